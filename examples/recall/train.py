@@ -1,0 +1,431 @@
+#!/usr/bin/env python3
+"""Train the recall model from scratch on the CPU (needs torch, numpy, safetensors, tokenizers).
+
+  train.py --out model --work /tmp/recall
+
+runs the phases of PHASES in order. Each phase leaves a checkpoint in the work folder, and a
+phase whose checkpoint is there is skipped, so a stopped run can be started again. After each
+phase, and every few minutes, the model in HF format is written to the output folder.
+
+The model is a plain Llama; the module names below are those of HF Transformers. A sample has
+two parts: a document (or passage) of n words, and a tail with the questions (or the recital).
+Only the tail is supervised. There are three ways of attention:
+
+  full    causal
+  local   document words see the first words and a window before them only; tail words see
+          everything. This makes a step on a real length cheap.
+  pages   as full or local, but tail words see the first words, the words just before them,
+          and the pages that page selection finds by its bounding boxes.
+"""
+import argparse
+import json
+import math
+import os
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import generate as gen
+
+SPECIAL = ["<unk>", "<bos>", "<eos>"]
+VOCAB = SPECIAL + gen.WORDS
+ID = {w: i for i, w in enumerate(VOCAB)}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1024,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e8,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "use_cache": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+SINK, WINDOW, BLOCK = 4, 64, 128
+MAX_POSITION = 24000
+IGNORE = -100
+
+# Model ---------------------------------------------------------------------------------------
+
+
+class Norm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:], self.weight, CONFIG["rms_norm_eps"])
+
+
+def linear(inputs, outputs):
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=0.7 / math.sqrt(inputs))
+    return layer
+
+
+def rotate(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Plan:
+    """How one forward pass attends: document length, attention of the document and the tail."""
+
+    def __init__(self, n=0, local=False, pages=0, page=32, sub=1):
+        self.n, self.local, self.pages, self.page, self.sub = n, local, pages, page, sub
+
+
+def select_pages(q, k, plan):
+    """Token mask [B, KV heads, m, T] of what page selection lets the last m words see."""
+    b, heads, m, d = q.shape
+    kv, t = k.shape[1], k.shape[2]
+    part = plan.page // plan.sub
+    count = t // plan.page
+    box = k[:, :, :count * plan.page].reshape(b, kv, -1, part, d)
+    lo, hi = box.amin(3), box.amax(3)
+    query = q.reshape(b, kv, heads // kv, m, d)
+    score = (query.clamp(min=0) @ hi.unsqueeze(2).transpose(-1, -2)
+             + query.clamp(max=0) @ lo.unsqueeze(2).transpose(-1, -2))
+    score = score.reshape(*score.shape[:-1], count, plan.sub).amax(-1).mean(2)
+    now = torch.arange(t - m, t)[:, None]
+    score = score.masked_fill((torch.arange(1, count + 1) * plan.page)[None] > now, -math.inf)
+    best = score.topk(min(plan.pages, count), -1).indices
+    chosen = torch.zeros(b, kv, m, count, dtype=torch.bool).scatter_(-1, best, True)
+    mask = torch.zeros(b, kv, m, t, dtype=torch.bool)
+    mask[..., :count * plan.page] = chosen.repeat_interleave(plan.page, -1)
+    key = torch.arange(t)[None]
+    return (mask | (key < SINK) | (key > now - WINDOW)) & (key <= now)
+
+
+def local_attention(q, k, v):
+    """Attention of n words in blocks: each block sees itself, the block before and the sink."""
+    b, h, n, d = q.shape
+    blocks = -(-n // BLOCK)
+    pad = blocks * BLOCK - n
+    q = F.pad(q, (0, 0, 0, pad)).reshape(b, h, blocks, BLOCK, d)
+
+    def window(x):
+        cur = F.pad(x, (0, 0, 0, pad)).reshape(b, h, blocks, BLOCK, d)
+        before = F.pad(cur, (0, 0, 0, 0, 1, 0))[:, :, :blocks]
+        sink = x[:, :, None, :SINK].expand(b, h, blocks, SINK, d)
+        return torch.cat((sink, before, cur), 3)
+
+    i = torch.arange(BLOCK)[:, None]
+    j = torch.arange(2 * BLOCK)[None] - BLOCK
+    near = (j <= i) & (j > i - BLOCK)
+    first = near & (j >= 0)
+    near = torch.cat((torch.ones(BLOCK, SINK, dtype=torch.bool), near), 1)
+    first = torch.cat((torch.zeros(BLOCK, SINK, dtype=torch.bool), first), 1)
+    second = near.clone()
+    second[:, SINK:SINK + SINK] &= False
+    mask = torch.stack([first, second] + [near] * (blocks - 2))[:blocks]
+    out = F.scaled_dot_product_attention(
+        q.flatten(0, 2), window(k).flatten(0, 2), window(v).flatten(0, 2),
+        mask.repeat(b * h, 1, 1))
+    return out.reshape(b, h, blocks * BLOCK, d)[:, :, :n]
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads, kv, d):
+        super().__init__()
+        self.q_proj, self.o_proj = linear(dim, heads * d), linear(heads * d, dim)
+        self.k_proj, self.v_proj = linear(dim, kv * d), linear(dim, kv * d)
+        self.heads, self.kv, self.d = heads, kv, d
+
+    def forward(self, x, cos, sin, plan, last):
+        b, t, _ = x.shape
+        start = plan.n if last else 0
+        y = x[:, start:]
+        q = self.q_proj(y).view(b, t - start, self.heads, self.d).transpose(1, 2)
+        k = self.k_proj(x).view(b, t, self.kv, self.d).transpose(1, 2)
+        v = self.v_proj(x).view(b, t, self.kv, self.d).transpose(1, 2)
+        q, k = rotate(q, cos[:, :, start:], sin[:, :, start:]), rotate(k, cos, sin)
+        group = self.heads // self.kv
+        n = plan.n
+        tail = q[:, :, n - start:]
+        mask = None
+        if plan.pages:
+            with torch.no_grad():
+                mask = select_pages(tail, k, plan).repeat_interleave(group, 1)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        if start == 0 and not plan.local and mask is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            if mask is None:
+                mask = torch.arange(t)[None] <= torch.arange(n, t)[:, None]
+            out = F.scaled_dot_product_attention(tail, k, v, mask)
+            if start < n:
+                q, k, v = q[:, :, :n], k[:, :, :n], v[:, :, :n]
+                if plan.local and n > BLOCK:
+                    head = local_attention(q, k, v)
+                else:
+                    head = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                out = torch.cat((head, out), 2)
+        return self.o_proj(out.transpose(1, 2).reshape(b, t - start, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, dim, inner):
+        super().__init__()
+        self.gate_proj, self.up_proj = linear(dim, inner), linear(dim, inner)
+        self.down_proj = linear(inner, dim)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        dim = c["hidden_size"]
+        self.input_layernorm, self.post_attention_layernorm = Norm(dim), Norm(dim)
+        self.self_attn = Attention(dim, c["num_attention_heads"], c["num_key_value_heads"],
+                                   c["head_dim"])
+        self.mlp = MLP(dim, c["intermediate_size"])
+
+    def forward(self, x, cos, sin, plan, last):
+        y = self.self_attn(self.input_layernorm(x), cos, sin, plan, last)
+        x = (x[:, plan.n:] if last else x) + y
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
+        nn.init.normal_(self.embed_tokens.weight, std=0.05)
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
+        self.norm = Norm(c["hidden_size"])
+
+
+class Llama(nn.Module):
+    def __init__(self, c=CONFIG):
+        super().__init__()
+        self.model = Body(c)
+        d = c["head_dim"]
+        self.freq = c["rope_theta"] ** (-torch.arange(0, d, 2).float() / d)
+
+    def forward(self, ids, pos, plan):
+        """Logits of the words from plan.n on."""
+        angle = pos[:, None, :, None].float() * self.freq
+        angle = torch.cat((angle, angle), -1)
+        cos, sin = angle.cos(), angle.sin()
+        x = self.model.embed_tokens(ids)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin, plan, layer is self.model.layers[-1])
+        return self.model.norm(x)
+
+
+# Samples -------------------------------------------------------------------------------------
+
+
+def spread(rng, b, n, t, jumps):
+    """Position ids: a random start and `jumps` random jumps, one of them before the tail."""
+    pos = np.zeros((b, t), np.int64)
+    for row in pos:
+        room = MAX_POSITION - t
+        cuts = [0]
+        if jumps:
+            cuts += [n] + [1 + rng.below(max(n - 1, 1)) for _ in range(jumps - 1)]
+        total = int(room ** ((rng.below(1000) + 1) / 1000)) if room > 0 else 0
+        share = sorted(rng.below(total + 1) for _ in cuts)
+        step = np.ones(t, np.int64)
+        step[0] = 0
+        for c, a, z in zip(cuts, [0] + share, share):
+            step[c] += z - a
+        row[:] = np.cumsum(step)
+    return pos
+
+
+def copy_batch(rng, b, half):
+    """Random words, and the same words again."""
+    ids = np.array([[len(SPECIAL) + rng.below(len(gen.WORDS)) for _ in range(half)]
+                    for _ in range(b)])
+    ids = np.concatenate((ids, ids), 1)
+    target = np.full_like(ids, IGNORE)
+    target[:, half:-1] = ids[:, half + 1:]
+    return ids, target, 0, spread(rng, b, half, 2 * half, 2)
+
+
+def facts_batch(rng, b, n, facts, questions):
+    """Documents of n words, and questions with their answers."""
+    ids, targets, pos = [], [], []
+    for _ in range(b):
+        words, table, places = gen.make_document(rng, n, facts)
+        target = [IGNORE] * n
+        asked = []
+        while len(asked) < questions:
+            asked += rng.sample(table, min(len(table), questions - len(asked)))
+        for fact in asked:
+            q = gen.question_words(fact)
+            words = words + q + [fact[2], fact[3], "."]
+            target += [IGNORE] * (len(q) - 1) + [ID[fact[2]], ID[fact[3]], ID["."], IGNORE]
+        ids.append([ID[w] for w in words])
+        targets.append(target)
+    t = len(ids[0])
+    return np.array(ids), np.array(targets), n, spread(rng, b, n, t, 4)
+
+
+def recital_batch(rng, b, n):
+    """Passages of n words and their recitals."""
+    ids, targets = [], []
+    for _ in range(b):
+        prompt, rest = gen.make_recital(rng, n)
+        row = [ID[w] for w in prompt + rest]
+        ids.append(row[:-1])
+        targets.append([IGNORE] * (n + 4) + row[n + 5:])
+    ids = np.array(ids)
+    return ids, np.array(targets), n + 2, spread(rng, b, n + 2, ids.shape[1], 1)
+
+
+# Training ------------------------------------------------------------------------------------
+
+
+def step_loss(model, batch, plan):
+    ids, target, n, pos = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+                           for x in batch)
+    plan.n = n
+    x = model(ids, pos, plan)
+    target = target[:, n:]
+    keep = target != IGNORE
+    logits = F.linear(x[keep], model.model.embed_tokens.weight)
+    goal = target[keep]
+    right = (logits.argmax(-1) == goal).float().mean().item()
+    return F.cross_entropy(logits, goal), right
+
+
+def log_uniform(rng, lo, hi):
+    return int(lo * (hi / lo) ** (rng.below(10001) / 10000))
+
+
+def make_batch(rng, phase, kind):
+    tokens = phase["tokens"]
+    if kind == "copy":
+        half = phase["half"]
+        return copy_batch(rng, tokens // (2 * half), half)
+    if kind == "recital":
+        n = log_uniform(rng, *phase["recital"])
+        return recital_batch(rng, max(1, tokens // (2 * n)), n)
+    n = log_uniform(rng, *phase["length"])
+    most = min(phase.get("facts", 64), n // 20)
+    facts = log_uniform(rng, max(1, most // 8), most)
+    asked = min(phase.get("asked", 64), max(facts, n // 20))
+    return facts_batch(rng, max(1, tokens // (n + 10 * asked)), n, facts, asked)
+
+
+PHASES = [
+    dict(name="copy", kinds=["copy"], half=24, steps=800, lr=3e-3, tokens=4096),
+    dict(name="facts", kinds=["facts", "recital"], length=(96, 256), recital=(32, 128),
+         steps=800, lr=2e-3, tokens=4096),
+]
+
+
+def run_phase(model, phase, args, number):
+    rng = gen.Rng(1000003 * (number + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=phase["lr"], betas=(0.9, 0.98),
+                                  weight_decay=0.0)
+    steps, start, saved = phase["steps"], time.time(), time.time()
+    warm = phase.get("warm", 50)
+    end = phase.get("end_lr", 0.3)
+    seen = {}
+    for step in range(1, steps + 1):
+        scale = min(1.0, step / warm) * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        for g in optimizer.param_groups:
+            g["lr"] = phase["lr"] * scale
+        kind = phase["kinds"][step % len(phase["kinds"])]
+        batch = make_batch(rng, phase, kind)
+        plan = Plan(local=rng.below(100) < phase.get("local", 0),
+                    pages=phase.get("pages", 21) if rng.below(100) < phase.get("sparse", 0) else 0)
+        loss, right = step_loss(model, batch, plan)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        key = kind + ("/pages" if plan.pages else "")
+        seen.setdefault(key, []).append((loss.item(), right))
+        if step % phase.get("log", 50) == 0 or step == steps:
+            text = "  ".join("%s loss %.4f right %.4f" % (k, *np.mean(v, 0))
+                             for k, v in sorted(seen.items()))
+            print("%s step %d  %s  %.0f s" % (phase["name"], step, text, time.time() - start),
+                  flush=True)
+            seen = {}
+        if time.time() - saved > 180:
+            save(model, args.out)
+            torch.save(model.state_dict(), os.path.join(args.work, "latest.pt"))
+            saved = time.time()
+
+
+# Files ---------------------------------------------------------------------------------------
+
+
+def write_json(path, value):
+    with open(path, "w", encoding="utf-8", newline="\n") as f:
+        json.dump(value, f, indent=2)
+        f.write("\n")
+
+
+def save(model, folder):
+    """Write the model and its tokenizer in the format of HF Transformers."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    os.makedirs(folder, exist_ok=True)
+    write_json(os.path.join(folder, "config.json"), CONFIG)
+    write_json(os.path.join(folder, "generation_config.json"),
+               {"bos_token_id": 1, "eos_token_id": 2, "do_sample": False})
+    write_json(os.path.join(folder, "tokenizer_config.json"),
+               {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>",
+                "bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": False,
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": CONFIG["max_position_embeddings"]})
+    tokenizer = Tokenizer(models.WordLevel(ID, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    path = os.path.join(folder, "model.safetensors")
+    tensors = {k: v.detach().to(torch.bfloat16).contiguous()
+               for k, v in model.state_dict().items()}
+    save_file(tensors, path + ".new", metadata={"format": "pt"})
+    os.replace(path + ".new", path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train the recall model.")
+    parser.add_argument("--out", default="model")
+    parser.add_argument("--work", required=True, help="folder for checkpoints")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    os.makedirs(args.work, exist_ok=True)
+    model = Llama()
+    print("parameters:", sum(p.numel() for p in model.parameters()))
+    for number, phase in enumerate(PHASES):
+        path = os.path.join(args.work, phase["name"] + ".pt")
+        if os.path.exists(path):
+            model.load_state_dict(torch.load(path))
+            continue
+        run_phase(model, phase, args, number)
+        torch.save(model.state_dict(), path)
+        save(model, args.out)
+
+
+if __name__ == "__main__":
+    main()
