@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFERRY_KVFERRY_H
+#define KVFERRY_KVFERRY_H
+
+/**
+ * @file
+ * kvferry: decode against a KV cache that does not fit on the device.
+ *
+ * The whole cache lives in pinned host memory, page by page. The device keeps a bounding box of the
+ * keys of every page (its digest), a small static set of tokens, the local window, and a cache of
+ * recently used pages. A decode step scores the digests, selects pages, brings the missing ones
+ * over, and attends.
+ *
+ * Read this file from top to bottom: statuses, the runtime and its streams, the cache and its
+ * policy, sequences, prefill, decode, selection on its own, statistics.
+ *
+ * The shortest use:
+ *
+ *     kvf_runtime_config rc;
+ *     kvf_runtime_config_init(&rc);
+ *     kvf_runtime_open(&rc, &runtime, &error);
+ *     kvf_stream_create(runtime, &stream);
+ *
+ *     kvf_cache_config cc;
+ *     kvf_cache_config_init(&cc);
+ *     cc.layers = 32; cc.query_heads = 32; cc.kv_heads = 8; cc.head_dim = 128;
+ *     cc.tokens_max = 131072; cc.budget_tokens = 1024;
+ *     kvf_cache_open(runtime, &cc, &cache, &error);
+ *     kvf_sequence_create(cache, &sequence);
+ *
+ *     for each layer: kvf_prefill(cache, &prefill, stream);   // whole prompt, or chunk by chunk
+ *     for each token: for each layer: kvf_decode(cache, &decode, stream);
+ *     kvf_stream_wait(stream);
+ *
+ * Conventions
+ * - Handles are opaque. A cache belongs to a runtime; a sequence belongs to a cache. Close in the
+ *   reverse order; every close, destroy and free accepts NULL.
+ * - Configuration structs are filled by their `_init` function, which sets `size` and the defaults.
+ * - Work is enqueued on the caller's stream and runs in order there. Pointers that a call passes for
+ *   device use (queries, keys, outputs) must stay valid until the stream has passed that work.
+ * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
+ * - One thread at a time may use one cache and its sequences; different caches are independent.
+ * - The library never exits, prints, or reads the environment.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(KVF_BUILD) || defined(__GNUC__)
+#define KVF_API __attribute__((visibility("default")))
+#define KVF_CHECKED __attribute__((warn_unused_result))
+#else
+#define KVF_API
+#define KVF_CHECKED
+#endif
+
+#define KVF_VERSION_MAJOR 0
+#define KVF_VERSION_MINOR 1
+#define KVF_VERSION_PATCH 0
+
+/* ------------------------------------------------------------------ statuses */
+
+/** Every status of the library: X(name, value, text). Values never change meaning. */
+#define KVF_STATUS_LIST(X)                                                                         \
+    X(KVF_OK, 0, "success")                                                                        \
+    X(KVF_INVALID, -1, "an argument or setting is out of its range")                               \
+    X(KVF_OUT_OF_MEMORY, -2, "host memory could not be had")                                       \
+    X(KVF_OUT_OF_DEVICE_MEMORY, -3, "device memory could not be had")                              \
+    X(KVF_PIN_FAILED, -4, "host memory could not be pinned")                                       \
+    X(KVF_FULL, -5, "a limit that was set at open is reached")                                     \
+    X(KVF_BUSY, -6, "a bounded queue is full; nothing was queued")                                 \
+    X(KVF_UNSUPPORTED, -7, "this build, device or geometry does not support it")                   \
+    X(KVF_NOT_FINITE, -8, "a key or value is NaN or infinite")                                     \
+    X(KVF_DEVICE_FAILED, -9, "the device reported an error")                                       \
+    X(KVF_SYSTEM, -10, "the operating system refused")                                             \
+    X(KVF_CORRUPT, -11, "a file or structure contradicts itself")
+
+typedef enum kvf_status {
+#define KVF_STATUS_ENUM(name, value, text) name = value,
+    KVF_STATUS_LIST(KVF_STATUS_ENUM)
+#undef KVF_STATUS_ENUM
+} kvf_status;
+
+/** What went wrong, with the field, the value and the fix. Filled by calls that can fail. */
+typedef struct kvf_error {
+    kvf_status status;
+    int foreign;       /**< errno or the device's own code, 0 if none */
+    char text[512];    /**< one sentence or two, no newline */
+} kvf_error;
+
+/** Name of a status, e.g. "KVF_FULL". Never NULL. Thread: any. */
+KVF_API const char *kvf_status_name(kvf_status status);
+
+/** Text of a status. Never NULL. Thread: any. */
+KVF_API const char *kvf_status_text(kvf_status status);
+
+/** Version as "major.minor.patch". Thread: any. */
+KVF_API const char *kvf_version(void);
+
+/* ------------------------------------------------------------------- runtime */
+
+typedef struct kvf_runtime kvf_runtime;
+typedef struct kvf_stream kvf_stream;
+typedef struct kvf_cache kvf_cache;
+typedef struct kvf_sequence kvf_sequence;
+
+typedef enum kvf_device_kind { KVF_DEVICE_AUTO, KVF_DEVICE_HOST } kvf_device_kind;
+
+typedef enum kvf_huge_pages {
+    KVF_HUGE_PAGES_AUTO,     /**< hugetlb, then transparent, then 4 KiB */
+    KVF_HUGE_PAGES_OFF,      /**< 4 KiB only */
+    KVF_HUGE_PAGES_REQUIRED, /**< hugetlb or an error */
+} kvf_huge_pages;
+
+/** Instruction sets that kernels may use; KVF_ISA_ALL takes what the CPU has. */
+typedef enum kvf_isa {
+    KVF_ISA_BASELINE = 1u << 0, /**< vector code for the architecture's minimum */
+    KVF_ISA_AVX2 = 1u << 1,
+    KVF_ISA_AVX512 = 1u << 2,
+    KVF_ISA_AVX512_BF16 = 1u << 3,
+    KVF_ISA_NEON = 1u << 4,
+    KVF_ISA_REFERENCE = 0, /**< plain C references only */
+    KVF_ISA_ALL = 0x7fffffff,
+} kvf_isa;
+
+/** Memory for the library's own structures. `alloc` may return NULL. Thread: any. */
+typedef struct kvf_allocator {
+    void *(*alloc)(void *user, size_t bytes, size_t alignment);
+    void (*free)(void *user, void *pointer);
+    void *user;
+} kvf_allocator;
+
+/** Receives one line per notable event (degraded huge pages, preflight notes). May be NULL. */
+typedef void (*kvf_log_fn)(void *user, int level, const char *line);
+
+typedef struct kvf_runtime_config {
+    size_t size;               /**< set by init */
+    kvf_device_kind device;    /**< AUTO */
+    uint32_t threads;          /**< compute threads of the host device; 0 = one per usable core */
+    uint32_t gather_threads;   /**< workers of the gather method; 0 = chosen from the cores */
+    int32_t numa_node;         /**< node for host memory; -1 = nearest the device, by hwloc */
+    kvf_huge_pages huge_pages; /**< AUTO */
+    uint32_t allow_unpinned;   /**< 1 = run on pageable memory where pinning fails; 0 */
+    uint32_t isa_mask;         /**< OR of kvf_isa; KVF_ISA_ALL */
+    kvf_allocator allocator;   /**< all NULL = malloc */
+    kvf_log_fn log;            /**< NULL */
+    void *log_user;
+    uint32_t delay_seed;       /**< tests only: non-zero makes streams pause at random */
+} kvf_runtime_config;
+
+KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
+
+/**
+ * Open a runtime: its device, its threads, its view of the machine.
+ *
+ * @param config   borrowed for the call
+ * @param out      receives the handle; NULL on failure
+ * @param error    filled on failure; may be NULL
+ * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY, KVF_SYSTEM
+ *
+ * Thread: any; two runtimes are independent.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
+                                                kvf_error *error);
+
+/** Close a runtime whose caches and streams are closed. Waits for its threads. */
+KVF_API void kvf_runtime_close(kvf_runtime *runtime);
+
+/** The last error of this runtime or of anything opened from it. Never NULL; borrowed. */
+KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
+
+/**
+ * Describe machine, device and build as one JSON object: devices, NUMA nodes, links, huge pages,
+ * memlock, CPU features, optional parts present or absent with the way to get them.
+ *
+ * @param text      receives a NUL-terminated string, at most @p capacity bytes; may be NULL if 0
+ * @param needed    receives the bytes a whole answer takes, NUL included
+ * @return KVF_OK; KVF_FULL if the text was cut
+ */
+KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text,
+                                                    size_t capacity, size_t *needed);
+
+/** Compute threads in force, at least 1. */
+KVF_API uint32_t kvf_runtime_threads(const kvf_runtime *runtime);
+
+/* --------------------------------------------------- streams and device memory */
+
+KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out);
+
+/** Destroy a stream after the work on it is done; waits for it. */
+KVF_API void kvf_stream_destroy(kvf_stream *stream);
+
+/** Block the caller until everything enqueued so far is done. @return the first error met there. */
+KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
+
+/** One task of a launch; tasks of a launch run in any order, on any thread. */
+typedef void (*kvf_task_fn)(const void *args, uint32_t task);
+
+/**
+ * Run a function of the caller in stream order: `fn(args, 0 … tasks-1)`, spread over the compute
+ * threads. The caller's own layers (matrix products, norms) go here, so that a whole step is
+ * enqueued without waiting. Host device only.
+ *
+ * @param args         copied, @p args_bytes (at most 256)
+ * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED
+ *
+ * Stream: enqueues; blocks only while the stream's queue (1024 entries) is full.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn,
+                                                 const void *args, size_t args_bytes,
+                                                 uint32_t tasks);
+
+/** Device memory, 64-byte aligned, zeroed. Free it when no stream uses it any more. */
+KVF_API KVF_CHECKED kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out);
+KVF_API void kvf_memory_free(kvf_runtime *runtime, void *pointer);
+
+/** Copy between host and device in stream order. */
+KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from,
+                                               size_t bytes);
+
+/* --------------------------------------------------------------------- cache */
+
+typedef enum kvf_dtype { KVF_BF16, KVF_FP16, KVF_FP32 } kvf_dtype;
+
+typedef enum kvf_select {
+    KVF_SELECT_HYBRID,    /**< static set + top pages by digest (PRKV) */
+    KVF_SELECT_FULL,      /**< every page: dense attention */
+    KVF_SELECT_STATIC,    /**< the static set takes the whole budget */
+    KVF_SELECT_DYNAMIC,   /**< pages take the whole budget */
+    KVF_SELECT_STREAMING, /**< sink + newest tokens (StreamingLLM) */
+    KVF_SELECT_QUEST,     /**< pages per query head, minmax digest (Quest) */
+    KVF_SELECT_ARKVALE,   /**< one page list per layer, cuboid-mean digest (ArkVale) */
+    KVF_SELECT_ORACLE,    /**< true top tokens by full attention; for evaluation */
+    KVF_SELECT_CUSTOM,    /**< kvf_cache_config.select_fn chooses the pages */
+} kvf_select;
+
+typedef enum kvf_digest_kind {
+    KVF_DIGEST_MINMAX,      /**< lo = min, hi = max per channel; rounded outwards */
+    KVF_DIGEST_CUBOID_MEAN, /**< centre of the box -+ mean distance from it (ArkVale) */
+    KVF_DIGEST_MEAN,        /**< lo = hi = mean */
+} kvf_digest_kind;
+
+typedef enum kvf_group_reduce {
+    KVF_GROUP_MEAN_SOFTMAX, /**< softmax over pages per query head, then mean over the group */
+    KVF_GROUP_MAX,          /**< maximum of raw scores */
+    KVF_GROUP_SUM,          /**< sum of raw scores */
+} kvf_group_reduce;
+
+typedef enum kvf_refresh { KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT } kvf_refresh;
+typedef enum kvf_restructure { KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL } kvf_restructure;
+
+typedef enum kvf_transfer {
+    KVF_TRANSFER_AUTO,   /**< direct on the host device */
+    KVF_TRANSFER_DIRECT, /**< attend pages where they live */
+    KVF_TRANSFER_GATHER, /**< workers fill staging, one copy per chunk, scatter into slots */
+    KVF_TRANSFER_EACH,   /**< one copy per page; the baseline */
+} kvf_transfer;
+
+/** What a custom policy sees of one KV head of one layer of one sequence. */
+typedef struct kvf_select_view {
+    uint32_t layer;
+    uint32_t kv_head;
+    uint32_t pages;              /**< sealed pages: the candidates, 0 … pages-1 */
+    uint32_t pages_max;          /**< how many may be chosen */
+    const float *scores;         /**< [pages], reduced over the group; -INFINITY = nothing left */
+    const uint64_t *static_bits; /**< [pages], bit t = token t is in the static set */
+} kvf_select_view;
+
+/**
+ * Choose pages. Write at most view->pages_max distinct ids, ascending, to @p ids.
+ * @return how many. Runs on a thread of the stream; must not call the library.
+ */
+typedef uint32_t (*kvf_select_fn)(void *user, const kvf_select_view *view, int32_t *ids);
+
+/** static_ratio: chosen per layer after prefill from the overlap of first and last query. */
+#define KVF_STATIC_RATIO_AUTO (-1.0f)
+
+typedef struct kvf_cache_config {
+    size_t size; /**< set by init */
+
+    /* geometry: no defaults */
+    uint32_t layers;      /**< 1 … 1024 */
+    uint32_t query_heads; /**< a multiple of kv_heads; group 1 … 16 */
+    uint32_t kv_heads;    /**< 1 … 1024 */
+    uint32_t head_dim;    /**< 64, 80, 96, 128 or 256 */
+    kvf_dtype dtype;      /**< of queries, keys, values and outputs; BF16 */
+    float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
+
+    /* limits: memory is reserved for them at open */
+    uint32_t sequences_max;     /**< 1 */
+    uint32_t tokens_max;        /**< per sequence, no default */
+    uint64_t host_tokens_max;   /**< over all sequences, shared pages once; 0 = sequences x tokens */
+    uint32_t prefill_chunk_max; /**< tokens of one prefill call; 512 */
+
+    /* policy */
+    uint32_t page_size;            /**< tokens: 8, 16, 32 or 64; 32 */
+    uint32_t budget_tokens;        /**< attended per KV head and step, sink and window included; 1024 */
+    uint32_t sink_tokens;          /**< 4 */
+    uint32_t local_tokens;         /**< the window holds this many to this + page_size - 1; 64 */
+    kvf_select select;             /**< HYBRID */
+    float static_ratio;            /**< share of the budget left after sink and window; 0.25 */
+    uint32_t refresh_interval;     /**< decode steps between refreshes of the static set; 128 */
+    kvf_refresh refresh;           /**< RESIDENT; the first one after prefill is always exact */
+    kvf_restructure restructure;   /**< LOGICAL */
+    kvf_digest_kind digest;        /**< MINMAX; ARKVALE selection uses CUBOID_MEAN */
+    uint32_t sub_digests;          /**< boxes per page: 1, 2 or 4; 1 */
+    kvf_group_reduce group_reduce; /**< MEAN_SOFTMAX */
+    kvf_transfer transfer;         /**< AUTO */
+    uint32_t slots;                /**< pages per KV head on the device; 0 = twice the selected pages */
+    kvf_select_fn select_fn;       /**< for KVF_SELECT_CUSTOM */
+    void *select_user;
+    uint32_t verify_interval; /**< every N-th step also attends densely and measures; 0 = never */
+} kvf_cache_config;
+
+KVF_API void kvf_cache_config_init(kvf_cache_config *config);
+
+/** What a configuration needs. Bytes; the sums are exact to the last reservation. */
+typedef struct kvf_cache_plan {
+    uint64_t host_kv_bytes;      /**< the page pool */
+    uint64_t host_staging_bytes; /**< the staging ring */
+    uint64_t device_kv_bytes;    /**< slots + static store + windows */
+    uint64_t device_digest_bytes;
+    uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
+    uint32_t static_tokens;      /**< per KV head, sink not included */
+    uint32_t dynamic_pages;      /**< per KV head and step */
+    uint32_t slots;              /**< per KV head */
+    kvf_transfer transfer;       /**< the method in force */
+} kvf_cache_plan;
+
+/** Check a configuration and compute its memory without reserving any. Thread: any. */
+KVF_API KVF_CHECKED kvf_status kvf_cache_plan_make(kvf_runtime *runtime,
+                                                   const kvf_cache_config *config,
+                                                   kvf_cache_plan *plan, kvf_error *error);
+
+/**
+ * Open a cache. Reserves, binds, touches and registers everything that it will ever use.
+ *
+ * @return KVF_OK; KVF_INVALID names the field; KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY and
+ *         KVF_PIN_FAILED say how much was asked, how much there was, and the fix
+ */
+KVF_API KVF_CHECKED kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config,
+                                              kvf_cache **out, kvf_error *error);
+
+/** Close a cache with all its sequences. Wait for the streams that used it first. */
+KVF_API void kvf_cache_close(kvf_cache *cache);
+
+/** The settings in force, defaults resolved. Borrowed. */
+KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
+KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
+
+/* ----------------------------------------------------------------- sequences */
+
+/** @return KVF_OK; KVF_FULL when sequences_max are alive */
+KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
+
+/**
+ * A second sequence that continues from the same tokens. Sealed pages are shared; the window, the
+ * static set and the tables are copied, on @p stream, so fork costs no copy of the long past.
+ * @return KVF_OK; KVF_FULL when sequences_max are alive
+ */
+KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
+                                                 kvf_stream *stream, kvf_sequence **out);
+
+/** End a sequence. Its pages are free once the work enqueued so far is done. */
+KVF_API void kvf_sequence_destroy(kvf_sequence *sequence);
+
+/** Tokens that a layer of a sequence holds. */
+KVF_API uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer);
+
+/** True position of token @p index of a layer. @p index < length. */
+KVF_API uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer,
+                                       uint32_t index);
+
+/* ------------------------------------------------------------------- prefill */
+
+typedef struct kvf_prefill_args {
+    kvf_sequence *sequence;
+    uint32_t layer;
+    uint32_t tokens;           /**< of this chunk: 1 … prefill_chunk_max */
+    const void *q;             /**< [tokens, query_heads, head_dim]; NULL = append only */
+    const void *k;             /**< [tokens, kv_heads, head_dim], after RoPE */
+    const void *v;             /**< [tokens, kv_heads, head_dim] */
+    const uint32_t *positions; /**< [tokens] on the host, ascending, copied; NULL = contiguous */
+    void *out;                 /**< [tokens, query_heads, head_dim]; unused if q is NULL */
+} kvf_prefill_args;
+
+/**
+ * Append a chunk to one layer and attend densely and causally over all tokens of the layer so far.
+ *
+ * @return KVF_OK; KVF_FULL if tokens_max or the page pool is exhausted (nothing was appended);
+ *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step brought NaN
+ *
+ * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args,
+                                           kvf_stream *stream);
+
+/* -------------------------------------------------------------------- decode */
+
+typedef struct kvf_decode_args {
+    uint32_t layer;
+    uint32_t batch;                 /**< 1 … sequences_max; distinct sequences */
+    kvf_sequence *const *sequences; /**< [batch] on the host, copied */
+    const void *q;                  /**< [batch, query_heads, head_dim] */
+    const void *k;                  /**< [batch, kv_heads, head_dim], after RoPE */
+    const void *v;                  /**< [batch, kv_heads, head_dim] */
+    const uint32_t *positions;      /**< [batch] on the host, copied; NULL = last + 1 */
+    void *out;                      /**< [batch, query_heads, head_dim] */
+    float *lse;                     /**< [batch, query_heads] natural log; may be NULL */
+} kvf_decode_args;
+
+/**
+ * One decode step of one layer for a batch: append, score, select, fetch, attend.
+ *
+ * The same input, settings and device give the same bits, whatever the number of threads, the
+ * transfer method, and whatever was resident.
+ *
+ * @return as kvf_prefill
+ *
+ * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                          kvf_stream *stream);
+
+/* --------------------------------------------------------- selection on its own */
+
+/**
+ * Page lists of one layer, FlashInfer-style: list i = batch row x kv_heads + KV head, its pages are
+ * indices[indptr[i] … indptr[i+1]-1], ascending. All arrays are the caller's, in device memory.
+ */
+typedef struct kvf_page_lists {
+    int32_t *indptr;        /**< [batch x kv_heads + 1] */
+    int32_t *indices;       /**< [capacity] page index within (sequence, layer) */
+    uint32_t capacity;      /**< at least batch x kv_heads x pages that a list can have (see below) */
+    int32_t *last_page_len; /**< [batch x kv_heads] tokens in the last page of each list */
+} kvf_page_lists;
+
+/** The most pages that one list can have under the settings of this cache. */
+KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
+
+/**
+ * Append the token and select pages only: the caller attends with a kernel of its own. Every token
+ * to attend is in the listed pages: sink pages, window pages and selected pages, each once. Needs a
+ * cache with static_ratio 0 (tokens outside pages cannot be said in page lists).
+ */
+KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                                const kvf_page_lists *lists, kvf_stream *stream);
+
+/**
+ * Address of a page: keys [page_size, head_dim], then values. Sealed pages lie in host memory (the
+ * device's alias is returned), younger ones on the device. Valid until the sequence appends.
+ * Call it in stream order or after kvf_stream_wait.
+ */
+KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                                     uint32_t page);
+
+/**
+ * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                                                const kvf_page_lists *lists, kvf_stream *stream);
+
+/* ---------------------------------------------------------------- statistics */
+
+/** Totals since open or the last reset. Read them after kvf_stream_wait. */
+typedef struct kvf_stats {
+    uint64_t steps;           /**< (layer, sequence) decode steps */
+    uint64_t tokens_attended; /**< summed over KV heads; sink and window included */
+    uint64_t pages_selected;  /**< summed over KV heads */
+    uint64_t hits;
+    uint64_t misses;
+    uint64_t bytes_to_device; /**< pages moved for misses */
+    uint64_t bytes_to_host;   /**< sealed pages written back */
+    uint64_t bytes_refresh;   /**< host pages read by exact refreshes */
+    uint64_t copies;          /**< copies submitted to bring pages */
+    uint64_t refreshes;       /**< of static sets, per layer and sequence */
+    uint64_t append_ns, score_ns, select_ns, gather_ns, copy_ns, attend_ns, refresh_ns;
+    uint64_t verified;        /**< (layer, sequence, query head) attention rows compared */
+    double recall_sum;        /**< of attention recall over the verified rows */
+    double error_max;         /**< max |sparse - dense| over the verified rows */
+    uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
+} kvf_stats;
+
+KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);
+KVF_API void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_BASE_H
+#define KVF_KERNELS_BASE_H
+
+/*
+ * What every folder shares: assertions by level, small arithmetic, compiler attributes.
+ *
+ * A failed assertion is a programmer's error and stops the process; it is never used for bad input.
+ * Level 0 is cheap and always on; level 1 is on in debug builds; level 2 walks whole structures and is
+ * on with -Dassert_level=2. Assertions never turn into optimiser hints.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#ifndef KVF_ASSERT_LEVEL
+#define KVF_ASSERT_LEVEL 0
+#endif
+
+#define KVF_ASSERT(condition) ((condition) ? (void)0 : abort())
+#define KVF_ASSERT_OFF(condition) ((void)sizeof((condition) ? 1 : 0))
+#if KVF_ASSERT_LEVEL >= 1
+#define KVF_ASSERT_DEBUG(condition) KVF_ASSERT(condition)
+#else
+#define KVF_ASSERT_DEBUG(condition) KVF_ASSERT_OFF(condition)
+#endif
+#if KVF_ASSERT_LEVEL >= 2
+#define KVF_ASSERT_WALK(condition) KVF_ASSERT(condition)
+#else
+#define KVF_ASSERT_WALK(condition) KVF_ASSERT_OFF(condition)
+#endif
+
+#if defined(__GNUC__)
+#define KVF_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define KVF_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define KVF_PRINTF(format, first)
+#define KVF_MUST_CHECK
+#endif
+
+static inline uint32_t kvf_min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint32_t kvf_max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint32_t kvf_div_ceil_u32(uint32_t a, uint32_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static inline size_t kvf_round_up(size_t value, size_t step)
+{
+    return (value + step - 1) / step * step;
+}
+
+#endif
