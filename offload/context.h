@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_CONTEXT_H
+#define KVF_OFFLOAD_CONTEXT_H
+
+/*
+ * What every object of a runtime shares: allocator, logger, last error.
+ *
+ * A context is created first and freed last; it owns nothing else. The last error is written by
+ * kvf_fail from any thread (a mutex guards it) and read through a copy.
+ */
+
+#include <pthread.h>
+
+#include <kvferry/kvferry.h>
+
+#include "base.h"
+
+typedef struct kvf_context {
+    kvf_allocator allocator;
+    kvf_log_fn log;
+    void *log_user;
+    pthread_mutex_t lock;
+    kvf_error error;       /* guarded by lock */
+    kvf_error error_copy;  /* what kvf_runtime_error lends out */
+    uint64_t live_bytes;   /* guarded by lock: bytes handed out and not yet freed */
+    uint64_t live_blocks;  /* guarded by lock */
+} kvf_context;
+
+/* All fields of `allocator` NULL means aligned_alloc and free. */
+KVF_MUST_CHECK kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log,
+                                             void *log_user, kvf_context **out);
+void kvf_context_destroy(kvf_context *context);
+
+/* Zeroed memory, 64-byte aligned; NULL when the allocator has none. Count x size is overflow-checked. */
+void *kvf_alloc(kvf_context *context, size_t count, size_t size);
+void kvf_free(kvf_context *context, void *pointer);
+
+/* Record an error and return its status. `foreign` is errno or a device's code, 0 if none. */
+KVF_PRINTF(4, 5)
+kvf_status kvf_fail(kvf_context *context, kvf_status status, int foreign, const char *format, ...);
+
+/* The last error, copied under the lock. */
+void kvf_context_error(kvf_context *context, kvf_error *error);
+
+KVF_PRINTF(3, 4) void kvf_log(kvf_context *context, int level, const char *format, ...);
+
+#define KVF_TRY(call)                                                                              \
+    do {                                                                                           \
+        kvf_status kvf_try_status_ = (call);                                                       \
+        if (kvf_try_status_ != KVF_OK)                                                             \
+            return kvf_try_status_;                                                                \
+    } while (0)
+
+#define KVF_FAIL(context, status, ...) return kvf_fail((context), (status), 0, __VA_ARGS__)
+
+/* "a of b": sizes for messages, e.g. "1.50 GiB". Writes at most 32 bytes. */
+const char *kvf_bytes_text(uint64_t bytes, char text[32]);
+
+#endif

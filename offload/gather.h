@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_GATHER_H
+#define KVF_OFFLOAD_GATHER_H
+
+/*
+ * A team of workers, pinned to cores of one node, that copies scattered blocks into a staging chunk.
+ *
+ * The caller works too: a team of one has no thread of its own. Workers spin briefly, then sleep.
+ * What they run is the copy kernel of the device's table, in units of 8 to 16 blocks.
+ */
+
+#include "device.h"
+
+typedef struct kvf_gather kvf_gather;
+
+KVF_MUST_CHECK kvf_status kvf_gather_create(kvf_device *device, uint32_t threads,
+                                            const uint32_t *cpus /* [threads] or NULL */,
+                                            kvf_gather **out);
+void kvf_gather_destroy(kvf_gather *gather);
+
+/* to[i] <- from[i] for all i, done on return. One caller at a time. */
+void kvf_gather_run(kvf_gather *gather, const kvf_copy_args *args);
+uint32_t kvf_gather_threads(const kvf_gather *gather);
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_HOST_MEMORY_H
+#define KVF_OFFLOAD_HOST_MEMORY_H
+
+/*
+ * Large host memory: mapped in arenas of at most 1 GiB, on the best page size to be had, bound to a
+ * NUMA node, touched in parallel by threads on that node, then registered with the device.
+ *
+ * The tier that each arena obtained is recorded. Nothing here assumes that a host address equals
+ * its device alias. Failure leaves nothing mapped, bound or registered.
+ */
+
+#include "device.h"
+#include "topology.h"
+
+#define KVF_ARENA_BYTES_MAX ((size_t)1 << 30)
+
+typedef enum kvf_page_tier { KVF_TIER_HUGETLB, KVF_TIER_THP, KVF_TIER_4K, KVF_TIER_COUNT } kvf_page_tier;
+
+typedef struct kvf_arena {
+    char *host;             /* as the CPU sees it */
+    char *device;           /* as the device sees it */
+    size_t bytes;
+    size_t mapped_bytes;    /* >= bytes, a multiple of the tier's page */
+    kvf_page_tier tier;
+    uint32_t registered;    /* 1: pinned and visible to the device */
+    uint32_t bound;         /* 1: mbind succeeded */
+} kvf_arena;
+
+typedef struct kvf_host_memory {
+    kvf_device *device;
+    kvf_arena *arenas;      /* [arena_count] */
+    uint32_t arena_count;
+    uint64_t bytes;
+} kvf_host_memory;
+
+typedef struct kvf_host_memory_config {
+    uint64_t bytes;         /* wanted in all */
+    size_t granule;         /* an arena holds a whole number of granules, <= KVF_ARENA_BYTES_MAX */
+    int32_t node;           /* -1 = do not bind */
+    kvf_huge_pages huge_pages;
+    uint32_t allow_unpinned;
+    uint32_t touch_threads; /* >= 1 */
+    const kvf_topology *topology;
+} kvf_host_memory_config;
+
+/* What preflight found; every number in bytes, UINT64_MAX = unlimited or unknown. */
+typedef struct kvf_headroom {
+    uint64_t memlock;       /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
+    uint64_t cgroup;        /* memory.max - memory.current, v2 or v1, up the tree */
+    uint64_t node_free;     /* on the node, or of the machine */
+    uint64_t hugetlb_free;  /* reserved huge pages that are free */
+} kvf_headroom;
+
+void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
+
+/* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
+KVF_MUST_CHECK kvf_status kvf_host_memory_preflight(kvf_context *context,
+                                                    const kvf_headroom *headroom,
+                                                    const kvf_host_memory_config *config);
+
+KVF_MUST_CHECK kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
+                                                 const kvf_host_memory_config *config,
+                                                 kvf_host_memory *out);
+void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory);
+
+const char *kvf_page_tier_name(kvf_page_tier tier);
+
+#endif
