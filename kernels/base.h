@@ -32,10 +32,10 @@
 #endif
 
 #if defined(__GNUC__)
-#define KVF_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define KVF_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #define KVF_MUST_CHECK __attribute__((warn_unused_result))
 #else
-#define KVF_PRINTF(format, first)
+#define KVF_PRINTF(text, first)
 #define KVF_MUST_CHECK
 #endif
 
