@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_CONFIG_H
+#define KVF_MODEL_CONFIG_H
+
+/*
+ * What `config.json` and `generation_config.json` say about a model, reduced to what the runner
+ * needs, and the rotary frequencies that follow from it.
+ *
+ * It knows Hugging Face's field names and nothing of weights. Invariant: a configuration that was
+ * read is complete, in range and supported; whatever the runner could not compute exactly was
+ * refused here with field, value and fix.
+ */
+
+#include "model_memory.h"
+
+#define KVF_EOS_MAX              8u
+#define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
+
+typedef enum kvf_model_family {
+    KVF_FAMILY_LLAMA,   /**< LlamaForCausalLM: Llama-3.x */
+    KVF_FAMILY_MISTRAL, /**< MistralForCausalLM, MinistralForCausalLM */
+    KVF_FAMILY_QWEN2,   /**< Qwen2ForCausalLM: biases on q, k, v */
+    KVF_FAMILY_QWEN3,   /**< Qwen3ForCausalLM: RMS norm on each head of q and k */
+} kvf_model_family;
+
+typedef enum kvf_rope_kind {
+    KVF_ROPE_DEFAULT,
+    KVF_ROPE_LINEAR,
+    KVF_ROPE_LLAMA3,
+    KVF_ROPE_YARN,
+} kvf_rope_kind;
+
+typedef struct kvf_rope_config {
+    kvf_rope_kind kind;
+    double theta;
+    double factor;               /**< linear, llama3, yarn */
+    double low_freq_factor;      /**< llama3 */
+    double high_freq_factor;     /**< llama3 */
+    double original_positions;   /**< llama3, yarn */
+    double beta_fast, beta_slow; /**< yarn */
+    double attention_factor;     /**< yarn, resolved; 1 otherwise */
+    bool truncate;               /**< yarn: correction range rounded outwards */
+} kvf_rope_config;
+
+typedef struct kvf_model_config {
+    kvf_model_family family;
+    uint32_t vocab_size;
+    uint32_t hidden_size;
+    uint32_t intermediate_size;
+    uint32_t layers;
+    uint32_t query_heads;
+    uint32_t kv_heads;      /**< divides query_heads; group 1 … 16 */
+    uint32_t head_dim;      /**< 64, 80, 96, 128 or 256 */
+    uint32_t positions_max; /**< max_position_embeddings; a hint, not enforced here */
+    double norm_eps;
+    kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when the file says nothing */
+    bool tied_embeddings; /**< lm_head is embed_tokens; no lm_head.weight then */
+    bool qkv_bias;        /**< q_proj, k_proj and v_proj have biases (Qwen2) */
+    bool qk_norm;         /**< q_norm and k_norm [head_dim], before RoPE (Qwen3) */
+    kvf_rope_config rope;
+    bool bos_known;
+    uint32_t bos_id;
+    uint32_t eos_count; /**< ids of both files, without duplicates; 0 = none known */
+    uint32_t eos_ids[KVF_EOS_MAX];
+    char note[256]; /**< one sentence for the user, or empty */
+} kvf_model_config;
+
+/**
+ * Read `config.json` and, where present, `generation_config.json` of a directory.
+ *
+ * @return KVF_OK; KVF_SYSTEM if config.json cannot be read; KVF_CORRUPT if a file is no JSON or a
+ *         field has the wrong type or range; KVF_UNSUPPORTED names field, value and fix;
+ *         KVF_OUT_OF_MEMORY
+ */
+KVF_CHECKED kvf_status kvf_model_config_read(const char *directory, const kvf_allocator *allocator,
+                                             kvf_model_config *out, kvf_error *error);
+
+/** The same from text. @p generation may be NULL. */
+KVF_CHECKED kvf_status kvf_model_config_parse(const char *config, size_t config_bytes,
+                                              const char *generation, size_t generation_bytes,
+                                              const kvf_allocator *allocator, kvf_model_config *out,
+                                              kvf_error *error);
+
+/** "llama", "mistral", "qwen2" or "qwen3". */
+const char *kvf_model_family_name(kvf_model_family family);
+
+typedef struct kvf_rope_table {
+    uint32_t count;                           /**< head_dim / 2 */
+    float inv_freq[KVF_ROPE_FREQUENCIES_MAX]; /**< [count] radians per position */
+    float attention_scaling;                  /**< multiplies both cos and sin */
+} kvf_rope_table;
+
+/**
+ * Rotary frequencies as HF Transformers computes them, to 1e-6 relative.
+ *
+ * Channel i of a head is rotated with channel i + count by angle position x inv_freq[i] (the
+ * "half" layout of all four families).
+ */
+void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out);
+
+#endif

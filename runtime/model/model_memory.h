@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_MEMORY_H
+#define KVF_MODEL_MEMORY_H
+
+/*
+ * Memory and errors for everything that reads a model directory.
+ *
+ * All allocation of this folder goes through the caller's kvf_allocator (NULL members: malloc and
+ * free), so that a test can let the N-th one fail. This file knows nothing of files or formats.
+ * Invariant: a function that fails has filled the error and left nothing allocated.
+ */
+
+#include <kvferry/kvferry.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** Growable token ids. Zero-initialise; ids are the owner's until kvf_token_ids_free. */
+typedef struct kvf_token_ids {
+    uint32_t *ids;
+    size_t count; /* count <= capacity */
+    size_t capacity;
+} kvf_token_ids;
+
+/** Growable bytes, always followed by a zero byte that size does not count. Zero-initialise. */
+typedef struct kvf_text {
+    char *bytes;
+    size_t size; /* size < capacity once anything was written */
+    size_t capacity;
+} kvf_text;
+
+void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids);
+void kvf_text_free(const kvf_allocator *allocator, kvf_text *text);
+
+/** Append. KVF_OUT_OF_MEMORY leaves the contents as they were. */
+KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids,
+                                          uint32_t id, kvf_error *error);
+KVF_CHECKED kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text,
+                                       const void *bytes, size_t size, kvf_error *error);
+
+/* ---------------------------------------------------------- for this folder's own files */
+
+/** @return NULL if there is none; 16-byte aligned. @p bytes 0 counts as 1. */
+void *model_alloc(const kvf_allocator *allocator, size_t bytes);
+/** As model_alloc for count x bytes, zeroed; NULL on overflow too. */
+void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t bytes);
+void model_free(const kvf_allocator *allocator, void *pointer);
+
+/** Fill @p error (may be NULL) and return @p status. */
+kvf_status model_fail(kvf_error *error, kvf_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/** As model_fail with errno kept in error->foreign and its text appended. */
+kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what);
+
+/** Read a whole file of at most @p bytes_max. */
+KVF_CHECKED kvf_status model_read_file(const kvf_allocator *allocator, const char *path,
+                                       size_t bytes_max, kvf_text *out, kvf_error *error);
+/** directory + "/" + name, freed with model_free. */
+KVF_CHECKED kvf_status model_path(const kvf_allocator *allocator, const char *directory,
+                                  const char *name, char **out, kvf_error *error);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_SAFETENSORS_H
+#define KVF_MODEL_SAFETENSORS_H
+
+/*
+ * The weights of a model directory: `model.safetensors`, or the shards that
+ * `model.safetensors.index.json` names, mapped read-only.
+ *
+ * Everything a header says is checked before the first byte of data is offered: it knows files and
+ * shapes, not what a tensor is for. Invariant: every tensor handed out lies inside its mapping,
+ * overlaps no other, is aligned to its element, and has bytes = product of shape x element size.
+ *
+ * A file that another process truncates while it is mapped kills this one with SIGBUS; nothing
+ * short of copying the weights prevents that.
+ */
+
+#include "model_memory.h"
+
+#define KVF_TENSOR_RANK_MAX 8u
+
+typedef struct kvf_tensor {
+    const char *name; /**< borrowed from the weights */
+    kvf_dtype dtype;  /**< KVF_BF16, KVF_FP16 or KVF_FP32 */
+    uint32_t rank;    /**< 0 = a scalar */
+    uint64_t shape[KVF_TENSOR_RANK_MAX];
+    const void *data; /**< row-major, aligned to the element, read-only */
+    uint64_t bytes;
+} kvf_tensor;
+
+typedef struct kvf_weights kvf_weights;
+
+/**
+ * Map the weights of a directory and check all their headers.
+ *
+ * @param allocator  copied; NULL = malloc; its user must live as long as the weights
+ * @return KVF_OK; KVF_SYSTEM if a file is missing or cannot be mapped (named); KVF_CORRUPT if a
+ *         header contradicts itself or the file (tensor and value named); KVF_UNSUPPORTED for an
+ *         element type other than BF16, F16 and F32; KVF_OUT_OF_MEMORY
+ *
+ * Thread: any; the weights are read-only afterwards and may be shared.
+ */
+KVF_CHECKED kvf_status kvf_weights_open(const char *directory, const kvf_allocator *allocator,
+                                        kvf_weights **out, kvf_error *error);
+
+/** As kvf_weights_open for one file image in memory, which stays the caller's and must outlive it.
+ */
+KVF_CHECKED kvf_status kvf_weights_open_memory(const void *bytes, size_t size,
+                                               const kvf_allocator *allocator, kvf_weights **out,
+                                               kvf_error *error);
+
+void kvf_weights_close(kvf_weights *weights);
+
+/** How many tensors there are, and the bytes of all of them. */
+size_t kvf_weights_count(const kvf_weights *weights);
+uint64_t kvf_weights_bytes(const kvf_weights *weights);
+
+/** Tensor @p index in name order; index < count. Borrowed. */
+const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index);
+
+/** Borrowed, or NULL if there is no tensor of this name. */
+const kvf_tensor *kvf_weights_get(const kvf_weights *weights, const char *name);
+
+/**
+ * Find a tensor and check its shape.
+ *
+ * @param shape  [rank]; what the model needs
+ * @return KVF_OK; KVF_CORRUPT naming the tensor when it is missing, or naming both shapes
+ */
+KVF_CHECKED kvf_status kvf_weights_find(const kvf_weights *weights, const char *name, uint32_t rank,
+                                        const uint64_t *shape, const kvf_tensor **out,
+                                        kvf_error *error);
+
+/** "BF16", "F16" or "F32". */
+const char *kvf_weights_dtype_name(kvf_dtype dtype);
+
+/** Bytes of one element: 2 or 4. */
+size_t kvf_weights_dtype_bytes(kvf_dtype dtype);
+
+#endif
