@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sparse paged attention over spans, the specification.
+ *
+ * Knows nothing of pages beyond their address, their live tokens and whether they arrive late. A
+ * split is computed whole or not at all, so its bits do not depend on the pass.
+ */
+
+#include <math.h>
+
+#include "convert.h"
+#include "page_rows.h"
+#include "split.h"
+#include "variants.h"
+
+static double logit(const kvf_shape *s, const void *q, const void *k, float scale)
+{
+    double sum = 0.0;
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+    return sum * (double)scale;
+}
+
+/* One query row over the spans of a split. */
+static void attend_row(const kvf_attend_args *a, const kvf_split *split, const void *q, float *o,
+                       float *lse)
+{
+    const kvf_shape *s = &a->shape;
+    double top = -INFINITY, sum = 0.0;
+    double acc[KVF_HEAD_DIM_MAX] = {0.0};
+    for (uint32_t i = 0; i < split->count; i++) {
+        uint64_t live = kvf_live_bits(split->spans[i].count, split->spans[i].skip);
+        for (uint32_t t = 0; t < s->page_size; t++)
+            if (live >> t & 1)
+                top = fmax(top, logit(s, q, kvf_page_key(s, split->spans[i].page, t), a->scale));
+    }
+    for (uint32_t i = 0; i < split->count && top > -INFINITY; i++) {
+        const kvf_span *span = &split->spans[i];
+        uint64_t live = kvf_live_bits(span->count, span->skip);
+        for (uint32_t t = 0; t < s->page_size; t++) {
+            if (!(live >> t & 1))
+                continue;
+            double weight = exp(logit(s, q, kvf_page_key(s, span->page, t), a->scale) - top);
+            const void *v = kvf_page_value(s, span->page, t);
+            sum += weight;
+            for (uint32_t d = 0; d < s->head_dim; d++)
+                acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
+        }
+    }
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        o[d] = sum > 0.0 ? (float)(acc[d] / sum) : 0.0f;
+    *lse = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
+}
+
+void kvf_attend_ref(const void *args, uint32_t task)
+{
+    const kvf_attend_args *a = args;
+    kvf_split split;
+    if (!kvf_split_get(a, task, &split))
+        return;
+    for (uint32_t g = 0; g < a->group; g++) {
+        const void *q =
+            kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_row_bytes(&a->shape));
+        const size_t row = (size_t)task * a->group + g;
+        attend_row(a, &split, q, a->partial_o + row * a->shape.head_dim, a->partial_lse + row);
+    }
+}

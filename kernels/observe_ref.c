@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention of the last queries over many keys, the specification, in two steps over chunks of
+ * spans.
+ *
+ * Knows nothing of policies; it says how much each token was looked at. Step 1 (stats) leaves a
+ * maximum and a sum per (head, chunk, row), step 2 (score) merges them over chunks in order.
+ * Nothing of size window x tokens is stored. Entries of chunks and spans beyond span_count are
+ * neither read nor written. Task = KV head * chunks_max + chunk.
+ */
+
+#include <math.h>
+
+#include "convert.h"
+#include "page_rows.h"
+#include "variants.h"
+
+typedef struct chunk {
+    uint32_t head;
+    uint32_t index;
+    uint32_t chunks_max;
+    uint32_t first; /* span */
+    uint32_t end;
+} chunk;
+
+static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
+{
+    const uint32_t chunks_max = kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    chunk c = {.head = task / chunks_max, .index = task % chunks_max, .chunks_max = chunks_max};
+    c.first = c.index * KVF_OBSERVE_SPANS;
+    c.end = kvf_min_u32(a->span_count[c.head], c.first + KVF_OBSERVE_SPANS);
+    return c;
+}
+
+static const void *query(const kvf_observe_args *a, uint32_t head, uint32_t g, uint32_t w)
+{
+    const size_t row = ((size_t)w * a->kv_heads + head) * a->group + g;
+    return kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+}
+
+/* -INFINITY if query w does not see the token. */
+static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t span, uint32_t t)
+{
+    const kvf_shape *s = &a->shape;
+    const kvf_span *sp = &a->spans[span];
+    if (!(kvf_live_bits(sp->count, sp->skip) >> t & 1) || a->span_index[span] + t > a->limit[w])
+        return -INFINITY;
+    const void *k = kvf_page_key(s, sp->page, t);
+    double sum = 0.0;
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+    return sum * (double)a->scale;
+}
+
+void kvf_observe_stats_ref(const void *args, uint32_t task)
+{
+    const kvf_observe_args *a = args;
+    const chunk c = chunk_of(a, task);
+    if (c.first >= c.end)
+        return;
+    for (uint32_t g = 0; g < a->group; g++)
+        for (uint32_t w = 0; w < a->window; w++) {
+            const void *q = query(a, c.head, g, w);
+            double top = -INFINITY, sum = 0.0;
+            for (uint32_t i = c.first; i < c.end; i++)
+                for (uint32_t t = 0; t < a->shape.page_size; t++)
+                    top = fmax(top, logit(a, q, w, (size_t)c.head * a->spans_max + i, t));
+            for (uint32_t i = c.first; i < c.end && top > -INFINITY; i++)
+                for (uint32_t t = 0; t < a->shape.page_size; t++)
+                    sum += exp(logit(a, q, w, (size_t)c.head * a->spans_max + i, t) - top);
+            const size_t row = ((size_t)task * a->group + g) * a->window + w;
+            a->row_max[row] = (float)top;
+            a->row_sum[row] = (float)sum;
+        }
+}
+
+typedef struct row_scale {
+    double top;
+    double sum;
+} row_scale;
+
+static row_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t g, uint32_t w)
+{
+    const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
+    row_scale r = {.top = -INFINITY};
+    for (uint32_t i = 0; i < chunks; i++) {
+        const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
+        r.top = fmax(r.top, (double)a->row_max[row * a->window + w]);
+    }
+    for (uint32_t i = 0; i < chunks && r.top > -INFINITY; i++) {
+        const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
+        r.sum += (double)a->row_sum[row * a->window + w] *
+                 exp((double)a->row_max[row * a->window + w] - r.top);
+    }
+    return r;
+}
+
+static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, uint32_t t,
+                         const row_scale *scales)
+{
+    double top = -INFINITY, total = 0.0;
+    for (uint32_t g = 0; g < a->group; g++) {
+        double sum = 0.0;
+        for (uint32_t w = 0; w < a->window; w++) {
+            const row_scale *r = &scales[g * a->window + w];
+            double x = logit(a, query(a, c->head, g, w), w, (size_t)c->head * a->spans_max + i, t);
+            if (x > -INFINITY && r->sum > 0.0)
+                sum += exp(x - r->top) / r->sum;
+        }
+        sum /= a->window_mean ? a->window : 1;
+        total += sum;
+        top = fmax(top, sum);
+    }
+    if (a->group_reduce == KVF_GROUP_MAX)
+        return (float)top;
+    return (float)(a->group_reduce == KVF_GROUP_SUM ? total : total / a->group);
+}
+
+void kvf_observe_score_ref(const void *args, uint32_t task)
+{
+    const kvf_observe_args *a = args;
+    const chunk c = chunk_of(a, task);
+    if (c.first >= c.end)
+        return;
+    row_scale scales[KVF_GROUP_MAX_HEADS * KVF_OBSERVE_WINDOW_MAX];
+    for (uint32_t g = 0; g < a->group; g++)
+        for (uint32_t w = 0; w < a->window; w++)
+            scales[g * a->window + w] = merge_chunks(a, &c, g, w);
+    for (uint32_t i = c.first; i < c.end; i++) {
+        float *out = a->score + ((size_t)c.head * a->spans_max + i) * a->shape.page_size;
+        for (uint32_t t = 0; t < a->shape.page_size; t++)
+            out[t] = token_score(a, &c, i, t, scales);
+    }
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Smoothing of scores along tokens, the specification. Knows nothing of heads. Windows are centred;
+ * outside the row there is zero for the average, which always divides by the full width, and
+ * nothing for the maximum.
+ */
+
+#include <math.h>
+
+#include "variants.h"
+
+void kvf_pool_ref(const void *args, uint32_t task)
+{
+    const kvf_pool_args *a = args;
+    const float *in = a->in + (size_t)task * a->stride;
+    float *out = a->out + (size_t)task * a->stride;
+    const uint32_t half = a->width / 2;
+    for (uint32_t j = 0; j < a->count; j++) {
+        const uint32_t begin = j > half ? j - half : 0;
+        const uint32_t end = a->count - j > half ? j + half + 1 : a->count;
+        double sum = 0.0;
+        float top = -INFINITY;
+        for (uint32_t i = begin; i < end; i++) {
+            sum += (double)in[i];
+            top = in[i] > top ? in[i] : top;
+        }
+        out[j] = a->average ? (float)(sum / a->width) : top;
+    }
+}

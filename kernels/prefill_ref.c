@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Dense causal attention of a chunk, the specification.
+ *
+ * Knows nothing of pruning or positions: token j is row j % page_size of block j / page_size. Task
+ * = KV head * tiles + tile, a tile being KVF_PREFILL_ROWS consecutive query tokens.
+ */
+
+#include <math.h>
+
+#include "convert.h"
+#include "page_rows.h"
+#include "variants.h"
+
+typedef struct query_row {
+    uint32_t token; /* in the chunk */
+    uint32_t kv_head;
+    size_t row; /* in q, out and lse */
+} query_row;
+
+static const void *page_of(const kvf_prefill_kernel_args *a, uint32_t kv_head, uint32_t j)
+{
+    return kvf_offset(a->blocks[j / a->shape.page_size], kv_head * kvf_page_bytes(&a->shape));
+}
+
+static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32_t j)
+{
+    const kvf_shape *s = &a->shape;
+    const void *q = kvf_offset(a->q, r->row * kvf_row_bytes(s));
+    const void *k = kvf_page_key(s, page_of(a, r->kv_head, j), j % s->page_size);
+    double sum = 0.0;
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+    return sum * (double)a->scale;
+}
+
+static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
+{
+    const kvf_shape *s = &a->shape;
+    const uint32_t last = a->base + r->token;
+    double top = -INFINITY, sum = 0.0;
+    double acc[KVF_HEAD_DIM_MAX] = {0.0};
+    for (uint32_t j = 0; j <= last; j++)
+        top = fmax(top, logit(a, r, j));
+    for (uint32_t j = 0; j <= last && top > -INFINITY; j++) {
+        double weight = exp(logit(a, r, j) - top);
+        const void *v = kvf_page_value(s, page_of(a, r->kv_head, j), j % s->page_size);
+        sum += weight;
+        for (uint32_t d = 0; d < s->head_dim; d++)
+            acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
+    }
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        kvf_element_set(a->out, s->dtype, r->row * s->head_dim + d,
+                        sum > 0.0 ? (float)(acc[d] / sum) : 0.0f);
+    if (a->lse)
+        a->lse[r->row] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
+}
+
+void kvf_prefill_ref(const void *args, uint32_t task)
+{
+    const kvf_prefill_kernel_args *a = args;
+    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS);
+    const uint32_t kv_head = task / tiles;
+    const uint32_t first = task % tiles * KVF_PREFILL_ROWS;
+    const uint32_t end = kvf_min_u32(a->tokens, first + KVF_PREFILL_ROWS);
+    for (uint32_t t = first; t < end; t++)
+        for (uint32_t g = 0; g < a->group; g++)
+            prefill_row(a, &(query_row){.token = t,
+                                        .kv_head = kv_head,
+                                        .row = ((size_t)t * a->kv_heads + kv_head) * a->group + g});
+}

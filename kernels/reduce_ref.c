@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Scores of query heads into scores of lists, the specification.
+ *
+ * Knows nothing of groups or layers, only of consecutive rows. NaN counts as -infinity, and
+ * +infinity as the largest float, so that a damaged score cannot erase the others of its row.
+ */
+
+#include <float.h>
+#include <math.h>
+
+#include "variants.h"
+
+static float tame(float x)
+{
+    return isnan(x) ? -INFINITY : x > FLT_MAX ? FLT_MAX : x;
+}
+
+/* out += softmax of the row; out starts at zero. */
+static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, uint32_t pages)
+{
+    float top = -INFINITY;
+    for (uint32_t p = 0; p < pages; p++)
+        top = fmaxf(top, tame(row[p]));
+    if (isinf(top))
+        return;
+    double sum = 0.0;
+    for (uint32_t p = 0; p < pages; p++)
+        sum += exp((double)a->scale * ((double)tame(row[p]) - (double)top));
+    for (uint32_t p = 0; p < pages; p++) {
+        double weight = exp((double)a->scale * ((double)tame(row[p]) - (double)top)) / sum;
+        out[p] += (float)(weight / a->rows);
+    }
+}
+
+static float fold(const kvf_reduce_args *a, const float *rows, uint32_t page)
+{
+    double sum = 0.0;
+    float top = -INFINITY;
+    for (uint32_t r = 0; r < a->rows; r++) {
+        float x = tame(rows[(size_t)r * a->pages_max + page]);
+        top = fmaxf(top, x);
+        sum += (double)x;
+    }
+    return a->kind == KVF_GROUP_SUM ? (float)sum : top;
+}
+
+void kvf_reduce_ref(const void *args, uint32_t task)
+{
+    const kvf_reduce_args *a = args;
+    const uint32_t pages = a->pages[(size_t)task * a->pages_step];
+    const float *rows = a->scores + (size_t)task * a->rows * a->pages_max;
+    float *out = a->out + (size_t)task * a->pages_max;
+    if (a->kind != KVF_GROUP_MEAN_SOFTMAX) {
+        for (uint32_t p = 0; p < pages; p++)
+            out[p] = fold(a, rows, p);
+        return;
+    }
+    for (uint32_t p = 0; p < pages; p++)
+        out[p] = 0.0f;
+    for (uint32_t r = 0; r < a->rows; r++)
+        add_softmax(a, rows + (size_t)r * a->pages_max, out, pages);
+    for (uint32_t p = 0; p < pages; p++)
+        if (isinf(fold(&(kvf_reduce_args){.kind = KVF_GROUP_MAX,
+                                          .rows = a->rows,
+                                          .pages_max = a->pages_max},
+                       rows, p)))
+            out[p] = -INFINITY;
+}

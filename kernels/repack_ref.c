@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A chunk in token order into pages, the specification. Moves bits and reports the first token that
+ * has a NaN or an infinity; what is reported is moved all the same. Rows outside the chunk are not
+ * touched. Task = block * kv_heads + KV head.
+ */
+
+#include <math.h>
+
+#include "convert.h"
+#include "fault.h"
+#include "page_rows.h"
+#include "variants.h"
+
+static int row_is_finite(const kvf_shape *s, const void *row)
+{
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        if (!isfinite(kvf_element_get(row, s->dtype, d)))
+            return 0;
+    return 1;
+}
+
+void kvf_repack_ref(const void *args, uint32_t task)
+{
+    const kvf_repack_args *a = args;
+    const kvf_shape *s = &a->shape;
+    const uint32_t block = task / a->kv_heads, head = task % a->kv_heads;
+    uint8_t *page = kvf_offset_mut(a->blocks[block], head * kvf_page_bytes(s));
+    const uint32_t begin = block == 0 ? a->first : 0;
+    const uint32_t end = kvf_min_u32(s->page_size, a->first + a->tokens - block * s->page_size);
+    for (uint32_t row = begin; row < end; row++) {
+        const uint32_t token = block * s->page_size + row - a->first;
+        const size_t from = ((size_t)token * a->kv_heads + head) * kvf_row_bytes(s);
+        const void *k = kvf_offset(a->k, from), *v = kvf_offset(a->v, from);
+        memcpy(page + row * kvf_row_bytes(s), k, kvf_row_bytes(s));
+        memcpy(page + kvf_half_page_bytes(s) + row * kvf_row_bytes(s), v, kvf_row_bytes(s));
+        if (!row_is_finite(s, k) || !row_is_finite(s, v))
+            kvf_fault_note(a->fault, token);
+    }
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Scores of pages, the specification: an upper bound of q.k over the keys of each box.
+ *
+ * Knows nothing of which pages are candidates. A box is empty iff its first channel has lo > hi.
+ */
+
+#include <math.h>
+
+#include "convert.h"
+#include "page_rows.h"
+#include "variants.h"
+
+static float box_score(const uint16_t *lo, const void *q, kvf_dtype dtype, uint32_t head_dim)
+{
+    const uint16_t *hi = lo + head_dim;
+    if (kvf_bf16_to_float(lo[0]) > kvf_bf16_to_float(hi[0]))
+        return -INFINITY;
+    double sum = 0.0;
+    for (uint32_t d = 0; d < head_dim; d++) {
+        double x = (double)kvf_element_get(q, dtype, d);
+        double low = x * (double)kvf_bf16_to_float(lo[d]);
+        double high = x * (double)kvf_bf16_to_float(hi[d]);
+        sum += low > high ? low : high;
+    }
+    return (float)sum;
+}
+
+void kvf_score_ref(const void *args, uint32_t task)
+{
+    const kvf_score_args *a = args;
+    const uint32_t tiles = kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES);
+    const uint32_t list = task / tiles;
+    const uint32_t first = task % tiles * KVF_SCORE_PAGES;
+    const uint32_t end = kvf_min_u32(a->pages[list], first + KVF_SCORE_PAGES);
+    const uint32_t head_dim = a->shape.head_dim;
+    for (uint32_t g = 0; g < a->group; g++) {
+        const size_t row = (size_t)list * a->group + g;
+        const void *q = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+        for (uint32_t p = first; p < end; p++) {
+            const uint16_t *digest =
+                kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
+            float best = -INFINITY;
+            for (uint32_t sub = 0; sub < a->subs; sub++) {
+                float x =
+                    box_score(digest + (size_t)sub * 2 * head_dim, q, a->shape.dtype, head_dim);
+                best = x > best ? x : best;
+            }
+            a->scores[row * a->pages_max + p] = best;
+        }
+    }
+}

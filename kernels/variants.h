@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_VARIANTS_H
+#define KVF_KERNELS_VARIANTS_H
+
+/*
+ * Names of every implementation of every kernel: kvf_<op>_<variant>. Which of them are linked is
+ * the build's business (KVF_HAVE_<VARIANT>), which of them are called is that of kernels.c.
+ */
+
+#include "kernels.h"
+
+/* Kernels that have a vectorised form; the others are table lookups, and the reference is used. */
+#define KVF_SIMD_KERNEL_LIST(X)
+
+#define KVF_VARIANT_REF(op) void kvf_##op##_ref(const void *args, uint32_t task);
+KVF_KERNEL_LIST(KVF_VARIANT_REF)
+#undef KVF_VARIANT_REF
+
+#define KVF_VARIANT_SIMD(op)                                                                       \
+    void kvf_##op##_baseline(const void *args, uint32_t task);                                     \
+    void kvf_##op##_avx2(const void *args, uint32_t task);                                         \
+    void kvf_##op##_avx512(const void *args, uint32_t task);                                       \
+    void kvf_##op##_avx512_bf16(const void *args, uint32_t task);                                  \
+    void kvf_##op##_neon(const void *args, uint32_t task);
+KVF_SIMD_KERNEL_LIST(KVF_VARIANT_SIMD)
+#undef KVF_VARIANT_SIMD
+
+#endif
