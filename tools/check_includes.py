@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Check the direction of #include lines: include -> kernels -> offload -> runtime -> clients.
+
+usage: check_includes.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
+
+The build's include paths say the same; this also catches relative paths, and headers of other
+libraries in a layer that should not know them.
+"""
+import os
+import re
+import sys
+
+# What the files of a folder may include, besides their own. The longest prefix decides.
+MAY_SEE = {
+    "include": [],
+    "kernels": ["include"],
+    "offload": ["include", "kernels"],
+    "runtime": ["include", "kernels", "offload"],
+    "runtime/model": ["include"],
+    "runtime/cli": ["include", "runtime/model"],
+    "tests": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli"],
+    "bench": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli"],
+    "examples": ["include"],
+}
+# Headers of other libraries, and the only folders that may name them.
+FOREIGN = {
+    "hwloc.h": ["offload"],
+    "numa.h": ["offload"],
+    "numaif.h": ["offload"],
+    "dnnl.h": ["runtime/model"],
+    "cjson/cJSON.h": ["runtime/model"],
+    "pcre2.h": ["runtime/model"],
+    "utf8proc.h": ["runtime/model"],
+    "cmocka.h": ["tests"],
+    "pthread.h": ["offload", "runtime", "runtime/model", "runtime/cli", "tests", "bench"],
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def folder_of(path):
+    """The layer that a path belongs to, or None."""
+    fits = [f for f in MAY_SEE if path.startswith(f + "/")]
+    return max(fits, key=len) if fits else None
+
+
+def check(path, owner_of):
+    layer = folder_of(path)
+    if layer is None:
+        return
+    with open(path, encoding="utf-8") as f:
+        lines = f.readlines()
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quote, name = match.groups()
+        if ".." in name.split("/"):
+            yield number, "relative include of " + name
+            continue
+        target = owner_of.get(os.path.basename(name))
+        if name.startswith("kvferry/"):
+            target = "include/" + name
+        elif quote == "<":
+            allowed = FOREIGN.get(name)
+            if allowed is not None and layer not in allowed:
+                yield number, "%s is not for %s/, only for %s" % (name, layer, ", ".join(allowed))
+            continue
+        if target is None:
+            yield number, 'unknown file "%s"' % name
+            continue
+        other = folder_of(target)
+        if other != layer and other not in MAY_SEE[layer]:
+            yield number, "%s/ may not see %s" % (layer, target)
+
+
+def main():
+    findings = 0
+    owner_of = {os.path.basename(p): p for p in sys.argv[1:]}
+    for path in sys.argv[1:]:
+        for line, what in check(path, owner_of):
+            print("%s:%d: %s" % (path, line, what))
+            findings += 1
+    return findings > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
