@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_JSON_H
+#define KVF_MODEL_JSON_H
+
+/*
+ * A strict reader of JSON files that nobody trusts.
+ *
+ * Why not a JSON library: every allocation goes through the caller's allocator, integers up to 2^64
+ * are exact (file offsets), duplicate keys, deep nesting and lone surrogates are refused with a
+ * byte offset, and a vocabulary of a million strings is one array. It does not write JSON.
+ * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
+ * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.
+ */
+
+#include "model_memory.h"
+
+#define JSON_DEPTH_MAX 64u
+
+typedef enum json_kind {
+    JSON_NULL,
+    JSON_FALSE,
+    JSON_TRUE,
+    JSON_INTEGER, /* not negative, no fraction, no exponent, below 2^64 */
+    JSON_REAL,    /* any other number */
+    JSON_STRING,
+    JSON_ARRAY,
+    JSON_OBJECT,
+} json_kind;
+
+typedef struct json_value {
+    json_kind kind;
+    uint32_t skip;     /* values in this subtree, itself included */
+    uint32_t size;     /* bytes of a string, members of an array or object */
+    uint32_t key_size; /* bytes of the key; 0 outside objects */
+    const char *key;   /* NULL outside objects */
+    union {
+        const char *string;
+        uint64_t integer;
+        double real;
+    } as;
+} json_value;
+
+typedef struct json_document json_document;
+
+/**
+ * @param what  the file's name, for messages
+ * @return KVF_OK; KVF_CORRUPT with the byte offset; KVF_OUT_OF_MEMORY
+ */
+KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
+                                  const kvf_allocator *allocator, json_document **out,
+                                  kvf_error *error);
+void json_free(json_document *document);
+const json_value *json_root(const json_document *document);
+
+/** Member of an object; NULL if absent or if @p object is NULL or no object. Linear. */
+const json_value *json_get(const json_value *object, const char *key);
+
+/** As json_get, with null counting as absent. */
+const json_value *json_get_set(const json_value *object, const char *key);
+
+bool json_is_string(const json_value *value, const char *text);
+const char *json_kind_name(const json_value *value);
+
+/** The value of any number. */
+double json_number(const json_value *value);
+bool json_is_number(const json_value *value);
+
+/** The value, shortened, as it would be written in a message. @return @p buffer */
+const char *json_show(const json_value *value, char *buffer, size_t size);
+
+/** Children of an array or object, in order. */
+#define JSON_EACH(child, parent)                                                                   \
+    (const json_value *child = (parent) + 1, *child##_end = (parent) + (parent)->skip;             \
+     child < child##_end; child += child->skip)
+
+#endif

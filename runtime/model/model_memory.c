@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory, errors and small files for this folder; see the header. It does not know any format.
+ * Invariant: growth is checked for overflow before it is asked for, and failure changes nothing.
+ */
+
+#include "model_memory.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *model_alloc(const kvf_allocator *allocator, size_t bytes)
+{
+    if (bytes == 0)
+        bytes = 1;
+    if (bytes > PTRDIFF_MAX)
+        return NULL;
+    if (allocator != NULL && allocator->alloc != NULL)
+        return allocator->alloc(allocator->user, bytes, 16);
+    return malloc(bytes);
+}
+
+void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t bytes)
+{
+    if (bytes != 0 && count > PTRDIFF_MAX / bytes)
+        return NULL;
+    void *pointer = model_alloc(allocator, count * bytes);
+    if (pointer != NULL)
+        memset(pointer, 0, count * bytes);
+    return pointer;
+}
+
+void model_free(const kvf_allocator *allocator, void *pointer)
+{
+    if (pointer == NULL)
+        return;
+    if (allocator != NULL && allocator->alloc != NULL) {
+        if (allocator->free != NULL)
+            allocator->free(allocator->user, pointer);
+        return;
+    }
+    free(pointer);
+}
+
+static void error_write(kvf_error *error, kvf_status status, int foreign, const char *format,
+                        va_list list)
+{
+    if (error == NULL)
+        return;
+    error->status = status;
+    error->foreign = foreign;
+    int length = vsnprintf(error->text, sizeof error->text, format, list);
+    if (length < 0)
+        error->text[0] = '\0';
+    for (char *c = error->text; *c != '\0'; c++) /* names from files may hold anything */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
+}
+
+kvf_status model_fail(kvf_error *error, kvf_status status, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    error_write(error, status, 0, format, list);
+    va_end(list);
+    return status;
+}
+
+kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    error_write(error, KVF_SYSTEM, number, format, list);
+    va_end(list);
+    if (error != NULL) {
+        char reason[128] = "";
+        const char *text = strerror_r(number, reason, sizeof reason);
+        size_t used = strlen(error->text);
+        snprintf(error->text + used, sizeof error->text - used, ": %s", text);
+    }
+    return KVF_SYSTEM;
+}
+
+kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
+{
+    return model_fail(error, KVF_OUT_OF_MEMORY, "%zu bytes for %s could not be allocated", bytes,
+                      what);
+}
+
+/* The capacity to grow to for @p needed elements of @p element bytes, or 0 if there is none. */
+static size_t grown_capacity(size_t capacity, size_t needed, size_t element)
+{
+    size_t limit = (size_t)PTRDIFF_MAX / element;
+    if (needed > limit)
+        return 0;
+    size_t grown = capacity > limit / 2 ? limit : capacity * 2;
+    if (grown < needed)
+        grown = needed;
+    return grown < 64 ? 64 : grown;
+}
+
+kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids, uint32_t id,
+                              kvf_error *error)
+{
+    if (ids->count == ids->capacity) {
+        size_t capacity = grown_capacity(ids->capacity, ids->count + 1, sizeof *ids->ids);
+        uint32_t *grown = capacity != 0 ? model_alloc(allocator, capacity * sizeof *grown) : NULL;
+        if (grown == NULL)
+            return model_out_of_memory(error, capacity * sizeof *grown, "token ids");
+        if (ids->count != 0)
+            memcpy(grown, ids->ids, ids->count * sizeof *grown);
+        model_free(allocator, ids->ids);
+        ids->ids = grown;
+        ids->capacity = capacity;
+    }
+    ids->ids[ids->count++] = id;
+    return KVF_OK;
+}
+
+void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids)
+{
+    model_free(allocator, ids->ids);
+    *ids = (kvf_token_ids){0};
+}
+
+kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text, const void *bytes,
+                           size_t size, kvf_error *error)
+{
+    if (size >= PTRDIFF_MAX - text->size)
+        return model_out_of_memory(error, size, "text");
+    if (text->size + size >= text->capacity) {
+        size_t capacity = grown_capacity(text->capacity, text->size + size + 1, 1);
+        char *grown = capacity != 0 ? model_alloc(allocator, capacity) : NULL;
+        if (grown == NULL)
+            return model_out_of_memory(error, capacity, "text");
+        if (text->size != 0)
+            memcpy(grown, text->bytes, text->size);
+        model_free(allocator, text->bytes);
+        text->bytes = grown;
+        text->capacity = capacity;
+    }
+    if (size != 0)
+        memcpy(text->bytes + text->size, bytes, size);
+    text->size += size;
+    text->bytes[text->size] = '\0';
+    return KVF_OK;
+}
+
+void kvf_text_free(const kvf_allocator *allocator, kvf_text *text)
+{
+    model_free(allocator, text->bytes);
+    *text = (kvf_text){0};
+}
+
+static kvf_status read_stream(const kvf_allocator *allocator, FILE *file, const char *path,
+                              size_t bytes_max, kvf_text *out, kvf_error *error)
+{
+    char block[16384];
+    size_t got;
+    while ((got = fread(block, 1, sizeof block, file)) != 0) {
+        if (got > bytes_max - out->size)
+            return model_fail(error, KVF_CORRUPT, "%s is larger than the %zu bytes allowed", path,
+                              bytes_max);
+        kvf_status status = kvf_text_append(allocator, out, block, got, error);
+        if (status != KVF_OK)
+            return status;
+    }
+    if (ferror(file))
+        return model_fail_errno(error, errno, "%s cannot be read", path);
+    return kvf_text_append(allocator, out, "", 0, error);
+}
+
+kvf_status model_read_file(const kvf_allocator *allocator, const char *path, size_t bytes_max,
+                           kvf_text *out, kvf_error *error)
+{
+    *out = (kvf_text){0};
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL)
+        return model_fail_errno(error, errno, "%s cannot be opened", path);
+    kvf_status status = read_stream(allocator, file, path, bytes_max, out, error);
+    fclose(file);
+    if (status != KVF_OK)
+        kvf_text_free(allocator, out);
+    return status;
+}
+
+kvf_status model_path(const kvf_allocator *allocator, const char *directory, const char *name,
+                      char **out, kvf_error *error)
+{
+    size_t bytes = strlen(directory) + strlen(name) + 2;
+    char *path = model_alloc(allocator, bytes);
+    if (path == NULL)
+        return model_out_of_memory(error, bytes, "a path");
+    snprintf(path, bytes, "%s/%s", directory, name);
+    *out = path;
+    return KVF_OK;
+}

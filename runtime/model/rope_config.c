@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Rotary embeddings: what config.json says about them, in the style of Transformers 4
+ * (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`), and the frequencies that follow.
+ *
+ * The frequencies are computed in float32 in the order in which Transformers computes them, because
+ * its goldens are float32: an exponent rounded to float32 shifts a frequency by up to 1e-6
+ * relative.
+ */
+
+#include "model_config_reader.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double pi = 3.14159265358979323846;
+
+static const char *const known_keys[] = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+};
+
+static void check_keys(config_reader *reader, const json_value *scaling)
+{
+    for
+        JSON_EACH(member, scaling)
+        {
+            bool known = false;
+            for (size_t i = 0; i < sizeof known_keys / sizeof *known_keys && !known; i++)
+                known = strcmp(member->key, known_keys[i]) == 0;
+            if (known)
+                continue;
+            if (reader->status == KVF_OK)
+                reader->status =
+                    model_fail(reader->error, KVF_UNSUPPORTED,
+                               "%s: the RoPE settings have the field \"%.80s\", which is "
+                               "not known here; use another model",
+                               reader->file, member->key);
+        }
+}
+
+static void check_partial(config_reader *reader, const json_value *object)
+{
+    const json_value *partial = json_get_set(object, "partial_rotary_factor");
+    if (partial != NULL && !(json_is_number(partial) && json_number(partial) == 1))
+        config_refuse(reader, "partial_rotary_factor", partial,
+                      "heads that are rotated in part are not supported, use another model");
+}
+
+static void read_kind(config_reader *reader, const json_value *scaling, kvf_rope_config *rope)
+{
+    const char *field = json_get_set(scaling, "rope_type") != NULL ? "rope_type" : "type";
+    const json_value *kind = json_get_set(scaling, field);
+    if (kind == NULL || json_is_string(kind, "default"))
+        rope->kind = KVF_ROPE_DEFAULT;
+    else if (json_is_string(kind, "linear"))
+        rope->kind = KVF_ROPE_LINEAR;
+    else if (json_is_string(kind, "llama3"))
+        rope->kind = KVF_ROPE_LLAMA3;
+    else if (json_is_string(kind, "yarn"))
+        rope->kind = KVF_ROPE_YARN;
+    else
+        config_refuse(reader, field, kind, "supported are default, linear, llama3 and yarn");
+}
+
+/* The length the model was trained at: Transformers prefers the field outside the dictionary. */
+static double read_original(config_reader *reader, const json_value *scaling,
+                            const kvf_model_config *config)
+{
+    static const char field[] = "original_max_position_embeddings";
+    const json_value *object = json_get_set(reader->root, field) != NULL ? reader->root : scaling;
+    return config_positive(reader, object, field, config->positions_max);
+}
+
+static double magnitude_scale(double factor, double mscale)
+{
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+/* A number that Transformers replaces by its default when it is absent, null or 0. */
+static double number_or(config_reader *reader, const json_value *object, const char *field,
+                        double fallback)
+{
+    const json_value *value = json_get_set(object, field);
+    if (value == NULL)
+        return fallback;
+    if (!json_is_number(value) || json_number(value) < 0)
+        config_reject(reader, field, value, "a number, not negative");
+    else if (json_number(value) > 0)
+        return json_number(value);
+    return fallback;
+}
+
+static void read_yarn(config_reader *reader, const json_value *scaling,
+                      const kvf_model_config *config, kvf_rope_config *rope)
+{
+    rope->original_positions = read_original(reader, scaling, config);
+    rope->factor = config_positive(reader, scaling, "factor",
+                                   config->positions_max / rope->original_positions);
+    rope->beta_fast = number_or(reader, scaling, "beta_fast", 32);
+    rope->beta_slow = number_or(reader, scaling, "beta_slow", 1);
+    rope->truncate = config_bool(reader, scaling, "truncate", true);
+    double mscale = number_or(reader, scaling, "mscale", 0);
+    double mscale_all_dim = number_or(reader, scaling, "mscale_all_dim", 0);
+    double inferred = magnitude_scale(rope->factor, 1);
+    if (mscale > 0 && mscale_all_dim > 0)
+        inferred =
+            magnitude_scale(rope->factor, mscale) / magnitude_scale(rope->factor, mscale_all_dim);
+    rope->attention_factor = config_positive(reader, scaling, "attention_factor", inferred);
+}
+
+static void read_llama3(config_reader *reader, const json_value *scaling,
+                        const kvf_model_config *config, kvf_rope_config *rope)
+{
+    rope->factor = config_positive(reader, scaling, "factor", 0);
+    rope->low_freq_factor = config_positive(reader, scaling, "low_freq_factor", 0);
+    rope->high_freq_factor = config_positive(reader, scaling, "high_freq_factor", 0);
+    rope->original_positions = read_original(reader, scaling, config);
+    if (rope->high_freq_factor <= rope->low_freq_factor)
+        config_reject(reader, "high_freq_factor", json_get(scaling, "high_freq_factor"),
+                      "above low_freq_factor");
+}
+
+void config_read_rope(config_reader *reader, kvf_model_config *config)
+{
+    kvf_rope_config *rope = &config->rope;
+    const json_value *scaling = json_get_set(reader->root, "rope_scaling");
+    const char *field = "rope_scaling";
+    if (scaling == NULL || (scaling->kind == JSON_OBJECT && scaling->size == 0)) {
+        field = "rope_parameters";
+        scaling = json_get_set(reader->root, field);
+    }
+    *rope = (kvf_rope_config){.factor = 1, .attention_factor = 1};
+    if (scaling != NULL && scaling->kind != JSON_OBJECT) {
+        config_reject(reader, field, scaling, "null or an object");
+        return;
+    }
+    if (scaling != NULL)
+        check_keys(reader, scaling);
+    check_partial(reader, reader->root);
+    check_partial(reader, scaling);
+    read_kind(reader, scaling, rope);
+    bool inside = json_get_set(scaling, "rope_theta") != NULL;
+    rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta", 10000);
+    if (rope->theta <= 1)
+        config_reject(reader, "rope_theta", json_get(inside ? scaling : reader->root, "rope_theta"),
+                      "above 1");
+    if (rope->kind == KVF_ROPE_LINEAR)
+        rope->factor = config_positive(reader, scaling, "factor", 0);
+    else if (rope->kind == KVF_ROPE_LLAMA3)
+        read_llama3(reader, scaling, config, rope);
+    else if (rope->kind == KVF_ROPE_YARN)
+        read_yarn(reader, scaling, config, rope);
+}
+
+/* ---------------------------------------------------------------- frequencies */
+
+static void scale_llama3(const kvf_rope_config *rope, kvf_rope_table *table)
+{
+    float original = (float)rope->original_positions;
+    float low = (float)rope->low_freq_factor;
+    float high = (float)rope->high_freq_factor;
+    float factor = (float)rope->factor;
+    float longest = (float)(rope->original_positions / rope->low_freq_factor);
+    float shortest = (float)(rope->original_positions / rope->high_freq_factor);
+    for (uint32_t i = 0; i < table->count; i++) {
+        float frequency = table->inv_freq[i];
+        float wavelength = (float)(2 * pi) / frequency;
+        if (wavelength > longest) {
+            table->inv_freq[i] = frequency / factor;
+        } else if (wavelength >= shortest) {
+            float smooth = (original / wavelength - low) / (high - low);
+            table->inv_freq[i] = (1 - smooth) * frequency / factor + smooth * frequency;
+        }
+    }
+}
+
+/* The channel pair that turns @p rotations times over the original length, as a real number. */
+static double correction_channel(const kvf_rope_config *rope, double rotations, uint32_t head_dim)
+{
+    return head_dim * log(rope->original_positions / (rotations * 2 * pi)) / (2 * log(rope->theta));
+}
+
+static void scale_yarn(const kvf_rope_config *rope, uint32_t head_dim, kvf_rope_table *table)
+{
+    double low = correction_channel(rope, rope->beta_fast, head_dim);
+    double high = correction_channel(rope, rope->beta_slow, head_dim);
+    if (rope->truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, (double)head_dim - 1);
+    if (low == high)
+        high += 0.001;
+    for (uint32_t i = 0; i < table->count; i++) {
+        float extrapolated = table->inv_freq[i];
+        float interpolated = 1.0f / ((float)rope->factor * (1.0f / extrapolated));
+        float ramp = ((float)i - (float)low) / (float)(high - low);
+        ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+        float keep = 1 - ramp;
+        table->inv_freq[i] = interpolated * (1 - keep) + extrapolated * keep;
+    }
+}
+
+void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out)
+{
+    const kvf_rope_config *rope = &config->rope;
+    *out = (kvf_rope_table){.count = config->head_dim / 2,
+                            .attention_scaling = (float)rope->attention_factor};
+    for (uint32_t i = 0; i < out->count; i++) {
+        float exponent = (float)(2 * i) / (float)config->head_dim;
+        out->inv_freq[i] = 1.0f / (float)pow(rope->theta, (double)exponent);
+        if (rope->kind == KVF_ROPE_LINEAR)
+            out->inv_freq[i] /= (float)rope->factor;
+    }
+    if (rope->kind == KVF_ROPE_LLAMA3)
+        scale_llama3(rope, out);
+    else if (rope->kind == KVF_ROPE_YARN)
+        scale_yarn(rope, config->head_dim, out);
+}

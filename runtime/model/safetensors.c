@@ -1,0 +1,620 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Safetensors files: eight bytes of header length, a JSON header, then the tensors. See the header
+ * for what is checked. Tensors of all files go into one array sorted by name; a second array sorted
+ * by address, used while opening only, finds overlaps.
+ */
+
+#include "safetensors.h"
+
+#include "json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEADER_BYTES_MAX (100u << 20) /* the limit of the format's own specification */
+#define INDEX_BYTES_MAX  (64u << 20)
+#define FILES_MAX        4096u
+
+typedef struct weight_file {
+    const char *bytes;
+    size_t size;
+    bool mapped; /* else the caller's memory */
+    char *name;  /* for messages */
+    json_document *header;
+} weight_file;
+
+struct kvf_weights {
+    kvf_allocator allocator;
+    weight_file *files;
+    size_t files_count;
+    kvf_tensor *tensors; /* sorted by name, names distinct */
+    size_t count;
+    size_t capacity;
+    uint64_t bytes;
+};
+
+size_t kvf_weights_dtype_bytes(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? 4 : 2;
+}
+
+const char *kvf_weights_dtype_name(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
+}
+
+/* ------------------------------------------------------------ one tensor entry */
+
+typedef struct tensor_reader {
+    const weight_file *file;
+    uint64_t data_start;
+    uint64_t data_bytes;
+    kvf_error *error;
+} tensor_reader;
+
+static kvf_status read_dtype(const tensor_reader *reader, const json_value *entry, kvf_dtype *out)
+{
+    char shown[96];
+    const json_value *dtype = json_get(entry, "dtype");
+    if (json_is_string(dtype, "BF16"))
+        *out = KVF_BF16;
+    else if (json_is_string(dtype, "F16"))
+        *out = KVF_FP16;
+    else if (json_is_string(dtype, "F32"))
+        *out = KVF_FP32;
+    else
+        return model_fail(
+            reader->error,
+            dtype != NULL && dtype->kind == JSON_STRING ? KVF_UNSUPPORTED : KVF_CORRUPT,
+            "%s: tensor %.120s has dtype %s; BF16, F16 and F32 are supported, convert "
+            "the model to one of them",
+            reader->file->name, entry->key, json_show(dtype, shown, sizeof shown));
+    return KVF_OK;
+}
+
+/* Fills rank, shape and bytes. */
+static kvf_status read_shape(const tensor_reader *reader, const json_value *entry,
+                             kvf_tensor *tensor)
+{
+    const json_value *shape = json_get(entry, "shape");
+    if (shape == NULL || shape->kind != JSON_ARRAY || shape->size > KVF_TENSOR_RANK_MAX)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s: shape must be an array of at most %u sizes",
+                          reader->file->name, entry->key, KVF_TENSOR_RANK_MAX);
+    tensor->rank = shape->size;
+    uint64_t bytes = kvf_weights_dtype_bytes(tensor->dtype);
+    uint32_t axis = 0;
+    for
+        JSON_EACH(size, shape)
+        {
+            if (size->kind != JSON_INTEGER)
+                return model_fail(reader->error, KVF_CORRUPT,
+                                  "%s: tensor %.120s: shape[%u] is not a whole number",
+                                  reader->file->name, entry->key, axis);
+            if (__builtin_mul_overflow(bytes, size->as.integer, &bytes))
+                return model_fail(
+                    reader->error, KVF_CORRUPT,
+                    "%s: tensor %.120s: the product of its shape does not fit 64 bits",
+                    reader->file->name, entry->key);
+            tensor->shape[axis++] = size->as.integer;
+        }
+    tensor->bytes = bytes;
+    return KVF_OK;
+}
+
+/* Fills data, after checking the offsets against the file and the shape. */
+static kvf_status read_offsets(const tensor_reader *reader, const json_value *entry,
+                               kvf_tensor *tensor)
+{
+    const json_value *offsets = json_get(entry, "data_offsets");
+    if (offsets == NULL || offsets->kind != JSON_ARRAY || offsets->size != 2 ||
+        offsets[1].kind != JSON_INTEGER || offsets[2].kind != JSON_INTEGER)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s: data_offsets must be two whole numbers",
+                          reader->file->name, entry->key);
+    uint64_t begin = offsets[1].as.integer;
+    uint64_t end = offsets[2].as.integer;
+    if (begin > end || end > reader->data_bytes)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s: data_offsets [%" PRIu64 ", %" PRIu64
+                          "] leave the file, which has %" PRIu64
+                          " bytes of data; it may be truncated, download it again",
+                          reader->file->name, entry->key, begin, end, reader->data_bytes);
+    if (end - begin != tensor->bytes)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s: data_offsets span %" PRIu64
+                          " bytes, but its shape and dtype need %" PRIu64,
+                          reader->file->name, entry->key, end - begin, tensor->bytes);
+    tensor->data = reader->file->bytes + reader->data_start + begin;
+    if ((uintptr_t)tensor->data % kvf_weights_dtype_bytes(tensor->dtype) != 0)
+        return model_fail(reader->error, KVF_UNSUPPORTED,
+                          "%s: tensor %.120s starts at byte %" PRIu64
+                          ", which is not a multiple of its element size; save the file again with "
+                          "the safetensors library, which aligns tensors",
+                          reader->file->name, entry->key, reader->data_start + begin);
+    return KVF_OK;
+}
+
+static kvf_status read_tensor(const tensor_reader *reader, const json_value *entry,
+                              kvf_tensor *tensor)
+{
+    if (entry->kind != JSON_OBJECT)
+        return model_fail(reader->error, KVF_CORRUPT, "%s: tensor %.120s is %s, not an object",
+                          reader->file->name, entry->key, json_kind_name(entry));
+    if (strlen(entry->key) != entry->key_size)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s has a zero byte in its name", reader->file->name,
+                          entry->key);
+    *tensor = (kvf_tensor){.name = entry->key};
+    kvf_status status = read_dtype(reader, entry, &tensor->dtype);
+    if (status == KVF_OK)
+        status = read_shape(reader, entry, tensor);
+    if (status == KVF_OK)
+        status = read_offsets(reader, entry, tensor);
+    return status;
+}
+
+/* ------------------------------------------------------------------- one file */
+
+static kvf_status grow_tensors(kvf_weights *weights, size_t more, kvf_error *error)
+{
+    size_t needed = weights->count + more;
+    if (needed <= weights->capacity)
+        return KVF_OK;
+    kvf_tensor *grown =
+        NULL; /* not zeroed: a lying header must not cost memory that it never uses */
+    if (needed <= SIZE_MAX / sizeof *grown)
+        grown = model_alloc(&weights->allocator, needed * sizeof *grown);
+    if (grown == NULL)
+        return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
+    if (weights->count != 0)
+        memcpy(grown, weights->tensors, weights->count * sizeof *grown);
+    model_free(&weights->allocator, weights->tensors);
+    weights->tensors = grown;
+    weights->capacity = needed;
+    return KVF_OK;
+}
+
+static uint64_t read_u64_le(const char *bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < 8; i++)
+        value |= (uint64_t)(unsigned char)bytes[i] << (8 * i);
+    return value;
+}
+
+/* Append the tensors of a file whose bytes are in place. */
+static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error *error)
+{
+    if (file->size < 8)
+        return model_fail(error, KVF_CORRUPT,
+                          "%s has %zu bytes, too few for a safetensors header; download it again",
+                          file->name, file->size);
+    uint64_t header_bytes = read_u64_le(file->bytes);
+    if (header_bytes > HEADER_BYTES_MAX || header_bytes > file->size - 8)
+        return model_fail(error, KVF_CORRUPT,
+                          "%s: a header of %" PRIu64
+                          " bytes does not fit a file of %zu (limit %u); "
+                          "this is no safetensors file, or it is truncated",
+                          file->name, header_bytes, file->size, HEADER_BYTES_MAX);
+    kvf_status status = json_parse(file->bytes + 8, (size_t)header_bytes, file->name,
+                                   &weights->allocator, &file->header, error);
+    if (status != KVF_OK)
+        return status;
+    const json_value *root = json_root(file->header);
+    if (root->kind != JSON_OBJECT)
+        return model_fail(error, KVF_CORRUPT, "%s: the header is %s, not an object", file->name,
+                          json_kind_name(root));
+    status = grow_tensors(weights, root->size, error);
+    tensor_reader reader = {.file = file,
+                            .data_start = 8 + header_bytes,
+                            .data_bytes = file->size - 8 - header_bytes,
+                            .error = error};
+    for
+        JSON_EACH(entry, root)
+        {
+            if (status != KVF_OK)
+                return status;
+            if (strcmp(entry->key, "__metadata__") == 0)
+                continue;
+            status = read_tensor(&reader, entry, &weights->tensors[weights->count]);
+            if (status == KVF_OK)
+                weights->bytes += weights->tensors[weights->count++].bytes;
+        }
+    return status;
+}
+
+static kvf_status map_file(weight_file *file, const char *path, kvf_error *error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return model_fail_errno(error, errno, "%s cannot be opened", path);
+    struct stat info;
+    kvf_status status = KVF_OK;
+    if (fstat(fd, &info) != 0)
+        status = model_fail_errno(error, errno, "%s cannot be examined", path);
+    else if (!S_ISREG(info.st_mode) || info.st_size <= 0)
+        status = model_fail(error, KVF_CORRUPT, "%s is not a regular file with contents", path);
+    if (status == KVF_OK) {
+        file->size = (size_t)info.st_size;
+        void *bytes = mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED) {
+            status =
+                model_fail_errno(error, errno, "%s (%zu bytes) cannot be mapped", path, file->size);
+        } else {
+            file->bytes = bytes;
+            file->mapped = true;
+        }
+    }
+    close(fd);
+    return status;
+}
+
+/* ------------------------------------------------------------------ all files */
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const kvf_tensor *)a)->name, ((const kvf_tensor *)b)->name);
+}
+
+static int compare_addresses(const void *a, const void *b)
+{
+    const kvf_tensor *x = *(const kvf_tensor *const *)a;
+    const kvf_tensor *y = *(const kvf_tensor *const *)b;
+    if (x->data != y->data)
+        return (uintptr_t)x->data < (uintptr_t)y->data ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
+{
+    const kvf_tensor **order = model_alloc_zero(&weights->allocator, weights->count, sizeof *order);
+    if (order == NULL)
+        return model_out_of_memory(error, weights->count * sizeof *order, "the tensor table");
+    for (size_t i = 0; i < weights->count; i++)
+        order[i] = &weights->tensors[i];
+    if (weights->count != 0)
+        qsort(order, weights->count, sizeof *order, compare_addresses);
+    kvf_status status = KVF_OK;
+    for (size_t i = 1; i < weights->count && status == KVF_OK; i++) {
+        const kvf_tensor *last = order[i - 1];
+        if ((uintptr_t)order[i]->data - (uintptr_t)last->data < last->bytes)
+            status = model_fail(error, KVF_CORRUPT, "tensors %.120s and %.120s overlap in the file",
+                                last->name, order[i]->name);
+    }
+    model_free(&weights->allocator, order);
+    return status;
+}
+
+/* Sort, and check what concerns more than one tensor. */
+static kvf_status finish(kvf_weights *weights, kvf_error *error)
+{
+    if (weights->count != 0)
+        qsort(weights->tensors, weights->count, sizeof *weights->tensors, compare_names);
+    for (size_t i = 1; i < weights->count; i++)
+        if (strcmp(weights->tensors[i - 1].name, weights->tensors[i].name) == 0)
+            return model_fail(error, KVF_CORRUPT, "tensor %.120s is in more than one file",
+                              weights->tensors[i].name);
+    return check_overlaps(weights, error);
+}
+
+static kvf_status create(size_t files, const kvf_allocator *allocator, kvf_weights **out,
+                         kvf_error *error)
+{
+    kvf_weights *weights = model_alloc_zero(allocator, 1, sizeof *weights);
+    if (weights == NULL)
+        return model_out_of_memory(error, sizeof *weights, "the weights");
+    if (allocator != NULL)
+        weights->allocator = *allocator;
+    weights->files = model_alloc_zero(allocator, files, sizeof *weights->files);
+    if (weights->files == NULL) {
+        kvf_weights_close(weights);
+        return model_out_of_memory(error, files * sizeof *weights->files, "the weights");
+    }
+    *out = weights;
+    return KVF_OK;
+}
+
+/* Map and read one more file of the directory. */
+static kvf_status add_file(kvf_weights *weights, const char *directory, const char *name,
+                           kvf_error *error)
+{
+    weight_file *file = &weights->files[weights->files_count++];
+    kvf_status status = model_path(&weights->allocator, directory, name, &file->name, error);
+    if (status == KVF_OK)
+        status = map_file(file, file->name, error);
+    if (status == KVF_OK)
+        status = read_header(weights, file, error);
+    return status;
+}
+
+/* --------------------------------------------------------------------- shards */
+
+static kvf_status check_shard_name(const json_value *shard, const char *index_path,
+                                   kvf_error *error)
+{
+    if (shard->kind != JSON_STRING || shard->size == 0 || strlen(shard->as.string) != shard->size)
+        return model_fail(error, KVF_CORRUPT, "%s: weight_map: tensor %.120s has no file name",
+                          index_path, shard->key);
+    if (strchr(shard->as.string, '/') != NULL || strchr(shard->as.string, '\\') != NULL ||
+        strcmp(shard->as.string, ".") == 0 || strcmp(shard->as.string, "..") == 0)
+        return model_fail(
+            error, KVF_CORRUPT,
+            "%s: weight_map: tensor %.120s is in \"%.120s\", which leaves the model's "
+            "directory; only plain file names are allowed",
+            index_path, shard->key, shard->as.string);
+    return KVF_OK;
+}
+
+/* The distinct shard names, in the order of the index. @p names has room for FILES_MAX. */
+static kvf_status list_shards(const json_value *map, const char *index_path, const char **names,
+                              size_t *count, kvf_error *error)
+{
+    *count = 0;
+    const char *last = NULL;
+    for
+        JSON_EACH(shard, map)
+        {
+            kvf_status status = check_shard_name(shard, index_path, error);
+            if (status != KVF_OK)
+                return status;
+            if (last != NULL && strcmp(last, shard->as.string) == 0)
+                continue;
+            last = shard->as.string;
+            size_t known = 0;
+            while (known < *count && strcmp(names[known], last) != 0)
+                known++;
+            if (known < *count)
+                continue;
+            if (*count == FILES_MAX)
+                return model_fail(error, KVF_UNSUPPORTED, "%s names more than %u files", index_path,
+                                  FILES_MAX);
+            names[(*count)++] = last;
+        }
+    return KVF_OK;
+}
+
+/* Every tensor of the map must be in the shard that the map says; shards may not hold others. */
+static kvf_status check_map(const kvf_weights *weights, const json_value *map,
+                            const char *index_path, kvf_error *error)
+{
+    for
+        JSON_EACH(shard, map)
+        {
+            const kvf_tensor *tensor =
+                strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
+            bool found = false;
+            for (size_t i = 0; tensor != NULL && i < weights->files_count && !found; i++) {
+                const weight_file *file = &weights->files[i];
+                const char *name = strrchr(file->name, '/') + 1;
+                uintptr_t start = (uintptr_t)file->bytes;
+                uintptr_t data = (uintptr_t)tensor->data;
+                found = strcmp(name, shard->as.string) == 0 && data >= start &&
+                        data - start <= file->size;
+            }
+            if (!found)
+                return model_fail(error, KVF_CORRUPT,
+                                  "%s: tensor %.120s is not in %.120s, where weight_map says it is",
+                                  index_path, shard->key, shard->as.string);
+        }
+    if (weights->count != map->size)
+        return model_fail(error, KVF_CORRUPT,
+                          "%s: weight_map lists %u tensors, but the files hold %zu", index_path,
+                          map->size, weights->count);
+    return KVF_OK;
+}
+
+static kvf_status open_mapped(const char *directory, const json_value *map, const char *index_path,
+                              const char **names, kvf_weights *weights, size_t count,
+                              kvf_error *error)
+{
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < count && status == KVF_OK; i++) {
+        status = add_file(weights, directory, names[i], error);
+        if (status == KVF_SYSTEM && error != NULL) {
+            kvf_error cause = *error;
+            model_fail(error, KVF_SYSTEM, "shard %.120s, named by %.120s: %.200s", names[i],
+                       index_path, cause.text);
+            error->foreign = cause.foreign;
+        }
+    }
+    if (status == KVF_OK)
+        status = finish(weights, error);
+    return status == KVF_OK ? check_map(weights, map, index_path, error) : status;
+}
+
+static kvf_status open_shards(const char *directory, const json_document *index,
+                              const char *index_path, const kvf_allocator *allocator,
+                              kvf_weights **out, kvf_error *error)
+{
+    const json_value *map = json_get(json_root(index), "weight_map");
+    if (map == NULL || map->kind != JSON_OBJECT || map->size == 0)
+        return model_fail(error, KVF_CORRUPT, "%s: weight_map is %s, not an object with tensors",
+                          index_path, json_kind_name(map));
+    const char **names = model_alloc_zero(allocator, FILES_MAX, sizeof *names);
+    if (names == NULL)
+        return model_out_of_memory(error, FILES_MAX * sizeof *names, "shard names");
+    size_t count;
+    kvf_weights *weights = NULL;
+    kvf_status status = list_shards(map, index_path, names, &count, error);
+    if (status == KVF_OK)
+        status = create(count, allocator, &weights, error);
+    if (status == KVF_OK)
+        status = open_mapped(directory, map, index_path, names, weights, count, error);
+    model_free(allocator, names);
+    if (status != KVF_OK) {
+        kvf_weights_close(weights);
+        return status;
+    }
+    *out = weights;
+    return KVF_OK;
+}
+
+static kvf_status open_index(const char *directory, const char *path,
+                             const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
+{
+    kvf_text text;
+    kvf_status status = model_read_file(allocator, path, INDEX_BYTES_MAX, &text, error);
+    if (status != KVF_OK)
+        return status;
+    json_document *index = NULL;
+    status = json_parse(text.bytes, text.size, path, allocator, &index, error);
+    kvf_text_free(allocator, &text);
+    if (status == KVF_OK)
+        status = open_shards(directory, index, path, allocator, out, error);
+    json_free(index);
+    return status;
+}
+
+static kvf_status open_single(const char *directory, const kvf_allocator *allocator,
+                              kvf_weights **out, kvf_error *error)
+{
+    kvf_weights *weights;
+    kvf_status status = create(1, allocator, &weights, error);
+    if (status != KVF_OK)
+        return status;
+    status = add_file(weights, directory, "model.safetensors", error);
+    if (status == KVF_OK)
+        status = finish(weights, error);
+    if (status != KVF_OK) {
+        kvf_weights_close(weights);
+        return status;
+    }
+    *out = weights;
+    return KVF_OK;
+}
+
+/* --------------------------------------------------------------------- public */
+
+kvf_status kvf_weights_open(const char *directory, const kvf_allocator *allocator,
+                            kvf_weights **out, kvf_error *error)
+{
+    *out = NULL;
+    char *single = NULL;
+    char *index = NULL;
+    kvf_status status = model_path(allocator, directory, "model.safetensors", &single, error);
+    if (status == KVF_OK)
+        status = model_path(allocator, directory, "model.safetensors.index.json", &index, error);
+    if (status == KVF_OK) {
+        if (access(single, F_OK) == 0)
+            status = open_single(directory, allocator, out, error);
+        else if (access(index, F_OK) == 0)
+            status = open_index(directory, index, allocator, out, error);
+        else
+            status = model_fail(error, KVF_SYSTEM,
+                                "%.300s holds neither model.safetensors nor "
+                                "model.safetensors.index.json; convert the model to safetensors",
+                                directory);
+    }
+    model_free(allocator, index);
+    model_free(allocator, single);
+    return status;
+}
+
+kvf_status kvf_weights_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
+                                   kvf_weights **out, kvf_error *error)
+{
+    static const char name[] = "safetensors in memory";
+    *out = NULL;
+    kvf_weights *weights;
+    kvf_status status = create(1, allocator, &weights, error);
+    if (status != KVF_OK)
+        return status;
+    weight_file *file = &weights->files[weights->files_count++];
+    file->bytes = bytes;
+    file->size = size;
+    file->name = model_alloc(allocator, sizeof name);
+    if (file->name == NULL) {
+        status = model_out_of_memory(error, sizeof name, "a name");
+    } else {
+        memcpy(file->name, name, sizeof name);
+        status = read_header(weights, file, error);
+    }
+    if (status == KVF_OK)
+        status = finish(weights, error);
+    if (status != KVF_OK) {
+        kvf_weights_close(weights);
+        return status;
+    }
+    *out = weights;
+    return KVF_OK;
+}
+
+void kvf_weights_close(kvf_weights *weights)
+{
+    if (weights == NULL)
+        return;
+    kvf_allocator allocator = weights->allocator;
+    for (size_t i = 0; i < weights->files_count; i++) {
+        weight_file *file = &weights->files[i];
+        json_free(file->header);
+        if (file->mapped)
+            munmap((void *)(uintptr_t)file->bytes, file->size);
+        model_free(&allocator, file->name);
+    }
+    model_free(&allocator, weights->tensors);
+    model_free(&allocator, weights->files);
+    model_free(&allocator, weights);
+}
+
+size_t kvf_weights_count(const kvf_weights *weights)
+{
+    return weights->count;
+}
+
+uint64_t kvf_weights_bytes(const kvf_weights *weights)
+{
+    return weights->bytes;
+}
+
+const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index)
+{
+    return &weights->tensors[index];
+}
+
+const kvf_tensor *kvf_weights_get(const kvf_weights *weights, const char *name)
+{
+    if (weights->count == 0)
+        return NULL;
+    kvf_tensor key = {.name = name};
+    return bsearch(&key, weights->tensors, weights->count, sizeof key, compare_names);
+}
+
+static void show_shape(uint32_t rank, const uint64_t *shape, char *buffer, size_t size)
+{
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (uint32_t i = 0; i < rank && used < size; i++)
+        used += (size_t)snprintf(buffer + used, size - used, "%s%" PRIu64, i != 0 ? ", " : "",
+                                 shape[i]);
+}
+
+kvf_status kvf_weights_find(const kvf_weights *weights, const char *name, uint32_t rank,
+                            const uint64_t *shape, const kvf_tensor **out, kvf_error *error)
+{
+    const kvf_tensor *tensor = kvf_weights_get(weights, name);
+    if (tensor == NULL)
+        return model_fail(error, KVF_CORRUPT,
+                          "tensor %.120s is missing; the weights do not belong to this config.json",
+                          name);
+    if (tensor->rank != rank || memcmp(tensor->shape, shape, rank * sizeof *shape) != 0) {
+        char has[128];
+        char needs[128];
+        show_shape(tensor->rank, tensor->shape, has, sizeof has);
+        show_shape(rank, shape, needs, sizeof needs);
+        return model_fail(error, KVF_CORRUPT,
+                          "tensor %.120s has shape [%s], but config.json needs [%s]", name, has,
+                          needs);
+    }
+    *out = tensor;
+    return KVF_OK;
+}
