@@ -15,6 +15,13 @@
 
 #include "base.h"
 
+/* Test hook: whatever can be refused (memory, maps, registration, streams, events, threads) asks it
+ * first, by name; non-zero = be refused. NULL = off. */
+typedef int (*kvf_fault_fn)(void *user, const char *what);
+
+#define KVF_LOG_NOTE 0
+#define KVF_LOG_WARNING 1
+
 typedef struct kvf_context {
     kvf_allocator allocator;
     kvf_log_fn log;
@@ -24,6 +31,8 @@ typedef struct kvf_context {
     kvf_error error_copy;  /* what kvf_runtime_error lends out */
     uint64_t live_bytes;   /* guarded by lock: bytes handed out and not yet freed */
     uint64_t live_blocks;  /* guarded by lock */
+    kvf_fault_fn fault;    /* set while nothing else runs */
+    void *fault_user;
 } kvf_context;
 
 /* All fields of `allocator` NULL means aligned_alloc and free. */
@@ -34,6 +43,13 @@ void kvf_context_destroy(kvf_context *context);
 /* Zeroed memory, 64-byte aligned; NULL when the allocator has none. Count x size is overflow-checked. */
 void *kvf_alloc(kvf_context *context, size_t count, size_t size);
 void kvf_free(kvf_context *context, void *pointer);
+
+/* Count memory that did not come from kvf_alloc (maps), so that leaks of it show in live_bytes too. */
+void kvf_context_count(kvf_context *context, uint64_t bytes);
+void kvf_context_uncount(kvf_context *context, uint64_t bytes);
+
+/* 1 if the test hook refuses `what`. */
+int kvf_context_refuses(kvf_context *context, const char *what);
 
 /* Record an error and return its status. `foreign` is errno or a device's code, 0 if none. */
 KVF_PRINTF(4, 5)

@@ -38,6 +38,7 @@ typedef struct kvf_device_properties {
     uint64_t memory_bytes;
     uint32_t shares_host_memory; /* 1: host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
+    uint32_t pins_host_memory; /* 1: registration pins pages, so RLIMIT_MEMLOCK applies */
 } kvf_device_properties;
 
 typedef struct kvf_device_ops {
@@ -67,6 +68,9 @@ typedef struct kvf_device_ops {
     kvf_status (*launch)(kvf_stream *stream, kvf_task_fn kernel, const void *args, size_t args_bytes, uint32_t tasks);
     /* A function of the host in stream order, on the stream's own thread; it may block, and may use other streams. */
     kvf_status (*host_call)(kvf_stream *stream, kvf_task_fn fn, const void *args, size_t args_bytes);
+    /* From inside a host_call on `stream`: make `status` its sticky error. Later copies, fills and launches
+     * are skipped; events and host calls still happen, so nobody waits forever. It travels along events. */
+    void (*stream_fail)(kvf_stream *stream, kvf_status status);
 } kvf_device_ops;
 
 struct kvf_device {
@@ -88,8 +92,8 @@ KVF_MUST_CHECK kvf_status kvf_device_open(kvf_context *context, kvf_device_kind 
                                           const kvf_device_config *config, kvf_device **out);
 void kvf_device_close(kvf_device *device); /* NULL is fine */
 
-/* Test hook: every alloc, register, stream and event creation asks this first; non-zero return = fail. NULL = off. */
-typedef int (*kvf_fault_fn)(void *user, const char *what);
+/* Test hook: every alloc, register, stream and event creation asks this first; non-zero return = fail. NULL = off.
+ * It is the hook of the device's context: maps and threads below the same context ask it too. */
 void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user);
 
 /* Monotonic nanoseconds. */

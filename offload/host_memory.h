@@ -47,18 +47,23 @@ typedef struct kvf_host_memory_config {
 /* What preflight found; every number in bytes, UINT64_MAX = unlimited or unknown. */
 typedef struct kvf_headroom {
     uint64_t memlock;       /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
-    uint64_t cgroup;        /* memory.max - memory.current, v2 or v1, up the tree */
+    uint64_t cgroup;        /* limit - usage + file cache, v2 or v1, the least up the tree */
     uint64_t node_free;     /* on the node, or of the machine */
     uint64_t hugetlb_free;  /* reserved huge pages that are free */
 } kvf_headroom;
 
+/* On a device that pins nothing, set memlock to UINT64_MAX before preflight. */
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
+
+/* The cgroup part alone, from a /proc/self/cgroup and a /sys/fs/cgroup that tests may replace. */
+uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup);
 
 /* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
 KVF_MUST_CHECK kvf_status kvf_host_memory_preflight(kvf_context *context,
                                                     const kvf_headroom *headroom,
                                                     const kvf_host_memory_config *config);
 
+/* Runs preflight first. `config->topology` may be NULL if node is -1. */
 KVF_MUST_CHECK kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
                                                  const kvf_host_memory_config *config,
                                                  kvf_host_memory *out);

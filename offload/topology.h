@@ -35,6 +35,7 @@ typedef struct kvf_topology {
 typedef struct kvf_topology_source {
     const char *synthetic; /* hwloc synthetic description, for tests */
     const char *xml_path;  /* recorded topology, for tests */
+    const char *sysfs_root; /* instead of "/sys": numa_node of PCI devices, free memory of nodes */
 } kvf_topology_source;
 
 KVF_MUST_CHECK kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,

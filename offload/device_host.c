@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The host device: "device memory" is host memory, streams are workers, launches run on a team.
+ *
+ * Host memory is registered without mlock. Nothing here moves by DMA, so a page that the kernel
+ * swaps out costs time and never correctness, and the default RLIMIT_MEMLOCK of 8 MiB does not
+ * stand in the way of an unprivileged user. Registration is counted, and properties say
+ * pins_host_memory = 0.
+ *
+ * Knows nothing of pages, pools or kernels beyond their table. Invariant: every byte it hands out
+ * is counted in the context, every registration in registered_bytes.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "host_stream.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define HUGE_BYTES  ((size_t)2 << 20)
+#define THREADS_MAX 1024u
+
+uint64_t kvf_now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static kvf_host_device *of_device(kvf_device *device)
+{
+    return (kvf_host_device *)(void *)device;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------
+ */
+
+/* In front of every block; says how to give it back. */
+typedef struct memory_head {
+    void *map; /* NULL: came from kvf_alloc */
+    size_t map_bytes;
+} memory_head;
+
+#define MEMORY_HEAD_BYTES ((size_t)64)
+
+/* Large blocks: a map of their own, aligned for huge pages, populated now so that no step pays for
+ * it. */
+static char *map_memory(kvf_context *context, size_t bytes)
+{
+    size_t map_bytes = kvf_round_up(bytes, 4096) + HUGE_BYTES;
+    if (bytes > SIZE_MAX - 2 * HUGE_BYTES)
+        return NULL;
+    char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return NULL;
+    uintptr_t first =
+        ((uintptr_t)map + MEMORY_HEAD_BYTES + HUGE_BYTES - 1) & ~(uintptr_t)(HUGE_BYTES - 1);
+    char *block = map + (first - (uintptr_t)map);
+    (void)madvise(block, bytes, MADV_HUGEPAGE);
+    if (madvise(block, kvf_round_up(bytes, 4096), MADV_POPULATE_WRITE) != 0) {
+        if (errno != EINVAL) {
+            munmap(map, map_bytes);
+            return NULL;
+        }
+        memset(block, 0, bytes); /* a kernel before 5.14 */
+    }
+    memory_head *head = (memory_head *)(void *)(block - MEMORY_HEAD_BYTES);
+    head->map = map;
+    head->map_bytes = map_bytes;
+    kvf_context_count(context, map_bytes);
+    return block;
+}
+
+static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out)
+{
+    kvf_context *context = device->context;
+    char *block = NULL;
+    *out = NULL;
+    if (!kvf_context_refuses(context, "device memory")) {
+        if (bytes >= HUGE_BYTES) {
+            block = map_memory(context, bytes);
+        } else {
+            block = kvf_alloc(context, 1, bytes + MEMORY_HEAD_BYTES);
+            if (block != NULL)
+                block += MEMORY_HEAD_BYTES;
+        }
+    }
+    if (block == NULL) {
+        char text[32];
+        return kvf_fail(context, KVF_OUT_OF_DEVICE_MEMORY, 0,
+                        "the host device has no %s of memory; use fewer tokens, slots or layers",
+                        kvf_bytes_text(bytes, text));
+    }
+    *out = block;
+    return KVF_OK;
+}
+
+static void host_memory_free(kvf_device *device, void *pointer)
+{
+    if (pointer == NULL)
+        return;
+    memory_head head = *(memory_head *)(void *)((char *)pointer - MEMORY_HEAD_BYTES);
+    if (head.map == NULL) {
+        kvf_free(device->context, (char *)pointer - MEMORY_HEAD_BYTES);
+        return;
+    }
+    munmap(head.map, head.map_bytes);
+    kvf_context_uncount(device->context, head.map_bytes);
+}
+
+static kvf_status host_register(kvf_device *base, void *host, size_t bytes, void **alias)
+{
+    kvf_host_device *device = of_device(base);
+    *alias = NULL;
+    if (kvf_context_refuses(base->context, "register")) {
+        char text[32];
+        return kvf_fail(base->context, KVF_PIN_FAILED, ENOMEM,
+                        "%s of host memory could not be registered with the device; raise the "
+                        "limit with `ulimit -l unlimited`, or set allow_unpinned",
+                        kvf_bytes_text(bytes, text));
+    }
+    pthread_mutex_lock(&device->lock);
+    device->registered_bytes += bytes;
+    device->registered_regions++;
+    pthread_mutex_unlock(&device->lock);
+    *alias = host;
+    return KVF_OK;
+}
+
+static void host_unregister(kvf_device *base, void *host, size_t bytes)
+{
+    kvf_host_device *device = of_device(base);
+    (void)host;
+    pthread_mutex_lock(&device->lock);
+    KVF_ASSERT(device->registered_regions > 0 && device->registered_bytes >= bytes);
+    device->registered_bytes -= bytes;
+    device->registered_regions--;
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* ---- the device
+ * ---------------------------------------------------------------------------------- */
+
+static void read_name(char name[64])
+{
+    snprintf(name, 64, "host CPU");
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (file == NULL)
+        return;
+    char line[256];
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, "model name", 10) != 0)
+            continue;
+        const char *text = strchr(line, ':');
+        if (text == NULL)
+            break;
+        text += strspn(text, ": \t");
+        snprintf(name, 64, "%.*s", (int)kvf_min_u32((uint32_t)strcspn(text, "\n"), 63), text);
+        break;
+    }
+    fclose(file);
+}
+
+static void host_properties(const kvf_device *base, kvf_device_properties *out)
+{
+    const kvf_host_device *device = (const kvf_host_device *)(const void *)base;
+    memset(out, 0, sizeof *out);
+    memcpy(out->name, device->name, sizeof out->name);
+    out->numa_node = -1;
+    long pages = sysconf(_SC_PHYS_PAGES);
+    long page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page_bytes > 0)
+        out->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
+    out->shares_host_memory = 1;
+    out->compute_threads = kvf_team_threads(device->team);
+    out->pins_host_memory = 0;
+}
+
+static void host_close(kvf_device *base)
+{
+    kvf_host_device *device = of_device(base);
+    KVF_ASSERT(device->stream_count == 0);
+    KVF_ASSERT(device->registered_regions == 0);
+    kvf_team_destroy(device->team);
+    pthread_mutex_destroy(&device->lock);
+    kvf_free(base->context, device);
+}
+
+static const kvf_device_ops host_ops = {
+    .kind = KVF_DEVICE_HOST,
+    .name = "host",
+    .close = host_close,
+    .properties = host_properties,
+    .memory_alloc = host_memory_alloc,
+    .memory_free = host_memory_free,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
+    .stream_create = kvf_host_stream_create,
+    .stream_destroy = kvf_host_stream_destroy,
+    .stream_wait = kvf_host_stream_wait,
+    .event_create = kvf_host_event_create,
+    .event_destroy = kvf_host_event_destroy,
+    .event_record = kvf_host_event_record,
+    .stream_wait_event = kvf_host_stream_wait_event,
+    .event_wait = kvf_host_event_wait,
+    .copy = kvf_host_copy,
+    .fill = kvf_host_fill,
+    .launch = kvf_host_launch,
+    .host_call = kvf_host_host_call,
+    .stream_fail = kvf_host_stream_fail,
+};
+
+kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
+                           const kvf_device_config *config, kvf_device **out)
+{
+    *out = NULL;
+    if (kind != KVF_DEVICE_AUTO && kind != KVF_DEVICE_HOST)
+        return kvf_fail(context, KVF_UNSUPPORTED, 0,
+                        "device kind %d is not in this build; use auto or host", (int)kind);
+    if (config->threads < 1 || config->threads > THREADS_MAX)
+        return kvf_fail(context, KVF_INVALID, 0, "threads is %u; it must be 1 to %u",
+                        config->threads, THREADS_MAX);
+    kvf_host_device *device = kvf_alloc(context, 1, sizeof *device);
+    if (device == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the host device");
+    device->base.ops = &host_ops;
+    device->base.context = context;
+    device->config = *config;
+    device->config.cpus = NULL; /* borrowed for the call only */
+    read_name(device->name);
+    kvf_status status = kvf_kernels_init(&device->base.kernels, config->isa_mask);
+    if (status != KVF_OK) {
+        status = kvf_fail(context, status, 0, "no kernel for every operation with isa_mask %#x",
+                          config->isa_mask);
+        goto fail;
+    }
+    if (pthread_mutex_init(&device->lock, NULL) != 0) {
+        status = kvf_fail(context, KVF_SYSTEM, 0, "a lock for the device could not be made");
+        goto fail;
+    }
+    kvf_team_config team = {
+        .threads = config->threads, .cpus = config->cpus, .name = "kvf-compute"};
+    status = kvf_team_create(context, &team, &device->team);
+    if (status != KVF_OK) {
+        pthread_mutex_destroy(&device->lock);
+        goto fail;
+    }
+    *out = &device->base;
+    return KVF_OK;
+
+fail:
+    kvf_free(context, device);
+    return status;
+}
+
+void kvf_device_close(kvf_device *device)
+{
+    if (device != NULL)
+        device->ops->close(device);
+}
+
+void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user)
+{
+    device->context->fault = fn;
+    device->context->fault_user = user;
+}

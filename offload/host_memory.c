@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Arenas: map on the best tier, bind, touch in parallel, register; undo in reverse order.
+ *
+ * Knows nothing of what lies in the memory. Every arena is complete before the next one is begun,
+ * so a failure leaves whole arenas and one partial one, and the same destroy undoes both.
+ * Invariant: an arena with host != NULL is mapped and counted in the context; registered says
+ * whether the device knows it.
+ */
+
+#include "host_memory.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "host_team.h"
+
+#if KVF_HAVE_NUMA
+#include <numaif.h>
+#endif
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MAP_HUGE_SHIFT
+#define MAP_HUGE_SHIFT 26
+#endif
+
+#define SMALL_BYTES ((size_t)4096)
+#define HUGE_BYTES  ((size_t)2 << 20)
+#define TOUCH_BYTES                                                                                \
+    ((size_t)16 << 20) /* one task: long against the claim, short against an arena */
+
+const char *kvf_page_tier_name(kvf_page_tier tier)
+{
+    static const char *const names[KVF_TIER_COUNT] = {
+        [KVF_TIER_HUGETLB] = "hugetlb", [KVF_TIER_THP] = "thp", [KVF_TIER_4K] = "4k"};
+    KVF_ASSERT((unsigned)tier < KVF_TIER_COUNT);
+    return names[tier];
+}
+
+/* ---- mapping -------------------------------------------------------------------------------- */
+
+static int map_hugetlb(kvf_context *context, kvf_arena *arena)
+{
+    size_t bytes = kvf_round_up(arena->bytes, HUGE_BYTES);
+    if (kvf_context_refuses(context, "hugetlb map"))
+        return 0;
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT), -1, 0);
+    if (map == MAP_FAILED)
+        return 0;
+    arena->host = map;
+    arena->mapped_bytes = bytes;
+    arena->tier = KVF_TIER_HUGETLB;
+    kvf_context_count(context, bytes);
+    return 1;
+}
+
+/* Small pages, at an address where huge ones can grow. */
+static int map_normal(kvf_context *context, kvf_arena *arena, int wants_huge)
+{
+    size_t bytes = kvf_round_up(arena->bytes, SMALL_BYTES);
+    size_t slack = wants_huge && bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
+    if (kvf_context_refuses(context, "map"))
+        return 0;
+    char *map =
+        mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return 0;
+    size_t before = slack > 0 ? (HUGE_BYTES - (uintptr_t)map % HUGE_BYTES) % HUGE_BYTES : 0;
+    if (before > 0)
+        munmap(map, before);
+    if (slack > before)
+        munmap(map + before + bytes, slack - before);
+    arena->host = map + before;
+    arena->mapped_bytes = bytes;
+    arena->tier = KVF_TIER_4K;
+    (void)madvise(arena->host, bytes, wants_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    kvf_context_count(context, bytes);
+    return 1;
+}
+
+static void unmap(kvf_context *context, kvf_arena *arena)
+{
+    if (arena->host == NULL)
+        return;
+    munmap(arena->host, arena->mapped_bytes);
+    kvf_context_uncount(context, arena->mapped_bytes);
+    arena->host = NULL;
+    arena->bound = 0;
+}
+
+static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
+{
+    if (node < 0)
+        return;
+#if KVF_HAVE_NUMA
+    unsigned long mask[KVF_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+    const size_t bits = 8 * sizeof(unsigned long);
+    if ((uint32_t)node < KVF_NODES_MAX) {
+        mask[(size_t)node / bits] = 1ul << ((size_t)node % bits);
+        arena->bound =
+            mbind(arena->host, arena->mapped_bytes, MPOL_BIND, mask, KVF_NODES_MAX + 1, 0) == 0;
+    }
+    if (!arena->bound)
+        kvf_log(context, KVF_LOG_WARNING, "host memory could not be bound to NUMA node %d: %s",
+                node, strerror(errno));
+#else
+    (void)arena;
+    kvf_log(context, KVF_LOG_WARNING,
+            "this build has no libnuma; host memory is not bound to node %d", node);
+#endif
+}
+
+/* ---- first touch ------------------------------------------------------------------------------
+ */
+
+typedef struct touch_args {
+    char *base;
+    size_t bytes;
+    size_t page_bytes;
+    atomic_int *error; /* first errno */
+} touch_args;
+
+static void touch_task(const void *raw, uint32_t task)
+{
+    const touch_args *args = raw;
+    size_t first = (size_t)task * TOUCH_BYTES;
+    size_t bytes = args->bytes - first < TOUCH_BYTES ? args->bytes - first : TOUCH_BYTES;
+    char *from = args->base + first;
+    if (madvise(from, bytes, MADV_POPULATE_WRITE) == 0)
+        return;
+    if (errno != EINVAL) {
+        int none = 0;
+        atomic_compare_exchange_strong(args->error, &none, errno);
+        return;
+    }
+    /* A kernel before 5.14. */
+    for (size_t i = 0; i < bytes; i += args->page_bytes)
+        *(volatile char *)(from + i) = 0;
+}
+
+static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
+{
+    if (kvf_context_refuses(context, "touch"))
+        return ENOMEM;
+    kvf_team_job job;
+    if (kvf_team_job_init(&job, 0) != KVF_OK)
+        return EAGAIN;
+    atomic_int error;
+    atomic_init(&error, 0);
+    touch_args args = {.base = arena->host,
+                       .bytes = arena->mapped_bytes,
+                       .page_bytes = arena->tier == KVF_TIER_HUGETLB ? HUGE_BYTES : SMALL_BYTES,
+                       .error = &error};
+    kvf_team_run(team, &job, touch_task, &args,
+                 (uint32_t)((arena->mapped_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+    kvf_team_job_fini(&job);
+    return atomic_load(&error);
+}
+
+/* What the kernel really gave: huge pages in at least half of the arena's maps, from smaps. */
+static int has_huge_pages(const kvf_arena *arena)
+{
+    FILE *file = fopen("/proc/self/smaps", "r");
+    if (file == NULL)
+        return 0;
+    char line[512];
+    uint64_t size = 0, huge = 0;
+    int is_inside = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned long long first, last, kib;
+        if (sscanf(line, "%llx-%llx ", &first, &last) == 2) {
+            is_inside = first < (uintptr_t)arena->host + arena->mapped_bytes &&
+                        last > (uintptr_t)arena->host;
+            size += is_inside ? last - first : 0;
+        } else if (is_inside && sscanf(line, "AnonHugePages: %llu", &kib) == 1) {
+            huge += kib * 1024;
+        }
+    }
+    fclose(file);
+    return size > 0 && huge >= size / 2;
+}
+
+/* ---- arenas
+ * -------------------------------------------------------------------------------------- */
+
+static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *config, kvf_team *team,
+                         kvf_arena *arena)
+{
+    int wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
+    int is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
+    char text[32];
+    kvf_bytes_text(arena->bytes, text);
+    if ((wants_huge || is_required) && map_hugetlb(context, arena)) {
+        bind_to_node(context, arena, config->node);
+        if (touch(context, team, arena) == 0)
+            return KVF_OK;
+        unmap(context, arena);
+    }
+    if (is_required)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, ENOMEM,
+                        "%s on huge pages could not be had; reserve them with `sysctl "
+                        "vm.nr_hugepages=N`, or set huge_pages to auto",
+                        text);
+    if (!map_normal(context, arena, wants_huge))
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, errno,
+                        "%s of host memory could not be mapped: %s; see `ulimit -v`, or lower "
+                        "tokens_max or host_tokens_max",
+                        text, strerror(errno));
+    bind_to_node(context, arena, config->node);
+    int error = touch(context, team, arena);
+    if (error != 0)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, error,
+                        "%s of host memory could not be populated: %s; lower tokens_max or "
+                        "host_tokens_max",
+                        text, strerror(error));
+    if (wants_huge && has_huge_pages(arena))
+        arena->tier = KVF_TIER_THP;
+    return KVF_OK;
+}
+
+static kvf_status publish(kvf_context *context, kvf_device *device,
+                          const kvf_host_memory_config *config, kvf_arena *arena)
+{
+    void *alias = NULL;
+    kvf_status status = device->ops->host_register(device, arena->host, arena->bytes, &alias);
+    if (status == KVF_OK) {
+        arena->registered = 1;
+        arena->device = alias;
+        return KVF_OK;
+    }
+    if (status != KVF_PIN_FAILED || !config->allow_unpinned)
+        return status;
+    char text[32];
+    kvf_log(context, KVF_LOG_WARNING, "%s of host memory stay unpinned, as allow_unpinned asks",
+            kvf_bytes_text(arena->bytes, text));
+    arena->device = arena->host;
+    return KVF_OK;
+}
+
+static kvf_status create_touch_team(kvf_context *context, const kvf_host_memory_config *config,
+                                    kvf_team **out)
+{
+    uint32_t threads = kvf_max_u32(config->touch_threads, 1);
+    const uint32_t *cpus = NULL;
+    int32_t index = config->topology != NULL && config->node >= 0
+                        ? kvf_topology_find(config->topology, config->node)
+                        : -1;
+    if (index >= 0 && config->topology->nodes[index].cpu_count > 0) {
+        const kvf_node *node = &config->topology->nodes[index];
+        threads = kvf_min_u32(threads, node->cpu_count);
+        cpus = config->topology->cpus + node->cpus_offset;
+    }
+    uint64_t pieces = (config->bytes + TOUCH_BYTES - 1) / TOUCH_BYTES;
+    if (pieces < threads)
+        threads = (uint32_t)pieces;
+    kvf_team_config team = {.threads = kvf_max_u32(threads, 1), .cpus = cpus, .name = "kvf-touch"};
+    return kvf_team_create(context, &team, out);
+}
+
+static kvf_status check(kvf_context *context, kvf_device *device,
+                        const kvf_host_memory_config *config)
+{
+    if (config->bytes == 0 || config->granule == 0 || config->granule > KVF_ARENA_BYTES_MAX ||
+        config->bytes > (uint64_t)1 << 62)
+        return kvf_fail(
+            context, KVF_INVALID, 0,
+            "host memory of %llu bytes in pieces of %zu: a piece must be 1 byte to 1 GiB",
+            (unsigned long long)config->bytes, config->granule);
+    if (config->node >= 0 &&
+        (config->topology == NULL || kvf_topology_find(config->topology, config->node) < 0))
+        return kvf_fail(context, KVF_INVALID, 0,
+                        "numa_node is %d, and this machine has no such node; set it to -1",
+                        config->node);
+    kvf_headroom headroom;
+    kvf_headroom_read(config->topology, config->node, &headroom);
+    kvf_device_properties properties;
+    device->ops->properties(device, &properties);
+    if (!properties.pins_host_memory)
+        headroom.memlock = UINT64_MAX;
+    return kvf_host_memory_preflight(context, &headroom, config);
+}
+
+kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
+                                  const kvf_host_memory_config *config, kvf_host_memory *out)
+{
+    memset(out, 0, sizeof *out);
+    KVF_TRY(check(context, device, config));
+    kvf_host_memory memory = {.device = device};
+    memory.bytes = (config->bytes + config->granule - 1) / config->granule * config->granule;
+    uint64_t per_arena = KVF_ARENA_BYTES_MAX / config->granule * config->granule;
+    uint64_t wanted = (memory.bytes + per_arena - 1) / per_arena;
+    kvf_team *team = NULL;
+    memory.arenas = kvf_alloc(context, wanted, sizeof *memory.arenas);
+    if (memory.arenas == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the list of %llu arenas",
+                        (unsigned long long)wanted);
+    kvf_status status = create_touch_team(context, config, &team);
+    uint64_t left = memory.bytes;
+    while (status == KVF_OK && left > 0) {
+        kvf_arena *arena = &memory.arenas[memory.arena_count++];
+        arena->bytes = (size_t)(left < per_arena ? left : per_arena);
+        left -= arena->bytes;
+        status = obtain(context, config, team, arena);
+        if (status == KVF_OK)
+            status = publish(context, device, config, arena);
+    }
+    kvf_team_destroy(team);
+    if (status != KVF_OK) {
+        kvf_host_memory_destroy(context, &memory);
+        return status;
+    }
+    *out = memory;
+    return KVF_OK;
+}
+
+void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory)
+{
+    if (memory == NULL || memory->arenas == NULL)
+        return;
+    for (uint32_t i = memory->arena_count; i-- > 0;) {
+        kvf_arena *arena = &memory->arenas[i];
+        if (arena->registered)
+            memory->device->ops->host_unregister(memory->device, arena->host, arena->bytes);
+        unmap(context, arena);
+    }
+    kvf_free(context, memory->arenas);
+    memset(memory, 0, sizeof *memory);
+}

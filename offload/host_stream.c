@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streams and events of the host device.
+ *
+ * One worker per stream takes entries off a ring of KVF_STREAM_QUEUE_MAX in order; arguments lie
+ * inside the entries, so enqueueing allocates nothing. Waiting threads spin for a few microseconds
+ * and then sleep: the machine may have fewer cores than there are streams.
+ *
+ * Invariants: done <= enqueued <= done + KVF_STREAM_QUEUE_MAX; an entry is written only while it is
+ * outside [done, enqueued). For an event, a generation g is complete iff g <= floor or bit g -
+ * floor - 1 of ahead is set, and floor <= recorded <= floor + RECORDS_MAX: an event that is
+ * recorded again elsewhere before the first record fired does not fire early for those who wait for
+ * the first.
+ */
+
+#include "host_stream.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define SPIN_NS     5000u
+#define SPIN_TURNS  16u
+#define RECORDS_MAX 64u
+
+typedef enum entry_kind {
+    ENTRY_COPY,
+    ENTRY_FILL,
+    ENTRY_LAUNCH,
+    ENTRY_CALL,
+    ENTRY_RECORD,
+    ENTRY_WAIT
+} entry_kind;
+
+typedef struct host_event {
+    kvf_event base; /* first member */
+    pthread_mutex_t lock;
+    pthread_cond_t fired;
+    uint64_t recorded;            /* guarded by lock: generation enqueued last */
+    uint64_t floor;               /* guarded by lock: all up to here are complete */
+    uint64_t ahead;               /* guarded by lock: complete ones above floor */
+    atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
+    kvf_status status;            /* guarded by lock: first error of a stream that recorded it */
+} host_event;
+
+typedef struct entry {
+    entry_kind kind;
+    union {
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            void *to;
+            int byte;
+            size_t bytes;
+        } fill;
+        struct {
+            kvf_task_fn fn;
+            uint32_t tasks;
+            _Alignas(16) char args[KVF_LAUNCH_ARGS_MAX];
+        } launch;
+        struct {
+            host_event *event;
+            uint64_t generation;
+        } sync;
+    } u;
+} entry;
+
+typedef struct host_stream {
+    kvf_stream base; /* first member */
+    kvf_host_device *device;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t filled;         /* the worker sleeps here */
+    pthread_cond_t drained;        /* those who wait for room or for the end sleep here */
+    atomic_uint_fast64_t enqueued; /* changed under lock */
+    atomic_uint_fast64_t done;     /* changed under lock */
+    uint32_t is_worker_asleep;     /* guarded by lock */
+    uint32_t waiters;              /* guarded by lock */
+    uint32_t is_closing;           /* guarded by lock */
+    kvf_status status;             /* guarded by lock: sticky */
+    uint64_t delay_state;          /* worker only; 0 = no delays */
+    kvf_team_job job;              /* worker only */
+    entry *ring;                   /* [KVF_STREAM_QUEUE_MAX] */
+} host_stream;
+
+static host_stream *of_stream(kvf_stream *stream)
+{
+    return (host_stream *)(void *)stream;
+}
+
+static host_event *of_event(kvf_event *event)
+{
+    return (host_event *)(void *)event;
+}
+
+/* ---- events ------------------------------------------------------------------------------ */
+
+static int event_is_complete(const host_event *event, uint64_t generation)
+{
+    if (generation <= event->floor)
+        return 1;
+    return (int)(event->ahead >> (generation - event->floor - 1) & 1);
+}
+
+static void event_complete(host_event *event, uint64_t generation, kvf_status status)
+{
+    pthread_mutex_lock(&event->lock);
+    KVF_ASSERT(generation > event->floor && generation <= event->floor + RECORDS_MAX);
+    event->ahead |= (uint64_t)1 << (generation - event->floor - 1);
+    while (event->ahead & 1) {
+        event->ahead >>= 1;
+        event->floor++;
+    }
+    if (event->status == KVF_OK)
+        event->status = status;
+    atomic_fetch_add_explicit(&event->changes, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&event->fired);
+    pthread_mutex_unlock(&event->lock);
+}
+
+/* Until the generation is complete; generation 0 always is. Returns the event's error. */
+static kvf_status event_await(host_event *event, uint64_t generation)
+{
+    pthread_mutex_lock(&event->lock);
+    if (!event_is_complete(event, generation)) {
+        uint64_t seen = atomic_load_explicit(&event->changes, memory_order_relaxed);
+        pthread_mutex_unlock(&event->lock);
+        uint64_t until = kvf_now_ns() + SPIN_NS;
+        do {
+            for (unsigned i = 0; i < SPIN_TURNS; i++)
+                kvf_pause();
+        } while (atomic_load_explicit(&event->changes, memory_order_relaxed) == seen &&
+                 kvf_now_ns() < until);
+        pthread_mutex_lock(&event->lock);
+    }
+    while (!event_is_complete(event, generation))
+        pthread_cond_wait(&event->fired, &event->lock);
+    kvf_status status = event->status;
+    pthread_mutex_unlock(&event->lock);
+    return status;
+}
+
+kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
+{
+    *out = NULL;
+    kvf_context *context = device->context;
+    host_event *event =
+        kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
+    if (event == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for an event (%zu bytes)",
+                        sizeof *event);
+    event->base.device = device;
+    atomic_init(&event->changes, 0);
+    if (pthread_mutex_init(&event->lock, NULL) != 0 ||
+        pthread_cond_init(&event->fired, NULL) != 0) {
+        kvf_free(context, event);
+        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for an event could not be made");
+    }
+    *out = &event->base;
+    return KVF_OK;
+}
+
+void kvf_host_event_destroy(kvf_event *base)
+{
+    if (base == NULL)
+        return;
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    KVF_ASSERT(event->floor == event->recorded);
+    pthread_mutex_unlock(&event->lock);
+    pthread_cond_destroy(&event->fired);
+    pthread_mutex_destroy(&event->lock);
+    kvf_free(base->device->context, event);
+}
+
+/* ---- the worker ----------------------------------------------------------------------------- */
+
+static kvf_status stream_status(host_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    kvf_status status = stream->status;
+    pthread_mutex_unlock(&stream->lock);
+    return status;
+}
+
+void kvf_host_stream_fail(kvf_stream *base, kvf_status status)
+{
+    host_stream *stream = of_stream(base);
+    pthread_mutex_lock(&stream->lock);
+    if (stream->status == KVF_OK)
+        stream->status = status;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* One pause in four, up to 200 us: enough to reverse any order that nothing enforces. */
+static void delay(host_stream *stream)
+{
+    if (stream->delay_state == 0)
+        return;
+    uint64_t x = stream->delay_state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    stream->delay_state = x;
+    if ((x >> 32 & 3) != 0)
+        return;
+    struct timespec time = {.tv_sec = 0, .tv_nsec = (long)((x >> 40) % 200000u)};
+    nanosleep(&time, NULL);
+}
+
+static void execute(host_stream *stream, const entry *e)
+{
+    delay(stream);
+    kvf_status status = stream_status(stream);
+    switch (e->kind) {
+    case ENTRY_COPY:
+        if (status == KVF_OK)
+            memcpy(e->u.copy.to, e->u.copy.from, e->u.copy.bytes);
+        break;
+    case ENTRY_FILL:
+        if (status == KVF_OK)
+            memset(e->u.fill.to, e->u.fill.byte, e->u.fill.bytes);
+        break;
+    case ENTRY_LAUNCH:
+        if (status == KVF_OK)
+            kvf_team_run(stream->device->team, &stream->job, e->u.launch.fn, e->u.launch.args,
+                         e->u.launch.tasks);
+        break;
+    case ENTRY_CALL:
+        e->u.launch.fn(e->u.launch.args, 0);
+        break;
+    case ENTRY_RECORD:
+        event_complete(e->u.sync.event, e->u.sync.generation, status);
+        break;
+    case ENTRY_WAIT:
+        status = event_await(e->u.sync.event, e->u.sync.generation);
+        if (status != KVF_OK)
+            kvf_host_stream_fail(&stream->base, status);
+        break;
+    }
+}
+
+/* Spin until more than `count` entries were enqueued, or for SPIN_NS. */
+static void spin_for_more(const host_stream *stream, uint64_t count)
+{
+    uint64_t until = kvf_now_ns() + SPIN_NS;
+    do {
+        for (unsigned i = 0; i < SPIN_TURNS; i++) {
+            if (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) > count)
+                return;
+            kvf_pause();
+        }
+    } while (kvf_now_ns() < until);
+}
+
+static void *stream_main(void *argument)
+{
+    host_stream *stream = argument;
+    uint64_t done = 0;
+    pthread_mutex_lock(&stream->lock);
+    for (;;) {
+        if (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) == done) {
+            if (stream->is_closing)
+                break;
+            pthread_mutex_unlock(&stream->lock);
+            spin_for_more(stream, done);
+            pthread_mutex_lock(&stream->lock);
+            while (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) == done &&
+                   !stream->is_closing) {
+                stream->is_worker_asleep = 1;
+                pthread_cond_wait(&stream->filled, &stream->lock);
+                stream->is_worker_asleep = 0;
+            }
+            continue;
+        }
+        pthread_mutex_unlock(&stream->lock);
+        execute(stream, &stream->ring[done % KVF_STREAM_QUEUE_MAX]);
+        pthread_mutex_lock(&stream->lock);
+        done++;
+        atomic_store_explicit(&stream->done, done, memory_order_relaxed);
+        if (stream->waiters > 0)
+            pthread_cond_broadcast(&stream->drained);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    return NULL;
+}
+
+/* ---- streams -------------------------------------------------------------------------------- */
+
+static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
+                              kvf_stream_priority priority)
+{
+    kvf_context *context = device->base.context;
+    stream->base.device = &device->base;
+    stream->device = device;
+    atomic_init(&stream->enqueued, 0);
+    atomic_init(&stream->done, 0);
+    stream->ring = kvf_alloc(context, KVF_STREAM_QUEUE_MAX, sizeof *stream->ring);
+    if (stream->ring == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream's queue (%zu bytes)",
+                        KVF_STREAM_QUEUE_MAX * sizeof *stream->ring);
+    pthread_mutex_lock(&device->lock);
+    uint32_t number = ++device->stream_total;
+    pthread_mutex_unlock(&device->lock);
+    if (device->config.delay_seed != 0)
+        stream->delay_state =
+            (device->config.delay_seed + (uint64_t)number * 7919u) * 0x9e3779b97f4a7c15u | 1u;
+    char name[16];
+    snprintf(name, sizeof name, "kvf-stream-%u", number % 1000u);
+    if (kvf_team_job_init(&stream->job, (int)priority) != KVF_OK ||
+        pthread_mutex_init(&stream->lock, NULL) != 0 ||
+        pthread_cond_init(&stream->filled, NULL) != 0 ||
+        pthread_cond_init(&stream->drained, NULL) != 0)
+        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a stream could not be made");
+    return kvf_thread_start(context, &stream->thread, name, -1, stream_main, stream);
+}
+
+kvf_status kvf_host_stream_create(kvf_device *base, kvf_stream_priority priority, kvf_stream **out)
+{
+    *out = NULL;
+    kvf_host_device *device = (kvf_host_device *)(void *)base;
+    kvf_context *context = base->context;
+    host_stream *stream =
+        kvf_context_refuses(context, "stream") ? NULL : kvf_alloc(context, 1, sizeof *stream);
+    if (stream == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream (%zu bytes)",
+                        sizeof *stream);
+    kvf_status status = stream_init(stream, device, priority);
+    if (status != KVF_OK) {
+        kvf_free(context, stream->ring);
+        kvf_free(context, stream);
+        return status;
+    }
+    pthread_mutex_lock(&device->lock);
+    device->stream_count++;
+    pthread_mutex_unlock(&device->lock);
+    *out = &stream->base;
+    return KVF_OK;
+}
+
+void kvf_host_stream_destroy(kvf_stream *base)
+{
+    if (base == NULL)
+        return;
+    host_stream *stream = of_stream(base);
+    kvf_host_device *device = stream->device;
+    kvf_context *context = device->base.context;
+    pthread_mutex_lock(&stream->lock);
+    stream->is_closing = 1;
+    pthread_cond_signal(&stream->filled);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_join(stream->thread, NULL);
+    kvf_team_job_fini(&stream->job);
+    pthread_cond_destroy(&stream->drained);
+    pthread_cond_destroy(&stream->filled);
+    pthread_mutex_destroy(&stream->lock);
+    kvf_free(context, stream->ring);
+    kvf_free(context, stream);
+    pthread_mutex_lock(&device->lock);
+    device->stream_count--;
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* Until `target` entries are done; under the lock. */
+static void await_done(host_stream *stream, uint64_t target)
+{
+    stream->waiters++;
+    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target)
+        pthread_cond_wait(&stream->drained, &stream->lock);
+    stream->waiters--;
+}
+
+kvf_status kvf_host_stream_wait(kvf_stream *base)
+{
+    host_stream *stream = of_stream(base);
+    KVF_ASSERT_DEBUG(!pthread_equal(pthread_self(), stream->thread));
+    uint64_t target = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
+    uint64_t until = kvf_now_ns() + SPIN_NS;
+    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target &&
+           kvf_now_ns() < until)
+        kvf_pause();
+    pthread_mutex_lock(&stream->lock);
+    await_done(stream, atomic_load_explicit(&stream->enqueued, memory_order_relaxed));
+    kvf_status status = stream->status;
+    pthread_mutex_unlock(&stream->lock);
+    return status;
+}
+
+/* Room for one entry, and the lock with it. */
+static entry *begin_entry(host_stream *stream, entry_kind kind)
+{
+    pthread_mutex_lock(&stream->lock);
+    uint64_t enqueued = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
+    while (enqueued - atomic_load_explicit(&stream->done, memory_order_relaxed) >=
+           KVF_STREAM_QUEUE_MAX) {
+        KVF_ASSERT_DEBUG(!pthread_equal(pthread_self(), stream->thread));
+        await_done(stream, enqueued - KVF_STREAM_QUEUE_MAX + 1);
+        enqueued = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
+    }
+    entry *e = &stream->ring[enqueued % KVF_STREAM_QUEUE_MAX];
+    e->kind = kind;
+    return e;
+}
+
+static void end_entry(host_stream *stream)
+{
+    atomic_fetch_add_explicit(&stream->enqueued, 1, memory_order_relaxed);
+    if (stream->is_worker_asleep)
+        pthread_cond_signal(&stream->filled);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+kvf_status kvf_host_copy(kvf_stream *base, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0)
+        return KVF_OK;
+    host_stream *stream = of_stream(base);
+    entry *e = begin_entry(stream, ENTRY_COPY);
+    e->u.copy.to = to;
+    e->u.copy.from = from;
+    e->u.copy.bytes = bytes;
+    end_entry(stream);
+    return KVF_OK;
+}
+
+kvf_status kvf_host_fill(kvf_stream *base, void *to, int byte, size_t bytes)
+{
+    if (bytes == 0)
+        return KVF_OK;
+    host_stream *stream = of_stream(base);
+    entry *e = begin_entry(stream, ENTRY_FILL);
+    e->u.fill.to = to;
+    e->u.fill.byte = byte;
+    e->u.fill.bytes = bytes;
+    end_entry(stream);
+    return KVF_OK;
+}
+
+static kvf_status enqueue_fn(kvf_stream *base, entry_kind kind, kvf_task_fn fn, const void *args,
+                             size_t args_bytes, uint32_t tasks)
+{
+    if (args_bytes > KVF_LAUNCH_ARGS_MAX)
+        return kvf_fail(base->device->context, KVF_INVALID, 0,
+                        "arguments of a launch take %zu bytes, at most %u are copied; pass a "
+                        "pointer instead",
+                        args_bytes, KVF_LAUNCH_ARGS_MAX);
+    if (tasks == 0)
+        return KVF_OK;
+    host_stream *stream = of_stream(base);
+    entry *e = begin_entry(stream, kind);
+    e->u.launch.fn = fn;
+    e->u.launch.tasks = tasks;
+    if (args_bytes > 0)
+        memcpy(e->u.launch.args, args, args_bytes);
+    end_entry(stream);
+    return KVF_OK;
+}
+
+kvf_status kvf_host_launch(kvf_stream *stream, kvf_task_fn kernel, const void *args,
+                           size_t args_bytes, uint32_t tasks)
+{
+    return enqueue_fn(stream, ENTRY_LAUNCH, kernel, args, args_bytes, tasks);
+}
+
+kvf_status kvf_host_host_call(kvf_stream *stream, kvf_task_fn fn, const void *args,
+                              size_t args_bytes)
+{
+    return enqueue_fn(stream, ENTRY_CALL, fn, args, args_bytes, 1);
+}
+
+kvf_status kvf_host_event_record(kvf_event *base, kvf_stream *stream_base)
+{
+    host_event *event = of_event(base);
+    host_stream *stream = of_stream(stream_base);
+    pthread_mutex_lock(&event->lock);
+    while (event->recorded - event->floor >= RECORDS_MAX)
+        pthread_cond_wait(&event->fired, &event->lock);
+    uint64_t generation = ++event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    entry *e = begin_entry(stream, ENTRY_RECORD);
+    e->u.sync.event = event;
+    e->u.sync.generation = generation;
+    end_entry(stream);
+    return KVF_OK;
+}
+
+kvf_status kvf_host_stream_wait_event(kvf_stream *stream_base, kvf_event *base)
+{
+    host_event *event = of_event(base);
+    host_stream *stream = of_stream(stream_base);
+    pthread_mutex_lock(&event->lock);
+    uint64_t generation = event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    entry *e = begin_entry(stream, ENTRY_WAIT);
+    e->u.sync.event = event;
+    e->u.sync.generation = generation;
+    end_entry(stream);
+    return KVF_OK;
+}
+
+kvf_status kvf_host_event_wait(kvf_event *base)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    uint64_t generation = event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    return event_await(event, generation);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_HOST_STREAM_H
+#define KVF_OFFLOAD_HOST_STREAM_H
+
+/*
+ * Streams and events of the host device: what `device_host.c` puts into its table.
+ *
+ * A stream is one worker with a bounded FIFO; an event is a fence whose generation grows with every
+ * record. Knows nothing of memory or of what is launched.
+ */
+
+#include "device.h"
+#include "host_team.h"
+
+typedef struct kvf_host_device {
+    kvf_device base; /* first member */
+    kvf_team *team;
+    kvf_device_config config;
+    char name[64];
+    pthread_mutex_t lock;
+    uint64_t registered_bytes;   /* guarded by lock */
+    uint32_t registered_regions; /* guarded by lock */
+    uint32_t stream_count;       /* guarded by lock: alive */
+    uint32_t stream_total;       /* guarded by lock: ever created, seeds the delays */
+} kvf_host_device;
+
+kvf_status kvf_host_stream_create(kvf_device *device, kvf_stream_priority priority,
+                                  kvf_stream **out);
+void kvf_host_stream_destroy(kvf_stream *stream);
+kvf_status kvf_host_stream_wait(kvf_stream *stream);
+kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out);
+void kvf_host_event_destroy(kvf_event *event);
+kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream);
+kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);
+kvf_status kvf_host_event_wait(kvf_event *event);
+kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
+kvf_status kvf_host_fill(kvf_stream *stream, void *to, int byte, size_t bytes);
+kvf_status kvf_host_launch(kvf_stream *stream, kvf_task_fn kernel, const void *args,
+                           size_t args_bytes, uint32_t tasks);
+kvf_status kvf_host_host_call(kvf_stream *stream, kvf_task_fn fn, const void *args,
+                              size_t args_bytes);
+void kvf_host_stream_fail(kvf_stream *stream, kvf_status status);
+
+#endif

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The compute team of the host device, also used by the gather workers.
+ *
+ * Jobs stand in one short list under one lock, taken twice per job and per helper, never per task.
+ * A helper that finds nothing spins for SPIN_NS and then sleeps, so that a run of short launches
+ * finds it awake and an idle process costs nothing.
+ *
+ * Invariant: a job is in the list only while its caller is inside kvf_team_run; a helper touches a
+ * job only between the lock regions in which it raised and lowered job->helpers.
+ */
+
+#include "host_team.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device.h"
+
+/* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up
+ * takes would cost others more than it saves here. */
+#define SPIN_NS    20000u
+#define SPIN_TURNS 32u
+
+typedef struct helper {
+    kvf_team *team;
+    pthread_t thread;
+} helper;
+
+struct kvf_team {
+    kvf_context *context;
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    kvf_team_job *jobs;    /* guarded by lock */
+    uint32_t sleepers;     /* guarded by lock */
+    uint32_t is_closing;   /* guarded by lock */
+    atomic_uint announced; /* grows with every job and at the end; what spinning helpers watch */
+    uint32_t threads;      /* with the caller */
+    uint32_t helper_count; /* that run */
+    helper *helpers;       /* [threads - 1] */
+};
+
+static void work_on(kvf_team_job *job)
+{
+    for (;;) {
+        uint_fast64_t task = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+        if (task >= job->tasks)
+            return;
+        job->fn(job->args, (uint32_t)task);
+    }
+}
+
+/* The first job with a task to claim; under the lock. */
+static kvf_team_job *find_job(const kvf_team *team)
+{
+    kvf_team_job *job = team->jobs;
+    while (job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) >= job->tasks)
+        job = job->below;
+    return job;
+}
+
+static void spin_for_news(kvf_team *team, unsigned seen)
+{
+    uint64_t until = kvf_now_ns() + SPIN_NS;
+    do {
+        for (unsigned i = 0; i < SPIN_TURNS; i++) {
+            if (atomic_load_explicit(&team->announced, memory_order_relaxed) != seen)
+                return;
+            kvf_pause();
+        }
+    } while (kvf_now_ns() < until);
+}
+
+static void *helper_main(void *argument)
+{
+    kvf_team *team = ((helper *)argument)->team;
+    int has_spun = 0;
+    pthread_mutex_lock(&team->lock);
+    while (!team->is_closing) {
+        kvf_team_job *job = find_job(team);
+        if (job != NULL) {
+            atomic_fetch_add_explicit(&job->helpers, 1, memory_order_relaxed);
+            pthread_mutex_unlock(&team->lock);
+            work_on(job);
+            pthread_mutex_lock(&team->lock);
+            if (atomic_fetch_sub_explicit(&job->helpers, 1, memory_order_release) == 1 &&
+                job->is_waited)
+                pthread_cond_signal(&job->done);
+            has_spun = 0;
+        } else if (!has_spun) {
+            unsigned seen = atomic_load_explicit(&team->announced, memory_order_relaxed);
+            pthread_mutex_unlock(&team->lock);
+            spin_for_news(team, seen);
+            pthread_mutex_lock(&team->lock);
+            has_spun = atomic_load_explicit(&team->announced, memory_order_relaxed) == seen;
+        } else {
+            team->sleepers++;
+            pthread_cond_wait(&team->work, &team->lock);
+            team->sleepers--;
+            has_spun = 0;
+        }
+    }
+    pthread_mutex_unlock(&team->lock);
+    return NULL;
+}
+
+kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char *name, int64_t cpu,
+                            void *(*fn)(void *), void *argument)
+{
+    pthread_attr_t attributes;
+    int code = kvf_context_refuses(context, "thread") ? EAGAIN : 0;
+    if (code == 0)
+        code = pthread_attr_init(&attributes);
+    if (code != 0)
+        return kvf_fail(context, KVF_SYSTEM, code,
+                        "thread '%s' could not be started: %s; see `ulimit -u` and pids.max of "
+                        "the cgroup",
+                        name, strerror(code));
+    if (cpu >= 0 && cpu < CPU_SETSIZE) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET((size_t)cpu, &set);
+        /* A CPU that went away meanwhile only costs the pinning. */
+        (void)pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+    }
+    code = pthread_create(thread, &attributes, fn, argument);
+    pthread_attr_destroy(&attributes);
+    if (code == EINVAL && cpu >= 0)
+        code = pthread_create(thread, NULL, fn, argument);
+    if (code != 0)
+        return kvf_fail(context, KVF_SYSTEM, code,
+                        "thread '%s' could not be started: %s; see `ulimit -u` and pids.max of "
+                        "the cgroup",
+                        name, strerror(code));
+    (void)pthread_setname_np(*thread, name);
+    return KVF_OK;
+}
+
+kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config, kvf_team **out)
+{
+    *out = NULL;
+    KVF_ASSERT(config->threads >= 1);
+    kvf_team *team = kvf_alloc(context, 1, sizeof *team);
+    if (team == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a team of threads");
+    team->context = context;
+    team->threads = config->threads;
+    atomic_init(&team->announced, 0);
+    if (pthread_mutex_init(&team->lock, NULL) != 0 || pthread_cond_init(&team->work, NULL) != 0) {
+        kvf_free(context, team);
+        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a team of threads could not be made");
+    }
+    kvf_status status = KVF_OK;
+    uint32_t wanted = config->threads - 1;
+    if (wanted > 0) {
+        team->helpers = kvf_alloc(context, wanted, sizeof *team->helpers);
+        if (team->helpers == NULL)
+            status = kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u threads", wanted);
+    }
+    for (uint32_t i = 0; status == KVF_OK && i < wanted; i++) {
+        team->helpers[i].team = team;
+        int64_t cpu = config->cpus != NULL ? (int64_t)config->cpus[i + 1] : -1;
+        status = kvf_thread_start(context, &team->helpers[i].thread, config->name, cpu, helper_main,
+                                  &team->helpers[i]);
+        if (status == KVF_OK)
+            team->helper_count++;
+    }
+    if (status != KVF_OK) {
+        kvf_team_destroy(team);
+        return status;
+    }
+    *out = team;
+    return KVF_OK;
+}
+
+void kvf_team_destroy(kvf_team *team)
+{
+    if (team == NULL)
+        return;
+    pthread_mutex_lock(&team->lock);
+    KVF_ASSERT(team->jobs == NULL);
+    team->is_closing = 1;
+    atomic_fetch_add_explicit(&team->announced, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&team->work);
+    pthread_mutex_unlock(&team->lock);
+    for (uint32_t i = 0; i < team->helper_count; i++)
+        pthread_join(team->helpers[i].thread, NULL);
+    pthread_cond_destroy(&team->work);
+    pthread_mutex_destroy(&team->lock);
+    kvf_free(team->context, team->helpers);
+    kvf_free(team->context, team);
+}
+
+kvf_status kvf_team_job_init(kvf_team_job *job, int priority)
+{
+    memset(job, 0, sizeof *job);
+    job->priority = priority;
+    atomic_init(&job->next, 0);
+    atomic_init(&job->helpers, 0);
+    return pthread_cond_init(&job->done, NULL) == 0 ? KVF_OK : KVF_SYSTEM;
+}
+
+void kvf_team_job_fini(kvf_team_job *job)
+{
+    pthread_cond_destroy(&job->done);
+}
+
+static void announce(kvf_team *team, kvf_team_job *job)
+{
+    pthread_mutex_lock(&team->lock);
+    kvf_team_job **link = &team->jobs;
+    while (*link != NULL && (*link)->priority >= job->priority)
+        link = &(*link)->below;
+    job->below = *link;
+    *link = job;
+    atomic_fetch_add_explicit(&team->announced, 1, memory_order_relaxed);
+    uint32_t wake = kvf_min_u32(team->sleepers, job->tasks - 1);
+    if (wake > 0 && wake == team->sleepers)
+        pthread_cond_broadcast(&team->work);
+    else
+        for (uint32_t i = 0; i < wake; i++)
+            pthread_cond_signal(&team->work);
+    pthread_mutex_unlock(&team->lock);
+}
+
+/* Take the job off the list and wait for the helpers that are on it. */
+static void retire(kvf_team *team, kvf_team_job *job)
+{
+    pthread_mutex_lock(&team->lock);
+    kvf_team_job **link = &team->jobs;
+    while (*link != job)
+        link = &(*link)->below;
+    *link = job->below;
+    if (atomic_load_explicit(&job->helpers, memory_order_relaxed) > 0) {
+        pthread_mutex_unlock(&team->lock);
+        uint64_t until = kvf_now_ns() + SPIN_NS;
+        do {
+            for (unsigned i = 0; i < SPIN_TURNS; i++) {
+                if (atomic_load_explicit(&job->helpers, memory_order_relaxed) == 0)
+                    break;
+                kvf_pause();
+            }
+        } while (atomic_load_explicit(&job->helpers, memory_order_relaxed) > 0 &&
+                 kvf_now_ns() < until);
+        pthread_mutex_lock(&team->lock);
+        job->is_waited = 1;
+        while (atomic_load_explicit(&job->helpers, memory_order_relaxed) > 0)
+            pthread_cond_wait(&job->done, &team->lock);
+        job->is_waited = 0;
+    }
+    pthread_mutex_unlock(&team->lock);
+}
+
+void kvf_team_run(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
+                  uint32_t tasks)
+{
+    if (tasks <= 1 || team->helper_count == 0) {
+        for (uint32_t task = 0; task < tasks; task++)
+            fn(args, task);
+        return;
+    }
+    job->fn = fn;
+    job->args = args;
+    job->tasks = tasks;
+    atomic_store_explicit(&job->next, 0, memory_order_relaxed);
+    announce(team, job);
+    work_on(job);
+    retire(team, job);
+}
+
+uint32_t kvf_team_threads(const kvf_team *team)
+{
+    return team->threads;
+}

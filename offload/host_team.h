@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_HOST_TEAM_H
+#define KVF_OFFLOAD_HOST_TEAM_H
+
+/*
+ * A team of compute threads that several callers share.
+ *
+ * The caller of a job always works on it, helpers join as they are free, tasks are claimed by an
+ * atomic counter. So a job never waits for a helper that is busy elsewhere, and a team of one has
+ * no thread. Knows nothing of streams.
+ */
+
+#include <stdatomic.h>
+
+#include "context.h"
+
+typedef struct kvf_team kvf_team;
+
+/* One launch; lives at its caller, who may use it again after kvf_team_run. Init by
+ * kvf_team_job_init. */
+typedef struct kvf_team_job {
+    kvf_task_fn fn;
+    const void *args;
+    uint32_t tasks;
+    int priority;              /* higher is served first */
+    atomic_uint_fast64_t next; /* task to claim; >= tasks when none is left */
+    atomic_uint helpers;       /* changed under the team's lock */
+    pthread_cond_t done;
+    uint32_t is_waited;         /* guarded by the team's lock */
+    struct kvf_team_job *below; /* next in the list, lower or equal priority; guarded */
+} kvf_team_job;
+
+typedef struct kvf_team_config {
+    uint32_t threads;     /* with the caller, >= 1 */
+    const uint32_t *cpus; /* OS indices, [threads]; helper i takes cpus[i + 1]; NULL = unpinned */
+    const char *name;     /* of the helpers, at most 15 characters */
+} kvf_team_config;
+
+KVF_MUST_CHECK kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config,
+                                          kvf_team **out);
+void kvf_team_destroy(kvf_team *team); /* NULL is fine; no job may run */
+
+KVF_MUST_CHECK kvf_status kvf_team_job_init(kvf_team_job *job, int priority);
+void kvf_team_job_fini(kvf_team_job *job);
+
+/* fn(args, 0 .. tasks-1), all done on return. */
+void kvf_team_run(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
+                  uint32_t tasks);
+uint32_t kvf_team_threads(const kvf_team *team);
+
+/* Start a thread, named, pinned to one CPU if cpu >= 0. KVF_SYSTEM with a message on failure. */
+KVF_MUST_CHECK kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread,
+                                           const char *name, int64_t cpu, void *(*fn)(void *),
+                                           void *argument);
+
+/* One polite turn of a spin. */
+static inline void kvf_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

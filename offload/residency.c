@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Reserves, clears and addresses the tables of residency; the resolve kernel changes them.
+ *
+ * Knows nothing of heads or sequences: a list is a number. Clearing is one fill per table, because
+ * both are -1 bytes throughout.
+ */
+
+#include "residency.h"
+
+#include <string.h>
+
+static kvf_status take(kvf_device *device, uint64_t count, uint64_t size, void **out)
+{
+    if (size != 0 && count > SIZE_MAX / size)
+        return kvf_fail(device->context, KVF_INVALID, 0,
+                        "residency tables of %llu x %llu bytes overflow; lower lists or slots",
+                        (unsigned long long)count, (unsigned long long)size);
+    return device->ops->memory_alloc(device, (size_t)(count * size), out);
+}
+
+kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pages_max,
+                                uint32_t slots, size_t slot_bytes, kvf_residency *out)
+{
+    memset(out, 0, sizeof *out);
+    if (lists == 0 || pages_max == 0 || slots == 0 || pages_max > INT32_MAX || slots > INT32_MAX)
+        return kvf_fail(device->context, KVF_INVALID, 0,
+                        "residency of %u lists, %u pages, %u slots: each must be 1 to %d", lists,
+                        pages_max, slots, INT32_MAX);
+    kvf_residency r = {.device = device,
+                       .lists = lists,
+                       .pages_max = pages_max,
+                       .slots = slots,
+                       .slot_bytes = slot_bytes};
+    uint64_t all_slots = (uint64_t)lists * slots;
+    uint64_t all_pages = (uint64_t)lists * pages_max;
+    void *pointer = NULL;
+    kvf_stream *stream = NULL;
+    kvf_status status = take(device, all_pages, sizeof(int32_t), &pointer);
+    r.slot_of_page = pointer;
+    if (status == KVF_OK) {
+        status = take(device, all_slots, sizeof(int32_t), &pointer);
+        r.page_of_slot = pointer;
+    }
+    if (status == KVF_OK && slot_bytes > 0) {
+        status = take(device, all_slots, slot_bytes, &pointer);
+        r.slot_memory = pointer;
+    }
+    if (status == KVF_OK)
+        status = device->ops->stream_create(device, KVF_PRIORITY_NORMAL, &stream);
+    if (status == KVF_OK)
+        status = kvf_residency_clear(&r, 0, lists, stream);
+    if (status == KVF_OK)
+        status = device->ops->stream_wait(stream);
+    device->ops->stream_destroy(stream);
+    if (status != KVF_OK) {
+        kvf_residency_destroy(&r);
+        return status;
+    }
+    *out = r;
+    return KVF_OK;
+}
+
+void kvf_residency_destroy(kvf_residency *residency)
+{
+    if (residency == NULL || residency->device == NULL)
+        return;
+    kvf_device *device = residency->device;
+    device->ops->memory_free(device, residency->slot_memory);
+    device->ops->memory_free(device, residency->page_of_slot);
+    device->ops->memory_free(device, residency->slot_of_page);
+    memset(residency, 0, sizeof *residency);
+}
+
+kvf_status kvf_residency_clear(kvf_residency *residency, uint32_t first, uint32_t count,
+                               kvf_stream *stream)
+{
+    KVF_ASSERT(first <= residency->lists && count <= residency->lists - first);
+    const kvf_device_ops *ops = residency->device->ops;
+    KVF_TRY(ops->fill(stream, residency->slot_of_page + (size_t)first * residency->pages_max, 0xff,
+                      (size_t)count * residency->pages_max * sizeof(int32_t)));
+    return ops->fill(stream, residency->page_of_slot + (size_t)first * residency->slots, 0xff,
+                     (size_t)count * residency->slots * sizeof(int32_t));
+}
+
+int32_t *kvf_residency_slot_of_page(const kvf_residency *residency, uint32_t list)
+{
+    KVF_ASSERT_DEBUG(list < residency->lists);
+    return residency->slot_of_page + (size_t)list * residency->pages_max;
+}
+
+int32_t *kvf_residency_page_of_slot(const kvf_residency *residency, uint32_t list)
+{
+    KVF_ASSERT_DEBUG(list < residency->lists);
+    return residency->page_of_slot + (size_t)list * residency->slots;
+}
+
+void *kvf_residency_slot(const kvf_residency *residency, uint32_t list, int32_t slot)
+{
+    KVF_ASSERT_DEBUG(list < residency->lists && slot >= 0 && (uint32_t)slot < residency->slots);
+    if (residency->slot_memory == NULL)
+        return NULL;
+    return residency->slot_memory +
+           ((size_t)list * residency->slots + (size_t)slot) * residency->slot_bytes;
+}
+
+int kvf_residency_is_valid(const kvf_residency *residency, uint32_t list)
+{
+    const int32_t *slot_of_page = kvf_residency_slot_of_page(residency, list);
+    const int32_t *page_of_slot = kvf_residency_page_of_slot(residency, list);
+    for (uint32_t s = 0; s < residency->slots; s++) {
+        int32_t page = page_of_slot[s];
+        if (page >= 0 &&
+            ((uint32_t)page >= residency->pages_max || slot_of_page[page] != (int32_t)s))
+            return 0;
+    }
+    for (uint32_t p = 0; p < residency->pages_max; p++) {
+        int32_t slot = slot_of_page[p];
+        if (slot >= 0 && ((uint32_t)slot >= residency->slots || page_of_slot[slot] != (int32_t)p))
+            return 0;
+    }
+    return 1;
+}
