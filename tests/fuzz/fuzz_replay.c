@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A main for fuzz targets without a fuzzer: files and folders given on the command line are
+ * replayed, then --random N inputs are made from a fixed seed. So every build and every compiler
+ * runs the targets, with the inputs that once failed and some fresh ones. Knows nothing of the
+ * target.
+ */
+
+#include "fuzz_input.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int replay_file(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return perror(path), 1;
+    size_t size = 0, capacity = 1 << 16;
+    uint8_t *data = malloc(capacity);
+    while (data) {
+        size += fread(data + size, 1, capacity - size, file);
+        if (size < capacity)
+            break;
+        uint8_t *larger = realloc(data, capacity *= 2);
+        if (!larger)
+            free(data);
+        data = larger;
+    }
+    fclose(file);
+    if (!data)
+        return fprintf(stderr, "%s: out of memory\n", path), 1;
+    LLVMFuzzerTestOneInput(data, size);
+    free(data);
+    return 0;
+}
+
+static int replay_path(const char *path, uint32_t *count)
+{
+    DIR *folder = opendir(path);
+    if (!folder)
+        return ++*count, replay_file(path);
+    int failed = 0;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char name[4096];
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        ++*count;
+        failed |= replay_file(name);
+    }
+    closedir(folder);
+    return failed;
+}
+
+/* Lengths up to 512; each input comes from its own number, so that one can be run alone. */
+static void replay_random(uint32_t seed)
+{
+    uint8_t data[512];
+    uint32_t x = seed * 2654435761u + 1;
+    for (size_t i = 0; i < sizeof data; i++) {
+        x = x * 1664525u + 1013904223u;
+        data[i] = (uint8_t)(x >> 24);
+    }
+    LLVMFuzzerTestOneInput(data, (x >> 8) % (sizeof data + 1));
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t files = 0, random = 0;
+    int failed = 0;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--random") && i + 1 < argc)
+            random = (uint32_t)strtoul(argv[++i], NULL, 10);
+        else
+            failed |= replay_path(argv[i], &files);
+    }
+    for (uint32_t seed = 0; seed < random; seed++)
+        replay_random(seed);
+    printf("replayed %u files and the random inputs 0 ... %u\n", files, random ? random - 1 : 0);
+    return failed;
+}

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Install into an empty DESTDIR, then be a stranger: build the examples from the installed copy with
+# nothing but pkg-config, against the shared library and against the static one, and run them.
+#
+# usage: check_install.sh SOURCE_FOLDER BUILD_FOLDER
+
+set -euo pipefail
+source=$1
+build=$2
+cc=${CC:-cc}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+meson install -C "$build" --no-rebuild --destdir "$work/shared" >"$work/install.txt"
+cp -a "$work/shared" "$work/static"
+find "$work/static" -name 'libkvferry.so*' -delete
+
+for kind in shared static; do
+    root=$work/$kind
+    library=$(find "$root" -name 'libkvferry.a' -printf '%h\n' | head -n 1)
+    [ -n "$library" ] || { echo "no libkvferry.a was installed"; exit 1; }
+    export PKG_CONFIG_SYSROOT_DIR=$root PKG_CONFIG_PATH=$library/pkgconfig
+    options=()
+    [ $kind = shared ] || options=(--static)
+    # The flags of the system's own libraries must not be moved into the sysroot.
+    read -ra flags <<<"$(pkg-config "${options[@]}" --cflags --libs kvferry)"
+    [ "$(pkg-config --modversion kvferry)" != "" ]
+    for example in decode_loop own_attention custom_policy; do
+        "$cc" -std=c11 -O1 -o "$work/$example" "$source/examples/$example.c" "${flags[@]}" -lm
+        LD_LIBRARY_PATH=$library "$work/$example" >"$work/output.txt" ||
+            { cat "$work/output.txt"; echo "$example failed, $kind"; exit 1; }
+        linked=$(readelf -d "$work/$example" | grep -c 'NEEDED.*libkvferry' || true)
+        [ "$kind/$linked" = shared/1 ] || [ "$kind/$linked" = static/0 ] ||
+            { echo "$example: wrong kind of library was linked, $kind"; exit 1; }
+    done
+    echo "$kind: decode_loop, own_attention, custom_policy"
+done
+
+# Only what the header declares is visible.
+shared=$(find "$work/shared" -name 'libkvferry.so' | head -n 1)
+nm -D --defined-only "$shared" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
+grep -oE '\bkvf_[a-z_]+\(' "$source/include/kvferry/kvferry.h" | tr -d '(' | sort -u >"$work/declared"
+if comm -23 "$work/exported" "$work/declared" | grep -q .; then
+    echo "exported, but not in the header:"
+    comm -23 "$work/exported" "$work/declared"
+    exit 1
+fi
+echo "exports: $(wc -l <"$work/exported") functions, all in the header"
