@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_MODEL_FIXTURE_H
+#define KVF_TESTS_MODEL_FIXTURE_H
+
+/*
+ * What the tests of runtime/model share: an allocator that fails on demand and counts what is
+ * alive, and a directory that disappears afterwards.
+ */
+
+#include "model_memory.h"
+
+typedef struct fixture_heap {
+    size_t calls;
+    size_t fail_at; /* this call, counted from 1, returns NULL; 0 = none */
+    size_t live;
+} fixture_heap;
+
+kvf_allocator fixture_allocator(fixture_heap *heap);
+
+/** A fresh directory; freed by fixture_directory_remove, with every plain file in it. */
+char *fixture_directory_create(void);
+void fixture_directory_remove(char *directory);
+void fixture_write(const char *directory, const char *name, const void *bytes, size_t size);
+void fixture_write_text(const char *directory, const char *name, const char *text);
+
+/** A whole file, zero-terminated; freed with free. Fails the test if it cannot be read. */
+char *fixture_read(const char *path, size_t *size);
+
+/** The error has this status and its text holds this part. */
+void fixture_expect(kvf_status got, const kvf_error *error, kvf_status status, const char *part);
+
+#endif

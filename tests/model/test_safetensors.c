@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Safetensors files: what is good is read exactly, and whatever is wrong is refused with the name
+ * of the tensor or file, without a leak, whichever allocation fails.
+ */
+
+#include "model_fixture.h"
+#include "safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define IMAGE_MAX 4096u
+
+typedef struct image {
+    _Alignas(16) char bytes[IMAGE_MAX];
+    size_t size;
+} image;
+
+static void put_u64(char *out, uint64_t value)
+{
+    for (size_t i = 0; i < 8; i++)
+        out[i] = (char)(value >> (8 * i));
+}
+
+/* Header, padded with spaces to 8 bytes as the format's library does, then data 0, 1, 2, … */
+static image make_image(const char *header, size_t data_bytes)
+{
+    image out = {.size = 0};
+    size_t length = strlen(header);
+    size_t padded = (length + 7) / 8 * 8;
+    assert_true(8 + padded + data_bytes <= IMAGE_MAX);
+    put_u64(out.bytes, padded);
+    memset(out.bytes + 8, ' ', padded);
+    memcpy(out.bytes + 8, header, length);
+    for (size_t i = 0; i < data_bytes; i++)
+        out.bytes[8 + padded + i] = (char)i;
+    out.size = 8 + padded + data_bytes;
+    return out;
+}
+
+static const char good_header[] =
+    "{\"__metadata__\":{\"format\":\"pt\"},"
+    "\"b.weight\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
+    "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]},"
+    "\"c\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[12,14]},"
+    "\"empty\":{\"dtype\":\"F16\",\"shape\":[0,7],\"data_offsets\":[24,24]}}";
+enum { GOOD_DATA = 24 };
+
+static kvf_status open_image(const image *file, const kvf_allocator *allocator, kvf_weights **out,
+                             kvf_error *error)
+{
+    return kvf_weights_open_memory(file->bytes, file->size, allocator, out, error);
+}
+
+static void reads_what_is_there(void **state)
+{
+    (void)state;
+    image file = make_image(good_header, GOOD_DATA);
+    kvf_error error;
+    kvf_weights *weights;
+    assert_int_equal(open_image(&file, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_count(weights), 4);
+    assert_int_equal(kvf_weights_bytes(weights), 12 + 8 + 2);
+    static const char *const names[] = {"a.weight", "b.weight", "c", "empty"};
+    for (size_t i = 0; i < 4; i++)
+        assert_string_equal(kvf_weights_at(weights, i)->name, names[i]);
+    const kvf_tensor *b = kvf_weights_get(weights, "b.weight");
+    assert_non_null(b);
+    assert_int_equal(b->dtype, KVF_BF16);
+    assert_int_equal(b->rank, 2);
+    assert_int_equal(b->shape[0], 2);
+    assert_int_equal(b->shape[1], 3);
+    assert_memory_equal(b->data, "\0\1\2\3\4\5\6\7\10\11\12\13", 12);
+    assert_int_equal(kvf_weights_get(weights, "c")->rank, 0);
+    assert_memory_equal(kvf_weights_get(weights, "c")->data, "\14\15", 2);
+    assert_memory_equal(kvf_weights_get(weights, "a.weight")->data, "\20\21\22\23\24\25\26\27", 8);
+    assert_null(kvf_weights_get(weights, "d"));
+    kvf_weights_close(weights);
+    kvf_weights_close(NULL);
+}
+
+static void finds_by_shape(void **state)
+{
+    (void)state;
+    image file = make_image(good_header, GOOD_DATA);
+    kvf_error error;
+    kvf_weights *weights;
+    const kvf_tensor *tensor;
+    assert_int_equal(open_image(&file, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_find(weights, "b.weight", 2, (uint64_t[]){2, 3}, &tensor, &error),
+                     KVF_OK);
+    fixture_expect(kvf_weights_find(weights, "b.weight", 2, (uint64_t[]){3, 2}, &tensor, &error),
+                   &error, KVF_CORRUPT,
+                   "tensor b.weight has shape [2, 3], but config.json needs [3, 2]");
+    fixture_expect(kvf_weights_find(weights, "b.weight", 1, (uint64_t[]){6}, &tensor, &error),
+                   &error, KVF_CORRUPT, "needs [6]");
+    fixture_expect(kvf_weights_find(weights, "lm_head.weight", 1, (uint64_t[]){6}, &tensor, &error),
+                   &error, KVF_CORRUPT, "tensor lm_head.weight is missing");
+    kvf_weights_close(weights);
+}
+
+#define ONE(dtype, shape, offsets)                                                                 \
+    "{\"x\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+
+static void refuses_what_is_wrong(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        kvf_status status;
+        const char *part;
+    } cases[] = {
+        {"", KVF_CORRUPT, "a value is missing"},
+        {"[]", KVF_CORRUPT, "header is an array"},
+        {"{\"x\":{}", KVF_CORRUPT, "missing at byte"},
+        {"{\"x\":3}", KVF_CORRUPT, "tensor x is a number"},
+        {"{\"x\":{}}", KVF_CORRUPT, "tensor x has dtype absent"},
+        {"{\"x\":{},\"x\":{}}", KVF_CORRUPT, "key \"x\" appears twice"},
+        {"{\"x\\u0000y\":{}}", KVF_CORRUPT, "zero byte in its name"},
+        {ONE("\"I64\"", "[2]", "[0,16]"), KVF_UNSUPPORTED, "dtype \"I64\"; BF16, F16 and F32"},
+        {ONE("\"F8_E4M3\"", "[2]", "[0,2]"), KVF_UNSUPPORTED, "tensor x has dtype \"F8_E4M3\""},
+        {ONE("7", "[2]", "[0,4]"), KVF_CORRUPT, "dtype 7"},
+        {ONE("\"BF16\"", "2", "[0,4]"), KVF_CORRUPT, "shape must be an array"},
+        {ONE("\"BF16\"", "[-2]", "[0,4]"), KVF_CORRUPT, "shape[0] is not a whole number"},
+        {ONE("\"BF16\"", "[2.5]", "[0,4]"), KVF_CORRUPT, "shape[0] is not a whole number"},
+        {ONE("\"BF16\"", "[1,1,1,1,1,1,1,1,1]", "[0,2]"), KVF_CORRUPT, "at most 8 sizes"},
+        {ONE("\"BF16\"", "[4294967296,4294967296]", "[0,4]"), KVF_CORRUPT, "does not fit 64 bits"},
+        {ONE("\"BF16\"", "[9223372036854775808]", "[0,4]"), KVF_CORRUPT, "does not fit 64 bits"},
+        {ONE("\"BF16\"", "[99999999999999999999]", "[0,4]"), KVF_CORRUPT, "not a whole number"},
+        {ONE("\"BF16\"", "[2]", "[0]"), KVF_CORRUPT, "two whole numbers"},
+        {ONE("\"BF16\"", "[2]", "[0,-4]"), KVF_CORRUPT, "two whole numbers"},
+        {ONE("\"BF16\"", "[2]", "[4,0]"), KVF_CORRUPT, "leave the file"},
+        {ONE("\"BF16\"", "[2]", "[0,8]"), KVF_CORRUPT,
+         "span 8 bytes, but its shape and dtype need 4"},
+        {ONE("\"BF16\"", "[64]", "[0,128]"), KVF_CORRUPT, "[0, 128] leave the file"},
+        {ONE("\"BF16\"", "[2]", "[18446744073709551612,18446744073709551615]"), KVF_CORRUPT,
+         "leave the file"},
+        {ONE("\"BF16\"", "[2]", "[1,5]"), KVF_UNSUPPORTED, "not a multiple of its element size"},
+        {"{\"x\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"
+         "\"y\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[2,6]}}",
+         KVF_CORRUPT, "tensors x and y overlap"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        image file = make_image(cases[i].header, 16);
+        fixture_heap heap = {0};
+        kvf_allocator allocator = fixture_allocator(&heap);
+        kvf_error error = {0};
+        kvf_weights *weights;
+        fixture_expect(open_image(&file, &allocator, &weights, &error), &error, cases[i].status,
+                       cases[i].part);
+        assert_null(weights);
+        assert_int_equal(heap.live, 0);
+    }
+}
+
+/* Every proper prefix is refused, and a header length that lies is refused. */
+static void refuses_truncation(void **state)
+{
+    (void)state;
+    image file = make_image(good_header, GOOD_DATA);
+    for (size_t size = 0; size < file.size; size++) {
+        char *copy = malloc(size != 0 ? size : 1); /* exact, so that ASan sees an overrun */
+        assert_non_null(copy);
+        memcpy(copy, file.bytes, size);
+        kvf_error error;
+        kvf_weights *weights;
+        assert_int_equal(kvf_weights_open_memory(copy, size, NULL, &weights, &error), KVF_CORRUPT);
+        free(copy);
+    }
+    static const uint64_t lies[] = {
+        0, 1, UINT64_MAX, UINT64_MAX - 7, 1ull << 63, 100ull << 20, (100ull << 20) + 1, IMAGE_MAX};
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        put_u64(file.bytes, lies[i]);
+        kvf_error error;
+        kvf_weights *weights;
+        fixture_expect(open_image(&file, NULL, &weights, &error), &error, KVF_CORRUPT, "memory: ");
+    }
+}
+
+/* Any byte changed to anything: an answer, never a crash; ASan and UBSan watch. */
+static void survives_mutation(void **state)
+{
+    (void)state;
+    static const char values[] = {0, '"', '{', '}', '[', ',', '9', '-', '\\', (char)0xff};
+    image file = make_image(good_header, GOOD_DATA);
+    for (size_t at = 0; at < file.size; at++) {
+        for (size_t v = 0; v < sizeof values; v++) {
+            image copy = file;
+            copy.bytes[at] = values[v];
+            kvf_error error;
+            kvf_weights *weights;
+            if (open_image(&copy, NULL, &weights, &error) == KVF_OK)
+                kvf_weights_close(weights);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- directories */
+
+static const char shard_a[] = "{\"a\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]}}";
+static const char shard_b[] = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"
+                              "\"c\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]}}";
+static const char good_index[] =
+    "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"a\":\"s1.safetensors\","
+    "\"b\":\"s2.safetensors\",\"c\":\"s2.safetensors\"}}";
+
+static void write_shards(const char *directory, const char *index)
+{
+    image a = make_image(shard_a, 4);
+    image b = make_image(shard_b, 8);
+    fixture_write(directory, "s1.safetensors", a.bytes, a.size);
+    fixture_write(directory, "s2.safetensors", b.bytes, b.size);
+    fixture_write_text(directory, "model.safetensors.index.json", index);
+}
+
+static void opens_directories(void **state)
+{
+    (void)state;
+    char *directory = fixture_directory_create();
+    kvf_error error;
+    kvf_weights *weights;
+    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_SYSTEM,
+                   "holds neither model.safetensors nor");
+    write_shards(directory, good_index);
+    assert_int_equal(kvf_weights_open(directory, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_count(weights), 3);
+    assert_memory_equal(kvf_weights_get(weights, "c")->data, "\4\5\6\7", 4);
+    kvf_weights_close(weights);
+    image single = make_image(good_header, GOOD_DATA);
+    fixture_write(directory, "model.safetensors", single.bytes, single.size);
+    assert_int_equal(kvf_weights_open(directory, NULL, &weights, &error), KVF_OK);
+    assert_int_equal(kvf_weights_count(weights), 4);
+    kvf_weights_close(weights);
+    fixture_write(directory, "model.safetensors", "", 0);
+    fixture_expect(kvf_weights_open(directory, NULL, &weights, &error), &error, KVF_CORRUPT,
+                   "not a regular file with contents");
+    fixture_directory_remove(directory);
+}
+
+static void refuses_wrong_indices(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *index;
+        kvf_status status;
+        const char *part;
+    } cases[] = {
+        {"{}", KVF_CORRUPT, "weight_map is absent"},
+        {"{\"weight_map\":[]}", KVF_CORRUPT, "weight_map is an array"},
+        {"{\"weight_map\":{}}", KVF_CORRUPT, "not an object with tensors"},
+        {"{\"weight_map\":{\"a\":1}}", KVF_CORRUPT, "tensor a has no file name"},
+        {"{\"weight_map\":{\"a\":\"../s1.safetensors\"}}", KVF_CORRUPT,
+         "leaves the model's directory"},
+        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", KVF_CORRUPT, "leaves the model's directory"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", KVF_CORRUPT, "leaves the model's directory"},
+        {"{\"weight_map\":{\"a\":\"s3.safetensors\"}}", KVF_SYSTEM,
+         "shard s3.safetensors, named by"},
+        {"{\"weight_map\":{\"a\":\"s2.safetensors\"}}", KVF_CORRUPT, "tensor a is not in s2"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2."
+         "safetensors\"}}",
+         KVF_CORRUPT, "tensor b is not in s1.safetensors"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\"}}", KVF_CORRUPT,
+         "lists 2 tensors, but the files hold 3"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s4.safetensors\"}}", KVF_CORRUPT,
+         "tensor a is in more than one file"},
+    };
+    char *directory = fixture_directory_create();
+    image copy = make_image(shard_a, 4);
+    fixture_write(directory, "s4.safetensors", copy.bytes, copy.size);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_shards(directory, cases[i].index);
+        fixture_heap heap = {0};
+        kvf_allocator allocator = fixture_allocator(&heap);
+        kvf_error error = {0};
+        kvf_weights *weights;
+        fixture_expect(kvf_weights_open(directory, &allocator, &weights, &error), &error,
+                       cases[i].status, cases[i].part);
+        assert_int_equal(heap.live, 0);
+    }
+    fixture_directory_remove(directory);
+}
+
+static void survives_failing_allocation(void **state)
+{
+    (void)state;
+    char *directory = fixture_directory_create();
+    write_shards(directory, good_index);
+    kvf_status status = KVF_OUT_OF_MEMORY;
+    size_t fail_at = 0;
+    while (status != KVF_OK) {
+        fixture_heap heap = {.fail_at = ++fail_at};
+        kvf_allocator allocator = fixture_allocator(&heap);
+        kvf_error error = {0};
+        kvf_weights *weights;
+        status = kvf_weights_open(directory, &allocator, &weights, &error);
+        if (status == KVF_OK)
+            kvf_weights_close(weights);
+        else
+            fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
+        assert_int_equal(heap.live, 0);
+    }
+    assert_true(fail_at > 10);
+    fixture_directory_remove(directory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads_what_is_there),   cmocka_unit_test(finds_by_shape),
+        cmocka_unit_test(refuses_what_is_wrong), cmocka_unit_test(refuses_truncation),
+        cmocka_unit_test(survives_mutation),     cmocka_unit_test(opens_directories),
+        cmocka_unit_test(refuses_wrong_indices), cmocka_unit_test(survives_failing_allocation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
