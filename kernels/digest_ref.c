@@ -55,6 +55,8 @@ void kvf_digest_ref(const void *args, uint32_t task)
 {
     const kvf_digest_args *a = args;
     const kvf_digest_job *job = &a->jobs[task];
+    if (!job->page)
+        return;
     uint32_t tokens = a->shape.page_size / a->subs;
     uint64_t live = kvf_live_bits(job->count, job->skip);
     for (uint32_t sub = 0; sub < a->subs; sub++) {

@@ -61,7 +61,7 @@ typedef struct kvf_span {
  * tokens each, over tokens t < count whose skip bit is clear. minmax rounds lo down and hi up, so the
  * box contains every key. A sub-box without tokens has lo = +inf, hi = -inf in every channel.
  * cuboid-mean: c = (max+min)/2, r = mean_t |c - k_t|, lo = c - r, hi = c + r (nearest).
- * mean: lo = hi = mean (nearest). One task per job.
+ * mean: lo = hi = mean (nearest). One task per job; a job whose page is NULL is skipped.
  */
 typedef struct kvf_digest_job {
     const void *page;
@@ -304,6 +304,24 @@ typedef struct kvf_resolve_args {
 
 /* ---- the table ------------------------------------------------------------------------------------- */
 
+/* Page tables, lists and static sets; their arguments are in paging.h. */
+#define KVF_PAGING_KERNEL_LIST(X)                                                                  \
+    X(stamp)                                                                                       \
+    X(table)                                                                                       \
+    X(append)                                                                                      \
+    X(seal)                                                                                        \
+    X(newest)                                                                                      \
+    X(spread)                                                                                      \
+    X(mask)                                                                                        \
+    X(assemble)                                                                                    \
+    X(fetch)                                                                                       \
+    X(cover)                                                                                       \
+    X(overlap)                                                                                     \
+    X(pack)                                                                                        \
+    X(csr_out)                                                                                     \
+    X(csr_in)                                                                                      \
+    X(compare)
+
 #define KVF_KERNEL_LIST(X)                                                                         \
     X(digest)                                                                                      \
     X(score)                                                                                       \
@@ -317,7 +335,8 @@ typedef struct kvf_resolve_args {
     X(observe_score)                                                                               \
     X(pool)                                                                                        \
     X(copy)                                                                                        \
-    X(resolve)
+    X(resolve)                                                                                     \
+    KVF_PAGING_KERNEL_LIST(X)
 
 typedef struct kvf_kernels {
 #define KVF_KERNEL_FIELD(op) kvf_task_fn op;

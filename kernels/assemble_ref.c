@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What each list attends, as spans: store, window, then chosen pages by ascending id.
+ *
+ * Knows nothing of policies. The order depends on ids alone, not on what is resident, and a token
+ * is in one span only: store and pages are disjoint by the static bits.
+ */
+
+#include "page_rows.h"
+#include "paging.h"
+#include "variants.h"
+
+typedef struct list_sums {
+    uint64_t tokens;
+    uint64_t misses;
+} list_sums;
+
+static uint32_t add_span(kvf_span *spans, uint32_t n, kvf_span span, list_sums *sums)
+{
+    spans[n] = span;
+    sums->tokens += (uint64_t)__builtin_popcountll(kvf_live_bits(span.count, span.skip));
+    return n + 1;
+}
+
+static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint32_t task,
+                            uint32_t i)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t list = task % p->lists, head = kvf_list_head(p, list);
+    const size_t at = (size_t)task * a->ids_max + i;
+    const uint32_t page = (uint32_t)a->ids[at];
+    return (kvf_span){.page = row->slots ? kvf_row_slot(p, row, list, a->slot_of_id[at])
+                                         : kvf_row_page(p, row, page, head),
+                      .skip = kvf_row_bits(p, row, head)[page] | (a->masks ? a->masks[at] : 0),
+                      .count = p->shape.page_size,
+                      .fetched = row->slots && a->missed[at]};
+}
+
+static void count(kvf_layer_counters *c, uint64_t pages, const list_sums *sums)
+{
+    __atomic_fetch_add(&c->tokens_attended, sums->tokens, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->pages_selected, pages, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->hits, pages - sums->misses, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->misses, sums->misses, __ATOMIC_RELAXED);
+}
+
+void kvf_assemble_ref(const void *args, uint32_t task)
+{
+    const kvf_assemble_args *a = args;
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = &a->row[task / p->lists];
+    const uint32_t head = kvf_list_head(p, task % p->lists), ids = a->id_count[task];
+    const uint32_t page_size = p->shape.page_size, stored = row->store_count[head];
+    const uint32_t pages = kvf_row_pages(p, row);
+    kvf_span *spans = a->spans + (size_t)task * a->spans_max;
+    list_sums sums = {0};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i * page_size < stored; i++)
+        n = add_span(spans, n,
+                     (kvf_span){.page = kvf_store_page(p, row->store, head, i),
+                                .count = kvf_min_u32(page_size, stored - i * page_size)},
+                     &sums);
+    for (uint32_t i = row->sealed; i < pages; i++)
+        n = add_span(
+            spans, n,
+            (kvf_span){.page = kvf_row_page(p, row, i, head), .count = kvf_row_tokens(p, row, i)},
+            &sums);
+    KVF_ASSERT(n + ids <= a->spans_max);
+    for (uint32_t i = 0; i < ids; i++) {
+        sums.misses += a->missed[(size_t)task * a->ids_max + i] != 0;
+        n = add_span(spans, n, chosen_span(a, row, task, i), &sums);
+    }
+    a->span_count[task] = n;
+    count(a->counters, ids, &sums);
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The tokens of one row as spans: all of them, or those on the device; and which of them may join
+ * the static set.
+ *
+ * Knows nothing of scores. Of the spans, store pages come first, then sealed pages ascending, then
+ * the window, so the candidates are one range that begins after the sink. Store entries are older
+ * than every kept query, so their span index is 0.
+ */
+
+#include "paging.h"
+#include "variants.h"
+
+typedef struct covering {
+    kvf_span *spans;
+    uint32_t *index;
+    uint32_t count;
+} covering;
+
+static void put(covering *c, const void *page, uint64_t skip, uint32_t count, uint32_t index)
+{
+    c->spans[c->count] = (kvf_span){.page = page, .skip = skip, .count = count};
+    c->index[c->count++] = index;
+}
+
+static void put_store(const kvf_cover_args *a, uint32_t head, covering *c)
+{
+    const uint32_t page_size = a->paging.shape.page_size, stored = a->row->store_count[head];
+    for (uint32_t i = 0; i * page_size < stored; i++)
+        put(c, kvf_store_page(&a->paging, a->row->store, head, i), 0,
+            kvf_min_u32(page_size, stored - i * page_size), 0);
+}
+
+static void put_sealed(const kvf_cover_args *a, uint32_t head, covering *c)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = a->row;
+    const uint32_t list = head * (p->lists / p->kv_heads);
+    const int32_t *slot_of_page = row->slot_of_page + (size_t)list * p->pages_max;
+    for (uint32_t i = 0; i < row->sealed; i++) {
+        if (!a->resident) {
+            put(c, kvf_row_page(p, row, i, head), 0, p->shape.page_size, i * p->shape.page_size);
+            continue;
+        }
+        if (slot_of_page[i] < 0)
+            continue;
+        const void *page = row->slots ? kvf_row_slot(p, row, list, slot_of_page[i])
+                                      : kvf_row_page(p, row, i, head);
+        put(c, page, kvf_row_bits(p, row, head)[i], p->shape.page_size, i * p->shape.page_size);
+    }
+}
+
+/* Slot s holds the query of the token that lies (newest slot - s) back, around the ring. */
+static void put_limits(const kvf_cover_args *a)
+{
+    const kvf_row *row = a->row;
+    const uint32_t n = row->query_count;
+    for (uint32_t s = 0; s < n; s++)
+        a->limit[s] = row->length - 1 - (row->query_slot + n - s) % n;
+}
+
+void kvf_cover_ref(const void *args, uint32_t task)
+{
+    const kvf_cover_args *a = args;
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = a->row;
+    covering c = {.spans = a->spans + (size_t)task * a->spans_max,
+                  .index = a->span_index + (size_t)task * a->spans_max};
+    if (a->resident)
+        put_store(a, task, &c);
+    put_sealed(a, task, &c);
+    if (a->first) {
+        const uint32_t sink = kvf_min_u32(p->sink, row->sealed * p->shape.page_size);
+        a->first[task] = sink;
+        a->count[task] = c.count * p->shape.page_size - sink;
+        a->take[task] = a->take_tokens ? a->take_tokens : row->share[0];
+        if (task == 0 && a->limit)
+            put_limits(a);
+    }
+    for (uint32_t i = row->sealed; i < kvf_row_pages(p, row); i++)
+        put(&c, kvf_row_page(p, row, i, task), 0, kvf_row_tokens(p, row, i),
+            i * p->shape.page_size);
+    KVF_ASSERT(c.count <= a->spans_max);
+    a->span_count[task] = c.count;
+}

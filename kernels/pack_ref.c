@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A new static store out of the old one and of pages, and the digests that follow from it.
+ *
+ * Knows nothing of scores. The old store stays as it was, because other tasks of the step may read
+ * it. After it: bit t of a page is set iff its token is in the new store, and entries ascend. A box
+ * of minmax that is widened by a returning key is the box that a rebuild would give.
+ */
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "convert.h"
+#include "page_rows.h"
+#include "paging.h"
+#include "variants.h"
+
+/* One KV head of one launch. */
+typedef struct packing {
+    const kvf_pack_args *a;
+    uint32_t head;
+    uint32_t sink; /* entries that stay in front */
+    uint32_t old_count;
+    const uint32_t *old_index;
+    uint32_t new_count;
+    uint32_t *new_index;
+    uint32_t jobs;
+    uint64_t bytes; /* read from host pages */
+} packing;
+
+static const char *old_row(const packing *k, uint32_t entry)
+{
+    const kvf_paging *p = &k->a->paging;
+    return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
+           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+}
+
+/* `from` is the key row; the value row is half a page on. */
+static void add_entry(packing *k, uint32_t token, const char *from)
+{
+    const kvf_shape *s = &k->a->paging.shape;
+    const uint32_t e = k->new_count++;
+    const size_t bytes = kvf_row_bytes(s), half = kvf_half_page_bytes(s);
+    KVF_ASSERT(e < kvf_store_tokens(&k->a->paging));
+    char *to = kvf_store_page(&k->a->paging, k->a->store, k->head, e / s->page_size) +
+               e % s->page_size * bytes;
+    memcpy(to, from, bytes);
+    memcpy(to + half, from + half, bytes);
+    k->new_index[e] = token;
+}
+
+/* The key row of a position among the spans; NULL if there is no live token. */
+static const char *row_at(const packing *k, int32_t position, uint32_t *token)
+{
+    const kvf_pack_args *a = k->a;
+    const uint32_t page_size = a->paging.shape.page_size;
+    const uint32_t t = (uint32_t)position % page_size;
+    const size_t at = (size_t)k->head * a->spans_max + (uint32_t)position / page_size;
+    if (!(kvf_live_bits(a->spans[at].count, a->spans[at].skip) >> t & 1))
+        return NULL;
+    *token = a->span_index[at] + t;
+    return (const char *)a->spans[at].page + t * kvf_row_bytes(&a->paging.shape);
+}
+
+/* Merge two ascending runs: ids[0 .. split) of the old store and the others of pages. */
+static void add_chosen(packing *k)
+{
+    const kvf_pack_args *a = k->a;
+    const int32_t *ids = a->ids + (size_t)k->head * a->ids_max;
+    const uint32_t count = a->id_count[k->head], page_size = a->paging.shape.page_size;
+    const uint32_t store_end =
+        a->resident ? kvf_div_ceil_u32(k->old_count, page_size) * page_size : 0;
+    uint32_t split = 0;
+    while (split < count && (uint32_t)ids[split] < store_end)
+        split++;
+    uint32_t i = 0, j = split;
+    while (i < split || j < count) {
+        uint32_t token = UINT32_MAX, unused;
+        const char *page_row = j < count ? row_at(k, ids[j], &token) : NULL;
+        if (j < count && !page_row) {
+            j++;
+        } else if (i < split && !row_at(k, ids[i], &unused)) {
+            i++;
+        } else if (i < split && (j == count || k->old_index[ids[i]] < token)) {
+            add_entry(k, k->old_index[ids[i]], old_row(k, (uint32_t)ids[i]));
+            i++;
+        } else {
+            add_entry(k, token, page_row);
+            k->bytes += a->resident ? 0 : 2 * kvf_row_bytes(&a->paging.shape);
+            j++;
+        }
+    }
+}
+
+static void widen(const packing *k, uint32_t entry, uint32_t page)
+{
+    const kvf_paging *p = &k->a->paging;
+    const uint32_t dim = p->shape.head_dim;
+    const uint32_t sub = k->old_index[entry] % p->shape.page_size / (p->shape.page_size / p->subs);
+    uint16_t *lo = (uint16_t *)(void *)kvf_row_digest(p, k->a->row, page, k->head) + sub * 2 * dim;
+    uint16_t *hi = lo + dim;
+    for (uint32_t c = 0; c < dim; c++) {
+        const float x = kvf_element_get(old_row(k, entry), p->shape.dtype, c);
+        if (x < kvf_bf16_to_float(lo[c]))
+            lo[c] = kvf_bf16_down(x);
+        if (x > kvf_bf16_to_float(hi[c]))
+            hi[c] = kvf_bf16_up(x);
+    }
+}
+
+/* The page's bits changed; old entries of it are first .. end-1. */
+static void renew_digest(packing *k, uint32_t page, uint64_t bits, uint32_t first, uint32_t end)
+{
+    const kvf_pack_args *a = k->a;
+    const kvf_paging *p = &a->paging;
+    const uint32_t list = k->head * (p->lists / p->kv_heads);
+    const int32_t slot = a->row->slot_of_page[(size_t)list * p->pages_max + page];
+    if (a->resident && slot < 0) {
+        for (uint32_t i = first; i < end; i++)
+            if (!(bits >> k->old_index[i] % p->shape.page_size & 1))
+                widen(k, i, page);
+        return;
+    }
+    KVF_ASSERT(k->jobs < a->jobs_max);
+    a->jobs[(size_t)k->head * a->jobs_max + k->jobs++] = (kvf_digest_job){
+        .page = a->resident && a->row->slots ? kvf_row_slot(p, a->row, list, slot)
+                                             : kvf_row_page(p, a->row, page, k->head),
+        .digest = kvf_row_digest(p, a->row, page, k->head),
+        .skip = bits,
+        .count = p->shape.page_size};
+    k->bytes += a->resident ? 0 : kvf_half_page_bytes(&p->shape);
+}
+
+/* Old and new entries page by page. */
+static void renew_bits(packing *k)
+{
+    const kvf_paging *p = &k->a->paging;
+    const uint32_t page_size = p->shape.page_size;
+    uint64_t *all = kvf_row_bits(p, k->a->row, k->head);
+    uint32_t i = k->sink, j = k->sink;
+    while (i < k->old_count || j < k->new_count) {
+        const uint32_t first = i;
+        uint32_t page = UINT32_MAX;
+        if (i < k->old_count)
+            page = k->old_index[i] / page_size;
+        if (j < k->new_count)
+            page = kvf_min_u32(page, k->new_index[j] / page_size);
+        uint64_t bits = kvf_sink_bits(p, page);
+        while (i < k->old_count && k->old_index[i] / page_size == page)
+            i++;
+        for (; j < k->new_count && k->new_index[j] / page_size == page; j++)
+            bits |= UINT64_C(1) << k->new_index[j] % page_size;
+        if (all[page] != bits) {
+            all[page] = bits;
+            renew_digest(k, page, bits, first, i);
+        }
+    }
+}
+
+void kvf_pack_ref(const void *args, uint32_t task)
+{
+    const kvf_pack_args *a = args;
+    const kvf_paging *p = &a->paging;
+    const size_t stride = kvf_store_tokens(p);
+    packing k = {.a = a,
+                 .head = task,
+                 .sink = kvf_min_u32(p->sink, a->row->sealed * p->shape.page_size),
+                 .old_count = a->row->store_count[task],
+                 .old_index = a->row->store_index + task * stride,
+                 .new_index = a->store_index + task * stride};
+    KVF_ASSERT(k.sink <= k.old_count);
+    for (uint32_t e = 0; e < k.sink; e++)
+        add_entry(&k, k.old_index[e], old_row(&k, e));
+    add_chosen(&k);
+    renew_bits(&k);
+    a->store_count[task] = k.new_count;
+    for (uint32_t i = k.jobs; i < a->jobs_max; i++)
+        a->jobs[(size_t)task * a->jobs_max + i] = (kvf_digest_job){0};
+    if (!a->resident)
+        k.bytes += a->row->sealed * kvf_half_page_bytes(&p->shape);
+    __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);
+}
