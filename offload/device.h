@@ -61,6 +61,7 @@ typedef struct kvf_device_ops {
     kvf_status (*event_record)(kvf_event *event, kvf_stream *stream);
     kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event); /* the record enqueued last before this call */
     kvf_status (*event_wait)(kvf_event *event);                            /* host waits */
+    int (*event_is_done)(kvf_event *event); /* 1 if event_wait would not wait */
 
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);
     kvf_status (*fill)(kvf_stream *stream, void *to, int byte, size_t bytes);

@@ -212,6 +212,7 @@ static const kvf_device_ops host_ops = {
     .event_record = kvf_host_event_record,
     .stream_wait_event = kvf_host_stream_wait_event,
     .event_wait = kvf_host_event_wait,
+    .event_is_done = kvf_host_event_is_done,
     .copy = kvf_host_copy,
     .fill = kvf_host_fill,
     .launch = kvf_host_launch,

@@ -510,3 +510,12 @@ kvf_status kvf_host_event_wait(kvf_event *base)
     pthread_mutex_unlock(&event->lock);
     return event_await(event, generation);
 }
+
+int kvf_host_event_is_done(kvf_event *base)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    int is_done = event_is_complete(event, event->recorded);
+    pthread_mutex_unlock(&event->lock);
+    return is_done;
+}

@@ -33,6 +33,7 @@ void kvf_host_event_destroy(kvf_event *event);
 kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream);
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);
 kvf_status kvf_host_event_wait(kvf_event *event);
+int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_host_fill(kvf_stream *stream, void *to, int byte, size_t bytes);
 kvf_status kvf_host_launch(kvf_stream *stream, kvf_task_fn kernel, const void *args,

@@ -63,8 +63,16 @@ KVF_MUST_CHECK kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
 KVF_MUST_CHECK kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
                                             kvf_stream *stream);
 
+/* After KVF_BUSY: wait on the host until one more request can be submitted. */
+KVF_MUST_CHECK kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
+
 /* Bytes of staging reserved. */
 uint64_t kvf_transfer_host_bytes(const kvf_transfer_engine *engine);
+/* Bytes of device memory reserved: where chunks land before they are scattered. */
+uint64_t kvf_transfer_device_bytes(const kvf_transfer_engine *engine);
+/* The same two numbers before anything is opened. */
+void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
+                        uint64_t *host_bytes, uint64_t *device_bytes);
 /* Exact after the streams involved are waited for. */
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out);
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine);

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Gather workers: a team of their own that runs the copy kernel.
+ *
+ * Apart from the compute team, so that filling staging does not stand behind a launch. Knows
+ * nothing of rings or requests.
+ */
+
+#include "gather.h"
+
+#include "host_team.h"
+
+struct kvf_gather {
+    kvf_context *context;
+    kvf_team *team;
+    kvf_task_fn copy;
+    kvf_team_job job;
+};
+
+kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_t *cpus,
+                             kvf_gather **out)
+{
+    *out = NULL;
+    kvf_context *context = device->context;
+    KVF_ASSERT(threads >= 1);
+    kvf_gather *gather = kvf_alloc(context, 1, sizeof *gather);
+    if (gather == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the gather workers");
+    gather->context = context;
+    gather->copy = device->kernels.copy;
+    if (kvf_team_job_init(&gather->job, 0) != KVF_OK) {
+        kvf_free(context, gather);
+        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for the gather workers could not be made");
+    }
+    kvf_team_config config = {.threads = threads, .cpus = cpus, .name = "kvf-gather"};
+    kvf_status status = kvf_team_create(context, &config, &gather->team);
+    if (status != KVF_OK) {
+        kvf_gather_destroy(gather);
+        return status;
+    }
+    *out = gather;
+    return KVF_OK;
+}
+
+void kvf_gather_destroy(kvf_gather *gather)
+{
+    if (gather == NULL)
+        return;
+    kvf_team_destroy(gather->team);
+    kvf_team_job_fini(&gather->job);
+    kvf_free(gather->context, gather);
+}
+
+void kvf_gather_run(kvf_gather *gather, const kvf_copy_args *args)
+{
+    if (args->count > 0)
+        kvf_team_run(gather->team, &gather->job, gather->copy, args, kvf_copy_tasks(args));
+}
+
+uint32_t kvf_gather_threads(const kvf_gather *gather)
+{
+    return kvf_team_threads(gather->team);
+}
