@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Fixtures of the runtime's tests; see harness.h. Knows nothing of what a test wants to prove.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t test_random_next(test_random *r)
+{
+    uint64_t z = (r->state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+uint32_t test_random_below(test_random *r, uint32_t count)
+{
+    return (uint32_t)((test_random_next(r) >> 32) * count >> 32);
+}
+
+/* Sum of twelve uniform numbers: no libm, so the same bits everywhere. */
+float test_random_normal(test_random *r)
+{
+    float sum = -6.0f;
+    for (int i = 0; i < 6; i++) {
+        uint64_t bits = test_random_next(r);
+        sum += (float)(bits >> 40) * 0x1p-24f + (float)(bits & 0xffffffu) * 0x1p-24f;
+    }
+    return sum;
+}
+
+void test_seed_print(const char *test, uint64_t seed)
+{
+    printf("# %s seed %llu\n", test, (unsigned long long)seed);
+    fflush(stdout);
+}
+
+size_t test_dtype_bytes(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? 4 : 2;
+}
+
+static void *must_alloc(size_t bytes)
+{
+    void *p = calloc(1, bytes ? bytes : 1);
+    assert_non_null(p);
+    return p;
+}
+
+/* Row of one kind: direction of the topic (if any) plus noise, times `gain`. */
+static void fill_row(const test_tokens *t, const float *topic, test_random *r, float gain,
+                     void *base, size_t at)
+{
+    for (uint32_t d = 0; d < t->head_dim; d++) {
+        float x = test_random_normal(r);
+        if (topic)
+            x = 0.6f * x + 1.2f * topic[d];
+        kvf_element_set(base, t->dtype, at + d, gain * x);
+    }
+}
+
+static void fill_layer(test_tokens *t, const test_tokens_spec *spec, uint32_t layer)
+{
+    test_random r = {spec->seed * 1000003u + layer};
+    const uint32_t d = t->head_dim, group = t->query_heads / t->kv_heads;
+    float *topics = must_alloc(sizeof *topics * spec->topics * t->kv_heads * d);
+    for (size_t i = 0; i < (size_t)spec->topics * t->kv_heads * d; i++)
+        topics[i] = test_random_normal(&r);
+    uint32_t key_topic = 0, query_topic = 0;
+    for (uint32_t i = 0; i < t->count; i++) {
+        const size_t row = (size_t)layer * t->count + i;
+        if (spec->topics && test_random_below(&r, 12) == 0)
+            key_topic = test_random_below(&r, spec->topics);
+        if (spec->topics && test_random_below(&r, 8) == 0)
+            query_topic = test_random_below(&r, spec->topics);
+        for (uint32_t h = 0; h < t->kv_heads; h++) {
+            const float *kt =
+                spec->topics ? topics + ((size_t)h * spec->topics + key_topic) * d : NULL;
+            const float *qt =
+                spec->topics ? topics + ((size_t)h * spec->topics + query_topic) * d : NULL;
+            fill_row(t, kt, &r, 1.0f, t->k, (row * t->kv_heads + h) * d);
+            fill_row(t, NULL, &r, 1.0f, t->v, (row * t->kv_heads + h) * d);
+            for (uint32_t g = 0; g < group; g++)
+                fill_row(t, qt, &r, spec->sharpness, t->q,
+                         (row * t->query_heads + (size_t)h * group + g) * d);
+        }
+    }
+    free(topics);
+}
+
+void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec)
+{
+    *t = (test_tokens){.dtype = c->dtype,
+                       .layers = c->layers,
+                       .query_heads = c->query_heads,
+                       .kv_heads = c->kv_heads,
+                       .head_dim = c->head_dim,
+                       .count = spec->count};
+    const size_t rows = (size_t)t->layers * t->count, size = test_dtype_bytes(t->dtype);
+    t->q = must_alloc(rows * t->query_heads * t->head_dim * size);
+    t->k = must_alloc(rows * t->kv_heads * t->head_dim * size);
+    t->v = must_alloc(rows * t->kv_heads * t->head_dim * size);
+    for (uint32_t layer = 0; layer < t->layers; layer++)
+        fill_layer(t, spec, layer);
+}
+
+void test_tokens_free(test_tokens *t)
+{
+    free(t->q);
+    free(t->k);
+    free(t->v);
+    *t = (test_tokens){0};
+}
+
+static void *row_of(const test_tokens *t, void *base, uint32_t heads, uint32_t layer,
+                    uint32_t token)
+{
+    assert_true(layer < t->layers && token < t->count);
+    const size_t row = (size_t)layer * t->count + token;
+    return (char *)base + row * heads * t->head_dim * test_dtype_bytes(t->dtype);
+}
+
+void *test_q(const test_tokens *t, uint32_t layer, uint32_t token)
+{
+    return row_of(t, t->q, t->query_heads, layer, token);
+}
+
+void *test_k(const test_tokens *t, uint32_t layer, uint32_t token)
+{
+    return row_of(t, t->k, t->kv_heads, layer, token);
+}
+
+void *test_v(const test_tokens *t, uint32_t layer, uint32_t token)
+{
+    return row_of(t, t->v, t->kv_heads, layer, token);
+}
+
+kvf_cache_config test_config_small(void)
+{
+    kvf_cache_config c;
+    kvf_cache_config_init(&c);
+    c.layers = 1;
+    c.query_heads = 4;
+    c.kv_heads = 2;
+    c.head_dim = 64;
+    c.dtype = KVF_FP32;
+    c.tokens_max = 512;
+    c.prefill_chunk_max = 128;
+    c.page_size = 8;
+    c.budget_tokens = 96;
+    c.sink_tokens = 4;
+    c.local_tokens = 16;
+    c.refresh_interval = 16;
+    return c;
+}
+
+kvf_runtime_config test_runtime_config(void)
+{
+    kvf_runtime_config c;
+    kvf_runtime_config_init(&c);
+    c.threads = 2;
+    c.gather_threads = 1;
+    c.huge_pages = KVF_HUGE_PAGES_OFF;
+    c.allow_unpinned = 1;
+    return c;
+}
+
+void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, const char *what,
+                    const char *file, int line)
+{
+    if (got == wanted)
+        return;
+    const kvf_error *e = runtime ? kvf_runtime_error(runtime) : NULL;
+    print_error("%s: got %s, wanted %s; last error: %s %s\n", what, kvf_status_name(got),
+                kvf_status_name(wanted), e ? kvf_status_name(e->status) : "-", e ? e->text : "-");
+    _fail(file, line);
+}
+
+void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc)
+{
+    kvf_runtime_config mine = test_runtime_config();
+    kvf_error error = {0};
+    *w = (test_world){.config = *cc};
+    kvf_status status = kvf_runtime_open(rc ? rc : &mine, &w->runtime, &error);
+    if (status != KVF_OK)
+        fail_msg("kvf_runtime_open: %s %s", kvf_status_name(status), error.text);
+    test_ok(w, kvf_stream_create(w->runtime, &w->stream));
+    status = kvf_cache_open(w->runtime, cc, &w->cache, &error);
+    if (status != KVF_OK)
+        fail_msg("kvf_cache_open: %s %s", kvf_status_name(status), error.text);
+}
+
+void test_world_close(test_world *w)
+{
+    kvf_stream_destroy(w->stream);
+    kvf_cache_close(w->cache);
+    kvf_runtime_close(w->runtime);
+    *w = (test_world){0};
+}
+
+kvf_sequence *test_sequence(test_world *w)
+{
+    kvf_sequence *s = NULL;
+    test_ok(w, kvf_sequence_create(w->cache, &s));
+    assert_non_null(s);
+    return s;
+}
+
+void test_wait(test_world *w)
+{
+    test_ok(w, kvf_stream_wait(w->stream));
+}
+
+void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
+                  void *out)
+{
+    const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    void *scratch = out ? NULL : must_alloc(range->count * row);
+    char *base = out ? out : scratch;
+    for (uint32_t done = 0; done < range->count;) {
+        uint32_t n = range->count - done;
+        if (n > range->chunk)
+            n = range->chunk;
+        const uint32_t token = range->first + done;
+        kvf_prefill_args a = {.sequence = s,
+                              .layer = range->layer,
+                              .tokens = n,
+                              .q = range->append_only ? NULL : test_q(t, range->layer, token),
+                              .k = test_k(t, range->layer, token),
+                              .v = test_v(t, range->layer, token),
+                              .out = range->append_only ? NULL : base + done * row};
+        test_ok(w, kvf_prefill(w->cache, &a, w->stream));
+        done += n;
+    }
+    if (scratch) {
+        test_wait(w);
+        free(scratch);
+    }
+}
+
+void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
+                 uint32_t token, void *out, float *lse)
+{
+    kvf_decode_args a = {.layer = layer,
+                         .batch = 1,
+                         .sequences = &s,
+                         .q = test_q(t, layer, token),
+                         .k = test_k(t, layer, token),
+                         .v = test_v(t, layer, token),
+                         .out = out,
+                         .lse = lse};
+    test_ok(w, kvf_decode(w->cache, &a, w->stream));
+}
+
+void test_run(const test_scenario *sc, test_trace *trace)
+{
+    test_world w;
+    test_tokens t;
+    test_tokens_spec spec = sc->tokens;
+    spec.count = sc->prompt + sc->steps;
+    test_tokens_make(&t, &sc->cc, &spec);
+    test_world_open(&w, sc->rc, &sc->cc);
+    const uint32_t layers = sc->cc.layers, heads = sc->cc.query_heads;
+    const size_t row = (size_t)heads * sc->cc.head_dim * test_dtype_bytes(sc->cc.dtype);
+    *trace = (test_trace){.dtype = sc->cc.dtype,
+                          .out_bytes = row * sc->steps * layers,
+                          .prefill_bytes = row * sc->prompt * layers,
+                          .lse_count = (size_t)sc->steps * layers * heads};
+    trace->out = must_alloc(trace->out_bytes);
+    trace->prefill = must_alloc(trace->prefill_bytes);
+    trace->lse = must_alloc(sizeof *trace->lse * trace->lse_count);
+
+    kvf_sequence *s = test_sequence(&w);
+    for (uint32_t layer = 0; layer < layers && sc->prompt; layer++)
+        test_prefill(&w, s, &t,
+                     &(test_range){.layer = layer, .count = sc->prompt, .chunk = sc->chunk},
+                     (char *)trace->prefill + row * sc->prompt * layer);
+    for (uint32_t step = 0; step < sc->steps; step++)
+        for (uint32_t layer = 0; layer < layers; layer++) {
+            const size_t at = (size_t)step * layers + layer;
+            test_decode(&w, s, &t, layer, sc->prompt + step, (char *)trace->out + at * row,
+                        trace->lse + at * heads);
+        }
+    test_wait(&w);
+    kvf_cache_stats(w.cache, &trace->stats);
+    kvf_sequence_destroy(s);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+void test_trace_free(test_trace *trace)
+{
+    free(trace->out);
+    free(trace->prefill);
+    free(trace->lse);
+    *trace = (test_trace){0};
+}
+
+void test_same_bits_at(const test_trace *a, const test_trace *b, const char *what, const char *file,
+                       int line)
+{
+    assert_int_equal(a->out_bytes, b->out_bytes);
+    const size_t size = test_dtype_bytes(a->dtype);
+    if (memcmp(a->out, b->out, a->out_bytes) == 0 &&
+        memcmp(a->lse, b->lse, a->lse_count * sizeof *a->lse) == 0)
+        return;
+    size_t i = 0;
+    while (i < a->lse_count && memcmp(a->lse + i, b->lse + i, sizeof *a->lse) == 0)
+        i++;
+    print_error("%s: bits differ; first LSE that differs: %zu of %zu; largest distance %g\n", what,
+                i, a->lse_count, test_distance(a->out, b->out, a->dtype, a->out_bytes / size));
+    _fail(file, line);
+}
+
+double test_distance(const void *a, const void *b, kvf_dtype dtype, size_t count)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        double x =
+            fabs((double)kvf_element_get(a, dtype, i) - (double)kvf_element_get(b, dtype, i));
+        if (!(x <= worst))
+            worst = isnan(x) ? INFINITY : x;
+    }
+    return worst;
+}
+
+/*
+ * Outputs are convex combinations of values of deviation 1, so |out| <= about 5. Rounding once to
+ * the dtype costs half a unit in the last place: 5 * 2^-9 (bf16), 5 * 2^-12 (fp16); twice that is
+ * allowed because vector kernels may round weights to fp32 in another order.
+ */
+double test_tolerance(kvf_dtype dtype)
+{
+    return dtype == KVF_BF16 ? 2e-2 : dtype == KVF_FP16 ? 2.5e-3 : 2e-4;
+}

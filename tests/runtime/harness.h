@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_HARNESS_H
+#define KVF_TESTS_RUNTIME_HARNESS_H
+
+/*
+ * What the tests of the runtime share: random tokens, an opened runtime with stream and cache, and
+ * whole runs (prefill, then decode) whose every output is kept for comparison.
+ *
+ * Uses the public API only. Everything random follows from a seed that the test prints. A call that
+ * fails where it must not ends the test with the library's own text.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <kvferry/kvferry.h>
+
+#include "convert.h"
+
+/* ---- random numbers: splitmix64, the same on every machine */
+typedef struct test_random {
+    uint64_t state;
+} test_random;
+
+uint64_t test_random_next(test_random *r);
+uint32_t test_random_below(test_random *r, uint32_t count);
+float test_random_normal(test_random *r); /* mean 0, deviation 1 */
+
+/* Print the seed of a test, so that a failure can be run again. */
+void test_seed_print(const char *test, uint64_t seed);
+
+/* ---- tokens of one sequence: q, k, v of every layer, in the dtype of the cache */
+typedef struct test_tokens {
+    kvf_dtype dtype;
+    uint32_t layers, query_heads, kv_heads, head_dim, count;
+    void *q; /* [layers, count, query_heads, head_dim] */
+    void *k; /* [layers, count, kv_heads, head_dim] */
+    void *v;
+} test_tokens;
+
+typedef struct test_tokens_spec {
+    uint32_t count;
+    uint64_t seed;
+    float sharpness; /* of queries; 1 gives logits of deviation 1 */
+    uint32_t
+        topics; /* 0: keys are independent; else keys and queries drift among so many directions */
+} test_tokens_spec;
+
+void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec);
+void test_tokens_free(test_tokens *t);
+void *test_q(const test_tokens *t, uint32_t layer, uint32_t token);
+void *test_k(const test_tokens *t, uint32_t layer, uint32_t token);
+void *test_v(const test_tokens *t, uint32_t layer, uint32_t token);
+
+/* ---- a cache with its runtime and stream */
+typedef struct test_world {
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_cache *cache;
+    kvf_cache_config config; /* as asked */
+} test_world;
+
+/* A small geometry: 1 layer, 2 KV heads, group 2, head_dim 64, fp32, pages of 8, window 16, sink 4.
+ */
+kvf_cache_config test_config_small(void);
+kvf_runtime_config test_runtime_config(void); /* 2 threads, 4 KiB pages, unpinned allowed */
+
+/* `rc` may be NULL. */
+void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc);
+void test_world_close(test_world *w);
+kvf_sequence *test_sequence(test_world *w);
+void test_wait(test_world *w);
+
+/* Fails the test unless `got` is `wanted`; says what the runtime's last error was. */
+void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, const char *what,
+                    const char *file, int line);
+#define test_expect(runtime, call, wanted)                                                         \
+    test_expect_at((runtime), (call), (wanted), #call, __FILE__, __LINE__)
+#define test_ok(w, call) test_expect_at((w)->runtime, (call), KVF_OK, #call, __FILE__, __LINE__)
+
+/* Tokens first .. first+count-1 into one layer, in chunks of at most `chunk`; out may be NULL. */
+typedef struct test_range {
+    uint32_t layer, first, count, chunk;
+    uint32_t append_only; /* 1: q = NULL */
+} test_range;
+void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
+                  void *out);
+
+/* One token of one layer of one sequence; enqueues only. out is [query_heads, head_dim]. */
+void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
+                 uint32_t token, void *out, float *lse);
+
+/* ---- a whole run: prompt in chunks, then steps, every layer, waited for only at the end */
+typedef struct test_scenario {
+    const kvf_runtime_config *rc; /* NULL = test_runtime_config */
+    kvf_cache_config cc;
+    test_tokens_spec tokens; /* count is set by the run: prompt + steps */
+    uint32_t prompt, steps, chunk;
+} test_scenario;
+
+typedef struct test_trace {
+    size_t out_bytes, prefill_bytes, lse_count;
+    void *out;     /* [steps, layers, query_heads, head_dim] */
+    void *prefill; /* [layers, prompt, query_heads, head_dim] */
+    float *lse;    /* [steps, layers, query_heads] */
+    kvf_dtype dtype;
+    kvf_stats stats;
+} test_trace;
+
+void test_run(const test_scenario *scenario, test_trace *trace);
+void test_trace_free(test_trace *trace);
+/* Decode outputs and LSE, bit for bit. */
+void test_same_bits_at(const test_trace *a, const test_trace *b, const char *what, const char *file,
+                       int line);
+#define test_same_bits(a, b, what) test_same_bits_at((a), (b), (what), __FILE__, __LINE__)
+
+/* Largest |a - b| over `count` elements of `dtype`; NaN on either side gives infinity. */
+double test_distance(const void *a, const void *b, kvf_dtype dtype, size_t count);
+/* What rounding to `dtype` and fp32 sums may cost values of size about 1 to 4. */
+double test_tolerance(kvf_dtype dtype);
+#define TEST_LSE_TOLERANCE 5e-4
+
+size_t test_dtype_bytes(kvf_dtype dtype);
+
+#endif

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The naive model; see naive.h. Everything is the definition written out, in double, with no
+ * thought of speed.
+ */
+
+#include "naive.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------ numbers */
+
+static float element(const void *base, kvf_dtype dtype, size_t i)
+{
+    if (dtype == KVF_FP32)
+        return ((const float *)base)[i];
+    const uint16_t h = ((const uint16_t *)base)[i];
+    if (dtype == KVF_BF16) {
+        const uint32_t u = (uint32_t)h << 16;
+        float x;
+        memcpy(&x, &u, sizeof x);
+        return x;
+    }
+    const int exponent = h >> 10 & 31, mantissa = h & 1023;
+    const double magnitude = exponent == 0    ? ldexp(mantissa, -24)
+                             : exponent == 31 ? (mantissa ? NAN : INFINITY)
+                                              : ldexp(1024 + mantissa, exponent - 25);
+    return (float)(h >> 15 ? -magnitude : magnitude);
+}
+
+/* Neighbours of x in bf16: the largest not above it, or the smallest not below it. */
+static double bf16_towards(float x, int up)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    u &= 0xffff0000u; /* towards zero */
+    float y;
+    memcpy(&y, &u, sizeof y);
+    if (up ? y < x : y > x) {
+        u += 0x10000u; /* away from zero */
+        memcpy(&y, &u, sizeof y);
+    }
+    return (double)y;
+}
+
+static double bf16_nearest(double x)
+{
+    const double lo = bf16_towards((float)x, 0), hi = bf16_towards((float)x, 1);
+    if (lo == hi)
+        return lo;
+    if (x - lo != hi - x)
+        return x - lo < hi - x ? lo : hi;
+    const float f = (float)lo;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u >> 16 & 1 ? hi : lo;
+}
+
+typedef struct ranked {
+    double score;
+    uint32_t index;
+} ranked;
+
+static int ranked_compare(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    if (x->score != y->score)
+        return x->score > y->score ? -1 : 1;
+    return x->index < y->index ? -1 : 1;
+}
+
+double naive_top(const double *scores, uint32_t count, uint32_t k, unsigned char *mask)
+{
+    ranked *order = calloc(count + 1, sizeof *order);
+    assert(order);
+    uint32_t valid = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        mask[i] = 0;
+        if (scores[i] > -INFINITY)
+            order[valid++] = (ranked){scores[i], i};
+    }
+    qsort(order, valid, sizeof *order, ranked_compare);
+    for (uint32_t i = 0; i < valid && i < k; i++)
+        mask[order[i].index] = 1;
+    double gap = 1.0;
+    if (k > 0 && k < valid) {
+        const double a = order[k - 1].score, b = order[k].score;
+        const double size = fmax(fabs(a), fabs(b));
+        gap = size > 0.0 ? (a - b) / size : 0.0;
+    }
+    free(order);
+    return gap;
+}
+
+/* -------------------------------------------------------------------- state */
+
+void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan)
+{
+    *n = (naive){.c = *settings, .plan = *plan, .border = 1.0};
+    n->group = settings->query_heads / settings->kv_heads;
+    n->scale = settings->softmax_scale != 0.0f ? (double)settings->softmax_scale
+                                               : 1.0 / sqrt(settings->head_dim);
+    const size_t tokens = settings->tokens_max, d = settings->head_dim, kv = settings->kv_heads;
+    n->attended = calloc(kv * tokens, 1);
+    n->layers = calloc(settings->layers, sizeof *n->layers);
+    assert(n->layers && n->attended);
+    for (uint32_t i = 0; i < settings->layers; i++) {
+        naive_layer *l = &n->layers[i];
+        l->q = calloc(tokens * settings->query_heads * d, sizeof *l->q);
+        l->k = calloc(tokens * kv * d, sizeof *l->k);
+        l->v = calloc(tokens * kv * d, sizeof *l->v);
+        l->has_q = calloc(tokens, 1);
+        l->fixed = calloc(kv * tokens, 1);
+        l->page_of_slot = calloc(kv * plan->slots + 1, sizeof *l->page_of_slot);
+        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->page_of_slot);
+        for (size_t s = 0; s < kv * plan->slots; s++)
+            l->page_of_slot[s] = -1;
+        l->static_tokens = plan->static_tokens;
+    }
+}
+
+void naive_close(naive *n)
+{
+    for (uint32_t i = 0; n->layers && i < n->c.layers; i++) {
+        naive_layer *l = &n->layers[i];
+        free(l->q);
+        free(l->k);
+        free(l->v);
+        free(l->has_q);
+        free(l->fixed);
+        free(l->page_of_slot);
+    }
+    free(n->layers);
+    free(n->attended);
+    *n = (naive){0};
+}
+
+void naive_copy(naive *to, const naive *from)
+{
+    const size_t tokens = from->c.tokens_max, d = from->c.head_dim, kv = from->c.kv_heads;
+    to->border = from->border;
+    for (uint32_t i = 0; i < from->c.layers; i++) {
+        naive_layer *a = &to->layers[i];
+        const naive_layer *b = &from->layers[i];
+        memcpy(a->q, b->q, tokens * from->c.query_heads * d * sizeof *a->q);
+        memcpy(a->k, b->k, tokens * kv * d * sizeof *a->k);
+        memcpy(a->v, b->v, tokens * kv * d * sizeof *a->v);
+        memcpy(a->has_q, b->has_q, tokens);
+        memcpy(a->fixed, b->fixed, kv * tokens);
+        memcpy(a->page_of_slot, b->page_of_slot, kv * from->plan.slots * sizeof *a->page_of_slot);
+        a->length = b->length;
+        a->steps = b->steps;
+        a->chosen = b->chosen;
+        a->observed = b->observed;
+        a->static_tokens = b->static_tokens;
+    }
+}
+
+static void append_row(naive *n, naive_layer *l, const void *q, const void *k, const void *v)
+{
+    const size_t kv_row = (size_t)n->c.kv_heads * n->c.head_dim;
+    const size_t q_row = (size_t)n->c.query_heads * n->c.head_dim;
+    assert(l->length < n->c.tokens_max);
+    for (size_t i = 0; i < kv_row; i++) {
+        l->k[l->length * kv_row + i] = element(k, n->c.dtype, i);
+        l->v[l->length * kv_row + i] = element(v, n->c.dtype, i);
+    }
+    l->has_q[l->length] = q != NULL;
+    for (size_t i = 0; q && i < q_row; i++)
+        l->q[l->length * q_row + i] = element(q, n->c.dtype, i);
+    l->length++;
+}
+
+void naive_append(naive *n, uint32_t layer, const void *q, const void *k, const void *v)
+{
+    append_row(n, &n->layers[layer], q, k, v);
+    n->layers[layer].chosen = 0;
+}
+
+/* ---------------------------------------------------------------- attention */
+
+static const float *key(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t token)
+{
+    return l->k + ((size_t)token * n->c.kv_heads + kv_head) * n->c.head_dim;
+}
+
+static double dot(const float *a, const float *b, uint32_t count)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < count; i++)
+        sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
+/* weights[token] = softmax over tokens < length (and mask, if any); returns the log of the sum. */
+static double softmax_row(const naive *n, const naive_layer *l, uint32_t kv_head, const float *q,
+                          uint32_t length, const unsigned char *mask, double *weights)
+{
+    double top = -INFINITY, sum = 0.0;
+    for (uint32_t t = 0; t < length; t++) {
+        weights[t] =
+            mask && !mask[t] ? -INFINITY : n->scale * dot(q, key(n, l, kv_head, t), n->c.head_dim);
+        top = fmax(top, weights[t]);
+    }
+    if (top == -INFINITY) {
+        memset(weights, 0, length * sizeof *weights);
+        return -INFINITY;
+    }
+    for (uint32_t t = 0; t < length; t++) {
+        weights[t] = exp(weights[t] - top);
+        sum += weights[t];
+    }
+    for (uint32_t t = 0; t < length; t++)
+        weights[t] /= sum;
+    return top + log(sum);
+}
+
+static void mix_values(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t length,
+                       const double *weights, double *out)
+{
+    memset(out, 0, n->c.head_dim * sizeof *out);
+    for (uint32_t t = 0; t < length; t++) {
+        const float *v = l->v + ((size_t)t * n->c.kv_heads + kv_head) * n->c.head_dim;
+        for (uint32_t d = 0; d < n->c.head_dim && weights[t] != 0.0; d++)
+            out[d] += weights[t] * (double)v[d];
+    }
+}
+
+static float *query_floats(const naive *n, const void *q)
+{
+    const size_t count = (size_t)n->c.query_heads * n->c.head_dim;
+    float *out = calloc(count, sizeof *out);
+    assert(out);
+    for (size_t i = 0; i < count; i++)
+        out[i] = element(q, n->c.dtype, i);
+    return out;
+}
+
+void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length, double *out,
+                 double *lse)
+{
+    const naive_layer *l = &n->layers[layer];
+    float *qf = query_floats(n, q);
+    double *weights = calloc(length + 1, sizeof *weights);
+    assert(weights);
+    for (uint32_t h = 0; h < n->c.query_heads; h++) {
+        lse[h] =
+            softmax_row(n, l, h / n->group, qf + (size_t)h * n->c.head_dim, length, NULL, weights);
+        mix_values(n, l, h / n->group, length, weights, out + (size_t)h * n->c.head_dim);
+    }
+    free(weights);
+    free(qf);
+}
+
+void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned char *mask,
+                  naive_result *r)
+{
+    const naive_layer *l = &n->layers[layer];
+    float *qf = query_floats(n, q);
+    double *weights = calloc(l->length + 1, sizeof *weights);
+    assert(weights);
+    r->attended = 0;
+    for (uint32_t h = 0; h < n->c.query_heads; h++) {
+        const float *row = qf + (size_t)h * n->c.head_dim;
+        const unsigned char *m = mask + (size_t)h / n->group * n->c.tokens_max;
+        softmax_row(n, l, h / n->group, row, l->length, NULL, weights);
+        r->recall[h] = 0.0;
+        for (uint32_t t = 0; t < l->length; t++) {
+            r->recall[h] += m[t] ? weights[t] : 0.0;
+            r->attended += h % n->group == 0 && m[t];
+        }
+        mix_values(n, l, h / n->group, l->length, weights, r->dense + (size_t)h * n->c.head_dim);
+        r->lse[h] = softmax_row(n, l, h / n->group, row, l->length, m, weights);
+        mix_values(n, l, h / n->group, l->length, weights, r->out + (size_t)h * n->c.head_dim);
+    }
+    free(weights);
+    free(qf);
+}
+
+void naive_result_open(naive_result *r, const kvf_cache_config *c)
+{
+    const size_t heads = c->query_heads, d = c->head_dim;
+    r->out = calloc(heads * d, sizeof(double));
+    r->dense = calloc(heads * d, sizeof(double));
+    r->lse = calloc(heads, sizeof(double));
+    r->recall = calloc(heads, sizeof(double));
+    assert(r->out && r->dense && r->lse && r->recall);
+}
+
+void naive_result_close(naive_result *r)
+{
+    free(r->out);
+    free(r->dense);
+    free(r->lse);
+    free(r->recall);
+}
+
+/* ------------------------------------------------------------------ scoring */
+
+uint32_t naive_sealed(const naive *n, uint32_t layer)
+{
+    const uint32_t length = n->layers[layer].length;
+    return length > n->c.local_tokens ? (length - n->c.local_tokens) / n->c.page_size : 0;
+}
+
+/* Box of the tokens of one sub-box of a page that are neither sink nor static. 0 if there are none.
+ */
+static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t first,
+                  double *lo, double *hi)
+{
+    const uint32_t tokens = n->c.page_size / n->c.sub_digests;
+    uint32_t live = 0;
+    for (uint32_t d = 0; d < n->c.head_dim; d++) {
+        float min = INFINITY, max = -INFINITY;
+        double sum = 0.0, away = 0.0;
+        live = 0;
+        for (int pass = 0; pass < 2; pass++)
+            for (uint32_t t = first; t < first + tokens; t++) {
+                if (t < n->c.sink_tokens || l->fixed[(size_t)kv_head * n->c.tokens_max + t])
+                    continue;
+                const float x = key(n, l, kv_head, t)[d];
+                if (pass == 0) {
+                    live++;
+                    sum += (double)x;
+                    min = fminf(min, x);
+                    max = fmaxf(max, x);
+                } else {
+                    away += fabs(((double)max + (double)min) / 2.0 - (double)x);
+                }
+            }
+        if (live == 0)
+            return 0;
+        if (n->c.digest == KVF_DIGEST_MINMAX) {
+            lo[d] = bf16_towards(min, 0);
+            hi[d] = bf16_towards(max, 1);
+        } else if (n->c.digest == KVF_DIGEST_MEAN) {
+            lo[d] = hi[d] = bf16_nearest(sum / live);
+        } else {
+            const double centre = ((double)max + (double)min) / 2.0;
+            lo[d] = bf16_nearest(centre - away / live);
+            hi[d] = bf16_nearest(centre + away / live);
+        }
+    }
+    return 1;
+}
+
+static double page_score(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page,
+                         const float *q)
+{
+    double lo[256], hi[256], best = -INFINITY;
+    const uint32_t tokens = n->c.page_size / n->c.sub_digests;
+    for (uint32_t sub = 0; sub < n->c.sub_digests; sub++) {
+        if (!box_of(n, l, kv_head, page * n->c.page_size + sub * tokens, lo, hi))
+            continue;
+        double sum = 0.0;
+        for (uint32_t d = 0; d < n->c.head_dim; d++)
+            sum += fmax((double)q[d] * lo[d], (double)q[d] * hi[d]);
+        best = fmax(best, sum);
+    }
+    return best;
+}
+
+void naive_scores(const naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores)
+{
+    const naive_layer *l = &n->layers[layer];
+    const uint32_t pages = naive_sealed(n, layer);
+    float *qf = query_floats(n, q);
+    double *row = calloc(pages + 1, sizeof *row);
+    assert(row);
+    for (uint32_t p = 0; p < pages; p++)
+        scores[p] = n->c.group_reduce == KVF_GROUP_MAX ? -INFINITY : 0.0;
+    for (uint32_t g = 0; g < n->group; g++) {
+        const float *qh = qf + ((size_t)kv_head * n->group + g) * n->c.head_dim;
+        double top = -INFINITY, sum = 0.0;
+        for (uint32_t p = 0; p < pages; p++) {
+            row[p] = page_score(n, l, kv_head, p, qh);
+            top = fmax(top, row[p]);
+        }
+        for (uint32_t p = 0; p < pages; p++)
+            sum += exp(n->scale * (row[p] - top));
+        for (uint32_t p = 0; p < pages; p++) {
+            if (row[p] == -INFINITY)
+                scores[p] = -INFINITY;
+            else if (n->c.group_reduce == KVF_GROUP_MAX)
+                scores[p] = fmax(scores[p], row[p]);
+            else if (n->c.group_reduce == KVF_GROUP_SUM)
+                scores[p] += row[p];
+            else
+                scores[p] += exp(n->scale * (row[p] - top)) / sum / n->group;
+        }
+    }
+    free(row);
+    free(qf);
+}

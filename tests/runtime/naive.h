@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_NAIVE_H
+#define KVF_TESTS_RUNTIME_NAIVE_H
+
+/*
+ * A model of one sequence, written for plainness: every key and value is kept in plain arrays, sums
+ * are in double, and the selection is the definition, not the implementation.
+ *
+ * It shares no code with the library. Where two scores at the border of a choice are so close that
+ * fp32 may order them the other way, it says so (`border` below NAIVE_BORDER), and the test must
+ * not compare from there on.
+ *
+ * Rules. rest = budget - sink - (local + P - 1); static = floor(ratio x rest);
+ * pages = floor((rest - static) / P). Page p is sealed iff (p+1) P <= length - local. Sink, static
+ * tokens and everything unsealed are attended always; of the sealed pages, those with the highest
+ * digest scores, without the tokens that are attended anyway. length <= budget: every token.
+ */
+
+#include <kvferry/kvferry.h>
+
+#define NAIVE_BORDER 1e-4
+
+typedef struct naive_layer {
+    uint32_t length;
+    float *q, *k, *v;      /* [tokens_max, heads, head_dim] */
+    unsigned char *has_q;  /* [tokens_max] */
+    unsigned char *fixed;  /* [kv_heads, tokens_max] 1 = in the static set */
+    int32_t *page_of_slot; /* [kv_heads, slots] -1 = free */
+    uint32_t steps;        /* decode steps since the static set was chosen */
+    uint32_t chosen;       /* 1: a static set was chosen since the last prefill */
+    uint32_t observed;     /* 1: chosen once with all keys */
+    uint32_t static_tokens;
+} naive_layer;
+
+typedef struct naive {
+    kvf_cache_config c;
+    kvf_cache_plan plan;
+    uint32_t group;
+    double scale;
+    naive_layer *layers;
+    unsigned char *attended; /* [kv_heads, tokens_max] by the last decode step */
+    double border;           /* smallest relative gap at the border of any choice so far */
+} naive;
+
+/* What one decode step of one layer gives. Arrays are the naive model's, valid until the next step.
+ */
+typedef struct naive_result {
+    double *out;       /* [query_heads, head_dim] */
+    double *lse;       /* [query_heads] */
+    double *recall;    /* [query_heads] */
+    double *dense;     /* [query_heads, head_dim] */
+    uint64_t attended; /* tokens, over KV heads */
+    uint64_t pages, hits, misses;
+} naive_result;
+
+void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan);
+void naive_close(naive *n);
+/* `to` becomes what `from` is; both were opened with the same settings. */
+void naive_copy(naive *to, const naive *from);
+
+/* One token; q may be NULL. */
+void naive_append(naive *n, uint32_t layer, const void *q, const void *k, const void *v);
+/* Dense attention of query `q` over the first `length` tokens. */
+void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length, double *out,
+                 double *lse);
+/* Attention of `q` over the tokens with mask[kv_head, token] != 0; recall may be NULL. */
+void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned char *mask,
+                  naive_result *r);
+
+void naive_result_open(naive_result *r, const kvf_cache_config *settings);
+void naive_result_close(naive_result *r);
+/* A whole decode step. HYBRID, FULL, STATIC, DYNAMIC, STREAMING and ORACLE. */
+void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const void *v,
+                  naive_result *r);
+
+uint32_t naive_sealed(const naive *n, uint32_t layer);
+/* Reduced digest scores of the sealed pages of one KV head: [pages]; -INFINITY = nothing left. */
+void naive_scores(const naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores);
+/* mask[i] = 1 for the `k` largest of scores[0..count) (ties to the lower index; -inf never).
+ * Returns the relative gap at the border, 1 if there is none. */
+double naive_top(const double *scores, uint32_t count, uint32_t k, unsigned char *mask);
+
+#endif

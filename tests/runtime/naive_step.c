@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A decode step of the naive model: which tokens are static, which pages are taken, what has a
+ * slot.
+ *
+ * Knows only naive.h. A token is attended iff its bit in `attended` is set, so it cannot count
+ * twice.
+ */
+
+#include "naive.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_MAX 128u
+
+static void note_border(naive *n, double gap)
+{
+    n->border = fmin(n->border, gap);
+}
+
+static uint32_t rest_tokens(const naive *n)
+{
+    return n->c.budget_tokens - n->c.sink_tokens - (n->c.local_tokens + n->c.page_size - 1);
+}
+
+static int is_resident(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page)
+{
+    for (uint32_t s = 0; s < n->plan.slots; s++)
+        if (l->page_of_slot[(size_t)kv_head * n->plan.slots + s] == (int32_t)page)
+            return 1;
+    return 0;
+}
+
+static double query_key(const naive *n, const naive_layer *l, uint32_t head, uint32_t query,
+                        uint32_t token)
+{
+    const float *q = l->q + ((size_t)query * n->c.query_heads + head) * n->c.head_dim;
+    const float *k = l->k + ((size_t)token * n->c.kv_heads + head / n->group) * n->c.head_dim;
+    double sum = 0.0;
+    for (uint32_t d = 0; d < n->c.head_dim; d++)
+        sum += (double)q[d] * (double)k[d];
+    return n->scale * sum;
+}
+
+/* score[t] += attention of one query (causal, over the tokens in `seen`) / parts. */
+static void observe_query(const naive *n, const naive_layer *l, uint32_t head, uint32_t query,
+                          const unsigned char *seen, double parts, double *score)
+{
+    double top = -INFINITY, sum = 0.0;
+    for (uint32_t t = 0; t <= query; t++)
+        if (seen[t])
+            top = fmax(top, query_key(n, l, head, query, t));
+    for (uint32_t t = 0; t <= query; t++)
+        if (seen[t])
+            sum += exp(query_key(n, l, head, query, t) - top);
+    for (uint32_t t = 0; t <= query && sum > 0.0; t++)
+        if (seen[t])
+            score[t] += exp(query_key(n, l, head, query, t) - top) / sum / parts;
+}
+
+/* Tokens that a refresh can see: all of them, or those on the device. */
+static void seen_tokens(const naive *n, const naive_layer *l, uint32_t layer, uint32_t kv_head,
+                        int exact, unsigned char *seen)
+{
+    const uint32_t sealed = naive_sealed(n, layer);
+    for (uint32_t t = 0; t < l->length; t++) {
+        const uint32_t page = t / n->c.page_size;
+        seen[t] = exact || page >= sealed || t < n->c.sink_tokens ||
+                  l->fixed[(size_t)kv_head * n->c.tokens_max + t] ||
+                  is_resident(n, l, kv_head, page);
+    }
+}
+
+/* The queries of the last tokens that have one, at most the window; newest first. */
+static uint32_t window_queries(const naive *n, const naive_layer *l, uint32_t *queries)
+{
+    uint32_t count = 0, limit = n->c.local_tokens < WINDOW_MAX ? n->c.local_tokens : WINDOW_MAX;
+    for (uint32_t t = l->length; t-- > 0 && count < limit && l->has_q[t];)
+        queries[count++] = t;
+    return count;
+}
+
+static void choose_static(naive *n, naive_layer *l, uint32_t layer, int exact)
+{
+    const uint32_t candidates = naive_sealed(n, layer) * n->c.page_size;
+    uint32_t queries[WINDOW_MAX];
+    const uint32_t query_count = window_queries(n, l, queries);
+    double *score = calloc(l->length + 1, sizeof *score);
+    unsigned char *seen = calloc(l->length + 1, 1);
+    unsigned char *mask = calloc(l->length + 1, 1);
+    assert(score && seen && mask);
+    for (uint32_t h = 0; h < n->c.kv_heads && query_count > 0; h++) {
+        memset(score, 0, (l->length + 1) * sizeof *score);
+        seen_tokens(n, l, layer, h, exact, seen);
+        for (uint32_t g = 0; g < n->group; g++)
+            for (uint32_t i = 0; i < query_count; i++)
+                observe_query(n, l, h * n->group + g, queries[i], seen,
+                              (double)query_count * n->group, score);
+        for (uint32_t t = 0; t < candidates; t++)
+            if (t < n->c.sink_tokens || !seen[t])
+                score[t] = -INFINITY;
+        note_border(n, naive_top(score, candidates, l->static_tokens, mask));
+        memset(l->fixed + (size_t)h * n->c.tokens_max, 0, n->c.tokens_max);
+        memcpy(l->fixed + (size_t)h * n->c.tokens_max, mask, candidates);
+    }
+    free(score);
+    free(seen);
+    free(mask);
+}
+
+/* The first choice after a prefill sees every key; later ones do if the cache was asked for it. */
+static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
+{
+    if (l->static_tokens == 0 || l->length <= n->c.budget_tokens)
+        return;
+    if (l->chosen && l->steps < n->c.refresh_interval) {
+        l->steps++;
+        return;
+    }
+    choose_static(n, l, layer, !l->chosen || n->c.refresh == KVF_REFRESH_EXACT);
+    l->chosen = 1;
+    l->steps = 1;
+}
+
+/* ------------------------------------------------------------------ slots */
+
+typedef struct slot_view {
+    int32_t *page_of_slot;
+    uint32_t slots;
+    const unsigned char *taken;
+    const double *scores;
+} slot_view;
+
+static int32_t find_slot(naive *n, const slot_view *v)
+{
+    int32_t best = -1;
+    for (uint32_t s = 0; s < v->slots; s++) {
+        const int32_t page = v->page_of_slot[s];
+        if (page < 0)
+            return (int32_t)s;
+        if (v->taken[page])
+            continue;
+        const int32_t other = best < 0 ? -1 : v->page_of_slot[best];
+        if (other >= 0 && v->scores[page] != v->scores[other] &&
+            fabs(v->scores[page] - v->scores[other]) <
+                NAIVE_BORDER * fmax(fabs(v->scores[page]), fabs(v->scores[other])))
+            note_border(n, 0.0);
+        if (best < 0 || v->scores[page] < v->scores[other] ||
+            (v->scores[page] == v->scores[other] && page < other))
+            best = (int32_t)s;
+    }
+    return best;
+}
+
+static void resolve(naive *n, naive_layer *l, uint32_t kv_head, uint32_t pages,
+                    const unsigned char *taken, const double *scores, naive_result *r)
+{
+    slot_view v = {.page_of_slot = l->page_of_slot + (size_t)kv_head * n->plan.slots,
+                   .slots = n->plan.slots,
+                   .taken = taken,
+                   .scores = scores};
+    for (uint32_t p = 0; p < pages; p++) {
+        if (!taken[p])
+            continue;
+        r->pages++;
+        if (is_resident(n, l, kv_head, p)) {
+            r->hits++;
+            continue;
+        }
+        r->misses++;
+        const int32_t slot = find_slot(n, &v);
+        assert(slot >= 0);
+        v.page_of_slot[slot] = (int32_t)p;
+    }
+}
+
+/* ------------------------------------------------------------------- step */
+
+/* Scores over pages that the policy ranks by. */
+static void policy_scores(naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores)
+{
+    const uint32_t pages = naive_sealed(n, layer);
+    naive_scores(n, layer, kv_head, q, scores);
+    if (n->c.select == KVF_SELECT_STREAMING)
+        for (uint32_t p = 0; p < pages; p++)
+            scores[p] = p;
+}
+
+static uint32_t pages_to_take(const naive *n, const naive_layer *l)
+{
+    const uint32_t rest = rest_tokens(n);
+    if (n->c.select == KVF_SELECT_FULL || l->length <= n->c.budget_tokens)
+        return UINT32_MAX;
+    return (rest - l->static_tokens) / n->c.page_size;
+}
+
+static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q, naive_result *r)
+{
+    const uint32_t sealed = naive_sealed(n, layer), P = n->c.page_size;
+    double *scores = calloc(sealed + 1, sizeof *scores);
+    unsigned char *taken = calloc(sealed + 1, 1);
+    assert(scores && taken);
+    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
+        unsigned char *mask = n->attended + (size_t)h * n->c.tokens_max;
+        const unsigned char *fixed = l->fixed + (size_t)h * n->c.tokens_max;
+        policy_scores(n, layer, h, q, scores);
+        note_border(n, naive_top(scores, sealed, pages_to_take(n, l), taken));
+        for (uint32_t t = 0; t < n->c.tokens_max; t++)
+            mask[t] = t < l->length &&
+                      (t < n->c.sink_tokens || t >= sealed * P || fixed[t] || taken[t / P]);
+        resolve(n, l, h, sealed, taken, scores, r);
+    }
+    free(scores);
+    free(taken);
+}
+
+/* The `rest` tokens of a KV head with the highest true attention, mean over the group. */
+static void select_oracle(naive *n, naive_layer *l, uint32_t layer, naive_result *r)
+{
+    const uint32_t sealed = naive_sealed(n, layer) * n->c.page_size, query = l->length - 1;
+    double *score = calloc(l->length + 1, sizeof *score);
+    unsigned char *all = calloc(l->length + 1, 1);
+    assert(score && all);
+    memset(all, 1, l->length);
+    (void)r;
+    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
+        unsigned char *mask = n->attended + (size_t)h * n->c.tokens_max;
+        memset(score, 0, (l->length + 1) * sizeof *score);
+        for (uint32_t g = 0; g < n->group; g++)
+            observe_query(n, l, h * n->group + g, query, all, n->group, score);
+        for (uint32_t t = 0; t < n->c.sink_tokens && t < sealed; t++)
+            score[t] = -INFINITY;
+        note_border(n, naive_top(score, sealed, rest_tokens(n), mask));
+        for (uint32_t t = 0; t < l->length; t++)
+            mask[t] |= t < n->c.sink_tokens || t >= sealed || l->length <= n->c.budget_tokens;
+    }
+    free(score);
+    free(all);
+}
+
+void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const void *v,
+                  naive_result *r)
+{
+    naive_layer *l = &n->layers[layer];
+    const uint32_t chosen = l->chosen;
+    naive_append(n, layer, q, k, v);
+    l->chosen = chosen;
+    r->pages = r->hits = r->misses = 0;
+    memset(n->attended, 0, (size_t)n->c.kv_heads * n->c.tokens_max);
+    refresh_if_due(n, l, layer);
+    if (n->c.select == KVF_SELECT_ORACLE)
+        select_oracle(n, l, layer, r);
+    else
+        select_pages(n, l, layer, q, r);
+    naive_attend(n, layer, q, n->attended, r);
+}

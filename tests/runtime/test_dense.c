@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Full budget gives dense attention, in every dtype, head_dim, group and page size; chunks of a
+ * prefill do not matter; a prefill without queries leaves the same cache.
+ *
+ * The yardstick is the naive model. Knows nothing of how the library selects or stores.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "naive.h"
+
+typedef struct geometry {
+    kvf_dtype dtype;
+    uint32_t head_dim, kv_heads, group, page_size, layers;
+} geometry;
+
+/* Every value of every dimension at least once with every dtype. */
+static const geometry geometries[] = {
+    {KVF_FP32, 64, 2, 2, 8, 1},   {KVF_BF16, 64, 1, 4, 16, 2},   {KVF_FP16, 64, 2, 1, 32, 1},
+    {KVF_BF16, 80, 2, 3, 8, 1},   {KVF_FP32, 80, 1, 5, 32, 1},   {KVF_FP16, 80, 1, 2, 64, 1},
+    {KVF_FP16, 96, 1, 7, 8, 1},   {KVF_FP32, 96, 2, 1, 64, 1},   {KVF_BF16, 96, 1, 6, 32, 1},
+    {KVF_BF16, 128, 2, 4, 32, 1}, {KVF_FP32, 128, 1, 8, 16, 1},  {KVF_FP16, 128, 3, 2, 16, 1},
+    {KVF_FP16, 256, 1, 4, 8, 1},  {KVF_BF16, 256, 1, 16, 64, 1}, {KVF_FP32, 256, 2, 2, 32, 1},
+};
+
+static kvf_cache_config config_of(const geometry *g)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = g->layers;
+    c.kv_heads = g->kv_heads;
+    c.query_heads = g->kv_heads * g->group;
+    c.head_dim = g->head_dim;
+    c.dtype = g->dtype;
+    c.page_size = g->page_size;
+    c.tokens_max = 256;
+    c.budget_tokens = 256;
+    return c;
+}
+
+static double distance_to(const double *naive_values, const void *got, kvf_dtype dtype,
+                          size_t count)
+{
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        const double x = fabs(naive_values[i] - (double)kvf_element_get(got, dtype, i));
+        if (!(x <= worst))
+            worst = isnan(x) ? INFINITY : x;
+    }
+    return worst;
+}
+
+/* Compares a trace with dense attention over everything: some rows of the prefill, every step. */
+static void check_against_dense(const test_scenario *sc, const test_trace *trace, const char *what)
+{
+    naive n;
+    naive_result r;
+    test_tokens t;
+    test_tokens_spec spec = sc->tokens;
+    spec.count = sc->prompt + sc->steps;
+    test_tokens_make(&t, &sc->cc, &spec);
+    naive_open(&n, &sc->cc, &(kvf_cache_plan){0});
+    naive_result_open(&r, &sc->cc);
+    const uint32_t heads = sc->cc.query_heads;
+    const size_t width = (size_t)heads * sc->cc.head_dim, size = test_dtype_bytes(sc->cc.dtype);
+    const double tolerance = test_tolerance(sc->cc.dtype);
+    for (uint32_t layer = 0; layer < sc->cc.layers; layer++)
+        for (uint32_t i = 0; i < spec.count; i++) {
+            naive_append(&n, layer, test_q(&t, layer, i), test_k(&t, layer, i),
+                         test_v(&t, layer, i));
+            if (i < sc->prompt && i % 23 != 0 && i + 1 != sc->prompt)
+                continue;
+            naive_dense(&n, layer, test_q(&t, layer, i), i + 1, r.out, r.lse);
+            const size_t at = i < sc->prompt ? (size_t)layer * sc->prompt + i
+                                             : (size_t)(i - sc->prompt) * sc->cc.layers + layer;
+            const char *out = i < sc->prompt ? trace->prefill : trace->out;
+            const double far = distance_to(r.out, out + at * width * size, sc->cc.dtype, width);
+            if (far > tolerance)
+                fail_msg("%s: layer %u token %u is off by %g (allowed %g)", what, layer, i, far,
+                         tolerance);
+            for (uint32_t h = 0; i >= sc->prompt && h < heads; h++)
+                if (!(fabs(r.lse[h] - (double)trace->lse[at * heads + h]) <= TEST_LSE_TOLERANCE))
+                    fail_msg("%s: layer %u token %u head %u has LSE %g, dense %g", what, layer, i,
+                             h, (double)trace->lse[at * heads + h], r.lse[h]);
+        }
+    naive_result_close(&r);
+    naive_close(&n);
+    test_tokens_free(&t);
+}
+
+static void full_budget_is_dense(void **state)
+{
+    (void)state;
+    const uint64_t seed = 20260101;
+    test_seed_print(__func__, seed);
+    for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
+        const geometry *g = &geometries[i];
+        char what[128];
+        snprintf(what, sizeof what, "dtype %d, head_dim %u, kv_heads %u, group %u, page %u",
+                 (int)g->dtype, g->head_dim, g->kv_heads, g->group, g->page_size);
+        test_scenario sc = {.cc = config_of(g),
+                            .tokens = {.seed = seed + i, .sharpness = 1.5f},
+                            .prompt = 111,
+                            .steps = 10,
+                            .chunk = 128};
+        test_trace trace;
+        test_run(&sc, &trace);
+        check_against_dense(&sc, &trace, what);
+        test_trace_free(&trace);
+    }
+}
+
+static void full_selection_is_dense_whatever_the_budget(void **state)
+{
+    (void)state;
+    const uint64_t seed = 31;
+    test_seed_print(__func__, seed);
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
+    for (size_t i = 0; i < 2; i++) {
+        test_scenario sc = {.cc = test_config_small(),
+                            .tokens = {.seed = seed, .sharpness = 2.0f},
+                            .prompt = 300,
+                            .steps = 40,
+                            .chunk = 128};
+        sc.cc.select = KVF_SELECT_FULL;
+        sc.cc.transfer = methods[i];
+        test_trace trace;
+        test_run(&sc, &trace);
+        check_against_dense(&sc, &trace, "FULL");
+        assert_int_equal(trace.stats.tokens_attended, 2u * (40u * 300u + 40u * 41u / 2u));
+        test_trace_free(&trace);
+    }
+}
+
+/* A prompt of nothing: the first token of a sequence may be a decode step. */
+static void decode_from_the_first_token(void **state)
+{
+    (void)state;
+    const uint64_t seed = 37;
+    test_seed_print(__func__, seed);
+    test_scenario sc = {.cc = test_config_small(),
+                        .tokens = {.seed = seed, .sharpness = 1.0f},
+                        .steps = 90,
+                        .chunk = 1};
+    test_trace trace;
+    test_run(&sc, &trace);
+    check_against_dense(&sc, &trace, "no prompt");
+    test_trace_free(&trace);
+}
+
+/* The prompt in chunks: the same attention to rounding, and afterwards the same bits. */
+static void chunks_do_not_matter(void **state)
+{
+    (void)state;
+    const uint64_t seed = 41;
+    test_seed_print(__func__, seed);
+    static const uint32_t chunks[] = {1, 3, 8, 17, 64, 128};
+    test_scenario sc = {.cc = test_config_small(),
+                        .tokens = {.seed = seed, .sharpness = 2.0f, .topics = 5},
+                        .prompt = 250,
+                        .steps = 40};
+    sc.cc.dtype = KVF_BF16;
+    sc.cc.prefill_chunk_max = 250;
+    sc.chunk = 250;
+    test_trace whole, parts;
+    test_run(&sc, &whole);
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        sc.chunk = chunks[i];
+        test_run(&sc, &parts);
+        const double far =
+            test_distance(whole.prefill, parts.prefill, KVF_BF16, whole.prefill_bytes / 2);
+        if (far > test_tolerance(KVF_BF16))
+            fail_msg("prefill in chunks of %u is off by %g", chunks[i], far);
+        test_same_bits(&whole, &parts, "decode after a prefill in chunks");
+        test_trace_free(&parts);
+    }
+    test_trace_free(&whole);
+}
+
+/* At full budget nothing depends on the queries of the prompt. */
+static void append_only_prefill_leaves_the_same_cache(void **state)
+{
+    (void)state;
+    const uint64_t seed = 43;
+    test_seed_print(__func__, seed);
+    kvf_cache_config c = test_config_small();
+    c.budget_tokens = c.tokens_max;
+    test_tokens t;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 220, .seed = seed, .sharpness = 1.0f});
+    float out[2][20][256];
+    for (uint32_t mode = 0; mode < 2; mode++) {
+        test_world w;
+        test_world_open(&w, NULL, &c);
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = 200, .chunk = 77, .append_only = mode},
+                     NULL);
+        assert_int_equal(kvf_sequence_length(s, 0), 200);
+        for (uint32_t i = 0; i < 20; i++)
+            test_decode(&w, s, &t, 0, 200 + i, out[mode][i], NULL);
+        test_wait(&w);
+        test_world_close(&w);
+    }
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    test_tokens_free(&t);
+}
+
+/* Without queries of the prompt the first static set comes from the first steps; nothing breaks. */
+static void append_only_prefill_then_sparse_decode(void **state)
+{
+    (void)state;
+    const uint64_t seed = 47;
+    test_seed_print(__func__, seed);
+    kvf_cache_config c = test_config_small();
+    test_tokens t;
+    test_world w;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 440, .seed = seed, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    float out[40][256], lse[40][4];
+    test_prefill(&w, s, &t, &(test_range){.count = 400, .chunk = 128, .append_only = 1}, NULL);
+    for (uint32_t i = 0; i < 40; i++)
+        test_decode(&w, s, &t, 0, 400 + i, out[i], lse[i]);
+    test_wait(&w);
+    for (uint32_t i = 0; i < 40; i++)
+        for (uint32_t j = 0; j < 4; j++)
+            assert_true(isfinite(lse[i][j]));
+    kvf_stats stats;
+    kvf_cache_stats(w.cache, &stats);
+    assert_int_equal(stats.steps, 40);
+    assert_true(stats.tokens_attended <= 40u * 2u * c.budget_tokens);
+    assert_true(stats.tokens_attended >= 40u * 2u * (c.sink_tokens + c.local_tokens));
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(full_budget_is_dense),
+        cmocka_unit_test(full_selection_is_dense_whatever_the_budget),
+        cmocka_unit_test(decode_from_the_first_token),
+        cmocka_unit_test(chunks_do_not_matter),
+        cmocka_unit_test(append_only_prefill_leaves_the_same_cache),
+        cmocka_unit_test(append_only_prefill_then_sparse_decode),
+    };
+    return cmocka_run_group_tests_name("runtime: dense", tests, NULL, NULL);
+}

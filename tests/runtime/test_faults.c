@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory that runs out at every single allocation, two threads in one cache, and how much memory a
+ * cache takes.
+ *
+ * The allocator of the test counts what is alive, so a leak of one block fails the test.
+ */
+
+#include "harness.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+/* ----------------------------------------------------------- failing allocator */
+
+typedef struct heap {
+    int64_t live;    /* blocks */
+    int64_t asked;   /* allocations since the last arm */
+    int64_t fail_at; /* 0-based; negative = never */
+    int64_t failed;
+} heap;
+
+static void *heap_alloc(void *user, size_t bytes, size_t alignment)
+{
+    heap *h = user;
+    const int64_t at = __atomic_fetch_add(&h->asked, 1, __ATOMIC_RELAXED);
+    if (at == __atomic_load_n(&h->fail_at, __ATOMIC_RELAXED)) {
+        __atomic_fetch_add(&h->failed, 1, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    void *p = NULL;
+    if (posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment,
+                       bytes ? bytes : 1))
+        return NULL;
+    memset(p, 0xa5, bytes); /* nobody may count on zeros */
+    __atomic_fetch_add(&h->live, 1, __ATOMIC_RELAXED);
+    return p;
+}
+
+static void heap_free(void *user, void *p)
+{
+    heap *h = user;
+    if (p)
+        __atomic_fetch_sub(&h->live, 1, __ATOMIC_RELAXED);
+    free(p);
+}
+
+static void heap_arm(heap *h, int64_t fail_at)
+{
+    h->asked = h->failed = 0;
+    h->fail_at = fail_at;
+}
+
+static kvf_runtime_config heap_config(heap *h)
+{
+    kvf_runtime_config rc = test_runtime_config();
+    rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = h};
+    return rc;
+}
+
+static int is_memory_status(kvf_status s)
+{
+    return s == KVF_OUT_OF_MEMORY || s == KVF_OUT_OF_DEVICE_MEMORY;
+}
+
+static void runtime_open_survives_every_failure(void **state)
+{
+    (void)state;
+    heap h = {0};
+    const kvf_runtime_config rc = heap_config(&h);
+    int64_t n = 0;
+    for (;; n++) {
+        kvf_runtime *runtime = (kvf_runtime *)&h;
+        kvf_error error = {0};
+        heap_arm(&h, n);
+        const kvf_status status = kvf_runtime_open(&rc, &runtime, &error);
+        if (!h.failed) {
+            assert_int_equal(status, KVF_OK);
+            kvf_runtime_close(runtime);
+            break;
+        }
+        if (!is_memory_status(status) || runtime || error.status != status || !error.text[0])
+            fail_msg("allocation %lld: %s, \"%s\"", (long long)n, kvf_status_name(status),
+                     error.text);
+        assert_int_equal(h.live, 0);
+    }
+    assert_int_equal(h.live, 0);
+    assert_true(n > 0);
+    print_message("# %lld allocations\n", (long long)n);
+}
+
+/* Uses the cache a little, so that a half-made one would show. */
+static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t)
+{
+    kvf_sequence *s = NULL;
+    float out[256];
+    assert_int_equal(kvf_sequence_create(cache, &s), KVF_OK);
+    for (uint32_t i = 0; i < 130; i++) {
+        kvf_decode_args a = {.batch = 1,
+                             .sequences = &s,
+                             .q = test_q(t, 0, i),
+                             .k = test_k(t, 0, i),
+                             .v = test_v(t, 0, i),
+                             .out = out};
+        assert_int_equal(kvf_decode(cache, &a, stream), KVF_OK);
+    }
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    kvf_sequence_destroy(s);
+}
+
+static void cache_open_survives_every_failure(void **state)
+{
+    (void)state;
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
+    for (uint32_t m = 0; m < 2; m++) {
+        heap h = {.fail_at = -1};
+        const kvf_runtime_config rc = heap_config(&h);
+        kvf_runtime *runtime = NULL;
+        kvf_stream *stream = NULL;
+        kvf_error error = {0};
+        kvf_cache_config cc = test_config_small();
+        cc.transfer = methods[m];
+        cc.verify_interval = 8;
+        test_tokens t;
+        test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 130, .seed = 3, .sharpness = 1.0f});
+        assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+        assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
+        const int64_t before = h.live;
+        int64_t n = 0;
+        for (;; n++) {
+            kvf_cache *cache = (kvf_cache *)&h;
+            heap_arm(&h, n);
+            memset(&error, 0, sizeof error);
+            const kvf_status status = kvf_cache_open(runtime, &cc, &cache, &error);
+            const int64_t failed = h.failed;
+            heap_arm(&h, -1);
+            if (!failed) {
+                assert_int_equal(status, KVF_OK);
+                use_cache(cache, stream, &t);
+                kvf_cache_close(cache);
+                break;
+            }
+            if (!is_memory_status(status) || cache || error.status != status || !error.text[0])
+                fail_msg("allocation %lld: %s, \"%s\"", (long long)n, kvf_status_name(status),
+                         error.text);
+            if (h.live != before)
+                fail_msg("allocation %lld failed and %lld blocks stayed", (long long)n,
+                         (long long)(h.live - before));
+        }
+        assert_true(n > 0);
+        print_message("# %lld allocations\n", (long long)n);
+        assert_int_equal(h.live, before);
+        kvf_stream_destroy(stream);
+        kvf_runtime_close(runtime);
+        assert_int_equal(h.live, 0);
+        test_tokens_free(&t);
+    }
+}
+
+/* Streams, sequences and forks, one after the other; and a decode step asks for nothing at all. */
+static void small_objects_survive_every_failure(void **state)
+{
+    (void)state;
+    heap h = {.fail_at = -1};
+    const kvf_runtime_config rc = heap_config(&h);
+    kvf_cache_config cc = test_config_small();
+    cc.sequences_max = 2;
+    test_tokens t;
+    test_world w;
+    float out[256];
+    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 300, .seed = 3, .sharpness = 1.0f});
+    test_world_open(&w, &rc, &cc);
+    kvf_sequence *parent = test_sequence(&w);
+    const int64_t alive = h.live;
+    heap_arm(&h, -1);
+    test_prefill(&w, parent, &t, &(test_range){.count = 200, .chunk = 128}, NULL);
+    for (uint32_t i = 200; i < 290; i++)
+        test_decode(&w, parent, &t, 0, i, out, NULL);
+    test_wait(&w);
+    assert_int_equal(h.asked, 0);
+    for (int64_t n = 0, more = 1; more; n++) {
+        kvf_stream *stream = NULL;
+        heap_arm(&h, n);
+        const kvf_status status = kvf_stream_create(w.runtime, &stream);
+        more = h.failed;
+        assert_true(more ? is_memory_status(status) && !stream : status == KVF_OK);
+        kvf_stream_destroy(stream);
+        assert_int_equal(h.live, alive);
+    }
+    for (int64_t n = 0, more = 1; more; n++) {
+        kvf_sequence *s = NULL;
+        heap_arm(&h, n);
+        const kvf_status status = kvf_sequence_create(w.cache, &s);
+        more = h.failed;
+        assert_true(more ? is_memory_status(status) && !s : status == KVF_OK);
+        kvf_sequence_destroy(s);
+        test_wait(&w);
+    }
+    for (int64_t n = 0, more = 1; more; n++) {
+        kvf_sequence *s = NULL;
+        heap_arm(&h, n);
+        const kvf_status status = kvf_sequence_fork(w.cache, parent, w.stream, &s);
+        more = h.failed;
+        assert_true(more ? is_memory_status(status) && !s : status == KVF_OK);
+        heap_arm(&h, -1);
+        if (s)
+            test_decode(&w, s, &t, 0, 291, out, NULL);
+        test_wait(&w);
+        kvf_sequence_destroy(s);
+    }
+    heap_arm(&h, -1);
+    test_decode(&w, parent, &t, 0, 291, out, NULL);
+    test_wait(&w);
+    test_world_close(&w);
+    assert_int_equal(h.live, 0);
+    test_tokens_free(&t);
+}
+
+/* ------------------------------------------------------------------- misuse */
+
+typedef struct hammer {
+    kvf_cache *cache;
+    pthread_barrier_t *start;
+} hammer;
+
+static void *hammer_run(void *user)
+{
+    hammer *h = user;
+    pthread_barrier_wait(h->start);
+    for (uint32_t i = 0; i < 2000000; i++) {
+        kvf_sequence *s = NULL;
+        if (kvf_sequence_create(h->cache, &s) == KVF_OK)
+            kvf_sequence_destroy(s);
+    }
+    return NULL;
+}
+
+/* In a child: two threads use one cache at the same time. The debug assertion must stop it. */
+static void misuse_child(void)
+{
+    const struct rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none);
+    alarm(20);
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_cache_config cc = test_config_small();
+    cc.sequences_max = 4;
+    kvf_runtime *runtime = NULL;
+    hammer h = {0};
+    pthread_barrier_t start;
+    pthread_t threads[2];
+    pthread_barrier_init(&start, NULL, 2);
+    if (kvf_runtime_open(&rc, &runtime, NULL) != KVF_OK ||
+        kvf_cache_open(runtime, &cc, &h.cache, NULL) != KVF_OK)
+        _exit(2);
+    h.start = &start;
+    for (int i = 0; i < 2; i++)
+        if (pthread_create(&threads[i], NULL, hammer_run, &h) != 0)
+            _exit(3);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    _exit(0);
+}
+
+static void two_threads_in_one_cache_are_caught(void **state)
+{
+    (void)state;
+    if (SANITIZED || KVF_ASSERT_LEVEL < 1) {
+        print_message("# skipped: needs debug assertions and no sanitizer\n");
+        skip();
+    }
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        misuse_child();
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT)
+        fail_msg("the child ended with status 0x%x, not with an assertion", status);
+}
+
+/* ------------------------------------------------------------------- memory */
+
+static uint64_t status_bytes(const char *field)
+{
+    char line[256];
+    uint64_t kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (strncmp(line, field, strlen(field)) == 0)
+            kib = strtoull(line + strlen(field) + 1, NULL, 10);
+    fclose(f);
+    return kib * 1024;
+}
+
+static void a_cache_takes_what_its_plan_says(void **state)
+{
+    (void)state;
+    if (SANITIZED) {
+        print_message("# skipped: sanitizers take memory of their own\n");
+        skip();
+    }
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
+    kvf_cache_config cc = test_config_small();
+    cc.layers = 2;
+    cc.kv_heads = 4;
+    cc.query_heads = 8;
+    cc.head_dim = 128;
+    cc.dtype = KVF_BF16;
+    cc.page_size = 32;
+    cc.budget_tokens = 512;
+    cc.local_tokens = 64;
+    cc.tokens_max = 16384;
+    for (uint32_t m = 0; m < 2; m++) {
+        cc.transfer = methods[m];
+        kvf_runtime_config rc = test_runtime_config();
+        kvf_runtime *runtime = NULL;
+        kvf_cache *cache = NULL;
+        kvf_cache_plan p;
+        assert_int_equal(kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        const uint64_t before = status_bytes("VmRSS");
+        assert_int_equal(kvf_cache_plan_make(runtime, &cc, &p, NULL), KVF_OK);
+        assert_true(status_bytes("VmRSS") < before + (1u << 20)); /* a plan reserves nothing */
+        assert_int_equal(kvf_cache_open(runtime, &cc, &cache, NULL), KVF_OK);
+        const uint64_t grown = status_bytes("VmRSS") - before;
+        const uint64_t planned = p.host_kv_bytes + p.host_staging_bytes + p.device_kv_bytes +
+                                 p.device_digest_bytes + p.device_table_bytes;
+        print_message("# plan %.1f MiB, grown by %.1f MiB\n", (double)planned / 1048576.0,
+                      (double)grown / 1048576.0);
+        assert_true(grown <= planned + planned / 10 + (64u << 20));
+        assert_true(grown + (8u << 20) >=
+                    p.host_kv_bytes + p.host_staging_bytes); /* touched at open */
+        kvf_cache_close(cache);
+        kvf_runtime_close(runtime);
+        assert_true(status_bytes("VmRSS") <= before + planned / 10 + (8u << 20));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_threads_in_one_cache_are_caught), /* first: it forks */
+        cmocka_unit_test(a_cache_takes_what_its_plan_says),
+        cmocka_unit_test(runtime_open_survives_every_failure),
+        cmocka_unit_test(cache_open_survives_every_failure),
+        cmocka_unit_test(small_objects_survive_every_failure),
+    };
+    return cmocka_run_group_tests_name("runtime: faults", tests, NULL, NULL);
+}

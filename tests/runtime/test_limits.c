@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Bad input and full caches: a status, a text that names field and value, nothing half done, and a
+ * cache that works afterwards.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------ settings */
+
+typedef struct bad_setting {
+    const char *field; /* must be in the text */
+    const char *value; /* so must this */
+    size_t offset;
+    int is_float;
+    double set;
+} bad_setting;
+
+#define SET(name, text, number)                                                                    \
+    {                                                                                              \
+#name, text, offsetof(kvf_cache_config, name), 0, number                                   \
+    }
+#define SET_FLOAT(name, text, number)                                                              \
+    {                                                                                              \
+#name, text, offsetof(kvf_cache_config, name), 1, number                                   \
+    }
+
+static const bad_setting bad_settings[] = {
+    SET(layers, "0", 0),
+    SET(layers, "1025", 1025),
+    SET(kv_heads, "0", 0),
+    SET(kv_heads, "1025", 1025),
+    SET(query_heads, "0", 0),
+    SET(query_heads, "5", 5),
+    SET(query_heads, "34", 34),
+    SET(head_dim, "0", 0),
+    SET(head_dim, "72", 72),
+    SET(head_dim, "512", 512),
+    SET(dtype, "7", 7),
+    SET_FLOAT(softmax_scale, "-1", -1.0),
+    SET_FLOAT(softmax_scale, "nan", NAN),
+    SET_FLOAT(softmax_scale, "inf", INFINITY),
+    SET(sequences_max, "0", 0),
+    SET(tokens_max, "0", 0),
+    SET(prefill_chunk_max, "0", 0),
+    SET(page_size, "0", 0),
+    SET(page_size, "12", 12),
+    SET(page_size, "4", 4),
+    SET(page_size, "128", 128),
+    SET(budget_tokens, "0", 0),
+    SET(budget_tokens, "34", 34),
+    SET(select, "99", 99),
+    SET_FLOAT(static_ratio, "1.5", 1.5),
+    SET_FLOAT(static_ratio, "-0.5", -0.5),
+    SET_FLOAT(static_ratio, "nan", NAN),
+    SET(refresh_interval, "0", 0),
+    SET(refresh, "9", 9),
+    SET(restructure, "9", 9),
+    SET(digest, "9", 9),
+    SET(sub_digests, "0", 0),
+    SET(sub_digests, "3", 3),
+    SET(sub_digests, "8", 8),
+    SET(group_reduce, "9", 9),
+    SET(transfer, "9", 9),
+    SET(slots, "1", 1),
+};
+
+static void apply(kvf_cache_config *c, const bad_setting *b)
+{
+    char *at = (char *)c + b->offset;
+    if (b->is_float) {
+        const float x = (float)b->set;
+        memcpy(at, &x, sizeof x);
+    } else {
+        const uint32_t x = (uint32_t)b->set;
+        memcpy(at, &x, sizeof x);
+    }
+}
+
+static void every_bad_setting_is_named(void **state)
+{
+    (void)state;
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    kvf_error error;
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    int failed = 0;
+    for (size_t i = 0; i < sizeof bad_settings / sizeof *bad_settings; i++) {
+        const bad_setting *b = &bad_settings[i];
+        kvf_cache_config c = test_config_small();
+        kvf_cache *cache = NULL;
+        kvf_cache_plan plan;
+        apply(&c, b);
+        memset(&error, 0, sizeof error);
+        const kvf_status opened = kvf_cache_open(runtime, &c, &cache, &error);
+        const kvf_status planned = kvf_cache_plan_make(runtime, &c, &plan, NULL);
+        if (opened != KVF_INVALID || planned != KVF_INVALID || cache ||
+            error.status != KVF_INVALID || !strstr(error.text, b->field) ||
+            !strstr(error.text, b->value) || strchr(error.text, '\n')) {
+            print_error("%s = %s: open %s, plan %s, text \"%s\"\n", b->field, b->value,
+                        kvf_status_name(opened), kvf_status_name(planned), error.text);
+            failed++;
+        }
+        kvf_cache_close(cache);
+    }
+    kvf_runtime_close(runtime);
+    assert_int_equal(failed, 0);
+}
+
+/* Settings that only make sense together. */
+static void settings_that_contradict_each_other(void **state)
+{
+    (void)state;
+    test_world w;
+    const kvf_cache_config good = test_config_small();
+    test_world_open(&w, NULL, &good);
+    kvf_cache *cache = NULL;
+    kvf_error error = {0};
+    kvf_cache_config c = good; /* sink + local + P - 1 + P is the least */
+    c.budget_tokens = c.sink_tokens + c.local_tokens + c.page_size - 1 + c.page_size - 1;
+    test_expect(w.runtime, kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "budget_tokens"));
+    c.budget_tokens++;
+    test_expect(w.runtime, kvf_cache_open(w.runtime, &c, &cache, &error), KVF_OK);
+    kvf_cache_close(cache);
+    c = good;
+    c.select = KVF_SELECT_CUSTOM; /* without a function */
+    test_expect(w.runtime, kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "select_fn"));
+    c = good;
+    c.size = 8; /* not filled by init */
+    test_expect(w.runtime, kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "size"));
+    test_expect(w.runtime, kvf_cache_open(w.runtime, &c, &cache, NULL), KVF_INVALID);
+    assert_int_equal(kvf_runtime_error(w.runtime)->status, KVF_INVALID);
+    test_world_close(&w);
+}
+
+static void settings_in_force_are_told(void **state)
+{
+    (void)state;
+    kvf_cache_config c = test_config_small();
+    c.softmax_scale = 0.0f;
+    test_world w;
+    test_world_open(&w, NULL, &c);
+    const kvf_cache_config *s = kvf_cache_settings(w.cache);
+    const kvf_cache_plan *p = kvf_cache_memory(w.cache);
+    assert_true(fabs((double)s->softmax_scale - 0.125) < 1e-6);
+    assert_int_equal(s->host_tokens_max, c.tokens_max);
+    assert_int_equal(s->transfer, KVF_TRANSFER_DIRECT);
+    assert_int_equal(p->transfer, KVF_TRANSFER_DIRECT);
+    assert_int_equal(s->slots, p->slots);
+    /* rest = 96 - 4 - (16 + 7) = 69, a quarter of it 17 static tokens, 52 / 8 = 6 pages */
+    assert_int_equal(p->static_tokens, 17);
+    assert_int_equal(p->dynamic_pages, 6);
+    assert_int_equal(p->host_kv_bytes, 512u * 2 * 2 * 64 * 4);
+    kvf_cache_plan again;
+    test_ok(&w, kvf_cache_plan_make(w.runtime, &c, &again, NULL));
+    assert_memory_equal(&again, p, sizeof again);
+    test_world_close(&w);
+}
+
+/* --------------------------------------------------------------- full caches */
+
+static void tokens_max_is_a_limit(void **state)
+{
+    (void)state;
+    const uint64_t seed = 401;
+    test_seed_print(__func__, seed);
+    kvf_cache_config c = test_config_small();
+    c.tokens_max = 100; /* not a whole number of pages */
+    test_tokens t;
+    test_world w;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 110, .seed = seed, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    float out[110 * 256], last[256];
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = 95, .chunk = 50}, out);
+    kvf_prefill_args a = {.sequence = s,
+                          .tokens = 6,
+                          .q = test_q(&t, 0, 95),
+                          .k = test_k(&t, 0, 95),
+                          .v = test_v(&t, 0, 95),
+                          .out = out};
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_FULL);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "tokens_max"));
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "100"));
+    assert_int_equal(kvf_sequence_length(s, 0), 95);
+    for (uint32_t i = 95; i < 100; i++)
+        test_decode(&w, s, &t, 0, i, last, NULL);
+    kvf_decode_args d = {.batch = 1,
+                         .sequences = &s,
+                         .q = test_q(&t, 0, 100),
+                         .k = test_k(&t, 0, 100),
+                         .v = test_v(&t, 0, 100),
+                         .out = out};
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
+    assert_int_equal(kvf_sequence_length(s, 0), 100);
+    test_wait(&w);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* Fill the pool with two sequences, be refused, give one back, go on: the same bits as alone. */
+static void an_exhausted_pool_appends_nothing(void **state)
+{
+    (void)state;
+    const uint64_t seed = 403;
+    test_seed_print(__func__, seed);
+    kvf_cache_config c = test_config_small();
+    c.sequences_max = 2;
+    c.tokens_max = 256;
+    c.host_tokens_max = 320;
+    test_tokens t;
+    test_world w;
+    test_tokens_make(
+        &t, &c, &(test_tokens_spec){.count = 256, .seed = seed, .sharpness = 2.0f, .topics = 4});
+    float out[128 * 256], lone[256], after[256];
+    for (uint32_t crowded = 0; crowded < 2; crowded++) {
+        test_world_open(&w, NULL, &c);
+        kvf_sequence *s = test_sequence(&w), *hog = NULL;
+        test_prefill(&w, s, &t, &(test_range){.count = 200, .chunk = 100}, NULL);
+        if (crowded) {
+            hog = test_sequence(&w);
+            uint32_t held = 0;
+            kvf_status status = KVF_OK;
+            while (status == KVF_OK && held < 256) {
+                kvf_prefill_args a = {.sequence = hog,
+                                      .tokens = 16,
+                                      .q = test_q(&t, 0, held),
+                                      .k = test_k(&t, 0, held),
+                                      .v = test_v(&t, 0, held),
+                                      .out = out};
+                status = kvf_prefill(w.cache, &a, w.stream);
+                held += status == KVF_OK ? 16 : 0;
+            }
+            assert_int_equal(status, KVF_FULL);
+            assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "host_tokens_max"));
+            assert_int_equal(kvf_sequence_length(hog, 0), held);
+            assert_true(held >= 64 && held <= 160);
+            kvf_sequence_destroy(hog);
+        }
+        for (uint32_t i = 200; i < 256; i++)
+            test_decode(&w, s, &t, 0, i, crowded ? after : lone, NULL);
+        test_wait(&w);
+        test_world_close(&w);
+    }
+    assert_memory_equal(lone, after, sizeof lone);
+    test_tokens_free(&t);
+}
+
+/* A batch in which one sequence cannot grow: no other one grows either. */
+static void a_batch_appends_all_or_nothing(void **state)
+{
+    (void)state;
+    const uint64_t seed = 405;
+    test_seed_print(__func__, seed);
+    kvf_cache_config c = test_config_small();
+    c.sequences_max = 2;
+    c.tokens_max = 64;
+    test_tokens t;
+    test_world w;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 64, .seed = seed, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s[2] = {test_sequence(&w), test_sequence(&w)};
+    test_prefill(&w, s[0], &t, &(test_range){.count = 20, .chunk = 20}, NULL);
+    test_prefill(&w, s[1], &t, &(test_range){.count = 64, .chunk = 64}, NULL);
+    float out[2 * 256];
+    kvf_decode_args d = {.batch = 2,
+                         .sequences = s,
+                         .q = test_q(&t, 0, 0),
+                         .k = test_k(&t, 0, 0),
+                         .v = test_v(&t, 0, 0),
+                         .out = out};
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
+    assert_int_equal(kvf_sequence_length(s[0], 0), 20);
+    assert_int_equal(kvf_sequence_length(s[1], 0), 64);
+    kvf_sequence *twice[2] = {s[0], s[0]};
+    d.sequences = twice;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    assert_int_equal(kvf_sequence_length(s[0], 0), 20);
+    test_wait(&w);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    (void)state;
+    kvf_cache_config c = test_config_small();
+    test_tokens t;
+    test_world w;
+    float out[256 * 256];
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    const kvf_prefill_args good = {.sequence = s,
+                                   .tokens = 10,
+                                   .q = test_q(&t, 0, 0),
+                                   .k = test_k(&t, 0, 0),
+                                   .v = test_v(&t, 0, 0),
+                                   .out = out};
+    kvf_prefill_args a = good;
+    a.layer = 1;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "layer"));
+    a = good;
+    a.tokens = 0;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    a.tokens = c.prefill_chunk_max + 1;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "129"));
+    a = good;
+    a.k = NULL;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    a = good;
+    a.sequence = NULL;
+    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
+    kvf_decode_args d = {
+        .batch = 0, .sequences = &s, .q = good.q, .k = good.k, .v = good.v, .out = out};
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "batch"));
+    d.batch = 2;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    d.batch = 1;
+    d.layer = 7;
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
+    assert_int_equal(kvf_sequence_length(s, 0), 0);
+    test_ok(&w, kvf_prefill(w.cache, &good, w.stream));
+    test_wait(&w);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* -------------------------------------------------------------------- NaN */
+
+typedef struct nan_case {
+    uint32_t layer, token, in_value, infinite, by_decode;
+} nan_case;
+
+static void check_nan(const nan_case *n, uint64_t seed)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = 3;
+    c.sequences_max = 2;
+    c.dtype = KVF_BF16;
+    test_tokens bad, good;
+    test_world w;
+    test_tokens_make(&bad, &c, &(test_tokens_spec){.count = 130, .seed = seed, .sharpness = 1.0f});
+    test_tokens_make(&good, &c,
+                     &(test_tokens_spec){.count = 150, .seed = seed + 1, .sharpness = 1.0f});
+    uint16_t *row =
+        n->in_value ? test_v(&bad, n->layer, n->token) : test_k(&bad, n->layer, n->token);
+    row[77] = n->infinite ? 0xff80 : 0x7fc1;
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w), *other = test_sequence(&w);
+    char out[64 * 256 * 2];
+    const uint32_t prompt = n->by_decode ? n->token : 100;
+    test_prefill(&w, other, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64},
+                 NULL);
+    kvf_status status = KVF_OK;
+    for (uint32_t at = 0; at < prompt && status == KVF_OK; at += 50) {
+        kvf_prefill_args a = {.sequence = s,
+                              .layer = n->layer,
+                              .tokens = prompt - at < 50 ? prompt - at : 50,
+                              .q = test_q(&bad, n->layer, at),
+                              .k = test_k(&bad, n->layer, at),
+                              .v = test_v(&bad, n->layer, at),
+                              .out = out};
+        status = kvf_prefill(w.cache, &a, w.stream);
+    }
+    for (uint32_t i = prompt; i < 130 && status == KVF_OK; i++) {
+        kvf_decode_args d = {.layer = n->layer,
+                             .batch = 1,
+                             .sequences = &s,
+                             .q = test_q(&bad, n->layer, i),
+                             .k = test_k(&bad, n->layer, i),
+                             .v = test_v(&bad, n->layer, i),
+                             .out = out};
+        status = kvf_decode(w.cache, &d, w.stream);
+        const kvf_status waited = kvf_stream_wait(w.stream); /* then the next call must know */
+        assert_true(waited == KVF_OK || waited == KVF_NOT_FINITE);
+    }
+    assert_int_equal(status, KVF_NOT_FINITE);
+    const char *text = kvf_runtime_error(w.runtime)->text;
+    char layer_text[32], token_text[32];
+    snprintf(layer_text, sizeof layer_text, "layer %u", n->layer);
+    snprintf(token_text, sizeof token_text, "token %u", n->token);
+    if (!strstr(text, layer_text) || !strstr(text, token_text))
+        fail_msg("\"%s\" does not name %s and %s", text, layer_text, token_text);
+    kvf_sequence_destroy(s);
+    /* The other sequence, and a new one in the same place, do not notice. */
+    for (uint32_t i = 120; i < 150; i++)
+        test_decode(&w, other, &good, n->layer, i, out, NULL);
+    s = test_sequence(&w);
+    test_prefill(&w, s, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64}, NULL);
+    char again[256 * 2];
+    for (uint32_t i = 120; i < 150; i++)
+        test_decode(&w, s, &good, n->layer, i, again, NULL);
+    test_wait(&w);
+    assert_memory_equal(out, again, sizeof again);
+    for (uint32_t i = 0; i < 256; i++)
+        assert_true(isfinite((double)kvf_element_get(again, KVF_BF16, i)));
+    test_world_close(&w);
+    test_tokens_free(&bad);
+    test_tokens_free(&good);
+}
+
+static void a_sequence_with_nan_is_named(void **state)
+{
+    (void)state;
+    const uint64_t seed = 409;
+    test_seed_print(__func__, seed);
+    static const nan_case cases[] = {
+        {0, 3, 0, 0, 0}, {2, 97, 1, 0, 0}, {1, 104, 0, 1, 1}, {2, 111, 1, 1, 1}, {1, 60, 1, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_nan(&cases[i], seed + i);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_bad_setting_is_named),
+        cmocka_unit_test(settings_that_contradict_each_other),
+        cmocka_unit_test(settings_in_force_are_told),
+        cmocka_unit_test(tokens_max_is_a_limit),
+        cmocka_unit_test(an_exhausted_pool_appends_nothing),
+        cmocka_unit_test(a_batch_appends_all_or_nothing),
+        cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(a_sequence_with_nan_is_named),
+    };
+    return cmocka_run_group_tests_name("runtime: limits", tests, NULL, NULL);
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Selection on its own: page lists for an engine's kernel, attention over given lists, and policies
+ * of the caller.
+ *
+ * The test plays the engine: it reads pages through kvf_page_address and attends in plain C.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "naive.h"
+
+#define BATCH 2u
+#define STEPS 40u
+#define HEADS 4u
+#define KV    2u
+#define DIM   64u
+#define PAGE  8u
+
+static const uint32_t prompts[BATCH] = {250, 41};
+
+typedef struct engine {
+    test_world w;
+    test_tokens t[BATCH];
+    kvf_sequence *s[BATCH];
+    kvf_page_lists lists;
+    float q[BATCH * HEADS * DIM], k[BATCH * KV * DIM], v[BATCH * KV * DIM];
+} engine;
+
+static kvf_cache_config lists_config(void)
+{
+    kvf_cache_config c = test_config_small();
+    c.sequences_max = BATCH;
+    c.static_ratio = 0.0f;
+    return c;
+}
+
+static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
+{
+    test_world_open(&e->w, NULL, c);
+    for (uint32_t b = 0; b < BATCH; b++) {
+        test_tokens_make(
+            &e->t[b], c,
+            &(test_tokens_spec){
+                .count = prompts[b] + STEPS, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
+        e->s[b] = test_sequence(&e->w);
+        test_prefill(&e->w, e->s[b], &e->t[b], &(test_range){.count = prompts[b], .chunk = 128},
+                     NULL);
+    }
+    const uint32_t lists = BATCH * KV, pages = kvf_select_pages_max(e->w.cache);
+    assert_true(pages >= 1 && pages <= (c->tokens_max + PAGE - 1) / PAGE);
+    e->lists.capacity = lists * pages;
+    void *p[3];
+    const size_t bytes[3] = {(lists + 1) * 4, lists * (size_t)pages * 4, lists * 4};
+    for (int i = 0; i < 3; i++)
+        test_ok(&e->w, kvf_memory_alloc(e->w.runtime, bytes[i], &p[i]));
+    e->lists.indptr = p[0];
+    e->lists.indices = p[1];
+    e->lists.last_page_len = p[2];
+}
+
+static void engine_close(engine *e)
+{
+    kvf_memory_free(e->w.runtime, e->lists.indptr);
+    kvf_memory_free(e->w.runtime, e->lists.indices);
+    kvf_memory_free(e->w.runtime, e->lists.last_page_len);
+    test_world_close(&e->w);
+    for (uint32_t b = 0; b < BATCH; b++)
+        test_tokens_free(&e->t[b]);
+}
+
+static kvf_decode_args engine_args(engine *e, uint32_t step, float *out, float *lse)
+{
+    for (uint32_t b = 0; b < BATCH; b++) {
+        const uint32_t token = prompts[b] + step;
+        memcpy(e->q + b * HEADS * DIM, test_q(&e->t[b], 0, token), HEADS * DIM * 4);
+        memcpy(e->k + b * KV * DIM, test_k(&e->t[b], 0, token), KV * DIM * 4);
+        memcpy(e->v + b * KV * DIM, test_v(&e->t[b], 0, token), KV * DIM * 4);
+    }
+    return (kvf_decode_args){
+        .batch = BATCH, .sequences = e->s, .q = e->q, .k = e->k, .v = e->v, .out = out, .lse = lse};
+}
+
+/* Attention of one query head over the listed pages, read where the library says they are. */
+static double own_attention(const engine *e, uint32_t b, uint32_t head, double *out)
+{
+    const uint32_t kv_head = head / (HEADS / KV), list = b * KV + kv_head;
+    const int32_t first = e->lists.indptr[list], end = e->lists.indptr[list + 1];
+    const float *q = e->q + (b * HEADS + head) * DIM;
+    double top = -INFINITY, sum = 0.0;
+    memset(out, 0, DIM * sizeof *out);
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = first; i < end; i++) {
+            const float *page =
+                kvf_page_address(e->s[b], 0, kv_head, (uint32_t)e->lists.indices[i]);
+            assert_non_null(page);
+            const int32_t tokens = i + 1 == end ? e->lists.last_page_len[list] : (int32_t)PAGE;
+            for (int32_t t = 0; t < tokens; t++) {
+                double logit = 0.0;
+                for (uint32_t d = 0; d < DIM; d++)
+                    logit += (double)q[d] * (double)page[(uint32_t)t * DIM + d] / 8.0;
+                if (pass == 0) {
+                    top = fmax(top, logit);
+                    continue;
+                }
+                const double weight = exp(logit - top);
+                sum += weight;
+                for (uint32_t d = 0; d < DIM; d++)
+                    out[d] += weight * (double)page[(PAGE + (uint32_t)t) * DIM + d];
+            }
+        }
+    for (uint32_t d = 0; d < DIM; d++)
+        out[d] /= sum;
+    return top + log(sum);
+}
+
+/* Ascending, each page once, sink and window in, within the budget, lengths as FlashInfer wants. */
+static void check_lists(const engine *e)
+{
+    const kvf_cache_config *c = &e->w.config;
+    assert_int_equal(e->lists.indptr[0], 0);
+    for (uint32_t list = 0; list < BATCH * KV; list++) {
+        const uint32_t length = kvf_sequence_length(e->s[list / KV], 0);
+        const int32_t first = e->lists.indptr[list], end = e->lists.indptr[list + 1];
+        const int32_t *ids = e->lists.indices;
+        const int32_t last = (int32_t)((length - 1) / PAGE);
+        assert_true(end > first && end <= (int32_t)e->lists.capacity);
+        assert_true((uint32_t)(end - first) <= kvf_select_pages_max(e->w.cache));
+        for (int32_t i = first + 1; i < end; i++)
+            assert_true(ids[i] > ids[i - 1]);
+        assert_int_equal(ids[first], 0); /* the sink */
+        assert_int_equal(ids[end - 1], last);
+        assert_int_equal(e->lists.last_page_len[list], (length - 1) % PAGE + 1);
+        const uint32_t sealed = length > c->local_tokens ? (length - c->local_tokens) / PAGE : 0;
+        int32_t young = 0;
+        for (int32_t i = first; i < end; i++)
+            young += ids[i] >= (int32_t)sealed;
+        assert_int_equal(young, last + 1 - (int32_t)sealed);
+        if (length <= c->budget_tokens)
+            assert_int_equal(end - first, last + 1);
+    }
+}
+
+static void lists_are_what_own_attention_needs(void **state)
+{
+    (void)state;
+    const uint64_t seed = 503;
+    test_seed_print(__func__, seed);
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
+    for (uint32_t m = 0; m < 2; m++) {
+        engine e = {0};
+        kvf_cache_config c = lists_config();
+        c.transfer = methods[m];
+        engine_open(&e, &c, seed);
+        float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+        double mine[DIM];
+        for (uint32_t step = 0; step < STEPS; step++) {
+            const kvf_decode_args a = engine_args(&e, step, out, lse);
+            test_ok(&e.w, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream));
+            test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
+            test_wait(&e.w);
+            assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0] + step + 1);
+            check_lists(&e);
+            for (uint32_t b = 0; b < BATCH; b++)
+                for (uint32_t h = 0; h < HEADS; h++) {
+                    const double l = own_attention(&e, b, h, mine);
+                    assert_true(fabs(l - (double)lse[b * HEADS + h]) <= TEST_LSE_TOLERANCE);
+                    for (uint32_t d = 0; d < DIM; d++)
+                        assert_true(fabs(mine[d] - (double)out[(b * HEADS + h) * DIM + d]) <=
+                                    test_tolerance(KVF_FP32));
+                }
+        }
+        engine_close(&e);
+    }
+}
+
+/* The selected pages are the best ones by the naive model's scores; the pages are the tokens given.
+ */
+static void listed_pages_are_the_best(void **state)
+{
+    (void)state;
+    const uint64_t seed = 509;
+    test_seed_print(__func__, seed);
+    const kvf_cache_config c = lists_config();
+    engine e = {0};
+    naive n[BATCH];
+    float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+    double scores[64];
+    unsigned char best[64];
+    uint32_t compared = 0, all = 0;
+    engine_open(&e, &c, seed);
+    for (uint32_t b = 0; b < BATCH; b++) {
+        naive_open(&n[b], kvf_cache_settings(e.w.cache), kvf_cache_memory(e.w.cache));
+        for (uint32_t i = 0; i < prompts[b]; i++)
+            naive_append(&n[b], 0, NULL, test_k(&e.t[b], 0, i), test_v(&e.t[b], 0, i));
+    }
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const kvf_decode_args a = engine_args(&e, step, out, lse);
+        test_ok(&e.w, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream));
+        test_wait(&e.w);
+        for (uint32_t list = 0; list < BATCH * KV; list++) {
+            const uint32_t b = list / KV, h = list % KV, token = prompts[b] + step;
+            if (h == 0)
+                naive_append(&n[b], 0, NULL, test_k(&e.t[b], 0, token), test_v(&e.t[b], 0, token));
+            const uint32_t sealed = naive_sealed(&n[b], 0);
+            naive_scores(&n[b], 0, h, e.q + b * HEADS * DIM, scores);
+            const uint32_t budget = token + 1 <= c.budget_tokens ? sealed : (96 - 4 - 23) / PAGE;
+            all++;
+            if (naive_top(scores, sealed, budget, best) < NAIVE_BORDER)
+                continue;
+            compared++;
+            unsigned char listed[64] = {0};
+            for (int32_t i = e.lists.indptr[list]; i < e.lists.indptr[list + 1]; i++)
+                listed[e.lists.indices[i]] = 1;
+            for (uint32_t p = 1; p < sealed; p++) /* page 0 is listed for its sink anyway */
+                if (listed[p] != best[p])
+                    fail_msg("step %u list %u: page %u is %slisted", step, list, p,
+                             listed[p] ? "" : "not ");
+        }
+        for (uint32_t token = 0; token < prompts[0] + step; token += 7) {
+            const float *page = kvf_page_address(e.s[0], 0, 1, token / PAGE);
+            const float *k = test_k(&e.t[0], 0, token), *v = test_v(&e.t[0], 0, token);
+            assert_memory_equal(page + (token % PAGE) * DIM, k + DIM, DIM * 4);
+            assert_memory_equal(page + (PAGE + token % PAGE) * DIM, v + DIM, DIM * 4);
+        }
+    }
+    print_message("# %u of %u lists compared\n", compared, all);
+    assert_true(compared * 4 >= all * 3);
+    for (uint32_t b = 0; b < BATCH; b++)
+        naive_close(&n[b]);
+    engine_close(&e);
+}
+
+/* Lists of the engine's own making: any pages, any number, also none but the last. */
+static void attention_over_given_lists(void **state)
+{
+    (void)state;
+    const uint64_t seed = 521;
+    test_seed_print(__func__, seed);
+    const kvf_cache_config c = lists_config();
+    engine e = {0};
+    test_random r = {seed};
+    float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+    double mine[DIM];
+    engine_open(&e, &c, seed);
+    const uint32_t most = kvf_select_pages_max(e.w.cache);
+    for (uint32_t round = 0; round < 20; round++) {
+        const kvf_decode_args a = engine_args(&e, round, out, lse);
+        int32_t at = 0;
+        for (uint32_t list = 0; list < BATCH * KV; list++) {
+            const uint32_t length = kvf_sequence_length(e.s[list / KV], 0);
+            const uint32_t pages = (length + PAGE - 1) / PAGE;
+            e.lists.indptr[list] = at;
+            const int32_t first = at;
+            for (uint32_t p = 0; p < pages; p++)
+                if ((p + 1 == pages || test_random_below(&r, 4) == 0) &&
+                    (uint32_t)(at - first) < most)
+                    e.lists.indices[at++] = (int32_t)p;
+            e.lists.last_page_len[list] = (uint32_t)e.lists.indices[at - 1] + 1 == pages
+                                              ? (int32_t)((length - 1) % PAGE + 1)
+                                              : (int32_t)PAGE;
+        }
+        e.lists.indptr[BATCH * KV] = at;
+        const uint32_t before = kvf_sequence_length(e.s[0], 0);
+        test_ok(&e.w, kvf_attend_pages(e.w.cache, &a, &e.lists, e.w.stream));
+        test_wait(&e.w);
+        assert_int_equal(kvf_sequence_length(e.s[0], 0), before);
+        for (uint32_t b = 0; b < BATCH; b++)
+            for (uint32_t h = 0; h < HEADS; h++) {
+                const double l = own_attention(&e, b, h, mine);
+                assert_true(fabs(l - (double)lse[b * HEADS + h]) <= TEST_LSE_TOLERANCE);
+                for (uint32_t d = 0; d < DIM; d++)
+                    assert_true(fabs(mine[d] - (double)out[(b * HEADS + h) * DIM + d]) <=
+                                test_tolerance(KVF_FP32));
+            }
+    }
+    engine_close(&e);
+}
+
+static void lists_need_a_ratio_of_zero(void **state)
+{
+    (void)state;
+    kvf_cache_config c = lists_config();
+    c.static_ratio = 0.25f;
+    engine e = {0};
+    float out[BATCH * HEADS * DIM];
+    engine_open(&e, &c, 1);
+    const kvf_decode_args a = engine_args(&e, 0, out, NULL);
+    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "static_ratio"));
+    assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0]);
+    engine_close(&e);
+}
+
+static void lists_too_small_are_refused(void **state)
+{
+    (void)state;
+    const kvf_cache_config c = lists_config();
+    engine e = {0};
+    float out[BATCH * HEADS * DIM];
+    engine_open(&e, &c, 2);
+    const kvf_decode_args a = engine_args(&e, 0, out, NULL);
+    kvf_page_lists lists = e.lists;
+    lists.capacity--;
+    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &lists, e.w.stream), KVF_INVALID);
+    assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "capacity"));
+    assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0]);
+    engine_close(&e);
+}
+
+/* -------------------------------------------------------------- custom policy */
+
+typedef struct watcher {
+    const naive *n;
+    const void *q;
+    uint32_t calls, compared, static_seen, pages_max;
+} watcher;
+
+/* Checks what it is shown, then takes every other page from the front. */
+static uint32_t watch_and_choose(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    watcher *w = user;
+    double scores[64];
+    __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
+    if (view->layer != 0 || view->kv_head >= KV || view->pages != naive_sealed(w->n, 0))
+        return 0;
+    naive_scores(w->n, 0, view->kv_head, w->q, scores);
+    uint32_t good = 1, bits = 0;
+    for (uint32_t p = 0; p < view->pages; p++) {
+        const double x = (double)view->scores[p], y = scores[p];
+        if (isinf(y) ? !isinf(x) : !(fabs(x - y) <= 1e-4 * fmax(1.0, fabs(y))))
+            good = 0;
+        for (uint32_t t = 0; t < PAGE; t++)
+            bits += view->static_bits[p] >> t & 1;
+        if (PAGE < 64 && view->static_bits[p] >> PAGE)
+            good = 0;
+    }
+    __atomic_fetch_add(&w->compared, good, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&w->static_seen, bits, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->pages_max, view->pages_max, __ATOMIC_RELAXED);
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < view->pages && count < view->pages_max; p += 2)
+        ids[count++] = (int32_t)p;
+    return count;
+}
+
+static void a_custom_policy_sees_what_was_promised(void **state)
+{
+    (void)state;
+    const uint64_t seed = 523;
+    test_seed_print(__func__, seed);
+    static const float ratios[] = {0.0f, 0.25f};
+    for (uint32_t i = 0; i < 2; i++) {
+        watcher watch = {0};
+        kvf_cache_config c = test_config_small();
+        c.select = KVF_SELECT_CUSTOM;
+        c.static_ratio = ratios[i];
+        c.refresh_interval = 1000; /* one static set, chosen after the prompt */
+        c.select_fn = watch_and_choose;
+        c.select_user = &watch;
+        test_tokens t;
+        test_world w;
+        naive n;
+        test_tokens_make(
+            &t, &c,
+            &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 2.0f, .topics = 5});
+        test_world_open(&w, NULL, &c);
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = 240, .chunk = 128}, NULL);
+        naive_open(&n, kvf_cache_settings(w.cache), kvf_cache_memory(w.cache));
+        for (uint32_t p = 0; p < 240; p++)
+            naive_append(&n, 0, test_q(&t, 0, p), test_k(&t, 0, p), test_v(&t, 0, p));
+        naive_result r;
+        naive_result_open(&r, &c);
+        watch.n = &n;
+        float out[HEADS * DIM];
+        for (uint32_t step = 0; step < 20; step++) {
+            watch.q = test_q(&t, 0, 240 + step);
+            naive_decode(&n, 0, watch.q, test_k(&t, 0, 240 + step), test_v(&t, 0, 240 + step), &r);
+            assert_true(n.border >= NAIVE_BORDER || ratios[i] == 0.0f);
+            test_decode(&w, s, &t, 0, 240 + step, out, NULL);
+            test_wait(&w);
+        }
+        assert_int_equal(watch.calls, 20 * KV);
+        assert_int_equal(watch.compared, watch.calls);
+        assert_int_equal(watch.pages_max, kvf_cache_memory(w.cache)->dynamic_pages);
+        assert_int_equal(watch.static_seen, 20 * KV * kvf_cache_memory(w.cache)->static_tokens);
+        kvf_stats stats;
+        kvf_cache_stats(w.cache, &stats);
+        assert_int_equal(stats.pages_selected, 20 * KV * kvf_cache_memory(w.cache)->dynamic_pages);
+        naive_result_close(&r);
+        naive_close(&n);
+        test_world_close(&w);
+        test_tokens_free(&t);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lists_are_what_own_attention_needs),
+        cmocka_unit_test(listed_pages_are_the_best),
+        cmocka_unit_test(attention_over_given_lists),
+        cmocka_unit_test(lists_need_a_ratio_of_zero),
+        cmocka_unit_test(lists_too_small_are_refused),
+        cmocka_unit_test(a_custom_policy_sees_what_was_promised),
+    };
+    return cmocka_run_group_tests_name("runtime: lists", tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The runtime without a cache: settings, statuses, streams, launches, device memory, description.
+ */
+
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void every_status_has_a_name_and_a_text(void **state)
+{
+    (void)state;
+#define CHECK(name, value, text)                                                                   \
+    assert_int_equal(name, value);                                                                 \
+    assert_string_equal(kvf_status_name(name), #name);                                             \
+    assert_string_equal(kvf_status_text(name), text);
+    KVF_STATUS_LIST(CHECK)
+#undef CHECK
+    assert_non_null(kvf_status_name((kvf_status)1234));
+    assert_non_null(kvf_status_text((kvf_status)-1234));
+    assert_string_equal(kvf_version(), "0.1.0");
+}
+
+static void expect_refused(const kvf_runtime_config *rc, const char *field, const char *value)
+{
+    kvf_runtime *runtime = (kvf_runtime *)&field;
+    kvf_error error = {0};
+    const kvf_status status = kvf_runtime_open(rc, &runtime, &error);
+    if (status != KVF_INVALID || runtime || error.status != KVF_INVALID ||
+        !strstr(error.text, field) || !strstr(error.text, value))
+        fail_msg("%s = %s: %s, \"%s\"", field, value, kvf_status_name(status), error.text);
+    assert_int_equal(kvf_runtime_open(rc, &runtime, NULL), KVF_INVALID);
+}
+
+static void *no_memory(void *user, size_t bytes, size_t alignment)
+{
+    (void)user;
+    (void)bytes;
+    (void)alignment;
+    return NULL;
+}
+
+static void bad_runtime_settings_are_named(void **state)
+{
+    (void)state;
+    const kvf_runtime_config good = test_runtime_config();
+    kvf_runtime_config c = good;
+    c.size = 3;
+    expect_refused(&c, "size", "3");
+    c = good;
+    c.device = (kvf_device_kind)9;
+    expect_refused(&c, "device", "9");
+    c = good;
+    c.threads = 100000;
+    expect_refused(&c, "threads", "100000");
+    c = good;
+    c.gather_threads = 100000;
+    expect_refused(&c, "gather_threads", "100000");
+    c = good;
+    c.numa_node = 4711;
+    expect_refused(&c, "numa_node", "4711");
+    c = good;
+    c.numa_node = -2;
+    expect_refused(&c, "numa_node", "-2");
+    c = good;
+    c.huge_pages = (kvf_huge_pages)7;
+    expect_refused(&c, "huge_pages", "7");
+    c = good;
+    c.allow_unpinned = 2;
+    expect_refused(&c, "allow_unpinned", "2");
+    c = good;
+    c.allocator.alloc = no_memory;
+    expect_refused(&c, "allocator", "free");
+}
+
+static void handles_may_be_null(void **state)
+{
+    (void)state;
+    kvf_runtime_close(NULL);
+    kvf_stream_destroy(NULL);
+    kvf_cache_close(NULL);
+    kvf_sequence_destroy(NULL);
+}
+
+static void two_runtimes_are_independent(void **state)
+{
+    (void)state;
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *a = NULL, *b = NULL;
+    test_expect(NULL, kvf_runtime_open(&rc, &a, NULL), KVF_OK);
+    rc.threads = 3;
+    test_expect(NULL, kvf_runtime_open(&rc, &b, NULL), KVF_OK);
+    assert_int_equal(kvf_runtime_threads(a), 2);
+    assert_int_equal(kvf_runtime_threads(b), 3);
+    void *p = NULL;
+    test_expect(a, kvf_memory_alloc(a, 0, &p), KVF_INVALID);
+    assert_int_equal(kvf_runtime_error(a)->status, KVF_INVALID);
+    assert_int_equal(kvf_runtime_error(b)->status, KVF_OK);
+    kvf_runtime_close(a);
+    kvf_runtime_close(b);
+}
+
+typedef struct adding {
+    uint64_t *cells;
+    uint64_t round;
+} adding;
+
+static void add_round(const void *args, uint32_t task)
+{
+    const adding *a = args;
+    a->cells[task] = a->cells[task] * 3 + a->round + task;
+}
+
+/* Launches run in order, every task once, with the arguments of their call; copies between them. */
+static void streams_run_in_order(void **state)
+{
+    (void)state;
+    static const uint32_t delays[] = {0, 77};
+    for (int d = 0; d < 2; d++) {
+        kvf_runtime_config rc = test_runtime_config();
+        rc.threads = 3;
+        rc.delay_seed = delays[d];
+        kvf_runtime *runtime = NULL;
+        kvf_stream *stream = NULL;
+        test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        test_expect(runtime, kvf_stream_create(runtime, &stream), KVF_OK);
+        void *memory = NULL;
+        test_expect(runtime, kvf_memory_alloc(runtime, 100 * sizeof(uint64_t), &memory), KVF_OK);
+        assert_int_equal((uintptr_t)memory % 64, 0);
+        uint64_t wanted[100] = {0}, got[100], *cells = memory;
+        const uint32_t rounds = d ? 40 : 1500; /* more than a queue holds */
+        for (uint32_t i = 0; i < 100; i++)
+            assert_int_equal(cells[i], 0);
+        for (uint32_t i = 0; i < rounds; i++) {
+            const adding a = {cells, i};
+            test_expect(runtime, kvf_stream_launch(stream, add_round, &a, sizeof a, 100), KVF_OK);
+            for (uint32_t t = 0; t < 100; t++)
+                wanted[t] = wanted[t] * 3 + i + t;
+        }
+        test_expect(runtime, kvf_memory_copy(stream, got, cells, sizeof got), KVF_OK);
+        test_expect(runtime, kvf_stream_wait(stream), KVF_OK);
+        assert_memory_equal(got, wanted, sizeof got);
+        char big[257] = {0};
+        test_expect(runtime, kvf_stream_launch(stream, add_round, big, sizeof big, 1), KVF_INVALID);
+        assert_non_null(strstr(kvf_runtime_error(runtime)->text, "257"));
+        test_expect(runtime, kvf_stream_launch(stream, NULL, NULL, 0, 1), KVF_INVALID);
+        kvf_stream_destroy(stream);
+        kvf_memory_free(runtime, memory);
+        kvf_memory_free(runtime, NULL);
+        kvf_runtime_close(runtime);
+    }
+}
+
+/* Braces and quotes close, and a cut text says how much it needs. */
+static void the_description_is_json(void **state)
+{
+    (void)state;
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    size_t needed = 0, again = 0;
+    test_expect(runtime, kvf_runtime_describe(runtime, NULL, 0, &needed), KVF_FULL);
+    assert_true(needed > 2 && needed < 1u << 20);
+    char *text = malloc(needed), cut[16];
+    assert_non_null(text);
+    test_expect(runtime, kvf_runtime_describe(runtime, text, needed, &again), KVF_OK);
+    assert_int_equal(strlen(text) + 1, needed);
+    assert_true(text[0] == '{' && text[strlen(text) - 1] == '}');
+    int depth = 0, quoted = 0;
+    for (const char *c = text; *c; c++) {
+        if (*c == '\\')
+            c++;
+        else if (*c == '"')
+            quoted = !quoted;
+        else if (!quoted)
+            depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
+    }
+    assert_int_equal(depth, 0);
+    assert_int_equal(quoted, 0);
+    test_expect(runtime, kvf_runtime_describe(runtime, cut, sizeof cut, &again), KVF_FULL);
+    assert_true(strlen(cut) < sizeof cut);
+    assert_int_equal(again, needed);
+    free(text);
+    kvf_runtime_close(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_status_has_a_name_and_a_text),
+        cmocka_unit_test(bad_runtime_settings_are_named),
+        cmocka_unit_test(handles_may_be_null),
+        cmocka_unit_test(two_runtimes_are_independent),
+        cmocka_unit_test(streams_run_in_order),
+        cmocka_unit_test(the_description_is_json),
+    };
+    return cmocka_run_group_tests_name("runtime: runtime", tests, NULL, NULL);
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which tokens are attended: every policy, step by step, against the naive model.
+ *
+ * The LSE is the witness: it is fp32 in every dtype, and a token that is missing or counted twice
+ * changes it by its weight. Statistics (tokens, pages, hits, misses, recall) must agree exactly or
+ * to rounding. Where the naive model says that two scores at a border are too close to call, the
+ * comparison ends for that run, and the test demands that most steps were compared.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "naive.h"
+
+typedef struct tally {
+    uint32_t compared, steps;
+} tally;
+
+typedef struct follow {
+    const char *what;
+    const test_scenario *scenario;
+    tally *tally;
+} follow;
+
+static double relative(double a, double b)
+{
+    return fabs(a - b) / fmax(1.0, fmax(fabs(a), fabs(b)));
+}
+
+static void compare_step(const follow *f, const naive *n, const naive_result *r, const void *out,
+                         const float *lse, uint32_t step)
+{
+    const kvf_cache_config *c = &n->c;
+    for (uint32_t h = 0; h < c->query_heads; h++)
+        if (!(fabs(r->lse[h] - (double)lse[h]) <= TEST_LSE_TOLERANCE))
+            fail_msg("%s: step %u head %u: LSE %.7g, the naive model has %.7g", f->what, step, h,
+                     (double)lse[h], r->lse[h]);
+    for (size_t i = 0; i < (size_t)c->query_heads * c->head_dim; i++)
+        if (!(fabs(r->out[i] - (double)kvf_element_get(out, c->dtype, i)) <=
+              test_tolerance(c->dtype)))
+            fail_msg("%s: step %u: output %zu is %g, the naive model has %g", f->what, step, i,
+                     (double)kvf_element_get(out, c->dtype, i), r->out[i]);
+}
+
+static void compare_stats(const follow *f, const kvf_stats *stats, const naive_result *r,
+                          const naive *n, uint32_t step)
+{
+    if (stats->tokens_attended != r->attended)
+        fail_msg("%s: step %u attends %llu tokens, the naive model %llu", f->what, step,
+                 (unsigned long long)stats->tokens_attended, (unsigned long long)r->attended);
+    if (n->c.select != KVF_SELECT_ORACLE &&
+        (stats->pages_selected != r->pages || stats->hits != r->hits || stats->misses != r->misses))
+        fail_msg(
+            "%s: step %u: %llu pages, %llu hits, %llu misses; the naive model has %llu, %llu, %llu",
+            f->what, step, (unsigned long long)stats->pages_selected,
+            (unsigned long long)stats->hits, (unsigned long long)stats->misses,
+            (unsigned long long)r->pages, (unsigned long long)r->hits,
+            (unsigned long long)r->misses);
+    if (n->c.verify_interval != 1)
+        return;
+    double recall = 0.0;
+    for (uint32_t h = 0; h < n->c.query_heads; h++)
+        recall += r->recall[h];
+    assert_int_equal(stats->verified, n->c.query_heads);
+    if (relative(stats->recall_sum, recall) > 1e-3)
+        fail_msg("%s: step %u: attention recall %g, the naive model has %g", f->what, step,
+                 stats->recall_sum, recall);
+    double far = 0.0;
+    for (size_t i = 0; i < (size_t)n->c.query_heads * n->c.head_dim; i++)
+        far = fmax(far, fabs(r->out[i] - r->dense[i]));
+    if (fabs(stats->error_max - far) > 2.0 * test_tolerance(n->c.dtype))
+        fail_msg("%s: step %u: error %g, the naive model has %g", f->what, step, stats->error_max,
+                 far);
+}
+
+/* One run, compared after every step of every layer. */
+static void follow_run(const follow *f)
+{
+    const test_scenario *sc = f->scenario;
+    test_world w;
+    test_tokens t;
+    naive n;
+    naive_result r;
+    test_tokens_spec spec = sc->tokens;
+    spec.count = sc->prompt + sc->steps;
+    test_tokens_make(&t, &sc->cc, &spec);
+    test_world_open(&w, sc->rc, &sc->cc);
+    naive_open(&n, kvf_cache_settings(w.cache), kvf_cache_memory(w.cache));
+    naive_result_open(&r, &sc->cc);
+    kvf_sequence *s = test_sequence(&w);
+    for (uint32_t layer = 0; layer < sc->cc.layers; layer++) {
+        test_prefill(&w, s, &t,
+                     &(test_range){.layer = layer, .count = sc->prompt, .chunk = sc->chunk}, NULL);
+        for (uint32_t i = 0; i < sc->prompt; i++)
+            naive_append(&n, layer, test_q(&t, layer, i), test_k(&t, layer, i),
+                         test_v(&t, layer, i));
+    }
+    float *lse = malloc(sc->cc.query_heads * sizeof *lse);
+    void *out = malloc((size_t)sc->cc.query_heads * sc->cc.head_dim * 4);
+    assert_true(lse && out);
+    f->tally->steps += sc->steps;
+    for (uint32_t step = 0; step < sc->steps && n.border >= NAIVE_BORDER; step++)
+        for (uint32_t layer = 0; layer < sc->cc.layers && n.border >= NAIVE_BORDER; layer++) {
+            const uint32_t token = sc->prompt + step;
+            kvf_cache_stats_reset(w.cache);
+            test_decode(&w, s, &t, layer, token, out, lse);
+            test_wait(&w);
+            naive_decode(&n, layer, test_q(&t, layer, token), test_k(&t, layer, token),
+                         test_v(&t, layer, token), &r);
+            if (n.border < NAIVE_BORDER)
+                break;
+            kvf_stats stats;
+            kvf_cache_stats(w.cache, &stats);
+            compare_step(f, &n, &r, out, lse, step);
+            compare_stats(f, &stats, &r, &n, step);
+            f->tally->compared += layer == 0;
+        }
+    free(lse);
+    free(out);
+    kvf_sequence_destroy(s);
+    naive_result_close(&r);
+    naive_close(&n);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static test_scenario scenario_of(kvf_select select, uint64_t seed)
+{
+    test_scenario sc = {.cc = test_config_small(),
+                        .tokens = {.seed = seed, .sharpness = 2.0f, .topics = 6},
+                        .prompt = 230,
+                        .steps = 60,
+                        .chunk = 128};
+    sc.cc.select = select;
+    return sc;
+}
+
+static void demand(const tally *t)
+{
+    print_message("# %u of %u steps compared\n", t->compared, t->steps);
+    assert_true(t->compared * 4u >= t->steps * 3u);
+}
+
+static void policies_agree_with_the_naive_model(void **state)
+{
+    (void)state;
+    const uint64_t seed = 211;
+    test_seed_print(__func__, seed);
+    static const struct {
+        kvf_select select;
+        const char *name;
+    } policies[] = {
+        {KVF_SELECT_HYBRID, "hybrid"},   {KVF_SELECT_STATIC, "static"},
+        {KVF_SELECT_DYNAMIC, "dynamic"}, {KVF_SELECT_STREAMING, "streaming"},
+        {KVF_SELECT_ORACLE, "oracle"},   {KVF_SELECT_FULL, "full"},
+    };
+    tally all = {0};
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
+        for (uint32_t exact = 0; exact < 2; exact++) {
+            test_scenario sc = scenario_of(policies[i].select, seed + i);
+            sc.cc.refresh = exact ? KVF_REFRESH_EXACT : KVF_REFRESH_RESIDENT;
+            sc.cc.verify_interval = 1;
+            follow_run(&(follow){.what = policies[i].name, .scenario = &sc, .tally = &all});
+        }
+    demand(&all);
+}
+
+/* The prompt is shorter than the budget: everything at first, a selection later. */
+static void growing_past_the_budget(void **state)
+{
+    (void)state;
+    const uint64_t seed = 223;
+    test_seed_print(__func__, seed);
+    tally all = {0};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        sc.prompt = 20 + 30 * i;
+        sc.steps = 130;
+        sc.cc.verify_interval = 1;
+        follow_run(&(follow){.what = "growing", .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+static void static_ratios(void **state)
+{
+    (void)state;
+    const uint64_t seed = 227;
+    test_seed_print(__func__, seed);
+    static const float ratios[] = {0.0f, 0.1f, 0.25f, 0.5f, 0.75f, 1.0f};
+    tally all = {0};
+    for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        sc.cc.static_ratio = ratios[i];
+        follow_run(&(follow){.what = "static ratio", .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+static void digests_and_reductions(void **state)
+{
+    (void)state;
+    const uint64_t seed = 229;
+    test_seed_print(__func__, seed);
+    static const kvf_digest_kind kinds[] = {KVF_DIGEST_MINMAX, KVF_DIGEST_CUBOID_MEAN,
+                                            KVF_DIGEST_MEAN};
+    static const kvf_group_reduce reduces[] = {KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX,
+                                               KVF_GROUP_SUM};
+    static const uint32_t subs[] = {1, 2, 4};
+    tally all = {0};
+    for (uint32_t i = 0; i < 9; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        sc.steps = 30;
+        sc.cc.digest = kinds[i % 3];
+        sc.cc.group_reduce = reduces[i / 3];
+        sc.cc.sub_digests = subs[(i + i / 3) % 3];
+        char what[64];
+        snprintf(what, sizeof what, "digest %u, reduction %u, sub %u", i % 3, i / 3,
+                 sc.cc.sub_digests);
+        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+/* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
+static void geometries(void **state)
+{
+    (void)state;
+    const uint64_t seed = 233;
+    test_seed_print(__func__, seed);
+    static const struct {
+        kvf_dtype dtype;
+        uint32_t page, sink, local, budget, group, layers, head_dim;
+    } rows[] = {
+        {KVF_BF16, 8, 0, 16, 96, 4, 2, 64},    {KVF_FP16, 16, 4, 32, 128, 1, 1, 80},
+        {KVF_BF16, 32, 4, 64, 192, 2, 1, 64},  {KVF_FP32, 8, 19, 13, 100, 3, 1, 96},
+        {KVF_BF16, 16, 16, 1, 101, 2, 2, 128}, {KVF_FP16, 64, 1, 10, 150, 2, 1, 64},
+    };
+    tally all = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        sc.steps = 40;
+        sc.prompt = 300;
+        sc.cc.dtype = rows[i].dtype;
+        sc.cc.page_size = rows[i].page;
+        sc.cc.sink_tokens = rows[i].sink;
+        sc.cc.local_tokens = rows[i].local;
+        sc.cc.budget_tokens = rows[i].budget;
+        sc.cc.query_heads = sc.cc.kv_heads * rows[i].group;
+        sc.cc.layers = rows[i].layers;
+        sc.cc.head_dim = rows[i].head_dim;
+        sc.cc.softmax_scale = i % 2 ? 0.1f : 0.0f;
+        char what[64];
+        snprintf(what, sizeof what, "geometry row %zu", i);
+        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+/* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
+static void slots_and_victims(void **state)
+{
+    (void)state;
+    const uint64_t seed = 239;
+    test_seed_print(__func__, seed);
+    tally all = {0};
+    for (uint32_t i = 0; i < 4; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        kvf_cache_plan plan;
+        test_world w;
+        test_world_open(&w, NULL, &sc.cc);
+        plan = *kvf_cache_memory(w.cache);
+        test_world_close(&w);
+        sc.cc.slots = plan.slots + i * 3;
+        sc.cc.transfer = i % 2 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT;
+        sc.steps = 70;
+        follow_run(&(follow){.what = "slots", .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(policies_agree_with_the_naive_model),
+        cmocka_unit_test(growing_past_the_budget),
+        cmocka_unit_test(static_ratios),
+        cmocka_unit_test(digests_and_reductions),
+        cmocka_unit_test(geometries),
+        cmocka_unit_test(slots_and_victims),
+    };
+    return cmocka_run_group_tests_name("runtime: selection", tests, NULL, NULL);
+}
