@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The shared rig of the offload tests; see its header. It keeps no state of its own. */
+
+#include "offload_rig.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void rig_open(rig *r, const rig_config *config)
+{
+    memset(r, 0, sizeof *r);
+    RIG_OK(kvf_context_create(NULL, NULL, NULL, &r->context));
+    kvf_device_config device = {.threads =
+                                    config != NULL && config->threads > 0 ? config->threads : 2,
+                                .isa_mask = KVF_ISA_ALL,
+                                .delay_seed = config != NULL ? config->delay_seed : 0};
+    RIG_OK(kvf_device_open(r->context, KVF_DEVICE_HOST, &device, &r->device));
+    r->ops = r->device->ops;
+}
+
+void rig_close(rig *r)
+{
+    kvf_device_set_fault(r->device, NULL, NULL);
+    kvf_device_close(r->device);
+    assert_int_equal(r->context->live_blocks, 0);
+    assert_int_equal(r->context->live_bytes, 0);
+    kvf_context_destroy(r->context);
+}
+
+rig_random rig_seed(const char *test, uint64_t seed)
+{
+    printf("%s: seed %llu\n", test, (unsigned long long)seed);
+    return (rig_random){.state = seed * 0x9e3779b97f4a7c15u + 0x1234567u};
+}
+
+uint64_t rig_next(rig_random *r)
+{
+    uint64_t z = (r->state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint32_t rig_below(rig_random *r, uint32_t limit)
+{
+    return (uint32_t)((rig_next(r) >> 32) * limit >> 32);
+}
+
+int rig_refuse(void *user, const char *what)
+{
+    rig_fault *fault = user;
+    if (fault->only != NULL && strcmp(fault->only, what) != 0)
+        return 0;
+    if (++fault->seen != fault->at)
+        return 0;
+    snprintf(fault->refused, sizeof fault->refused, "%s", what);
+    return 1;
+}
+
+void *rig_alloc(void *user, size_t bytes, size_t alignment)
+{
+    if (user != NULL && rig_refuse(user, "alloc"))
+        return NULL;
+    return aligned_alloc(alignment, kvf_round_up(bytes, alignment));
+}
+
+void rig_free(void *user, void *pointer)
+{
+    (void)user;
+    free(pointer);
+}
+
+const char *rig_error(rig *r, kvf_error *error)
+{
+    kvf_context_error(r->context, error);
+    return error->text;
+}

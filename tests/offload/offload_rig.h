@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_OFFLOAD_RIG_H
+#define KVF_TESTS_OFFLOAD_RIG_H
+
+/*
+ * What the tests of offload share: a context with a device, seeded numbers, refusal of the N-th
+ * request.
+ *
+ * Knows nothing of any one test. Closing the rig asserts that nothing is left alive in the context.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "device.h"
+
+typedef struct rig {
+    kvf_context *context;
+    kvf_device *device;
+    const kvf_device_ops *ops;
+} rig;
+
+typedef struct rig_config {
+    uint32_t threads;    /* 0 = 2 */
+    uint32_t delay_seed; /* 0 = no delays */
+} rig_config;
+
+void rig_open(rig *r, const rig_config *config);
+void rig_close(rig *r);
+
+/* Repeatable numbers. */
+typedef struct rig_random {
+    uint64_t state;
+} rig_random;
+
+/* Prints the seed, so that a failure names it. */
+rig_random rig_seed(const char *test, uint64_t seed);
+uint64_t rig_next(rig_random *r);
+uint32_t rig_below(rig_random *r, uint32_t limit); /* limit >= 1 */
+
+/* Refuses request number `at` (from 1) and no other; counts all. 0 = refuse none. */
+typedef struct rig_fault {
+    uint64_t at;
+    uint64_t seen;
+    const char *only; /* count requests of this name only; NULL = all */
+    char refused[32]; /* what was refused; "" = nothing */
+} rig_fault;
+
+int rig_refuse(void *user, const char *what);
+void *rig_alloc(void *user, size_t bytes, size_t alignment); /* user: rig_fault, may be NULL */
+void rig_free(void *user, void *pointer);
+
+/* Text of the context's last error. */
+const char *rig_error(rig *r, kvf_error *error);
+
+#define RIG_OK(call) assert_int_equal((call), KVF_OK)
+
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streams, events and launches of the host device under forced delays.
+ *
+ * The main property: a random program over several streams, whose order is enforced by events
+ * alone, gives the bytes that running it sequentially gives.
+ */
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "offload_rig.h"
+
+#define STREAMS    4u
+#define CELLS      24u
+#define CELL_WORDS 64u
+#define PROGRAM    400u
+
+typedef uint32_t cell[CELL_WORDS];
+
+typedef struct mix_args {
+    uint32_t *to;
+    const uint32_t *from;
+    uint32_t salt;
+} mix_args;
+
+/* Task t mixes word t: neither commutes nor repeats, so any wrong order shows. */
+static void mix(const void *raw, uint32_t task)
+{
+    const mix_args *a = raw;
+    a->to[task] = a->to[task] * 31u + (a->from[task] ^ (a->salt + task));
+}
+
+typedef struct step {
+    enum { STEP_MIX, STEP_COPY, STEP_FILL, STEP_CALL } kind;
+    uint32_t stream, to, from, salt;
+} step;
+
+static void run_step(const step *s, cell *cells)
+{
+    mix_args args = {.to = cells[s->to], .from = cells[s->from], .salt = s->salt};
+    switch (s->kind) {
+    case STEP_COPY:
+        memcpy(cells[s->to], cells[s->from], sizeof(cell));
+        break;
+    case STEP_FILL:
+        memset(cells[s->to], (int)(s->salt & 0xff), sizeof(cell));
+        break;
+    default:
+        for (uint32_t t = 0; t < (s->kind == STEP_MIX ? CELL_WORDS : 1); t++)
+            mix(&args, t);
+    }
+}
+
+static void enqueue_step(rig *r, kvf_stream *stream, const step *s, cell *cells)
+{
+    mix_args args = {.to = cells[s->to], .from = cells[s->from], .salt = s->salt};
+    switch (s->kind) {
+    case STEP_MIX:
+        RIG_OK(r->ops->launch(stream, mix, &args, sizeof args, CELL_WORDS));
+        break;
+    case STEP_COPY:
+        RIG_OK(r->ops->copy(stream, cells[s->to], cells[s->from], sizeof(cell)));
+        break;
+    case STEP_FILL:
+        RIG_OK(r->ops->fill(stream, cells[s->to], (int)(s->salt & 0xff), sizeof(cell)));
+        break;
+    case STEP_CALL:
+        RIG_OK(r->ops->host_call(stream, mix, &args, sizeof args));
+        break;
+    }
+}
+
+static void make_program(rig_random *random, step *program)
+{
+    for (uint32_t i = 0; i < PROGRAM; i++) {
+        step *s = &program[i];
+        uint32_t dice = rig_below(random, 8);
+        s->kind = dice < 4 ? STEP_MIX : dice < 6 ? STEP_COPY : dice < 7 ? STEP_CALL : STEP_FILL;
+        s->stream = rig_below(random, STREAMS);
+        s->to = rig_below(random, CELLS);
+        do {
+            s->from = rig_below(random, CELLS);
+        } while (s->from == s->to);
+        s->salt = (uint32_t)rig_next(random);
+    }
+}
+
+/*
+ * One event per cell, recorded by whoever touched the cell last, on whatever stream, over and over.
+ * A step waits for both of its cells before and records both after, which is all the order there
+ * is.
+ */
+static void run_on_streams(rig *r, const step *program, cell *cells)
+{
+    kvf_stream *streams[STREAMS];
+    kvf_event *events[CELLS];
+    for (uint32_t i = 0; i < STREAMS; i++)
+        RIG_OK(r->ops->stream_create(r->device, (kvf_stream_priority)(i % 3), &streams[i]));
+    for (uint32_t i = 0; i < CELLS; i++)
+        RIG_OK(r->ops->event_create(r->device, &events[i]));
+    for (uint32_t i = 0; i < PROGRAM; i++) {
+        const step *s = &program[i];
+        kvf_stream *stream = streams[s->stream];
+        RIG_OK(r->ops->stream_wait_event(stream, events[s->to]));
+        RIG_OK(r->ops->stream_wait_event(stream, events[s->from]));
+        enqueue_step(r, stream, s, cells);
+        RIG_OK(r->ops->event_record(events[s->to], stream));
+        RIG_OK(r->ops->event_record(events[s->from], stream));
+    }
+    for (uint32_t i = 0; i < STREAMS; i++)
+        RIG_OK(r->ops->stream_wait(streams[i]));
+    for (uint32_t i = 0; i < CELLS; i++)
+        r->ops->event_destroy(events[i]);
+    for (uint32_t i = 0; i < STREAMS; i++)
+        r->ops->stream_destroy(streams[i]);
+}
+
+static void test_random_program(void **state)
+{
+    (void)state;
+    static step program[PROGRAM];
+    static cell expected[CELLS], got[CELLS];
+    for (uint32_t seed = 1; seed <= 6; seed++) {
+        rig_random random = rig_seed("random program", seed);
+        make_program(&random, program);
+        for (uint32_t c = 0; c < CELLS; c++)
+            for (uint32_t w = 0; w < CELL_WORDS; w++)
+                expected[c][w] = got[c][w] = (uint32_t)rig_next(&random);
+        for (uint32_t i = 0; i < PROGRAM; i++)
+            run_step(&program[i], expected);
+        rig r;
+        rig_open(&r, &(rig_config){.threads = 1 + seed % 3, .delay_seed = seed * 101});
+        run_on_streams(&r, program, got);
+        rig_close(&r);
+        assert_memory_equal(expected, got, sizeof expected);
+    }
+}
+
+/* ---- single properties ---------------------------------------------------------------------- */
+
+typedef struct gate {
+    atomic_int is_open;
+    atomic_int count;
+} gate;
+
+static void pass_gate(const void *raw, uint32_t task)
+{
+    (void)task;
+    gate *g = *(gate *const *)raw;
+    while (!atomic_load(&g->is_open)) {
+        struct timespec time = {.tv_nsec = 100000};
+        nanosleep(&time, NULL);
+    }
+    atomic_fetch_add(&g->count, 1);
+}
+
+/* An event recorded again elsewhere still holds back those who waited for its first record. */
+static void test_event_recorded_again(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *slow, *fast, *waiter;
+    kvf_event *event;
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &slow));
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &fast));
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &waiter));
+    RIG_OK(r.ops->event_create(r.device, &event));
+    assert_true(r.ops->event_is_done(event)); /* never recorded: nothing to wait for */
+    RIG_OK(r.ops->event_wait(event));
+
+    gate g = {0};
+    gate *pointer = &g;
+    char seen = 'x', flag = 0;
+    RIG_OK(r.ops->host_call(slow, pass_gate, &pointer, sizeof pointer));
+    RIG_OK(r.ops->fill(slow, &flag, 1, 1));
+    RIG_OK(r.ops->event_record(event, slow)); /* generation 1 */
+    RIG_OK(r.ops->stream_wait_event(waiter, event));
+    RIG_OK(r.ops->copy(waiter, &seen, &flag, 1));
+    RIG_OK(r.ops->event_record(event, fast)); /* generation 2, fires first */
+    RIG_OK(r.ops->stream_wait(fast));
+    assert_true(r.ops->event_is_done(event));
+    RIG_OK(r.ops->event_wait(event));
+    atomic_store(&g.is_open, 1);
+    RIG_OK(r.ops->stream_wait(waiter));
+    assert_int_equal(seen, 1);
+
+    r.ops->stream_destroy(slow);
+    r.ops->stream_destroy(fast);
+    r.ops->stream_destroy(waiter);
+    r.ops->event_destroy(event);
+    rig_close(&r);
+}
+
+/* More entries than the queue holds: the caller is held back, nothing is lost or reordered. */
+static void test_full_queue(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream;
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    uint32_t words[2] = {0, 0}, expected = 0;
+    mix_args args = {.to = words, .from = words + 1};
+    for (uint32_t i = 0; i < 5 * KVF_STREAM_QUEUE_MAX; i++) {
+        args.salt = i;
+        RIG_OK(r.ops->launch(stream, mix, &args, sizeof args, 1));
+        expected = expected * 31u + i;
+    }
+    RIG_OK(r.ops->stream_wait(stream));
+    assert_int_equal(words[0], expected);
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+typedef struct count_args {
+    atomic_uint *counts;
+} count_args;
+
+static void count_task(const void *raw, uint32_t task)
+{
+    atomic_fetch_add(&((const count_args *)raw)->counts[task], 1);
+}
+
+/* Several streams share the team: every task of every launch runs exactly once. */
+static void test_tasks_run_once(void **state)
+{
+    (void)state;
+    enum { TASKS = 97, LAUNCHES = 200 };
+    static atomic_uint counts[STREAMS][TASKS];
+    memset(counts, 0, sizeof counts);
+    rig r;
+    rig_open(&r, &(rig_config){.threads = 3});
+    kvf_stream *streams[STREAMS];
+    for (uint32_t i = 0; i < STREAMS; i++)
+        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &streams[i]));
+    for (uint32_t n = 0; n < LAUNCHES; n++)
+        for (uint32_t i = 0; i < STREAMS; i++) {
+            count_args args = {counts[i]};
+            RIG_OK(r.ops->launch(streams[i], count_task, &args, sizeof args, n % TASKS + 1));
+        }
+    for (uint32_t i = 0; i < STREAMS; i++)
+        r.ops->stream_destroy(streams[i]); /* waits */
+    for (uint32_t i = 0; i < STREAMS; i++)
+        for (uint32_t t = 0; t < TASKS; t++) {
+            uint32_t expected = 0;
+            for (uint32_t n = 0; n < LAUNCHES; n++)
+                expected += t <= n % TASKS;
+            assert_int_equal(counts[i][t], expected);
+        }
+    rig_close(&r);
+}
+
+static void test_bad_launch(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream;
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    char args[KVF_LAUNCH_ARGS_MAX + 1] = {0};
+    kvf_error error;
+    assert_int_equal(r.ops->launch(stream, mix, args, sizeof args, 1), KVF_INVALID);
+    assert_non_null(strstr(rig_error(&r, &error), "257 bytes"));
+    RIG_OK(r.ops->launch(stream, mix, NULL, 0, 0)); /* no tasks: not run */
+    RIG_OK(r.ops->copy(stream, NULL, NULL, 0));
+    RIG_OK(r.ops->stream_wait(stream));
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+typedef struct fail_args {
+    rig *r;
+    kvf_stream *stream;
+} fail_args;
+
+static void fail_stream(const void *raw, uint32_t task)
+{
+    (void)task;
+    const fail_args *a = raw;
+    a->r->ops->stream_fail(a->stream, KVF_CORRUPT);
+}
+
+/* An error sticks, skips later work, travels along events, and nobody waits forever. */
+static void test_error_is_sticky(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *a, *b;
+    kvf_event *event;
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &a));
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &b));
+    RIG_OK(r.ops->event_create(r.device, &event));
+    char byte_a = 'a', byte_b = 'b';
+    fail_args args = {&r, a};
+    RIG_OK(r.ops->host_call(a, fail_stream, &args, sizeof args));
+    RIG_OK(r.ops->fill(a, &byte_a, 'X', 1));
+    RIG_OK(r.ops->event_record(event, a));
+    RIG_OK(r.ops->stream_wait_event(b, event));
+    RIG_OK(r.ops->fill(b, &byte_b, 'X', 1));
+    assert_int_equal(r.ops->event_wait(event), KVF_CORRUPT);
+    assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
+    assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
+    assert_int_equal(r.ops->stream_wait(b), KVF_CORRUPT);
+    assert_int_equal(byte_a, 'a');
+    assert_int_equal(byte_b, 'b');
+    r.ops->stream_destroy(a);
+    r.ops->stream_destroy(b);
+    r.ops->event_destroy(event);
+    rig_close(&r);
+}
+
+static void test_device_memory(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_device_properties properties;
+    r.ops->properties(r.device, &properties);
+    assert_int_equal(properties.compute_threads, 2);
+    assert_int_equal(properties.shares_host_memory, 1);
+    assert_int_equal(properties.pins_host_memory, 0);
+    const size_t sizes[] = {
+        1, 64, 4095, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)5 << 20) + 3};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        void *memory;
+        RIG_OK(r.ops->memory_alloc(r.device, sizes[i], &memory));
+        assert_int_equal((uintptr_t)memory % 64, 0);
+        const char *bytes = memory;
+        for (size_t b = 0; b<sizes[i]; b += sizes[i]> 8192 ? 509 : 1)
+            assert_int_equal(bytes[b], 0);
+        memset(memory, 0x5a, sizes[i]);
+        r.ops->memory_free(r.device, memory);
+        assert_true(r.context->live_bytes <
+                    65536); /* nothing of it is left but the device itself */
+    }
+    void *memory = &r;
+    assert_int_equal(r.ops->memory_alloc(r.device, SIZE_MAX / 2, &memory),
+                     KVF_OUT_OF_DEVICE_MEMORY);
+    assert_null(memory);
+    r.ops->memory_free(r.device, NULL);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_program), cmocka_unit_test(test_event_recorded_again),
+        cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_tasks_run_once),
+        cmocka_unit_test(test_bad_launch),     cmocka_unit_test(test_error_is_sticky),
+        cmocka_unit_test(test_device_memory),
+    };
+    return cmocka_run_group_tests_name("host streams", tests, NULL, NULL);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The page pool against a naive model: random acquire, share and release, with the invariants
+ * walked after every step, and bytes that must stay where they were written.
+ */
+
+#include "page_pool.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "offload_rig.h"
+
+#define BLOCKS      61u
+#define BLOCK_BYTES ((size_t)4096)
+#define STEPS       20000u
+
+typedef struct model {
+    uint32_t references[BLOCKS]; /* 0 = free */
+    uint32_t free_count;
+} model;
+
+static kvf_host_memory_config plain_memory(void)
+{
+    return (kvf_host_memory_config){.node = -1, .touch_threads = 1};
+}
+
+static void pick_used(const model *m, rig_random *random, kvf_block *out)
+{
+    do {
+        out->index = rig_below(random, BLOCKS);
+    } while (m->references[out->index] == 0);
+}
+
+static void acquire(kvf_page_pool *pool, model *m)
+{
+    kvf_block block;
+    kvf_status status = kvf_page_pool_acquire(pool, &block);
+    if (m->free_count == 0) {
+        assert_int_equal(status, KVF_FULL);
+        assert_int_equal(block.index, KVF_BLOCK_NONE.index);
+        return;
+    }
+    RIG_OK(status);
+    assert_true(block.index < BLOCKS);
+    assert_int_equal(m->references[block.index], 0);
+    m->references[block.index] = 1;
+    m->free_count--;
+    memset(kvf_page_pool_host(pool, block), (int)block.index, BLOCK_BYTES);
+}
+
+static void check_bytes(const kvf_page_pool *pool, kvf_block block)
+{
+    const unsigned char *bytes = kvf_page_pool_device(pool, block);
+    assert_int_equal(bytes[0], block.index);
+    assert_int_equal(bytes[BLOCK_BYTES - 1], block.index);
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config memory = plain_memory();
+    kvf_page_pool pool;
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, BLOCKS, &pool));
+    model m = {.free_count = BLOCKS};
+    rig_random random = rig_seed("page pool", 11);
+    uint32_t full = 0;
+    for (uint32_t step = 0; step < STEPS; step++) {
+        kvf_block block;
+        /* Waves: mostly acquire, then mostly release, so that both ends are reached. */
+        uint32_t lean = step / 500 % 2 == 0 ? 6 : 2;
+        uint32_t dice = rig_below(&random, 10);
+        full += m.free_count == 0;
+        if (dice < lean || m.free_count == BLOCKS) {
+            acquire(&pool, &m);
+        } else if (dice < lean + 1) {
+            pick_used(&m, &random, &block);
+            kvf_page_pool_share(&pool, block);
+            m.references[block.index]++;
+        } else {
+            pick_used(&m, &random, &block);
+            check_bytes(&pool, block);
+            kvf_page_pool_release(&pool, block);
+            m.free_count += --m.references[block.index] == 0;
+        }
+        assert_int_equal(pool.free_count, m.free_count);
+        assert_true(kvf_page_pool_is_valid(&pool));
+        for (uint32_t i = 0; i < BLOCKS; i++)
+            assert_int_equal(kvf_page_pool_references(&pool, (kvf_block){i}), m.references[i]);
+    }
+    assert_true(full > 100); /* exhaustion was really met */
+    kvf_page_pool_destroy(&pool);
+    rig_close(&r);
+}
+
+/* A fresh pool hands out ascending ids, whose bytes are contiguous. */
+static void test_fresh_order(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config memory = plain_memory();
+    kvf_page_pool pool;
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, BLOCKS, &pool));
+    char *first = kvf_page_pool_host(&pool, (kvf_block){0});
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        kvf_block block;
+        RIG_OK(kvf_page_pool_acquire(&pool, &block));
+        assert_int_equal(block.index, i);
+        assert_ptr_equal(kvf_page_pool_host(&pool, block), first + i * BLOCK_BYTES);
+    }
+    kvf_page_pool_destroy(&pool);
+    rig_close(&r);
+}
+
+/* is_valid sees a damaged free list: a walk that cannot fail would prove nothing. */
+static void test_walk_sees_damage(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config memory = plain_memory();
+    kvf_page_pool pool;
+    RIG_OK(kvf_page_pool_create(r.context, r.device, &memory, BLOCK_BYTES, 8, &pool));
+    assert_true(kvf_page_pool_is_valid(&pool));
+    pool.next[3] = 2; /* a ring */
+    assert_false(kvf_page_pool_is_valid(&pool));
+    pool.next[3] = 5; /* one is lost */
+    assert_false(kvf_page_pool_is_valid(&pool));
+    pool.next[3] = 4;
+    pool.references[6] = 1; /* used and free */
+    assert_false(kvf_page_pool_is_valid(&pool));
+    pool.references[6] = 0;
+    assert_true(kvf_page_pool_is_valid(&pool));
+    kvf_page_pool_destroy(&pool);
+    kvf_page_pool_destroy(&pool); /* a second time does nothing */
+    rig_close(&r);
+}
+
+static void test_bad_sizes(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config memory = plain_memory();
+    kvf_page_pool pool;
+    kvf_error error;
+    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, 100, 4, &pool),
+                     KVF_INVALID);
+    assert_non_null(strstr(rig_error(&r, &error), "multiple of 64"));
+    assert_int_equal(kvf_page_pool_create(r.context, r.device, &memory, 4096, 0, &pool),
+                     KVF_INVALID);
+    assert_int_equal(
+        kvf_page_pool_create(r.context, r.device, &memory, ((size_t)1 << 30) + 64, 1, &pool),
+        KVF_INVALID);
+    /* More than any machine has: refused by preflight, before anything is mapped. */
+    assert_int_equal(
+        kvf_page_pool_create(r.context, r.device, &memory, (size_t)1 << 30, 1u << 20, &pool),
+        KVF_OUT_OF_MEMORY);
+    assert_non_null(strstr(rig_error(&r, &error), "1.00 PiB"));
+    assert_null(pool.context);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_fresh_order),
+        cmocka_unit_test(test_walk_sees_damage),
+        cmocka_unit_test(test_bad_sizes),
+    };
+    return cmocka_run_group_tests_name("page pool", tests, NULL, NULL);
+}
