@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Splits products into panels of outputs and runs each panel as a task.
+ *
+ * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c
+ * and matmul_dnnl.c. Invariant: no two tasks write the same output, and scratch belongs to a task
+ * index, of which there are never more than compute threads.
+ */
+
+#include "linear.h"
+#include "matmul.h"
+#include "number_formats.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* A vector task reads about this much: long against the cost of handing out a task (microseconds),
+ * short against a whole matrix. */
+#define VECTOR_PANEL_BYTES   (128u * 1024u)
+#define VECTOR_PANEL_OUTPUTS 256u
+
+/* A widened panel stays in the second-level cache where a core has 2 MiB or so; wide panels pack x
+ * less often. */
+#define MATRIX_PANEL_BYTES    (2u * 1024u * 1024u)
+#define MATRIX_PANEL_OUTPUTS  256u
+#define MATRIX_PANEL_MULTIPLE 16u
+
+struct kvf_linear_engine {
+    kvf_runtime *runtime;
+    kvf_linear_limits limits;
+    const kvf_linear_kernels *kernels;
+    uint32_t threads;
+    size_t scratch_bytes; /* per task, multiple of 64 */
+    unsigned char *scratch;
+    uint16_t *narrow_x;   /* [rows_max, inputs_max] bf16; NULL unless multiplying in bf16 */
+    kvf_matmul **matmuls; /* [threads]; NULL likewise */
+    atomic_bool failed;
+};
+
+typedef struct linear_args {
+    kvf_linear_engine *engine;
+    kvf_linear_call call;
+    uint32_t panels[KVF_LINEAR_PARTS_MAX];
+    uint32_t y_stride;
+    uint32_t tasks;
+} linear_args;
+
+/* ------------------------------------------------------------------ choosing kernels */
+
+extern const kvf_linear_kernels kvf_linear_kernels_plain;
+extern const kvf_linear_kernels kvf_linear_kernels_baseline;
+#ifdef KVF_HAVE_LINEAR_X86
+extern const kvf_linear_kernels kvf_linear_kernels_avx2;
+extern const kvf_linear_kernels kvf_linear_kernels_avx512;
+#endif
+
+const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
+{
+#ifdef KVF_ISA_LIMIT
+    isa_mask &= (uint32_t)KVF_ISA_LIMIT;
+#endif
+#ifdef KVF_HAVE_LINEAR_X86
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if ((isa_mask & KVF_ISA_AVX512) && avx2 && __builtin_cpu_supports("avx512f"))
+        return &kvf_linear_kernels_avx512;
+    if ((isa_mask & KVF_ISA_AVX2) && avx2)
+        return &kvf_linear_kernels_avx2;
+#endif
+    if (isa_mask & (KVF_ISA_BASELINE | KVF_ISA_NEON))
+        return &kvf_linear_kernels_baseline;
+    return &kvf_linear_kernels_plain;
+}
+
+/* ------------------------------------------------------------------------- the engine */
+
+static uint32_t matrix_panel(uint32_t inputs)
+{
+    uint32_t outputs = MATRIX_PANEL_BYTES / (inputs * (uint32_t)sizeof(float));
+    outputs -= outputs % MATRIX_PANEL_MULTIPLE;
+    if (outputs < MATRIX_PANEL_MULTIPLE)
+        return MATRIX_PANEL_MULTIPLE;
+    return outputs > MATRIX_PANEL_OUTPUTS ? MATRIX_PANEL_OUTPUTS : outputs;
+}
+
+static uint32_t vector_panel(const kvf_linear *part)
+{
+    size_t bytes = part->inputs * (part->dtype == KVF_FP32 ? sizeof(float) : sizeof(uint16_t));
+    size_t outputs = VECTOR_PANEL_BYTES / bytes;
+    outputs -= outputs % 4;
+    if (outputs < 4)
+        return 4;
+    return outputs > VECTOR_PANEL_OUTPUTS ? VECTOR_PANEL_OUTPUTS : (uint32_t)outputs;
+}
+
+static bool multiplies_bf16(const kvf_linear_limits *limits)
+{
+    return limits->bf16 == KVF_LINEAR_BF16_AUTO && kvf_matmul_bf16_native();
+}
+
+/* The widest panel of weights in fp32, or one panel of outputs where bf16 products accumulate. */
+static size_t scratch_per_task(const kvf_linear_limits *limits)
+{
+    size_t widest = (size_t)MATRIX_PANEL_OUTPUTS * limits->inputs_max * sizeof(float);
+    size_t floor = (size_t)MATRIX_PANEL_MULTIPLE * limits->inputs_max * sizeof(float);
+    size_t cap = floor > MATRIX_PANEL_BYTES ? floor : MATRIX_PANEL_BYTES;
+    size_t bytes = widest < cap ? widest : cap;
+    size_t product = (size_t)MATRIX_PANEL_OUTPUTS * limits->rows_max * sizeof(float);
+    if (multiplies_bf16(limits) && bytes < product)
+        bytes = product;
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t narrow_bytes(const kvf_linear_limits *limits)
+{
+    if (!multiplies_bf16(limits))
+        return 0;
+    return (size_t)limits->rows_max * limits->inputs_max * sizeof(uint16_t);
+}
+
+uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads)
+{
+    return (uint64_t)scratch_per_task(limits) * threads + narrow_bytes(limits);
+}
+
+static kvf_status engine_fill(kvf_linear_engine *engine, kvf_error *error)
+{
+    uint64_t bytes = kvf_linear_engine_bytes(&engine->limits, engine->threads);
+    size_t scratch = engine->scratch_bytes * engine->threads;
+    void *memory;
+    if (kvf_memory_alloc(engine->runtime, scratch, &memory) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
+    engine->scratch = memory;
+    if (!multiplies_bf16(&engine->limits))
+        return KVF_OK;
+    if (kvf_memory_alloc(engine->runtime, narrow_bytes(&engine->limits), &memory) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
+    engine->narrow_x = memory;
+    engine->matmuls = calloc(engine->threads, sizeof *engine->matmuls);
+    if (!engine->matmuls)
+        return model_out_of_memory(error, engine->threads, "oneDNN handles");
+    for (uint32_t i = 0; i < engine->threads; i++)
+        if (kvf_matmul_create(&engine->matmuls[i]) != KVF_OK)
+            return model_out_of_memory(error, sizeof(void *), "a oneDNN stream");
+    return KVF_OK;
+}
+
+kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits *limits,
+                                  kvf_linear_engine **out, kvf_error *error)
+{
+    *out = NULL;
+    if (limits->rows_max == 0 || limits->inputs_max == 0)
+        return model_fail(error, KVF_INVALID, "rows_max is %u and inputs_max %u; give at least 1",
+                          limits->rows_max, limits->inputs_max);
+    kvf_linear_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return model_out_of_memory(error, sizeof *engine, "the matrix products");
+    engine->runtime = runtime;
+    engine->limits = *limits;
+    engine->kernels = kvf_linear_kernels_choose(limits->isa_mask);
+    engine->threads = kvf_runtime_threads(runtime);
+    engine->scratch_bytes = scratch_per_task(limits);
+    atomic_init(&engine->failed, false);
+    kvf_status status = engine_fill(engine, error);
+    if (status != KVF_OK) {
+        kvf_linear_engine_close(engine);
+        return status;
+    }
+    *out = engine;
+    return KVF_OK;
+}
+
+void kvf_linear_engine_close(kvf_linear_engine *engine)
+{
+    if (!engine)
+        return;
+    for (uint32_t i = 0; engine->matmuls && i < engine->threads; i++)
+        kvf_matmul_destroy(engine->matmuls[i]);
+    free(engine->matmuls);
+    kvf_memory_free(engine->runtime, engine->narrow_x);
+    kvf_memory_free(engine->runtime, engine->scratch);
+    free(engine);
+}
+
+const kvf_linear_kernels *kvf_linear_engine_kernels(const kvf_linear_engine *engine)
+{
+    return engine->kernels;
+}
+
+bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
+{
+    return atomic_load(&engine->failed);
+}
+
+/* ---------------------------------------------------------------------------- panels */
+
+/* Where a panel of the call lies. */
+typedef struct panel {
+    const kvf_linear *part;
+    const unsigned char *weight; /* of its first output */
+    uint32_t first;              /* output within the part */
+    uint32_t outputs;
+    uint32_t y_offset; /* column of y */
+} panel;
+
+static panel panel_find(const linear_args *args, uint32_t index, bool vector)
+{
+    uint32_t part = 0, column = 0;
+    while (index >= args->panels[part]) {
+        index -= args->panels[part];
+        column += args->call.parts[part]->outputs;
+        part++;
+    }
+    const kvf_linear *linear = args->call.parts[part];
+    uint32_t size = vector ? vector_panel(linear) : matrix_panel(linear->inputs);
+    size_t element = linear->dtype == KVF_FP32 ? sizeof(float) : sizeof(uint16_t);
+    panel p = {.part = linear, .first = index * size};
+    p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
+    p.weight = (const unsigned char *)linear->weight + element * linear->inputs * p.first;
+    p.y_offset = column + p.first;
+    return p;
+}
+
+static void add_bias(const panel *p, float *y)
+{
+    if (!p->part->bias)
+        return;
+    const float *bias = p->part->bias + p->first;
+    for (uint32_t i = 0; i < p->outputs; i++)
+        y[i] += bias[i];
+}
+
+/* One task is one panel. */
+static void vector_task(const void *raw, uint32_t task)
+{
+    const linear_args *args = raw;
+    const kvf_linear_call *call = &args->call;
+    panel p = panel_find(args, task, true);
+    kvf_dot_rows_fn dot_rows = args->engine->kernels->dot_rows[p.part->dtype];
+    float product[VECTOR_PANEL_OUTPUTS];
+    for (uint32_t row = 0; row < call->rows; row++) {
+        const float *x = call->x + (size_t)row * p.part->inputs;
+        float *y = call->y + (size_t)row * args->y_stride + p.y_offset;
+        dot_rows(p.weight, p.outputs, p.part->inputs, x, call->accumulate ? product : y);
+        for (uint32_t i = 0; call->accumulate && i < p.outputs; i++)
+            y[i] += product[i];
+        add_bias(&p, y);
+    }
+}
+
+static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
+{
+    const kvf_linear_call *call = &args->call;
+    kvf_linear_engine *engine = args->engine;
+    float *y = call->y + p->y_offset;
+    float *product = (float *)(void *)(engine->scratch + engine->scratch_bytes * task);
+    kvf_matmul_shape shape = {
+        .rows = call->rows,
+        .outputs = p->outputs,
+        .inputs = p->part->inputs,
+        .a_stride = p->part->inputs,
+        .b_stride = p->part->inputs,
+        .c_stride = call->accumulate ? p->outputs : args->y_stride,
+    };
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x,
+                         (const uint16_t *)(const void *)p->weight, call->accumulate ? product : y))
+        return false;
+    if (call->accumulate)
+        for (uint32_t row = 0; row < call->rows; row++)
+            for (uint32_t i = 0; i < p->outputs; i++)
+                y[(size_t)row * args->y_stride + i] += product[(size_t)row * p->outputs + i];
+    return true;
+}
+
+static bool panel_fp32(const linear_args *args, const panel *p, uint32_t task)
+{
+    const kvf_linear_call *call = &args->call;
+    kvf_linear_engine *engine = args->engine;
+    const void *weight = p->weight;
+    if (p->part->dtype != KVF_FP32) {
+        float *wide = (float *)(void *)(engine->scratch + engine->scratch_bytes * task);
+        engine->kernels->widen[p->part->dtype](weight, (size_t)p->outputs * p->part->inputs, wide);
+        weight = wide;
+    }
+    kvf_matmul_shape shape = {
+        .rows = call->rows,
+        .outputs = p->outputs,
+        .inputs = p->part->inputs,
+        .a_stride = p->part->inputs,
+        .b_stride = p->part->inputs,
+        .c_stride = args->y_stride,
+    };
+    return kvf_matmul_fp32(&shape, call->x, weight, call->y + p->y_offset, call->accumulate);
+}
+
+/* One task is every tasks-th panel, so that scratch can belong to the task. */
+static void matrix_task(const void *raw, uint32_t task)
+{
+    const linear_args *args = raw;
+    const kvf_linear_call *call = &args->call;
+    uint32_t panels = 0;
+    for (uint32_t i = 0; i < call->part_count; i++)
+        panels += args->panels[i];
+    for (uint32_t index = task; index < panels; index += args->tasks) {
+        panel p = panel_find(args, index, false);
+        bool bf16 = args->engine->narrow_x && p.part->dtype == KVF_BF16;
+        if (!(bf16 ? panel_bf16(args, &p, task) : panel_fp32(args, &p, task))) {
+            atomic_store(&args->engine->failed, true);
+            return;
+        }
+        for (uint32_t row = 0; row < call->rows; row++)
+            add_bias(&p, call->y + (size_t)row * args->y_stride + p.y_offset);
+    }
+}
+
+/* One task is one row. */
+static void narrow_task(const void *raw, uint32_t row)
+{
+    const linear_args *args = raw;
+    size_t inputs = args->call.parts[0]->inputs;
+    const float *x = args->call.x + row * inputs;
+    uint16_t *to = args->engine->narrow_x + row * inputs;
+    for (size_t i = 0; i < inputs; i++)
+        to[i] = number_to_bf16(x[i]);
+}
+
+/* ------------------------------------------------------------------------- enqueueing */
+
+static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_call *call)
+{
+    if (call->part_count == 0 || call->part_count > KVF_LINEAR_PARTS_MAX || call->rows == 0 ||
+        call->rows > engine->limits.rows_max)
+        return KVF_INVALID;
+    for (uint32_t i = 0; i < call->part_count; i++)
+        if (call->parts[i]->inputs != call->parts[0]->inputs || call->parts[i]->inputs == 0 ||
+            call->parts[i]->inputs > engine->limits.inputs_max || call->parts[i]->outputs == 0)
+            return KVF_INVALID;
+    return KVF_OK;
+}
+
+kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *call,
+                              kvf_stream *stream)
+{
+    kvf_status status = call_check(engine, call);
+    if (status != KVF_OK)
+        return status;
+    bool vector = call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
+    linear_args args = {.engine = engine, .call = *call};
+    uint32_t panels = 0;
+    bool narrow = false;
+    for (uint32_t i = 0; i < call->part_count; i++) {
+        const kvf_linear *part = call->parts[i];
+        uint32_t size = vector ? vector_panel(part) : matrix_panel(part->inputs);
+        args.panels[i] = (part->outputs + size - 1) / size;
+        args.y_stride += part->outputs;
+        panels += args.panels[i];
+        narrow = narrow || part->dtype == KVF_BF16;
+    }
+    if (vector)
+        return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels);
+    if (narrow && engine->narrow_x) {
+        status = kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows);
+        if (status != KVF_OK)
+            return status;
+    }
+    args.tasks = panels < engine->threads ? panels : engine->threads;
+    return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_LINEAR_H
+#define KVF_MODEL_LINEAR_H
+
+/*
+ * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16 or
+ * fp32, never copied as a whole.
+ *
+ * A few rows of x go through a matrix-vector kernel of our own, which reads W once at memory
+ * speed; many rows go through oneDNN, panel by panel of outputs. It knows streams and shapes, not
+ * layers. Invariant: which panel a product falls into, and so every bit of it, follows from the
+ * shapes alone, never from the number of threads.
+ */
+
+#include "model_memory.h"
+
+/** One matrix. Borrowed data; lives as long as anything enqueued with it. */
+typedef struct kvf_linear {
+    const void *weight; /**< [outputs, inputs] row-major */
+    kvf_dtype dtype;
+    uint32_t outputs;
+    uint32_t inputs;
+    const float *bias; /**< [outputs], or NULL */
+} kvf_linear;
+
+#define KVF_LINEAR_PARTS_MAX 3u
+
+/** Up to three matrices that share x; their outputs lie side by side in y. */
+typedef struct kvf_linear_call {
+    const kvf_linear
+        *parts[KVF_LINEAR_PARTS_MAX]; /**< equal inputs; the first part_count are used */
+    uint32_t part_count;
+    uint32_t rows;   /**< of x and y: 1 … rows_max of the engine */
+    const float *x;  /**< [rows, inputs] */
+    float *y;        /**< [rows, sum of outputs] */
+    bool accumulate; /**< y += instead of y = */
+} kvf_linear_call;
+
+/** One instruction set's kernels: y[r] = sum over c of weight[r][c] x[c], for consecutive rows. */
+typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns, const float *x,
+                                float *y);
+typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
+
+typedef struct kvf_linear_kernels {
+    const char *name;
+    kvf_dot_rows_fn dot_rows[3]; /**< by kvf_dtype */
+    kvf_widen_fn widen[3];       /**< by kvf_dtype; fp32 is a copy */
+} kvf_linear_kernels;
+
+/** The best set that the CPU has and @p isa_mask (kvf_isa) allows. Never NULL. */
+const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask);
+
+typedef struct kvf_linear_engine kvf_linear_engine;
+
+/** Whether bf16 weights are multiplied in bf16 (x is rounded) or widened to fp32. */
+typedef enum kvf_linear_bf16 {
+    KVF_LINEAR_BF16_AUTO, /**< where the CPU does it natively: elsewhere oneDNN is slow at it */
+    KVF_LINEAR_BF16_OFF,
+} kvf_linear_bf16;
+
+typedef struct kvf_linear_limits {
+    uint32_t rows_max;
+    uint32_t inputs_max;
+    uint32_t isa_mask; /**< of kvf_isa */
+    kvf_linear_bf16 bf16;
+} kvf_linear_limits;
+
+/** Bytes that an engine reserves on a runtime with @p threads compute threads. */
+uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads);
+
+KVF_CHECKED kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits *limits,
+                                              kvf_linear_engine **out, kvf_error *error);
+/** Wait for the streams first. */
+void kvf_linear_engine_close(kvf_linear_engine *engine);
+
+/** Whether a product has failed for want of memory. Look after kvf_stream_wait. */
+bool kvf_linear_engine_failed(const kvf_linear_engine *engine);
+
+/** The kernels in force. */
+const kvf_linear_kernels *kvf_linear_engine_kernels(const kvf_linear_engine *engine);
+
+/**
+ * Enqueue a product.
+ *
+ * @return KVF_OK; KVF_INVALID for a shape outside the engine's limits; what kvf_stream_launch says
+ *
+ * Stream: enqueues; does not wait. Products of one engine must be on one stream: they share
+ * scratch. Memory: allocates nothing itself; oneDNN may where rows > KVF_LINEAR_VECTOR_ROWS_MAX.
+ */
+KVF_CHECKED kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *call,
+                                          kvf_stream *stream);
+
+/**
+ * Up to this many rows the matrix-vector kernel is used. bench/model/bench_linear compares the two;
+ * bench/results has the figures.
+ */
+#define KVF_LINEAR_VECTOR_ROWS_MAX 4u
+
+#endif

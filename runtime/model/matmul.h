@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_MATMUL_H
+#define KVF_MODEL_MATMUL_H
+
+/*
+ * The little of oneDNN that the runner uses, the same for versions 2 and 3.
+ *
+ * It knows dense matrices in memory, not models. Invariant: every product runs on the calling
+ * thread alone. oneDNN would start a team of its own otherwise, and its results would depend on
+ * the size of that team.
+ */
+
+#include <kvferry/kvferry.h>
+#include <stdbool.h>
+
+/** C[rows, outputs] = A[rows, inputs] B[outputs, inputs]^T; strides are in elements. */
+typedef struct kvf_matmul_shape {
+    uint32_t rows, outputs, inputs;
+    uint32_t a_stride, b_stride, c_stride;
+} kvf_matmul_shape;
+
+/** Whether this CPU multiplies bf16 in hardware and oneDNN was seen to do it right. */
+bool kvf_matmul_bf16_native(void);
+
+/** "oneDNN 2.6.3" of the library in use. @p text [capacity] */
+void kvf_matmul_describe(char *text, size_t capacity);
+
+/** One handle per thread that multiplies in bf16. */
+typedef struct kvf_matmul kvf_matmul;
+
+KVF_CHECKED kvf_status kvf_matmul_create(kvf_matmul **out);
+void kvf_matmul_destroy(kvf_matmul *matmul);
+
+/** In fp32; @p accumulate adds to C. @return false if oneDNN failed (out of memory) */
+KVF_CHECKED bool kvf_matmul_fp32(const kvf_matmul_shape *shape, const float *a, const float *b,
+                                 float *c, bool accumulate);
+
+/** A and B in bf16, C in fp32, sums in fp32. */
+KVF_CHECKED bool kvf_matmul_bf16(kvf_matmul *matmul, const kvf_matmul_shape *shape,
+                                 const uint16_t *a, const uint16_t *b, float *c);
+
+#endif

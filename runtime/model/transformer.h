@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_TRANSFORMER_H
+#define KVF_MODEL_TRANSFORMER_H
+
+/*
+ * The forward pass of the four families, as a client of the library: its own operations go through
+ * kvf_stream_launch, attention through kvf_prefill and kvf_decode.
+ *
+ * It knows weights and layers, not prompts, sampling or settings of the cache. Invariant: a call
+ * only enqueues; everything it needs was reserved at open, and decoding allocates nothing.
+ *
+ * Hidden states are fp32; queries, keys and values are rounded to the model's own type.
+ */
+
+#include "linear.h"
+#include "model_config.h"
+#include "safetensors.h"
+
+typedef struct kvf_transformer kvf_transformer;
+
+typedef struct kvf_transformer_options {
+    kvf_runtime *runtime;
+    const kvf_model_config *model; /**< borrowed while open */
+    const kvf_weights *weights;    /**< borrowed while open */
+    uint32_t chunk_max;            /**< tokens of one prefill call, at least 1 */
+    uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
+    uint32_t isa_mask;             /**< of kvf_isa */
+    kvf_linear_bf16 bf16;
+} kvf_transformer_options;
+
+/** Bytes reserved at open, weights not included. weights and runtime are not looked at. */
+uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads);
+
+/** Set the geometry of a cache for this model: layers, heads, head_dim, dtype, chunk. */
+void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_config *cache);
+
+/**
+ * Find every weight, check its shape, reserve the buffers.
+ *
+ * @return KVF_OK; KVF_CORRUPT naming a tensor that is missing or has the wrong shape;
+ *         KVF_OUT_OF_MEMORY
+ */
+KVF_CHECKED kvf_status kvf_transformer_open(const kvf_transformer_options *options,
+                                            kvf_transformer **out, kvf_error *error);
+/** Wait for its stream first. */
+void kvf_transformer_close(kvf_transformer *transformer);
+
+/**
+ * Append @p count tokens to a sequence in all layers. No logits: what is to be continued is fed to
+ * kvf_transformer_decode, so that the cache's selection already applies to it.
+ *
+ * @param ids   [count] < vocab_size, copied; 1 … chunk_max
+ * @return as kvf_prefill; KVF_INVALID for an id out of range
+ *
+ * Stream: enqueues. The caller waits for the stream before the next call on this transformer.
+ */
+KVF_CHECKED kvf_status kvf_transformer_prefill(kvf_transformer *transformer, kvf_cache *cache,
+                                               kvf_sequence *sequence, const uint32_t *ids,
+                                               uint32_t count, kvf_stream *stream);
+
+/**
+ * One step of a batch: append ids[i] to sequences[i] and compute its logits.
+ *
+ * @param ids     [batch], copied
+ * @param want_logits  false skips the LM head: the token is only appended
+ * @return as kvf_decode; KVF_INVALID for an id out of range
+ *
+ * Stream: as kvf_transformer_prefill. Memory: allocates nothing.
+ */
+KVF_CHECKED kvf_status kvf_transformer_decode(kvf_transformer *transformer, kvf_cache *cache,
+                                              kvf_sequence *const *sequences, const uint32_t *ids,
+                                              uint32_t batch, bool want_logits, kvf_stream *stream);
+
+/** Logits [vocab_size] of row @p row of the last decode, after the stream was waited for. */
+const float *kvf_transformer_logits(const kvf_transformer *transformer, uint32_t row);
+
+/** KVF_OUT_OF_MEMORY if a matrix product found none since open, else KVF_OK. */
+KVF_CHECKED kvf_status kvf_transformer_check(const kvf_transformer *transformer, kvf_error *error);
+
+/** Bytes of weights that one decode step reads, the LM head included. */
+uint64_t kvf_transformer_weight_bytes(const kvf_transformer *transformer);
+
+#endif

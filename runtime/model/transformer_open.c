@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opens a transformer: finds tensors by their Hugging Face names and lays out the buffers.
+ *
+ * It knows names and shapes, not the order of operations. Invariant: after open every pointer that
+ * a layer of this model needs is set and has the shape the configuration says.
+ */
+
+#include "layer_ops.h"
+#include "transformer_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME_MAX_BYTES 128u
+
+static uint32_t query_width(const kvf_model_config *m)
+{
+    return m->query_heads * m->head_dim;
+}
+
+static uint32_t kv_width(const kvf_model_config *m)
+{
+    return m->kv_heads * m->head_dim;
+}
+
+static uint32_t rows_needed(const kvf_transformer_options *options)
+{
+    return options->chunk_max > options->batch_max ? options->chunk_max : options->batch_max;
+}
+
+/* --------------------------------------------------------------------------- buffers */
+
+/* Hands out a reservation in slices; with base NULL it only adds up. */
+typedef struct slicer {
+    unsigned char *base;
+    size_t offset;
+} slicer;
+
+static void *slice(slicer *s, size_t count, size_t element)
+{
+    void *start = s->base ? s->base + s->offset : NULL;
+    s->offset += (count * element + 63) / 64 * 64;
+    return start;
+}
+
+/* Lay the buffers out from @p base on, which may be NULL. @return bytes */
+static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
+{
+    const kvf_model_config *m = options->model;
+    size_t rows = rows_needed(options);
+    size_t element = kvf_weights_dtype_bytes(m->dtype);
+    size_t q = query_width(m), kv = kv_width(m), wide = sizeof(float);
+    slicer s = {.base = base};
+    b->ids = slice(&s, rows, sizeof(uint32_t));
+    b->positions = slice(&s, rows, sizeof(uint32_t));
+    b->cosine = slice(&s, rows * (m->head_dim / 2), wide);
+    b->sine = slice(&s, rows * (m->head_dim / 2), wide);
+    b->hidden = slice(&s, rows * m->hidden_size, wide);
+    b->normed = slice(&s, rows * m->hidden_size, wide);
+    b->qkv = slice(&s, rows * (q + 2 * kv), wide);
+    b->q = slice(&s, rows * q, element);
+    b->k = slice(&s, rows * kv, element);
+    b->v = slice(&s, rows * kv, element);
+    b->attended = slice(&s, rows * q, element);
+    b->attended_wide = slice(&s, rows * q, wide);
+    b->gate_up = slice(&s, rows * 2 * m->intermediate_size, wide);
+    b->activated = slice(&s, rows * m->intermediate_size, wide);
+    b->logits = slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
+    return s.offset;
+}
+
+static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
+{
+    const kvf_model_config *m = options->model;
+    uint32_t widest = m->hidden_size;
+    if (widest < m->intermediate_size)
+        widest = m->intermediate_size;
+    if (widest < query_width(m))
+        widest = query_width(m);
+    return (kvf_linear_limits){
+        .rows_max = rows_needed(options),
+        .inputs_max = widest,
+        .isa_mask = options->isa_mask,
+        .bf16 = options->bf16,
+    };
+}
+
+uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads)
+{
+    transformer_buffers unused;
+    kvf_linear_limits limits = linear_limits(options);
+    return lay_out(options, NULL, &unused) + kvf_linear_engine_bytes(&limits, threads);
+}
+
+void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_config *cache)
+{
+    const kvf_model_config *m = options->model;
+    cache->layers = m->layers;
+    cache->query_heads = m->query_heads;
+    cache->kv_heads = m->kv_heads;
+    cache->head_dim = m->head_dim;
+    cache->dtype = m->dtype;
+    cache->prefill_chunk_max = options->chunk_max;
+}
+
+/* --------------------------------------------------------------------------- weights */
+
+/* Where binding stands: one pass over the names serves norms, biases and matrices alike. */
+typedef struct binder {
+    kvf_transformer *t;
+    float *next; /* free space of t->vectors */
+    kvf_error *error;
+    kvf_status status; /* the first failure; nothing happens after it */
+} binder;
+
+static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank, uint64_t rows,
+                                     uint64_t columns)
+{
+    if (b->status != KVF_OK)
+        return NULL;
+    const kvf_tensor *tensor = NULL;
+    const uint64_t shape[2] = {rows, columns};
+    b->status = kvf_weights_find(b->t->options.weights, name, rank, shape, &tensor, b->error);
+    if (tensor)
+        b->t->weight_bytes += tensor->bytes;
+    return tensor;
+}
+
+static const float *bind_vector(binder *b, const char *name, uint32_t count)
+{
+    const kvf_tensor *tensor = bind_tensor(b, name, 1, count, 0);
+    if (!tensor)
+        return NULL;
+    float *vector = b->next;
+    kvf_numbers_widen(tensor->data, tensor->dtype, count, vector);
+    b->next += count;
+    return vector;
+}
+
+static kvf_linear bind_linear(binder *b, const char *name, uint32_t outputs, uint32_t inputs)
+{
+    kvf_linear linear = {.outputs = outputs, .inputs = inputs};
+    const kvf_tensor *tensor = bind_tensor(b, name, 2, outputs, inputs);
+    if (tensor) {
+        linear.weight = tensor->data;
+        linear.dtype = tensor->dtype;
+    }
+    return linear;
+}
+
+/* "model.layers.<layer>.<rest>" */
+static const char *layer_name(char name[NAME_MAX_BYTES], uint32_t layer, const char *rest)
+{
+    snprintf(name, NAME_MAX_BYTES, "model.layers.%u.%s", layer, rest);
+    return name;
+}
+
+static void bind_layer(binder *b, uint32_t index)
+{
+    const kvf_model_config *m = &b->t->model;
+    transformer_layer *l = &b->t->layers[index];
+    uint32_t hidden = m->hidden_size, inner = m->intermediate_size;
+    uint32_t q = query_width(m), kv = kv_width(m);
+    char n[NAME_MAX_BYTES];
+    l->attention_norm = bind_vector(b, layer_name(n, index, "input_layernorm.weight"), hidden);
+    l->mlp_norm = bind_vector(b, layer_name(n, index, "post_attention_layernorm.weight"), hidden);
+    l->query = bind_linear(b, layer_name(n, index, "self_attn.q_proj.weight"), q, hidden);
+    l->key = bind_linear(b, layer_name(n, index, "self_attn.k_proj.weight"), kv, hidden);
+    l->value = bind_linear(b, layer_name(n, index, "self_attn.v_proj.weight"), kv, hidden);
+    l->output = bind_linear(b, layer_name(n, index, "self_attn.o_proj.weight"), hidden, q);
+    l->gate = bind_linear(b, layer_name(n, index, "mlp.gate_proj.weight"), inner, hidden);
+    l->up = bind_linear(b, layer_name(n, index, "mlp.up_proj.weight"), inner, hidden);
+    l->down = bind_linear(b, layer_name(n, index, "mlp.down_proj.weight"), hidden, inner);
+    if (m->qkv_bias) {
+        l->query.bias = bind_vector(b, layer_name(n, index, "self_attn.q_proj.bias"), q);
+        l->key.bias = bind_vector(b, layer_name(n, index, "self_attn.k_proj.bias"), kv);
+        l->value.bias = bind_vector(b, layer_name(n, index, "self_attn.v_proj.bias"), kv);
+    }
+    if (m->qk_norm) {
+        l->query_norm =
+            bind_vector(b, layer_name(n, index, "self_attn.q_norm.weight"), m->head_dim);
+        l->key_norm = bind_vector(b, layer_name(n, index, "self_attn.k_norm.weight"), m->head_dim);
+    }
+}
+
+static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
+{
+    const kvf_model_config *m = &t->model;
+    binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
+    t->embedding = bind_tensor(&b, "model.embed_tokens.weight", 2, m->vocab_size, m->hidden_size);
+    t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
+    for (uint32_t layer = 0; layer < m->layers; layer++)
+        bind_layer(&b, layer);
+    if (b.status != KVF_OK)
+        return b.status;
+    if (!m->tied_embeddings) {
+        /* One row of the embedding is read in a step, which does not count. */
+        t->weight_bytes -= t->embedding->bytes;
+        t->head = bind_linear(&b, "lm_head.weight", m->vocab_size, m->hidden_size);
+    } else {
+        t->head = (kvf_linear){.weight = t->embedding->data,
+                               .dtype = t->embedding->dtype,
+                               .outputs = m->vocab_size,
+                               .inputs = m->hidden_size};
+    }
+    return b.status;
+}
+
+/* ---------------------------------------------------------------------- open and close */
+
+static size_t vector_count(const kvf_model_config *m)
+{
+    size_t layer = 2u * (size_t)m->hidden_size + 2u * (size_t)m->head_dim + query_width(m) +
+                   2u * (size_t)kv_width(m);
+    return m->hidden_size + m->layers * layer;
+}
+
+static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
+{
+    const kvf_transformer_options *options = &t->options;
+    t->layers = calloc(t->model.layers, sizeof *t->layers);
+    t->vectors = calloc(vector_count(&t->model), sizeof *t->vectors);
+    if (!t->layers || !t->vectors)
+        return model_out_of_memory(error, vector_count(&t->model) * sizeof *t->vectors,
+                                   "norms and biases");
+    kvf_status status = bind_weights(t, error);
+    if (status != KVF_OK)
+        return status;
+    kvf_linear_limits limits = linear_limits(options);
+    status = kvf_linear_engine_open(options->runtime, &limits, &t->engine, error);
+    if (status != KVF_OK)
+        return status;
+    size_t bytes = lay_out(options, NULL, &t->buffers);
+    if (kvf_memory_alloc(options->runtime, bytes, &t->reservation) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the hidden states of a chunk");
+    lay_out(options, t->reservation, &t->buffers);
+    return KVF_OK;
+}
+
+kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_transformer **out,
+                                kvf_error *error)
+{
+    *out = NULL;
+    if (options->chunk_max == 0 || options->batch_max == 0)
+        return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
+                          options->chunk_max, options->batch_max);
+    kvf_transformer *t = calloc(1, sizeof *t);
+    if (!t)
+        return model_out_of_memory(error, sizeof *t, "the transformer");
+    t->options = *options;
+    t->model = *options->model;
+    t->options.model = &t->model;
+    t->rows_max = rows_needed(options);
+    kvf_rope_table_make(&t->model, &t->rope);
+    kvf_status status = transformer_fill(t, error);
+    if (status != KVF_OK) {
+        kvf_transformer_close(t);
+        return status;
+    }
+    *out = t;
+    return KVF_OK;
+}
+
+void kvf_transformer_close(kvf_transformer *t)
+{
+    if (!t)
+        return;
+    kvf_memory_free(t->options.runtime, t->reservation);
+    kvf_linear_engine_close(t->engine);
+    free(t->vectors);
+    free(t->layers);
+    free(t);
+}
+
+uint64_t kvf_transformer_weight_bytes(const kvf_transformer *t)
+{
+    return t->weight_bytes;
+}

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Logits of HF Transformers for small random models of every family, and for the recall model.
+
+Writes goldens/logits/NAME/config.json and goldens/logits/NAME.f32. The weights are not stored: a
+tensor's numbers follow from its name (see `numbers`), and random_model.c makes the same ones in C.
+
+A golden is float32, little endian, [STEPS + 1, ceil(vocab / STRIDE)]: the logits of every
+STRIDE-th token after the prompt and after each of STEPS given tokens. `versions.json` records what
+made them. Needs torch, numpy and transformers; the tests need none of these.
+
+  make_logits_goldens.py              everything
+  make_logits_goldens.py recall       only the recall model, after its weights changed
+"""
+import json
+import os
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OUT = os.path.join(HERE, "goldens", "logits")
+RECALL = os.path.join(HERE, "..", "..", "examples", "recall")
+PROMPT, STEPS = 100, 64
+RECALL_PROMPT = 300
+STRIDE, RECALL_STRIDE = 5, 16
+MASK = (1 << 64) - 1
+GOLDEN_RATIO = 0x9E3779B97F4A7C15
+
+COMMON = dict(vocab_size=301, hidden_size=128, intermediate_size=208, num_hidden_layers=3,
+              num_attention_heads=4, num_key_value_heads=2, head_dim=64, hidden_act="silu",
+              max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0,
+              bos_token_id=1, eos_token_id=2)
+LLAMA = dict(COMMON, model_type="llama", architectures=["LlamaForCausalLM"])
+MISTRAL = dict(COMMON, model_type="mistral", architectures=["MistralForCausalLM"],
+               sliding_window=None)
+QWEN2 = dict(COMMON, model_type="qwen2", architectures=["Qwen2ForCausalLM"], hidden_size=256,
+             use_sliding_window=False, rms_norm_eps=1e-6)
+del QWEN2["head_dim"]
+QWEN3 = dict(COMMON, model_type="qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=192,
+             use_sliding_window=False, attention_bias=False, rms_norm_eps=1e-6)
+# Short original lengths, so that the scaling shows within the prompt.
+LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)
+LINEAR = dict(rope_type="linear", factor=4.0)
+
+MODELS = {
+    "llama-bf16": dict(LLAMA, torch_dtype="bfloat16", rope_scaling=LLAMA3_ROPE,
+                       tie_word_embeddings=False),
+    "llama-fp32": dict(LLAMA, torch_dtype="float32", rope_scaling=LLAMA3_ROPE,
+                       tie_word_embeddings=True),
+    "llama-fp16": dict(LLAMA, torch_dtype="float16", rope_scaling=LINEAR,
+                       tie_word_embeddings=True),
+    "mistral-bf16": dict(MISTRAL, torch_dtype="bfloat16", rope_scaling=None,
+                         tie_word_embeddings=False),
+    "mistral-fp32": dict(MISTRAL, torch_dtype="float32", rope_scaling=YARN,
+                         tie_word_embeddings=False),
+    "qwen2-bf16": dict(QWEN2, torch_dtype="bfloat16", rope_scaling=None,
+                       tie_word_embeddings=True),
+    "qwen2-fp32": dict(QWEN2, torch_dtype="float32", rope_scaling=YARN,
+                       tie_word_embeddings=False),
+    "qwen3-bf16": dict(QWEN3, torch_dtype="bfloat16", rope_scaling=YARN,
+                       tie_word_embeddings=False),
+    "qwen3-fp32": dict(QWEN3, torch_dtype="float32", rope_scaling=LINEAR,
+                       tie_word_embeddings=True),
+}
+
+
+def stream(name, count):
+    """splitmix64, seeded with FNV-1a of the name."""
+    seed = 0xCBF29CE484222325
+    for byte in name.encode():
+        seed = ((seed ^ byte) * 0x100000001B3) & MASK
+    with np.errstate(over="ignore"):
+        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN_RATIO)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def numbers(name, shape, fine):
+    """Values that are exact in the model's type; `fine` uses the 24 bits that fp32 has."""
+    z = stream(name, int(np.prod(shape)))
+    if name.endswith("norm.weight"):
+        values = 1.0 + ((z >> np.uint64(57)).astype(np.float64) - 64.0) / 128.0
+    else:
+        if fine:
+            values = (z >> np.uint64(40)).astype(np.float64) / 2.0**23 - 1.0
+        else:
+            values = (z >> np.uint64(56)).astype(np.float64) / 128.0 - 1.0
+        scale = 1.0
+        if name.endswith(".bias"):
+            scale = 0.5
+        elif "embed_tokens" not in name:
+            while scale * scale * shape[1] > 3.0:
+                scale /= 2.0
+        values *= scale
+    return torch.from_numpy(values.reshape(shape).astype(np.float32))
+
+
+def write_random_model(config, folder):
+    """As a Hugging Face directory: `to(dtype)` in memory would round the rotary frequencies too."""
+    dtype = getattr(torch, config["torch_dtype"])
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            exact = numbers(name, tuple(parameter.shape), dtype == torch.float32)
+            parameter.copy_(exact)
+            assert torch.equal(parameter.float(), exact), name
+    model.save_pretrained(folder)
+
+
+def load(folder, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    assert all(b.dtype == torch.float32 for n, b in model.named_buffers() if "inv_freq" in n)
+    return model
+
+
+@torch.inference_mode()
+def logits(model, ids, prompt, stride):
+    """Rows after the prompt and after every later id, decoded one by one with HF's cache."""
+    out = model(torch.tensor([ids[:prompt]]), use_cache=True, logits_to_keep=1)
+    rows = [out.logits[0, -1]]
+    for token in ids[prompt:]:
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows).float()[:, ::stride].numpy().astype("<f4")
+
+
+def save(name, rows):
+    rows.tofile(os.path.join(OUT, name + ".f32"))
+
+
+def report(name, rows, exact):
+    worst = max(np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(rows, exact))
+    print(f"{name}: mean |logit| {np.abs(rows).mean():.2f}, HF's own rounding {worst:.1e}")
+
+
+def make_random():
+    for name, config in MODELS.items():
+        ids = [int(z % config["vocab_size"]) for z in stream("ids", PROMPT + STEPS)]
+        with tempfile.TemporaryDirectory() as folder:
+            write_random_model(config, folder)
+            rows = logits(load(folder, "auto"), ids, PROMPT, STRIDE)
+            report(name, rows, logits(load(folder, torch.float32), ids, PROMPT, STRIDE))
+        os.makedirs(os.path.join(OUT, name), exist_ok=True)
+        with open(os.path.join(OUT, name, "config.json"), "w") as f:
+            json.dump(config, f, indent=1)
+            f.write("\n")
+        save(name, rows)
+
+
+def make_recall():
+    sys.path.insert(0, RECALL)
+    import generate as gen
+    folder = os.path.join(RECALL, "model")
+    with open(os.path.join(folder, "tokenizer.json")) as f:
+        vocabulary = json.load(f)["model"]["vocab"]
+    rng = gen.Rng(3)
+    words, table, _ = gen.make_document(rng, RECALL_PROMPT, 8)
+    for fact in rng.sample(table, 8):
+        words += gen.question_words(fact) + [fact[2], fact[3], "."]
+    ids = [vocabulary[word] for word in words][:RECALL_PROMPT + STEPS]
+    assert len(ids) == RECALL_PROMPT + STEPS
+    rows = logits(load(folder, "auto"), ids, RECALL_PROMPT, RECALL_STRIDE)
+    report("recall", rows, logits(load(folder, torch.float32), ids, RECALL_PROMPT, RECALL_STRIDE))
+    with open(os.path.join(OUT, "recall.ids"), "w") as f:
+        f.write(" ".join(map(str, ids)) + "\n")
+    save("recall", rows)
+
+
+def main():
+    torch.manual_seed(0)
+    os.makedirs(OUT, exist_ok=True)
+    only = sys.argv[1:]
+    if not only or "random" in only:
+        make_random()
+    if not only or "recall" in only:
+        make_recall()
+    with open(os.path.join(OUT, "versions.json"), "w") as f:
+        json.dump({"torch": torch.__version__, "transformers": transformers.__version__,
+                   "numpy": np.__version__, "python": sys.version.split()[0]}, f, indent=1)
+        f.write("\n")
+
+
+if __name__ == "__main__":
+    main()

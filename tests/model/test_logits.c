@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Logits of the runner against HF Transformers: random small models of every family, and the recall
+ * model; after the prompt and after each of 64 given tokens, at full cache.
+ *
+ * The goldens and the ids come from make_logits_goldens.py. Tolerances are those of the project:
+ * 2e-2 in bf16 (HF's own rounding, against fp32, measures up to 1.2e-2 on these models), 1e-4 in
+ * fp32; fp16 has three more bits than bf16, so 2.5e-3 = 2e-2 / 8.
+ */
+
+#include "model_fixture.h"
+#include "random_model.h"
+#include "transformer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define STEPS 64u
+#define CHUNK 48u /* not a divisor of the prompt, nor a multiple of the page */
+
+typedef struct golden {
+    const char *name;
+    uint32_t prompt;
+    uint32_t stride; /* every stride-th token of the vocabulary is in the file */
+    uint32_t threads;
+    kvf_linear_bf16 bf16;
+} golden;
+
+/* What a run needs, from open to close. */
+typedef struct rig {
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_sequence *sequence;
+    kvf_model_config model;
+} rig;
+
+static void check(kvf_status status, const kvf_error *error)
+{
+    if (status != KVF_OK)
+        fail_msg("%s: %s", kvf_status_name(status), error ? error->text : "");
+}
+
+static void rig_open(rig *r, const char *directory, const golden *g)
+{
+    kvf_error error = {0};
+    kvf_runtime_config rc;
+    kvf_runtime_config_init(&rc);
+    rc.threads = g->threads;
+    rc.allow_unpinned = 1;
+    check(kvf_runtime_open(&rc, &r->runtime, &error), &error);
+    check(kvf_stream_create(r->runtime, &r->stream), NULL);
+    check(kvf_model_config_read(directory, NULL, &r->model, &error), &error);
+    check(kvf_weights_open(directory, NULL, &r->weights, &error), &error);
+    kvf_transformer_options options = {
+        .runtime = r->runtime,
+        .model = &r->model,
+        .weights = r->weights,
+        .chunk_max = CHUNK,
+        .batch_max = 1,
+        .isa_mask = KVF_ISA_ALL,
+        .bf16 = g->bf16,
+    };
+    check(kvf_transformer_open(&options, &r->transformer, &error), &error);
+    kvf_cache_config cc;
+    kvf_cache_config_init(&cc);
+    kvf_transformer_geometry(&options, &cc);
+    cc.tokens_max = g->prompt + STEPS;
+    cc.select = KVF_SELECT_FULL;
+    check(kvf_cache_open(r->runtime, &cc, &r->cache, &error), &error);
+    check(kvf_sequence_create(r->cache, &r->sequence), NULL);
+}
+
+static void rig_close(rig *r)
+{
+    kvf_sequence_destroy(r->sequence);
+    kvf_cache_close(r->cache);
+    kvf_transformer_close(r->transformer);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+}
+
+static void feed_prompt(rig *r, const uint32_t *ids, uint32_t count)
+{
+    for (uint32_t done = 0; done < count;) {
+        uint32_t chunk = count - done < CHUNK ? count - done : CHUNK;
+        check(kvf_transformer_prefill(r->transformer, r->cache, r->sequence, ids + done, chunk,
+                                      r->stream),
+              NULL);
+        check(kvf_stream_wait(r->stream), kvf_runtime_error(r->runtime));
+        done += chunk;
+    }
+}
+
+static double row_error(const float *got, const float *want, uint32_t count, uint32_t stride)
+{
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        double d = (double)got[(size_t)i * stride] - (double)want[i];
+        difference += d * d;
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(difference / norm);
+}
+
+static double tolerance(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? 1e-4 : dtype == KVF_FP16 ? 2.5e-3 : 2e-2;
+}
+
+static void compare(const char *directory, const golden *g, const uint32_t *ids)
+{
+    rig r = {0};
+    rig_open(&r, directory, g);
+    char path[1024];
+    snprintf(path, sizeof path, "%s/logits/%s.f32", KVF_GOLDENS, g->name);
+    size_t bytes;
+    float *want = (float *)(void *)fixture_read(path, &bytes);
+    uint32_t columns = (r.model.vocab_size + g->stride - 1) / g->stride;
+    assert_int_equal(bytes, (STEPS + 1) * columns * sizeof(float));
+    feed_prompt(&r, ids, g->prompt - 1);
+    double worst = 0.0;
+    for (uint32_t i = 0; i <= STEPS; i++) {
+        check(kvf_transformer_decode(r.transformer, r.cache, &r.sequence, ids + g->prompt - 1 + i,
+                                     1, true, r.stream),
+              kvf_runtime_error(r.runtime));
+        check(kvf_stream_wait(r.stream), kvf_runtime_error(r.runtime));
+        double error = row_error(kvf_transformer_logits(r.transformer, 0), want + i * columns,
+                                 columns, g->stride);
+        if (!(error <= worst))
+            worst = error;
+    }
+    check(kvf_transformer_check(r.transformer, NULL), NULL);
+    print_message("%-12s %u threads: relative error %.1e (at most %.1e)\n", g->name, g->threads,
+                  worst, tolerance(r.model.dtype));
+    assert_true(worst <= tolerance(r.model.dtype));
+    free(want);
+    rig_close(&r);
+}
+
+static void compare_random(void **state)
+{
+    const golden *g = *state;
+    char path[1024];
+    snprintf(path, sizeof path, "%s/logits/%s/config.json", KVF_GOLDENS, g->name);
+    size_t bytes;
+    char *config = fixture_read(path, &bytes);
+    char *directory = fixture_directory_create();
+    assert_true(random_model_write(directory, config));
+    kvf_model_config model;
+    kvf_error error;
+    check(kvf_model_config_read(directory, NULL, &model, &error), &error);
+    uint32_t ids[256];
+    random_stream stream = random_stream_of("ids");
+    for (uint32_t i = 0; i < g->prompt + STEPS; i++)
+        ids[i] = (uint32_t)(random_stream_next(&stream) % model.vocab_size);
+    compare(directory, g, ids);
+    fixture_directory_remove(directory);
+    free(config);
+}
+
+static void compare_recall(void **state)
+{
+    const golden *g = *state;
+    uint32_t ids[512];
+    size_t bytes;
+    char *text = fixture_read(KVF_GOLDENS "/logits/recall.ids", &bytes), *next = text;
+    for (uint32_t i = 0; i < g->prompt + STEPS; i++)
+        ids[i] = (uint32_t)strtoul(next, &next, 10);
+    free(text);
+    compare(KVF_RECALL_MODEL, g, ids);
+}
+
+#define RANDOM(model, count)                                                                       \
+    {                                                                                              \
+        .name = (model), .prompt = 100, .stride = 5, .threads = (count)                            \
+    }
+
+int main(void)
+{
+    static golden random[] = {
+        RANDOM("llama-bf16", 1),   RANDOM("llama-fp32", 2),   RANDOM("llama-fp16", 1),
+        RANDOM("mistral-bf16", 2), RANDOM("mistral-fp32", 1), RANDOM("qwen2-bf16", 1),
+        RANDOM("qwen2-fp32", 3),   RANDOM("qwen3-bf16", 2),   RANDOM("qwen3-fp32", 1),
+    };
+    static golden wide = RANDOM("qwen2-bf16", 2);
+    static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
+    wide.bf16 = KVF_LINEAR_BF16_OFF;
+    struct CMUnitTest tests[16] = {{0}};
+    size_t count = 0;
+    for (; count < sizeof random / sizeof random[0]; count++)
+        tests[count] = (struct CMUnitTest){.name = random[count].name,
+                                           .test_func = compare_random,
+                                           .initial_state = &random[count]};
+    tests[count++] = (struct CMUnitTest){
+        .name = "qwen2-bf16, widened to fp32", .test_func = compare_random, .initial_state = &wide};
+    tests[count++] = (struct CMUnitTest){
+        .name = "recall", .test_func = compare_recall, .initial_state = &recall};
+    return _cmocka_run_group_tests("logits", tests, count, NULL, NULL);
+}
