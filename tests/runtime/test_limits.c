@@ -68,6 +68,10 @@ static const bad_setting bad_settings[] = {
     SET(group_reduce, "9", 9),
     SET(transfer, "9", 9),
     SET(slots, "1", 1),
+    SET(slots, "11", 11),
+    SET(local_tokens, "0", 0),
+    SET(sequences_max, "4097", 4097),
+    SET(sink_tokens, "65537", 65537),
 };
 
 static void apply(kvf_cache_config *c, const bad_setting *b)
