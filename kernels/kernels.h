@@ -185,7 +185,7 @@ typedef struct kvf_merge_args {
  * lie in pages in order: token j is row j % page_size of pages[kv_head][j / page_size].
  * A task is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group).
  */
-#define KVF_PREFILL_ROWS 16u
+#define KVF_PREFILL_ROWS 48u
 
 typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;

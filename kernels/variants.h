@@ -9,8 +9,20 @@
 
 #include "kernels.h"
 
-/* Kernels that have a vectorised form; the others are table lookups, and the reference is used. */
-#define KVF_SIMD_KERNEL_LIST(X)
+/* Kernels that have a vectorised form; resolve is table look-ups, and its reference is used. */
+#define KVF_SIMD_KERNEL_LIST(X)                                                                    \
+    X(digest)                                                                                      \
+    X(score)                                                                                       \
+    X(reduce)                                                                                      \
+    X(topk)                                                                                        \
+    X(attend)                                                                                      \
+    X(merge)                                                                                       \
+    X(prefill)                                                                                     \
+    X(repack)                                                                                      \
+    X(observe_stats)                                                                               \
+    X(observe_score)                                                                               \
+    X(pool)                                                                                        \
+    X(copy)
 
 #define KVF_VARIANT_REF(op) void kvf_##op##_ref(const void *args, uint32_t task);
 KVF_KERNEL_LIST(KVF_VARIANT_REF)

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sparse paged attention over spans, vectorised. Bound it aims at: reading K and V once from
+ * memory.
+ *
+ * Knows nothing of pages beyond attend_ref.c. Query rows go in blocks of 4, 2 or 1, and as many
+ * keys at a time as fill eight accumulators, so a key is widened once per block and a query vector
+ * is loaded once for several keys. Softmax is online, a page at a time; while a page's keys are
+ * read its values are prefetched, and while its values are read the next page's keys are. Only live
+ * tokens are touched, so skipping a token gives the bits of a page without it.
+ *
+ * Exactness: products and sums in fp32 (fused where the hardware fuses), exponentials to 3e-7. With
+ * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
+ * rounded to nearest at each step, subnormal inputs taken as zero. |q.k| must stay below FLT_MAX.
+ */
+
+#include <math.h>
+
+#include "page_rows.h"
+#include "simd.h"
+#include "split.h"
+#include "variants.h"
+
+#define ACCUMULATORS 8u
+
+/* The state of one block of query rows over one split. */
+typedef struct block {
+    _Alignas(64) float q[4][KVF_HEAD_DIM_MAX]; /* paired order, padded with zeros */
+    _Alignas(64) float o[4][KVF_HEAD_DIM_MAX]; /* paired order, sum of weight x value */
+    _Alignas(
+        64) float s[(KVF_PAGE_SIZE_MAX + ACCUMULATORS) * 4]; /* [key][row] logits, then weights */
+    float top[4];
+    float sum[4];
+    const void *raw[4]; /* rows of q as given */
+} block;
+
+/* Live tokens of a span, in order; padded with the last one to a multiple of ACCUMULATORS. */
+typedef struct live_list {
+    uint32_t count;
+    uint8_t token[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
+} live_list;
+
+KVF_INLINE void list_live(live_list *list, uint64_t live)
+{
+    uint32_t n = 0;
+    for (; live; live &= live - 1)
+        list->token[n++] = (uint8_t)__builtin_ctzll(live);
+    list->count = n;
+    for (uint32_t i = 0; i < ACCUMULATORS && n; i++)
+        list->token[n + i] = list->token[n - 1];
+}
+
+KVF_INLINE void prefetch_row(const void *row, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)row + i, 0, 3);
+}
+
+/* s[key][row] for the keys first .. first + 8 / rows - 1 of the list. */
+KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, const kvf_shape *s,
+                         const void *const *key, float *to)
+{
+    const uint32_t keys = ACCUMULATORS / rows;
+    vf acc[ACCUMULATORS];
+    for (uint32_t i = 0; i < ACCUMULATORS; i++)
+        acc[i] = vf_zero();
+#ifdef VF_HAVE_BF16_DOT
+    if (dtype == KVF_BF16) {
+        for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {
+            vh q[4];
+            for (uint32_t g = 0; g < rows; g++)
+                q[g] = vh_load((const uint16_t *)b->raw[g] + d, s->head_dim - d);
+            for (uint32_t k = 0; k < keys; k++) {
+                vh x = vh_load((const uint16_t *)key[k] + d, s->head_dim - d);
+                for (uint32_t g = 0; g < rows; g++)
+                    acc[k * rows + g] = vh_dot(x, q[g], acc[k * rows + g]);
+            }
+        }
+        for (uint32_t i = 0; i < ACCUMULATORS; i += 4)
+            vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+        return;
+    }
+#endif
+    for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {
+        const uint32_t left = s->head_dim - d;
+        if (rows == 4) {
+            vf2 x[2] = {vf_load2(key[0], dtype, d, left), vf_load2(key[1], dtype, d, left)};
+            for (uint32_t g = 0; g < rows; g++) {
+                vf qa = vf_load(b->q[g] + d), qb = vf_load(b->q[g] + d + VF_LANES);
+                acc[g] = vf_fma(x[0].a, qa, acc[g]);
+                acc[4 + g] = vf_fma(x[1].a, qa, acc[4 + g]);
+                acc[g] = vf_fma(x[0].b, qb, acc[g]);
+                acc[4 + g] = vf_fma(x[1].b, qb, acc[4 + g]);
+            }
+            continue;
+        }
+        vf2 q[2];
+        for (uint32_t g = 0; g < rows; g++) {
+            q[g].a = vf_load(b->q[g] + d);
+            q[g].b = vf_load(b->q[g] + d + VF_LANES);
+        }
+        for (uint32_t k = 0; k < keys; k++) {
+            vf2 x = vf_load2(key[k], dtype, d, left);
+            for (uint32_t g = 0; g < rows; g++) {
+                acc[k * rows + g] = vf_fma(x.a, q[g].a, acc[k * rows + g]);
+                acc[k * rows + g] = vf_fma(x.b, q[g].b, acc[k * rows + g]);
+            }
+        }
+    }
+    for (uint32_t i = 0; i < ACCUMULATORS; i += 4)
+        vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+}
+
+/* Largest of the entries of each row; s has `count` entries, row = index % rows. */
+KVF_INLINE void row_tops(const float *s, uint32_t count, const uint32_t rows, float *top)
+{
+    vf best = vf_set(-INFINITY);
+    for (uint32_t i = 0; i < count; i += VF_LANES)
+        best = vf_max(vf_load(s + i), best);
+    float lane[VF_LANES];
+    vf_store(lane, best);
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t i = g; i < VF_LANES; i += rows)
+            top[g] = lane[i] > top[g] ? lane[i] : top[g];
+}
+
+KVF_INLINE vf repeat(const float *x, const uint32_t rows)
+{
+    float lane[VF_LANES];
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        lane[i] = x[i % rows];
+    return vf_load(lane);
+}
+
+/* Logits in units of ln 2 become weights under the running maximum; o and sum are rescaled if it
+ * grew. */
+KVF_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit, uint32_t head_dim)
+{
+    const uint32_t count = keys * rows;
+    const uint32_t padded = (count + VF_LANES - 1) / VF_LANES * VF_LANES;
+    float top[4], base[4];
+    for (uint32_t i = count; i < padded; i++)
+        b->s[i] = 0.0f;
+    for (uint32_t i = 0; i < padded; i += VF_LANES)
+        vf_store(b->s + i, vf_mul(vf_load(b->s + i), vf_set(unit)));
+    for (uint32_t i = count; i < padded; i++)
+        b->s[i] = -INFINITY;
+    memcpy(top, b->top, sizeof top);
+    row_tops(b->s, padded, rows, top);
+    for (uint32_t g = 0; g < rows; g++) {
+        base[g] = top[g] == -INFINITY ? 0.0f : top[g];
+        if (top[g] == b->top[g])
+            continue;
+        float factor[VF_LANES];
+        vf_store(factor, vf_exp2(vf_set(b->top[g] - base[g])));
+        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+            vf_store(b->o[g] + d, vf_mul(vf_load(b->o[g] + d), vf_set(factor[0])));
+        b->sum[g] *= factor[0];
+        b->top[g] = top[g];
+    }
+    const vf shift = repeat(base, rows);
+    vf sum = vf_zero();
+    for (uint32_t i = 0; i < padded; i += VF_LANES) {
+        vf weight = vf_exp2(vf_sub(vf_load(b->s + i), shift));
+        vf_store(b->s + i, weight);
+        sum = vf_add(sum, weight);
+    }
+    float lane[VF_LANES];
+    vf_store(lane, sum);
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t i = g; i < VF_LANES; i += rows)
+            b->sum[g] += lane[i];
+}
+
+/* o += weights x values, for `pairs` x rows pairs of vectors from column d. */
+KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
+                           const kvf_dtype dtype, const kvf_shape *s, const void *values,
+                           const live_list *list, uint32_t d, const char *next)
+{
+    const size_t row_bytes = kvf_row_bytes(s);
+    vf2 acc[4];
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t p = 0; p < pairs; p++) {
+            acc[g * pairs + p].a = vf_load(b->o[g] + d + p * VF_PAIR);
+            acc[g * pairs + p].b = vf_load(b->o[g] + d + p * VF_PAIR + VF_LANES);
+        }
+    for (uint32_t j = 0; j < list->count; j++) {
+        const void *v = kvf_offset(values, list->token[j] * row_bytes);
+        if (next)
+            __builtin_prefetch(next + j * row_bytes, 0, 3);
+        for (uint32_t p = 0; p < pairs; p++) {
+            vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, s->head_dim - d - p * VF_PAIR);
+            for (uint32_t g = 0; g < rows; g++) {
+                vf weight = vf_set(b->s[j * rows + g]);
+                acc[g * pairs + p].a = vf_fma(weight, x.a, acc[g * pairs + p].a);
+                acc[g * pairs + p].b = vf_fma(weight, x.b, acc[g * pairs + p].b);
+            }
+        }
+    }
+    for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t p = 0; p < pairs; p++) {
+            vf_store(b->o[g] + d + p * VF_PAIR, acc[g * pairs + p].a);
+            vf_store(b->o[g] + d + p * VF_PAIR + VF_LANES, acc[g * pairs + p].b);
+        }
+}
+
+/* One page for one block of rows. `next` is the page to fetch into the cache meanwhile, or NULL. */
+KVF_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype,
+                            const kvf_shape *s, const void *page, const live_list *list, float unit,
+                            const void *next)
+{
+    const uint32_t keys = ACCUMULATORS / rows;
+    const size_t row_bytes = kvf_row_bytes(s);
+    const void *values = kvf_offset(page, kvf_half_page_bytes(s));
+    for (uint32_t j = 0; j < list->count; j += keys) {
+        const void *key[ACCUMULATORS];
+        for (uint32_t k = 0; k < keys; k++) {
+            key[k] = kvf_offset(page, list->token[j + k] * row_bytes);
+            prefetch_row(kvf_offset(values, list->token[j + k] * row_bytes), (uint32_t)row_bytes);
+        }
+        dot_keys(b, rows, dtype, s, key, b->s + j * rows);
+    }
+    soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR);
+    const uint32_t pairs = 4 / rows;
+    uint32_t d = 0;
+    for (; d + pairs * VF_PAIR <= s->head_dim; d += pairs * VF_PAIR) {
+        const char *ahead = next ? kvf_offset(next, d * kvf_dtype_bytes(dtype)) : NULL;
+        add_values(b, rows, pairs, dtype, s, values, list, d, ahead);
+    }
+    for (; d < s->head_dim; d += VF_PAIR)
+        add_values(b, rows, 1, dtype, s, values, list, d, NULL);
+}
+
+KVF_INLINE void attend_block(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
+                             uint32_t first, const uint32_t rows, const kvf_dtype dtype)
+{
+    const kvf_shape *s = &a->shape;
+    const uint32_t head_dim = s->head_dim;
+    block b;
+    for (uint32_t g = 0; g < rows; g++) {
+        const size_t row = (size_t)split->list * a->group + first + g;
+        b.raw[g] = kvf_offset(a->q, row * kvf_row_bytes(s));
+        b.top[g] = -INFINITY;
+        b.sum[g] = 0.0f;
+        for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
+            vf2 x = vf_load2(b.raw[g], dtype, d, head_dim - d);
+            vf_store(b.q[g] + d, x.a);
+            vf_store(b.q[g] + d + VF_LANES, x.b);
+            vf_store(b.o[g] + d, vf_zero());
+            vf_store(b.o[g] + d + VF_LANES, vf_zero());
+        }
+    }
+    for (uint32_t i = 0; i < split->count; i++) {
+        const kvf_span *span = &split->spans[i];
+        live_list list;
+        list_live(&list, kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip));
+        if (list.count)
+            attend_page(&b, rows, dtype, s, span->page, &list, a->scale * KVF_LOG2E,
+                        i + 1 < split->count ? span[1].page : NULL);
+    }
+    for (uint32_t g = 0; g < rows; g++) {
+        const size_t row = (size_t)task * a->group + first + g;
+        const bool any = !(b.sum[g] <= 0.0f);
+        const float inverse = any ? 1.0f / b.sum[g] : 0.0f;
+        float o[KVF_HEAD_DIM_MAX];
+        for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
+            vf2 x = {vf_load(b.o[g] + d), vf_load(b.o[g] + d + VF_LANES)};
+            x.a = vf_mul(x.a, vf_set(inverse));
+            x.b = vf_mul(x.b, vf_set(inverse));
+            vf_store2(o + d, dtype, x);
+        }
+        memcpy(a->partial_o + row * head_dim, o, head_dim * sizeof *o);
+        a->partial_lse[row] = any ? b.top[g] * KVF_LN2 + logf(b.sum[g]) : -INFINITY;
+    }
+}
+
+KVF_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
+                             const kvf_dtype dtype)
+{
+    uint32_t g = 0;
+    for (; g + 4 <= a->group; g += 4)
+        attend_block(a, split, task, g, 4, dtype);
+    if (g + 2 <= a->group) {
+        attend_block(a, split, task, g, 2, dtype);
+        g += 2;
+    }
+    if (g < a->group)
+        attend_block(a, split, task, g, 1, dtype);
+}
+
+void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)
+{
+    const kvf_attend_args *a = args;
+    kvf_split split;
+    if (!kvf_split_get(a, task, &split))
+        return;
+    if (a->shape.dtype == KVF_BF16)
+        attend_split(a, &split, task, KVF_BF16);
+    else if (a->shape.dtype == KVF_FP16)
+        attend_split(a, &split, task, KVF_FP16);
+    else
+        attend_split(a, &split, task, KVF_FP32);
+}

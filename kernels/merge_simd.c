@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Merge of partial attention results by log-sum-exp, vectorised. Bound: reading the partial results
+ * once.
+ *
+ * Knows nothing of where they came from. Splits are summed in their order; one with lse = -infinity
+ * is not read. Exactness: fp32 sums, exponentials to 3e-7, one rounding to the element type.
+ */
+
+#include <math.h>
+
+#include "page_rows.h"
+#include "simd.h"
+#include "variants.h"
+
+typedef struct group_state {
+    _Alignas(64) float top[KVF_GROUP_MAX_HEADS];
+    _Alignas(64) float sum[KVF_GROUP_MAX_HEADS];
+    _Alignas(64) float o[KVF_GROUP_MAX_HEADS][KVF_HEAD_DIM_MAX];
+} group_state;
+
+/* Weights of one split, under the final maxima; lanes beyond the group are zero. */
+static void split_weights(const float *lse, uint32_t group, const float *top, float *weights)
+{
+    float x[KVF_GROUP_MAX_HEADS];
+    for (uint32_t g = 0; g < KVF_GROUP_MAX_HEADS; g++)
+        x[g] = g < group ? (lse[g] - top[g]) * KVF_LOG2E : -INFINITY;
+    for (uint32_t g = 0; g < KVF_GROUP_MAX_HEADS; g += VF_LANES)
+        vf_store(weights + g, vf_exp2(vf_load(x + g)));
+}
+
+static void add_row(float *to, const float *from, float weight, uint32_t count)
+{
+    for (uint32_t d = 0; d < count; d += VF_LANES)
+        vf_store(to + d, vf_fma(vf_set(weight), vf_load(from + d), vf_load(to + d)));
+}
+
+void KVF_SIMD_NAME(merge)(const void *args, uint32_t task)
+{
+    const kvf_merge_args *a = args;
+    const uint32_t head_dim = a->shape.head_dim, group = a->group;
+    const uint32_t splits = kvf_div_ceil_u32(a->span_count[task], a->split);
+    const float *lse = a->partial_lse + (size_t)task * a->splits_max * group;
+    const float *o = a->partial_o + (size_t)task * a->splits_max * group * head_dim;
+    group_state x;
+    for (uint32_t g = 0; g < group; g++) {
+        x.top[g] = -INFINITY;
+        x.sum[g] = 0.0f;
+        memset(x.o[g], 0, head_dim * sizeof *x.o[g]);
+        for (uint32_t s = 0; s < splits; s++)
+            x.top[g] = lse[s * group + g] > x.top[g] ? lse[s * group + g] : x.top[g];
+    }
+    for (uint32_t s = 0; s < splits; s++) {
+        float weights[KVF_GROUP_MAX_HEADS];
+        split_weights(lse + (size_t)s * group, group, x.top, weights);
+        for (uint32_t g = 0; g < group; g++) {
+            if (lse[s * group + g] == -INFINITY)
+                continue;
+            x.sum[g] += weights[g];
+            add_row(x.o[g], o + ((size_t)s * group + g) * head_dim, weights[g], head_dim);
+        }
+    }
+    for (uint32_t g = 0; g < group; g++) {
+        const size_t row = (size_t)task * group + g;
+        const int any = !(x.sum[g] <= 0.0f);
+        const vf inverse = vf_set(any ? 1.0f / x.sum[g] : 0.0f);
+        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+            vf_store(x.o[g] + d, vf_mul(vf_load(x.o[g] + d), inverse));
+        vf_round_row(kvf_offset_mut(a->out, row * kvf_row_bytes(&a->shape)), a->shape.dtype, x.o[g],
+                     head_dim);
+        if (a->lse)
+            a->lse[row] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
+    }
+}

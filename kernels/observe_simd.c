@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention of the last queries over many keys, vectorised. Bound: the multiply-adds of q.k, twice.
+ *
+ * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_ROWS of
+ * them run over all pages of the chunk; only live tokens of a page enter its tile. Exactness: fp32
+ * products and sums, exponentials to 3e-7; row maxima are stored in natural units, rounded to fp32.
+ */
+
+#include <math.h>
+
+#include "tile_simd.h"
+#include "variants.h"
+
+typedef struct chunk {
+    uint32_t head;
+    uint32_t chunks_max;
+    uint32_t first; /* span */
+    uint32_t end;
+} chunk;
+
+typedef struct tile {
+    query_strips q;
+    key_panels keys;
+    tile_scores s;
+    uint32_t rows;
+    uint32_t keys_live;
+    uint8_t token[TILE_KEYS]; /* of each live key */
+    uint32_t visible[TILE_ROWS];
+} tile;
+
+static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
+{
+    const uint32_t chunks_max = kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    chunk c = {.head = task / chunks_max, .chunks_max = chunks_max};
+    c.first = task % chunks_max * KVF_OBSERVE_SPANS;
+    c.end = kvf_min_u32(a->span_count[c.head], c.first + KVF_OBSERVE_SPANS);
+    return c;
+}
+
+/* Rows first .. first + rows - 1 of the flattened (g, w). */
+static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
+                         uint32_t rows)
+{
+    t->rows = rows;
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint32_t g = (first + r) / a->window, w = (first + r) % a->window;
+        const size_t at = ((size_t)w * a->kv_heads + c->head) * a->group + g;
+        strips_put(&t->q, r, kvf_offset(a->q, at * kvf_row_bytes(&a->shape)), &a->shape,
+                   a->scale * KVF_LOG2E);
+    }
+    strips_finish(&t->q, rows, &a->shape);
+}
+
+/* Logits, in units of ln 2, of the tile's rows against the live tokens of one span. */
+KVF_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first,
+                            const kvf_dtype dtype)
+{
+    const kvf_span *sp = &a->spans[span];
+    const void *rows[TILE_KEYS];
+    const uint64_t live = kvf_live_bits(kvf_min_u32(sp->count, a->shape.page_size), sp->skip);
+    uint32_t n = 0;
+    for (uint64_t bits = live; bits; bits &= bits - 1) {
+        t->token[n] = (uint8_t)__builtin_ctzll(bits);
+        rows[n] = kvf_page_key(&a->shape, sp->page, t->token[n]);
+        n++;
+    }
+    t->keys_live = n;
+    if (n == 0)
+        return;
+    panels_put_keys(&t->keys, rows, n, &a->shape, dtype);
+    tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, n, a->shape.head_dim);
+    for (uint32_t r = 0; r < t->rows; r++) {
+        const uint32_t limit = a->limit[(first + r) % a->window];
+        const uint32_t index = a->span_index[span];
+        const uint32_t seen = limit < index ? 0 : kvf_min_u32(limit - index, 63) + 1;
+        t->visible[r] = (uint32_t)__builtin_popcountll(live & kvf_live_bits(seen, 0));
+    }
+}
+
+static void any_span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first)
+{
+    if (a->shape.dtype == KVF_BF16)
+        span_logits(t, a, span, first, KVF_BF16);
+    else if (a->shape.dtype == KVF_FP16)
+        span_logits(t, a, span, first, KVF_FP16);
+    else
+        span_logits(t, a, span, first, KVF_FP32);
+}
+
+static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
+                       uint32_t first, uint32_t rows)
+{
+    float top[TILE_ROWS], sum[TILE_ROWS];
+    for (uint32_t r = 0; r < rows; r++) {
+        top[r] = -INFINITY;
+        sum[r] = 0.0f;
+    }
+    load_queries(t, a, c, first, rows);
+    for (uint32_t i = c->first; i < c->end; i++) {
+        any_span_logits(t, a, (size_t)c->head * a->spans_max + i, first);
+        for (uint32_t r = 0; r < rows && t->keys_live; r++) {
+            const float found = row_mask_top(t->s.at[r], t->visible[r], t->keys_live);
+            if (found > top[r]) {
+                sum[r] *= top[r] == -INFINITY ? 0.0f : exp2_one(top[r] - found);
+                top[r] = found;
+            }
+            const float base = top[r] == -INFINITY ? 0.0f : top[r];
+            sum[r] += row_soften(t->s.at[r], base, t->keys_live);
+        }
+    }
+    const size_t at = (size_t)task * a->group * a->window + first;
+    for (uint32_t r = 0; r < rows; r++) {
+        a->row_max[at + r] = top[r] == -INFINITY ? -INFINITY : top[r] * KVF_LN2;
+        a->row_sum[at + r] = sum[r];
+    }
+}
+
+void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
+{
+    const kvf_observe_args *a = args;
+    const chunk c = chunk_of(a, task);
+    const uint32_t rows = a->group * a->window;
+    tile t;
+    if (c.first >= c.end)
+        return;
+    for (uint32_t first = 0; first < rows; first += TILE_ROWS)
+        stats_rows(&t, a, &c, task, first, kvf_min_u32(TILE_ROWS, rows - first));
+}
+
+/* Maximum, in units of ln 2, and what a weight is worth, for rows first .. first + rows - 1. */
+static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t first, uint32_t rows,
+                         float *base, float *share)
+{
+    const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
+    const size_t stride = (size_t)a->group * a->window;
+    const size_t at = (size_t)c->head * c->chunks_max * stride + first;
+    float unit = a->window_mean ? 1.0f / (float)a->window : 1.0f;
+    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+        unit /= (float)a->group;
+    for (uint32_t r = 0; r < rows; r++) {
+        float top = -INFINITY, sum = 0.0f;
+        for (uint32_t i = 0; i < chunks; i++) {
+            const float x = a->row_max[at + i * stride + r];
+            top = x > top ? x : top;
+        }
+        for (uint32_t i = 0; i < chunks && top > -INFINITY; i++)
+            sum += a->row_sum[at + i * stride + r] *
+                   exp2_one((a->row_max[at + i * stride + r] - top) * KVF_LOG2E);
+        base[r] = top > -INFINITY ? top * KVF_LOG2E : 0.0f;
+        share[r] = sum > 0.0f ? unit / sum : 0.0f;
+    }
+}
+
+/* Adds what rows first .. first + rows - 1 look at to out[(span - c->first) * page_size + token].
+ */
+static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
+                       uint32_t rows, float *out)
+{
+    float base[TILE_ROWS], share[TILE_ROWS];
+    merge_chunks(a, c, first, rows, base, share);
+    load_queries(t, a, c, first, rows);
+    for (uint32_t i = c->first; i < c->end; i++) {
+        any_span_logits(t, a, (size_t)c->head * a->spans_max + i, first);
+        float sum[TILE_KEYS] = {0.0f};
+        for (uint32_t r = 0; r < rows && t->keys_live; r++) {
+            float *s = t->s.at[r];
+            for (uint32_t j = t->visible[r]; j < kvf_round_up(t->keys_live, VF_LANES); j++)
+                s[j] = -INFINITY;
+            for (uint32_t j = 0; j < t->keys_live; j += VF_LANES) {
+                vf weight = vf_exp2(vf_sub(vf_load(s + j), vf_set(base[r])));
+                vf_store(sum + j, vf_fma(weight, vf_set(share[r]), vf_load(sum + j)));
+            }
+        }
+        for (uint32_t j = 0; j < t->keys_live; j++)
+            out[(size_t)(i - c->first) * a->shape.page_size + t->token[j]] += sum[j];
+    }
+}
+
+void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
+{
+    const kvf_observe_args *a = args;
+    const chunk c = chunk_of(a, task);
+    const int by_head = a->group_reduce == KVF_GROUP_MAX;
+    const uint32_t all = a->group * a->window;
+    const uint32_t part = by_head ? a->window : all; /* rows that are summed */
+    tile t;
+    if (c.first >= c.end)
+        return;
+    const size_t tokens = (size_t)(c.end - c.first) * a->shape.page_size;
+    float *out = a->score + ((size_t)c.head * a->spans_max + c.first) * a->shape.page_size;
+    memset(out, 0, tokens * sizeof *out);
+    for (uint32_t begin = 0; begin < all; begin += part) {
+        float head_sum[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
+        float *to = by_head ? head_sum : out;
+        if (by_head)
+            memset(head_sum, 0, tokens * sizeof *head_sum);
+        for (uint32_t first = begin; first < begin + part; first += TILE_ROWS)
+            score_rows(&t, a, &c, first, kvf_min_u32(TILE_ROWS, begin + part - first), to);
+        for (size_t i = 0; by_head && i < tokens; i++)
+            out[i] = head_sum[i] > out[i] ? head_sum[i] : out[i];
+    }
+}

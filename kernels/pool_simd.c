@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Smoothing of scores along tokens, vectorised over tokens; the ends go one by one. Exactness: the
+ * maximum has the bits of pool_ref.c, the average is an fp32 sum in order of position.
+ */
+
+#include <math.h>
+
+#include "simd.h"
+#include "variants.h"
+
+static float pool_one(const kvf_pool_args *a, const float *in, uint32_t j)
+{
+    const uint32_t half = a->width / 2;
+    const uint32_t begin = j > half ? j - half : 0;
+    const uint32_t end = a->count - j > half ? j + half + 1 : a->count;
+    float sum = 0.0f, top = -INFINITY;
+    for (uint32_t i = begin; i < end; i++) {
+        sum += in[i];
+        top = in[i] > top ? in[i] : top;
+    }
+    return a->average ? sum / (float)a->width : top;
+}
+
+void KVF_SIMD_NAME(pool)(const void *args, uint32_t task)
+{
+    const kvf_pool_args *a = args;
+    const float *in = a->in + (size_t)task * a->stride;
+    float *out = a->out + (size_t)task * a->stride;
+    const uint32_t half = a->width / 2;
+    uint32_t j = 0;
+    for (; j < a->count && j < half; j++)
+        out[j] = pool_one(a, in, j);
+    for (; j + VF_LANES + half <= a->count; j += VF_LANES) {
+        vf sum = vf_zero(), top = vf_set(-INFINITY);
+        for (uint32_t i = 0; i < a->width; i++) {
+            vf x = vf_load(in + j - half + i);
+            sum = vf_add(sum, x);
+            top = vf_max(x, top);
+        }
+        vf_store(out + j, a->average ? vf_mul(sum, vf_set(1.0f / (float)a->width)) : top);
+    }
+    for (; j < a->count; j++)
+        out[j] = pool_one(a, in, j);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Dense causal attention of a chunk, vectorised. Bound it aims at: the core's fp32 multiply-adds.
+ *
+ * Knows nothing beyond prefill_ref.c. Query rows (token, head of the group) go in blocks of
+ * TILE_ROWS against tiles of TILE_KEYS keys; keys and values of a tile are widened to fp32 once per
+ * block, keys transposed on the way, and both products run on strips of six rows (tile_simd.h).
+ * Softmax is online, a tile at a time, in powers of two. Exactness: fp32 products and sums,
+ * exponentials to 3e-7; |q.k| must stay below FLT_MAX. About 250 KiB of stack.
+ */
+
+#include <math.h>
+
+#include "tile_simd.h"
+#include "variants.h"
+
+typedef struct row_block {
+    query_strips q;
+    key_panels keys;
+    key_panels values; /* [column panel][key][VF_PAIR] */
+    tile_scores s;
+    _Alignas(64) float o[TILE_ROWS * KVF_HEAD_DIM_MAX]; /* [row][columns] */
+    float top[TILE_ROWS];
+    float sum[TILE_ROWS];
+    uint32_t limit[TILE_ROWS]; /* last key that the row sees; ascending */
+    size_t at[TILE_ROWS];      /* row in q, out and lse */
+    uint32_t rows;
+    uint32_t columns; /* head_dim, rounded up to whole panels */
+} row_block;
+
+KVF_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
+                           const kvf_shape *s, const kvf_dtype dtype)
+{
+    for (uint32_t d = 0; d < s->head_dim; d += VF_LANES) {
+        float *to = b->values.at + (size_t)(d / VF_PAIR) * VF_PAIR * TILE_KEYS + d % VF_PAIR;
+        for (uint32_t j = 0; j < count; j++)
+            vf_store(to + (size_t)j * VF_PAIR, vf_load_as(rows[j], dtype, d));
+    }
+}
+
+/* Keys and values first .. first + count - 1 of one head, widened. */
+KVF_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
+                          uint32_t first, uint32_t count, const kvf_dtype dtype)
+{
+    const kvf_shape *s = &a->shape;
+    const size_t page_offset = kv_head * kvf_page_bytes(s);
+    const void *keys[TILE_KEYS], *values[TILE_KEYS];
+    for (uint32_t j = 0; j < count; j++) {
+        const uint32_t token = first + j;
+        const void *page = kvf_offset(a->blocks[token / s->page_size], page_offset);
+        keys[j] = kvf_page_key(s, page, token % s->page_size);
+        values[j] = kvf_page_value(s, page, token % s->page_size);
+    }
+    panels_put_keys(&b->keys, keys, count, s, dtype);
+    put_values(b, values, count, s, dtype);
+}
+
+/* Logits of one row become weights; what was summed so far is rescaled if the maximum grew. */
+KVF_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, uint32_t count)
+{
+    float *s = b->s.at[row];
+    uint32_t visible = 0;
+    if (row < b->rows && b->limit[row] >= first)
+        visible = kvf_min_u32(b->limit[row] - first + 1, count);
+    const float tile_top = row_mask_top(s, visible, count);
+    const float top = tile_top > b->top[row] ? tile_top : b->top[row];
+    const float base = top == -INFINITY ? 0.0f : top;
+    if (top != b->top[row]) {
+        const float factor = exp2_one(b->top[row] - base);
+        float *o = b->o + (size_t)row * b->columns;
+        for (uint32_t d = 0; d < b->columns; d += VF_LANES)
+            vf_store(o + d, vf_mul(vf_load(o + d), vf_set(factor)));
+        b->sum[row] *= factor;
+        b->top[row] = top;
+    }
+    b->sum[row] += row_soften(s, base, count);
+}
+
+KVF_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count, uint32_t head_dim)
+{
+    uint32_t strip = 0;
+    while (b->limit[kvf_min_u32(strip * STRIP + STRIP - 1, b->rows - 1)] < first)
+        strip++;
+    tile_logits(&b->s, &b->q, &b->keys, strip, b->rows, count, head_dim);
+    for (uint32_t row = strip * STRIP; row < kvf_round_up(b->rows, STRIP); row++)
+        soften_row(b, row, first, count);
+    for (uint32_t d = 0; d < b->columns; d += VF_PAIR)
+        for (uint32_t i = strip; i * STRIP < b->rows; i++)
+            multiply_strip(b->o + (size_t)i * STRIP * b->columns + d, b->columns,
+                           b->s.at[i * STRIP], TILE_KEYS, 1, b->values.at + (size_t)d * TILE_KEYS,
+                           count, 1);
+}
+
+KVF_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
+                            uint32_t first_row, uint32_t rows)
+{
+    const uint32_t head_dim = a->shape.head_dim;
+    b->rows = rows;
+    b->columns = (uint32_t)kvf_round_up(head_dim, VF_PAIR);
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint32_t token = (first_row + r) / a->group, g = (first_row + r) % a->group;
+        b->limit[r] = a->base + token;
+        b->at[r] = ((size_t)token * a->kv_heads + kv_head) * a->group + g;
+        strips_put(&b->q, r, kvf_offset(a->q, b->at[r] * kvf_row_bytes(&a->shape)), &a->shape,
+                   a->scale * KVF_LOG2E);
+    }
+    strips_finish(&b->q, rows, &a->shape);
+    for (uint32_t r = 0; r < kvf_round_up(rows, STRIP); r++) {
+        b->top[r] = -INFINITY;
+        b->sum[r] = 0.0f;
+    }
+    memset(b->o, 0, kvf_round_up(rows, STRIP) * b->columns * sizeof *b->o);
+    /* A half panel at the end of a row of 80 with 16 lanes: its second vector stays zero. */
+    if (b->columns != head_dim)
+        memset(b->values.at + (size_t)(b->columns - VF_PAIR) * TILE_KEYS, 0,
+               (size_t)VF_PAIR * TILE_KEYS * sizeof *b->values.at);
+}
+
+KVF_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
+{
+    const uint32_t head_dim = a->shape.head_dim;
+    for (uint32_t r = 0; r < b->rows; r++) {
+        float *o = b->o + (size_t)r * b->columns;
+        const int any = !(b->sum[r] <= 0.0f);
+        const vf inverse = vf_set(any ? 1.0f / b->sum[r] : 0.0f);
+        for (uint32_t d = 0; d < head_dim; d += VF_LANES)
+            vf_store(o + d, vf_mul(vf_load(o + d), inverse));
+        vf_round_row(kvf_offset_mut(a->out, b->at[r] * kvf_row_bytes(&a->shape)), a->shape.dtype, o,
+                     head_dim);
+        if (a->lse)
+            a->lse[b->at[r]] = any ? b->top[r] * KVF_LN2 + logf(b->sum[r]) : -INFINITY;
+    }
+}
+
+KVF_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t task, const kvf_dtype dtype)
+{
+    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS);
+    const uint32_t kv_head = task / tiles;
+    const uint32_t token = task % tiles * KVF_PREFILL_ROWS;
+    const uint32_t end = kvf_min_u32(a->tokens, token + KVF_PREFILL_ROWS) * a->group;
+    row_block b;
+    for (uint32_t row = token * a->group; row < end; row += TILE_ROWS) {
+        begin_block(&b, a, kv_head, row, kvf_min_u32(TILE_ROWS, end - row));
+        const uint32_t keys = b.limit[b.rows - 1] + 1;
+        for (uint32_t first = 0; first < keys; first += TILE_KEYS) {
+            const uint32_t count = kvf_min_u32(TILE_KEYS, keys - first);
+            load_tile(&b, a, kv_head, first, count, dtype);
+            attend_tile(&b, first, count, a->shape.head_dim);
+        }
+        end_block(&b, a);
+    }
+}
+
+void KVF_SIMD_NAME(prefill)(const void *args, uint32_t task)
+{
+    const kvf_prefill_kernel_args *a = args;
+    if (a->shape.dtype == KVF_BF16)
+        prefill_task(a, task, KVF_BF16);
+    else if (a->shape.dtype == KVF_FP16)
+        prefill_task(a, task, KVF_FP16);
+    else
+        prefill_task(a, task, KVF_FP32);
+}

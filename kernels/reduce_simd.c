@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Scores of query heads into scores of lists, vectorised. Bound: the exponentials.
+ *
+ * Knows nothing of groups or layers. The softmax of a row is computed twice, once for its sum and
+ * once for its weights, so that nothing needs room of its own. NaN counts as -infinity and
+ * +infinity as the largest float, as in reduce_ref.c. Exactness: fp32 sums, exponentials to 3e-7.
+ */
+
+#include <float.h>
+#include <math.h>
+
+#include "simd.h"
+#include "variants.h"
+
+KVF_INLINE float tame_one(float x)
+{
+    return x > FLT_MAX ? FLT_MAX : x == x ? x : -INFINITY;
+}
+
+/* min and max return their second operand for NaN. */
+KVF_INLINE vf tame(vf x)
+{
+    return vf_min(vf_max(x, vf_set(-INFINITY)), vf_set(FLT_MAX));
+}
+
+static float row_top(const float *row, uint32_t pages)
+{
+    vf best = vf_set(-INFINITY);
+    uint32_t p = 0;
+    for (; p + VF_LANES <= pages; p += VF_LANES)
+        best = vf_max(vf_load(row + p), best);
+    float lane[VF_LANES], top = -INFINITY;
+    vf_store(lane, best);
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        top = lane[i] > top ? lane[i] : top;
+    for (; p < pages; p++)
+        top = row[p] > top ? row[p] : top;
+    return tame_one(top);
+}
+
+/* Up to VF_LANES entries of a row, padded with -infinity. */
+KVF_INLINE vf load_part(const float *row, uint32_t left)
+{
+    if (left >= VF_LANES)
+        return vf_load(row);
+    float lane[VF_LANES];
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        lane[i] = i < left ? row[i] : -INFINITY;
+    return vf_load(lane);
+}
+
+KVF_INLINE void store_part(float *row, uint32_t left, vf x)
+{
+    if (left >= VF_LANES) {
+        vf_store(row, x);
+        return;
+    }
+    float lane[VF_LANES];
+    vf_store(lane, x);
+    memcpy(row, lane, left * sizeof *row);
+}
+
+KVF_INLINE vf weight_of(vf x, float top, float unit)
+{
+    return vf_exp2(vf_mul(vf_sub(tame(x), vf_set(top)), vf_set(unit)));
+}
+
+/* out = or += mean's share of softmax(row). */
+static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, uint32_t pages)
+{
+    const float top = row_top(row, pages), unit = a->scale * KVF_LOG2E;
+    if (top == -INFINITY)
+        return;
+    vf sum = vf_zero();
+    for (uint32_t p = 0; p < pages; p += VF_LANES)
+        sum = vf_add(sum, weight_of(load_part(row + p, pages - p), top, unit));
+    float lane[VF_LANES], total = 0.0f;
+    vf_store(lane, sum);
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        total += lane[i];
+    const vf share = vf_set(1.0f / (total * (float)a->rows));
+    for (uint32_t p = 0; p < pages; p += VF_LANES) {
+        vf weight = weight_of(load_part(row + p, pages - p), top, unit);
+        vf old = load_part(out + p, pages - p);
+        store_part(out + p, pages - p, vf_fma(weight, share, old));
+    }
+}
+
+static void fold_rows(const kvf_reduce_args *a, const float *rows, float *out, uint32_t pages,
+                      const int sum)
+{
+    for (uint32_t p = 0; p < pages; p += VF_LANES) {
+        vf x = tame(load_part(rows + p, pages - p));
+        for (uint32_t r = 1; r < a->rows; r++) {
+            vf y = tame(load_part(rows + (size_t)r * a->pages_max + p, pages - p));
+            x = sum ? vf_add(x, y) : vf_max(y, x);
+        }
+        store_part(out + p, pages - p, x);
+    }
+}
+
+void KVF_SIMD_NAME(reduce)(const void *args, uint32_t task)
+{
+    const kvf_reduce_args *a = args;
+    const uint32_t pages = a->pages[(size_t)task * a->pages_step];
+    const float *rows = a->scores + (size_t)task * a->rows * a->pages_max;
+    float *out = a->out + (size_t)task * a->pages_max;
+    if (a->kind != KVF_GROUP_MEAN_SOFTMAX) {
+        fold_rows(a, rows, out, pages, a->kind == KVF_GROUP_SUM);
+        return;
+    }
+    memset(out, 0, pages * sizeof *out);
+    for (uint32_t r = 0; r < a->rows; r++)
+        add_softmax(a, rows + (size_t)r * a->pages_max, out, pages);
+    /* A weight of zero may be an underflow; only a page without any score is out. */
+    for (uint32_t p = 0; p < pages; p++) {
+        if (out[p] != 0.0f)
+            continue;
+        float top = -INFINITY;
+        for (uint32_t r = 0; r < a->rows; r++) {
+            float x = rows[(size_t)r * a->pages_max + p];
+            top = x > top ? x : top;
+        }
+        out[p] = top == -INFINITY ? -INFINITY : 0.0f;
+    }
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_SIMD_H
+#define KVF_KERNELS_SIMD_H
+
+/*
+ * One vector of fp32 for every instruction set, chosen by what the compiler was told to use.
+ *
+ * This file knows lanes and element types, no kernels. `KVF_SIMD` is the suffix of the variant that
+ * is being built. There is no arithmetic shortcut here: fma is fused where the hardware has it and
+ * rounded twice where it has not (SSE2), and max and min return their SECOND operand if the first
+ * is NaN, on every instruction set.
+ *
+ * Paired order: vf_load2 reads 2 x VF_LANES elements as two vectors in the order that is cheapest.
+ * For bf16 that is even elements, then odd ones (a shift and a mask; widening in order costs a
+ * shuffle more); otherwise the first half, then the second. A dot product does not care as long as
+ * both sides use it; sums over tokens are put in order once, by vf_store2.
+ */
+
+#include "convert.h"
+
+#define KVF_SIMD_PASTE_(a, b) a##b
+#define KVF_SIMD_PASTE(a, b)  KVF_SIMD_PASTE_(a, b)
+#define KVF_SIMD_NAME(op)     KVF_SIMD_PASTE(kvf_##op##_, KVF_SIMD)
+
+#define KVF_INLINE static inline __attribute__((always_inline, unused))
+
+#if defined(__AVX512F__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#elif defined(__SSE2__)
+#include "simd_sse2.h"
+#elif defined(__ARM_NEON)
+#include "simd_neon.h"
+#else
+#error "no vector unit known here; build the references only"
+#endif
+
+/* Elements that vf_load2 reads; rows in local buffers are padded to a multiple of it. */
+#define VF_PAIR (2u * VF_LANES)
+
+typedef struct vf2 {
+    vf a;
+    vf b;
+} vf2;
+
+/* Elements i .. i + VF_LANES - 1 in order. */
+KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
+{
+    if (dtype == KVF_FP32)
+        return vf_load((const float *)base + i);
+    if (dtype == KVF_BF16)
+        return vf_load_bf16((const uint16_t *)base + i);
+    return vf_load_fp16((const uint16_t *)base + i);
+}
+
+/*
+ * Elements i .. i + VF_PAIR - 1 in paired order, of which the first `left` exist. head_dim is a
+ * multiple of 16, so only a vector of 16 lanes can meet less than a pair; what is missing reads as
+ * zero.
+ */
+KVF_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint32_t left)
+{
+#if VF_LANES == 16
+    if (left < VF_PAIR) {
+        vf2 half = {.b = vf_zero()};
+        if (dtype == KVF_BF16)
+            vf_load_bf16_half((const uint16_t *)base + i, &half.a, &half.b);
+        else
+            half.a = vf_load_as(base, dtype, i);
+        return half;
+    }
+#else
+    (void)left;
+#endif
+    vf2 x;
+    if (dtype == KVF_BF16) {
+        vf_load_bf16_split((const uint16_t *)base + i, &x.a, &x.b);
+        return x;
+    }
+    x.a = vf_load_as(base, dtype, i);
+    x.b = vf_load_as(base, dtype, i + VF_LANES);
+    return x;
+}
+
+/* The inverse of paired order: VF_PAIR floats, in order. */
+KVF_INLINE void vf_store2(float *to, kvf_dtype dtype, vf2 x)
+{
+    if (dtype == KVF_BF16) {
+        vf_store_zip(to, x.a, x.b);
+    } else {
+        vf_store(to, x.a);
+        vf_store(to + VF_LANES, x.b);
+    }
+}
+
+/* Round to nearest and store `count` floats, a multiple of 16, as `dtype`. */
+KVF_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from, uint32_t count)
+{
+    if (dtype == KVF_FP32)
+        memcpy(to, from, count * sizeof *from);
+    else if (dtype == KVF_BF16)
+        for (uint32_t i = 0; i < count; i++)
+            ((uint16_t *)to)[i] = kvf_bf16_from_float(from[i]);
+    else
+        for (uint32_t i = 0; i < count; i += VF_LANES)
+            vf_store_fp16((uint16_t *)to + i, vf_load(from + i));
+}
+
+/* Widen `count` elements, a multiple of 16, in order. */
+KVF_INLINE void vf_widen_row(float *to, const void *from, kvf_dtype dtype, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i += VF_LANES)
+        vf_store(to + i, vf_load_as(from, dtype, i));
+}
+
+/*
+ * 2^x for x <= 127. Relative error <= 1.6e-7 over the whole range with fused fma and 3e-7 without;
+ * 2^0 is exactly 1; x < -126.5 gives 0; NaN stays NaN. x = n + f with |f| <= 1/2, and a polynomial
+ * of degree 5 for 2^f, fitted for the least relative error with its constant term held at 1.
+ */
+KVF_INLINE vf vf_exp2(vf x)
+{
+    const vf magic = vf_set(0x1.8p23f);
+    x = vf_max(vf_set(-127.0f), x); /* in this order, for NaN to pass */
+    vf shifted = vf_add(x, magic);
+    vf f = vf_sub(x, vf_sub(shifted, magic));
+    vf p = vf_set(0x1.5bba14p-10f);
+    p = vf_fma(p, f, vf_set(0x1.3cea88p-7f));
+    p = vf_fma(p, f, vf_set(0x1.c6b752p-5f));
+    p = vf_fma(p, f, vf_set(0x1.ebf9bcp-3f));
+    p = vf_fma(p, f, vf_set(0x1.62e42ap-1f));
+    p = vf_fma(p, f, vf_set(1.0f));
+    return vf_mul(p, vf_power_of_two(shifted));
+}
+
+#define KVF_LOG2E 0x1.715476p+0f
+#define KVF_LN2   0x1.62e430p-1f
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_SIMD_SSE2_H
+#define KVF_KERNELS_SIMD_SSE2_H
+
+/* Four lanes: SSE2, the least that x86-64 has. Included by simd.h only; see there for what the
+ * names promise. */
+
+#include <emmintrin.h>
+
+#define VF_LANES 4u
+
+typedef __m128 vf;
+
+KVF_INLINE vf vf_zero(void)
+{
+    return _mm_setzero_ps();
+}
+
+KVF_INLINE vf vf_set(float x)
+{
+    return _mm_set1_ps(x);
+}
+
+KVF_INLINE vf vf_load(const float *p)
+{
+    return _mm_loadu_ps(p);
+}
+
+KVF_INLINE void vf_store(float *p, vf x)
+{
+    _mm_storeu_ps(p, x);
+}
+
+KVF_INLINE vf vf_add(vf a, vf b)
+{
+    return _mm_add_ps(a, b);
+}
+
+KVF_INLINE vf vf_sub(vf a, vf b)
+{
+    return _mm_sub_ps(a, b);
+}
+
+KVF_INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm_mul_ps(a, b);
+}
+
+/* Rounded twice: SSE2 has no fused form. */
+KVF_INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm_add_ps(_mm_mul_ps(a, b), c);
+}
+
+KVF_INLINE vf vf_max(vf a, vf b)
+{
+    return _mm_max_ps(a, b);
+}
+
+KVF_INLINE vf vf_min(vf a, vf b)
+{
+    return _mm_min_ps(a, b);
+}
+
+KVF_INLINE vf vf_abs(vf a)
+{
+    return _mm_andnot_ps(_mm_set1_ps(-0.0f), a);
+}
+
+KVF_INLINE uint32_t vf_bits_ge(vf a, vf b)
+{
+    return (uint32_t)_mm_movemask_ps(_mm_cmpge_ps(a, b));
+}
+
+KVF_INLINE vf vf_load_bf16(const uint16_t *p)
+{
+    __m128i x = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), x));
+}
+
+KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
+{
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
+    *even = _mm_castsi128_ps(_mm_slli_epi32(x, 16));
+    *odd = _mm_castsi128_ps(_mm_and_si128(x, _mm_set1_epi32((int)0xffff0000u)));
+}
+
+/* By bits: shifting the exponent up by 112 is a product with 2^112, which also rescales subnormals.
+ */
+KVF_INLINE vf vf_load_fp16(const uint16_t *p)
+{
+    __m128i x =
+        _mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p), _mm_setzero_si128());
+    __m128i magnitude = _mm_and_si128(x, _mm_set1_epi32(0x7fff));
+    __m128i sign = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x8000)), 16);
+    __m128i huge = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7bff));
+    __m128 value =
+        _mm_mul_ps(_mm_castsi128_ps(_mm_slli_epi32(magnitude, 13)), _mm_set1_ps(0x1p112f));
+    __m128i exponent = _mm_and_si128(huge, _mm_set1_epi32(0x7f800000));
+    return _mm_or_ps(value, _mm_castsi128_ps(_mm_or_si128(sign, exponent)));
+}
+
+KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
+{
+    float y[4];
+    _mm_storeu_ps(y, x);
+    for (int i = 0; i < 4; i++)
+        p[i] = kvf_fp16_from_float(y[i]);
+}
+
+KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
+{
+    _mm_storeu_ps(to, _mm_unpacklo_ps(even, odd));
+    _mm_storeu_ps(to + 4, _mm_unpackhi_ps(even, odd));
+}
+
+KVF_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
+{
+    __m128 a = _mm_add_ps(_mm_unpacklo_ps(x0, x1), _mm_unpackhi_ps(x0, x1));
+    __m128 b = _mm_add_ps(_mm_unpacklo_ps(x2, x3), _mm_unpackhi_ps(x2, x3));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
+}
+
+KVF_INLINE vf vf_power_of_two(vf shifted)
+{
+    __m128i n = _mm_add_epi32(_mm_castps_si128(shifted), _mm_set1_epi32(127));
+    return _mm_castsi128_ps(_mm_slli_epi32(n, 23));
+}
+
+#define VF_TRANSPOSE 4u
+
+KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
+
+KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                  kvf_dtype dtype, size_t i)
+{
+    vf r0 = vf_load_as(rows[0], dtype, i), r1 = vf_load_as(rows[1], dtype, i);
+    vf r2 = vf_load_as(rows[2], dtype, i), r3 = vf_load_as(rows[3], dtype, i);
+    _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
+    _mm_storeu_ps(to, r0);
+    _mm_storeu_ps(to + stride, r1);
+    _mm_storeu_ps(to + 2 * stride, r2);
+    _mm_storeu_ps(to + 3 * stride, r3);
+}
+
+#define VF_STREAMS 1
+KVF_INLINE void vf_stream64(void *to, const void *from)
+{
+    const __m128i *f = from;
+    __m128i *t = to;
+    __m128i a = _mm_loadu_si128(f), b = _mm_loadu_si128(f + 1);
+    __m128i c = _mm_loadu_si128(f + 2), d = _mm_loadu_si128(f + 3);
+    _mm_stream_si128(t, a);
+    _mm_stream_si128(t + 1, b);
+    _mm_stream_si128(t + 2, c);
+    _mm_stream_si128(t + 3, d);
+}
+
+KVF_INLINE void vf_stream_fence(void)
+{
+    _mm_sfence();
+}
+
+#endif
