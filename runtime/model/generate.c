@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The loop around the transformer.
+ *
+ * It knows when a token is fed, timed, chosen and handed out. Invariant: the token that ends a
+ * generation was handed out but not fed.
+ */
+
+#include "generate.h"
+
+#include <time.h>
+
+double kvf_clock_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+/* Waits, and makes a message of whatever went wrong while enqueueing or running. */
+static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
+{
+    kvf_status waited = kvf_stream_wait(session->stream);
+    kvf_status status = enqueued != KVF_OK ? enqueued : waited;
+    if (status == KVF_OK)
+        return kvf_transformer_check(session->transformer, error);
+    const kvf_error *last = kvf_runtime_error(session->runtime);
+    if (last->status == status)
+        return model_fail(error, status, "%s", last->text);
+    return model_fail(error, status, "%s", kvf_status_text(status));
+}
+
+kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
+                                kvf_stop *stop, kvf_error *error)
+{
+    *stop = KVF_STOP_LENGTH;
+    for (uint32_t done = 0; done < request->count;) {
+        uint32_t chunk = request->count - done;
+        if (chunk > session->chunk_max)
+            chunk = session->chunk_max;
+        kvf_status status =
+            kvf_transformer_prefill(session->transformer, session->cache, request->sequence,
+                                    request->ids + done, chunk, session->stream);
+        status = finish(session, status, error);
+        if (status != KVF_OK)
+            return status;
+        done += chunk;
+        if (request->progress && !request->progress(request->user, done, request->count) &&
+            done < request->count) {
+            *stop = KVF_STOP_CALLER;
+            return KVF_OK;
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint32_t id,
+                       bool want_logits, kvf_decode_result *result, kvf_error *error)
+{
+    double start = kvf_clock_ms();
+    kvf_status status = kvf_transformer_decode(session->transformer, session->cache, &sequence, &id,
+                                               1, want_logits, session->stream);
+    status = finish(session, status, error);
+    if (result->step_ms)
+        result->step_ms[result->steps] = kvf_clock_ms() - start;
+    result->steps++;
+    return status;
+}
+
+static bool is_eos(const kvf_decode_request *request, uint32_t id)
+{
+    for (uint32_t i = 0; i < request->eos_count; i++)
+        if (request->eos_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Choose the next token from the logits of the last step and hand it out. */
+static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
+                         kvf_decode_result *result, uint32_t *id, kvf_error *error)
+{
+    const float *logits = kvf_transformer_logits(session->transformer, 0);
+    *id = kvf_sampler_next(request->sampler, logits);
+    if (*id == KVF_SAMPLER_NONE)
+        return model_fail(error, KVF_NOT_FINITE,
+                          "no logit is a finite number after %u generated tokens; the weights may "
+                          "be damaged, or too large for their type",
+                          result->generated);
+    bool go_on = !request->token || request->token(request->user, *id, logits);
+    result->generated++;
+    result->stop = is_eos(request, *id) ? KVF_STOP_EOS : go_on ? KVF_STOP_LENGTH : KVF_STOP_CALLER;
+    return KVF_OK;
+}
+
+kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
+                               kvf_decode_result *result, kvf_error *error)
+{
+    double start = kvf_clock_ms();
+    result->stop = KVF_STOP_LENGTH;
+    result->generated = 0;
+    result->steps = 0;
+    result->first_ms = 0.0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        bool want_logits = i + 1 == request->count && request->tokens > 0;
+        kvf_status status =
+            step(session, request->sequence, request->ids[i], want_logits, result, error);
+        if (status != KVF_OK)
+            return status;
+    }
+    while (result->generated < request->tokens) {
+        uint32_t id = 0;
+        kvf_status status = choose(session, request, result, &id, error);
+        if (status != KVF_OK)
+            return status;
+        if (result->generated == 1)
+            result->first_ms = kvf_clock_ms() - start;
+        if (result->stop != KVF_STOP_LENGTH || result->generated == request->tokens)
+            break;
+        status = step(session, request->sequence, id, true, result, error);
+        if (status != KVF_OK)
+            return status;
+    }
+    return KVF_OK;
+}

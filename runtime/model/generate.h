@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_GENERATE_H
+#define KVF_MODEL_GENERATE_H
+
+/*
+ * Prompt in, tokens out: prefill chunk by chunk, then one decode step per token.
+ *
+ * It knows transformers and sequences, not text, terminals or files; who calls it watches through
+ * two functions and may stop it after any chunk or token. Invariant: one kvf_stream_wait per chunk
+ * and per token, and nothing is allocated.
+ */
+
+#include "sampling.h"
+#include "transformer.h"
+
+/** What a generation runs on. All borrowed. */
+typedef struct kvf_session {
+    kvf_runtime *runtime;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_stream *stream;
+    uint32_t chunk_max; /**< of the transformer */
+} kvf_session;
+
+/** Called after each chunk of a prefill. @return whether to go on */
+typedef bool (*kvf_prefill_progress_fn)(void *user, uint32_t done, uint32_t total);
+
+/** Called for each generated token with the logits it was chosen from. @return whether to go on */
+typedef bool (*kvf_token_fn)(void *user, uint32_t id, const float *logits);
+
+typedef enum kvf_stop {
+    KVF_STOP_LENGTH, /**< as many tokens as were asked for */
+    KVF_STOP_EOS,    /**< an end token, which was handed out as the last one */
+    KVF_STOP_CALLER, /**< a callback said so */
+} kvf_stop;
+
+typedef struct kvf_prefill_request {
+    kvf_sequence *sequence;
+    const uint32_t *ids;              /**< [count] */
+    uint32_t count;                   /**< 0 is allowed and does nothing */
+    kvf_prefill_progress_fn progress; /**< may be NULL */
+    void *user;
+} kvf_prefill_request;
+
+/** Append a prompt to a sequence. @p stop receives LENGTH or CALLER. */
+KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
+                                            const kvf_prefill_request *request, kvf_stop *stop,
+                                            kvf_error *error);
+
+typedef struct kvf_decode_request {
+    kvf_sequence *sequence;
+    const uint32_t *ids; /**< [count] fed one by one; the last one's logits give the first token */
+    uint32_t count;      /**< at least 1 */
+    uint32_t tokens;     /**< to generate; 0 feeds the ids and stops */
+    kvf_sampler *sampler;
+    const uint32_t *eos_ids; /**< [eos_count] */
+    uint32_t eos_count;
+    kvf_token_fn token; /**< may be NULL */
+    void *user;
+} kvf_decode_request;
+
+typedef struct kvf_decode_result {
+    kvf_stop stop;
+    uint32_t generated; /**< tokens handed out, an end token included */
+    double first_ms;    /**< from the call to the first token */
+    double *step_ms;    /**< [tokens + count] of the caller, or NULL: time of each step in order */
+    uint32_t steps;     /**< how many are filled */
+} kvf_decode_result;
+
+/**
+ * Feed ids as decode steps, then generate.
+ *
+ * @param result  step_ms is set by the caller; the rest is filled
+ * @return KVF_OK; KVF_NOT_FINITE if no logit is a number; what the library says
+ */
+KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
+                                           const kvf_decode_request *request,
+                                           kvf_decode_result *result, kvf_error *error);
+
+/** Milliseconds of a clock that only goes forward. */
+double kvf_clock_ms(void);
+
+#endif
