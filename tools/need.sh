@@ -22,12 +22,12 @@ build  cmd:python3                python3
 build  pc:hwloc                   libhwloc-dev
 build  pc:numa                    libnuma-dev
 build  h:dnnl.h                   libdnnl-dev
-build  pc:libcjson                libcjson-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev
 test   pc:cmocka                  libcmocka-dev
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14
+lint   cmd:shellcheck             shellcheck
 ci     cmd:git                    git
 ci     cmd:clang                  clang
 ci     rt:libclang_rt.fuzzer      libclang-rt-dev

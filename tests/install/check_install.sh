@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install into an empty DESTDIR, then be a stranger: build the examples from the installed copy with
-# nothing but pkg-config, against the shared library and against the static one, and run them.
+# Install into an empty DESTDIR, then be a stranger: build README's program and the examples from the
+# installed copy with nothing but pkg-config, against the shared library and the static one, and run them.
 #
 # usage: check_install.sh SOURCE_FOLDER BUILD_FOLDER
 
@@ -17,6 +17,11 @@ meson install -C "$build" --no-rebuild --destdir "$work/shared" >"$work/install.
 cp -a "$work/shared" "$work/static"
 find "$work/static" -name 'libkvferry.so*' -delete
 
+# The first block of C in README.
+awk '/^```c$/ { on = 1; next } on && /^```$/ { exit } on' "$source/README.md" >"$work/readme.c"
+cp "$source"/examples/*.c "$work"
+programs=(readme decode_loop own_attention custom_policy)
+
 for kind in shared static; do
     root=$work/$kind
     library=$(find "$root" -name 'libkvferry.a' -printf '%h\n' | head -n 1)
@@ -24,18 +29,16 @@ for kind in shared static; do
     export PKG_CONFIG_SYSROOT_DIR=$root PKG_CONFIG_PATH=$library/pkgconfig
     options=()
     [ $kind = shared ] || options=(--static)
-    # The flags of the system's own libraries must not be moved into the sysroot.
     read -ra flags <<<"$(pkg-config "${options[@]}" --cflags --libs kvferry)"
-    [ "$(pkg-config --modversion kvferry)" != "" ]
-    for example in decode_loop own_attention custom_policy; do
-        "$cc" -std=c11 -O1 -o "$work/$example" "$source/examples/$example.c" "${flags[@]}" -lm
+    for example in "${programs[@]}"; do
+        "$cc" -std=c11 -O1 -o "$work/$example" "$work/$example.c" "${flags[@]}" -lm
         LD_LIBRARY_PATH=$library "$work/$example" >"$work/output.txt" ||
             { cat "$work/output.txt"; echo "$example failed, $kind"; exit 1; }
         linked=$(readelf -d "$work/$example" | grep -c 'NEEDED.*libkvferry' || true)
         [ "$kind/$linked" = shared/1 ] || [ "$kind/$linked" = static/0 ] ||
             { echo "$example: wrong kind of library was linked, $kind"; exit 1; }
     done
-    echo "$kind: decode_loop, own_attention, custom_policy"
+    echo "$kind: ${programs[*]}"
 done
 
 # Only what the header declares is visible.
