@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Run every benchmark, one at a time, and write what it says to bench/results/.
+
+usage: bench.py --build FOLDER [NAME...]    NAME: a part of a program's name, e.g. decode
+
+A benchmark is a program bench_* below FOLDER/bench/. It prints a table, kept as NAME.txt under the
+machine and the command, and writes every figure to NAME.json. The table of answers and attention
+recall by method and budget comes last, from the kvferry command.
+"""
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESULTS = os.path.join(ROOT, "bench", "results")
+
+
+def machine():
+    name = platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            name = next((line.split(":", 1)[1].strip() for line in f
+                         if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return "%s, %d cores" % (name, len(os.sched_getaffinity(0)))
+
+
+def programs(build):
+    found = []
+    for folder, _, names in os.walk(os.path.join(build, "bench")):
+        for name in names:
+            path = os.path.join(folder, name)
+            if name.startswith("bench_") and "." not in name and os.access(path, os.X_OK):
+                found.append(path)
+    return sorted(found)
+
+
+def run(name, command, keep_output):
+    """Print what a benchmark prints, and keep it if asked. True if it succeeded."""
+    print("== %s" % name, flush=True)
+    begin = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
+                               stdout=subprocess.PIPE)
+    lines = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line.rstrip())
+    code = process.wait()
+    if code == 77:
+        print("skipped")
+        return True
+    if code != 0:
+        print("FAILED with status %d" % code)
+        return False
+    if keep_output:
+        with open(os.path.join(RESULTS, name + ".txt"), "w", encoding="utf-8") as f:
+            f.write("machine: %s\ncommand: %s\n\n%s\n" % (
+                machine(), " ".join(command), "\n".join(lines).strip("\n")))
+    print("(%.0f s)\n" % (time.monotonic() - begin), flush=True)
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", required=True)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only those whose name has this")
+    args = parser.parse_args()
+    os.makedirs(RESULTS, exist_ok=True)
+    failed = 0
+
+    def wanted(name):
+        return not args.names or any(n in name for n in args.names)
+
+    for path in programs(os.path.join(ROOT, args.build)):
+        name = os.path.basename(path)
+        if wanted(name):
+            shown = os.path.relpath(path, ROOT)
+            json_path = os.path.join("bench", "results", name + ".json")
+            failed += not run(name, [shown, "--json", json_path], True)
+    command = os.path.join(args.build, "runtime", "cli", "kvferry")
+    if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("recall_table"):
+        failed += not run("recall_table", [sys.executable, "bench/runtime/recall_table.py",
+                                           "--kvferry", command], False)
+    print("results are in bench/results/")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
