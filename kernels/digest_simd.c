@@ -103,6 +103,8 @@ void KVF_SIMD_NAME(digest)(const void *args, uint32_t task)
     if (job->page == NULL)
         return;
     const uint32_t head_dim = a->shape.head_dim, tokens = a->shape.page_size / a->subs;
+    if (!job->page)
+        return;
     const uint64_t all = kvf_live_bits(kvf_min_u32(job->count, a->shape.page_size), job->skip);
     for (uint32_t sub = 0; sub < a->subs; sub++) {
         const uint64_t live = all & kvf_live_bits(tokens, 0) << (sub * tokens);

@@ -106,7 +106,7 @@ static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, 
             const row_scale *r = &scales[g * a->window + w];
             double x = logit(a, query(a, c->head, g, w), w, (size_t)c->head * a->spans_max + i, t);
             if (x > -INFINITY && r->sum > 0.0)
-                sum += exp(x - r->top) / r->sum;
+                sum += exp(fmin(x - r->top, 0.0)) / r->sum; /* top was rounded to fp32 */
         }
         sum /= a->window_mean ? a->window : 1;
         total += sum;

@@ -169,7 +169,9 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
             for (uint32_t j = t->visible[r]; j < kvf_round_up(t->keys_live, VF_LANES); j++)
                 s[j] = -INFINITY;
             for (uint32_t j = 0; j < t->keys_live; j += VF_LANES) {
-                vf weight = vf_exp2(vf_sub(vf_load(s + j), vf_set(base[r])));
+                /* base went through fp32 and ln 2; no weight may exceed one for that */
+                vf x = vf_min(vf_zero(), vf_sub(vf_load(s + j), vf_set(base[r])));
+                vf weight = vf_exp2(x);
                 vf_store(sum + j, vf_fma(weight, vf_set(share[r]), vf_load(sum + j)));
             }
         }

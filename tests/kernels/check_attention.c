@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention kernels against their references: attend, merge, prefill, observe.
+ *
+ * Tolerances. A sum of n products in fp32 is off by at most n * 2^-24 of the sum of their
+ * magnitudes (twice that without fused multiply-add), which is at most |q| |k|. A logit is
+ * therefore off by at most D = scale * 2 * head_dim * 2^-24 * |q| |k|. A shift of every logit by at
+ * most D moves each weight by a factor within e^(+-2D), and an average of values v by at most
+ * (e^(2D) - 1) * 2 max|v|; the sum over n tokens and the exponentials add (n + 16) * 2^-23 of
+ * max|v|. As D grows the bound ends at 2 max|v|, which any average fulfils. Rows and tokens that
+ * must not count hold NaN, which any use would spread.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "page_rows.h"
+
+typedef struct bounds {
+    double logit; /* D */
+    double out;
+    double values; /* max |v| */
+} bounds;
+
+static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double v_max, float scale,
+                        size_t tokens)
+{
+    bounds b = {.values = v_max};
+    b.logit = fabs((double)scale) * 2.0 * s->head_dim * 0x1p-24 * q_norm * k_norm;
+    double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + (double)(tokens + 16) * 0x1p-23;
+    b.out = fmin(factor, 2.0) * v_max;
+    return b;
+}
+
+/* Two numbers that nearly agree may round to neighbours: one unit in the last place. */
+static double dtype_epsilon(kvf_dtype dtype)
+{
+    return dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 0x1p-22;
+}
+
+static double dtype_tiny(kvf_dtype dtype)
+{
+    return dtype == KVF_FP16 ? 0x1p-24 : dtype == KVF_BF16 ? 0x1p-133 : 0x1p-126;
+}
+
+/* A page whose tokens that do not count are NaN. */
+static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t skip, check_data data)
+{
+    uint8_t *page = check_in(c, kvf_page_bytes(s));
+    const uint64_t live = kvf_live_bits(count, skip);
+    check_fill(c, page, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
+    for (uint32_t t = 0; t < s->page_size; t++)
+        if (!(live >> t & 1)) {
+            check_fill_nan(page + t * kvf_row_bytes(s), s->dtype, s->head_dim);
+            check_fill_nan(page + kvf_half_page_bytes(s) + t * kvf_row_bytes(s), s->dtype,
+                           s->head_dim);
+        }
+    return page;
+}
+
+static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
+{
+    kvf_span span = {.count = s->page_size, .fetched = check_below(c, 4) == 0};
+    if (check_below(c, 4) == 0)
+        span.count = check_below(c, s->page_size + 1);
+    switch (check_below(c, 8)) {
+    case 0:
+        span.skip = UINT64_MAX;
+        break;
+    case 1:
+    case 2:
+    case 3:
+        span.skip = check_random(c) & check_random(c);
+        break;
+    case 4:
+        span.skip = ~(UINT64_C(1) << check_below(c, s->page_size));
+        break;
+    default:
+        break;
+    }
+    span.page = make_page(c, s, span.count, span.skip, data);
+    return span;
+}
+
+static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_data data)
+{
+    kvf_attend_args a = {.shape = *shape, .group = group};
+    check_begin(c);
+    a.pass = (kvf_pass)check_below(c, 3);
+    a.lists = 1 + check_below(c, 2);
+    a.spans_max = 1 + check_below(c, 5);
+    a.split = 1 + check_below(c, 3);
+    a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    check_describe(c, "%s d=%u P=%u G=%u pass=%d lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
+                   (int)a.pass, a.lists, a.spans_max, a.split, (int)data);
+    const size_t rows = (size_t)a.lists * group;
+    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    kvf_span *spans = check_in(c, (size_t)a.lists * a.spans_max * sizeof *spans);
+    uint32_t *counts = check_in(c, a.lists * sizeof *counts);
+    double k_norm = 0.0, v_max = 0.0;
+    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
+    for (uint32_t i = 0; i < a.lists; i++)
+        counts[i] = check_below(c, 6) ? a.spans_max : check_below(c, a.spans_max + 1);
+    for (size_t i = 0; i < (size_t)a.lists * a.spans_max; i++) {
+        spans[i] = make_span(c, shape, data);
+        const size_t half = (size_t)shape->page_size * shape->head_dim;
+        k_norm = fmax(k_norm,
+                      check_norm(spans[i].page, shape->dtype, shape->page_size, shape->head_dim));
+        for (size_t k = 0; k < half; k++) {
+            double v = fabs(check_value(spans[i].page, shape->dtype, half + k));
+            v_max = isfinite(v) ? fmax(v_max, v) : v_max;
+        }
+    }
+    const uint32_t splits = kvf_div_ceil_u32(a.spans_max, a.split);
+    const size_t part_rows = (size_t)a.lists * splits * group;
+    float *o[2], *lse[2];
+    a.q = q;
+    a.spans = spans;
+    a.span_count = counts;
+    for (int i = 0; i < 2; i++) {
+        o[i] = a.partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
+        lse[i] = a.partial_lse = check_out(c, part_rows * sizeof(float));
+        check_run(i ? c->var->attend : c->ref->attend, &a, kvf_attend_tasks(&a), i);
+    }
+    const size_t tokens = (size_t)a.split * shape->page_size;
+    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
+                         a.scale, tokens);
+    check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * shape->head_dim,
+                   b.out + 0x1p-126, 0.0);
+    check_elements(c, "partial_lse", lse[1], lse[0], KVF_FP32, part_rows,
+                   b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
+}
+
+void check_attend(check *c)
+{
+    for (uint32_t d = 0; d < 5; d++)
+        for (uint32_t p = 0; p < 4; p++)
+            for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++) {
+                /* every dtype with every head_dim and page size; every group with every head_dim */
+                kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
+                               check_page_sizes[p]};
+                check_data data =
+                    group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
+                attend_case(c, &s, group, data);
+            }
+    for (uint32_t i = 0; i < 3 * DATA_COUNT; i++) {
+        kvf_shape s = {(kvf_dtype)(i % 3), 64, 32};
+        attend_case(c, &s, 1 + i % 5, (check_data)(i / 3));
+    }
+}
+
+static void merge_case(check *c, const kvf_shape *shape)
+{
+    kvf_merge_args a = {.shape = *shape};
+    check_begin(c);
+    a.lists = 1 + check_below(c, 3);
+    a.group = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
+    a.splits_max = 1 + check_below(c, 9);
+    a.split = 1 + check_below(c, 4);
+    check_describe(c, "%s d=%u G=%u lists=%u splits=%u", check_dtype_name(shape->dtype),
+                   shape->head_dim, a.group, a.lists, a.splits_max);
+    const size_t rows = (size_t)a.lists * a.group, parts = rows * a.splits_max;
+    uint32_t *counts = check_in(c, a.lists * sizeof *counts);
+    float *o = check_in(c, parts * shape->head_dim * sizeof *o);
+    float *lse = check_in(c, parts * sizeof *lse);
+    for (uint32_t i = 0; i < a.lists; i++)
+        counts[i] = check_below(c, a.splits_max * a.split + 1);
+    check_fill(c, o, KVF_FP32, parts * shape->head_dim, DATA_NORMAL);
+    for (size_t i = 0; i < parts; i++) {
+        lse[i] = (float)(check_normal(c) * (check_below(c, 4) ? 3.0 : 1e4));
+        if (check_below(c, 4) == 0) {
+            lse[i] = -INFINITY;
+            check_fill_nan(o + i * shape->head_dim, KVF_FP32, shape->head_dim);
+        }
+    }
+    a.span_count = counts;
+    a.partial_o = o;
+    a.partial_lse = lse;
+    const bool with_lse = check_below(c, 4) != 0;
+    void *out[2];
+    float *out_lse[2];
+    for (int i = 0; i < 2; i++) {
+        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        out_lse[i] = check_out(c, rows * sizeof(float));
+        a.lse = with_lse ? out_lse[i] : NULL;
+        check_run(i ? c->var->merge : c->ref->merge, &a, kvf_merge_tasks(&a), i);
+    }
+    /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
+    const double weight = 5e4 * 0x1p-23;
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+                   12.0 * weight + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
+    check_elements(c, "lse", out_lse[1], out_lse[0], KVF_FP32, rows, 1e-5, 0x1p-22);
+}
+
+void check_merge(check *c)
+{
+    for (uint32_t i = 0; i < 300; i++)
+        merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5], 32});
+}
+
+static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t tokens,
+                         uint32_t base, check_data data)
+{
+    kvf_prefill_kernel_args a = {.shape = *shape, .group = group, .tokens = tokens, .base = base};
+    check_begin(c);
+    a.kv_heads = 1 + check_below(c, 2);
+    a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
+                   a.kv_heads, tokens, base, (int)data);
+    const size_t rows = (size_t)tokens * a.kv_heads * group;
+    const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
+    const size_t half = (size_t)shape->page_size * shape->head_dim;
+    const void **blocks = check_in(c, pages * sizeof *blocks);
+    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    double k_norm = 0.0, v_max = 0.0;
+    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
+    for (uint32_t b = 0; b < pages; b++) {
+        uint8_t *block = check_in(c, a.kv_heads * kvf_page_bytes(shape));
+        blocks[b] = block;
+        check_fill(c, block, shape->dtype, 2 * half * a.kv_heads, data);
+        k_norm =
+            fmax(k_norm, check_norm(block, shape->dtype, (size_t)2 * shape->page_size * a.kv_heads,
+                                    shape->head_dim));
+        for (size_t k = 0; k < 2 * half * a.kv_heads; k++)
+            v_max = fmax(v_max, fabs(check_value(block, shape->dtype, k)));
+        for (uint32_t t = 0; t < shape->page_size; t++)
+            for (uint32_t h = 0; h < 2 * a.kv_heads; h++)
+                if (b * shape->page_size + t >= base + tokens)
+                    check_fill_nan(block + h * kvf_half_page_bytes(shape) +
+                                       t * kvf_row_bytes(shape),
+                                   shape->dtype, shape->head_dim);
+    }
+    void *out[2];
+    float *lse[2];
+    a.q = q;
+    a.blocks = blocks;
+    for (int i = 0; i < 2; i++) {
+        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        lse[i] = a.lse = check_out(c, rows * sizeof(float));
+        check_run(i ? c->var->prefill : c->ref->prefill, &a, kvf_prefill_tasks(&a), i);
+    }
+    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
+                         a.scale, base + tokens);
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+                   b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
+    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
+                   b.logit + (double)(base + tokens + 16) * 0x1p-23, 0x1p-22);
+}
+
+void check_prefill(check *c)
+{
+    static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
+    for (uint32_t i = 0; i < 60; i++) {
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]};
+        const uint32_t group = 1 + i * 7 % 16;
+        const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
+        prefill_case(c, &s, group, n, bases[i / 3 % 5],
+                     i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+    }
+}
+
+typedef struct observe_buffers {
+    float *row_max;
+    float *row_sum;
+    float *score;
+} observe_buffers;
+
+static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kernels *k, bool back)
+{
+    const size_t chunks = kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    const size_t stats = a->kv_heads * chunks * a->group * a->window;
+    const size_t scores = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
+    observe_buffers b;
+    b.row_max = a->row_max = check_out(c, stats * sizeof(float));
+    b.row_sum = a->row_sum = check_out(c, stats * sizeof(float));
+    b.score = a->score = check_out(c, scores * sizeof(float));
+    check_run(k->observe_stats, a, kvf_observe_tasks(a), back);
+    check_run(k->observe_score, a, kvf_observe_tasks(a), back);
+    return b;
+}
+
+static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, check_data data)
+{
+    kvf_observe_args a = {.shape = *shape, .spans_max = spans_max};
+    check_begin(c);
+    a.kv_heads = 1 + check_below(c, 2);
+    a.group = 1 + check_below(c, spans_max > 10 ? 4 : KVF_GROUP_MAX_HEADS);
+    a.window = 1 + check_below(c, spans_max > 10 ? 8 : 24);
+    a.window_mean = check_below(c, 2);
+    a.group_reduce = (kvf_group_reduce)check_below(c, 3);
+    a.scale = 1.0f / sqrtf((float)shape->head_dim);
+    check_describe(c, "%s d=%u P=%u G=%u W=%u heads=%u spans=%u reduce=%d data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.group,
+                   a.window, a.kv_heads, spans_max, (int)a.group_reduce, (int)data);
+    const size_t rows = (size_t)a.window * a.kv_heads * a.group;
+    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
+    uint32_t *index = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *index);
+    uint32_t *count = check_in(c, a.kv_heads * sizeof *count);
+    uint32_t *limit = check_in(c, a.window * sizeof *limit);
+    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
+    double k_norm = 0.0;
+    for (size_t i = 0; i < (size_t)a.kv_heads * spans_max; i++) {
+        spans[i] = make_span(c, shape, data);
+        index[i] = (uint32_t)(i % spans_max) * shape->page_size;
+        k_norm = fmax(k_norm,
+                      check_norm(spans[i].page, shape->dtype, shape->page_size, shape->head_dim));
+    }
+    for (uint32_t h = 0; h < a.kv_heads; h++)
+        count[h] = check_below(c, 4) ? spans_max : check_below(c, spans_max + 1);
+    for (uint32_t w = 0; w < a.window; w++)
+        limit[w] = check_below(c, 3) ? spans_max * shape->page_size
+                                     : check_below(c, spans_max * shape->page_size);
+    a.q = q;
+    a.limit = limit;
+    a.spans = spans;
+    a.span_index = index;
+    a.span_count = count;
+    observe_buffers want = observe_run(c, &a, c->ref, false);
+    observe_buffers got = observe_run(c, &a, c->var, true);
+    const size_t stats =
+        (size_t)a.kv_heads * kvf_div_ceil_u32(spans_max, KVF_OBSERVE_SPANS) * a.group * a.window;
+    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,
+                         a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size);
+    /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
+    const double unit = a.group_reduce == KVF_GROUP_SUM ? a.group : 1.0;
+    const double all = unit * (a.window_mean ? 1.0 : a.window);
+    check_elements(c, "row_max", got.row_max, want.row_max, KVF_FP32, stats, b.logit, 0x1p-22);
+    if (b.logit < 0.01)
+        check_elements(c, "row_sum", got.row_sum, want.row_sum, KVF_FP32, stats, 0.0,
+                       4.0 * b.logit + 1e-4);
+    const double top = a.scale > 0.0f ? b.logit / 0x1p-22 : 0.0;
+    check_elements(c, "score", got.score, want.score, KVF_FP32,
+                   (size_t)a.kv_heads * spans_max * shape->page_size,
+                   fmin(2.0 * b.out + top * 0x1p-23, 1.0) * all, 1e-5);
+}
+
+void check_observe(check *c)
+{
+    for (uint32_t i = 0; i < 60; i++) {
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]};
+        observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+    }
+    for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
+        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8}, 130, DATA_NORMAL);
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Times of kernels on one core, variant against reference, on shapes of an 8B model.
+ *
+ * Knows nothing of threads or targets; bench/kernels measures those. Each figure is the best of a
+ * few repetitions over data that is larger than the caches where the kernel reads pages.
+ */
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "page_rows.h"
+
+#define HEAD_DIM  128u
+#define PAGE_SIZE 32u
+#define GROUP     4u
+#define PAGES     1024u
+
+static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE};
+
+typedef struct work {
+    const char *op;
+    const char *unit;
+    double amount; /* bytes or operations of the whole launch */
+    kvf_task_fn ref;
+    kvf_task_fn var;
+    const void *args;
+    uint32_t tasks;
+    uint32_t ref_tasks; /* the reference runs this many and is scaled */
+} work;
+
+static double best_time(kvf_task_fn fn, const void *args, uint32_t tasks)
+{
+    double best = INFINITY;
+    const double start = check_seconds();
+    for (uint32_t i = 0; i < 20 && check_seconds() - start < 0.5; i++) {
+        const double t = check_seconds();
+        check_run(fn, args, tasks, false);
+        best = fmin(best, check_seconds() - t);
+    }
+    return best;
+}
+
+static void report(const check *c, const work *w)
+{
+    const double var = best_time(w->var, w->args, w->tasks);
+    const double ref = best_time(w->ref, w->args, w->ref_tasks) * w->tasks / w->ref_tasks;
+    printf("%-12s %-14s %10.1f us  %8.2f %s  %8.1fx reference\n", c->isa, w->op, var * 1e6,
+           w->amount / var * 1e-9, w->unit, ref / var);
+}
+
+static void *pool_of_pages(check *c)
+{
+    uint8_t *pool = check_in(c, PAGES * kvf_page_bytes(&shape));
+    check_fill(c, pool, KVF_BF16, PAGES * kvf_page_bytes(&shape) / 2, DATA_NORMAL);
+    return pool;
+}
+
+static void bench_attend(check *c)
+{
+    uint8_t *pool = pool_of_pages(c);
+    void *q = check_in(c, GROUP * kvf_row_bytes(&shape));
+    kvf_span *spans = check_in(c, PAGES * sizeof *spans);
+    const uint32_t count = PAGES, split = 32, splits = PAGES / split;
+    check_fill(c, q, KVF_BF16, (size_t)GROUP * HEAD_DIM, DATA_NORMAL);
+    for (uint32_t i = 0; i < PAGES; i++)
+        spans[i] = (kvf_span){.page = pool + i * kvf_page_bytes(&shape), .count = PAGE_SIZE};
+    kvf_attend_args a = {.shape = shape,
+                         .lists = 1,
+                         .group = GROUP,
+                         .spans_max = PAGES,
+                         .split = split,
+                         .scale = 0.09f,
+                         .q = q,
+                         .spans = spans,
+                         .span_count = &count};
+    a.partial_o = check_out(c, (size_t)splits * GROUP * HEAD_DIM * sizeof(float));
+    a.partial_lse = check_out(c, (size_t)splits * GROUP * sizeof(float));
+    report(c, &(work){"attend", "GB/s", (double)(PAGES * kvf_page_bytes(&shape)), c->ref->attend,
+                      c->var->attend, &a, splits, 1});
+    kvf_merge_args m = {.shape = shape,
+                        .lists = 1,
+                        .group = GROUP,
+                        .splits_max = splits,
+                        .split = split,
+                        .span_count = &count,
+                        .partial_o = a.partial_o,
+                        .partial_lse = a.partial_lse,
+                        .out = check_out(c, GROUP * kvf_row_bytes(&shape))};
+    check_run(c->ref->attend, &a, splits, false);
+    report(c, &(work){"merge", "GB/s", splits * GROUP * HEAD_DIM * 4.0, c->ref->merge,
+                      c->var->merge, &m, 1, 1});
+}
+
+static void bench_prefill(check *c, uint32_t head_dim)
+{
+    const kvf_shape s = {KVF_BF16, head_dim, PAGE_SIZE};
+    const uint32_t tokens = 96, base = 4000, pages = kvf_div_ceil_u32(base + tokens, PAGE_SIZE);
+    const void **blocks = check_in(c, pages * sizeof *blocks);
+    void *q = check_in(c, tokens * GROUP * kvf_row_bytes(&s));
+    check_fill(c, q, KVF_BF16, (size_t)tokens * GROUP * head_dim, DATA_NORMAL);
+    for (uint32_t i = 0; i < pages; i++) {
+        void *page = check_in(c, kvf_page_bytes(&s));
+        check_fill(c, page, KVF_BF16, kvf_page_bytes(&s) / 2, DATA_NORMAL);
+        blocks[i] = page;
+    }
+    kvf_prefill_kernel_args a = {.shape = s,
+                                 .kv_heads = 1,
+                                 .group = GROUP,
+                                 .tokens = tokens,
+                                 .base = base,
+                                 .scale = 0.09f,
+                                 .q = q,
+                                 .blocks = blocks};
+    a.out = check_out(c, tokens * GROUP * kvf_row_bytes(&s));
+    char name[32];
+    snprintf(name, sizeof name, "prefill d=%u", head_dim);
+    report(c, &(work){name, "GF/s", 4.0 * tokens * GROUP * (base + tokens / 2.0) * head_dim,
+                      c->ref->prefill, c->var->prefill, &a, kvf_prefill_tasks(&a), 1});
+}
+
+static void bench_digest_score(check *c)
+{
+    const uint32_t pages = 16384;
+    const uint32_t count[1] = {pages};
+    void *q = check_in(c, GROUP * kvf_row_bytes(&shape));
+    uint8_t *pool = pool_of_pages(c);
+    uint8_t *digests = check_in(c, pages * kvf_digest_bytes(HEAD_DIM, 1));
+    kvf_digest_job *jobs = check_in(c, pages * sizeof *jobs);
+    const void *rows[1] = {digests};
+    check_fill(c, q, KVF_BF16, (size_t)GROUP * HEAD_DIM, DATA_NORMAL);
+    for (uint32_t i = 0; i < pages; i++)
+        jobs[i] = (kvf_digest_job){.page = pool + i % PAGES * kvf_page_bytes(&shape),
+                                   .digest = digests + i * kvf_digest_bytes(HEAD_DIM, 1),
+                                   .count = PAGE_SIZE};
+    kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
+    report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_half_page_bytes(&shape)),
+                      c->ref->digest, c->var->digest, &d, PAGES, 64});
+    check_run(c->var->digest, &d, pages, false);
+    kvf_score_args a = {.shape = shape,
+                        .subs = 1,
+                        .lists = 1,
+                        .group = GROUP,
+                        .pages_max = pages,
+                        .q = q,
+                        .digests = rows,
+                        .pages = count};
+    a.scores = check_out(c, (size_t)GROUP * pages * sizeof(float));
+    report(c, &(work){"score", "GB/s", (double)(pages * kvf_digest_bytes(HEAD_DIM, 1)),
+                      c->ref->score, c->var->score, &a, kvf_score_tasks(&a), 1});
+}
+
+static void bench_lists(check *c)
+{
+    const uint32_t pages = 4096, lists = 8;
+    uint32_t counts[8], ks[8];
+    float *scores = check_in(c, (size_t)lists * GROUP * pages * sizeof *scores);
+    for (size_t i = 0; i < (size_t)lists * GROUP * pages; i++)
+        scores[i] = (float)check_normal(c) * 10.0f;
+    for (uint32_t i = 0; i < lists; i++) {
+        counts[i] = pages;
+        ks[i] = 24;
+    }
+    kvf_reduce_args r = {.kind = KVF_GROUP_MEAN_SOFTMAX,
+                         .outputs = lists,
+                         .rows = GROUP,
+                         .pages_max = pages,
+                         .scale = 0.09f,
+                         .scores = scores,
+                         .pages = counts};
+    r.out = check_out(c, (size_t)lists * pages * sizeof(float));
+    report(c, &(work){"reduce", "Gel/s", (double)lists * GROUP * pages, c->ref->reduce,
+                      c->var->reduce, &r, lists, 1});
+    kvf_topk_args t = {.lists = lists,
+                       .stride = pages,
+                       .ids_max = 24,
+                       .work_stride = pages,
+                       .scores = scores,
+                       .count = counts,
+                       .k = ks};
+    t.ids = check_out(c, (size_t)lists * 24 * sizeof(int32_t));
+    t.id_count = check_out(c, lists * sizeof(uint32_t));
+    t.work = check_out(c, (size_t)lists * pages * sizeof(uint32_t));
+    report(c, &(work){"topk 24/4096", "Gel/s", (double)lists * pages, c->ref->topk, c->var->topk,
+                      &t, lists, 1});
+}
+
+static void bench_observe(check *c)
+{
+    uint8_t *pool = pool_of_pages(c);
+    const uint32_t window = 32, spans_max = 256, count = spans_max;
+    void *q = check_in(c, window * GROUP * kvf_row_bytes(&shape));
+    kvf_span *spans = check_in(c, spans_max * sizeof *spans);
+    uint32_t *index = check_in(c, spans_max * sizeof *index), *limit = check_in(c, window * 4);
+    check_fill(c, q, KVF_BF16, (size_t)window * GROUP * HEAD_DIM, DATA_NORMAL);
+    for (uint32_t i = 0; i < spans_max; i++) {
+        spans[i] = (kvf_span){.page = pool + i * kvf_page_bytes(&shape), .count = PAGE_SIZE};
+        index[i] = i * PAGE_SIZE;
+    }
+    for (uint32_t w = 0; w < window; w++)
+        limit[w] = spans_max * PAGE_SIZE;
+    kvf_observe_args a = {.shape = shape,
+                          .kv_heads = 1,
+                          .group = GROUP,
+                          .window = window,
+                          .spans_max = spans_max,
+                          .scale = 0.09f,
+                          .q = q,
+                          .limit = limit,
+                          .spans = spans,
+                          .span_index = index,
+                          .span_count = &count};
+    a.row_max = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
+    a.row_sum = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
+    a.score = check_out(c, (size_t)spans_max * PAGE_SIZE * sizeof(float));
+    const double work_done = 2.0 * window * GROUP * spans_max * PAGE_SIZE * HEAD_DIM;
+    report(c, &(work){"observe_stats", "GF/s", work_done, c->ref->observe_stats,
+                      c->var->observe_stats, &a, 4, 1});
+    check_run(c->var->observe_stats, &a, 4, false);
+    report(c, &(work){"observe_score", "GF/s", work_done, c->ref->observe_score,
+                      c->var->observe_score, &a, 4, 1});
+}
+
+static void bench_moves(check *c)
+{
+    const uint32_t count = 2048;
+    const size_t bytes = kvf_page_bytes(&shape);
+    uint8_t *pool = check_in(c, count * bytes), *to = check_in(c, 64 * bytes);
+    const void *from[64];
+    void *targets[64];
+    memset(pool, 1, count * bytes);
+    for (uint32_t i = 0; i < 64; i++) {
+        from[i] = pool + check_below(c, count) * bytes;
+        targets[i] = to + i * bytes;
+    }
+    kvf_copy_args a = {
+        .bytes = bytes, .count = 64, .per_task = 16, .stream = 1, .from = from, .to = targets};
+    report(c, &(work){"copy", "GB/s", 64.0 * (double)bytes, c->ref->copy, c->var->copy, &a, 4, 4});
+}
+
+void bench_kernels(check *c, const char *op)
+{
+    static void (*const all[])(check *) = {bench_attend, bench_digest_score, bench_lists,
+                                           bench_observe, bench_moves};
+    for (size_t i = 0; i < sizeof all / sizeof *all && !op; i++) {
+        check_begin(c);
+        all[i](c);
+    }
+    if (op && strcmp(op, "attend") == 0)
+        bench_attend(c);
+    if (op && strcmp(op, "score") == 0)
+        bench_digest_score(c);
+    for (uint32_t i = 0; i < 5 && (!op || strcmp(op, "prefill") == 0); i++) {
+        check_begin(c);
+        bench_prefill(c, check_head_dims[i]);
+    }
+    check_end(c);
+}

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on scores and lists against their references: reduce, topk, pool, resolve, convert.
+ *
+ * topk, resolve, pooling by maximum: bit for bit. Averages of n terms in fp32 are off by at most n
+ * * 2^-24 of the sum of magnitudes. A softmax weight is off by at most its logit's error, scale *
+ * |s - top| * 2^-23, and that of the exponential, 2e-7.
+ */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "convert.h"
+
+/* Scores of pages: usual, or with everything that damages a comparison. */
+static void fill_scores(check *c, float *to, size_t count, uint32_t kind)
+{
+    static const float odd[] = {0.0f,     -0.0f,     INFINITY,   -INFINITY, FLT_MAX,
+                                -FLT_MAX, 0x1p-149f, -0x1p-149f, 1.0f,      1.0f};
+    for (size_t i = 0; i < count; i++) {
+        float x = (float)check_normal(c) * 20.0f;
+        switch (kind) {
+        case 1: /* ties */
+            x = (float)check_below(c, 3);
+            break;
+        case 2:
+            x = 7.25f;
+            break;
+        case 3: /* holes */
+            x = check_below(c, 3) ? x : check_below(c, 2) ? -INFINITY : NAN;
+            break;
+        case 4:
+            x = check_below(c, 4) ? odd[check_below(c, 10)] : NAN;
+            break;
+        case 5:
+            x = (float)i;
+            break;
+        case 6:
+            x = -(float)(i / 2);
+            break;
+        case 7:
+            x = -INFINITY;
+            break;
+        default:
+            break;
+        }
+        to[i] = x;
+    }
+}
+
+static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_t data)
+{
+    kvf_reduce_args a = {.kind = kind, .pages_max = pages + check_below(c, 9)};
+    check_begin(c);
+    a.outputs = 1 + check_below(c, 3);
+    a.rows = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
+    a.pages_step = check_below(c, 2);
+    a.scale = 0.09f;
+    check_describe(c, "kind=%d outputs=%u rows=%u pages=%u data=%u", (int)kind, a.outputs, a.rows,
+                   pages, data);
+    const size_t outs = (size_t)a.outputs * a.pages_max;
+    float *scores = check_in(c, outs * a.rows * sizeof *scores);
+    uint32_t *counts = check_in(c, a.outputs * sizeof *counts);
+    fill_scores(c, scores, outs * a.rows, data);
+    for (uint32_t i = 0; i < a.outputs; i++)
+        counts[i] = check_below(c, 3) ? pages : check_below(c, pages + 1);
+    a.scores = scores;
+    a.pages = counts;
+    float *out[2];
+    for (int i = 0; i < 2; i++) {
+        out[i] = a.out = check_out(c, outs * sizeof(float));
+        check_run(i ? c->var->reduce : c->ref->reduce, &a, kvf_reduce_tasks(&a), i);
+    }
+    double magnitude = 0.0;
+    for (size_t i = 0; i < outs * a.rows; i++)
+        if (isfinite(scores[i]))
+            magnitude = fmax(magnitude, fabs((double)scores[i]));
+    double absolute = kind == KVF_GROUP_SUM ? a.rows * a.rows * 0x1p-24 * magnitude : 0.0;
+    if (kind == KVF_GROUP_MEAN_SOFTMAX)
+        /* x e^-x <= 0.37 bounds what the rounding of a logit does to its weight */
+        absolute = 0.37 * 0x1p-22 + 4e-7;
+    check_elements(c, "out", out[1], out[0], KVF_FP32, outs, absolute,
+                   kind == KVF_GROUP_MEAN_SOFTMAX ? (pages + 16) * 0x1p-24 : 0.0);
+}
+
+void check_reduce(check *c)
+{
+    static const uint32_t pages[] = {0, 1, 7, 8, 15, 16, 33, 100, 1000};
+    for (uint32_t kind = 0; kind < 3; kind++)
+        for (uint32_t p = 0; p < 9; p++)
+            for (uint32_t data = 0; data < 8; data++)
+                if (kind != KVF_GROUP_SUM || data != 4) /* inf - inf */
+                    reduce_case(c, (kvf_group_reduce)kind, pages[p], data);
+}
+
+static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
+{
+    kvf_topk_args a = {0};
+    check_begin(c);
+    a.lists = 1 + check_below(c, 3);
+    const uint32_t offset = check_below(c, 2) ? check_below(c, 40) : 0;
+    a.stride = offset + count + check_below(c, 5);
+    a.ids_max = k + check_below(c, 3);
+    a.work_stride = count;
+    check_describe(c, "lists=%u first=%u count=%u k=%u data=%u", a.lists, offset, count, k, data);
+    float *scores = check_in(c, (size_t)a.lists * a.stride * sizeof *scores);
+    uint32_t *first = check_in(c, a.lists * sizeof *first);
+    uint32_t *counts = check_in(c, a.lists * sizeof *counts);
+    uint32_t *ks = check_in(c, a.lists * sizeof *ks);
+    for (uint32_t i = 0; i < a.lists; i++) {
+        fill_scores(c, scores + (size_t)i * a.stride, a.stride, data);
+        first[i] = offset;
+        counts[i] = check_below(c, 4) ? count : check_below(c, count + 1);
+        ks[i] = check_below(c, 4) ? k : check_below(c, k + 1);
+    }
+    a.scores = scores;
+    a.first = offset ? first : NULL;
+    a.count = counts;
+    a.k = ks;
+    int32_t *ids[2];
+    uint32_t *id_count[2];
+    for (int i = 0; i < 2; i++) {
+        ids[i] = a.ids = check_out(c, (size_t)a.lists * a.ids_max * sizeof(int32_t));
+        id_count[i] = a.id_count = check_out(c, a.lists * sizeof(uint32_t));
+        a.work = check_out(c, (size_t)a.lists * a.work_stride * sizeof(uint32_t));
+        check_run(i ? c->var->topk : c->ref->topk, &a, kvf_topk_tasks(&a), i);
+    }
+    check_bits(c, "id_count", id_count[1], id_count[0], a.lists * sizeof(uint32_t));
+    check_bits(c, "ids", ids[1], ids[0], (size_t)a.lists * a.ids_max * sizeof(int32_t));
+}
+
+void check_topk(check *c)
+{
+    static const uint32_t counts[] = {0, 1, 2, 7, 8, 31, 64, 100, 513, 4096};
+    static const uint32_t ks[] = {0, 1, 2, 8, 24, 100, 5000};
+    for (uint32_t n = 0; n < 10; n++)
+        for (uint32_t k = 0; k < 7; k++)
+            for (uint32_t data = 0; data < 8; data++)
+                topk_case(c, counts[n], ks[k], data);
+    for (uint32_t data = 0; data < 8; data++) {
+        topk_case(c, 65536 + 37, 24, data);
+        topk_case(c, 70001, 1024, data);
+    }
+}
+
+void check_pool(check *c)
+{
+    static const uint32_t counts[] = {0, 1, 2, 3, 8, 17, 64, 1001};
+    for (uint32_t i = 0; i < 8 * 6 * 2; i++) {
+        kvf_pool_args a = {.count = counts[i / 12], .average = i % 2, .width = 2 * (i / 2 % 6) + 1};
+        check_begin(c);
+        a.rows = 1 + check_below(c, 3);
+        a.stride = a.count + check_below(c, 4);
+        check_describe(c, "rows=%u count=%u width=%u average=%u", a.rows, a.count, a.width,
+                       a.average);
+        const size_t all = (size_t)a.rows * a.stride;
+        float *in = check_in(c, all * sizeof *in);
+        fill_scores(c, in, all, a.average ? 0 : check_below(c, 8));
+        a.in = in;
+        float *out[2];
+        for (int k = 0; k < 2; k++) {
+            out[k] = a.out = check_out(c, all * sizeof(float));
+            check_run(k ? c->var->pool : c->ref->pool, &a, kvf_pool_tasks(&a), k);
+        }
+        /* 13 terms of at most 120, divided by their number */
+        check_elements(c, "out", out[1], out[0], KVF_FP32, all,
+                       a.average ? 120.0 * (a.width + 2) * 0x1p-24 : 0.0, 0.0);
+    }
+}
+
+/* The tables stay inverse to each other, and every selected page ends in a slot. */
+static void resolve_invariants(check *c, const kvf_resolve_args *a, uint32_t list, uint32_t pages)
+{
+    for (uint32_t p = 0; p < pages; p++) {
+        int32_t slot = a->slot_of_page[list][p];
+        if (slot >= 0 && a->page_of_slot[list][slot] != (int32_t)p)
+            check_fail(c, "page %u says slot %d, which holds page %d", p, slot,
+                       a->page_of_slot[list][slot]);
+    }
+    for (uint32_t i = 0; i < a->id_count[list]; i++) {
+        const size_t at = (size_t)list * a->ids_max + i;
+        if (a->slot_of_page[list][a->ids[at]] != a->slot_of_id[at] || a->slot_of_id[at] < 0)
+            check_fail(c, "selected page %d is not in its slot", a->ids[at]);
+    }
+}
+
+/* resolve has one host form; it is run for several steps and its invariants are checked. */
+static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
+{
+    kvf_resolve_args a = {.lists = 2, .ids_max = k, .slots = slots, .stride = pages};
+    check_begin(c);
+    check_describe(c, "pages=%u k=%u slots=%u", pages, k, slots);
+    int32_t *of_page[2], *of_slot[2];
+    const float *rows[2];
+    float *scores = check_in(c, 2 * (size_t)pages * sizeof *scores);
+    int32_t *ids = check_in(c, 2 * (size_t)k * sizeof *ids);
+    uint32_t *id_count = check_in(c, 2 * sizeof *id_count);
+    for (uint32_t i = 0; i < 2; i++) {
+        of_page[i] = check_out(c, pages * sizeof(int32_t));
+        of_slot[i] = check_out(c, slots * sizeof(int32_t));
+        memset(of_page[i], 0xff, pages * sizeof(int32_t));
+        memset(of_slot[i], 0xff, slots * sizeof(int32_t));
+        rows[i] = scores + (size_t)i * pages;
+    }
+    a.ids = ids;
+    a.id_count = id_count;
+    a.scores = rows;
+    a.slot_of_page = of_page;
+    a.page_of_slot = of_slot;
+    a.slot_of_id = check_out(c, 2 * (size_t)k * sizeof(int32_t));
+    a.missed = check_out(c, 2 * (size_t)k * sizeof(uint32_t));
+    a.misses = check_out(c, 2 * (size_t)k * sizeof(kvf_miss));
+    a.miss_count = check_out(c, 2 * sizeof(uint32_t));
+    for (uint32_t step = 0; step < 6; step++) {
+        fill_scores(c, scores, 2 * (size_t)pages, step % 4);
+        for (uint32_t i = 0; i < 2; i++) {
+            uint32_t n = 0;
+            for (uint32_t p = 0; p < pages && n < k; p++)
+                if (check_below(c, pages) < k)
+                    ids[(size_t)i * k + n++] = (int32_t)p;
+            id_count[i] = n;
+        }
+        uint32_t resident[2] = {0, 0};
+        for (uint32_t i = 0; i < 2; i++)
+            for (uint32_t n = 0; n < id_count[i]; n++)
+                resident[i] += of_page[i][ids[(size_t)i * k + n]] >= 0;
+        check_run(c->var->resolve, &a, kvf_resolve_tasks(&a), step & 1);
+        for (uint32_t i = 0; i < 2; i++) {
+            resolve_invariants(c, &a, i, pages);
+            if (a.miss_count[i] != id_count[i] - resident[i])
+                check_fail(c, "%u misses, %u pages of %u were resident", a.miss_count[i],
+                           resident[i], id_count[i]);
+        }
+    }
+}
+
+/* Full slots: the victim is the page with the lowest score, ties to the lower page, NaN lowest. */
+static void resolve_victims(check *c)
+{
+    check_begin(c);
+    check_describe(c, "victims by score");
+    int32_t of_page[6] = {2, 0, 1, 3, -1, -1}, of_slot[4] = {1, 2, 0, 3};
+    int32_t *page_rows[1] = {of_page}, *slot_rows[1] = {of_slot};
+    const float scores[6] = {5.0f, 2.0f, 2.0f, NAN, 9.0f, 8.0f};
+    const float *score_rows[1] = {scores};
+    const int32_t ids[3] = {0, 4, 5};
+    const uint32_t id_count[1] = {3};
+    int32_t slot_of_id[3];
+    uint32_t missed[3], miss_count[1];
+    kvf_miss misses[3];
+    kvf_resolve_args a = {.lists = 1,
+                          .ids_max = 3,
+                          .slots = 4,
+                          .stride = 6,
+                          .ids = ids,
+                          .id_count = id_count,
+                          .scores = score_rows,
+                          .slot_of_page = page_rows,
+                          .page_of_slot = slot_rows,
+                          .slot_of_id = slot_of_id,
+                          .missed = missed,
+                          .misses = misses,
+                          .miss_count = miss_count};
+    c->var->resolve(&a, 0);
+    if (miss_count[0] != 2 || misses[0].page != 4 || misses[0].slot != 3 || misses[1].page != 5 ||
+        misses[1].slot != 0 || missed[0] != 0 || missed[1] != 1 || slot_of_id[0] != 2 ||
+        of_page[3] != -1 || of_page[1] != -1 || of_page[2] != 1)
+        check_fail(c, "wrong victims: %u misses, first into slot %d, second into %d", miss_count[0],
+                   misses[0].slot, misses[1].slot);
+}
+
+void check_resolve(check *c)
+{
+    for (uint32_t i = 0; i < 40; i++)
+        resolve_case(c, 20 + 13 * i, 1 + i % 17, 17 + i);
+    resolve_victims(c);
+}
+
+/* Every fp16 and bf16 number survives, and rounding is to the nearest of the two neighbours. */
+void check_convert(check *c)
+{
+    check_begin(c);
+    for (uint32_t i = 0; i < 65536; i++) {
+        const uint16_t h = (uint16_t)i;
+        const float x = kvf_fp16_to_float(h), y = kvf_bf16_to_float(h);
+        check_describe(c, "bits %04x", i);
+        if (isnan(x) ? !isnan(kvf_fp16_to_float(kvf_fp16_from_float(x)))
+                     : kvf_fp16_from_float(x) != h)
+            check_fail(c, "fp16 does not survive");
+        if (isnan(y) ? !isnan(kvf_bf16_to_float(kvf_bf16_from_float(y)))
+                     : kvf_bf16_from_float(y) != h || kvf_bf16_down(y) != h || kvf_bf16_up(y) != h)
+            check_fail(c, "bf16 does not survive");
+    }
+    for (uint32_t i = 0; i < 300000; i++) {
+        const float x = kvf_bits_float((uint32_t)check_random(c));
+        if (isnan(x))
+            continue;
+        check_describe(c, "value %a", (double)x);
+        const float down = kvf_bf16_to_float(kvf_bf16_down(x)),
+                    up = kvf_bf16_to_float(kvf_bf16_up(x));
+        const float near = kvf_bf16_to_float(kvf_bf16_from_float(x));
+        if (down > x || up < x || (near != down && near != up))
+            check_fail(c, "bf16 rounds to %a, %a, %a", (double)down, (double)near, (double)up);
+        if (isfinite(near) && isfinite(down) && isfinite(up) &&
+            fabs((double)near - (double)x) > fmin((double)x - (double)down, (double)up - (double)x))
+            check_fail(c, "bf16 %a is not nearest", (double)near);
+        const uint16_t h = kvf_fp16_from_float(x);
+        const double error = fabs((double)kvf_fp16_to_float(h) - (double)x);
+        const double below = (h & 0x7fff) && (h & 0x7fff) <= 0x7c00
+                                 ? fabs((double)kvf_fp16_to_float((uint16_t)(h - 1)) - (double)x)
+                                 : INFINITY;
+        const double above = (h & 0x7fff) < 0x7bff
+                                 ? fabs((double)kvf_fp16_to_float((uint16_t)(h + 1)) - (double)x)
+                                 : INFINITY;
+        if ((h & 0x7fff) != 0x7c00 && (error > below || error > above))
+            check_fail(c, "fp16 %04x is not nearest", h);
+        if ((h & 0x7fff) == 0x7c00 && fabsf(x) < 65520.0f)
+            check_fail(c, "fp16 overflows too early");
+    }
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on pages and bytes against their references: digest, score, copy, repack.
+ *
+ * copy, repack and minmax digests: bit for bit. The other digests round an fp32 result that may
+ * differ in its last bits, so neighbours in bf16 are equal enough, plus n * 2^-23 of the largest
+ * key where terms cancel. A score is a sum of 2 head_dim products: off by at most 2 head_dim *
+ * 2^-24 (twice that without fused multiply-add) of the sum of their magnitudes, which is at most
+ * |q| (|lo| + |hi|).
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "convert.h"
+#include "page_rows.h"
+
+static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, uint32_t subs,
+                        check_data data)
+{
+    kvf_digest_args a = {.shape = *shape, .kind = kind, .subs = subs};
+    check_begin(c);
+    a.job_count = 1 + check_below(c, 4);
+    check_describe(c, "%s d=%u P=%u kind=%d subs=%u jobs=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, (int)kind,
+                   subs, a.job_count, (int)data);
+    const size_t elements = kvf_page_bytes(shape) / kvf_dtype_bytes(shape->dtype);
+    const size_t bytes = kvf_digest_bytes(shape->head_dim, subs);
+    double largest = 0.0;
+    kvf_digest_job *jobs = check_in(c, a.job_count * sizeof *jobs);
+    uint8_t *out[2] = {check_out(c, a.job_count * bytes), check_out(c, a.job_count * bytes)};
+    for (uint32_t i = 0; i < a.job_count; i++) {
+        uint8_t *page = check_in(c, kvf_page_bytes(shape));
+        jobs[i] = (kvf_digest_job){.page = page, .count = shape->page_size};
+        if (check_below(c, 3) == 0)
+            jobs[i].count = check_below(c, shape->page_size + 1);
+        if (check_below(c, 2))
+            jobs[i].skip = check_below(c, 8) ? check_random(c) : UINT64_MAX;
+        if (i == 3)
+            jobs[i].page = NULL; /* left out: its digest is not written */
+        check_fill(c, page, shape->dtype, elements, data);
+        for (size_t k = 0; k < elements; k++)
+            largest = fmax(largest, fabs(check_value(page, shape->dtype, k)));
+        const uint64_t live = kvf_live_bits(jobs[i].count, jobs[i].skip);
+        for (uint32_t t = 0; t < shape->page_size; t++)
+            if (!(live >> t & 1))
+                check_fill_nan(page + t * kvf_row_bytes(shape), shape->dtype, shape->head_dim);
+    }
+    a.jobs = jobs;
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t k = 0; k < a.job_count; k++)
+            jobs[k].digest = out[i] + k * bytes;
+        check_run(i ? c->var->digest : c->ref->digest, &a, kvf_digest_tasks(&a), i);
+    }
+    if (kind == KVF_DIGEST_MINMAX)
+        check_bits(c, "digest", out[1], out[0], a.job_count * bytes);
+    else
+        check_elements(c, "digest", out[1], out[0], KVF_BF16, a.job_count * bytes / 2,
+                       largest * (shape->page_size + 4) * 0x1p-23 + 0x1p-133, 0x1p-7);
+}
+
+void check_digest(check *c)
+{
+    for (uint32_t i = 0; i < 5 * 4 * 3 * 3; i++)
+        for (uint32_t kind = 0; kind < 3; kind++) {
+            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5],
+                           check_page_sizes[i / 15 % 4]};
+            digest_case(c, &s, (kvf_digest_kind)kind, 1u << (i / 60),
+                        i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+        }
+}
+
+/* Boxes with lo <= hi; some empty. Returns the largest |lo| + |hi| of a box. */
+static double fill_boxes(check *c, uint16_t *to, size_t boxes, uint32_t head_dim, check_data data)
+{
+    double best = 0.0;
+    for (size_t b = 0; b < boxes; b++, to += 2 * head_dim) {
+        check_fill(c, to, KVF_BF16, 2 * head_dim, data);
+        const bool empty = check_below(c, 6) == 0;
+        for (uint32_t d = 0; d < head_dim; d++) {
+            uint16_t lo = to[d], hi = to[head_dim + d];
+            const bool swap = kvf_bf16_to_float(lo) > kvf_bf16_to_float(hi);
+            to[d] = empty ? 0x7f80 : swap ? hi : lo;
+            to[head_dim + d] = empty ? 0xff80 : swap ? lo : hi;
+        }
+        best = fmax(best, check_norm(to, KVF_BF16, 1, head_dim) +
+                              check_norm(to + head_dim, KVF_BF16, 1, head_dim));
+    }
+    return best;
+}
+
+static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t group, uint32_t subs,
+                       uint32_t pages, check_data data)
+{
+    kvf_score_args a = {.shape = {dtype, head_dim, 32}, .group = group, .subs = subs};
+    check_begin(c);
+    a.lists = 1 + check_below(c, 2);
+    a.pages_max = pages + check_below(c, 300);
+    check_describe(c, "%s d=%u G=%u subs=%u lists=%u pages=%u of %u data=%d",
+                   check_dtype_name(dtype), head_dim, group, subs, a.lists, pages, a.pages_max,
+                   (int)data);
+    if (a.pages_max == 0)
+        a.pages_max = 1;
+    const size_t rows = (size_t)a.lists * group;
+    void *q = check_in(c, rows * kvf_row_bytes(&a.shape));
+    const void **digests = check_in(c, a.lists * sizeof *digests);
+    uint32_t *counts = check_in(c, a.lists * sizeof *counts);
+    double norm = 0.0;
+    check_fill(c, q, dtype, rows * head_dim, data);
+    for (uint32_t i = 0; i < a.lists; i++) {
+        counts[i] = i == 0 ? pages : check_below(c, pages + 1);
+        uint16_t *boxes = check_in(c, counts[i] * kvf_digest_bytes(head_dim, subs));
+        norm = fmax(norm, fill_boxes(c, boxes, (size_t)counts[i] * subs, head_dim, data));
+        digests[i] = boxes;
+    }
+    a.q = q;
+    a.digests = digests;
+    a.pages = counts;
+    float *out[2];
+    for (int i = 0; i < 2; i++) {
+        out[i] = a.scores = check_out(c, rows * a.pages_max * sizeof(float));
+        check_run(i ? c->var->score : c->ref->score, &a, kvf_score_tasks(&a), i);
+    }
+    const double q_norm = check_norm(q, dtype, rows, head_dim);
+    check_elements(c, "scores", out[1], out[0], KVF_FP32, rows * a.pages_max,
+                   4.0 * head_dim * 0x1p-24 * q_norm * norm + 0x1p-126, 0x1p-23);
+}
+
+void check_score(check *c)
+{
+    static const uint32_t pages[] = {0, 1, 2, 7, 40, 255, 256, 257, 600};
+    for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++)
+        for (uint32_t d = 0; d < 5; d++)
+            for (uint32_t sub = 0; sub < 3; sub++) {
+                const uint32_t i = group * 15 + d * 3 + sub;
+                score_case(c, (kvf_dtype)(i % 3), check_head_dims[d], group, 1u << sub,
+                           pages[group > 4 ? i % 5 : i % 9],
+                           i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+            }
+    score_case(c, KVF_BF16, 64, 1, 1, 65536 + 3, DATA_NORMAL);
+}
+
+static void copy_case(check *c, size_t bytes, uint32_t count, uint32_t stream, size_t shift)
+{
+    kvf_copy_args a = {.bytes = bytes, .count = count, .stream = stream};
+    check_begin(c);
+    a.per_task = 1 + check_below(c, 5);
+    check_describe(c, "bytes=%zu count=%u per_task=%u stream=%u shift=%zu", bytes, count,
+                   a.per_task, stream, shift);
+    uint8_t *from = check_in(c, bytes * count);
+    const void **sources = check_in(c, count * sizeof *sources);
+    void **targets = check_in(c, count * sizeof *targets);
+    for (size_t i = 0; i < bytes * count; i++)
+        from[i] = (uint8_t)check_random(c);
+    for (uint32_t i = 0; i < count; i++)
+        sources[i] = from + bytes * check_below(c, count);
+    a.from = sources;
+    a.to = targets;
+    uint8_t *out[2];
+    for (int i = 0; i < 2; i++) {
+        out[i] = check_out(c, bytes * count + shift);
+        for (uint32_t k = 0; k < count; k++)
+            targets[k] = out[i] + shift + bytes * ((k * 7 + 3) % count);
+        check_run(i ? c->var->copy : c->ref->copy, &a, kvf_copy_tasks(&a), i);
+    }
+    check_bits(c, "copy", out[1], out[0], bytes * count + shift);
+}
+
+void check_copy(check *c)
+{
+    static const size_t sizes[] = {16, 48, 256, 272, 1024, 4096, 5120, 16384, 20480, 65536};
+    for (uint32_t i = 0; i < 10; i++)
+        for (uint32_t stream = 0; stream < 2; stream++)
+            for (size_t shift = 0; shift <= 16; shift += 16) {
+                copy_case(c, sizes[i], 1, stream, shift);
+                copy_case(c, sizes[i], 8, stream, shift);
+            }
+}
+
+static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint32_t faults)
+{
+    kvf_repack_args a = {.shape = *shape, .tokens = tokens};
+    check_begin(c);
+    a.kv_heads = 1 + check_below(c, 3);
+    a.first = check_below(c, shape->page_size);
+    check_describe(c, "%s d=%u P=%u heads=%u tokens=%u first=%u faults=%u",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.kv_heads,
+                   tokens, a.first, faults);
+    const uint32_t blocks = kvf_div_ceil_u32(a.first + tokens, shape->page_size);
+    const size_t elements = (size_t)tokens * a.kv_heads * shape->head_dim;
+    const size_t block_bytes = a.kv_heads * kvf_page_bytes(shape);
+    void *input[2];
+    void **targets = check_in(c, blocks * sizeof *targets);
+    for (int i = 0; i < 2; i++) {
+        input[i] = check_in(c, elements * kvf_dtype_bytes(shape->dtype));
+        check_fill(c, input[i], shape->dtype, elements, (check_data)check_below(c, DATA_COUNT));
+    }
+    for (uint32_t i = 0; i < faults && elements; i++)
+        kvf_element_set(input[check_below(c, 2)], shape->dtype, check_below(c, (uint32_t)elements),
+                        check_below(c, 2)   ? NAN
+                        : check_below(c, 2) ? INFINITY
+                                            : -INFINITY);
+    a.k = input[0];
+    a.v = input[1];
+    a.blocks = targets;
+    uint8_t *out[2];
+    uint32_t fault[2] = {UINT32_MAX, UINT32_MAX};
+    for (int i = 0; i < 2; i++) {
+        out[i] = check_out(c, blocks * block_bytes);
+        for (uint32_t k = 0; k < blocks; k++)
+            targets[k] = out[i] + k * block_bytes;
+        a.fault = &fault[i];
+        check_run(i ? c->var->repack : c->ref->repack, &a, kvf_repack_tasks(&a), i);
+    }
+    check_bits(c, "pages", out[1], out[0], blocks * block_bytes);
+    check_bits(c, "fault", &fault[1], &fault[0], sizeof fault[0]);
+    if ((fault[0] != UINT32_MAX) != (faults != 0 && elements != 0))
+        check_fail(c, "%u faults, reference reports %u", faults, fault[0]);
+}
+
+void check_repack(check *c)
+{
+    static const uint32_t tokens[] = {0, 1, 7, 8, 33, 64, 100};
+    for (uint32_t i = 0; i < 5 * 4 * 3 * 3; i++)
+        repack_case(c,
+                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5],
+                                 check_page_sizes[i / 15 % 4]},
+                    tokens[i % 7], i % 3 ? 0 : i % 4);
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What must hold between kernels, whatever the variant: a digest's score bounds the keys in its
+ * box, splitting and merging does not change attention, a skipped token is a token that is not
+ * there, the two passes together are the one, and dense attention is prefill of the last token.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "convert.h"
+#include "page_rows.h"
+
+#define D     128u
+#define P     16u
+#define SPANS 9u
+#define GROUP 5u
+
+/* The score of a minmax box is at least q.k for every key in it, up to the rounding of two sums. */
+static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
+{
+    const kvf_shape s = {dtype, D, P};
+    check_begin(c);
+    check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
+    void *page = check_in(c, kvf_page_bytes(&s)), *q = check_in(c, kvf_row_bytes(&s));
+    void *digest = check_out(c, kvf_digest_bytes(D, subs));
+    check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
+    check_fill(c, q, dtype, D, DATA_NORMAL);
+    kvf_digest_job job = {.page = page, .digest = digest, .count = P, .skip = check_random(c)};
+    kvf_digest_args da = {
+        .shape = s, .kind = KVF_DIGEST_MINMAX, .subs = subs, .job_count = 1, .jobs = &job};
+    c->var->digest(&da, 0);
+    const void *digests[1] = {digest};
+    const uint32_t pages[1] = {1};
+    float score = NAN;
+    kvf_score_args sa = {.shape = s,
+                         .subs = subs,
+                         .lists = 1,
+                         .group = 1,
+                         .pages_max = 1,
+                         .q = q,
+                         .digests = digests,
+                         .pages = pages,
+                         .scores = &score};
+    c->var->score(&sa, 0);
+    for (uint32_t t = 0; t < P; t++) {
+        double dot = 0.0, magnitude = 0.0;
+        if (job.skip >> t & 1)
+            continue;
+        for (uint32_t d = 0; d < D; d++) {
+            double term =
+                check_value(q, dtype, d) * check_value(kvf_page_key(&s, page, t), dtype, d);
+            dot += term;
+            magnitude += fabs(term);
+        }
+        if (!((double)score >= dot - magnitude * 2.0 * D * 0x1p-24))
+            check_fail(c, "token %u has q.k %.9g, its page only %.9g", t, dot, (double)score);
+    }
+}
+
+/* Attention over spans, split by `split`, in the given passes; out and lse are the caller's. */
+typedef struct setting {
+    const void *q;
+    const kvf_span *spans;
+    uint32_t count;
+    uint32_t split;
+    bool two_passes;
+} setting;
+
+static void run_attention(check *c, const kvf_shape *s, const setting *x, void *out, float *lse)
+{
+    const uint32_t splits = kvf_div_ceil_u32(SPANS, x->split);
+    kvf_attend_args a = {.shape = *s,
+                         .lists = 1,
+                         .group = GROUP,
+                         .spans_max = SPANS,
+                         .split = x->split,
+                         .scale = 0.09f,
+                         .q = x->q,
+                         .spans = x->spans,
+                         .span_count = &x->count};
+    a.partial_o = check_out(c, (size_t)splits * GROUP * D * sizeof(float));
+    a.partial_lse = check_out(c, (size_t)splits * GROUP * sizeof(float));
+    for (int pass = x->two_passes ? 1 : 0; pass <= (x->two_passes ? 2 : 0); pass++) {
+        a.pass = (kvf_pass)pass;
+        check_run(c->var->attend, &a, kvf_attend_tasks(&a), pass & 1);
+    }
+    kvf_merge_args m = {.shape = *s,
+                        .lists = 1,
+                        .group = GROUP,
+                        .splits_max = splits,
+                        .split = x->split,
+                        .span_count = &x->count,
+                        .partial_o = a.partial_o,
+                        .partial_lse = a.partial_lse,
+                        .out = out,
+                        .lse = lse};
+    check_run(c->var->merge, &m, kvf_merge_tasks(&m), false);
+}
+
+static void attention_properties(check *c, kvf_dtype dtype)
+{
+    const kvf_shape s = {dtype, D, P};
+    const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_row_bytes(&s);
+    check_begin(c);
+    check_describe(c, "attention, %s", check_dtype_name(dtype));
+    void *q = check_in(c, bytes);
+    kvf_span spans[SPANS], packed[SPANS];
+    check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
+    for (uint32_t i = 0; i < SPANS; i++) {
+        uint8_t *page = check_in(c, kvf_page_bytes(&s)), *dense = check_in(c, kvf_page_bytes(&s));
+        check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
+        check_fill_nan(dense, dtype, (size_t)2 * P * D);
+        spans[i] = (kvf_span){.page = page,
+                              .count = P - i % 3,
+                              .skip = check_random(c),
+                              .fetched = check_below(c, 2)};
+        packed[i] = (kvf_span){.page = dense, .fetched = spans[i].fetched};
+        for (uint32_t t = 0; t < spans[i].count; t++) {
+            if (spans[i].skip >> t & 1)
+                continue;
+            memcpy(dense + packed[i].count * token, kvf_page_key(&s, page, t), token);
+            memcpy(dense + kvf_half_page_bytes(&s) + packed[i].count * token,
+                   kvf_page_value(&s, page, t), token);
+            packed[i].count++;
+        }
+    }
+    void *out[4];
+    float lse[4][GROUP];
+    for (int i = 0; i < 4; i++)
+        out[i] = check_out(c, bytes);
+    setting x = {.q = q, .spans = spans, .count = SPANS, .split = 2};
+    run_attention(c, &s, &x, out[0], lse[0]);
+    x.two_passes = true;
+    run_attention(c, &s, &x, out[1], lse[1]);
+    check_bits(c, "two passes: out", out[1], out[0], bytes);
+    check_bits(c, "two passes: lse", lse[1], lse[0], sizeof lse[0]);
+    x.two_passes = false;
+    x.spans = packed;
+    run_attention(c, &s, &x, out[2], lse[2]);
+    check_bits(c, "skipped = absent: out", out[2], out[0], bytes);
+    check_bits(c, "skipped = absent: lse", lse[2], lse[0], sizeof lse[0]);
+    x.split = SPANS;
+    run_attention(c, &s, &x, out[3], lse[3]);
+    /* neighbours in the element type */
+    const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
+    check_elements(c, "split = whole: out", out[3], out[0], dtype, (size_t)GROUP * D, 1e-5,
+                   one_rounding);
+    check_elements(c, "split = whole: lse", lse[3], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
+}
+
+/* The last row of prefill attends to what attend attends to over all pages. */
+static void prefill_is_dense(check *c, kvf_dtype dtype)
+{
+    const kvf_shape s = {dtype, D, P};
+    check_begin(c);
+    check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));
+    const uint32_t count = SPANS * P - 5;
+    const void *blocks[SPANS];
+    kvf_span spans[SPANS];
+    void *q = check_in(c, GROUP * kvf_row_bytes(&s));
+    void *out[2] = {check_out(c, GROUP * kvf_row_bytes(&s)),
+                    check_out(c, GROUP * kvf_row_bytes(&s))};
+    float lse[2][GROUP];
+    check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
+    for (uint32_t i = 0; i < SPANS; i++) {
+        void *page = check_in(c, kvf_page_bytes(&s));
+        check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
+        blocks[i] = page;
+        spans[i] = (kvf_span){.page = page, .count = kvf_min_u32(P, count - i * P)};
+    }
+    setting x = {.q = q, .spans = spans, .count = SPANS, .split = 4};
+    run_attention(c, &s, &x, out[0], lse[0]);
+    kvf_prefill_kernel_args a = {.shape = s,
+                                 .kv_heads = 1,
+                                 .group = GROUP,
+                                 .tokens = 1,
+                                 .base = count - 1,
+                                 .scale = 0.09f,
+                                 .q = q,
+                                 .blocks = blocks,
+                                 .out = out[1],
+                                 .lse = lse[1]};
+    check_run(c->var->prefill, &a, kvf_prefill_tasks(&a), false);
+    /* neighbours in the element type */
+    const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
+    check_elements(c, "out", out[1], out[0], dtype, (size_t)GROUP * D, 1e-5, one_rounding);
+    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
+}
+
+void check_properties(check *c)
+{
+    for (uint32_t i = 0; i < 30; i++) {
+        const kvf_dtype dtype = (kvf_dtype)(i % 3);
+        score_bounds_keys(c, dtype, 1u << (i / 3 % 3));
+        attention_properties(c, dtype);
+        prefill_is_dense(c, dtype);
+    }
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Seeded numbers, guarded buffers and comparisons; see check_support.h.
+ */
+
+#include "check_support.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "convert.h"
+
+#define GUARD       64u
+#define GUARD_BYTE  0xa5
+#define FILL_BYTE   0xf7 /* a NaN in no element type, and no plausible result */
+#define PRINTED_MAX 20u
+
+const uint32_t check_head_dims[5] = {64, 80, 96, 128, 256};
+const uint32_t check_page_sizes[4] = {8, 16, 32, 64};
+
+const char *check_dtype_name(kvf_dtype dtype)
+{
+    static const char *const names[] = {
+        [KVF_BF16] = "bf16", [KVF_FP16] = "fp16", [KVF_FP32] = "fp32"};
+    return names[dtype];
+}
+
+double check_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+uint64_t check_random(check *c)
+{
+    uint64_t z = c->state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+uint32_t check_below(check *c, uint32_t n)
+{
+    return (uint32_t)(((check_random(c) >> 32) * n) >> 32);
+}
+
+double check_normal(check *c)
+{
+    double sum = -6.0;
+    for (int i = 0; i < 12; i++)
+        sum += (double)(check_random(c) >> 11) * 0x1p-53;
+    return sum;
+}
+
+static void release_buffers(check *c)
+{
+    for (uint32_t i = 0; i < c->buffer_count; i++) {
+        check_buffer *b = &c->buffers[i];
+        for (size_t k = 0; b->guarded && k < GUARD; k++)
+            if (b->base[k] != GUARD_BYTE || b->base[GUARD + b->bytes + k] != GUARD_BYTE) {
+                check_fail(c, "write outside output %u of %zu bytes", i, b->bytes);
+                break;
+            }
+        free(b->base);
+    }
+    c->buffer_count = 0;
+}
+
+void check_begin(check *c)
+{
+    check_end(c);
+    c->failed = false;
+    c->state = c->seed * UINT64_C(1000003) + c->cases;
+    c->cases++;
+    check_describe(c, "-");
+}
+
+void check_end(check *c)
+{
+    release_buffers(c);
+}
+
+void check_describe(check *c, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    vsnprintf(c->params, sizeof c->params, format, list);
+    va_end(list);
+}
+
+void check_fail(check *c, const char *format, ...)
+{
+    if (c->failed)
+        return;
+    c->failed = true;
+    if (c->failures++ >= PRINTED_MAX)
+        return;
+    va_list list;
+    va_start(list, format);
+    printf("FAIL %s [%s] case %u of seed %llu: %s: ", c->op, c->isa, c->cases - 1,
+           (unsigned long long)c->seed, c->params);
+    vprintf(format, list);
+    printf("\n");
+    va_end(list);
+}
+
+static uint8_t *allocate(check *c, size_t bytes, bool guarded)
+{
+    void *base = NULL;
+    const size_t all = bytes + (guarded ? 2 * GUARD : 0);
+    KVF_ASSERT(c->buffer_count < CHECK_BUFFERS_MAX);
+    KVF_ASSERT(posix_memalign(&base, 64, all ? all : 1) == 0);
+    c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded};
+    return base;
+}
+
+void *check_in(check *c, size_t bytes)
+{
+    return allocate(c, bytes, false);
+}
+
+void *check_out(check *c, size_t bytes)
+{
+    uint8_t *base = allocate(c, bytes, true);
+    memset(base, GUARD_BYTE, GUARD);
+    memset(base + GUARD, FILL_BYTE, bytes);
+    memset(base + GUARD + bytes, GUARD_BYTE, GUARD);
+    return base + GUARD;
+}
+
+static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
+{
+    const float sign = check_random(c) & 1 ? 1.0f : -1.0f;
+    const float unit = (float)(check_random(c) >> 40) * 0x1p-24f;
+    switch (data) {
+    case DATA_EQUAL:
+        return constant;
+    case DATA_LARGE: /* (1e18)^2 * 256 < FLT_MAX */
+        return sign * (dtype == KVF_FP16 ? 65504.0f : 1e18f) * (0.5f + 0.5f * unit);
+    case DATA_TINY:
+        return sign * unit * (dtype == KVF_FP16 ? 6e-5f : 1e-38f);
+    case DATA_ZERO:
+        return sign * 0.0f;
+    default:
+        return (float)check_normal(c);
+    }
+}
+
+void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data)
+{
+    const float constant = (float)check_normal(c);
+    for (size_t i = 0; i < count; i++)
+        kvf_element_set(to, dtype, i, draw(c, dtype, data, constant));
+}
+
+void check_fill_nan(void *to, kvf_dtype dtype, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        kvf_element_set(to, dtype, i, NAN);
+}
+
+double check_value(const void *base, kvf_dtype dtype, size_t i)
+{
+    return (double)kvf_element_get(base, dtype, i);
+}
+
+double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_dim)
+{
+    double best = 0.0;
+    for (size_t r = 0; r < rows; r++) {
+        double sum = 0.0;
+        for (uint32_t d = 0; d < head_dim; d++) {
+            double x = check_value(base, dtype, r * head_dim + d);
+            sum += isfinite(x) ? x * x : 0.0;
+        }
+        best = fmax(best, sqrt(sum));
+    }
+    return best;
+}
+
+void check_run(kvf_task_fn fn, const void *args, uint32_t tasks, bool backwards)
+{
+    for (uint32_t i = 0; i < tasks; i++)
+        fn(args, backwards ? tasks - 1 - i : i);
+}
+
+void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes)
+{
+    const uint8_t *a = got, *b = want;
+    for (size_t i = 0; i < bytes; i++)
+        if (a[i] != b[i]) {
+            check_fail(c, "%s: byte %zu is %02x, reference %02x", what, i, a[i], b[i]);
+            return;
+        }
+}
+
+void check_elements(check *c, const char *what, const void *got, const void *want, kvf_dtype dtype,
+                    size_t count, double absolute, double relative)
+{
+    const size_t width = kvf_dtype_bytes(dtype);
+    for (size_t i = 0; i < count; i++) {
+        if (memcmp((const uint8_t *)got + i * width, (const uint8_t *)want + i * width, width) == 0)
+            continue;
+        const double x = check_value(got, dtype, i), y = check_value(want, dtype, i);
+        if (isnan(x) && isnan(y))
+            continue;
+        if (isinf(x) || isinf(y) ? x == y : fabs(x - y) <= absolute + relative * fabs(y))
+            continue;
+        check_fail(c, "%s[%zu] is %.9g, reference %.9g, off by %.3g, allowed %.3g", what, i, x, y,
+                   fabs(x - y), absolute + relative * fabs(y));
+        return;
+    }
+}

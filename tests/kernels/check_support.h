@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_CHECK_SUPPORT_H
+#define KVF_TESTS_CHECK_SUPPORT_H
+
+/*
+ * What every comparison of a kernel with its reference needs: seeded numbers, buffers that notice a
+ * write outside of them, and comparisons that print the first mismatch with everything needed to
+ * repeat it.
+ *
+ * Knows nothing of single kernels. Every case has a seed of its own, so one case can be repeated
+ * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read behind them;
+ * outputs have guard bands and start with the same bytes for the reference and for the variant, so
+ * what neither may write must compare equal too.
+ */
+
+#include <stdbool.h>
+
+#include "kernels.h"
+
+#define CHECK_BUFFERS_MAX 4096u
+
+typedef enum check_data {
+    DATA_NORMAL,
+    DATA_EQUAL, /* one value everywhere */
+    DATA_LARGE, /* as large as q.k in fp32 allows */
+    DATA_TINY,  /* subnormal in the element type */
+    DATA_ZERO,  /* +0 and -0 */
+    DATA_COUNT
+} check_data;
+
+typedef struct check_buffer {
+    uint8_t *base;
+    size_t bytes;
+    bool guarded;
+} check_buffer;
+
+typedef struct check {
+    uint64_t seed;  /* of the run */
+    uint64_t state; /* of the generator */
+    const kvf_kernels *ref;
+    const kvf_kernels *var;
+    const char *isa;
+    const char *op;
+    char params[320];
+    uint32_t cases;
+    uint32_t failures;
+    bool failed; /* the current case */
+    uint32_t buffer_count;
+    check_buffer buffers[CHECK_BUFFERS_MAX];
+} check;
+
+/* Begin a case: frees the buffers of the one before, after a look at their guard bands. */
+void check_begin(check *c);
+/* Say what the case is; printed if it fails. */
+KVF_PRINTF(2, 3) void check_describe(check *c, const char *format, ...);
+void check_end(check *c);
+
+uint64_t check_random(check *c);
+uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
+double check_normal(check *c);
+
+void *check_in(check *c, size_t bytes);
+void *check_out(check *c, size_t bytes);
+
+void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data);
+void check_fill_nan(void *to, kvf_dtype dtype, size_t count);
+double check_value(const void *base, kvf_dtype dtype, size_t i);
+/* Largest Euclidean norm of the rows. NaN elements count as zero. */
+double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_dim);
+
+/* Runs every task; backwards for the variant, because order must not matter. */
+void check_run(kvf_task_fn fn, const void *args, uint32_t tasks, bool backwards);
+
+void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes);
+/* |got - want| <= abs + rel |want|, or both not finite in the same way, or the same bits. */
+void check_elements(check *c, const char *what, const void *got, const void *want, kvf_dtype dtype,
+                    size_t count, double absolute, double relative);
+KVF_PRINTF(2, 3) void check_fail(check *c, const char *format, ...);
+
+double check_seconds(void);
+
+extern const uint32_t check_head_dims[5];
+extern const uint32_t check_page_sizes[4];
+const char *check_dtype_name(kvf_dtype dtype);
+
+/* The checks; each runs every case of one kernel or property. */
+void check_attend(check *c);
+void check_merge(check *c);
+void check_prefill(check *c);
+void check_observe(check *c);
+void check_digest(check *c);
+void check_score(check *c);
+void check_reduce(check *c);
+void check_topk(check *c);
+void check_pool(check *c);
+void check_copy(check *c);
+void check_repack(check *c);
+void check_resolve(check *c);
+void check_convert(check *c);
+void check_properties(check *c);
+
+/* Times of the same calls, variant against reference. op NULL: all. */
+void bench_kernels(check *c, const char *op);
+
+#endif
