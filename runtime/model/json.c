@@ -275,11 +275,10 @@ static kvf_status fail_duplicate(json_reader *reader, const json_value *value)
 static kvf_status check_duplicates(json_reader *reader, const json_value *object)
 {
     if (object->size <= 8) {
-        for
-            JSON_EACH(a, object)
-        for (const json_value *b = a + a->skip; b < a_end; b += b->skip)
-            if (same_key(a, b))
-                return fail_duplicate(reader, a);
+        for (const json_value *a = json_first(object); a != NULL; a = json_next(object, a))
+            for (const json_value *b = json_next(object, a); b != NULL; b = json_next(object, b))
+                if (same_key(a, b))
+                    return fail_duplicate(reader, a);
         return KVF_OK;
     }
     size_t slots = 32;
@@ -290,18 +289,17 @@ static kvf_status check_duplicates(json_reader *reader, const json_value *object
     if (table == NULL)
         return model_out_of_memory(reader->error, slots * sizeof *table, reader->what);
     kvf_status status = KVF_OK;
-    for
-        JSON_EACH(child, object)
-        {
-            size_t slot = hash_key(child) & (slots - 1);
-            while (table[slot] != NULL && !same_key(table[slot], child))
-                slot = (slot + 1) & (slots - 1);
-            if (table[slot] != NULL) {
-                status = fail_duplicate(reader, child);
-                break;
-            }
-            table[slot] = child;
+    for (const json_value *child = json_first(object); child != NULL;
+         child = json_next(object, child)) {
+        size_t slot = hash_key(child) & (slots - 1);
+        while (table[slot] != NULL && !same_key(table[slot], child))
+            slot = (slot + 1) & (slots - 1);
+        if (table[slot] != NULL) {
+            status = fail_duplicate(reader, child);
+            break;
         }
+        table[slot] = child;
+    }
     model_free(allocator, table);
     return status;
 }
@@ -455,10 +453,10 @@ const json_value *json_get(const json_value *object, const char *key)
     if (object == NULL || object->kind != JSON_OBJECT)
         return NULL;
     size_t length = strlen(key);
-    for
-        JSON_EACH(child, object)
-    if (child->key_size == length && memcmp(child->key, key, length) == 0)
-        return child;
+    for (const json_value *child = json_first(object); child != NULL;
+         child = json_next(object, child))
+        if (child->key_size == length && memcmp(child->key, key, length) == 0)
+            return child;
     return NULL;
 }
 
@@ -466,6 +464,20 @@ const json_value *json_get_set(const json_value *object, const char *key)
 {
     const json_value *value = json_get(object, key);
     return value != NULL && value->kind != JSON_NULL ? value : NULL;
+}
+
+const json_value *json_unknown_key(const json_value *object, const char *const *known)
+{
+    for (const json_value *child = json_first(object); child != NULL;
+         child = json_next(object, child)) {
+        const char *const *key = known;
+        while (*key != NULL &&
+               (strlen(*key) != child->key_size || memcmp(*key, child->key, child->key_size) != 0))
+            key++;
+        if (*key == NULL)
+            return child;
+    }
+    return NULL;
 }
 
 bool json_is_string(const json_value *value, const char *text)

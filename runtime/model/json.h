@@ -58,6 +58,9 @@ const json_value *json_get(const json_value *object, const char *key);
 /** As json_get, with null counting as absent. */
 const json_value *json_get_set(const json_value *object, const char *key);
 
+/** The first member of an object whose key is not in the NULL-terminated list @p known, or NULL. */
+const json_value *json_unknown_key(const json_value *object, const char *const *known);
+
 bool json_is_string(const json_value *value, const char *text);
 const char *json_kind_name(const json_value *value);
 
@@ -68,9 +71,17 @@ bool json_is_number(const json_value *value);
 /** The value, shortened, as it would be written in a message. @return @p buffer */
 const char *json_show(const json_value *value, char *buffer, size_t size);
 
-/** Children of an array or object, in order. */
-#define JSON_EACH(child, parent)                                                                   \
-    (const json_value *child = (parent) + 1, *child##_end = (parent) + (parent)->skip;             \
-     child < child##_end; child += child->skip)
+/** First child of an array or object; NULL if it has none. */
+static inline const json_value *json_first(const json_value *parent)
+{
+    return parent->skip > 1 ? parent + 1 : NULL;
+}
+
+/** The child after @p child; NULL after the last. */
+static inline const json_value *json_next(const json_value *parent, const json_value *child)
+{
+    const json_value *next = child + child->skip;
+    return next < parent + parent->skip ? next : NULL;
+}
 
 #endif

@@ -180,16 +180,15 @@ static void check_window(config_reader *reader, kvf_model_config *config)
         return;
     }
     if (types != NULL) {
-        for
-            JSON_EACH(type, types)
-            {
-                bool sliding = json_is_string(type, "sliding_attention");
-                if (!json_is_string(type, "full_attention") &&
-                    !(sliding && config->family == KVF_FAMILY_MISTRAL && window != NULL))
-                    config_refuse(reader, "layer_types", type,
-                                  "only \"full_attention\" is supported, use another model");
-                layered = layered || sliding;
-            }
+        for (const json_value *type = json_first(types); type != NULL;
+             type = json_next(types, type)) {
+            bool sliding = json_is_string(type, "sliding_attention");
+            if (!json_is_string(type, "full_attention") &&
+                !(sliding && config->family == KVF_FAMILY_MISTRAL && window != NULL))
+                config_refuse(reader, "layer_types", type,
+                              "only \"full_attention\" is supported, use another model");
+            layered = layered || sliding;
+        }
     }
     if (config->family != KVF_FAMILY_MISTRAL || window == NULL ||
         (types != NULL && types->size != 0 && !layered))
@@ -313,9 +312,8 @@ static void read_special_ids(config_reader *reader, kvf_model_config *config)
 {
     const json_value *eos = json_get_set(reader->root, "eos_token_id");
     if (eos != NULL && eos->kind == JSON_ARRAY) {
-        for
-            JSON_EACH(id, eos)
-        add_eos(reader, config, id);
+        for (const json_value *id = json_first(eos); id != NULL; id = json_next(eos, id))
+            add_eos(reader, config, id);
     } else if (eos != NULL) {
         add_eos(reader, config, eos);
     }

@@ -35,21 +35,19 @@ static const char *const known_keys[] = {
 
 static void check_keys(config_reader *reader, const json_value *scaling)
 {
-    for
-        JSON_EACH(member, scaling)
-        {
-            bool known = false;
-            for (size_t i = 0; i < sizeof known_keys / sizeof *known_keys && !known; i++)
-                known = strcmp(member->key, known_keys[i]) == 0;
-            if (known)
-                continue;
-            if (reader->status == KVF_OK)
-                reader->status =
-                    model_fail(reader->error, KVF_UNSUPPORTED,
-                               "%s: the RoPE settings have the field \"%.80s\", which is "
-                               "not known here; use another model",
-                               reader->file, member->key);
-        }
+    for (const json_value *member = json_first(scaling); member != NULL;
+         member = json_next(scaling, member)) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof known_keys / sizeof *known_keys && !known; i++)
+            known = strcmp(member->key, known_keys[i]) == 0;
+        if (known)
+            continue;
+        if (reader->status == KVF_OK)
+            reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
+                                        "%s: the RoPE settings have the field \"%.80s\", which is "
+                                        "not known here; use another model",
+                                        reader->file, member->key);
+    }
 }
 
 static void check_partial(config_reader *reader, const json_value *object)

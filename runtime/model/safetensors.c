@@ -93,20 +93,17 @@ static kvf_status read_shape(const tensor_reader *reader, const json_value *entr
     tensor->rank = shape->size;
     uint64_t bytes = kvf_weights_dtype_bytes(tensor->dtype);
     uint32_t axis = 0;
-    for
-        JSON_EACH(size, shape)
-        {
-            if (size->kind != JSON_INTEGER)
-                return model_fail(reader->error, KVF_CORRUPT,
-                                  "%s: tensor %.120s: shape[%u] is not a whole number",
-                                  reader->file->name, entry->key, axis);
-            if (__builtin_mul_overflow(bytes, size->as.integer, &bytes))
-                return model_fail(
-                    reader->error, KVF_CORRUPT,
-                    "%s: tensor %.120s: the product of its shape does not fit 64 bits",
-                    reader->file->name, entry->key);
-            tensor->shape[axis++] = size->as.integer;
-        }
+    for (const json_value *size = json_first(shape); size != NULL; size = json_next(shape, size)) {
+        if (size->kind != JSON_INTEGER)
+            return model_fail(reader->error, KVF_CORRUPT,
+                              "%s: tensor %.120s: shape[%u] is not a whole number",
+                              reader->file->name, entry->key, axis);
+        if (__builtin_mul_overflow(bytes, size->as.integer, &bytes))
+            return model_fail(reader->error, KVF_CORRUPT,
+                              "%s: tensor %.120s: the product of its shape does not fit 64 bits",
+                              reader->file->name, entry->key);
+        tensor->shape[axis++] = size->as.integer;
+    }
     tensor->bytes = bytes;
     return KVF_OK;
 }
@@ -219,17 +216,16 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
                             .data_start = 8 + header_bytes,
                             .data_bytes = file->size - 8 - header_bytes,
                             .error = error};
-    for
-        JSON_EACH(entry, root)
-        {
-            if (status != KVF_OK)
-                return status;
-            if (strcmp(entry->key, "__metadata__") == 0)
-                continue;
-            status = read_tensor(&reader, entry, &weights->tensors[weights->count]);
-            if (status == KVF_OK)
-                weights->bytes += weights->tensors[weights->count++].bytes;
-        }
+    for (const json_value *entry = json_first(root); entry != NULL;
+         entry = json_next(root, entry)) {
+        if (status != KVF_OK)
+            return status;
+        if (strcmp(entry->key, "__metadata__") == 0)
+            continue;
+        status = read_tensor(&reader, entry, &weights->tensors[weights->count]);
+        if (status == KVF_OK)
+            weights->bytes += weights->tensors[weights->count++].bytes;
+    }
     return status;
 }
 
@@ -361,25 +357,23 @@ static kvf_status list_shards(const json_value *map, const char *index_path, con
 {
     *count = 0;
     const char *last = NULL;
-    for
-        JSON_EACH(shard, map)
-        {
-            kvf_status status = check_shard_name(shard, index_path, error);
-            if (status != KVF_OK)
-                return status;
-            if (last != NULL && strcmp(last, shard->as.string) == 0)
-                continue;
-            last = shard->as.string;
-            size_t known = 0;
-            while (known < *count && strcmp(names[known], last) != 0)
-                known++;
-            if (known < *count)
-                continue;
-            if (*count == FILES_MAX)
-                return model_fail(error, KVF_UNSUPPORTED, "%s names more than %u files", index_path,
-                                  FILES_MAX);
-            names[(*count)++] = last;
-        }
+    for (const json_value *shard = json_first(map); shard != NULL; shard = json_next(map, shard)) {
+        kvf_status status = check_shard_name(shard, index_path, error);
+        if (status != KVF_OK)
+            return status;
+        if (last != NULL && strcmp(last, shard->as.string) == 0)
+            continue;
+        last = shard->as.string;
+        size_t known = 0;
+        while (known < *count && strcmp(names[known], last) != 0)
+            known++;
+        if (known < *count)
+            continue;
+        if (*count == FILES_MAX)
+            return model_fail(error, KVF_UNSUPPORTED, "%s names more than %u files", index_path,
+                              FILES_MAX);
+        names[(*count)++] = last;
+    }
     return KVF_OK;
 }
 
@@ -387,25 +381,23 @@ static kvf_status list_shards(const json_value *map, const char *index_path, con
 static kvf_status check_map(const kvf_weights *weights, const json_value *map,
                             const char *index_path, kvf_error *error)
 {
-    for
-        JSON_EACH(shard, map)
-        {
-            const kvf_tensor *tensor =
-                strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
-            bool found = false;
-            for (size_t i = 0; tensor != NULL && i < weights->files_count && !found; i++) {
-                const weight_file *file = &weights->files[i];
-                const char *name = strrchr(file->name, '/') + 1;
-                uintptr_t start = (uintptr_t)file->bytes;
-                uintptr_t data = (uintptr_t)tensor->data;
-                found = strcmp(name, shard->as.string) == 0 && data >= start &&
-                        data - start <= file->size;
-            }
-            if (!found)
-                return model_fail(error, KVF_CORRUPT,
-                                  "%s: tensor %.120s is not in %.120s, where weight_map says it is",
-                                  index_path, shard->key, shard->as.string);
+    for (const json_value *shard = json_first(map); shard != NULL; shard = json_next(map, shard)) {
+        const kvf_tensor *tensor =
+            strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
+        bool found = false;
+        for (size_t i = 0; tensor != NULL && i < weights->files_count && !found; i++) {
+            const weight_file *file = &weights->files[i];
+            const char *name = strrchr(file->name, '/') + 1;
+            uintptr_t start = (uintptr_t)file->bytes;
+            uintptr_t data = (uintptr_t)tensor->data;
+            found =
+                strcmp(name, shard->as.string) == 0 && data >= start && data - start <= file->size;
         }
+        if (!found)
+            return model_fail(error, KVF_CORRUPT,
+                              "%s: tensor %.120s is not in %.120s, where weight_map says it is",
+                              index_path, shard->key, shard->as.string);
+    }
     if (weights->count != map->size)
         return model_fail(error, KVF_CORRUPT,
                           "%s: weight_map lists %u tensors, but the files hold %zu", index_path,

@@ -61,9 +61,10 @@ KVF_CHECKED kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, cons
                                             kvf_error *error);
 
 /**
- * Decode, appending to @p text. Bytes that are not UTF-8 become U+FFFD.
+ * Decode, appending to @p text. Bytes that are not UTF-8 become U+FFFD; ids without a token (models
+ * pad their vocabulary) become nothing.
  *
- * @return KVF_OK; KVF_INVALID for an id that the tokenizer does not have; KVF_OUT_OF_MEMORY
+ * @return KVF_OK; KVF_OUT_OF_MEMORY, text->size is as before then
  */
 KVF_CHECKED kvf_status kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, const uint32_t *ids,
                                             size_t count, bool skip_special, kvf_text *text,

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_ADDED_TOKENS_H
+#define KVF_MODEL_ADDED_TOKENS_H
+
+/*
+ * Added tokens: strings that are found in the text before it is split into words. It knows how they
+ * are found, not what becomes of the text between them.
+ * Invariant: at each place the longest of them matches, places being tried from left to right.
+ */
+
+#include "json.h"
+#include "regex_split.h"
+#include "vocabulary.h"
+
+typedef struct added_token {
+    char *text; /* as in the file; zero-terminated */
+    uint32_t size;
+    uint32_t id;
+    bool special, normalized, single_word, lstrip, rstrip;
+} added_token;
+
+typedef struct added_pattern {
+    char *text; /* what is searched for: normalised if the token says so */
+    uint32_t size;
+    uint32_t token; /* index */
+} added_pattern;
+
+/** One set to search for at once. */
+typedef struct added_patterns {
+    added_pattern *list; /* [count], sorted by text */
+    size_t count;
+    bool starts[256]; /* first bytes */
+} added_patterns;
+
+typedef struct added_tokens {
+    added_token *list; /* [count] in the order of the file */
+    size_t count;
+    added_patterns raw;        /* searched in the text as it is */
+    added_patterns normalized; /* searched after normalisation */
+    regex_pattern *word;       /* one word character; only if a token has single_word */
+} added_tokens;
+
+/** From the "added_tokens" array. @p nfc: how patterns of normalized tokens are normalised. */
+KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, const json_value *array,
+                                           const token_vocabulary *vocabulary, bool nfc,
+                                           const kvf_allocator *allocator, kvf_error *error);
+void added_tokens_destroy(added_tokens *self, const kvf_allocator *allocator);
+
+typedef struct added_match {
+    size_t start, end; /* with the white space that the token strips */
+    size_t resume;     /* where the search goes on */
+    uint32_t id;
+} added_match;
+
+typedef struct added_search {
+    const added_tokens *tokens;
+    const added_patterns *patterns;
+    regex_scan *word_scan; /* NULL if tokens->word is */
+    const char *text;
+    size_t size;
+} added_search;
+
+/**
+ * The next match from @p from on; text before @p taken belongs to an earlier match already.
+ * @return whether there is one in @p found
+ */
+KVF_CHECKED kvf_status added_tokens_next(const added_search *search, size_t from, size_t taken,
+                                         added_match *match, bool *found, kvf_error *error);
+
+#endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* See the header. The order of merges, stale heap entries included, is that of HF tokenizers. */
+
+#include "bpe.h"
+
+#include "byte_alphabet.h"
+#include "utf8.h"
+
+#include <string.h>
+
+#define BPE_END    UINT32_MAX
+#define BPE_MERGED (UINT32_MAX - 1) /* as id: the symbol became part of the one before it */
+
+static uint64_t hash_pair(uint64_t pair)
+{
+    pair *= 0x9e3779b97f4a7c15u;
+    return pair ^ pair >> 32;
+}
+
+static const bpe_merge *find_merge(const bpe *self, uint32_t left, uint32_t right)
+{
+    uint64_t pair = (uint64_t)left << 32 | right;
+    size_t slot = hash_pair(pair) & (self->slots - 1);
+    for (; self->merges[slot].pair != BPE_NO_PAIR; slot = (slot + 1) & (self->slots - 1))
+        if (self->merges[slot].pair == pair)
+            return &self->merges[slot];
+    return NULL;
+}
+
+/* -------------------------------------------------------------------- reading */
+
+typedef struct merge_text {
+    const char *left, *right;
+    size_t left_size, right_size;
+} merge_text;
+
+/* "left right", or ["left", "right"]. */
+static bool split_merge(const json_value *merge, merge_text *out)
+{
+    if (merge->kind == JSON_ARRAY) {
+        const json_value *left = merge + 1;
+        if (merge->size != 2 || left->kind != JSON_STRING || left[1].kind != JSON_STRING)
+            return false;
+        *out = (merge_text){left->as.string, left[1].as.string, left->size, left[1].size};
+        return true;
+    }
+    if (merge->kind != JSON_STRING)
+        return false;
+    const char *space = memchr(merge->as.string, ' ', merge->size);
+    if (space == NULL)
+        return false;
+    size_t left_size = (size_t)(space - merge->as.string);
+    *out = (merge_text){merge->as.string, space + 1, left_size, merge->size - left_size - 1};
+    return memchr(out->right, ' ', out->right_size) == NULL;
+}
+
+static void insert_merge(bpe *self, bpe_merge merge)
+{
+    size_t slot = hash_pair(merge.pair) & (self->slots - 1);
+    while (self->merges[slot].pair != BPE_NO_PAIR && self->merges[slot].pair != merge.pair)
+        slot = (slot + 1) & (self->slots - 1);
+    self->merges[slot] = merge; /* of two equal merges the later one counts, as in HF */
+}
+
+static kvf_status read_merge(bpe *self, const json_value *merge, uint32_t rank,
+                             const token_vocabulary *vocabulary, const kvf_allocator *allocator,
+                             kvf_text *joined, kvf_error *error)
+{
+    merge_text text;
+    if (!split_merge(merge, &text))
+        return model_fail(error, KVF_CORRUPT,
+                          "tokenizer.json: model.merges[%u] is not a pair of tokens", rank);
+    joined->size = 0;
+    kvf_status status = kvf_text_append(allocator, joined, text.left, text.left_size, error);
+    if (status == KVF_OK)
+        status = kvf_text_append(allocator, joined, text.right, text.right_size, error);
+    if (status != KVF_OK)
+        return status;
+    uint32_t left = vocabulary_find(vocabulary, text.left, text.left_size);
+    uint32_t right = vocabulary_find(vocabulary, text.right, text.right_size);
+    uint32_t id = vocabulary_find(vocabulary, joined->bytes, joined->size);
+    if (left == VOCABULARY_NONE || right == VOCABULARY_NONE || id == VOCABULARY_NONE)
+        return model_fail(
+            error, KVF_CORRUPT,
+            "tokenizer.json: model.merges[%u]: \"%.60s\", one of its parts or the whole, "
+            "is not in model.vocab",
+            rank, joined->bytes);
+    insert_merge(self, (bpe_merge){.pair = (uint64_t)left << 32 | right, .rank = rank, .id = id});
+    return KVF_OK;
+}
+
+static kvf_status read_merges(bpe *self, const json_value *merges,
+                              const token_vocabulary *vocabulary, const kvf_allocator *allocator,
+                              kvf_error *error)
+{
+    if (merges == NULL || merges->kind != JSON_ARRAY)
+        return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.merges is %s, not an array",
+                          json_kind_name(merges));
+    self->slots = 16;
+    while (self->slots < (size_t)merges->size * 2)
+        self->slots *= 2;
+    self->merges = model_alloc(allocator, self->slots * sizeof *self->merges);
+    if (self->merges == NULL)
+        return model_out_of_memory(error, self->slots * sizeof *self->merges, "the merges");
+    memset(self->merges, 0xff, self->slots * sizeof *self->merges);
+    kvf_text joined = {0};
+    kvf_status status = KVF_OK;
+    uint32_t rank = 0;
+    for (const json_value *merge = json_first(merges); merge != NULL;
+         merge = json_next(merges, merge)) {
+        status = read_merge(self, merge, rank++, vocabulary, allocator, &joined, error);
+        if (status != KVF_OK)
+            break;
+    }
+    kvf_text_free(allocator, &joined);
+    return status;
+}
+
+/* Returns how many bytes have no token. */
+static uint32_t read_bytes(bpe *self, const token_vocabulary *vocabulary)
+{
+    uint32_t missing = 0;
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        char spelled[4];
+        size_t size = utf8_encode(byte_alphabet_char((uint8_t)byte), spelled);
+        self->byte_id[byte] = vocabulary_find(vocabulary, spelled, size);
+        missing += self->byte_id[byte] == VOCABULARY_NONE;
+    }
+    return missing;
+}
+
+/* Options that would change the ids; those that concern unknown bytes only count if there are any.
+ */
+static kvf_status check_options(const json_value *model, uint32_t bytes_missing, kvf_error *error)
+{
+    static const char *const of_unknown[] = {"unk_token", "byte_fallback"};
+    static const char *const of_words[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    char shown[96];
+    for (size_t i = 0; i < 2 && bytes_missing != 0; i++) {
+        const json_value *value = json_get_set(model, of_unknown[i]);
+        if (value != NULL && value->kind != JSON_FALSE)
+            return model_fail(error, KVF_UNSUPPORTED,
+                              "tokenizer.json: model.%s is %s while %u bytes have no token; only "
+                              "byte-level vocabularies are supported",
+                              of_unknown[i], json_show(value, shown, sizeof shown), bytes_missing);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const json_value *value = json_get_set(model, of_words[i]);
+        if (value != NULL && !json_is_string(value, ""))
+            return model_fail(error, KVF_UNSUPPORTED,
+                              "tokenizer.json: model.%s is %s; only null is supported", of_words[i],
+                              json_show(value, shown, sizeof shown));
+    }
+    const json_value *dropout = json_get_set(model, "dropout");
+    if (dropout != NULL && !(json_is_number(dropout) && json_number(dropout) == 0))
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer.json: model.dropout is %s; set it to null, encoding at random "
+                          "is for training",
+                          json_show(dropout, shown, sizeof shown));
+    const json_value *ignore = json_get_set(model, "ignore_merges");
+    if (ignore != NULL && ignore->kind != JSON_TRUE && ignore->kind != JSON_FALSE)
+        return model_fail(error, KVF_CORRUPT,
+                          "tokenizer.json: model.ignore_merges is %s, not a boolean",
+                          json_show(ignore, shown, sizeof shown));
+    return KVF_OK;
+}
+
+kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary *vocabulary,
+                      const kvf_allocator *allocator, kvf_error *error)
+{
+    *self = (bpe){0};
+    kvf_status status = check_options(model, read_bytes(self, vocabulary), error);
+    const json_value *ignore = json_get_set(model, "ignore_merges");
+    self->ignore_merges = ignore != NULL && ignore->kind == JSON_TRUE;
+    if (status == KVF_OK)
+        status = read_merges(self, json_get(model, "merges"), vocabulary, allocator, error);
+    if (status != KVF_OK)
+        bpe_destroy(self, allocator);
+    return status;
+}
+
+void bpe_destroy(bpe *self, const kvf_allocator *allocator)
+{
+    model_free(allocator, self->merges);
+    *self = (bpe){0};
+}
+
+/* ------------------------------------------------------------------- encoding */
+
+void bpe_scratch_free(bpe_scratch *scratch, const kvf_allocator *allocator)
+{
+    model_free(allocator, scratch->symbols);
+    model_free(allocator, scratch->heap);
+    kvf_text_free(allocator, &scratch->spelled);
+    *scratch = (bpe_scratch){0};
+}
+
+static kvf_status reserve(bpe_scratch *scratch, size_t symbols, const kvf_allocator *allocator,
+                          kvf_error *error)
+{
+    if (symbols <= scratch->capacity)
+        return KVF_OK;
+    size_t capacity = symbols < 128 ? 128 : symbols;
+    model_free(allocator, scratch->symbols);
+    model_free(allocator, scratch->heap);
+    scratch->capacity = 0;
+    scratch->symbols = model_alloc(allocator, capacity * sizeof *scratch->symbols);
+    scratch->heap = model_alloc(allocator, 3 * capacity * sizeof *scratch->heap);
+    if (scratch->symbols == NULL || scratch->heap == NULL)
+        return model_out_of_memory(error, 3 * capacity * sizeof *scratch->heap, "a long word");
+    scratch->capacity = capacity;
+    return KVF_OK;
+}
+
+static bool comes_before(const bpe_candidate *a, const bpe_candidate *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
+}
+
+static void heap_push(bpe_candidate *heap, size_t *count, bpe_candidate candidate)
+{
+    size_t at = (*count)++;
+    while (at > 0 && comes_before(&candidate, &heap[(at - 1) / 2])) {
+        heap[at] = heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    heap[at] = candidate;
+}
+
+static bpe_candidate heap_pop(bpe_candidate *heap, size_t *count)
+{
+    bpe_candidate top = heap[0];
+    bpe_candidate last = heap[--*count];
+    size_t at = 0;
+    for (size_t child = 1; child < *count; child = 2 * at + 1) {
+        if (child + 1 < *count && comes_before(&heap[child + 1], &heap[child]))
+            child++;
+        if (!comes_before(&heap[child], &last))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = last;
+    return top;
+}
+
+static void consider(const bpe *self, bpe_scratch *scratch, uint32_t position, size_t *count)
+{
+    const bpe_symbol *left = &scratch->symbols[position];
+    if (left->next == BPE_END)
+        return;
+    const bpe_merge *merge = find_merge(self, left->id, scratch->symbols[left->next].id);
+    if (merge != NULL)
+        heap_push(scratch->heap, count,
+                  (bpe_candidate){.rank = merge->rank, .position = position, .id = merge->id});
+}
+
+/* Apply all merges to the first @p count symbols, which form one list. */
+static void merge_all(const bpe *self, bpe_scratch *scratch, uint32_t count)
+{
+    bpe_symbol *symbols = scratch->symbols;
+    size_t candidates = 0;
+    for (uint32_t i = 0; i < count; i++)
+        consider(self, scratch, i, &candidates);
+    while (candidates > 0) {
+        bpe_candidate top = heap_pop(scratch->heap, &candidates);
+        bpe_symbol *left = &symbols[top.position];
+        if (left->id == BPE_MERGED || left->next == BPE_END)
+            continue;
+        bpe_symbol *right = &symbols[left->next];
+        const bpe_merge *merge = find_merge(self, left->id, right->id);
+        if (merge == NULL || merge->id != top.id)
+            continue; /* the symbols changed since the candidate was found */
+        left->id = top.id;
+        left->next = right->next;
+        right->id = BPE_MERGED;
+        if (left->next != BPE_END)
+            symbols[left->next].previous = top.position;
+        if (left->previous != BPE_END)
+            consider(self, scratch, left->previous, &candidates);
+        consider(self, scratch, top.position, &candidates);
+    }
+}
+
+static kvf_status find_whole(const token_vocabulary *vocabulary, const char *word, size_t size,
+                             bpe_scratch *scratch, const kvf_allocator *allocator, uint32_t *id,
+                             kvf_error *error)
+{
+    *id = VOCABULARY_NONE;
+    if (size > vocabulary->longest)
+        return KVF_OK;
+    scratch->spelled.size = 0;
+    for (size_t i = 0; i < size; i++) {
+        char spelled[4];
+        size_t length = utf8_encode(byte_alphabet_char((uint8_t)word[i]), spelled);
+        kvf_status status = kvf_text_append(allocator, &scratch->spelled, spelled, length, error);
+        if (status != KVF_OK)
+            return status;
+    }
+    *id = vocabulary_find(vocabulary, scratch->spelled.bytes, scratch->spelled.size);
+    return KVF_OK;
+}
+
+kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const char *word,
+                      size_t size, bpe_scratch *scratch, const kvf_allocator *allocator,
+                      kvf_token_ids *ids, kvf_error *error)
+{
+    if (self->ignore_merges) {
+        uint32_t id;
+        kvf_status status = find_whole(vocabulary, word, size, scratch, allocator, &id, error);
+        if (status != KVF_OK || id != VOCABULARY_NONE)
+            return status != KVF_OK ? status : kvf_token_ids_push(allocator, ids, id, error);
+    }
+    kvf_status status = reserve(scratch, size, allocator, error);
+    if (status != KVF_OK)
+        return status;
+    uint32_t count = 0;
+    for (size_t i = 0; i < size; i++) {
+        uint32_t id = self->byte_id[(unsigned char)word[i]];
+        if (id == VOCABULARY_NONE)
+            continue;
+        scratch->symbols[count] =
+            (bpe_symbol){.id = id, .previous = count == 0 ? BPE_END : count - 1, .next = count + 1};
+        count++;
+    }
+    if (count == 0)
+        return KVF_OK;
+    scratch->symbols[count - 1].next = BPE_END;
+    merge_all(self, scratch, count);
+    for (uint32_t i = 0; i != BPE_END && status == KVF_OK; i = scratch->symbols[i].next)
+        status = kvf_token_ids_push(allocator, ids, scratch->symbols[i].id, error);
+    return status;
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* See the header. The first half translates, the second half matches. */
+
+#include "regex_split.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <string.h>
+
+/* White_Space; see utf8_is_space. Usable inside and outside brackets. */
+#define SPACES                                                                                     \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"    \
+    "\\x{205f}\\x{3000}"
+
+/* ---------------------------------------------------------------- translation */
+
+typedef struct regex_translation {
+    const char *pattern;
+    size_t size;
+    size_t at;
+    bool in_brackets;
+    kvf_text out;
+    const kvf_allocator *allocator;
+    kvf_error *error;
+} regex_translation;
+
+static kvf_status refuse(const regex_translation *t, const char *what)
+{
+    return model_fail(t->error, KVF_UNSUPPORTED,
+                      "tokenizer.json: pre_tokenizer: the pattern \"%.120s\" has %s at byte %zu, "
+                      "which is not supported",
+                      t->pattern, what, t->at);
+}
+
+static kvf_status emit(regex_translation *t, const char *text)
+{
+    return kvf_text_append(t->allocator, &t->out, text, strlen(text), t->error);
+}
+
+static kvf_status copy(regex_translation *t, size_t count)
+{
+    kvf_status status = kvf_text_append(t->allocator, &t->out, t->pattern + t->at, count, t->error);
+    t->at += count;
+    return status;
+}
+
+static char ahead(const regex_translation *t, size_t distance)
+{
+    return t->size - t->at > distance ? t->pattern[t->at + distance] : '\0';
+}
+
+/* At \p or \P: one or two letters of a general category in braces. */
+static kvf_status translate_property(regex_translation *t)
+{
+    size_t letters = 0;
+    while (letters < 3 && ahead(t, 3 + letters) != '}' && ahead(t, 3 + letters) != '\0')
+        letters++;
+    bool known = ahead(t, 2) == '{' && (letters == 1 || letters == 2) &&
+                 strchr("LMNPSZ", ahead(t, 3)) != NULL &&
+                 (letters == 1 || strchr("ulmotcdefkis", ahead(t, 4)) != NULL);
+    return known ? copy(t, 4 + letters) : refuse(t, "a property other than a general category");
+}
+
+static kvf_status translate_escape(regex_translation *t)
+{
+    char c = ahead(t, 1);
+    if (c == 'p' || c == 'P')
+        return translate_property(t);
+    if (c == 's' || c == 'd' || (c == 'S' && !t->in_brackets)) {
+        t->at += 2;
+        if (c == 'd')
+            return emit(t, "\\p{Nd}");
+        if (c == 'S')
+            return emit(t, "[^" SPACES "]");
+        return emit(t, t->in_brackets ? SPACES : "[" SPACES "]");
+    }
+    if (c == 'v') { /* a vertical tab there, any vertical space here */
+        t->at += 2;
+        return emit(t, "\\x{b}");
+    }
+    if (c != '\0' && strchr("rntf.*+?()[]{}|^$\\/-&#'\"!,:;<=>@_`~% ", c) != NULL)
+        return copy(t, 2);
+    return refuse(t, "an escape");
+}
+
+/* At a brace: {n}, {n,} or {n,m}, neither lazy nor possessive, which the engines read differently.
+ */
+static kvf_status translate_repeat(regex_translation *t)
+{
+    size_t length = 1;
+    size_t digits = 0;
+    size_t commas = 0;
+    for (; ahead(t, length) != '}'; length++) {
+        char c = ahead(t, length);
+        commas += c == ',';
+        digits += c >= '0' && c <= '9' && commas == 0;
+        if ((c != ',' && (c < '0' || c > '9')) || commas > 1 || digits == 0)
+            return refuse(t, "a brace that is no {n,m}");
+    }
+    char after = ahead(t, length + 1);
+    if (digits == 0 || after == '+' || after == '?')
+        return refuse(t, "a brace that is no plain {n,m}");
+    return copy(t, length + 1);
+}
+
+static kvf_status translate_group(regex_translation *t)
+{
+    if (ahead(t, 1) != '?')
+        return copy(t, 1);
+    if (ahead(t, 2) != '\0' && strchr(":=!>", ahead(t, 2)) != NULL)
+        return copy(t, 3);
+    if (ahead(t, 2) == 'i' && ahead(t, 3) == ':')
+        return copy(t, 4);
+    return refuse(t, "a group other than (?:, (?i:, (?=, (?! and (?>");
+}
+
+static kvf_status translate_outside(regex_translation *t)
+{
+    switch (ahead(t, 0)) {
+    case '\\':
+        return translate_escape(t);
+    case '{':
+        return translate_repeat(t);
+    case '(':
+        return ahead(t, 1) == '*' ? refuse(t, "a verb") : translate_group(t);
+    case '.':
+    case '^':
+    case '$':
+        return refuse(t, "one of . ^ $");
+    case '[':
+        t->in_brackets = true;
+        if (ahead(t, 1) == ']' || (ahead(t, 1) == '^' && ahead(t, 2) == ']'))
+            return refuse(t, "an empty class");
+        return copy(t, ahead(t, 1) == '^' ? 2 : 1);
+    default:
+        return copy(t, 1);
+    }
+}
+
+static kvf_status translate_inside(regex_translation *t)
+{
+    char c = ahead(t, 0);
+    if (c == '\\')
+        return translate_escape(t);
+    if (c == '[' || (c == '&' && ahead(t, 1) == '&'))
+        return refuse(t, "a class within a class");
+    if (c == ']')
+        t->in_brackets = false;
+    return copy(t, 1);
+}
+
+static kvf_status translate(regex_translation *t)
+{
+    kvf_status status = emit(t, "");
+    while (status == KVF_OK && t->at < t->size) {
+        if (t->pattern[t->at] == '\0')
+            return refuse(t, "a zero byte");
+        status = t->in_brackets ? translate_inside(t) : translate_outside(t);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------- matching */
+
+struct regex_pattern {
+    const kvf_allocator *allocator;
+    pcre2_general_context *memory;
+    pcre2_code *code;
+};
+
+struct regex_scan {
+    const kvf_allocator *allocator;
+    pcre2_match_data *data;
+    pcre2_match_context *limits;
+};
+
+static void *pcre_alloc(size_t bytes, void *user)
+{
+    return model_alloc(user, bytes);
+}
+
+static void pcre_free(void *pointer, void *user)
+{
+    model_free(user, pointer);
+}
+
+static kvf_status compile(regex_pattern *self, const char *pattern, size_t size, kvf_error *error)
+{
+    int code = 0;
+    PCRE2_SIZE offset = 0;
+    pcre2_compile_context *context = pcre2_compile_context_create(self->memory);
+    if (context == NULL)
+        return model_out_of_memory(error, 0, "a regular expression");
+    pcre2_set_parens_nest_limit(context, 64);
+    self->code =
+        pcre2_compile((PCRE2_SPTR)pattern, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+                      &code, &offset, context);
+    pcre2_compile_context_free(context);
+    if (self->code == NULL) {
+        PCRE2_UCHAR reason[128] = "";
+        pcre2_get_error_message(code, reason, sizeof reason);
+        if (code == PCRE2_ERROR_HEAP_FAILED)
+            return model_out_of_memory(error, 0, "a regular expression");
+        return model_fail(
+            error, KVF_CORRUPT,
+            "tokenizer.json: pre_tokenizer: the pattern \"%.120s\" does not compile: %s "
+            "(byte %zu)",
+            pattern, (const char *)reason, (size_t)offset);
+    }
+    /* Faster where code may be generated; the interpreter gives the same matches elsewhere. */
+    (void)pcre2_jit_compile(self->code, PCRE2_JIT_COMPLETE);
+    return KVF_OK;
+}
+
+static kvf_status create(const char *pattern, size_t size, const kvf_allocator *allocator,
+                         regex_pattern **out, kvf_error *error)
+{
+    regex_pattern *self = model_alloc_zero(allocator, 1, sizeof *self);
+    if (self == NULL)
+        return model_out_of_memory(error, sizeof *self, "a regular expression");
+    self->allocator = allocator;
+    self->memory =
+        pcre2_general_context_create(pcre_alloc, pcre_free, (void *)(uintptr_t)allocator);
+    kvf_status status = self->memory != NULL
+                            ? compile(self, pattern, size, error)
+                            : model_out_of_memory(error, 0, "a regular expression");
+    if (status != KVF_OK) {
+        regex_destroy(self);
+        return status;
+    }
+    *out = self;
+    return KVF_OK;
+}
+
+kvf_status regex_create(const char *pattern, size_t size, const kvf_allocator *allocator,
+                        regex_pattern **out, kvf_error *error)
+{
+    regex_translation t = {
+        .pattern = pattern, .size = size, .allocator = allocator, .error = error};
+    kvf_status status = translate(&t);
+    if (status == KVF_OK)
+        status = create(t.out.bytes, t.out.size, allocator, out, error);
+    kvf_text_free(allocator, &t.out);
+    return status;
+}
+
+kvf_status regex_create_native(const char *pattern, const kvf_allocator *allocator,
+                               regex_pattern **out, kvf_error *error)
+{
+    return create(pattern, strlen(pattern), allocator, out, error);
+}
+
+void regex_destroy(regex_pattern *pattern)
+{
+    if (pattern == NULL)
+        return;
+    pcre2_code_free(pattern->code);
+    pcre2_general_context_free(pattern->memory);
+    model_free(pattern->allocator, pattern);
+}
+
+kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out, kvf_error *error)
+{
+    regex_scan *scan = model_alloc_zero(pattern->allocator, 1, sizeof *scan);
+    if (scan == NULL)
+        return model_out_of_memory(error, sizeof *scan, "a regular expression's match");
+    scan->allocator = pattern->allocator;
+    scan->data = pcre2_match_data_create(1, pattern->memory);
+    scan->limits = pcre2_match_context_create(pattern->memory);
+    if (scan->data == NULL || scan->limits == NULL) {
+        regex_scan_destroy(scan);
+        return model_out_of_memory(error, 0, "a regular expression's match");
+    }
+    /* A run of a million letters is legitimate: the limit is memory, not steps. */
+    pcre2_set_match_limit(scan->limits, UINT32_MAX);
+    pcre2_set_depth_limit(scan->limits, UINT32_MAX);
+    *out = scan;
+    return KVF_OK;
+}
+
+void regex_scan_destroy(regex_scan *scan)
+{
+    if (scan == NULL)
+        return;
+    pcre2_match_context_free(scan->limits);
+    pcre2_match_data_free(scan->data);
+    model_free(scan->allocator, scan);
+}
+
+kvf_status regex_find(const regex_pattern *pattern, regex_scan *scan, const char *text, size_t size,
+                      size_t from, size_t *start, size_t *end, kvf_error *error)
+{
+    *start = *end = size;
+    uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    int found =
+        pcre2_match(pattern->code, (PCRE2_SPTR)text, size, from, options, scan->data, scan->limits);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT)
+        found = pcre2_match(pattern->code, (PCRE2_SPTR)text, size, from, options | PCRE2_NO_JIT,
+                            scan->data, scan->limits);
+    if (found == PCRE2_ERROR_NOMATCH)
+        return KVF_OK;
+    if (found == PCRE2_ERROR_NOMEMORY || found == PCRE2_ERROR_HEAPLIMIT)
+        return model_out_of_memory(error, size, "matching a regular expression");
+    if (found < 0) {
+        PCRE2_UCHAR reason[128] = "";
+        pcre2_get_error_message(found, reason, sizeof reason);
+        return model_fail(error, KVF_INVALID, "the pre-tokenizer's pattern gave up at byte %zu: %s",
+                          from, (const char *)reason);
+    }
+    const PCRE2_SIZE *offsets = pcre2_get_ovector_pointer(scan->data);
+    *start = offsets[0];
+    *end = offsets[1];
+    return KVF_OK;
+}

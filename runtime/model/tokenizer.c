@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opening, asking and encoding; see the header. Text goes through: added tokens that match as it
+ * is, normaliser, added tokens that match normalised text, pre-tokeniser steps, model.
+ */
+
+#include "tokenizer.h"
+
+#include "normalize.h"
+#include "tokenizer_parts.h"
+#include "utf8.h"
+
+#include <string.h>
+
+#define TOKENIZER_BYTES_MAX (256u << 20)
+#define TEXT_BYTES_MAX      (1u << 30) /* symbols of one word are counted in 32 bits */
+
+/* --------------------------------------------------------------------- opening */
+
+kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocator *allocator,
+                               kvf_tokenizer **out, kvf_error *error)
+{
+    *out = NULL;
+    json_document *document;
+    kvf_status status = json_parse(json, bytes, "tokenizer.json", allocator, &document, error);
+    if (status != KVF_OK)
+        return status;
+    kvf_tokenizer *tokenizer = model_alloc_zero(allocator, 1, sizeof *tokenizer);
+    if (tokenizer == NULL) {
+        json_free(document);
+        return model_out_of_memory(error, sizeof *tokenizer, "the tokenizer");
+    }
+    if (allocator != NULL)
+        tokenizer->allocator = *allocator;
+    status = tokenizer_read(tokenizer, json_root(document), error);
+    json_free(document);
+    if (status != KVF_OK) {
+        kvf_tokenizer_close(tokenizer);
+        return status;
+    }
+    *out = tokenizer;
+    return KVF_OK;
+}
+
+kvf_status kvf_tokenizer_open(const char *directory, const kvf_allocator *allocator,
+                              kvf_tokenizer **out, kvf_error *error)
+{
+    *out = NULL;
+    char *path;
+    kvf_text text;
+    kvf_status status = model_path(allocator, directory, "tokenizer.json", &path, error);
+    if (status != KVF_OK)
+        return status;
+    status = model_read_file(allocator, path, TOKENIZER_BYTES_MAX, &text, error);
+    model_free(allocator, path);
+    if (status != KVF_OK)
+        return status;
+    status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
+    kvf_text_free(allocator, &text);
+    return status;
+}
+
+void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
+{
+    if (tokenizer == NULL)
+        return;
+    const kvf_allocator allocator = tokenizer->allocator;
+    for (size_t i = 0; i < tokenizer->steps_count; i++)
+        regex_destroy(tokenizer->steps[i].pattern);
+    model_free(&allocator, tokenizer->added_of_id);
+    added_tokens_destroy(&tokenizer->added, &allocator);
+    bpe_destroy(&tokenizer->bpe, &allocator);
+    vocabulary_destroy(&tokenizer->vocabulary, &allocator);
+    model_free(&allocator, tokenizer);
+}
+
+/* ---------------------------------------------------------------------- asking */
+
+const kvf_allocator *kvf_tokenizer_allocator(const kvf_tokenizer *tokenizer)
+{
+    return &tokenizer->allocator;
+}
+
+uint32_t kvf_tokenizer_size(const kvf_tokenizer *tokenizer)
+{
+    return tokenizer->size;
+}
+
+const char *kvf_tokenizer_token(const kvf_tokenizer *tokenizer, uint32_t id)
+{
+    if (id >= tokenizer->size)
+        return NULL;
+    if (tokenizer->added_of_id[id] != VOCABULARY_NONE)
+        return tokenizer->added.list[tokenizer->added_of_id[id]].text;
+    return id < tokenizer->vocabulary.size ? tokenizer->vocabulary.tokens[id].text : NULL;
+}
+
+bool kvf_tokenizer_find(const kvf_tokenizer *tokenizer, const char *token, uint32_t *id)
+{
+    size_t size = strlen(token);
+    *id = vocabulary_find(&tokenizer->vocabulary, token, size);
+    for (size_t i = 0; i < tokenizer->added.count && *id == VOCABULARY_NONE; i++) {
+        const added_token *added = &tokenizer->added.list[i];
+        if (added->size == size && memcmp(added->text, token, size) == 0)
+            *id = added->id;
+    }
+    return *id != VOCABULARY_NONE;
+}
+
+bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id)
+{
+    return id < tokenizer->size && tokenizer->added_of_id[id] != VOCABULARY_NONE &&
+           tokenizer->added.list[tokenizer->added_of_id[id]].special;
+}
+
+/* -------------------------------------------------------------------- encoding */
+
+/* What one call of encode works with. */
+typedef struct encode_state {
+    const kvf_tokenizer *tokenizer;
+    regex_scan *scans[TOKENIZER_STEPS_MAX]; /* of the steps that have a pattern */
+    regex_scan *word_scan;
+    bpe_scratch scratch;
+    kvf_text prefixed;
+    kvf_token_ids *ids;
+    kvf_error *error;
+} encode_state;
+
+typedef struct text_piece {
+    const char *bytes;
+    size_t size;
+} text_piece;
+
+static kvf_status encode_word(encode_state *state, text_piece word)
+{
+    const kvf_tokenizer *tokenizer = state->tokenizer;
+    if (tokenizer->is_bpe)
+        return bpe_encode(&tokenizer->bpe, &tokenizer->vocabulary, word.bytes, word.size,
+                          &state->scratch, &tokenizer->allocator, state->ids, state->error);
+    uint32_t id = vocabulary_find(&tokenizer->vocabulary, word.bytes, word.size);
+    if (id == VOCABULARY_NONE)
+        id = tokenizer->unknown_id;
+    if (id == VOCABULARY_NONE)
+        return model_fail(state->error, KVF_INVALID,
+                          "the word \"%.*s\" is not in the vocabulary, which has no unk_token",
+                          (int)(word.size < 80 ? word.size : 80), word.bytes);
+    return kvf_token_ids_push(&tokenizer->allocator, state->ids, id, state->error);
+}
+
+static kvf_status split_piece(encode_state *state, size_t step, text_piece piece);
+
+/* Matches and the text between them, as the step wants them. */
+static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece piece)
+{
+    const split_step *step = &state->tokenizer->steps[index];
+    bool keep_matches = step->kind == SPLIT_WORDS || step->keep_matches;
+    bool keep_others = step->kind != SPLIT_WORDS;
+    kvf_status status = KVF_OK;
+    for (size_t at = 0; at < piece.size && status == KVF_OK;) {
+        size_t start;
+        size_t end;
+        status = regex_find(step->pattern, state->scans[index], piece.bytes, piece.size, at, &start,
+                            &end, state->error);
+        if (status == KVF_OK && keep_others && start > at)
+            status = split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at});
+        if (status == KVF_OK && keep_matches && end > start)
+            status = split_piece(state, index + 1, (text_piece){piece.bytes + start, end - start});
+        at = end;
+    }
+    return status;
+}
+
+static kvf_status split_by_space(encode_state *state, size_t index, text_piece piece)
+{
+    size_t start = 0;
+    kvf_status status = KVF_OK;
+    for (size_t at = 0; at <= piece.size && status == KVF_OK;) {
+        uint32_t code = ' ';
+        size_t length = at < piece.size ? utf8_decode(piece.bytes + at, piece.size - at, &code) : 1;
+        if (utf8_is_space(code)) {
+            if (at > start)
+                status =
+                    split_piece(state, index + 1, (text_piece){piece.bytes + start, at - start});
+            start = at + length;
+        }
+        at += length;
+    }
+    return status;
+}
+
+/* A space before the piece unless it starts with one. The copy lives until the piece is encoded:
+   the step is followed by steps that only cut, and there is one such step at most. */
+static kvf_status split_with_prefix(encode_state *state, size_t index, text_piece piece)
+{
+    if (piece.bytes[0] == ' ')
+        return split_piece(state, index + 1, piece);
+    const kvf_allocator *allocator = &state->tokenizer->allocator;
+    state->prefixed.size = 0;
+    kvf_status status = kvf_text_append(allocator, &state->prefixed, " ", 1, state->error);
+    if (status == KVF_OK)
+        status =
+            kvf_text_append(allocator, &state->prefixed, piece.bytes, piece.size, state->error);
+    if (status != KVF_OK)
+        return status;
+    return split_piece(state, index + 1, (text_piece){state->prefixed.bytes, state->prefixed.size});
+}
+
+/* Recursion is as deep as there are steps. */
+static kvf_status split_piece(encode_state *state, size_t step, text_piece piece)
+{
+    if (step == state->tokenizer->steps_count)
+        return encode_word(state, piece);
+    switch (state->tokenizer->steps[step].kind) {
+    case SPLIT_WHITE_SPACE:
+        return split_by_space(state, step, piece);
+    case SPLIT_PREFIX:
+        return split_with_prefix(state, step, piece);
+    case SPLIT_PATTERN:
+    case SPLIT_WORDS:
+        break;
+    }
+    return split_by_pattern(state, step, piece);
+}
+
+typedef kvf_status (*encode_fn)(encode_state *state, text_piece piece);
+
+/* Take the added tokens of one set out of the text; the rest goes on to @p next. */
+static kvf_status encode_around(encode_state *state, const added_patterns *patterns,
+                                text_piece piece, encode_fn next)
+{
+    added_search search = {.tokens = &state->tokenizer->added,
+                           .patterns = patterns,
+                           .word_scan = state->word_scan,
+                           .text = piece.bytes,
+                           .size = piece.size};
+    size_t taken = 0;
+    size_t from = 0;
+    for (;;) {
+        added_match match;
+        bool found;
+        kvf_status status = added_tokens_next(&search, from, taken, &match, &found, state->error);
+        size_t until = found ? match.start : piece.size;
+        if (status == KVF_OK && until > taken)
+            status = next(state, (text_piece){piece.bytes + taken, until - taken});
+        if (status != KVF_OK || !found)
+            return status;
+        status =
+            kvf_token_ids_push(&state->tokenizer->allocator, state->ids, match.id, state->error);
+        if (status != KVF_OK)
+            return status;
+        from = match.resume;
+        taken = match.end;
+    }
+}
+
+static kvf_status encode_plain(encode_state *state, text_piece piece)
+{
+    return split_piece(state, 0, piece);
+}
+
+static kvf_status encode_normalized(encode_state *state, text_piece piece)
+{
+    const kvf_tokenizer *tokenizer = state->tokenizer;
+    if (!tokenizer->nfc || nfc_is_trivial(piece.bytes, piece.size))
+        return encode_around(state, &tokenizer->added.normalized, piece, encode_plain);
+    kvf_text normalized = {0};
+    kvf_status status =
+        nfc_append(piece.bytes, piece.size, &tokenizer->allocator, &normalized, state->error);
+    if (status == KVF_OK)
+        status = encode_around(state, &tokenizer->added.normalized,
+                               (text_piece){normalized.bytes, normalized.size}, encode_plain);
+    kvf_text_free(&tokenizer->allocator, &normalized);
+    return status;
+}
+
+static kvf_status push_all(encode_state *state, const uint32_t *ids, size_t count)
+{
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < count && status == KVF_OK; i++)
+        status = kvf_token_ids_push(&state->tokenizer->allocator, state->ids, ids[i], state->error);
+    return status;
+}
+
+static kvf_status prepare(encode_state *state)
+{
+    const kvf_tokenizer *tokenizer = state->tokenizer;
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < tokenizer->steps_count && status == KVF_OK; i++)
+        if (tokenizer->steps[i].pattern != NULL)
+            status = regex_scan_create(tokenizer->steps[i].pattern, &state->scans[i], state->error);
+    if (status == KVF_OK && tokenizer->added.word != NULL)
+        status = regex_scan_create(tokenizer->added.word, &state->word_scan, state->error);
+    return status;
+}
+
+static kvf_status encode_text(encode_state *state, text_piece text, bool add_special)
+{
+    const kvf_tokenizer *tokenizer = state->tokenizer;
+    kvf_status status = prepare(state);
+    if (status == KVF_OK && add_special)
+        status = push_all(state, tokenizer->prefix, tokenizer->prefix_count);
+    if (status == KVF_OK)
+        status = encode_around(state, &tokenizer->added.raw, text, encode_normalized);
+    if (status == KVF_OK && add_special)
+        status = push_all(state, tokenizer->suffix, tokenizer->suffix_count);
+    for (size_t i = 0; i < tokenizer->steps_count; i++)
+        regex_scan_destroy(state->scans[i]);
+    regex_scan_destroy(state->word_scan);
+    bpe_scratch_free(&state->scratch, &tokenizer->allocator);
+    kvf_text_free(&tokenizer->allocator, &state->prefixed);
+    return status;
+}
+
+kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
+                                bool add_special, kvf_token_ids *ids, kvf_error *error)
+{
+    if (bytes > TEXT_BYTES_MAX)
+        return model_fail(error, KVF_INVALID,
+                          "the text has %zu bytes; at most %u are encoded at once", bytes,
+                          TEXT_BYTES_MAX);
+    size_t valid = utf8_valid_prefix(text, bytes);
+    if (valid != bytes)
+        return model_fail(
+            error, KVF_INVALID,
+            "the text is not UTF-8: byte %zu (0x%02x) does not belong there; convert it "
+            "to UTF-8",
+            valid, (unsigned)(unsigned char)text[valid]);
+    encode_state state = {.tokenizer = tokenizer, .ids = ids, .error = error};
+    size_t count = ids->count;
+    kvf_status status = encode_text(&state, (text_piece){text, bytes}, add_special);
+    if (status != KVF_OK)
+        ids->count = count;
+    return status;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_TOKENIZER_PARTS_H
+#define KVF_MODEL_TOKENIZER_PARTS_H
+
+/*
+ * What a tokenizer is made of, shared by tokenizer_read.c (builds it), tokenizer.c (encodes) and
+ * token_stream.c (decodes). Clients see tokenizer.h only.
+ */
+
+#include "added_tokens.h"
+#include "bpe.h"
+#include "tokenizer.h"
+
+#define TOKENIZER_STEPS_MAX 8u
+#define TOKENIZER_FRAME_MAX 8u
+
+typedef enum split_kind {
+    SPLIT_PATTERN,     /* Split, or ByteLevel with use_regex: matches and what is between them */
+    SPLIT_WORDS,       /* Whitespace: matches only */
+    SPLIT_WHITE_SPACE, /* WhitespaceSplit: what is between white space */
+    SPLIT_PREFIX,      /* ByteLevel with add_prefix_space */
+} split_kind;
+
+typedef struct split_step {
+    split_kind kind;
+    regex_pattern *pattern; /* SPLIT_PATTERN and SPLIT_WORDS */
+    bool keep_matches;      /* SPLIT_PATTERN: false = behavior Removed */
+} split_step;
+
+struct kvf_tokenizer {
+    kvf_allocator allocator; /* its address is what patterns keep */
+    token_vocabulary vocabulary;
+    bool is_bpe; /* else WordLevel */
+    bpe bpe;
+    uint32_t unknown_id; /* WordLevel; VOCABULARY_NONE = words must be known */
+    added_tokens added;
+    uint32_t *added_of_id; /* [size] index into added, VOCABULARY_NONE = none */
+    uint32_t size;         /* largest id + 1, added tokens included */
+    bool nfc;
+    split_step steps[TOKENIZER_STEPS_MAX];
+    size_t steps_count;
+    bool byte_level_split;   /* the last step hands bytes to BPE */
+    bool byte_level_decoder; /* else tokens are joined with spaces */
+    uint32_t prefix[TOKENIZER_FRAME_MAX], suffix[TOKENIZER_FRAME_MAX]; /* ids, with add_special */
+    size_t prefix_count, suffix_count;
+};
+
+/** Fill a zeroed tokenizer whose allocator is set. The caller closes it on failure. */
+KVF_CHECKED kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root,
+                                      kvf_error *error);
+
+#endif

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* See the header. Spellings lie in one blob, zero-terminated, in the order of the file. */
+
+#include "vocabulary.h"
+
+#include <string.h>
+
+static uint64_t hash_bytes(const char *bytes, size_t size)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3u;
+    return hash ^ hash >> 32;
+}
+
+uint32_t vocabulary_find(const token_vocabulary *self, const char *text, size_t size)
+{
+    if (self->slots == 0 || size > self->longest)
+        return VOCABULARY_NONE;
+    size_t slot = hash_bytes(text, size) & (self->slots - 1);
+    for (; self->table[slot] != VOCABULARY_NONE; slot = (slot + 1) & (self->slots - 1)) {
+        const vocabulary_token *token = &self->tokens[self->table[slot]];
+        if (token->size == size && memcmp(token->text, text, size) == 0)
+            return self->table[slot];
+    }
+    return VOCABULARY_NONE;
+}
+
+/* Check the ids; count tokens, bytes and the largest id. */
+static kvf_status measure(token_vocabulary *self, const json_value *object, size_t *blob_bytes,
+                          kvf_error *error)
+{
+    *blob_bytes = 0;
+    for (const json_value *entry = json_first(object); entry != NULL;
+         entry = json_next(object, entry)) {
+        if (entry->kind != JSON_INTEGER ||
+            entry->as.integer >= (uint64_t)object->size + VOCABULARY_GAP_MAX)
+            return model_fail(error, KVF_CORRUPT,
+                              "tokenizer.json: model.vocab: token \"%.80s\" needs an id below %llu",
+                              entry->key, (unsigned long long)object->size + VOCABULARY_GAP_MAX);
+        uint32_t id = (uint32_t)entry->as.integer;
+        if (id >= self->size)
+            self->size = id + 1;
+        if (entry->key_size > self->longest)
+            self->longest = entry->key_size;
+        *blob_bytes += (size_t)entry->key_size + 1;
+    }
+    self->count = object->size;
+    return KVF_OK;
+}
+
+static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_error *error)
+{
+    char *out = self->blob;
+    memset(self->table, 0xff, self->slots * sizeof *self->table);
+    for (const json_value *entry = json_first(object); entry != NULL;
+         entry = json_next(object, entry)) {
+        uint32_t id = (uint32_t)entry->as.integer;
+        vocabulary_token *token = &self->tokens[id];
+        if (token->text != NULL)
+            return model_fail(
+                error, KVF_CORRUPT,
+                "tokenizer.json: model.vocab: \"%.80s\" and \"%.80s\" both have id %u", token->text,
+                entry->key, id);
+        memcpy(out, entry->key, (size_t)entry->key_size + 1);
+        *token = (vocabulary_token){.text = out, .size = entry->key_size};
+        out += (size_t)entry->key_size + 1;
+        size_t slot = hash_bytes(token->text, token->size) & (self->slots - 1);
+        while (self->table[slot] != VOCABULARY_NONE)
+            slot = (slot + 1) & (self->slots - 1);
+        self->table[slot] = id;
+    }
+    return KVF_OK;
+}
+
+kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
+                             const kvf_allocator *allocator, kvf_error *error)
+{
+    *self = (token_vocabulary){0};
+    if (object == NULL || object->kind != JSON_OBJECT)
+        return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.vocab is %s, not an object",
+                          json_kind_name(object));
+    size_t blob_bytes;
+    kvf_status status = measure(self, object, &blob_bytes, error);
+    if (status != KVF_OK)
+        return status;
+    self->slots = 16;
+    while (self->slots < (size_t)self->count * 2)
+        self->slots *= 2;
+    self->blob = model_alloc(allocator, blob_bytes);
+    self->tokens = model_alloc_zero(allocator, self->size, sizeof *self->tokens);
+    self->table = model_alloc(allocator, self->slots * sizeof *self->table);
+    if (self->blob == NULL || self->tokens == NULL || self->table == NULL)
+        status = model_out_of_memory(error, blob_bytes, "the vocabulary");
+    else
+        status = fill(self, object, error);
+    if (status != KVF_OK)
+        vocabulary_destroy(self, allocator);
+    return status;
+}
+
+void vocabulary_destroy(token_vocabulary *self, const kvf_allocator *allocator)
+{
+    model_free(allocator, self->table);
+    model_free(allocator, self->tokens);
+    model_free(allocator, self->blob);
+    *self = (token_vocabulary){0};
+}
