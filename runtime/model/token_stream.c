@@ -3,7 +3,8 @@
 /*
  * Token ids to text, one at a time or all at once; see tokenizer.h. Bytes of the byte alphabet are
  * collected until they are a character; an ill-formed sequence becomes one U+FFFD per maximal part,
- * which is what Unicode recommends and what HF does.
+ * which is what Unicode recommends and what HF does. An added token stands for itself: HF maps it
+ * through the byte alphabet where it can, which turns an added "É" into U+FFFD.
  */
 
 #include "byte_alphabet.h"
@@ -77,7 +78,7 @@ static bool is_byte_level(const char *text, size_t size)
     return true;
 }
 
-static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t size,
+static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t size, bool added,
                             const stream_output *out)
 {
     kvf_status status = KVF_OK;
@@ -87,7 +88,7 @@ static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t s
         stream->started = true;
         return status == KVF_OK ? put(out, text, size) : status;
     }
-    bool mapped = is_byte_level(text, size);
+    bool mapped = !added && is_byte_level(text, size);
     for (size_t at = 0; at < size && status == KVF_OK;) {
         uint32_t code = (unsigned char)text[at];
         at += mapped ? utf8_decode(text + at, size - at, &code) : 1;
@@ -106,11 +107,11 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
     uint32_t added = tokenizer->added_of_id[id];
     if (added != VOCABULARY_NONE)
         return put_token(stream, tokenizer->added.list[added].text,
-                         tokenizer->added.list[added].size, &out);
+                         tokenizer->added.list[added].size, true, &out);
     if (id >= tokenizer->vocabulary.size || tokenizer->vocabulary.tokens[id].text == NULL)
         return KVF_OK;
     return put_token(stream, tokenizer->vocabulary.tokens[id].text,
-                     tokenizer->vocabulary.tokens[id].size, &out);
+                     tokenizer->vocabulary.tokens[id].size, false, &out);
 }
 
 kvf_status kvf_token_stream_finish(kvf_token_stream *stream, kvf_text *text, kvf_error *error)
