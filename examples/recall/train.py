@@ -75,9 +75,9 @@ class Norm(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight, CONFIG["rms_norm_eps"])
 
 
-def linear(inputs, outputs):
+def linear(inputs, outputs, gain=0.7):
     layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.normal_(layer.weight, std=0.7 / math.sqrt(inputs))
+    nn.init.normal_(layer.weight, std=gain / math.sqrt(inputs))
     return layer
 
 
@@ -89,8 +89,9 @@ def rotate(x, cos, sin):
 class Plan:
     """How one forward pass attends: document length, attention of the document and the tail."""
 
-    def __init__(self, n=0, local=False, pages=0, page=32, sub=1):
+    def __init__(self, n=0, local=False, pages=0, page=32, sub=1, boost=None):
         self.n, self.local, self.pages, self.page, self.sub = n, local, pages, page, sub
+        self.boost, self.times = boost, 1
 
 
 def select_pages(q, k, plan):
@@ -146,7 +147,7 @@ def local_attention(q, k, v):
 class Attention(nn.Module):
     def __init__(self, dim, heads, kv, d):
         super().__init__()
-        self.q_proj, self.o_proj = linear(dim, heads * d), linear(heads * d, dim)
+        self.q_proj, self.o_proj = linear(dim, heads * d), linear(heads * d, dim, 0.25)
         self.k_proj, self.v_proj = linear(dim, kv * d), linear(dim, kv * d)
         self.heads, self.kv, self.d = heads, kv, d
 
@@ -166,11 +167,13 @@ class Attention(nn.Module):
             with torch.no_grad():
                 mask = select_pages(tail, k, plan).repeat_interleave(group, 1)
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        if start == 0 and not plan.local and mask is None:
+        if start == 0 and not plan.local and mask is None and plan.boost is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             if mask is None:
                 mask = torch.arange(t)[None] <= torch.arange(n, t)[:, None]
+            if plan.boost is not None:
+                mask = torch.where(mask, plan.boost, -math.inf)
             out = F.scaled_dot_product_attention(tail, k, v, mask)
             if start < n:
                 q, k, v = q[:, :, :n], k[:, :, :n], v[:, :, :n]
@@ -186,7 +189,7 @@ class MLP(nn.Module):
     def __init__(self, dim, inner):
         super().__init__()
         self.gate_proj, self.up_proj = linear(dim, inner), linear(dim, inner)
-        self.down_proj = linear(inner, dim)
+        self.down_proj = linear(inner, dim, 0.25)
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -211,7 +214,8 @@ class Body(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        nn.init.normal_(self.embed_tokens.weight, std=0.05)
+        nn.init.normal_(self.embed_tokens.weight, std=0.1)
+        self.embed_tokens.weight.data[:, 0] = 0.5
         self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
         self.norm = Norm(c["hidden_size"])
 
@@ -222,6 +226,25 @@ class Llama(nn.Module):
         self.model = Body(c)
         d = c["head_dim"]
         self.freq = c["rope_theta"] ** (-torch.arange(0, d, 2).float() / d)
+
+        self.start_local(self.model.layers[0].self_attn)
+
+    def start_local(self, attention, offsets=(1, 1, 1, 2), pairs=8, size=6.0):
+        """Let the heads of one layer begin as heads that look a fixed number of words back."""
+        embedding = self.model.embed_tokens.weight.data
+        embedding[:, 0] = 0.5
+        half = attention.d // 2
+        scale = size * embedding.square().mean().sqrt() / 0.5
+        with torch.no_grad():
+            for head, back in enumerate(offsets):
+                for i in range(pairs):
+                    angle = self.freq[i] * back
+                    at = head * attention.d + i
+                    attention.q_proj.weight[at, 0] += scale * torch.cos(angle)
+                    attention.q_proj.weight[at + half, 0] -= scale * torch.sin(angle)
+            for head in range(attention.kv):
+                at = head * attention.d
+                attention.k_proj.weight[at:at + pairs, 0] += scale
 
     def forward(self, ids, pos, plan):
         """Logits of the words from plan.n on."""
@@ -237,39 +260,49 @@ class Llama(nn.Module):
 # Samples -------------------------------------------------------------------------------------
 
 
-def spread(rng, b, n, t, jumps):
-    """Position ids: a random start and `jumps` random jumps, one of them before the tail."""
+def spread(rng, b, t, cuts):
+    """Position ids: a random start, and a random jump before each word in cuts[row]."""
     pos = np.zeros((b, t), np.int64)
-    for row in pos:
-        room = MAX_POSITION - t
-        cuts = [0]
-        if jumps:
-            cuts += [n] + [1 + rng.below(max(n - 1, 1)) for _ in range(jumps - 1)]
+    room = MAX_POSITION - t
+    for row, places in zip(pos, cuts):
         total = int(room ** ((rng.below(1000) + 1) / 1000)) if room > 0 else 0
-        share = sorted(rng.below(total + 1) for _ in cuts)
+        places = [0] + [p for p in places if p]
+        share = sorted(rng.below(total + 1) for _ in places)
         step = np.ones(t, np.int64)
         step[0] = 0
-        for c, a, z in zip(cuts, [0] + share, share):
+        for c, a, z in zip(places, [0] + share, share):
             step[c] += z - a
         row[:] = np.cumsum(step)
     return pos
 
 
-def copy_batch(rng, b, half):
-    """Random words, and the same words again."""
-    ids = np.array([[len(SPECIAL) + rng.below(len(gen.WORDS)) for _ in range(half)]
-                    for _ in range(b)])
-    ids = np.concatenate((ids, ids), 1)
-    target = np.full_like(ids, IGNORE)
-    target[:, half:-1] = ids[:, half + 1:]
-    return ids, target, 0, spread(rng, b, half, 2 * half, 2)
+def spans_batch(rng, b, length):
+    """Random words, then short spans of them: one known word must tell the next."""
+    ids, targets = [], []
+    for _ in range(b):
+        row = rng.sample(range(len(SPECIAL), len(VOCAB)), length // 2)
+        target = [IGNORE] * len(row)
+        while len(row) < length:
+            at, size = rng.below(length // 2 - 6), 2 + rng.below(4)
+            target += row[at + 1:at + size] + [IGNORE]
+            row = row + row[at:at + size]
+        ids.append(row[:length])
+        targets.append(target[:length])
+    return (np.array(ids), np.array(targets), 0,
+            spread(rng, b, length, [[length // 2]] * b), None)
 
 
 def facts_batch(rng, b, n, facts, questions):
     """Documents of n words, and questions with their answers."""
-    ids, targets, pos = [], [], []
+    ids, targets, cuts, crowd = [], [], [], []
     for _ in range(b):
         words, table, places = gen.make_document(rng, n, facts)
+        cuts.append(rng.sample(places, min(4, facts)) + [n])
+        row = np.ones(n, np.float32)
+        row[:SINK] = row[-WINDOW:] = 0
+        for place in places:
+            row[place:place + gen.FACT_TOKENS] = 0
+        crowd.append(row)
         target = [IGNORE] * n
         asked = []
         while len(asked) < questions:
@@ -281,7 +314,8 @@ def facts_batch(rng, b, n, facts, questions):
         ids.append([ID[w] for w in words])
         targets.append(target)
     t = len(ids[0])
-    return np.array(ids), np.array(targets), n, spread(rng, b, n, t, 4)
+    crowd = np.pad(np.array(crowd), ((0, 0), (0, t - n)))[:, None, None]
+    return np.array(ids), np.array(targets), n, spread(rng, b, t, cuts), crowd
 
 
 def recital_batch(rng, b, n):
@@ -293,22 +327,55 @@ def recital_batch(rng, b, n):
         ids.append(row[:-1])
         targets.append([IGNORE] * (n + 4) + row[n + 5:])
     ids = np.array(ids)
-    return ids, np.array(targets), n + 2, spread(rng, b, n + 2, ids.shape[1], 1)
+    t = ids.shape[1]
+    place, key = np.arange(t - n - 2)[:, None], np.arange(t)[None]
+    crowd = ((key >= SINK) & (key < n) & (abs(key - place - 1) > 3)).astype(np.float32)
+    return ids, np.array(targets), n + 2, spread(rng, b, t, [[n + 2]] * b), crowd[None, None]
 
 
 # Training ------------------------------------------------------------------------------------
 
 
-def step_loss(model, batch, plan):
-    ids, target, n, pos = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-                           for x in batch)
+class Muon(torch.optim.Optimizer):
+    """Momentum with orthogonalised updates, for matrices."""
+
+    def __init__(self, params, lr, momentum=0.95):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes = {}
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                m.lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(m, group["momentum"])
+                wide = update if update.shape[0] <= update.shape[1] else update.T
+                shapes.setdefault(wide.shape, []).append((p, wide))
+            for shape, items in shapes.items():
+                x = torch.stack([w for _, w in items])
+                x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-12)
+                for _ in range(5):
+                    a = x @ x.mT
+                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+                scale = 0.6 * math.sqrt(max(shape)) * group["lr"]
+                for (p, _), w in zip(items, x):
+                    p -= scale * (w if w.shape == p.shape else w.T)
+
+
+def step_loss(model, batch, plan, kind):
+    ids, target, n, pos, crowd = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+                                  for x in batch)
     plan.n = n
+    if plan.times > 1 and crowd is not None:
+        plan.boost = math.log(plan.times) * crowd
     x = model(ids, pos, plan)
     target = target[:, n:]
     keep = target != IGNORE
     logits = F.linear(x[keep], model.model.embed_tokens.weight)
     goal = target[keep]
-    right = (logits.argmax(-1) == goal).float().mean().item()
+    right = (logits.argmax(-1) == goal).float()
+    right = (right[::3] if kind == "facts" else right).mean().item()
     return F.cross_entropy(logits, goal), right
 
 
@@ -318,56 +385,64 @@ def log_uniform(rng, lo, hi):
 
 def make_batch(rng, phase, kind):
     tokens = phase["tokens"]
-    if kind == "copy":
-        half = phase["half"]
-        return copy_batch(rng, tokens // (2 * half), half)
+    if kind == "spans":
+        return spans_batch(rng, tokens // phase["spans"], phase["spans"])
     if kind == "recital":
         n = log_uniform(rng, *phase["recital"])
         return recital_batch(rng, max(1, tokens // (2 * n)), n)
     n = log_uniform(rng, *phase["length"])
-    most = min(phase.get("facts", 64), n // 20)
-    facts = log_uniform(rng, max(1, most // 8), most)
-    asked = min(phase.get("asked", 64), max(facts, n // 20))
+    most = min(phase.get("facts", 64), n // 14)
+    facts = log_uniform(rng, max(1, most // 6), most)
+    asked = max(facts, min(phase.get("asked", 64), n // 8))
     return facts_batch(rng, max(1, tokens // (n + 10 * asked)), n, facts, asked)
 
 
 PHASES = [
-    dict(name="copy", kinds=["copy"], half=24, steps=800, lr=3e-3, tokens=4096),
+    dict(name="spans", kinds=["spans"], spans=64, steps=240, lr=3e-3, tokens=2048, end_lr=0.5),
     dict(name="facts", kinds=["facts", "recital"], length=(96, 256), recital=(32, 128),
-         steps=800, lr=2e-3, tokens=4096),
+         steps=205, lr=1e-3, tokens=3072, end_lr=0.7),
+    dict(name="crowd", kinds=["facts", "recital"], length=(128, 1024), recital=(64, 512),
+         steps=160, lr=8e-4, tokens=3072, end_lr=0.5, crowd=75),
 ]
 
 
 def run_phase(model, phase, args, number):
     rng = gen.Rng(1000003 * (number + 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=phase["lr"], betas=(0.9, 0.98),
-                                  weight_decay=0.0)
+    hidden = [p for k, p in model.named_parameters() if p.ndim == 2 and "embed" not in k]
+    other = [p for k, p in model.named_parameters() if p.ndim != 2 or "embed" in k]
+    opts = [Muon(hidden, lr=phase["lr"]),
+            torch.optim.AdamW(other, lr=phase["lr"], betas=(0.9, 0.98), weight_decay=0.0)]
     steps, start, saved = phase["steps"], time.time(), time.time()
     warm = phase.get("warm", 50)
     end = phase.get("end_lr", 0.3)
     seen = {}
     for step in range(1, steps + 1):
         scale = min(1.0, step / warm) * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        for g in optimizer.param_groups:
-            g["lr"] = phase["lr"] * scale
+        for o in opts:
+            for g in o.param_groups:
+                g["lr"] = phase["lr"] * scale
         kind = phase["kinds"][step % len(phase["kinds"])]
         batch = make_batch(rng, phase, kind)
         plan = Plan(local=rng.below(100) < phase.get("local", 0),
                     pages=phase.get("pages", 21) if rng.below(100) < phase.get("sparse", 0) else 0)
-        loss, right = step_loss(model, batch, plan)
-        optimizer.zero_grad(set_to_none=True)
+        if rng.below(100) < phase.get("crowd", 0):
+            reach = batch[2] if kind == "facts" else 4 * batch[2]
+            plan.times = max(1.0, log_uniform(rng, 500, 24000) / reach)
+        loss, right = step_loss(model, batch, plan, kind)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        key = kind + ("/pages" if plan.pages else "")
+        for o in opts:
+            o.step()
+        key = kind + ("/pages" if plan.pages else "") + ("/crowd" if plan.times > 1 else "")
         seen.setdefault(key, []).append((loss.item(), right))
-        if step % phase.get("log", 50) == 0 or step == steps:
+        if step % phase.get("log", 20) == 0 or step == steps:
             text = "  ".join("%s loss %.4f right %.4f" % (k, *np.mean(v, 0))
                              for k, v in sorted(seen.items()))
             print("%s step %d  %s  %.0f s" % (phase["name"], step, text, time.time() - start),
                   flush=True)
             seen = {}
-        if time.time() - saved > 180:
+        if time.time() - saved > 60:
             save(model, args.out)
             torch.save(model.state_dict(), os.path.join(args.work, "latest.pt"))
             saved = time.time()
@@ -403,6 +478,7 @@ def save(model, folder):
     tensors = {k: v.detach().to(torch.bfloat16).contiguous()
                for k, v in model.state_dict().items()}
     save_file(tensors, path + ".new", metadata={"format": "pt"})
+    os.chmod(path + ".new", 0o644)
     os.replace(path + ".new", path)
 
 
