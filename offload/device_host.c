@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "host_memory.h"
 #include "host_stream.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -56,14 +57,10 @@ typedef struct memory_head {
 static char *map_memory(kvf_context *context, size_t bytes)
 {
     size_t map_bytes = kvf_round_up(bytes, 4096) + HUGE_BYTES;
-    if (bytes > SIZE_MAX - 2 * HUGE_BYTES)
-        return NULL;
-    char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return NULL;
-    uintptr_t first =
-        ((uintptr_t)map + MEMORY_HEAD_BYTES + HUGE_BYTES - 1) & ~(uintptr_t)(HUGE_BYTES - 1);
+    uintptr_t first = kvf_round_up((uintptr_t)map + MEMORY_HEAD_BYTES, HUGE_BYTES);
     char *block = map + (first - (uintptr_t)map);
     (void)madvise(block, bytes, MADV_HUGEPAGE);
     if (madvise(block, kvf_round_up(bytes, 4096), MADV_POPULATE_WRITE) != 0) {
@@ -80,25 +77,35 @@ static char *map_memory(kvf_context *context, size_t bytes)
     return block;
 }
 
+static uint64_t available_bytes(void)
+{
+    kvf_headroom headroom;
+    kvf_headroom_read(NULL, -1, &headroom);
+    return headroom.cgroup < headroom.node_free ? headroom.cgroup : headroom.node_free;
+}
+
 static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out)
 {
     kvf_context *context = device->context;
     char *block = NULL;
+    /* Populating more than there is would end in the kernel's out-of-memory killer. */
+    uint64_t room = bytes >= HUGE_BYTES ? available_bytes() : UINT64_MAX;
     *out = NULL;
-    if (!kvf_context_refuses(context, "device memory")) {
+    if (!kvf_context_refuses(context, "device memory") && bytes <= room &&
+        bytes <= SIZE_MAX - 2 * HUGE_BYTES) {
         if (bytes >= HUGE_BYTES) {
             block = map_memory(context, bytes);
         } else {
             block = kvf_alloc(context, 1, bytes + MEMORY_HEAD_BYTES);
-            if (block != NULL)
-                block += MEMORY_HEAD_BYTES;
+            block = block != NULL ? block + MEMORY_HEAD_BYTES : NULL;
         }
     }
     if (block == NULL) {
-        char text[32];
+        char need[32], have[32];
         return kvf_fail(context, KVF_OUT_OF_DEVICE_MEMORY, 0,
-                        "the host device has no %s of memory; use fewer tokens, slots or layers",
-                        kvf_bytes_text(bytes, text));
+                        "the host device has no %s of memory (%s available); lower sequences_max, "
+                        "tokens_max, slots or budget_tokens",
+                        kvf_bytes_text(bytes, need), kvf_bytes_text(available_bytes(), have));
     }
     *out = block;
     return KVF_OK;

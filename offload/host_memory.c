@@ -267,7 +267,7 @@ static kvf_status check(kvf_context *context, kvf_device *device,
                         const kvf_host_memory_config *config)
 {
     if (config->bytes == 0 || config->granule == 0 || config->granule > KVF_ARENA_BYTES_MAX ||
-        config->bytes > (uint64_t)1 << 62)
+        config->arena_bytes_max > KVF_ARENA_BYTES_MAX || config->bytes > (uint64_t)1 << 62)
         return kvf_fail(
             context, KVF_INVALID, 0,
             "host memory of %llu bytes in pieces of %zu: a piece must be 1 byte to 1 GiB",
@@ -293,7 +293,7 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
     KVF_TRY(check(context, device, config));
     kvf_host_memory memory = {.device = device};
     memory.bytes = (config->bytes + config->granule - 1) / config->granule * config->granule;
-    uint64_t per_arena = KVF_ARENA_BYTES_MAX / config->granule * config->granule;
+    uint64_t per_arena = kvf_arena_bytes(config);
     uint64_t wanted = (memory.bytes + per_arena - 1) / per_arena;
     kvf_team *team = NULL;
     memory.arenas = kvf_alloc(context, wanted, sizeof *memory.arenas);

@@ -42,7 +42,15 @@ typedef struct kvf_host_memory_config {
     uint32_t allow_unpinned;
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
+    size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests make it small to have several arenas */
 } kvf_host_memory_config;
+
+/* The most bytes of one arena under a configuration, a whole number of granules. */
+static inline size_t kvf_arena_bytes(const kvf_host_memory_config *config)
+{
+    size_t most = config->arena_bytes_max > 0 ? config->arena_bytes_max : KVF_ARENA_BYTES_MAX;
+    return (most > config->granule ? most / config->granule : 1) * config->granule;
+}
 
 /* What preflight found; every number in bytes, UINT64_MAX = unlimited or unknown. */
 typedef struct kvf_headroom {

@@ -42,12 +42,12 @@ kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
                         block_count, NONE - 1);
     kvf_page_pool pool = {.context = context,
                           .block_bytes = block_bytes,
-                          .blocks_per_arena = (uint32_t)(KVF_ARENA_BYTES_MAX / block_bytes),
                           .block_count = block_count,
                           .free_head = NONE};
     kvf_host_memory_config config = *memory;
     config.bytes = (uint64_t)block_bytes * block_count;
     config.granule = block_bytes;
+    pool.blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / block_bytes);
     kvf_status status = take_tables(&pool);
     if (status == KVF_OK)
         status = kvf_host_memory_create(context, device, &config, &pool.memory);

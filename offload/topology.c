@@ -60,9 +60,13 @@ static kvf_status load(kvf_context *context, const kvf_topology_source *source,
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "hwloc could not start");
-    int code = hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
-    if (code == 0 && !is_this_machine(source)) {
-        code = hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_IMPORT_SUPPORT);
+    int code = 0;
+    /* PCI of this machine is asked of sysfs, where hwloc would look too; only replays need objects.
+     */
+    if (!is_this_machine(source)) {
+        code = hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
+        if (code == 0)
+            code = hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_IMPORT_SUPPORT);
         if (code == 0 && source->xml_path != NULL)
             code = hwloc_topology_set_xml(topology, source->xml_path);
         else if (code == 0)

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Host memory: tiers, arenas, binding, resident size, preflight with injected limits, cgroup trees.
+ */
+
+#include "host_memory.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "offload_rig.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+
+static kvf_host_memory_config plain(uint64_t bytes, size_t granule)
+{
+    return (kvf_host_memory_config){
+        .bytes = bytes, .granule = granule, .node = -1, .touch_threads = 2};
+}
+
+static int is_mapped(void *page)
+{
+    return msync(page, 4096, MS_ASYNC) == 0;
+}
+
+static void check_usable(const kvf_host_memory *memory)
+{
+    for (uint32_t i = 0; i < memory->arena_count; i++) {
+        const kvf_arena *arena = &memory->arenas[i];
+        assert_true(arena->mapped_bytes >= arena->bytes);
+        assert_int_equal(arena->registered, 1);
+        assert_non_null(arena->device);
+        for (size_t at = 0; at < arena->bytes; at += 4096)
+            assert_int_equal(arena->host[at], 0);
+        arena->host[0] = 1;
+        arena->host[arena->bytes - 1] = 1;
+    }
+}
+
+static void test_tiers(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    const kvf_huge_pages wishes[] = {KVF_HUGE_PAGES_OFF, KVF_HUGE_PAGES_AUTO,
+                                     KVF_HUGE_PAGES_REQUIRED};
+    for (size_t i = 0; i < 3; i++) {
+        kvf_host_memory_config config = plain(6 * MIB, 4096);
+        config.huge_pages = wishes[i];
+        kvf_host_memory memory;
+        kvf_status status = kvf_host_memory_create(r.context, r.device, &config, &memory);
+        if (wishes[i] == KVF_HUGE_PAGES_REQUIRED && status != KVF_OK) {
+            kvf_error error;
+            assert_int_equal(status, KVF_OUT_OF_MEMORY);
+            assert_non_null(strstr(rig_error(&r, &error), "vm.nr_hugepages=3"));
+            assert_int_equal(memory.arena_count, 0);
+            continue;
+        }
+        RIG_OK(status);
+        assert_int_equal(memory.arena_count, 1);
+        kvf_page_tier tier = memory.arenas[0].tier;
+        printf("wish %d gave %s\n", (int)wishes[i], kvf_page_tier_name(tier));
+        if (wishes[i] == KVF_HUGE_PAGES_OFF)
+            assert_int_equal(tier, KVF_TIER_4K);
+        if (wishes[i] == KVF_HUGE_PAGES_REQUIRED)
+            assert_int_equal(tier, KVF_TIER_HUGETLB);
+        check_usable(&memory);
+        char *page = memory.arenas[0].host;
+        assert_true(is_mapped(page));
+        kvf_host_memory_destroy(r.context, &memory);
+        assert_false(is_mapped(page));
+        kvf_host_memory_destroy(r.context, &memory); /* a second time does nothing */
+    }
+    rig_close(&r);
+}
+
+/* Arenas hold whole granules, and together exactly what was asked. */
+static void test_arenas(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = plain(7 * 3 * 64 * 1024 - 1000, 3 * 64 * 1024);
+    config.arena_bytes_max = 512 * 1024; /* two granules and a bit */
+    kvf_host_memory memory;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    assert_int_equal(memory.bytes, 7 * 3 * 64 * 1024);
+    assert_int_equal(memory.arena_count, 4);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < memory.arena_count; i++) {
+        assert_int_equal(memory.arenas[i].bytes % config.granule, 0);
+        assert_true(memory.arenas[i].bytes <= config.arena_bytes_max);
+        sum += memory.arenas[i].bytes;
+    }
+    assert_int_equal(sum, memory.bytes);
+    check_usable(&memory);
+    kvf_host_memory_destroy(r.context, &memory);
+
+    config.granule = 0;
+    assert_int_equal(kvf_host_memory_create(r.context, r.device, &config, &memory), KVF_INVALID);
+    config.granule = KVF_ARENA_BYTES_MAX + 1;
+    assert_int_equal(kvf_host_memory_create(r.context, r.device, &config, &memory), KVF_INVALID);
+    config = plain(4096, 4096);
+    config.node = 3;
+    kvf_error error;
+    assert_int_equal(kvf_host_memory_create(r.context, r.device, &config, &memory), KVF_INVALID);
+    assert_non_null(strstr(rig_error(&r, &error), "numa_node is 3"));
+    rig_close(&r);
+}
+
+static uint64_t resident_bytes(void)
+{
+    unsigned long long size, resident;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%llu %llu", &size, &resident), 2);
+    fclose(file);
+    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* All of it is resident at once, and not more than was asked. */
+static void test_resident_size(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = plain(48 * MIB + 4096, 4096);
+    config.huge_pages = KVF_HUGE_PAGES_OFF;
+    uint64_t before = resident_bytes();
+    kvf_host_memory memory;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    uint64_t grown = resident_bytes() - before;
+    assert_true(grown + MIB >= config.bytes);
+    assert_true(grown <= config.bytes + 4 * MIB);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+}
+
+/* The kernel's own account says that the pages are bound to the node. */
+static void test_bound(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    static kvf_topology topology;
+    RIG_OK(kvf_topology_read(r.context, NULL, &topology));
+    kvf_host_memory_config config = plain(4 * MIB, 4096);
+    config.topology = &topology;
+    config.node = topology.nodes[0].id;
+    config.huge_pages = KVF_HUGE_PAGES_OFF;
+    kvf_host_memory memory;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    FILE *file = fopen("/proc/self/numa_maps", "r");
+    if (config.node < 0 || !memory.arenas[0].bound || file == NULL) {
+        printf("not bound here (node %d, bound %u): the kernel's account is not checked\n",
+               config.node, memory.arenas[0].bound);
+    } else {
+        char line[512], bind[32];
+        int found = 0;
+        snprintf(bind, sizeof bind, "bind:%d", config.node);
+        while (fgets(line, sizeof line, file) != NULL) {
+            unsigned long long at;
+            if (sscanf(line, "%llx", &at) == 1 && at == (uintptr_t)memory.arenas[0].host)
+                found = strstr(line, bind) != NULL;
+        }
+        assert_true(found);
+    }
+    if (file != NULL)
+        fclose(file);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+}
+
+/* A device that cannot register: an error by default, pageable memory only where it was allowed. */
+static void test_unpinned(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = plain(MIB, 4096);
+    kvf_host_memory memory;
+    kvf_error error;
+    rig_fault fault = {.at = 1, .only = "register"};
+    kvf_device_set_fault(r.device, rig_refuse, &fault);
+    assert_int_equal(kvf_host_memory_create(r.context, r.device, &config, &memory), KVF_PIN_FAILED);
+    assert_non_null(strstr(rig_error(&r, &error), "1.00 MiB"));
+    assert_non_null(strstr(error.text, "ulimit -l unlimited"));
+    assert_non_null(strstr(error.text, "allow_unpinned"));
+    assert_null(memory.arenas);
+    fault = (rig_fault){.at = 1, .only = "register"};
+    config.allow_unpinned = 1;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    assert_string_equal(fault.refused, "register");
+    assert_int_equal(memory.arenas[0].registered, 0);
+    assert_ptr_equal(memory.arenas[0].device, memory.arenas[0].host);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+}
+
+/* ---- preflight --------------------------------------------------------------------------------
+ */
+
+static const kvf_headroom plenty = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+
+static void expect_refusal(rig *r, const kvf_headroom *headroom,
+                           const kvf_host_memory_config *config, kvf_status status,
+                           const char *const *words)
+{
+    kvf_error error;
+    assert_int_equal(kvf_host_memory_preflight(r->context, headroom, config), status);
+    rig_error(r, &error);
+    assert_int_equal(error.status, status);
+    for (; *words != NULL; words++)
+        if (strstr(error.text, *words) == NULL)
+            fail_msg("'%s' is not in: %s", *words, error.text);
+    assert_null(strchr(error.text, '\n'));
+}
+
+static void test_preflight(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = plain(16 * GIB, 4096);
+    RIG_OK(kvf_host_memory_preflight(r.context, &plenty, &config));
+
+    kvf_headroom h = plenty;
+    h.memlock = 8 * MIB;
+    expect_refusal(&r, &h, &config, KVF_PIN_FAILED,
+                   (const char *const[]){"RLIMIT_MEMLOCK", "8.00 MiB", "16.00 GiB",
+                                         "ulimit -l unlimited", "allow_unpinned", NULL});
+    config.allow_unpinned = 1;
+    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+    config.allow_unpinned = 0;
+
+    h = plenty;
+    h.hugetlb_free = 0;
+    h.cgroup = 3 * GIB;
+    expect_refusal(
+        &r, &h, &config, KVF_OUT_OF_MEMORY,
+        (const char *const[]){"memory.max", "3.00 GiB", "16.00 GiB", "tokens_max", NULL});
+    h.cgroup = 16 * GIB;
+    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+
+    h.node_free = 5 * GIB;
+    expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
+                   (const char *const[]){"machine", "5.00 GiB", "16.00 GiB", "tokens_max", NULL});
+    config.node = 1;
+    expect_refusal(
+        &r, &h, &config, KVF_OUT_OF_MEMORY,
+        (const char *const[]){"NUMA node 1", "5.00 GiB", "16.00 GiB", "numa_node", NULL});
+
+    /* Reserved huge pages are not part of what is free, so they lift both limits, unless unwanted.
+     */
+    h.hugetlb_free = 16 * GIB;
+    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+    config.huge_pages = KVF_HUGE_PAGES_OFF;
+    assert_int_equal(kvf_host_memory_preflight(r.context, &h, &config), KVF_OUT_OF_MEMORY);
+
+    config.huge_pages = KVF_HUGE_PAGES_REQUIRED;
+    h = plenty;
+    h.hugetlb_free = 2 * GIB;
+    expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
+                   (const char *const[]){"huge pages", "2.00 GiB", "16.00 GiB",
+                                         "vm.nr_hugepages=8192", "huge_pages to auto", NULL});
+    rig_close(&r);
+}
+
+static void test_headroom_of_this_machine(void **state)
+{
+    (void)state;
+    kvf_headroom h;
+    kvf_headroom_read(NULL, -1, &h);
+    char text[32];
+    printf("memlock %s\n", kvf_bytes_text(h.memlock, text));
+    printf("cgroup %s\n", kvf_bytes_text(h.cgroup, text));
+    printf("free %s\n", kvf_bytes_text(h.node_free, text));
+    assert_true(h.node_free > 0);
+    assert_true(h.memlock > 0);
+}
+
+/* ---- cgroups -----------------------------------------------------------------------------------
+ */
+
+typedef struct tree {
+    char root[64];
+} tree;
+
+static void put(const tree *t, const char *path, const char *text)
+{
+    char full[256];
+    snprintf(full, sizeof full, "%s/%s", t->root, path);
+    for (char *at = full + strlen(t->root) + 1; (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
+        *at = '/';
+    }
+    FILE *file = fopen(full, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static uint64_t read_tree(const tree *t)
+{
+    char proc[128], sys[128];
+    snprintf(proc, sizeof proc, "%s/self", t->root);
+    snprintf(sys, sizeof sys, "%s/fs", t->root);
+    return kvf_cgroup_headroom(proc, sys);
+}
+
+static void remove_tree(const tree *t)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -r %s", t->root);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_cgroup_v2(void **state)
+{
+    (void)state;
+    tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    assert_true(read_tree(&t) == UINT64_MAX); /* no file at all */
+    put(&t, "self", "0::/a/b\n");
+    put(&t, "fs/a/b/memory.max", "max\n");
+    put(&t, "fs/a/b/memory.current", "1000\n");
+    assert_true(read_tree(&t) == UINT64_MAX);
+    /* The parent has the limit; its file cache is room. */
+    put(&t, "fs/a/memory.max", "10000\n");
+    put(&t, "fs/a/memory.current", "7000\n");
+    assert_true(read_tree(&t) == 3000);
+    put(&t, "fs/a/memory.stat", "anon 4000\ninactive_file 500\nactive_file 250\nother 9\n");
+    assert_true(read_tree(&t) == 3750);
+    /* The nearer limit is tighter. */
+    put(&t, "fs/a/b/memory.max", "1200\n");
+    assert_true(read_tree(&t) == 200);
+    put(&t, "fs/a/b/memory.current", "5000\n");
+    assert_true(read_tree(&t) == 0);
+    remove_tree(&t);
+}
+
+static void test_cgroup_v1(void **state)
+{
+    (void)state;
+    tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    put(&t, "self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n");
+    put(&t, "fs/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    put(&t, "fs/memory/memory.usage_in_bytes", "77\n");
+    assert_true(read_tree(&t) == UINT64_MAX);
+    put(&t, "fs/memory/box/memory.limit_in_bytes", "5000\n");
+    put(&t, "fs/memory/box/memory.usage_in_bytes", "1500\n");
+    put(&t, "fs/memory/box/memory.stat", "cache 1\ninactive_file 9\ntotal_inactive_file 100\n");
+    assert_true(read_tree(&t) == 3600);
+    remove_tree(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_arenas),
+        cmocka_unit_test(test_resident_size),
+        cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_unpinned),
+        cmocka_unit_test(test_preflight),
+        cmocka_unit_test(test_headroom_of_this_machine),
+        cmocka_unit_test(test_cgroup_v2),
+        cmocka_unit_test(test_cgroup_v1),
+    };
+    return cmocka_run_group_tests_name("host memory", tests, NULL, NULL);
+}
