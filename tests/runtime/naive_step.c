@@ -115,9 +115,9 @@ static void choose_static(naive *n, naive_layer *l, uint32_t layer, int exact)
 /* The first choice after a prefill sees every key; later ones do if the cache was asked for it. */
 static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
 {
-    if (l->static_tokens == 0 || l->length <= n->c.budget_tokens)
+    if (l->static_tokens == 0)
         return;
-    if (l->chosen && l->steps < n->c.refresh_interval) {
+    if (naive_sealed(n, layer) == 0 || (l->chosen && l->steps < n->c.refresh_interval)) {
         l->steps++;
         return;
     }

@@ -181,14 +181,14 @@ static void chunks_do_not_matter(void **state)
     test_trace_free(&whole);
 }
 
-/* At full budget nothing depends on the queries of the prompt. */
+/* Without a static set nothing depends on the queries of the prompt. */
 static void append_only_prefill_leaves_the_same_cache(void **state)
 {
     (void)state;
     const uint64_t seed = 43;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
-    c.budget_tokens = c.tokens_max;
+    c.select = KVF_SELECT_DYNAMIC;
     test_tokens t;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 220, .seed = seed, .sharpness = 1.0f});
     float out[2][20][256];

@@ -291,7 +291,8 @@ static void lists_need_a_ratio_of_zero(void **state)
     float out[BATCH * HEADS * DIM];
     engine_open(&e, &c, 1);
     const kvf_decode_args a = engine_args(&e, 0, out, NULL);
-    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream), KVF_INVALID);
+    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream),
+                KVF_UNSUPPORTED);
     assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "static_ratio"));
     assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0]);
     engine_close(&e);
@@ -389,7 +390,8 @@ static void a_custom_policy_sees_what_was_promised(void **state)
         assert_int_equal(watch.calls, 20 * KV);
         assert_int_equal(watch.compared, watch.calls);
         assert_int_equal(watch.pages_max, kvf_cache_memory(w.cache)->dynamic_pages);
-        assert_int_equal(watch.static_seen, 20 * KV * kvf_cache_memory(w.cache)->static_tokens);
+        assert_int_equal(watch.static_seen,
+                         20 * KV * (kvf_cache_memory(w.cache)->static_tokens + c.sink_tokens));
         kvf_stats stats;
         kvf_cache_stats(w.cache, &stats);
         assert_int_equal(stats.pages_selected, 20 * KV * kvf_cache_memory(w.cache)->dynamic_pages);
