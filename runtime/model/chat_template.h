@@ -28,8 +28,8 @@ typedef struct kvf_chat_message {
 
 typedef struct kvf_chat {
     kvf_chat_format format;
-    const kvf_chat_message *messages; /**< [count] system first if at all, then user and assistant
-                                           in turn */
+    const kvf_chat_message *messages; /**< [count] at least one; system first if at all; Mistral
+                                           demands that user and assistant take turns */
     size_t count;
     bool generate;      /**< end with the opening of an assistant turn */
     bool skip_thinking; /**< Qwen3 with generate: an empty <think> block first */
