@@ -105,7 +105,9 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
     n->scale = settings->softmax_scale != 0.0f ? (double)settings->softmax_scale
                                                : 1.0 / sqrt(settings->head_dim);
     const size_t tokens = settings->tokens_max, d = settings->head_dim, kv = settings->kv_heads;
-    n->attended = calloc(kv * tokens, 1);
+    n->lists = settings->select == KVF_SELECT_QUEST ? settings->query_heads : settings->kv_heads;
+    const size_t slots = (size_t)n->lists * plan->slots;
+    n->attended = calloc(settings->query_heads * tokens, 1);
     n->layers = calloc(settings->layers, sizeof *n->layers);
     assert(n->layers && n->attended);
     for (uint32_t i = 0; i < settings->layers; i++) {
@@ -115,9 +117,9 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
         l->v = calloc(tokens * kv * d, sizeof *l->v);
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
-        l->page_of_slot = calloc(kv * plan->slots + 1, sizeof *l->page_of_slot);
+        l->page_of_slot = calloc(slots + 1, sizeof *l->page_of_slot);
         assert(l->q && l->k && l->v && l->has_q && l->fixed && l->page_of_slot);
-        for (size_t s = 0; s < kv * plan->slots; s++)
+        for (size_t s = 0; s < slots; s++)
             l->page_of_slot[s] = -1;
         l->static_tokens = plan->static_tokens;
     }
@@ -151,7 +153,8 @@ void naive_copy(naive *to, const naive *from)
         memcpy(a->v, b->v, tokens * kv * d * sizeof *a->v);
         memcpy(a->has_q, b->has_q, tokens);
         memcpy(a->fixed, b->fixed, kv * tokens);
-        memcpy(a->page_of_slot, b->page_of_slot, kv * from->plan.slots * sizeof *a->page_of_slot);
+        memcpy(a->page_of_slot, b->page_of_slot,
+               (size_t)from->lists * from->plan.slots * sizeof *a->page_of_slot);
         a->length = b->length;
         a->steps = b->steps;
         a->chosen = b->chosen;
@@ -266,17 +269,18 @@ void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned 
     r->attended = 0;
     for (uint32_t h = 0; h < n->c.query_heads; h++) {
         const float *row = qf + (size_t)h * n->c.head_dim;
-        const unsigned char *m = mask + (size_t)h / n->group * n->c.tokens_max;
+        const unsigned char *m = mask + (size_t)h * n->c.tokens_max;
         softmax_row(n, l, h / n->group, row, l->length, NULL, weights);
         r->recall[h] = 0.0;
         for (uint32_t t = 0; t < l->length; t++) {
             r->recall[h] += m[t] ? weights[t] : 0.0;
-            r->attended += h % n->group == 0 && m[t];
+            r->attended += h % (n->c.query_heads / n->lists) == 0 && m[t];
         }
         mix_values(n, l, h / n->group, l->length, weights, r->dense + (size_t)h * n->c.head_dim);
         r->lse[h] = softmax_row(n, l, h / n->group, row, l->length, m, weights);
         mix_values(n, l, h / n->group, l->length, weights, r->out + (size_t)h * n->c.head_dim);
     }
+    r->attended /= n->lists / n->c.kv_heads;
     free(weights);
     free(qf);
 }
@@ -364,35 +368,37 @@ static double page_score(const naive *n, const naive_layer *l, uint32_t kv_head,
     return best;
 }
 
-void naive_scores(const naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores)
+void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void *q, double *scores)
 {
     const naive_layer *l = &n->layers[layer];
     const uint32_t pages = naive_sealed(n, layer);
+    const int softmax = n->c.group_reduce == KVF_GROUP_MEAN_SOFTMAX && n->lists != n->c.query_heads;
     float *qf = query_floats(n, q);
     double *row = calloc(pages + 1, sizeof *row);
     assert(row);
     for (uint32_t p = 0; p < pages; p++)
         scores[p] = n->c.group_reduce == KVF_GROUP_MAX ? -INFINITY : 0.0;
-    for (uint32_t g = 0; g < n->group; g++) {
-        const float *qh = qf + ((size_t)kv_head * n->group + g) * n->c.head_dim;
+    for (uint32_t h = heads.first; h < heads.first + heads.count; h++) {
         double top = -INFINITY, sum = 0.0;
         for (uint32_t p = 0; p < pages; p++) {
-            row[p] = page_score(n, l, kv_head, p, qh);
+            row[p] = page_score(n, l, h / n->group, p, qf + (size_t)h * n->c.head_dim);
             top = fmax(top, row[p]);
         }
         for (uint32_t p = 0; p < pages; p++)
             sum += exp(n->scale * (row[p] - top));
         for (uint32_t p = 0; p < pages; p++) {
-            if (row[p] == -INFINITY)
-                scores[p] = -INFINITY;
+            if (softmax)
+                scores[p] += exp(n->scale * (row[p] - top)) / sum / heads.count;
             else if (n->c.group_reduce == KVF_GROUP_MAX)
                 scores[p] = fmax(scores[p], row[p]);
-            else if (n->c.group_reduce == KVF_GROUP_SUM)
-                scores[p] += row[p];
             else
-                scores[p] += exp(n->scale * (row[p] - top)) / sum / n->group;
+                scores[p] += row[p];
         }
     }
+    /* A page is out only if no head has a box of it; a softmax then gave it exactly 0. */
+    for (uint32_t p = 0; p < pages && softmax; p++)
+        if (scores[p] == 0.0)
+            scores[p] = -INFINITY;
     free(row);
     free(qf);
 }

@@ -25,7 +25,7 @@ typedef struct naive_layer {
     float *q, *k, *v;      /* [tokens_max, heads, head_dim] */
     unsigned char *has_q;  /* [tokens_max] */
     unsigned char *fixed;  /* [kv_heads, tokens_max] 1 = in the static set */
-    int32_t *page_of_slot; /* [kv_heads, slots] -1 = free */
+    int32_t *page_of_slot; /* [lists, slots] -1 = free */
     uint32_t steps;        /* decode steps since the static set was chosen */
     uint32_t chosen;       /* 1: a static set was chosen since the last prefill */
     uint32_t observed;     /* 1: chosen once with all keys */
@@ -38,7 +38,8 @@ typedef struct naive {
     uint32_t group;
     double scale;
     naive_layer *layers;
-    unsigned char *attended; /* [kv_heads, tokens_max] by the last decode step */
+    uint32_t lists;          /* of pages: one per KV head; with QUEST one per query head */
+    unsigned char *attended; /* [query_heads, tokens_max] by the last decode step */
     double border;           /* smallest relative gap at the border of any choice so far */
 } naive;
 
@@ -49,7 +50,7 @@ typedef struct naive_result {
     double *lse;       /* [query_heads] */
     double *recall;    /* [query_heads] */
     double *dense;     /* [query_heads, head_dim] */
-    uint64_t attended; /* tokens, over KV heads */
+    uint64_t attended; /* tokens, over KV heads; with lists per query head the mean of a group */
     uint64_t pages, hits, misses;
 } naive_result;
 
@@ -63,19 +64,23 @@ void naive_append(naive *n, uint32_t layer, const void *q, const void *k, const 
 /* Dense attention of query `q` over the first `length` tokens. */
 void naive_dense(const naive *n, uint32_t layer, const void *q, uint32_t length, double *out,
                  double *lse);
-/* Attention of `q` over the tokens with mask[kv_head, token] != 0; recall may be NULL. */
+/* Attention of `q` over the tokens with mask[query_head, token] != 0. */
 void naive_attend(const naive *n, uint32_t layer, const void *q, const unsigned char *mask,
                   naive_result *r);
 
 void naive_result_open(naive_result *r, const kvf_cache_config *settings);
 void naive_result_close(naive_result *r);
-/* A whole decode step. HYBRID, FULL, STATIC, DYNAMIC, STREAMING and ORACLE. */
+/* A whole decode step, under any policy but CUSTOM (which it takes for HYBRID). */
 void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const void *v,
                   naive_result *r);
 
 uint32_t naive_sealed(const naive *n, uint32_t layer);
-/* Reduced digest scores of the sealed pages of one KV head: [pages]; -INFINITY = nothing left. */
-void naive_scores(const naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores);
+/* Digest scores of the sealed pages for query heads first .. first+heads-1, reduced over them as
+ * asked, or raw if there is one: [pages]; -INFINITY = nothing left. */
+typedef struct naive_heads {
+    uint32_t first, count;
+} naive_heads;
+void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void *q, double *scores);
 /* mask[i] = 1 for the `k` largest of scores[0..count) (ties to the lower index; -inf never).
  * Returns the relative gap at the border, 1 if there is none. */
 double naive_top(const double *scores, uint32_t count, uint32_t k, unsigned char *mask);

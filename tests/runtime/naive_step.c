@@ -27,10 +27,10 @@ static uint32_t rest_tokens(const naive *n)
     return n->c.budget_tokens - n->c.sink_tokens - (n->c.local_tokens + n->c.page_size - 1);
 }
 
-static int is_resident(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page)
+static int is_resident(const naive *n, const naive_layer *l, uint32_t list, uint32_t page)
 {
     for (uint32_t s = 0; s < n->plan.slots; s++)
-        if (l->page_of_slot[(size_t)kv_head * n->plan.slots + s] == (int32_t)page)
+        if (l->page_of_slot[(size_t)list * n->plan.slots + s] == (int32_t)page)
             return 1;
     return 0;
 }
@@ -156,10 +156,10 @@ static int32_t find_slot(naive *n, const slot_view *v)
     return best;
 }
 
-static void resolve(naive *n, naive_layer *l, uint32_t kv_head, uint32_t pages,
+static void resolve(naive *n, naive_layer *l, uint32_t list, uint32_t pages,
                     const unsigned char *taken, const double *scores, naive_result *r)
 {
-    slot_view v = {.page_of_slot = l->page_of_slot + (size_t)kv_head * n->plan.slots,
+    slot_view v = {.page_of_slot = l->page_of_slot + (size_t)list * n->plan.slots,
                    .slots = n->plan.slots,
                    .taken = taken,
                    .scores = scores};
@@ -167,7 +167,7 @@ static void resolve(naive *n, naive_layer *l, uint32_t kv_head, uint32_t pages,
         if (!taken[p])
             continue;
         r->pages++;
-        if (is_resident(n, l, kv_head, p)) {
+        if (is_resident(n, l, list, p)) {
             r->hits++;
             continue;
         }
@@ -180,11 +180,12 @@ static void resolve(naive *n, naive_layer *l, uint32_t kv_head, uint32_t pages,
 
 /* ------------------------------------------------------------------- step */
 
-/* Scores over pages that the policy ranks by. */
-static void policy_scores(naive *n, uint32_t layer, uint32_t kv_head, const void *q, double *scores)
+/* Scores over pages that the policy ranks by: of the list's heads, of all heads, or of nobody. */
+static void policy_scores(naive *n, uint32_t layer, uint32_t list, const void *q, double *scores)
 {
-    const uint32_t pages = naive_sealed(n, layer);
-    naive_scores(n, layer, kv_head, q, scores);
+    const uint32_t pages = naive_sealed(n, layer), heads = n->c.query_heads / n->lists;
+    const naive_heads own = {list * heads, heads}, all = {0, n->c.query_heads};
+    naive_scores(n, layer, n->c.select == KVF_SELECT_ARKVALE ? all : own, q, scores);
     if (n->c.select == KVF_SELECT_STREAMING)
         for (uint32_t p = 0; p < pages; p++)
             scores[p] = p;
@@ -204,15 +205,17 @@ static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q
     double *scores = calloc(sealed + 1, sizeof *scores);
     unsigned char *taken = calloc(sealed + 1, 1);
     assert(scores && taken);
-    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
-        unsigned char *mask = n->attended + (size_t)h * n->c.tokens_max;
-        const unsigned char *fixed = l->fixed + (size_t)h * n->c.tokens_max;
-        policy_scores(n, layer, h, q, scores);
+    const uint32_t heads = n->c.query_heads / n->lists;
+    for (uint32_t list = 0; list < n->lists; list++) {
+        const uint32_t kv_head = list * heads / n->group;
+        const unsigned char *fixed = l->fixed + (size_t)kv_head * n->c.tokens_max;
+        policy_scores(n, layer, list, q, scores);
         note_border(n, naive_top(scores, sealed, pages_to_take(n, l), taken));
-        for (uint32_t t = 0; t < n->c.tokens_max; t++)
-            mask[t] = t < l->length &&
-                      (t < n->c.sink_tokens || t >= sealed * P || fixed[t] || taken[t / P]);
-        resolve(n, l, h, sealed, taken, scores, r);
+        for (uint32_t h = list * heads; h < (list + 1) * heads; h++)
+            for (uint32_t t = 0; t < l->length; t++)
+                n->attended[(size_t)h * n->c.tokens_max + t] =
+                    t < n->c.sink_tokens || t >= sealed * P || fixed[t] || taken[t / P];
+        resolve(n, l, list, sealed, taken, scores, r);
     }
     free(scores);
     free(taken);
@@ -228,7 +231,7 @@ static void select_oracle(naive *n, naive_layer *l, uint32_t layer, naive_result
     memset(all, 1, l->length);
     (void)r;
     for (uint32_t h = 0; h < n->c.kv_heads; h++) {
-        unsigned char *mask = n->attended + (size_t)h * n->c.tokens_max;
+        unsigned char *mask = n->attended + (size_t)h * n->group * n->c.tokens_max;
         memset(score, 0, (l->length + 1) * sizeof *score);
         for (uint32_t g = 0; g < n->group; g++)
             observe_query(n, l, h * n->group + g, query, all, n->group, score);
@@ -237,6 +240,8 @@ static void select_oracle(naive *n, naive_layer *l, uint32_t layer, naive_result
         note_border(n, naive_top(score, sealed, rest_tokens(n), mask));
         for (uint32_t t = 0; t < l->length; t++)
             mask[t] |= t < n->c.sink_tokens || t >= sealed || l->length <= n->c.budget_tokens;
+        for (uint32_t g = 1; g < n->group; g++)
+            memcpy(mask + (size_t)g * n->c.tokens_max, mask, l->length);
     }
     free(score);
     free(all);
@@ -250,7 +255,7 @@ void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const 
     naive_append(n, layer, q, k, v);
     l->chosen = chosen;
     r->pages = r->hits = r->misses = 0;
-    memset(n->attended, 0, (size_t)n->c.kv_heads * n->c.tokens_max);
+    memset(n->attended, 0, (size_t)n->c.query_heads * n->c.tokens_max);
     refresh_if_due(n, l, layer);
     if (n->c.select == KVF_SELECT_ORACLE)
         select_oracle(n, l, layer, r);

@@ -208,7 +208,7 @@ static void listed_pages_are_the_best(void **state)
             if (h == 0)
                 naive_append(&n[b], 0, NULL, test_k(&e.t[b], 0, token), test_v(&e.t[b], 0, token));
             const uint32_t sealed = naive_sealed(&n[b], 0);
-            naive_scores(&n[b], 0, h, e.q + b * HEADS * DIM, scores);
+            naive_scores(&n[b], 0, (naive_heads){h * 2, 2}, e.q + b * HEADS * DIM, scores);
             const uint32_t budget = token + 1 <= c.budget_tokens ? sealed : (96 - 4 - 23) / PAGE;
             all++;
             if (naive_top(scores, sealed, budget, best) < NAIVE_BORDER)
@@ -330,7 +330,7 @@ static uint32_t watch_and_choose(void *user, const kvf_select_view *view, int32_
     __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
     if (view->layer != 0 || view->kv_head >= KV || view->pages != naive_sealed(w->n, 0))
         return 0;
-    naive_scores(w->n, 0, view->kv_head, w->q, scores);
+    naive_scores(w->n, 0, (naive_heads){view->kv_head * 2, 2}, w->q, scores);
     uint32_t good = 1, bits = 0;
     for (uint32_t p = 0; p < view->pages; p++) {
         const double x = (double)view->scores[p], y = scores[p];

@@ -158,6 +158,7 @@ static void policies_agree_with_the_naive_model(void **state)
         {KVF_SELECT_HYBRID, "hybrid"},   {KVF_SELECT_STATIC, "static"},
         {KVF_SELECT_DYNAMIC, "dynamic"}, {KVF_SELECT_STREAMING, "streaming"},
         {KVF_SELECT_ORACLE, "oracle"},   {KVF_SELECT_FULL, "full"},
+        {KVF_SELECT_QUEST, "quest"},     {KVF_SELECT_ARKVALE, "arkvale"},
     };
     tally all = {0};
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
