@@ -160,6 +160,7 @@ void naive_copy(naive *to, const naive *from)
         a->chosen = b->chosen;
         a->observed = b->observed;
         a->static_tokens = b->static_tokens;
+        a->has_share = b->has_share;
     }
 }
 

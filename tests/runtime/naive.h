@@ -22,14 +22,15 @@
 
 typedef struct naive_layer {
     uint32_t length;
-    float *q, *k, *v;      /* [tokens_max, heads, head_dim] */
-    unsigned char *has_q;  /* [tokens_max] */
-    unsigned char *fixed;  /* [kv_heads, tokens_max] 1 = in the static set */
-    int32_t *page_of_slot; /* [lists, slots] -1 = free */
-    uint32_t steps;        /* decode steps since the static set was chosen */
-    uint32_t chosen;       /* 1: a static set was chosen since the last prefill */
-    uint32_t observed;     /* 1: chosen once with all keys */
-    uint32_t static_tokens;
+    float *q, *k, *v;       /* [tokens_max, heads, head_dim] */
+    unsigned char *has_q;   /* [tokens_max] */
+    unsigned char *fixed;   /* [kv_heads, tokens_max] 1 = in the static set */
+    int32_t *page_of_slot;  /* [lists, slots] -1 = free */
+    uint32_t steps;         /* decode steps since the static set was chosen */
+    uint32_t chosen;        /* 1: a static set was chosen since the last prefill */
+    uint32_t observed;      /* 1: chosen once with all keys */
+    uint32_t static_tokens; /* in force; with the automatic ratio it is chosen once */
+    uint32_t has_share;
 } naive_layer;
 
 typedef struct naive {

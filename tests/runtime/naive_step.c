@@ -112,16 +112,62 @@ static void choose_static(naive *n, naive_layer *l, uint32_t layer, int exact)
     free(mask);
 }
 
+/* The `rest` tokens that one query ranks highest, in one KV head; returns how many there were. */
+static uint32_t top_of_query(naive *n, const naive_layer *l, uint32_t layer, uint32_t kv_head,
+                             uint32_t query, unsigned char *mask)
+{
+    const uint32_t candidates = naive_sealed(n, layer) * n->c.page_size;
+    double *score = calloc(l->length + 1, sizeof *score);
+    unsigned char *all = malloc(l->length + 1);
+    uint32_t count = 0;
+    assert(score && all);
+    memset(all, 1, l->length + 1);
+    for (uint32_t g = 0; g < n->group; g++)
+        observe_query(n, l, kv_head * n->group + g, query, all, n->group, score);
+    for (uint32_t t = 0; t < n->c.sink_tokens && t < candidates; t++)
+        score[t] = -INFINITY;
+    note_border(n, naive_top(score, candidates, rest_tokens(n), mask));
+    for (uint32_t t = 0; t < candidates; t++)
+        count += mask[t];
+    free(score);
+    free(all);
+    return count;
+}
+
+/* The automatic ratio: what the first and the last query of the window both rank highest, mean over
+ * KV heads, in whole pages; a quarter while everything would be both. */
+static void choose_share(naive *n, naive_layer *l, uint32_t layer)
+{
+    uint32_t queries[WINDOW_MAX], both = 0, candidates = 0;
+    const uint32_t count = window_queries(n, l, queries), rest = rest_tokens(n);
+    unsigned char *a = calloc(l->length + 1, 1), *b = calloc(l->length + 1, 1);
+    assert(a && b && count > 0);
+    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
+        candidates = top_of_query(n, l, layer, h, queries[0], a);
+        top_of_query(n, l, layer, h, queries[count - 1], b);
+        for (uint32_t t = 0; t < l->length; t++)
+            both += a[t] && b[t];
+    }
+    const uint32_t tokens = both / n->c.kv_heads / n->c.page_size * n->c.page_size;
+    l->static_tokens = candidates < rest ? rest / 4 : tokens < rest ? tokens : rest;
+    l->has_share = naive_sealed(n, layer) * n->c.page_size > rest + n->c.sink_tokens;
+    free(a);
+    free(b);
+}
+
 /* The first choice after a prefill sees every key; later ones do if the cache was asked for it. */
 static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
 {
-    if (l->static_tokens == 0)
+    if (n->plan.static_tokens == 0)
         return;
     if (naive_sealed(n, layer) == 0 || (l->chosen && l->steps < n->c.refresh_interval)) {
         l->steps++;
         return;
     }
-    choose_static(n, l, layer, !l->chosen || n->c.refresh == KVF_REFRESH_EXACT);
+    const int shares = n->c.static_ratio == KVF_STATIC_RATIO_AUTO && !l->has_share;
+    if (shares)
+        choose_share(n, l, layer);
+    choose_static(n, l, layer, !l->chosen || shares || n->c.refresh == KVF_REFRESH_EXACT);
     l->chosen = 1;
     l->steps = 1;
 }

@@ -93,7 +93,7 @@ static void follow_run(const follow *f)
     naive_open(&n, kvf_cache_settings(w.cache), kvf_cache_memory(w.cache));
     naive_result_open(&r, &sc->cc);
     kvf_sequence *s = test_sequence(&w);
-    for (uint32_t layer = 0; layer < sc->cc.layers; layer++) {
+    for (uint32_t layer = 0; layer < sc->cc.layers && sc->prompt; layer++) {
         test_prefill(&w, s, &t,
                      &(test_range){.layer = layer, .count = sc->prompt, .chunk = sc->chunk}, NULL);
         for (uint32_t i = 0; i < sc->prompt; i++)
@@ -203,6 +203,24 @@ static void static_ratios(void **state)
     demand(&all);
 }
 
+static void the_automatic_ratio(void **state)
+{
+    (void)state;
+    const uint64_t seed = 241;
+    test_seed_print(__func__, seed);
+    static const uint32_t prompts[] = {230, 60, 0, 400};
+    tally all = {0};
+    for (uint32_t i = 0; i < 4; i++) {
+        test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        sc.cc.static_ratio = KVF_STATIC_RATIO_AUTO;
+        sc.cc.layers = 2;
+        sc.prompt = prompts[i];
+        sc.steps = prompts[i] < 100 ? 150 : 60;
+        follow_run(&(follow){.what = "automatic ratio", .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
 static void digests_and_reductions(void **state)
 {
     (void)state;
@@ -290,6 +308,7 @@ int main(void)
         cmocka_unit_test(policies_agree_with_the_naive_model),
         cmocka_unit_test(growing_past_the_budget),
         cmocka_unit_test(static_ratios),
+        cmocka_unit_test(the_automatic_ratio),
         cmocka_unit_test(digests_and_reductions),
         cmocka_unit_test(geometries),
         cmocka_unit_test(slots_and_victims),
