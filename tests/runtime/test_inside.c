@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A look inside: whatever the system can refuse while a cache opens leaves no trace, and after any
+ * mix of sequences the page pool and the slot tables keep their invariants and no block is lost.
+ */
+
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+
+typedef struct refusal {
+    uint32_t asked, at;
+    const char *what; /* that was refused */
+} refusal;
+
+static int refuse_one(void *user, const char *what)
+{
+    refusal *r = user;
+    const uint32_t n = __atomic_fetch_add(&r->asked, 1, __ATOMIC_RELAXED);
+    if (n != r->at)
+        return 0;
+    r->what = what;
+    return 1;
+}
+
+static void context_counts(const kvf_context *c, uint64_t counts[2])
+{
+    counts[0] = c->live_bytes;
+    counts[1] = c->live_blocks;
+}
+
+/* Maps, registrations, device memory, streams, events, threads: each refused once, at its turn. */
+static void cache_open_survives_every_refusal(void **state)
+{
+    (void)state;
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
+                                           KVF_TRANSFER_EACH};
+    for (uint32_t m = 0; m < 3; m++) {
+        kvf_cache_config cc = test_config_small();
+        test_world w;
+        cc.transfer = methods[m];
+        kvf_runtime_config rc = test_runtime_config();
+        rc.allow_unpinned = 0;
+        test_world_open(&w, &rc, &cc);
+        kvf_cache_close(w.cache);
+        w.cache = NULL;
+        uint64_t before[2], after[2];
+        context_counts(w.runtime->context, before);
+        refusal r = {0};
+        for (uint32_t n = 0;; n++) {
+            kvf_cache *cache = NULL;
+            kvf_error error = {0};
+            r = (refusal){.at = n};
+            kvf_device_set_fault(w.runtime->device, refuse_one, &r);
+            const kvf_status status = kvf_cache_open(w.runtime, &cc, &cache, &error);
+            kvf_device_set_fault(w.runtime->device, NULL, NULL);
+            if (status == KVF_OK) {
+                /* Nothing left to refuse, or something that it can do without and counts. */
+                kvf_cache_close(cache);
+                context_counts(w.runtime->context, after);
+                assert_memory_equal(before, after, sizeof before);
+                if (r.asked <= n)
+                    break;
+                continue;
+            }
+            if (cache || error.status != status || !error.text[0] || !r.what ||
+                (status != KVF_OUT_OF_MEMORY && status != KVF_OUT_OF_DEVICE_MEMORY &&
+                 status != KVF_PIN_FAILED && status != KVF_SYSTEM))
+                fail_msg("refusal %u (%s): %s, \"%s\"", n, r.what ? r.what : "?",
+                         kvf_status_name(status), error.text);
+            context_counts(w.runtime->context, after);
+            if (memcmp(before, after, sizeof before) != 0)
+                fail_msg("refusal %u (%s): %lld bytes and %lld blocks stayed", n, r.what,
+                         (long long)(after[0] - before[0]), (long long)(after[1] - before[1]));
+        }
+        print_message("# %u refusals\n", r.at);
+        assert_true(r.at > 5);
+        test_ok(&w, kvf_cache_open(w.runtime, &cc, &w.cache, NULL));
+        test_world_close(&w);
+    }
+}
+
+/* ------------------------------------------------------------------ invariants */
+
+#define ALIVE 5u
+
+typedef struct herd {
+    test_world w;
+    test_tokens t;
+    kvf_sequence *s[ALIVE];
+    test_random r;
+    float out[128 * 256];
+} herd;
+
+/* Appends up to `tokens` to one layer; a full cache is fine. */
+static void grow(herd *h, kvf_sequence *s, uint32_t layer, uint32_t tokens)
+{
+    const uint32_t at = kvf_sequence_length(s, layer), room = h->t.count - at;
+    const uint32_t n = tokens < room ? tokens : room;
+    if (n == 0)
+        return;
+    kvf_status status;
+    if (test_random_below(&h->r, 2)) {
+        const kvf_prefill_args a = {.sequence = s,
+                                    .layer = layer,
+                                    .tokens = n,
+                                    .q = test_random_below(&h->r, 3) ? test_q(&h->t, layer, at)
+                                                                     : NULL,
+                                    .k = test_k(&h->t, layer, at),
+                                    .v = test_v(&h->t, layer, at),
+                                    .out = h->out};
+        status = kvf_prefill(h->w.cache, &a, h->w.stream);
+    } else {
+        const kvf_decode_args a = {.layer = layer,
+                                   .batch = 1,
+                                   .sequences = &s,
+                                   .q = test_q(&h->t, layer, at),
+                                   .k = test_k(&h->t, layer, at),
+                                   .v = test_v(&h->t, layer, at),
+                                   .out = h->out};
+        status = kvf_decode(h->w.cache, &a, h->w.stream);
+    }
+    if (status != KVF_OK)
+        test_expect(h->w.runtime, status, KVF_FULL);
+}
+
+static void check_invariants(herd *h)
+{
+    kvf_cache *c = h->w.cache;
+    test_wait(&h->w);
+    assert_true(kvf_page_pool_is_valid(&c->pool));
+    for (uint32_t i = 0; i < c->residency.lists; i++)
+        assert_true(kvf_residency_is_valid(&c->residency, i));
+    for (uint32_t i = 0; i < ALIVE; i++)
+        for (uint32_t layer = 0; h->s[i] && layer < c->config.layers; layer++) {
+            const kvf_layer *l = &h->s[i]->layers[layer];
+            assert_int_equal(l->sealed, kvf_sealed_pages(c, l->length));
+            for (uint32_t p = 0; p < l->sealed; p++)
+                assert_true(kvf_page_pool_references(&c->pool, l->blocks[p]) >= 1);
+        }
+}
+
+static void one_change(herd *h)
+{
+    kvf_sequence **s = &h->s[test_random_below(&h->r, ALIVE)];
+    const uint32_t what = test_random_below(&h->r, 16);
+    if (!*s) {
+        kvf_sequence *parent = h->s[test_random_below(&h->r, ALIVE)];
+        if (parent && what < 8)
+            test_ok(&h->w, kvf_sequence_fork(h->w.cache, parent, h->w.stream, s));
+        else
+            test_ok(&h->w, kvf_sequence_create(h->w.cache, s));
+    } else if (what == 0) {
+        kvf_sequence_destroy(*s);
+        *s = NULL;
+    } else {
+        grow(h, *s, test_random_below(&h->r, 2), 1 + test_random_below(&h->r, what < 4 ? 128 : 3));
+    }
+}
+
+static void invariants_hold_through_any_history(void **state)
+{
+    (void)state;
+    const uint64_t seed = 701;
+    test_seed_print(__func__, seed);
+    static const kvf_restructure ways[] = {KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL};
+    for (uint32_t m = 0; m < 2; m++) {
+        kvf_cache_config cc = test_config_small();
+        cc.layers = 2;
+        cc.sequences_max = ALIVE;
+        cc.host_tokens_max = 900;
+        cc.transfer = m ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT;
+        cc.restructure = ways[m];
+        herd *h = calloc(1, sizeof *h);
+        assert_non_null(h);
+        h->r = (test_random){seed + m};
+        test_tokens_make(
+            &h->t, &cc,
+            &(test_tokens_spec){.count = 500, .seed = seed, .sharpness = 2.0f, .topics = 5});
+        test_world_open(&h->w, NULL, &cc);
+        const uint32_t blocks = h->w.cache->pool.block_count;
+        for (uint32_t i = 0; i < 1500; i++) {
+            one_change(h);
+            if (i % 50 == 49)
+                check_invariants(h);
+        }
+        for (uint32_t i = 0; i < ALIVE; i++) {
+            kvf_sequence_destroy(h->s[i]);
+            h->s[i] = NULL;
+        }
+        check_invariants(h);
+        assert_int_equal(h->w.cache->pool.free_count, blocks);
+        test_world_close(&h->w);
+        test_tokens_free(&h->t);
+        free(h);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cache_open_survives_every_refusal),
+        cmocka_unit_test(invariants_hold_through_any_history),
+    };
+    return cmocka_run_group_tests_name("runtime: inside", tests, NULL, NULL);
+}
