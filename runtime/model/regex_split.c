@@ -273,9 +273,6 @@ kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out, kvf
         regex_scan_destroy(scan);
         return model_out_of_memory(error, 0, "a regular expression's match");
     }
-    /* A run of a million letters is legitimate: the limit is memory, not steps. */
-    pcre2_set_match_limit(scan->limits, UINT32_MAX);
-    pcre2_set_depth_limit(scan->limits, UINT32_MAX);
     *out = scan;
     return KVF_OK;
 }
@@ -289,10 +286,22 @@ void regex_scan_destroy(regex_scan *scan)
     model_free(scan->allocator, scan);
 }
 
+/*
+ * Steps that one match may take. A run of a million letters is legitimate and takes a few steps per
+ * character; a pattern that takes exponentially many must give up within a second.
+ */
+static uint32_t step_limit(size_t size)
+{
+    const uint32_t least = 10000000;
+    return size > (UINT32_MAX - least) / 16 ? UINT32_MAX : least + (uint32_t)size * 16;
+}
+
 kvf_status regex_find(const regex_pattern *pattern, regex_scan *scan, const char *text, size_t size,
                       size_t from, size_t *start, size_t *end, kvf_error *error)
 {
     *start = *end = size;
+    pcre2_set_match_limit(scan->limits, step_limit(size - from));
+    pcre2_set_depth_limit(scan->limits, step_limit(size - from));
     uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
     int found =
         pcre2_match(pattern->code, (PCRE2_SPTR)text, size, from, options, scan->data, scan->limits);

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Any bytes as a safetensors file: refused with a message, or every byte of every tensor is
+ * readable and lies in the file.
+ */
+
+#include "fuzz_heap.h"
+#include "fuzz_input.h"
+#include "safetensors.h"
+
+#include <string.h>
+
+static void check_tensor(const kvf_weights *weights, size_t index, const char *bytes, size_t size)
+{
+    const kvf_tensor *tensor = kvf_weights_at(weights, index);
+    size_t offset = (size_t)((const char *)tensor->data - bytes);
+    fuzz_require(offset <= size && tensor->bytes <= size - offset);
+    fuzz_require(kvf_weights_get(weights, tensor->name) == tensor);
+    uint64_t product = kvf_weights_dtype_bytes(tensor->dtype);
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        product *= tensor->shape[i];
+    fuzz_require(product == tensor->bytes);
+    volatile char sum = 0;
+    for (uint64_t i = 0; i < tensor->bytes; i++)
+        sum = (char)(sum ^ ((const char *)tensor->data)[i]);
+    (void)sum;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    void *copy = NULL;
+    if (posix_memalign(&copy, 16, size != 0 ? size : 1) != 0)
+        return 0;
+    if (size != 0)
+        memcpy(copy, data, size);
+    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
+    kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    kvf_weights *weights;
+    kvf_error error = {.text = ""};
+    kvf_status status = kvf_weights_open_memory(copy, size, &allocator, &weights, &error);
+    fuzz_require((status == KVF_OK) == (weights != NULL));
+    if (status == KVF_OK)
+        for (size_t i = 0; i < kvf_weights_count(weights); i++)
+            check_tensor(weights, i, copy, size);
+    else
+        fuzz_require(error.status == status && error.text[0] != '\0');
+    kvf_weights_close(weights);
+    fuzz_heap_check(&heap);
+    free(copy);
+    return 0;
+}
