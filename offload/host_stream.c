@@ -20,9 +20,12 @@
 #include <string.h>
 #include <time.h>
 
-#define SPIN_NS     5000u
-#define SPIN_TURNS  16u
-#define RECORDS_MAX 64u
+#define SPIN_NS      5000u
+#define SPIN_TURNS   16u
+#define RECORDS_MAX  64u
+/* Whoever finds the queue full sleeps until this many entries are free: one wake-up for all of
+ * them. */
+#define QUEUE_REFILL 256u
 
 typedef enum entry_kind {
     ENTRY_COPY,
@@ -79,7 +82,7 @@ typedef struct host_stream {
     atomic_uint_fast64_t enqueued; /* changed under lock */
     atomic_uint_fast64_t done;     /* changed under lock */
     uint32_t is_worker_asleep;     /* guarded by lock */
-    uint32_t waiters;              /* guarded by lock */
+    uint64_t wake_at;              /* guarded by lock: least `done` that somebody sleeps for */
     uint32_t is_closing;           /* guarded by lock */
     kvf_status status;             /* guarded by lock: sticky */
     uint64_t delay_state;          /* worker only; 0 = no delays */
@@ -282,8 +285,10 @@ static void *stream_main(void *argument)
         pthread_mutex_lock(&stream->lock);
         done++;
         atomic_store_explicit(&stream->done, done, memory_order_relaxed);
-        if (stream->waiters > 0)
+        if (done >= stream->wake_at) {
+            stream->wake_at = UINT64_MAX;
             pthread_cond_broadcast(&stream->drained);
+        }
     }
     pthread_mutex_unlock(&stream->lock);
     return NULL;
@@ -299,6 +304,7 @@ static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
     stream->device = device;
     atomic_init(&stream->enqueued, 0);
     atomic_init(&stream->done, 0);
+    stream->wake_at = UINT64_MAX;
     stream->ring = kvf_alloc(context, KVF_STREAM_QUEUE_MAX, sizeof *stream->ring);
     if (stream->ring == NULL)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream's queue (%zu bytes)",
@@ -368,10 +374,11 @@ void kvf_host_stream_destroy(kvf_stream *base)
 /* Until `target` entries are done; under the lock. */
 static void await_done(host_stream *stream, uint64_t target)
 {
-    stream->waiters++;
-    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target)
+    while (atomic_load_explicit(&stream->done, memory_order_relaxed) < target) {
+        if (target < stream->wake_at)
+            stream->wake_at = target;
         pthread_cond_wait(&stream->drained, &stream->lock);
-    stream->waiters--;
+    }
 }
 
 kvf_status kvf_host_stream_wait(kvf_stream *base)
@@ -398,7 +405,7 @@ static entry *begin_entry(host_stream *stream, entry_kind kind)
     while (enqueued - atomic_load_explicit(&stream->done, memory_order_relaxed) >=
            KVF_STREAM_QUEUE_MAX) {
         KVF_ASSERT_DEBUG(!pthread_equal(pthread_self(), stream->thread));
-        await_done(stream, enqueued - KVF_STREAM_QUEUE_MAX + 1);
+        await_done(stream, enqueued - KVF_STREAM_QUEUE_MAX + QUEUE_REFILL);
         enqueued = atomic_load_explicit(&stream->enqueued, memory_order_relaxed);
     }
     entry *e = &stream->ring[enqueued % KVF_STREAM_QUEUE_MAX];
