@@ -115,8 +115,10 @@ static kvf_status add_pattern(added_patterns *patterns, const added_token *token
     kvf_text text = {0};
     kvf_status status = nfc ? nfc_append(token->text, token->size, allocator, &text, error)
                             : kvf_text_append(allocator, &text, token->text, token->size, error);
-    if (status != KVF_OK)
+    if (status != KVF_OK) {
+        kvf_text_free(allocator, &text);
         return status;
+    }
     added_pattern *pattern = &patterns->list[patterns->count++];
     *pattern = (added_pattern){.text = text.bytes, .size = (uint32_t)text.size, .token = index};
     patterns->starts[(unsigned char)text.bytes[0]] = true;

@@ -14,7 +14,7 @@
 /** Whether the text is in NFC for the plain reason that every character is below U+0300. */
 bool nfc_is_trivial(const char *text, size_t size);
 
-/** Append the NFC of valid UTF-8 to @p out. */
+/** Append the NFC of valid UTF-8 to @p out, which holds a part of it, to be freed, on failure. */
 KVF_CHECKED kvf_status nfc_append(const char *text, size_t size, const kvf_allocator *allocator,
                                   kvf_text *out, kvf_error *error);
 

@@ -351,6 +351,36 @@ static void does_what_it_says(void **state)
     kvf_tokenizer_close(t);
 }
 
+/* An added token that has to be normalised, and a word pattern: found by fuzzing. */
+static void survives_failing_allocation(void **state)
+{
+    (void)state;
+    file_parts p = words;
+    p.added = "[{\"id\":4,\"content\":\"n\xcc\x83\",\"normalized\":true,\"single_word\":true}]";
+    p.normalizer = "{\"type\":\"NFC\"}";
+    p.pre = "{\"type\":\"Whitespace\"}";
+    bool reached = true;
+    size_t fail_at = 0;
+    while (reached) {
+        fixture_heap heap = {.fail_at = ++fail_at};
+        kvf_allocator allocator = fixture_allocator(&heap);
+        kvf_tokenizer *tokenizer;
+        kvf_token_ids ids = {0};
+        kvf_error error = {0};
+        kvf_status status = parse_parts(&p, &allocator, &tokenizer, &error);
+        if (status == KVF_OK)
+            status =
+                kvf_tokenizer_encode(tokenizer, "a, n\xcc\x83 \xc3\xb1", 9, true, &ids, &error);
+        if (status != KVF_OK)
+            fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
+        kvf_token_ids_free(&allocator, &ids);
+        kvf_tokenizer_close(tokenizer);
+        assert_int_equal(heap.live, 0);
+        reached = heap.calls >= fail_at;
+    }
+    assert_true(fail_at > 12);
+}
+
 static void opens_directories(void **state)
 {
     (void)state;
@@ -375,10 +405,10 @@ static void opens_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refuses_unknown_parts), cmocka_unit_test(refuses_unknown_splits),
-        cmocka_unit_test(refuses_wrong_models),  cmocka_unit_test(refuses_wrong_added_tokens),
-        cmocka_unit_test(refuses_wrong_frames),  cmocka_unit_test(does_what_it_says),
-        cmocka_unit_test(opens_directories),
+        cmocka_unit_test(refuses_unknown_parts),       cmocka_unit_test(refuses_unknown_splits),
+        cmocka_unit_test(refuses_wrong_models),        cmocka_unit_test(refuses_wrong_added_tokens),
+        cmocka_unit_test(refuses_wrong_frames),        cmocka_unit_test(does_what_it_says),
+        cmocka_unit_test(survives_failing_allocation), cmocka_unit_test(opens_directories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
