@@ -64,6 +64,8 @@ typedef struct kvf_device_ops {
     int (*event_is_done)(kvf_event *event); /* 1 if event_wait would not wait */
 
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);
+    /* The same for bytes that nobody reads soon: past the cache where the device has that choice. */
+    kvf_status (*copy_through)(kvf_stream *stream, void *to, const void *from, size_t bytes);
     kvf_status (*fill)(kvf_stream *stream, void *to, int byte, size_t bytes);
     /* A kernel over `tasks` tasks; args copied. tasks == 0 enqueues nothing. */
     kvf_status (*launch)(kvf_stream *stream, kvf_task_fn kernel, const void *args, size_t args_bytes, uint32_t tasks);

@@ -221,6 +221,7 @@ static const kvf_device_ops host_ops = {
     .event_wait = kvf_host_event_wait,
     .event_is_done = kvf_host_event_is_done,
     .copy = kvf_host_copy,
+    .copy_through = kvf_host_copy_through,
     .fill = kvf_host_fill,
     .launch = kvf_host_launch,
     .host_call = kvf_host_host_call,

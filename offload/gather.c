@@ -33,7 +33,8 @@ kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_
         kvf_free(context, gather);
         return kvf_fail(context, KVF_SYSTEM, 0, "a lock for the gather workers could not be made");
     }
-    kvf_team_config config = {.threads = threads, .cpus = cpus, .name = "kvf-gather"};
+    kvf_team_config config = {
+        .threads = threads, .has_guests = 1, .cpus = cpus, .name = "kvf-gather"};
     kvf_status status = kvf_team_create(context, &config, &gather->team);
     if (status != KVF_OK) {
         kvf_gather_destroy(gather);
@@ -52,10 +53,25 @@ void kvf_gather_destroy(kvf_gather *gather)
     kvf_free(gather->context, gather);
 }
 
+void kvf_gather_begin(kvf_gather *gather, const kvf_copy_args *args)
+{
+    kvf_team_begin(gather->team, &gather->job, gather->copy, args, kvf_copy_tasks(args));
+}
+
+void kvf_gather_end(kvf_gather *gather)
+{
+    kvf_team_end(gather->team, &gather->job);
+}
+
 void kvf_gather_run(kvf_gather *gather, const kvf_copy_args *args)
 {
-    if (args->count > 0)
-        kvf_team_run(gather->team, &gather->job, gather->copy, args, kvf_copy_tasks(args));
+    kvf_gather_begin(gather, args);
+    kvf_gather_end(gather);
+}
+
+void kvf_gather_help(kvf_gather *gather)
+{
+    kvf_team_help(gather->team);
 }
 
 uint32_t kvf_gather_threads(const kvf_gather *gather)

@@ -35,6 +35,7 @@ kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);
 kvf_status kvf_host_event_wait(kvf_event *event);
 int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
+kvf_status kvf_host_copy_through(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_host_fill(kvf_stream *stream, void *to, int byte, size_t bytes);
 kvf_status kvf_host_launch(kvf_stream *stream, kvf_task_fn kernel, const void *args,
                            size_t args_bytes, uint32_t tasks);

@@ -38,6 +38,7 @@ struct kvf_team {
     uint32_t sleepers;     /* guarded by lock */
     uint32_t is_closing;   /* guarded by lock */
     atomic_uint announced; /* grows with every job and at the end; what spinning helpers watch */
+    uint32_t has_guests;   /* threads that come by through kvf_team_help */
     uint32_t threads;      /* with the caller */
     uint32_t helper_count; /* that run */
     helper *helpers;       /* [threads - 1] */
@@ -62,6 +63,17 @@ static kvf_team_job *find_job(const kvf_team *team)
     return job;
 }
 
+/* Work on a job until none of its tasks is left; under the lock, which is let go meanwhile. */
+static void join_job(kvf_team *team, kvf_team_job *job)
+{
+    atomic_fetch_add_explicit(&job->helpers, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&team->lock);
+    work_on(job);
+    pthread_mutex_lock(&team->lock);
+    if (atomic_fetch_sub_explicit(&job->helpers, 1, memory_order_release) == 1 && job->is_waited)
+        pthread_cond_signal(&job->done);
+}
+
 static void spin_for_news(kvf_team *team, unsigned seen)
 {
     uint64_t until = kvf_now_ns() + SPIN_NS;
@@ -82,13 +94,7 @@ static void *helper_main(void *argument)
     while (!team->is_closing) {
         kvf_team_job *job = find_job(team);
         if (job != NULL) {
-            atomic_fetch_add_explicit(&job->helpers, 1, memory_order_relaxed);
-            pthread_mutex_unlock(&team->lock);
-            work_on(job);
-            pthread_mutex_lock(&team->lock);
-            if (atomic_fetch_sub_explicit(&job->helpers, 1, memory_order_release) == 1 &&
-                job->is_waited)
-                pthread_cond_signal(&job->done);
+            join_job(team, job);
             has_spun = 0;
         } else if (!has_spun) {
             unsigned seen = atomic_load_explicit(&team->announced, memory_order_relaxed);
@@ -148,6 +154,7 @@ kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config, 
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a team of threads");
     team->context = context;
     team->threads = config->threads;
+    team->has_guests = config->has_guests;
     atomic_init(&team->announced, 0);
     if (pthread_mutex_init(&team->lock, NULL) != 0 || pthread_cond_init(&team->work, NULL) != 0) {
         kvf_free(context, team);
@@ -254,21 +261,39 @@ static void retire(kvf_team *team, kvf_team_job *job)
     pthread_mutex_unlock(&team->lock);
 }
 
-void kvf_team_run(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
-                  uint32_t tasks)
+void kvf_team_begin(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
+                    uint32_t tasks)
 {
-    if (tasks <= 1 || team->helper_count == 0) {
-        for (uint32_t task = 0; task < tasks; task++)
-            fn(args, task);
-        return;
-    }
     job->fn = fn;
     job->args = args;
     job->tasks = tasks;
     atomic_store_explicit(&job->next, 0, memory_order_relaxed);
-    announce(team, job);
+    job->is_announced = tasks > 1 && (team->helper_count > 0 || team->has_guests);
+    if (job->is_announced)
+        announce(team, job);
+}
+
+void kvf_team_end(kvf_team *team, kvf_team_job *job)
+{
     work_on(job);
-    retire(team, job);
+    if (job->is_announced)
+        retire(team, job);
+}
+
+void kvf_team_run(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
+                  uint32_t tasks)
+{
+    kvf_team_begin(team, job, fn, args, tasks);
+    kvf_team_end(team, job);
+}
+
+void kvf_team_help(kvf_team *team)
+{
+    pthread_mutex_lock(&team->lock);
+    kvf_team_job *job = find_job(team);
+    if (job != NULL)
+        join_job(team, job);
+    pthread_mutex_unlock(&team->lock);
 }
 
 uint32_t kvf_team_threads(const kvf_team *team)

@@ -26,12 +26,14 @@ typedef struct kvf_team_job {
     atomic_uint_fast64_t next; /* task to claim; >= tasks when none is left */
     atomic_uint helpers;       /* changed under the team's lock */
     pthread_cond_t done;
+    uint32_t is_announced;      /* caller only */
     uint32_t is_waited;         /* guarded by the team's lock */
     struct kvf_team_job *below; /* next in the list, lower or equal priority; guarded */
 } kvf_team_job;
 
 typedef struct kvf_team_config {
     uint32_t threads;     /* with the caller, >= 1 */
+    uint32_t has_guests;  /* 1: others come by through kvf_team_help */
     const uint32_t *cpus; /* OS indices, [threads]; helper i takes cpus[i + 1]; NULL = unpinned */
     const char *name;     /* of the helpers, at most 15 characters */
 } kvf_team_config;
@@ -46,6 +48,14 @@ void kvf_team_job_fini(kvf_team_job *job);
 /* fn(args, 0 .. tasks-1), all done on return. */
 void kvf_team_run(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
                   uint32_t tasks);
+/* The same in two steps: between them helpers and guests work on it already. */
+void kvf_team_begin(kvf_team *team, kvf_team_job *job, kvf_task_fn fn, const void *args,
+                    uint32_t tasks);
+void kvf_team_end(kvf_team *team, kvf_team_job *job);
+
+/* Work on a job of somebody else, if one has tasks left; returns when it has none. */
+void kvf_team_help(kvf_team *team);
+
 uint32_t kvf_team_threads(const kvf_team *team);
 
 /* Start a thread, named, pinned to one CPU if cpu >= 0. KVF_SYSTEM with a message on failure. */

@@ -128,7 +128,7 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
     size_t page_bytes = engine->config.page_bytes;
     KVF_TRY(kvf_transfer_clock_start(engine));
     if (are_in_order(to, count, page_bytes)) {
-        KVF_TRY(ops->copy(engine->copy_stream, to[0], chunk->device, count * page_bytes));
+        KVF_TRY(ops->copy_through(engine->copy_stream, to[0], chunk->device, count * page_bytes));
     } else {
         size_t first = (size_t)chunk->index * m->pages_per_chunk;
         KVF_TRY(ops->copy(engine->copy_stream, m->landing + first * page_bytes, chunk->device,
@@ -136,7 +136,7 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
         kvf_copy_args scatter = {.bytes = page_bytes,
                                  .count = count,
                                  .per_task = SCATTER_PAGES,
-                                 .stream = 0,
+                                 .stream = 1,
                                  .from = m->landed + first,
                                  .to = to};
         KVF_TRY(ops->launch(engine->copy_stream, engine->device->kernels.copy, &scatter,
@@ -144,6 +144,13 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
     }
     kvf_transfer_count(&engine->counters.copies, 1);
     return kvf_transfer_clock_stop(engine);
+}
+
+/* On the copy stream's thread, which has nothing to copy before this chunk is filled. */
+static void help_to_gather(const void *raw, uint32_t task)
+{
+    (void)task;
+    kvf_gather_help((*(gather_method *const *)raw)->gather);
 }
 
 static kvf_status move_chunk(kvf_transfer_engine *engine, gather_method *m,
@@ -164,9 +171,13 @@ static kvf_status move_chunk(kvf_transfer_engine *engine, gather_method *m,
                             .stream = 1,
                             .from = request->from + first,
                             .to = m->staged_to + (size_t)chunk.index * m->pages_per_chunk};
-    kvf_gather_run(m->gather, &gather);
+    /* Two threads then share all the work, whichever of gather and copy is the slower one. */
+    kvf_gather_begin(m->gather, &gather);
+    status = engine->device->ops->host_call(engine->copy_stream, help_to_gather, &m, sizeof m);
+    kvf_gather_end(m->gather);
     kvf_transfer_count(&engine->counters.gather_ns, kvf_now_ns() - began);
-    status = send(engine, m, &chunk, request->to + first, count);
+    if (status == KVF_OK)
+        status = send(engine, m, &chunk, request->to + first, count);
     kvf_status submitted = kvf_staging_submit(m->staging, &chunk, engine->copy_stream);
     return status != KVF_OK ? status : submitted;
 }

@@ -62,7 +62,10 @@ static void enqueue_step(rig *r, kvf_stream *stream, const step *s, cell *cells)
         RIG_OK(r->ops->launch(stream, mix, &args, sizeof args, CELL_WORDS));
         break;
     case STEP_COPY:
-        RIG_OK(r->ops->copy(stream, cells[s->to], cells[s->from], sizeof(cell)));
+        if (s->salt & 1)
+            RIG_OK(r->ops->copy(stream, cells[s->to], cells[s->from], sizeof(cell)));
+        else
+            RIG_OK(r->ops->copy_through(stream, cells[s->to], cells[s->from], sizeof(cell)));
         break;
     case STEP_FILL:
         RIG_OK(r->ops->fill(stream, cells[s->to], (int)(s->salt & 0xff), sizeof(cell)));
@@ -346,13 +349,39 @@ static void test_device_memory(void **state)
     rig_close(&r);
 }
 
+/* Past the cache or not: the same bytes, at any size and alignment, and not one more. */
+static void test_copy_through(void **state)
+{
+    (void)state;
+    static char from[70000], to[70000];
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream;
+    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    rig_random random = rig_seed("copy through", 5);
+    for (size_t i = 0; i < sizeof from; i++)
+        from[i] = (char)rig_next(&random);
+    const size_t sizes[] = {0, 1, 15, 16, 64, 16384, 16400, 65536, 65551};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t shift = 0; shift < 200; shift += 40 + i) {
+            memset(to, 0x77, sizeof to);
+            RIG_OK(r.ops->copy_through(stream, to + 64 + shift, from + shift / 2, sizes[i]));
+            RIG_OK(r.ops->stream_wait(stream));
+            assert_memory_equal(to + 64 + shift, from + shift / 2, sizes[i]);
+            assert_int_equal(to[63 + shift], 0x77);
+            assert_int_equal(to[64 + shift + sizes[i]], 0x77);
+        }
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_program), cmocka_unit_test(test_event_recorded_again),
         cmocka_unit_test(test_full_queue),     cmocka_unit_test(test_tasks_run_once),
         cmocka_unit_test(test_bad_launch),     cmocka_unit_test(test_error_is_sticky),
-        cmocka_unit_test(test_device_memory),
+        cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_copy_through),
     };
     return cmocka_run_group_tests_name("host streams", tests, NULL, NULL);
 }
