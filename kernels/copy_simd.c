@@ -28,6 +28,20 @@ static void copy_streams(uint8_t *to, const uint8_t *from, size_t bytes, const u
         }
     }
 }
+
+/* The same four streams with plain stores, for a destination that is read again from the cache. */
+static void copy_cached(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *next)
+{
+    const size_t quarter = bytes / STREAMS;
+    for (size_t i = 0; i < quarter; i += 64) {
+        const int tail = i + AHEAD >= quarter;
+        const uint8_t *ahead = tail ? next + (i + AHEAD - quarter) : from + i + AHEAD;
+        for (size_t s = 0; s < STREAMS; s++) {
+            __builtin_prefetch(ahead + s * quarter, 0, 0);
+            memcpy(to + s * quarter + i, from + s * quarter + i, 64);
+        }
+    }
+}
 #endif
 
 void KVF_SIMD_NAME(copy)(const void *args, uint32_t task)
@@ -39,6 +53,10 @@ void KVF_SIMD_NAME(copy)(const void *args, uint32_t task)
 #if VF_STREAMS
         if (a->stream && a->bytes % (STREAMS * 64) == 0 && (uintptr_t)a->to[i] % 64 == 0) {
             copy_streams(a->to[i], a->from[i], a->bytes, a->from[i + 1 < end ? i + 1 : i]);
+            continue;
+        }
+        if (a->bytes % (STREAMS * 64) == 0 && a->bytes >= STREAMS * AHEAD) {
+            copy_cached(a->to[i], a->from[i], a->bytes, a->from[i + 1 < end ? i + 1 : i]);
             continue;
         }
 #endif

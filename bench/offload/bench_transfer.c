@@ -31,6 +31,8 @@ typedef enum case_id {
     MEMCPY_LOOP,
     GATHER_CACHED,
     GATHER_STREAM,
+    GATHER_TWO,
+    BESIDE,
     EACH,
     SCATTER,
     PLAIN_1M,
@@ -52,6 +54,8 @@ static const char *const case_names[CASE_COUNT] = {
     [MEMCPY_LOOP] = "memcpy loop to ring, one core",
     [GATHER_CACHED] = "gather to ring, cached stores",
     [GATHER_STREAM] = "gather to ring, streaming stores",
+    [GATHER_TWO] = "gather to ring, cached, two cores",
+    [BESIDE] = "gather beside copy, not linked, 1 MiB",
     [EACH] = "each: one copy per page",
     [SCATTER] = "gather: 1 MiB chunks, scattered slots",
     [PLAIN_1M] = "copy alone, 1 MiB, through the cache",
@@ -81,7 +85,7 @@ typedef struct bench {
     kvf_device *device;
     kvf_page_pool pool;
     kvf_stream *stream;
-    kvf_gather *gather;
+    kvf_gather *gather, *gather_two;
     kvf_host_memory ring; /* of 4 MiB chunks, DEPTH of them */
     char *target;         /* device [MOVED_BYTES] */
     const void **from;    /* device [pages] */
@@ -148,6 +152,7 @@ static void open_bench(bench *b)
     check(b, kvf_host_memory_create(b->context, b->device, &memory, &b->ring));
     check(b, b->device->ops->stream_create(b->device, KVF_PRIORITY_NORMAL, &b->stream));
     check(b, kvf_gather_create(b->device, 1, NULL, &b->gather));
+    check(b, kvf_gather_create(b->device, 2, NULL, &b->gather_two));
     b->target = device_memory(b, MOVED_BYTES);
     b->from = device_memory(b, b->pages * sizeof(void *));
     b->in_order = device_memory(b, b->pages * sizeof(void *));
@@ -186,6 +191,7 @@ static void close_bench(bench *b)
     ops->memory_free(b->device, b->in_order);
     ops->memory_free(b->device, b->from);
     ops->memory_free(b->device, b->target);
+    kvf_gather_destroy(b->gather_two);
     kvf_gather_destroy(b->gather);
     ops->stream_destroy(b->stream);
     kvf_host_memory_destroy(b->context, &b->ring);
@@ -214,7 +220,7 @@ static void memcpy_loop(bench *b)
         memcpy(b->to_ring[i], b->from[i], b->options.page_bytes);
 }
 
-static void gather(bench *b, uint32_t stream)
+static void gather(bench *b, kvf_gather *workers, uint32_t stream)
 {
     uint32_t per_chunk = (uint32_t)(MIB / b->options.page_bytes);
     for (uint32_t first = 0; first < b->pages; first += per_chunk) {
@@ -224,16 +230,29 @@ static void gather(bench *b, uint32_t stream)
                               .stream = stream,
                               .from = b->from + first,
                               .to = b->to_ring + first};
-        kvf_gather_run(b->gather, &args);
+        kvf_gather_run(workers, &args);
     }
+}
+
+static void enqueue_copies(bench *b, size_t chunk_bytes)
+{
+    for (size_t at = 0, n = 0; at < MOVED_BYTES; at += chunk_bytes, n++)
+        check(b, b->device->ops->copy_through(b->stream, b->target + at,
+                                              b->ring.arenas[0].host + n % DEPTH * chunk_bytes,
+                                              chunk_bytes));
 }
 
 static void copy_alone(bench *b, size_t chunk_bytes)
 {
-    for (size_t at = 0, n = 0; at < MOVED_BYTES; at += chunk_bytes, n++)
-        check(b,
-              b->device->ops->copy(b->stream, b->target + at,
-                                   b->ring.arenas[0].host + n % DEPTH * chunk_bytes, chunk_bytes));
+    enqueue_copies(b, chunk_bytes);
+    check(b, b->device->ops->stream_wait(b->stream));
+}
+
+/* Both at the same time, neither waiting for the other. */
+static void beside(bench *b)
+{
+    enqueue_copies(b, MIB);
+    gather(b, b->gather, 0);
     check(b, b->device->ops->stream_wait(b->stream));
 }
 
@@ -278,10 +297,16 @@ static void run_case(bench *b, case_id id)
         memcpy_loop(b);
         break;
     case GATHER_CACHED:
-        gather(b, 0);
+        gather(b, b->gather, 0);
         break;
     case GATHER_STREAM:
-        gather(b, 1);
+        gather(b, b->gather, 1);
+        break;
+    case GATHER_TWO:
+        gather(b, b->gather_two, 0);
+        break;
+    case BESIDE:
+        beside(b);
         break;
     case EACH:
         move(b, b->each, b->scattered);
@@ -350,6 +375,7 @@ static const ratio ratios[] = {
     {"gather + copy / copy alone, 1 MiB", PIPE_1M, COPY_1M, 0.75},
     {"gather + copy / copy alone, 2 MiB", PIPE_2M, COPY_2M, 0.75},
     {"gather + copy / copy alone, 4 MiB", PIPE_4M, COPY_4M, 0.75},
+    {"gather + copy / both not linked, 1 MiB", PIPE_1M, BESIDE, 0},
     {"gather + copy / copy through cache, 1 MiB", PIPE_1M, PLAIN_1M, 0},
     {"gather + copy / copy from pool, 1 MiB", PIPE_1M, POOL_1M, 0},
     {"gather, scattered slots / each", SCATTER, EACH, 0},
