@@ -24,6 +24,7 @@ build  pc:numa                    libnuma-dev
 build  h:dnnl.h                   libdnnl-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev
+build  pc:libcjson                libcjson-dev
 test   pc:cmocka                  libcmocka-dev
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14

@@ -1,21 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The JSON reader; see the header. Strings are decoded in place in a private copy of the text,
- * which works because an escape is never shorter than what it stands for.
+ * The JSON reader; see the header. cJSON parses; this file lays its tree out in preorder and
+ * refuses what cJSON lets pass: keys that appear twice, deep nesting, \u0000, numbers that
+ * overflow, invalid UTF-8.
+ *
+ * cJSON allocates with malloc: its hooks are one per process, and a library must not set them. It
+ * also keeps one error position per process, so parsing is serialised by a lock.
  */
 
 #include "json.h"
 
 #include "utf8.h"
 
+#include <cjson/cJSON.h>
+#include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 struct json_document {
     kvf_allocator allocator;
-    char *text;
+    cJSON *tree; /* owns every string */
     json_value *values;
     size_t count;
     size_t capacity;
@@ -24,27 +32,18 @@ struct json_document {
 typedef struct json_reader {
     json_document *document;
     const char *what;
-    size_t at;
-    size_t end;
     kvf_error *error;
+    bool has_nul; /* NUL_STAND_IN stands for NUL */
 } json_reader;
+
+#define NUL_STAND_IN "\xef\xb7\xaf" /* U+FDEF, never a character */
+
+/* Guards cJSON's error position; nothing of ours. */
+static pthread_mutex_t parse_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static kvf_status fail_at(json_reader *reader, size_t at, const char *problem)
 {
     return model_fail(reader->error, KVF_CORRUPT, "%s: %s at byte %zu", reader->what, problem, at);
-}
-
-static void skip_space(json_reader *reader)
-{
-    const char *text = reader->document->text;
-    while (reader->at < reader->end && (text[reader->at] == ' ' || text[reader->at] == '\t' ||
-                                        text[reader->at] == '\n' || text[reader->at] == '\r'))
-        reader->at++;
-}
-
-static char peek(const json_reader *reader)
-{
-    return reader->at < reader->end ? reader->document->text[reader->at] : '\0';
 }
 
 static kvf_status add_value(json_reader *reader, json_value value, size_t *index)
@@ -69,188 +68,7 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
     return KVF_OK;
 }
 
-/* ------------------------------------------------------------------- strings */
-
-static bool read_hex4(const json_reader *reader, size_t at, uint32_t *code)
-{
-    if (reader->end - at < 4)
-        return false;
-    *code = 0;
-    for (size_t i = 0; i < 4; i++) {
-        char c = reader->document->text[at + i];
-        uint32_t digit;
-        if (c >= '0' && c <= '9')
-            digit = (uint32_t)(c - '0');
-        else if (c >= 'a' && c <= 'f')
-            digit = (uint32_t)(c - 'a') + 10;
-        else if (c >= 'A' && c <= 'F')
-            digit = (uint32_t)(c - 'A') + 10;
-        else
-            return false;
-        *code = *code << 4 | digit;
-    }
-    return true;
-}
-
-/* After "\u": one escape or a surrogate pair. Moves at past it. */
-static bool read_unicode_escape(json_reader *reader, uint32_t *code)
-{
-    if (!read_hex4(reader, reader->at, code))
-        return false;
-    reader->at += 4;
-    if (*code < 0xd800 || *code > 0xdfff)
-        return true;
-    const char *text = reader->document->text;
-    uint32_t low;
-    if (*code > 0xdbff || reader->end - reader->at < 6 || text[reader->at] != '\\' ||
-        text[reader->at + 1] != 'u' || !read_hex4(reader, reader->at + 2, &low) || low < 0xdc00 ||
-        low > 0xdfff)
-        return false;
-    reader->at += 6;
-    *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
-    return true;
-}
-
-static bool read_escape(json_reader *reader, uint32_t *code)
-{
-    static const char names[] = "\"\\/bfnrt";
-    static const char values[] = "\"\\/\b\f\n\r\t";
-    char c = peek(reader);
-    if (c == '\0')
-        return false;
-    reader->at++;
-    if (c == 'u')
-        return read_unicode_escape(reader, code);
-    const char *found = strchr(names, c);
-    if (found == NULL)
-        return false;
-    *code = (uint32_t)values[found - names];
-    return true;
-}
-
-/* At the opening quote. Leaves at after the closing one. */
-static kvf_status read_string(json_reader *reader, const char **string, uint32_t *size)
-{
-    char *text = reader->document->text;
-    size_t start = ++reader->at;
-    size_t out = start;
-    while (reader->at < reader->end && text[reader->at] != '"') {
-        unsigned char c = (unsigned char)text[reader->at];
-        if (c < 0x20)
-            return fail_at(reader, reader->at, "a control character in a string");
-        if (c != '\\') {
-            text[out++] = text[reader->at++];
-            continue;
-        }
-        size_t escape = reader->at++;
-        uint32_t code;
-        if (!read_escape(reader, &code))
-            return fail_at(reader, escape, "an escape that JSON does not have");
-        out += utf8_encode(code, text + out);
-    }
-    if (reader->at >= reader->end)
-        return fail_at(reader, start - 1, "a string that does not end");
-    reader->at++;
-    text[out] = '\0';
-    *string = text + start;
-    *size = (uint32_t)(out - start);
-    return KVF_OK;
-}
-
-/* ------------------------------------------------------------------- numbers */
-
-/* Decimal digits and exponent to double; long double carries the 19 digits that are kept. */
-static double scaled(uint64_t digits, long exponent)
-{
-    if (digits == 0 || exponent < -400)
-        return 0;
-    if (exponent > 400)
-        return HUGE_VAL;
-    long double power = 1;
-    long double base = 10;
-    for (unsigned long e = exponent < 0 ? 0ul - (unsigned long)exponent : (unsigned long)exponent;
-         e != 0; e >>= 1) {
-        if (e & 1)
-            power *= base;
-        base *= base;
-    }
-    return (double)(exponent < 0 ? (long double)digits / power : (long double)digits * power);
-}
-
-typedef struct json_digits {
-    uint64_t value;
-    long dropped; /* digits that did not fit */
-    size_t count;
-} json_digits;
-
-static void read_digits(json_reader *reader, json_digits *digits)
-{
-    for (char c = peek(reader); c >= '0' && c <= '9'; c = peek(reader)) {
-        uint64_t digit = (uint64_t)(c - '0');
-        if (digits->dropped != 0 || digits->value > (UINT64_MAX - digit) / 10)
-            digits->dropped++;
-        else
-            digits->value = digits->value * 10 + digit;
-        digits->count++;
-        reader->at++;
-    }
-}
-
-static bool read_exponent(json_reader *reader, long *exponent)
-{
-    reader->at++;
-    bool negative = peek(reader) == '-';
-    if (negative || peek(reader) == '+')
-        reader->at++;
-    json_digits digits = {0};
-    read_digits(reader, &digits);
-    long value = digits.dropped != 0 || digits.value > 100000 ? 100000 : (long)digits.value;
-    *exponent = negative ? -value : value;
-    return digits.count != 0;
-}
-
-static kvf_status read_number(json_reader *reader, json_value *value)
-{
-    size_t start = reader->at;
-    bool negative = peek(reader) == '-';
-    if (negative)
-        reader->at++;
-    bool zero = peek(reader) == '0';
-    json_digits digits = {0};
-    read_digits(reader, &digits);
-    if (digits.count == 0 || (zero && digits.count > 1))
-        return fail_at(reader, start, "a number that JSON does not have");
-    bool whole = digits.dropped == 0 && !negative;
-    long exponent = digits.dropped;
-    if (peek(reader) == '.') {
-        whole = false;
-        reader->at++;
-        size_t before = digits.count;
-        read_digits(reader, &digits);
-        if (digits.count == before)
-            return fail_at(reader, start, "a number that JSON does not have");
-        exponent = digits.dropped - (long)(digits.count - before);
-    }
-    if (peek(reader) == 'e' || peek(reader) == 'E') {
-        whole = false;
-        long power;
-        if (!read_exponent(reader, &power))
-            return fail_at(reader, start, "a number that JSON does not have");
-        exponent += power;
-    }
-    if (whole) {
-        value->kind = JSON_INTEGER;
-        value->as.integer = digits.value;
-        return KVF_OK;
-    }
-    value->kind = JSON_REAL;
-    value->as.real = scaled(digits.value, exponent) * (negative ? -1 : 1);
-    if (!isfinite(value->as.real))
-        return fail_at(reader, start, "a number too large for a double");
-    return KVF_OK;
-}
-
-/* ----------------------------------------------------------- arrays and objects */
+/* ---------------------------------------------------------------- what cJSON lets pass */
 
 static uint64_t hash_key(const json_value *value)
 {
@@ -304,103 +122,143 @@ static kvf_status check_duplicates(json_reader *reader, const json_value *object
     return status;
 }
 
-static kvf_status read_value(json_reader *reader, json_value value, uint32_t depth);
+/* ----------------------------------------------------------------- the tree in preorder */
 
-static kvf_status read_member(json_reader *reader, bool keyed, uint32_t depth)
+/* A double carries every integer below 2^53; beyond it a file offset would be a guess. */
+static kvf_status set_number(json_reader *reader, const cJSON *item, json_value *value)
 {
-    json_value child = {0};
-    skip_space(reader);
-    if (keyed) {
-        if (peek(reader) != '"')
-            return fail_at(reader, reader->at, "a key is missing");
-        kvf_status status = read_string(reader, &child.key, &child.key_size);
-        if (status != KVF_OK)
-            return status;
-        skip_space(reader);
-        if (peek(reader) != ':')
-            return fail_at(reader, reader->at, "a colon is missing");
-        reader->at++;
+    const double number = item->valuedouble;
+    if (!isfinite(number))
+        return model_fail(reader->error, KVF_CORRUPT, "%s: a number too large for a double",
+                          reader->what);
+    if (number >= 0 && number < 0x1p53 && number == floor(number)) {
+        value->kind = JSON_INTEGER;
+        value->as.integer = (uint64_t)number;
+    } else {
+        value->kind = JSON_REAL;
+        value->as.real = number;
     }
-    return read_value(reader, child, depth);
+    return KVF_OK;
 }
 
-static kvf_status read_members(json_reader *reader, json_value value, uint32_t depth)
+/* Bytes of the string, once every stand-in is NUL again. */
+static uint32_t finish_string(const json_reader *reader, char *string)
 {
-    bool keyed = peek(reader) == '{';
-    char close = keyed ? '}' : ']';
-    if (depth >= JSON_DEPTH_MAX)
-        return fail_at(reader, reader->at, "values nested too deeply");
-    reader->at++;
-    value.kind = keyed ? JSON_OBJECT : JSON_ARRAY;
-    size_t index;
-    kvf_status status = add_value(reader, value, &index);
-    if (status != KVF_OK)
-        return status;
+    size_t size = strlen(string);
+    for (char *at = string; reader->has_nul && (at = strstr(at, NUL_STAND_IN)) != NULL; at++) {
+        size_t tail = size - (size_t)(at - string) - 3;
+        memmove(at + 1, at + 3, tail + 1);
+        *at = '\0';
+        size -= 2;
+    }
+    return (uint32_t)size;
+}
+
+static kvf_status set_value(json_reader *reader, const cJSON *item, json_value *value)
+{
+    if (item->string != NULL) {
+        value->key = item->string;
+        value->key_size = finish_string(reader, item->string);
+    }
+    if (cJSON_IsNumber(item))
+        return set_number(reader, item, value);
+    if (cJSON_IsString(item)) {
+        value->kind = JSON_STRING;
+        value->as.string = item->valuestring;
+        value->size = finish_string(reader, item->valuestring);
+    } else if (cJSON_IsObject(item)) {
+        value->kind = JSON_OBJECT;
+    } else if (cJSON_IsArray(item)) {
+        value->kind = JSON_ARRAY;
+    } else if (cJSON_IsBool(item)) {
+        value->kind = cJSON_IsTrue(item) ? JSON_TRUE : JSON_FALSE;
+    }
+    return KVF_OK;
+}
+
+static kvf_status add_tree(json_reader *reader, const cJSON *item, uint32_t depth)
+{
+    if (depth > JSON_DEPTH_MAX)
+        return model_fail(reader->error, KVF_CORRUPT, "%s: values nested too deeply, more than %u",
+                          reader->what, JSON_DEPTH_MAX);
+    json_value value = {.kind = JSON_NULL};
+    kvf_status status = set_value(reader, item, &value);
+    size_t index = 0;
+    if (status == KVF_OK)
+        status = add_value(reader, value, &index);
     uint32_t members = 0;
-    for (skip_space(reader); peek(reader) != close; skip_space(reader)) {
-        if (members != 0) {
-            if (peek(reader) != ',')
-                return fail_at(reader, reader->at, "a comma or closing bracket is missing");
-            reader->at++;
-        }
-        status = read_member(reader, keyed, depth + 1);
-        if (status != KVF_OK)
-            return status;
+    for (const cJSON *child = item->child; child != NULL && status == KVF_OK; child = child->next) {
+        status = add_tree(reader, child, depth + 1);
         members++;
     }
-    reader->at++;
+    if (status != KVF_OK || (value.kind != JSON_OBJECT && value.kind != JSON_ARRAY))
+        return status;
     json_value *self = &reader->document->values[index];
     self->size = members;
     self->skip = (uint32_t)(reader->document->count - index);
-    return keyed ? check_duplicates(reader, self) : KVF_OK;
+    return value.kind == JSON_OBJECT ? check_duplicates(reader, self) : KVF_OK;
 }
 
-static bool read_word(json_reader *reader, const char *word)
+/* Offset of the next escape that stands for NUL, at or after `from`; `bytes` if none. */
+static size_t find_escaped_nul(const char *text, size_t bytes, size_t from)
 {
-    size_t length = strlen(word);
-    if (reader->end - reader->at < length ||
-        memcmp(reader->document->text + reader->at, word, length) != 0)
-        return false;
-    reader->at += length;
-    return true;
-}
-
-static kvf_status read_value(json_reader *reader, json_value value, uint32_t depth)
-{
-    skip_space(reader);
-    kvf_status status = KVF_OK;
-    size_t index;
-    char c = peek(reader);
-    if (c == '{' || c == '[')
-        return read_members(reader, value, depth);
-    if (c == '"') {
-        value.kind = JSON_STRING;
-        status = read_string(reader, &value.as.string, &value.size);
-    } else if (c == '-' || (c >= '0' && c <= '9')) {
-        status = read_number(reader, &value);
-    } else if (read_word(reader, "null")) {
-        value.kind = JSON_NULL;
-    } else if (read_word(reader, "true")) {
-        value.kind = JSON_TRUE;
-    } else if (read_word(reader, "false")) {
-        value.kind = JSON_FALSE;
-    } else {
-        status = fail_at(reader, reader->at, "a value is missing");
+    for (size_t i = from; i + 1 < bytes; i++) {
+        if (text[i] != '\\')
+            continue;
+        if (bytes - i >= 6 && memcmp(text + i + 1, "u0000", 5) == 0)
+            return i;
+        i++;
     }
-    return status == KVF_OK ? add_value(reader, value, &index) : status;
+    return bytes;
 }
 
-static kvf_status read_document(json_reader *reader)
+static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes)
 {
-    size_t valid = utf8_valid_prefix(reader->document->text, reader->end);
-    if (valid != reader->end)
+    const char *end = text;
+    pthread_mutex_lock(&parse_lock);
+    errno = 0;
+    reader->document->tree = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
+    const int number = errno;
+    pthread_mutex_unlock(&parse_lock);
+    if (reader->document->tree == NULL)
+        return number == ENOMEM ? model_out_of_memory(reader->error, bytes, reader->what)
+                                : fail_at(reader, (size_t)(end - text), "text that is not JSON");
+    for (size_t at = (size_t)(end - text); at < bytes; at++)
+        if (strchr(" \t\r\n", text[at]) == NULL || text[at] == '\0')
+            return fail_at(reader, at, "text after the JSON value");
+    return add_tree(reader, reader->document->tree, 0);
+}
+
+/* cJSON ends a string at NUL, so NUL goes through it as a noncharacter that the text does not have.
+ */
+static kvf_status parse_with_nul(json_reader *reader, const char *text, size_t bytes, size_t nul)
+{
+    char *copy = model_alloc(&reader->document->allocator, bytes);
+    if (copy == NULL)
+        return model_out_of_memory(reader->error, bytes, reader->what);
+    memcpy(copy, text, bytes);
+    kvf_status status = KVF_OK;
+    for (size_t at = 0; at + 3 <= bytes && status == KVF_OK; at++)
+        if (memcmp(text + at, NUL_STAND_IN, 3) == 0 ||
+            (bytes - at >= 6 && strncasecmp(text + at, "\\ufdef", 6) == 0))
+            status = fail_at(reader, at, "U+FDEF beside \\u0000");
+    for (; nul < bytes; nul = find_escaped_nul(text, bytes, nul + 6))
+        memcpy(copy + nul + 2, "fdef", 4);
+    reader->has_nul = true;
+    if (status == KVF_OK)
+        status = parse_tree(reader, copy, bytes);
+    model_free(&reader->document->allocator, copy);
+    return status;
+}
+
+static kvf_status read_document(json_reader *reader, const char *text, size_t bytes)
+{
+    const size_t valid = utf8_valid_prefix(text, bytes);
+    if (valid != bytes)
         return fail_at(reader, valid, "text that is not UTF-8");
-    kvf_status status = read_value(reader, (json_value){0}, 0);
-    if (status != KVF_OK)
-        return status;
-    skip_space(reader);
-    return reader->at == reader->end ? KVF_OK
-                                     : fail_at(reader, reader->at, "text after the JSON value");
+    const size_t nul = find_escaped_nul(text, bytes, 0);
+    return nul == bytes ? parse_tree(reader, text, bytes)
+                        : parse_with_nul(reader, text, bytes, nul);
 }
 
 kvf_status json_parse(const char *text, size_t bytes, const char *what,
@@ -413,16 +271,8 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
         return model_out_of_memory(error, sizeof *document, what);
     if (allocator != NULL)
         document->allocator = *allocator;
-    document->text = model_alloc(allocator, bytes + 1);
-    if (document->text == NULL) {
-        json_free(document);
-        return model_out_of_memory(error, bytes + 1, what);
-    }
-    if (bytes != 0)
-        memcpy(document->text, text, bytes);
-    document->text[bytes] = '\0';
-    json_reader reader = {.document = document, .what = what, .end = bytes, .error = error};
-    kvf_status status = read_document(&reader);
+    json_reader reader = {.document = document, .what = what, .error = error};
+    kvf_status status = read_document(&reader, text, bytes);
     if (status != KVF_OK) {
         json_free(document);
         return status;
@@ -436,8 +286,8 @@ void json_free(json_document *document)
     if (document == NULL)
         return;
     kvf_allocator allocator = document->allocator;
+    cJSON_Delete(document->tree);
     model_free(&allocator, document->values);
-    model_free(&allocator, document->text);
     model_free(&allocator, document);
 }
 

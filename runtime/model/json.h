@@ -3,11 +3,11 @@
 #define KVF_MODEL_JSON_H
 
 /*
- * A strict reader of JSON files that nobody trusts.
+ * JSON files that nobody trusts, read by cJSON and checked.
  *
- * Why not a JSON library: every allocation goes through the caller's allocator, integers up to 2^64
- * are exact (file offsets), duplicate keys, deep nesting and lone surrogates are refused with a
- * byte offset, and a vocabulary of a million strings is one array. It does not write JSON.
+ * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is
+ * not UTF-8. It does not write JSON.
+ *
  * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
  * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.
  */
@@ -20,7 +20,7 @@ typedef enum json_kind {
     JSON_NULL,
     JSON_FALSE,
     JSON_TRUE,
-    JSON_INTEGER, /* not negative, no fraction, no exponent, below 2^64 */
+    JSON_INTEGER, /* not negative, no fraction, below 2^53 */
     JSON_REAL,    /* any other number */
     JSON_STRING,
     JSON_ARRAY,
