@@ -19,7 +19,7 @@
  * first, by name; non-zero = be refused. NULL = off. */
 typedef int (*kvf_fault_fn)(void *user, const char *what);
 
-#define KVF_LOG_NOTE 0
+#define KVF_LOG_NOTE    0
 #define KVF_LOG_WARNING 1
 
 typedef struct kvf_context {
@@ -27,11 +27,11 @@ typedef struct kvf_context {
     kvf_log_fn log;
     void *log_user;
     pthread_mutex_t lock;
-    kvf_error error;       /* guarded by lock */
-    kvf_error error_copy;  /* what kvf_runtime_error lends out */
-    uint64_t live_bytes;   /* guarded by lock: bytes handed out and not yet freed */
-    uint64_t live_blocks;  /* guarded by lock */
-    kvf_fault_fn fault;    /* set while nothing else runs */
+    kvf_error error;      /* guarded by lock */
+    kvf_error error_copy; /* what kvf_runtime_error lends out */
+    uint64_t live_bytes;  /* guarded by lock: bytes handed out and not yet freed */
+    uint64_t live_blocks; /* guarded by lock */
+    kvf_fault_fn fault;   /* set while nothing else runs */
     void *fault_user;
 } kvf_context;
 
@@ -40,11 +40,11 @@ KVF_MUST_CHECK kvf_status kvf_context_create(const kvf_allocator *allocator, kvf
                                              void *log_user, kvf_context **out);
 void kvf_context_destroy(kvf_context *context);
 
-/* Zeroed memory, 64-byte aligned; NULL when the allocator has none. Count x size is overflow-checked. */
+/* Zeroed memory, 64-byte aligned; NULL when there is none or count x size overflows. */
 void *kvf_alloc(kvf_context *context, size_t count, size_t size);
 void kvf_free(kvf_context *context, void *pointer);
 
-/* Count memory that did not come from kvf_alloc (maps), so that leaks of it show in live_bytes too. */
+/* Count memory that did not come from kvf_alloc (maps), so that leaks of it show too. */
 void kvf_context_count(kvf_context *context, uint64_t bytes);
 void kvf_context_uncount(kvf_context *context, uint64_t bytes);
 

@@ -4,37 +4,41 @@
 
 /*
  * One device: memory, host registration, streams, events, copies, launches, properties; one const
- * table of operations per kind of device. `device_host.c` is the embedded default: a stream is a worker
- * with a FIFO, an event a fence, a launch is spread over a team of compute threads.
+ * table of operations per kind of device. `device_host.c` is the embedded default: a stream is a
+ * worker with a FIFO, an event a fence, a launch is spread over a team of compute threads.
  *
  * Everything that takes a stream is enqueue-only and in order on that stream; nothing waits on the
- * caller except kvf_stream_wait, kvf_event_wait and a full queue. An error inside a stream is sticky
- * and comes out of the next wait.
+ * caller except kvf_stream_wait, kvf_event_wait and a full queue. An error inside a stream is
+ * sticky and comes out of the next wait.
  */
 
 #include "context.h"
 #include "kernels.h"
 
 #define KVF_STREAM_QUEUE_MAX 1024u
-#define KVF_LAUNCH_ARGS_MAX 256u
+#define KVF_LAUNCH_ARGS_MAX  256u
 
 typedef struct kvf_device kvf_device;
 typedef struct kvf_event kvf_event;
 /* kvf_stream is the public opaque type; every stream belongs to one device. */
 
-typedef enum kvf_stream_priority { KVF_PRIORITY_LOW, KVF_PRIORITY_NORMAL, KVF_PRIORITY_HIGH } kvf_stream_priority;
+typedef enum kvf_stream_priority {
+    KVF_PRIORITY_LOW,
+    KVF_PRIORITY_NORMAL,
+    KVF_PRIORITY_HIGH
+} kvf_stream_priority;
 
 typedef struct kvf_device_config {
-    uint32_t threads;      /* compute threads of the host device, >= 1 */
-    const uint32_t *cpus;  /* OS indices to pin them to; NULL = unpinned */
+    uint32_t threads;     /* compute threads of the host device, >= 1 */
+    const uint32_t *cpus; /* OS indices to pin them to; NULL = unpinned */
     uint32_t isa_mask;
-    uint32_t delay_seed;   /* non-zero: pause before operations at random, to shake out ordering bugs */
+    uint32_t delay_seed; /* non-zero: streams pause at random, to shake out ordering bugs */
 } kvf_device_config;
 
 typedef struct kvf_device_properties {
     char name[64];
-    char pci_address[16];      /* "" if none */
-    int32_t numa_node;         /* -1 = unknown */
+    char pci_address[16]; /* "" if none */
+    int32_t numa_node;    /* -1 = unknown */
     uint64_t memory_bytes;
     uint32_t shares_host_memory; /* 1: host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
@@ -47,7 +51,8 @@ typedef struct kvf_device_ops {
     void (*close)(kvf_device *device);
     void (*properties)(const kvf_device *device, kvf_device_properties *out);
 
-    kvf_status (*memory_alloc)(kvf_device *device, size_t bytes, void **out); /* zeroed, 64-byte aligned */
+    /* Zeroed, 64-byte aligned. */
+    kvf_status (*memory_alloc)(kvf_device *device, size_t bytes, void **out);
     void (*memory_free)(kvf_device *device, void *pointer);
     /* Pin host memory and make it visible; *alias is what kernels and copies use. */
     kvf_status (*host_register)(kvf_device *device, void *host, size_t bytes, void **alias);
@@ -59,20 +64,25 @@ typedef struct kvf_device_ops {
     kvf_status (*event_create)(kvf_device *device, kvf_event **out);
     void (*event_destroy)(kvf_event *event); /* NULL is fine; never while work refers to it */
     kvf_status (*event_record)(kvf_event *event, kvf_stream *stream);
-    kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event); /* the record enqueued last before this call */
-    kvf_status (*event_wait)(kvf_event *event);                            /* host waits */
-    int (*event_is_done)(kvf_event *event); /* 1 if event_wait would not wait */
+    /* Waits for the record that was enqueued last before this call. */
+    kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event);
+    kvf_status (*event_wait)(kvf_event *event); /* host waits */
+    int (*event_is_done)(kvf_event *event);     /* 1 if event_wait would not wait */
 
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);
-    /* The same for bytes that nobody reads soon: past the cache where the device has that choice. */
+    /* The same for bytes that nobody reads soon: past the cache, where there is that choice. */
     kvf_status (*copy_through)(kvf_stream *stream, void *to, const void *from, size_t bytes);
     kvf_status (*fill)(kvf_stream *stream, void *to, int byte, size_t bytes);
     /* A kernel over `tasks` tasks; args copied. tasks == 0 enqueues nothing. */
-    kvf_status (*launch)(kvf_stream *stream, kvf_task_fn kernel, const void *args, size_t args_bytes, uint32_t tasks);
-    /* A function of the host in stream order, on the stream's own thread; it may block, and may use other streams. */
-    kvf_status (*host_call)(kvf_stream *stream, kvf_task_fn fn, const void *args, size_t args_bytes);
-    /* From inside a host_call on `stream`: make `status` its sticky error. Later copies, fills and launches
-     * are skipped; events and host calls still happen, so nobody waits forever. It travels along events. */
+    kvf_status (*launch)(kvf_stream *stream, kvf_task_fn kernel, const void *args,
+                         size_t args_bytes, uint32_t tasks);
+    /* A function of the host in stream order, on the stream's own thread; it may block, and may use
+     * other streams. */
+    kvf_status (*host_call)(kvf_stream *stream, kvf_task_fn fn, const void *args,
+                            size_t args_bytes);
+    /* From inside a host_call on `stream`: make `status` its sticky error. Later copies, fills and
+     * launches are skipped; events and host calls still happen, so nobody waits forever. It travels
+     * along events. */
     void (*stream_fail)(kvf_stream *stream, kvf_status status);
 } kvf_device_ops;
 
@@ -95,8 +105,8 @@ KVF_MUST_CHECK kvf_status kvf_device_open(kvf_context *context, kvf_device_kind 
                                           const kvf_device_config *config, kvf_device **out);
 void kvf_device_close(kvf_device *device); /* NULL is fine */
 
-/* Test hook: every alloc, register, stream and event creation asks this first; non-zero return = fail. NULL = off.
- * It is the hook of the device's context: maps and threads below the same context ask it too. */
+/* Test hook: every alloc, register, stream and event creation asks this first; non-zero return =
+ * fail. NULL = off. It is the hook of the device's context: maps and threads ask it too. */
 void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user);
 
 /* Monotonic nanoseconds. */

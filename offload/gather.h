@@ -3,7 +3,8 @@
 #define KVF_OFFLOAD_GATHER_H
 
 /*
- * A team of workers, pinned to cores of one node, that copies scattered blocks into a staging chunk.
+ * A team of workers, pinned to cores of one node, that copies scattered blocks into a staging
+ * chunk.
  *
  * The caller works too: a team of one has no thread of its own. Workers spin briefly, then sleep.
  * What they run is the copy kernel of the device's table, in units of 8 to 16 blocks.
@@ -21,11 +22,13 @@ void kvf_gather_destroy(kvf_gather *gather);
 /* to[i] <- from[i] for all i, done on return. One caller at a time. */
 void kvf_gather_run(kvf_gather *gather, const kvf_copy_args *args);
 
-/* The same in two steps: between them workers and guests are at it already. `args` must live until end. */
+/* The same in two steps: between them workers and guests are at it already. `args` must live until
+ * end. */
 void kvf_gather_begin(kvf_gather *gather, const kvf_copy_args *args);
 void kvf_gather_end(kvf_gather *gather);
 
-/* From any other thread that has nothing better to do: take part in what is being gathered, if anything. */
+/* From any other thread that has nothing better to do: take part in what is being gathered, if
+ * anything. */
 void kvf_gather_help(kvf_gather *gather);
 
 uint32_t kvf_gather_threads(const kvf_gather *gather);

@@ -15,34 +15,39 @@
 
 #define KVF_ARENA_BYTES_MAX ((size_t)1 << 30)
 
-typedef enum kvf_page_tier { KVF_TIER_HUGETLB, KVF_TIER_THP, KVF_TIER_4K, KVF_TIER_COUNT } kvf_page_tier;
+typedef enum kvf_page_tier {
+    KVF_TIER_HUGETLB,
+    KVF_TIER_THP,
+    KVF_TIER_4K,
+    KVF_TIER_COUNT
+} kvf_page_tier;
 
 typedef struct kvf_arena {
-    char *host;             /* as the CPU sees it */
-    char *device;           /* as the device sees it */
+    char *host;   /* as the CPU sees it */
+    char *device; /* as the device sees it */
     size_t bytes;
-    size_t mapped_bytes;    /* >= bytes, a multiple of the tier's page */
+    size_t mapped_bytes; /* >= bytes, a multiple of the tier's page */
     kvf_page_tier tier;
-    uint32_t registered;    /* 1: pinned and visible to the device */
-    uint32_t bound;         /* 1: mbind succeeded */
+    uint32_t registered; /* 1: pinned and visible to the device */
+    uint32_t bound;      /* 1: mbind succeeded */
 } kvf_arena;
 
 typedef struct kvf_host_memory {
     kvf_device *device;
-    kvf_arena *arenas;      /* [arena_count] */
+    kvf_arena *arenas; /* [arena_count] */
     uint32_t arena_count;
     uint64_t bytes;
 } kvf_host_memory;
 
 typedef struct kvf_host_memory_config {
-    uint64_t bytes;         /* wanted in all */
-    size_t granule;         /* an arena holds a whole number of granules, <= KVF_ARENA_BYTES_MAX */
-    int32_t node;           /* -1 = do not bind */
+    uint64_t bytes; /* wanted in all */
+    size_t granule; /* an arena holds a whole number of granules, <= KVF_ARENA_BYTES_MAX */
+    int32_t node;   /* -1 = do not bind */
     kvf_huge_pages huge_pages;
     uint32_t allow_unpinned;
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
-    size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests make it small to have several arenas */
+    size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */
 } kvf_host_memory_config;
 
 /* The most bytes of one arena under a configuration, a whole number of granules. */
@@ -54,10 +59,10 @@ static inline size_t kvf_arena_bytes(const kvf_host_memory_config *config)
 
 /* What preflight found; every number in bytes, UINT64_MAX = unlimited or unknown. */
 typedef struct kvf_headroom {
-    uint64_t memlock;       /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
-    uint64_t cgroup;        /* limit - usage + file cache, v2 or v1, the least up the tree */
-    uint64_t node_free;     /* on the node, or of the machine */
-    uint64_t hugetlb_free;  /* reserved huge pages that are free */
+    uint64_t memlock;      /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
+    uint64_t cgroup;       /* limit - usage + file cache, v2 or v1, the least up the tree */
+    uint64_t node_free;    /* on the node, or of the machine */
+    uint64_t hugetlb_free; /* reserved huge pages that are free */
 } kvf_headroom;
 
 /* On a device that pins nothing, set memlock to UINT64_MAX before preflight. */

@@ -5,12 +5,12 @@
 /*
  * The host page pool: fixed-size blocks over host memory, counted references, constant time.
  *
- * A block is the pages of all KV heads of one token range; here it is opaque bytes. A block id stays valid
- * from acquire to the last release. Not thread-safe: the cache that owns it serialises.
+ * A block is the pages of all KV heads of one token range; here it is opaque bytes. A block id
+ * stays valid from acquire to the last release. Not thread-safe: the cache that owns it serialises.
  *
- * Invariant: free_count + (blocks with references > 0) == block_count, and every free block is on the
- * free list exactly once. The free list hands out the lowest ids first in a fresh pool, so that a
- * sequence that is written once lies contiguously.
+ * Invariant: free_count + (blocks with references > 0) == block_count, and every free block is on
+ * the free list exactly once. The free list hands out the lowest ids first in a fresh pool, so that
+ * a sequence that is written once lies contiguously.
  */
 
 #include "host_memory.h"
@@ -39,7 +39,7 @@ KVF_MUST_CHECK kvf_status kvf_page_pool_create(kvf_context *context, kvf_device 
                                                kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
 
-/* KVF_FULL when none is free (no message is recorded: the caller knows the field). References = 1. */
+/* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
 KVF_MUST_CHECK kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
 void kvf_page_pool_share(kvf_page_pool *pool, kvf_block block);   /* references + 1 */
 void kvf_page_pool_release(kvf_page_pool *pool, kvf_block block); /* references - 1, free at 0 */

@@ -3,11 +3,12 @@
 #define KVF_OFFLOAD_RESIDENCY_H
 
 /*
- * Which pages sit in which slots, for `lists` independent lists of pages (one per sequence, layer, KV head).
+ * Which pages sit in which slots, for `lists` independent lists of pages (one per sequence, layer,
+ * KV head).
  *
- * All of it lives on the device and is changed there, by the resolve kernel; this file only reserves, clears
- * and copies the tables. Slots without bytes (`slot_bytes` 0, for `direct`) still keep the tables, so that
- * hits and misses mean the same with every transfer method.
+ * All of it lives on the device and is changed there, by the resolve kernel; this file only
+ * reserves, clears and copies the tables. Slots without bytes (`slot_bytes` 0, for `direct`) still
+ * keep the tables, so that hits and misses mean the same with every transfer method.
  *
  * Invariant, per list: page_of_slot[s] == p >= 0  <=>  slot_of_page[p] == s.
  */

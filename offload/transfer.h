@@ -5,10 +5,11 @@
 /*
  * The transfer engine: brings scattered pages from the host pool into slots on the device.
  *
- * A request names its pages by two address arrays and a count that all live on the device and are written by
- * earlier work on the same stream; the caller never waits for them. Methods stand behind one table
- * (`transfer_<name>.c`), all enqueue-only, all delivering the same bytes. `done` fires when the last byte of the
- * request has arrived; work that waits for it sees the bytes.
+ * A request names its pages by two address arrays and a count that all live on the device and are
+ * written by earlier work on the same stream; the caller never waits for them. Methods stand behind
+ * one table
+ * (`transfer_<name>.c`), all enqueue-only, all delivering the same bytes. `done` fires when the
+ * last byte of the request has arrived; work that waits for it sees the bytes.
  *
  * Knows nothing of heads, layers or sequences.
  */
@@ -19,7 +20,7 @@
 typedef struct kvf_transfer_engine kvf_transfer_engine;
 
 typedef struct kvf_transfer_config {
-    kvf_transfer method;     /* AUTO: direct where the device shares host memory */
+    kvf_transfer method; /* AUTO: direct where the device shares host memory */
     size_t page_bytes;
     uint32_t pages_max;      /* of one request */
     uint32_t requests_max;   /* in flight at once (one per layer is enough) */
@@ -53,9 +54,9 @@ kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine);
 const char *kvf_transfer_name(kvf_transfer method);
 
 /*
- * Enqueue one request: it begins after everything now on `stream`, and runs beside what follows there.
- * Pair it with kvf_transfer_join, which makes `stream` wait for it. With `direct`, both do nothing.
- * KVF_BUSY if requests_max are in flight (nothing was queued).
+ * Enqueue one request: it begins after everything now on `stream`, and runs beside what follows
+ * there. Pair it with kvf_transfer_join, which makes `stream` wait for it. With `direct`, both do
+ * nothing. KVF_BUSY if requests_max are in flight (nothing was queued).
  */
 KVF_MUST_CHECK kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
                                               const kvf_transfer_request *request,
