@@ -74,7 +74,7 @@ void kvf_cover_ref(const void *args, uint32_t task)
         const uint32_t sink = kvf_min_u32(p->sink, row->sealed * p->shape.page_size);
         a->first[task] = sink;
         a->count[task] = c.count * p->shape.page_size - sink;
-        a->take[task] = a->take_tokens ? a->take_tokens : row->share[0];
+        a->take[task] = a->take_tokens ? a->take_tokens : kvf_row_static(row);
         if (task == 0 && a->limit)
             put_limits(a);
     }

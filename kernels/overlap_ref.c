@@ -33,7 +33,8 @@ void kvf_overlap_ref(const void *args, uint32_t task)
                       a->b_count[h]);
     const uint32_t page_size = p->shape.page_size;
     const uint32_t tokens = (uint32_t)(sum / p->kv_heads) / page_size * page_size;
-    a->row->share[0] = kvf_min_u32(tokens, a->rest);
+    /* With fewer candidates than room all overlap, which says nothing yet: a quarter, for now. */
+    a->row->share[0] = a->a_count[0] < a->rest ? a->rest / 4 : kvf_min_u32(tokens, a->rest);
     a->row->share[1] = (a->rest - a->row->share[0]) / page_size;
     for (uint32_t i = 0; i < a->choose_lists; i++)
         a->choose[i] = kvf_row_choose(a->row);

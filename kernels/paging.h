@@ -44,11 +44,13 @@ typedef struct kvf_row {
     char *queries;         /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
     char *slots;     /* [lists, slots, page bytes]; NULL = pages are attended where they live */
-    uint32_t *share; /* [2] static tokens, pages chosen per step; data dependent with auto */
-    uint64_t *fault; /* [1] lowest layer << 32 | token that was not finite, or all ones */
+    uint32_t *share;       /* [2] static tokens and chosen pages, data dependent; NULL = as below */
+    uint64_t *fault;       /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
     void *const
         *pool; /* [sealed - sealed_before] pool addresses of the pages sealed by this call */
-    uint32_t layer;
+    uint32_t fault_key;     /* generation << 12 | layer; a lower one is newer */
+    uint32_t static_tokens; /* unless share says otherwise */
+    uint32_t chosen_pages;  /* likewise */
     uint32_t length; /* tokens, those of this call included */
     uint32_t sealed; /* pages, those of this call included */
     uint32_t sealed_before;
@@ -194,7 +196,7 @@ typedef struct kvf_cover_args {
     uint32_t *span_count; /* [kv_heads] out */
     uint32_t *first;      /* [kv_heads] out; the rest may be NULL together */
     uint32_t *count;      /* [kv_heads] out */
-    uint32_t *take;       /* [kv_heads] out: row->share[0], or take_tokens if that is not 0 */
+    uint32_t *take;       /* [kv_heads] out: the row's static tokens, or take_tokens if that is not 0 */
     uint32_t *limit;      /* [query_window] out: token of each kept query */
     uint32_t take_tokens;
 } kvf_cover_args;
@@ -240,7 +242,7 @@ typedef struct kvf_pack_args {
 
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */
-/* ---- csr_in: CSR lists as spans; ids out of range are dropped. One task per list. */
+/* ---- csr_in: CSR lists as spans. One task per list. */
 typedef struct kvf_csr_args {
     kvf_paging paging;
     uint32_t rows;
@@ -334,10 +336,17 @@ static inline uint32_t kvf_list_head(const kvf_paging *p, uint32_t list)
     return list / (p->lists / p->kv_heads);
 }
 
+/* Tokens that the static set of a KV head may have. */
+static inline uint32_t kvf_row_static(const kvf_row *row)
+{
+    return row->share ? row->share[0] : row->static_tokens;
+}
+
 /* Pages that a list of the row chooses. */
 static inline uint32_t kvf_row_choose(const kvf_row *row)
 {
-    return row->attend_all ? row->sealed : kvf_min_u32(row->share[1], row->sealed);
+    const uint32_t pages = row->share ? row->share[1] : row->chosen_pages;
+    return row->attend_all ? row->sealed : kvf_min_u32(pages, row->sealed);
 }
 
 /* Bits of the tokens of `page` that belong to the sink. */
@@ -350,10 +359,10 @@ static inline uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
     return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
 }
 
-/* Keep the lowest (layer, token) that was not finite, whatever the order of tasks. */
+/* Keep the lowest (key, token) that was not finite, whatever the order of tasks. */
 static inline void kvf_row_fault(const kvf_row *row, uint32_t token)
 {
-    const uint64_t value = (uint64_t)row->layer << 32 | token;
+    const uint64_t value = (uint64_t)row->fault_key << 32 | token;
     uint64_t seen = __atomic_load_n(row->fault, __ATOMIC_RELAXED);
     while (value < seen && !__atomic_compare_exchange_n(row->fault, &seen, value, 1,
                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED))

@@ -329,6 +329,7 @@ typedef struct kvf_cache_plan {
     uint32_t dynamic_pages;      /**< per KV head and step */
     uint32_t slots;              /**< per KV head */
     kvf_transfer transfer;       /**< the method in force */
+    uint64_t host_table_bytes;   /**< positions, block lists, arguments in flight, counters */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Appending: prefill chunks, and the pages that leave the window.
+ *
+ * Knows nothing of selection. A page that is sealed by a prefill chunk is written straight to its
+ * pool block. One that is sealed by a decode step is copied from the ring on the write-back stream;
+ * the page table points to the pool before anything of the step needs it there (kvf_step_flip).
+ */
+
+#include <string.h>
+
+#include "append.h"
+#include "select.h"
+
+/* ---- blocks and positions, on the host -------------------------------------------------------- */
+
+kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
+{
+    const uint32_t sealed = kvf_sealed_pages(cache, layer->length + tokens);
+    for (uint32_t p = layer->sealed; p < sealed; p++) {
+        if (kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
+            continue;
+        kvf_append_release(cache, layer, p);
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
+                 "or open the cache with more",
+                 (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+    }
+    return KVF_OK;
+}
+
+void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end)
+{
+    for (uint32_t p = end; p-- > layer->sealed;)
+        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+}
+
+kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
+                            const uint32_t *positions)
+{
+    if (tokens > cache->config.tokens_max - layer->length)
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "tokens_max = %u: the sequence holds %u tokens and %u more do not fit; open the "
+                 "cache with more",
+                 cache->config.tokens_max, layer->length, tokens);
+    uint32_t last = layer->length ? layer->positions[layer->length - 1] : 0;
+    uint32_t has_last = layer->length > 0;
+    for (uint32_t i = 0; positions && i < tokens; i++) {
+        if (has_last && positions[i] <= last)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "positions[%u] = %u: must be above %u, the position of the token before", i,
+                     positions[i], last);
+        last = positions[i];
+        has_last = 1;
+    }
+    return KVF_OK;
+}
+
+void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const uint32_t *positions)
+{
+    uint32_t next = layer->length ? layer->positions[layer->length - 1] + 1 : 0;
+    for (uint32_t i = 0; i < tokens; i++)
+        layer->positions[layer->length + i] = positions ? positions[i] : next + i;
+    layer->length += tokens;
+    layer->sealed = kvf_sealed_pages(cache, layer->length);
+}
+
+/* ---- sealing --------------------------------------------------------------------------------- */
+
+static kvf_digest_job *jobs_of(const kvf_cache *cache)
+{
+    return kvf_table_at(cache, cache->layout.jobs);
+}
+
+/* Bits, sink, digests of the pages that this call seals; the page tables name their present place. */
+static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_seal_args args = {.paging = *p,
+                                .rows = step->rows,
+                                .row = step->row,
+                                .jobs = jobs_of(cache),
+                                .chunk_fault = chunk_fault,
+                                .chunk_first = chunk_first};
+    const kvf_digest_args digest = {.shape = p->shape,
+                                    .kind = cache->config.digest,
+                                    .subs = p->subs,
+                                    .job_count = step->sealed_pages * p->kv_heads,
+                                    .jobs = args.jobs};
+    KVF_TRY(KVF_LAUNCH(step, seal, args, step->rows * p->kv_heads));
+    step->cache->host_counters[step->layer].bytes_to_host +=
+        step->sealed_pages * kvf_block_bytes(p);
+    return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
+}
+
+static char *ring_block(const kvf_step *step, uint32_t row, uint32_t page)
+{
+    return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], page);
+}
+
+kvf_status kvf_step_seal(kvf_step *step)
+{
+    const kvf_device_ops *ops = step->cache->device->ops;
+    kvf_cache *cache = step->cache;
+    if (step->sealed_pages == 0)
+        return KVF_OK;
+    KVF_TRY(seal(step, NULL, 0));
+    KVF_TRY(ops->event_record(cache->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
+    for (uint32_t b = 0; b < step->rows; b++) {
+        const kvf_row *row = &step->row_host[b];
+        for (uint32_t p = row->sealed_before; p < row->sealed; p++)
+            KVF_TRY(ops->copy(cache->writeback,
+                              step->pool_host[row->job_first + p - row->sealed_before],
+                              ring_block(step, b, p), kvf_block_bytes(&cache->dims.paging)));
+    }
+    return ops->event_record(cache->written, cache->writeback);
+}
+
+static kvf_status point_tables(kvf_step *step)
+{
+    const kvf_table_args args = {
+        .paging = step->cache->dims.paging, .rows = step->rows, .row = step->row};
+    return KVF_LAUNCH(step, table, args, step->rows);
+}
+
+kvf_status kvf_step_flip(kvf_step *step)
+{
+    if (step->sealed_pages == 0)
+        return KVF_OK;
+    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, step->cache->written));
+    return point_tables(step);
+}
+
+/* ---- prefill --------------------------------------------------------------------------------- */
+
+static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
+{
+    if (!args || !args->k || !args->v)
+        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the keys and values");
+    if (args->q && !args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL with q set; pass both or q = NULL");
+    if (args->layer >= cache->config.layers)
+        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u",
+                 args->layer, cache->config.layers - 1);
+    if (args->tokens == 0 || args->tokens > cache->config.prefill_chunk_max)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
+                 cache->config.prefill_chunk_max);
+    KVF_TRY(kvf_sequence_check(cache, args->sequence));
+    return kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
+                            args->positions);
+}
+
+/* The last queries of a chunk go to the ring of queries; query number n is in slot n % window. */
+static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf_layer *layer)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const size_t bytes = (size_t)cache->config.query_heads * p->shape.head_dim *
+                         kvf_dtype_bytes(p->shape.dtype);
+    if (!args->q) {
+        layer->queries = 0; /* what comes next is not contiguous with what is kept */
+        return KVF_OK;
+    }
+    const uint32_t first = layer->queries;
+    layer->queries += args->tokens;
+    uint32_t i = args->tokens - kvf_min_u32(args->tokens, p->query_window);
+    while (i < args->tokens) {
+        const uint32_t slot = (first + i) % p->query_window;
+        const uint32_t run = kvf_min_u32(args->tokens - i, p->query_window - slot);
+        KVF_TRY(cache->device->ops->copy(step->stream, step->row_host[0].queries + slot * bytes,
+                                         (const char *)args->q + i * bytes, run * bytes));
+        i += run;
+    }
+    return KVF_OK;
+}
+
+static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    uint32_t *fault = kvf_table_at(cache, cache->layout.chunk_fault);
+    const kvf_repack_args a = {.shape = p->shape,
+                               .kv_heads = p->kv_heads,
+                               .tokens = args->tokens,
+                               .first = base % p->shape.page_size,
+                               .k = args->k,
+                               .v = args->v,
+                               .blocks = step->row_host[0].blocks + base / p->shape.page_size,
+                               .fault = fault};
+    KVF_TRY(cache->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
+    KVF_TRY(KVF_LAUNCH(step, repack, a, kvf_repack_tasks(&a)));
+    return seal(step, fault, base);
+}
+
+static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+{
+    const kvf_paging *p = &step->cache->dims.paging;
+    const kvf_prefill_kernel_args a = {.shape = p->shape,
+                                       .kv_heads = p->kv_heads,
+                                       .group = p->group,
+                                       .tokens = args->tokens,
+                                       .base = base,
+                                       .scale = step->cache->config.softmax_scale,
+                                       .q = args->q,
+                                       .blocks = (const void *const *)step->row_host[0].blocks,
+                                       .out = args->out};
+    return args->q ? KVF_LAUNCH(step, prefill, a, kvf_prefill_tasks(&a)) : KVF_OK;
+}
+
+static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                                kvf_layer *layer)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row *row = &step->row_host[0];
+    KVF_TRY(kvf_step_clear(step, args->sequence, args->layer));
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_step_stamp(step, NULL));
+    /* Pages that have tokens already move from the ring first. */
+    for (uint32_t i = row->sealed_before; i < row->sealed && i * p->shape.page_size < base; i++)
+        KVF_TRY(cache->device->ops->copy(step->stream, step->pool_host[i - row->sealed_before],
+                                         ring_block(step, 0, i), kvf_block_bytes(p)));
+    KVF_TRY(point_tables(step));
+    KVF_TRY(repack(step, args, base));
+    KVF_TRY(keep_queries(step, args, layer));
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(cache, args->layer)->append_ns));
+    return attend_chunk(step, args, base);
+}
+
+static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    KVF_TRY(check_prefill(cache, args));
+    kvf_layer *layer = &args->sequence->layers[args->layer];
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
+    const uint32_t base = layer->length, sealed_before = layer->sealed;
+    kvf_append_note(cache, layer, args->tokens, args->positions);
+    layer->needs_exact = 1;
+    step.layer = args->layer;
+    step.rows = 1;
+    step.sequences = &args->sequence;
+    kvf_step_rows(&step, &sealed_before);
+    return kvf_step_end(&step, enqueue_chunk(&step, args, base, layer));
+}
+
+kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = prefill(cache, args, stream);
+    kvf_cache_leave(cache);
+    return status;
+}

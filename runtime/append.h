@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_APPEND_H
+#define KVF_RUNTIME_APPEND_H
+
+/*
+ * The host's side of appending to one layer of one sequence: limits, blocks, positions. Shared by
+ * prefill and decode. Knows nothing of streams.
+ */
+
+#include "step.h"
+
+/* KVF_FULL or KVF_INVALID, in words; `positions` may be NULL. */
+KVF_MUST_CHECK kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer,
+                                           uint32_t tokens, const uint32_t *positions);
+/* Blocks for the pages that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
+KVF_MUST_CHECK kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
+/* Undo acquire, for pages layer->sealed .. end-1. */
+void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
+/* Length, positions and sealed pages after the tokens. */
+void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens,
+                     const uint32_t *positions);
+
+#endif

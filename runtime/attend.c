@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against dense
+ * attention.
+ *
+ * Knows nothing of how pages were chosen. Hits are attended while misses are on their way; because
+ * splits are fixed and merged in order, that changes no bit.
+ */
+
+#include "select.h"
+
+static bool moves_pages(const kvf_cache *cache)
+{
+    return cache->config.transfer != KVF_TRANSFER_DIRECT;
+}
+
+static kvf_status submit(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_fetch_args fetch = {.paging = cache->dims.paging,
+                                  .rows = step->rows,
+                                  .ids_max = cache->dims.ids_max,
+                                  .row = step->row,
+                                  .misses = kvf_table_at(cache, l->misses),
+                                  .miss_count = kvf_table_at(cache, l->miss_count),
+                                  .from = kvf_table_at(cache, l->from),
+                                  .to = kvf_table_at(cache, l->to),
+                                  .count = kvf_table_at(cache, l->fetch_count)};
+    const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
+    KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
+    KVF_TRY(kvf_transfer_wait_room(cache->transfer));
+    return kvf_transfer_submit(cache->transfer, &request, step->stream, &step->ticket);
+}
+
+kvf_status kvf_step_resolve(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
+                                      .ids_max = cache->dims.ids_max,
+                                      .slots = cache->dims.paging.slots,
+                                      .stride = step->stride,
+                                      .ids = kvf_table_at(cache, l->ids),
+                                      .id_count = kvf_table_at(cache, l->id_count),
+                                      .scores = step->list_scores,
+                                      .slot_of_page = step->slot_of_page,
+                                      .page_of_slot = step->page_of_slot,
+                                      .slot_of_id = kvf_table_at(cache, l->slot_of_id),
+                                      .missed = kvf_table_at(cache, l->missed),
+                                      .misses = kvf_table_at(cache, l->misses),
+                                      .miss_count = kvf_table_at(cache, l->miss_count)};
+    KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
+    return moves_pages(cache) ? submit(step) : KVF_OK;
+}
+
+kvf_status kvf_step_assemble(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_assemble_args assemble = {.paging = cache->dims.paging,
+                                        .rows = step->rows,
+                                        .ids_max = cache->dims.ids_max,
+                                        .spans_max = cache->dims.spans_max,
+                                        .row = step->row,
+                                        .ids = kvf_table_at(cache, l->ids),
+                                        .id_count = kvf_table_at(cache, l->id_count),
+                                        .slot_of_id = kvf_table_at(cache, l->slot_of_id),
+                                        .missed = kvf_table_at(cache, l->missed),
+                                        .masks = step->masks,
+                                        .spans = kvf_table_at(cache, l->spans),
+                                        .span_count = kvf_table_at(cache, l->span_count),
+                                        .counters = kvf_counters_device(cache, step->layer)};
+    return KVF_LAUNCH(step, assemble, assemble, step->rows * cache->dims.paging.lists);
+}
+
+kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_attend_args args = {.shape = cache->dims.paging.shape,
+                                  .pass = pass,
+                                  .lists = a->lists,
+                                  .group = a->group,
+                                  .spans_max = a->spans_max,
+                                  .split = cache->dims.split,
+                                  .scale = cache->config.softmax_scale,
+                                  .q = a->q,
+                                  .spans = a->spans,
+                                  .span_count = a->span_count,
+                                  .partial_o = kvf_table_at(cache, cache->layout.partial_o),
+                                  .partial_lse = kvf_table_at(cache, cache->layout.partial_lse)};
+    return KVF_LAUNCH(step, attend, args, kvf_attend_tasks(&args));
+}
+
+kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_merge_args args = {.shape = cache->dims.paging.shape,
+                                 .lists = a->lists,
+                                 .group = a->group,
+                                 .splits_max = kvf_div_ceil_u32(a->spans_max, cache->dims.split),
+                                 .split = cache->dims.split,
+                                 .span_count = a->span_count,
+                                 .partial_o = kvf_table_at(cache, cache->layout.partial_o),
+                                 .partial_lse = kvf_table_at(cache, cache->layout.partial_lse),
+                                 .out = a->out,
+                                 .lse = a->lse};
+    return KVF_LAUNCH(step, merge, args, kvf_merge_tasks(&args));
+}
+
+kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_attention a = {.lists = step->rows * p->lists,
+                             .group = p->kv_heads * p->group / p->lists,
+                             .spans_max = cache->dims.spans_max,
+                             .q = step->q,
+                             .spans = kvf_table_at(cache, cache->layout.spans),
+                             .span_count = kvf_table_at(cache, cache->layout.span_count),
+                             .out = out,
+                             .lse = lse};
+    if (moves_pages(cache)) {
+        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
+        KVF_TRY(kvf_transfer_join(cache->transfer, step->ticket, step->stream));
+        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
+    } else {
+        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
+    }
+    return kvf_step_merge(step, &a);
+}
+
+kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const uint32_t heads = cache->config.query_heads;
+    const size_t first = (size_t)index * heads;
+    const size_t bytes =
+        first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const kvf_cover_args cover = {.paging = *p,
+                                  .spans_max = cache->dims.cover_max,
+                                  .row = step->row + index,
+                                  .spans = kvf_table_at(cache, l->cover_spans),
+                                  .span_index = kvf_table_at(cache, l->cover_index),
+                                  .span_count = kvf_table_at(cache, l->cover_count)};
+    const kvf_attention a = {.lists = p->kv_heads,
+                             .group = p->group,
+                             .spans_max = cover.spans_max,
+                             .q = (const char *)step->q + bytes,
+                             .spans = cover.spans,
+                             .span_count = cover.span_count,
+                             .out = kvf_table_at(cache, l->verify_out),
+                             .lse = kvf_table_at(cache, l->verify_lse)};
+    const kvf_compare_args compare = {.shape = p->shape,
+                                      .heads = heads,
+                                      .out = (const char *)out + bytes,
+                                      .dense = a.out,
+                                      .lse = lse + first,
+                                      .dense_lse = a.lse,
+                                      .counters = kvf_counters_device(cache, step->layer)};
+    KVF_TRY(KVF_LAUNCH(step, cover, cover, p->kv_heads));
+    KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
+    KVF_TRY(kvf_step_merge(step, &a));
+    return KVF_LAUNCH(step, compare, compare, 1);
+}

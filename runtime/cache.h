@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_CACHE_H
+#define KVF_RUNTIME_CACHE_H
+
+/*
+ * A cache: everything that is reserved at open, and what the host knows of each sequence and layer.
+ *
+ * All work of a cache runs in one order: on one stream, or on several that wait for each other
+ * (kvf_step_begin). So whatever a later call overwrites, earlier calls have read, and blocks of the
+ * pool may be given back as soon as the host no longer needs them. Lengths, positions and blocks are
+ * kept by the host at the time of enqueueing; the device has them as kvf_row, one per call.
+ *
+ * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / page_size) after every
+ * call; blocks[p] is a pool block iff p < sealed; the static store in force is `store`.
+ */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "page_pool.h"
+#include "paging.h"
+#include "residency.h"
+#include "runtime.h"
+#include "transfer.h"
+
+/* Calls whose arguments are in flight; the next one waits for the oldest. */
+#define KVF_FRAMES 16u
+/* Partial results are formed over this many tokens. */
+#define KVF_SPLIT_TOKENS 512u
+
+typedef struct kvf_select_policy kvf_select_policy;
+
+/* Sizes that follow from the settings; nothing else decides how much is reserved. */
+typedef struct kvf_dims {
+    kvf_paging paging;
+    uint32_t rest_tokens;   /* of the budget, beyond sink and window */
+    uint32_t static_tokens; /* most of a static set, sink not included */
+    uint32_t ids_max;       /* most pages a list chooses */
+    uint32_t spans_max;     /* per list */
+    uint32_t splits_max;
+    uint32_t split;         /* spans per split */
+    uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
+    uint32_t window_pages;  /* most pages that are not sealed */
+    uint32_t rows_max;      /* rows of one frame */
+    uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
+    uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
+    uint32_t score_lists;   /* lists that are scored, per row */
+    uint32_t addresses_max; /* blocks that one call seals */
+    uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
+    uint64_t jobs_max;      /* digest jobs of one launch */
+    uint32_t pack_jobs;     /* of which per KV head in a refresh */
+    uint32_t block_count;   /* of the pool */
+    size_t frame_bytes;
+} kvf_dims;
+
+/* Byte offsets into the three device reservations and the control memory. */
+typedef struct kvf_layout {
+    /* device_kv */
+    uint64_t rings, stores;
+    /* device_digest */
+    uint64_t digests;
+    /* device_table */
+    uint64_t blocks, bits, store_index, store_count, queries, share;
+    uint64_t scores, reduced, topk_work, choose, ids, id_count, list_ids, list_count;
+    uint64_t slot_of_id, missed, misses, miss_count, masks;
+    uint64_t from, to, fetch_count;
+    uint64_t spans, span_count, partial_o, partial_lse, lse;
+    uint64_t verify_out, verify_lse;
+    uint64_t jobs, chunk_fault, frames;
+    uint64_t cover_spans, cover_index, cover_count, row_max, row_sum, token_score, token_work;
+    uint64_t token_ids, token_count, token_ids_b, token_count_b, first, count, take, limit;
+    /* control: host memory that the device sees */
+    uint64_t control_frames, counters, faults, stamp;
+    /* sums */
+    uint64_t device_kv, device_digest, device_table, control, residency, slots;
+} kvf_layout;
+
+/* What the host keeps of one layer of one sequence. */
+typedef struct kvf_layer {
+    uint32_t length;
+    uint32_t sealed;
+    uint32_t queries;       /* valid queries so far: the newest is in slot (queries - 1) % window */
+    uint32_t since_refresh; /* decode steps */
+    uint32_t steps;         /* decode steps, for verify_interval */
+    uint32_t store;         /* 0 or 1 */
+    uint32_t is_fresh;      /* tables on the device hold another sequence's data */
+    uint32_t needs_exact;   /* the next refresh follows a prefill */
+    uint32_t has_share;     /* auto has chosen */
+    uint32_t is_due;        /* in this call: the static set is renewed */
+    uint32_t is_verified;   /* in this call: dense attention is compared */
+    kvf_block *blocks;      /* [pages_max] */
+    uint32_t *positions;    /* [tokens_max] */
+} kvf_layer;
+
+struct kvf_sequence {
+    kvf_cache *cache;
+    uint32_t slot;
+    uint32_t is_alive;
+    uint32_t generation; /* falls with every sequence in this slot: tells faults of older ones */
+    kvf_layer *layers; /* [layers] */
+};
+
+/* Arguments of one call: built on the host, copied to the device in stream order. */
+typedef struct kvf_frame {
+    char *host;
+    char *device;
+    size_t used;
+    kvf_event *done;
+    uint32_t is_busy;
+} kvf_frame;
+
+/* Sums that only the host knows. */
+typedef struct kvf_layer_host_counters {
+    uint64_t steps, bytes_to_host, refreshes;
+} kvf_layer_host_counters;
+
+struct kvf_cache {
+    kvf_runtime *runtime;
+    kvf_context *context;
+    kvf_device *device;
+    kvf_cache_config config; /* resolved */
+    kvf_cache_plan plan;
+    kvf_dims dims;
+    kvf_layout layout;
+    const kvf_select_policy *policy;
+
+    char *device_kv, *device_digest, *device_table;
+    kvf_host_memory control;
+    kvf_page_pool pool;
+    kvf_residency residency;
+    kvf_transfer_engine *transfer;
+    kvf_stream *writeback;
+    kvf_event *sealed;       /* on the caller's stream: the pages to write back are complete */
+    kvf_event *written;      /* on the write-back stream */
+
+    kvf_frame frames[KVF_FRAMES];
+    uint32_t next_frame;
+    kvf_stream *last_stream; /* compared only */
+    kvf_event *last_done;    /* of the last call */
+
+    struct kvf_sequence *sequences; /* [sequences_max] */
+    kvf_layer *layers;              /* [sequences_max, layers] */
+    kvf_block *blocks;              /* [sequences_max, layers, pages_max] */
+    uint32_t *positions;            /* [sequences_max, layers, tokens_max] */
+    kvf_layer_host_counters *host_counters; /* [layers] */
+    uint32_t *sealed_before;        /* [sequences_max] of the call */
+    kvf_status broken;              /* a call failed half-way */
+    atomic_flag in_use;
+};
+
+/* config.c: settings -> sizes. `resolved` gets the defaults. */
+KVF_MUST_CHECK kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
+                                             kvf_cache_config *resolved, kvf_dims *dims);
+/* layout.c: sizes -> bytes. KVF_INVALID if they overflow. */
+KVF_MUST_CHECK kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *config,
+                                          const kvf_dims *dims, kvf_layout *layout,
+                                          kvf_cache_plan *plan);
+kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime,
+                                              const kvf_cache_config *config, const kvf_dims *dims);
+
+/* One thread at a time: asserted in debug builds, refused otherwise. */
+KVF_MUST_CHECK kvf_status kvf_cache_enter(kvf_cache *cache);
+void kvf_cache_leave(kvf_cache *cache);
+
+/* sequence.c */
+KVF_MUST_CHECK kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
+/* fork.c: host state and device copies; on failure the cache is broken. */
+KVF_MUST_CHECK kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent,
+                                           kvf_sequence *child, kvf_stream *stream);
+
+/* Number of (sequence, layer) among all. */
+static inline size_t kvf_row_number(const kvf_cache *cache, const kvf_sequence *sequence,
+                                    uint32_t layer)
+{
+    return (size_t)sequence->slot * cache->config.layers + layer;
+}
+
+static inline void *kvf_table_at(const kvf_cache *cache, uint64_t offset)
+{
+    return cache->device_table + offset;
+}
+
+/* The control memory is one granule, so one arena. */
+static inline char *kvf_control_host(const kvf_cache *cache, uint64_t offset)
+{
+    return cache->control.arenas[0].host + offset;
+}
+
+static inline char *kvf_control_device(const kvf_cache *cache, uint64_t offset)
+{
+    return cache->control.arenas[0].device + offset;
+}
+
+static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, uint32_t layer)
+{
+    return (kvf_layer_counters *)(void *)kvf_control_device(cache, cache->layout.counters) + layer;
+}
+
+static inline uint32_t kvf_sealed_pages(const kvf_cache *cache, uint32_t length)
+{
+    const kvf_cache_config *c = &cache->config;
+    return length < c->local_tokens ? 0 : (length - c->local_tokens) / c->page_size;
+}
+
+#endif

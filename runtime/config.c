@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Settings of a cache: defaults, ranges, and the counts that follow from them.
+ *
+ * Knows nothing of bytes (layout.c). Every refusal names the field, its value and what to do. After
+ * kvf_config_resolve, sink + static tokens + chosen pages + the largest window fit in the budget.
+ */
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "select.h"
+
+#define TOKENS_MAX (1u << 26)
+
+void kvf_cache_config_init(kvf_cache_config *config)
+{
+    *config = (kvf_cache_config){.size = sizeof *config,
+                                 .sequences_max = 1,
+                                 .prefill_chunk_max = 512,
+                                 .page_size = 32,
+                                 .budget_tokens = 1024,
+                                 .sink_tokens = 4,
+                                 .local_tokens = 64,
+                                 .static_ratio = 0.25f,
+                                 .refresh_interval = 128,
+                                 .sub_digests = 1};
+}
+
+/* A field of 32 bits and what it may be. */
+typedef struct field {
+    const char *name;
+    size_t offset;
+    uint32_t low;
+    uint32_t high;
+    const char *fix;
+} field;
+
+_Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bits");
+
+#define FIELD(name, low, high, fix) {#name, offsetof(kvf_cache_config, name), low, high, fix}
+
+static const field fields[] = {
+    FIELD(layers, 1, 1024, "layers of the model"),
+    FIELD(query_heads, 1, 16384, "query heads of a layer"),
+    FIELD(kv_heads, 1, 1024, "KV heads of a layer"),
+    FIELD(head_dim, 64, 256, "64, 80, 96, 128 or 256"),
+    FIELD(dtype, KVF_BF16, KVF_FP32, "a kvf_dtype"),
+    FIELD(sequences_max, 1, 4096, "sequences alive at once"),
+    FIELD(tokens_max, 1, TOKENS_MAX, "tokens of the longest sequence"),
+    FIELD(prefill_chunk_max, 1, 1u << 20, "tokens of one prefill call"),
+    FIELD(page_size, 8, 64, "8, 16, 32 or 64"),
+    FIELD(budget_tokens, 1, TOKENS_MAX, "tokens attended per KV head and step"),
+    FIELD(sink_tokens, 0, 1u << 16, "first tokens, always attended"),
+    FIELD(local_tokens, 1, 1u << 16, "newest tokens, always attended"),
+    FIELD(select, KVF_SELECT_HYBRID, KVF_SELECT_CUSTOM, "a kvf_select"),
+    FIELD(refresh_interval, 1, UINT32_MAX, "decode steps between refreshes"),
+    FIELD(refresh, KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT, "a kvf_refresh"),
+    FIELD(restructure, KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL, "a kvf_restructure"),
+    FIELD(digest, KVF_DIGEST_MINMAX, KVF_DIGEST_MEAN, "a kvf_digest_kind"),
+    FIELD(sub_digests, 1, 4, "1, 2 or 4"),
+    FIELD(group_reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_SUM, "a kvf_group_reduce"),
+    FIELD(transfer, KVF_TRANSFER_AUTO, KVF_TRANSFER_EACH, "a kvf_transfer"),
+    FIELD(slots, 0, TOKENS_MAX, "pages per KV head on the device, or 0"),
+};
+
+static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
+{
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        uint32_t value;
+        memcpy(&value, (const char *)c + fields[i].offset, sizeof value);
+        if (value < fields[i].low || value > fields[i].high)
+            KVF_FAIL(context, KVF_INVALID, "%s = %u: must be %u to %u (%s)", fields[i].name, value,
+                     fields[i].low, fields[i].high, fields[i].fix);
+    }
+    const uint32_t d = c->head_dim;
+    if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)
+        KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be 64, 80, 96, 128 or 256", d);
+    if (c->page_size & (c->page_size - 1))
+        KVF_FAIL(context, KVF_INVALID, "page_size = %u: must be 8, 16, 32 or 64", c->page_size);
+    if (c->sub_digests == 3)
+        KVF_FAIL(context, KVF_INVALID, "sub_digests = 3: must be 1, 2 or 4");
+    if (c->query_heads % c->kv_heads)
+        KVF_FAIL(context, KVF_INVALID,
+                 "query_heads = %u: must be a multiple of kv_heads = %u; check the model's geometry",
+                 c->query_heads, c->kv_heads);
+    if (c->query_heads / c->kv_heads > KVF_GROUP_MAX_HEADS)
+        KVF_FAIL(context, KVF_INVALID,
+                 "query_heads = %u: with kv_heads = %u a group has %u heads, at most %u work",
+                 c->query_heads, c->kv_heads, c->query_heads / c->kv_heads, KVF_GROUP_MAX_HEADS);
+    return KVF_OK;
+}
+
+static kvf_status check_reals(kvf_context *context, const kvf_cache_config *c)
+{
+    if (!isfinite(c->softmax_scale) || c->softmax_scale < 0.0f)
+        KVF_FAIL(context, KVF_INVALID,
+                 "softmax_scale = %g: must be positive, or 0 for 1/sqrt(head_dim)",
+                 (double)c->softmax_scale);
+    if (c->static_ratio != KVF_STATIC_RATIO_AUTO &&
+        !(c->static_ratio >= 0.0f && c->static_ratio <= 1.0f))
+        KVF_FAIL(context, KVF_INVALID, "static_ratio = %g: must be 0 to 1, or KVF_STATIC_RATIO_AUTO",
+                 (double)c->static_ratio);
+    if (c->select == KVF_SELECT_CUSTOM && !c->select_fn)
+        KVF_FAIL(context, KVF_INVALID,
+                 "select_fn = NULL: KVF_SELECT_CUSTOM needs a function that chooses the pages");
+    return KVF_OK;
+}
+
+/* What the policy and zeros leave open. */
+static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *policy,
+                           kvf_cache_config *c)
+{
+    if (c->softmax_scale == 0.0f)
+        c->softmax_scale = 1.0f / sqrtf((float)c->head_dim);
+    if (c->host_tokens_max == 0)
+        c->host_tokens_max = (uint64_t)c->sequences_max * c->tokens_max;
+    if (policy->static_use == KVF_STATIC_NONE)
+        c->static_ratio = 0.0f;
+    if (policy->static_use == KVF_STATIC_WHOLE)
+        c->static_ratio = 1.0f;
+    if (c->select == KVF_SELECT_QUEST)
+        c->digest = KVF_DIGEST_MINMAX;
+    if (c->select == KVF_SELECT_ARKVALE)
+        c->digest = KVF_DIGEST_CUBOID_MEAN;
+    if (c->transfer == KVF_TRANSFER_AUTO)
+        c->transfer = runtime->properties.shares_host_memory ? KVF_TRANSFER_DIRECT
+                                                             : KVF_TRANSFER_GATHER;
+}
+
+static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *policy,
+                                const kvf_cache_config *c, kvf_dims *dims)
+{
+    const uint32_t fixed = c->sink_tokens + c->local_tokens + c->page_size - 1;
+    if (policy->all_pages)
+        return KVF_OK;
+    if (c->budget_tokens < fixed + c->page_size)
+        KVF_FAIL(context, KVF_INVALID,
+                 "budget_tokens = %u: at least %u are needed (sink_tokens %u, a window of up to %u, "
+                 "one page of %u); raise budget_tokens or lower the others",
+                 c->budget_tokens, fixed + c->page_size, c->sink_tokens,
+                 c->local_tokens + c->page_size - 1, c->page_size);
+    dims->rest_tokens = c->budget_tokens - fixed;
+    const bool is_auto = c->static_ratio == KVF_STATIC_RATIO_AUTO;
+    dims->dynamic_pages = dims->rest_tokens / c->page_size;
+    dims->static_tokens = is_auto
+                              ? dims->rest_tokens
+                              : (uint32_t)((double)c->static_ratio * (double)dims->rest_tokens);
+    if (!is_auto)
+        dims->dynamic_pages = (dims->rest_tokens - dims->static_tokens) / c->page_size;
+    return KVF_OK;
+}
+
+static void count_lists(const kvf_select_policy *policy, const kvf_cache_config *c, kvf_dims *dims)
+{
+    kvf_paging *p = &dims->paging;
+    *p = (kvf_paging){.shape = {.dtype = c->dtype,
+                                .head_dim = c->head_dim,
+                                .page_size = c->page_size},
+                      .kv_heads = c->kv_heads,
+                      .group = c->query_heads / c->kv_heads,
+                      .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
+                      .pages_max = kvf_div_ceil_u32(c->tokens_max, c->page_size),
+                      .subs = c->sub_digests,
+                      .sink = c->sink_tokens};
+    p->store_pages =
+        kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
+    p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, c->page_size) + 1;
+    p->query_window = kvf_min_u32(c->local_tokens, KVF_OBSERVE_WINDOW_MAX);
+    dims->choose_lists = policy->per_layer ? 1 : p->lists;
+    dims->score_lists = p->lists;
+    dims->window_pages = kvf_div_ceil_u32(c->local_tokens + c->page_size - 1, c->page_size);
+}
+
+static void count_pages(const kvf_select_policy *policy, const kvf_cache_config *c, kvf_dims *dims)
+{
+    const kvf_paging *p = &dims->paging;
+    /* While all fits in the budget, every sealed page is chosen. */
+    uint32_t ids = kvf_max_u32(dims->dynamic_pages, c->budget_tokens / c->page_size);
+    if (policy->by_token)
+        ids = dims->rest_tokens + c->page_size;
+    if (policy->all_pages)
+        ids = dims->dynamic_pages = p->pages_max;
+    dims->ids_max = kvf_max_u32(1, kvf_min_u32(ids, p->pages_max));
+    dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max;
+    dims->split = kvf_max_u32(1, KVF_SPLIT_TOKENS / c->page_size);
+    dims->splits_max = kvf_div_ceil_u32(dims->spans_max, dims->split);
+    dims->tokens_max = policy->by_token ? dims->rest_tokens + c->page_size : dims->static_tokens;
+    if (dims->tokens_max || c->verify_interval)
+        dims->cover_max = p->pages_max + p->store_pages;
+    dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
+    dims->rows_max = kvf_max_u32(c->sequences_max, c->layers);
+    const uint32_t chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
+    dims->addresses_max = kvf_max_u32(c->sequences_max, chunk_pages);
+    dims->jobs_max = (uint64_t)kvf_max_u32(dims->addresses_max, dims->pack_jobs) * p->kv_heads;
+    const size_t row_bytes = dims->score_lists * (sizeof(void *) + sizeof(uint32_t)) +
+                             dims->choose_lists * sizeof(uint32_t) +
+                             p->lists * (size_t)3 * sizeof(void *);
+    dims->frame_bytes = kvf_round_up(((size_t)dims->rows_max + c->sequences_max) * sizeof(kvf_row) +
+                                         dims->addresses_max * sizeof(void *) +
+                                         c->sequences_max * row_bytes + 10 * 64,
+                                     64);
+}
+
+kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
+                              kvf_cache_config *resolved, kvf_dims *dims)
+{
+    kvf_context *context = runtime->context;
+    if (!config)
+        KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_cache_config");
+    if (config->size != sizeof *config)
+        KVF_FAIL(context, KVF_INVALID,
+                 "size = %zu: this library knows %zu; call kvf_cache_config_init, and build against "
+                 "the header of the library that is linked",
+                 config->size, sizeof *config);
+    KVF_TRY(check_ranges(context, config));
+    KVF_TRY(check_reals(context, config));
+    const kvf_select_policy *policy = kvf_select_find(config->select);
+    KVF_ASSERT(policy);
+    *resolved = *config;
+    *dims = (kvf_dims){0};
+    apply_defaults(runtime, policy, resolved);
+    if (resolved->transfer == KVF_TRANSFER_DIRECT && !runtime->properties.shares_host_memory)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "transfer = direct: this device cannot attend host memory in place; use auto");
+    KVF_TRY(divide_budget(context, policy, resolved, dims));
+    count_lists(policy, resolved, dims);
+    count_pages(policy, resolved, dims);
+
+    if (resolved->slots == 0)
+        resolved->slots = kvf_min_u32(dims->paging.pages_max,
+                                      kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
+    if (resolved->slots < dims->ids_max)
+        KVF_FAIL(context, KVF_INVALID,
+                 "slots = %u: a list chooses up to %u pages under budget_tokens = %u; raise slots, "
+                 "lower the budget, or leave slots 0",
+                 resolved->slots, dims->ids_max, resolved->budget_tokens);
+    dims->paging.slots = resolved->slots;
+    const uint64_t pages = (resolved->host_tokens_max + resolved->page_size - 1) /
+                           resolved->page_size * resolved->layers;
+    if (resolved->host_tokens_max > UINT64_C(1) << 48 || pages >= UINT32_MAX)
+        KVF_FAIL(context, KVF_INVALID,
+                 "host_tokens_max = %llu: %u layers of it are more than %u pages; lower it, "
+                 "tokens_max or sequences_max",
+                 (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
+    dims->block_count = (uint32_t)pages;
+    return KVF_OK;
+}
+
+kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
+                               kvf_cache_plan *plan, kvf_error *error)
+{
+    kvf_cache_config resolved;
+    kvf_dims dims;
+    kvf_layout layout;
+    kvf_status status = kvf_config_resolve(runtime, config, &resolved, &dims);
+    if (status == KVF_OK)
+        status = kvf_layout_make(runtime, &resolved, &dims, &layout, plan);
+    return kvf_runtime_report(runtime, status, error);
+}

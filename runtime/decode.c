@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One decode step of one layer for a batch: append, seal, refresh, score, choose, resolve, attend.
+ *
+ * Knows the order of the phases and nothing of their insides. Everything is enqueued; what depends
+ * on data stays on the device. A call that is refused has changed nothing.
+ */
+
+#include "decode.h"
+
+#include <string.h>
+
+#include "append.h"
+#include "select.h"
+
+/* ---- checks and bookkeeping on the host -------------------------------------------------------- */
+
+kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args)
+{
+    kvf_context *context = cache->context;
+    if (!args || !args->q || !args->sequences)
+        KVF_FAIL(context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+    if (args->layer >= cache->config.layers)
+        KVF_FAIL(context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", args->layer,
+                 cache->config.layers - 1);
+    if (args->batch == 0 || args->batch > cache->config.sequences_max)
+        KVF_FAIL(context, KVF_INVALID, "batch = %u: 1 to sequences_max = %u", args->batch,
+                 cache->config.sequences_max);
+    for (uint32_t b = 0; b < args->batch; b++) {
+        KVF_TRY(kvf_sequence_check(cache, args->sequences[b]));
+        for (uint32_t i = 0; i < b; i++)
+            if (args->sequences[i] == args->sequences[b])
+                KVF_FAIL(context, KVF_INVALID,
+                         "sequences[%u] is also sequences[%u]; a batch has each sequence once", b,
+                         i);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
+{
+    if (!args->k || !args->v)
+        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
+    for (uint32_t b = 0; b < args->batch; b++)
+        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer], 1,
+                                 args->positions ? args->positions + b : NULL));
+    return KVF_OK;
+}
+
+static kvf_status acquire(kvf_cache *cache, const kvf_decode_args *args)
+{
+    for (uint32_t b = 0; b < args->batch; b++) {
+        const kvf_status status =
+            kvf_append_acquire(cache, &args->sequences[b]->layers[args->layer], 1);
+        if (status == KVF_OK)
+            continue;
+        while (b-- > 0) {
+            kvf_layer *layer = &args->sequences[b]->layers[args->layer];
+            kvf_append_release(cache, layer, kvf_sealed_pages(cache, layer->length + 1));
+        }
+        return status;
+    }
+    return KVF_OK;
+}
+
+/* Note the tokens; which pages were sealed before and whose static set is due. */
+static void note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
+                 kvf_due *due)
+{
+    *due = (kvf_due){0};
+    for (uint32_t b = 0; b < args->batch; b++) {
+        kvf_layer *layer = &args->sequences[b]->layers[args->layer];
+        sealed_before[b] = layer->sealed;
+        kvf_append_note(cache, layer, 1, args->positions ? args->positions + b : NULL);
+        layer->queries++;
+        cache->host_counters[args->layer].steps++;
+        layer->is_due = cache->dims.static_tokens && layer->sealed &&
+                        (layer->needs_exact || layer->since_refresh >= cache->config.refresh_interval);
+        layer->since_refresh = layer->is_due ? 1 : layer->since_refresh + 1;
+        due->refreshes += layer->is_due;
+        layer->is_verified =
+            cache->config.verify_interval && layer->steps++ % cache->config.verify_interval == 0;
+        due->verifies += layer->is_verified;
+    }
+}
+
+kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
+                              kvf_due *due)
+{
+    kvf_cache *cache = step->cache;
+    KVF_TRY(check_append(cache, args));
+    KVF_TRY(kvf_step_begin(cache, stream, step));
+    KVF_TRY(acquire(cache, args));
+    step->layer = args->layer;
+    step->rows = args->batch;
+    step->sequences = args->sequences;
+    step->q = args->q;
+    note(cache, args, cache->sealed_before, due);
+    kvf_step_rows(step, cache->sealed_before);
+    kvf_step_lists(step);
+    if (due->refreshes)
+        kvf_step_rows_after(step);
+    return KVF_OK;
+}
+
+/* ---- phases ------------------------------------------------------------------------------------ */
+
+static kvf_status append(kvf_step *step, const kvf_decode_args *args)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_append_args a = {.paging = cache->dims.paging,
+                               .rows = step->rows,
+                               .row = step->row,
+                               .q = args->q,
+                               .k = args->k,
+                               .v = args->v,
+                               .choose = kvf_table_at(cache, cache->layout.choose),
+                               .choose_lists = cache->dims.choose_lists};
+    KVF_TRY(KVF_LAUNCH(step, append, a, step->rows));
+    return kvf_step_seal(step);
+}
+
+static kvf_status refresh(kvf_step *step, uint64_t *clock)
+{
+    for (uint32_t b = 0; b < step->rows; b++)
+        if (step->sequences[b]->layers[step->layer].is_due)
+            KVF_TRY(kvf_static_refresh(step, b));
+    step->row = step->row_after;
+    step->row_host = step->row_after_host;
+    return kvf_step_stamp(step, clock);
+}
+
+kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
+{
+    kvf_layer_counters *counters = kvf_counters_device(step->cache, step->layer);
+    for (uint32_t b = 0; b < step->rows; b++)
+        KVF_TRY(kvf_step_clear(step, step->sequences[b], step->layer));
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_step_stamp(step, NULL));
+    KVF_TRY(append(step, args));
+    KVF_TRY(kvf_step_stamp(step, &counters->append_ns));
+    if (due->refreshes)
+        KVF_TRY(refresh(step, &counters->refresh_ns));
+    if (step->cache->policy->scores_pages) {
+        KVF_TRY(kvf_select_score(step));
+        KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
+    }
+    KVF_TRY(step->cache->policy->choose(step));
+    return kvf_step_flip(step);
+}
+
+static kvf_status enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
+{
+    const kvf_cache *cache = step->cache;
+    kvf_layer_counters *counters = kvf_counters_device(cache, step->layer);
+    float *lse = args->lse ? args->lse : kvf_table_at(cache, cache->layout.lse);
+    KVF_TRY(kvf_decode_select(step, args, due));
+    KVF_TRY(kvf_step_resolve(step));
+    KVF_TRY(kvf_step_assemble(step));
+    KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
+    KVF_TRY(kvf_step_attend(step, args->out, lse));
+    KVF_TRY(kvf_step_stamp(step, &counters->attend_ns));
+    for (uint32_t b = 0; due->verifies && b < step->rows; b++)
+        if (step->sequences[b]->layers[step->layer].is_verified)
+            KVF_TRY(kvf_step_verify(step, b, args->out, lse));
+    return KVF_OK;
+}
+
+static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    kvf_due due;
+    KVF_TRY(kvf_decode_check(cache, args));
+    if (!args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
+    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
+    return kvf_step_end(&step, enqueue(&step, args, &due));
+}
+
+kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = decode(cache, args, stream);
+    kvf_cache_leave(cache);
+    return status;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_DECODE_H
+#define KVF_RUNTIME_DECODE_H
+
+/*
+ * The first half of a decode step, shared by kvf_decode and kvf_select_pages.
+ */
+
+#include "step.h"
+
+/* How many rows of the step have their static set renewed, or are verified. */
+typedef struct kvf_due {
+    uint32_t refreshes;
+    uint32_t verifies;
+} kvf_due;
+
+KVF_MUST_CHECK kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
+
+/* Host bookkeeping of one token per row; the frame is filled, nothing is enqueued. A refusal has
+ * changed nothing. */
+KVF_MUST_CHECK kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
+                                             kvf_stream *stream, kvf_due *due);
+
+/* Append, seal, refresh, score, choose: ids of every list, and page tables that are up to date. */
+KVF_MUST_CHECK kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
+                                            const kvf_due *due);
+
+#endif

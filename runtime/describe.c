@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What the machine, the device and this build have, as one JSON object.
+ *
+ * Knows nothing of caches. Unknown or unlimited numbers are null. The writer counts what does not
+ * fit, so one pass gives both the text and the room a whole answer takes.
+ */
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime.h"
+
+typedef struct writer {
+    char *text;
+    size_t capacity;
+    size_t used; /* without the NUL; may exceed capacity */
+    char last;   /* character put last */
+} writer;
+
+static void put(writer *w, char c)
+{
+    if (w->used + 1 < w->capacity)
+        w->text[w->used] = c;
+    w->used++;
+    w->last = c;
+}
+
+KVF_PRINTF(2, 3) static void format(writer *w, const char *pattern, ...)
+{
+    char piece[256];
+    va_list list;
+    va_start(list, pattern);
+    const int n = vsnprintf(piece, sizeof piece, pattern, list);
+    va_end(list);
+    KVF_ASSERT(n >= 0 && (size_t)n < sizeof piece);
+    for (int i = 0; i < n; i++)
+        put(w, piece[i]);
+}
+
+static void string(writer *w, const char *s)
+{
+    put(w, '"');
+    for (; *s; s++) {
+        const unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            put(w, '\\');
+        if (c < 0x20)
+            format(w, "\\u%04x", c);
+        else
+            put(w, *s);
+    }
+    put(w, '"');
+}
+
+static void member(writer *w, const char *name)
+{
+    string(w, name);
+    put(w, ':');
+}
+
+static void number(writer *w, const char *name, uint64_t value)
+{
+    member(w, name);
+    if (value == UINT64_MAX)
+        format(w, "null,");
+    else
+        format(w, "%" PRIu64 ",", value);
+}
+
+static void text_member(writer *w, const char *name, const char *value)
+{
+    member(w, name);
+    string(w, value);
+    put(w, ',');
+}
+
+/* Take back the comma after the last member, then close. */
+static void close_with(writer *w, char c)
+{
+    if (w->last == ',')
+        w->used--;
+    put(w, c);
+}
+
+static void features(writer *w, const char *name, uint32_t isa)
+{
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } names[] = {{KVF_ISA_BASELINE, "baseline"},
+                 {KVF_ISA_AVX2, "avx2"},
+                 {KVF_ISA_AVX512, "avx512"},
+                 {KVF_ISA_AVX512_BF16, "avx512_bf16"},
+                 {KVF_ISA_NEON, "neon"}};
+    const char *separator = "";
+    member(w, name);
+    put(w, '[');
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (isa & names[i].bit) {
+            format(w, "%s\"%s\"", separator, names[i].name);
+            separator = ",";
+        }
+    format(w, "],");
+}
+
+static void device(writer *w, const kvf_runtime *rt)
+{
+    const kvf_device_properties *p = &rt->properties;
+    format(w, "\"devices\":[{");
+    text_member(w, "kind", rt->device->ops->name);
+    text_member(w, "name", p->name);
+    text_member(w, "pci_address", p->pci_address);
+    format(w, "\"numa_node\":%d,", p->numa_node);
+    number(w, "memory_bytes", p->memory_bytes);
+    number(w, "compute_threads", p->compute_threads);
+    format(w, "\"shares_host_memory\":%s,", p->shares_host_memory ? "true" : "false");
+    format(w, "\"pins_host_memory\":%s}],", p->pins_host_memory ? "true" : "false");
+}
+
+static void nodes(writer *w, const kvf_topology *t)
+{
+    format(w, "\"numa\":{\"known\":%s,", t->known ? "true" : "false");
+    number(w, "cores", t->core_count);
+    number(w, "cpus", t->cpu_count);
+    format(w, "\"nodes\":[");
+    for (uint32_t i = 0; i < t->node_count; i++) {
+        const kvf_node *n = &t->nodes[i];
+        format(w, "%s{\"id\":%d,", i ? "," : "", n->id);
+        number(w, "memory_bytes", n->memory_bytes ? n->memory_bytes : UINT64_MAX);
+        number(w, "free_bytes", n->free_bytes ? n->free_bytes : UINT64_MAX);
+        format(w, "\"cpus\":%u}", n->cpu_count);
+    }
+    format(w, "]},\"links\":[],");
+}
+
+/* "always [madvise] never" -> madvise; "" if the system does not say. */
+static void read_thp(char *out, size_t capacity)
+{
+    char line[128] = "";
+    out[0] = '\0';
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    if (!file)
+        return;
+    const char *open = fgets(line, sizeof line, file) ? strchr(line, '[') : NULL;
+    const char *end = open ? strchr(open, ']') : NULL;
+    if (end)
+        snprintf(out, capacity, "%.*s", (int)(end - open - 1), open + 1);
+    fclose(file);
+}
+
+static void memory(writer *w, const kvf_runtime *rt)
+{
+    static const char *const huge[] = {"auto", "off", "required"};
+    kvf_headroom headroom;
+    char thp[32];
+    kvf_headroom_read(rt->topology, rt->node, &headroom);
+    read_thp(thp, sizeof thp);
+    format(w, "\"memory\":{\"node\":%d,", rt->node);
+    number(w, "memlock_bytes", headroom.memlock);
+    number(w, "cgroup_headroom_bytes", headroom.cgroup);
+    number(w, "available_bytes", headroom.node_free);
+    format(w, "\"allow_unpinned\":%s,", rt->config.allow_unpinned ? "true" : "false");
+    format(w, "\"huge_pages\":{\"setting\":\"%s\",", huge[rt->config.huge_pages]);
+    number(w, "hugetlb_free_bytes", headroom.hugetlb_free);
+    text_member(w, "transparent", thp);
+    close_with(w, '}');
+    format(w, "},");
+}
+
+static void part(writer *w, const char *name, int is_present, const char *use, const char *how)
+{
+    put(w, '{');
+    text_member(w, "name", name);
+    format(w, "\"present\":%s,", is_present ? "true" : "false");
+    text_member(w, "use", use);
+    text_member(w, "how_to_get", how);
+    close_with(w, '}');
+    put(w, ',');
+}
+
+static void parts(writer *w)
+{
+    format(w, "\"parts\":[");
+    part(w, "hwloc", KVF_HAVE_HWLOC, "NUMA nodes, cores and distances",
+         "install libhwloc-dev, then build with -Dhwloc=enabled");
+    part(w, "libnuma", KVF_HAVE_NUMA, "binding host memory to a node",
+         "install libnuma-dev, then build with -Dnuma=enabled");
+    part(w, "cuda", 0, "attending on an NVIDIA GPU", "not in this version");
+    close_with(w, ']');
+    put(w, ',');
+}
+
+static void describe(writer *w, const kvf_runtime *rt)
+{
+    put(w, '{');
+    text_member(w, "version", kvf_version());
+    device(w, rt);
+    format(w, "\"cpu\":{");
+    features(w, "found", kvf_cpu_isa());
+    features(w, "used", rt->device->kernels.isa);
+    close_with(w, '}');
+    put(w, ',');
+    nodes(w, rt->topology);
+    memory(w, rt);
+    format(w, "\"threads\":{\"compute\":%u,\"gather\":%u},", rt->config.threads,
+           rt->config.gather_threads);
+    parts(w);
+    close_with(w, '}');
+}
+
+kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text, size_t capacity, size_t *needed)
+{
+    writer w = {.text = text, .capacity = text ? capacity : 0};
+    describe(&w, runtime);
+    if (w.capacity)
+        text[w.used < w.capacity ? w.used : w.capacity - 1] = '\0';
+    if (needed)
+        *needed = w.used + 1;
+    return w.used < w.capacity ? KVF_OK : KVF_FULL;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A second sequence from the same tokens: sealed pages shared, everything on the device copied in
+ * stream order.
+ *
+ * Knows nothing of policies. Residency is copied too, so that the child's static set, which is chosen
+ * among resident tokens, is the one its parent would choose.
+ */
+
+#include <string.h>
+
+#include "select.h"
+#include "step.h"
+
+typedef struct copier {
+    kvf_step *step;
+    kvf_status status; /* of the first copy that failed */
+} copier;
+
+static void copy(copier *c, void *to, const void *from, size_t bytes)
+{
+    if (c->status == KVF_OK && bytes)
+        c->status = c->step->cache->device->ops->copy(c->step->stream, to, from, bytes);
+}
+
+/* The tables of one layer; `to` and `from` have the same shape. */
+static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
+{
+    const kvf_cache *cache = c->step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const size_t store = kvf_store_tokens(p) * p->kv_heads;
+    const size_t page = kvf_page_bytes(&p->shape);
+    const size_t digest = kvf_digest_bytes(p->shape.head_dim, p->subs);
+    const size_t query = (size_t)p->kv_heads * p->group * p->shape.head_dim *
+                         kvf_dtype_bytes(p->shape.dtype);
+    copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
+    copy(c, to->ring, from->ring, p->ring_blocks * kvf_block_bytes(p));
+    copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);
+    copy(c, to->store_index, from->store_index, store * sizeof *to->store_index);
+    copy(c, to->store_count, from->store_count, p->kv_heads * sizeof *to->store_count);
+    copy(c, to->queries, from->queries, p->query_window * query);
+    if (from->share)
+        copy(c, to->share, from->share, 2 * sizeof *to->share);
+    for (uint32_t h = 0; h < p->kv_heads; h++) {
+        copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
+        copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h), from->sealed * digest);
+    }
+}
+
+static void copy_residency(copier *c, uint32_t to, uint32_t from)
+{
+    const kvf_cache *cache = c->step->cache;
+    const kvf_residency *r = &cache->residency;
+    const size_t lists = cache->dims.paging.lists;
+    copy(c, kvf_residency_slot_of_page(r, to), kvf_residency_slot_of_page(r, from),
+         lists * r->pages_max * sizeof(int32_t));
+    copy(c, kvf_residency_page_of_slot(r, to), kvf_residency_page_of_slot(r, from),
+         lists * r->slots * sizeof(int32_t));
+    if (r->slot_bytes)
+        copy(c, kvf_residency_slot(r, to, 0), kvf_residency_slot(r, from, 0),
+             lists * r->slots * r->slot_bytes);
+}
+
+/* What the host knows. Shared blocks get one more reference. */
+static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child)
+{
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *from = &parent->layers[i];
+        kvf_layer *to = &child->layers[i];
+        kvf_block *blocks = to->blocks;
+        uint32_t *positions = to->positions;
+        *to = *from;
+        to->blocks = blocks;
+        to->positions = positions;
+        memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
+        memcpy(positions, from->positions, from->length * sizeof *positions);
+        for (uint32_t p = 0; p < from->sealed; p++)
+            kvf_page_pool_share(&cache->pool, blocks[p]);
+    }
+}
+
+kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
+                            kvf_stream *stream)
+{
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    share(cache, parent, child);
+    copier c = {.step = &step};
+    const void *device = NULL;
+    kvf_row *rows = kvf_step_take(&step, cache->config.layers * sizeof *rows, &device);
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const uint32_t lists = cache->dims.paging.lists;
+        const kvf_row from = kvf_step_row(cache, parent, i);
+        rows[i] = kvf_step_row(cache, child, i);
+        if (parent->layers[i].is_fresh)
+            continue; /* nothing was ever written for it */
+        copy_layer(&c, &rows[i], &from);
+        copy_residency(&c, (uint32_t)kvf_row_number(cache, child, i) * lists,
+                       (uint32_t)kvf_row_number(cache, parent, i) * lists);
+    }
+    /* What is not sealed lies in the child's own ring: sealed_before == sealed. */
+    const kvf_table_args table = {
+        .paging = cache->dims.paging, .rows = cache->config.layers, .row = device};
+    if (c.status == KVF_OK)
+        c.status = kvf_step_send(&step);
+    if (c.status == KVF_OK)
+        c.status = KVF_LAUNCH(&step, table, table, cache->config.layers);
+    return kvf_step_end(&step, c.status);
+}

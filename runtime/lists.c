@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Selection on its own: page lists out, and attention over given page lists.
+ *
+ * Knows nothing of kernels of others. Lists name pages of a (sequence, layer); nothing is fetched,
+ * because the caller's kernel reads pages where kvf_page_address says.
+ */
+
+#include "append.h"
+#include "decode.h"
+#include "select.h"
+
+static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
+{
+    const kvf_cache *cache = step->cache;
+    return (kvf_csr_args){.paging = cache->dims.paging,
+                          .rows = step->rows,
+                          .ids_max = cache->dims.ids_max,
+                          .spans_max = cache->dims.spans_max,
+                          .row = step->row,
+                          .ids = kvf_table_at(cache, cache->layout.ids),
+                          .id_count = kvf_table_at(cache, cache->layout.id_count),
+                          .indptr = lists->indptr,
+                          .indices = lists->indices,
+                          .last_page_len = lists->last_page_len,
+                          .spans = kvf_table_at(cache, cache->layout.spans),
+                          .span_count = kvf_table_at(cache, cache->layout.span_count)};
+}
+
+uint32_t kvf_select_pages_max(const kvf_cache *cache)
+{
+    const kvf_dims *d = &cache->dims;
+    const uint32_t sink_pages = kvf_div_ceil_u32(d->paging.sink, d->paging.shape.page_size);
+    return kvf_min_u32(d->paging.pages_max, sink_pages + d->window_pages + d->ids_max);
+}
+
+static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
+                              const kvf_page_lists *lists)
+{
+    KVF_TRY(kvf_decode_check(cache, args));
+    if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
+    if (cache->dims.paging.lists != cache->dims.paging.kv_heads || cache->policy->by_token)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "select = %s does not choose whole pages per KV head; use another policy for page "
+                 "lists",
+                 cache->policy->name);
+    if (cache->dims.static_tokens)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
+                 "cache with static_ratio 0",
+                 (double)cache->config.static_ratio);
+    return KVF_OK;
+}
+
+static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
+                                 const kvf_page_lists *lists)
+{
+    KVF_TRY(kvf_decode_select(step, args, due));
+    const kvf_csr_args csr = csr_args(step, lists);
+    KVF_TRY(KVF_LAUNCH(step, csr_out, csr, 1));
+    return kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns);
+}
+
+static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(check_lists(cache, args, lists));
+    const uint64_t needed =
+        (uint64_t)args->batch * cache->config.kv_heads * kvf_select_pages_max(cache);
+    if (lists->capacity < needed)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "capacity = %u: batch %u x %u KV heads x kvf_select_pages_max() = %llu are needed",
+                 lists->capacity, args->batch, cache->config.kv_heads, (unsigned long long)needed);
+    kvf_step step = {.cache = cache};
+    kvf_due due;
+    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
+    return kvf_step_end(&step, enqueue_select(&step, args, &due, lists));
+}
+
+kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = select_pages(cache, args, lists, stream);
+    kvf_cache_leave(cache);
+    return status;
+}
+
+const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                             uint32_t page)
+{
+    const kvf_cache *cache = sequence->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_layer *state = &sequence->layers[layer];
+    KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
+    KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
+    const size_t n = kvf_row_number(cache, sequence, layer);
+    const char *ring =
+        cache->device_kv + cache->layout.rings + n * p->ring_blocks * kvf_block_bytes(p);
+    const char *block = page < state->sealed
+                            ? kvf_page_pool_device(&cache->pool, state->blocks[page])
+                            : ring + page % p->ring_blocks * kvf_block_bytes(p);
+    return block + kv_head * kvf_page_bytes(&p->shape);
+}
+
+/* ---- attention over given lists ---------------------------------------------------------------- */
+
+typedef struct lists_check {
+    kvf_csr_args csr;
+    kvf_stream *stream;
+} lists_check;
+
+/* In stream order, because the lists are written there. */
+static void check_on_stream(const void *raw, uint32_t task)
+{
+    const lists_check *c = raw;
+    const kvf_csr_args *a = &c->csr;
+    const kvf_paging *p = &a->paging;
+    bool is_good = true;
+    (void)task;
+    for (uint32_t l = 0; l < a->rows * p->kv_heads && is_good; l++) {
+        const int32_t first = a->indptr[l], end = a->indptr[l + 1];
+        const uint32_t pages = kvf_row_pages(p, &a->row[l / p->kv_heads]);
+        is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= a->spans_max &&
+                  a->last_page_len[l] >= 0;
+        for (int32_t i = first; is_good && i < end; i++)
+            is_good = a->indices[i] >= 0 && (uint32_t)a->indices[i] < pages;
+        if (!is_good)
+            c->stream->device->ops->stream_fail(
+                c->stream,
+                kvf_fail(c->stream->device->context, KVF_INVALID, 0,
+                         "page list %u: indptr must ascend, a list has at most %u pages, and page "
+                         "ids are below %u",
+                         l, a->spans_max, pages));
+    }
+}
+
+static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
+                                 const kvf_page_lists *lists)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_paging *p = &cache->dims.paging;
+    const lists_check check = {.csr = csr_args(step, lists), .stream = step->stream};
+    const kvf_attention a = {.lists = step->rows * p->kv_heads,
+                             .group = p->group,
+                             .spans_max = cache->dims.spans_max,
+                             .q = args->q,
+                             .spans = check.csr.spans,
+                             .span_count = check.csr.span_count,
+                             .out = args->out,
+                             .lse = args->lse};
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(ops->host_call(step->stream, check_on_stream, &check, sizeof check));
+    KVF_TRY(kvf_step_stamp(step, NULL));
+    KVF_TRY(KVF_LAUNCH(step, csr_in, check.csr, a.lists));
+    KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
+    KVF_TRY(kvf_step_merge(step, &a));
+    return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->attend_ns);
+}
+
+static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(check_lists(cache, args, lists));
+    if (!args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
+    for (uint32_t b = 0; b < args->batch; b++)
+        if (args->sequences[b]->layers[args->layer].length == 0)
+            KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
+                     args->layer);
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    step.layer = args->layer;
+    step.rows = args->batch;
+    step.sequences = args->sequences;
+    step.q = args->q;
+    for (uint32_t b = 0; b < args->batch; b++)
+        cache->sealed_before[b] = args->sequences[b]->layers[args->layer].sealed;
+    kvf_step_rows(&step, cache->sealed_before);
+    return kvf_step_end(&step, enqueue_attend(&step, args, lists));
+}
+
+kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = attend_pages(cache, args, lists, stream);
+    kvf_cache_leave(cache);
+    return status;
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opening and closing a runtime, its streams, and plain device memory.
+ *
+ * Knows nothing of caches. A half-open runtime is closed by the same function as an open one.
+ */
+
+#include "runtime.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define THREADS_MAX 1024u
+
+void kvf_runtime_config_init(kvf_runtime_config *config)
+{
+    *config = (kvf_runtime_config){
+        .size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL};
+}
+
+/* Errors from before there is a context. */
+KVF_PRINTF(3, 4)
+static kvf_status refuse(kvf_error *error, kvf_status status, const char *format, ...)
+{
+    if (error) {
+        va_list list;
+        va_start(list, format);
+        *error = (kvf_error){.status = status};
+        vsnprintf(error->text, sizeof error->text, format, list);
+        va_end(list);
+    }
+    return status;
+}
+
+static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
+{
+    if (!c)
+        return refuse(error, KVF_INVALID, "config is NULL; pass a kvf_runtime_config");
+    if (c->size != sizeof *c)
+        return refuse(error, KVF_INVALID,
+                      "size = %zu: this library knows %zu; call kvf_runtime_config_init, and build "
+                      "against the header of the library that is linked",
+                      c->size, sizeof *c);
+    if (c->device != KVF_DEVICE_AUTO && c->device != KVF_DEVICE_HOST)
+        return refuse(error, KVF_INVALID, "device = %d: use KVF_DEVICE_AUTO or KVF_DEVICE_HOST",
+                      (int)c->device);
+    if (c->threads > THREADS_MAX)
+        return refuse(error, KVF_INVALID, "threads = %u: 0 (one per core) to %u", c->threads,
+                      THREADS_MAX);
+    if (c->gather_threads > THREADS_MAX)
+        return refuse(error, KVF_INVALID, "gather_threads = %u: 0 (chosen) to %u",
+                      c->gather_threads, THREADS_MAX);
+    if ((unsigned)c->huge_pages > KVF_HUGE_PAGES_REQUIRED)
+        return refuse(error, KVF_INVALID, "huge_pages = %d: use a kvf_huge_pages value",
+                      (int)c->huge_pages);
+    if (c->allow_unpinned > 1)
+        return refuse(error, KVF_INVALID, "allow_unpinned = %u: 0 or 1", c->allow_unpinned);
+    if (!c->allocator.alloc != !c->allocator.free)
+        return refuse(error, KVF_INVALID,
+                      "allocator has only one of alloc and free; set both or neither");
+    return KVF_OK;
+}
+
+static kvf_status find_node(kvf_runtime *rt, int32_t wanted)
+{
+    const kvf_topology *t = rt->topology;
+    if (wanted >= 0) {
+        if (kvf_topology_find(t, wanted) < 0)
+            KVF_FAIL(rt->context, KVF_INVALID,
+                     "numa_node = %d: this machine has no such node (%u known); use -1 for the "
+                     "nearest",
+                     wanted, t->known ? t->node_count : 0);
+        rt->node = wanted;
+        return KVF_OK;
+    }
+    if (wanted != -1)
+        KVF_FAIL(rt->context, KVF_INVALID, "numa_node = %d: -1 (nearest) or a node", wanted);
+    rt->node = rt->properties.numa_node;
+    return KVF_OK;
+}
+
+/* Pin the compute threads only where a node was asked for and has enough cores. */
+static const uint32_t *node_cpus(const kvf_runtime *rt, int32_t node, uint32_t threads)
+{
+    const int32_t index = node < 0 ? -1 : kvf_topology_find(rt->topology, node);
+    if (index < 0 || rt->topology->nodes[index].cpu_count < threads)
+        return NULL;
+    return rt->topology->cpus + rt->topology->nodes[index].cpus_offset;
+}
+
+static kvf_status open_parts(kvf_runtime *rt)
+{
+    rt->topology = kvf_alloc(rt->context, 1, sizeof *rt->topology);
+    if (!rt->topology)
+        KVF_FAIL(rt->context, KVF_OUT_OF_MEMORY, "no memory for the topology of the machine");
+    KVF_TRY(kvf_topology_read(rt->context, NULL, rt->topology));
+    kvf_runtime_config *c = &rt->config;
+    const uint32_t cores = kvf_max_u32(1, rt->topology->core_count);
+    if (c->threads == 0)
+        c->threads = cores;
+    if (c->gather_threads == 0)
+        c->gather_threads = kvf_max_u32(1, kvf_min_u32(4, cores / 2));
+    const kvf_device_config device = {.threads = c->threads,
+                                      .cpus = node_cpus(rt, c->numa_node, c->threads),
+                                      .isa_mask = c->isa_mask,
+                                      .delay_seed = c->delay_seed};
+    KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
+    rt->device->ops->properties(rt->device, &rt->properties);
+    return find_node(rt, c->numa_node);
+}
+
+kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out, kvf_error *error)
+{
+    if (!out)
+        return refuse(error, KVF_INVALID, "out is NULL; it receives the runtime");
+    *out = NULL;
+    KVF_TRY(check_config(config, error));
+    kvf_context *context = NULL;
+    kvf_status status =
+        kvf_context_create(&config->allocator, config->log, config->log_user, &context);
+    if (status != KVF_OK)
+        return refuse(error, status, "no memory for a runtime");
+    kvf_runtime *rt = kvf_alloc(context, 1, sizeof *rt);
+    if (!rt) {
+        kvf_context_destroy(context);
+        return refuse(error, KVF_OUT_OF_MEMORY, "no memory for a runtime");
+    }
+    rt->context = context;
+    rt->config = *config;
+    rt->node = -1;
+    status = open_parts(rt);
+    if (status != KVF_OK) {
+        (void)kvf_runtime_report(rt, status, error);
+        kvf_runtime_close(rt);
+        return status;
+    }
+    *out = rt;
+    return KVF_OK;
+}
+
+void kvf_runtime_close(kvf_runtime *runtime)
+{
+    if (!runtime)
+        return;
+    kvf_context *context = runtime->context;
+    kvf_device_close(runtime->device);
+    kvf_free(context, runtime->topology);
+    kvf_free(context, runtime);
+    kvf_context_destroy(context);
+}
+
+kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error)
+{
+    if (error && status == KVF_OK)
+        *error = (kvf_error){.status = KVF_OK};
+    else if (error)
+        kvf_context_error(runtime->context, error);
+    return status;
+}
+
+kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime)
+{
+    return (kvf_host_memory_config){.node = runtime->node,
+                                    .huge_pages = runtime->config.huge_pages,
+                                    .allow_unpinned = runtime->config.allow_unpinned,
+                                    .touch_threads = runtime->config.threads,
+                                    .topology = runtime->topology};
+}
+
+const kvf_error *kvf_runtime_error(const kvf_runtime *runtime)
+{
+    kvf_context_error(runtime->context, &runtime->context->error_copy);
+    return &runtime->context->error_copy;
+}
+
+uint32_t kvf_runtime_threads(const kvf_runtime *runtime)
+{
+    return runtime->config.threads;
+}
+
+/* ---- streams and device memory -------------------------------------------------------------- */
+
+kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out)
+{
+    *out = NULL;
+    return runtime->device->ops->stream_create(runtime->device, KVF_PRIORITY_NORMAL, out);
+}
+
+void kvf_stream_destroy(kvf_stream *stream)
+{
+    if (stream)
+        stream->device->ops->stream_destroy(stream);
+}
+
+kvf_status kvf_stream_wait(kvf_stream *stream)
+{
+    return stream->device->ops->stream_wait(stream);
+}
+
+kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn fn, const void *args,
+                             size_t args_bytes, uint32_t tasks)
+{
+    kvf_device *device = stream->device;
+    if (!fn)
+        KVF_FAIL(device->context, KVF_INVALID, "fn is NULL; pass the function to run");
+    if (args_bytes > KVF_LAUNCH_ARGS_MAX)
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "args_bytes = %zu: at most %u are copied; pass a pointer to the rest", args_bytes,
+                 KVF_LAUNCH_ARGS_MAX);
+    if (!args && args_bytes)
+        KVF_FAIL(device->context, KVF_INVALID, "args is NULL with args_bytes = %zu", args_bytes);
+    if (device->ops->kind != KVF_DEVICE_HOST)
+        KVF_FAIL(device->context, KVF_UNSUPPORTED,
+                 "functions of the caller run on the host device only");
+    return device->ops->launch(stream, fn, args, args_bytes, tasks);
+}
+
+kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out)
+{
+    *out = NULL;
+    if (bytes == 0)
+        KVF_FAIL(runtime->context, KVF_INVALID, "bytes = 0: ask for at least 1");
+    return runtime->device->ops->memory_alloc(runtime->device, bytes, out);
+}
+
+void kvf_memory_free(kvf_runtime *runtime, void *pointer)
+{
+    if (pointer)
+        runtime->device->ops->memory_free(runtime->device, pointer);
+}
+
+kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0)
+        return KVF_OK;
+    if (!to || !from)
+        KVF_FAIL(stream->device->context, KVF_INVALID, "to or from is NULL with bytes = %zu",
+                 bytes);
+    return stream->device->ops->copy(stream, to, from, bytes);
+}

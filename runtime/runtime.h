@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_RUNTIME_H
+#define KVF_RUNTIME_RUNTIME_H
+
+/*
+ * A runtime: one context, one device, and what is known of the machine. Knows nothing of caches.
+ *
+ * Invariant: the context is created first and destroyed last; everything else hangs on it.
+ */
+
+#include "device.h"
+#include "host_memory.h"
+
+struct kvf_runtime {
+    kvf_context *context;
+    kvf_device *device;
+    kvf_topology *topology;
+    kvf_runtime_config config; /* resolved: threads and gather_threads are not 0 */
+    kvf_device_properties properties;
+    int32_t node;              /* for host memory; -1 = do not bind */
+};
+
+/* The policy for host memory; bytes and granule are still to be set. */
+kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);
+
+/* Hands the last error to the caller's struct, if there is one; returns `status`. */
+kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The table of policies, digest scores, and the ways to choose that several policies share.
+ *
+ * Knows nothing of residency or attention. Ids of every list ascend; no list has more than
+ * dims.ids_max.
+ */
+
+#include "select.h"
+
+static const kvf_select_policy *const policies[] = {
+    &kvf_select_hybrid,    &kvf_select_full,  &kvf_select_static,  &kvf_select_dynamic,
+    &kvf_select_streaming, &kvf_select_quest, &kvf_select_arkvale, &kvf_select_oracle,
+    &kvf_select_custom};
+
+const kvf_select_policy *kvf_select_find(kvf_select select)
+{
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
+        if (policies[i]->select == select)
+            return policies[i];
+    return NULL;
+}
+
+kvf_status kvf_select_score(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_select_policy *policy = cache->policy;
+    const kvf_score_args score = {.shape = p->shape,
+                                  .subs = p->subs,
+                                  .lists = step->rows * p->lists,
+                                  .group = policy->per_query_head ? 1 : p->group,
+                                  .pages_max = step->stride,
+                                  .q = step->q,
+                                  .digests = step->digests,
+                                  .pages = step->pages,
+                                  .scores = kvf_table_at(cache, cache->layout.scores)};
+    KVF_TRY(KVF_LAUNCH(step, score, score, kvf_score_tasks(&score)));
+    if (policy->per_query_head)
+        return KVF_OK;
+    const uint32_t outputs = step->rows * cache->dims.choose_lists;
+    const kvf_reduce_args reduce = {.kind = cache->config.group_reduce,
+                                    .outputs = outputs,
+                                    .rows = cache->config.query_heads / cache->dims.choose_lists,
+                                    .pages_max = step->stride,
+                                    .pages_step = 1,
+                                    .scale = cache->config.softmax_scale,
+                                    .scores = score.scores,
+                                    .pages = step->choose_pages,
+                                    .out = kvf_table_at(cache, cache->layout.reduced)};
+    return KVF_LAUNCH(step, reduce, reduce, kvf_reduce_tasks(&reduce));
+}
+
+kvf_status kvf_choose_top(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const bool is_shared = cache->dims.choose_lists < p->lists;
+    const kvf_topk_args top = {
+        .lists = step->rows * cache->dims.choose_lists,
+        .stride = step->stride,
+        .ids_max = cache->dims.ids_max,
+        .work_stride = p->pages_max,
+        .scores = kvf_table_at(cache, cache->policy->per_query_head ? l->scores : l->reduced),
+        .count = step->choose_pages,
+        .k = kvf_table_at(cache, l->choose),
+        .ids = kvf_table_at(cache, is_shared ? l->list_ids : l->ids),
+        .id_count = kvf_table_at(cache, is_shared ? l->list_count : l->id_count),
+        .work = kvf_table_at(cache, l->topk_work)};
+    KVF_TRY(KVF_LAUNCH(step, topk, top, kvf_topk_tasks(&top)));
+    if (!is_shared)
+        return KVF_OK;
+    const kvf_spread_args spread = {.rows = step->rows,
+                                    .lists = p->lists,
+                                    .ids_max = cache->dims.ids_max,
+                                    .from = top.ids,
+                                    .from_count = top.id_count,
+                                    .ids = kvf_table_at(cache, l->ids),
+                                    .id_count = kvf_table_at(cache, l->id_count)};
+    return KVF_LAUNCH(step, spread, spread, step->rows * p->lists);
+}
+
+kvf_status kvf_choose_newest(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_newest_args args = {.paging = cache->dims.paging,
+                                  .rows = step->rows,
+                                  .ids_max = cache->dims.ids_max,
+                                  .row = step->row,
+                                  .choose = kvf_table_at(cache, cache->layout.choose),
+                                  .ids = kvf_table_at(cache, cache->layout.ids),
+                                  .id_count = kvf_table_at(cache, cache->layout.id_count)};
+    return KVF_LAUNCH(step, newest, args, step->rows * cache->dims.paging.lists);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * True top tokens of each step by full attention of the current query, mean over the group; for
+ * evaluation. It reads all keys, so it is as slow as dense attention, and it is the best that a
+ * choice of tokens per KV head can do by attention mass.
+ */
+
+#include "select.h"
+
+static kvf_status choose_row(kvf_step *step, uint32_t index)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row *row = &step->row_host[index];
+    const size_t query = (size_t)cache->config.query_heads * cache->config.head_dim *
+                         kvf_dtype_bytes(cache->config.dtype);
+    const uint32_t take = row->attend_all ? cache->dims.tokens_max : cache->dims.rest_tokens;
+    const kvf_observation now = {
+        .index = index,
+        .take_tokens = take,
+        .q = (const char *)step->q + index * query,
+        .limit = (const uint32_t *)kvf_table_at(cache, l->limit) + row->query_slot,
+        .window = 1};
+    const size_t first = (size_t)index * p->lists;
+    const kvf_mask_args mask = {
+        .paging = *p,
+        .ids_max = cache->dims.ids_max,
+        .tokens_max = cache->dims.tokens_max,
+        .tokens = kvf_table_at(cache, l->token_ids),
+        .token_count = kvf_table_at(cache, l->token_count),
+        .ids = (int32_t *)kvf_table_at(cache, l->ids) + first * cache->dims.ids_max,
+        .id_count = (uint32_t *)kvf_table_at(cache, l->id_count) + first,
+        .masks = (uint64_t *)kvf_table_at(cache, l->masks) + first * cache->dims.ids_max};
+    KVF_TRY(kvf_step_cover(step, &now));
+    KVF_TRY(kvf_step_observe(step, &now));
+    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, l->token_ids),
+                                kvf_table_at(cache, l->token_count)));
+    return KVF_LAUNCH(step, mask, mask, p->lists);
+}
+
+static kvf_status choose_tokens(kvf_step *step)
+{
+    for (uint32_t b = 0; b < step->rows; b++)
+        KVF_TRY(choose_row(step, b));
+    step->masks = kvf_table_at(step->cache, step->cache->layout.masks);
+    return KVF_OK;
+}
+
+const kvf_select_policy kvf_select_oracle = {.select = KVF_SELECT_ORACLE,
+                                             .name = "oracle",
+                                             .static_use = KVF_STATIC_NONE,
+                                             .by_token = 1,
+                                             .choose = choose_tokens};

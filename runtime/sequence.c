@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sequences: slots of a cache that are alive, their blocks, forks.
+ *
+ * Knows nothing of attention. A destroyed sequence gives its blocks back at once: whoever gets them
+ * writes them later in the order of the cache's work, after every reader that is still enqueued.
+ */
+
+#include <string.h>
+
+#include "select.h"
+#include "step.h"
+
+#define GENERATION_FIRST 0xffffeu /* of 20 bits; all ones marks a word without fault */
+
+static kvf_sequence *find_free(kvf_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->config.sequences_max; i++)
+        if (!cache->sequences[i].is_alive)
+            return &cache->sequences[i];
+    return NULL;
+}
+
+/* A new generation; after a million of them, wait until no older one can report any more. */
+static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
+{
+    if (sequence->generation == 0) {
+        if (cache->last_done)
+            KVF_TRY(cache->device->ops->event_wait(cache->last_done));
+        void *faults = kvf_control_host(cache, cache->layout.faults);
+        __atomic_store_n((uint64_t *)faults + sequence->slot, UINT64_MAX, __ATOMIC_RELAXED);
+        sequence->generation = GENERATION_FIRST;
+    } else {
+        sequence->generation--;
+    }
+    sequence->is_alive = 1;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        kvf_layer *layer = &sequence->layers[i];
+        *layer = (kvf_layer){.is_fresh = 1,
+                             .needs_exact = 1,
+                             .blocks = layer->blocks,
+                             .positions = layer->positions};
+    }
+    return KVF_OK;
+}
+
+static kvf_status create(kvf_cache *cache, kvf_sequence **out)
+{
+    kvf_sequence *sequence = find_free(cache);
+    if (!sequence)
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "sequences_max = %u sequences are alive; destroy one, or open the cache with more",
+                 cache->config.sequences_max);
+    KVF_TRY(renew(cache, sequence));
+    *out = sequence;
+    return KVF_OK;
+}
+
+kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = create(cache, out);
+    kvf_cache_leave(cache);
+    return status;
+}
+
+static kvf_status fork_sequence(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                                kvf_sequence **out)
+{
+    kvf_sequence *child = NULL;
+    KVF_TRY(kvf_sequence_check(cache, parent));
+    KVF_TRY(create(cache, &child));
+    const kvf_status status = kvf_fork_enqueue(cache, parent, child, stream);
+    if (status != KVF_OK) {
+        kvf_sequence_destroy(child);
+        return status;
+    }
+    *out = child;
+    return KVF_OK;
+}
+
+kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                             kvf_sequence **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = fork_sequence(cache, parent, stream, out);
+    kvf_cache_leave(cache);
+    return status;
+}
+
+static void release(kvf_sequence *sequence)
+{
+    kvf_cache *cache = sequence->cache;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        kvf_layer *layer = &sequence->layers[i];
+        for (uint32_t p = 0; p < layer->sealed; p++)
+            kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+        layer->length = layer->sealed = 0;
+    }
+    sequence->is_alive = 0;
+}
+
+void kvf_sequence_destroy(kvf_sequence *sequence)
+{
+    if (!sequence)
+        return;
+    KVF_ASSERT(sequence->is_alive);
+    release(sequence);
+}
+
+kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    if (!sequence)
+        KVF_FAIL(cache->context, KVF_INVALID, "sequence is NULL; create one first");
+    if (sequence->cache != cache)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "the sequence belongs to another cache; pass it with the cache that created it");
+    if (!sequence->is_alive)
+        KVF_FAIL(cache->context, KVF_INVALID, "the sequence was destroyed; create another");
+    void *faults = kvf_control_host(cache, cache->layout.faults);
+    const uint64_t fault =
+        __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
+    if (fault >> 44 == sequence->generation)
+        KVF_FAIL(cache->context, KVF_NOT_FINITE,
+                 "layer %u, token %u: its key or value is NaN or infinite; destroy this sequence "
+                 "and look for the overflow in the model (other sequences are not affected)",
+                 (uint32_t)(fault >> 32) & 0xfffu, (uint32_t)fault);
+    return KVF_OK;
+}
+
+uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
+{
+    KVF_ASSERT(layer < sequence->cache->config.layers);
+    return sequence->layers[layer].length;
+}
+
+uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uint32_t index)
+{
+    KVF_ASSERT(layer < sequence->cache->config.layers);
+    KVF_ASSERT(index < sequence->layers[layer].length);
+    return sequence->layers[layer].positions[index];
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The static set: which tokens of a row are kept on the device one by one, and when they change.
+ *
+ * Knows nothing of pages beyond static bits and digests. A refresh looks at the attention of the
+ * last queries, takes the best tokens per KV head into the store that is not in force, sets the
+ * bits of their pages, and renews the digests of pages whose bits changed. Host pages stay as they
+ * are. The first refresh after a prefill is exact: it looks at all tokens.
+ */
+
+#include "select.h"
+
+kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_cover_args args = {.paging = cache->dims.paging,
+                                 .resident = o->resident,
+                                 .spans_max = cache->dims.cover_max,
+                                 .row = step->row + o->index,
+                                 .spans = kvf_table_at(cache, l->cover_spans),
+                                 .span_index = kvf_table_at(cache, l->cover_index),
+                                 .span_count = kvf_table_at(cache, l->cover_count),
+                                 .first = kvf_table_at(cache, l->first),
+                                 .count = kvf_table_at(cache, l->count),
+                                 .take = kvf_table_at(cache, l->take),
+                                 .limit = kvf_table_at(cache, l->limit),
+                                 .take_tokens = o->take_tokens};
+    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
+}
+
+kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_observe_args args = {.shape = p->shape,
+                                   .kv_heads = p->kv_heads,
+                                   .group = p->group,
+                                   .window = o->window,
+                                   .spans_max = cache->dims.cover_max,
+                                   .window_mean = 1,
+                                   .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
+                                   .scale = cache->config.softmax_scale,
+                                   .q = o->q,
+                                   .limit = o->limit,
+                                   .spans = kvf_table_at(cache, l->cover_spans),
+                                   .span_index = kvf_table_at(cache, l->cover_index),
+                                   .span_count = kvf_table_at(cache, l->cover_count),
+                                   .row_max = kvf_table_at(cache, l->row_max),
+                                   .row_sum = kvf_table_at(cache, l->row_sum),
+                                   .score = kvf_table_at(cache, l->token_score)};
+    KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
+    return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
+}
+
+kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const uint32_t stride = cache->dims.cover_max * cache->config.page_size;
+    const kvf_topk_args args = {.lists = cache->config.kv_heads,
+                                .stride = stride,
+                                .ids_max = cache->dims.tokens_max,
+                                .work_stride = stride,
+                                .scores = kvf_table_at(cache, l->token_score),
+                                .first = kvf_table_at(cache, l->first),
+                                .count = kvf_table_at(cache, l->count),
+                                .k = kvf_table_at(cache, l->take),
+                                .ids = ids,
+                                .id_count = count,
+                                .work = kvf_table_at(cache, l->token_work)};
+    return KVF_LAUNCH(step, topk, args, kvf_topk_tasks(&args));
+}
+
+/* Tokens that single query `slot` of the kept ones ranks highest. */
+static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint32_t slot,
+                               int32_t *ids, uint32_t *count)
+{
+    const kvf_cache *cache = step->cache;
+    const size_t bytes = (size_t)cache->config.query_heads * cache->config.head_dim *
+                         kvf_dtype_bytes(cache->config.dtype);
+    kvf_observation one = *all;
+    one.q = (const char *)all->q + slot * bytes;
+    one.limit = all->limit + slot;
+    one.window = 1;
+    KVF_TRY(kvf_step_observe(step, &one));
+    return kvf_step_top_tokens(step, ids, count);
+}
+
+/* static_ratio = auto: the overlap of what the first and the last query of the window rank highest. */
+static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_layer *layer)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_row *row = &step->row_host[all->index];
+    const uint32_t newest = row->query_slot, n = row->query_count;
+    const kvf_overlap_args args = {
+        .paging = cache->dims.paging,
+        .row = step->row + all->index,
+        .rest = cache->dims.rest_tokens,
+        .ids_max = cache->dims.tokens_max,
+        .a = kvf_table_at(cache, l->token_ids),
+        .a_count = kvf_table_at(cache, l->token_count),
+        .b = kvf_table_at(cache, l->token_ids_b),
+        .b_count = kvf_table_at(cache, l->token_count_b),
+        .choose = (uint32_t *)kvf_table_at(cache, l->choose) +
+                  (size_t)all->index * cache->dims.choose_lists,
+        .choose_lists = cache->dims.choose_lists,
+        .counters = kvf_counters_device(cache, step->layer)};
+    kvf_observation whole = *all;
+    whole.take_tokens = cache->dims.rest_tokens;
+    KVF_TRY(kvf_step_cover(step, &whole));
+    KVF_TRY(top_of_query(step, all, (newest + 1) % n, kvf_table_at(cache, l->token_ids),
+                         kvf_table_at(cache, l->token_count)));
+    KVF_TRY(top_of_query(step, all, newest, kvf_table_at(cache, l->token_ids_b),
+                         kvf_table_at(cache, l->token_count_b)));
+    layer->has_share = row->sealed * cache->config.page_size >
+                       cache->dims.rest_tokens + cache->config.sink_tokens;
+    return KVF_LAUNCH(step, overlap, args, 1);
+}
+
+static kvf_status pack(kvf_step *step, const kvf_observation *all)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row *after = &step->row_after_host[all->index];
+    const kvf_pack_args args = {.paging = *p,
+                                .resident = all->resident,
+                                .spans_max = cache->dims.cover_max,
+                                .ids_max = cache->dims.tokens_max,
+                                .jobs_max = cache->dims.pack_jobs,
+                                .row = step->row + all->index,
+                                .spans = kvf_table_at(cache, l->cover_spans),
+                                .span_index = kvf_table_at(cache, l->cover_index),
+                                .ids = kvf_table_at(cache, l->token_ids),
+                                .id_count = kvf_table_at(cache, l->token_count),
+                                .store = after->store,
+                                .store_index = after->store_index,
+                                .store_count = after->store_count,
+                                .jobs = kvf_table_at(cache, l->jobs),
+                                .counters = kvf_counters_device(cache, step->layer)};
+    const kvf_digest_args digest = {.shape = p->shape,
+                                    .kind = cache->config.digest,
+                                    .subs = p->subs,
+                                    .job_count = p->kv_heads * args.jobs_max,
+                                    .jobs = args.jobs};
+    KVF_TRY(KVF_LAUNCH(step, pack, args, p->kv_heads));
+    return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
+}
+
+kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
+{
+    kvf_cache *cache = step->cache;
+    kvf_layer *layer = &step->sequences[index]->layers[step->layer];
+    const kvf_row *row = &step->row_host[index];
+    const bool chooses_share =
+        cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->has_share;
+    const bool is_exact =
+        layer->needs_exact || chooses_share || cache->config.refresh == KVF_REFRESH_EXACT;
+    const kvf_observation all = {.index = index,
+                                 .resident = !is_exact,
+                                 .q = row->queries,
+                                 .limit = kvf_table_at(cache, cache->layout.limit),
+                                 .window = row->query_count};
+    cache->host_counters[step->layer].refreshes++;
+    layer->needs_exact = 0;
+    if (chooses_share)
+        KVF_TRY(choose_share(step, &all, layer));
+    KVF_TRY(kvf_step_cover(step, &all));
+    KVF_TRY(kvf_step_observe(step, &all));
+    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, cache->layout.token_ids),
+                                kvf_table_at(cache, cache->layout.token_count)));
+    return pack(step, &all);
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One call on its way: frames, order between streams, rows.
+ *
+ * Knows nothing of what a call does. Frames are used in ring order; a frame is written again only
+ * after the call that had it is done.
+ */
+
+#include <string.h>
+
+#include "select.h"
+#include "step.h"
+
+#define FRAME_ALIGN 64u
+
+kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
+{
+    const kvf_device_ops *ops = cache->device->ops;
+    kvf_frame *frame = &cache->frames[cache->next_frame];
+    if (frame->is_busy)
+        KVF_TRY(ops->event_wait(frame->done));
+    if (cache->last_done && cache->last_stream != stream)
+        KVF_TRY(ops->stream_wait_event(stream, cache->last_done));
+    cache->next_frame = (cache->next_frame + 1) % KVF_FRAMES;
+    frame->used = 0;
+    *step = (kvf_step){.cache = cache, .stream = stream, .frame = frame};
+    return KVF_OK;
+}
+
+void *kvf_step_take(kvf_step *step, size_t bytes, const void **device)
+{
+    kvf_frame *frame = step->frame;
+    const size_t offset = frame->used;
+    frame->used += kvf_round_up(bytes, FRAME_ALIGN);
+    KVF_ASSERT(frame->used <= step->cache->dims.frame_bytes);
+    *device = frame->device + offset;
+    return frame->host + offset;
+}
+
+kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer)
+{
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_layer *state = &sequence->layers[layer];
+    const size_t n = kvf_row_number(cache, sequence, layer);
+    const size_t rows = (size_t)cache->config.sequences_max * cache->config.layers;
+    const size_t stored = state->store * rows + n; /* two stores per row */
+    const size_t head_pages = (size_t)p->kv_heads * p->pages_max;
+    const size_t page = kvf_page_bytes(&p->shape);
+    const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
+                         kvf_dtype_bytes(p->shape.dtype);
+    const uint32_t list = (uint32_t)(n * p->lists);
+    void *faults = kvf_control_device(cache, l->faults);
+    return (kvf_row){
+        .blocks = (void **)kvf_table_at(cache, l->blocks) + n * p->pages_max,
+        .ring = cache->device_kv + l->rings + n * p->ring_blocks * kvf_block_bytes(p),
+        .digests = cache->device_digest + l->digests +
+                   n * head_pages * kvf_digest_bytes(p->shape.head_dim, p->subs),
+        .bits = (uint64_t *)kvf_table_at(cache, l->bits) + n * head_pages,
+        .store = cache->device_kv + l->stores + stored * p->kv_heads * p->store_pages * page,
+        .store_index = (uint32_t *)kvf_table_at(cache, l->store_index) +
+                       stored * p->kv_heads * kvf_store_tokens(p),
+        .store_count = (uint32_t *)kvf_table_at(cache, l->store_count) + stored * p->kv_heads,
+        .queries = (char *)kvf_table_at(cache, l->queries) + n * query,
+        .slot_of_page = kvf_residency_slot_of_page(&cache->residency, list),
+        .slots = cache->residency.slot_bytes ? kvf_residency_slot(&cache->residency, list, 0)
+                                             : NULL,
+        .share = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO
+                     ? (uint32_t *)kvf_table_at(cache, l->share) + n * 2
+                     : NULL,
+        .fault = (uint64_t *)faults + sequence->slot,
+        .fault_key = sequence->generation << 12 | layer,
+        .static_tokens = cache->dims.static_tokens,
+        .chosen_pages = cache->dims.dynamic_pages,
+        .length = state->length,
+        .sealed = state->sealed,
+        .sealed_before = state->sealed,
+        .query_slot = state->queries ? (state->queries - 1) % p->query_window : 0,
+        .query_count = kvf_min_u32(state->queries, p->query_window),
+        .attend_all = cache->policy->all_pages || state->length <= cache->config.budget_tokens,
+    };
+}
+
+void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
+{
+    kvf_cache *cache = step->cache;
+    const void *device = NULL, *pool_device = NULL;
+    step->row_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
+    step->row = device;
+    step->sealed_pages = 0;
+    for (uint32_t b = 0; b < step->rows; b++)
+        step->sealed_pages +=
+            step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
+    step->pool_host = kvf_step_take(step, step->sealed_pages * sizeof(void *), &pool_device);
+    uint32_t job = 0;
+    step->stride = 1;
+    for (uint32_t b = 0; b < step->rows; b++) {
+        const kvf_layer *state = &step->sequences[b]->layers[step->layer];
+        kvf_row *row = &step->row_host[b];
+        *row = kvf_step_row(cache, step->sequences[b], step->layer);
+        row->sealed_before = sealed_before[b];
+        row->job_first = job;
+        row->pool = (void *const *)pool_device + job;
+        step->stride = kvf_max_u32(step->stride, row->sealed);
+        for (uint32_t p = sealed_before[b]; p < row->sealed; p++)
+            step->pool_host[job++] = kvf_page_pool_device(&cache->pool, state->blocks[p]);
+    }
+}
+
+kvf_status kvf_step_send(kvf_step *step)
+{
+    return step->cache->device->ops->copy(step->stream, step->frame->device, step->frame->host,
+                                          step->frame->used);
+}
+
+kvf_status kvf_step_end(kvf_step *step, kvf_status status)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_status recorded =
+        cache->device->ops->event_record(step->frame->done, step->stream);
+    if (status == KVF_OK)
+        status = recorded;
+    step->frame->is_busy = recorded == KVF_OK;
+    cache->last_stream = step->stream;
+    cache->last_done = step->frame->done;
+    if (status != KVF_OK)
+        cache->broken = status;
+    return status;
+}
+
+kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
+{
+    const kvf_stamp_args args = {
+        .last = (uint64_t *)(void *)kvf_control_device(step->cache, step->cache->layout.stamp),
+        .sum = sum};
+    return KVF_LAUNCH(step, stamp, args, 1);
+}
+
+kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_paging *p = &cache->dims.paging;
+    kvf_layer *state = &sequence->layers[layer];
+    const kvf_row row = kvf_step_row(cache, sequence, layer);
+    if (!state->is_fresh)
+        return KVF_OK;
+    KVF_TRY(kvf_residency_clear(&cache->residency,
+                                (uint32_t)kvf_row_number(cache, sequence, layer) * p->lists,
+                                p->lists, step->stream));
+    KVF_TRY(ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
+    state->is_fresh = 0;
+    return KVF_OK;
+}
+
+void kvf_step_rows_after(kvf_step *step)
+{
+    const void *device = NULL;
+    step->row_after_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
+    step->row_after = device;
+    for (uint32_t b = 0; b < step->rows; b++) {
+        kvf_layer *state = &step->sequences[b]->layers[step->layer];
+        state->store ^= state->is_due;
+        const kvf_row other = kvf_step_row(step->cache, step->sequences[b], step->layer);
+        step->row_after_host[b] = step->row_host[b];
+        step->row_after_host[b].store = other.store;
+        step->row_after_host[b].store_index = other.store_index;
+        step->row_after_host[b].store_count = other.store_count;
+    }
+}
+
+/* Score rows by list: reduced ones where there is a group or a shared choice, else the raw ones. */
+static const float *list_score(const kvf_step *step, uint32_t list)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const uint64_t base =
+        cache->policy->per_query_head ? cache->layout.scores : cache->layout.reduced;
+    const uint32_t chosen = list / (p->lists / cache->dims.choose_lists);
+    return (const float *)kvf_table_at(cache, base) + (size_t)chosen * step->stride;
+}
+
+void kvf_step_lists(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const uint32_t lists = step->rows * p->lists, chosen = step->rows * cache->dims.choose_lists;
+    const void *device[6];
+    const void **digests = kvf_step_take(step, lists * sizeof *digests, &device[0]);
+    uint32_t *pages = kvf_step_take(step, lists * sizeof *pages, &device[1]);
+    uint32_t *choose_pages = kvf_step_take(step, chosen * sizeof *choose_pages, &device[2]);
+    const float **scores = kvf_step_take(step, lists * sizeof *scores, &device[3]);
+    int32_t **slot_of_page = kvf_step_take(step, lists * sizeof *slot_of_page, &device[4]);
+    int32_t **page_of_slot = kvf_step_take(step, lists * sizeof *page_of_slot, &device[5]);
+    for (uint32_t l = 0; l < lists; l++) {
+        const uint32_t b = l / p->lists, list = l % p->lists;
+        const kvf_row *row = &step->row_host[b];
+        const uint32_t number =
+            (uint32_t)kvf_row_number(cache, step->sequences[b], step->layer) * p->lists + list;
+        digests[l] = kvf_row_digest(p, row, 0, kvf_list_head(p, list));
+        pages[l] = row->sealed;
+        scores[l] = list_score(step, l);
+        slot_of_page[l] = kvf_residency_slot_of_page(&cache->residency, number);
+        page_of_slot[l] = kvf_residency_page_of_slot(&cache->residency, number);
+    }
+    for (uint32_t i = 0; i < chosen; i++)
+        choose_pages[i] = step->row_host[i / cache->dims.choose_lists].sealed;
+    step->digests = device[0];
+    step->pages = device[1];
+    step->choose_pages = device[2];
+    step->list_scores = cache->policy->scores_pages ? device[3] : NULL;
+    step->slot_of_page = device[4];
+    step->page_of_slot = device[5];
+}

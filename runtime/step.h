@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_STEP_H
+#define KVF_RUNTIME_STEP_H
+
+/*
+ * One call on its way: the frame that carries its arguments, its rows, and the stream.
+ *
+ * Knows nothing of what the call does. Everything a launch reads on the device was put into the
+ * frame before kvf_step_send, or is written by earlier launches of the same stream.
+ */
+
+#include "cache.h"
+
+typedef struct kvf_step {
+    kvf_cache *cache;
+    kvf_stream *stream;
+    kvf_frame *frame;
+    uint32_t layer;
+    uint32_t rows;
+    kvf_sequence *const *sequences; /* [rows], the caller's */
+    kvf_row *row_host;              /* [rows], in the frame */
+    const kvf_row *row;             /* the same on the device */
+    kvf_row *row_after_host;        /* [rows] with the stores that a refresh of this call brings into */
+    const kvf_row *row_after;       /* force; NULL if there is none */
+    void **pool_host;               /* addresses of the blocks that this call seals */
+    uint32_t sealed_pages;          /* of all rows, by this call */
+    const void *q;
+    uint32_t stride;                /* of score rows: most sealed pages of a row, at least 1 */
+
+    /* per list, on the device, in the frame */
+    const void *const *digests;     /* of score lists */
+    const uint32_t *pages;          /* of score lists */
+    const uint32_t *choose_pages;   /* of lists that are chosen for */
+    const float *const *list_scores; /* of lists; NULL = no scores */
+    int32_t *const *slot_of_page;
+    int32_t *const *page_of_slot;
+
+    const uint64_t *masks;          /* of the chosen pages; NULL = none */
+    uint32_t ticket;                /* of the transfer */
+} kvf_step;
+
+/* Launch a kernel of the table: arguments by value. */
+#define KVF_LAUNCH(step, op, args, tasks)                                                          \
+    ((step)->cache->device->ops->launch((step)->stream, (step)->cache->device->kernels.op,         \
+                                        &(args), sizeof(args), (tasks)))
+
+/* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work in
+ * order behind its last call. */
+KVF_MUST_CHECK kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
+
+/* Room in the frame; *device is where the device will see it. */
+void *kvf_step_take(kvf_step *step, size_t bytes, const void **device);
+
+/* Where the arrays of one (sequence, layer) are, and what the host knows of it. */
+kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer);
+
+/* Rows of the step, from what the host knows after its bookkeeping; `sealed_before` [rows]. */
+void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before);
+
+/* Rows again, with the other store where a refresh is due, and the host's note of it. */
+void kvf_step_rows_after(kvf_step *step);
+
+/* Per-list pointers and counts, for scoring, choosing and resolving. */
+void kvf_step_lists(kvf_step *step);
+
+/* Copy the frame to the device. */
+KVF_MUST_CHECK kvf_status kvf_step_send(kvf_step *step);
+
+/* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken. */
+KVF_MUST_CHECK kvf_status kvf_step_end(kvf_step *step, kvf_status status);
+
+/* Time since the last stamp goes to *sum, in stream order; NULL starts the clock. */
+KVF_MUST_CHECK kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
+
+/* Tables of a row that hold another sequence's data are cleared, in stream order. */
+KVF_MUST_CHECK kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
+
+/* append.c. seal: bits, sink and digests of the pages that this call completes, and their way from the
+ * ring to the pool. flip: wait for that and point the page tables there. */
+KVF_MUST_CHECK kvf_status kvf_step_seal(kvf_step *step);
+KVF_MUST_CHECK kvf_status kvf_step_flip(kvf_step *step);
+
+/* attend.c */
+KVF_MUST_CHECK kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
+KVF_MUST_CHECK kvf_status kvf_step_assemble(kvf_step *step); /* spans */
+KVF_MUST_CHECK kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
+/* Attend densely to row `index` and compare. */
+KVF_MUST_CHECK kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
+                                          const float *lse);
+/* Partial results of `lists` lists, then merged. */
+typedef struct kvf_attention {
+    uint32_t lists;
+    uint32_t group;
+    uint32_t spans_max;
+    const void *q;
+    const kvf_span *spans;
+    const uint32_t *span_count;
+    void *out;
+    float *lse;
+} kvf_attention;
+KVF_MUST_CHECK kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
+KVF_MUST_CHECK kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
+
+/* static_set.c: renew the static set of row `index` of the step. */
+KVF_MUST_CHECK kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
+/* Attention of the last `window` queries of a row over its tokens, into token_score. */
+typedef struct kvf_observation {
+    uint32_t index;       /* row of the step */
+    uint32_t resident;    /* see kvf_cover_args */
+    uint32_t take_tokens; /* 0 = the row's share */
+    const void *q;        /* [window, query heads, head_dim] */
+    const uint32_t *limit; /* on the device, [window] */
+    uint32_t window;
+} kvf_observation;
+KVF_MUST_CHECK kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+KVF_MUST_CHECK kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
+/* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
+KVF_MUST_CHECK kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);
+
+#endif
