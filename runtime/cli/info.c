@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry info`: what the library says about machine and build, and what the runner adds.
+ *
+ * It knows how to show a JSON object to people. Invariant: --json prints exactly one object, the
+ * library's own with a member "runner".
+ */
+
+#include "json.h"
+#include "json_writer.h"
+#include "matmul.h"
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The library's description, freed with free; NULL after a message. */
+static char *describe(kvf_runtime *runtime)
+{
+    size_t needed = 0;
+    kvf_status status = kvf_runtime_describe(runtime, NULL, 0, &needed);
+    char *text = needed ? malloc(needed) : NULL;
+    if (text && (status == KVF_OK || status == KVF_FULL))
+        status = kvf_runtime_describe(runtime, text, needed, &needed);
+    if (!text || status != KVF_OK) {
+        fputs("kvferry: the machine could not be described\n", stderr);
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static void describe_runner(cli_json *j)
+{
+    char matmul[64];
+    kvf_matmul_describe(matmul, sizeof matmul);
+    cli_json_object(j, "runner");
+    cli_json_text(j, "matrix_products", matmul);
+    cli_json_bool(j, "bf16_in_hardware", kvf_matmul_bf16_native());
+    cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
+    cli_json_text(j, "families", "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3");
+    cli_json_end(j, '}');
+}
+
+/* The library's object, without its last brace, and the runner's member. */
+static bool merge(const char *description, cli_json *j)
+{
+    const char *end = strrchr(description, '}');
+    if (!end)
+        return false;
+    size_t size = (size_t)(end - description);
+    while (size > 0 && strchr(" \n\t", description[size - 1]))
+        size--;
+    if (kvf_text_append(NULL, &j->text, description, size, NULL) != KVF_OK)
+        return false;
+    j->comma = size > 1;
+    describe_runner(j);
+    cli_json_end(j, '}');
+    return !j->failed;
+}
+
+static void show_scalar(const json_value *value)
+{
+    char buffer[64];
+    if (value->kind == JSON_STRING)
+        printf("%s\n", value->as.string);
+    else if (value->kind == JSON_TRUE || value->kind == JSON_FALSE)
+        puts(value->kind == JSON_TRUE ? "yes" : "no");
+    else
+        printf("%s\n", json_show(value, buffer, sizeof buffer));
+}
+
+static void show_key(const json_value *value, int depth)
+{
+    char key[64];
+    snprintf(key, sizeof key, "%s", value->key ? value->key : "-");
+    for (char *c = key; *c; c++)
+        if (*c == '_')
+            *c = ' ';
+    printf("%*s%-*s ", 2 * depth, "", 26 - 2 * depth, key);
+}
+
+/* A tree as indented lines. The reader bounds its depth, so recursion is bounded. */
+static void show(const json_value *parent, int depth)
+{
+    for (const json_value *child = json_first(parent); child != NULL;
+         child = json_next(parent, child)) {
+        show_key(child, depth);
+        if (child->kind != JSON_OBJECT && child->kind != JSON_ARRAY) {
+            show_scalar(child);
+            continue;
+        }
+        puts(child->size == 0 ? "none" : "");
+        show(child, depth + 1);
+    }
+}
+
+static int print_info(kvf_runtime *runtime, bool as_json)
+{
+    char *description = describe(runtime);
+    cli_json j = {0};
+    json_document *document = NULL;
+    kvf_error error = {0};
+    int result = 1;
+    if (description && merge(description, &j)) {
+        if (as_json) {
+            puts(j.text.bytes);
+            result = 0;
+        } else if (json_parse(j.text.bytes, j.text.size, "the description", NULL, &document,
+                              &error) == KVF_OK) {
+            show(json_root(document), 0);
+            result = 0;
+        } else {
+            fprintf(stderr, "kvferry: %s\n", error.text);
+        }
+    }
+    if (fflush(stdout) != 0) {
+        perror("kvferry: standard output");
+        result = 1;
+    }
+    json_free(document);
+    cli_json_free(&j);
+    free(description);
+    return result;
+}
+
+int cli_info_main(int argc, char **argv)
+{
+    bool as_json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        puts("usage: kvferry info [--json]\n\nWhat this machine and this build have and lack.");
+        return 0;
+    }
+    if (argc > 1 && !as_json) {
+        fprintf(stderr, "kvferry: unknown option '%s'; did you mean --json?\n", argv[1]);
+        return 2;
+    }
+    kvf_runtime_config config;
+    kvf_runtime_config_init(&config);
+    kvf_runtime *runtime = NULL;
+    kvf_error error = {0};
+    if (kvf_runtime_open(&config, &runtime, &error) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error.text);
+        return 1;
+    }
+    int result = print_info(runtime, as_json);
+    kvf_runtime_close(runtime);
+    return result;
+}

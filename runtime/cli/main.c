@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The `kvferry` command: which subcommand, and nothing else.
+ */
+
+#include "run.h"
+
+#include <string.h>
+
+static void print_help(FILE *file)
+{
+    fputs("usage: kvferry COMMAND [OPTION...]\n\n"
+          "  run      read a prompt, generate tokens, with the KV cache in host memory\n"
+          "  info     what this machine and this build have and lack\n\n"
+          "kvferry COMMAND --help tells more; kvferry --version prints the version.\n",
+          file);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const commands[] = {"run", "info", NULL};
+    const char *command = argc > 1 ? argv[1] : "";
+    if (strcmp(command, "run") == 0)
+        return cli_run_main(argc - 1, argv + 1);
+    if (strcmp(command, "info") == 0)
+        return cli_info_main(argc - 1, argv + 1);
+    if (strcmp(command, "--version") == 0) {
+        printf("kvferry %s\n", kvf_version());
+        return 0;
+    }
+    if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0 ||
+        strcmp(command, "help") == 0) {
+        print_help(stdout);
+        return 0;
+    }
+    if (!command[0]) {
+        print_help(stderr);
+        return 2;
+    }
+    const char *near = cli_suggest(command, commands);
+    fprintf(stderr, "kvferry: unknown command '%s'", command);
+    fprintf(stderr, near ? "; did you mean '%s'?\n" : "; see kvferry --help\n", near);
+    return 2;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_MEMORY_PLAN_H
+#define KVF_CLI_MEMORY_PLAN_H
+
+/*
+ * What a run will take, against what the machine and its cgroup have left.
+ *
+ * It knows sums and /proc, not how the sums came about. Invariant: nothing is reserved here.
+ */
+
+#include <kvferry/kvferry.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+typedef struct cli_memory_plan {
+    uint64_t weight_bytes; /* mapped from files */
+    uint64_t runner_bytes; /* hidden states and scratch */
+    uint32_t tokens;       /* that the cache has room for */
+    kvf_cache_plan cache;
+    uint64_t available_bytes; /* UINT64_MAX = not known */
+    const char *available_by; /* who sets that limit */
+} cli_memory_plan;
+
+/** Bytes that this process may still take. @p by receives who says so. */
+uint64_t cli_memory_available(const char **by);
+
+uint64_t cli_memory_plan_total(const cli_memory_plan *plan);
+void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
+
+/** @return whether it fits; a message with the fix is on stderr if not */
+bool cli_memory_plan_check(const cli_memory_plan *plan);
+
+/** "1.5 GiB". text [24]; returned */
+const char *cli_bytes_text(uint64_t bytes, char text[24]);
+
+#endif

@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Parses `kvferry run` with getopt_long from one table, which the help is printed from too.
+ *
+ * It knows the table. Invariant: every row of the table has its case in take().
+ */
+
+#include "options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPTIONS_MAX 48u
+
+enum option_id {
+    OPT_MODEL = 256,
+    OPT_PROMPT,
+    OPT_PROMPT_FILE,
+    OPT_TOKEN_IDS,
+    OPT_ASK,
+    OPT_TOKENS,
+    OPT_CONTEXT,
+    OPT_CHAT,
+    OPT_IGNORE_EOS,
+    OPT_BUDGET,
+    OPT_PAGE_SIZE,
+    OPT_LOCAL,
+    OPT_SINK,
+    OPT_STATIC_RATIO,
+    OPT_REFRESH,
+    OPT_REFRESH_MODE,
+    OPT_SELECT,
+    OPT_RESTRUCTURE,
+    OPT_TRANSFER,
+    OPT_SLOTS,
+    OPT_DIGEST,
+    OPT_SUB_DIGESTS,
+    OPT_GROUP_REDUCE,
+    OPT_DEVICE,
+    OPT_THREADS,
+    OPT_ALLOW_UNPINNED,
+    OPT_TEMPERATURE,
+    OPT_TOP_P,
+    OPT_TOP_K,
+    OPT_SEED,
+    OPT_STATS,
+    OPT_VERIFY,
+    OPT_EMIT_IDS,
+    OPT_DUMP_LOGITS,
+    OPT_DRY_RUN,
+    OPT_HELP,
+};
+
+typedef struct option_row {
+    const char *name;
+    int id;
+    const char *argument; /* NULL = none */
+    const char *help;
+} option_row;
+
+static const option_row rows[] = {
+    {"model", OPT_MODEL, "DIR",
+     "Hugging Face directory: config.json, tokenizer.json, *.safetensors"},
+    {"prompt", OPT_PROMPT, "TEXT", "the prompt; without any, standard input is read"},
+    {"prompt-file", OPT_PROMPT_FILE, "FILE", "the prompt, as UTF-8 text"},
+    {"token-ids", OPT_TOKEN_IDS, "FILE", "the prompt as numbers, apart by spaces, commas or lines"},
+    {"ask", OPT_ASK, "FILE", "one question per line, each answered on its own after the prompt"},
+    {"tokens", OPT_TOKENS, "N", "tokens to generate, also -n; 128"},
+    {"context", OPT_CONTEXT, "N", "tokens to reserve memory for; what prompt and -n need"},
+    {"chat", OPT_CHAT, NULL, "the prompt is a message of a user: apply the chat format"},
+    {"ignore-eos", OPT_IGNORE_EOS, NULL, "go on after an end token"},
+    {"budget", OPT_BUDGET, "K", "tokens attended per KV head and step; 1024"},
+    {"page-size", OPT_PAGE_SIZE, "P", "tokens of a page: 8, 16, 32 or 64; 32"},
+    {"local", OPT_LOCAL, "W", "newest tokens that are always attended; 64"},
+    {"sink", OPT_SINK, "N", "first tokens that are always attended; 4"},
+    {"static-ratio", OPT_STATIC_RATIO, "R", "share of the static set, 0 to 1, or auto; 0.25"},
+    {"refresh", OPT_REFRESH, "T", "steps between refreshes of the static set; 128"},
+    {"refresh-mode", OPT_REFRESH_MODE, "NAME", "exact or resident"},
+    {"select", OPT_SELECT, "NAME",
+     "hybrid, full, static, dynamic, streaming, quest, arkvale or oracle"},
+    {"restructure", OPT_RESTRUCTURE, "NAME", "logical or physical"},
+    {"transfer", OPT_TRANSFER, "NAME", "auto, direct, gather or each"},
+    {"slots", OPT_SLOTS, "N", "pages per KV head on the device; twice the selected ones"},
+    {"digest", OPT_DIGEST, "NAME", "minmax, cuboid-mean or mean"},
+    {"sub-digests", OPT_SUB_DIGESTS, "N", "boxes per page: 1, 2 or 4; 1"},
+    {"group-reduce", OPT_GROUP_REDUCE, "NAME", "mean-softmax, max or sum"},
+    {"device", OPT_DEVICE, "NAME", "auto or host"},
+    {"threads", OPT_THREADS, "N", "compute threads; one per usable core"},
+    {"allow-unpinned", OPT_ALLOW_UNPINNED, NULL, "run on pageable memory where pinning fails"},
+    {"temperature", OPT_TEMPERATURE, "X", "0 = always the likeliest token; 0"},
+    {"top-p", OPT_TOP_P, "X", "draw from the likeliest tokens with this mass; 1"},
+    {"top-k", OPT_TOP_K, "N", "draw from so many likeliest tokens; 0 = all"},
+    {"seed", OPT_SEED, "N", "of the draws; 0"},
+    {"stats", OPT_STATS, "FILE", "write statistics as JSON to FILE; json = to standard error"},
+    {"verify", OPT_VERIFY, "dense[:N]", "every N-th step, attend densely too and report recall; 1"},
+    {"emit-ids", OPT_EMIT_IDS, "FILE", "write the generated token ids, one per line"},
+    {"dump-logits", OPT_DUMP_LOGITS, "FILE", "write logits as float32 [generated, vocab]"},
+    {"dry-run", OPT_DRY_RUN, NULL, "print the memory plan and stop"},
+    {"help", OPT_HELP, NULL, "this text"},
+};
+
+#define ROW_COUNT (sizeof rows / sizeof rows[0])
+
+/* ------------------------------------------------------------------- names of settings */
+
+typedef struct named {
+    const char *name;
+    int value;
+} named;
+
+static const named select_names[] = {{"hybrid", KVF_SELECT_HYBRID},
+                                     {"full", KVF_SELECT_FULL},
+                                     {"static", KVF_SELECT_STATIC},
+                                     {"dynamic", KVF_SELECT_DYNAMIC},
+                                     {"streaming", KVF_SELECT_STREAMING},
+                                     {"quest", KVF_SELECT_QUEST},
+                                     {"arkvale", KVF_SELECT_ARKVALE},
+                                     {"oracle", KVF_SELECT_ORACLE},
+                                     {NULL, 0}};
+static const named refresh_names[] = {
+    {"exact", KVF_REFRESH_EXACT}, {"resident", KVF_REFRESH_RESIDENT}, {NULL, 0}};
+static const named restructure_names[] = {
+    {"logical", KVF_RESTRUCTURE_LOGICAL}, {"physical", KVF_RESTRUCTURE_PHYSICAL}, {NULL, 0}};
+static const named transfer_names[] = {{"auto", KVF_TRANSFER_AUTO},
+                                       {"direct", KVF_TRANSFER_DIRECT},
+                                       {"gather", KVF_TRANSFER_GATHER},
+                                       {"each", KVF_TRANSFER_EACH},
+                                       {NULL, 0}};
+static const named digest_names[] = {{"minmax", KVF_DIGEST_MINMAX},
+                                     {"cuboid-mean", KVF_DIGEST_CUBOID_MEAN},
+                                     {"mean", KVF_DIGEST_MEAN},
+                                     {NULL, 0}};
+static const named reduce_names[] = {{"mean-softmax", KVF_GROUP_MEAN_SOFTMAX},
+                                     {"max", KVF_GROUP_MAX},
+                                     {"sum", KVF_GROUP_SUM},
+                                     {NULL, 0}};
+static const named device_names[] = {
+    {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {NULL, 0}};
+static const named dtype_names[] = {
+    {"bf16", KVF_BF16}, {"fp16", KVF_FP16}, {"fp32", KVF_FP32}, {NULL, 0}};
+
+static const char *name_of(const named *names, int value)
+{
+    for (; names->name; names++)
+        if (names->value == value)
+            return names->name;
+    return "unknown";
+}
+
+const char *cli_select_name(kvf_select value)
+{
+    return value == KVF_SELECT_CUSTOM ? "custom" : name_of(select_names, (int)value);
+}
+
+const char *cli_digest_name(kvf_digest_kind value)
+{
+    return name_of(digest_names, (int)value);
+}
+
+const char *cli_group_reduce_name(kvf_group_reduce value)
+{
+    return name_of(reduce_names, (int)value);
+}
+
+const char *cli_refresh_name(kvf_refresh value)
+{
+    return name_of(refresh_names, (int)value);
+}
+
+const char *cli_restructure_name(kvf_restructure value)
+{
+    return name_of(restructure_names, (int)value);
+}
+
+const char *cli_transfer_name(kvf_transfer value)
+{
+    return name_of(transfer_names, (int)value);
+}
+
+const char *cli_dtype_name(kvf_dtype value)
+{
+    return name_of(dtype_names, (int)value);
+}
+
+/* --------------------------------------------------------------------- single values */
+
+static bool parse_name(const option_row *row, const char *text, const named *names, int *out)
+{
+    const char *candidates[16];
+    size_t count = 0;
+    for (const named *n = names; n->name; n++) {
+        if (strcmp(n->name, text) == 0) {
+            *out = n->value;
+            return true;
+        }
+        candidates[count++] = n->name;
+    }
+    candidates[count] = NULL;
+    const char *near = cli_suggest(text, candidates);
+    fprintf(stderr, "kvferry: --%s is '%s'; give %s", row->name, text, row->help);
+    fprintf(stderr, near ? " (did you mean '%s'?)\n" : "\n", near);
+    return false;
+}
+
+static bool parse_u64(const option_row *row, const char *text, uint64_t least, uint64_t most,
+                      uint64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = isdigit((unsigned char)text[0]) ? strtoull(text, &end, 10) : 0;
+    if (end && *end == '\0' && errno == 0 && value >= least && value <= most) {
+        *out = value;
+        return true;
+    }
+    fprintf(stderr, "kvferry: --%s is '%s'; give a whole number from %llu to %llu\n", row->name,
+            text, (unsigned long long)least, (unsigned long long)most);
+    return false;
+}
+
+static bool parse_u32(const option_row *row, const char *text, uint32_t least, uint32_t most,
+                      uint32_t *out)
+{
+    uint64_t value;
+    if (!parse_u64(row, text, least, most, &value))
+        return false;
+    *out = (uint32_t)value;
+    return true;
+}
+
+static bool parse_real(const option_row *row, const char *text, double least, double most,
+                       double *out)
+{
+    char *end = NULL;
+    errno = 0;
+    double value = isspace((unsigned char)text[0]) ? NAN : strtod(text, &end);
+    if (end && end != text && *end == '\0' && errno == 0 && value >= least && value <= most) {
+        *out = value;
+        return true;
+    }
+    fprintf(stderr, "kvferry: --%s is '%s'; give a number from %g to %g\n", row->name, text, least,
+            most);
+    return false;
+}
+
+static bool parse_ratio(const option_row *row, const char *text, float *out)
+{
+    double value;
+    if (strcmp(text, "auto") == 0) {
+        *out = KVF_STATIC_RATIO_AUTO;
+        return true;
+    }
+    if (!parse_real(row, text, 0.0, 1.0, &value))
+        return false;
+    *out = (float)value;
+    return true;
+}
+
+static bool parse_verify(const option_row *row, const char *text, uint32_t *out)
+{
+    if (strcmp(text, "dense") == 0) {
+        *out = 1;
+        return true;
+    }
+    if (strncmp(text, "dense:", 6) == 0)
+        return parse_u32(row, text + 6, 1, UINT32_MAX, out);
+    fprintf(stderr, "kvferry: --verify is '%s'; give dense or dense:N\n", text);
+    return false;
+}
+
+static bool parse_page_size(const option_row *row, const char *text, uint32_t *out)
+{
+    uint32_t value;
+    if (!parse_u32(row, text, 1, UINT32_MAX, &value))
+        return false;
+    *out = value;
+    if (value == 8 || value == 16 || value == 32 || value == 64)
+        return true;
+    fprintf(stderr, "kvferry: --page-size is %u; give 8, 16, 32 or 64\n", value);
+    return false;
+}
+
+static bool parse_sub_digests(const option_row *row, const char *text, uint32_t *out)
+{
+    if (!parse_u32(row, text, 1, 4, out))
+        return false;
+    if (*out != 3)
+        return true;
+    fputs("kvferry: --sub-digests is 3; give 1, 2 or 4\n", stderr);
+    return false;
+}
+
+/* ------------------------------------------------------------------------ all options */
+
+/* Options that shape the cache. @return -1 if the option is none of them, else whether it is fine
+ */
+static int take_cache(const option_row *row, const char *text, kvf_cache_config *c)
+{
+    int value = 0;
+    bool fine;
+    switch (row->id) {
+    case OPT_BUDGET:
+        return parse_u32(row, text, 1, 1u << 30, &c->budget_tokens);
+    case OPT_PAGE_SIZE:
+        return parse_page_size(row, text, &c->page_size);
+    case OPT_LOCAL:
+        return parse_u32(row, text, 1, 1u << 20, &c->local_tokens);
+    case OPT_SINK:
+        return parse_u32(row, text, 0, 1u << 20, &c->sink_tokens);
+    case OPT_STATIC_RATIO:
+        return parse_ratio(row, text, &c->static_ratio);
+    case OPT_REFRESH:
+        return parse_u32(row, text, 1, UINT32_MAX, &c->refresh_interval);
+    case OPT_SLOTS:
+        return parse_u32(row, text, 1, 1u << 24, &c->slots);
+    case OPT_SUB_DIGESTS:
+        return parse_sub_digests(row, text, &c->sub_digests);
+    case OPT_VERIFY:
+        return parse_verify(row, text, &c->verify_interval);
+    case OPT_REFRESH_MODE:
+        fine = parse_name(row, text, refresh_names, &value);
+        c->refresh = (kvf_refresh)value;
+        return fine;
+    case OPT_SELECT:
+        fine = parse_name(row, text, select_names, &value);
+        c->select = (kvf_select)value;
+        return fine;
+    case OPT_RESTRUCTURE:
+        fine = parse_name(row, text, restructure_names, &value);
+        c->restructure = (kvf_restructure)value;
+        return fine;
+    case OPT_TRANSFER:
+        fine = parse_name(row, text, transfer_names, &value);
+        c->transfer = (kvf_transfer)value;
+        return fine;
+    case OPT_DIGEST:
+        fine = parse_name(row, text, digest_names, &value);
+        c->digest = (kvf_digest_kind)value;
+        return fine;
+    case OPT_GROUP_REDUCE:
+        fine = parse_name(row, text, reduce_names, &value);
+        c->group_reduce = (kvf_group_reduce)value;
+        return fine;
+    default:
+        return -1;
+    }
+}
+
+static bool take_text(const char **to, const char *text)
+{
+    *to = text;
+    return true;
+}
+
+static bool take_flag(bool *to)
+{
+    *to = true;
+    return true;
+}
+
+static bool take(const option_row *row, const char *text, cli_run_options *o)
+{
+    int value = 0;
+    int cache = take_cache(row, text, &o->cache);
+    if (cache >= 0)
+        return cache != 0;
+    switch (row->id) {
+    case OPT_MODEL:
+        return take_text(&o->model, text);
+    case OPT_PROMPT:
+        return take_text(&o->prompt, text);
+    case OPT_PROMPT_FILE:
+        return take_text(&o->prompt_file, text);
+    case OPT_TOKEN_IDS:
+        return take_text(&o->token_ids_file, text);
+    case OPT_ASK:
+        return take_text(&o->ask_file, text);
+    case OPT_STATS:
+        return take_text(&o->stats, text);
+    case OPT_EMIT_IDS:
+        return take_text(&o->emit_ids_file, text);
+    case OPT_DUMP_LOGITS:
+        return take_text(&o->dump_logits_file, text);
+    case OPT_TOKENS:
+        return parse_u32(row, text, 0, 1u << 24, &o->tokens);
+    case OPT_CONTEXT:
+        return parse_u32(row, text, 1, 1u << 30, &o->context_tokens);
+    case OPT_CHAT:
+        return take_flag(&o->chat);
+    case OPT_IGNORE_EOS:
+        return take_flag(&o->ignore_eos);
+    case OPT_DRY_RUN:
+        return take_flag(&o->dry_run);
+    case OPT_HELP:
+        return take_flag(&o->help);
+    case OPT_ALLOW_UNPINNED:
+        o->runtime.allow_unpinned = 1;
+        return true;
+    case OPT_THREADS:
+        return parse_u32(row, text, 1, 1024, &o->runtime.threads);
+    case OPT_DEVICE:
+        if (!parse_name(row, text, device_names, &value))
+            return false;
+        o->runtime.device = (kvf_device_kind)value;
+        return true;
+    case OPT_TEMPERATURE:
+        return parse_real(row, text, 0.0, 100.0, &o->sampling.temperature);
+    case OPT_TOP_P:
+        return parse_real(row, text, 1e-9, 1.0, &o->sampling.top_p);
+    case OPT_TOP_K:
+        return parse_u32(row, text, 0, UINT32_MAX, &o->sampling.top_k);
+    case OPT_SEED:
+        return parse_u64(row, text, 0, UINT64_MAX, &o->sampling.seed);
+    default:
+        return false;
+    }
+}
+
+static bool unknown_option(const char *word)
+{
+    const char *names[OPTIONS_MAX];
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        names[i] = rows[i].name;
+    names[ROW_COUNT] = NULL;
+    char bare[64];
+    snprintf(bare, sizeof bare, "%s", word + strspn(word, "-"));
+    bare[strcspn(bare, "=")] = '\0';
+    const char *near = cli_suggest(bare, names);
+    fprintf(stderr, "kvferry: unknown option '%s'", word);
+    fprintf(stderr, near ? "; did you mean --%s?\n" : "; see kvferry run --help\n", near);
+    return false;
+}
+
+/* What can be said without looking at the model. */
+static bool check_together(const cli_run_options *o)
+{
+    int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->token_ids_file != NULL);
+    const char *problem = NULL;
+    if (!o->model)
+        problem = "--model DIR is needed";
+    else if (prompts > 1)
+        problem = "give only one of --prompt, --prompt-file and --token-ids";
+    else if (o->chat && o->token_ids_file)
+        problem = "--chat needs text, not --token-ids";
+    else if (o->ask_file && o->chat)
+        problem = "--ask continues plain text; leave --chat out";
+    else if (o->ask_file && o->tokens == 0)
+        problem = "--ask needs -n of at least 1";
+    if (problem)
+        fprintf(stderr, "kvferry: %s; see kvferry run --help\n", problem);
+    return problem == NULL;
+}
+
+static void set_defaults(cli_run_options *o)
+{
+    *o = (cli_run_options){.tokens = 128, .sampling = {.top_p = 1.0}};
+    kvf_runtime_config_init(&o->runtime);
+    kvf_cache_config_init(&o->cache);
+}
+
+static const option_row *row_of(int id)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        if (rows[i].id == id)
+            return &rows[i];
+    return NULL;
+}
+
+bool cli_run_options_parse(int argc, char **argv, cli_run_options *out)
+{
+    _Static_assert(ROW_COUNT < OPTIONS_MAX, "room for every option and an end");
+    struct option table[OPTIONS_MAX] = {{0}};
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        table[i] = (struct option){.name = rows[i].name,
+                                   .has_arg = rows[i].argument ? required_argument : no_argument,
+                                   .val = rows[i].id};
+    set_defaults(out);
+    opterr = 0;
+    optind = 1;
+    for (int id; (id = getopt_long(argc, argv, ":n:h", table, NULL)) != -1;) {
+        if (id == '?')
+            return unknown_option(argv[optind - 1]);
+        if (id == ':') {
+            fprintf(stderr, "kvferry: %s needs a value; see kvferry run --help\n",
+                    argv[optind - 1]);
+            return false;
+        }
+        const option_row *row = row_of(id == 'n' ? OPT_TOKENS : id == 'h' ? OPT_HELP : id);
+        if (!take(row, optarg, out))
+            return false;
+    }
+    if (out->help)
+        return true;
+    if (optind < argc) {
+        fprintf(stderr, "kvferry: '%s' belongs to no option; a prompt is given with --prompt\n",
+                argv[optind]);
+        return false;
+    }
+    return check_together(out);
+}
+
+void cli_run_help(FILE *file)
+{
+    fputs("usage: kvferry run --model DIR [OPTION...]\n\n"
+          "Read a prompt, generate tokens. Tokens go to standard output, all else to standard "
+          "error.\n\n",
+          file);
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        char left[48];
+        snprintf(left, sizeof left, "--%s %s", rows[i].name,
+                 rows[i].argument ? rows[i].argument : "");
+        fprintf(file, "  %-24s %s\n", left, rows[i].help);
+    }
+    fputs("\nExit status: 0 done, 1 something failed, 2 wrong usage, 130 interrupted.\n", file);
+}

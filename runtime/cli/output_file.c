@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Writes next to the path and renames.
+ *
+ * It knows files. Invariant: as in output_file.h; a full disk shows at fclose at the latest, and is
+ * checked there.
+ */
+
+#include "output_file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void fail(cli_output *output, const char *what)
+{
+    if (!output->failed)
+        fprintf(stderr, "kvferry: %s: %s: %s; nothing was left there\n", output->path, what,
+                strerror(errno));
+    output->failed = true;
+}
+
+/* A temporary file has mode 0600; a result file has what the user's mask leaves. */
+static void set_mode(int descriptor)
+{
+    mode_t mask = umask(0);
+    umask(mask);
+    (void)!fchmod(descriptor, 0666 & ~mask);
+}
+
+bool cli_output_open(cli_output *output, const char *path)
+{
+    *output = (cli_output){.path = path};
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        output->file = fopen(path, "wb");
+    } else if ((size_t)snprintf(output->partial, sizeof output->partial, "%s.XXXXXX", path) >=
+               sizeof output->partial) {
+        output->partial[0] = '\0';
+        errno = ENAMETOOLONG;
+    } else {
+        int descriptor = mkstemp(output->partial);
+        if (descriptor >= 0)
+            set_mode(descriptor);
+        output->file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
+    }
+    if (!output->file) {
+        fail(output, "cannot be created");
+        cli_output_discard(output);
+    }
+    return !output->failed;
+}
+
+void cli_output_write(cli_output *output, const void *bytes, size_t size)
+{
+    if (!output->file || output->failed)
+        return;
+    if (fwrite(bytes, 1, size, output->file) != size) {
+        fail(output, "cannot be written");
+        cli_output_discard(output);
+    }
+}
+
+bool cli_output_commit(cli_output *output)
+{
+    if (!output->file)
+        return !output->failed;
+    FILE *file = output->file;
+    output->file = NULL;
+    if (fclose(file) != 0)
+        fail(output, "cannot be written");
+    else if (output->partial[0] && rename(output->partial, output->path) != 0)
+        fail(output, "cannot be put in place");
+    else
+        output->partial[0] = '\0';
+    cli_output_discard(output);
+    return !output->failed;
+}
+
+void cli_output_discard(cli_output *output)
+{
+    if (output->file)
+        fclose(output->file);
+    output->file = NULL;
+    if (output->partial[0])
+        unlink(output->partial);
+    output->partial[0] = '\0';
+}

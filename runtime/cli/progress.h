@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_PROGRESS_H
+#define KVF_CLI_PROGRESS_H
+
+/*
+ * A bar on standard error while something takes long; nothing when that is no terminal.
+ *
+ * It knows shares of a whole, not what the whole is. Invariant: after cli_progress_end the line is
+ * clean again.
+ */
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct cli_progress {
+    const char *title;
+    uint64_t total;
+    const char *unit; /* after the numbers; "" = per cent only */
+    bool shown;
+    double last_ms;
+} cli_progress;
+
+void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total,
+                        const char *unit);
+void cli_progress_at(cli_progress *progress, uint64_t done);
+void cli_progress_end(cli_progress *progress);
+
+/** A bar over a call that reports nothing: the growth of this process's memory is what it shows. */
+typedef struct cli_memory_watch {
+    cli_progress progress;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    uint64_t start_bytes;
+    bool running;
+    bool stop; /* guarded by mutex */
+} cli_memory_watch;
+
+void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes);
+void cli_memory_watch_end(cli_memory_watch *watch);
+
+#endif

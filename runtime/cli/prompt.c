@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Reads prompts and questions.
+ *
+ * It knows nothing of what follows. Invariant: as in prompt.h.
+ */
+
+#include "prompt.h"
+#include "chat_template.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PROMPT_BYTES_MAX (1u << 30)
+#define READ_BYTES       65536u
+
+static kvf_status read_standard_input(kvf_text *text, kvf_error *error)
+{
+    char block[READ_BYTES];
+    for (size_t got; (got = fread(block, 1, sizeof block, stdin)) > 0;) {
+        kvf_status status = kvf_text_append(NULL, text, block, got, error);
+        if (status != KVF_OK)
+            return status;
+        if (text->size > PROMPT_BYTES_MAX)
+            return model_fail(error, KVF_INVALID, "standard input is larger than 1 GiB");
+    }
+    if (ferror(stdin))
+        return model_fail(error, KVF_SYSTEM, "standard input cannot be read");
+    return KVF_OK;
+}
+
+static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error *error)
+{
+    if (o->prompt)
+        return kvf_text_append(NULL, text, o->prompt, strlen(o->prompt), error);
+    if (o->prompt_file)
+        return model_read_file(NULL, o->prompt_file, PROMPT_BYTES_MAX, text, error);
+    return read_standard_input(text, error);
+}
+
+/* Numbers, apart by white space or commas. */
+static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t vocab_size,
+                            kvf_token_ids *ids, kvf_error *error)
+{
+    const char *next = text->bytes, *end = text->bytes + text->size;
+    while (next < end) {
+        if (isspace((unsigned char)*next) || *next == ',') {
+            next++;
+            continue;
+        }
+        char *after = NULL;
+        unsigned long long id = isdigit((unsigned char)*next) ? strtoull(next, &after, 10) : 0;
+        if (!after || (after < end && !isspace((unsigned char)*after) && *after != ','))
+            return model_fail(error, KVF_INVALID, "%s: byte %td begins no token id: '%.12s'", path,
+                              next - text->bytes, next);
+        if (id >= vocab_size)
+            return model_fail(error, KVF_INVALID,
+                              "%s: token id %llu is out of range; the model has ids 0 to %u", path,
+                              id, vocab_size - 1);
+        kvf_status status = kvf_token_ids_push(NULL, ids, (uint32_t)id, error);
+        if (status != KVF_OK)
+            return status;
+        next = after;
+    }
+    return KVF_OK;
+}
+
+static kvf_status encode_chat(const kvf_model_config *model, const kvf_tokenizer *tokenizer,
+                              const kvf_text *text, kvf_token_ids *ids, kvf_error *error)
+{
+    if (memchr(text->bytes, '\0', text->size))
+        return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
+    const kvf_chat_message message = {.role = KVF_ROLE_USER, .text = text->bytes};
+    const kvf_chat chat = {
+        .format = kvf_chat_format_of(model->family),
+        .messages = &message,
+        .count = 1,
+        .generate = true,
+    };
+    return kvf_chat_encode(&chat, tokenizer, ids, error);
+}
+
+/* A tokenizer may know ids that the model has no row for. */
+static kvf_status check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
+                            kvf_error *error)
+{
+    for (size_t i = 0; i < ids->count; i++)
+        if (ids->ids[i] >= model->vocab_size)
+            return model_fail(error, KVF_INVALID,
+                              "the tokenizer gives id %u and the model has ids 0 to %u; "
+                              "tokenizer.json belongs to another model",
+                              ids->ids[i], model->vocab_size - 1);
+    return KVF_OK;
+}
+
+kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *model,
+                           const kvf_tokenizer *tokenizer, kvf_token_ids *ids, kvf_error *error)
+{
+    kvf_text text = {0};
+    kvf_status status;
+    if (o->token_ids_file) {
+        status = model_read_file(NULL, o->token_ids_file, PROMPT_BYTES_MAX, &text, error);
+        if (status == KVF_OK && text.size > 0)
+            status = parse_ids(o->token_ids_file, &text, model->vocab_size, ids, error);
+    } else {
+        status = read_text(o, &text, error);
+        if (status == KVF_OK && text.size > 0)
+            status = o->chat
+                         ? encode_chat(model, tokenizer, &text, ids, error)
+                         : kvf_tokenizer_encode(tokenizer, text.bytes, text.size, true, ids, error);
+    }
+    kvf_text_free(NULL, &text);
+    if (status == KVF_OK && ids->count == 0)
+        return model_fail(error, KVF_INVALID, "the prompt is empty; give at least one token");
+    if (status == KVF_OK && ids->count > UINT32_MAX / 2)
+        return model_fail(error, KVF_INVALID, "the prompt has %zu tokens, more than %u", ids->count,
+                          UINT32_MAX / 2);
+    return status == KVF_OK ? check_ids(model, ids, error) : status;
+}
+
+static kvf_status add_question(const kvf_tokenizer *tokenizer, const char *line, size_t size,
+                               cli_questions *out, kvf_error *error)
+{
+    size_t first = out->ids.count;
+    kvf_status status = kvf_tokenizer_encode(tokenizer, line, size, false, &out->ids, error);
+    if (status != KVF_OK || out->ids.count == first)
+        return status;
+    uint32_t tokens = (uint32_t)(out->ids.count - first);
+    if (tokens > out->longest)
+        out->longest = tokens;
+    out->count++;
+    return kvf_token_ids_push(NULL, &out->starts, (uint32_t)out->ids.count, error);
+}
+
+kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
+                              const kvf_tokenizer *tokenizer, cli_questions *out, kvf_error *error)
+{
+    *out = (cli_questions){0};
+    kvf_text text = {0};
+    kvf_status status = kvf_token_ids_push(NULL, &out->starts, 0, error);
+    if (status == KVF_OK)
+        status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
+    for (size_t at = 0; status == KVF_OK && at < text.size;) {
+        const char *line = text.bytes + at;
+        const char *newline = memchr(line, '\n', text.size - at);
+        size_t size = newline ? (size_t)(newline - line) : text.size - at;
+        at += size + 1;
+        if (size > 0 && line[size - 1] == '\r')
+            size--;
+        if (size > 0)
+            status = add_question(tokenizer, line, size, out, error);
+    }
+    kvf_text_free(NULL, &text);
+    if (status == KVF_OK && out->count == 0)
+        status = model_fail(error, KVF_INVALID, "%s holds no question", path);
+    if (status == KVF_OK)
+        status = check_ids(model, &out->ids, error);
+    if (status != KVF_OK)
+        cli_questions_free(out);
+    return status;
+}
+
+void cli_questions_free(cli_questions *questions)
+{
+    kvf_token_ids_free(NULL, &questions->ids);
+    kvf_token_ids_free(NULL, &questions->starts);
+}

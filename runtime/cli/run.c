@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry run`: opens everything in the order in which it can fail, cheapest first, so that a
+ * mistake is told before memory is reserved.
+ *
+ * It knows what depends on what. Invariant: whatever was opened is closed on every path, in
+ * reverse.
+ */
+
+#include "run.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Tokens of a prefill chunk: enough rows for matrix products to be bound by arithmetic, few enough
+ * that hidden states stay small next to the weights and Ctrl-C is heard soon. */
+#define CHUNK_TOKENS 256u
+
+#define MEMORY_PAGE_BYTES 4096u
+
+static void log_line(void *user, int level, const char *line)
+{
+    (void)user;
+    (void)level;
+    fprintf(stderr, "kvferry: %s\n", line);
+}
+
+/* ------------------------------------------------------------------------------ input */
+
+/* The tokenizer may be absent where ids go in: then ids come out. */
+static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
+{
+    const cli_run_options *o = &run->options;
+    kvf_status status = kvf_tokenizer_open(o->model, NULL, &run->tokenizer, error);
+    if (status == KVF_SYSTEM && o->token_ids_file && !o->ask_file) {
+        fprintf(stderr, "kvferry: %s; token ids are printed instead of text\n", error->text);
+        return KVF_OK;
+    }
+    return status;
+}
+
+static uint32_t tokens_needed(const cli_run *run)
+{
+    return (uint32_t)run->prompt.count + run->questions.longest + run->options.tokens;
+}
+
+static kvf_status check_context(const cli_run *run, kvf_error *error)
+{
+    uint32_t needed = tokens_needed(run), context = run->options.context_tokens;
+    if (context > 0 && needed > context)
+        return model_fail(error, KVF_FULL,
+                          "the prompt of %zu tokens and -n %u need %u tokens, --context is %u; "
+                          "raise --context, or shorten the prompt or -n",
+                          run->prompt.count, run->options.tokens, needed, context);
+    if (context == 0 && needed > run->model.positions_max)
+        return model_fail(error, KVF_FULL,
+                          "the prompt of %zu tokens and -n %u need %u tokens, the model was made "
+                          "for %u (max_position_embeddings); shorten the prompt or -n, or give "
+                          "--context %u to go past that",
+                          run->prompt.count, run->options.tokens, needed, run->model.positions_max,
+                          needed);
+    if (context > run->model.positions_max)
+        fprintf(stderr, "kvferry: --context %u is past the %u positions the model was made for\n",
+                context, run->model.positions_max);
+    return KVF_OK;
+}
+
+static kvf_status open_input(cli_run *run, kvf_error *error)
+{
+    const cli_run_options *o = &run->options;
+    kvf_status status = kvf_model_config_read(o->model, NULL, &run->model, error);
+    if (status != KVF_OK)
+        return status;
+    if (run->model.note[0])
+        fprintf(stderr, "kvferry: %s\n", run->model.note);
+    status = kvf_weights_open(o->model, NULL, &run->weights, error);
+    if (status == KVF_OK)
+        status = open_tokenizer(run, error);
+    if (status == KVF_OK && o->ask_file)
+        status =
+            cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error);
+    if (status == KVF_OK)
+        status = cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error);
+    return status == KVF_OK ? check_context(run, error) : status;
+}
+
+/* ------------------------------------------------------------------------------- plan */
+
+static kvf_transformer_options transformer_options(const cli_run *run)
+{
+    uint32_t tokens = (uint32_t)run->prompt.count;
+    return (kvf_transformer_options){
+        .runtime = run->runtime,
+        .model = &run->model,
+        .weights = run->weights,
+        .chunk_max = tokens < CHUNK_TOKENS ? tokens : CHUNK_TOKENS,
+        .batch_max = 1,
+        .isa_mask = KVF_ISA_ALL,
+        .bf16 = KVF_LINEAR_BF16_AUTO,
+    };
+}
+
+static kvf_status make_plan(cli_run *run, kvf_error *error)
+{
+    kvf_cache_config *c = &run->options.cache;
+    kvf_transformer_options options = transformer_options(run);
+    kvf_transformer_geometry(&options, c);
+    c->tokens_max = run->options.context_tokens ? run->options.context_tokens : tokens_needed(run);
+    if (run->options.ask_file) {
+        /* The document, and one fork at a time with its own window and answer. */
+        c->sequences_max = 2;
+        c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
+                             run->options.tokens + c->local_tokens + 4u * c->page_size;
+    }
+    run->plan = (cli_memory_plan){
+        .weight_bytes = kvf_weights_bytes(run->weights),
+        .runner_bytes = kvf_transformer_bytes(&options, kvf_runtime_threads(run->runtime)),
+        .tokens = c->tokens_max,
+    };
+    run->plan.available_bytes = cli_memory_available(&run->plan.available_by);
+    return kvf_cache_plan_make(run->runtime, c, &run->plan.cache, error);
+}
+
+/* ------------------------------------------------------------------------------- open */
+
+/* Read every page of the weights once, so that the first token does not wait for the disk. */
+static void load_weights(const cli_run *run)
+{
+    cli_progress progress;
+    unsigned sum = 0;
+    uint64_t done = 0;
+    cli_progress_begin(&progress, "loading weights", kvf_weights_bytes(run->weights) >> 20, "MiB");
+    for (size_t i = 0; i < kvf_weights_count(run->weights) && !cli_interrupted(); i++) {
+        const kvf_tensor *tensor = kvf_weights_at(run->weights, i);
+        const volatile unsigned char *bytes = tensor->data;
+        for (uint64_t at = 0; at < tensor->bytes; at += MEMORY_PAGE_BYTES) {
+            sum += bytes[at];
+            if (at % (16u << 20) == 0)
+                cli_progress_at(&progress, (done + at) >> 20);
+        }
+        done += tensor->bytes;
+    }
+    (void)sum;
+    cli_progress_end(&progress);
+}
+
+static kvf_status open_cache(cli_run *run, kvf_error *error)
+{
+    cli_memory_watch watch;
+    cli_memory_watch_begin(&watch, "pinning memory",
+                           cli_memory_plan_total(&run->plan) - run->plan.weight_bytes);
+    kvf_status status = kvf_cache_open(run->runtime, &run->options.cache, &run->cache, error);
+    cli_memory_watch_end(&watch);
+    if (status == KVF_OK)
+        status = kvf_sequence_create(run->cache, &run->sequence);
+    if (status != KVF_OK && !run->cache)
+        return status;
+    return status == KVF_OK ? KVF_OK : model_fail(error, status, "no sequence could be created");
+}
+
+static kvf_status reserve_records(cli_run *run, kvf_error *error)
+{
+    run->answer_max = run->options.ask_file ? run->questions.count : 1;
+    size_t steps = run->questions.ids.count + 1 + (size_t)run->answer_max * run->options.tokens;
+    run->answers = calloc(run->answer_max, sizeof *run->answers);
+    run->step_ms = calloc(steps, sizeof *run->step_ms);
+    if (!run->answers || !run->step_ms)
+        return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
+    return kvf_sampler_create(&run->options.sampling, run->model.vocab_size, &run->sampler, error);
+}
+
+static kvf_status open_machine(cli_run *run, kvf_error *error)
+{
+    kvf_transformer_options options = transformer_options(run);
+    kvf_status status = reserve_records(run, error);
+    if (status == KVF_OK)
+        status = kvf_transformer_open(&options, &run->transformer, error);
+    if (status == KVF_OK)
+        load_weights(run);
+    if (status == KVF_OK)
+        status = open_cache(run, error);
+    if (status != KVF_OK)
+        return status;
+    status = kvf_stream_create(run->runtime, &run->stream);
+    if (status != KVF_OK)
+        return model_fail(error, status, "no stream could be created");
+    run->session = (kvf_session){
+        .runtime = run->runtime,
+        .transformer = run->transformer,
+        .cache = run->cache,
+        .stream = run->stream,
+        .chunk_max = options.chunk_max,
+    };
+    return KVF_OK;
+}
+
+static bool open_outputs(cli_run *run)
+{
+    const cli_run_options *o = &run->options;
+    return (!o->emit_ids_file || cli_output_open(&run->ids_output, o->emit_ids_file)) &&
+           (!o->dump_logits_file || cli_output_open(&run->logits_output, o->dump_logits_file));
+}
+
+static void close_run(cli_run *run)
+{
+    cli_output_discard(&run->logits_output);
+    cli_output_discard(&run->ids_output);
+    if (run->stream)
+        (void)!kvf_stream_wait(run->stream);
+    kvf_sequence_destroy(run->sequence);
+    kvf_cache_close(run->cache);
+    kvf_transformer_close(run->transformer);
+    kvf_stream_destroy(run->stream);
+    kvf_sampler_destroy(run->sampler);
+    free(run->step_ms);
+    free(run->answers);
+    kvf_runtime_close(run->runtime);
+    kvf_token_ids_free(NULL, &run->prompt);
+    cli_questions_free(&run->questions);
+    kvf_tokenizer_close(run->tokenizer);
+    kvf_weights_close(run->weights);
+}
+
+/* -------------------------------------------------------------------------------- run */
+
+/* Generate and tell. @return exit status */
+static int run_and_report(cli_run *run, kvf_error *error)
+{
+    kvf_status status = cli_run_generate(run, error);
+    bool written = cli_output_commit(&run->ids_output);
+    written = cli_output_commit(&run->logits_output) && written;
+    cli_run_summary(run);
+    written = cli_run_write_stats(run) && written;
+    if (status != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error->text);
+        return 1;
+    }
+    if (!written || run->output_failed)
+        return 1;
+    return run->interrupted ? 130 : 0;
+}
+
+/* Up to the point where memory is reserved. @return -1 to go on, else the exit status */
+static int prepare(cli_run *run, kvf_error *error)
+{
+    kvf_status status = open_input(run, error);
+    if (status == KVF_OK)
+        status = kvf_runtime_open(&run->options.runtime, &run->runtime, error);
+    if (status == KVF_OK)
+        status = make_plan(run, error);
+    if (status != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error->text);
+        return 1;
+    }
+    if (run->options.dry_run || isatty(STDERR_FILENO))
+        cli_memory_plan_print(&run->plan, stderr);
+    if (!cli_memory_plan_check(&run->plan))
+        return 1;
+    if (run->options.dry_run)
+        return 0;
+    return open_outputs(run) ? -1 : 1;
+}
+
+int cli_run_main(int argc, char **argv)
+{
+    cli_run run = {0};
+    kvf_error error = {0};
+    if (!cli_run_options_parse(argc, argv, &run.options))
+        return 2;
+    if (run.options.help) {
+        cli_run_help(stdout);
+        return 0;
+    }
+    run.options.runtime.log = log_line;
+    cli_interrupt_watch();
+    double start = kvf_clock_ms();
+    int result = prepare(&run, &error);
+    if (result < 0) {
+        kvf_status status = open_machine(&run, &error);
+        run.load_ms = kvf_clock_ms() - start;
+        if (status == KVF_OK) {
+            result = run_and_report(&run, &error);
+        } else {
+            fprintf(stderr, "kvferry: %s\n", error.text);
+            result = 1;
+        }
+    }
+    close_run(&run);
+    return result;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a run took: a few lines for people, one JSON object for programs.
+ *
+ * It knows figures, not how they came about. Invariant: every figure was measured in this run, and
+ * what was not measured is left out.
+ */
+
+#include "json_writer.h"
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --------------------------------------------------------------------------- figures */
+
+/* Over some steps: how many, and times in ms. */
+typedef struct step_times {
+    uint32_t count;
+    double p50, p95, mean;
+} step_times;
+
+static int compare_ms(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The sample at a share of the sorted ones, nearest rank. */
+static double percentile(const double *sorted, uint32_t count, double share)
+{
+    uint32_t rank = (uint32_t)(share * (double)count);
+    return sorted[rank < count ? rank : count - 1];
+}
+
+static step_times times_of(const double *step_ms, uint32_t count)
+{
+    step_times t = {.count = count};
+    double *sorted = count ? malloc(count * sizeof *sorted) : NULL;
+    if (!sorted)
+        return t;
+    memcpy(sorted, step_ms, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, compare_ms);
+    t.p50 = percentile(sorted, count, 0.50);
+    t.p95 = percentile(sorted, count, 0.95);
+    for (uint32_t i = 0; i < count; i++)
+        t.mean += sorted[i] / count;
+    free(sorted);
+    return t;
+}
+
+/* Time per token: all steps, except that the first token of a plain run is latency, not pace. */
+static step_times token_times(const cli_run *run)
+{
+    uint32_t skip = !run->options.ask_file && run->step_count > 1 ? 1 : 0;
+    return times_of(run->step_ms + skip, run->step_count - skip);
+}
+
+static uint32_t generated_tokens(const cli_run *run)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < run->answer_count; i++)
+        sum += run->answers[i].generated;
+    return sum;
+}
+
+static double ratio(double a, double b)
+{
+    return b > 0.0 ? a / b : 0.0;
+}
+
+static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
+{
+    return ratio((double)s->tokens_attended, (double)s->steps * run->model.kv_heads);
+}
+
+/* To the first token: prefill, and the steps up to it. */
+static double first_token_ms(const cli_run *run)
+{
+    return run->answer_count ? run->prefill_ms + run->answers[0].first_ms : run->prefill_ms;
+}
+
+/* ---------------------------------------------------------------------------- people */
+
+void cli_run_summary(const cli_run *run)
+{
+    kvf_stats s;
+    kvf_cache_stats(run->cache, &s);
+    step_times t = token_times(run);
+    char host[24], device[24], moved[24];
+    fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
+            run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
+            run->interrupted ? ", interrupted" : "");
+    if (run->step_count > 0)
+        fprintf(stderr,
+                "decode    %u tokens generated in %u steps; %.2f ms per token (p95 %.2f), first "
+                "token after %.2f s\n",
+                generated_tokens(run), run->step_count, t.p50, t.p95, first_token_ms(run) / 1e3);
+    fprintf(stderr, "KV        %s on the host, %s on the device\n",
+            cli_bytes_text(run->plan.cache.host_kv_bytes, host),
+            cli_bytes_text(run->plan.cache.device_kv_bytes, device));
+    if (s.steps > 0)
+        fprintf(stderr, "attention %.0f tokens per KV head and step; %.0f%% hits, %s moved\n",
+                attended_per_head_step(run, &s),
+                100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
+                cli_bytes_text(s.bytes_to_device, moved));
+    if (s.verified > 0)
+        fprintf(stderr, "verified  attention recall %.4f, largest error %.2g, over %llu rows\n",
+                s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);
+}
+
+/* -------------------------------------------------------------------------- programs */
+
+static void write_times(cli_json *j, const char *key, const step_times *t)
+{
+    cli_json_object(j, key);
+    cli_json_real(j, "p50", t->p50);
+    cli_json_real(j, "p95", t->p95);
+    cli_json_real(j, "mean", t->mean);
+    cli_json_end(j, '}');
+}
+
+static void write_counters(cli_json *j, const cli_run *run, const kvf_stats *s)
+{
+    cli_json_integer(j, "hits", s->hits);
+    cli_json_integer(j, "misses", s->misses);
+    cli_json_integer(j, "bytes_moved", s->bytes_to_device);
+    cli_json_integer(j, "pages_selected", s->pages_selected);
+    cli_json_integer(j, "tokens_attended", s->tokens_attended);
+    cli_json_real(j, "tokens_attended_per_head_step", attended_per_head_step(run, s));
+    if (s->verified > 0)
+        cli_json_real(j, "attention_recall", s->recall_sum / (double)s->verified);
+}
+
+static void write_totals(cli_json *j, const kvf_stats *s)
+{
+    cli_json_integer(j, "layer_steps", s->steps);
+    cli_json_integer(j, "bytes_to_host", s->bytes_to_host);
+    cli_json_integer(j, "bytes_refresh", s->bytes_refresh);
+    cli_json_integer(j, "copies", s->copies);
+    cli_json_integer(j, "refreshes", s->refreshes);
+    cli_json_integer(j, "static_tokens_min", s->static_tokens_min);
+    cli_json_integer(j, "static_tokens_max", s->static_tokens_max);
+    if (s->verified > 0) {
+        cli_json_integer(j, "verified_rows", s->verified);
+        cli_json_real(j, "attention_error_max", s->error_max);
+    }
+    cli_json_object(j, "time_ms");
+    cli_json_real(j, "append", (double)s->append_ns * 1e-6);
+    cli_json_real(j, "score", (double)s->score_ns * 1e-6);
+    cli_json_real(j, "select", (double)s->select_ns * 1e-6);
+    cli_json_real(j, "gather", (double)s->gather_ns * 1e-6);
+    cli_json_real(j, "copy", (double)s->copy_ns * 1e-6);
+    cli_json_real(j, "attend", (double)s->attend_ns * 1e-6);
+    cli_json_real(j, "refresh", (double)s->refresh_ns * 1e-6);
+    cli_json_end(j, '}');
+}
+
+static void write_memory(cli_json *j, const cli_run *run)
+{
+    const kvf_cache_plan *p = &run->plan.cache;
+    cli_json_integer(j, "host_kv_bytes", p->host_kv_bytes);
+    cli_json_integer(j, "host_staging_bytes", p->host_staging_bytes);
+    cli_json_integer(j, "device_kv_bytes", p->device_kv_bytes);
+    cli_json_integer(j, "device_digest_bytes", p->device_digest_bytes);
+    cli_json_integer(j, "device_table_bytes", p->device_table_bytes);
+    cli_json_integer(j, "weight_bytes", run->plan.weight_bytes);
+    cli_json_integer(j, "runner_bytes", run->plan.runner_bytes);
+}
+
+static void write_settings(cli_json *j, const cli_run *run)
+{
+    const kvf_cache_config *c = kvf_cache_settings(run->cache);
+    const kvf_sampling_config *s = &run->options.sampling;
+    cli_json_object(j, "settings");
+    cli_json_text(j, "select", cli_select_name(c->select));
+    cli_json_integer(j, "budget_tokens", c->budget_tokens);
+    cli_json_integer(j, "page_size", c->page_size);
+    cli_json_integer(j, "sink_tokens", c->sink_tokens);
+    cli_json_integer(j, "local_tokens", c->local_tokens);
+    if (c->static_ratio == KVF_STATIC_RATIO_AUTO)
+        cli_json_text(j, "static_ratio", "auto");
+    else
+        cli_json_real(j, "static_ratio", (double)c->static_ratio);
+    cli_json_integer(j, "refresh_interval", c->refresh_interval);
+    cli_json_text(j, "refresh_mode", cli_refresh_name(c->refresh));
+    cli_json_text(j, "restructure", cli_restructure_name(c->restructure));
+    cli_json_text(j, "transfer", cli_transfer_name(c->transfer));
+    cli_json_integer(j, "slots", c->slots);
+    cli_json_text(j, "digest", cli_digest_name(c->digest));
+    cli_json_integer(j, "sub_digests", c->sub_digests);
+    cli_json_text(j, "group_reduce", cli_group_reduce_name(c->group_reduce));
+    cli_json_integer(j, "verify_interval", c->verify_interval);
+    cli_json_integer(j, "context_tokens", c->tokens_max);
+    cli_json_integer(j, "prefill_chunk", c->prefill_chunk_max);
+    cli_json_text(j, "dtype", cli_dtype_name(c->dtype));
+    cli_json_integer(j, "threads", kvf_runtime_threads(run->runtime));
+    cli_json_real(j, "temperature", s->temperature);
+    cli_json_real(j, "top_p", s->top_p);
+    cli_json_integer(j, "top_k", s->top_k);
+    cli_json_integer(j, "seed", s->seed);
+    cli_json_end(j, '}');
+}
+
+static const char *stop_name(const cli_run *run, kvf_stop stop)
+{
+    if (run->interrupted)
+        return "interrupted";
+    return stop == KVF_STOP_EOS ? "eos" : stop == KVF_STOP_LENGTH ? "length" : "output";
+}
+
+static void write_answers(cli_json *j, const cli_run *run)
+{
+    cli_json_array(j, "questions");
+    for (uint32_t i = 0; i < run->answer_count; i++) {
+        const cli_answer *a = &run->answers[i];
+        step_times t = times_of(run->step_ms + a->first_step, a->steps);
+        cli_json_object(j, NULL);
+        cli_json_integer(j, "prompt_tokens", a->prompt_tokens);
+        cli_json_integer(j, "generated_tokens", a->generated);
+        cli_json_real(j, "ttft_ms", a->first_ms);
+        cli_json_integer(j, "decode_steps", a->steps);
+        write_times(j, "tpot_ms", &t);
+        write_counters(j, run, &a->stats);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+static void write_all(cli_json *j, const cli_run *run)
+{
+    kvf_stats s;
+    kvf_cache_stats(run->cache, &s);
+    step_times t = token_times(run);
+    kvf_stop stop = run->answer_count ? run->answers[run->answer_count - 1].stop : KVF_STOP_LENGTH;
+    cli_json_object(j, NULL);
+    cli_json_text(j, "kvferry", kvf_version());
+    cli_json_text(j, "model", run->options.model);
+    cli_json_text(j, "family", kvf_model_family_name(run->model.family));
+    cli_json_integer(j, "prompt_tokens", run->prompt.count);
+    cli_json_integer(j, "generated_tokens", generated_tokens(run));
+    cli_json_integer(j, "decode_steps", run->step_count);
+    cli_json_text(j, "stop", stop_name(run, stop));
+    cli_json_real(j, "load_ms", run->load_ms);
+    cli_json_real(j, "prefill_ms", run->prefill_ms);
+    cli_json_real(j, "ttft_ms", first_token_ms(run));
+    write_times(j, "tpot_ms", &t);
+    write_counters(j, run, &s);
+    write_totals(j, &s);
+    write_memory(j, run);
+    write_settings(j, run);
+    if (run->options.ask_file)
+        write_answers(j, run);
+    cli_json_end(j, '}');
+}
+
+bool cli_run_write_stats(const cli_run *run)
+{
+    if (!run->options.stats)
+        return true;
+    cli_json j = {0};
+    write_all(&j, run);
+    bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
+    if (!done)
+        fputs("kvferry: no memory for the statistics\n", stderr);
+    else if (strcmp(run->options.stats, "json") == 0)
+        done = fwrite(j.text.bytes, 1, j.text.size, stderr) == j.text.size;
+    else {
+        cli_output output;
+        if (cli_output_open(&output, run->options.stats))
+            cli_output_write(&output, j.text.bytes, j.text.size);
+        done = cli_output_commit(&output);
+    }
+    cli_json_free(&j);
+    return done;
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Prefill with a bar, then tokens to standard output as they come.
+ *
+ * It knows the order of a run. Invariant: every token that was generated is in the outputs, also
+ * when the run is interrupted.
+ */
+
+#include "interrupt.h"
+#include "progress.h"
+#include "run.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Where tokens go. */
+typedef struct printer {
+    cli_run *run;
+    kvf_token_stream stream;
+    bool one_line; /* line breaks inside an answer become spaces */
+    bool first;
+} printer;
+
+static bool on_prefill(void *user, uint32_t done, uint32_t total)
+{
+    (void)total;
+    cli_progress_at(user, done);
+    return !cli_interrupted();
+}
+
+static void print_bytes(printer *p, char *bytes, size_t size)
+{
+    for (size_t i = 0; p->one_line && i < size; i++)
+        if (bytes[i] == '\n' || bytes[i] == '\r')
+            bytes[i] = ' ';
+    if (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0)
+        return;
+    if (!p->run->output_failed)
+        fprintf(stderr, "kvferry: standard output cannot be written: %s\n", strerror(errno));
+    p->run->output_failed = true;
+}
+
+static void print_token(printer *p, uint32_t id)
+{
+    if (!p->run->tokenizer) {
+        char number[16];
+        int size = snprintf(number, sizeof number, "%s%u", p->first ? "" : " ", id);
+        p->first = false;
+        print_bytes(p, number, (size_t)size);
+        return;
+    }
+    kvf_text text = {0};
+    kvf_error error;
+    const kvf_allocator *allocator = kvf_tokenizer_allocator(p->run->tokenizer);
+    kvf_status status = KVF_OK;
+    if (id < kvf_tokenizer_size(p->run->tokenizer)) /* a model may have more rows than tokens */
+        status = kvf_token_stream_push(&p->stream, id, &text, &error);
+    if (status == KVF_OK && text.size > 0)
+        print_bytes(p, text.bytes, text.size);
+    kvf_text_free(allocator, &text);
+}
+
+static void print_end(printer *p)
+{
+    kvf_text text = {0};
+    kvf_error error;
+    if (p->run->tokenizer && kvf_token_stream_finish(&p->stream, &text, &error) == KVF_OK &&
+        text.size > 0)
+        print_bytes(p, text.bytes, text.size);
+    if (p->run->tokenizer)
+        kvf_text_free(kvf_tokenizer_allocator(p->run->tokenizer), &text);
+    char newline[] = "\n";
+    p->one_line = false;
+    print_bytes(p, newline, 1);
+}
+
+static bool on_token(void *user, uint32_t id, const float *logits)
+{
+    printer *p = user;
+    cli_run *run = p->run;
+    char number[16];
+    int size = snprintf(number, sizeof number, "%u\n", id);
+    cli_output_write(&run->ids_output, number, (size_t)size);
+    cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
+    print_token(p, id);
+    return !cli_interrupted() && !run->output_failed;
+}
+
+/* What happened between two readings. */
+static kvf_stats difference(const kvf_stats *before, const kvf_stats *after)
+{
+    kvf_stats d = *after;
+    d.steps -= before->steps;
+    d.tokens_attended -= before->tokens_attended;
+    d.pages_selected -= before->pages_selected;
+    d.hits -= before->hits;
+    d.misses -= before->misses;
+    d.bytes_to_device -= before->bytes_to_device;
+    d.verified -= before->verified;
+    d.recall_sum -= before->recall_sum;
+    return d;
+}
+
+/* Feed ids, print what follows. */
+static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
+                         kvf_error *error)
+{
+    cli_answer *a = &run->answers[run->answer_count];
+    *a = (cli_answer){.prompt_tokens = count, .first_step = run->step_count};
+    kvf_stats before, after;
+    kvf_cache_stats(run->cache, &before);
+    printer p = {
+        .run = run,
+        .stream = {.tokenizer = run->tokenizer, .skip_special = true},
+        .one_line = run->options.ask_file != NULL,
+        .first = true,
+    };
+    kvf_decode_request request = {
+        .sequence = sequence,
+        .ids = ids,
+        .count = count,
+        .tokens = run->options.tokens,
+        .sampler = run->sampler,
+        .eos_ids = run->model.eos_ids,
+        .eos_count = run->options.ignore_eos ? 0 : run->model.eos_count,
+        .token = on_token,
+        .user = &p,
+    };
+    kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
+    kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
+    run->step_count += result.steps;
+    run->answer_count++;
+    kvf_cache_stats(run->cache, &after);
+    a->generated = result.generated;
+    a->stop = result.stop;
+    a->first_ms = result.first_ms;
+    a->steps = result.steps;
+    a->stats = difference(&before, &after);
+    if (result.generated > 0)
+        print_end(&p);
+    run->interrupted = cli_interrupted();
+    return status;
+}
+
+/* Every question continues the document on a fork of its own. */
+static kvf_status ask_all(cli_run *run, kvf_error *error)
+{
+    const uint32_t *starts = run->questions.starts.ids;
+    for (uint32_t i = 0; i < run->questions.count && !run->interrupted && !run->output_failed;
+         i++) {
+        kvf_sequence *fork = NULL;
+        kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &fork);
+        if (status != KVF_OK)
+            return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
+        status =
+            answer(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
+        kvf_sequence_destroy(fork);
+        if (status != KVF_OK)
+            return status;
+    }
+    return KVF_OK;
+}
+
+kvf_status cli_run_generate(cli_run *run, kvf_error *error)
+{
+    /* The last token of a prompt is a decode step, so that selection applies to the first token
+     * that is generated. A document to ask about is prefilled whole. */
+    bool ask = run->options.ask_file != NULL;
+    uint32_t count = (uint32_t)run->prompt.count - (ask ? 0 : 1);
+    cli_progress progress;
+    cli_progress_begin(&progress, "prefill", count, "tokens");
+    kvf_prefill_request request = {
+        .sequence = run->sequence,
+        .ids = run->prompt.ids,
+        .count = count,
+        .progress = on_prefill,
+        .user = &progress,
+    };
+    kvf_stop stop;
+    double start = kvf_clock_ms();
+    kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
+    run->prefill_ms = kvf_clock_ms() - start;
+    run->prefilled = kvf_sequence_length(run->sequence, 0);
+    cli_progress_end(&progress);
+    run->interrupted = cli_interrupted();
+    if (status != KVF_OK || run->interrupted)
+        return status;
+    return ask ? ask_all(run, error)
+               : answer(run, run->sequence, run->prompt.ids + count, 1, error);
+}
