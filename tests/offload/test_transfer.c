@@ -81,6 +81,10 @@ static void make_plan(plan *p, rig_random *random, size_t page_bytes)
             p->source[q][i] = rig_below(random, SOURCES);
             p->slot[q][i] = i;
         }
+        if (q % 4 == 3) { /* in order but for two */
+            p->slot[q][2] = 4;
+            p->slot[q][4] = 2;
+        }
         if (q % 2 == 0) /* odd requests keep their order */
             for (uint32_t i = SLOTS; i-- > 1;) {
                 uint32_t j = rig_below(random, i + 1), other = p->slot[q][j];
