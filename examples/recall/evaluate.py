@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers import __version__ as transformers_version
 
 import generate as gen
-from train import SINK, WINDOW, Plan, select_pages
+from train import SINK, WINDOW, Plan, boxes, select_pages
 
 STATIC = 256
 PLAN = Plan()
@@ -31,7 +31,10 @@ def selected_attention(module, query, key, value, attention_mask, scaling, dropo
     m, t = query.shape[2], key.shape[2]
     group = query.shape[1] // key.shape[1]
     if PLAN.pages:
-        mask = select_pages(query, key, PLAN).repeat_interleave(group, 1)
+        box = PLAN.boxes.get(module.layer_idx)
+        if box is None:
+            box = PLAN.boxes[module.layer_idx] = boxes(key[:, :, :PLAN.n], PLAN.page, PLAN.sub)
+        mask = select_pages(query, key, PLAN, box).repeat_interleave(group, 1)
     else:
         now, j = torch.arange(t - m, t)[:, None], torch.arange(t)[None]
         mask = ((j < SINK) | (j > now - PLAN.window)) & (j <= now)
@@ -73,6 +76,8 @@ def answers(model, tokenizer, length, documents, questions, facts, seed, plans):
         for i, plan in enumerate(plans):
             model.set_attn_implementation("selected" if plan else "sdpa")
             PLAN = plan
+            if plan:
+                plan.n, plan.boxes = length, {}
             for fact in asked:
                 ids = ids_of(tokenizer, gen.question_words(fact))
                 got = tokenizer.decode(decode(model, cache, ids, gen.ANSWER_WORDS))
@@ -82,21 +87,18 @@ def answers(model, tokenizer, length, documents, questions, facts, seed, plans):
 
 
 @torch.inference_mode()
-def recital(model, tokenizer, length, seed, plan=None):
+def recital(model, tokenizer, length, seed):
     """How many words of a passage are recited before the first error, and how many there are."""
-    global PLAN
-    PLAN = plan
     prompt, expected = gen.make_recital(gen.Rng(seed), length)
-    ids, goal = ids_of(tokenizer, prompt), ids_of(tokenizer, expected)[0].tolist()
+    goal = ids_of(tokenizer, expected)[0].tolist()
     cache = DynamicCache()
     model.set_attn_implementation("sdpa")
-    model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
-    model.set_attn_implementation("selected" if plan else "sdpa")
-    ids = ids[:, -1:]
+    ids = ids_of(tokenizer, prompt)
     for i, word in enumerate(goal):
-        if decode(model, cache, ids, 1) != [word]:
+        got = decode(model, cache, ids, 1)
+        if got != [word]:
             return i, len(goal)
-        ids = torch.tensor([[word]])
+        ids = torch.tensor([got])
     return len(goal), len(goal)
 
 
@@ -140,7 +142,8 @@ def main():
         window = Plan()
         window.window = 1024 - SINK
         plans = [(None, "full cache"), (window, "streaming, budget 1024")]
-        plans += [plan_of(b, p, s) for b in (1024, 512) for p in (32, 16) for s in (1, 2, 4)]
+        plans += [plan_of(1024, p, s) for p in (32, 16) for s in (1, 2, 4)]
+        plans += [plan_of(b, 32, 1) for b in (2048, 512)]
         for length in args.lengths[-1:]:
             shares = answers(model, tokenizer, length, *count, [p for p, _ in plans])
             for share, (_, name) in zip(shares, plans):

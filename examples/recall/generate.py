@@ -20,8 +20,9 @@ question), or the questions can follow one another, each with its answer and a f
   DOCUMENT question the code of X Y is A B . question the code of Z W is C D . ...
 
 The last eighth of a document holds no fact. In one document no name and no answer word
-occurs twice, and fillers are drawn from other words. In a passage no pair of neighbouring
-words occurs twice, so the last two words always say which word comes next.
+occurs twice, and fillers are drawn from other words. A passage
+is dealt from shuffled decks of all words, so a word comes again only after most others, and
+no pair of neighbouring words occurs twice: the last two words say which word comes next.
 
 Commands
 
@@ -148,7 +149,8 @@ wakes shakes rocks rolls spins bounces kicks strikes taps scratches polishes
 decorates
 """.split()
 
-WORDS = FRAME + FIRST + LAST + VALUE1 + VALUE2 + ADJECTIVES + NOUNS + VERBS
+STOCK = FIRST + LAST + VALUE1 + VALUE2 + ADJECTIVES + NOUNS + VERBS
+WORDS = FRAME + STOCK
 PATTERN = [ADJECTIVES, NOUNS, VERBS, ADJECTIVES, NOUNS]
 MASK = (1 << 64) - 1
 
@@ -186,12 +188,15 @@ def filler(rng, n):
     return [rng.choice(PATTERN[i % 5]) for i in range(n)]
 
 
-def passage(rng, n):
-    """n words in which every pair of neighbours is unique."""
-    words, pairs, last = [], set(), None
+def passage(rng, n, stock=None):
+    """n words dealt from shuffled decks of the stock; every pair of neighbours is unique."""
+    stock = stock or STOCK
+    words, pairs, deck, last = [], set(), [], None
     while len(words) < n:
-        word = rng.choice(PATTERN[len(words) % 5])
-        if (last, word) not in pairs:
+        if not deck:
+            deck = rng.sample(stock, len(stock))
+        word = deck.pop()
+        if word != last and (last, word) not in pairs:
             pairs.add((last, word))
             words.append(word)
             last = word
@@ -232,9 +237,9 @@ def make_document(rng, tokens, facts=FACTS):
     return words, table, places
 
 
-def make_recital(rng, tokens):
+def make_recital(rng, tokens, stock=None):
     """(prompt words, expected words) for a passage of `tokens` words."""
-    body = passage(rng, tokens)
+    body = passage(rng, tokens, stock)
     prompt = ["passage"] + body + ["end", "recite"] + body[:CUE_WORDS]
     return prompt, body[CUE_WORDS:] + ["end"]
 

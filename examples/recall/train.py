@@ -92,20 +92,43 @@ class Plan:
     def __init__(self, n=0, local=False, pages=0, page=32, sub=1, boost=None):
         self.n, self.local, self.pages, self.page, self.sub = n, local, pages, page, sub
         self.boost, self.times = boost, 1
+        self.seek, self.goal, self.page_loss, self.rows = 0.0, None, 0.0, None
 
 
-def select_pages(q, k, plan):
-    """Token mask [B, KV heads, m, T] of what page selection lets the last m words see."""
+def boxes(k, page, sub):
+    """Least and greatest key of each part of each whole page, [B, KV heads, 1, d, parts]."""
+    b, kv, t, d = k.shape
+    parts = k[:, :, :t // page * page].reshape(b, kv, -1, page // sub, d)
+    return parts.amin(3).unsqueeze(2).mT, parts.amax(3).unsqueeze(2).mT
+
+
+def page_scores(q, box, sub):
+    """Scores [B, KV heads, m, pages] of m queries for the pages, from their bounding boxes."""
+    lo, hi = box
     b, heads, m, d = q.shape
-    kv, t = k.shape[1], k.shape[2]
-    part = plan.page // plan.sub
-    count = t // plan.page
-    box = k[:, :, :count * plan.page].reshape(b, kv, -1, part, d)
-    lo, hi = box.amin(3), box.amax(3)
+    kv = lo.shape[1]
     query = q.reshape(b, kv, heads // kv, m, d)
-    score = (query.clamp(min=0) @ hi.unsqueeze(2).transpose(-1, -2)
-             + query.clamp(max=0) @ lo.unsqueeze(2).transpose(-1, -2))
-    score = score.reshape(*score.shape[:-1], count, plan.sub).amax(-1).mean(2)
+    score = query.clamp(min=0) @ hi + query.clamp(max=0) @ lo
+    return score.reshape(*score.shape[:-1], -1, sub).amax(-1).mean(2)
+
+
+def page_loss(q, k, plan):
+    """How badly the boxes of KV head 0 tell the page of an answer from the other pages."""
+    rows, keys, _ = plan.goal
+    box = boxes(k[:, :1, :plan.n], plan.page, 1)
+    score = page_scores(q[:, :q.shape[1] // k.shape[1], rows], box, 1)
+    score = score[:, 0] / math.sqrt(k.shape[-1])
+    keys = keys // plan.page
+    keep = keys < score.shape[-1]
+    return F.cross_entropy(score[keep], keys[keep])
+
+
+def select_pages(q, k, plan, box=None):
+    """Token mask [B, KV heads, m, T] of what page selection lets the last m words see."""
+    b, m = q.shape[0], q.shape[2]
+    kv, t = k.shape[1], k.shape[2]
+    score = page_scores(q, box or boxes(k, plan.page, plan.sub), plan.sub)
+    count = score.shape[-1]
     now = torch.arange(t - m, t)[:, None]
     score = score.masked_fill((torch.arange(1, count + 1) * plan.page)[None] > now, -math.inf)
     best = score.topk(min(plan.pages, count), -1).indices
@@ -150,6 +173,7 @@ class Attention(nn.Module):
         self.q_proj, self.o_proj = linear(dim, heads * d), linear(heads * d, dim, 0.25)
         self.k_proj, self.v_proj = linear(dim, kv * d), linear(dim, kv * d)
         self.heads, self.kv, self.d = heads, kv, d
+        self.finds = False
 
     def forward(self, x, cos, sin, plan, last):
         b, t, _ = x.shape
@@ -163,6 +187,8 @@ class Attention(nn.Module):
         n = plan.n
         tail = q[:, :, n - start:]
         mask = None
+        if self.finds and plan.goal is not None:
+            plan.page_loss = page_loss(tail, k, plan)
         if plan.pages:
             with torch.no_grad():
                 mask = select_pages(tail, k, plan).repeat_interleave(group, 1)
@@ -179,10 +205,24 @@ class Attention(nn.Module):
                 q, k, v = q[:, :, :n], k[:, :, :n], v[:, :, :n]
                 if plan.local and n > BLOCK:
                     head = local_attention(q, k, v)
+                    if plan.rows is not None:
+                        head = self.look_far(head, q, k, v, plan)
                 else:
                     head = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 out = torch.cat((head, out), 2)
         return self.o_proj(out.transpose(1, 2).reshape(b, t - start, -1))
+
+
+    def look_far(self, out, q, k, v, plan):
+        """Replace the outputs of the words in plan.rows by those of full attention."""
+        key, row = torch.arange(plan.n), plan.rows[:, None, :, None]
+        mask = key <= row
+        if plan.boost is not None:
+            near = (row - key).abs() < WINDOW
+            mask = torch.where(mask, plan.boost[..., :plan.n].masked_fill(near, 0.0), -math.inf)
+        row = row.expand(-1, self.heads, -1, self.d)
+        far = F.scaled_dot_product_attention(q.gather(2, row), k, v, mask)
+        return out.scatter(2, row, far)
 
 
 class MLP(nn.Module):
@@ -228,6 +268,7 @@ class Llama(nn.Module):
         self.freq = c["rope_theta"] ** (-torch.arange(0, d, 2).float() / d)
 
         self.start_local(self.model.layers[0].self_attn)
+        self.model.layers[1].self_attn.finds = True
 
     def start_local(self, attention, offsets=(1, 1, 1, 2), pairs=8, size=6.0):
         """Let the heads of one layer begin as heads that look a fixed number of words back."""
@@ -289,12 +330,12 @@ def spans_batch(rng, b, length):
         ids.append(row[:length])
         targets.append(target[:length])
     return (np.array(ids), np.array(targets), 0,
-            spread(rng, b, length, [[length // 2]] * b), None)
+            spread(rng, b, length, [[length // 2]] * b), None, None)
 
 
 def facts_batch(rng, b, n, facts, questions):
     """Documents of n words, and questions with their answers."""
-    ids, targets, cuts, crowd = [], [], [], []
+    ids, targets, cuts, crowd, goals, far = [], [], [], [], [], []
     for _ in range(b):
         words, table, places = gen.make_document(rng, n, facts)
         cuts.append(rng.sample(places, min(4, facts)) + [n])
@@ -307,6 +348,8 @@ def facts_batch(rng, b, n, facts, questions):
         asked = []
         while len(asked) < questions:
             asked += rng.sample(table, min(len(table), questions - len(asked)))
+        far.append([p + i for p in places for i in range(gen.FACT_TOKENS)])
+        goals.append([places[table.index(f)] + i for f in asked for i in (6, 7)])
         for fact in asked:
             q = gen.question_words(fact)
             words = words + q + [fact[2], fact[3], "."]
@@ -315,14 +358,18 @@ def facts_batch(rng, b, n, facts, questions):
         targets.append(target)
     t = len(ids[0])
     crowd = np.pad(np.array(crowd), ((0, 0), (0, t - n)))[:, None, None]
-    return np.array(ids), np.array(targets), n, spread(rng, b, t, cuts), crowd
+    rows = np.array([10 * i + j for i in range(questions) for j in (6, 7)])
+    return (np.array(ids), np.array(targets), n, spread(rng, b, t, cuts), crowd,
+            (torch.from_numpy(rows), torch.tensor(goals), torch.tensor(far)))
 
 
 def recital_batch(rng, b, n):
     """Passages of n words and their recitals."""
     ids, targets = [], []
     for _ in range(b):
-        prompt, rest = gen.make_recital(rng, n)
+        least = min(n // 6 + 16, len(gen.STOCK))
+        stock = rng.sample(gen.STOCK, log_uniform(rng, least, len(gen.STOCK)))
+        prompt, rest = gen.make_recital(rng, n, stock)
         row = [ID[w] for w in prompt + rest]
         ids.append(row[:-1])
         targets.append([IGNORE] * (n + 4) + row[n + 5:])
@@ -330,7 +377,8 @@ def recital_batch(rng, b, n):
     t = ids.shape[1]
     place, key = np.arange(t - n - 2)[:, None], np.arange(t)[None]
     crowd = ((key >= SINK) & (key < n) & (abs(key - place - 1) > 3)).astype(np.float32)
-    return ids, np.array(targets), n + 2, spread(rng, b, t, [[n + 2]] * b), crowd[None, None]
+    return (ids, np.array(targets), n + 2, spread(rng, b, t, [[n + 2]] * b), crowd[None, None],
+            None)
 
 
 # Training ------------------------------------------------------------------------------------
@@ -364,9 +412,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def step_loss(model, batch, plan, kind):
-    ids, target, n, pos, crowd = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-                                  for x in batch)
+    ids, target, n, pos, crowd, goal = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+                                        for x in batch)
     plan.n = n
+    if goal is not None:
+        plan.rows = goal[2]
+        plan.goal = goal if plan.seek else None
     if plan.times > 1 and crowd is not None:
         plan.boost = math.log(plan.times) * crowd
     x = model(ids, pos, plan)
@@ -403,6 +454,21 @@ PHASES = [
          steps=205, lr=1e-3, tokens=3072, end_lr=0.7),
     dict(name="crowd", kinds=["facts", "recital"], length=(128, 1024), recital=(64, 512),
          steps=160, lr=8e-4, tokens=3072, end_lr=0.5, crowd=75),
+    dict(name="pages", kinds=["facts", "recital"], length=(512, 6144), recital=(64, 512),
+         steps=150, lr=6e-4, tokens=2560, end_lr=0.5, crowd=60, local=90, sparse=40, asked=32,
+         facts=40, log=10, seek=0.3),
+    dict(name="far", kinds=["facts", "recital"], length=(1024, 12288), recital=(128, 1024),
+         steps=90, lr=6e-4, tokens=3072, end_lr=0.3, crowd=60, local=90, sparse=40, asked=32,
+         facts=40, log=10, seek=0.5),
+    dict(name="last", kinds=["facts", "recital"], length=(2048, 16384), recital=(512, 2560),
+         steps=90, lr=6e-4, tokens=3072, end_lr=0.05, warm=10, crowd=60, local=90, sparse=40,
+         asked=32, facts=40, log=10, seek=0.5),
+    dict(name="deck", kinds=["facts", "recital", "recital", "recital"], length=(3072, 16384),
+         recital=(256, 2560), steps=140, lr=6e-4, tokens=3072, end_lr=0.6, warm=10, crowd=50,
+         local=100, sparse=50, asked=32, facts=40, log=20, seek=0.5),
+    dict(name="final", kinds=["recital", "facts", "recital"], length=(3072, 16384),
+         recital=(256, 2560), steps=240, lr=6e-4, tokens=3072, end_lr=0.02, warm=10, crowd=50,
+         local=100, sparse=50, asked=32, facts=40, log=15, seek=0.5),
 ]
 
 
@@ -423,21 +489,22 @@ def run_phase(model, phase, args, number):
                 g["lr"] = phase["lr"] * scale
         kind = phase["kinds"][step % len(phase["kinds"])]
         batch = make_batch(rng, phase, kind)
-        plan = Plan(local=rng.below(100) < phase.get("local", 0),
-                    pages=phase.get("pages", 21) if rng.below(100) < phase.get("sparse", 0) else 0)
+        plan = Plan(local=kind == "facts" and rng.below(100) < phase.get("local", 0),
+                    pages=21 if kind == "facts" and rng.below(100) < phase.get("sparse", 0) else 0)
         if rng.below(100) < phase.get("crowd", 0):
             reach = batch[2] if kind == "facts" else 4 * batch[2]
             plan.times = max(1.0, log_uniform(rng, 500, 24000) / reach)
+        plan.seek = phase.get("seek", 0.0)
         loss, right = step_loss(model, batch, plan, kind)
         model.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss + plan.seek * plan.page_loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o in opts:
             o.step()
         key = kind + ("/pages" if plan.pages else "") + ("/crowd" if plan.times > 1 else "")
-        seen.setdefault(key, []).append((loss.item(), right))
+        seen.setdefault(key, []).append((loss.item(), float(torch.as_tensor(plan.page_loss).detach()), right))
         if step % phase.get("log", 20) == 0 or step == steps:
-            text = "  ".join("%s loss %.4f right %.4f" % (k, *np.mean(v, 0))
+            text = "  ".join("%s loss %.4f %.2f right %.4f" % (k, *np.mean(v, 0))
                              for k, v in sorted(seen.items()))
             print("%s step %d  %s  %.0f s" % (phase["name"], step, text, time.time() - start),
                   flush=True)
