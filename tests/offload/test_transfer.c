@@ -35,18 +35,25 @@ typedef struct plan {
 
 typedef struct bench_memory {
     char *sources; /* [SOURCES, page_bytes] */
-    char *slots;   /* [REQUESTS, SLOTS, page_bytes + 64 of guard] */
+    char *slots;   /* [REQUESTS, region_bytes] */
     tables *device;
 } bench_memory;
 
-static size_t slot_stride(const plan *p)
+/* Guards between the slots of even requests; those of odd ones touch, as one copy needs them. */
+static size_t slot_stride(const plan *p, uint32_t request)
 {
-    return p->page_bytes + 64;
+    return p->page_bytes + (request % 2 == 0 ? 64 : 0);
+}
+
+/* Of one request; the slots of odd ones end before it does. */
+static size_t region_bytes(const plan *p)
+{
+    return SLOTS * (p->page_bytes + 64);
 }
 
 static char *slot_at(const bench_memory *m, const plan *p, uint32_t request, uint32_t slot)
 {
-    return m->slots + ((size_t)request * SLOTS + slot) * slot_stride(p);
+    return m->slots + request * region_bytes(p) + slot * slot_stride(p, request);
 }
 
 static void open_memory(rig *r, const plan *p, bench_memory *m)
@@ -54,14 +61,14 @@ static void open_memory(rig *r, const plan *p, bench_memory *m)
     void *memory;
     RIG_OK(r->ops->memory_alloc(r->device, SOURCES * p->page_bytes, &memory));
     m->sources = memory;
-    RIG_OK(r->ops->memory_alloc(r->device, REQUESTS * SLOTS * slot_stride(p), &memory));
+    RIG_OK(r->ops->memory_alloc(r->device, REQUESTS * region_bytes(p), &memory));
     m->slots = memory;
     RIG_OK(r->ops->memory_alloc(r->device, sizeof *m->device, &memory));
     m->device = memory;
     for (uint32_t s = 0; s < SOURCES; s++)
         for (size_t b = 0; b < p->page_bytes; b++)
             m->sources[s * p->page_bytes + b] = (char)(s * 131 + b * 7 + (b >> 8));
-    memset(m->slots, GUARD, REQUESTS * SLOTS * slot_stride(p));
+    memset(m->slots, GUARD, REQUESTS * region_bytes(p));
 }
 
 static void close_memory(rig *r, bench_memory *m)
@@ -138,10 +145,15 @@ static void check_request(const void *raw, uint32_t task)
     }
     for (uint32_t s = 0; s < SLOTS; s++) {
         const unsigned char *slot = (const unsigned char *)slot_at(a->memory, p, q, s);
-        for (size_t b = is_taken[s] ? p->page_bytes : 0; b < slot_stride(p); b++)
+        for (size_t b = is_taken[s] ? p->page_bytes : 0; b < slot_stride(p, q); b++)
             if (slot[b] != GUARD)
                 atomic_fetch_add(a->wrong, 1);
     }
+    const unsigned char *rest = (const unsigned char *)slot_at(a->memory, p, q, SLOTS);
+    const unsigned char *end = (const unsigned char *)a->memory->slots + (q + 1) * region_bytes(p);
+    for (; rest < end; rest++)
+        if (*rest != GUARD)
+            atomic_fetch_add(a->wrong, 1);
 }
 
 static void enqueue(rig *r, kvf_transfer_engine *engine, const plan *p, const bench_memory *m,
@@ -337,7 +349,7 @@ static void test_count_too_large(void **state)
     assert_int_equal(r.ops->stream_wait(stream), KVF_CORRUPT);
     kvf_error error;
     assert_non_null(strstr(rig_error(&r, &error), "20 pages"));
-    for (size_t b = 0; b < REQUESTS * SLOTS * slot_stride(&p); b++)
+    for (size_t b = 0; b < REQUESTS * region_bytes(&p); b++)
         assert_int_equal((unsigned char)m.slots[b], GUARD);
     r.ops->stream_destroy(stream);
     kvf_transfer_close(engine);
