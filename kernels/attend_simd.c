@@ -6,9 +6,9 @@
  *
  * Knows nothing of pages beyond attend_ref.c. Query rows go in blocks of 4, 2 or 1, and as many
  * keys at a time as fill eight accumulators, so a key is widened once per block and a query vector
- * is loaded once for several keys. Softmax is online, a page at a time; while a page's keys are
- * read its values are prefetched, and while its values are read the next page's keys are. Only live
- * tokens are touched, so skipping a token gives the bits of a page without it.
+ * is loaded once for several keys. Softmax is online, a page at a time; while the keys of a page
+ * are read, those of the next page are prefetched, and likewise its values. Only live tokens are
+ * touched, so skipping a token gives the bits of a page without it.
  *
  * Exactness: products and sums in fp32 (fused where the hardware fuses), exponentials to 3e-7. With
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
@@ -23,6 +23,7 @@
 #include "variants.h"
 
 #define ACCUMULATORS 8u
+#define BLOCKS_MAX   5u /* 15 heads: 4 + 4 + 4 + 2 + 1 */
 
 /* The state of one block of query rows over one split. */
 typedef struct block {
@@ -51,17 +52,22 @@ KVF_INLINE void list_live(live_list *list, uint64_t live)
         list->token[n + i] = list->token[n - 1];
 }
 
-KVF_INLINE void prefetch_row(const void *row, uint32_t bytes)
+/* `lines` cache lines from `at` on, into the second level; beyond it nothing is gained. */
+KVF_INLINE void prefetch_lines(const char *at, const uint32_t lines)
 {
-    for (uint32_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch((const char *)row + i, 0, 3);
+    for (uint32_t i = 0; i < lines; i++)
+        __builtin_prefetch(at + (size_t)i * 64, 0, 2);
 }
 
-/* s[key][row] for the keys first .. first + 8 / rows - 1 of the list. */
+/*
+ * s[key][row] for 8 / rows keys. Meanwhile as many bytes from `ahead` on are prefetched as are
+ * read, one or two lines a step: the core drops prefetches that come in bursts.
+ */
 KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, const kvf_shape *s,
-                         const void *const *key, float *to)
+                         const void *const *key, float *to, const char *ahead)
 {
     const uint32_t keys = ACCUMULATORS / rows;
+    const uint32_t step_bytes = keys * VF_PAIR * (dtype == KVF_FP32 ? 4 : 2);
     vf acc[ACCUMULATORS];
     for (uint32_t i = 0; i < ACCUMULATORS; i++)
         acc[i] = vf_zero();
@@ -71,6 +77,8 @@ KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, c
             vh q[4];
             for (uint32_t g = 0; g < rows; g++)
                 q[g] = vh_load((const uint16_t *)b->raw[g] + d, s->head_dim - d);
+            if (ahead)
+                prefetch_lines(ahead + d / VF_PAIR * step_bytes, step_bytes / 64);
             for (uint32_t k = 0; k < keys; k++) {
                 vh x = vh_load((const uint16_t *)key[k] + d, s->head_dim - d);
                 for (uint32_t g = 0; g < rows; g++)
@@ -84,10 +92,14 @@ KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, c
 #endif
     for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {
         const uint32_t left = s->head_dim - d;
+        if (ahead)
+            prefetch_lines(ahead + d / VF_PAIR * step_bytes, (step_bytes + 63) / 64);
         if (rows == 4) {
             vf2 x[2] = {vf_load2(key[0], dtype, d, left), vf_load2(key[1], dtype, d, left)};
             for (uint32_t g = 0; g < rows; g++) {
                 vf qa = vf_load(b->q[g] + d), qb = vf_load(b->q[g] + d + VF_LANES);
+                VF_KEEP(qa);
+                VF_KEEP(qb);
                 acc[g] = vf_fma(x[0].a, qa, acc[g]);
                 acc[4 + g] = vf_fma(x[1].a, qa, acc[4 + g]);
                 acc[g] = vf_fma(x[0].b, qb, acc[g]);
@@ -173,10 +185,13 @@ KVF_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit,
             b->sum[g] += lane[i];
 }
 
-/* o += weights x values, for `pairs` x rows pairs of vectors from column d. */
+/*
+ * o += weights x values, for `pairs` x rows pairs of vectors from column d. Prefetches `pairs`
+ * lines from `ahead` on with every token.
+ */
 KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
                            const kvf_dtype dtype, const kvf_shape *s, const void *values,
-                           const live_list *list, uint32_t d, const char *next)
+                           const live_list *list, uint32_t d, const char *ahead)
 {
     const size_t row_bytes = kvf_row_bytes(s);
     vf2 acc[4];
@@ -187,8 +202,8 @@ KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
         }
     for (uint32_t j = 0; j < list->count; j++) {
         const void *v = kvf_offset(values, list->token[j] * row_bytes);
-        if (next)
-            __builtin_prefetch(next + j * row_bytes, 0, 3);
+        if (ahead)
+            prefetch_lines(ahead + (size_t)j * pairs * 64, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
             vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, s->head_dim - d - p * VF_PAIR);
             for (uint32_t g = 0; g < rows; g++) {
@@ -205,6 +220,18 @@ KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
         }
 }
 
+/* Where in the next page's values the pass that begins at column d of `step` columns prefetches. */
+KVF_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint32_t d,
+                                     uint32_t step, uint32_t lines)
+{
+    if (!next)
+        return NULL;
+    const size_t half = kvf_half_page_bytes(s), pass = (size_t)s->page_size * lines * 64;
+    const size_t at =
+        pass < half ? d / step * pass % half : 0; /* a second time: what was dropped */
+    return kvf_offset(next, half + (at + pass > half && pass < half ? half - pass : at));
+}
+
 /* One page for one block of rows. `next` is the page to fetch into the cache meanwhile, or NULL. */
 KVF_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype,
                             const kvf_shape *s, const void *page, const live_list *list, float unit,
@@ -215,78 +242,95 @@ KVF_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype
     const void *values = kvf_offset(page, kvf_half_page_bytes(s));
     for (uint32_t j = 0; j < list->count; j += keys) {
         const void *key[ACCUMULATORS];
-        for (uint32_t k = 0; k < keys; k++) {
+        for (uint32_t k = 0; k < keys; k++)
             key[k] = kvf_offset(page, list->token[j + k] * row_bytes);
-            prefetch_row(kvf_offset(values, list->token[j + k] * row_bytes), (uint32_t)row_bytes);
-        }
-        dot_keys(b, rows, dtype, s, key, b->s + j * rows);
+        dot_keys(b, rows, dtype, s, key, b->s + j * rows,
+                 next ? kvf_offset(next, j * row_bytes) : NULL);
     }
     soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR);
-    const uint32_t pairs = 4 / rows;
+    const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
     uint32_t d = 0;
-    for (; d + pairs * VF_PAIR <= s->head_dim; d += pairs * VF_PAIR) {
-        const char *ahead = next ? kvf_offset(next, d * kvf_dtype_bytes(dtype)) : NULL;
-        add_values(b, rows, pairs, dtype, s, values, list, d, ahead);
-    }
+    for (; d + step <= s->head_dim; d += step)
+        add_values(b, rows, pairs, dtype, s, values, list, d,
+                   ahead_of_pass(s, next, d, step, pairs));
     for (; d < s->head_dim; d += VF_PAIR)
         add_values(b, rows, 1, dtype, s, values, list, d, NULL);
 }
 
-KVF_INLINE void attend_block(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
-                             uint32_t first, const uint32_t rows, const kvf_dtype dtype)
+KVF_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list, uint32_t first,
+                            const uint32_t rows, const kvf_dtype dtype)
 {
-    const kvf_shape *s = &a->shape;
-    const uint32_t head_dim = s->head_dim;
-    block b;
+    const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
-        const size_t row = (size_t)split->list * a->group + first + g;
-        b.raw[g] = kvf_offset(a->q, row * kvf_row_bytes(s));
-        b.top[g] = -INFINITY;
-        b.sum[g] = 0.0f;
+        const size_t row = (size_t)list * a->group + first + g;
+        b->raw[g] = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+        b->top[g] = -INFINITY;
+        b->sum[g] = 0.0f;
         for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
-            vf2 x = vf_load2(b.raw[g], dtype, d, head_dim - d);
-            vf_store(b.q[g] + d, x.a);
-            vf_store(b.q[g] + d + VF_LANES, x.b);
-            vf_store(b.o[g] + d, vf_zero());
-            vf_store(b.o[g] + d + VF_LANES, vf_zero());
+            vf2 x = vf_load2(b->raw[g], dtype, d, head_dim - d);
+            vf_store(b->q[g] + d, x.a);
+            vf_store(b->q[g] + d + VF_LANES, x.b);
+            vf_store(b->o[g] + d, vf_zero());
+            vf_store(b->o[g] + d + VF_LANES, vf_zero());
         }
     }
-    for (uint32_t i = 0; i < split->count; i++) {
-        const kvf_span *span = &split->spans[i];
-        live_list list;
-        list_live(&list, kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip));
-        if (list.count)
-            attend_page(&b, rows, dtype, s, span->page, &list, a->scale * KVF_LOG2E,
-                        i + 1 < split->count ? span[1].page : NULL);
-    }
+}
+
+KVF_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t task, uint32_t first,
+                          const uint32_t rows, const kvf_dtype dtype)
+{
+    const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
         const size_t row = (size_t)task * a->group + first + g;
-        const bool any = !(b.sum[g] <= 0.0f);
-        const float inverse = any ? 1.0f / b.sum[g] : 0.0f;
+        const bool any = !(b->sum[g] <= 0.0f);
+        const float inverse = any ? 1.0f / b->sum[g] : 0.0f;
         float o[KVF_HEAD_DIM_MAX];
         for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
-            vf2 x = {vf_load(b.o[g] + d), vf_load(b.o[g] + d + VF_LANES)};
+            vf2 x = {vf_load(b->o[g] + d), vf_load(b->o[g] + d + VF_LANES)};
             x.a = vf_mul(x.a, vf_set(inverse));
             x.b = vf_mul(x.b, vf_set(inverse));
             vf_store2(o + d, dtype, x);
         }
         memcpy(a->partial_o + row * head_dim, o, head_dim * sizeof *o);
-        a->partial_lse[row] = any ? b.top[g] * KVF_LN2 + logf(b.sum[g]) : -INFINITY;
+        a->partial_lse[row] = any ? b->top[g] * KVF_LN2 + logf(b->sum[g]) : -INFINITY;
     }
 }
 
+/* All blocks of rows share each page while it is in the cache. */
 KVF_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
                              const kvf_dtype dtype)
 {
-    uint32_t g = 0;
-    for (; g + 4 <= a->group; g += 4)
-        attend_block(a, split, task, g, 4, dtype);
-    if (g + 2 <= a->group) {
-        attend_block(a, split, task, g, 2, dtype);
-        g += 2;
+    const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
+    const float unit = a->scale * KVF_LOG2E;
+    block b[BLOCKS_MAX];
+    for (uint32_t i = 0; i < fours; i++)
+        begin_block(&b[i], a, split->list, 4 * i, 4, dtype);
+    if (two)
+        begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
+    if (one)
+        begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
+    for (uint32_t s = 0; s < split->count; s++) {
+        const kvf_span *span = &split->spans[s];
+        const void *next = s + 1 < split->count ? span[1].page : NULL;
+        live_list list;
+        list_live(&list, kvf_live_bits(kvf_min_u32(span->count, a->shape.page_size), span->skip));
+        if (list.count == 0)
+            continue;
+        for (uint32_t i = 0; i < fours; i++, next = NULL)
+            attend_page(&b[i], 4, dtype, &a->shape, span->page, &list, unit, next);
+        if (two) {
+            attend_page(&b[fours], 2, dtype, &a->shape, span->page, &list, unit, next);
+            next = NULL;
+        }
+        if (one)
+            attend_page(&b[fours + two], 1, dtype, &a->shape, span->page, &list, unit, next);
     }
-    if (g < a->group)
-        attend_block(a, split, task, g, 1, dtype);
+    for (uint32_t i = 0; i < fours; i++)
+        end_block(&b[i], a, task, 4 * i, 4, dtype);
+    if (two)
+        end_block(&b[fours], a, task, 4 * fours, 2, dtype);
+    if (one)
+        end_block(&b[fours + two], a, task, a->group - 1, 1, dtype);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)

@@ -3,9 +3,9 @@
 /*
  * Scores of query heads into scores of lists, vectorised. Bound: the exponentials.
  *
- * Knows nothing of groups or layers. The softmax of a row is computed twice, once for its sum and
- * once for its weights, so that nothing needs room of its own. NaN counts as -infinity and
- * +infinity as the largest float, as in reduce_ref.c. Exactness: fp32 sums, exponentials to 3e-7.
+ * Knows nothing of groups or layers. The weights of a row are kept on the stack until its sum is
+ * known, and computed a second time beyond KEPT_MAX pages. NaN counts as -infinity and +infinity as
+ * the largest float, as in reduce_ref.c. Exactness: fp32 sums, exponentials to 3e-7.
  */
 
 #include <float.h>
@@ -13,6 +13,8 @@
 
 #include "simd.h"
 #include "variants.h"
+
+#define KEPT_MAX 4096u /* 16 KiB of stack */
 
 KVF_INLINE float tame_one(float x)
 {
@@ -27,10 +29,13 @@ KVF_INLINE vf tame(vf x)
 
 static float row_top(const float *row, uint32_t pages)
 {
-    vf best = vf_set(-INFINITY);
+    vf best = vf_set(-INFINITY), other = best; /* two, because one would wait for itself */
     uint32_t p = 0;
-    for (; p + VF_LANES <= pages; p += VF_LANES)
+    for (; p + 2 * VF_LANES <= pages; p += 2 * VF_LANES) {
         best = vf_max(vf_load(row + p), best);
+        other = vf_max(vf_load(row + p + VF_LANES), other);
+    }
+    best = vf_max(other, best);
     float lane[VF_LANES], top = -INFINITY;
     vf_store(lane, best);
     for (uint32_t i = 0; i < VF_LANES; i++)
@@ -67,22 +72,28 @@ KVF_INLINE vf weight_of(vf x, float top, float unit)
     return vf_exp2(vf_mul(vf_sub(tame(x), vf_set(top)), vf_set(unit)));
 }
 
-/* out = or += mean's share of softmax(row). */
+/* out += the row's share of the mean of softmaxes. */
 static void add_softmax(const kvf_reduce_args *a, const float *row, float *out, uint32_t pages)
 {
     const float top = row_top(row, pages), unit = a->scale * KVF_LOG2E;
+    float kept[KEPT_MAX]; /* weights before they are scaled, of the first pages */
     if (top == -INFINITY)
         return;
     vf sum = vf_zero();
-    for (uint32_t p = 0; p < pages; p += VF_LANES)
-        sum = vf_add(sum, weight_of(load_part(row + p, pages - p), top, unit));
+    for (uint32_t p = 0; p < pages; p += VF_LANES) {
+        vf weight = weight_of(load_part(row + p, pages - p), top, unit);
+        sum = vf_add(sum, weight);
+        if (p < KEPT_MAX)
+            vf_store(kept + p, weight);
+    }
     float lane[VF_LANES], total = 0.0f;
     vf_store(lane, sum);
     for (uint32_t i = 0; i < VF_LANES; i++)
         total += lane[i];
     const vf share = vf_set(1.0f / (total * (float)a->rows));
     for (uint32_t p = 0; p < pages; p += VF_LANES) {
-        vf weight = weight_of(load_part(row + p, pages - p), top, unit);
+        vf weight =
+            p < KEPT_MAX ? vf_load(kept + p) : weight_of(load_part(row + p, pages - p), top, unit);
         vf old = load_part(out + p, pages - p);
         store_part(out + p, pages - p, vf_fma(weight, share, old));
     }

@@ -15,6 +15,7 @@
 #include "variants.h"
 
 #define BOXES_MAX (KVF_SCORE_PAGES * 4u)
+#define AHEAD     4096u /* bytes; also past the end, where nobody reads */
 
 typedef struct queries {
     _Alignas(64) float plus[4][KVF_HEAD_DIM_MAX]; /* paired order of bf16, padded with zeros */
@@ -38,13 +39,17 @@ KVF_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head
                             const uint16_t *const *box, float *to)
 {
     const uint32_t boxes = 8 / rows;
+    /* As many bytes are prefetched as are read, evenly: the core drops prefetches in bursts. */
+    const char *ahead = (const char *)box[0] + AHEAD;
     vf acc[8];
     for (uint32_t i = 0; i < 8; i++)
         acc[i] = vf_zero();
     for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
         const uint32_t left = head_dim - d;
         for (uint32_t half = 0; half < 2; half++) {
-            /* hi with q+, then lo with q-: two keys at a time share every query vector */
+            /* hi with q+, then lo with q-: two boxes at a time share every query vector */
+            for (uint32_t i = 0; i < boxes * VF_PAIR * 2; i += 64)
+                __builtin_prefetch(ahead + (d * 2 + half * VF_PAIR) * boxes * 2 + i, 0, 2);
             for (uint32_t k = 0; k < boxes; k += 2) {
                 const uint16_t *first = box[k] + (half ? 0 : head_dim);
                 const uint16_t *second = box[k + 1] + (half ? 0 : head_dim);
@@ -53,6 +58,8 @@ KVF_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head
                 for (uint32_t g = 0; g < rows; g++) {
                     const float *q = half ? x->minus[g] + d : x->plus[g] + d;
                     vf qa = vf_load(q), qb = vf_load(q + VF_LANES);
+                    VF_KEEP(qa);
+                    VF_KEEP(qb);
                     vf *even = &acc[k * rows + g], *odd = &acc[(k + 1) * rows + g];
                     *even = vf_fma(y0.a, qa, *even);
                     *odd = vf_fma(y1.a, qa, *odd);

@@ -134,6 +134,16 @@ KVF_INLINE vf vf_exp2(vf x)
     return vf_mul(p, vf_power_of_two(shifted));
 }
 
+/*
+ * Holds a vector in a register: else the compiler folds its load into every use, and loads are what
+ * limits a loop in which each operand is used twice.
+ */
+#if defined(__x86_64__)
+#define VF_KEEP(x) __asm__("" : "+x"(x))
+#else
+#define VF_KEEP(x) (void)(x)
+#endif
+
 #define KVF_LOG2E 0x1.715476p+0f
 #define KVF_LN2   0x1.62e430p-1f
 
