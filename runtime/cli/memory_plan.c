@@ -107,7 +107,8 @@ uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
     return plan->weight_bytes + plan->runner_bytes + c->host_kv_bytes + c->host_staging_bytes +
-           c->device_kv_bytes + c->device_digest_bytes + c->device_table_bytes;
+           c->host_table_bytes + c->device_kv_bytes + c->device_digest_bytes +
+           c->device_table_bytes;
 }
 
 const char *cli_bytes_text(uint64_t bytes, char text[24])
@@ -141,7 +142,7 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
              c->static_tokens);
     print_row(file, "KV on the device", c->device_kv_bytes, note);
     print_row(file, "digests", c->device_digest_bytes, "");
-    print_row(file, "tables", c->device_table_bytes, "");
+    print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");
     print_row(file, "total", cli_memory_plan_total(plan), "");
     if (plan->available_bytes != UINT64_MAX)
         print_row(file, "available", plan->available_bytes, plan->available_by);

@@ -162,6 +162,7 @@ static void write_memory(cli_json *j, const cli_run *run)
     const kvf_cache_plan *p = &run->plan.cache;
     cli_json_integer(j, "host_kv_bytes", p->host_kv_bytes);
     cli_json_integer(j, "host_staging_bytes", p->host_staging_bytes);
+    cli_json_integer(j, "host_table_bytes", p->host_table_bytes);
     cli_json_integer(j, "device_kv_bytes", p->device_kv_bytes);
     cli_json_integer(j, "device_digest_bytes", p->device_digest_bytes);
     cli_json_integer(j, "device_table_bytes", p->device_table_bytes);

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Matrix products and row operations against plain double precision; every instruction set that the
+ * CPU has, every weight type, odd shapes, several matrices side by side, bias, accumulation; and
+ * the same bits with 1, 2 and 3 threads.
+ */
+
+#include "layer_ops.h"
+#include "linear.h"
+#include "number_formats.h"
+#include "random_model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROWS_MAX   33u
+#define INPUTS_MAX 4200u
+
+typedef struct problem {
+    uint32_t rows, inputs, outputs[KVF_LINEAR_PARTS_MAX];
+    uint32_t parts;
+    kvf_dtype dtype;
+    bool accumulate;
+} problem;
+
+/* Numbers of a problem; bias on the second part. */
+typedef struct data {
+    kvf_linear parts[KVF_LINEAR_PARTS_MAX];
+    float *x, *y, *start, *bias;
+    uint32_t columns;
+} data;
+
+static float unit(random_stream *stream)
+{
+    return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
+}
+
+static data data_create(const problem *p)
+{
+    random_stream stream = random_stream_of("linear");
+    data d = {0};
+    d.x = malloc((size_t)p->rows * p->inputs * sizeof(float));
+    for (size_t i = 0; i < (size_t)p->rows * p->inputs; i++)
+        d.x[i] = unit(&stream);
+    for (uint32_t part = 0; part < p->parts; part++) {
+        size_t count = (size_t)p->outputs[part] * p->inputs;
+        unsigned char *weight = malloc(count * sizeof(float));
+        for (size_t i = 0; i < count; i++)
+            number_store(weight, p->dtype, i, unit(&stream));
+        d.parts[part] = (kvf_linear){
+            .weight = weight, .dtype = p->dtype, .outputs = p->outputs[part], .inputs = p->inputs};
+        d.columns += p->outputs[part];
+    }
+    d.bias = malloc(d.columns * sizeof(float));
+    d.y = malloc((size_t)p->rows * d.columns * sizeof(float));
+    d.start = malloc((size_t)p->rows * d.columns * sizeof(float));
+    for (size_t i = 0; i < d.columns; i++)
+        d.bias[i] = unit(&stream);
+    for (size_t i = 0; i < (size_t)p->rows * d.columns; i++)
+        d.start[i] = unit(&stream);
+    if (p->parts > 1)
+        d.parts[1].bias = d.bias;
+    return d;
+}
+
+static void data_destroy(const problem *p, data *d)
+{
+    for (uint32_t part = 0; part < p->parts; part++) {
+        union {
+            const void *from;
+            void *to;
+        } weight = {.from = d->parts[part].weight};
+        free(weight.to);
+    }
+    free(d->x);
+    free(d->y);
+    free(d->start);
+    free(d->bias);
+}
+
+static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
+{
+    kvf_error error = {0};
+    kvf_runtime_config rc;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_linear_engine *engine;
+    kvf_runtime_config_init(&rc);
+    rc.threads = threads;
+    assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
+    const kvf_linear_limits limits = {.rows_max = ROWS_MAX,
+                                      .inputs_max = INPUTS_MAX,
+                                      .isa_mask = isa,
+                                      .bf16 = KVF_LINEAR_BF16_OFF};
+    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
+    kvf_linear_call call = {
+        .part_count = p->parts, .rows = p->rows, .x = d->x, .y = d->y, .accumulate = p->accumulate};
+    for (uint32_t i = 0; i < p->parts; i++)
+        call.parts[i] = &d->parts[i];
+    memcpy(d->y, d->start, (size_t)p->rows * d->columns * sizeof(float));
+    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_OK);
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    assert_false(kvf_linear_engine_failed(engine));
+    kvf_linear_engine_close(engine);
+    kvf_stream_destroy(stream);
+    kvf_runtime_close(runtime);
+}
+
+/* In fp32 a sum of n terms of at most 1 is off by less than n^2 / 2^24 in the worst case, and by a
+ * small multiple of n^(1/2) 2^-24 times its partial sums in practice; 2^-18 n^(1/2) is far above.
+ */
+static void compare(const problem *p, const data *d)
+{
+    double tolerance = sqrt((double)p->inputs) * 0x1p-18;
+    uint32_t column = 0;
+    for (uint32_t part = 0; part < p->parts; part++)
+        for (uint32_t out = 0; out < p->outputs[part]; out++, column++)
+            for (uint32_t row = 0; row < p->rows; row++) {
+                size_t at = (size_t)row * d->columns + column;
+                double want = p->accumulate ? (double)d->start[at] : 0.0;
+                if (d->parts[part].bias)
+                    want += (double)d->parts[part].bias[out];
+                for (uint32_t i = 0; i < p->inputs; i++)
+                    want += (double)number_load(d->parts[part].weight, p->dtype,
+                                                (size_t)out * p->inputs + i) *
+                            (double)d->x[(size_t)row * p->inputs + i];
+                if (!(fabs(want - (double)d->y[at]) <= tolerance))
+                    fail_msg("row %u, output %u of part %u: %.7g, expected %.7g", row, out, part,
+                             (double)d->y[at], want);
+            }
+}
+
+static const problem problems[] = {
+    {.rows = 1, .inputs = 64, .outputs = {5}, .parts = 1},
+    {.rows = 1, .inputs = 67, .outputs = {300, 1, 33}, .parts = 3, .accumulate = true},
+    {.rows = 3, .inputs = 131, .outputs = {70, 30}, .parts = 2},
+    {.rows = 1, .inputs = 4200, .outputs = {50}, .parts = 1},
+    {.rows = 5, .inputs = 67, .outputs = {257, 1, 33}, .parts = 3, .accumulate = true},
+    {.rows = 33, .inputs = 128, .outputs = {300, 20}, .parts = 2},
+    {.rows = 9, .inputs = 4200, .outputs = {150}, .parts = 1},
+};
+
+#define PROBLEMS (sizeof problems / sizeof problems[0])
+
+static void products_are_right(void **state)
+{
+    (void)state;
+    static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
+                                    KVF_ISA_BASELINE | KVF_ISA_AVX2, KVF_ISA_ALL};
+    for (size_t i = 0; i < PROBLEMS * 3; i++) {
+        problem p = problems[i / 3];
+        p.dtype = (kvf_dtype)(i % 3);
+        data d = data_create(&p);
+        for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; isa++) {
+            multiply(&p, &d, 2, isas[isa]);
+            compare(&p, &d);
+        }
+        data_destroy(&p, &d);
+    }
+}
+
+static void threads_do_not_change_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem p = problems[i];
+        data d = data_create(&p);
+        size_t bytes = (size_t)p.rows * d.columns * sizeof(float);
+        float *first = malloc(bytes);
+        multiply(&p, &d, 1, KVF_ISA_ALL);
+        memcpy(first, d.y, bytes);
+        for (uint32_t threads = 2; threads <= 3; threads++) {
+            multiply(&p, &d, threads, KVF_ISA_ALL);
+            assert_memory_equal(first, d.y, bytes);
+        }
+        free(first);
+        data_destroy(&p, &d);
+    }
+}
+
+static void shapes_out_of_limits_are_refused(void **state)
+{
+    (void)state;
+    kvf_error error;
+    kvf_runtime_config rc;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_linear_engine *engine;
+    kvf_runtime_config_init(&rc);
+    assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
+    kvf_linear_limits limits = {.rows_max = 0, .inputs_max = 8, .isa_mask = KVF_ISA_ALL};
+    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_INVALID);
+    assert_null(engine);
+    limits.rows_max = 2;
+    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
+    const kvf_linear wide = {.outputs = 1, .inputs = 9};
+    kvf_linear_call call = {.parts = {&wide}, .part_count = 1, .rows = 1};
+    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
+    call.rows = 3;
+    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
+    kvf_linear_engine_close(engine);
+    kvf_stream_destroy(stream);
+    kvf_runtime_close(runtime);
+}
+
+static void norm_and_rope_and_swiglu(void **state)
+{
+    (void)state;
+    const float x[5] = {1.0f, -2.0f, 3.0f, -4.0f, 0.5f}, w[5] = {1.0f, 2.0f, 0.5f, 1.0f, -1.0f};
+    float y[5];
+    kvf_rms_norm(x, w, 5, 0.25, y);
+    double scale = 1.0 / sqrt((1.0 + 4.0 + 9.0 + 16.0 + 0.25) / 5.0 + 0.25);
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs((double)y[i] - (double)x[i] * (double)w[i] * scale) < 1e-6);
+
+    const float inv_freq[2] = {1.0f, 0.01f};
+    float cosine[2], sine[2], r[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+    kvf_rope_angles(inv_freq, 2, 2.0f, 7, cosine, sine);
+    kvf_rope_rotate(r, 2, cosine, sine);
+    for (int i = 0; i < 2; i++) {
+        double a = i ? 0.07 : 7.0, p = 1.0 + i, q = 3.0 + i;
+        assert_true(fabs((double)r[i] - 2.0 * (p * cos(a) - q * sin(a))) < 1e-5);
+        assert_true(fabs((double)r[i + 2] - 2.0 * (q * cos(a) + p * sin(a))) < 1e-5);
+    }
+
+    const float gate[3] = {0.0f, 100.0f, -100.0f}, up[3] = {5.0f, 2.0f, 2.0f};
+    kvf_swiglu(gate, up, 3, y);
+    assert_true(y[0] == 0.0f && y[1] == 200.0f && fabsf(y[2]) < 1e-30f);
+}
+
+static void numbers_survive_the_way_there_and_back(void **state)
+{
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float b = number_from_bf16((uint16_t)h), f = number_from_fp16((uint16_t)h);
+        assert_true(isnan(b) ? isnan(number_from_bf16(number_to_bf16(b))) : number_to_bf16(b) == h);
+        assert_true(isnan(f) ? isnan(number_from_fp16(number_to_fp16(f))) : number_to_fp16(f) == h);
+    }
+    assert_int_equal(number_to_fp16(65520.0f), 0x7c00);
+    assert_int_equal(number_to_fp16(0x1.8p-24f), 2); /* a tie: to even */
+    assert_int_equal(number_to_fp16(0x1p-25f), 0);
+    assert_int_equal(number_to_bf16(0x1.01p0f), 0x3f80);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_right),
+        cmocka_unit_test(threads_do_not_change_bits),
+        cmocka_unit_test(shapes_out_of_limits_are_refused),
+        cmocka_unit_test(norm_and_rope_and_swiglu),
+        cmocka_unit_test(numbers_survive_the_way_there_and_back),
+    };
+    return cmocka_run_group_tests_name("linear", tests, NULL, NULL);
+}
