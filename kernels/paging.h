@@ -44,15 +44,15 @@ typedef struct kvf_row {
     char *queries;         /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
     char *slots;     /* [lists, slots, page bytes]; NULL = pages are attended where they live */
-    uint32_t *share;       /* [2] static tokens and chosen pages, data dependent; NULL = as below */
-    uint64_t *fault;       /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
+    uint32_t *share; /* [2] static tokens and chosen pages, data dependent; NULL = as below */
+    uint64_t *fault; /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
     void *const
         *pool; /* [sealed - sealed_before] pool addresses of the pages sealed by this call */
     uint32_t fault_key;     /* generation << 12 | layer; a lower one is newer */
     uint32_t static_tokens; /* unless share says otherwise */
     uint32_t chosen_pages;  /* likewise */
-    uint32_t length; /* tokens, those of this call included */
-    uint32_t sealed; /* pages, those of this call included */
+    uint32_t length;        /* tokens, those of this call included */
+    uint32_t sealed;        /* pages, those of this call included */
     uint32_t sealed_before;
     uint32_t job_first;   /* of the row's digest jobs, in pages */
     uint32_t query_slot;  /* where the newest query goes */
@@ -196,8 +196,8 @@ typedef struct kvf_cover_args {
     uint32_t *span_count; /* [kv_heads] out */
     uint32_t *first;      /* [kv_heads] out; the rest may be NULL together */
     uint32_t *count;      /* [kv_heads] out */
-    uint32_t *take;       /* [kv_heads] out: the row's static tokens, or take_tokens if that is not 0 */
-    uint32_t *limit;      /* [query_window] out: token of each kept query */
+    uint32_t *take;  /* [kv_heads] out: the row's static tokens, or take_tokens if that is not 0 */
+    uint32_t *limit; /* [query_window] out: token of each kept query */
     uint32_t take_tokens;
 } kvf_cover_args;
 

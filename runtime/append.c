@@ -13,7 +13,8 @@
 #include "append.h"
 #include "select.h"
 
-/* ---- blocks and positions, on the host -------------------------------------------------------- */
+/* ---- blocks and positions, on the host --------------------------------------------------------
+ */
 
 kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
@@ -73,7 +74,8 @@ static kvf_digest_job *jobs_of(const kvf_cache *cache)
     return kvf_table_at(cache, cache->layout.jobs);
 }
 
-/* Bits, sink, digests of the pages that this call seals; the page tables name their present place. */
+/* Bits, sink, digests of the pages that this call seals; the page tables name their present place.
+ */
 static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     const kvf_cache *cache = step->cache;
@@ -159,8 +161,8 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
-    const size_t bytes = (size_t)cache->config.query_heads * p->shape.head_dim *
-                         kvf_dtype_bytes(p->shape.dtype);
+    const size_t bytes =
+        (size_t)cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     if (!args->q) {
         layer->queries = 0; /* what comes next is not contiguous with what is kept */
         return KVF_OK;

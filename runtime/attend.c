@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against dense
- * attention.
+ * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against
+ * dense attention.
  *
  * Knows nothing of how pages were chosen. Hits are attended while misses are on their way; because
  * splits are fixed and merged in order, that changes no bit.
@@ -138,8 +138,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t heads = cache->config.query_heads;
     const size_t first = (size_t)index * heads;
-    const size_t bytes =
-        first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const size_t bytes = first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     const kvf_cover_args cover = {.paging = *p,
                                   .spans_max = cache->dims.cover_max,
                                   .row = step->row + index,

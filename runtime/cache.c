@@ -19,13 +19,12 @@ static kvf_status take_host(kvf_cache *cache)
     cache->sequences = kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sequences);
     cache->layers = kvf_alloc(cache->context, rows, sizeof *cache->layers);
     cache->blocks = kvf_alloc(cache->context, rows, pages * sizeof *cache->blocks);
-    cache->positions =
-        kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
+    cache->positions = kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
     cache->host_counters = kvf_alloc(cache->context, c->layers, sizeof *cache->host_counters);
     cache->sealed_before =
         kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sealed_before);
-    if (!cache->sealed_before || !cache->sequences || !cache->layers || !cache->blocks || !cache->positions ||
-        !cache->host_counters)
+    if (!cache->sealed_before || !cache->sequences || !cache->layers || !cache->blocks ||
+        !cache->positions || !cache->host_counters)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
                  "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
                  "tokens_max",
@@ -69,12 +68,10 @@ static kvf_status take_pages(kvf_cache *cache)
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
     memory.bytes = memory.granule = cache->layout.control;
     KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &cache->control));
-    const size_t slot_bytes =
-        c->transfer == KVF_TRANSFER_DIRECT ? 0 : kvf_page_bytes(&p->shape);
+    const size_t slot_bytes = c->transfer == KVF_TRANSFER_DIRECT ? 0 : kvf_page_bytes(&p->shape);
     KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                  p->pages_max, p->slots, slot_bytes, &cache->residency));
-    const kvf_transfer_config transfer =
-        kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
+    const kvf_transfer_config transfer = kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
     return kvf_transfer_open(cache->device, &transfer, &cache->transfer);
 }
 

@@ -7,11 +7,11 @@
  *
  * All work of a cache runs in one order: on one stream, or on several that wait for each other
  * (kvf_step_begin). So whatever a later call overwrites, earlier calls have read, and blocks of the
- * pool may be given back as soon as the host no longer needs them. Lengths, positions and blocks are
- * kept by the host at the time of enqueueing; the device has them as kvf_row, one per call.
+ * pool may be given back as soon as the host no longer needs them. Lengths, positions and blocks
+ * are kept by the host at the time of enqueueing; the device has them as kvf_row, one per call.
  *
- * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / page_size) after every
- * call; blocks[p] is a pool block iff p < sealed; the static store in force is `store`.
+ * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / page_size) after
+ * every call; blocks[p] is a pool block iff p < sealed; the static store in force is `store`.
  */
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@
 #include "transfer.h"
 
 /* Calls whose arguments are in flight; the next one waits for the oldest. */
-#define KVF_FRAMES 16u
+#define KVF_FRAMES       16u
 /* Partial results are formed over this many tokens. */
 #define KVF_SPLIT_TOKENS 512u
 
@@ -97,7 +97,7 @@ struct kvf_sequence {
     uint32_t slot;
     uint32_t is_alive;
     uint32_t generation; /* falls with every sequence in this slot: tells faults of older ones */
-    kvf_layer *layers; /* [layers] */
+    kvf_layer *layers;   /* [layers] */
 };
 
 /* Arguments of one call: built on the host, copied to the device in stream order. */
@@ -130,21 +130,21 @@ struct kvf_cache {
     kvf_residency residency;
     kvf_transfer_engine *transfer;
     kvf_stream *writeback;
-    kvf_event *sealed;       /* on the caller's stream: the pages to write back are complete */
-    kvf_event *written;      /* on the write-back stream */
+    kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
+    kvf_event *written; /* on the write-back stream */
 
     kvf_frame frames[KVF_FRAMES];
     uint32_t next_frame;
     kvf_stream *last_stream; /* compared only */
     kvf_event *last_done;    /* of the last call */
 
-    struct kvf_sequence *sequences; /* [sequences_max] */
-    kvf_layer *layers;              /* [sequences_max, layers] */
-    kvf_block *blocks;              /* [sequences_max, layers, pages_max] */
-    uint32_t *positions;            /* [sequences_max, layers, tokens_max] */
+    struct kvf_sequence *sequences;         /* [sequences_max] */
+    kvf_layer *layers;                      /* [sequences_max, layers] */
+    kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
+    uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
-    uint32_t *sealed_before;        /* [sequences_max] of the call */
-    kvf_status broken;              /* a call failed half-way */
+    uint32_t *sealed_before;                /* [sequences_max] of the call */
+    kvf_status broken;                      /* a call failed half-way */
     atomic_flag in_use;
 };
 

@@ -40,7 +40,10 @@ typedef struct field {
 
 _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bits");
 
-#define FIELD(name, low, high, fix) {#name, offsetof(kvf_cache_config, name), low, high, fix}
+#define FIELD(name, low, high, fix)                                                                \
+    {                                                                                              \
+#name, offsetof(kvf_cache_config, name), low, high, fix                                    \
+    }
 
 static const field fields[] = {
     FIELD(layers, 1, 1024, "layers of the model"),
@@ -83,9 +86,10 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
     if (c->sub_digests == 3)
         KVF_FAIL(context, KVF_INVALID, "sub_digests = 3: must be 1, 2 or 4");
     if (c->query_heads % c->kv_heads)
-        KVF_FAIL(context, KVF_INVALID,
-                 "query_heads = %u: must be a multiple of kv_heads = %u; check the model's geometry",
-                 c->query_heads, c->kv_heads);
+        KVF_FAIL(
+            context, KVF_INVALID,
+            "query_heads = %u: must be a multiple of kv_heads = %u; check the model's geometry",
+            c->query_heads, c->kv_heads);
     if (c->query_heads / c->kv_heads > KVF_GROUP_MAX_HEADS)
         KVF_FAIL(context, KVF_INVALID,
                  "query_heads = %u: with kv_heads = %u a group has %u heads, at most %u work",
@@ -101,7 +105,8 @@ static kvf_status check_reals(kvf_context *context, const kvf_cache_config *c)
                  (double)c->softmax_scale);
     if (c->static_ratio != KVF_STATIC_RATIO_AUTO &&
         !(c->static_ratio >= 0.0f && c->static_ratio <= 1.0f))
-        KVF_FAIL(context, KVF_INVALID, "static_ratio = %g: must be 0 to 1, or KVF_STATIC_RATIO_AUTO",
+        KVF_FAIL(context, KVF_INVALID,
+                 "static_ratio = %g: must be 0 to 1, or KVF_STATIC_RATIO_AUTO",
                  (double)c->static_ratio);
     if (c->select == KVF_SELECT_CUSTOM && !c->select_fn)
         KVF_FAIL(context, KVF_INVALID,
@@ -126,8 +131,8 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
     if (c->select == KVF_SELECT_ARKVALE)
         c->digest = KVF_DIGEST_CUBOID_MEAN;
     if (c->transfer == KVF_TRANSFER_AUTO)
-        c->transfer = runtime->properties.shares_host_memory ? KVF_TRANSFER_DIRECT
-                                                             : KVF_TRANSFER_GATHER;
+        c->transfer =
+            runtime->properties.shares_host_memory ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER;
 }
 
 static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *policy,
@@ -137,17 +142,17 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
     if (policy->all_pages)
         return KVF_OK;
     if (c->budget_tokens < fixed + c->page_size)
-        KVF_FAIL(context, KVF_INVALID,
-                 "budget_tokens = %u: at least %u are needed (sink_tokens %u, a window of up to %u, "
-                 "one page of %u); raise budget_tokens or lower the others",
-                 c->budget_tokens, fixed + c->page_size, c->sink_tokens,
-                 c->local_tokens + c->page_size - 1, c->page_size);
+        KVF_FAIL(
+            context, KVF_INVALID,
+            "budget_tokens = %u: at least %u are needed (sink_tokens %u, a window of up to %u, "
+            "one page of %u); raise budget_tokens or lower the others",
+            c->budget_tokens, fixed + c->page_size, c->sink_tokens,
+            c->local_tokens + c->page_size - 1, c->page_size);
     dims->rest_tokens = c->budget_tokens - fixed;
     const bool is_auto = c->static_ratio == KVF_STATIC_RATIO_AUTO;
     dims->dynamic_pages = dims->rest_tokens / c->page_size;
-    dims->static_tokens = is_auto
-                              ? dims->rest_tokens
-                              : (uint32_t)((double)c->static_ratio * (double)dims->rest_tokens);
+    dims->static_tokens = is_auto ? dims->rest_tokens
+                                  : (uint32_t)((double)c->static_ratio * (double)dims->rest_tokens);
     if (!is_auto)
         dims->dynamic_pages = (dims->rest_tokens - dims->static_tokens) / c->page_size;
     return KVF_OK;
@@ -156,15 +161,14 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
 static void count_lists(const kvf_select_policy *policy, const kvf_cache_config *c, kvf_dims *dims)
 {
     kvf_paging *p = &dims->paging;
-    *p = (kvf_paging){.shape = {.dtype = c->dtype,
-                                .head_dim = c->head_dim,
-                                .page_size = c->page_size},
-                      .kv_heads = c->kv_heads,
-                      .group = c->query_heads / c->kv_heads,
-                      .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
-                      .pages_max = kvf_div_ceil_u32(c->tokens_max, c->page_size),
-                      .subs = c->sub_digests,
-                      .sink = c->sink_tokens};
+    *p = (kvf_paging){
+        .shape = {.dtype = c->dtype, .head_dim = c->head_dim, .page_size = c->page_size},
+        .kv_heads = c->kv_heads,
+        .group = c->query_heads / c->kv_heads,
+        .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
+        .pages_max = kvf_div_ceil_u32(c->tokens_max, c->page_size),
+        .subs = c->sub_digests,
+        .sink = c->sink_tokens};
     p->store_pages =
         kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
     p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, c->page_size) + 1;
@@ -211,10 +215,11 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     if (!config)
         KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_cache_config");
     if (config->size != sizeof *config)
-        KVF_FAIL(context, KVF_INVALID,
-                 "size = %zu: this library knows %zu; call kvf_cache_config_init, and build against "
-                 "the header of the library that is linked",
-                 config->size, sizeof *config);
+        KVF_FAIL(
+            context, KVF_INVALID,
+            "size = %zu: this library knows %zu; call kvf_cache_config_init, and build against "
+            "the header of the library that is linked",
+            config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
     KVF_TRY(check_reals(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);

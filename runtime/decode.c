@@ -14,7 +14,8 @@
 #include "append.h"
 #include "select.h"
 
-/* ---- checks and bookkeeping on the host -------------------------------------------------------- */
+/* ---- checks and bookkeeping on the host --------------------------------------------------------
+ */
 
 kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args)
 {
@@ -75,8 +76,9 @@ static void note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed
         kvf_append_note(cache, layer, 1, args->positions ? args->positions + b : NULL);
         layer->queries++;
         cache->host_counters[args->layer].steps++;
-        layer->is_due = cache->dims.static_tokens && layer->sealed &&
-                        (layer->needs_exact || layer->since_refresh >= cache->config.refresh_interval);
+        layer->is_due =
+            cache->dims.static_tokens && layer->sealed &&
+            (layer->needs_exact || layer->since_refresh >= cache->config.refresh_interval);
         layer->since_refresh = layer->is_due ? 1 : layer->since_refresh + 1;
         due->refreshes += layer->is_due;
         layer->is_verified =
@@ -104,7 +106,8 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     return KVF_OK;
 }
 
-/* ---- phases ------------------------------------------------------------------------------------ */
+/* ---- phases ------------------------------------------------------------------------------------
+ */
 
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {

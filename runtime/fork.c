@@ -4,8 +4,8 @@
  * A second sequence from the same tokens: sealed pages shared, everything on the device copied in
  * stream order.
  *
- * Knows nothing of policies. Residency is copied too, so that the child's static set, which is chosen
- * among resident tokens, is the one its parent would choose.
+ * Knows nothing of policies. Residency is copied too, so that the child's static set, which is
+ * chosen among resident tokens, is the one its parent would choose.
  */
 
 #include <string.h>
@@ -32,8 +32,8 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const size_t store = kvf_store_tokens(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t digest = kvf_digest_bytes(p->shape.head_dim, p->subs);
-    const size_t query = (size_t)p->kv_heads * p->group * p->shape.head_dim *
-                         kvf_dtype_bytes(p->shape.dtype);
+    const size_t query =
+        (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
     copy(c, to->ring, from->ring, p->ring_blocks * kvf_block_bytes(p));
     copy(c, to->store, from->store, (size_t)p->kv_heads * p->store_pages * page);

@@ -55,7 +55,8 @@ static void carve_rows(carver *kv, carver *digest, carver *table, const kvf_cach
     l->store_count = carve(table, 2 * rows, p->kv_heads, 1, sizeof(uint32_t));
     l->queries = carve(table, rows, p->query_window, c->query_heads,
                        c->head_dim * kvf_dtype_bytes(c->dtype));
-    l->share = carve(table, c->static_ratio == KVF_STATIC_RATIO_AUTO ? rows : 0, 2, 1, sizeof(uint32_t));
+    l->share =
+        carve(table, c->static_ratio == KVF_STATIC_RATIO_AUTO ? rows : 0, 2, 1, sizeof(uint32_t));
 }
 
 /* Room for one call on as many sequences as there may be. */
@@ -70,8 +71,8 @@ static void carve_step(carver *table, const kvf_cache_config *c, const kvf_dims 
     l->choose = carve(table, chosen, 1, 1, sizeof(uint32_t));
     l->ids = carve(table, lists, d->ids_max, 1, sizeof(int32_t));
     l->id_count = carve(table, lists, 1, 1, sizeof(uint32_t));
-    l->list_ids = carve(table, d->choose_lists < p->lists ? chosen : 0, d->ids_max, 1,
-                        sizeof(int32_t));
+    l->list_ids =
+        carve(table, d->choose_lists < p->lists ? chosen : 0, d->ids_max, 1, sizeof(int32_t));
     l->list_count = carve(table, chosen, 1, 1, sizeof(uint32_t));
     l->slot_of_id = carve(table, lists, d->ids_max, 1, sizeof(int32_t));
     l->missed = carve(table, lists, d->ids_max, 1, sizeof(uint32_t));
@@ -150,8 +151,8 @@ static void carve_host(carver *host, const kvf_cache_config *c, const kvf_dims *
     (void)carve(host, d->block_count, 2, 1, sizeof(uint32_t)); /* of the pool */
 }
 
-kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime,
-                                              const kvf_cache_config *c, const kvf_dims *d)
+kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime, const kvf_cache_config *c,
+                                              const kvf_dims *d)
 {
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_page_bytes(&d->paging.shape),
@@ -183,10 +184,11 @@ kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *c, cons
         if (all[i]->is_too_large || lists > UINT32_MAX ||
             (uint64_t)c->sequences_max * p->lists * d->ids_max > UINT32_MAX ||
             d->jobs_max > UINT32_MAX)
-            KVF_FAIL(runtime->context, KVF_INVALID,
-                     "tokens_max = %u with %u layers and sequences_max = %u is more than any memory; "
-                     "lower tokens_max, sequences_max or budget_tokens",
-                     c->tokens_max, c->layers, c->sequences_max);
+            KVF_FAIL(
+                runtime->context, KVF_INVALID,
+                "tokens_max = %u with %u layers and sequences_max = %u is more than any memory; "
+                "lower tokens_max, sequences_max or budget_tokens",
+                c->tokens_max, c->layers, c->sequences_max);
     if (control.total > KVF_ARENA_BYTES_MAX)
         KVF_FAIL(runtime->context, KVF_INVALID,
                  "sequences_max = %u: arguments of a call would take %llu bytes; lower it",

@@ -106,7 +106,8 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
     return block + kv_head * kvf_page_bytes(&p->shape);
 }
 
-/* ---- attention over given lists ---------------------------------------------------------------- */
+/* ---- attention over given lists ----------------------------------------------------------------
+ */
 
 typedef struct lists_check {
     kvf_csr_args csr;

@@ -16,8 +16,8 @@
 
 void kvf_runtime_config_init(kvf_runtime_config *config)
 {
-    *config = (kvf_runtime_config){
-        .size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL};
+    *config =
+        (kvf_runtime_config){.size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL};
 }
 
 /* Errors from before there is a context. */

@@ -10,9 +10,9 @@
 #include "select.h"
 
 static const kvf_select_policy *const policies[] = {
-    &kvf_select_hybrid,    &kvf_select_full,  &kvf_select_static,  &kvf_select_dynamic,
-    &kvf_select_streaming, &kvf_select_quest, &kvf_select_arkvale, &kvf_select_oracle,
-    &kvf_select_custom};
+    &kvf_select_hybrid,  &kvf_select_full,      &kvf_select_static,
+    &kvf_select_dynamic, &kvf_select_streaming, &kvf_select_quest,
+    &kvf_select_arkvale, &kvf_select_oracle,    &kvf_select_custom};
 
 const kvf_select_policy *kvf_select_find(kvf_select select)
 {

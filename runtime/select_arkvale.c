@@ -8,8 +8,8 @@
 #include "select.h"
 
 const kvf_select_policy kvf_select_arkvale = {.select = KVF_SELECT_ARKVALE,
-                                         .name = "arkvale",
-                                         .static_use = KVF_STATIC_NONE,
-                                         .per_layer = 1,
-                                         .scores_pages = 1,
-                                         .choose = kvf_choose_top};
+                                              .name = "arkvale",
+                                              .static_use = KVF_STATIC_NONE,
+                                              .per_layer = 1,
+                                              .scores_pages = 1,
+                                              .choose = kvf_choose_top};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The caller's own choice of pages, from reduced digest scores and static bits. The function runs on the
- * stream's thread, list after list; what it writes is checked there, and a bad answer fails the stream.
+ * The caller's own choice of pages, from reduced digest scores and static bits. The function runs
+ * on the stream's thread, list after list; what it writes is checked there, and a bad answer fails
+ * the stream.
  */
 
 #include "select.h"

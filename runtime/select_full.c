@@ -8,7 +8,7 @@
 #include "select.h"
 
 const kvf_select_policy kvf_select_full = {.select = KVF_SELECT_FULL,
-                                         .name = "full",
-                                         .static_use = KVF_STATIC_NONE,
-                                         .all_pages = 1,
-                                         .choose = kvf_choose_newest};
+                                           .name = "full",
+                                           .static_use = KVF_STATIC_NONE,
+                                           .all_pages = 1,
+                                           .choose = kvf_choose_newest};

@@ -10,7 +10,7 @@
 #include "select.h"
 
 const kvf_select_policy kvf_select_hybrid = {.select = KVF_SELECT_HYBRID,
-                                         .name = "hybrid",
-                                         .static_use = KVF_STATIC_CONFIGURED,
-                                         .scores_pages = 1,
-                                         .choose = kvf_choose_top};
+                                             .name = "hybrid",
+                                             .static_use = KVF_STATIC_CONFIGURED,
+                                             .scores_pages = 1,
+                                             .choose = kvf_choose_top};

@@ -17,12 +17,12 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     const size_t query = (size_t)cache->config.query_heads * cache->config.head_dim *
                          kvf_dtype_bytes(cache->config.dtype);
     const uint32_t take = row->attend_all ? cache->dims.tokens_max : cache->dims.rest_tokens;
-    const kvf_observation now = {
-        .index = index,
-        .take_tokens = take,
-        .q = (const char *)step->q + index * query,
-        .limit = (const uint32_t *)kvf_table_at(cache, l->limit) + row->query_slot,
-        .window = 1};
+    const kvf_observation now = {.index = index,
+                                 .take_tokens = take,
+                                 .q = (const char *)step->q + index * query,
+                                 .limit = (const uint32_t *)kvf_table_at(cache, l->limit) +
+                                          row->query_slot,
+                                 .window = 1};
     const size_t first = (size_t)index * p->lists;
     const kvf_mask_args mask = {
         .paging = *p,

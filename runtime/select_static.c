@@ -8,6 +8,6 @@
 #include "select.h"
 
 const kvf_select_policy kvf_select_static = {.select = KVF_SELECT_STATIC,
-                                         .name = "static",
-                                         .static_use = KVF_STATIC_WHOLE,
-                                         .choose = kvf_choose_newest};
+                                             .name = "static",
+                                             .static_use = KVF_STATIC_WHOLE,
+                                             .choose = kvf_choose_newest};

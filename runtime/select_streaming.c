@@ -8,6 +8,6 @@
 #include "select.h"
 
 const kvf_select_policy kvf_select_streaming = {.select = KVF_SELECT_STREAMING,
-                                         .name = "streaming",
-                                         .static_use = KVF_STATIC_NONE,
-                                         .choose = kvf_choose_newest};
+                                                .name = "streaming",
+                                                .static_use = KVF_STATIC_NONE,
+                                                .choose = kvf_choose_newest};

@@ -121,8 +121,7 @@ kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)
     if (!sequence->is_alive)
         KVF_FAIL(cache->context, KVF_INVALID, "the sequence was destroyed; create another");
     void *faults = kvf_control_host(cache, cache->layout.faults);
-    const uint64_t fault =
-        __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
+    const uint64_t fault = __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
     if (fault >> 44 == sequence->generation)
         KVF_FAIL(cache->context, KVF_NOT_FINITE,
                  "layer %u, token %u: its key or value is NaN or infinite; destroy this sequence "

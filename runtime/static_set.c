@@ -89,26 +89,26 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
     return kvf_step_top_tokens(step, ids, count);
 }
 
-/* static_ratio = auto: the overlap of what the first and the last query of the window rank highest. */
+/* static_ratio = auto: the overlap of what the first and the last query of the window rank highest.
+ */
 static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_layer *layer)
 {
     const kvf_cache *cache = step->cache;
     const kvf_layout *l = &cache->layout;
     const kvf_row *row = &step->row_host[all->index];
     const uint32_t newest = row->query_slot, n = row->query_count;
-    const kvf_overlap_args args = {
-        .paging = cache->dims.paging,
-        .row = step->row + all->index,
-        .rest = cache->dims.rest_tokens,
-        .ids_max = cache->dims.tokens_max,
-        .a = kvf_table_at(cache, l->token_ids),
-        .a_count = kvf_table_at(cache, l->token_count),
-        .b = kvf_table_at(cache, l->token_ids_b),
-        .b_count = kvf_table_at(cache, l->token_count_b),
-        .choose = (uint32_t *)kvf_table_at(cache, l->choose) +
-                  (size_t)all->index * cache->dims.choose_lists,
-        .choose_lists = cache->dims.choose_lists,
-        .counters = kvf_counters_device(cache, step->layer)};
+    const kvf_overlap_args args = {.paging = cache->dims.paging,
+                                   .row = step->row + all->index,
+                                   .rest = cache->dims.rest_tokens,
+                                   .ids_max = cache->dims.tokens_max,
+                                   .a = kvf_table_at(cache, l->token_ids),
+                                   .a_count = kvf_table_at(cache, l->token_count),
+                                   .b = kvf_table_at(cache, l->token_ids_b),
+                                   .b_count = kvf_table_at(cache, l->token_count_b),
+                                   .choose = (uint32_t *)kvf_table_at(cache, l->choose) +
+                                             (size_t)all->index * cache->dims.choose_lists,
+                                   .choose_lists = cache->dims.choose_lists,
+                                   .counters = kvf_counters_device(cache, step->layer)};
     kvf_observation whole = *all;
     whole.take_tokens = cache->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
@@ -116,8 +116,8 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
                          kvf_table_at(cache, l->token_count)));
     KVF_TRY(top_of_query(step, all, newest, kvf_table_at(cache, l->token_ids_b),
                          kvf_table_at(cache, l->token_count_b)));
-    layer->has_share = row->sealed * cache->config.page_size >
-                       cache->dims.rest_tokens + cache->config.sink_tokens;
+    layer->has_share =
+        row->sealed * cache->config.page_size > cache->dims.rest_tokens + cache->config.sink_tokens;
     return KVF_LAUNCH(step, overlap, args, 1);
 }
 

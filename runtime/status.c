@@ -6,7 +6,7 @@
 
 #include <kvferry/kvferry.h>
 
-#define TEXT_OF(x) #x
+#define TEXT_OF(x)                        #x
 #define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
 
 const char *kvf_status_name(kvf_status status)

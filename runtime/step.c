@@ -64,8 +64,8 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
         .store_count = (uint32_t *)kvf_table_at(cache, l->store_count) + stored * p->kv_heads,
         .queries = (char *)kvf_table_at(cache, l->queries) + n * query,
         .slot_of_page = kvf_residency_slot_of_page(&cache->residency, list),
-        .slots = cache->residency.slot_bytes ? kvf_residency_slot(&cache->residency, list, 0)
-                                             : NULL,
+        .slots =
+            cache->residency.slot_bytes ? kvf_residency_slot(&cache->residency, list, 0) : NULL,
         .share = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO
                      ? (uint32_t *)kvf_table_at(cache, l->share) + n * 2
                      : NULL,
@@ -90,8 +90,7 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
     step->row = device;
     step->sealed_pages = 0;
     for (uint32_t b = 0; b < step->rows; b++)
-        step->sealed_pages +=
-            step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
+        step->sealed_pages += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
     step->pool_host = kvf_step_take(step, step->sealed_pages * sizeof(void *), &pool_device);
     uint32_t job = 0;
     step->stride = 1;
@@ -117,8 +116,7 @@ kvf_status kvf_step_send(kvf_step *step)
 kvf_status kvf_step_end(kvf_step *step, kvf_status status)
 {
     kvf_cache *cache = step->cache;
-    const kvf_status recorded =
-        cache->device->ops->event_record(step->frame->done, step->stream);
+    const kvf_status recorded = cache->device->ops->event_record(step->frame->done, step->stream);
     if (status == KVF_OK)
         status = recorded;
     step->frame->is_busy = recorded == KVF_OK;

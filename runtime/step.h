@@ -20,23 +20,23 @@ typedef struct kvf_step {
     kvf_sequence *const *sequences; /* [rows], the caller's */
     kvf_row *row_host;              /* [rows], in the frame */
     const kvf_row *row;             /* the same on the device */
-    kvf_row *row_after_host;        /* [rows] with the stores that a refresh of this call brings into */
-    const kvf_row *row_after;       /* force; NULL if there is none */
-    void **pool_host;               /* addresses of the blocks that this call seals */
-    uint32_t sealed_pages;          /* of all rows, by this call */
+    kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
+    const kvf_row *row_after; /* force; NULL if there is none */
+    void **pool_host;         /* addresses of the blocks that this call seals */
+    uint32_t sealed_pages;    /* of all rows, by this call */
     const void *q;
-    uint32_t stride;                /* of score rows: most sealed pages of a row, at least 1 */
+    uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
 
     /* per list, on the device, in the frame */
-    const void *const *digests;     /* of score lists */
-    const uint32_t *pages;          /* of score lists */
-    const uint32_t *choose_pages;   /* of lists that are chosen for */
+    const void *const *digests;      /* of score lists */
+    const uint32_t *pages;           /* of score lists */
+    const uint32_t *choose_pages;    /* of lists that are chosen for */
     const float *const *list_scores; /* of lists; NULL = no scores */
     int32_t *const *slot_of_page;
     int32_t *const *page_of_slot;
 
-    const uint64_t *masks;          /* of the chosen pages; NULL = none */
-    uint32_t ticket;                /* of the transfer */
+    const uint64_t *masks; /* of the chosen pages; NULL = none */
+    uint32_t ticket;       /* of the transfer */
 } kvf_step;
 
 /* Launch a kernel of the table: arguments by value. */
@@ -44,8 +44,8 @@ typedef struct kvf_step {
     ((step)->cache->device->ops->launch((step)->stream, (step)->cache->device->kernels.op,         \
                                         &(args), sizeof(args), (tasks)))
 
-/* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work in
- * order behind its last call. */
+/* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work
+ * in order behind its last call. */
 KVF_MUST_CHECK kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
 
 /* Room in the frame; *device is where the device will see it. */
@@ -66,7 +66,8 @@ void kvf_step_lists(kvf_step *step);
 /* Copy the frame to the device. */
 KVF_MUST_CHECK kvf_status kvf_step_send(kvf_step *step);
 
-/* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken. */
+/* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken.
+ */
 KVF_MUST_CHECK kvf_status kvf_step_end(kvf_step *step, kvf_status status);
 
 /* Time since the last stamp goes to *sum, in stream order; NULL starts the clock. */
@@ -75,13 +76,13 @@ KVF_MUST_CHECK kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
 KVF_MUST_CHECK kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
 
-/* append.c. seal: bits, sink and digests of the pages that this call completes, and their way from the
- * ring to the pool. flip: wait for that and point the page tables there. */
+/* append.c. seal: bits, sink and digests of the pages that this call completes, and their way from
+ * the ring to the pool. flip: wait for that and point the page tables there. */
 KVF_MUST_CHECK kvf_status kvf_step_seal(kvf_step *step);
 KVF_MUST_CHECK kvf_status kvf_step_flip(kvf_step *step);
 
 /* attend.c */
-KVF_MUST_CHECK kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
+KVF_MUST_CHECK kvf_status kvf_step_resolve(kvf_step *step); /* slots, and the misses on their way */
 KVF_MUST_CHECK kvf_status kvf_step_assemble(kvf_step *step); /* spans */
 KVF_MUST_CHECK kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
 /* Attend densely to row `index` and compare. */
@@ -105,10 +106,10 @@ KVF_MUST_CHECK kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 KVF_MUST_CHECK kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
 /* Attention of the last `window` queries of a row over its tokens, into token_score. */
 typedef struct kvf_observation {
-    uint32_t index;       /* row of the step */
-    uint32_t resident;    /* see kvf_cover_args */
-    uint32_t take_tokens; /* 0 = the row's share */
-    const void *q;        /* [window, query heads, head_dim] */
+    uint32_t index;        /* row of the step */
+    uint32_t resident;     /* see kvf_cover_args */
+    uint32_t take_tokens;  /* 0 = the row's share */
+    const void *q;         /* [window, query heads, head_dim] */
     const uint32_t *limit; /* on the device, [window] */
     uint32_t window;
 } kvf_observation;
