@@ -1,0 +1,159 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# The kvferry command from outside: what it prints where, what it refuses and how, which files it
+# leaves. check_cli.sh KVFERRY RECALL_MODEL; both paths are absolute.
+
+set -u
+kvferry=$1
+model=$2
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+failed=0
+checks=0
+
+# check NAME CONDITION...: the condition is a command.
+check() {
+    name=$1
+    shift
+    checks=$((checks + 1))
+    if ! "$@" >/dev/null 2>&1; then
+        failed=$((failed + 1))
+        echo "not ok: $name"
+        sed 's/^/    out: /' out | head -n 5
+        sed 's/^/    err: /' err | head -n 5
+    fi
+}
+
+# try STATUS ARGUMENT...: run the command into out and err and check its exit status.
+try() {
+    want=$1
+    shift
+    "$kvferry" "$@" >out 2>err </dev/null
+    status=$?
+    check "kvferry $* ends with $want, not $status" test "$status" -eq "$want"
+}
+
+says() { check "standard error says '$1'" grep -q -e "$1" err; }
+prints() { check "standard output says '$1'" grep -q -e "$1" out; }
+silent() { check "nothing on standard output" test ! -s out; }
+no_leftover() { check "no partial file is left" sh -c '! ls | grep -E "\.[A-Za-z0-9]{6}$"'; }
+
+text="document the code of alice brown is seven tiger . quiet river guards heavy lantern"
+run="run --model $model -n 4"
+
+# help, version, usage
+try 0 --help; prints 'usage: kvferry COMMAND'
+try 0 --version; prints '^kvferry [0-9]*\.[0-9]*\.[0-9]*$'
+try 0 run --help; prints 'static-ratio'
+try 2; says 'usage:'; silent
+try 2 rum; says "did you mean 'run'"
+try 2 run --modle x; says 'did you mean --model'
+try 2 run; says '\-\-model DIR is needed'
+try 2 run --model; says 'needs a value'
+try 2 run --model x stray; says "'stray' belongs to no option"
+try 2 run --model x --prompt a --prompt-file b; says 'only one of'
+try 2 run --model x --page-size 24; says 'page-size is 24; give 8, 16, 32 or 64'
+try 2 run --model x --budget 12x; says "budget is '12x'; give a whole number from 1"
+try 2 run --model x --budget -5; says "budget is '-5'"
+try 2 run --model x --threads 99999999999999999999; says 'threads'
+try 2 run --model x --static-ratio 1.5; says 'from 0 to 1'
+try 2 run --model x --temperature nan; says 'temperature'
+try 2 run --model x --select hybird; says "did you mean 'hybrid'"
+try 2 run --model x --verify sparse; says 'dense:N'
+try 2 run --model x --sub-digests 3; says '1, 2 or 4'
+try 2 info --jsno; says '\-\-json'
+
+# info
+try 0 info; prints 'matrix products'
+try 0 info --json; prints '"runner"'
+
+# operating errors: named, nothing on standard output
+try 1 run --model "$dir/none" --prompt a; says 'none/config.json'; silent
+try 1 $run --prompt ''; says 'prompt is empty'; silent
+try 1 $run --prompt-file missing.txt; says 'missing.txt'; silent
+printf 'quiet \377\376 river' >bad.txt
+try 1 $run --prompt-file bad.txt; says 'UTF-8'; silent
+echo '5 6 1024' >ids.txt
+try 1 $run --token-ids ids.txt; says 'token id 1024 is out of range; the model has ids 0 to 1023'
+echo '5 six' >ids.txt
+try 1 $run --token-ids ids.txt; says "'six"; silent
+try 1 $run --prompt "$text" --context 10; says 'raise --context'; silent
+try 1 run --model "$model" -n 40000 --prompt "$text"; says 'max_position_embeddings'; silent
+try 1 $run --prompt "$text" --budget 64; says 'budget_tokens = 64'; silent
+try 1 $run --prompt "$text" --context 60000000; says 'shorten the prompt'; silent
+: >empty.txt
+try 1 $run --prompt "$text" --ask empty.txt; says 'no question'
+
+# a run: text, ids and logits belong together; threads and transfer do not change them
+try 0 $run --prompt "$text" --emit-ids a.ids --dump-logits a.f32 --stats a.json --ignore-eos
+cp out a.out
+check 'four ids' test "$(wc -l <a.ids)" -eq 4
+check 'logits are [4, 1024] float32' test "$(wc -c <a.f32)" -eq 16384
+for key in prompt_tokens generated_tokens ttft_ms tpot_ms p50 p95 host_kv_bytes device_kv_bytes \
+    hits misses bytes_moved pages_selected settings; do
+    check "statistics have $key" grep -q "\"$key\"" a.json
+done
+check 'no recall that was not measured' sh -c '! grep -q attention_recall a.json'
+no_leftover
+try 0 $run --prompt "$text" --emit-ids b.ids --dump-logits b.f32 --ignore-eos --threads 1 \
+    --transfer gather --verify dense --stats json
+says '"attention_recall"'
+check 'the same text' cmp a.out out
+check 'the same ids' cmp a.ids b.ids
+check 'the same logits' cmp a.f32 b.f32
+printf '%s' "$text" | "$kvferry" $run --ignore-eos >out 2>err
+check 'standard input gives the same text' cmp a.out out
+try 0 run --model "$model" -n 0 --prompt "$text"; silent
+try 0 $run --prompt document; says 'prefill   0 tokens'
+try 0 $run --prompt "$text" --dry-run; says 'memory plan'; silent
+try 0 $run --prompt "$text" --temperature 1 --seed 3 --ignore-eos; cp out c.out
+try 0 $run --prompt "$text" --temperature 1 --seed 3 --ignore-eos
+check 'a seed repeats' cmp c.out out
+
+# questions on forks: each as if it were alone
+printf 'question the code of alice brown is\r\n\nquestion the code of alice\n' >two.txt
+printf 'question the code of alice\n' >one.txt
+try 0 $run --prompt "$text" --ask two.txt --stats q.json --ignore-eos; cp out two.out
+check 'two answers' test "$(wc -l <two.out)" -eq 2
+check 'figures per question' grep -q '"questions": \[{' q.json
+try 0 $run --prompt "$text" --ask one.txt --ignore-eos
+check 'an answer does not depend on other questions' sh -c 'tail -n 1 two.out | cmp - out'
+
+# what cannot be written: named, no partial file, tokens stay
+if [ -w /dev/full ]; then
+    try 1 $run --prompt "$text" --stats /dev/full --ignore-eos; says '/dev/full'
+    check 'tokens were printed all the same' cmp a.out out
+    "$kvferry" $run --prompt "$text" >/dev/full 2>err
+    check 'standard output full ends with 1' test $? -eq 1
+    says 'standard output cannot be written'
+fi
+echo old >keep.ids
+(ulimit -f 8; trap '' XFSZ; "$kvferry" $run --prompt "$text" --dump-logits big.f32 --ignore-eos \
+    --emit-ids keep.ids >out 2>err)
+check 'a full disk ends with 1' test $? -eq 1
+says 'big.f32'
+check 'no file that is cut short' test ! -e big.f32
+no_leftover
+try 1 $run --prompt "$text" --emit-ids no/such/ids; says 'no/such/ids'; silent
+
+# Ctrl-C between tokens: summary, 130, complete files
+"$kvferry" run --model "$model" -n 20000 --prompt "$text" --ignore-eos --emit-ids int.ids \
+    --stats int.json >out 2>err &
+process=$!
+tries=0
+while [ ! -s out ] && [ $tries -lt 200 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+kill -INT $process
+wait $process
+check 'Ctrl-C ends with 130' test $? -eq 130
+says '^decode '
+check 'the statistics say so' grep -q '"stop": "interrupted"' int.json
+check 'every token printed is in the ids' \
+    test "$(wc -w <out)" -eq "$(wc -l <int.ids)"
+
+echo "$checks checks, $failed failed"
+[ $failed -eq 0 ]
