@@ -118,7 +118,7 @@ def table(screen, rows, questions):
     lines.append("  " + rule)
     for row in rows:
         text = line(row)
-        if row[1] == str(questions):
+        if int(row[1]) + 1 >= int(rows[0][1]):
             text = screen.paint(text, "32")
         elif 2 * int(row[1]) < questions:
             text = screen.paint(text, "31")
@@ -167,9 +167,10 @@ def demo(args, screen, folder):
         given = answers_of[method][0].strip() if answers_of[method] else ""
         print("    %-10s %s" % (method, given))
     print("\n" + table(screen, rows, len(asked)) + "\n")
-    print("attended: per KV head and step, sink and window included. fetched, moved: brought to the\n"
-          "device per token, all layers and heads, with --transfer %s. hit rate: chosen pages that\n"
-          "were there already." % args.transfer)
+    print("attended: tokens per KV head and step, sink and window included. fetched, moved: brought to\n"
+          "the device per token, over all layers and heads, with --transfer %s. hit rate: chosen\n"
+          "pages that were there already; every question starts afresh, with none. ms: the median."
+          % args.transfer)
     print("Took %.0f s." % (time.monotonic() - begin))
 
 
