@@ -458,7 +458,7 @@ PHASES = [
          steps=150, lr=6e-4, tokens=2560, end_lr=0.5, crowd=60, local=90, sparse=40, asked=32,
          facts=40, log=10, seek=0.3),
     dict(name="far", kinds=["facts", "recital"], length=(1024, 12288), recital=(128, 1024),
-         steps=90, lr=6e-4, tokens=3072, end_lr=0.3, crowd=60, local=90, sparse=40, asked=32,
+         steps=50, lr=6e-4, tokens=3072, end_lr=0.9, crowd=60, local=90, sparse=40, asked=32,
          facts=40, log=10, seek=0.5),
     dict(name="last", kinds=["facts", "recital"], length=(2048, 16384), recital=(512, 2560),
          steps=90, lr=6e-4, tokens=3072, end_lr=0.05, warm=10, crowd=60, local=90, sparse=40,
@@ -467,8 +467,11 @@ PHASES = [
          recital=(256, 2560), steps=140, lr=6e-4, tokens=3072, end_lr=0.6, warm=10, crowd=50,
          local=100, sparse=50, asked=32, facts=40, log=20, seek=0.5),
     dict(name="final", kinds=["recital", "facts", "recital"], length=(3072, 16384),
-         recital=(256, 2560), steps=240, lr=6e-4, tokens=3072, end_lr=0.02, warm=10, crowd=50,
+         recital=(256, 2560), steps=150, lr=6e-4, tokens=3072, end_lr=0.3, warm=10, crowd=50,
          local=100, sparse=50, asked=32, facts=40, log=15, seek=0.5),
+    dict(name="settle", kinds=["facts", "facts", "recital"], length=(4096, 16384),
+         recital=(512, 2048), steps=30, lr=2e-4, tokens=3072, end_lr=0.02, warm=3, crowd=50,
+         local=100, sparse=50, asked=32, facts=40, log=10, seek=0.5),
 ]
 
 
