@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The matrix-vector kernel against oneDNN, on one thread, for bf16 weights that no cache holds:
+ * what justifies the kernel and the number of rows up to which it is used.
+ *
+ * Four ways to multiply R rows: our kernel row by row over a panel; oneDNN in fp32 over panels
+ * widened on the way (what the runner does for many rows); oneDNN in fp32 over weights that were
+ * widened before (twice the bytes); oneDNN in bf16, where the CPU has it. They take turns within a
+ * repetition; medians over repetitions.
+ */
+
+#include "bench_report.h"
+#include "linear.h"
+#include "matmul.h"
+#include "random_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define OUTPUTS     8192u
+#define INPUTS      4096u
+#define PANEL       128u
+#define ROWS_MAX    64u
+#define REPETITIONS 9u
+#define WAYS        4u
+
+typedef struct bench {
+    const kvf_linear_kernels *kernels;
+    kvf_matmul *matmul; /* NULL: no bf16 in hardware */
+    uint16_t *weight;   /* [OUTPUTS, INPUTS] */
+    float *wide;        /* the same */
+    float *panel;       /* [PANEL, INPUTS] */
+    float *x;           /* [ROWS_MAX, INPUTS] */
+    uint16_t *narrow_x;
+    float *y; /* [ROWS_MAX, OUTPUTS] */
+} bench;
+
+static kvf_matmul_shape shape_of(uint32_t rows, uint32_t outputs)
+{
+    return (kvf_matmul_shape){rows, outputs, INPUTS, INPUTS, INPUTS, OUTPUTS};
+}
+
+static bool by_vector(const bench *b, uint32_t rows)
+{
+    for (uint32_t first = 0; first < OUTPUTS; first += PANEL)
+        for (uint32_t row = 0; row < rows; row++)
+            b->kernels->dot_rows[KVF_BF16](b->weight + (size_t)first * INPUTS, PANEL, INPUTS,
+                                           b->x + (size_t)row * INPUTS,
+                                           b->y + (size_t)row * OUTPUTS + first);
+    return true;
+}
+
+static bool by_panels(const bench *b, uint32_t rows)
+{
+    kvf_matmul_shape shape = shape_of(rows, PANEL);
+    bool done = true;
+    for (uint32_t first = 0; first < OUTPUTS && done; first += PANEL) {
+        b->kernels->widen[KVF_BF16](b->weight + (size_t)first * INPUTS, (size_t)PANEL * INPUTS,
+                                    b->panel);
+        done = kvf_matmul_fp32(&shape, b->x, b->panel, b->y + first, false);
+    }
+    return done;
+}
+
+static bool by_wide(const bench *b, uint32_t rows)
+{
+    kvf_matmul_shape shape = shape_of(rows, OUTPUTS);
+    return kvf_matmul_fp32(&shape, b->x, b->wide, b->y, false);
+}
+
+static bool by_bf16(const bench *b, uint32_t rows)
+{
+    kvf_matmul_shape shape = shape_of(rows, OUTPUTS);
+    return b->matmul && kvf_matmul_bf16(b->matmul, &shape, b->narrow_x, b->weight, b->y);
+}
+
+typedef bool (*way_fn)(const bench *b, uint32_t rows);
+
+static const struct {
+    const char *name;
+    way_fn run;
+} ways[WAYS] = {
+    {"kernel", by_vector},
+    {"onednn_panels", by_panels},
+    {"onednn_fp32", by_wide},
+    {"onednn_bf16", by_bf16},
+};
+
+/* Medians in ms; 0 where a way does not exist here. */
+static void measure(const bench *b, uint32_t rows, double median[WAYS])
+{
+    double seconds[WAYS][REPETITIONS];
+    for (uint32_t r = 0; r < REPETITIONS; r++)
+        for (uint32_t w = 0; w < WAYS; w++) {
+            double start = bench_seconds();
+            bool done = ways[w].run(b, rows);
+            seconds[w][r] = done ? bench_seconds() - start : 0.0;
+        }
+    for (uint32_t w = 0; w < WAYS; w++) {
+        double p[3];
+        bench_percentiles(seconds[w], REPETITIONS, p);
+        median[w] = p[1] * 1e3;
+    }
+}
+
+static bool fill(bench *b)
+{
+    size_t count = (size_t)OUTPUTS * INPUTS;
+    random_stream stream = random_stream_of("bench_linear");
+    b->weight = malloc(count * sizeof *b->weight);
+    b->wide = malloc(count * sizeof *b->wide);
+    b->panel = malloc((size_t)PANEL * INPUTS * sizeof *b->panel);
+    b->x = malloc((size_t)ROWS_MAX * INPUTS * sizeof *b->x);
+    b->narrow_x = malloc((size_t)ROWS_MAX * INPUTS * sizeof *b->narrow_x);
+    b->y = malloc((size_t)ROWS_MAX * OUTPUTS * sizeof *b->y);
+    if (!b->weight || !b->wide || !b->panel || !b->x || !b->narrow_x || !b->y)
+        return false;
+    /* bf16 bits of numbers between 1 and 2 in size, either sign. */
+    for (size_t i = 0; i < count; i++)
+        b->weight[i] = (uint16_t)(0x3f80u | (random_stream_next(&stream) & 0x807fu));
+    for (size_t i = 0; i < (size_t)ROWS_MAX * INPUTS; i++)
+        b->narrow_x[i] = (uint16_t)(0x3f80u | (random_stream_next(&stream) & 0x807fu));
+    b->kernels = kvf_linear_kernels_choose(KVF_ISA_ALL);
+    b->kernels->widen[KVF_BF16](b->weight, count, b->wide);
+    b->kernels->widen[KVF_BF16](b->narrow_x, (size_t)ROWS_MAX * INPUTS, b->x);
+    return !kvf_matmul_bf16_native() || kvf_matmul_create(&b->matmul) == KVF_OK;
+}
+
+static double best_of_onednn(const double median[WAYS])
+{
+    double best = median[1];
+    for (uint32_t w = 2; w < WAYS; w++)
+        if (median[w] > 0.0 && median[w] < best)
+            best = median[w];
+    return best;
+}
+
+int main(int argc, char **argv)
+{
+    static const uint32_t rows[] = {1, 2, 4, 8, 16, 64};
+    bench b = {0};
+    if (!fill(&b)) {
+        fputs("bench_linear: no memory\n", stderr);
+        return 1;
+    }
+    FILE *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? fopen(argv[2], "w") : NULL;
+    char onednn[64];
+    kvf_matmul_describe(onednn, sizeof onednn);
+    double gigabytes = (double)OUTPUTS * INPUTS * 2e-9;
+    printf("bf16 weights [%u, %u], one thread, %s, kernel %s; ms, medians of %u\n", OUTPUTS, INPUTS,
+           onednn, b.kernels->name, REPETITIONS);
+    printf("%5s %9s %14s %12s %12s %13s %9s\n", "rows", "kernel", "onednn panels", "onednn fp32",
+           "onednn bf16", "kernel GB/s", "speed-up");
+    if (json) {
+        fputs("{\n", json);
+        bench_json_machine(json, argc, argv);
+        fprintf(json, "  \"onednn\": \"%s\",\n  \"kernel\": \"%s\",\n  \"rows\": [", onednn,
+                b.kernels->name);
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        double m[WAYS];
+        measure(&b, rows[i], m);
+        double speed_up = best_of_onednn(m) / m[0];
+        printf("%5u %9.2f %14.2f %12.2f %12.2f %13.1f %8.2fx\n", rows[i], m[0], m[1], m[2], m[3],
+               gigabytes / m[0] * 1e3, speed_up);
+        if (json)
+            fprintf(json,
+                    "%s\n    {\"rows\": %u, \"kernel_ms\": %.4f, \"onednn_panels_ms\": %.4f, "
+                    "\"onednn_fp32_ms\": %.4f, \"onednn_bf16_ms\": %.4f, \"speed_up\": %.3f}",
+                    i ? "," : "", rows[i], m[0], m[1], m[2], m[3], speed_up);
+    }
+    if (json)
+        fputs("\n  ]\n}\n", json);
+    if (json && fclose(json) != 0)
+        return 1;
+    kvf_matmul_destroy(b.matmul);
+    free(b.weight);
+    free(b.wide);
+    free(b.panel);
+    free(b.x);
+    free(b.narrow_x);
+    free(b.y);
+    return 0;
+}
