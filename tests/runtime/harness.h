@@ -22,6 +22,19 @@
 
 #include "convert.h"
 
+/* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
+ */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
+
 /* ---- random numbers: splitmix64, the same on every machine */
 typedef struct test_random {
     uint64_t state;

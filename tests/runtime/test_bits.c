@@ -17,8 +17,8 @@ static test_scenario scenario_of(kvf_select select, uint64_t seed)
 {
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 2.5f, .topics = 6},
-                        .prompt = 260,
-                        .steps = 50,
+                        .prompt = TEST_SANITIZED ? 150 : 260,
+                        .steps = TEST_SANITIZED ? 20 : 50,
                         .chunk = 100};
     sc.cc.layers = 2;
     sc.cc.dtype = KVF_BF16;
@@ -95,7 +95,7 @@ static void delays_do_not_change_bits(void **state)
                                            KVF_TRANSFER_EACH};
     for (size_t m = 0; m < 3; m++) {
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed);
-        sc.prompt = 200;
+        sc.prompt = 140;
         sc.steps = 24;
         sc.cc.transfer = methods[m];
         kvf_runtime_config rc = test_runtime_config();
@@ -262,7 +262,8 @@ static void batch_equals_single_runs(void **state)
     (void)state;
     const uint64_t seed = 127;
     test_seed_print(__func__, seed);
-    static const uint32_t prompts[BATCH] = {260, 33, 141};
+    static const uint32_t prompts[BATCH] = {TEST_SANITIZED ? 130 : 260, 33, 101};
+    const uint32_t steps = TEST_SANITIZED ? 12 : 30;
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (size_t i = 0; i < sizeof all_selects / sizeof *all_selects; i++) {
         kvf_cache_config cc = scenario_of(all_selects[i], seed).cc;
@@ -273,9 +274,9 @@ static void batch_equals_single_runs(void **state)
             test_tokens_make(
                 &tokens[b], &cc,
                 &(test_tokens_spec){
-                    .count = prompts[b] + 30, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
-        batch_run run = {.cc = &cc, .tokens = tokens, .prompts = prompts, .steps = 30};
-        const size_t rows = 30u * cc.layers * BATCH * cc.query_heads;
+                    .count = prompts[b] + steps, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
+        batch_run run = {.cc = &cc, .tokens = tokens, .prompts = prompts, .steps = steps};
+        const size_t rows = (size_t)steps * cc.layers * BATCH * cc.query_heads;
         char *alone = calloc(rows, cc.head_dim * 2u), *together = calloc(rows, cc.head_dim * 2u);
         float *lse = calloc(rows * 2, sizeof *lse);
         assert_true(alone && together && lse);

@@ -17,17 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 /* ----------------------------------------------------------- failing allocator */
 
 typedef struct heap {
@@ -281,7 +270,7 @@ static void misuse_child(void)
 static void two_threads_in_one_cache_are_caught(void **state)
 {
     (void)state;
-    if (SANITIZED || KVF_ASSERT_LEVEL < 1) {
+    if (TEST_SANITIZED || KVF_ASSERT_LEVEL < 1) {
         print_message("# skipped: needs debug assertions and no sanitizer\n");
         skip();
     }
@@ -314,7 +303,7 @@ static uint64_t status_bytes(const char *field)
 static void a_cache_takes_what_its_plan_says(void **state)
 {
     (void)state;
-    if (SANITIZED) {
+    if (TEST_SANITIZED) {
         print_message("# skipped: sanitizers take memory of their own\n");
         skip();
     }

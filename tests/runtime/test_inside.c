@@ -144,6 +144,17 @@ static void check_invariants(herd *h)
         }
 }
 
+/* Physical restructuring copies blocks, for which a full pool has no room. */
+static void fork_one(herd *h, kvf_sequence *parent, kvf_sequence **out)
+{
+    const kvf_status status = kvf_sequence_fork(h->w.cache, parent, h->w.stream, out);
+    if (status == KVF_OK)
+        return;
+    assert_int_equal(h->w.cache->config.restructure, KVF_RESTRUCTURE_PHYSICAL);
+    test_expect(h->w.runtime, status, KVF_FULL);
+    assert_null(*out);
+}
+
 static void one_change(herd *h)
 {
     kvf_sequence **s = &h->s[test_random_below(&h->r, ALIVE)];
@@ -151,7 +162,7 @@ static void one_change(herd *h)
     if (!*s) {
         kvf_sequence *parent = h->s[test_random_below(&h->r, ALIVE)];
         if (parent && what < 8)
-            test_ok(&h->w, kvf_sequence_fork(h->w.cache, parent, h->w.stream, s));
+            fork_one(h, parent, s);
         else
             test_ok(&h->w, kvf_sequence_create(h->w.cache, s));
     } else if (what == 0) {

@@ -134,7 +134,7 @@ static test_scenario scenario_of(kvf_select select, uint64_t seed)
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 2.0f, .topics = 6},
                         .prompt = 230,
-                        .steps = 60,
+                        .steps = TEST_SANITIZED ? 24 : 60,
                         .chunk = 128};
     sc.cc.select = select;
     return sc;
@@ -215,7 +215,7 @@ static void the_automatic_ratio(void **state)
         sc.cc.static_ratio = KVF_STATIC_RATIO_AUTO;
         sc.cc.layers = 2;
         sc.prompt = prompts[i];
-        sc.steps = prompts[i] < 100 ? 150 : 60;
+        sc.steps = prompts[i] < 100 ? 150 : 40;
         follow_run(&(follow){.what = "automatic ratio", .scenario = &sc, .tally = &all});
     }
     demand(&all);
