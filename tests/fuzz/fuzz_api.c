@@ -435,26 +435,36 @@ static void run(world *w)
     }
 }
 
+/* One runtime per number of threads, open until the process ends: looking at the machine takes
+ * long. */
+static kvf_runtime *runtime_of(uint32_t threads)
+{
+    static kvf_runtime *runtimes[3];
+    kvf_runtime_config config;
+    kvf_error error;
+    if (!runtimes[threads]) {
+        kvf_runtime_config_init(&config);
+        config.threads = threads;
+        config.allow_unpinned = 1;
+        config.huge_pages = KVF_HUGE_PAGES_OFF; /* small pools, opened thousands of times */
+        PROMISE(kvf_runtime_open(&config, &runtimes[threads], &error) == KVF_OK);
+    }
+    return runtimes[threads];
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     world *w = calloc(1, sizeof *w);
-    kvf_runtime_config config;
-    kvf_error error;
     if (!w)
         return 0;
     w->in = (fuzz_input){data, size};
     w->random = 1;
-    kvf_runtime_config_init(&config);
-    config.threads = 1 + fuzz_range(&w->in, 0, 1);
-    config.allow_unpinned = 1;
-    config.huge_pages = KVF_HUGE_PAGES_OFF; /* small pools, opened thousands of times */
-    PROMISE(kvf_runtime_open(&config, &w->runtime, &error) == KVF_OK);
+    w->runtime = runtime_of(1 + fuzz_range(&w->in, 0, 1));
     PROMISE(kvf_stream_create(w->runtime, &w->stream) == KVF_OK);
     run(w);
     settle(w);
     close_cache(w);
     kvf_stream_destroy(w->stream);
-    kvf_runtime_close(w->runtime);
     free(w);
     return 0;
 }
