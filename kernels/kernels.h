@@ -318,6 +318,7 @@ typedef struct kvf_resolve_args {
     X(cover)                                                                                       \
     X(overlap)                                                                                     \
     X(pack)                                                                                        \
+    X(permute)                                                                                     \
     X(csr_out)                                                                                     \
     X(csr_in)                                                                                      \
     X(compare)

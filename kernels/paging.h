@@ -41,7 +41,8 @@ typedef struct kvf_row {
     char *store;    /* [kv_heads, store_pages, page bytes]: sink, then the static set */
     uint32_t *store_index; /* [kv_heads, store_pages * page_size] token of each entry, ascending */
     uint32_t *store_count; /* [kv_heads] */
-    char *queries;         /* [query_window, kv_heads * group, head_dim] */
+    uint32_t *order; /* [kv_heads, pages_max * page_size] token at each position; NULL = as is */
+    char *queries;   /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
     char *slots;     /* [lists, slots, page bytes]; NULL = pages are attended where they live */
     uint32_t *share; /* [2] static tokens and chosen pages, data dependent; NULL = as below */
@@ -239,6 +240,24 @@ typedef struct kvf_pack_args {
     kvf_digest_job *jobs; /* [kv_heads, jobs_max] out */
     kvf_layer_counters *counters;
 } kvf_pack_args;
+
+/* ---- permute: as pack, but pages are re-formed in the order sink, static set, rest, in the blocks
+ * after->pool. Clears nothing of residency. Jobs: every sealed page, [kv_heads, sealed]. One task
+ * per KV head. */
+typedef struct kvf_permute_args {
+    kvf_paging paging;
+    uint32_t resident;
+    uint32_t spans_max;
+    uint32_t ids_max;
+    const kvf_row *row;   /* [1] as it was */
+    const kvf_row *after; /* [1] with the other store and order, and new blocks in pool */
+    const kvf_span *spans;
+    const uint32_t *span_index;
+    const int32_t *ids;       /* [kv_heads, ids_max] ascending */
+    const uint32_t *id_count; /* [kv_heads] */
+    kvf_digest_job *jobs;     /* [kv_heads, sealed] out */
+    kvf_layer_counters *counters;
+} kvf_permute_args;
 
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */

@@ -21,10 +21,12 @@ static kvf_status take_host(kvf_cache *cache)
     cache->blocks = kvf_alloc(cache->context, rows, pages * sizeof *cache->blocks);
     cache->positions = kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
     cache->host_counters = kvf_alloc(cache->context, c->layers, sizeof *cache->host_counters);
+    cache->replaced =
+        kvf_alloc(cache->context, cache->dims.spare_blocks + 1, sizeof *cache->replaced);
     cache->sealed_before =
         kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sealed_before);
-    if (!cache->sealed_before || !cache->sequences || !cache->layers || !cache->blocks ||
-        !cache->positions || !cache->host_counters)
+    if (!cache->replaced || !cache->sealed_before || !cache->sequences || !cache->layers ||
+        !cache->blocks || !cache->positions || !cache->host_counters)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
                  "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
                  "tokens_max",
@@ -153,6 +155,7 @@ void kvf_cache_close(kvf_cache *cache)
         if (device[i])
             ops->memory_free(cache->device, device[i]);
     kvf_free(cache->context, cache->sealed_before);
+    kvf_free(cache->context, cache->replaced);
     kvf_free(cache->context, cache->host_counters);
     kvf_free(cache->context, cache->positions);
     kvf_free(cache->context, cache->blocks);

@@ -49,7 +49,9 @@ typedef struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
-    uint32_t block_count;   /* of the pool */
+    uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
+    uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
+    uint32_t block_count;   /* of the pool, spare ones included */
     size_t frame_bytes;
 } kvf_dims;
 
@@ -60,7 +62,7 @@ typedef struct kvf_layout {
     /* device_digest */
     uint64_t digests;
     /* device_table */
-    uint64_t blocks, bits, store_index, store_count, queries, share;
+    uint64_t blocks, bits, store_index, store_count, order, queries, share;
     uint64_t scores, reduced, topk_work, choose, ids, id_count, list_ids, list_count;
     uint64_t slot_of_id, missed, misses, miss_count, masks;
     uint64_t from, to, fetch_count;
@@ -143,6 +145,7 @@ struct kvf_cache {
     kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
+    kvf_block *replaced;                    /* [pages_max] of a physical refresh */
     uint32_t *sealed_before;                /* [sequences_max] of the call */
     kvf_status broken;                      /* a call failed half-way */
     atomic_flag in_use;

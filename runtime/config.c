@@ -195,17 +195,21 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     if (dims->tokens_max || c->verify_interval)
         dims->cover_max = p->pages_max + p->store_pages;
     dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
+    dims->is_physical = c->restructure == KVF_RESTRUCTURE_PHYSICAL && dims->static_tokens;
+    dims->spare_blocks = dims->is_physical ? p->pages_max : 0;
     dims->rows_max = kvf_max_u32(c->sequences_max, c->layers);
     const uint32_t chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
     dims->addresses_max = kvf_max_u32(c->sequences_max, chunk_pages);
-    dims->jobs_max = (uint64_t)kvf_max_u32(dims->addresses_max, dims->pack_jobs) * p->kv_heads;
+    const uint32_t refresh_jobs = kvf_max_u32(dims->pack_jobs, dims->spare_blocks);
+    dims->jobs_max = (uint64_t)kvf_max_u32(dims->addresses_max, refresh_jobs) * p->kv_heads;
+    const size_t addresses = dims->addresses_max + (size_t)c->sequences_max * dims->spare_blocks;
     const size_t row_bytes = dims->score_lists * (sizeof(void *) + sizeof(uint32_t)) +
                              dims->choose_lists * sizeof(uint32_t) +
                              p->lists * (size_t)3 * sizeof(void *);
-    dims->frame_bytes = kvf_round_up(((size_t)dims->rows_max + c->sequences_max) * sizeof(kvf_row) +
-                                         dims->addresses_max * sizeof(void *) +
-                                         c->sequences_max * row_bytes + 10 * 64,
-                                     64);
+    dims->frame_bytes =
+        kvf_round_up(((size_t)dims->rows_max + c->sequences_max) * sizeof(kvf_row) +
+                         addresses * sizeof(void *) + c->sequences_max * (row_bytes + 64) + 10 * 64,
+                     64);
 }
 
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
@@ -244,7 +248,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  resolved->slots, dims->ids_max, resolved->budget_tokens);
     dims->paging.slots = resolved->slots;
     const uint64_t pages = (resolved->host_tokens_max + resolved->page_size - 1) /
-                           resolved->page_size * resolved->layers;
+                               resolved->page_size * resolved->layers +
+                           dims->spare_blocks;
     if (resolved->host_tokens_max > UINT64_C(1) << 48 || pages >= UINT32_MAX)
         KVF_FAIL(context, KVF_INVALID,
                  "host_tokens_max = %llu: %u layers of it are more than %u pages; lower it, "

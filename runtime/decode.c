@@ -126,6 +126,11 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 
 static kvf_status refresh(kvf_step *step, uint64_t *clock)
 {
+    /* New blocks may be ones that a write-back of this step still names. */
+    if (step->cache->dims.is_physical) {
+        KVF_TRY(kvf_step_flip(step));
+        step->sealed_pages = 0;
+    }
     for (uint32_t b = 0; b < step->rows; b++)
         if (step->sequences[b]->layers[step->layer].is_due)
             KVF_TRY(kvf_static_refresh(step, b));

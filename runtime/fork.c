@@ -10,8 +10,8 @@
 
 #include <string.h>
 
+#include "physical.h"
 #include "select.h"
-#include "step.h"
 
 typedef struct copier {
     kvf_step *step;
@@ -40,6 +40,9 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     copy(c, to->store_index, from->store_index, store * sizeof *to->store_index);
     copy(c, to->store_count, from->store_count, p->kv_heads * sizeof *to->store_count);
     copy(c, to->queries, from->queries, p->query_window * query);
+    if (from->order)
+        copy(c, to->order, from->order,
+             (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof *to->order);
     if (from->share)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
@@ -76,7 +79,8 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
         memcpy(positions, from->positions, from->length * sizeof *positions);
         for (uint32_t p = 0; p < from->sealed; p++)
-            kvf_page_pool_share(&cache->pool, blocks[p]);
+            if (!cache->dims.is_physical)
+                kvf_page_pool_share(&cache->pool, blocks[p]);
     }
 }
 
@@ -84,6 +88,8 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
                             kvf_stream *stream)
 {
     kvf_step step;
+    if (cache->dims.is_physical)
+        KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     share(cache, parent, child);
     copier c = {.step = &step};
@@ -106,5 +112,6 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
         c.status = kvf_step_send(&step);
     if (c.status == KVF_OK)
         c.status = KVF_LAUNCH(&step, table, table, cache->config.layers);
-    return kvf_step_end(&step, c.status);
+    KVF_TRY(kvf_step_end(&step, c.status));
+    return cache->dims.is_physical ? kvf_physical_fork(cache, parent, child, stream) : KVF_OK;
 }

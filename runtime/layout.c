@@ -53,6 +53,8 @@ static void carve_rows(carver *kv, carver *digest, carver *table, const kvf_cach
     l->bits = carve(table, rows, p->kv_heads, p->pages_max, sizeof(uint64_t));
     l->store_index = carve(table, 2 * rows, p->kv_heads, kvf_store_tokens(p), sizeof(uint32_t));
     l->store_count = carve(table, 2 * rows, p->kv_heads, 1, sizeof(uint32_t));
+    l->order = carve(table, d->is_physical ? 2 * rows : 0, p->kv_heads,
+                     (uint64_t)p->pages_max * c->page_size, sizeof(uint32_t));
     l->queries = carve(table, rows, p->query_window, c->query_heads,
                        c->head_dim * kvf_dtype_bytes(c->dtype));
     l->share =
@@ -148,6 +150,7 @@ static void carve_host(carver *host, const kvf_cache_config *c, const kvf_dims *
     (void)carve(host, rows, c->tokens_max, 1, sizeof(uint32_t));
     (void)carve(host, c->layers, 1, 1, sizeof(kvf_layer_host_counters));
     (void)carve(host, c->sequences_max, 1, 1, sizeof(uint32_t));
+    (void)carve(host, d->spare_blocks + UINT64_C(1), 1, 1, sizeof(kvf_block));
     (void)carve(host, d->block_count, 2, 1, sizeof(uint32_t)); /* of the pool */
 }
 

@@ -9,6 +9,7 @@
  * are. The first refresh after a prefill is exact: it looks at all tokens.
  */
 
+#include "physical.h"
 #include "select.h"
 
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
@@ -173,5 +174,5 @@ kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
     KVF_TRY(kvf_step_observe(step, &all));
     KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, cache->layout.token_ids),
                                 kvf_table_at(cache, cache->layout.token_count)));
-    return pack(step, &all);
+    return cache->dims.is_physical ? kvf_physical_permute(step, &all) : pack(step, &all);
 }

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
+#include "physical.h"
 #include "select.h"
-#include "step.h"
 
 #define FRAME_ALIGN 64u
 
@@ -62,6 +62,9 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
         .store_index = (uint32_t *)kvf_table_at(cache, l->store_index) +
                        stored * p->kv_heads * kvf_store_tokens(p),
         .store_count = (uint32_t *)kvf_table_at(cache, l->store_count) + stored * p->kv_heads,
+        .order = cache->dims.is_physical ? (uint32_t *)kvf_table_at(cache, l->order) +
+                                               stored * head_pages * p->shape.page_size
+                                         : NULL,
         .queries = (char *)kvf_table_at(cache, l->queries) + n * query,
         .slot_of_page = kvf_residency_slot_of_page(&cache->residency, list),
         .slots =
@@ -154,17 +157,20 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer
 
 void kvf_step_rows_after(kvf_step *step)
 {
+    const kvf_cache *cache = step->cache;
     const void *device = NULL;
     step->row_after_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
     step->row_after = device;
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *state = &step->sequences[b]->layers[step->layer];
         state->store ^= state->is_due;
-        const kvf_row other = kvf_step_row(step->cache, step->sequences[b], step->layer);
+        const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;
         step->row_after_host[b].store_index = other.store_index;
         step->row_after_host[b].store_count = other.store_count;
+        if (cache->dims.is_physical && state->is_due)
+            kvf_physical_prepare(step, b);
     }
 }
 
