@@ -20,7 +20,7 @@ MAY_SEE = {
     "runtime/model": ["include"],
     "runtime/cli": ["include", "runtime/model"],
     "tests": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli"],
-    "bench": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli"],
+    "bench": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli", "tests"],
     "examples": ["include"],
 }
 # Headers of other libraries, and the only folders that may name them.

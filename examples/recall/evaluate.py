@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measure the recall model with HF Transformers (needs torch, numpy, transformers).
 
   evaluate.py                     full cache at 8K and 16K, recital, page selection at 16K

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Deterministic text for the recall model: documents with hidden facts, questions, recitals.
 
 Text is plain words separated by single spaces; one word is one token. No token is added at

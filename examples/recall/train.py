@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Train the recall model from scratch on the CPU (needs torch, numpy, safetensors, tokenizers).
 
   train.py --out model --work /tmp/recall
