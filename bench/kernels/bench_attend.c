@@ -534,7 +534,7 @@ int main(int argc, char **argv)
     static team t;
     const char *json = NULL;
     uint32_t tokens = 131072, threads = 2, isa = KVF_ISA_ALL;
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (value && strcmp(argv[i], "--tokens") == 0)
             tokens = (uint32_t)strtoul(value, NULL, 10);
@@ -551,7 +551,6 @@ int main(int argc, char **argv)
                             "[--isa MASK] [--json FILE]\n");
             return 2;
         }
-        i++;
     }
     if (tokens < 8192 || tokens % PAGE_SIZE || r.rounds == 0 || r.rounds > ROUNDS_MAX ||
         threads == 0 || threads > HEADS) {
