@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Logits of HF Transformers for small random models of every family, and for the recall model.
 
 Writes goldens/logits/NAME/config.json and goldens/logits/NAME.f32. The weights are not stored: a
 tensor's numbers follow from its name (see `numbers`), and random_model.c makes the same ones in C.
 
 A golden is float32, little endian, [STEPS + 1, ceil(vocab / STRIDE)]: the logits of every
-STRIDE-th token after the prompt and after each of STEPS given tokens. `versions.json` records what
-made them. Needs torch, numpy and transformers; the tests need none of these.
+STRIDE-th token after the prompt and after each of STEPS given tokens. NAME.f32 is computed in the
+model's own type, NAME.exact.f32 from the same weights in fp32: in bf16 HF rounds after every
+operation, and single rows of a trained model are then off by more than the runner is.
+`versions.json` records what made them. Needs torch, numpy and transformers; the tests do not.
 
   make_logits_goldens.py              everything
   make_logits_goldens.py recall       only the recall model, after its weights changed
@@ -131,13 +134,16 @@ def logits(model, ids, prompt, stride):
     return torch.stack(rows).float()[:, ::stride].numpy().astype("<f4")
 
 
-def save(name, rows):
-    rows.tofile(os.path.join(OUT, name + ".f32"))
-
-
-def report(name, rows, exact):
-    worst = max(np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(rows, exact))
-    print(f"{name}: mean |logit| {np.abs(rows).mean():.2f}, HF's own rounding {worst:.1e}")
+def make_goldens(name, folder, ids, prompt, stride):
+    for suffix, dtype in ((".f32", "auto"), (".exact.f32", torch.float32)):
+        rows = logits(load(folder, dtype), ids, prompt, stride)
+        rows.tofile(os.path.join(OUT, name + suffix))
+        if dtype == "auto":
+            own = rows
+    row = max(np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(own, rows))
+    whole = np.linalg.norm(own - rows) / np.linalg.norm(rows)
+    print(f"{name}: mean |logit| {np.abs(rows).mean():.2f}; HF's own rounding {whole:.1e}, "
+          f"worst row {row:.1e}")
 
 
 def make_random():
@@ -145,13 +151,11 @@ def make_random():
         ids = [int(z % config["vocab_size"]) for z in stream("ids", PROMPT + STEPS)]
         with tempfile.TemporaryDirectory() as folder:
             write_random_model(config, folder)
-            rows = logits(load(folder, "auto"), ids, PROMPT, STRIDE)
-            report(name, rows, logits(load(folder, torch.float32), ids, PROMPT, STRIDE))
+            make_goldens(name, folder, ids, PROMPT, STRIDE)
         os.makedirs(os.path.join(OUT, name), exist_ok=True)
         with open(os.path.join(OUT, name, "config.json"), "w") as f:
             json.dump(config, f, indent=1)
             f.write("\n")
-        save(name, rows)
 
 
 def make_recall():
@@ -166,11 +170,9 @@ def make_recall():
         words += gen.question_words(fact) + [fact[2], fact[3], "."]
     ids = [vocabulary[word] for word in words][:RECALL_PROMPT + STEPS]
     assert len(ids) == RECALL_PROMPT + STEPS
-    rows = logits(load(folder, "auto"), ids, RECALL_PROMPT, RECALL_STRIDE)
-    report("recall", rows, logits(load(folder, torch.float32), ids, RECALL_PROMPT, RECALL_STRIDE))
+    make_goldens("recall", folder, ids, RECALL_PROMPT, RECALL_STRIDE)
     with open(os.path.join(OUT, "recall.ids"), "w") as f:
         f.write(" ".join(map(str, ids)) + "\n")
-    save("recall", rows)
 
 
 def main():
