@@ -267,7 +267,7 @@ typedef struct kvf_select_view {
     uint32_t pages;              /**< sealed pages: the candidates, 0 … pages-1 */
     uint32_t pages_max;          /**< how many may be chosen */
     const float *scores;         /**< [pages], reduced over the group; -INFINITY = nothing left */
-    const uint64_t *static_bits; /**< [pages], bit t = token t is in the static set */
+    const uint64_t *static_bits; /**< [pages], bit t = token t is in the sink or the static set */
 } kvf_select_view;
 
 /**
@@ -448,6 +448,7 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * Append the token and select pages only: the caller attends with a kernel of its own. Every token
  * to attend is in the listed pages: sink pages, window pages and selected pages, each once. Needs a
  * cache with static_ratio 0 (tokens outside pages cannot be said in page lists).
+ * @return as kvf_decode; KVF_UNSUPPORTED if the cache has a static set
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
