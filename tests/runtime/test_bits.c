@@ -124,6 +124,8 @@ static void slots_do_not_change_bits(void **state)
     static const kvf_select selects[] = {KVF_SELECT_HYBRID, KVF_SELECT_DYNAMIC};
     for (size_t i = 0; i < 2; i++) {
         test_scenario sc = scenario_of(selects[i], seed);
+        sc.prompt = 260; /* long enough for pages to be missed twice, under sanitizers too */
+        sc.steps = 50;
         sc.cc.refresh = KVF_REFRESH_EXACT;
         sc.cc.transfer = KVF_TRANSFER_GATHER;
         test_trace first, other;
