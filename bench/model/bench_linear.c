@@ -127,6 +127,17 @@ static bool fill(bench *b)
     return !kvf_matmul_bf16_native() || kvf_matmul_create(&b->matmul) == KVF_OK;
 }
 
+static void drop(bench *b)
+{
+    kvf_matmul_destroy(b->matmul);
+    free(b->weight);
+    free(b->wide);
+    free(b->panel);
+    free(b->x);
+    free(b->narrow_x);
+    free(b->y);
+}
+
 static double best_of_onednn(const double median[WAYS])
 {
     double best = median[1];
@@ -142,6 +153,7 @@ int main(int argc, char **argv)
     bench b = {0};
     if (!fill(&b)) {
         fputs("bench_linear: no memory\n", stderr);
+        drop(&b);
         return 1;
     }
     FILE *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? fopen(argv[2], "w") : NULL;
@@ -172,14 +184,6 @@ int main(int argc, char **argv)
     }
     if (json)
         fputs("\n  ]\n}\n", json);
-    if (json && fclose(json) != 0)
-        return 1;
-    kvf_matmul_destroy(b.matmul);
-    free(b.weight);
-    free(b.wide);
-    free(b.panel);
-    free(b.x);
-    free(b.narrow_x);
-    free(b.y);
-    return 0;
+    drop(&b);
+    return json && fclose(json) != 0;
 }

@@ -60,39 +60,76 @@ static bool merge(const char *description, cli_json *j)
     return !j->failed;
 }
 
+static bool is_scalar(const json_value *value)
+{
+    return value->kind != JSON_OBJECT && value->kind != JSON_ARRAY;
+}
+
+static bool ends_with_bytes(const json_value *value)
+{
+    size_t size = value->key ? strlen(value->key) : 0;
+    return size >= 5 && strcmp(value->key + size - 5, "bytes") == 0;
+}
+
 static void show_scalar(const json_value *value)
 {
     char buffer[64];
     if (value->kind == JSON_STRING)
-        printf("%s\n", value->as.string);
+        fputs(value->as.string[0] ? value->as.string : "-", stdout);
     else if (value->kind == JSON_TRUE || value->kind == JSON_FALSE)
-        puts(value->kind == JSON_TRUE ? "yes" : "no");
+        fputs(value->kind == JSON_TRUE ? "yes" : "no", stdout);
+    else if (value->kind == JSON_NULL)
+        fputs(ends_with_bytes(value) ? "no limit known" : "-", stdout);
+    else if (value->kind == JSON_INTEGER && ends_with_bytes(value))
+        fputs(cli_bytes_text(value->as.integer, buffer), stdout);
     else
-        printf("%s\n", json_show(value, buffer, sizeof buffer));
+        fputs(json_show(value, buffer, sizeof buffer), stdout);
 }
 
-static void show_key(const json_value *value, int depth)
+/* "key" in words, at a depth, padded to one column for the values. */
+static void show_key(const json_value *value, uint32_t index, int depth)
 {
     char key[64];
-    snprintf(key, sizeof key, "%s", value->key ? value->key : "-");
+    if (value->key)
+        snprintf(key, sizeof key, "%s", value->key);
+    else
+        snprintf(key, sizeof key, "%u", index + 1);
     for (char *c = key; *c; c++)
         if (*c == '_')
             *c = ' ';
     printf("%*s%-*s ", 2 * depth, "", 26 - 2 * depth, key);
 }
 
+/* Scalars of an array in one line. @return false if it holds anything else */
+static bool show_row(const json_value *parent)
+{
+    for (const json_value *child = json_first(parent); child; child = json_next(parent, child))
+        if (parent->kind != JSON_ARRAY || !is_scalar(child))
+            return false;
+    const char *comma = "";
+    for (const json_value *child = json_first(parent); child; child = json_next(parent, child)) {
+        fputs(comma, stdout);
+        show_scalar(child);
+        comma = ", ";
+    }
+    puts(json_first(parent) ? "" : "none");
+    return true;
+}
+
 /* A tree as indented lines. The reader bounds its depth, so recursion is bounded. */
 static void show(const json_value *parent, int depth)
 {
-    for (const json_value *child = json_first(parent); child != NULL;
-         child = json_next(parent, child)) {
-        show_key(child, depth);
-        if (child->kind != JSON_OBJECT && child->kind != JSON_ARRAY) {
+    uint32_t index = 0;
+    for (const json_value *child = json_first(parent); child;
+         child = json_next(parent, child), index++) {
+        show_key(child, index, depth);
+        if (is_scalar(child)) {
             show_scalar(child);
-            continue;
+            puts("");
+        } else if (!show_row(child)) {
+            puts("");
+            show(child, depth + 1);
         }
-        puts(child->size == 0 ? "none" : "");
-        show(child, depth + 1);
     }
 }
 

@@ -9,7 +9,6 @@
 
 #include "memory_plan.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +22,11 @@ static uint64_t read_number(const char *directory, const char *name)
     FILE *file = fopen(path, "r");
     if (!file)
         return UINT64_MAX;
-    uint64_t value;
-    int read = fscanf(file, "%" SCNu64, &value);
+    char line[64] = "", *end = line;
+    bool read = fgets(line, sizeof line, file) != NULL;
     fclose(file);
-    return read == 1 ? value : UINT64_MAX;
+    uint64_t value = read ? strtoull(line, &end, 10) : 0;
+    return end != line ? value : UINT64_MAX;
 }
 
 /* "<key> <number>" or "<key>: <number>" of a file, times unit; UINT64_MAX if it is not there. */

@@ -12,6 +12,7 @@
 #include "generate.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -61,13 +62,15 @@ void cli_progress_end(cli_progress *progress)
 /* Resident bytes of this process; 0 if the system does not say. */
 static uint64_t resident_bytes(void)
 {
-    unsigned long long size, resident;
+    char line[128] = "", *second = line;
     FILE *file = fopen("/proc/self/statm", "r");
     if (!file)
         return 0;
-    int read = fscanf(file, "%llu %llu", &size, &resident);
+    if (!fgets(line, sizeof line, file))
+        line[0] = '\0';
     fclose(file);
-    return read == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+    strtoull(line, &second, 10); /* the first number is the address space */
+    return strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static void *watch_run(void *raw)
