@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The transformer apart from its numbers: tensors that are missing or misshapen are named, ids out
+ * of range are refused, and neither threads, nor the batch, nor where a prompt is cut into chunks
+ * changes what comes out.
+ */
+
+#include "model_fixture.h"
+#include "random_model.h"
+#include "transformer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PROMPT 90u
+#define STEPS  12u
+#define VOCAB  200u
+#define CHUNK  64u
+
+/* A Qwen3 model, for it has every kind of tensor but biases. */
+static void write_config(char *text, size_t capacity, const char *type, unsigned layers,
+                         unsigned intermediate, bool tied)
+{
+    snprintf(text, capacity,
+             "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": 128,"
+             " \"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
+             " \"num_key_value_heads\": 2, \"head_dim\": 64, \"vocab_size\": %u,"
+             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
+             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,"
+             " \"torch_dtype\": \"bfloat16\"}",
+             type, intermediate, layers, VOCAB, tied ? "true" : "false");
+}
+
+/* What a run needs. */
+typedef struct rig {
+    char *directory;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_model_config model;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_sequence *sequences[2];
+} rig;
+
+static void rig_model(rig *r, uint32_t threads)
+{
+    char config[1024];
+    kvf_error error;
+    kvf_runtime_config rc;
+    write_config(config, sizeof config, "Qwen3", 2, 192, true);
+    r->directory = fixture_directory_create();
+    assert_true(random_model_write(r->directory, config));
+    kvf_runtime_config_init(&rc);
+    rc.threads = threads;
+    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
+    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
+}
+
+static kvf_transformer_options options_of(rig *r)
+{
+    return (kvf_transformer_options){.runtime = r->runtime,
+                                     .model = &r->model,
+                                     .weights = r->weights,
+                                     .chunk_max = CHUNK,
+                                     .batch_max = 2,
+                                     .isa_mask = KVF_ISA_ALL};
+}
+
+static void rig_open(rig *r, uint32_t threads)
+{
+    kvf_error error;
+    kvf_cache_config cc;
+    rig_model(r, threads);
+    kvf_transformer_options options = options_of(r);
+    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
+    kvf_cache_config_init(&cc);
+    kvf_transformer_geometry(&options, &cc);
+    cc.tokens_max = PROMPT + STEPS;
+    cc.sequences_max = 2;
+    cc.page_size = 8;
+    cc.local_tokens = 16;
+    cc.budget_tokens = 64;
+    assert_int_equal(kvf_cache_open(r->runtime, &cc, &r->cache, &error), KVF_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(kvf_sequence_create(r->cache, &r->sequences[i]), KVF_OK);
+}
+
+static void rig_close(rig *r)
+{
+    kvf_sequence_destroy(r->sequences[0]);
+    kvf_sequence_destroy(r->sequences[1]);
+    kvf_cache_close(r->cache);
+    kvf_transformer_close(r->transformer);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+    fixture_directory_remove(r->directory);
+}
+
+static uint32_t id_of(uint32_t sequence, uint32_t index)
+{
+    return (index * 37u + sequence * 11u) % VOCAB;
+}
+
+static void prefill(rig *r, uint32_t sequence, uint32_t chunk)
+{
+    uint32_t ids[CHUNK];
+    for (uint32_t done = 0; done < PROMPT; done += chunk) {
+        uint32_t count = PROMPT - done < chunk ? PROMPT - done : chunk;
+        for (uint32_t i = 0; i < count; i++)
+            ids[i] = id_of(sequence, done + i);
+        assert_int_equal(kvf_transformer_prefill(r->transformer, r->cache, r->sequences[sequence],
+                                                 ids, count, r->stream),
+                         KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    }
+}
+
+/* Logits of all steps of a batch: [STEPS][batch][VOCAB]. */
+static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
+{
+    for (uint32_t step = 0; step < STEPS; step++) {
+        uint32_t ids[2];
+        for (uint32_t i = 0; i < batch; i++)
+            ids[i] = id_of(first + i, PROMPT + step);
+        assert_int_equal(kvf_transformer_decode(r->transformer, r->cache, r->sequences + first, ids,
+                                                batch, true, r->stream),
+                         KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+        for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
+            memcpy(logits, kvf_transformer_logits(r->transformer, i), VOCAB * sizeof(float));
+    }
+}
+
+static void threads_and_batch_give_the_same_bits(void **state)
+{
+    (void)state;
+    static float alone[2][STEPS][VOCAB], both[STEPS][2][VOCAB];
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        rig r = {0};
+        rig_open(&r, threads);
+        prefill(&r, 0, CHUNK);
+        prefill(&r, 1, CHUNK);
+        if (threads == 1) {
+            decode(&r, 0, 1, alone[0][0]);
+            decode(&r, 1, 1, alone[1][0]);
+        } else {
+            decode(&r, 0, 2, both[0][0]);
+            for (uint32_t step = 0; step < STEPS; step++)
+                for (uint32_t i = 0; i < 2; i++)
+                    assert_memory_equal(alone[i][step], both[step][i], sizeof both[step][i]);
+        }
+        rig_close(&r);
+    }
+}
+
+/* bf16 keys of a chunk may round differently where a product was summed in another order, so this
+ * is a comparison of numbers; a token that is lost or moved is off by far more. */
+static void chunks_do_not_matter(void **state)
+{
+    (void)state;
+    static float want[STEPS][VOCAB], got[STEPS][VOCAB];
+    static const uint32_t chunks[] = {CHUNK, 17, 3, 1};
+    for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+        rig r = {0};
+        rig_open(&r, 2);
+        prefill(&r, 0, chunks[c]);
+        decode(&r, 0, 1, c == 0 ? want[0] : got[0]);
+        double difference = 0.0, norm = 0.0;
+        for (uint32_t i = 0; c > 0 && i < STEPS * VOCAB; i++) {
+            double d = (double)got[0][i] - (double)want[0][i];
+            difference += d * d;
+            norm += (double)want[0][i] * (double)want[0][i];
+        }
+        assert_true(c == 0 || sqrt(difference / norm) < 5e-3);
+        rig_close(&r);
+    }
+}
+
+static void ids_out_of_range_are_refused(void **state)
+{
+    (void)state;
+    rig r = {0};
+    rig_open(&r, 1);
+    const uint32_t ids[2] = {3, VOCAB};
+    assert_int_equal(
+        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, 2, r.stream),
+        KVF_INVALID);
+    assert_int_equal(
+        kvf_transformer_decode(r.transformer, r.cache, r.sequences, ids, 2, true, r.stream),
+        KVF_INVALID);
+    assert_int_equal(
+        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, 0, r.stream),
+        KVF_INVALID);
+    assert_int_equal(kvf_sequence_length(r.sequences[0], 0), 0);
+    rig_close(&r);
+}
+
+/* Opening the Qwen3 weights as something else. */
+static void expect_refusal(const char *type, unsigned layers, unsigned intermediate, bool tied,
+                           const char *part)
+{
+    rig r = {0};
+    char config[1024];
+    kvf_error error = {0};
+    rig_model(&r, 1);
+    write_config(config, sizeof config, type, layers, intermediate, tied);
+    assert_int_equal(
+        kvf_model_config_parse(config, strlen(config), NULL, 0, NULL, &r.model, &error), KVF_OK);
+    kvf_transformer_options options = options_of(&r);
+    kvf_status status = kvf_transformer_open(&options, &r.transformer, &error);
+    fixture_expect(status, &error, KVF_CORRUPT, part);
+    assert_null(r.transformer);
+    rig_close(&r);
+}
+
+static void tensors_are_named(void **state)
+{
+    (void)state;
+    expect_refusal("Qwen3", 3, 192, true, "model.layers.2.input_layernorm.weight");
+    expect_refusal("Qwen3", 2, 256, true, "model.layers.0.mlp.gate_proj.weight");
+    expect_refusal("Qwen3", 2, 192, false, "lm_head.weight");
+    expect_refusal("Qwen2", 2, 192, true, "model.layers.0.self_attn.q_proj.bias");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_and_batch_give_the_same_bits),
+        cmocka_unit_test(chunks_do_not_matter),
+        cmocka_unit_test(ids_out_of_range_are_refused),
+        cmocka_unit_test(tensors_are_named),
+    };
+    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL);
+}
