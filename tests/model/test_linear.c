@@ -10,6 +10,7 @@
 #include "linear.h"
 #include "number_formats.h"
 #include "random_model.h"
+#include "safetensors.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -51,7 +52,7 @@ static data data_create(const problem *p)
         d.x[i] = unit(&stream);
     for (uint32_t part = 0; part < p->parts; part++) {
         size_t count = (size_t)p->outputs[part] * p->inputs;
-        unsigned char *weight = malloc(count * sizeof(float));
+        void *weight = malloc(count * kvf_weights_dtype_bytes(p->dtype));
         for (size_t i = 0; i < count; i++)
             number_store(weight, p->dtype, i, unit(&stream));
         d.parts[part] = (kvf_linear){
