@@ -6,8 +6,8 @@
  * What every folder shares: assertions by level, small arithmetic, compiler attributes.
  *
  * A failed assertion is a programmer's error and stops the process; it is never used for bad input.
- * Level 0 is cheap and always on; level 1 is on in debug builds; level 2 walks whole structures and is
- * on with -Dassert_level=2. Assertions never turn into optimiser hints.
+ * Level 0 is cheap and always on; level 1 is on in debug builds; level 2 walks whole structures
+ * and is on with -Dassert_level=2. Assertions never turn into optimiser hints.
  */
 
 #include <stddef.h>
@@ -18,7 +18,7 @@
 #define KVF_ASSERT_LEVEL 0
 #endif
 
-#define KVF_ASSERT(condition) ((condition) ? (void)0 : abort())
+#define KVF_ASSERT(condition)     ((condition) ? (void)0 : abort())
 #define KVF_ASSERT_OFF(condition) ((void)sizeof((condition) ? 1 : 0))
 #if KVF_ASSERT_LEVEL >= 1
 #define KVF_ASSERT_DEBUG(condition) KVF_ASSERT(condition)
@@ -33,7 +33,7 @@
 
 #if defined(__GNUC__)
 #define KVF_PRINTF(text, first) __attribute__((format(printf, text, first)))
-#define KVF_MUST_CHECK __attribute__((warn_unused_result))
+#define KVF_MUST_CHECK          __attribute__((warn_unused_result))
 #else
 #define KVF_PRINTF(text, first)
 #define KVF_MUST_CHECK

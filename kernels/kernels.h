@@ -6,9 +6,9 @@
  * The table of kernels of one device, and the arguments of every kernel.
  *
  * A kernel is a pure function of its arguments and a task number: it allocates nothing, starts no
- * thread, knows no policy. The tasks of a launch are independent and write disjoint memory, so their
- * order and the threads that run them do not change a bit of the result. `kvf_<op>_tasks` says how
- * many tasks a launch has; it depends on the arguments only, never on the machine.
+ * thread, knows no policy. The tasks of a launch are independent and write disjoint memory, so
+ * their order and the threads that run them do not change a bit of the result. `kvf_<op>_tasks`
+ * says how many tasks a launch has; it depends on the arguments only, never on the machine.
  *
  * Every pointer in the arguments is device memory (or host memory at its device alias).
  * `kernels/<op>_ref.c` is the specification in plain C, with sums in double; `<op>_simd.c` is built
@@ -22,8 +22,8 @@
 #include "base.h"
 
 #define KVF_GROUP_MAX_HEADS 16u
-#define KVF_PAGE_SIZE_MAX 64u
-#define KVF_HEAD_DIM_MAX 256u
+#define KVF_PAGE_SIZE_MAX   64u
+#define KVF_HEAD_DIM_MAX    256u
 
 /* Shapes that every kernel on pages needs. */
 typedef struct kvf_shape {
@@ -48,7 +48,7 @@ static inline size_t kvf_page_bytes(const kvf_shape *s)
     return 2 * kvf_half_page_bytes(s);
 }
 
-/* What attention reads of one page: token t is attended iff t < count and bit t of skip is clear. */
+/* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
 typedef struct kvf_span {
     const void *page;
     uint64_t skip;
@@ -56,11 +56,11 @@ typedef struct kvf_span {
     uint32_t fetched; /* 1: the bytes arrive with this step's fetch; attended in the second pass */
 } kvf_span;
 
-/* ---- digest: bounding boxes of the keys of pages --------------------------------------------
+/* ---- digest: bounding boxes of the keys of pages ---------------------------------------------
  * digest of a page = [subs][2][head_dim] bf16: lo, then hi, of `page_size / subs` consecutive
- * tokens each, over tokens t < count whose skip bit is clear. minmax rounds lo down and hi up, so the
- * box contains every key. A sub-box without tokens has lo = +inf, hi = -inf in every channel.
- * cuboid-mean: c = (max+min)/2, r = mean_t |c - k_t|, lo = c - r, hi = c + r (nearest).
+ * tokens each, over tokens t < count whose skip bit is clear. minmax rounds lo down and hi up,
+ * so the box contains every key. A sub-box without tokens has lo = +inf, hi = -inf in every
+ * channel. cuboid-mean: c = (max+min)/2, r = mean_t |c - k_t|, lo = c - r, hi = c + r (nearest).
  * mean: lo = hi = mean (nearest). One task per job; a job whose page is NULL is skipped.
  */
 typedef struct kvf_digest_job {
@@ -103,32 +103,33 @@ typedef struct kvf_score_args {
     float *scores;              /* [lists, group, pages_max] */
 } kvf_score_args;
 
-/* ---- reduce: scores of query heads into scores of lists ----------------------------------------
- * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p < pages[o*pages_step]:
- * MEAN_SOFTMAX: mean over rows of softmax_p(scale * score) (a -inf score stays 0 weight; the result of
- * a page whose score is -inf in every row is -INFINITY); MAX: maximum; SUM: sum. One task per output.
+/* ---- reduce: scores of query heads into scores of lists --------------------------------------
+ * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
+ * pages[o*pages_step]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score) (a -inf score
+ * stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
+ * maximum; SUM: sum. One task per output.
  */
 typedef struct kvf_reduce_args {
     kvf_group_reduce kind;
     uint32_t outputs;
     uint32_t rows;
-    uint32_t pages_max;    /* row stride of scores and of out */
-    uint32_t pages_step;   /* pages[] is indexed by output * pages_step */
+    uint32_t pages_max;  /* row stride of scores and of out */
+    uint32_t pages_step; /* pages[] is indexed by output * pages_step */
     float scale;
     const float *scores;   /* [outputs, rows, pages_max] */
     const uint32_t *pages; /* lengths */
     float *out;            /* [outputs, pages_max] */
 } kvf_reduce_args;
 
-/* ---- topk: exact, ties to the lower index --------------------------------------------------------
- * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never taken.
- * ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One task per list.
- * `work` is [lists, work_stride] uint32, work_stride >= the largest count.
+/* ---- topk: exact, ties to the lower index ----------------------------------------------------
+ * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
+ * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
+ * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count.
  */
 typedef struct kvf_topk_args {
     uint32_t lists;
-    uint32_t stride;       /* row stride of scores */
-    uint32_t ids_max;      /* row stride of ids, >= every k */
+    uint32_t stride;  /* row stride of scores */
+    uint32_t ids_max; /* row stride of ids, >= every k */
     uint32_t work_stride;
     const float *scores;   /* [lists, stride] */
     const uint32_t *first; /* [lists]; NULL = 0 */
@@ -139,7 +140,7 @@ typedef struct kvf_topk_args {
     uint32_t *work;
 } kvf_topk_args;
 
-/* ---- attend: sparse paged attention, split over spans ----------------------------------------------
+/* ---- attend: sparse paged attention, split over spans ----------------------------------------
  * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
  *   partial_o[l, s, g, :] = sum_t softmax_t(scale q.k_t) v_t   (normalised within the split), fp32
  *   partial_lse[l, s, g]  = ln sum_t exp(scale q.k_t), -INFINITY if no token is attended
@@ -153,19 +154,19 @@ typedef struct kvf_attend_args {
     kvf_pass pass;
     uint32_t lists;
     uint32_t group;
-    uint32_t spans_max;         /* row stride of spans */
-    uint32_t split;             /* spans per split */
+    uint32_t spans_max; /* row stride of spans */
+    uint32_t split;     /* spans per split */
     float scale;
     const void *q;              /* [lists, group, head_dim] dtype */
     const kvf_span *spans;      /* [lists, spans_max] */
     const uint32_t *span_count; /* [lists] */
-    float *partial_o;           /* [lists, splits_max, group, head_dim], splits_max = ceil(spans_max/split) */
+    float *partial_o;           /* [lists, splits_max = ceil(spans_max/split), group, head_dim] */
     float *partial_lse;         /* [lists, splits_max, group] */
 } kvf_attend_args;
 
-/* ---- merge: partial results by log-sum-exp, in split order -------------------------------------------
- * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln sum_s e^lse_s. Splits used: ceil(span_count/split).
- * No attended token: out = 0, lse = -INFINITY. One task per list.
+/* ---- merge: partial results by log-sum-exp, in split order -----------------------------------
+ * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln sum_s e^lse_s. Splits used:
+ * ceil(span_count/split). No attended token: out = 0, lse = -INFINITY. One task per list.
  */
 typedef struct kvf_merge_args {
     kvf_shape shape;
@@ -180,10 +181,11 @@ typedef struct kvf_merge_args {
     float *lse;                 /* [lists, group]; may be NULL */
 } kvf_merge_args;
 
-/* ---- prefill: dense causal attention of a chunk ---------------------------------------------------
- * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own index, which
- * lie in pages in order: token j is row j % page_size of pages[kv_head][j / page_size].
- * A task is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group).
+/* ---- prefill: dense causal attention of a chunk ----------------------------------------------
+ * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
+ * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
+ * page_size]. A task is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query
+ * heads of the group).
  */
 #define KVF_PREFILL_ROWS 48u
 
@@ -195,45 +197,46 @@ typedef struct kvf_prefill_kernel_args {
     uint32_t base;
     float scale;
     const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
-    const void *const *blocks; /* [pages]: base of the block of each token range, page of head h at h * page bytes */
+    const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     void *out;                 /* as q */
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
 } kvf_prefill_kernel_args;
 
-/* ---- repack: a chunk in token order into pages -----------------------------------------------------
- * Token i of the chunk becomes row (first + i) % page_size of block (first + i) / page_size, whose page of
- * KV head h starts at blocks[b] + h * page bytes. If a key or value is not finite, the lowest index i
- * seen is kept in *fault by an atomic minimum (fault starts at UINT32_MAX). One task per (block, KV head).
+/* ---- repack: a chunk in token order into pages -----------------------------------------------
+ * Token i of the chunk becomes row (first + i) % page_size of block (first + i) / page_size,
+ * whose page of KV head h starts at blocks[b] + h * page bytes. If a key or value is not
+ * finite, the lowest index i seen is kept in *fault by an atomic minimum (fault starts at
+ * UINT32_MAX). One task per (block, KV head).
  */
 typedef struct kvf_repack_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t tokens;
-    uint32_t first;       /* row in blocks[0] of the first token, < page_size */
-    const void *k;        /* [tokens, kv_heads, head_dim] dtype */
-    const void *v;        /* [tokens, kv_heads, head_dim] dtype */
-    void *const *blocks;  /* [ceil((first + tokens) / page_size)] */
-    uint32_t *fault;      /* [1] */
+    uint32_t first;      /* row in blocks[0] of the first token, < page_size */
+    const void *k;       /* [tokens, kv_heads, head_dim] dtype */
+    const void *v;       /* [tokens, kv_heads, head_dim] dtype */
+    void *const *blocks; /* [ceil((first + tokens) / page_size)] */
+    uint32_t *fault;     /* [1] */
 } kvf_repack_args;
 
-/* ---- observe: attention of the last queries over many keys, streamed --------------------------------
- * Rows: W query tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j, where query w
- * sees tokens with index <= limit[w]. Tokens are given as spans in order (skip bits are honoured); the index
- * of a token is span_index[s] + row. Step 1 writes running maximum and sum per (head, chunk of
- * KVF_OBSERVE_SPANS spans, row); step 2 merges them over chunks, in order, and writes
- *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j]          (0 for skipped or absent tokens)
- * window_mean: divide by W, else sum. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM.
- * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
+/* ---- observe: attention of the last queries over many keys, streamed -------------------------
+ * Rows: W query tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j,
+ * where query w sees tokens with index <= limit[w]. Tokens are given as spans in order (skip
+ * bits are honoured); the index of a token is span_index[s] + row. Step 1 writes running
+ * maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them over
+ * chunks, in order, and writes
+ *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j], 0 for skipped or absent tokens
+ * window_mean: divide by W, else sum. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
-#define KVF_OBSERVE_SPANS 64u
+#define KVF_OBSERVE_SPANS      64u
 #define KVF_OBSERVE_WINDOW_MAX 128u
 
 typedef struct kvf_observe_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t window;            /* W, 1 .. KVF_OBSERVE_WINDOW_MAX */
-    uint32_t spans_max;         /* row stride of spans */
+    uint32_t window;    /* W, 1 .. KVF_OBSERVE_WINDOW_MAX */
+    uint32_t spans_max; /* row stride of spans */
     uint32_t window_mean;
     kvf_group_reduce group_reduce;
     float scale;
@@ -242,14 +245,14 @@ typedef struct kvf_observe_args {
     const kvf_span *spans;      /* [kv_heads, spans_max] */
     const uint32_t *span_index; /* [kv_heads, spans_max] token index of row 0 of the span */
     const uint32_t *span_count; /* [kv_heads] */
-    float *row_max;             /* [kv_heads, chunks_max, group, window], chunks_max = ceil(spans_max / 64) */
+    float *row_max;             /* [kv_heads, chunks_max = ceil(spans_max/64), group, window] */
     float *row_sum;             /* likewise */
     float *score;               /* [kv_heads, spans_max * page_size]; step 2 */
 } kvf_observe_args;
 
-/* ---- pool: smooth scores along tokens -------------------------------------------------------------
- * out[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 .. j+width/2].
- * One task per row.
+/* ---- pool: smooth scores along tokens --------------------------------------------------------
+ * out[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
+ * j+width/2]. One task per row.
  */
 typedef struct kvf_pool_args {
     uint32_t rows;
@@ -261,7 +264,7 @@ typedef struct kvf_pool_args {
     float *out;
 } kvf_pool_args;
 
-/* ---- copy: scattered equal blocks of bytes ------------------------------------------------------------
+/* ---- copy: scattered equal blocks of bytes ---------------------------------------------------
  * to[i] <- from[i], `bytes` each. The SIMD variants stream past the cache (non-temporal stores over
  * four interleaved streams) when `stream` is set. A task is `per_task` consecutive blocks.
  */
@@ -274,12 +277,12 @@ typedef struct kvf_copy_args {
     void *const *to;         /* [count] */
 } kvf_copy_args;
 
-/* ---- resolve: selected pages to slots ------------------------------------------------------------------
- * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a free slot
- * or the slot of the page with the lowest score that is not selected (ties: the lower page id); the
- * tables are updated, and {page, slot} is appended to the list's misses. slots >= count always.
- * A resident page beyond `pages` scored pages (cannot happen) or with NaN score counts as lowest.
- * One task per list.
+/* ---- resolve: selected pages to slots --------------------------------------------------------
+ * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
+ * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
+ * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
+ * count always. A resident page beyond `pages` scored pages (cannot happen) or with NaN score
+ * counts as lowest. One task per list.
  */
 typedef struct kvf_miss {
     int32_t page;
@@ -288,21 +291,21 @@ typedef struct kvf_miss {
 
 typedef struct kvf_resolve_args {
     uint32_t lists;
-    uint32_t ids_max;              /* row stride of ids, of slot_of_id and of misses */
+    uint32_t ids_max; /* row stride of ids, of slot_of_id and of misses */
     uint32_t slots;
-    uint32_t stride;               /* row stride of scores */
-    const int32_t *ids;            /* [lists, ids_max] ascending */
-    const uint32_t *id_count;      /* [lists] */
-    const float *const *scores;    /* [lists] -> [pages] of this step; NULL row: victims by lowest page id */
-    int32_t *const *slot_of_page;  /* [lists] -> [pages_max], -1 = none */
-    int32_t *const *page_of_slot;  /* [lists] -> [slots], -1 = free */
-    int32_t *slot_of_id;           /* [lists, ids_max] out */
-    uint32_t *missed;              /* [lists, ids_max] out: 1 if the page was not resident */
-    kvf_miss *misses;              /* [lists, ids_max] out */
-    uint32_t *miss_count;          /* [lists] out */
+    uint32_t stride;              /* row stride of scores */
+    const int32_t *ids;           /* [lists, ids_max] ascending */
+    const uint32_t *id_count;     /* [lists] */
+    const float *const *scores;   /* [lists] -> [pages]; NULL row: victims by lowest page id */
+    int32_t *const *slot_of_page; /* [lists] -> [pages_max], -1 = none */
+    int32_t *const *page_of_slot; /* [lists] -> [slots], -1 = free */
+    int32_t *slot_of_id;          /* [lists, ids_max] out */
+    uint32_t *missed;             /* [lists, ids_max] out: 1 if the page was not resident */
+    kvf_miss *misses;             /* [lists, ids_max] out */
+    uint32_t *miss_count;         /* [lists] out */
 } kvf_resolve_args;
 
-/* ---- the table ------------------------------------------------------------------------------------- */
+/* ---- the table ---------------------------------------------------------------------------- */
 
 /* Page tables, lists and static sets; their arguments are in paging.h. */
 #define KVF_PAGING_KERNEL_LIST(X)                                                                  \
@@ -364,8 +367,8 @@ uint32_t kvf_resolve_tasks(const kvf_resolve_args *a);
 uint32_t kvf_cpu_isa(void);
 
 /*
- * Fill the whole table for the host device: references first, overridden by the variants that the CPU
- * and the mask allow, in ascending order. KVF_UNSUPPORTED if an entry stays empty.
+ * Fill the whole table for the host device: references first, overridden by the variants that
+ * the CPU and the mask allow, in ascending order. KVF_UNSUPPORTED if an entry stays empty.
  */
 KVF_MUST_CHECK kvf_status kvf_kernels_init(kvf_kernels *table, uint32_t isa_mask);
 

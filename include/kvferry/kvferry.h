@@ -36,8 +36,8 @@
  * - Handles are opaque. A cache belongs to a runtime; a sequence belongs to a cache. Close in the
  *   reverse order; every close, destroy and free accepts NULL.
  * - Configuration structs are filled by their `_init` function, which sets `size` and the defaults.
- * - Work is enqueued on the caller's stream and runs in order there. Pointers that a call passes for
- *   device use (queries, keys, outputs) must stay valid until the stream has passed that work.
+ * - Work is enqueued on the caller's stream and runs in order there. Pointers that a call passes
+ *   for device use (queries, keys, outputs) must stay valid until the stream has passed that work.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
  * - One thread at a time may use one cache and its sequences; different caches are independent.
  * - The library never exits, prints, or reads the environment.
@@ -51,7 +51,7 @@ extern "C" {
 #endif
 
 #if defined(KVF_BUILD) || defined(__GNUC__)
-#define KVF_API __attribute__((visibility("default")))
+#define KVF_API     __attribute__((visibility("default")))
 #define KVF_CHECKED __attribute__((warn_unused_result))
 #else
 #define KVF_API
@@ -88,8 +88,8 @@ typedef enum kvf_status {
 /** What went wrong, with the field, the value and the fix. Filled by calls that can fail. */
 typedef struct kvf_error {
     kvf_status status;
-    int foreign;       /**< errno or the device's own code, 0 if none */
-    char text[512];    /**< one sentence or two, no newline */
+    int foreign;    /**< errno or the device's own code, 0 if none */
+    char text[512]; /**< one sentence or two, no newline */
 } kvf_error;
 
 /** Name of a status, e.g. "KVF_FULL". Never NULL. Thread: any. */
@@ -149,7 +149,7 @@ typedef struct kvf_runtime_config {
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< NULL */
     void *log_user;
-    uint32_t delay_seed;       /**< tests only: non-zero makes streams pause at random */
+    uint32_t delay_seed; /**< tests only: non-zero makes streams pause at random */
 } kvf_runtime_config;
 
 KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
@@ -291,27 +291,27 @@ typedef struct kvf_cache_config {
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
 
     /* limits: memory is reserved for them at open */
-    uint32_t sequences_max;     /**< 1 */
-    uint32_t tokens_max;        /**< per sequence, no default */
-    uint64_t host_tokens_max;   /**< over all sequences, shared pages once; 0 = sequences x tokens */
+    uint32_t sequences_max;   /**< 1 */
+    uint32_t tokens_max;      /**< per sequence, no default */
+    uint64_t host_tokens_max; /**< over all sequences, shared pages once; 0 = sequences x tokens */
     uint32_t prefill_chunk_max; /**< tokens of one prefill call; 512 */
 
     /* policy */
-    uint32_t page_size;            /**< tokens: 8, 16, 32 or 64; 32 */
-    uint32_t budget_tokens;        /**< attended per KV head and step, sink and window included; 1024 */
-    uint32_t sink_tokens;          /**< 4 */
-    uint32_t local_tokens;         /**< the window holds this many to this + page_size - 1; 64 */
-    kvf_select select;             /**< HYBRID */
-    float static_ratio;            /**< share of the budget left after sink and window; 0.25 */
-    uint32_t refresh_interval;     /**< decode steps between refreshes of the static set; 128 */
-    kvf_refresh refresh;           /**< RESIDENT; the first one after prefill is always exact */
+    uint32_t page_size;        /**< tokens: 8, 16, 32 or 64; 32 */
+    uint32_t budget_tokens;    /**< attended per KV head and step, sink and window included; 1024 */
+    uint32_t sink_tokens;      /**< 4 */
+    uint32_t local_tokens;     /**< the window holds this many to this + page_size - 1; 64 */
+    kvf_select select;         /**< HYBRID */
+    float static_ratio;        /**< share of the budget left after sink and window; 0.25 */
+    uint32_t refresh_interval; /**< decode steps between refreshes of the static set; 128 */
+    kvf_refresh refresh;       /**< RESIDENT; the first one after prefill is always exact */
     kvf_restructure restructure;   /**< LOGICAL */
     kvf_digest_kind digest;        /**< MINMAX; ARKVALE selection uses CUBOID_MEAN */
     uint32_t sub_digests;          /**< boxes per page: 1, 2 or 4; 1 */
     kvf_group_reduce group_reduce; /**< MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< AUTO */
-    uint32_t slots;                /**< pages per KV head on the device; 0 = twice the selected pages */
-    kvf_select_fn select_fn;       /**< for KVF_SELECT_CUSTOM */
+    uint32_t slots;          /**< pages per KV head on the device; 0 = twice the selected pages */
+    kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
     uint32_t verify_interval; /**< every N-th step also attends densely and measures; 0 = never */
 } kvf_cache_config;
@@ -435,9 +435,9 @@ KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_arg
  * indices[indptr[i] … indptr[i+1]-1], ascending. All arrays are the caller's, in device memory.
  */
 typedef struct kvf_page_lists {
-    int32_t *indptr;        /**< [batch x kv_heads + 1] */
-    int32_t *indices;       /**< [capacity] page index within (sequence, layer) */
-    uint32_t capacity;      /**< at least batch x kv_heads x pages that a list can have (see below) */
+    int32_t *indptr;   /**< [batch x kv_heads + 1] */
+    int32_t *indices;  /**< [capacity] page index within (sequence, layer) */
+    uint32_t capacity; /**< at least batch x kv_heads x pages that a list can have (see below) */
     int32_t *last_page_len; /**< [batch x kv_heads] tokens in the last page of each list */
 } kvf_page_lists;
 
@@ -482,9 +482,9 @@ typedef struct kvf_stats {
     uint64_t copies;          /**< copies submitted to bring pages */
     uint64_t refreshes;       /**< of static sets, per layer and sequence */
     uint64_t append_ns, score_ns, select_ns, gather_ns, copy_ns, attend_ns, refresh_ns;
-    uint64_t verified;        /**< (layer, sequence, query head) attention rows compared */
-    double recall_sum;        /**< of attention recall over the verified rows */
-    double error_max;         /**< max |sparse - dense| over the verified rows */
+    uint64_t verified; /**< (layer, sequence, query head) attention rows compared */
+    double recall_sum; /**< of attention recall over the verified rows */
+    double error_max;  /**< max |sparse - dense| over the verified rows */
     uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
 } kvf_stats;
 
