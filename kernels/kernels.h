@@ -226,7 +226,8 @@ typedef struct kvf_repack_args {
  * maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them over
  * chunks, in order, and writes
  *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j], 0 for skipped or absent tokens
- * window_mean: divide by W, else sum. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
+ * window_mean: divide by W, else sum. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM.
+ * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
 #define KVF_OBSERVE_SPANS      64u
 #define KVF_OBSERVE_WINDOW_MAX 128u
