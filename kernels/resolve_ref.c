@@ -13,6 +13,9 @@
 
 #include "variants.h"
 
+/* Candidates of one scan. Most steps miss fewer pages than that per list. */
+#define CANDIDATES 32u
+
 typedef struct list_view {
     const int32_t *ids;
     uint32_t count;
@@ -41,26 +44,46 @@ static float score_of(const list_view *v, int32_t page)
     return isnan(x) ? -INFINITY : x;
 }
 
-/* The free slot that comes first, else the slot of the victim; -1 cannot happen while slots >=
- * count. */
-static int32_t find_slot(const list_view *v)
+/* A slot that may be given away, with what orders it among them. */
+typedef struct candidate {
+    float score;
+    int32_t page; /* -1 = the slot is free */
+    int32_t slot;
+} candidate;
+
+/* The next candidates in order; misses beyond them look again. */
+typedef struct candidates {
+    uint32_t next;
+    uint32_t count;
+    candidate sorted[CANDIDATES];
+} candidates;
+
+static bool comes_before(const candidate *a, const candidate *b)
 {
-    int32_t best = -1;
+    if (a->page < 0 || b->page < 0)
+        return a->page < 0 && (b->page >= 0 || a->slot < b->slot);
+    return a->score < b->score || (a->score == b->score && a->page < b->page);
+}
+
+/* One scan of the slots for the `wanted` that come first; pages given a slot meanwhile are selected
+ * ones, so they are passed over. */
+static void find_candidates(const list_view *v, uint32_t wanted, candidates *c)
+{
+    const uint32_t room = kvf_min_u32(wanted, CANDIDATES);
+    *c = (candidates){.next = 0};
     for (uint32_t slot = 0; slot < v->slots; slot++) {
-        int32_t page = v->page_of_slot[slot];
-        if (page < 0)
-            return (int32_t)slot;
-        if (is_selected(v, page))
+        candidate x = {.page = v->page_of_slot[slot], .slot = (int32_t)slot};
+        if (x.page >= 0)
+            x.score = score_of(v, x.page);
+        if (c->count == room && !comes_before(&x, &c->sorted[room - 1]))
             continue;
-        if (best >= 0) {
-            int32_t other = v->page_of_slot[best];
-            float x = score_of(v, page), y = score_of(v, other);
-            if (x > y || (x == y && page > other))
-                continue;
-        }
-        best = (int32_t)slot;
+        if (x.page >= 0 && is_selected(v, x.page))
+            continue;
+        uint32_t at = c->count < room ? c->count++ : room - 1;
+        for (; at > 0 && comes_before(&x, &c->sorted[at - 1]); at--)
+            c->sorted[at] = c->sorted[at - 1];
+        c->sorted[at] = x;
     }
-    return best;
 }
 
 void kvf_resolve_ref(const void *args, uint32_t task)
@@ -75,15 +98,20 @@ void kvf_resolve_ref(const void *args, uint32_t task)
         .slot_of_page = a->slot_of_page[task],
         .page_of_slot = a->page_of_slot[task],
     };
-    uint32_t misses = 0;
+    uint32_t wanted = 0, misses = 0;
+    candidates c = {.next = 0};
     KVF_ASSERT(v.count <= v.slots);
+    for (uint32_t i = 0; i < v.count; i++)
+        wanted += v.slot_of_page[v.ids[i]] < 0;
     for (uint32_t i = 0; i < v.count; i++) {
         const int32_t page = v.ids[i];
         int32_t slot = v.slot_of_page[page];
         a->missed[row + i] = slot < 0;
         if (slot < 0) {
-            slot = find_slot(&v);
-            KVF_ASSERT(slot >= 0);
+            if (c.next == c.count)
+                find_candidates(&v, wanted - misses, &c);
+            KVF_ASSERT(c.next < c.count);
+            slot = c.sorted[c.next++].slot;
             if (v.page_of_slot[slot] >= 0)
                 v.slot_of_page[v.page_of_slot[slot]] = -1;
             v.page_of_slot[slot] = page;
