@@ -43,9 +43,9 @@ static bool is_listed(const char *list, const char *name)
         if (strncmp(list, name, n) == 0 && (list[n] == ',' || list[n] == '\0'))
             return true;
         list = strchr(list, ',');
-        list += list != NULL;
         if (!list)
             return false;
+        list++;
     }
     return true;
 }
