@@ -162,12 +162,22 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
+/* The document's last token as a decode step: its static set is chosen once, for all forks. */
+static kvf_status end_document(cli_run *run, const uint32_t *last, kvf_error *error)
+{
+    double step_ms = 0.0;
+    kvf_decode_request request = {.sequence = run->sequence, .ids = last, .count = 1};
+    kvf_decode_result result = {.step_ms = &step_ms};
+    kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
+    run->prefill_ms += step_ms;
+    return status;
+}
+
 kvf_status cli_run_generate(cli_run *run, kvf_error *error)
 {
     /* The last token of a prompt is a decode step, so that selection applies to the first token
-     * that is generated. A document to ask about is prefilled whole. */
-    bool ask = run->options.ask_file != NULL;
-    uint32_t count = (uint32_t)run->prompt.count - (ask ? 0 : 1);
+     * that is generated. */
+    uint32_t count = (uint32_t)run->prompt.count - 1;
     cli_progress progress;
     cli_progress_begin(&progress, "prefill", count, "tokens");
     kvf_prefill_request request = {
@@ -186,6 +196,8 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     run->interrupted = cli_interrupted();
     if (status != KVF_OK || run->interrupted)
         return status;
-    return ask ? ask_all(run, error)
-               : answer(run, run->sequence, run->prompt.ids + count, 1, error);
+    if (run->options.ask_file == NULL)
+        return answer(run, run->sequence, run->prompt.ids + count, 1, error);
+    status = end_document(run, run->prompt.ids + count, error);
+    return status == KVF_OK ? ask_all(run, error) : status;
 }
