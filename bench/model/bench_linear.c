@@ -7,7 +7,8 @@
  * Four ways to multiply R rows: our kernel row by row over a panel; oneDNN in fp32 over panels
  * widened on the way (what the runner does for many rows); oneDNN in fp32 over weights that were
  * widened before (twice the bytes); oneDNN in bf16, where the CPU has it. They take turns within a
- * repetition; medians over repetitions.
+ * repetition; medians over repetitions. The speed-up is over the better of the two oneDNN ways that
+ * leave the weights in bf16.
  */
 
 #include "bench_report.h"
@@ -22,7 +23,7 @@
 #define INPUTS      4096u
 #define PANEL       128u
 #define ROWS_MAX    64u
-#define REPETITIONS 9u
+#define REPETITIONS 15u
 #define WAYS        4u
 
 typedef struct bench {
@@ -138,18 +139,15 @@ static void drop(bench *b)
     free(b->y);
 }
 
+/* Of the ways that leave the weights as they are; fp32 weights would take twice the memory. */
 static double best_of_onednn(const double median[WAYS])
 {
-    double best = median[1];
-    for (uint32_t w = 2; w < WAYS; w++)
-        if (median[w] > 0.0 && median[w] < best)
-            best = median[w];
-    return best;
+    return median[3] > 0.0 && median[3] < median[1] ? median[3] : median[1];
 }
 
 int main(int argc, char **argv)
 {
-    static const uint32_t rows[] = {1, 2, 4, 8, 16, 64};
+    static const uint32_t rows[] = {1, 2, 3, 4, 8, 16, 64};
     bench b = {0};
     if (!fill(&b)) {
         fputs("bench_linear: no memory\n", stderr);
