@@ -45,15 +45,14 @@ static void count(kvf_layer_counters *c, uint64_t pages, const list_sums *sums)
     __atomic_fetch_add(&c->misses, sums->misses, __ATOMIC_RELAXED);
 }
 
-void kvf_assemble_ref(const void *args, uint32_t task)
+static void assemble_list(const kvf_assemble_args *a, uint32_t list)
 {
-    const kvf_assemble_args *a = args;
     const kvf_paging *p = &a->paging;
-    const kvf_row *row = &a->row[task / p->lists];
-    const uint32_t head = kvf_list_head(p, task % p->lists), ids = a->id_count[task];
+    const kvf_row *row = &a->row[list / p->lists];
+    const uint32_t head = kvf_list_head(p, list % p->lists), ids = a->id_count[list];
     const uint32_t page_size = p->shape.page_size, stored = row->store_count[head];
     const uint32_t pages = kvf_row_pages(p, row);
-    kvf_span *spans = a->spans + (size_t)task * a->spans_max;
+    kvf_span *spans = a->spans + (size_t)list * a->spans_max;
     list_sums sums = {0};
     uint32_t n = 0;
     for (uint32_t i = 0; i * page_size < stored; i++)
@@ -68,9 +67,17 @@ void kvf_assemble_ref(const void *args, uint32_t task)
             &sums);
     KVF_ASSERT(n + ids <= a->spans_max);
     for (uint32_t i = 0; i < ids; i++) {
-        sums.misses += a->missed[(size_t)task * a->ids_max + i] != 0;
-        n = add_span(spans, n, chosen_span(a, row, task, i), &sums);
+        sums.misses += a->missed[(size_t)list * a->ids_max + i] != 0;
+        n = add_span(spans, n, chosen_span(a, row, list, i), &sums);
     }
-    a->span_count[task] = n;
+    a->span_count[list] = n;
     count(a->counters, ids, &sums);
+}
+
+void kvf_assemble_ref(const void *args, uint32_t task)
+{
+    const kvf_assemble_args *a = args;
+    const uint32_t lists = a->rows * a->paging.lists, first = task * KVF_ASSEMBLE_LISTS;
+    for (uint32_t l = first; l < kvf_min_u32(lists, first + KVF_ASSEMBLE_LISTS); l++)
+        assemble_list(a, l);
 }

@@ -77,7 +77,7 @@ uint32_t kvf_copy_tasks(const kvf_copy_args *a)
 
 uint32_t kvf_resolve_tasks(const kvf_resolve_args *a)
 {
-    return a->lists;
+    return kvf_div_ceil_u32(a->lists, KVF_RESOLVE_LISTS);
 }
 
 #if defined(__x86_64__)

@@ -283,8 +283,11 @@ typedef struct kvf_copy_args {
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
  * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
  * count always. A resident page beyond `pages` scored pages (cannot happen) or with NaN score
- * counts as lowest. One task per list.
+ * counts as lowest. A task is KVF_RESOLVE_LISTS lists: one list takes a microsecond or two, less
+ * than to wake a thread.
  */
+#define KVF_RESOLVE_LISTS 8u
+
 typedef struct kvf_miss {
     int32_t page;
     int32_t slot;

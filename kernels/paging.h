@@ -152,7 +152,9 @@ typedef struct kvf_mask_args {
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
  * id. A chosen page lies in its slot and is `fetched` if it missed; without slots it lies where it
- * lives. One task per list. */
+ * lives. A task is KVF_ASSEMBLE_LISTS lists. */
+#define KVF_ASSEMBLE_LISTS 8u
+
 typedef struct kvf_assemble_args {
     kvf_paging paging;
     uint32_t rows;

@@ -86,17 +86,16 @@ static void find_candidates(const list_view *v, uint32_t wanted, candidates *c)
     }
 }
 
-void kvf_resolve_ref(const void *args, uint32_t task)
+static void resolve_list(const kvf_resolve_args *a, uint32_t list)
 {
-    const kvf_resolve_args *a = args;
-    const size_t row = (size_t)task * a->ids_max;
+    const size_t row = (size_t)list * a->ids_max;
     const list_view v = {
         .ids = a->ids + row,
-        .count = a->id_count[task],
+        .count = a->id_count[list],
         .slots = a->slots,
-        .scores = a->scores ? a->scores[task] : NULL,
-        .slot_of_page = a->slot_of_page[task],
-        .page_of_slot = a->page_of_slot[task],
+        .scores = a->scores ? a->scores[list] : NULL,
+        .slot_of_page = a->slot_of_page[list],
+        .page_of_slot = a->page_of_slot[list],
     };
     uint32_t wanted = 0, misses = 0;
     candidates c = {.next = 0};
@@ -120,5 +119,13 @@ void kvf_resolve_ref(const void *args, uint32_t task)
         }
         a->slot_of_id[row + i] = slot;
     }
-    a->miss_count[task] = misses;
+    a->miss_count[list] = misses;
+}
+
+void kvf_resolve_ref(const void *args, uint32_t task)
+{
+    const kvf_resolve_args *a = args;
+    const uint32_t first = task * KVF_RESOLVE_LISTS;
+    for (uint32_t l = first; l < kvf_min_u32(a->lists, first + KVF_RESOLVE_LISTS); l++)
+        resolve_list(a, l);
 }

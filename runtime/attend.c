@@ -72,7 +72,8 @@ kvf_status kvf_step_assemble(kvf_step *step)
                                         .spans = kvf_table_at(cache, l->spans),
                                         .span_count = kvf_table_at(cache, l->span_count),
                                         .counters = kvf_counters_device(cache, step->layer)};
-    return KVF_LAUNCH(step, assemble, assemble, step->rows * cache->dims.paging.lists);
+    const uint32_t lists = step->rows * cache->dims.paging.lists;
+    return KVF_LAUNCH(step, assemble, assemble, kvf_div_ceil_u32(lists, KVF_ASSEMBLE_LISTS));
 }
 
 kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
