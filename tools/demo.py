@@ -169,7 +169,8 @@ def demo(args, screen, folder):
     print("\n" + table(screen, rows, len(asked)) + "\n")
     print("attended: tokens per KV head and step, sink and window included. fetched, moved: brought to\n"
           "the device per token, over all layers and heads, with --transfer %s. hit rate: chosen\n"
-          "pages that were there already; every question starts afresh, with none. ms: the median."
+          "pages that were there already; a question starts with what the document's last token\n"
+          "left there. ms: the median."
           % args.transfer)
     print("Took %.0f s." % (time.monotonic() - begin))
 

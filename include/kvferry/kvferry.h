@@ -360,7 +360,7 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequenc
 
 /**
  * A second sequence that continues from the same tokens. Sealed pages are shared; the window, the
- * static set and the tables are copied, on @p stream, so fork costs no copy of the long past. With
+ * static set, the slots and the tables are copied, on @p stream: no copy of the long past. With
  * restructure physical each sequence rewrites its own pages, so they are copied instead of shared.
  * @return KVF_OK; KVF_FULL when sequences_max are alive, or the page pool has no room for a copy
  */
