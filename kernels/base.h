@@ -3,7 +3,8 @@
 #define KVF_KERNELS_BASE_H
 
 /*
- * What every folder shares: assertions by level, small arithmetic, compiler attributes.
+ * What every folder shares: assertions by level, small arithmetic, compiler attributes. C, and C++
+ * for the sake of CUDA sources, where the same small functions run on the device.
  *
  * A failed assertion is a programmer's error and stops the process; it is never used for bad input.
  * Level 0 is cheap and always on; level 1 is on in debug builds; level 2 walks whole structures
@@ -18,7 +19,17 @@
 #define KVF_ASSERT_LEVEL 0
 #endif
 
-#define KVF_ASSERT(condition)     ((condition) ? (void)0 : abort())
+#if defined(__CUDACC__)
+#define KVF_INLINE static __host__ __device__ __forceinline__
+#else
+#define KVF_INLINE static inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define KVF_ASSERT(condition) ((condition) ? (void)0 : __trap())
+#else
+#define KVF_ASSERT(condition) ((condition) ? (void)0 : abort())
+#endif
 #define KVF_ASSERT_OFF(condition) ((void)sizeof((condition) ? 1 : 0))
 #if KVF_ASSERT_LEVEL >= 1
 #define KVF_ASSERT_DEBUG(condition) KVF_ASSERT(condition)
@@ -39,22 +50,22 @@
 #define KVF_MUST_CHECK
 #endif
 
-static inline uint32_t kvf_min_u32(uint32_t a, uint32_t b)
+KVF_INLINE uint32_t kvf_min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
 
-static inline uint32_t kvf_max_u32(uint32_t a, uint32_t b)
+KVF_INLINE uint32_t kvf_max_u32(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
 }
 
-static inline uint32_t kvf_div_ceil_u32(uint32_t a, uint32_t b)
+KVF_INLINE uint32_t kvf_div_ceil_u32(uint32_t a, uint32_t b)
 {
     return a / b + (a % b != 0);
 }
 
-static inline size_t kvf_round_up(size_t value, size_t step)
+KVF_INLINE size_t kvf_round_up(size_t value, size_t step)
 {
     return (value + step - 1) / step * step;
 }

@@ -32,18 +32,18 @@ typedef struct kvf_shape {
     uint32_t page_size; /* 8, 16, 32 or 64 tokens */
 } kvf_shape;
 
-static inline size_t kvf_dtype_bytes(kvf_dtype dtype)
+KVF_INLINE size_t kvf_dtype_bytes(kvf_dtype dtype)
 {
     return dtype == KVF_FP32 ? 4 : 2;
 }
 
 /* Bytes of K (or V) of one page; V begins there. */
-static inline size_t kvf_half_page_bytes(const kvf_shape *s)
+KVF_INLINE size_t kvf_half_page_bytes(const kvf_shape *s)
 {
     return (size_t)s->page_size * s->head_dim * kvf_dtype_bytes(s->dtype);
 }
 
-static inline size_t kvf_page_bytes(const kvf_shape *s)
+KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
 {
     return 2 * kvf_half_page_bytes(s);
 }
@@ -79,7 +79,7 @@ typedef struct kvf_digest_args {
     const kvf_digest_job *jobs; /* [job_count] */
 } kvf_digest_args;
 
-static inline size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
+KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
 {
     return (size_t)subs * 2 * head_dim * 2;
 }

@@ -9,33 +9,33 @@
 
 #include "kernels.h"
 
-static inline const void *kvf_offset(const void *base, size_t bytes)
+KVF_INLINE const void *kvf_offset(const void *base, size_t bytes)
 {
     return (const uint8_t *)base + bytes;
 }
 
-static inline void *kvf_offset_mut(void *base, size_t bytes)
+KVF_INLINE void *kvf_offset_mut(void *base, size_t bytes)
 {
     return (uint8_t *)base + bytes;
 }
 
-static inline size_t kvf_row_bytes(const kvf_shape *s)
+KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
 {
     return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
 }
 
-static inline const void *kvf_page_key(const kvf_shape *s, const void *page, uint32_t token)
+KVF_INLINE const void *kvf_page_key(const kvf_shape *s, const void *page, uint32_t token)
 {
     return kvf_offset(page, token * kvf_row_bytes(s));
 }
 
-static inline const void *kvf_page_value(const kvf_shape *s, const void *page, uint32_t token)
+KVF_INLINE const void *kvf_page_value(const kvf_shape *s, const void *page, uint32_t token)
 {
     return kvf_offset(page, kvf_half_page_bytes(s) + token * kvf_row_bytes(s));
 }
 
 /* Bit t is set iff token t exists and is not skipped. */
-static inline uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
+KVF_INLINE uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
 {
     return count >= 64 ? ~skip : ~skip & ((UINT64_C(1) << count) - 1);
 }

@@ -294,84 +294,82 @@ typedef struct kvf_compare_args {
 
 /* ---- where things of a row are -------------------------------------------------------------- */
 
-static inline size_t kvf_block_bytes(const kvf_paging *p)
+KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
 {
     return p->kv_heads * kvf_page_bytes(&p->shape);
 }
 
 /* Pages that hold at least one token. */
-static inline uint32_t kvf_row_pages(const kvf_paging *p, const kvf_row *row)
+KVF_INLINE uint32_t kvf_row_pages(const kvf_paging *p, const kvf_row *row)
 {
     return kvf_div_ceil_u32(row->length, p->shape.page_size);
 }
 
 /* Tokens of page `page`. */
-static inline uint32_t kvf_row_tokens(const kvf_paging *p, const kvf_row *row, uint32_t page)
+KVF_INLINE uint32_t kvf_row_tokens(const kvf_paging *p, const kvf_row *row, uint32_t page)
 {
     return kvf_min_u32(p->shape.page_size, row->length - page * p->shape.page_size);
 }
 
-static inline char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t page,
-                                 uint32_t head)
+KVF_INLINE char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
 {
     return (char *)row->blocks[page] + head * kvf_page_bytes(&p->shape);
 }
 
-static inline char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uint32_t page)
+KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uint32_t page)
 {
     return row->ring + page % p->ring_blocks * kvf_block_bytes(p);
 }
 
-static inline char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t list,
-                                 int32_t slot)
+KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t list, int32_t slot)
 {
     return row->slots + ((size_t)list * p->slots + (size_t)slot) * kvf_page_bytes(&p->shape);
 }
 
-static inline uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)
+KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)
 {
     return row->bits + (size_t)head * p->pages_max;
 }
 
-static inline char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t page,
-                                   uint32_t head)
+KVF_INLINE char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t page,
+                                uint32_t head)
 {
     return row->digests +
            ((size_t)head * p->pages_max + page) * kvf_digest_bytes(p->shape.head_dim, p->subs);
 }
 
 /* Tokens that a static store has room for, per KV head. */
-static inline size_t kvf_store_tokens(const kvf_paging *p)
+KVF_INLINE size_t kvf_store_tokens(const kvf_paging *p)
 {
     return (size_t)p->store_pages * p->shape.page_size;
 }
 
-static inline char *kvf_store_page(const kvf_paging *p, char *store, uint32_t head, uint32_t page)
+KVF_INLINE char *kvf_store_page(const kvf_paging *p, char *store, uint32_t head, uint32_t page)
 {
     return store + ((size_t)head * p->store_pages + page) * kvf_page_bytes(&p->shape);
 }
 
 /* KV head of list l of a row. */
-static inline uint32_t kvf_list_head(const kvf_paging *p, uint32_t list)
+KVF_INLINE uint32_t kvf_list_head(const kvf_paging *p, uint32_t list)
 {
     return list / (p->lists / p->kv_heads);
 }
 
 /* Tokens that the static set of a KV head may have. */
-static inline uint32_t kvf_row_static(const kvf_row *row)
+KVF_INLINE uint32_t kvf_row_static(const kvf_row *row)
 {
     return row->share ? row->share[0] : row->static_tokens;
 }
 
 /* Pages that a list of the row chooses. */
-static inline uint32_t kvf_row_choose(const kvf_row *row)
+KVF_INLINE uint32_t kvf_row_choose(const kvf_row *row)
 {
     const uint32_t pages = row->share ? row->share[1] : row->chosen_pages;
     return row->attend_all ? row->sealed : kvf_min_u32(pages, row->sealed);
 }
 
 /* Bits of the tokens of `page` that belong to the sink. */
-static inline uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
+KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
 {
     const uint32_t first = page * p->shape.page_size;
     if (first >= p->sink)
@@ -380,6 +378,7 @@ static inline uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
     return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
 }
 
+#ifndef __cplusplus
 /* Keep the lowest (key, token) that was not finite, whatever the order of tasks. */
 static inline void kvf_row_fault(const kvf_row *row, uint32_t token)
 {
@@ -389,5 +388,6 @@ static inline void kvf_row_fault(const kvf_row *row, uint32_t token)
                                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
 }
+#endif
 
 #endif

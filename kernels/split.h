@@ -18,7 +18,7 @@ typedef struct kvf_split {
 } kvf_split;
 
 /* False if the split has no spans or belongs to the other pass; then nothing may be written. */
-static inline bool kvf_split_get(const kvf_attend_args *a, uint32_t task, kvf_split *out)
+KVF_INLINE bool kvf_split_get(const kvf_attend_args *a, uint32_t task, kvf_split *out)
 {
     const uint32_t splits_max = kvf_div_ceil_u32(a->spans_max, a->split);
     const uint32_t list = task / splits_max;

@@ -6,6 +6,7 @@
  * One device: memory, host registration, streams, events, copies, launches, properties; one const
  * table of operations per kind of device. `device_host.c` is the embedded default: a stream is a
  * worker with a FIFO, an event a fence, a launch is spread over a team of compute threads.
+ * `device_cuda.c` is an NVIDIA GPU through the CUDA runtime.
  *
  * Everything that takes a stream is enqueue-only and in order on that stream; nothing waits on the
  * caller except kvf_stream_wait, kvf_event_wait and a full queue. An error inside a stream is
@@ -20,6 +21,7 @@
 
 typedef struct kvf_device kvf_device;
 typedef struct kvf_event kvf_event;
+typedef struct kvf_graph kvf_graph;
 /* kvf_stream is the public opaque type; every stream belongs to one device. */
 
 typedef enum kvf_stream_priority {
@@ -33,6 +35,9 @@ typedef struct kvf_device_config {
     const uint32_t *cpus; /* OS indices to pin them to; NULL = unpinned */
     uint32_t isa_mask;
     uint32_t delay_seed; /* non-zero: streams pause at random, to shake out ordering bugs */
+    uint32_t ordinal;    /* of the CUDA device */
+    uint32_t
+        host_visible; /* tests: device memory is pinned host memory, so that the CPU can read it */
 } kvf_device_config;
 
 typedef struct kvf_device_properties {
@@ -43,6 +48,17 @@ typedef struct kvf_device_properties {
     uint32_t shares_host_memory; /* 1: host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
     uint32_t pins_host_memory; /* 1: registration pins pages, so RLIMIT_MEMLOCK applies */
+    /* The rest is 0 on the host device. */
+    char uuid[48];
+    uint32_t driver_version, runtime_version; /* 1000 * major + 10 * minor */
+    uint32_t compute_major, compute_minor;
+    uint32_t multiprocessors;
+    uint64_t shared_memory_max;           /* per block, with opt-in */
+    uint32_t link_generation, link_width; /* of PCIe, the most it can do; 0 = unknown */
+    uint32_t can_capture;                 /* work can be recorded in graphs */
+    uint32_t can_copy_batch;              /* copy_batch is a call of the driver */
+    uint32_t can_capture_batch;           /* ... and may be recorded */
+    uint32_t can_bulk_copy;               /* compute capability 9.0 and later */
 } kvf_device_properties;
 
 typedef struct kvf_device_ops {
@@ -68,22 +84,49 @@ typedef struct kvf_device_ops {
     kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event);
     kvf_status (*event_wait)(kvf_event *event); /* host waits */
     int (*event_is_done)(kvf_event *event);     /* 1 if event_wait would not wait */
+    /* Time between two records that are done, on the clock of the stream's device. */
+    kvf_status (*event_elapsed)(kvf_event *from, kvf_event *to, uint64_t *ns);
+
+    /* A word of registered host memory, named by its device alias, between streams and host
+     * threads. write_word: after all earlier work of the stream, visible to the host with it.
+     * wait_word: later work waits until (int32_t)(*word - value) >= 0. Host threads use
+     * kvf_word_load and kvf_word_store. */
+    kvf_status (*write_word)(kvf_stream *stream, uint32_t *word, uint32_t value);
+    kvf_status (*wait_word)(kvf_stream *stream, uint32_t *word, uint32_t value);
 
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);
     /* The same for bytes that nobody reads soon: past the cache, where there is that choice. */
     kvf_status (*copy_through)(kvf_stream *stream, void *to, const void *from, size_t bytes);
+    /* to[i] <- from[i], `bytes` each, in one submission; the arrays are the host's and are read
+     * before return. Every address is the device's alias or device memory. KVF_UNSUPPORTED where
+     * properties say so, and in a capture that would lose it. */
+    kvf_status (*copy_batch)(kvf_stream *stream, void *const *to, const void *const *from,
+                             size_t bytes, uint32_t count);
     kvf_status (*fill)(kvf_stream *stream, void *to, int byte, size_t bytes);
     /* A kernel over `tasks` tasks; args copied. tasks == 0 enqueues nothing. */
     kvf_status (*launch)(kvf_stream *stream, kvf_task_fn kernel, const void *args,
                          size_t args_bytes, uint32_t tasks);
-    /* A function of the host in stream order, on the stream's own thread; it may block, and may use
-     * other streams. */
+    /* A function of the host in stream order. It must not call the device: on CUDA that is an error
+     * of the driver. */
     kvf_status (*host_call)(kvf_stream *stream, kvf_task_fn fn, const void *args,
                             size_t args_bytes);
     /* From inside a host_call on `stream`: make `status` its sticky error. Later copies, fills and
      * launches are skipped; events and host calls still happen, so nobody waits forever. It travels
      * along events. */
     void (*stream_fail)(kvf_stream *stream, kvf_status status);
+
+    /* A stream of the caller, named by the device's own handle (cudaStream_t); destroy gives back
+     * the wrapper only. KVF_UNSUPPORTED on the host device. */
+    kvf_status (*stream_wrap)(kvf_device *device, void *native, kvf_stream **out);
+    void *(*stream_native)(kvf_stream *stream); /* NULL on the host device */
+
+    /* Record what is enqueued on `stream`, and on streams that wait for its events and that it
+     * waits for in the end, instead of running it. KVF_UNSUPPORTED where properties say so. */
+    kvf_status (*capture_begin)(kvf_stream *stream);
+    kvf_status (*capture_end)(kvf_stream *stream, kvf_graph **out);
+    int (*is_capturing)(kvf_stream *stream);
+    kvf_status (*graph_launch)(kvf_graph *graph, kvf_stream *stream);
+    void (*graph_destroy)(kvf_graph *graph); /* NULL is fine */
 } kvf_device_ops;
 
 struct kvf_device {
@@ -100,7 +143,7 @@ struct kvf_event {
     kvf_device *device;
 };
 
-/* Open the host device. AUTO means HOST in a build without another device. */
+/* AUTO: the CUDA device where the build, the driver and a GPU are there, else the host device. */
 KVF_MUST_CHECK kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
                                           const kvf_device_config *config, kvf_device **out);
 void kvf_device_close(kvf_device *device); /* NULL is fine */
@@ -108,6 +151,20 @@ void kvf_device_close(kvf_device *device); /* NULL is fine */
 /* Test hook: every alloc, register, stream and event creation asks this first; non-zero return =
  * fail. NULL = off. It is the hook of the device's context: maps and threads ask it too. */
 void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user);
+
+/* Why there is no CUDA device: "" if there is one. Borrowed from `text`. */
+const char *kvf_device_cuda_absence(char text[256]);
+
+/* Host threads' side of write_word and wait_word. */
+static inline uint32_t kvf_word_load(const uint32_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void kvf_word_store(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
 
 /* Monotonic nanoseconds. */
 uint64_t kvf_now_ns(void);

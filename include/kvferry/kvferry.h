@@ -108,7 +108,11 @@ typedef struct kvf_stream kvf_stream;
 typedef struct kvf_cache kvf_cache;
 typedef struct kvf_sequence kvf_sequence;
 
-typedef enum kvf_device_kind { KVF_DEVICE_AUTO, KVF_DEVICE_HOST } kvf_device_kind;
+typedef enum kvf_device_kind {
+    KVF_DEVICE_AUTO, /**< CUDA where build, driver and GPU are there, else HOST */
+    KVF_DEVICE_HOST,
+    KVF_DEVICE_CUDA,
+} kvf_device_kind;
 
 typedef enum kvf_huge_pages {
     KVF_HUGE_PAGES_AUTO,     /**< hugetlb, then transparent, then 4 KiB */
@@ -149,7 +153,12 @@ typedef struct kvf_runtime_config {
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< NULL */
     void *log_user;
-    uint32_t delay_seed; /**< tests only: non-zero makes streams pause at random */
+    uint32_t delay_seed;     /**< tests only: non-zero makes streams pause at random */
+    uint32_t device_ordinal; /**< of the CUDA device; 0 */
+    uint32_t host_visible;   /**< tests only: device memory is pinned host memory; 0 */
+    /** File that keeps what calibration measured, per GPU, driver and link; NULL = measure at every
+        open. Borrowed for the call. */
+    const char *calibration_path;
 } kvf_runtime_config;
 
 KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
@@ -199,6 +208,24 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 
 /** One task of a launch; tasks of a launch run in any order, on any thread. */
 typedef void (*kvf_task_fn)(const void *args, uint32_t task);
+
+/** The device in force: HOST or CUDA. */
+KVF_API kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime);
+
+/**
+ * Use a stream of the caller.
+ *
+ * @param native   a cudaStream_t of the runtime's device; it stays the caller's, and outlives @p
+ * out
+ * @param out      destroy it with kvf_stream_destroy, which waits for the stream's work and leaves
+ *                 the stream itself alone
+ * @return KVF_OK, KVF_OUT_OF_MEMORY, KVF_UNSUPPORTED on the host device
+ */
+KVF_API KVF_CHECKED kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native,
+                                               kvf_stream **out);
+
+/** The cudaStream_t behind a stream; NULL on the host device. */
+KVF_API void *kvf_stream_native(kvf_stream *stream);
 
 /**
  * Run a function of the caller in stream order: `fn(args, 0 … tasks-1)`, spread over the compute
@@ -254,10 +281,12 @@ typedef enum kvf_refresh { KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT } kvf_refresh
 typedef enum kvf_restructure { KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL } kvf_restructure;
 
 typedef enum kvf_transfer {
-    KVF_TRANSFER_AUTO,   /**< direct on the host device */
+    KVF_TRANSFER_AUTO,   /**< direct on the host device; on CUDA as calibration chose, by size */
     KVF_TRANSFER_DIRECT, /**< attend pages where they live */
     KVF_TRANSFER_GATHER, /**< workers fill staging, one copy per chunk, scatter into slots */
     KVF_TRANSFER_EACH,   /**< one copy per page; the baseline */
+    KVF_TRANSFER_MAPPED, /**< a few blocks of the device read pinned pages; can be recorded */
+    KVF_TRANSFER_BATCH,  /**< one submission of many copies, where the driver has it */
 } kvf_transfer;
 
 /** What a custom policy sees of one KV head of one layer of one sequence. */
@@ -314,6 +343,10 @@ typedef struct kvf_cache_config {
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
     uint32_t verify_interval; /**< every N-th step also attends densely and measures; 0 = never */
+    uint32_t speculate;       /**< 1 = after a step, bring pages that the next one may want; 0 */
+    uint32_t speculate_pages; /**< how many per list; 0 = a quarter of the chosen ones */
+    uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; 2 = where it is
+                                 cheap: on the host device; 2 */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
@@ -427,6 +460,42 @@ typedef struct kvf_decode_args {
  */
 KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
                                           kvf_stream *stream);
+
+/* ------------------------------------------------------------- recorded decode */
+
+typedef struct kvf_recording kvf_recording;
+
+/**
+ * Record a whole decode step once and run it again without enqueueing it: CUDA graphs.
+ *
+ *     kvf_record_begin(cache, sequences, batch, stream);
+ *     for each layer: the caller's kernels, kvf_decode(...), the caller's kernels   // not executed
+ *     kvf_record_end(cache, &recording);
+ *     for each token: if (kvf_replay_is_possible(recording)) kvf_replay(recording, stream);
+ *                     else enqueue the step as usual
+ *
+ * A recorded step appends the next position of every sequence, and reads and writes the pointers
+ * that were passed while recording. Replaying gives the same bits as enqueueing. The host waits for
+ * nothing; it writes a few hundred bytes per layer. Needs the CUDA device, transfer MAPPED or AUTO
+ * or DIRECT, and a policy that runs on the device (not CUSTOM, not ORACLE).
+ *
+ * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID
+ */
+KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
+                                                uint32_t batch, kvf_stream *stream);
+
+/** End recording. On failure nothing is recorded and the cache is usable. */
+KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
+
+/** 0 if the next step renews a static set, attends densely for verification, or has no room: such a
+ * step is enqueued as usual. */
+KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
+
+/** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
+KVF_API KVF_CHECKED kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream);
+
+/** Destroy it before its cache. Waits for nothing; no replay may be under way. NULL is fine. */
+KVF_API void kvf_recording_destroy(kvf_recording *recording);
 
 /* --------------------------------------------------------- selection on its own */
 

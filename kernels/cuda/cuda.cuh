@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CUDA_CUDA_CUH
+#define KVF_KERNELS_CUDA_CUDA_CUH
+
+/*
+ * The CUDA language as this project's kernels use it: launches, shared memory, and what only PTX
+ * can say, each as a small inline function.
+ *
+ * Compiled by nvcc these are the instructions. Compiled by a C++ compiler with KVF_EMULATED they
+ * come from tests/emu/emu.h, which runs a block's threads as fibers on the CPU; __syncthreads,
+ * shuffles, votes and atomics have their CUDA names there. A kernel that includes this file and
+ * nothing else of CUDA runs in both.
+ *
+ * Rules for kernels: shared memory comes from kvf_shared() (dynamic, the launch says how many
+ * bytes); every launch goes through kvf_cuda_launch(); no <<<>>>, no textures, no device linking.
+ */
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+typedef __nv_bfloat16 kvf_bf16;
+typedef __half kvf_half;
+
+#define KVF_FULL_WARP 0xffffffffu
+
+#if defined(KVF_EMULATED)
+
+#include "emu.h"
+
+#else
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+/* Enqueue kernel<<<grid, block, shared_bytes, stream>>>(args...). Asks for more dynamic shared
+ * memory than the default where it is needed. Never leaves a sticky error unread. */
+template <typename... P, typename... A>
+static inline cudaError_t kvf_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block,
+                                          size_t shared_bytes, cudaStream_t stream, A... args)
+{
+    if (shared_bytes > 48 * 1024) {
+        cudaError_t status = cudaFuncSetAttribute(
+            (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        if (status != cudaSuccess) {
+            (void)cudaGetLastError();
+            return status;
+        }
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    cudaError_t status = cudaLaunchKernelEx(&config, kernel, P(args)...);
+    if (status != cudaSuccess)
+        (void)cudaGetLastError();
+    return status;
+}
+
+/* The block's dynamic shared memory, 128-byte aligned. */
+static __device__ __forceinline__ char *kvf_shared(void)
+{
+    extern __shared__ __align__(128) char kvf_shared_memory[];
+    return kvf_shared_memory;
+}
+
+static __device__ __forceinline__ uint32_t kvf_shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* ---- loads, stores, order ----------------------------------------------------------------------
+ */
+
+/* 16 bytes that nobody reads again soon: not kept in L1. Works on mapped host memory. */
+static __device__ __forceinline__ uint4 kvf_load_once(const void *pointer)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(pointer)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void kvf_store_once(void *pointer, uint4 v)
+{
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(pointer), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+/* Words that host threads and other streams see. */
+static __device__ __forceinline__ uint32_t kvf_load_acquire_system(const uint32_t *word)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void kvf_store_release_system(uint32_t *word, uint32_t value)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+/* Monotonic nanoseconds of the device. */
+static __device__ __forceinline__ uint64_t kvf_device_ns(void)
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+/* ---- asynchronous copies into shared memory, 16 bytes per thread ---------------------------- */
+
+/* `bytes` (0 .. 16) are read, the rest of the 16 become zero. */
+static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void *global,
+                                                        uint32_t bytes = 16)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kvf_shared_address(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void kvf_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most N groups of this thread are on their way. */
+template <int N> static __device__ __forceinline__ void kvf_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- warp matrix products: D[16,8] += A[16,16] B[16,8] ------------------------------------------
+ * Fragments as in PTX "mma.m16n8k16": lane = 4 * group + in_group. */
+
+/* Four 8x8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8. */
+static __device__ __forceinline__ void kvf_load_tiles4(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(kvf_shared_address(row))
+                 : "memory");
+}
+
+/* The same, each tile transposed. */
+static __device__ __forceinline__ void kvf_load_tiles4_transposed(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(kvf_shared_address(row))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void kvf_mma(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                               kvf_bf16)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+static __device__ __forceinline__ void kvf_mma(float d[4], const uint32_t a[4], const uint32_t b[2],
+                                               kvf_half)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* ---- bulk copies (compute capability 9.0 and later) ------------------------------------------
+ * One thread moves a whole page between global (or mapped host) and shared memory. A barrier is 8
+ * bytes of shared memory; phase flips with every completion. Call them only where
+ * kvf_has_bulk_copy is true. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define KVF_HAS_BULK_COPY 1
+#else
+#define KVF_HAS_BULK_COPY 0
+#endif
+
+#if KVF_HAS_BULK_COPY
+static __device__ __forceinline__ void kvf_barrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(kvf_shared_address(barrier)),
+                 "r"(arrivals)
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* This thread arrives, and announces bytes that a bulk load will bring. */
+static __device__ __forceinline__ void kvf_barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(kvf_shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+/* Until the phase with this parity is complete. */
+static __device__ __forceinline__ void kvf_barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n .reg .pred p;\n"
+                     " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(kvf_shared_address(barrier)), "r"(parity)
+                     : "memory");
+}
+
+/* Addresses 16-byte aligned, bytes a multiple of 16. */
+static __device__ __forceinline__ void kvf_bulk_load(void *shared, const void *global,
+                                                     uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(kvf_shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(kvf_shared_address(barrier))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void kvf_bulk_store(void *global, const void *shared,
+                                                      uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(kvf_shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void kvf_bulk_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until at most N bulk stores of this thread still read their shared memory. */
+template <int N> static __device__ __forceinline__ void kvf_bulk_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+/* Until at most N bulk stores of this thread are not yet written. */
+template <int N> static __device__ __forceinline__ void kvf_bulk_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Ordinary stores to shared memory become visible to bulk copies issued later. */
+static __device__ __forceinline__ void kvf_bulk_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#endif
+
+#endif /* KVF_EMULATED */
+
+/* ---- small things in both -------------------------------------------------------------------- */
+
+template <typename T> static __device__ __forceinline__ float kvf_to_float(T x);
+template <> __device__ __forceinline__ float kvf_to_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ float kvf_to_float<kvf_bf16>(kvf_bf16 x)
+{
+    return __bfloat162float(x);
+}
+template <> __device__ __forceinline__ float kvf_to_float<kvf_half>(kvf_half x)
+{
+    return __half2float(x);
+}
+
+template <typename T> static __device__ __forceinline__ T kvf_from_float(float x);
+template <> __device__ __forceinline__ float kvf_from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ kvf_bf16 kvf_from_float<kvf_bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+template <> __device__ __forceinline__ kvf_half kvf_from_float<kvf_half>(float x)
+{
+    return __float2half_rn(x);
+}
+
+#endif

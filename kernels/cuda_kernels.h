@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CUDA_KERNELS_H
+#define KVF_KERNELS_CUDA_KERNELS_H
+
+/*
+ * The kernels of the CUDA device: for every operation of the table a launcher kvf_<op>_cuda, in
+ * `kernels/<op>.cu`.
+ *
+ * A launcher takes the same arguments as the reference, chooses grid and block from what the host
+ * knows (shapes and maxima, never counts that live on the device), enqueues, and returns a
+ * cudaError_t as int. `tasks` is that of kvf_<op>_tasks or of the caller; a launcher may ignore it.
+ * It allocates nothing, waits for nothing, and may be recorded in a graph.
+ */
+
+#include "kernels.h"
+#include "paging.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* `stream` is a cudaStream_t. */
+typedef int (*kvf_cuda_launch_fn)(const void *args, uint32_t tasks, void *stream);
+
+#define KVF_CUDA_LAUNCHER(op) int kvf_##op##_cuda(const void *args, uint32_t tasks, void *stream);
+KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER)
+#undef KVF_CUDA_LAUNCHER
+
+/* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device
+ * calls them, as kvf_cuda_launch_fn. KVF_UNSUPPORTED if an entry stays empty. */
+KVF_MUST_CHECK kvf_status kvf_kernels_init_cuda(kvf_kernels *table);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
