@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFERRY_LINK_H
+#define KVFERRY_LINK_H
+
+/**
+ * @file
+ * kvferry/link: what link, NUMA layout and host memory can do for scattered pages.
+ *
+ * One case in, one result out. A case says which pages of a pool of host memory are brought to the
+ * device, how, and what else happens meanwhile; the result has times of every repetition, on the
+ * stream that copies and end to end, and says how many bytes were compared with what should have
+ * arrived. On the host device the same matrix is measured with memory copies.
+ *
+ *     kvf_link_open(runtime, &link);
+ *     kvf_link_case c;
+ *     kvf_link_case_init(&c);
+ *     c.method = KVF_TRANSFER_GATHER; c.page_bytes = 16384; c.pages = 256;
+ *     kvf_link_result r;
+ *     kvf_link_measure(link, &c, NULL, &r);
+ *     double bytes_per_second = 1e9 * (double)r.bytes / (double)r.total.median_ns;
+ *     kvf_link_close(link);
+ */
+
+#include <kvferry/kvferry.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_link kvf_link;
+
+typedef enum kvf_link_what {
+    KVF_LINK_BOTH,    /**< bring the pages as `method` does */
+    KVF_LINK_GATHER,  /**< the workers alone: pages into staging; nothing crosses the link */
+    KVF_LINK_COPY,    /**< the copies alone: full staging chunks, as many bytes as the pages have */
+    KVF_LINK_PEAK,    /**< one contiguous copy of `pages * page_bytes`: what the link can do */
+    KVF_LINK_PIN,     /**< what it costs to touch, register and unregister `pool_bytes` */
+    KVF_LINK_CADENCE, /**< `layers` fetches back to back, compute of `gap_ns` after each */
+    KVF_LINK_TAX,     /**< compute alone, then the same compute while pages are brought */
+} kvf_link_what;
+
+typedef enum kvf_link_pattern {
+    KVF_LINK_UNIFORM, /**< distinct pages, anywhere in the pool */
+    KVF_LINK_ZIPF, /**< page of rank r with weight r^-zipf; ranks spread over the pool, repeats */
+    KVF_LINK_RUNS, /**< runs of `run_pages` neighbours, anywhere */
+} kvf_link_pattern;
+
+typedef struct kvf_link_case {
+    size_t size;         /**< set by init */
+    kvf_link_what what;  /**< BOTH */
+    kvf_transfer method; /**< GATHER, EACH, MAPPED or BATCH; of BOTH, CADENCE and TAX; GATHER */
+    kvf_link_pattern pattern;  /**< UNIFORM */
+    uint32_t run_pages;        /**< of RUNS; 8 */
+    double zipf;               /**< exponent of ZIPF, 0.1 … 4; 1 */
+    size_t page_bytes;         /**< a multiple of 64, 64 … 1 MiB; 16384 */
+    uint32_t pages;            /**< of one fetch, 1 … 65536; 256 */
+    uint64_t pool_bytes;       /**< of host memory, at least one fetch; 256 MiB */
+    size_t chunk_bytes;        /**< of staging; 0 = the library's choice */
+    uint32_t depth;            /**< of staging; 0 = the library's choice */
+    uint32_t workers;          /**< that gather, 1 … 256; 0 = the runtime's setting */
+    uint32_t blocks;           /**< of the device that MAPPED takes; 0 = the library's choice */
+    int32_t numa_node;         /**< of the pool and of staging; -1 = the runtime's choice */
+    kvf_huge_pages huge_pages; /**< of the pool; AUTO */
+    uint32_t
+        writeback_percent; /**< bytes to the host at the same time, of those to the device; 0 */
+    uint32_t layers;       /**< of CADENCE; 32 */
+    uint32_t gap_ns;       /**< of CADENCE and TAX: length of one piece of compute; 100000 */
+    uint32_t repetitions;  /**< measured, 1 … 65536; 20 */
+    uint32_t warmup;       /**< not measured; 3 */
+    uint64_t seed;         /**< of the pages chosen; each repetition chooses anew; 1 */
+    uint32_t
+        slots_in_order; /**< 1: slots follow each other; 0: scattered, as a cache has them; 0 */
+} kvf_link_case;
+
+/** Nanoseconds; all 0 where the case does not have that time. */
+typedef struct kvf_link_times {
+    uint64_t min_ns, median_ns, p95_ns, p99_ns, max_ns;
+} kvf_link_times;
+
+typedef struct kvf_link_result {
+    /** From submission until the host knows that the bytes are there, one per repetition. CADENCE:
+        of a whole step. TAX: of the compute beside the fetches. PIN: touch + register + unregister.
+     */
+    kvf_link_times total;
+    /** On the stream that copies, by its own clock, one per repetition: from the first copy or read
+        to the last. BOTH, COPY, PEAK. */
+    kvf_link_times copying;
+    kvf_link_times gather; /**< of the workers, one per repetition; GATHER, BOTH with GATHER */
+    kvf_link_times
+        fetch; /**< CADENCE: of each fetch on the caller's stream, layers x repetitions */
+    kvf_link_times alone;     /**< TAX: the compute with nothing beside it */
+    uint64_t bytes;           /**< to the device (GATHER: to staging), per repetition */
+    uint64_t copies;          /**< that were submitted, per repetition */
+    uint64_t writeback_bytes; /**< to the host during all measured repetitions */
+    uint64_t verified_bytes;  /**< compared with what the pool holds; none differed */
+    double touch_s_per_gib;   /**< PIN */
+    double register_s_per_gib;
+    double unregister_s_per_gib;
+    char tier[16];     /**< huge pages that the pool obtained: "hugetlb", "thp", "4k" */
+    int32_t numa_node; /**< that the pool is bound to; -1 = none */
+    uint32_t workers, depth, blocks; /**< in force */
+    size_t chunk_bytes;              /**< in force */
+} kvf_link_result;
+
+KVF_API void kvf_link_case_init(kvf_link_case *c);
+
+/**
+ * Open a bench on a runtime. It keeps the pool of the case before, so cases that differ in anything
+ * but pool_bytes, numa_node and huge_pages do not pay for it again.
+ *
+ * @return KVF_OK, KVF_OUT_OF_MEMORY, KVF_SYSTEM
+ */
+KVF_API KVF_CHECKED kvf_status kvf_link_open(kvf_runtime *runtime, kvf_link **out);
+
+/** Close it before its runtime. NULL is fine. */
+KVF_API void kvf_link_close(kvf_link *link);
+
+/**
+ * Measure one case. Waits until it is done; the text of an error is kvf_runtime_error's.
+ *
+ * @param samples_ns   receives the totals of all repetitions in order, [repetitions]; may be NULL
+ * @return KVF_OK; KVF_INVALID naming the field; KVF_UNSUPPORTED if the device lacks the method;
+ *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY or KVF_PIN_FAILED; KVF_CORRUPT if a byte that
+ *         arrived is not the one that was sent; KVF_DEVICE_FAILED
+ *
+ * Thread: one at a time per bench. Memory: reserves pool, slots and staging, and frees the last
+ * two.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_link_measure(kvf_link *link, const kvf_link_case *c,
+                                                uint64_t *samples_ns, kvf_link_result *result);
+
+/** y = intercept + slope x, by least squares. */
+typedef struct kvf_link_line {
+    double intercept;
+    double slope;
+    double r_squared; /**< 1 = the points lie on the line; 1 too if all y are the same */
+} kvf_link_line;
+
+/**
+ * Fit a line, each point weighted by 1 / y^2, so that small transfers count as much as large ones.
+ *
+ * @param weighted   0: plain least squares
+ * @return KVF_INVALID with fewer than two distinct x, or y <= 0 where weighted
+ */
+KVF_API KVF_CHECKED kvf_status kvf_link_fit(const double *x, const double *y, uint32_t count,
+                                            int weighted, kvf_link_line *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
