@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_EMU_EMU_LAUNCH_H
+#define KVF_TESTS_EMU_EMU_LAUNCH_H
+
+/*
+ * Where the two halves of the emulator meet: the language (emu.h, emu_block.cc), which runs one
+ * grid on the calling thread, and the runtime (emu_runtime.cc), which has streams, graphs and
+ * memory. Neither knows anything else of the other.
+ */
+
+#include <cuda_runtime_api.h>
+#include <functional>
+#include <stddef.h>
+
+/* What a device of compute capability 9.0 accepts. */
+#define KVF_EMU_BLOCK_THREADS_MAX 1024u
+#define KVF_EMU_SHARED_BYTES_MAX  (227u * 1024u)
+
+/* ---- the runtime provides -------------------------------------------------------------------- */
+
+/* Enqueue a launch that kvf_emu_check_launch() accepted: keep `body`, and later, in the order of the
+ * stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid(). `name` is
+ * a string literal that begins with the kernel's name. Returns a cudaError_t. */
+int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                    std::function<void()> body, const char *name);
+
+/* ---- the language provides ------------------------------------------------------------------- */
+
+/* cudaSuccess, or what CUDA answers to a launch of this shape. */
+cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);
+
+/* Run all blocks of a grid on the calling thread; returns when all have ended. `body` is called once
+ * per CUDA thread. Several threads may run grids at the same time; a grid must not start another.
+ * Errors of the kernel (deadlock, wrong mask, __trap) are printed and abort the process. */
+void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body,
+                      const char *name);
+
+#endif
