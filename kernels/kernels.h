@@ -278,6 +278,26 @@ typedef struct kvf_copy_args {
     void *const *to;         /* [count] */
 } kvf_copy_args;
 
+/* ---- publish: a miss list of the device for a thread of the host ------------------------------
+ * n = *count. low <= n < high, or n == 0: others move it, *done <- ticket and out_count <- 0. Else
+ * out_count <- n, and the lists are copied unless n > list_max. Then *request <- ticket. A host
+ * thread that has seen the ticket in *request sees the rest; out and words are registered host
+ * memory. One task.
+ */
+typedef struct kvf_publish_args {
+    uint32_t low, high;
+    uint32_t list_max;
+    uint32_t ticket;
+    const uint32_t *count;   /* [1] */
+    const void *const *from; /* [n] */
+    void *const *to;         /* [n] */
+    const void **out_from;   /* [list_max] */
+    void **out_to;           /* [list_max] */
+    uint32_t *out_count;     /* [1] */
+    uint32_t *request;       /* [1] */
+    uint32_t *done;          /* [1] */
+} kvf_publish_args;
+
 /* ---- resolve: selected pages to slots --------------------------------------------------------
  * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
@@ -343,6 +363,7 @@ typedef struct kvf_resolve_args {
     X(observe_score)                                                                               \
     X(pool)                                                                                        \
     X(copy)                                                                                        \
+    X(publish)                                                                                     \
     X(resolve)                                                                                     \
     KVF_PAGING_KERNEL_LIST(X)
 
