@@ -15,26 +15,28 @@
 
 #include <kvferry/kvferry.h>
 
-static inline uint32_t kvf_float_bits(float x)
+#include "base.h"
+
+KVF_INLINE uint32_t kvf_float_bits(float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float kvf_bits_float(uint32_t u)
+KVF_INLINE float kvf_bits_float(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
 }
 
-static inline float kvf_bf16_to_float(uint16_t h)
+KVF_INLINE float kvf_bf16_to_float(uint16_t h)
 {
     return kvf_bits_float((uint32_t)h << 16);
 }
 
-static inline uint16_t kvf_bf16_from_float(float x)
+KVF_INLINE uint16_t kvf_bf16_from_float(float x)
 {
     uint32_t u = kvf_float_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)
@@ -43,7 +45,7 @@ static inline uint16_t kvf_bf16_from_float(float x)
 }
 
 /* The largest bf16 that is <= x; -inf below the smallest finite one. */
-static inline uint16_t kvf_bf16_down(float x)
+KVF_INLINE uint16_t kvf_bf16_down(float x)
 {
     uint32_t u = kvf_float_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)
@@ -52,7 +54,7 @@ static inline uint16_t kvf_bf16_down(float x)
 }
 
 /* The smallest bf16 that is >= x; +inf above the largest finite one. */
-static inline uint16_t kvf_bf16_up(float x)
+KVF_INLINE uint16_t kvf_bf16_up(float x)
 {
     uint32_t u = kvf_float_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)
@@ -60,7 +62,7 @@ static inline uint16_t kvf_bf16_up(float x)
     return (uint16_t)((u >> 31 ? u : u + 0xffffu) >> 16);
 }
 
-static inline float kvf_fp16_to_float(uint16_t h)
+KVF_INLINE float kvf_fp16_to_float(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t magnitude = h & 0x7fffu;
@@ -72,7 +74,7 @@ static inline float kvf_fp16_to_float(uint16_t h)
     return sign ? -x : x;
 }
 
-static inline uint16_t kvf_fp16_from_float(float x)
+KVF_INLINE uint16_t kvf_fp16_from_float(float x)
 {
     uint32_t u = kvf_float_bits(x);
     uint32_t sign = (u >> 16) & 0x8000u;
@@ -97,7 +99,7 @@ static inline uint16_t kvf_fp16_from_float(float x)
 }
 
 /* Element i of an array of `dtype`. */
-static inline float kvf_element_get(const void *base, kvf_dtype dtype, size_t i)
+KVF_INLINE float kvf_element_get(const void *base, kvf_dtype dtype, size_t i)
 {
     if (dtype == KVF_FP32)
         return ((const float *)base)[i];
@@ -105,7 +107,7 @@ static inline float kvf_element_get(const void *base, kvf_dtype dtype, size_t i)
     return dtype == KVF_BF16 ? kvf_bf16_to_float(h) : kvf_fp16_to_float(h);
 }
 
-static inline void kvf_element_set(void *base, kvf_dtype dtype, size_t i, float x)
+KVF_INLINE void kvf_element_set(void *base, kvf_dtype dtype, size_t i, float x)
 {
     if (dtype == KVF_FP32)
         ((float *)base)[i] = x;
