@@ -49,6 +49,7 @@ typedef struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
+    uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
     uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
     uint32_t block_count;   /* of the pool, spare ones included */
@@ -73,6 +74,8 @@ typedef struct kvf_layout {
     uint64_t token_ids, token_count, token_ids_b, token_count_b, first, count, take, limit;
     /* control: host memory that the device sees */
     uint64_t control_frames, counters, faults, stamp;
+    uint64_t mirror_choose, mirror_scores, mirror_bits, mirror_ids, mirror_count;
+    uint64_t mirror_indptr, mirror_indices, mirror_last;
     /* sums */
     uint64_t device_kv, device_digest, device_table, control, residency, slots;
 } kvf_layout;

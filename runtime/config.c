@@ -26,7 +26,8 @@ void kvf_cache_config_init(kvf_cache_config *config)
                                  .local_tokens = 64,
                                  .static_ratio = 0.25f,
                                  .refresh_interval = 128,
-                                 .sub_digests = 1};
+                                 .sub_digests = 1,
+                                 .phase_times = 2};
 }
 
 /* A field of 32 bits and what it may be. */
@@ -65,8 +66,11 @@ static const field fields[] = {
     FIELD(digest, KVF_DIGEST_MINMAX, KVF_DIGEST_MEAN, "a kvf_digest_kind"),
     FIELD(sub_digests, 1, 4, "1, 2 or 4"),
     FIELD(group_reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_SUM, "a kvf_group_reduce"),
-    FIELD(transfer, KVF_TRANSFER_AUTO, KVF_TRANSFER_EACH, "a kvf_transfer"),
+    FIELD(transfer, KVF_TRANSFER_AUTO, KVF_TRANSFER_BATCH, "a kvf_transfer"),
     FIELD(slots, 0, TOKENS_MAX, "pages per KV head on the device, or 0"),
+    FIELD(speculate, 0, 1, "1 = bring pages that the next step may want"),
+    FIELD(speculate_pages, 0, TOKENS_MAX, "pages per list, or 0"),
+    FIELD(phase_times, 0, 2, "0, 1, or 2 = on the host device"),
 };
 
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
@@ -130,9 +134,11 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->digest = KVF_DIGEST_MINMAX;
     if (c->select == KVF_SELECT_ARKVALE)
         c->digest = KVF_DIGEST_CUBOID_MEAN;
-    if (c->transfer == KVF_TRANSFER_AUTO)
-        c->transfer =
-            runtime->properties.shares_host_memory ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER;
+    if (c->transfer == KVF_TRANSFER_AUTO && runtime->properties.shares_host_memory)
+        c->transfer = KVF_TRANSFER_DIRECT;
+    /* A stamp is a launch of its own: cheap where a launch is a function call. */
+    if (c->phase_times == 2)
+        c->phase_times = runtime->device->ops->kind == KVF_DEVICE_HOST;
 }
 
 static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *policy,
@@ -231,6 +237,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *resolved = *config;
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
+    dims->needs_mirror = !runtime->properties.shares_host_memory;
     if (resolved->transfer == KVF_TRANSFER_DIRECT && !runtime->properties.shares_host_memory)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "transfer = direct: this device cannot attend host memory in place; use auto");

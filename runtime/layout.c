@@ -131,6 +131,25 @@ static void carve_cover(carver *table, const kvf_cache_config *c, const kvf_dims
     l->limit = carve(table, observed ? p->query_window : 0, 1, 1, sizeof(uint32_t));
 }
 
+/* What a function of the host reads and writes of the device, where it cannot do so in place: of a
+ * custom choice, or of page lists that are checked. */
+static void carve_mirror(carver *control, const kvf_cache_config *c, const kvf_dims *d,
+                         kvf_layout *l)
+{
+    const kvf_paging *p = &d->paging;
+    const uint64_t lists = (uint64_t)c->sequences_max * p->lists;
+    const uint64_t chosen = c->select == KVF_SELECT_CUSTOM ? lists : 0;
+    const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
+    l->mirror_choose = carve(control, chosen, 1, 1, sizeof(uint32_t));
+    l->mirror_scores = carve(control, chosen, p->pages_max, 1, sizeof(float));
+    l->mirror_bits = carve(control, chosen, p->pages_max, 1, sizeof(uint64_t));
+    l->mirror_ids = carve(control, chosen, d->ids_max, 1, sizeof(int32_t));
+    l->mirror_count = carve(control, chosen, 1, 1, sizeof(uint32_t));
+    l->mirror_indptr = carve(control, listed ? listed + 1 : 0, 1, 1, sizeof(int32_t));
+    l->mirror_indices = carve(control, listed, d->spans_max, 1, sizeof(int32_t));
+    l->mirror_last = carve(control, listed, 1, 1, sizeof(int32_t));
+}
+
 static void carve_control(carver *control, const kvf_cache_config *c, const kvf_dims *d,
                           kvf_layout *l)
 {
@@ -138,6 +157,8 @@ static void carve_control(carver *control, const kvf_cache_config *c, const kvf_
     l->counters = carve(control, c->layers, 1, 1, sizeof(kvf_layer_counters));
     l->faults = carve(control, c->sequences_max, 1, 1, sizeof(uint64_t));
     l->stamp = carve(control, 1, 1, 1, sizeof(uint64_t));
+    if (d->needs_mirror)
+        carve_mirror(control, c, d, l);
     control->total = (control->total + 4095) / 4096 * 4096;
 }
 

@@ -109,55 +109,98 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
 /* ---- attention over given lists ----------------------------------------------------------------
  */
 
+/* Lists and rows where the host reads them. */
 typedef struct lists_check {
-    kvf_csr_args csr;
     kvf_stream *stream;
+    const kvf_row *row;
+    const int32_t *indptr;
+    const int32_t *indices;
+    const int32_t *last_page_len;
+    kvf_shape shape;
+    uint32_t lists;    /* of all rows */
+    uint32_t kv_heads; /* lists of a row */
+    uint32_t spans_max;
+    uint32_t indices_max; /* that can be read */
+    int32_t *cleared;     /* bad lists are made empty here, for work that is enqueued already */
 } lists_check;
 
 /* In stream order, because the lists are written there. */
 static void check_on_stream(const void *raw, uint32_t task)
 {
     const lists_check *c = raw;
-    const kvf_csr_args *a = &c->csr;
-    const kvf_paging *p = &a->paging;
     bool is_good = true;
     (void)task;
-    for (uint32_t l = 0; l < a->rows * p->kv_heads && is_good; l++) {
-        const int32_t first = a->indptr[l], end = a->indptr[l + 1];
-        const uint32_t pages = kvf_row_pages(p, &a->row[l / p->kv_heads]);
-        is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= a->spans_max &&
-                  a->last_page_len[l] >= 0;
+    for (uint32_t l = 0; l < c->lists && is_good; l++) {
+        const int32_t first = c->indptr[l], end = c->indptr[l + 1];
+        const uint32_t pages = kvf_div_ceil_u32(c->row[l / c->kv_heads].length, c->shape.page_size);
+        is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= c->spans_max &&
+                  (uint32_t)end <= c->indices_max && c->last_page_len[l] >= 0;
         for (int32_t i = first; is_good && i < end; i++)
-            is_good = a->indices[i] >= 0 && (uint32_t)a->indices[i] < pages;
+            is_good = c->indices[i] >= 0 && (uint32_t)c->indices[i] < pages;
         if (!is_good)
             c->stream->device->ops->stream_fail(
                 c->stream,
                 kvf_fail(c->stream->device->context, KVF_INVALID, 0,
                          "page list %u: indptr must ascend, a list has at most %u pages, and page "
                          "ids are below %u",
-                         l, a->spans_max, pages));
+                         l, c->spans_max, pages));
     }
+    for (uint32_t l = 0; !is_good && c->cleared && l <= c->lists; l++)
+        c->cleared[l] = 0;
+}
+
+/* Copies first, where the host cannot read the lists in place; `csr` then names the copies. */
+static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_layout *l = &cache->layout;
+    lists_check c = {.stream = step->stream,
+                     .row = step->row_host,
+                     .indptr = lists->indptr,
+                     .indices = lists->indices,
+                     .last_page_len = lists->last_page_len,
+                     .shape = cache->dims.paging.shape,
+                     .lists = step->rows * cache->dims.paging.kv_heads,
+                     .kv_heads = cache->dims.paging.kv_heads,
+                     .spans_max = cache->dims.spans_max,
+                     .indices_max = INT32_MAX};
+    if (cache->dims.needs_mirror) {
+        c.indices_max = kvf_min_u32(lists->capacity, c.lists * c.spans_max);
+        c.indptr = c.cleared = (void *)kvf_control_host(cache, l->mirror_indptr);
+        c.indices = (void *)kvf_control_host(cache, l->mirror_indices);
+        c.last_page_len = (void *)kvf_control_host(cache, l->mirror_last);
+        csr->indptr = (void *)kvf_control_device(cache, l->mirror_indptr);
+        csr->indices = (void *)kvf_control_device(cache, l->mirror_indices);
+        csr->last_page_len = (void *)kvf_control_device(cache, l->mirror_last);
+        KVF_TRY(
+            ops->copy(step->stream, csr->indptr, lists->indptr, (c.lists + 1) * sizeof *c.indptr));
+        KVF_TRY(ops->copy(step->stream, csr->indices, lists->indices,
+                          c.indices_max * sizeof *c.indices));
+        KVF_TRY(ops->copy(step->stream, csr->last_page_len, lists->last_page_len,
+                          c.lists * sizeof *c.last_page_len));
+    }
+    return ops->host_call(step->stream, check_on_stream, &c, sizeof c);
 }
 
 static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
                                  const kvf_page_lists *lists)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_device_ops *ops = cache->device->ops;
     const kvf_paging *p = &cache->dims.paging;
-    const lists_check check = {.csr = csr_args(step, lists), .stream = step->stream};
+    kvf_csr_args csr = csr_args(step, lists);
     const kvf_attention a = {.lists = step->rows * p->kv_heads,
                              .group = p->group,
                              .spans_max = cache->dims.spans_max,
                              .q = args->q,
-                             .spans = check.csr.spans,
-                             .span_count = check.csr.span_count,
+                             .spans = csr.spans,
+                             .span_count = csr.span_count,
                              .out = args->out,
                              .lse = args->lse};
     KVF_TRY(kvf_step_send(step));
-    KVF_TRY(ops->host_call(step->stream, check_on_stream, &check, sizeof check));
+    KVF_TRY(check_in_order(step, lists, &csr));
     KVF_TRY(kvf_step_stamp(step, NULL));
-    KVF_TRY(KVF_LAUNCH(step, csr_in, check.csr, a.lists));
+    KVF_TRY(KVF_LAUNCH(step, csr_in, csr, a.lists));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
     return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->attend_ns);

@@ -43,9 +43,8 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
                       "size = %zu: this library knows %zu; call kvf_runtime_config_init, and build "
                       "against the header of the library that is linked",
                       c->size, sizeof *c);
-    if (c->device != KVF_DEVICE_AUTO && c->device != KVF_DEVICE_HOST)
-        return refuse(error, KVF_INVALID, "device = %d: use KVF_DEVICE_AUTO or KVF_DEVICE_HOST",
-                      (int)c->device);
+    if ((unsigned)c->device > KVF_DEVICE_CUDA)
+        return refuse(error, KVF_INVALID, "device = %d: use a kvf_device_kind", (int)c->device);
     if (c->threads > THREADS_MAX)
         return refuse(error, KVF_INVALID, "threads = %u: 0 (one per core) to %u", c->threads,
                       THREADS_MAX);
@@ -57,6 +56,8 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
                       (int)c->huge_pages);
     if (c->allow_unpinned > 1)
         return refuse(error, KVF_INVALID, "allow_unpinned = %u: 0 or 1", c->allow_unpinned);
+    if (c->host_visible > 1)
+        return refuse(error, KVF_INVALID, "host_visible = %u: 0 or 1", c->host_visible);
     if (!c->allocator.alloc != !c->allocator.free)
         return refuse(error, KVF_INVALID,
                       "allocator has only one of alloc and free; set both or neither");
@@ -105,7 +106,9 @@ static kvf_status open_parts(kvf_runtime *rt)
     const kvf_device_config device = {.threads = c->threads,
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,
-                                      .delay_seed = c->delay_seed};
+                                      .delay_seed = c->delay_seed,
+                                      .ordinal = c->device_ordinal,
+                                      .host_visible = c->host_visible};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
     rt->device->ops->properties(rt->device, &rt->properties);
     return find_node(rt, c->numa_node);
@@ -180,12 +183,33 @@ uint32_t kvf_runtime_threads(const kvf_runtime *runtime)
     return runtime->config.threads;
 }
 
+kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime)
+{
+    return runtime->device->ops->kind;
+}
+
 /* ---- streams and device memory -------------------------------------------------------------- */
 
 kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out)
 {
     *out = NULL;
     return runtime->device->ops->stream_create(runtime->device, KVF_PRIORITY_NORMAL, out);
+}
+
+kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *native, kvf_stream **out)
+{
+    const kvf_device_ops *ops = runtime->device->ops;
+    *out = NULL;
+    if (!ops->stream_wrap)
+        KVF_FAIL(runtime->context, KVF_UNSUPPORTED,
+                 "the %s device has no streams of others; use kvf_stream_create", ops->name);
+    return ops->stream_wrap(runtime->device, native, out);
+}
+
+void *kvf_stream_native(kvf_stream *stream)
+{
+    const kvf_device_ops *ops = stream->device->ops;
+    return ops->stream_native ? ops->stream_native(stream) : NULL;
 }
 
 void kvf_stream_destroy(kvf_stream *stream)

@@ -2,20 +2,33 @@
 
 /*
  * The caller's own choice of pages, from reduced digest scores and static bits. The function runs
- * on the stream's thread, list after list; what it writes is checked there, and a bad answer fails
- * the stream.
+ * on a thread of the host in stream order, list after list; what it writes is checked there, and a
+ * bad answer fails the stream.
+ *
+ * On a device whose memory the host cannot read, copies to and from registered memory stand around
+ * the call.
  */
 
 #include "select.h"
 
+/* Where the host reads and writes, and what it needs to know. The rows are those of the frame. */
 typedef struct custom_call {
-    kvf_step step;
+    const kvf_cache *cache;
+    kvf_stream *stream;
+    const kvf_row *row;
+    uint32_t rows;
+    uint32_t layer;
+    uint32_t stride;
+    const uint32_t *choose; /* [rows, lists] */
+    const float *scores;    /* [rows, lists, stride] */
+    const uint64_t *bits;   /* [rows, lists, pages_max]; NULL = where the rows say */
+    int32_t *ids;           /* [rows, lists, ids_max] */
+    uint32_t *id_count;     /* [rows, lists] */
 } custom_call;
 
-static kvf_status check_ids(const kvf_step *step, const kvf_select_view *view, const int32_t *ids,
+static kvf_status check_ids(kvf_context *context, const kvf_select_view *view, const int32_t *ids,
                             uint32_t count)
 {
-    kvf_context *context = step->cache->context;
     if (count > view->pages_max)
         return kvf_fail(context, KVF_INVALID, 0,
                         "select_fn chose %u pages, at most %u may be chosen (view->pages_max)",
@@ -31,37 +44,89 @@ static kvf_status check_ids(const kvf_step *step, const kvf_select_view *view, c
 static void choose_on_stream(const void *raw, uint32_t task)
 {
     const custom_call *call = raw;
-    const kvf_step *step = &call->step;
-    const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_cache *cache = call->cache;
     const kvf_paging *p = &cache->dims.paging;
-    const uint32_t *choose = kvf_table_at(cache, l->choose);
-    int32_t *ids = kvf_table_at(cache, l->ids);
-    uint32_t *id_count = kvf_table_at(cache, l->id_count);
     (void)task;
-    for (uint32_t i = 0; i < step->rows * p->lists; i++) {
-        const kvf_row *row = &step->row[i / p->lists];
-        const kvf_select_view view = {.layer = step->layer,
-                                      .kv_head = i % p->lists,
+    for (uint32_t i = 0; i < call->rows * p->lists; i++) {
+        const kvf_row *row = &call->row[i / p->lists];
+        const uint32_t head = i % p->lists;
+        const kvf_select_view view = {.layer = call->layer,
+                                      .kv_head = head,
                                       .pages = row->sealed,
-                                      .pages_max = choose[i],
-                                      .scores = step->list_scores[i],
-                                      .static_bits = kvf_row_bits(p, row, i % p->lists)};
-        int32_t *list = ids + (size_t)i * cache->dims.ids_max;
+                                      .pages_max = call->choose[i],
+                                      .scores = call->scores + (size_t)i * call->stride,
+                                      .static_bits = call->bits
+                                                         ? call->bits + (size_t)i * p->pages_max
+                                                         : kvf_row_bits(p, row, head)};
+        int32_t *list = call->ids + (size_t)i * cache->dims.ids_max;
         uint32_t count = cache->config.select_fn(cache->config.select_user, &view, list);
-        const kvf_status status = check_ids(step, &view, list, count);
+        const kvf_status status = check_ids(cache->context, &view, list, count);
         if (status != KVF_OK) {
-            cache->device->ops->stream_fail(step->stream, status);
+            cache->device->ops->stream_fail(call->stream, status);
             count = 0;
         }
-        id_count[i] = count;
+        call->id_count[i] = count;
     }
+}
+
+/* Copies of what the function reads; of what it writes, after it. */
+static kvf_status copy_in(kvf_step *step, const custom_call *call)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const size_t lists = (size_t)step->rows * p->lists;
+    KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_choose),
+                      kvf_table_at(cache, l->choose), lists * sizeof *call->choose));
+    KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_scores),
+                      kvf_table_at(cache, l->reduced),
+                      lists * step->stride * sizeof *call->scores));
+    const size_t bits = (size_t)p->lists * p->pages_max * sizeof *call->bits;
+    for (uint32_t b = 0; b < step->rows; b++)
+        KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_bits) + b * bits,
+                          step->row_host[b].bits, bits));
+    return KVF_OK;
+}
+
+static kvf_status copy_out(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_layout *l = &cache->layout;
+    const size_t lists = (size_t)step->rows * cache->dims.paging.lists;
+    KVF_TRY(ops->copy(step->stream, kvf_table_at(cache, l->ids),
+                      kvf_control_device(cache, l->mirror_ids),
+                      lists * cache->dims.ids_max * sizeof(int32_t)));
+    return ops->copy(step->stream, kvf_table_at(cache, l->id_count),
+                     kvf_control_device(cache, l->mirror_count), lists * sizeof(uint32_t));
 }
 
 static kvf_status choose_by_function(kvf_step *step)
 {
-    const custom_call call = {.step = *step};
-    return step->cache->device->ops->host_call(step->stream, choose_on_stream, &call, sizeof call);
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_layout *l = &cache->layout;
+    custom_call call = {.cache = cache,
+                        .stream = step->stream,
+                        .row = step->row_host,
+                        .rows = step->rows,
+                        .layer = step->layer,
+                        .stride = step->stride,
+                        .choose = kvf_table_at(cache, l->choose),
+                        .scores = kvf_table_at(cache, l->reduced),
+                        .ids = kvf_table_at(cache, l->ids),
+                        .id_count = kvf_table_at(cache, l->id_count)};
+    if (!cache->dims.needs_mirror)
+        return ops->host_call(step->stream, choose_on_stream, &call, sizeof call);
+    call.choose = (void *)kvf_control_host(cache, l->mirror_choose);
+    call.scores = (void *)kvf_control_host(cache, l->mirror_scores);
+    call.bits = (void *)kvf_control_host(cache, l->mirror_bits);
+    call.ids = (void *)kvf_control_host(cache, l->mirror_ids);
+    call.id_count = (void *)kvf_control_host(cache, l->mirror_count);
+    KVF_TRY(copy_in(step, &call));
+    KVF_TRY(ops->host_call(step->stream, choose_on_stream, &call, sizeof call));
+    return copy_out(step);
 }
 
 const kvf_select_policy kvf_select_custom = {.select = KVF_SELECT_CUSTOM,

@@ -135,7 +135,7 @@ kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
     const kvf_stamp_args args = {
         .last = (uint64_t *)(void *)kvf_control_device(step->cache, step->cache->layout.stamp),
         .sum = sum};
-    return KVF_LAUNCH(step, stamp, args, 1);
+    return step->cache->config.phase_times ? KVF_LAUNCH(step, stamp, args, 1) : KVF_OK;
 }
 
 kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer)

@@ -245,6 +245,19 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_launch(kvf_stream *stream, kvf_task_fn
 KVF_API KVF_CHECKED kvf_status kvf_memory_alloc(kvf_runtime *runtime, size_t bytes, void **out);
 KVF_API void kvf_memory_free(kvf_runtime *runtime, void *pointer);
 
+/**
+ * Pinned host memory on the runtime's node, which the CPU and kernels both read and write.
+ *
+ * @param bytes    1 byte to a little under 1 GiB, aligned to a memory page
+ * @param host     receives the address for the CPU
+ * @param device   receives the address for kernels and copies; equals @p host on the host device
+ * @return KVF_OK, KVF_INVALID, KVF_OUT_OF_MEMORY, KVF_PIN_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_pinned_alloc(kvf_runtime *runtime, size_t bytes, void **host,
+                                                void **device);
+/** @param host  as kvf_pinned_alloc gave it, or NULL. No stream may use it any more. */
+KVF_API void kvf_pinned_free(kvf_runtime *runtime, void *host);
+
 /** Copy between host and device in stream order. */
 KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from,
                                                size_t bytes);
@@ -555,6 +568,8 @@ typedef struct kvf_stats {
     double recall_sum; /**< of attention recall over the verified rows */
     double error_max;  /**< max |sparse - dense| over the verified rows */
     uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
+    uint64_t pages_ahead;      /**< brought because the next step may want them (speculate) */
+    uint64_t pages_ahead_used; /**< of those, chosen while they were there: misses saved */
 } kvf_stats;
 
 KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);

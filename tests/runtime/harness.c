@@ -168,7 +168,24 @@ kvf_runtime_config test_runtime_config(void)
     c.gather_threads = 1;
     c.huge_pages = KVF_HUGE_PAGES_OFF;
     c.allow_unpinned = 1;
+    c.device = test_on_cuda() ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
+    c.host_visible = (uint32_t)test_on_cuda();
     return c;
+}
+
+int test_on_cuda(void)
+{
+    const char *device = getenv("KVF_TEST_DEVICE");
+    if (!device || strcmp(device, "host") == 0)
+        return 0;
+    if (strcmp(device, "cuda") != 0)
+        fail_msg("KVF_TEST_DEVICE = %s: host or cuda", device);
+    return 1;
+}
+
+kvf_transfer test_transfer(kvf_transfer wanted)
+{
+    return wanted == KVF_TRANSFER_DIRECT && test_on_cuda() ? KVF_TRANSFER_MAPPED : wanted;
 }
 
 void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, const char *what,
@@ -186,12 +203,14 @@ void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cach
 {
     kvf_runtime_config mine = test_runtime_config();
     kvf_error error = {0};
+    kvf_cache_config fitting = *cc;
+    fitting.transfer = test_transfer(cc->transfer);
     *w = (test_world){.config = *cc};
     kvf_status status = kvf_runtime_open(rc ? rc : &mine, &w->runtime, &error);
     if (status != KVF_OK)
         fail_msg("kvf_runtime_open: %s %s", kvf_status_name(status), error.text);
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));
-    status = kvf_cache_open(w->runtime, cc, &w->cache, &error);
+    status = kvf_cache_open(w->runtime, &fitting, &w->cache, &error);
     if (status != KVF_OK)
         fail_msg("kvf_cache_open: %s %s", kvf_status_name(status), error.text);
 }

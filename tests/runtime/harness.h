@@ -6,6 +6,9 @@
  * What the tests of the runtime share: random tokens, an opened runtime with stream and cache, and
  * whole runs (prefill, then decode) whose every output is kept for comparison.
  *
+ * KVF_TEST_DEVICE in the environment says on which device the suite runs: host (the default) or
+ * cuda, with device memory that the CPU may read.
+ *
  * Uses the public API only. Everything random follows from a seed that the test prints. A call that
  * fails where it must not ends the test with the library's own text.
  */
@@ -82,6 +85,10 @@ typedef struct test_world {
  */
 kvf_cache_config test_config_small(void);
 kvf_runtime_config test_runtime_config(void); /* 2 threads, 4 KiB pages, unpinned allowed */
+int test_on_cuda(void);                       /* 1: the suite runs on the CUDA device */
+/* A method that the device has: direct needs a device that shares host memory, else it is mapped.
+ */
+kvf_transfer test_transfer(kvf_transfer wanted);
 
 /* `rc` may be NULL. */
 void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc);
