@@ -42,7 +42,7 @@ typedef struct live_list {
     uint8_t token[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
 } live_list;
 
-KVF_INLINE void list_live(live_list *list, uint64_t live)
+KVF_ALWAYS_INLINE void list_live(live_list *list, uint64_t live)
 {
     uint32_t n = 0;
     for (; live; live &= live - 1)
@@ -53,7 +53,7 @@ KVF_INLINE void list_live(live_list *list, uint64_t live)
 }
 
 /* `lines` cache lines from `at` on, into the second level; beyond it nothing is gained. */
-KVF_INLINE void prefetch_lines(const char *at, const uint32_t lines)
+KVF_ALWAYS_INLINE void prefetch_lines(const char *at, const uint32_t lines)
 {
     for (uint32_t i = 0; i < lines; i++)
         __builtin_prefetch(at + (size_t)i * 64, 0, 2);
@@ -63,8 +63,9 @@ KVF_INLINE void prefetch_lines(const char *at, const uint32_t lines)
  * s[key][row] for 8 / rows keys. Meanwhile as many bytes from `ahead` on are prefetched as are
  * read, one or two lines a step: the core drops prefetches that come in bursts.
  */
-KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, const kvf_shape *s,
-                         const void *const *key, float *to, const char *ahead)
+KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype,
+                                const kvf_shape *s, const void *const *key, float *to,
+                                const char *ahead)
 {
     const uint32_t keys = ACCUMULATORS / rows;
     const uint32_t step_bytes = keys * VF_PAIR * (dtype == KVF_FP32 ? 4 : 2);
@@ -125,7 +126,7 @@ KVF_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype, c
 }
 
 /* Largest of the entries of each row; s has `count` entries, row = index % rows. */
-KVF_INLINE void row_tops(const float *s, uint32_t count, const uint32_t rows, float *top)
+KVF_ALWAYS_INLINE void row_tops(const float *s, uint32_t count, const uint32_t rows, float *top)
 {
     vf best = vf_set(-INFINITY);
     for (uint32_t i = 0; i < count; i += VF_LANES)
@@ -137,7 +138,7 @@ KVF_INLINE void row_tops(const float *s, uint32_t count, const uint32_t rows, fl
             top[g] = lane[i] > top[g] ? lane[i] : top[g];
 }
 
-KVF_INLINE vf repeat(const float *x, const uint32_t rows)
+KVF_ALWAYS_INLINE vf repeat(const float *x, const uint32_t rows)
 {
     float lane[VF_LANES];
     for (uint32_t i = 0; i < VF_LANES; i++)
@@ -147,7 +148,8 @@ KVF_INLINE vf repeat(const float *x, const uint32_t rows)
 
 /* Logits in units of ln 2 become weights under the running maximum; o and sum are rescaled if it
  * grew. */
-KVF_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit, uint32_t head_dim)
+KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit,
+                              uint32_t head_dim)
 {
     const uint32_t count = keys * rows;
     const uint32_t padded = (count + VF_LANES - 1) / VF_LANES * VF_LANES;
@@ -189,9 +191,9 @@ KVF_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, float unit,
  * o += weights x values, for `pairs` x rows pairs of vectors from column d. Prefetches `pairs`
  * lines from `ahead` on with every token.
  */
-KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
-                           const kvf_dtype dtype, const kvf_shape *s, const void *values,
-                           const live_list *list, uint32_t d, const char *ahead)
+KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
+                                  const kvf_dtype dtype, const kvf_shape *s, const void *values,
+                                  const live_list *list, uint32_t d, const char *ahead)
 {
     const size_t row_bytes = kvf_row_bytes(s);
     vf2 acc[4];
@@ -221,8 +223,8 @@ KVF_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
 }
 
 /* Where in the next page's values the pass that begins at column d of `step` columns prefetches. */
-KVF_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint32_t d,
-                                     uint32_t step, uint32_t lines)
+KVF_ALWAYS_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint32_t d,
+                                            uint32_t step, uint32_t lines)
 {
     if (!next)
         return NULL;
@@ -233,9 +235,9 @@ KVF_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint3
 }
 
 /* One page for one block of rows. `next` is the page to fetch into the cache meanwhile, or NULL. */
-KVF_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype,
-                            const kvf_shape *s, const void *page, const live_list *list, float unit,
-                            const void *next)
+KVF_ALWAYS_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype,
+                                   const kvf_shape *s, const void *page, const live_list *list,
+                                   float unit, const void *next)
 {
     const uint32_t keys = ACCUMULATORS / rows;
     const size_t row_bytes = kvf_row_bytes(s);
@@ -257,8 +259,8 @@ KVF_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype
         add_values(b, rows, 1, dtype, s, values, list, d, NULL);
 }
 
-KVF_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list, uint32_t first,
-                            const uint32_t rows, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list,
+                                   uint32_t first, const uint32_t rows, const kvf_dtype dtype)
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
@@ -276,8 +278,8 @@ KVF_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list, u
     }
 }
 
-KVF_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t task, uint32_t first,
-                          const uint32_t rows, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t task,
+                                 uint32_t first, const uint32_t rows, const kvf_dtype dtype)
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
@@ -297,8 +299,8 @@ KVF_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t tas
 }
 
 /* All blocks of rows share each page while it is in the cache. */
-KVF_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
-                             const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
+                                    const kvf_dtype dtype)
 {
     const uint32_t fours = a->group / 4, two = a->group / 2 % 2, one = a->group % 2;
     const float unit = a->scale * KVF_LOG2E;

@@ -19,13 +19,13 @@ typedef struct channels {
     _Alignas(64) float hi[KVF_HEAD_DIM_MAX];
 } channels;
 
-KVF_INLINE vf2 vf2_set(float x)
+KVF_ALWAYS_INLINE vf2 vf2_set(float x)
 {
     return (vf2){vf_set(x), vf_set(x)};
 }
 
-KVF_INLINE void box_minmax(const kvf_shape *s, const void *page, uint64_t live, uint32_t d,
-                           const kvf_dtype dtype, vf2 *lo, vf2 *hi)
+KVF_ALWAYS_INLINE void box_minmax(const kvf_shape *s, const void *page, uint64_t live, uint32_t d,
+                                  const kvf_dtype dtype, vf2 *lo, vf2 *hi)
 {
     *lo = vf2_set(INFINITY);
     *hi = vf2_set(-INFINITY);
@@ -40,8 +40,8 @@ KVF_INLINE void box_minmax(const kvf_shape *s, const void *page, uint64_t live, 
 }
 
 /* Mean of the keys, or of their distance from a centre. */
-KVF_INLINE vf2 box_mean(const kvf_shape *s, const void *page, uint64_t live, uint32_t d,
-                        const kvf_dtype dtype, const vf2 *centre)
+KVF_ALWAYS_INLINE vf2 box_mean(const kvf_shape *s, const void *page, uint64_t live, uint32_t d,
+                               const kvf_dtype dtype, const vf2 *centre)
 {
     const vf share = vf_set(1.0f / (float)__builtin_popcountll(live));
     vf2 mean = vf2_set(0.0f);
@@ -58,8 +58,8 @@ KVF_INLINE vf2 box_mean(const kvf_shape *s, const void *page, uint64_t live, uin
     return mean;
 }
 
-KVF_INLINE void build_box(const kvf_digest_args *a, const void *page, uint64_t live,
-                          const kvf_dtype dtype, channels *out)
+KVF_ALWAYS_INLINE void build_box(const kvf_digest_args *a, const void *page, uint64_t live,
+                                 const kvf_dtype dtype, channels *out)
 {
     const kvf_shape *s = &a->shape;
     for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {

@@ -54,8 +54,8 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
 }
 
 /* Logits, in units of ln 2, of the tile's rows against the live tokens of one span. */
-KVF_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first,
-                            const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first,
+                                   const kvf_dtype dtype)
 {
     const kvf_span *sp = &a->spans[span];
     const void *rows[TILE_KEYS];

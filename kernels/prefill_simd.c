@@ -29,8 +29,8 @@ typedef struct row_block {
     uint32_t columns; /* head_dim, rounded up to whole panels */
 } row_block;
 
-KVF_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
-                           const kvf_shape *s, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
+                                  const kvf_shape *s, const kvf_dtype dtype)
 {
     for (uint32_t d = 0; d < s->head_dim; d += VF_LANES) {
         float *to = b->values.at + (size_t)(d / VF_PAIR) * VF_PAIR * TILE_KEYS + d % VF_PAIR;
@@ -40,8 +40,8 @@ KVF_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count
 }
 
 /* Keys and values first .. first + count - 1 of one head, widened. */
-KVF_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
-                          uint32_t first, uint32_t count, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
+                                 uint32_t first, uint32_t count, const kvf_dtype dtype)
 {
     const kvf_shape *s = &a->shape;
     const size_t page_offset = kv_head * kvf_page_bytes(s);
@@ -57,7 +57,7 @@ KVF_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a, uint32
 }
 
 /* Logits of one row become weights; what was summed so far is rescaled if the maximum grew. */
-KVF_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, uint32_t count)
+KVF_ALWAYS_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, uint32_t count)
 {
     float *s = b->s.at[row];
     uint32_t visible = 0;
@@ -77,7 +77,7 @@ KVF_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, uint32_t 
     b->sum[row] += row_soften(s, base, count);
 }
 
-KVF_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count, uint32_t head_dim)
+KVF_ALWAYS_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count, uint32_t head_dim)
 {
     uint32_t strip = 0;
     while (b->limit[kvf_min_u32(strip * STRIP + STRIP - 1, b->rows - 1)] < first)
@@ -92,8 +92,8 @@ KVF_INLINE void attend_tile(row_block *b, uint32_t first, uint32_t count, uint32
                            count, 1);
 }
 
-KVF_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
-                            uint32_t first_row, uint32_t rows)
+KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint32_t kv_head,
+                                   uint32_t first_row, uint32_t rows)
 {
     const uint32_t head_dim = a->shape.head_dim;
     b->rows = rows;
@@ -117,7 +117,7 @@ KVF_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *a, uint
                (size_t)VF_PAIR * TILE_KEYS * sizeof *b->values.at);
 }
 
-KVF_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
+KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
 {
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t r = 0; r < b->rows; r++) {
@@ -133,7 +133,8 @@ KVF_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
     }
 }
 
-KVF_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t task, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t task,
+                                    const kvf_dtype dtype)
 {
     const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS);
     const uint32_t kv_head = task / tiles;

@@ -16,13 +16,13 @@
 
 #define KEPT_MAX 4096u /* 16 KiB of stack */
 
-KVF_INLINE float tame_one(float x)
+KVF_ALWAYS_INLINE float tame_one(float x)
 {
     return x > FLT_MAX ? FLT_MAX : x == x ? x : -INFINITY;
 }
 
 /* min and max return their second operand for NaN. */
-KVF_INLINE vf tame(vf x)
+KVF_ALWAYS_INLINE vf tame(vf x)
 {
     return vf_min(vf_max(x, vf_set(-INFINITY)), vf_set(FLT_MAX));
 }
@@ -46,7 +46,7 @@ static float row_top(const float *row, uint32_t pages)
 }
 
 /* Up to VF_LANES entries of a row, padded with -infinity. */
-KVF_INLINE vf load_part(const float *row, uint32_t left)
+KVF_ALWAYS_INLINE vf load_part(const float *row, uint32_t left)
 {
     if (left >= VF_LANES)
         return vf_load(row);
@@ -56,7 +56,7 @@ KVF_INLINE vf load_part(const float *row, uint32_t left)
     return vf_load(lane);
 }
 
-KVF_INLINE void store_part(float *row, uint32_t left, vf x)
+KVF_ALWAYS_INLINE void store_part(float *row, uint32_t left, vf x)
 {
     if (left >= VF_LANES) {
         vf_store(row, x);
@@ -67,7 +67,7 @@ KVF_INLINE void store_part(float *row, uint32_t left, vf x)
     memcpy(row, lane, left * sizeof *row);
 }
 
-KVF_INLINE vf weight_of(vf x, float top, float unit)
+KVF_ALWAYS_INLINE vf weight_of(vf x, float top, float unit)
 {
     return vf_exp2(vf_mul(vf_sub(tame(x), vf_set(top)), vf_set(unit)));
 }

@@ -12,7 +12,8 @@
 #include "variants.h"
 
 /* Copies one row and says whether all of it is finite: no exponent has all its bits set. */
-KVF_INLINE int move_row16(uint16_t *to, const uint16_t *from, uint32_t count, uint16_t exponent)
+KVF_ALWAYS_INLINE int move_row16(uint16_t *to, const uint16_t *from, uint32_t count,
+                                 uint16_t exponent)
 {
     uint16_t bad = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -23,7 +24,7 @@ KVF_INLINE int move_row16(uint16_t *to, const uint16_t *from, uint32_t count, ui
     return bad == 0;
 }
 
-KVF_INLINE int move_row32(uint32_t *to, const uint32_t *from, uint32_t count)
+KVF_ALWAYS_INLINE int move_row32(uint32_t *to, const uint32_t *from, uint32_t count)
 {
     uint32_t bad = 0;
     for (uint32_t i = 0; i < count; i++) {

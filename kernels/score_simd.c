@@ -22,7 +22,7 @@ typedef struct queries {
     _Alignas(64) float minus[4][KVF_HEAD_DIM_MAX];
 } queries;
 
-KVF_INLINE void split_query(queries *x, uint32_t g, const void *q, const kvf_shape *s)
+KVF_ALWAYS_INLINE void split_query(queries *x, uint32_t g, const void *q, const kvf_shape *s)
 {
     float wide[KVF_HEAD_DIM_MAX + VF_PAIR] = {0.0f};
     vf_widen_row(wide, q, s->dtype, s->head_dim);
@@ -35,8 +35,8 @@ KVF_INLINE void split_query(queries *x, uint32_t g, const void *q, const kvf_sha
 }
 
 /* Sums of `boxes` = 8 / rows boxes: to[box * rows + row]. */
-KVF_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head_dim,
-                            const uint16_t *const *box, float *to)
+KVF_ALWAYS_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head_dim,
+                                   const uint16_t *const *box, float *to)
 {
     const uint32_t boxes = 8 / rows;
     /* As many bytes are prefetched as are read, evenly: the core drops prefetches in bursts. */
@@ -74,8 +74,8 @@ KVF_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head
 }
 
 /* Query rows `first` .. `first + rows - 1` of a list against `count` pages from `page`. */
-KVF_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32_t first,
-                           const uint32_t rows, uint32_t page, uint32_t count)
+KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32_t first,
+                                  const uint32_t rows, uint32_t page, uint32_t count)
 {
     const uint32_t head_dim = a->shape.head_dim;
     const uint32_t per_step = 8 / rows, boxes = count * a->subs;

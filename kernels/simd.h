@@ -22,7 +22,7 @@
 #define KVF_SIMD_PASTE(a, b)  KVF_SIMD_PASTE_(a, b)
 #define KVF_SIMD_NAME(op)     KVF_SIMD_PASTE(kvf_##op##_, KVF_SIMD)
 
-#define KVF_INLINE static inline __attribute__((always_inline, unused))
+#define KVF_ALWAYS_INLINE static inline __attribute__((always_inline, unused))
 
 #if defined(__AVX512F__)
 #include "simd_avx512.h"
@@ -45,7 +45,7 @@ typedef struct vf2 {
 } vf2;
 
 /* Elements i .. i + VF_LANES - 1 in order. */
-KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
 {
     if (dtype == KVF_FP32)
         return vf_load((const float *)base + i);
@@ -59,7 +59,7 @@ KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
  * multiple of 16, so only a vector of 16 lanes can meet less than a pair; what is missing reads as
  * zero.
  */
-KVF_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint32_t left)
+KVF_ALWAYS_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint32_t left)
 {
 #if VF_LANES == 16
     if (left < VF_PAIR) {
@@ -84,7 +84,7 @@ KVF_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint32_t le
 }
 
 /* The inverse of paired order: VF_PAIR floats, in order. */
-KVF_INLINE void vf_store2(float *to, kvf_dtype dtype, vf2 x)
+KVF_ALWAYS_INLINE void vf_store2(float *to, kvf_dtype dtype, vf2 x)
 {
     if (dtype == KVF_BF16) {
         vf_store_zip(to, x.a, x.b);
@@ -95,7 +95,7 @@ KVF_INLINE void vf_store2(float *to, kvf_dtype dtype, vf2 x)
 }
 
 /* Round to nearest and store `count` floats, a multiple of 16, as `dtype`. */
-KVF_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from, uint32_t count)
+KVF_ALWAYS_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from, uint32_t count)
 {
     if (dtype == KVF_FP32)
         memcpy(to, from, count * sizeof *from);
@@ -108,7 +108,7 @@ KVF_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from, uint3
 }
 
 /* Widen `count` elements, a multiple of 16, in order. */
-KVF_INLINE void vf_widen_row(float *to, const void *from, kvf_dtype dtype, uint32_t count)
+KVF_ALWAYS_INLINE void vf_widen_row(float *to, const void *from, kvf_dtype dtype, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i += VF_LANES)
         vf_store(to + i, vf_load_as(from, dtype, i));
@@ -119,7 +119,7 @@ KVF_INLINE void vf_widen_row(float *to, const void *from, kvf_dtype dtype, uint3
  * 2^0 is exactly 1; x < -126.5 gives 0; NaN stays NaN. x = n + f with |f| <= 1/2, and a polynomial
  * of degree 5 for 2^f, fitted for the least relative error with its constant term held at 1.
  */
-KVF_INLINE vf vf_exp2(vf x)
+KVF_ALWAYS_INLINE vf vf_exp2(vf x)
 {
     const vf magic = vf_set(0x1.8p23f);
     x = vf_max(vf_set(-127.0f), x); /* in this order, for NaN to pass */

@@ -11,91 +11,91 @@
 
 typedef __m256 vf;
 
-KVF_INLINE vf vf_zero(void)
+KVF_ALWAYS_INLINE vf vf_zero(void)
 {
     return _mm256_setzero_ps();
 }
 
-KVF_INLINE vf vf_set(float x)
+KVF_ALWAYS_INLINE vf vf_set(float x)
 {
     return _mm256_set1_ps(x);
 }
 
-KVF_INLINE vf vf_load(const float *p)
+KVF_ALWAYS_INLINE vf vf_load(const float *p)
 {
     return _mm256_loadu_ps(p);
 }
 
-KVF_INLINE void vf_store(float *p, vf x)
+KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
 {
     _mm256_storeu_ps(p, x);
 }
 
-KVF_INLINE vf vf_add(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
 {
     return _mm256_add_ps(a, b);
 }
 
-KVF_INLINE vf vf_sub(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
 {
     return _mm256_sub_ps(a, b);
 }
 
-KVF_INLINE vf vf_mul(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
 {
     return _mm256_mul_ps(a, b);
 }
 
-KVF_INLINE vf vf_fma(vf a, vf b, vf c)
+KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
 }
 
-KVF_INLINE vf vf_max(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_max(vf a, vf b)
 {
     return _mm256_max_ps(a, b);
 }
 
-KVF_INLINE vf vf_min(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
 {
     return _mm256_min_ps(a, b);
 }
 
-KVF_INLINE vf vf_abs(vf a)
+KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
 
 /* Bit i is set iff a_i >= b_i; never for NaN. */
-KVF_INLINE uint32_t vf_bits_ge(vf a, vf b)
+KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
 
-KVF_INLINE vf vf_load_bf16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
     *even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
     *odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-KVF_INLINE vf vf_load_fp16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
-KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
+KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
-KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
+KVF_ALWAYS_INLINE void vf_store_zip(float *to, vf even, vf odd)
 {
     vf low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
     _mm256_storeu_ps(to, _mm256_permute2f128_ps(low, high, 0x20));
@@ -103,14 +103,14 @@ KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
 }
 
 /* to[i] = sum of the lanes of x[i]. */
-KVF_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
+KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
 {
     __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(x0, x1), _mm256_hadd_ps(x2, x3));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 
 /* 2^n as a float, for the n that was rounded by adding 1.5 * 2^23; n = -127 gives zero. */
-KVF_INLINE vf vf_power_of_two(vf shifted)
+KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     __m256i n = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
@@ -119,7 +119,7 @@ KVF_INLINE vf vf_power_of_two(vf shifted)
 #define VF_TRANSPOSE 8u
 
 /* to[i * stride + j] = row[j][i] for VF_TRANSPOSE rows and columns. */
-KVF_INLINE void vf_transpose(float *to, size_t stride, const vf row[8])
+KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, const vf row[8])
 {
     vf a[8], b[8];
     for (int i = 0; i < 4; i++) {
@@ -138,11 +138,11 @@ KVF_INLINE void vf_transpose(float *to, size_t stride, const vf row[8])
     }
 }
 
-KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
+KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
 
 /* Columns i .. i + VF_TRANSPOSE - 1 of VF_TRANSPOSE rows of keys, transposed. */
-KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                  kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                         kvf_dtype dtype, size_t i)
 {
     vf row[8];
     for (int r = 0; r < 8; r++)
@@ -152,7 +152,7 @@ KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *r
 
 /* 64 bytes past the cache; both ends are 64-byte aligned at least on the storing side. */
 #define VF_STREAMS 1
-KVF_INLINE void vf_stream64(void *to, const void *from)
+KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
 {
     const __m256i *f = from;
     __m256i *t = to;
@@ -161,7 +161,7 @@ KVF_INLINE void vf_stream64(void *to, const void *from)
     _mm256_stream_si256(t + 1, y);
 }
 
-KVF_INLINE void vf_stream_fence(void)
+KVF_ALWAYS_INLINE void vf_stream_fence(void)
 {
     _mm_sfence();
 }

@@ -13,101 +13,101 @@
 
 typedef __m512 vf;
 
-KVF_INLINE vf vf_zero(void)
+KVF_ALWAYS_INLINE vf vf_zero(void)
 {
     return _mm512_setzero_ps();
 }
 
-KVF_INLINE vf vf_set(float x)
+KVF_ALWAYS_INLINE vf vf_set(float x)
 {
     return _mm512_set1_ps(x);
 }
 
-KVF_INLINE vf vf_load(const float *p)
+KVF_ALWAYS_INLINE vf vf_load(const float *p)
 {
     return _mm512_loadu_ps(p);
 }
 
-KVF_INLINE void vf_store(float *p, vf x)
+KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
 {
     _mm512_storeu_ps(p, x);
 }
 
-KVF_INLINE vf vf_add(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
 {
     return _mm512_add_ps(a, b);
 }
 
-KVF_INLINE vf vf_sub(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
 {
     return _mm512_sub_ps(a, b);
 }
 
-KVF_INLINE vf vf_mul(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
 {
     return _mm512_mul_ps(a, b);
 }
 
-KVF_INLINE vf vf_fma(vf a, vf b, vf c)
+KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
 
-KVF_INLINE vf vf_max(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
 }
 
-KVF_INLINE vf vf_min(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
 {
     return _mm512_min_ps(a, b);
 }
 
-KVF_INLINE vf vf_abs(vf a)
+KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
 }
 
-KVF_INLINE uint32_t vf_bits_ge(vf a, vf b)
+KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     return (uint32_t)_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
 
-KVF_INLINE vf vf_load_bf16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-KVF_INLINE void vf_split_bf16(__m512i x, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_split_bf16(__m512i x, vf *even, vf *odd)
 {
     *even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     *odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 {
     vf_split_bf16(_mm512_loadu_si512(p), even, odd);
 }
 
 /* Sixteen elements in paired order, zeros behind them. */
-KVF_INLINE void vf_load_bf16_half(const uint16_t *p, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_load_bf16_half(const uint16_t *p, vf *even, vf *odd)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
     vf_split_bf16(_mm512_inserti64x4(_mm512_setzero_si512(), x, 0), even, odd);
 }
 
-KVF_INLINE vf vf_load_fp16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
 
-KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
+KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
-KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
+KVF_ALWAYS_INLINE void vf_store_zip(float *to, vf even, vf odd)
 {
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
@@ -115,19 +115,19 @@ KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
     _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(even, high, odd));
 }
 
-KVF_INLINE __m256 vf_fold(vf x)
+KVF_ALWAYS_INLINE __m256 vf_fold(vf x)
 {
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
 
-KVF_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
+KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
 {
     __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(vf_fold(x0), vf_fold(x1)),
                               _mm256_hadd_ps(vf_fold(x2), vf_fold(x3)));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 
-KVF_INLINE vf vf_power_of_two(vf shifted)
+KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     __m512i n = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(n, 23));
@@ -135,7 +135,7 @@ KVF_INLINE vf vf_power_of_two(vf shifted)
 
 #define VF_TRANSPOSE 4u
 
-KVF_INLINE __m128 vf_quarter(const void *row, kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE __m128 vf_quarter(const void *row, kvf_dtype dtype, size_t i)
 {
     if (dtype == KVF_FP32)
         return _mm_loadu_ps((const float *)row + i);
@@ -146,8 +146,8 @@ KVF_INLINE __m128 vf_quarter(const void *row, kvf_dtype dtype, size_t i)
 }
 
 /* By quarters: the transposition is a small part of a tile's work at any width. */
-KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                  kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                         kvf_dtype dtype, size_t i)
 {
     __m128 r0 = vf_quarter(rows[0], dtype, i), r1 = vf_quarter(rows[1], dtype, i);
     __m128 r2 = vf_quarter(rows[2], dtype, i), r3 = vf_quarter(rows[3], dtype, i);
@@ -163,26 +163,26 @@ KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *r
 
 typedef __m512i vh; /* 32 bf16 */
 
-KVF_INLINE vh vh_load(const uint16_t *p, uint32_t left)
+KVF_ALWAYS_INLINE vh vh_load(const uint16_t *p, uint32_t left)
 {
     __mmask32 mask = left >= 32 ? 0xffffffffu : 0xffffu; /* head_dim is a multiple of 16 */
     return _mm512_maskz_loadu_epi16(mask, p);
 }
 
 /* c + the sums of products of pairs. Subnormals count as zero; each step rounds to nearest. */
-KVF_INLINE vf vh_dot(vh a, vh b, vf c)
+KVF_ALWAYS_INLINE vf vh_dot(vh a, vh b, vf c)
 {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 #endif
 
 #define VF_STREAMS 1
-KVF_INLINE void vf_stream64(void *to, const void *from)
+KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
 {
     _mm512_stream_si512(to, _mm512_loadu_si512(from));
 }
 
-KVF_INLINE void vf_stream_fence(void)
+KVF_ALWAYS_INLINE void vf_stream_fence(void)
 {
     _mm_sfence();
 }

@@ -10,102 +10,102 @@
 
 typedef float32x4_t vf;
 
-KVF_INLINE vf vf_zero(void)
+KVF_ALWAYS_INLINE vf vf_zero(void)
 {
     return vdupq_n_f32(0.0f);
 }
 
-KVF_INLINE vf vf_set(float x)
+KVF_ALWAYS_INLINE vf vf_set(float x)
 {
     return vdupq_n_f32(x);
 }
 
-KVF_INLINE vf vf_load(const float *p)
+KVF_ALWAYS_INLINE vf vf_load(const float *p)
 {
     return vld1q_f32(p);
 }
 
-KVF_INLINE void vf_store(float *p, vf x)
+KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
 {
     vst1q_f32(p, x);
 }
 
-KVF_INLINE vf vf_add(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
 {
     return vaddq_f32(a, b);
 }
 
-KVF_INLINE vf vf_sub(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
 {
     return vsubq_f32(a, b);
 }
 
-KVF_INLINE vf vf_mul(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
 {
     return vmulq_f32(a, b);
 }
 
-KVF_INLINE vf vf_fma(vf a, vf b, vf c)
+KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return vfmaq_f32(c, a, b);
 }
 
 /* By comparison, because the instructions of that name treat NaN in another way. */
-KVF_INLINE vf vf_max(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_max(vf a, vf b)
 {
     return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
 
-KVF_INLINE vf vf_min(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
 {
     return vbslq_f32(vcltq_f32(a, b), a, b);
 }
 
-KVF_INLINE vf vf_abs(vf a)
+KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return vabsq_f32(a);
 }
 
-KVF_INLINE uint32_t vf_bits_ge(vf a, vf b)
+KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     static const uint32_t weights[4] = {1, 2, 4, 8};
     return vaddvq_u32(vandq_u32(vcgeq_f32(a, b), vld1q_u32(weights)));
 }
 
-KVF_INLINE vf vf_load_bf16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 
-KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 {
     uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(p));
     *even = vreinterpretq_f32_u32(vshlq_n_u32(x, 16));
     *odd = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000u)));
 }
 
-KVF_INLINE vf vf_load_fp16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
-KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
+KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)
 {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
 
-KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
+KVF_ALWAYS_INLINE void vf_store_zip(float *to, vf even, vf odd)
 {
     vst1q_f32(to, vzip1q_f32(even, odd));
     vst1q_f32(to + 4, vzip2q_f32(even, odd));
 }
 
-KVF_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
+KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
 {
     vst1q_f32(to, vpaddq_f32(vpaddq_f32(x0, x1), vpaddq_f32(x2, x3)));
 }
 
-KVF_INLINE vf vf_power_of_two(vf shifted)
+KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     int32x4_t n = vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127));
     return vreinterpretq_f32_s32(vshlq_n_s32(n, 23));
@@ -113,10 +113,10 @@ KVF_INLINE vf vf_power_of_two(vf shifted)
 
 #define VF_TRANSPOSE 4u
 
-KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
+KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
 
-KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                  kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                         kvf_dtype dtype, size_t i)
 {
     float32x4x2_t a = vtrnq_f32(vf_load_as(rows[0], dtype, i), vf_load_as(rows[1], dtype, i));
     float32x4x2_t b = vtrnq_f32(vf_load_as(rows[2], dtype, i), vf_load_as(rows[3], dtype, i));

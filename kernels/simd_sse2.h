@@ -11,74 +11,74 @@
 
 typedef __m128 vf;
 
-KVF_INLINE vf vf_zero(void)
+KVF_ALWAYS_INLINE vf vf_zero(void)
 {
     return _mm_setzero_ps();
 }
 
-KVF_INLINE vf vf_set(float x)
+KVF_ALWAYS_INLINE vf vf_set(float x)
 {
     return _mm_set1_ps(x);
 }
 
-KVF_INLINE vf vf_load(const float *p)
+KVF_ALWAYS_INLINE vf vf_load(const float *p)
 {
     return _mm_loadu_ps(p);
 }
 
-KVF_INLINE void vf_store(float *p, vf x)
+KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
 {
     _mm_storeu_ps(p, x);
 }
 
-KVF_INLINE vf vf_add(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
 {
     return _mm_add_ps(a, b);
 }
 
-KVF_INLINE vf vf_sub(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
 {
     return _mm_sub_ps(a, b);
 }
 
-KVF_INLINE vf vf_mul(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
 {
     return _mm_mul_ps(a, b);
 }
 
 /* Rounded twice: SSE2 has no fused form. */
-KVF_INLINE vf vf_fma(vf a, vf b, vf c)
+KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm_add_ps(_mm_mul_ps(a, b), c);
 }
 
-KVF_INLINE vf vf_max(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_max(vf a, vf b)
 {
     return _mm_max_ps(a, b);
 }
 
-KVF_INLINE vf vf_min(vf a, vf b)
+KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
 {
     return _mm_min_ps(a, b);
 }
 
-KVF_INLINE vf vf_abs(vf a)
+KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return _mm_andnot_ps(_mm_set1_ps(-0.0f), a);
 }
 
-KVF_INLINE uint32_t vf_bits_ge(vf a, vf b)
+KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     return (uint32_t)_mm_movemask_ps(_mm_cmpge_ps(a, b));
 }
 
-KVF_INLINE vf vf_load_bf16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     __m128i x = _mm_loadl_epi64((const __m128i *)(const void *)p);
     return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), x));
 }
 
-KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
+KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 {
     __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
     *even = _mm_castsi128_ps(_mm_slli_epi32(x, 16));
@@ -87,7 +87,7 @@ KVF_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 
 /* By bits: shifting the exponent up by 112 is a product with 2^112, which also rescales subnormals.
  */
-KVF_INLINE vf vf_load_fp16(const uint16_t *p)
+KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     __m128i x =
         _mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p), _mm_setzero_si128());
@@ -100,7 +100,7 @@ KVF_INLINE vf vf_load_fp16(const uint16_t *p)
     return _mm_or_ps(value, _mm_castsi128_ps(_mm_or_si128(sign, exponent)));
 }
 
-KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
+KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)
 {
     float y[4];
     _mm_storeu_ps(y, x);
@@ -108,20 +108,20 @@ KVF_INLINE void vf_store_fp16(uint16_t *p, vf x)
         p[i] = kvf_fp16_from_float(y[i]);
 }
 
-KVF_INLINE void vf_store_zip(float *to, vf even, vf odd)
+KVF_ALWAYS_INLINE void vf_store_zip(float *to, vf even, vf odd)
 {
     _mm_storeu_ps(to, _mm_unpacklo_ps(even, odd));
     _mm_storeu_ps(to + 4, _mm_unpackhi_ps(even, odd));
 }
 
-KVF_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
+KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
 {
     __m128 a = _mm_add_ps(_mm_unpacklo_ps(x0, x1), _mm_unpackhi_ps(x0, x1));
     __m128 b = _mm_add_ps(_mm_unpacklo_ps(x2, x3), _mm_unpackhi_ps(x2, x3));
     _mm_storeu_ps(to, _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
 }
 
-KVF_INLINE vf vf_power_of_two(vf shifted)
+KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     __m128i n = _mm_add_epi32(_mm_castps_si128(shifted), _mm_set1_epi32(127));
     return _mm_castsi128_ps(_mm_slli_epi32(n, 23));
@@ -129,10 +129,10 @@ KVF_INLINE vf vf_power_of_two(vf shifted)
 
 #define VF_TRANSPOSE 4u
 
-KVF_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
+KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
 
-KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                  kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                         kvf_dtype dtype, size_t i)
 {
     vf r0 = vf_load_as(rows[0], dtype, i), r1 = vf_load_as(rows[1], dtype, i);
     vf r2 = vf_load_as(rows[2], dtype, i), r3 = vf_load_as(rows[3], dtype, i);
@@ -144,7 +144,7 @@ KVF_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *r
 }
 
 #define VF_STREAMS 1
-KVF_INLINE void vf_stream64(void *to, const void *from)
+KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
 {
     const __m128i *f = from;
     __m128i *t = to;
@@ -156,7 +156,7 @@ KVF_INLINE void vf_stream64(void *to, const void *from)
     _mm_stream_si128(t + 3, d);
 }
 
-KVF_INLINE void vf_stream_fence(void)
+KVF_ALWAYS_INLINE void vf_stream_fence(void)
 {
     _mm_sfence();
 }

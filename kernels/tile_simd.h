@@ -35,8 +35,8 @@ typedef struct key_panels {
     _Alignas(64) float at[TILE_KEYS * KVF_HEAD_DIM_MAX];
 } key_panels;
 
-KVF_INLINE void strips_put(query_strips *q, uint32_t row, const void *from, const kvf_shape *s,
-                           float scale)
+KVF_ALWAYS_INLINE void strips_put(query_strips *q, uint32_t row, const void *from,
+                                  const kvf_shape *s, float scale)
 {
     float wide[KVF_HEAD_DIM_MAX];
     float *to = q->at + (size_t)(row / STRIP) * STRIP * s->head_dim + row % STRIP;
@@ -49,7 +49,7 @@ KVF_INLINE void strips_put(query_strips *q, uint32_t row, const void *from, cons
 }
 
 /* Fills the last strip with zero rows. */
-KVF_INLINE void strips_finish(query_strips *q, uint32_t rows, const kvf_shape *s)
+KVF_ALWAYS_INLINE void strips_finish(query_strips *q, uint32_t rows, const kvf_shape *s)
 {
     for (uint32_t row = rows; row % STRIP; row++)
         for (uint32_t d = 0; d < s->head_dim; d++)
@@ -58,8 +58,8 @@ KVF_INLINE void strips_finish(query_strips *q, uint32_t rows, const kvf_shape *s
 
 /* Keys, transposed: element d of key j is at [j / VF_PAIR][d][j % VF_PAIR]. Repeats the last row.
  */
-KVF_INLINE void panels_put_keys(key_panels *k, const void **rows, uint32_t count,
-                                const kvf_shape *s, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void panels_put_keys(key_panels *k, const void **rows, uint32_t count,
+                                       const kvf_shape *s, const kvf_dtype dtype)
 {
     for (uint32_t j = count; j % VF_PAIR; j++)
         rows[j] = rows[count - 1];
@@ -80,9 +80,9 @@ KVF_INLINE void panels_put_keys(key_panels *k, const void **rows, uint32_t count
  * c[r][0 .. VF_PAIR) (+)= sum over k < steps of a[r, k] panel[k][0 .. VF_PAIR), six rows. a[r, k]
  * is at a[r * a_row + k * a_step].
  */
-KVF_INLINE void multiply_strip(float *c, size_t c_row, const float *a, const size_t a_row,
-                               const size_t a_step, const float *panel, uint32_t steps,
-                               const int accumulate)
+KVF_ALWAYS_INLINE void multiply_strip(float *c, size_t c_row, const float *a, const size_t a_row,
+                                      const size_t a_step, const float *panel, uint32_t steps,
+                                      const int accumulate)
 {
     vf acc[STRIP][2];
     for (uint32_t r = 0; r < STRIP; r++) {
@@ -105,8 +105,8 @@ KVF_INLINE void multiply_strip(float *c, size_t c_row, const float *a, const siz
 }
 
 /* Logits of all strips from `strip` on against `keys` keys. */
-KVF_INLINE void tile_logits(tile_scores *s, const query_strips *q, const key_panels *k,
-                            uint32_t strip, uint32_t rows, uint32_t keys, uint32_t head_dim)
+KVF_ALWAYS_INLINE void tile_logits(tile_scores *s, const query_strips *q, const key_panels *k,
+                                   uint32_t strip, uint32_t rows, uint32_t keys, uint32_t head_dim)
 {
     for (uint32_t j = 0; j < keys; j += VF_PAIR)
         for (uint32_t i = strip; i * STRIP < rows; i++)
@@ -115,7 +115,7 @@ KVF_INLINE void tile_logits(tile_scores *s, const query_strips *q, const key_pan
 }
 
 /* -infinity from `visible` to the end of the last vector of `keys`; returns the largest entry. */
-KVF_INLINE float row_mask_top(float *row, uint32_t visible, uint32_t keys)
+KVF_ALWAYS_INLINE float row_mask_top(float *row, uint32_t visible, uint32_t keys)
 {
     for (uint32_t j = visible; j < kvf_round_up(keys, VF_LANES); j++)
         row[j] = -INFINITY;
@@ -130,7 +130,7 @@ KVF_INLINE float row_mask_top(float *row, uint32_t visible, uint32_t keys)
 }
 
 /* The row becomes 2^(row - base); returns its sum. */
-KVF_INLINE float row_soften(float *row, float base, uint32_t keys)
+KVF_ALWAYS_INLINE float row_soften(float *row, float base, uint32_t keys)
 {
     vf sum = vf_zero();
     for (uint32_t j = 0; j < keys; j += VF_LANES) {
@@ -145,7 +145,7 @@ KVF_INLINE float row_soften(float *row, float base, uint32_t keys)
     return total;
 }
 
-KVF_INLINE float exp2_one(float x)
+KVF_ALWAYS_INLINE float exp2_one(float x)
 {
     float lane[VF_LANES];
     vf_store(lane, vf_exp2(vf_set(x)));

@@ -19,13 +19,13 @@
 #define SET_VECTORS_MAX 16u
 
 /* Orders like the scores; -0 equals +0. For numbers above -infinity only. */
-KVF_INLINE uint32_t key_of(float x)
+KVF_ALWAYS_INLINE uint32_t key_of(float x)
 {
     uint32_t u = kvf_float_bits(x + 0.0f);
     return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-KVF_INLINE float float_of_key(uint32_t key)
+KVF_ALWAYS_INLINE float float_of_key(uint32_t key)
 {
     return kvf_bits_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
