@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The tokens of one row as spans, on the GPU; see cover_ref.c for the meaning.
+ *
+ * Knows nothing of scores. Grid: (parts of PAGES pages, KV heads). Where a part's spans begin is
+ * the number of pages before it that are there; each block counts those itself, 4 bytes per page
+ * from the cache, which is cheaper than a second launch. The block in whose part the sealed pages
+ * end adds the window and the totals. Bound: 28 bytes written per page. Exact.
+ */
+
+#include "cuda_kernels.h"
+#include "paging.cuh"
+
+#define THREADS 256u
+#define PAGES   1024u
+
+/* Spans and their first tokens, of one KV head. */
+typedef struct covering {
+    kvf_span *spans;
+    uint32_t *index;
+} covering;
+
+static __device__ __forceinline__ void put(const covering *c, uint32_t at, const void *page,
+                                           uint64_t skip, uint32_t count, uint32_t index)
+{
+    kvf_span_set(&c->spans[at], page, skip, count, 0);
+    c->index[at] = index;
+}
+
+/* Window pages, candidates and the limits of the kept queries; n spans are there already. */
+static __device__ void put_end(const kvf_cover_args *a, const covering *c, uint32_t head,
+                               uint32_t n)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = a->row;
+    const uint32_t page_size = p->shape.page_size, sealed = row->sealed;
+    const uint32_t window = kvf_row_pages(p, row) - sealed;
+    KVF_ASSERT(n + window <= a->spans_max);
+    for (uint32_t i = threadIdx.x; i < window; i += blockDim.x)
+        put(c, n + i, kvf_row_page(p, row, sealed + i, head), 0, kvf_row_tokens(p, row, sealed + i),
+            (sealed + i) * page_size);
+    if (a->first && a->limit && head == 0) {
+        const uint32_t kept = row->query_count;
+        for (uint32_t s = threadIdx.x; s < kept; s += blockDim.x)
+            a->limit[s] = row->length - 1 - (row->query_slot + kept - s) % kept;
+    }
+    if (threadIdx.x != 0)
+        return;
+    a->span_count[head] = n + window;
+    if (a->first) {
+        const uint32_t sink = kvf_min_u32(p->sink, sealed * page_size);
+        a->first[head] = sink;
+        a->count[head] = n * page_size - sink;
+        a->take[head] = a->take_tokens ? a->take_tokens : kvf_row_static(row);
+    }
+}
+
+static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
+{
+    const kvf_paging *p = &a.paging;
+    const kvf_row *row = a.row;
+    const uint32_t head = blockIdx.y, page_size = p->shape.page_size, sealed = row->sealed;
+    const uint32_t list = head * (p->lists / p->kv_heads), first = blockIdx.x * PAGES;
+    const int32_t *slots = row->slot_of_page + (size_t)list * p->pages_max;
+    const bool resident = a.resident != 0;
+    covering c;
+    c.spans = a.spans + (size_t)head * a.spans_max;
+    c.index = a.span_index + (size_t)head * a.spans_max;
+    if (first > sealed)
+        return;
+    uint32_t n = first;
+    if (resident) {
+        const uint32_t stored = row->store_count[head];
+        const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
+        uint64_t before = 0;
+        for (uint32_t i = threadIdx.x; first == 0 && i < stores; i += blockDim.x)
+            put(&c, i, kvf_store_page(p, row->store, head, i), 0,
+                kvf_min_u32(page_size, stored - i * page_size), 0);
+        for (uint32_t i = threadIdx.x; i < first; i += blockDim.x)
+            before += slots[i] >= 0;
+        n = stores + (uint32_t)kvf_block_sum(before, kvf_shared());
+    }
+    const uint32_t end = kvf_min_u32(first + PAGES, sealed);
+    for (uint32_t base = first; base < end; base += blockDim.x) {
+        const uint32_t i = base + threadIdx.x;
+        const bool is_there = i < end && (!resident || slots[i] >= 0);
+        uint32_t more;
+        const uint32_t at = n + kvf_block_scan(is_there, &more, kvf_shared());
+        if (is_there)
+            put(&c, at,
+                resident && row->slots ? kvf_row_slot(p, row, list, slots[i])
+                                       : kvf_row_page(p, row, i, head),
+                resident ? kvf_row_bits(p, row, head)[i] : 0, page_size, i * page_size);
+        n += more;
+    }
+    if (sealed - first < PAGES)
+        put_end(&a, &c, head, n);
+}
+
+int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_cover_args *a = (const kvf_cover_args *)args;
+    if (tasks == 0)
+        return cudaSuccess;
+    return (int)kvf_cuda_launch(cover_kernel, dim3(a->paging.pages_max / PAGES + 1, tasks),
+                                dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CUDA_PAGING_CUH
+#define KVF_KERNELS_CUDA_PAGING_CUH
+
+/*
+ * What the CUDA forms of the paging kernels share: sums and running sums over a block, searches in
+ * ascending lists, rows of pages moved by many threads.
+ *
+ * Knows nothing of single kernels. Every function that says "block" is called by all threads of the
+ * block, whose number is a multiple of 32; sums are of integers, so their order changes no bit.
+ */
+
+#include "cuda.cuh"
+#include "page_rows.h"
+#include "paging.h"
+
+#define KVF_WARP_THREADS 32u
+
+/* Words of shared memory that kvf_block_sum and kvf_block_scan need. */
+#define KVF_BLOCK_SCRATCH 64u
+
+/* Sum of `value` over the block, in every thread. */
+static __device__ __forceinline__ uint64_t kvf_block_sum(uint64_t value, void *scratch)
+{
+    unsigned long long *sums = (unsigned long long *)scratch;
+    unsigned long long sum = value;
+    for (uint32_t step = KVF_WARP_THREADS / 2; step; step /= 2)
+        sum += __shfl_xor_sync(KVF_FULL_WARP, sum, (int)step);
+    if (threadIdx.x % KVF_WARP_THREADS == 0)
+        sums[threadIdx.x / KVF_WARP_THREADS] = sum;
+    __syncthreads();
+    sum = 0;
+    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_THREADS; w++)
+        sum += sums[w];
+    __syncthreads();
+    return sum;
+}
+
+/* Sum of `value` over the threads before this one; *total is that over the block. */
+static __device__ __forceinline__ uint32_t kvf_block_scan(uint32_t value, uint32_t *total,
+                                                          void *scratch)
+{
+    uint32_t *sums = (uint32_t *)scratch;
+    const uint32_t lane = threadIdx.x % KVF_WARP_THREADS, warp = threadIdx.x / KVF_WARP_THREADS;
+    uint32_t sum = value, before = 0, all = 0;
+    for (uint32_t step = 1; step < KVF_WARP_THREADS; step *= 2) {
+        const uint32_t other = __shfl_up_sync(KVF_FULL_WARP, sum, step);
+        if (lane >= step)
+            sum += other;
+    }
+    if (lane == KVF_WARP_THREADS - 1)
+        sums[warp] = sum;
+    __syncthreads();
+    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_THREADS; w++) {
+        before += w < warp ? sums[w] : 0;
+        all += sums[w];
+    }
+    __syncthreads();
+    *total = all;
+    return before + sum - value;
+}
+
+/* Number of ids[0 .. count) below `value`; ids ascend. */
+static __device__ __forceinline__ uint32_t kvf_count_below(const int32_t *ids, uint32_t count,
+                                                           uint32_t value)
+{
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        const uint32_t middle = (low + high) / 2;
+        if ((uint32_t)ids[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Keep the lowest (key, token) that was not finite, whatever the order of threads. */
+static __device__ __forceinline__ void kvf_row_fault(const kvf_row *row, uint32_t token)
+{
+    atomicMin((unsigned long long *)row->fault, (unsigned long long)row->fault_key << 32 | token);
+}
+
+static __device__ __forceinline__ void kvf_counter_add(uint64_t *counter, uint64_t value)
+{
+    atomicAdd((unsigned long long *)counter, (unsigned long long)value);
+}
+
+static __device__ __forceinline__ void kvf_job_set(kvf_digest_job *job, const void *page,
+                                                   void *digest, uint64_t skip, uint32_t count)
+{
+    job->page = page;
+    job->digest = digest;
+    job->skip = skip;
+    job->count = count;
+    job->reserved = 0;
+}
+
+static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *page, uint64_t skip,
+                                                    uint32_t count, uint32_t fetched)
+{
+    span->page = page;
+    span->skip = skip;
+    span->count = count;
+    span->fetched = fetched;
+}
+
+/* ---- rows of pages ----------------------------------------------------------------------------
+ * A move takes the key row at `from` and the value row half a page behind it to `to`, and to `also`
+ * unless that is NULL. Rows are a multiple of 16 bytes and aligned to 16. */
+
+typedef struct kvf_row_move {
+    const char *from;
+    char *to;
+    char *also;
+} kvf_row_move;
+
+#define KVF_MOVES_IN_FLIGHT 4u
+
+/* Every thread of the block moves 16 bytes at a time, several loads before the first store, because
+ * `from` may lie behind a link. */
+static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves, uint32_t count,
+                                                      const kvf_shape *shape)
+{
+    const uint32_t vectors = (uint32_t)kvf_row_bytes(shape) / 16, all = count * 2 * vectors;
+    const size_t half = kvf_half_page_bytes(shape);
+    for (uint32_t first = threadIdx.x; first < all; first += KVF_MOVES_IN_FLIGHT * blockDim.x) {
+        uint4 data[KVF_MOVES_IN_FLIGHT];
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
+            const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
+            if (i < all)
+                data[k] = kvf_load_once(moves[i / (2 * vectors)].from +
+                                        (part < vectors ? 0 : half) + part % vectors * (size_t)16);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
+            const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
+            if (i >= all)
+                continue;
+            const size_t at = (part < vectors ? 0 : half) + part % vectors * (size_t)16;
+            const kvf_row_move *move = &moves[i / (2 * vectors)];
+            *(uint4 *)(move->to + at) = data[k];
+            if (move->also)
+                *(uint4 *)(move->also + at) = data[k];
+        }
+    }
+}
+
+#endif

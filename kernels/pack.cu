@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A new static store out of the old one and of pages, on the GPU; see pack_ref.c for the meaning.
+ *
+ * Knows nothing of scores. Grid: (PARTS, KV heads). What the reference merges entry by entry, a
+ * block merges THREADS at a time: the thread of step d of a merge finds by bisection how many of
+ * the d entries before it come from either run, and a running sum over the block gives the places
+ * of live entries. Every block of a head follows the whole merge and moves the rows of every
+ * PARTS-th round; the first one writes indices, bits, jobs and boxes as well, so no two write the
+ * same. Bound: the rows taken, read and written once, from behind the link where pages are not
+ * resident. Exact.
+ */
+
+#include "convert.h"
+#include "cuda_kernels.h"
+#include "paging.cuh"
+
+#define THREADS 256u
+#define PARTS   8u
+
+/* A page whose box is widened by the old entries first .. end-1 that are not in `bits`. */
+typedef struct widening {
+    uint64_t bits;
+    uint32_t page;
+    uint32_t first;
+    uint32_t end;
+} widening;
+
+typedef struct shared_state {
+    uint32_t scratch[KVF_BLOCK_SCRATCH];
+    uint32_t pages[THREADS + 1]; /* of this round's steps, after the last page of the one before */
+    union {
+        kvf_row_move moves[THREADS];
+        widening widenings[THREADS];
+    };
+} shared_state;
+
+/* One KV head of one launch. */
+typedef struct packing {
+    const kvf_pack_args *a;
+    uint32_t head;
+    uint32_t sink; /* entries that stay in front */
+    uint32_t old_count;
+    const uint32_t *old_index; /* [old_count] */
+    const int32_t *ids;        /* [count]; the first `split` are positions in the old store */
+    uint32_t split;
+    uint32_t count;
+    uint32_t *new_index; /* [new_count] */
+    uint32_t new_count;
+    uint32_t from_pages; /* entries */
+    uint32_t jobs;
+} packing;
+
+/* How many of the first d steps of a merge take from the first run, of n; the other has m.
+ * before(i, j): entry i of the first run comes before entry j of the other. */
+template <typename Before>
+static __device__ __forceinline__ uint32_t merge_split(uint32_t d, uint32_t n, uint32_t m,
+                                                       Before before)
+{
+    uint32_t low = d > m ? d - m : 0, high = kvf_min_u32(d, n);
+    while (low < high) {
+        const uint32_t middle = (low + high) / 2;
+        if (before(middle, d - 1 - middle))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static __device__ __forceinline__ const char *old_row(const packing *k, uint32_t entry)
+{
+    const kvf_paging *p = &k->a->paging;
+    return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
+           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+}
+
+static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry)
+{
+    const kvf_paging *p = &k->a->paging;
+    KVF_ASSERT(entry < kvf_store_tokens(p));
+    return kvf_store_page(p, k->a->store, k->head, entry / p->shape.page_size) +
+           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+}
+
+/* Token of id i of the old store; those behind its end are dead and come last. */
+static __device__ __forceinline__ uint32_t old_token(const packing *k, uint32_t i)
+{
+    const uint32_t entry = (uint32_t)k->ids[i];
+    return entry < k->old_count ? k->old_index[entry] : UINT32_MAX;
+}
+
+static __device__ __forceinline__ uint32_t page_token(const packing *k, uint32_t j)
+{
+    const uint32_t page_size = k->a->paging.shape.page_size;
+    const uint32_t position = (uint32_t)k->ids[k->split + j];
+    return k->a->span_index[(size_t)k->head * k->a->spans_max + position / page_size] +
+           position % page_size;
+}
+
+/* The entry of step d of the merge of old and new tokens: its token and key row, NULL if dead. */
+static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t *token,
+                                         bool *is_of_page)
+{
+    const kvf_pack_args *a = k->a;
+    const uint32_t page_size = a->paging.shape.page_size, others = k->count - k->split;
+    const uint32_t i = merge_split(d, k->split, others, [k](uint32_t x, uint32_t y) {
+        return old_token(k, x) < page_token(k, y);
+    });
+    const uint32_t j = d - i;
+    *is_of_page = i == k->split || (j < others && old_token(k, i) >= page_token(k, j));
+    if (!*is_of_page) {
+        *token = old_token(k, i);
+        return *token == UINT32_MAX ? NULL : old_row(k, (uint32_t)k->ids[i]);
+    }
+    const uint32_t position = (uint32_t)k->ids[k->split + j], t = position % page_size;
+    const kvf_span *span = &a->spans[(size_t)k->head * a->spans_max + position / page_size];
+    *token = page_token(k, j);
+    if (!(kvf_live_bits(span->count, span->skip) >> t & 1))
+        return NULL;
+    return (const char *)span->page + t * kvf_row_bytes(&a->paging.shape);
+}
+
+/* New entries: the old ones of the sink, or those of the merge. */
+static __device__ void add_entries(packing *k, shared_state *s, uint32_t steps, bool is_sink)
+{
+    for (uint32_t round = 0; round * THREADS < steps; round++) {
+        const uint32_t d = round * THREADS + threadIdx.x;
+        uint32_t token = 0, more;
+        bool is_of_page = false;
+        const char *from = NULL;
+        if (d < steps && is_sink) {
+            token = k->old_index[d];
+            from = old_row(k, d);
+        } else if (d < steps) {
+            from = merged_row(k, d, &token, &is_of_page);
+        }
+        const uint32_t place = kvf_block_scan(from != NULL, &more, s->scratch);
+        if (from) {
+            const uint32_t entry = k->new_count + place;
+            s->moves[place].from = from;
+            s->moves[place].to = new_row(k, entry);
+            s->moves[place].also = NULL;
+            if (blockIdx.x == 0)
+                k->new_index[entry] = token;
+            k->from_pages += is_of_page;
+        }
+        __syncthreads();
+        if (round % PARTS == blockIdx.x)
+            kvf_block_move(s->moves, more, &k->a->paging.shape);
+        k->new_count += more;
+        __syncthreads();
+    }
+}
+
+/* A warp takes a page; lanes are channels, entries go in order because of the signs of zeros. */
+static __device__ void widen(const packing *k, const widening *w)
+{
+    const kvf_paging *p = &k->a->paging;
+    const uint32_t dim = p->shape.head_dim, page_size = p->shape.page_size;
+    uint16_t *digest = (uint16_t *)(void *)kvf_row_digest(p, k->a->row, w->page, k->head);
+    for (uint32_t i = w->first; i < w->end; i++) {
+        const uint32_t t = k->old_index[i] % page_size;
+        uint16_t *lo = digest + t / (page_size / p->subs) * 2 * dim, *hi = lo + dim;
+        if (w->bits >> t & 1)
+            continue;
+        for (uint32_t c = threadIdx.x % KVF_WARP_THREADS; c < dim; c += KVF_WARP_THREADS) {
+            const float x = kvf_element_get(old_row(k, i), p->shape.dtype, c);
+            if (x < kvf_bf16_to_float(lo[c]))
+                lo[c] = kvf_bf16_down(x);
+            if (x > kvf_bf16_to_float(hi[c]))
+                hi[c] = kvf_bf16_up(x);
+        }
+    }
+}
+
+/* Bits of a page whose first old entry is i and whose first new one is j; *end is behind its old
+ * entries. Counted behind the sink. */
+static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, uint32_t j,
+                                   uint32_t *end)
+{
+    const kvf_paging *p = &k->a->paging;
+    const uint32_t page_size = p->shape.page_size;
+    uint64_t bits = kvf_sink_bits(p, page);
+    for (j += k->sink; j < k->new_count && k->new_index[j] / page_size == page; j++)
+        bits |= UINT64_C(1) << k->new_index[j] % page_size;
+    i += k->sink;
+    while (i < k->old_count && k->old_index[i] / page_size == page)
+        i++;
+    *end = i;
+    return bits;
+}
+
+/* Old and new entries merged by page. The thread of a page's first step looks after the page. */
+static __device__ void renew_bits(packing *k, shared_state *s)
+{
+    const kvf_pack_args *a = k->a;
+    const kvf_paging *p = &a->paging;
+    const uint32_t page_size = p->shape.page_size, list = k->head * (p->lists / p->kv_heads);
+    const uint32_t n = k->old_count - k->sink, m = k->new_count - k->sink;
+    const uint32_t *old_index = k->old_index + k->sink, *new_index = k->new_index + k->sink;
+    const int32_t *slots = a->row->slot_of_page + (size_t)list * p->pages_max;
+    uint64_t *all = kvf_row_bits(p, a->row, k->head);
+    kvf_digest_job *jobs = a->jobs + (size_t)k->head * a->jobs_max;
+    for (uint32_t first = 0; first < n + m; first += THREADS) {
+        const uint32_t d = first + threadIdx.x;
+        uint32_t i = 0, j = 0, page = UINT32_MAX, end = 0, more;
+        uint64_t bits = 0;
+        if (d < n + m) {
+            i = merge_split(d, n, m, [=](uint32_t x, uint32_t y) {
+                return old_index[x] / page_size <= new_index[y] / page_size;
+            });
+            j = d - i;
+            page = i < n ? old_index[i] / page_size : UINT32_MAX;
+            page = j < m ? kvf_min_u32(page, new_index[j] / page_size) : page;
+        }
+        if (threadIdx.x == 0)
+            s->pages[0] = first ? s->pages[THREADS] : UINT32_MAX;
+        __syncthreads();
+        s->pages[threadIdx.x + 1] = page;
+        __syncthreads();
+        bool is_changed = d < n + m && s->pages[threadIdx.x] != page;
+        if (is_changed) {
+            bits = bits_of(k, page, i, j, &end);
+            is_changed = all[page] != bits;
+        }
+        if (is_changed)
+            all[page] = bits;
+        const bool is_far = is_changed && a->resident && slots[page] < 0;
+        const uint32_t job = k->jobs + kvf_block_scan(is_changed && !is_far, &more, s->scratch);
+        if (is_changed && !is_far) {
+            KVF_ASSERT(job < a->jobs_max);
+            kvf_job_set(&jobs[job],
+                        a->resident && a->row->slots ? kvf_row_slot(p, a->row, list, slots[page])
+                                                     : kvf_row_page(p, a->row, page, k->head),
+                        kvf_row_digest(p, a->row, page, k->head), bits, page_size);
+        }
+        k->jobs += more;
+        const uint32_t place = kvf_block_scan(is_far, &more, s->scratch);
+        if (is_far) {
+            s->widenings[place].bits = bits;
+            s->widenings[place].page = page;
+            s->widenings[place].first = k->sink + i;
+            s->widenings[place].end = end;
+        }
+        __syncthreads();
+        for (uint32_t w = threadIdx.x / KVF_WARP_THREADS; w < more; w += THREADS / KVF_WARP_THREADS)
+            widen(k, &s->widenings[w]);
+        __syncthreads();
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    pack_kernel(const __grid_constant__ kvf_pack_args a)
+{
+    shared_state *s = (shared_state *)(void *)kvf_shared();
+    const kvf_paging *p = &a.paging;
+    const uint32_t head = blockIdx.y, page_size = p->shape.page_size;
+    packing k;
+    k.a = &a;
+    k.head = head;
+    k.sink = kvf_min_u32(p->sink, a.row->sealed * page_size);
+    k.old_count = a.row->store_count[head];
+    k.old_index = a.row->store_index + head * kvf_store_tokens(p);
+    k.ids = a.ids + (size_t)head * a.ids_max;
+    k.count = a.id_count[head];
+    k.split =
+        a.resident ? kvf_count_below(k.ids, k.count, kvf_round_up(k.old_count, page_size)) : 0;
+    k.new_index = a.store_index + head * kvf_store_tokens(p);
+    k.new_count = 0;
+    k.from_pages = 0;
+    k.jobs = 0;
+    KVF_ASSERT(k.sink <= k.old_count);
+    add_entries(&k, s, k.sink, true);
+    add_entries(&k, s, k.count, false);
+    if (blockIdx.x != 0)
+        return;
+    renew_bits(&k, s);
+    for (uint32_t i = k.jobs + threadIdx.x; i < a.jobs_max; i += blockDim.x)
+        kvf_job_set(&a.jobs[(size_t)head * a.jobs_max + i], NULL, NULL, 0, 0);
+    const uint64_t from_pages = kvf_block_sum(k.from_pages, s->scratch);
+    if (threadIdx.x != 0)
+        return;
+    a.store_count[head] = k.new_count;
+    if (!a.resident)
+        kvf_counter_add(&a.counters->bytes_refresh,
+                        from_pages * 2 * kvf_row_bytes(&p->shape) +
+                            ((uint64_t)k.jobs + a.row->sealed) * kvf_half_page_bytes(&p->shape));
+}
+
+int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    if (tasks == 0)
+        return cudaSuccess;
+    return (int)kvf_cuda_launch(pack_kernel, dim3(PARTS, tasks), dim3(THREADS),
+                                sizeof(shared_state), (cudaStream_t)stream,
+                                *(const kvf_pack_args *)args);
+}

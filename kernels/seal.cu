@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Pages that left the window, on the GPU; see seal_ref.c for the meaning.
+ *
+ * Knows nothing of the pool. Grid: (KV heads, rows); a block does the pages of its head, a thread
+ * per page or token, the whole block for the bytes of the sink. In a decode step that is one page
+ * and the launch is the cost. Exact.
+ */
+
+#include "cuda_kernels.h"
+#include "paging.cuh"
+
+#define THREADS 128u
+
+/* Tokens of the sink in sealed pages first .. end-1 to their places at the front of the store. */
+static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                 uint32_t first, uint32_t end)
+{
+    const uint32_t page_size = p->shape.page_size,
+                   vectors = (uint32_t)kvf_row_bytes(&p->shape) / 16;
+    const uint32_t from = first * page_size, to = kvf_min_u32(end * page_size, p->sink);
+    const size_t half = kvf_half_page_bytes(&p->shape);
+    uint32_t *index = row->store_index + head * kvf_store_tokens(p);
+    if (from >= to)
+        return;
+    for (uint32_t i = threadIdx.x; i < (to - from) * 2 * vectors; i += blockDim.x) {
+        const uint32_t token = from + i / (2 * vectors), part = i % (2 * vectors);
+        const size_t at = (part < vectors ? 0 : half) +
+                          (token % page_size * vectors + part % vectors) * (size_t)16;
+        const char *page = kvf_row_page(p, row, token / page_size, head);
+        char *store = kvf_store_page(p, row->store, head, token / page_size);
+        *(uint4 *)(store + at) = *(const uint4 *)(page + at);
+    }
+    for (uint32_t i = from + threadIdx.x; i < to; i += blockDim.x)
+        index[i] = i;
+    if (threadIdx.x == 0)
+        row->store_count[head] = to;
+}
+
+static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
+{
+    const kvf_paging *p = &a.paging;
+    const uint32_t head = blockIdx.x, page_size = p->shape.page_size;
+    const kvf_row *row = &a.row[blockIdx.y];
+    const uint32_t first = row->sealed_before, end = row->sealed;
+    if (a.chunk_fault && blockIdx.y == 0 && head == 0 && threadIdx.x == 0 &&
+        *a.chunk_fault != UINT32_MAX)
+        kvf_row_fault(row, a.chunk_first + *a.chunk_fault);
+    move_sink(p, row, head, first, end);
+    for (uint32_t page = first + threadIdx.x; page < end; page += blockDim.x) {
+        const uint64_t sink = kvf_sink_bits(p, page);
+        const size_t job = (size_t)(row->job_first + page - first) * p->kv_heads;
+        kvf_row_bits(p, row, head)[page] = sink;
+        kvf_job_set(&a.jobs[job + head], kvf_row_page(p, row, page, head),
+                    kvf_row_digest(p, row, page, head), sink, page_size);
+    }
+    if (!row->order)
+        return;
+    uint32_t *order = row->order + (size_t)head * p->pages_max * page_size;
+    for (uint32_t i = first * page_size + threadIdx.x; i < end * page_size; i += blockDim.x)
+        order[i] = i;
+}
+
+int kvf_seal_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_seal_args *a = (const kvf_seal_args *)args;
+    if (tasks == 0)
+        return cudaSuccess;
+    return (int)kvf_cuda_launch(seal_kernel, dim3(a->paging.kv_heads, tasks / a->paging.kv_heads),
+                                dim3(THREADS), 0, (cudaStream_t)stream, *a);
+}

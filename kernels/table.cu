@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Page tables of rows on the GPU; see table_ref.c for the meaning.
+ *
+ * Knows nothing of what the pages hold. Grid: (parts of a table, rows); a thread per entry. After a
+ * decode step that is a page or two per row, after a restructuring all of them: 16 bytes are moved
+ * per entry. Exact.
+ */
+
+#include "cuda.cuh"
+#include "cuda_kernels.h"
+
+#define THREADS 128u
+#define PARTS   16u
+
+static __global__ void table_kernel(const __grid_constant__ kvf_table_args a)
+{
+    const kvf_row *row = &a.row[blockIdx.y];
+    const uint32_t pages = kvf_row_pages(&a.paging, row), first = row->sealed_before;
+    const uint32_t sealed = row->sealed;
+    void **blocks = row->blocks;   /* [pages_max] */
+    void *const *pool = row->pool; /* [sealed - first] */
+    for (uint32_t p = first + blockIdx.x * blockDim.x + threadIdx.x; p < pages;
+         p += gridDim.x * blockDim.x)
+        blocks[p] = p < sealed ? pool[p - first] : (void *)kvf_row_ring_block(&a.paging, row, p);
+}
+
+int kvf_table_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_table_args *a = (const kvf_table_args *)args;
+    const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.pages_max, 8 * THREADS));
+    if (tasks == 0)
+        return cudaSuccess;
+    return (int)kvf_cuda_launch(table_kernel, dim3(parts, tasks), dim3(THREADS), 0,
+                                (cudaStream_t)stream, *a);
+}
