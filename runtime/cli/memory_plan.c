@@ -106,8 +106,14 @@ uint64_t cli_memory_available(const char **by)
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
-    return plan->weight_bytes + plan->runner_bytes + c->host_kv_bytes + c->host_staging_bytes +
-           c->host_table_bytes + c->device_kv_bytes + c->device_digest_bytes +
+    const uint64_t host = c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes;
+    return plan->on_gpu ? host : host + cli_memory_plan_device(plan);
+}
+
+uint64_t cli_memory_plan_device(const cli_memory_plan *plan)
+{
+    const kvf_cache_plan *c = &plan->cache;
+    return plan->weight_bytes + plan->runner_bytes + c->device_kv_bytes + c->device_digest_bytes +
            c->device_table_bytes;
 }
 
@@ -133,7 +139,8 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     const kvf_cache_plan *c = &plan->cache;
     char note[96];
     fputs("memory plan\n", file);
-    print_row(file, "weights", plan->weight_bytes, "mapped from the files");
+    print_row(file, "weights", plan->weight_bytes,
+              plan->on_gpu ? "on the device" : "mapped from the files");
     print_row(file, "runner", plan->runner_bytes, "hidden states and scratch");
     snprintf(note, sizeof note, "room for %u tokens", plan->tokens);
     print_row(file, "KV on the host", c->host_kv_bytes, note);
@@ -143,7 +150,9 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     print_row(file, "KV on the device", c->device_kv_bytes, note);
     print_row(file, "digests", c->device_digest_bytes, "");
     print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");
-    print_row(file, "total", cli_memory_plan_total(plan), "");
+    if (plan->on_gpu)
+        print_row(file, "total on the device", cli_memory_plan_device(plan), "");
+    print_row(file, plan->on_gpu ? "total on the host" : "total", cli_memory_plan_total(plan), "");
     if (plan->available_bytes != UINT64_MAX)
         print_row(file, "available", plan->available_bytes, plan->available_by);
 }

@@ -19,12 +19,16 @@ typedef struct cli_memory_plan {
     kvf_cache_plan cache;
     uint64_t available_bytes; /* UINT64_MAX = not known */
     const char *available_by; /* who sets that limit */
+    bool on_gpu;              /* weights, runner and device parts are not in host memory */
 } cli_memory_plan;
 
 /** Bytes that this process may still take. @p by receives who says so. */
 uint64_t cli_memory_available(const char **by);
 
+/** Bytes of host memory. */
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan);
+/** Bytes of the device's memory, which on the host device are part of the total. */
+uint64_t cli_memory_plan_device(const cli_memory_plan *plan);
 void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
 
 /** @return whether it fits; a message with the fix is on stderr if not */

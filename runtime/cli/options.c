@@ -41,7 +41,11 @@ enum option_id {
     OPT_DIGEST,
     OPT_SUB_DIGESTS,
     OPT_GROUP_REDUCE,
+    OPT_SPECULATE,
+    OPT_SPECULATE_PAGES,
     OPT_DEVICE,
+    OPT_DEVICE_ORDINAL,
+    OPT_CALIBRATION,
     OPT_THREADS,
     OPT_ALLOW_UNPINNED,
     OPT_TEMPERATURE,
@@ -84,12 +88,17 @@ static const option_row rows[] = {
     {"select", OPT_SELECT, "NAME",
      "hybrid, full, static, dynamic, streaming, quest, arkvale or oracle"},
     {"restructure", OPT_RESTRUCTURE, "NAME", "logical or physical"},
-    {"transfer", OPT_TRANSFER, "NAME", "auto, direct, gather or each"},
+    {"transfer", OPT_TRANSFER, "NAME", "auto, direct, gather, mapped, batch or each"},
     {"slots", OPT_SLOTS, "N", "pages per KV head on the device; twice the selected ones"},
     {"digest", OPT_DIGEST, "NAME", "minmax, cuboid-mean or mean"},
     {"sub-digests", OPT_SUB_DIGESTS, "N", "boxes per page: 1, 2 or 4; 1"},
     {"group-reduce", OPT_GROUP_REDUCE, "NAME", "mean-softmax, max or sum"},
-    {"device", OPT_DEVICE, "NAME", "auto or host"},
+    {"speculate", OPT_SPECULATE, "on|off", "bring pages that the next step may want; off"},
+    {"speculate-pages", OPT_SPECULATE_PAGES, "N", "how many per KV head; a quarter of the chosen"},
+    {"device", OPT_DEVICE, "NAME", "auto, host or cuda"},
+    {"device-ordinal", OPT_DEVICE_ORDINAL, "N", "which GPU; 0"},
+    {"calibration", OPT_CALIBRATION, "FILE",
+     "keeps what was measured of the link; ~/.cache/kvferry/links, - = no file"},
     {"threads", OPT_THREADS, "N", "compute threads; one per usable core"},
     {"allow-unpinned", OPT_ALLOW_UNPINNED, NULL, "run on pageable memory where pinning fails"},
     {"temperature", OPT_TEMPERATURE, "X", "0 = always the likeliest token; 0"},
@@ -129,6 +138,8 @@ static const named restructure_names[] = {
 static const named transfer_names[] = {{"auto", KVF_TRANSFER_AUTO},
                                        {"direct", KVF_TRANSFER_DIRECT},
                                        {"gather", KVF_TRANSFER_GATHER},
+                                       {"mapped", KVF_TRANSFER_MAPPED},
+                                       {"batch", KVF_TRANSFER_BATCH},
                                        {"each", KVF_TRANSFER_EACH},
                                        {NULL, 0}};
 static const named digest_names[] = {{"minmax", KVF_DIGEST_MINMAX},
@@ -140,7 +151,8 @@ static const named reduce_names[] = {{"mean-softmax", KVF_GROUP_MEAN_SOFTMAX},
                                      {"sum", KVF_GROUP_SUM},
                                      {NULL, 0}};
 static const named device_names[] = {
-    {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {NULL, 0}};
+    {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {"cuda", KVF_DEVICE_CUDA}, {NULL, 0}};
+static const named switch_names[] = {{"off", 0}, {"on", 1}, {NULL, 0}};
 static const named dtype_names[] = {
     {"bf16", KVF_BF16}, {"fp16", KVF_FP16}, {"fp32", KVF_FP32}, {NULL, 0}};
 
@@ -180,6 +192,11 @@ const char *cli_restructure_name(kvf_restructure value)
 const char *cli_transfer_name(kvf_transfer value)
 {
     return name_of(transfer_names, (int)value);
+}
+
+const char *cli_device_name(kvf_device_kind value)
+{
+    return name_of(device_names, (int)value);
 }
 
 const char *cli_dtype_name(kvf_dtype value)
@@ -337,6 +354,12 @@ static int take_cache(const option_row *row, const char *text, kvf_cache_config 
         fine = parse_name(row, text, transfer_names, &value);
         c->transfer = (kvf_transfer)value;
         return fine;
+    case OPT_SPECULATE:
+        fine = parse_name(row, text, switch_names, &value);
+        c->speculate = (uint32_t)value;
+        return fine;
+    case OPT_SPECULATE_PAGES:
+        return parse_u32(row, text, 1, 1u << 24, &c->speculate_pages);
     case OPT_DIGEST:
         fine = parse_name(row, text, digest_names, &value);
         c->digest = (kvf_digest_kind)value;
@@ -407,6 +430,10 @@ static bool take(const option_row *row, const char *text, cli_run_options *o)
             return false;
         o->runtime.device = (kvf_device_kind)value;
         return true;
+    case OPT_DEVICE_ORDINAL:
+        return parse_u32(row, text, 0, 1024, &o->runtime.device_ordinal);
+    case OPT_CALIBRATION:
+        return take_text(&o->runtime.calibration_path, text);
     case OPT_TEMPERATURE:
         return parse_real(row, text, 0.0, 100.0, &o->sampling.temperature);
     case OPT_TOP_P:

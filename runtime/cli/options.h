@@ -46,6 +46,7 @@ const char *cli_refresh_name(kvf_refresh value);
 const char *cli_restructure_name(kvf_restructure value);
 const char *cli_transfer_name(kvf_transfer value);
 const char *cli_dtype_name(kvf_dtype value);
+const char *cli_device_name(kvf_device_kind value);
 
 /** The candidate nearest to a misspelt word, or NULL if none is near. names ends with NULL. */
 const char *cli_suggest(const char *word, const char *const *names);

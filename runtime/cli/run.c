@@ -9,6 +9,8 @@
  */
 
 #include "run.h"
+
+#include "calibration_file.h"
 #include "interrupt.h"
 #include "progress.h"
 
@@ -17,7 +19,11 @@
 
 /* Tokens of a prefill chunk: enough rows for matrix products to be bound by arithmetic, few enough
  * that hidden states stay small next to the weights and Ctrl-C is heard soon. */
-#define CHUNK_TOKENS 256u
+#define CHUNK_TOKENS     256u
+/* Of hidden states and products on a GPU: fills it, and takes 0.6 GiB at Llama-3.1-8B's width. */
+#define GPU_CHUNK_TOKENS 4096u
+/* Prompt tokens that go layer by layer at once: 1 GiB of hidden states at that width. */
+#define PROMPT_TOKENS    65536u
 
 #define MEMORY_PAGE_BYTES 4096u
 
@@ -91,12 +97,18 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
 
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
-    uint32_t tokens = (uint32_t)run->prompt.count;
+    const uint32_t tokens = (uint32_t)run->prompt.count;
+    const bool on_gpu = run->runtime && kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA;
+    const uint32_t chunk = on_gpu ? GPU_CHUNK_TOKENS : CHUNK_TOKENS;
     return (kvf_transformer_options){
         .runtime = run->runtime,
         .model = &run->model,
         .weights = run->weights,
-        .chunk_max = tokens < CHUNK_TOKENS ? tokens : CHUNK_TOKENS,
+        .chunk_max = tokens < chunk ? tokens : chunk,
+        /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device.
+         */
+        .prompt_max = on_gpu ? (tokens < PROMPT_TOKENS ? tokens : PROMPT_TOKENS) : 0,
+        .device_ordinal = run->options.runtime.device_ordinal,
         .batch_max = 1,
         .isa_mask = KVF_ISA_ALL,
         .bf16 = KVF_LINEAR_BF16_AUTO,
@@ -119,6 +131,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         .weight_bytes = kvf_weights_bytes(run->weights),
         .runner_bytes = kvf_transformer_bytes(&options, kvf_runtime_threads(run->runtime)),
         .tokens = c->tokens_max,
+        .on_gpu = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA,
     };
     run->plan.available_bytes = cli_memory_available(&run->plan.available_by);
     return kvf_cache_plan_make(run->runtime, c, &run->plan.cache, error);
@@ -178,7 +191,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
     kvf_status status = reserve_records(run, error);
     if (status == KVF_OK)
         status = kvf_transformer_open(&options, &run->transformer, error);
-    if (status == KVF_OK)
+    if (status == KVF_OK && kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
         load_weights(run);
     if (status == KVF_OK)
         status = open_cache(run, error);
@@ -192,7 +205,6 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .transformer = run->transformer,
         .cache = run->cache,
         .stream = run->stream,
-        .chunk_max = options.chunk_max,
     };
     return KVF_OK;
 }
@@ -210,6 +222,8 @@ static void close_run(cli_run *run)
     cli_output_discard(&run->ids_output);
     if (run->stream)
         (void)!kvf_stream_wait(run->stream);
+    if (run->transformer)
+        kvf_transformer_forget(run->transformer);
     kvf_sequence_destroy(run->sequence);
     kvf_cache_close(run->cache);
     kvf_transformer_close(run->transformer);
@@ -268,6 +282,7 @@ int cli_run_main(int argc, char **argv)
 {
     cli_run run = {0};
     kvf_error error = {0};
+    char calibration[CLI_CALIBRATION_BYTES];
     if (!cli_run_options_parse(argc, argv, &run.options))
         return 2;
     if (run.options.help) {
@@ -275,6 +290,7 @@ int cli_run_main(int argc, char **argv)
         return 0;
     }
     run.options.runtime.log = log_line;
+    cli_calibration_choose(&run.options.runtime, calibration);
     cli_interrupt_watch();
     double start = kvf_clock_ms();
     int result = prepare(&run, &error);

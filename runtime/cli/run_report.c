@@ -188,6 +188,7 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_text(j, "refresh_mode", cli_refresh_name(c->refresh));
     cli_json_text(j, "restructure", cli_restructure_name(c->restructure));
     cli_json_text(j, "transfer", cli_transfer_name(c->transfer));
+    cli_json_integer(j, "speculate", c->speculate);
     cli_json_integer(j, "slots", c->slots);
     cli_json_text(j, "digest", cli_digest_name(c->digest));
     cli_json_integer(j, "sub_digests", c->sub_digests);
@@ -196,6 +197,7 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_integer(j, "context_tokens", c->tokens_max);
     cli_json_integer(j, "prefill_chunk", c->prefill_chunk_max);
     cli_json_text(j, "dtype", cli_dtype_name(c->dtype));
+    cli_json_text(j, "device", cli_device_name(kvf_runtime_device(run->runtime)));
     cli_json_integer(j, "threads", kvf_runtime_threads(run->runtime));
     cli_json_real(j, "temperature", s->temperature);
     cli_json_real(j, "top_p", s->top_p);

@@ -155,6 +155,7 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
             return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
         status =
             answer(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
+        kvf_transformer_forget(run->transformer);
         kvf_sequence_destroy(fork);
         if (status != KVF_OK)
             return status;

@@ -34,11 +34,12 @@ static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_er
 kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
                                 kvf_stop *stop, kvf_error *error)
 {
+    const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
     *stop = KVF_STOP_LENGTH;
     for (uint32_t done = 0; done < request->count;) {
         uint32_t chunk = request->count - done;
-        if (chunk > session->chunk_max)
-            chunk = session->chunk_max;
+        if (chunk > prompt_max)
+            chunk = prompt_max;
         kvf_status status =
             kvf_transformer_prefill(session->transformer, session->cache, request->sequence,
                                     request->ids + done, chunk, session->stream);

@@ -19,7 +19,6 @@ typedef struct kvf_session {
     kvf_transformer *transformer;
     kvf_cache *cache;
     kvf_stream *stream;
-    uint32_t chunk_max; /**< of the transformer */
 } kvf_session;
 
 /** Called after each chunk of a prefill. @return whether to go on */

@@ -3,8 +3,9 @@
 #define KVF_MODEL_TRANSFORMER_H
 
 /*
- * The forward pass of the four families, as a client of the library: its own operations go through
- * kvf_stream_launch, attention through kvf_prefill and kvf_decode.
+ * The forward pass of the four families, as a client of the library: attention goes through
+ * kvf_prefill and kvf_decode, its own operations through kvf_stream_launch on the host device, and
+ * through kernels of its own and cuBLAS on a GPU.
  *
  * It knows weights and layers, not prompts, sampling or settings of the cache. Invariant: a call
  * only enqueues; everything it needs was reserved at open, and decoding allocates nothing.
@@ -22,13 +23,16 @@ typedef struct kvf_transformer_options {
     kvf_runtime *runtime;
     const kvf_model_config *model; /**< borrowed while open */
     const kvf_weights *weights;    /**< borrowed while open */
-    uint32_t chunk_max;            /**< tokens of one prefill call, at least 1 */
+    uint32_t chunk_max;            /**< tokens of one operation, at least 1 */
+    uint32_t prompt_max;           /**< tokens of one prefill call; 0 = chunk_max */
     uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
+    uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
     uint32_t isa_mask;             /**< of kvf_isa */
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 
-/** Bytes reserved at open, weights not included. weights and runtime are not looked at. */
+/** Bytes reserved at open, weights not included. Of the runtime only its device is looked at;
+ * weights are not. */
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads);
 
 /** Set the geometry of a cache for this model: layers, heads, head_dim, dtype, chunk. */
@@ -45,11 +49,20 @@ KVF_CHECKED kvf_status kvf_transformer_open(const kvf_transformer_options *optio
 /** Wait for its stream first. */
 void kvf_transformer_close(kvf_transformer *transformer);
 
+/** Forget what was recorded for a cache: call it before that cache or a sequence of it is closed
+ * and after its stream was waited for. Does nothing on the host device. */
+void kvf_transformer_forget(kvf_transformer *transformer);
+
+/** Tokens of one prefill call. */
+uint32_t kvf_transformer_prompt_max(const kvf_transformer *transformer);
+
 /**
  * Append @p count tokens to a sequence in all layers. No logits: what is to be continued is fed to
  * kvf_transformer_decode, so that the cache's selection already applies to it.
  *
- * @param ids   [count] < vocab_size, copied; 1 … chunk_max
+ * More than chunk_max tokens go layer by layer, each layer in chunks.
+ *
+ * @param ids   [count] < vocab_size, copied; 1 … kvf_transformer_prompt_max
  * @return as kvf_prefill; KVF_INVALID for an id out of range
  *
  * Stream: enqueues. The caller waits for the stream before the next call on this transformer.

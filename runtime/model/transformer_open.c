@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opens a transformer: finds tensors by their Hugging Face names and lays out the buffers.
+ * Opens a transformer: finds tensors by their Hugging Face names and hands them to the device's
+ * operations.
  *
  * It knows names and shapes, not the order of operations. Invariant: after open every pointer that
  * a layer of this model needs is set and has the shape the configuration says.
  */
 
 #include "layer_ops.h"
-#include "transformer_parts.h"
+#include "transformer_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,81 +19,28 @@
 
 static uint32_t query_width(const kvf_model_config *m)
 {
-    return m->query_heads * m->head_dim;
+    return transformer_query_width(m);
 }
 
 static uint32_t kv_width(const kvf_model_config *m)
 {
-    return m->kv_heads * m->head_dim;
+    return transformer_kv_width(m);
 }
 
-static uint32_t rows_needed(const kvf_transformer_options *options)
+static const transformer_ops *ops_of(const kvf_runtime *runtime)
 {
-    return options->chunk_max > options->batch_max ? options->chunk_max : options->batch_max;
-}
-
-/* --------------------------------------------------------------------------- buffers */
-
-/* Hands out a reservation in slices; with base NULL it only adds up. */
-typedef struct slicer {
-    unsigned char *base;
-    size_t offset;
-} slicer;
-
-static void *slice(slicer *s, size_t count, size_t element)
-{
-    void *start = s->base ? s->base + s->offset : NULL;
-    s->offset += (count * element + 63) / 64 * 64;
-    return start;
-}
-
-/* Lay the buffers out from @p base on, which may be NULL. @return bytes */
-static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
-{
-    const kvf_model_config *m = options->model;
-    size_t rows = rows_needed(options);
-    size_t element = kvf_weights_dtype_bytes(m->dtype);
-    size_t q = query_width(m), kv = kv_width(m), wide = sizeof(float);
-    slicer s = {.base = base};
-    b->ids = slice(&s, rows, sizeof(uint32_t));
-    b->positions = slice(&s, rows, sizeof(uint32_t));
-    b->cosine = slice(&s, rows * (m->head_dim / 2), wide);
-    b->sine = slice(&s, rows * (m->head_dim / 2), wide);
-    b->hidden = slice(&s, rows * m->hidden_size, wide);
-    b->normed = slice(&s, rows * m->hidden_size, wide);
-    b->qkv = slice(&s, rows * (q + 2 * kv), wide);
-    b->q = slice(&s, rows * q, element);
-    b->k = slice(&s, rows * kv, element);
-    b->v = slice(&s, rows * kv, element);
-    b->attended = slice(&s, rows * q, element);
-    b->attended_wide = slice(&s, rows * q, wide);
-    b->gate_up = slice(&s, rows * 2 * m->intermediate_size, wide);
-    b->activated = slice(&s, rows * m->intermediate_size, wide);
-    b->logits = slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
-    return s.offset;
-}
-
-static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
-{
-    const kvf_model_config *m = options->model;
-    uint32_t widest = m->hidden_size;
-    if (widest < m->intermediate_size)
-        widest = m->intermediate_size;
-    if (widest < query_width(m))
-        widest = query_width(m);
-    return (kvf_linear_limits){
-        .rows_max = rows_needed(options),
-        .inputs_max = widest,
-        .isa_mask = options->isa_mask,
-        .bf16 = options->bf16,
-    };
+#if KVF_HAVE_CUDA
+    if (runtime && kvf_runtime_device(runtime) == KVF_DEVICE_CUDA)
+        return &transformer_cuda_ops;
+#else
+    (void)runtime;
+#endif
+    return &transformer_host_ops;
 }
 
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads)
 {
-    transformer_buffers unused;
-    kvf_linear_limits limits = linear_limits(options);
-    return lay_out(options, NULL, &unused) + kvf_linear_engine_bytes(&limits, threads);
+    return ops_of(options->runtime)->bytes(options, threads);
 }
 
 void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_config *cache)
@@ -190,7 +138,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 {
     const kvf_model_config *m = &t->model;
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
-    t->embedding = bind_tensor(&b, "model.embed_tokens.weight", 2, m->vocab_size, m->hidden_size);
+    t->embedding = bind_linear(&b, "model.embed_tokens.weight", m->vocab_size, m->hidden_size);
     t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
     for (uint32_t layer = 0; layer < m->layers; layer++)
         bind_layer(&b, layer);
@@ -198,13 +146,11 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
         return b.status;
     if (!m->tied_embeddings) {
         /* One row of the embedding is read in a step, which does not count. */
-        t->weight_bytes -= t->embedding->bytes;
+        t->weight_bytes -=
+            (uint64_t)m->vocab_size * m->hidden_size * kvf_weights_dtype_bytes(t->embedding.dtype);
         t->head = bind_linear(&b, "lm_head.weight", m->vocab_size, m->hidden_size);
     } else {
-        t->head = (kvf_linear){.weight = t->embedding->data,
-                               .dtype = t->embedding->dtype,
-                               .outputs = m->vocab_size,
-                               .inputs = m->hidden_size};
+        t->head = t->embedding;
     }
     return b.status;
 }
@@ -223,21 +169,15 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
     const kvf_transformer_options *options = &t->options;
     t->layers = calloc(t->model.layers, sizeof *t->layers);
     t->vectors = calloc(vector_count(&t->model), sizeof *t->vectors);
-    if (!t->layers || !t->vectors)
+    t->positions = calloc(transformer_hidden_rows(options), sizeof *t->positions);
+    t->recording.sequences = calloc(options->batch_max, sizeof(kvf_sequence *));
+    if (!t->layers || !t->vectors || !t->positions || !t->recording.sequences)
         return model_out_of_memory(error, vector_count(&t->model) * sizeof *t->vectors,
                                    "norms and biases");
     kvf_status status = bind_weights(t, error);
     if (status != KVF_OK)
         return status;
-    kvf_linear_limits limits = linear_limits(options);
-    status = kvf_linear_engine_open(options->runtime, &limits, &t->engine, error);
-    if (status != KVF_OK)
-        return status;
-    size_t bytes = lay_out(options, NULL, &t->buffers);
-    if (kvf_memory_alloc(options->runtime, bytes, &t->reservation) != KVF_OK)
-        return model_out_of_memory(error, bytes, "the hidden states of a chunk");
-    lay_out(options, t->reservation, &t->buffers);
-    return KVF_OK;
+    return t->ops->open(t, error);
 }
 
 kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_transformer **out,
@@ -253,7 +193,7 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     t->options = *options;
     t->model = *options->model;
     t->options.model = &t->model;
-    t->rows_max = rows_needed(options);
+    t->ops = ops_of(options->runtime);
     kvf_rope_table_make(&t->model, &t->rope);
     kvf_status status = transformer_fill(t, error);
     if (status != KVF_OK) {
@@ -268,8 +208,11 @@ void kvf_transformer_close(kvf_transformer *t)
 {
     if (!t)
         return;
-    kvf_memory_free(t->options.runtime, t->reservation);
-    kvf_linear_engine_close(t->engine);
+    kvf_transformer_forget(t);
+    if (t->ops)
+        t->ops->close(t);
+    free(t->recording.sequences);
+    free(t->positions);
     free(t->vectors);
     free(t->layers);
     free(t);

@@ -5,8 +5,8 @@
 /*
  * What transformer_open.c builds and transformer.c runs: weights bound by role, buffers by shape.
  *
- * Nobody else includes it. Invariant: rows_max >= any number of rows enqueued, and every buffer is
- * one slice of the single reservation.
+ * Only the files of the transformer include it. Invariant: every buffer is one slice of the single
+ * reservation of the device.
  */
 
 #include "transformer.h"
@@ -20,38 +20,53 @@ typedef struct transformer_layer {
     kvf_linear gate, up, down;
 } transformer_layer;
 
-/* R = rows_max, q = query_heads x head_dim, kv = kv_heads x head_dim. */
+/* R = rows of one operation, H = rows of hidden states >= R, q = query_heads x head_dim, kv =
+ * kv_heads x head_dim. `own` is fp32 on the host device and the model's dtype on a GPU. */
 typedef struct transformer_buffers {
-    uint32_t *ids;        /* [R] */
-    uint32_t *positions;  /* [R] */
-    float *cosine;        /* [R, head_dim / 2] */
-    float *sine;          /* [R, head_dim / 2] */
-    float *hidden;        /* [R, hidden] */
-    float *normed;        /* [R, hidden] */
-    float *qkv;           /* [R, q + 2 kv] */
-    void *q;              /* [R, q] of the model's dtype, as the next three */
-    void *k;              /* [R, kv] */
-    void *v;              /* [R, kv] */
-    void *attended;       /* [R, q] */
-    float *attended_wide; /* [R, q] */
-    float *gate_up;       /* [R, 2 intermediate] */
-    float *activated;     /* [R, intermediate] */
-    float *logits;        /* [batch_max, vocab] */
+    uint32_t *ids;       /* [H] */
+    uint32_t *positions; /* [H] */
+    float *cosine;       /* [H, head_dim / 2] */
+    float *sine;         /* [H, head_dim / 2] */
+    float *hidden;       /* [H, hidden] */
+    void *normed;        /* [R, hidden] own */
+    float *qkv;          /* [R, q + 2 kv] */
+    void *q;             /* [R, q] of the model's dtype, as the next three */
+    void *k;             /* [R, kv] */
+    void *v;             /* [R, kv] */
+    void *attended;      /* [R, q] */
+    float *gate_up;      /* [R, 2 intermediate] */
+    void *activated;     /* [R, intermediate] own */
+    float *logits;       /* [batch_max, vocab] */
 } transformer_buffers;
+
+typedef struct transformer_ops transformer_ops;
+
+/* The decode step that is recorded: what it was recorded for. */
+typedef struct transformer_recording {
+    kvf_recording *recording; /* NULL = none */
+    kvf_cache *cache;
+    kvf_sequence **sequences; /* [batch_max] */
+    kvf_stream *stream;
+    uint32_t batch;
+    uint32_t seen; /* eager steps in a row with these */
+    bool wants_logits;
+    bool is_refused; /* the library said no; not asked again */
+} transformer_recording;
 
 struct kvf_transformer {
     kvf_transformer_options options;
     kvf_model_config model;
     kvf_rope_table rope;
-    uint32_t rows_max;
-    kvf_linear_engine *engine;
+    const transformer_ops *ops;
+    void *device;              /* of the ops */
     transformer_layer *layers; /* [model.layers] */
     float *vectors;            /* norms and biases, widened */
-    const kvf_tensor *embedding;
+    kvf_linear embedding;      /* weight and dtype only */
+    uint32_t *positions;       /* host [rows of hidden states] */
     const float *final_norm;
     kvf_linear head;
     transformer_buffers buffers;
-    void *reservation;
+    transformer_recording recording;
     uint64_t weight_bytes;
 };
 

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_MATMUL_CUBLAS_H
+#define KVF_MODEL_MATMUL_CUBLAS_H
+
+/*
+ * The little of cuBLAS that the runner uses. The library is looked up when it is needed, so that
+ * the command starts on machines without it.
+ *
+ * It knows dense matrices in device memory, not models. Invariant: a product only enqueues on the
+ * stream of the handle, with the workspace given at open, so that it can be recorded.
+ */
+
+#include "model_memory.h"
+
+typedef struct kvf_cublas kvf_cublas;
+
+/** Of device memory: what cuBLAS asks for on Hopper. */
+#define KVF_CUBLAS_WORKSPACE_BYTES ((size_t)32 << 20)
+
+/**
+ * @param workspace  device memory of KVF_CUBLAS_WORKSPACE_BYTES; lives as long as the handle
+ * @return KVF_OK; KVF_UNSUPPORTED if there is no cuBLAS, with the way to get it
+ */
+KVF_CHECKED kvf_status kvf_cublas_open(void *workspace, kvf_cublas **out, kvf_error *error);
+void kvf_cublas_close(kvf_cublas *cublas);
+
+/** y = x W^T, or y += x W^T; sums in fp32. */
+typedef struct kvf_cublas_product {
+    kvf_dtype dtype;    /**< of x and weight */
+    uint32_t rows;      /**< of x and y */
+    uint32_t outputs;   /**< rows of weight */
+    uint32_t inputs;    /**< columns of weight and x */
+    const void *weight; /**< [outputs, inputs] */
+    const void *x;      /**< [rows, inputs] */
+    float *y;           /**< [rows, outputs] */
+    bool accumulate;
+} kvf_cublas_product;
+
+/** @param stream  a cudaStream_t. @return KVF_OK or KVF_DEVICE_FAILED */
+KVF_CHECKED kvf_status kvf_cublas_multiply(kvf_cublas *cublas, const kvf_cublas_product *product,
+                                           void *stream);
+
+#endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The row operations of row_ops.h as CUDA kernels; layer_ops.c is their specification.
+ *
+ * All are bound by memory: start reads one row of the embedding and writes one of fp32; norm reads
+ * 4 and writes 2 bytes per channel (the row is read twice, the second time from L1); rotate reads
+ * 4 and writes 2; activate reads 8 and writes 2; argmax reads 4. Within the tolerance of
+ * tests/model/check_row_ops.c they agree with the host: sums are fp32, by thread and then by a tree
+ * over the block, the same for the same width.
+ */
+
+#include "row_ops.h"
+
+#include "cuda.cuh"
+
+#define THREADS 256u
+#define WARPS   (THREADS / 32u)
+
+/* Sum of the block's values, in every thread. `partial` is [WARPS]. */
+static __device__ float block_sum(float x, float *partial)
+{
+    for (uint32_t step = 16; step > 0; step >>= 1)
+        x += __shfl_xor_sync(KVF_FULL_WARP, x, (int)step);
+    if (threadIdx.x % 32 == 0)
+        partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (uint32_t w = 0; w < WARPS; w++)
+        sum += partial[w];
+    __syncthreads();
+    return sum;
+}
+
+/* One block per row. */
+template <typename T>
+static __global__ void start_kernel(const __grid_constant__ kvf_row_start_args a)
+{
+    const size_t row = blockIdx.x;
+    const T *from = (const T *)a.embedding + (size_t)a.ids[row] * a.width;
+    float *to = a.hidden + row * a.width;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        to[i] = kvf_to_float<T>(from[i]);
+    for (uint32_t i = threadIdx.x; i < a.half; i += THREADS) {
+        /* The product is rounded before cosine and sine, as on the host. */
+        const float angle = (float)a.position[row] * a.inv_freq[i];
+        a.cosine[row * a.half + i] = a.scaling * cosf(angle);
+        a.sine[row * a.half + i] = a.scaling * sinf(angle);
+    }
+}
+
+/* One block per row. Shared: [WARPS] fp32. */
+template <typename T>
+static __global__ void norm_kernel(const __grid_constant__ kvf_row_norm_args a)
+{
+    float *partial = (float *)(void *)kvf_shared();
+    const float *x = a.x + (size_t)blockIdx.x * a.width;
+    T *y = (T *)a.y + (size_t)blockIdx.x * a.width;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        sum += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(block_sum(sum, partial) / (float)a.width + a.eps);
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        y[i] = kvf_from_float<T>(x[i] * scale * a.weight[i]);
+}
+
+/* Where a head of a row comes from and goes to. */
+template <typename T> struct head_place {
+    const float *from;
+    const float *bias;
+    const float *norm;
+    T *to;
+    uint32_t is_value;
+};
+
+template <typename T>
+static __device__ head_place<T> find_head(const kvf_row_rotate_args &a, size_t row, uint32_t head)
+{
+    const uint32_t all = a.query_heads + 2 * a.kv_heads;
+    head_place<T> p = {};
+    p.from = a.qkv + (row * all + head) * a.head_dim;
+    p.bias = a.bias ? a.bias + (size_t)head * a.head_dim : nullptr;
+    if (head < a.query_heads) {
+        p.norm = a.query_norm;
+        p.to = (T *)a.q + (row * a.query_heads + head) * a.head_dim;
+        return p;
+    }
+    head -= a.query_heads;
+    p.is_value = head >= a.kv_heads;
+    p.norm = p.is_value ? nullptr : a.key_norm;
+    p.to = (T *)(p.is_value ? a.v : a.k) + (row * a.kv_heads + head % a.kv_heads) * a.head_dim;
+    return p;
+}
+
+/* One warp per (row, head); a lane holds the pairs lane, lane + 32, ... */
+template <typename T>
+static __global__ void rotate_kernel(const __grid_constant__ kvf_row_rotate_args a)
+{
+    const uint32_t heads = a.query_heads + 2 * a.kv_heads, half = a.head_dim / 2;
+    const uint32_t lane = threadIdx.x % 32, warp = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (warp >= a.rows * heads)
+        return;
+    const size_t row = warp / heads;
+    const head_place<T> p = find_head<T>(a, row, warp % heads);
+    float scale = 1.0f;
+    if (p.norm) {
+        float sum = 0.0f;
+        for (uint32_t i = lane; i < a.head_dim; i += 32) {
+            const float x = p.from[i] + (p.bias ? p.bias[i] : 0.0f);
+            sum += x * x;
+        }
+        for (uint32_t step = 16; step > 0; step >>= 1)
+            sum += __shfl_xor_sync(KVF_FULL_WARP, sum, (int)step);
+        scale = 1.0f / sqrtf(sum / (float)a.head_dim + a.eps);
+    }
+    for (uint32_t i = lane; i < half; i += 32) {
+        float x = p.from[i] + (p.bias ? p.bias[i] : 0.0f);
+        float y = p.from[i + half] + (p.bias ? p.bias[i + half] : 0.0f);
+        if (p.norm) {
+            x = x * scale * p.norm[i];
+            y = y * scale * p.norm[i + half];
+        }
+        const float c = p.is_value ? 1.0f : a.cosine[row * half + i];
+        const float s = p.is_value ? 0.0f : a.sine[row * half + i];
+        p.to[i] = kvf_from_float<T>(x * c - y * s);
+        p.to[i + half] = kvf_from_float<T>(y * c + x * s);
+    }
+}
+
+/* A thread per channel. */
+template <typename T>
+static __global__ void activate_kernel(const __grid_constant__ kvf_row_activate_args a)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (size_t)a.rows * a.width)
+        return;
+    const size_t row = i / a.width, column = i % a.width;
+    const float gate = a.gate_up[2 * row * a.width + column];
+    const float up = a.gate_up[(2 * row + 1) * a.width + column];
+    ((T *)a.y)[i] = kvf_from_float<T>(gate / (1.0f + expf(-gate)) * up);
+}
+
+/* Larger number first, then lower index; UINT32_MAX is no candidate. */
+static __device__ uint32_t better(const float *x, uint32_t a, uint32_t b)
+{
+    if (a == UINT32_MAX || b == UINT32_MAX)
+        return a == UINT32_MAX ? b : a;
+    if (x[a] != x[b])
+        return x[a] > x[b] ? a : b;
+    return a < b ? a : b;
+}
+
+/* One block per row. Shared: [WARPS] indices. */
+static __global__ void argmax_kernel(const __grid_constant__ kvf_row_argmax_args a)
+{
+    uint32_t *partial = (uint32_t *)(void *)kvf_shared();
+    const float *x = a.x + (size_t)blockIdx.x * a.width;
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        if (isfinite(x[i]))
+            best = better(x, best, i);
+    for (uint32_t step = 16; step > 0; step >>= 1)
+        best = better(x, best, __shfl_xor_sync(KVF_FULL_WARP, best, (int)step));
+    if (threadIdx.x % 32 == 0)
+        partial[threadIdx.x / 32] = best;
+    __syncthreads();
+    for (uint32_t w = 0; w < WARPS && threadIdx.x == 0; w++)
+        best = better(x, best, partial[w]);
+    if (threadIdx.x == 0)
+        a.best[blockIdx.x] = best;
+}
+
+/* Calls KERNEL for the element type of `a->dtype`. */
+#define LAUNCH_BY_TYPE(kernel, blocks, shared, a)                                                  \
+    switch ((a)->dtype) {                                                                          \
+    case KVF_BF16:                                                                                 \
+        return (int)kvf_cuda_launch(kernel<kvf_bf16>, dim3(blocks), dim3(THREADS), shared,         \
+                                    (cudaStream_t)stream, *(a));                                   \
+    case KVF_FP16:                                                                                 \
+        return (int)kvf_cuda_launch(kernel<kvf_half>, dim3(blocks), dim3(THREADS), shared,         \
+                                    (cudaStream_t)stream, *(a));                                   \
+    case KVF_FP32:                                                                                 \
+        return (int)kvf_cuda_launch(kernel<float>, dim3(blocks), dim3(THREADS), shared,            \
+                                    (cudaStream_t)stream, *(a));                                   \
+    }                                                                                              \
+    return (int)cudaErrorInvalidValue
+
+extern "C" int kvf_row_use_device(uint32_t ordinal)
+{
+    return (int)cudaSetDevice((int)ordinal);
+}
+
+extern "C" int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream)
+{
+    LAUNCH_BY_TYPE(start_kernel, args->rows, 0, args);
+}
+
+extern "C" int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream)
+{
+    LAUNCH_BY_TYPE(norm_kernel, args->rows, WARPS * sizeof(float), args);
+}
+
+extern "C" int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream)
+{
+    const uint32_t warps = args->rows * (args->query_heads + 2 * args->kv_heads);
+    LAUNCH_BY_TYPE(rotate_kernel, (warps + WARPS - 1) / WARPS, 0, args);
+}
+
+extern "C" int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *stream)
+{
+    const size_t channels = (size_t)args->rows * args->width;
+    LAUNCH_BY_TYPE(activate_kernel, (unsigned)((channels + THREADS - 1) / THREADS), 0, args);
+}
+
+extern "C" int kvf_row_argmax_cuda(const kvf_row_argmax_args *args, void *stream)
+{
+    return (int)kvf_cuda_launch(argmax_kernel, dim3(args->rows), dim3(THREADS),
+                                WARPS * sizeof(uint32_t), (cudaStream_t)stream, *args);
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A transformer's operations on a GPU: row_ops.cu and cuBLAS.
+ *
+ * Weights are copied to the device once, through two pinned buffers, so that reading the file and
+ * the copy of the piece before run at the same time. Matrices that share their input lie one behind
+ * the other there and are one product. Hidden states are fp32, inputs of products have the model's
+ * type. Invariant: after open every pointer of a layer is device memory.
+ */
+
+#include "matmul_cublas.h"
+#include "row_ops.h"
+#include "transformer_ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UPLOAD_BYTES ((size_t)8 << 20)
+#define MATRIX_ALIGN ((size_t)256)
+
+typedef struct cuda_layer {
+    float *bias; /* [q + 2 kv] device; NULL = none */
+} cuda_layer;
+
+/* Pinned memory as both sides see it. */
+typedef struct pinned {
+    char *host;
+    char *device;
+} pinned;
+
+typedef struct cuda_part {
+    kvf_cublas *cublas;
+    void *workspace;
+    void *reservation;
+    void *weights; /* [weight_bytes] */
+    float *inv_freq;
+    cuda_layer *layers;
+    pinned words;  /* [2, H] ids, then positions */
+    pinned logits; /* [batch_max, vocab] */
+} cuda_part;
+
+static cuda_part *part_of(const kvf_transformer *t)
+{
+    return t->device;
+}
+
+/* ------------------------------------------------------------------------ operations */
+
+static kvf_status launched(const transformer_step *s, int status)
+{
+    (void)s;
+    return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
+}
+
+static float *hidden_rows(const transformer_step *s)
+{
+    return s->t->buffers.hidden + (size_t)s->first * s->t->model.hidden_size;
+}
+
+static kvf_status multiply(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
+                           const void *x, float *y, bool accumulate)
+{
+    const kvf_cublas_product product = {.dtype = s->t->model.dtype,
+                                        .rows = s->rows,
+                                        .outputs = outputs,
+                                        .inputs = weight->inputs,
+                                        .weight = weight->weight,
+                                        .x = x,
+                                        .y = y,
+                                        .accumulate = accumulate};
+    return kvf_cublas_multiply(part_of(s->t)->cublas, &product, kvf_stream_native(s->stream));
+}
+
+static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
+                             const uint32_t *positions)
+{
+    const kvf_transformer *t = s->t;
+    const cuda_part *p = part_of(t);
+    const size_t all = transformer_hidden_rows(&t->options);
+    uint32_t *host = (uint32_t *)(void *)p->words.host;
+    const uint32_t *device = (const uint32_t *)(const void *)p->words.device;
+    memcpy(host, ids, s->rows * sizeof *ids);
+    memcpy(host + all, positions, s->rows * sizeof *positions);
+    const kvf_row_start_args args = {.dtype = t->embedding.dtype,
+                                     .rows = s->rows,
+                                     .width = t->model.hidden_size,
+                                     .half = t->rope.count,
+                                     .scaling = t->rope.attention_scaling,
+                                     .ids = device,
+                                     .position = device + all,
+                                     .embedding = t->embedding.weight,
+                                     .inv_freq = p->inv_freq,
+                                     .hidden = t->buffers.hidden,
+                                     .cosine = t->buffers.cosine,
+                                     .sine = t->buffers.sine};
+    return launched(s, kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
+}
+
+static kvf_status cuda_norm(const transformer_step *s, const float *weight)
+{
+    const kvf_row_norm_args args = {.dtype = s->t->model.dtype,
+                                    .rows = s->rows,
+                                    .width = s->t->model.hidden_size,
+                                    .eps = (float)s->t->model.norm_eps,
+                                    .x = hidden_rows(s),
+                                    .weight = weight,
+                                    .y = s->t->buffers.normed};
+    return launched(s, kvf_row_norm_cuda(&args, kvf_stream_native(s->stream)));
+}
+
+static kvf_status cuda_project(const transformer_step *s, const transformer_layer *l)
+{
+    const kvf_transformer *t = s->t;
+    const kvf_model_config *m = &t->model;
+    const transformer_buffers *b = &t->buffers;
+    const size_t half = (size_t)s->first * t->rope.count;
+    const uint32_t outputs = transformer_query_width(m) + 2 * transformer_kv_width(m);
+    TRANSFORMER_TRY(multiply(s, &l->query, outputs, b->normed, b->qkv, false));
+    const kvf_row_rotate_args args = {.dtype = m->dtype,
+                                      .rows = s->rows,
+                                      .query_heads = m->query_heads,
+                                      .kv_heads = m->kv_heads,
+                                      .head_dim = m->head_dim,
+                                      .eps = (float)m->norm_eps,
+                                      .qkv = b->qkv,
+                                      .bias = part_of(t)->layers[l - t->layers].bias,
+                                      .query_norm = l->query_norm,
+                                      .key_norm = l->key_norm,
+                                      .cosine = b->cosine + half,
+                                      .sine = b->sine + half,
+                                      .q = b->q,
+                                      .k = b->k,
+                                      .v = b->v};
+    return launched(s, kvf_row_rotate_cuda(&args, kvf_stream_native(s->stream)));
+}
+
+static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l)
+{
+    return multiply(s, &l->output, l->output.outputs, s->t->buffers.attended, hidden_rows(s), true);
+}
+
+static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l)
+{
+    const transformer_buffers *b = &s->t->buffers;
+    const uint32_t width = s->t->model.intermediate_size;
+    TRANSFORMER_TRY(multiply(s, &l->gate, 2 * width, b->normed, b->gate_up, false));
+    const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
+                                        .rows = s->rows,
+                                        .width = width,
+                                        .gate_up = b->gate_up,
+                                        .y = b->activated};
+    TRANSFORMER_TRY(launched(s, kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
+    return multiply(s, &l->down, l->down.outputs, b->activated, hidden_rows(s), true);
+}
+
+static kvf_status cuda_logits(const transformer_step *s)
+{
+    const kvf_transformer *t = s->t;
+    const size_t bytes = (size_t)s->rows * t->model.vocab_size * sizeof(float);
+    TRANSFORMER_TRY(
+        multiply(s, &t->head, t->head.outputs, t->buffers.normed, t->buffers.logits, false));
+    return kvf_memory_copy(s->stream, part_of(t)->logits.device, t->buffers.logits, bytes);
+}
+
+static const float *cuda_logits_row(const kvf_transformer *t, uint32_t row)
+{
+    const float *logits = (const float *)(const void *)part_of(t)->logits.host;
+    return logits + (size_t)row * t->model.vocab_size;
+}
+
+static kvf_status cuda_check(const kvf_transformer *t, kvf_error *error)
+{
+    (void)t;
+    (void)error;
+    return KVF_OK;
+}
+
+/* ---------------------------------------------------------------------------- buffers */
+
+static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
+{
+    const kvf_model_config *m = options->model;
+    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
+    size_t element = kvf_weights_dtype_bytes(m->dtype);
+    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
+    transformer_slicer s = {.base = base};
+    b->cosine = transformer_slice(&s, all * (m->head_dim / 2), wide);
+    b->sine = transformer_slice(&s, all * (m->head_dim / 2), wide);
+    b->hidden = transformer_slice(&s, all * m->hidden_size, wide);
+    b->normed = transformer_slice(&s, rows * m->hidden_size, element);
+    b->qkv = transformer_slice(&s, rows * (q + 2 * kv), wide);
+    b->q = transformer_slice(&s, rows * q, element);
+    b->k = transformer_slice(&s, rows * kv, element);
+    b->v = transformer_slice(&s, rows * kv, element);
+    b->attended = transformer_slice(&s, rows * q, element);
+    b->gate_up = transformer_slice(&s, rows * 2 * m->intermediate_size, wide);
+    b->activated = transformer_slice(&s, rows * m->intermediate_size, element);
+    b->logits = transformer_slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
+    return s.offset;
+}
+
+static size_t words_bytes(const kvf_transformer_options *options)
+{
+    return 2 * (size_t)transformer_hidden_rows(options) * sizeof(uint32_t);
+}
+
+static size_t logits_bytes(const kvf_transformer_options *options)
+{
+    return (size_t)options->batch_max * options->model->vocab_size * sizeof(float);
+}
+
+static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t threads)
+{
+    transformer_buffers unused;
+    (void)threads;
+    return lay_out(options, NULL, &unused) + KVF_CUBLAS_WORKSPACE_BYTES + words_bytes(options) +
+           logits_bytes(options);
+}
+
+/* ---------------------------------------------------------------------------- weights */
+
+/* Two passes over the same list: the first adds up (device NULL), the second copies. */
+typedef struct uploader {
+    kvf_transformer *t;
+    kvf_stream *stream[2];
+    pinned buffer[2];
+    uint32_t turn;
+    char *device;
+    size_t offset;
+    kvf_error *error;
+    kvf_status status;
+} uploader;
+
+static void upload_bytes(uploader *u, const char *from, size_t bytes)
+{
+    for (size_t done = 0; done < bytes && u->status == KVF_OK;) {
+        const size_t piece = bytes - done < UPLOAD_BYTES ? bytes - done : UPLOAD_BYTES;
+        const uint32_t turn = u->turn++ % 2;
+        u->status = kvf_stream_wait(u->stream[turn]);
+        if (u->status != KVF_OK)
+            return;
+        memcpy(u->buffer[turn].host, from + done, piece);
+        u->status = kvf_memory_copy(u->stream[turn], u->device + u->offset + done,
+                                    u->buffer[turn].device, piece);
+        done += piece;
+    }
+}
+
+/* @return where the bytes are on the device */
+static void *upload(uploader *u, const void *from, size_t bytes)
+{
+    void *to = u->device ? u->device + u->offset : NULL;
+    if (u->device)
+        upload_bytes(u, from, bytes);
+    u->offset += bytes;
+    return to;
+}
+
+static void align(uploader *u)
+{
+    u->offset = (u->offset + MATRIX_ALIGN - 1) / MATRIX_ALIGN * MATRIX_ALIGN;
+}
+
+static void upload_matrices(uploader *u, kvf_linear *const *parts, uint32_t count)
+{
+    align(u);
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_linear *l = parts[i];
+        if (l->dtype != u->t->model.dtype && u->status == KVF_OK)
+            u->status = model_fail(u->error, KVF_UNSUPPORTED,
+                                   "a matrix of the model has another element type than "
+                                   "config.json's dtype; convert the weights to one type, or run "
+                                   "with --device host");
+        const size_t bytes =
+            (size_t)l->outputs * l->inputs * kvf_weights_dtype_bytes(u->t->model.dtype);
+        void *to = u->status == KVF_OK ? upload(u, l->weight, bytes) : NULL;
+        if (u->device)
+            l->weight = to;
+    }
+}
+
+static void upload_vector(uploader *u, const float **vector, size_t count)
+{
+    align(u);
+    if (!*vector)
+        return;
+    void *to = upload(u, *vector, count * sizeof **vector);
+    if (u->device)
+        *vector = to;
+}
+
+/* Biases of the three projections as one row. */
+static void upload_bias(uploader *u, uint32_t layer)
+{
+    transformer_layer *l = &u->t->layers[layer];
+    if (!l->query.bias)
+        return;
+    align(u);
+    float *row = upload(u, l->query.bias, l->query.outputs * sizeof(float));
+    upload(u, l->key.bias, l->key.outputs * sizeof(float));
+    upload(u, l->value.bias, l->value.outputs * sizeof(float));
+    if (u->device)
+        part_of(u->t)->layers[layer].bias = row;
+}
+
+static void upload_layer(uploader *u, uint32_t index)
+{
+    const kvf_model_config *m = &u->t->model;
+    transformer_layer *l = &u->t->layers[index];
+    upload_matrices(u, (kvf_linear *[]){&l->query, &l->key, &l->value}, 3);
+    upload_matrices(u, (kvf_linear *[]){&l->output}, 1);
+    upload_matrices(u, (kvf_linear *[]){&l->gate, &l->up}, 2);
+    upload_matrices(u, (kvf_linear *[]){&l->down}, 1);
+    upload_bias(u, index);
+    upload_vector(u, &l->attention_norm, m->hidden_size);
+    upload_vector(u, &l->mlp_norm, m->hidden_size);
+    upload_vector(u, &l->query_norm, m->head_dim);
+    upload_vector(u, &l->key_norm, m->head_dim);
+}
+
+static void upload_all(uploader *u)
+{
+    kvf_transformer *t = u->t;
+    const float *inv_freq = t->rope.inv_freq;
+    u->offset = 0;
+    upload_matrices(u, (kvf_linear *[]){&t->embedding}, 1);
+    if (t->model.tied_embeddings)
+        t->head = t->embedding;
+    else
+        upload_matrices(u, (kvf_linear *[]){&t->head}, 1);
+    upload_vector(u, &t->final_norm, t->model.hidden_size);
+    upload_vector(u, &inv_freq, t->rope.count);
+    if (u->device)
+        part_of(t)->inv_freq = (float *)(uintptr_t)inv_freq;
+    for (uint32_t layer = 0; layer < t->model.layers && u->status == KVF_OK; layer++)
+        upload_layer(u, layer);
+}
+
+static kvf_status pin(kvf_runtime *runtime, size_t bytes, const char *what, pinned *out,
+                      kvf_error *error)
+{
+    void *host = NULL, *device = NULL;
+    const kvf_status status = kvf_pinned_alloc(runtime, bytes, &host, &device);
+    if (status != KVF_OK)
+        return model_fail(error, status, "%zu bytes for %s: %s", bytes, what,
+                          kvf_runtime_error(runtime)->text);
+    *out = (pinned){.host = host, .device = device};
+    return KVF_OK;
+}
+
+static kvf_status upload_through(uploader *u)
+{
+    kvf_runtime *runtime = u->t->options.runtime;
+    for (uint32_t i = 0; i < 2; i++) {
+        TRANSFORMER_TRY(pin(runtime, UPLOAD_BYTES, "loading weights", &u->buffer[i], u->error));
+        TRANSFORMER_TRY(kvf_stream_create(runtime, &u->stream[i]));
+    }
+    upload_all(u);
+    for (uint32_t i = 0; i < 2 && u->status == KVF_OK; i++)
+        u->status = kvf_stream_wait(u->stream[i]);
+    return u->status;
+}
+
+static kvf_status upload_weights(kvf_transformer *t, kvf_error *error)
+{
+    cuda_part *p = part_of(t);
+    kvf_runtime *runtime = t->options.runtime;
+    uploader u = {.t = t, .error = error, .status = KVF_OK};
+    upload_all(&u);
+    if (u.status != KVF_OK)
+        return u.status;
+    if (kvf_memory_alloc(runtime, u.offset, &p->weights) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY, "%zu bytes of weights: %s", u.offset,
+                          kvf_runtime_error(runtime)->text);
+    u.device = p->weights;
+    const kvf_status status = upload_through(&u);
+    for (uint32_t i = 0; i < 2; i++) {
+        kvf_stream_destroy(u.stream[i]);
+        kvf_pinned_free(runtime, u.buffer[i].host);
+    }
+    if (status != KVF_OK && u.status == KVF_OK)
+        return model_fail(error, status, "weights could not be copied to the device: %s",
+                          kvf_runtime_error(runtime)->text);
+    return status;
+}
+
+/* ---------------------------------------------------------------------- open and close */
+
+static kvf_status reserve(kvf_transformer *t, kvf_error *error)
+{
+    cuda_part *p = part_of(t);
+    const kvf_transformer_options *options = &t->options;
+    kvf_runtime *runtime = options->runtime;
+    const size_t bytes = lay_out(options, NULL, &t->buffers);
+    if (kvf_memory_alloc(runtime, KVF_CUBLAS_WORKSPACE_BYTES, &p->workspace) != KVF_OK ||
+        kvf_memory_alloc(runtime, bytes, &p->reservation) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY,
+                          "%zu bytes for the hidden states of a prompt: %s", bytes,
+                          kvf_runtime_error(runtime)->text);
+    lay_out(options, p->reservation, &t->buffers);
+    TRANSFORMER_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
+    return pin(runtime, logits_bytes(options), "logits", &p->logits, error);
+}
+
+static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
+{
+    cuda_part *p = calloc(1, sizeof *p);
+    if (!p)
+        return model_out_of_memory(error, sizeof *p, "the transformer");
+    t->device = p;
+    p->layers = calloc(t->model.layers, sizeof *p->layers);
+    if (!p->layers)
+        return model_out_of_memory(error, t->model.layers * sizeof *p->layers, "the transformer");
+    if (kvf_row_use_device(t->options.device_ordinal) != 0)
+        return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
+                          t->options.device_ordinal);
+    TRANSFORMER_TRY(reserve(t, error));
+    TRANSFORMER_TRY(kvf_cublas_open(p->workspace, &p->cublas, error));
+    return upload_weights(t, error);
+}
+
+static void cuda_close(kvf_transformer *t)
+{
+    cuda_part *p = t->device;
+    if (!p)
+        return;
+    kvf_runtime *runtime = t->options.runtime;
+    kvf_cublas_close(p->cublas);
+    kvf_pinned_free(runtime, p->logits.host);
+    kvf_pinned_free(runtime, p->words.host);
+    kvf_memory_free(runtime, p->weights);
+    kvf_memory_free(runtime, p->reservation);
+    kvf_memory_free(runtime, p->workspace);
+    free(p->layers);
+    free(p);
+}
+
+const transformer_ops transformer_cuda_ops = {
+    .start = cuda_start,
+    .norm = cuda_norm,
+    .project = cuda_project,
+    .output = cuda_output,
+    .mlp = cuda_mlp,
+    .logits = cuda_logits,
+    .logits_row = cuda_logits_row,
+    .check = cuda_check,
+    .open = cuda_open,
+    .close = cuda_close,
+    .bytes = cuda_bytes,
+    .can_record = 1,
+    .copies_weights = 1,
+};

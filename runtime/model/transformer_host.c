@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A transformer's operations on the host device: rows as tasks of a launch, products through
+ * linear.h.
+ *
+ * It knows operations, not their order. Weights are used where the file is mapped. Invariant: tasks
+ * of one launch write disjoint rows or columns.
+ */
+
+#include "layer_ops.h"
+#include "transformer_ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Columns of the activation that one task computes. */
+#define ACTIVATION_SEGMENT 2048u
+
+typedef struct host_part {
+    kvf_linear_engine *engine;
+    float *attended_wide; /* [R, q] */
+    void *reservation;
+} host_part;
+
+typedef struct row_args {
+    const kvf_transformer *t;
+    const transformer_layer *layer;
+    const float *norm; /* weight of a norm */
+    uint32_t first;    /* row of the hidden states */
+} row_args;
+
+static host_part *host_of(const kvf_transformer *t)
+{
+    return t->device;
+}
+
+/* ------------------------------------------------------------------ tasks, one per row */
+
+/* Embedding and angles of one row. */
+static void start_task(const void *raw, uint32_t task)
+{
+    const row_args *args = raw;
+    const kvf_transformer *t = args->t;
+    const transformer_buffers *b = &t->buffers;
+    const size_t row = args->first + task;
+    size_t hidden = t->model.hidden_size, half = t->rope.count;
+    size_t element = kvf_weights_dtype_bytes(t->embedding.dtype);
+    const unsigned char *table = t->embedding.weight;
+    kvf_numbers_widen(table + b->ids[row] * hidden * element, t->embedding.dtype, hidden,
+                      b->hidden + row * hidden);
+    kvf_rope_angles(t->rope.inv_freq, half, t->rope.attention_scaling, b->positions[row],
+                    b->cosine + row * half, b->sine + row * half);
+}
+
+static void norm_task(const void *raw, uint32_t row)
+{
+    const row_args *args = raw;
+    const kvf_transformer *t = args->t;
+    size_t hidden = t->model.hidden_size;
+    kvf_rms_norm(t->buffers.hidden + (args->first + row) * hidden, args->norm, hidden,
+                 t->model.norm_eps, (float *)t->buffers.normed + row * hidden);
+}
+
+/* Norm (where the family has one) and rotation of every head of a row, in place. */
+static void rotate_heads(const row_args *args, float *x, uint32_t heads, const float *norm,
+                         uint32_t row)
+{
+    const kvf_transformer *t = args->t;
+    size_t head_dim = t->model.head_dim, half = t->rope.count;
+    const float *cosine = t->buffers.cosine + (args->first + row) * half;
+    const float *sine = t->buffers.sine + (args->first + row) * half;
+    for (uint32_t head = 0; head < heads; head++, x += head_dim) {
+        if (norm)
+            kvf_rms_norm(x, norm, head_dim, t->model.norm_eps, x);
+        kvf_rope_rotate(x, half, cosine, sine);
+    }
+}
+
+static void store_row(const kvf_transformer *t, void *to, uint32_t row, const float *from,
+                      size_t width)
+{
+    size_t bytes = width * kvf_weights_dtype_bytes(t->model.dtype);
+    kvf_numbers_narrow(from, t->model.dtype, width, (unsigned char *)to + row * bytes);
+}
+
+static void rotate_task(const void *raw, uint32_t row)
+{
+    const row_args *args = raw;
+    const kvf_transformer *t = args->t;
+    const transformer_buffers *b = &t->buffers;
+    size_t q_width = transformer_query_width(&t->model);
+    size_t kv_width = transformer_kv_width(&t->model);
+    float *q = b->qkv + row * (q_width + 2 * kv_width);
+    float *k = q + q_width, *v = k + kv_width;
+    rotate_heads(args, q, t->model.query_heads, args->layer->query_norm, row);
+    rotate_heads(args, k, t->model.kv_heads, args->layer->key_norm, row);
+    store_row(t, b->q, row, q, q_width);
+    store_row(t, b->k, row, k, kv_width);
+    store_row(t, b->v, row, v, kv_width);
+}
+
+static void widen_task(const void *raw, uint32_t row)
+{
+    const kvf_transformer *t = ((const row_args *)raw)->t;
+    size_t width = transformer_query_width(&t->model);
+    size_t bytes = width * kvf_weights_dtype_bytes(t->model.dtype);
+    kvf_numbers_widen((const unsigned char *)t->buffers.attended + row * bytes, t->model.dtype,
+                      width, host_of(t)->attended_wide + row * width);
+}
+
+static uint32_t activation_segments(const kvf_transformer *t)
+{
+    return (t->model.intermediate_size + ACTIVATION_SEGMENT - 1) / ACTIVATION_SEGMENT;
+}
+
+/* One task is one segment of one row. */
+static void activate_task(const void *raw, uint32_t task)
+{
+    const kvf_transformer *t = ((const row_args *)raw)->t;
+    size_t width = t->model.intermediate_size;
+    size_t row = task / activation_segments(t);
+    size_t first = task % activation_segments(t) * (size_t)ACTIVATION_SEGMENT;
+    size_t count = width - first < ACTIVATION_SEGMENT ? width - first : ACTIVATION_SEGMENT;
+    const float *gate = t->buffers.gate_up + row * 2 * width + first;
+    kvf_swiglu(gate, gate + width, count, (float *)t->buffers.activated + row * width + first);
+}
+
+/* ------------------------------------------------------------------------- enqueueing */
+
+static kvf_status launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
+{
+    args.t = s->t;
+    args.first = s->first;
+    return kvf_stream_launch(s->stream, fn, &args, sizeof args, tasks);
+}
+
+static kvf_status multiply(const transformer_step *s, kvf_linear_call call)
+{
+    call.rows = s->rows;
+    return kvf_linear_enqueue(host_of(s->t)->engine, &call, s->stream);
+}
+
+static float *hidden_rows(const transformer_step *s)
+{
+    return s->t->buffers.hidden + (size_t)s->first * s->t->model.hidden_size;
+}
+
+static kvf_status host_start(const transformer_step *s, const uint32_t *ids,
+                             const uint32_t *positions)
+{
+    memcpy(s->t->buffers.ids + s->first, ids, s->rows * sizeof *ids);
+    memcpy(s->t->buffers.positions + s->first, positions, s->rows * sizeof *positions);
+    return launch(s, start_task, (row_args){0}, s->rows);
+}
+
+static kvf_status host_norm(const transformer_step *s, const float *weight)
+{
+    return launch(s, norm_task, (row_args){.norm = weight}, s->rows);
+}
+
+static kvf_status host_project(const transformer_step *s, const transformer_layer *l)
+{
+    const transformer_buffers *b = &s->t->buffers;
+    TRANSFORMER_TRY(multiply(s, (kvf_linear_call){.parts = {&l->query, &l->key, &l->value},
+                                                  .part_count = 3,
+                                                  .x = b->normed,
+                                                  .y = b->qkv}));
+    return launch(s, rotate_task, (row_args){.layer = l}, s->rows);
+}
+
+static kvf_status host_output(const transformer_step *s, const transformer_layer *l)
+{
+    TRANSFORMER_TRY(launch(s, widen_task, (row_args){0}, s->rows));
+    return multiply(s, (kvf_linear_call){.parts = {&l->output},
+                                         .part_count = 1,
+                                         .x = host_of(s->t)->attended_wide,
+                                         .y = hidden_rows(s),
+                                         .accumulate = true});
+}
+
+static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l)
+{
+    const transformer_buffers *b = &s->t->buffers;
+    TRANSFORMER_TRY(multiply(
+        s, (kvf_linear_call){
+               .parts = {&l->gate, &l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
+    TRANSFORMER_TRY(launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t)));
+    return multiply(s, (kvf_linear_call){.parts = {&l->down},
+                                         .part_count = 1,
+                                         .x = b->activated,
+                                         .y = hidden_rows(s),
+                                         .accumulate = true});
+}
+
+static kvf_status host_logits(const transformer_step *s)
+{
+    return multiply(s, (kvf_linear_call){.parts = {&s->t->head},
+                                         .part_count = 1,
+                                         .x = s->t->buffers.normed,
+                                         .y = s->t->buffers.logits});
+}
+
+static const float *host_logits_row(const kvf_transformer *t, uint32_t row)
+{
+    return t->buffers.logits + (size_t)row * t->model.vocab_size;
+}
+
+static kvf_status host_check(const kvf_transformer *t, kvf_error *error)
+{
+    if (!kvf_linear_engine_failed(host_of(t)->engine))
+        return KVF_OK;
+    return model_fail(error, KVF_OUT_OF_MEMORY,
+                      "oneDNN found no memory for a matrix product; use fewer threads");
+}
+
+/* ---------------------------------------------------------------------- open and close */
+
+/* Lay the buffers out from @p base on, which may be NULL. @return bytes */
+static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b,
+                      float **attended_wide)
+{
+    const kvf_model_config *m = options->model;
+    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
+    size_t element = kvf_weights_dtype_bytes(m->dtype);
+    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
+    transformer_slicer s = {.base = base};
+    b->ids = transformer_slice(&s, all, sizeof(uint32_t));
+    b->positions = transformer_slice(&s, all, sizeof(uint32_t));
+    b->cosine = transformer_slice(&s, all * (m->head_dim / 2), wide);
+    b->sine = transformer_slice(&s, all * (m->head_dim / 2), wide);
+    b->hidden = transformer_slice(&s, all * m->hidden_size, wide);
+    b->normed = transformer_slice(&s, rows * m->hidden_size, wide);
+    b->qkv = transformer_slice(&s, rows * (q + 2 * kv), wide);
+    b->q = transformer_slice(&s, rows * q, element);
+    b->k = transformer_slice(&s, rows * kv, element);
+    b->v = transformer_slice(&s, rows * kv, element);
+    b->attended = transformer_slice(&s, rows * q, element);
+    *attended_wide = transformer_slice(&s, rows * q, wide);
+    b->gate_up = transformer_slice(&s, rows * 2 * m->intermediate_size, wide);
+    b->activated = transformer_slice(&s, rows * m->intermediate_size, wide);
+    b->logits = transformer_slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
+    return s.offset;
+}
+
+static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
+{
+    const kvf_model_config *m = options->model;
+    uint32_t widest = m->hidden_size;
+    if (widest < m->intermediate_size)
+        widest = m->intermediate_size;
+    if (widest < transformer_query_width(m))
+        widest = transformer_query_width(m);
+    return (kvf_linear_limits){
+        .rows_max = transformer_rows(options),
+        .inputs_max = widest,
+        .isa_mask = options->isa_mask,
+        .bf16 = options->bf16,
+    };
+}
+
+static uint64_t host_bytes(const kvf_transformer_options *options, uint32_t threads)
+{
+    transformer_buffers unused;
+    float *attended_wide;
+    kvf_linear_limits limits = linear_limits(options);
+    return lay_out(options, NULL, &unused, &attended_wide) +
+           kvf_linear_engine_bytes(&limits, threads);
+}
+
+static kvf_status host_open(kvf_transformer *t, kvf_error *error)
+{
+    const kvf_transformer_options *options = &t->options;
+    host_part *part = calloc(1, sizeof *part);
+    if (!part)
+        return model_out_of_memory(error, sizeof *part, "the transformer");
+    t->device = part;
+    kvf_linear_limits limits = linear_limits(options);
+    TRANSFORMER_TRY(kvf_linear_engine_open(options->runtime, &limits, &part->engine, error));
+    size_t bytes = lay_out(options, NULL, &t->buffers, &part->attended_wide);
+    if (kvf_memory_alloc(options->runtime, bytes, &part->reservation) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the hidden states of a chunk");
+    lay_out(options, part->reservation, &t->buffers, &part->attended_wide);
+    return KVF_OK;
+}
+
+static void host_close(kvf_transformer *t)
+{
+    host_part *part = t->device;
+    if (!part)
+        return;
+    kvf_memory_free(t->options.runtime, part->reservation);
+    kvf_linear_engine_close(part->engine);
+    free(part);
+}
+
+const transformer_ops transformer_host_ops = {
+    .start = host_start,
+    .norm = host_norm,
+    .project = host_project,
+    .output = host_output,
+    .mlp = host_mlp,
+    .logits = host_logits,
+    .logits_row = host_logits_row,
+    .check = host_check,
+    .open = host_open,
+    .close = host_close,
+    .bytes = host_bytes,
+};

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_TRANSFORMER_OPS_H
+#define KVF_MODEL_TRANSFORMER_OPS_H
+
+/*
+ * What a device does for a transformer, behind one table: transformer_host.c and
+ * transformer_cuda.c.
+ *
+ * transformer.c knows the order of operations and no device; a device knows operations and no
+ * order. Invariant: an operation only enqueues, and reads only what earlier operations of the same
+ * stream wrote.
+ */
+
+#include "transformer_parts.h"
+
+/* Some rows on their way: row i is row first + i of the hidden states. */
+typedef struct transformer_step {
+    kvf_transformer *t;
+    kvf_cache *cache;
+    kvf_sequence *const *sequences;
+    kvf_stream *stream;
+    uint32_t first;
+    uint32_t rows;
+    bool decode; /* a row is a sequence; otherwise a token of sequences[0] */
+} transformer_step;
+
+struct transformer_ops {
+    /* ids and positions (host, [rows]) to hidden states and angles. */
+    kvf_status (*start)(const transformer_step *s, const uint32_t *ids, const uint32_t *positions);
+    /* hidden -> normed */
+    kvf_status (*norm)(const transformer_step *s, const float *weight);
+    /* normed -> q, k, v, rotated */
+    kvf_status (*project)(const transformer_step *s, const transformer_layer *layer);
+    /* attended -> hidden += */
+    kvf_status (*output)(const transformer_step *s, const transformer_layer *layer);
+    /* normed -> hidden += */
+    kvf_status (*mlp)(const transformer_step *s, const transformer_layer *layer);
+    /* normed -> logits */
+    kvf_status (*logits)(const transformer_step *s);
+    /* Logits of a row, readable by the host after a wait. */
+    const float *(*logits_row)(const kvf_transformer *t, uint32_t row);
+    /* Whether all products since open were done. */
+    kvf_status (*check)(const kvf_transformer *t, kvf_error *error);
+    /* After weights are bound: what else the device needs. */
+    kvf_status (*open)(kvf_transformer *t, kvf_error *error);
+    void (*close)(kvf_transformer *t);
+    /* Bytes reserved at open; device memory of its own for weights not included. */
+    uint64_t (*bytes)(const kvf_transformer_options *options, uint32_t threads);
+    /* 1: a decode step can be recorded. Then ids and positions are taken from fixed places. */
+    uint32_t can_record;
+    /* 1: weights are copied to the device. */
+    uint32_t copies_weights;
+};
+
+extern const transformer_ops transformer_host_ops;
+#if KVF_HAVE_CUDA
+extern const transformer_ops transformer_cuda_ops;
+#endif
+
+static inline uint32_t transformer_query_width(const kvf_model_config *m)
+{
+    return m->query_heads * m->head_dim;
+}
+
+static inline uint32_t transformer_kv_width(const kvf_model_config *m)
+{
+    return m->kv_heads * m->head_dim;
+}
+
+/* Rows of one operation. */
+static inline uint32_t transformer_rows(const kvf_transformer_options *options)
+{
+    return options->chunk_max > options->batch_max ? options->chunk_max : options->batch_max;
+}
+
+/* Rows of hidden states. */
+static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *options)
+{
+    const uint32_t rows = transformer_rows(options);
+    return options->prompt_max > rows ? options->prompt_max : rows;
+}
+
+/* Hands out a reservation in slices; with base NULL it only adds up. */
+typedef struct transformer_slicer {
+    unsigned char *base;
+    size_t offset;
+} transformer_slicer;
+
+static inline void *transformer_slice(transformer_slicer *s, size_t count, size_t element)
+{
+    void *start = s->base ? s->base + s->offset : NULL;
+    s->offset += (count * element + 63) / 64 * 64;
+    return start;
+}
+
+#define TRANSFORMER_TRY(call)                                                                      \
+    do {                                                                                           \
+        kvf_status try_status = (call);                                                            \
+        if (try_status != KVF_OK)                                                                  \
+            return try_status;                                                                     \
+    } while (0)
+
+#endif
