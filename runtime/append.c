@@ -4,13 +4,15 @@
  * Appending: prefill chunks, and the pages that leave the window.
  *
  * Knows nothing of selection. A page that is sealed by a prefill chunk is written straight to its
- * pool block. One that is sealed by a decode step is copied from the ring on the write-back stream;
+ * pool block, or where the device does not share host memory to the prefill arena and from there to
+ * the pool. One that is sealed by a decode step is copied from the ring on the write-back stream;
  * the page table points to the pool before anything of the step needs it there (kvf_step_flip).
  */
 
 #include <string.h>
 
 #include "append.h"
+#include "prefill_arena.h"
 #include "select.h"
 
 /* ---- blocks and positions, on the host --------------------------------------------------------
@@ -115,10 +117,11 @@ kvf_status kvf_step_seal(kvf_step *step)
     KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_row *row = &step->row_host[b];
-        for (uint32_t p = row->sealed_before; p < row->sealed; p++)
-            KVF_TRY(ops->copy(cache->writeback,
-                              step->pool_host[row->job_first + p - row->sealed_before],
-                              ring_block(step, b, p), kvf_block_bytes(&cache->dims.paging)));
+        for (uint32_t p = row->sealed_before; p < row->sealed; p++) {
+            const void *from = ring_block(step, b, p);
+            KVF_TRY(kvf_write_back(cache, &step->pool_host[row->job_first + p - row->sealed_before],
+                                   &from, 1));
+        }
     }
     return ops->event_record(cache->written, cache->writeback);
 }
@@ -221,15 +224,23 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, ui
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row *row = &step->row_host[0];
+    void **to = step->pool_host;
     KVF_TRY(kvf_step_clear(step, args->sequence, args->layer));
+    if (cache->dims.arena_blocks) {
+        KVF_TRY(kvf_arena_take(step, args->sequence, args->layer, row->sealed_before));
+        kvf_arena_place(step);
+        to = step->arena_host;
+    }
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_step_stamp(step, NULL));
     /* Pages that have tokens already move from the ring first. */
     for (uint32_t i = row->sealed_before; i < row->sealed && i * p->shape.page_size < base; i++)
-        KVF_TRY(cache->device->ops->copy(step->stream, step->pool_host[i - row->sealed_before],
+        KVF_TRY(cache->device->ops->copy(step->stream, to[i - row->sealed_before],
                                          ring_block(step, 0, i), kvf_block_bytes(p)));
     KVF_TRY(point_tables(step));
     KVF_TRY(repack(step, args, base));
+    if (cache->dims.arena_blocks)
+        KVF_TRY(kvf_arena_write_back(step));
     KVF_TRY(keep_queries(step, args, layer));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(cache, args->layer)->append_ns));
     return attend_chunk(step, args, base);

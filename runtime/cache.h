@@ -49,6 +49,7 @@ typedef struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
+    uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
     uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
@@ -59,7 +60,7 @@ typedef struct kvf_dims {
 /* Byte offsets into the three device reservations and the control memory. */
 typedef struct kvf_layout {
     /* device_kv */
-    uint64_t rings, stores;
+    uint64_t rings, stores, arena;
     /* device_digest */
     uint64_t digests;
     /* device_table */
@@ -69,7 +70,7 @@ typedef struct kvf_layout {
     uint64_t from, to, fetch_count;
     uint64_t spans, span_count, partial_o, partial_lse, lse;
     uint64_t verify_out, verify_lse;
-    uint64_t jobs, chunk_fault, frames;
+    uint64_t jobs, chunk_fault, frames, arena_pool;
     uint64_t cover_spans, cover_index, cover_count, row_max, row_sum, token_score, token_work;
     uint64_t token_ids, token_count, token_ids_b, token_count_b, first, count, take, limit;
     /* control: host memory that the device sees */
@@ -114,6 +115,14 @@ typedef struct kvf_frame {
     uint32_t is_busy;
 } kvf_frame;
 
+/* Whose pages lie in the prefill arena; see prefill_arena.h. */
+typedef struct kvf_prefill_arena {
+    kvf_sequence *owner; /* NULL = nobody's */
+    uint32_t layer;
+    uint32_t first, end; /* pages that lie there */
+    uint32_t is_pending; /* 1: a write-back that the cache's order has not waited for */
+} kvf_prefill_arena;
+
 /* Sums that only the host knows. */
 typedef struct kvf_layer_host_counters {
     uint64_t steps, bytes_to_host, refreshes;
@@ -137,6 +146,7 @@ struct kvf_cache {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
+    kvf_prefill_arena arena;
 
     kvf_frame frames[KVF_FRAMES];
     uint32_t next_frame;

@@ -208,13 +208,14 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->addresses_max = kvf_max_u32(c->sequences_max, chunk_pages);
     const uint32_t refresh_jobs = kvf_max_u32(dims->pack_jobs, dims->spare_blocks);
     dims->jobs_max = (uint64_t)kvf_max_u32(dims->addresses_max, refresh_jobs) * p->kv_heads;
-    const size_t addresses = dims->addresses_max + (size_t)c->sequences_max * dims->spare_blocks;
+    const size_t addresses = (dims->arena_blocks ? 2 : 1) * (size_t)dims->addresses_max +
+                             (size_t)c->sequences_max * dims->spare_blocks;
     const size_t row_bytes = dims->score_lists * (sizeof(void *) + sizeof(uint32_t)) +
                              dims->choose_lists * sizeof(uint32_t) +
                              p->lists * (size_t)3 * sizeof(void *);
     dims->frame_bytes =
         kvf_round_up(((size_t)dims->rows_max + c->sequences_max) * sizeof(kvf_row) +
-                         addresses * sizeof(void *) + c->sequences_max * (row_bytes + 64) + 10 * 64,
+                         addresses * sizeof(void *) + c->sequences_max * (row_bytes + 64) + 11 * 64,
                      64);
 }
 
@@ -243,6 +244,9 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  "transfer = direct: this device cannot attend host memory in place; use auto");
     KVF_TRY(divide_budget(context, policy, resolved, dims));
     count_lists(policy, resolved, dims);
+    if (runtime->prefill_arena == 1 ||
+        (runtime->prefill_arena == 0 && !runtime->properties.shares_host_memory))
+        dims->arena_blocks = dims->paging.pages_max;
     count_pages(policy, resolved, dims);
 
     if (resolved->slots == 0)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "append.h"
+#include "prefill_arena.h"
 #include "select.h"
 
 /* ---- checks and bookkeeping on the host --------------------------------------------------------
@@ -128,6 +129,7 @@ static kvf_status refresh(kvf_step *step, uint64_t *clock)
 {
     /* New blocks may be ones that a write-back of this step still names. */
     if (step->cache->dims.is_physical) {
+        KVF_TRY(kvf_arena_settle(step));
         KVF_TRY(kvf_step_flip(step));
         step->sealed_pages = 0;
     }
@@ -150,6 +152,8 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
     KVF_TRY(kvf_step_stamp(step, &counters->append_ns));
     if (due->refreshes)
         KVF_TRY(refresh(step, &counters->refresh_ns));
+    /* After a refresh, which may look at every page. */
+    KVF_TRY(kvf_arena_leave_rows(step));
     if (step->cache->policy->scores_pages) {
         KVF_TRY(kvf_select_score(step));
         KVF_TRY(kvf_step_stamp(step, &counters->score_ns));

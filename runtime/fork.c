@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "physical.h"
+#include "prefill_arena.h"
 #include "select.h"
 
 typedef struct copier {
@@ -91,8 +92,8 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
     if (cache->dims.is_physical)
         KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
+    copier c = {.step = &step, .status = kvf_arena_leave_sequence(&step, parent)};
     share(cache, parent, child);
-    copier c = {.step = &step};
     const void *device = NULL;
     kvf_row *rows = kvf_step_take(&step, cache->config.layers * sizeof *rows, &device);
     for (uint32_t i = 0; i < cache->config.layers; i++) {

@@ -47,6 +47,7 @@ static void carve_rows(carver *kv, carver *digest, carver *table, const kvf_cach
     const size_t page = kvf_page_bytes(&p->shape);
     l->rings = carve(kv, rows, p->ring_blocks, p->kv_heads, page);
     l->stores = carve(kv, 2 * rows, p->kv_heads, p->store_pages, page);
+    l->arena = carve(kv, d->arena_blocks, p->kv_heads, page, 1);
     l->digests =
         carve(digest, rows, p->kv_heads, p->pages_max, kvf_digest_bytes(c->head_dim, p->subs));
     l->blocks = carve(table, rows, p->pages_max, 1, sizeof(void *));
@@ -92,6 +93,7 @@ static void carve_step(carver *table, const kvf_cache_config *c, const kvf_dims 
     l->jobs = carve(table, d->jobs_max, 1, 1, sizeof(kvf_digest_job));
     l->chunk_fault = carve(table, 1, 1, 1, sizeof(uint32_t));
     l->frames = carve(table, KVF_FRAMES, d->frame_bytes, 1, 1);
+    l->arena_pool = carve(table, d->arena_blocks, 1, 1, sizeof(void *));
 
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense = c->verify_interval ? kvf_div_ceil_u32(d->cover_max, d->split) : 0;

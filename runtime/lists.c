@@ -9,6 +9,7 @@
 
 #include "append.h"
 #include "decode.h"
+#include "prefill_arena.h"
 #include "select.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
@@ -97,6 +98,7 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
     const kvf_layer *state = &sequence->layers[layer];
     KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
+    kvf_arena_wait_page(sequence, layer, page);
     const size_t n = kvf_row_number(cache, sequence, layer);
     const char *ring =
         cache->device_kv + cache->layout.rings + n * p->ring_blocks * kvf_block_bytes(p);

@@ -13,6 +13,7 @@
 
 #include "append.h"
 #include "physical.h"
+#include "prefill_arena.h"
 
 /* New blocks in place of those that are there. */
 static void replace_blocks(kvf_cache *cache, kvf_layer *layer)
@@ -119,7 +120,10 @@ kvf_status kvf_physical_fork(kvf_cache *cache, const kvf_sequence *parent, kvf_s
         step.layer = i;
         step.rows = 1;
         step.sequences = &child;
-        KVF_TRY(kvf_step_end(&step, copy_blocks(&step, &parent->layers[i], &child->layers[i])));
+        kvf_status status = kvf_arena_settle(&step);
+        if (status == KVF_OK)
+            status = copy_blocks(&step, &parent->layers[i], &child->layers[i]);
+        KVF_TRY(kvf_step_end(&step, status));
     }
     return KVF_OK;
 }

@@ -17,7 +17,8 @@ struct kvf_runtime {
     kvf_topology *topology;
     kvf_runtime_config config; /* resolved: threads and gather_threads are not 0 */
     kvf_device_properties properties;
-    int32_t node; /* for host memory; -1 = do not bind */
+    int32_t node;           /* for host memory; -1 = do not bind */
+    uint32_t prefill_arena; /* tests: 1 = caches have one, 2 = none, whatever the device; 0 */
 };
 
 /* The policy for host memory; bytes and granule are still to be set. */

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "prefill_arena.h"
 #include "select.h"
 #include "step.h"
 
@@ -94,6 +95,7 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
 static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
+    kvf_arena_forget(cache, sequence);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         for (uint32_t p = 0; p < layer->sealed; p++)

@@ -24,6 +24,8 @@ typedef struct kvf_step {
     const kvf_row *row_after; /* force; NULL if there is none */
     void **pool_host;         /* addresses of the blocks that this call seals */
     uint32_t sealed_pages;    /* of all rows, by this call */
+    void **arena_host;        /* where a prefill chunk puts them first, if there is an arena */
+    void *const *pool;        /* pool_host on the device, for such a chunk */
     const void *q;
     uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
 

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The prefill arena: who owns it, what lies in it, and how its pages go to the pool.
+ *
+ * Knows nothing of attention. Layer-major prefill (every chunk of a layer, then the next layer)
+ * reads and writes device memory only. A caller that goes chunk by chunk takes the arena from
+ * itself at every call, and then reads earlier pages from the pool; the bits are the same.
+ */
+
+#include "prefill_arena.h"
+
+static char *block_of(const kvf_cache *cache, uint32_t page)
+{
+    return cache->device_kv + cache->layout.arena + page * kvf_block_bytes(&cache->dims.paging);
+}
+
+/* Pool addresses of the owner's pages, on the device. */
+static void **pool_of(const kvf_cache *cache)
+{
+    return kvf_table_at(cache, cache->layout.arena_pool);
+}
+
+static kvf_status wait_written(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    if (!cache->arena.is_pending)
+        return KVF_OK;
+    cache->arena.is_pending = 0;
+    return cache->device->ops->stream_wait_event(step->stream, cache->written);
+}
+
+static kvf_status leave(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    kvf_prefill_arena *a = &cache->arena;
+    if (!a->owner)
+        return KVF_OK;
+    const kvf_row row = kvf_step_row(cache, a->owner, a->layer);
+    const uint32_t first = a->first, count = a->end - a->first;
+    a->owner = NULL;
+    KVF_TRY(wait_written(step));
+    if (count == 0)
+        return KVF_OK;
+    return cache->device->ops->copy(step->stream, row.blocks + first, pool_of(cache) + first,
+                                    count * sizeof *row.blocks);
+}
+
+kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer, uint32_t sealed)
+{
+    kvf_prefill_arena *a = &step->cache->arena;
+    if (a->owner == sequence && a->layer == layer)
+        return KVF_OK;
+    KVF_TRY(kvf_arena_settle(step));
+    a->owner = sequence;
+    a->layer = layer;
+    a->first = a->end = sealed;
+    return KVF_OK;
+}
+
+void kvf_arena_place(kvf_step *step)
+{
+    kvf_row *row = &step->row_host[0];
+    const void *device = NULL;
+    void **blocks = kvf_step_take(step, step->sealed_pages * sizeof *blocks, &device);
+    KVF_ASSERT(step->rows == 1 && step->cache->arena.end == row->sealed_before);
+    for (uint32_t i = 0; i < step->sealed_pages; i++)
+        blocks[i] = block_of(step->cache, row->sealed_before + i);
+    step->arena_host = blocks;
+    step->pool = row->pool;
+    row->pool = (void *const *)device;
+}
+
+kvf_status kvf_arena_write_back(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    kvf_prefill_arena *a = &cache->arena;
+    if (step->sealed_pages == 0)
+        return KVF_OK;
+    KVF_TRY(ops->copy(step->stream, pool_of(cache) + a->end, (const void *)step->pool,
+                      step->sealed_pages * sizeof(void *)));
+    KVF_TRY(ops->event_record(cache->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
+    KVF_TRY(kvf_write_back(cache, step->pool_host, (const void *const *)step->arena_host,
+                           step->sealed_pages));
+    a->end += step->sealed_pages;
+    a->is_pending = 1;
+    return ops->event_record(cache->written, cache->writeback);
+}
+
+kvf_status kvf_arena_leave_rows(kvf_step *step)
+{
+    const kvf_prefill_arena *a = &step->cache->arena;
+    for (uint32_t b = 0; b < step->rows; b++)
+        if (a->owner == step->sequences[b] && a->layer == step->layer)
+            return leave(step);
+    return KVF_OK;
+}
+
+kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence)
+{
+    return step->cache->arena.owner == sequence ? leave(step) : KVF_OK;
+}
+
+kvf_status kvf_arena_settle(kvf_step *step)
+{
+    KVF_TRY(leave(step));
+    return wait_written(step);
+}
+
+void kvf_arena_forget(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    if (cache->arena.owner == sequence)
+        cache->arena.owner = NULL;
+}
+
+void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t page)
+{
+    const kvf_cache *cache = sequence->cache;
+    const kvf_prefill_arena *a = &cache->arena;
+    if (a->owner == sequence && a->layer == layer && page >= a->first && page < a->end)
+        (void)cache->device->ops->event_wait(cache->written); /* a failure shows in the stream */
+}
+
+/* The link is shared with pages on their way to the device: a copy is at most this long. */
+#define COPY_BYTES_MAX ((size_t)1 << 20)
+
+kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *from,
+                          uint32_t count)
+{
+    const size_t block = kvf_block_bytes(&cache->dims.paging);
+    const uint32_t most = (uint32_t)(block < COPY_BYTES_MAX ? COPY_BYTES_MAX / block : 1);
+    for (uint32_t i = 0; i < count;) {
+        uint32_t run = 1;
+        while (i + run < count && run < most &&
+               (const char *)to[i + run] == (const char *)to[i] + run * block &&
+               (const char *)from[i + run] == (const char *)from[i] + run * block)
+            run++;
+        KVF_TRY(cache->device->ops->copy(cache->writeback, to[i], from[i], run * block));
+        i += run;
+    }
+    return KVF_OK;
+}
