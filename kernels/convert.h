@@ -91,10 +91,10 @@ KVF_INLINE uint16_t kvf_fp16_from_float(float x)
         return (uint16_t)sign;
     uint32_t shift = 126u - (u >> 23); /* 14 .. 24 */
     uint32_t mantissa = (u & 0x7fffffu) | 0x800000u;
-    uint32_t half = 1u << (shift - 1);
+    uint32_t middle = 1u << (shift - 1);
     uint32_t kept = mantissa >> shift;
     uint32_t lost = mantissa & ((1u << shift) - 1u);
-    kept += lost > half || (lost == half && (kept & 1u));
+    kept += lost > middle || (lost == middle && (kept & 1u));
     return (uint16_t)(sign | kept);
 }
 
