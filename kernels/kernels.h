@@ -348,7 +348,9 @@ typedef struct kvf_resolve_args {
     X(permute)                                                                                     \
     X(csr_out)                                                                                     \
     X(csr_in)                                                                                      \
-    X(compare)
+    X(compare)                                                                                     \
+    X(ahead)                                                                                       \
+    X(frame)
 
 #define KVF_KERNEL_LIST(X)                                                                         \
     X(digest)                                                                                      \

@@ -73,6 +73,7 @@ typedef struct kvf_layer_counters {
     double recall_sum;
     double error_max;
     uint32_t static_min, static_max;
+    uint64_t pages_ahead, pages_ahead_used;
 } kvf_layer_counters;
 
 /* ---- stamp: the time in stream order. sum += now - *last; *last = now. One task. */
@@ -291,6 +292,34 @@ typedef struct kvf_compare_args {
     const float *dense_lse;
     kvf_layer_counters *counters;
 } kvf_compare_args;
+
+/* ---- ahead: slots that were filled ahead of need, one bit per slot. After such a resolve (is_use
+ * == 0): the bits of its misses are set and counted. After that of a step (is_use == 1): a set bit
+ * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared. One
+ * task per list. */
+typedef struct kvf_ahead_args {
+    uint32_t lists;
+    uint32_t ids_max;
+    uint32_t is_use;
+    uint32_t reserved;
+    const uint32_t *id_count;     /* [lists] */
+    const int32_t *slot_of_id;    /* [lists, ids_max] */
+    const uint32_t *missed;       /* [lists, ids_max] */
+    uint32_t *const *marks;       /* [lists] -> [ceil(slots / 32)] */
+    kvf_layer_counters *counters; /* added to, atomically */
+} kvf_ahead_args;
+
+/* ---- frame: arguments of a recorded step. The host writes them into a ring of frames; every part
+ * goes to its fixed place, and the part's turn moves on, so that the next run of the same recording
+ * finds the next frame. Turns wrap at 2^32: `frames` is a power of two. One task per part. */
+typedef struct kvf_frame_args {
+    uint32_t frames;
+    uint32_t parts;
+    size_t bytes;     /* of a part, a multiple of 16 */
+    const char *from; /* [frames, parts, bytes], host memory at its device alias */
+    char *to;         /* [parts, bytes] */
+    uint32_t *turns;  /* [parts] runs so far */
+} kvf_frame_args;
 
 /* ---- where things of a row are -------------------------------------------------------------- */
 
