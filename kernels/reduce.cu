@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Scores of query heads into scores of lists, on the GPU.
+ *
+ * Knows nothing of groups or layers. MAX and SUM: a thread per page, grid (pages_max / 256,
+ * outputs), rows in order. MEAN_SOFTMAX: one block per output, of 1 to 32 warps by the host-known
+ * size rows * pages_max. The rows are cut into 32 / rows parts each; a warp finds the maximum, then
+ * the sum of the exponentials of its part (reads two and three come from the first-level cache),
+ * one barrier, the parts are put together in order, one barrier, and every thread writes the mean
+ * of its pages.
+ *
+ * Bound: 4 * (rows + 1) bytes and, for MEAN_SOFTMAX, 2 * rows exponentials per page; 16
+ * exponentials per clock of one multiprocessor: 4096 pages of 4 rows take 2048 clocks of them. One
+ * block per output is enough from a few sequences on; for a single one of a million tokens it is
+ * not, and costs about ten times that.
+ *
+ * Exactness: fp32 sums in an order that depends on rows, pages and pages_max only; exponentials to
+ * 2 units in the last place. NaN counts as -infinity and +infinity as the largest float.
+ */
+
+#include <float.h>
+#include <math.h>
+
+#include "cuda_kernels.h"
+
+#include "cuda/cuda.cuh"
+#include "cuda/words.cuh"
+
+#define FOLD_THREADS 256u
+#define WARPS_MAX    32u
+#define WARP_SCORES  512u /* at least, before another warp pays */
+#define LOG2E        1.4426950408889634f
+
+static __device__ __forceinline__ float tame(float x)
+{
+    return x > FLT_MAX ? FLT_MAX : x == x ? x : -INFINITY;
+}
+
+static __global__ void __launch_bounds__(FOLD_THREADS)
+    fold_rows(const __grid_constant__ kvf_reduce_args a)
+{
+    const uint32_t page = blockIdx.x * FOLD_THREADS + threadIdx.x, output = blockIdx.y;
+    if (page >= a.pages[(size_t)output * a.pages_step])
+        return;
+    const float *rows = a.scores + (size_t)output * a.rows * a.pages_max + page;
+    float x = tame(rows[0]);
+    for (uint32_t r = 1; r < a.rows; r++) {
+        const float y = tame(rows[(size_t)r * a.pages_max]);
+        x = a.kind == KVF_GROUP_SUM ? x + y : fmaxf(x, y);
+    }
+    a.out[(size_t)output * a.pages_max + page] = x;
+}
+
+/* Maximum, and sum of 2^(unit (x - maximum)), of part of a row; {-inf, 0} if nothing counts. */
+struct weight {
+    float top;
+    float sum;
+};
+
+static __device__ weight weigh(const float *row, uint32_t begin, uint32_t end, float unit)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    weight w = {-INFINITY, 0.0f};
+#pragma unroll 4
+    for (uint32_t p = begin + lane; p < end; p += KVF_WARP_LANES)
+        w.top = fmaxf(w.top, tame(row[p]));
+    for (uint32_t step = KVF_WARP_LANES / 2; step; step /= 2)
+        w.top = fmaxf(w.top, __shfl_xor_sync(KVF_FULL_WARP, w.top, (int)step));
+    if (w.top == -INFINITY)
+        return w;
+#pragma unroll 4
+    for (uint32_t p = begin + lane; p < end; p += KVF_WARP_LANES)
+        w.sum += exp2f((tame(row[p]) - w.top) * unit);
+    for (uint32_t step = KVF_WARP_LANES / 2; step; step /= 2)
+        w.sum += __shfl_xor_sync(KVF_FULL_WARP, w.sum, (int)step);
+    return w;
+}
+
+/* The parts of a row, in order, as {maximum, 1 / (sum * rows)}; {0, 0} for a row without scores. */
+static __device__ weight share_of_row(const weight *parts, uint32_t count, uint32_t rows,
+                                      float unit)
+{
+    weight all = {-INFINITY, 0.0f};
+    for (uint32_t i = 0; i < count; i++)
+        all.top = fmaxf(all.top, parts[i].top);
+    if (all.top == -INFINITY)
+        return {0.0f, 0.0f};
+    for (uint32_t i = 0; i < count; i++)
+        if (parts[i].top != -INFINITY)
+            all.sum = fmaf(parts[i].sum, exp2f((parts[i].top - all.top) * unit), all.sum);
+    return {all.top, 1.0f / (all.sum * (float)rows)};
+}
+
+/* Parts that each row is cut into. */
+KVF_INLINE uint32_t parts_of(uint32_t rows)
+{
+    return kvf_max_u32(1, WARPS_MAX / rows);
+}
+
+static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
+    mean_softmax(const __grid_constant__ kvf_reduce_args a)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
+    const uint32_t output = blockIdx.x, count = parts_of(a.rows);
+    const uint32_t pages = a.pages[(size_t)output * a.pages_step];
+    const float *rows = a.scores + (size_t)output * a.rows * a.pages_max;
+    float *out = a.out + (size_t)output * a.pages_max;
+    const float unit = a.scale * LOG2E;
+    const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
+    weight *parts = (weight *)kvf_shared(), *shares = parts + (size_t)a.rows * count;
+    for (uint32_t i = warp; i < a.rows * count; i += warps) {
+        const uint32_t begin = kvf_min_u32(pages, i % count * part);
+        const weight w = weigh(rows + (size_t)(i / count) * a.pages_max, begin,
+                               kvf_min_u32(pages, begin + part), unit);
+        if (threadIdx.x % KVF_WARP_LANES == 0)
+            parts[i] = w;
+    }
+    __syncthreads();
+    for (uint32_t r = threadIdx.x; r < a.rows; r += blockDim.x)
+        shares[r] = share_of_row(parts + (size_t)r * count, count, a.rows, unit);
+    __syncthreads();
+    for (uint32_t p = threadIdx.x; p < pages; p += blockDim.x) {
+        float mean = 0.0f, top = -INFINITY;
+#pragma unroll 4
+        for (uint32_t r = 0; r < a.rows; r++) {
+            const float x = tame(rows[(size_t)r * a.pages_max + p]);
+            top = fmaxf(top, x);
+            mean = fmaf(exp2f((x - shares[r].top) * unit), shares[r].sum, mean);
+        }
+        out[p] = top == -INFINITY ? -INFINITY : mean;
+    }
+}
+
+extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_reduce_args *a = (const kvf_reduce_args *)args;
+    (void)tasks;
+    if (a->outputs == 0 || a->pages_max == 0)
+        return cudaSuccess;
+    if (a->kind != KVF_GROUP_MEAN_SOFTMAX)
+        return kvf_cuda_launch(fold_rows,
+                               dim3(kvf_div_ceil_u32(a->pages_max, FOLD_THREADS), a->outputs),
+                               dim3(FOLD_THREADS), 0, (cudaStream_t)stream, *a);
+    const uint64_t scores = (uint64_t)a->rows * a->pages_max;
+    const uint32_t warps = scores >= (uint64_t)WARPS_MAX * WARP_SCORES
+                               ? WARPS_MAX
+                               : 1 + (uint32_t)(scores / WARP_SCORES);
+    return kvf_cuda_launch(
+        mean_softmax, dim3(a->outputs), dim3(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES),
+        (size_t)a->rows * (parts_of(a->rows) + 1) * sizeof(weight), (cudaStream_t)stream, *a);
+}
