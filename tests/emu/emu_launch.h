@@ -18,9 +18,9 @@
 
 /* ---- the runtime provides -------------------------------------------------------------------- */
 
-/* Enqueue a launch that kvf_emu_check_launch() accepted: keep `body`, and later, in the order of the
- * stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid(). `name` is
- * a string literal that begins with the kernel's name. Returns a cudaError_t. */
+/* Enqueue a launch that kvf_emu_check_launch() accepted: keep `body`, and later, in the order of
+ * the stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid(). `name`
+ * is a string literal that begins with the kernel's name. Returns a cudaError_t. */
 int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
                     std::function<void()> body, const char *name);
 
@@ -29,9 +29,10 @@ int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_by
 /* cudaSuccess, or what CUDA answers to a launch of this shape. */
 cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);
 
-/* Run all blocks of a grid on the calling thread; returns when all have ended. `body` is called once
- * per CUDA thread. Several threads may run grids at the same time; a grid must not start another.
- * Errors of the kernel (deadlock, wrong mask, __trap) are printed and abort the process. */
+/* Run all blocks of a grid on the calling thread; returns when all have ended. `body` is called
+ * once per CUDA thread. Several threads may run grids at the same time; a grid must not start
+ * another. Errors of the kernel (deadlock, wrong mask, __trap) are printed and abort the process.
+ */
 void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body,
                       const char *name);
 

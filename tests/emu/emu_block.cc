@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A block on one OS thread: its CUDA threads run one after another until each waits for others.
+ *
+ * A fiber runs thread after thread; only when a thread waits does the next get a fiber of its own,
+ * so a kernel whose threads never meet costs no switch. Lanes of a warp are preferred, so a warp
+ * operation is 31 switches and no search. KVF_EMU_ORDER=backwards runs warps and lanes from the
+ * last to the first: a kernel whose results change forgot a barrier.
+ *
+ * Under TSan each CUDA thread has its own fiber and only barriers order them; blocks of a grid are
+ * ordered, as they run.
+ */
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <sched.h>
+#include <vector_functions.h>
+
+#include "emu_machine.h"
+
+__thread kvf_emu_place kvf_emu_here;
+uint32_t kvf_emu_fence_word;
+
+static void fiber_main(void);
+
+/* ---- the machine of an OS thread ------------------------------------------------------------- */
+
+static __thread kvf_emu_machine *here;
+
+namespace
+{
+struct machine_owner {
+    ~machine_owner();
+};
+} // namespace
+
+machine_owner::~machine_owner()
+{
+    kvf_emu_machine *m = here;
+    here = NULL;
+    if (m == NULL)
+        return;
+    for (uint32_t i = 0; i < KVF_EMU_BLOCK_THREADS_MAX; i++) {
+        kvf_emu_copies_free(&m->threads[i].async);
+        kvf_emu_copies_free(&m->threads[i].stores);
+        if (m->fiber_of[i] != NULL)
+            kvf_emu_fiber_destroy(m->fiber_of[i]);
+    }
+    while (m->free_fibers != NULL) {
+        kvf_emu_fiber *fiber = m->free_fibers;
+        m->free_fibers = fiber->next_free;
+        kvf_emu_fiber_destroy(fiber);
+    }
+    free(m);
+}
+
+static kvf_emu_machine *machine_open(void)
+{
+    static thread_local machine_owner owner;
+    (void)owner;
+    if (here == NULL) {
+        here = (kvf_emu_machine *)calloc(1, sizeof(*here));
+        if (here == NULL)
+            abort();
+        kvf_emu_fiber_adopt(&here->home);
+        const char *order = getenv("KVF_EMU_ORDER");
+        here->backwards = order != NULL && strcmp(order, "backwards") == 0;
+    }
+    return here;
+}
+
+KVF_EMU_QUIET kvf_emu_machine *kvf_emu_machine_get(void)
+{
+    kvf_emu_machine *m = here;
+    if (m == NULL || m->body == NULL) {
+        fputs("kvferry emulator: device code called outside a kernel\n", stderr);
+        abort();
+    }
+    return m;
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+/* Length of the kernel's name in the text of a launch: up to the first comma outside <>. */
+static int name_length(const char *text)
+{
+    int depth = 0, n = 0;
+    for (; text[n] != '\0'; n++) {
+        if (text[n] == '<' || text[n] == '(')
+            depth++;
+        else if (text[n] == '>' || text[n] == ')')
+            depth--;
+        else if (text[n] == ',' && depth == 0)
+            break;
+    }
+    return n;
+}
+
+KVF_EMU_QUIET static void print_place(const char *kernel, const char *what)
+{
+    const kvf_emu_place *p = &kvf_emu_here;
+    fprintf(stderr, "kvferry emulator: %.*s: %sblock (%u,%u,%u)", name_length(kernel), kernel, what,
+            p->block_index.x, p->block_index.y, p->block_index.z);
+}
+
+KVF_EMU_QUIET void kvf_emu_fail(const char *format, ...)
+{
+    kvf_emu_machine *m = kvf_emu_machine_get();
+    const uint3 t = kvf_emu_here.thread_index;
+    print_place(m->kernel, "");
+    fprintf(stderr, " thread (%u,%u,%u): ", t.x, t.y, t.z);
+    va_list list;
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+    fputc('\n', stderr);
+    abort();
+}
+
+KVF_EMU_QUIET static bool waits_alike(const kvf_emu_thread *a, const kvf_emu_thread *b)
+{
+    return a->waits_for == b->waits_for && a->mask == b->mask && a->barrier == b->barrier &&
+           a->parity == b->parity;
+}
+
+[[noreturn]] KVF_EMU_QUIET static void fail_deadlock(kvf_emu_machine *m)
+{
+    print_place(m->kernel, "deadlock in ");
+    fputs(", every thread waits:\n", stderr);
+    for (uint32_t i = 0, end; i < m->threads_count; i = end) {
+        const kvf_emu_thread *t = &m->threads[i];
+        for (end = i + 1; end < m->threads_count && waits_alike(t, &m->threads[end]); end++)
+            ;
+        const kvf_emu_thread *last = &m->threads[end - 1];
+        fprintf(stderr, "  thread (%u,%u,%u)", t->index.x, t->index.y, t->index.z);
+        if (end - i > 1)
+            fprintf(stderr, " .. (%u,%u,%u)", last->index.x, last->index.y, last->index.z);
+        if (t->waits_for == NULL) {
+            fputs(" exited\n", stderr);
+            continue;
+        }
+        fprintf(stderr, " waits in %s", t->waits_for);
+        if (t->mask != 0)
+            fprintf(stderr, " of lanes 0x%08x", t->mask);
+        if (t->barrier != NULL)
+            fprintf(stderr, " at shared byte %td, parity %u",
+                    (const char *)t->barrier - kvf_emu_here.shared, t->parity);
+        fputc('\n', stderr);
+    }
+    abort();
+}
+
+KVF_EMU_QUIET void kvf_emu_poison(void *memory, size_t bytes)
+{
+    const uint64_t word = KVF_EMU_POISON * 0x0001000100010001u;
+    char *p = (char *)memory;
+    size_t i = 0;
+    for (; i + sizeof(word) <= bytes; i += sizeof(word))
+        __builtin_memcpy(p + i, &word, sizeof(word));
+    for (; i < bytes; i++)
+        p[i] = (char)(i % 2 == 0 ? KVF_EMU_POISON & 0xffu : KVF_EMU_POISON >> 8);
+}
+
+void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignment)
+{
+    if ((uintptr_t)pointer % alignment != 0)
+        kvf_emu_fail("%s: address %p is not a multiple of %zu", what, pointer, alignment);
+}
+
+void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, size_t alignment)
+{
+    kvf_emu_check_aligned(what, pointer, alignment);
+    const uintptr_t base = (uintptr_t)kvf_emu_here.shared, at = (uintptr_t)pointer;
+    if (at < base || at - base > kvf_emu_here.shared_bytes ||
+        kvf_emu_here.shared_bytes - (at - base) < bytes)
+        kvf_emu_fail("%s: %zu bytes at %p are not in the %zu bytes of shared memory", what, bytes,
+                     pointer, kvf_emu_here.shared_bytes);
+}
+
+/* ---- who runs next --------------------------------------------------------------------------- */
+
+/* The bit of `set` that follows `after` in the order of the machine, around the end. set != 0. */
+static inline uint32_t next_bit(uint32_t set, uint32_t after, bool backwards)
+{
+    if (backwards) {
+        const uint32_t below = set & ((1u << after) - 1u);
+        return 31u - (uint32_t)__builtin_clz(below != 0 ? below : set);
+    }
+    const uint32_t above = set & ~((2u << after) - 1u);
+    return (uint32_t)__builtin_ctz(above != 0 ? above : set);
+}
+
+KVF_EMU_QUIET static uint32_t next_in_warp(const kvf_emu_machine *m, uint32_t warp)
+{
+    const uint32_t lane = warp == m->current / 32 ? m->current % 32 : m->backwards ? 0 : 31;
+    return warp * 32 + next_bit(m->warps[warp].ready, lane, m->backwards);
+}
+
+/* A ready thread, or threads_count. */
+KVF_EMU_QUIET static uint32_t next_ready(const kvf_emu_machine *m)
+{
+    const uint32_t warp = m->current / 32;
+    if (m->warps[warp].ready != 0)
+        return next_in_warp(m, warp);
+    if (m->warps_ready == 0)
+        return m->threads_count;
+    return next_in_warp(m, next_bit(m->warps_ready, warp, m->backwards));
+}
+
+/* The same, and copies arrive when nobody can run. */
+KVF_EMU_QUIET static uint32_t next_thread(kvf_emu_machine *m)
+{
+    for (;;) {
+        const uint32_t next = next_ready(m);
+        if (next < m->threads_count)
+            return next;
+        if (!kvf_emu_copies_progress(m))
+            fail_deadlock(m);
+    }
+}
+
+KVF_EMU_QUIET static void set_current(kvf_emu_machine *m, uint32_t thread)
+{
+    kvf_emu_warp *warp = &m->warps[thread / 32];
+    warp->ready &= ~(1u << thread % 32);
+    if (warp->ready == 0)
+        m->warps_ready &= ~(1u << thread / 32);
+    m->current = thread;
+    kvf_emu_here.thread_index = m->threads[thread].index;
+}
+
+KVF_EMU_QUIET void kvf_emu_wake(kvf_emu_machine *m, uint32_t warp, uint32_t lanes)
+{
+    if (lanes == 0)
+        return;
+    m->warps[warp].ready |= lanes;
+    m->warps_ready |= 1u << warp;
+}
+
+KVF_EMU_QUIET static kvf_emu_fiber *take_fiber(kvf_emu_machine *m, uint32_t thread)
+{
+    if (KVF_EMU_TSAN) {
+        if (m->fiber_of[thread] == NULL)
+            m->fiber_of[thread] = kvf_emu_fiber_create(fiber_main, m->fibers_made++);
+        return m->fiber_of[thread];
+    }
+    kvf_emu_fiber *fiber = m->free_fibers;
+    if (fiber == NULL)
+        return kvf_emu_fiber_create(fiber_main, m->fibers_made++);
+    m->free_fibers = fiber->next_free;
+    return fiber;
+}
+
+KVF_EMU_QUIET static void switch_to_thread(kvf_emu_machine *m, kvf_emu_fiber *from, uint32_t thread)
+{
+    set_current(m, thread);
+    if (m->threads[thread].fiber == NULL)
+        m->threads[thread].fiber = take_fiber(m, thread);
+    kvf_emu_fiber_switch(from, m->threads[thread].fiber);
+}
+
+KVF_EMU_QUIET void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for)
+{
+    const uint32_t self = m->current;
+    kvf_emu_thread *t = &m->threads[self];
+    t->waits_for = waits_for;
+    const uint32_t next = next_thread(m);
+    if (next == self)
+        set_current(m, self);
+    else
+        switch_to_thread(m, t->fiber, next);
+    t->waits_for = NULL;
+    t->mask = 0;
+    t->barrier = NULL;
+    t->parity = 0;
+}
+
+KVF_EMU_QUIET void kvf_emu_yield(void)
+{
+    kvf_emu_machine *m = kvf_emu_machine_get();
+    const uint32_t self = m->current;
+    kvf_emu_copies_progress(m);
+    uint32_t next = m->threads_count;
+    const uint32_t others = m->warps_ready & ~(1u << self / 32);
+    const uint32_t later = m->backwards ? m->warps[self / 32].ready & ((1u << self % 32) - 1u)
+                                        : m->warps[self / 32].ready & ~((2u << self % 32) - 1u);
+    if (later != 0 || (others == 0 && m->warps[self / 32].ready != 0))
+        next = next_in_warp(m, self / 32);
+    else if (others != 0)
+        next = next_in_warp(m, next_bit(others, self / 32, m->backwards));
+    if (next == m->threads_count) {
+        sched_yield();
+        return;
+    }
+    kvf_emu_wake(m, self / 32, 1u << self % 32);
+    switch_to_thread(m, m->threads[self].fiber, next);
+}
+
+/* ---- a block --------------------------------------------------------------------------------- */
+
+KVF_EMU_QUIET static void barrier_complete(kvf_emu_machine *m)
+{
+    switch (m->barrier_kind) {
+    case KVF_EMU_BARRIER_PLAIN:
+        m->barrier_answer = 0;
+        break;
+    case KVF_EMU_BARRIER_OR:
+        m->barrier_answer = m->barrier_count != 0;
+        break;
+    case KVF_EMU_BARRIER_AND:
+        m->barrier_answer = m->barrier_count == m->barrier_arrived;
+        break;
+    case KVF_EMU_BARRIER_COUNT:
+        m->barrier_answer = (int)m->barrier_count;
+        break;
+    }
+    m->barrier_arrived = m->barrier_count = 0;
+    m->barrier_phase ^= 1;
+    for (uint32_t w = 0; w < m->warps_count; w++) {
+        kvf_emu_wake(m, w, m->warps[w].at_sync);
+        m->warps[w].at_sync = 0;
+    }
+}
+
+KVF_EMU_QUIET int kvf_emu_barrier(kvf_emu_barrier_kind kind, int predicate)
+{
+    static const char *const names[] = {"__syncthreads", "__syncthreads_or", "__syncthreads_and",
+                                        "__syncthreads_count"};
+    kvf_emu_machine *m = kvf_emu_machine_get();
+    if (m->barrier_arrived == 0)
+        m->barrier_kind = kind;
+    else if (m->barrier_kind != kind)
+        kvf_emu_fail("%s, while other threads of the block wait in %s", names[kind],
+                     names[m->barrier_kind]);
+    const char *order = &m->barrier_order[m->barrier_phase];
+    KVF_EMU_RELEASE(order);
+    m->barrier_arrived++;
+    m->barrier_count += predicate != 0;
+    if (m->barrier_arrived == m->alive) {
+        barrier_complete(m);
+    } else {
+        m->warps[m->current / 32].at_sync |= 1u << m->current % 32;
+        kvf_emu_suspend(m, names[kind]);
+    }
+    KVF_EMU_ACQUIRE(order);
+    return m->barrier_answer;
+}
+
+KVF_EMU_QUIET static void thread_end(kvf_emu_machine *m)
+{
+    kvf_emu_thread *t = &m->threads[m->current];
+    kvf_emu_warp *warp = &m->warps[m->current / 32];
+    const uint32_t bit = 1u << m->current % 32;
+    kvf_emu_copies_thread_end(m, t);
+    KVF_EMU_RELEASE(&m->block_end);
+    for (uint32_t set = warp->meetings; set != 0; set &= set - 1) {
+        const int i = __builtin_ctz(set);
+        if (warp->meeting_mask[i] & bit)
+            kvf_emu_fail("exits, while lanes 0x%08x wait for it in %s of lanes 0x%08x",
+                         warp->meeting_arrived[i], warp->meeting_op[i]->name,
+                         warp->meeting_mask[i]);
+    }
+    warp->exited |= bit;
+    t->fiber = NULL;
+    m->alive--;
+    if (m->barrier_arrived != 0 && m->barrier_arrived == m->alive)
+        barrier_complete(m);
+}
+
+/* Called when the fiber's thread has exited: give the fiber another, or put it aside until somebody
+ * takes it. */
+KVF_EMU_QUIET static void next_for_fiber(kvf_emu_machine *m, kvf_emu_fiber *self)
+{
+    if (m->alive == 0) {
+        self->next_free = m->free_fibers;
+        if (!KVF_EMU_TSAN)
+            m->free_fibers = self;
+        kvf_emu_fiber_switch(self, &m->home);
+        return;
+    }
+    const uint32_t next = next_thread(m);
+    if (!KVF_EMU_TSAN && m->threads[next].fiber == NULL) {
+        set_current(m, next);
+        m->threads[next].fiber = self;
+        return;
+    }
+    self->next_free = m->free_fibers;
+    if (!KVF_EMU_TSAN)
+        m->free_fibers = self;
+    switch_to_thread(m, self, next);
+}
+
+KVF_EMU_QUIET static void fiber_main(void)
+{
+    kvf_emu_machine *m = here;
+    kvf_emu_fiber_begin(m->home.bytes == 0 ? &m->home : NULL);
+    kvf_emu_fiber *self = m->threads[m->current].fiber;
+    for (;;) {
+        KVF_EMU_ACQUIRE(&m->block_begin);
+        (*m->body)();
+        thread_end(m);
+        next_for_fiber(m, self);
+    }
+}
+
+KVF_EMU_QUIET static void run_block(kvf_emu_machine *m)
+{
+    for (uint32_t w = 0; w < m->warps_count; w++) {
+        const uint32_t left = m->threads_count - w * 32;
+        m->warps[w].ready = left >= 32 ? ~0u : (1u << left) - 1u;
+        m->warps[w].exited = ~m->warps[w].ready;
+    }
+    m->warps_ready = m->warps_count == 32 ? ~0u : (1u << m->warps_count) - 1u;
+    m->alive = m->threads_count;
+    KVF_EMU_RELEASE(&m->block_begin);
+    switch_to_thread(m, &m->home, m->backwards ? m->threads_count - 1 : 0);
+    KVF_EMU_ACQUIRE(&m->block_end);
+    kvf_emu_copies_block_end(m);
+}
+
+KVF_EMU_QUIET static void grid_begin(kvf_emu_machine *m, dim3 grid, dim3 block,
+                                     const std::function<void()> *body, const char *name)
+{
+    if (m->body != NULL)
+        kvf_emu_fail("starts a grid from a kernel");
+    m->kernel = name != NULL ? name : "kernel";
+    m->body = body;
+    m->threads_count = block.x * block.y * block.z;
+    m->warps_count = (m->threads_count + 31) / 32;
+    for (uint32_t i = 0; i < m->threads_count; i++)
+        m->threads[i].index = make_uint3(i % block.x, i / block.x % block.y, i / block.x / block.y);
+    kvf_emu_here.block_dim = block;
+    kvf_emu_here.grid_dim = grid;
+}
+
+cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes)
+{
+    const uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 ||
+        grid.z > 65535)
+        return cudaErrorInvalidConfiguration;
+    if (threads == 0 || threads > KVF_EMU_BLOCK_THREADS_MAX || block.x > 1024 || block.y > 1024 ||
+        block.z > 64)
+        return cudaErrorInvalidConfiguration;
+    if (shared_bytes > KVF_EMU_SHARED_BYTES_MAX)
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
+
+KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
+                                    const std::function<void()> &body, const char *name)
+{
+    kvf_emu_machine *m = machine_open();
+    grid_begin(m, grid, block, &body, name);
+    void *shared = NULL;
+    if (posix_memalign(&shared, 128, shared_bytes != 0 ? shared_bytes : 1) != 0)
+        abort();
+    kvf_emu_here.shared = (char *)shared;
+    kvf_emu_here.shared_bytes = shared_bytes;
+    for (uint32_t z = 0; z < grid.z; z++)
+        for (uint32_t y = 0; y < grid.y; y++)
+            for (uint32_t x = 0; x < grid.x; x++) {
+                kvf_emu_here.block_index = make_uint3(x, y, z);
+                kvf_emu_poison(shared, shared_bytes);
+                run_block(m);
+            }
+    free(shared);
+    kvf_emu_here.shared = NULL;
+    m->body = NULL;
+}

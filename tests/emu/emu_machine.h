@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_EMU_EMU_MACHINE_H
+#define KVF_TESTS_EMU_EMU_MACHINE_H
+
+/*
+ * The state of one block, shared by the files of the emulator and by nobody else: who can run, who
+ * waits for what, which copies are under way.
+ *
+ * Invariants: a thread is in `ready` of its warp, or it runs, or it has exited, or waits_for says
+ * why not; warps_ready has the bit of every warp with a ready lane; a fiber belongs to at most one
+ * thread that has started and not exited.
+ */
+
+#include <functional>
+
+#include "emu_block.h"
+#include "emu_fiber.h"
+#include "emu_launch.h"
+
+enum { KVF_EMU_WARPS_MAX = 32, KVF_EMU_LOADS_MAX = 1024 };
+
+struct kvf_emu_copy {
+    void *to;
+    const void *from;
+    uint32_t bytes;
+    uint32_t group;
+    char *snapshot; /* a bulk store that has read its source */
+};
+
+/* Copies of one thread, oldest first; items is allocated once needed and kept. */
+struct kvf_emu_copies {
+    kvf_emu_copy *items;
+    uint32_t count, capacity;
+    uint32_t group; /* the one that is open */
+};
+
+struct kvf_emu_thread {
+    uint3 index;
+    kvf_emu_fiber *fiber;
+    const char *waits_for; /* NULL: it can run, runs, or has exited */
+    uint32_t mask;         /* of the warp operation it waits in */
+    uint32_t parity;       /* of the phase it waits for */
+    uint64_t *barrier;     /* that it waits for, or NULL */
+    kvf_emu_copies async, stores;
+};
+
+struct kvf_emu_warp {
+    uint32_t ready;   /* lanes that can run and do not, started or not */
+    uint32_t exited;  /* and lanes beyond the end of the block */
+    uint32_t at_sync; /* lanes in __syncthreads */
+    uint32_t at_mbarrier;
+    uint32_t meetings; /* bit i: a meeting whose lowest lane is i */
+    uint32_t meeting_mask[32], meeting_arrived[32];
+    const kvf_emu_warp_op *meeting_op[32];
+    void *operands[32];
+    char order; /* its address is what __syncwarp synchronises on */
+};
+
+struct kvf_emu_load {
+    kvf_emu_copy copy;
+    uint64_t *barrier;
+};
+
+struct kvf_emu_machine {
+    kvf_emu_fiber home; /* the OS thread's own stack */
+    kvf_emu_fiber *free_fibers;
+    unsigned fibers_made;
+    bool backwards;
+
+    const char *kernel;
+    const std::function<void()> *body; /* NULL: no grid runs */
+    uint32_t threads_count, warps_count;
+    uint32_t current; /* linear index of the thread that runs */
+    uint32_t alive;
+    uint32_t warps_ready;
+
+    kvf_emu_barrier_kind barrier_kind;
+    uint32_t barrier_arrived, barrier_count, barrier_phase;
+    int barrier_answer;
+    char barrier_order[2], block_begin, block_end; /* addresses to synchronise on */
+
+    uint32_t loads_count;
+    kvf_emu_load loads[KVF_EMU_LOADS_MAX];
+
+    kvf_emu_warp warps[KVF_EMU_WARPS_MAX];
+    kvf_emu_thread threads[KVF_EMU_BLOCK_THREADS_MAX];
+    kvf_emu_fiber *fiber_of[KVF_EMU_BLOCK_THREADS_MAX]; /* under TSan: always the same */
+};
+
+/* That of the block whose kernel is running. */
+kvf_emu_machine *kvf_emu_machine_get(void);
+
+/* Let the running thread wait; somebody has written down what for. Returns once another made it
+ * ready. */
+void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for);
+void kvf_emu_wake(kvf_emu_machine *m, uint32_t warp, uint32_t lanes);
+
+/* Arrive copies that a waiting thread waits for; false if there are none. */
+bool kvf_emu_copies_progress(kvf_emu_machine *m);
+
+/* The running thread ends: its copies do too, or fail. */
+void kvf_emu_copies_thread_end(kvf_emu_machine *m, kvf_emu_thread *t);
+void kvf_emu_copies_block_end(kvf_emu_machine *m);
+void kvf_emu_copies_free(kvf_emu_copies *copies);
+
+#endif

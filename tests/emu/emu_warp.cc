@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Warp operations: lanes meet, and the last of them computes the answers of all.
+ *
+ * Stricter than the hardware: a mask must not name lanes that have exited or never were, and lanes
+ * that wait in the same warp must agree on operation and mask or be disjoint. A shuffle from a lane
+ * outside the mask answers KVF_EMU_POISON. Products of 16-bit elements are exact in fp32; they are
+ * added in ascending order of the inner dimension.
+ */
+
+#include <string.h>
+
+#include "emu_machine.h"
+
+KVF_EMU_QUIET uint32_t kvf_emu_lane(void)
+{
+    return kvf_emu_machine_get()->current % 32;
+}
+
+KVF_EMU_QUIET static void check_meeting(const kvf_emu_warp *warp, const kvf_emu_warp_op *op,
+                                        uint32_t mask, uint32_t lane)
+{
+    if (!(mask >> lane & 1))
+        kvf_emu_fail("%s of lanes 0x%08x called by lane %u", op->name, mask, lane);
+    if (op->whole_warp && mask != ~0u)
+        kvf_emu_fail("%s needs the whole warp, not lanes 0x%08x", op->name, mask);
+    if (mask & warp->exited)
+        kvf_emu_fail("%s of lanes 0x%08x, of which 0x%08x have exited or are not in the block",
+                     op->name, mask, mask & warp->exited);
+    for (uint32_t set = warp->meetings; set != 0; set &= set - 1) {
+        const int i = __builtin_ctz(set);
+        const uint32_t theirs = warp->meeting_mask[i];
+        if ((theirs & mask) != 0 && (theirs != mask || warp->meeting_op[i] != op))
+            kvf_emu_fail("%s of lanes 0x%08x, while lanes 0x%08x wait in %s of lanes 0x%08x",
+                         op->name, mask, warp->meeting_arrived[i], warp->meeting_op[i]->name,
+                         theirs);
+    }
+}
+
+KVF_EMU_QUIET void kvf_emu_warp_meet(const kvf_emu_warp_op *op, uint32_t mask, void *operand)
+{
+    kvf_emu_machine *m = kvf_emu_machine_get();
+    const uint32_t lane = m->current % 32, bit = 1u << lane;
+    kvf_emu_warp *warp = &m->warps[m->current / 32];
+    check_meeting(warp, op, mask, lane);
+    if (op->orders_memory)
+        KVF_EMU_RELEASE(&warp->order);
+    const int i = __builtin_ctz(mask);
+    if (!(warp->meetings >> i & 1)) {
+        warp->meetings |= 1u << i;
+        warp->meeting_mask[i] = mask;
+        warp->meeting_op[i] = op;
+        warp->meeting_arrived[i] = 0;
+    }
+    warp->operands[lane] = operand;
+    warp->meeting_arrived[i] |= bit;
+    if (warp->meeting_arrived[i] == mask) {
+        warp->meetings &= ~(1u << i);
+        op->complete(warp->operands, mask);
+        kvf_emu_wake(m, m->current / 32, mask & ~bit);
+    } else {
+        m->threads[m->current].mask = mask;
+        kvf_emu_suspend(m, op->name);
+    }
+    if (op->orders_memory)
+        KVF_EMU_ACQUIRE(&warp->order);
+}
+
+/* ---- shuffles, votes, reductions ------------------------------------------------------------- */
+
+KVF_EMU_QUIET static void shuffle(void *const *operands, uint32_t mask)
+{
+    uint64_t values[32];
+    for (uint32_t i = 0; i < 32; i++)
+        values[i] = mask >> i & 1 ? ((kvf_emu_shuffle *)operands[i])->value
+                                  : KVF_EMU_POISON * 0x0001000100010001u;
+    for (uint32_t set = mask; set != 0; set &= set - 1) {
+        kvf_emu_shuffle *mine = (kvf_emu_shuffle *)operands[__builtin_ctz(set)];
+        mine->value = values[mine->source];
+    }
+}
+
+const kvf_emu_warp_op kvf_emu_shuffle_op = {"__shfl_sync", shuffle, false, false};
+const kvf_emu_warp_op kvf_emu_shuffle_up_op = {"__shfl_up_sync", shuffle, false, false};
+const kvf_emu_warp_op kvf_emu_shuffle_down_op = {"__shfl_down_sync", shuffle, false, false};
+const kvf_emu_warp_op kvf_emu_shuffle_xor_op = {"__shfl_xor_sync", shuffle, false, false};
+
+static void nothing(void *const *, uint32_t)
+{
+}
+
+KVF_EMU_QUIET static void ballot(void *const *operands, uint32_t mask)
+{
+    uint32_t answer = 0;
+    for (uint32_t set = mask; set != 0; set &= set - 1)
+        answer |= (uint32_t)(((kvf_emu_vote *)operands[__builtin_ctz(set)])->value != 0)
+                  << __builtin_ctz(set);
+    for (uint32_t set = mask; set != 0; set &= set - 1)
+        ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = answer;
+}
+
+KVF_EMU_QUIET static void match_any(void *const *operands, uint32_t mask)
+{
+    for (uint32_t left = mask; left != 0;) {
+        const uint64_t value = ((kvf_emu_vote *)operands[__builtin_ctz(left)])->value;
+        uint32_t same = 0;
+        for (uint32_t set = left; set != 0; set &= set - 1)
+            if (((kvf_emu_vote *)operands[__builtin_ctz(set)])->value == value)
+                same |= set & -set;
+        for (uint32_t set = same; set != 0; set &= set - 1)
+            ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = same;
+        left &= ~same;
+    }
+}
+
+template <uint32_t combine(uint32_t, uint32_t)>
+KVF_EMU_QUIET static void reduce(void *const *operands, uint32_t mask)
+{
+    uint32_t answer = (uint32_t)((kvf_emu_vote *)operands[__builtin_ctz(mask)])->value;
+    for (uint32_t set = mask & (mask - 1); set != 0; set &= set - 1)
+        answer = combine(answer, (uint32_t)((kvf_emu_vote *)operands[__builtin_ctz(set)])->value);
+    for (uint32_t set = mask; set != 0; set &= set - 1)
+        ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = answer;
+}
+
+static uint32_t add(uint32_t a, uint32_t b)
+{
+    return a + b;
+}
+static uint32_t min_unsigned(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+static uint32_t max_unsigned(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+static uint32_t min_signed(uint32_t a, uint32_t b)
+{
+    return (int32_t)a < (int32_t)b ? a : b;
+}
+static uint32_t max_signed(uint32_t a, uint32_t b)
+{
+    return (int32_t)a > (int32_t)b ? a : b;
+}
+static uint32_t bit_and(uint32_t a, uint32_t b)
+{
+    return a & b;
+}
+static uint32_t bit_or(uint32_t a, uint32_t b)
+{
+    return a | b;
+}
+static uint32_t bit_xor(uint32_t a, uint32_t b)
+{
+    return a ^ b;
+}
+
+const kvf_emu_warp_op kvf_emu_syncwarp_op = {"__syncwarp", nothing, true, false};
+const kvf_emu_warp_op kvf_emu_ballot_op = {"vote (__ballot_sync, __any_sync, __all_sync)", ballot,
+                                           false, false};
+const kvf_emu_warp_op kvf_emu_match_any_op = {"__match_any_sync", match_any, false, false};
+const kvf_emu_warp_op kvf_emu_reduce_add_op = {"__reduce_add_sync", reduce<add>, false, false};
+const kvf_emu_warp_op kvf_emu_reduce_min_op = {"__reduce_min_sync", reduce<min_unsigned>, false,
+                                               false};
+const kvf_emu_warp_op kvf_emu_reduce_max_op = {"__reduce_max_sync", reduce<max_unsigned>, false,
+                                               false};
+const kvf_emu_warp_op kvf_emu_reduce_min_signed_op = {"__reduce_min_sync", reduce<min_signed>,
+                                                      false, false};
+const kvf_emu_warp_op kvf_emu_reduce_max_signed_op = {"__reduce_max_sync", reduce<max_signed>,
+                                                      false, false};
+const kvf_emu_warp_op kvf_emu_reduce_and_op = {"__reduce_and_sync", reduce<bit_and>, false, false};
+const kvf_emu_warp_op kvf_emu_reduce_or_op = {"__reduce_or_sync", reduce<bit_or>, false, false};
+const kvf_emu_warp_op kvf_emu_reduce_xor_op = {"__reduce_xor_sync", reduce<bit_xor>, false, false};
+
+/* ---- tiles and products ---------------------------------------------------------------------- */
+
+/* Lane 8 tile + row brought that row; each lane gets two neighbours of each tile. */
+template <bool transposed> KVF_EMU_QUIET static void load_tiles(void *const *operands, uint32_t)
+{
+    uint16_t tiles[4][8][8];
+    for (uint32_t i = 0; i < 32; i++)
+        __builtin_memcpy(tiles[i / 8][i % 8], ((const kvf_emu_tiles *)operands[i])->row, 16);
+    for (uint32_t i = 0; i < 32; i++)
+        for (uint32_t tile = 0; tile < 4; tile++) {
+            const uint32_t group = i / 4, pair = i % 4 * 2;
+            const uint16_t(*t)[8] = tiles[tile];
+            const uint32_t low = transposed ? t[pair][group] : t[group][pair];
+            const uint32_t high = transposed ? t[pair + 1][group] : t[group][pair + 1];
+            ((kvf_emu_tiles *)operands[i])->registers[tile] = low | high << 16;
+        }
+}
+
+const kvf_emu_warp_op kvf_emu_tiles_op = {"kvf_load_tiles4", load_tiles<false>, false, true};
+const kvf_emu_warp_op kvf_emu_tiles_transposed_op = {"kvf_load_tiles4_transposed", load_tiles<true>,
+                                                     false, true};
+
+static inline float from_bits(uint32_t bits)
+{
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline float widen_bf16(uint32_t x)
+{
+    return from_bits(x << 16);
+}
+
+static inline float widen_half(uint32_t x)
+{
+    const uint32_t sign = (x & 0x8000u) << 16, rest = (x & 0x7fffu) << 13;
+    if (rest >= 0x7c00u << 13)
+        return from_bits(sign | rest | 0x7f800000u);
+    const float magnitude = from_bits(rest) * 0x1p112f;
+    return sign != 0 ? -magnitude : magnitude;
+}
+
+template <float widen(uint32_t)> KVF_EMU_QUIET static void multiply(void *const *operands, uint32_t)
+{
+    float a[16][16], b[16][8], d[16][8];
+    for (uint32_t i = 0; i < 32; i++) {
+        const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
+        const uint32_t group = i / 4, pair = i % 4 * 2;
+        for (uint32_t r = 0; r < 4; r++) {
+            float *to = &a[group + r % 2 * 8][pair + r / 2 * 8];
+            to[0] = widen(p->a[r] & 0xffffu);
+            to[1] = widen(p->a[r] >> 16);
+        }
+        for (uint32_t r = 0; r < 2; r++) {
+            b[pair + r * 8][group] = widen(p->b[r] & 0xffffu);
+            b[pair + r * 8 + 1][group] = widen(p->b[r] >> 16);
+        }
+        for (uint32_t r = 0; r < 4; r++)
+            d[group + r / 2 * 8][pair + r % 2] = p->d[r];
+    }
+    for (uint32_t row = 0; row < 16; row++)
+        for (uint32_t k = 0; k < 16; k++)
+            for (uint32_t column = 0; column < 8; column++)
+                d[row][column] += a[row][k] * b[k][column];
+    for (uint32_t i = 0; i < 32; i++) {
+        const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
+        for (uint32_t r = 0; r < 4; r++)
+            p->d[r] = d[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
+    }
+}
+
+const kvf_emu_warp_op kvf_emu_mma_bf16_op = {"kvf_mma (bf16)", multiply<widen_bf16>, false, true};
+const kvf_emu_warp_op kvf_emu_mma_half_op = {"kvf_mma (fp16)", multiply<widen_half>, false, true};
