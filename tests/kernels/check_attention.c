@@ -87,7 +87,8 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
 static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_data data)
 {
     kvf_attend_args a = {.shape = *shape, .group = group};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.pass = (kvf_pass)check_below(c, 3);
     a.lists = 1 + check_below(c, 2);
     a.spans_max = 1 + check_below(c, 5);
@@ -123,7 +124,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_
     for (int i = 0; i < 2; i++) {
         o[i] = a.partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
         lse[i] = a.partial_lse = check_out(c, part_rows * sizeof(float));
-        check_run(i ? c->var->attend : c->ref->attend, &a, kvf_attend_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, attend, &a, kvf_attend_tasks(&a), i);
     }
     const size_t tokens = (size_t)a.split * shape->page_size;
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
@@ -155,7 +156,8 @@ void check_attend(check *c)
 static void merge_case(check *c, const kvf_shape *shape)
 {
     kvf_merge_args a = {.shape = *shape};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.lists = 1 + check_below(c, 3);
     a.group = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
     a.splits_max = 1 + check_below(c, 9);
@@ -186,7 +188,7 @@ static void merge_case(check *c, const kvf_shape *shape)
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         out_lse[i] = check_out(c, rows * sizeof(float));
         a.lse = with_lse ? out_lse[i] : NULL;
-        check_run(i ? c->var->merge : c->ref->merge, &a, kvf_merge_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, merge, &a, kvf_merge_tasks(&a), i);
     }
     /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
     const double weight = 5e4 * 0x1p-23;
@@ -205,7 +207,8 @@ static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint3
                          uint32_t base, check_data data)
 {
     kvf_prefill_kernel_args a = {.shape = *shape, .group = group, .tokens = tokens, .base = base};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.kv_heads = 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u data=%d",
@@ -241,7 +244,7 @@ static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint3
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
-        check_run(i ? c->var->prefill : c->ref->prefill, &a, kvf_prefill_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, kvf_prefill_tasks(&a), i);
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens);
@@ -278,15 +281,16 @@ static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kern
     b.row_max = a->row_max = check_out(c, stats * sizeof(float));
     b.row_sum = a->row_sum = check_out(c, stats * sizeof(float));
     b.score = a->score = check_out(c, scores * sizeof(float));
-    check_run(k->observe_stats, a, kvf_observe_tasks(a), back);
-    check_run(k->observe_score, a, kvf_observe_tasks(a), back);
+    CHECK_RUN(c, k, observe_stats, a, kvf_observe_tasks(a), back);
+    CHECK_RUN(c, k, observe_score, a, kvf_observe_tasks(a), back);
     return b;
 }
 
 static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, check_data data)
 {
     kvf_observe_args a = {.shape = *shape, .spans_max = spans_max};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.kv_heads = 1 + check_below(c, 2);
     a.group = 1 + check_below(c, spans_max > 10 ? 4 : KVF_GROUP_MAX_HEADS);
     a.window = 1 + check_below(c, spans_max > 10 ? 8 : 24);

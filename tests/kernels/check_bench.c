@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Times of kernels on one core, variant against reference, on shapes of an 8B model.
+ * Times of kernels on one core or on a GPU, variant against reference on one core, on shapes of an
+ * 8B model.
  *
  * Knows nothing of threads or targets; bench/kernels measures those. Each figure is the best of a
- * few repetitions over data that is larger than the caches where the kernel reads pages.
+ * few repetitions over data that is larger than the caches where the kernel reads pages. On a GPU
+ * the data lies in its memory and events take the time.
  */
 
 #include <math.h>
@@ -26,28 +28,38 @@ typedef struct work {
     const char *unit;
     double amount; /* bytes or operations of the whole launch */
     kvf_task_fn ref;
-    kvf_task_fn var;
+    kvf_task_fn var; /* of c->var */
     const void *args;
     uint32_t tasks;
     uint32_t ref_tasks; /* the reference runs this many and is scaled */
 } work;
 
-static double best_time(kvf_task_fn fn, const void *args, uint32_t tasks)
+#define TIMES 20u
+
+static double best_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const work *w,
+                        uint32_t tasks)
 {
     double best = INFINITY;
     const double start = check_seconds();
-    for (uint32_t i = 0; i < 20 && check_seconds() - start < 0.5; i++) {
+    if (c->cuda && table == c->var) {
+        const char *error = check_cuda_time(c->cuda, fn, w->args, tasks, TIMES, &best);
+        if (error)
+            check_fail(c, "%s: launch: %s", w->op, error);
+        return best * 1e-9;
+    }
+    for (uint32_t i = 0; i < TIMES && check_seconds() - start < 0.5; i++) {
         const double t = check_seconds();
-        check_run(fn, args, tasks, false);
+        check_run(c, table, fn, w->args, tasks, false);
         best = fmin(best, check_seconds() - t);
     }
     return best;
 }
 
-static void report(const check *c, const work *w)
+static void report(check *c, const work *w)
 {
-    const double var = best_time(w->var, w->args, w->tasks);
-    const double ref = best_time(w->ref, w->args, w->ref_tasks) * w->tasks / w->ref_tasks;
+    /* The reference first: it would bring the data back from a GPU. */
+    const double ref = best_time(c, c->ref, w->ref, w, w->ref_tasks) * w->tasks / w->ref_tasks;
+    const double var = best_time(c, c->var, w->var, w, w->tasks);
     printf("%-12s %-14s %10.1f us  %8.2f %s  %8.1fx reference\n", c->isa, w->op, var * 1e6,
            w->amount / var * 1e-9, w->unit, ref / var);
 }
@@ -64,7 +76,8 @@ static void bench_attend(check *c)
     uint8_t *pool = pool_of_pages(c);
     void *q = check_in(c, GROUP * kvf_row_bytes(&shape));
     kvf_span *spans = check_in(c, PAGES * sizeof *spans);
-    const uint32_t count = PAGES, split = 32, splits = PAGES / split;
+    const uint32_t split = 32, splits = PAGES / split;
+    const uint32_t *count = check_put(c, &(uint32_t){PAGES}, sizeof *count);
     check_fill(c, q, KVF_BF16, (size_t)GROUP * HEAD_DIM, DATA_NORMAL);
     for (uint32_t i = 0; i < PAGES; i++)
         spans[i] = (kvf_span){.page = pool + i * kvf_page_bytes(&shape), .count = PAGE_SIZE};
@@ -76,7 +89,7 @@ static void bench_attend(check *c)
                          .scale = 0.09f,
                          .q = q,
                          .spans = spans,
-                         .span_count = &count};
+                         .span_count = count};
     a.partial_o = check_out(c, (size_t)splits * GROUP * HEAD_DIM * sizeof(float));
     a.partial_lse = check_out(c, (size_t)splits * GROUP * sizeof(float));
     report(c, &(work){"attend", "GB/s", (double)(PAGES * kvf_page_bytes(&shape)), c->ref->attend,
@@ -86,11 +99,11 @@ static void bench_attend(check *c)
                         .group = GROUP,
                         .splits_max = splits,
                         .split = split,
-                        .span_count = &count,
+                        .span_count = count,
                         .partial_o = a.partial_o,
                         .partial_lse = a.partial_lse,
                         .out = check_out(c, GROUP * kvf_row_bytes(&shape))};
-    check_run(c->ref->attend, &a, splits, false);
+    CHECK_RUN(c, c->ref, attend, &a, splits, false);
     report(c, &(work){"merge", "GB/s", splits * GROUP * HEAD_DIM * 4.0, c->ref->merge,
                       c->var->merge, &m, 1, 1});
 }
@@ -125,12 +138,12 @@ static void bench_prefill(check *c, uint32_t head_dim)
 static void bench_digest_score(check *c)
 {
     const uint32_t pages = 16384;
-    const uint32_t count[1] = {pages};
+    const uint32_t *count = check_put(c, &pages, sizeof pages);
     void *q = check_in(c, GROUP * kvf_row_bytes(&shape));
     uint8_t *pool = pool_of_pages(c);
     uint8_t *digests = check_in(c, pages * kvf_digest_bytes(HEAD_DIM, 1));
     kvf_digest_job *jobs = check_in(c, pages * sizeof *jobs);
-    const void *rows[1] = {digests};
+    const void *const *rows = check_put(c, &digests, sizeof digests);
     check_fill(c, q, KVF_BF16, (size_t)GROUP * HEAD_DIM, DATA_NORMAL);
     for (uint32_t i = 0; i < pages; i++)
         jobs[i] = (kvf_digest_job){.page = pool + i % PAGES * kvf_page_bytes(&shape),
@@ -139,7 +152,7 @@ static void bench_digest_score(check *c)
     kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
     report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_half_page_bytes(&shape)),
                       c->ref->digest, c->var->digest, &d, PAGES, 64});
-    check_run(c->var->digest, &d, pages, false);
+    CHECK_RUN(c, c->var, digest, &d, pages, false);
     kvf_score_args a = {.shape = shape,
                         .subs = 1,
                         .lists = 1,
@@ -156,7 +169,7 @@ static void bench_digest_score(check *c)
 static void bench_lists(check *c)
 {
     const uint32_t pages = 4096, lists = 8;
-    uint32_t counts[8], ks[8];
+    uint32_t *counts = check_in(c, lists * sizeof *counts), *ks = check_in(c, lists * sizeof *ks);
     float *scores = check_in(c, (size_t)lists * GROUP * pages * sizeof *scores);
     for (size_t i = 0; i < (size_t)lists * GROUP * pages; i++)
         scores[i] = (float)check_normal(c) * 10.0f;
@@ -191,7 +204,8 @@ static void bench_lists(check *c)
 static void bench_observe(check *c)
 {
     uint8_t *pool = pool_of_pages(c);
-    const uint32_t window = 32, spans_max = 256, count = spans_max;
+    const uint32_t window = 32, spans_max = 256;
+    const uint32_t *count = check_put(c, &spans_max, sizeof spans_max);
     void *q = check_in(c, window * GROUP * kvf_row_bytes(&shape));
     kvf_span *spans = check_in(c, spans_max * sizeof *spans);
     uint32_t *index = check_in(c, spans_max * sizeof *index), *limit = check_in(c, window * 4);
@@ -212,14 +226,14 @@ static void bench_observe(check *c)
                           .limit = limit,
                           .spans = spans,
                           .span_index = index,
-                          .span_count = &count};
+                          .span_count = count};
     a.row_max = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
     a.row_sum = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
     a.score = check_out(c, (size_t)spans_max * PAGE_SIZE * sizeof(float));
     const double work_done = 2.0 * window * GROUP * spans_max * PAGE_SIZE * HEAD_DIM;
     report(c, &(work){"observe_stats", "GF/s", work_done, c->ref->observe_stats,
                       c->var->observe_stats, &a, 4, 1});
-    check_run(c->var->observe_stats, &a, 4, false);
+    CHECK_RUN(c, c->var, observe_stats, &a, 4, false);
     report(c, &(work){"observe_score", "GF/s", work_done, c->ref->observe_score,
                       c->var->observe_score, &a, 4, 1});
 }
@@ -229,8 +243,8 @@ static void bench_moves(check *c)
     const uint32_t count = 2048;
     const size_t bytes = kvf_page_bytes(&shape);
     uint8_t *pool = check_in(c, count * bytes), *to = check_in(c, 64 * bytes);
-    const void *from[64];
-    void *targets[64];
+    const void **from = check_in(c, 64 * sizeof *from);
+    void **targets = check_in(c, 64 * sizeof *targets);
     memset(pool, 1, count * bytes);
     for (uint32_t i = 0; i < 64; i++) {
         from[i] = pool + check_below(c, count) * bytes;
@@ -243,19 +257,21 @@ static void bench_moves(check *c)
 
 void bench_kernels(check *c, const char *op)
 {
-    static void (*const all[])(check *) = {bench_attend, bench_digest_score, bench_lists,
-                                           bench_observe, bench_moves};
-    for (size_t i = 0; i < sizeof all / sizeof *all && !op; i++) {
-        check_begin(c);
-        all[i](c);
+    static const struct {
+        const char *op;
+        void (*run)(check *);
+    } all[] = {{"attend", bench_attend},
+               {"score", bench_digest_score},
+               {"topk", bench_lists},
+               {"observe", bench_observe},
+               {"copy", bench_moves}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
+            all[i].run(c);
     }
-    if (op && strcmp(op, "attend") == 0)
-        bench_attend(c);
-    if (op && strcmp(op, "score") == 0)
-        bench_digest_score(c);
     for (uint32_t i = 0; i < 5 && (!op || strcmp(op, "prefill") == 0); i++) {
-        check_begin(c);
-        bench_prefill(c, check_head_dims[i]);
+        if (check_begin(c))
+            bench_prefill(c, check_head_dims[i]);
     }
     check_end(c);
 }

@@ -1,30 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Compares every kernel of every instruction set that this CPU has with its reference.
+ * Compares every kernel of every instruction set that this CPU has, and of the CUDA device, with
+ * its reference.
  *
- *     check_kernels [--isa baseline,avx2,...] [--op NAME] [--seed N] [--bench]
+ *     check_kernels [--isa baseline,avx2,...] [--op NAME,...] [--seed N] [--case N] [--bench]
  *
- * Prints the first mismatch of a case with its parameters and seed. Exit: 0 all agree, 1 some do
- * not, 2 wrong use, 77 nothing to compare.
+ * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
+ * emulator the seed chooses a part of the cases, because each takes a hundred times as long;
+ * `--case` runs one of them. Prints the first mismatch of a case with its parameters and seed.
+ * Exit: 0 all agree, 1 some do not, 2 wrong use, 77 nothing to compare.
  */
 
 #include <stdio.h>
 #include <string.h>
 
 #include "check_support.h"
+#include "cuda_kernels.h"
 
 static const struct {
     const char *name;
     void (*run)(check *c);
+    uint32_t one_in; /* in the emulator, of so many cases one runs */
 } checks[] = {
-    {"convert", check_convert}, {"digest", check_digest},
-    {"score", check_score},     {"reduce", check_reduce},
-    {"topk", check_topk},       {"attend", check_attend},
-    {"merge", check_merge},     {"prefill", check_prefill},
-    {"repack", check_repack},   {"observe", check_observe},
-    {"pool", check_pool},       {"copy", check_copy},
-    {"resolve", check_resolve}, {"properties", check_properties},
+    {"convert", check_convert, 1},
+    {"digest", check_digest, 8},
+    {"score", check_score, 8},
+    {"reduce", check_reduce, 8},
+    {"topk", check_topk, 16},
+    {"attend", check_attend, 16},
+    {"merge", check_merge, 8},
+    {"prefill", check_prefill, 8},
+    {"repack", check_repack, 8},
+    {"observe", check_observe, 8},
+    {"pool", check_pool, 4},
+    {"copy", check_copy, 4},
+    {"publish", check_publish, 1},
+    {"resolve", check_resolve, 4},
+    {"paging", check_paging, 1},
+    {"cover", check_cover, 1},
+    {"pack", check_pack, 1},
+    {"permute", check_permute, 1},
+    {"properties", check_properties, 8},
 };
 
 static const struct {
@@ -52,26 +69,81 @@ static bool is_listed(const char *list, const char *name)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: check_kernels [--isa LIST] [--op NAME] [--seed N] [--bench]\n");
+    fprintf(stderr, "usage: check_kernels [--isa LIST] [--op LIST] [--seed N] [--case N] "
+                    "[--bench]\n");
     return 2;
 }
 
-static uint32_t compare_all(check *c, const char *op)
+static void compare_all(check *c, const char *op)
 {
-    uint32_t before = c->failures;
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         if (!is_listed(op, checks[i].name))
             continue;
         const double start = check_seconds();
         const uint32_t failures = c->failures;
         c->op = checks[i].name;
-        c->cases = 0;
+        c->cases = c->run = 0;
+        c->one_in = c->cuda && check_cuda_is_emulated(c->cuda) ? checks[i].one_in : 1;
         checks[i].run(c);
         check_end(c);
-        printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->cases,
+        printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
                check_seconds() - start, c->failures == failures ? "ok" : "FAILED");
     }
-    return c->failures - before;
+}
+
+static void compare_or_time(check *c, const char *op, bool bench)
+{
+    if (bench)
+        bench_kernels(c, op);
+    else
+        compare_all(c, op);
+}
+
+/* The number of instruction sets compared. */
+static uint32_t compare_cpu(check *c, const char *isa, const char *op, bool bench)
+{
+    uint32_t compared = 0;
+    kvf_kernels var;
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        const bool is_wanted = is_listed(isa, isas[i].name) || is_listed(isa, "cpu");
+        if ((kvf_cpu_isa() & isas[i].bit) != isas[i].bit || !is_wanted)
+            continue;
+        if (kvf_kernels_init(&var, isas[i].bit) != KVF_OK ||
+            (isas[i].bit != 0 && var.isa != isas[i].bit))
+            continue; /* not in this build */
+        c->var = &var;
+        c->isa = isas[i].name;
+        compared++;
+        compare_or_time(c, op, bench);
+    }
+    return compared;
+}
+
+/* 1 if the CUDA device was compared. */
+static uint32_t compare_cuda(check *c, const char *op, bool bench)
+{
+    char why[256] = "";
+    kvf_kernels var = {0};
+    c->cuda = check_cuda_open(bench, why);
+    if (!c->cuda) {
+        printf("cuda         skipped: %s\n", why);
+        return 0;
+    }
+    c->var = &var;
+    c->isa = check_cuda_name(c->cuda);
+#if KVF_HAVE_CUDA
+    if (kvf_kernels_init_cuda(&var) != KVF_OK) {
+        check_fail(c, "the table of the CUDA device has a hole");
+        return 1;
+    }
+#endif
+    if (bench && check_cuda_is_emulated(c->cuda))
+        printf("%-12s not timed: the emulator's time says nothing of a GPU\n", c->isa);
+    else
+        compare_or_time(c, op, bench);
+    check_cuda_close(c->cuda);
+    c->cuda = NULL;
+    return 1;
 }
 
 int main(int argc, char **argv)
@@ -79,9 +151,10 @@ int main(int argc, char **argv)
     static check c; /* large, and the same for every run */
     const char *isa = NULL, *op = NULL;
     bool bench = false;
-    uint32_t compared = 0;
-    kvf_kernels ref, var;
+    kvf_kernels ref;
     c.seed = 1;
+    c.one_in = 1;
+    c.only = UINT32_MAX;
     for (int i = 1; i < argc; i++) {
         const bool more = i + 1 < argc;
         if (strcmp(argv[i], "--bench") == 0)
@@ -92,30 +165,20 @@ int main(int argc, char **argv)
             op = argv[++i];
         else if (strcmp(argv[i], "--seed") == 0 && more)
             c.seed = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--case") == 0 && more)
+            c.only = (uint32_t)strtoul(argv[++i], NULL, 10);
         else
             return usage();
     }
     if (kvf_kernels_init(&ref, KVF_ISA_REFERENCE) != KVF_OK)
         return 1;
     printf("seed %llu\n", (unsigned long long)c.seed);
-    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-        if ((kvf_cpu_isa() & isas[i].bit) != isas[i].bit || !is_listed(isa, isas[i].name))
-            continue;
-        if (kvf_kernels_init(&var, isas[i].bit) != KVF_OK)
-            return 1;
-        if (isas[i].bit != 0 && var.isa != isas[i].bit)
-            continue; /* not in this build */
-        c.ref = &ref;
-        c.var = &var;
-        c.isa = isas[i].name;
-        compared++;
-        if (bench)
-            bench_kernels(&c, op);
-        else
-            compare_all(&c, op);
-    }
+    c.ref = &ref;
+    uint32_t compared = compare_cpu(&c, isa, op, bench);
+    if (is_listed(isa, "cuda"))
+        compared += compare_cuda(&c, op, bench);
     if (compared == 0) {
-        printf("skipped: this CPU or build has none of the instruction sets asked for\n");
+        printf("skipped: this CPU or build has none of the devices asked for\n");
         return 77;
     }
     if (!bench)

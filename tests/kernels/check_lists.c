@@ -53,8 +53,10 @@ static void fill_scores(check *c, float *to, size_t count, uint32_t kind)
 
 static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_t data)
 {
-    kvf_reduce_args a = {.kind = kind, .pages_max = pages + check_below(c, 9)};
-    check_begin(c);
+    kvf_reduce_args a = {.kind = kind};
+    if (!check_begin(c))
+        return;
+    a.pages_max = pages + check_below(c, 9);
     a.outputs = 1 + check_below(c, 3);
     a.rows = 1 + check_below(c, KVF_GROUP_MAX_HEADS);
     a.pages_step = check_below(c, 2);
@@ -72,7 +74,7 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, outs * sizeof(float));
-        check_run(i ? c->var->reduce : c->ref->reduce, &a, kvf_reduce_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, reduce, &a, kvf_reduce_tasks(&a), i);
     }
     double magnitude = 0.0;
     for (size_t i = 0; i < outs * a.rows; i++)
@@ -99,7 +101,8 @@ void check_reduce(check *c)
 static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
 {
     kvf_topk_args a = {0};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.lists = 1 + check_below(c, 3);
     const uint32_t offset = check_below(c, 2) ? check_below(c, 40) : 0;
     a.stride = offset + count + check_below(c, 5);
@@ -126,7 +129,7 @@ static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
         ids[i] = a.ids = check_out(c, (size_t)a.lists * a.ids_max * sizeof(int32_t));
         id_count[i] = a.id_count = check_out(c, a.lists * sizeof(uint32_t));
         a.work = check_out(c, (size_t)a.lists * a.work_stride * sizeof(uint32_t));
-        check_run(i ? c->var->topk : c->ref->topk, &a, kvf_topk_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, topk, &a, kvf_topk_tasks(&a), i);
     }
     check_bits(c, "id_count", id_count[1], id_count[0], a.lists * sizeof(uint32_t));
     check_bits(c, "ids", ids[1], ids[0], (size_t)a.lists * a.ids_max * sizeof(int32_t));
@@ -151,7 +154,8 @@ void check_pool(check *c)
     static const uint32_t counts[] = {0, 1, 2, 3, 8, 17, 64, 1001};
     for (uint32_t i = 0; i < 8 * 6 * 2; i++) {
         kvf_pool_args a = {.count = counts[i / 12], .average = i % 2, .width = 2 * (i / 2 % 6) + 1};
-        check_begin(c);
+        if (!check_begin(c))
+            continue;
         a.rows = 1 + check_below(c, 3);
         a.stride = a.count + check_below(c, 4);
         check_describe(c, "rows=%u count=%u width=%u average=%u", a.rows, a.count, a.width,
@@ -163,7 +167,7 @@ void check_pool(check *c)
         float *out[2];
         for (int k = 0; k < 2; k++) {
             out[k] = a.out = check_out(c, all * sizeof(float));
-            check_run(k ? c->var->pool : c->ref->pool, &a, kvf_pool_tasks(&a), k);
+            CHECK_RUN(c, k ? c->var : c->ref, pool, &a, kvf_pool_tasks(&a), k);
         }
         /* 13 terms of at most 120, divided by their number */
         check_elements(c, "out", out[1], out[0], KVF_FP32, all,
@@ -187,14 +191,16 @@ static void resolve_invariants(check *c, const kvf_resolve_args *a, uint32_t lis
     }
 }
 
-/* resolve has one host form; it is run for several steps and its invariants are checked. */
+/* Several steps, each of which begins with the slots that the one before left. */
 static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
 {
     kvf_resolve_args a = {.lists = 2, .ids_max = k, .slots = slots, .stride = pages};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     check_describe(c, "pages=%u k=%u slots=%u", pages, k, slots);
-    int32_t *of_page[2], *of_slot[2];
-    const float *rows[2];
+    int32_t **of_page = check_in(c, 2 * sizeof *of_page);
+    int32_t **of_slot = check_in(c, 2 * sizeof *of_slot);
+    const float **rows = check_in(c, 2 * sizeof *rows);
     float *scores = check_in(c, 2 * (size_t)pages * sizeof *scores);
     int32_t *ids = check_in(c, 2 * (size_t)k * sizeof *ids);
     uint32_t *id_count = check_in(c, 2 * sizeof *id_count);
@@ -204,6 +210,8 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
         memset(of_page[i], 0xff, pages * sizeof(int32_t));
         memset(of_slot[i], 0xff, slots * sizeof(int32_t));
         rows[i] = scores + (size_t)i * pages;
+        check_track(c, "slot_of_page", of_page[i], pages * sizeof(int32_t));
+        check_track(c, "page_of_slot", of_slot[i], slots * sizeof(int32_t));
     }
     a.ids = ids;
     a.id_count = id_count;
@@ -214,6 +222,10 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
     a.missed = check_out(c, 2 * (size_t)k * sizeof(uint32_t));
     a.misses = check_out(c, 2 * (size_t)k * sizeof(kvf_miss));
     a.miss_count = check_out(c, 2 * sizeof(uint32_t));
+    check_track(c, "slot_of_id", a.slot_of_id, 2 * (size_t)k * sizeof(int32_t));
+    check_track(c, "missed", a.missed, 2 * (size_t)k * sizeof(uint32_t));
+    check_track(c, "misses", a.misses, 2 * (size_t)k * sizeof(kvf_miss));
+    check_track(c, "miss_count", a.miss_count, 2 * sizeof(uint32_t));
     for (uint32_t step = 0; step < 6; step++) {
         fill_scores(c, scores, 2 * (size_t)pages, step % 4);
         for (uint32_t i = 0; i < 2; i++) {
@@ -227,7 +239,7 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
         for (uint32_t i = 0; i < 2; i++)
             for (uint32_t n = 0; n < id_count[i]; n++)
                 resident[i] += of_page[i][ids[(size_t)i * k + n]] >= 0;
-        check_run(c->var->resolve, &a, kvf_resolve_tasks(&a), step & 1);
+        CHECK_BOTH(c, resolve, &a, kvf_resolve_tasks(&a));
         for (uint32_t i = 0; i < 2; i++) {
             resolve_invariants(c, &a, i, pages);
             if (a.miss_count[i] != id_count[i] - resident[i])
@@ -240,36 +252,31 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
 /* Full slots: the victim is the page with the lowest score, ties to the lower page, NaN lowest. */
 static void resolve_victims(check *c)
 {
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     check_describe(c, "victims by score");
-    int32_t of_page[6] = {2, 0, 1, 3, -1, -1}, of_slot[4] = {1, 2, 0, 3};
-    int32_t *page_rows[1] = {of_page}, *slot_rows[1] = {of_slot};
-    const float scores[6] = {5.0f, 2.0f, 2.0f, NAN, 9.0f, 8.0f};
-    const float *score_rows[1] = {scores};
-    const int32_t ids[3] = {0, 4, 5};
-    const uint32_t id_count[1] = {3};
-    int32_t slot_of_id[3];
-    uint32_t missed[3], miss_count[1];
-    kvf_miss misses[3];
+    int32_t *of_page = check_put_out(c, (const int32_t[]){2, 0, 1, 3, -1, -1}, 24);
+    int32_t *of_slot = check_put_out(c, (const int32_t[]){1, 2, 0, 3}, 16);
+    const float *scores = check_put(c, (const float[]){5.0f, 2.0f, 2.0f, NAN, 9.0f, 8.0f}, 24);
     kvf_resolve_args a = {.lists = 1,
                           .ids_max = 3,
                           .slots = 4,
                           .stride = 6,
-                          .ids = ids,
-                          .id_count = id_count,
-                          .scores = score_rows,
-                          .slot_of_page = page_rows,
-                          .page_of_slot = slot_rows,
-                          .slot_of_id = slot_of_id,
-                          .missed = missed,
-                          .misses = misses,
-                          .miss_count = miss_count};
-    c->var->resolve(&a, 0);
-    if (miss_count[0] != 2 || misses[0].page != 4 || misses[0].slot != 3 || misses[1].page != 5 ||
-        misses[1].slot != 0 || missed[0] != 0 || missed[1] != 1 || slot_of_id[0] != 2 ||
-        of_page[3] != -1 || of_page[1] != -1 || of_page[2] != 1)
-        check_fail(c, "wrong victims: %u misses, first into slot %d, second into %d", miss_count[0],
-                   misses[0].slot, misses[1].slot);
+                          .ids = check_put(c, (const int32_t[]){0, 4, 5}, 12),
+                          .id_count = check_put(c, (const uint32_t[]){3}, 4),
+                          .scores = check_put(c, &scores, sizeof scores),
+                          .slot_of_page = check_put(c, &of_page, sizeof of_page),
+                          .page_of_slot = check_put(c, &of_slot, sizeof of_slot)};
+    a.slot_of_id = check_out(c, 3 * sizeof(int32_t));
+    a.missed = check_out(c, 3 * sizeof(uint32_t));
+    a.misses = check_out(c, 3 * sizeof(kvf_miss));
+    a.miss_count = check_out(c, sizeof(uint32_t));
+    CHECK_RUN(c, c->var, resolve, &a, kvf_resolve_tasks(&a), false);
+    if (a.miss_count[0] != 2 || a.misses[0].page != 4 || a.misses[0].slot != 3 ||
+        a.misses[1].page != 5 || a.misses[1].slot != 0 || a.missed[0] != 0 || a.missed[1] != 1 ||
+        a.slot_of_id[0] != 2 || of_page[3] != -1 || of_page[1] != -1 || of_page[2] != 1)
+        check_fail(c, "wrong victims: %u misses, first into slot %d, second into %d",
+                   a.miss_count[0], a.misses[0].slot, a.misses[1].slot);
 }
 
 void check_resolve(check *c)
@@ -282,7 +289,8 @@ void check_resolve(check *c)
 /* Every fp16 and bf16 number survives, and rounding is to the nearest of the two neighbours. */
 void check_convert(check *c)
 {
-    check_begin(c);
+    if (c->cuda || !check_begin(c)) /* the host's functions; kernels that convert have checks */
+        return;
     for (uint32_t i = 0; i < 65536; i++) {
         const uint16_t h = (uint16_t)i;
         const float x = kvf_fp16_to_float(h), y = kvf_bf16_to_float(h);

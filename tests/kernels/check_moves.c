@@ -21,7 +21,8 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
                         check_data data)
 {
     kvf_digest_args a = {.shape = *shape, .kind = kind, .subs = subs};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.job_count = 1 + check_below(c, 4);
     check_describe(c, "%s d=%u P=%u kind=%d subs=%u jobs=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, (int)kind,
@@ -52,7 +53,7 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
     for (int i = 0; i < 2; i++) {
         for (uint32_t k = 0; k < a.job_count; k++)
             jobs[k].digest = out[i] + k * bytes;
-        check_run(i ? c->var->digest : c->ref->digest, &a, kvf_digest_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, digest, &a, kvf_digest_tasks(&a), i);
     }
     if (kind == KVF_DIGEST_MINMAX)
         check_bits(c, "digest", out[1], out[0], a.job_count * bytes);
@@ -95,7 +96,8 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
                        uint32_t pages, check_data data)
 {
     kvf_score_args a = {.shape = {dtype, head_dim, 32}, .group = group, .subs = subs};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.lists = 1 + check_below(c, 2);
     a.pages_max = pages + check_below(c, 300);
     check_describe(c, "%s d=%u G=%u subs=%u lists=%u pages=%u of %u data=%d",
@@ -121,7 +123,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.scores = check_out(c, rows * a.pages_max * sizeof(float));
-        check_run(i ? c->var->score : c->ref->score, &a, kvf_score_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, score, &a, kvf_score_tasks(&a), i);
     }
     const double q_norm = check_norm(q, dtype, rows, head_dim);
     check_elements(c, "scores", out[1], out[0], KVF_FP32, rows * a.pages_max,
@@ -145,7 +147,8 @@ void check_score(check *c)
 static void copy_case(check *c, size_t bytes, uint32_t count, uint32_t stream, size_t shift)
 {
     kvf_copy_args a = {.bytes = bytes, .count = count, .stream = stream};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.per_task = 1 + check_below(c, 5);
     check_describe(c, "bytes=%zu count=%u per_task=%u stream=%u shift=%zu", bytes, count,
                    a.per_task, stream, shift);
@@ -163,7 +166,7 @@ static void copy_case(check *c, size_t bytes, uint32_t count, uint32_t stream, s
         out[i] = check_out(c, bytes * count + shift);
         for (uint32_t k = 0; k < count; k++)
             targets[k] = out[i] + shift + bytes * ((k * 7 + 3) % count);
-        check_run(i ? c->var->copy : c->ref->copy, &a, kvf_copy_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, copy, &a, kvf_copy_tasks(&a), i);
     }
     check_bits(c, "copy", out[1], out[0], bytes * count + shift);
 }
@@ -182,7 +185,8 @@ void check_copy(check *c)
 static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint32_t faults)
 {
     kvf_repack_args a = {.shape = *shape, .tokens = tokens};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     a.kv_heads = 1 + check_below(c, 3);
     a.first = check_below(c, shape->page_size);
     check_describe(c, "%s d=%u P=%u heads=%u tokens=%u first=%u faults=%u",
@@ -206,18 +210,18 @@ static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint3
     a.v = input[1];
     a.blocks = targets;
     uint8_t *out[2];
-    uint32_t fault[2] = {UINT32_MAX, UINT32_MAX};
+    uint32_t *fault[2];
     for (int i = 0; i < 2; i++) {
         out[i] = check_out(c, blocks * block_bytes);
         for (uint32_t k = 0; k < blocks; k++)
             targets[k] = out[i] + k * block_bytes;
-        a.fault = &fault[i];
-        check_run(i ? c->var->repack : c->ref->repack, &a, kvf_repack_tasks(&a), i);
+        a.fault = fault[i] = check_put_out(c, &(uint32_t){UINT32_MAX}, sizeof(uint32_t));
+        CHECK_RUN(c, i ? c->var : c->ref, repack, &a, kvf_repack_tasks(&a), i);
     }
     check_bits(c, "pages", out[1], out[0], blocks * block_bytes);
-    check_bits(c, "fault", &fault[1], &fault[0], sizeof fault[0]);
-    if ((fault[0] != UINT32_MAX) != (faults != 0 && elements != 0))
-        check_fail(c, "%u faults, reference reports %u", faults, fault[0]);
+    check_bits(c, "fault", fault[1], fault[0], sizeof *fault[0]);
+    if ((*fault[0] != UINT32_MAX) != (faults != 0 && elements != 0))
+        check_fail(c, "%u faults, reference reports %u", faults, *fault[0]);
 }
 
 void check_repack(check *c)

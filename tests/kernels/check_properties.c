@@ -22,29 +22,32 @@
 static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
 {
     const kvf_shape s = {dtype, D, P};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
     void *page = check_in(c, kvf_page_bytes(&s)), *q = check_in(c, kvf_row_bytes(&s));
     void *digest = check_out(c, kvf_digest_bytes(D, subs));
     check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
     check_fill(c, q, dtype, D, DATA_NORMAL);
-    kvf_digest_job job = {.page = page, .digest = digest, .count = P, .skip = check_random(c)};
-    kvf_digest_args da = {
-        .shape = s, .kind = KVF_DIGEST_MINMAX, .subs = subs, .job_count = 1, .jobs = &job};
-    c->var->digest(&da, 0);
-    const void *digests[1] = {digest};
-    const uint32_t pages[1] = {1};
-    float score = NAN;
+    const kvf_digest_job job = {
+        .page = page, .digest = digest, .count = P, .skip = check_random(c)};
+    const kvf_digest_args da = {.shape = s,
+                                .kind = KVF_DIGEST_MINMAX,
+                                .subs = subs,
+                                .job_count = 1,
+                                .jobs = check_put(c, &job, sizeof job)};
+    CHECK_RUN(c, c->var, digest, &da, 1, false);
+    float *score = check_out(c, sizeof *score);
     kvf_score_args sa = {.shape = s,
                          .subs = subs,
                          .lists = 1,
                          .group = 1,
                          .pages_max = 1,
                          .q = q,
-                         .digests = digests,
-                         .pages = pages,
-                         .scores = &score};
-    c->var->score(&sa, 0);
+                         .digests = check_put(c, &digest, sizeof digest),
+                         .pages = check_put(c, &(uint32_t){1}, sizeof(uint32_t)),
+                         .scores = score};
+    CHECK_RUN(c, c->var, score, &sa, 1, false);
     for (uint32_t t = 0; t < P; t++) {
         double dot = 0.0, magnitude = 0.0;
         if (job.skip >> t & 1)
@@ -55,8 +58,8 @@ static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
             dot += term;
             magnitude += fabs(term);
         }
-        if (!((double)score >= dot - magnitude * 2.0 * D * 0x1p-24))
-            check_fail(c, "token %u has q.k %.9g, its page only %.9g", t, dot, (double)score);
+        if (!((double)*score >= dot - magnitude * 2.0 * D * 0x1p-24))
+            check_fail(c, "token %u has q.k %.9g, its page only %.9g", t, dot, (double)*score);
     }
 }
 
@@ -72,6 +75,7 @@ typedef struct setting {
 static void run_attention(check *c, const kvf_shape *s, const setting *x, void *out, float *lse)
 {
     const uint32_t splits = kvf_div_ceil_u32(SPANS, x->split);
+    const uint32_t *count = check_put(c, &x->count, sizeof x->count);
     kvf_attend_args a = {.shape = *s,
                          .lists = 1,
                          .group = GROUP,
@@ -80,34 +84,36 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
                          .scale = 0.09f,
                          .q = x->q,
                          .spans = x->spans,
-                         .span_count = &x->count};
+                         .span_count = count};
     a.partial_o = check_out(c, (size_t)splits * GROUP * D * sizeof(float));
     a.partial_lse = check_out(c, (size_t)splits * GROUP * sizeof(float));
     for (int pass = x->two_passes ? 1 : 0; pass <= (x->two_passes ? 2 : 0); pass++) {
         a.pass = (kvf_pass)pass;
-        check_run(c->var->attend, &a, kvf_attend_tasks(&a), pass & 1);
+        CHECK_RUN(c, c->var, attend, &a, kvf_attend_tasks(&a), pass & 1);
     }
     kvf_merge_args m = {.shape = *s,
                         .lists = 1,
                         .group = GROUP,
                         .splits_max = splits,
                         .split = x->split,
-                        .span_count = &x->count,
+                        .span_count = count,
                         .partial_o = a.partial_o,
                         .partial_lse = a.partial_lse,
                         .out = out,
                         .lse = lse};
-    check_run(c->var->merge, &m, kvf_merge_tasks(&m), false);
+    CHECK_RUN(c, c->var, merge, &m, kvf_merge_tasks(&m), false);
 }
 
 static void attention_properties(check *c, kvf_dtype dtype)
 {
     const kvf_shape s = {dtype, D, P};
     const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_row_bytes(&s);
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     check_describe(c, "attention, %s", check_dtype_name(dtype));
     void *q = check_in(c, bytes);
-    kvf_span spans[SPANS], packed[SPANS];
+    kvf_span *spans = check_in(c, SPANS * sizeof *spans);
+    kvf_span *packed = check_in(c, SPANS * sizeof *packed);
     check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
     for (uint32_t i = 0; i < SPANS; i++) {
         uint8_t *page = check_in(c, kvf_page_bytes(&s)), *dense = check_in(c, kvf_page_bytes(&s));
@@ -128,20 +134,22 @@ static void attention_properties(check *c, kvf_dtype dtype)
         }
     }
     void *out[4];
-    float lse[4][GROUP];
-    for (int i = 0; i < 4; i++)
+    float *lse[4];
+    for (int i = 0; i < 4; i++) {
         out[i] = check_out(c, bytes);
+        lse[i] = check_out(c, GROUP * sizeof *lse[i]);
+    }
     setting x = {.q = q, .spans = spans, .count = SPANS, .split = 2};
     run_attention(c, &s, &x, out[0], lse[0]);
     x.two_passes = true;
     run_attention(c, &s, &x, out[1], lse[1]);
     check_bits(c, "two passes: out", out[1], out[0], bytes);
-    check_bits(c, "two passes: lse", lse[1], lse[0], sizeof lse[0]);
+    check_bits(c, "two passes: lse", lse[1], lse[0], GROUP * sizeof *lse[0]);
     x.two_passes = false;
     x.spans = packed;
     run_attention(c, &s, &x, out[2], lse[2]);
     check_bits(c, "skipped = absent: out", out[2], out[0], bytes);
-    check_bits(c, "skipped = absent: lse", lse[2], lse[0], sizeof lse[0]);
+    check_bits(c, "skipped = absent: lse", lse[2], lse[0], GROUP * sizeof *lse[0]);
     x.split = SPANS;
     run_attention(c, &s, &x, out[3], lse[3]);
     /* neighbours in the element type */
@@ -155,15 +163,16 @@ static void attention_properties(check *c, kvf_dtype dtype)
 static void prefill_is_dense(check *c, kvf_dtype dtype)
 {
     const kvf_shape s = {dtype, D, P};
-    check_begin(c);
+    if (!check_begin(c))
+        return;
     check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));
     const uint32_t count = SPANS * P - 5;
-    const void *blocks[SPANS];
-    kvf_span spans[SPANS];
+    const void **blocks = check_in(c, SPANS * sizeof *blocks);
+    kvf_span *spans = check_in(c, SPANS * sizeof *spans);
     void *q = check_in(c, GROUP * kvf_row_bytes(&s));
     void *out[2] = {check_out(c, GROUP * kvf_row_bytes(&s)),
                     check_out(c, GROUP * kvf_row_bytes(&s))};
-    float lse[2][GROUP];
+    float *lse[2] = {check_out(c, GROUP * sizeof(float)), check_out(c, GROUP * sizeof(float))};
     check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
     for (uint32_t i = 0; i < SPANS; i++) {
         void *page = check_in(c, kvf_page_bytes(&s));
@@ -183,7 +192,7 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
                                  .blocks = blocks,
                                  .out = out[1],
                                  .lse = lse[1]};
-    check_run(c->var->prefill, &a, kvf_prefill_tasks(&a), false);
+    CHECK_RUN(c, c->var, prefill, &a, kvf_prefill_tasks(&a), false);
     /* neighbours in the element type */
     const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
     check_elements(c, "out", out[1], out[0], dtype, (size_t)GROUP * D, 1e-5, one_rounding);

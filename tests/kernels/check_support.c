@@ -66,18 +66,27 @@ static void release_buffers(check *c)
                 check_fail(c, "write outside output %u of %zu bytes", i, b->bytes);
                 break;
             }
-        free(b->base);
+        if (!b->is_of_device)
+            free(b->base);
     }
     c->buffer_count = 0;
+    c->tracked_count = 0;
+    if (c->cuda)
+        check_cuda_release(c->cuda);
 }
 
-void check_begin(check *c)
+bool check_begin(check *c)
 {
     check_end(c);
     c->failed = false;
     c->state = c->seed * UINT64_C(1000003) + c->cases;
     c->cases++;
     check_describe(c, "-");
+    if (c->only != UINT32_MAX ? c->cases - 1 != c->only : check_random(c) % c->one_in != 0)
+        return false;
+    c->state = c->seed * UINT64_C(1000003) + c->cases - 1;
+    c->run++;
+    return true;
 }
 
 void check_end(check *c)
@@ -111,11 +120,13 @@ void check_fail(check *c, const char *format, ...)
 
 static uint8_t *allocate(check *c, size_t bytes, bool guarded)
 {
-    void *base = NULL;
     const size_t all = bytes + (guarded ? 2 * GUARD : 0);
+    void *base = c->cuda ? check_cuda_take(c->cuda, all) : NULL;
+    const bool is_of_device = base != NULL;
     KVF_ASSERT(c->buffer_count < CHECK_BUFFERS_MAX);
-    KVF_ASSERT(posix_memalign(&base, 64, all ? all : 1) == 0);
-    c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded};
+    if (!base)
+        KVF_ASSERT(posix_memalign(&base, 64, all ? all : 1) == 0);
+    c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded, is_of_device};
     return base;
 }
 
@@ -131,6 +142,20 @@ void *check_out(check *c, size_t bytes)
     memset(base + GUARD, FILL_BYTE, bytes);
     memset(base + GUARD + bytes, GUARD_BYTE, GUARD);
     return base + GUARD;
+}
+
+void *check_put(check *c, const void *data, size_t bytes)
+{
+    void *to = check_in(c, bytes);
+    memcpy(to, data, bytes);
+    return to;
+}
+
+void *check_put_out(check *c, const void *data, size_t bytes)
+{
+    void *to = check_out(c, bytes);
+    memcpy(to, data, bytes);
+    return to;
 }
 
 static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
@@ -183,10 +208,53 @@ double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_
     return best;
 }
 
-void check_run(kvf_task_fn fn, const void *args, uint32_t tasks, bool backwards)
+void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
+               bool backwards)
 {
+    if (c->cuda && table == c->var) {
+        const char *error = check_cuda_run(c->cuda, fn, args, tasks);
+        if (error)
+            check_fail(c, "launch: %s", error);
+        return;
+    }
     for (uint32_t i = 0; i < tasks; i++)
         fn(args, backwards ? tasks - 1 - i : i);
+}
+
+void check_track(check *c, const char *name, void *data, size_t bytes)
+{
+    KVF_ASSERT(c->tracked_count < CHECK_TRACKED_MAX);
+    c->tracked[c->tracked_count++] = (check_tracked){name, data, bytes};
+}
+
+/* All tracked bytes to or from one buffer of the host. */
+static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
+{
+    for (uint32_t i = 0; i < c->tracked_count; i++) {
+        const check_tracked *t = &c->tracked[i];
+        if (t->bytes)
+            memcpy(is_saved ? copy : t->data, is_saved ? t->data : copy, t->bytes);
+        copy += t->bytes;
+    }
+}
+
+void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, const void *args, uint32_t tasks)
+{
+    size_t bytes = 0, at = 0;
+    for (uint32_t i = 0; i < c->tracked_count; i++)
+        bytes += c->tracked[i].bytes;
+    uint8_t *before = malloc(2 * bytes + 1), *want = before + bytes;
+    KVF_ASSERT(before);
+    copy_tracked(c, before, true);
+    check_run(c, c->ref, ref, args, tasks, false);
+    copy_tracked(c, want, true);
+    copy_tracked(c, before, false);
+    check_run(c, c->var, var, args, tasks, true);
+    for (uint32_t i = 0; i < c->tracked_count; i++) {
+        check_bits(c, c->tracked[i].name, c->tracked[i].data, want + at, c->tracked[i].bytes);
+        at += c->tracked[i].bytes;
+    }
+    free(before);
 }
 
 void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes)

@@ -10,14 +10,17 @@
  * Knows nothing of single kernels. Every case has a seed of its own, so one case can be repeated
  * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read behind them;
  * outputs have guard bands and start with the same bytes for the reference and for the variant, so
- * what neither may write must compare equal too.
+ * what neither may write must compare equal too. What a kernel reads and writes comes from
+ * check_in and check_out, never from the stack: on a GPU that is memory which both sides reach.
  */
 
 #include <stdbool.h>
 
+#include "check_cuda.h"
 #include "kernels.h"
 
 #define CHECK_BUFFERS_MAX 4096u
+#define CHECK_TRACKED_MAX 32u
 
 typedef enum check_data {
     DATA_NORMAL,
@@ -32,25 +35,40 @@ typedef struct check_buffer {
     uint8_t *base;
     size_t bytes;
     bool guarded;
+    bool is_of_device;
 } check_buffer;
+
+/* What a kernel may change, under the name that a mismatch is reported with. */
+typedef struct check_tracked {
+    const char *name;
+    void *data;
+    size_t bytes;
+} check_tracked;
 
 typedef struct check {
     uint64_t seed;  /* of the run */
     uint64_t state; /* of the generator */
     const kvf_kernels *ref;
     const kvf_kernels *var;
+    check_cuda *cuda; /* the device of `var`; NULL = the CPU */
     const char *isa;
     const char *op;
     char params[320];
-    uint32_t cases;
+    uint32_t cases;  /* of this operation, those left out included */
+    uint32_t run;    /* cases that ran */
+    uint32_t one_in; /* of so many cases one runs, chosen by the seed; 1 = all */
+    uint32_t only;   /* the one case that runs; UINT32_MAX = all */
     uint32_t failures;
     bool failed; /* the current case */
     uint32_t buffer_count;
     check_buffer buffers[CHECK_BUFFERS_MAX];
+    uint32_t tracked_count;
+    check_tracked tracked[CHECK_TRACKED_MAX];
 } check;
 
-/* Begin a case: frees the buffers of the one before, after a look at their guard bands. */
-void check_begin(check *c);
+/* Begin a case: frees the buffers of the one before, after a look at their guard bands. False: this
+ * case is left out. Nothing random is drawn before it, so a case does not depend on the others. */
+KVF_MUST_CHECK bool check_begin(check *c);
 /* Say what the case is; printed if it fails. */
 KVF_PRINTF(2, 3) void check_describe(check *c, const char *format, ...);
 void check_end(check *c);
@@ -61,6 +79,10 @@ double check_normal(check *c);
 
 void *check_in(check *c, size_t bytes);
 void *check_out(check *c, size_t bytes);
+/* An input with these bytes. */
+void *check_put(check *c, const void *data, size_t bytes);
+/* An output with these bytes in it. */
+void *check_put_out(check *c, const void *data, size_t bytes);
 
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data);
 void check_fill_nan(void *to, kvf_dtype dtype, size_t count);
@@ -68,8 +90,18 @@ double check_value(const void *base, kvf_dtype dtype, size_t i);
 /* Largest Euclidean norm of the rows. NaN elements count as zero. */
 double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_dim);
 
-/* Runs every task; backwards for the variant, because order must not matter. */
-void check_run(kvf_task_fn fn, const void *args, uint32_t tasks, bool backwards);
+/* Runs every task of a kernel of `table`, which is c->ref or c->var; backwards for the variant,
+ * because order must not matter. On a GPU: one launch, and waits for it. */
+#define CHECK_RUN(c, table, op, args, tasks, backwards)                                            \
+    check_run((c), (table), (table)->op, (args), (tasks), (backwards))
+void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
+               bool backwards);
+
+/* For kernels that change what they read: track all that may change, then run the reference and the
+ * variant from the same start at the same addresses, so that pointers in results compare too. */
+void check_track(check *c, const char *name, void *data, size_t bytes);
+#define CHECK_BOTH(c, op, args, tasks) check_both((c), (c)->ref->op, (c)->var->op, (args), (tasks))
+void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, const void *args, uint32_t tasks);
 
 void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes);
 /* |got - want| <= abs + rel |want|, or both not finite in the same way, or the same bits. */
@@ -96,7 +128,12 @@ void check_pool(check *c);
 void check_copy(check *c);
 void check_repack(check *c);
 void check_resolve(check *c);
+void check_publish(check *c);
 void check_convert(check *c);
+void check_paging(check *c);
+void check_cover(check *c);
+void check_pack(check *c);
+void check_permute(check *c);
 void check_properties(check *c);
 
 /* Times of the same calls, variant against reference. op NULL: all. */

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_CHECK_CUDA_H
+#define KVF_TESTS_CHECK_CUDA_H
+
+/*
+ * The CUDA device under the kernel checks: one stream, launches that are waited for, and memory
+ * that the host and the GPU reach at the same address.
+ *
+ * Knows nothing of single kernels. In the emulator a GPU reaches all memory, and buffers are
+ * allocated one by one so that AddressSanitizer sees their ends; on a GPU they are cut from large
+ * pieces of mapped host memory, or of managed memory that is moved to the GPU before it is timed.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct check_cuda check_cuda;
+
+/* NULL if there is nothing to run on; `why` says what is missing. */
+check_cuda *check_cuda_open(bool is_timed, char why[256]);
+void check_cuda_close(check_cuda *cuda);
+
+/* "cuda (emulated)" or "cuda" and the GPU's name. */
+const char *check_cuda_name(const check_cuda *cuda);
+bool check_cuda_is_emulated(const check_cuda *cuda);
+
+/* Memory of the present case, aligned to 64 bytes; NULL in the emulator, where any will do. */
+void *check_cuda_take(check_cuda *cuda, size_t bytes);
+void check_cuda_release(check_cuda *cuda);
+
+/* One launch of kvf_<op>_cuda, given as it is in the table. Both return NULL, or what went wrong.
+ */
+const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
+                           const void *args, uint32_t tasks);
+/* The same `times` times with all memory on the GPU; best_ns is the shortest by its events. */
+const char *check_cuda_time(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
+                            const void *args, uint32_t tasks, uint32_t times, double *best_ns);
+
+#endif

@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
+ * spread, mask, assemble, fetch, csr_out, csr_in, overlap, compare, and publish.
+ *
+ * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
+ * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
+ * result can be said in a line without the reference, it is checked against that as well, because
+ * on a CPU these kernels have no second form.
+ */
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check_rows.h"
+#include "convert.h"
+
+static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
+{
+    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
+    const size_t store_tokens = p->kv_heads * kvf_store_tokens(p);
+    check_track(c, "blocks", row->blocks, p->pages_max * sizeof *row->blocks);
+    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
+    check_track(c, "store", row->store, store_bytes);
+    check_track(c, "store_index", row->store_index, store_tokens * sizeof(uint32_t));
+    check_track(c, "store_count", row->store_count, p->kv_heads * sizeof(uint32_t));
+    check_track(c, "fault", row->fault, sizeof *row->fault);
+    if (row->order)
+        check_track(c, "order", row->order,
+                    (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof(uint32_t));
+}
+
+static void stamp_case(check *c)
+{
+    if (!check_begin(c))
+        return;
+    check_describe(c, "stamp");
+    uint64_t *last = check_put_out(c, &(uint64_t){0}, sizeof(uint64_t));
+    uint64_t *sum = check_put_out(c, &(uint64_t){5}, sizeof(uint64_t));
+    kvf_stamp_args a = {.last = last};
+    CHECK_RUN(c, c->var, stamp, &a, 1, false);
+    const uint64_t first = *last;
+    a.sum = sum;
+    CHECK_RUN(c, c->var, stamp, &a, 1, false);
+    const uint64_t second = *last;
+    CHECK_RUN(c, c->var, stamp, &a, 1, false);
+    if (first == 0 || second < first || *last < second || *sum != 5 + *last - first)
+        check_fail(c, "at %llu, %llu, %llu the sum is %llu", (unsigned long long)first,
+                   (unsigned long long)second, (unsigned long long)*last, (unsigned long long)*sum);
+}
+
+static void table_case(check *c, uint32_t pages_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){
+                        .rows = 1 + check_below(c, 3), .pages_max = pages_max, .blocks_max = 20});
+    check_rows_describe(c, &w, "table");
+    const kvf_table_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
+    for (uint32_t b = 0; b < w.rows; b++) {
+        const kvf_row *row = &w.row[b];
+        memset(row->blocks + row->sealed_before, 0xee,
+               (w.p.pages_max - row->sealed_before) * sizeof *row->blocks);
+        track_row(c, &w.p, row);
+    }
+    CHECK_BOTH(c, table, &a, w.rows);
+}
+
+/* Tensors of a caller are aligned to their elements only. */
+static void *make_tensor(check *c, kvf_dtype dtype, size_t count, uint32_t shift)
+{
+    const size_t bytes = count * kvf_dtype_bytes(dtype), skip = shift * kvf_dtype_bytes(dtype);
+    char *base = check_in(c, bytes + skip);
+    check_fill(c, base + skip, dtype, count, DATA_NORMAL);
+    return base + skip;
+}
+
+static void append_case(check *c, bool is_select)
+{
+    static const float odd[] = {NAN, INFINITY, -INFINITY};
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .pages_max = 1 + check_below(c, 12),
+                                         .blocks_max = 12});
+    check_rows_describe(c, &w, is_select ? "append nothing" : "append");
+    const kvf_paging *p = &w.p;
+    const size_t count = (size_t)w.rows * p->kv_heads * p->shape.head_dim;
+    const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
+    const uint32_t bad = check_below(c, 2) ? w.rows : check_below(c, w.rows);
+    void *k = make_tensor(c, p->shape.dtype, count, shift);
+    void *v = make_tensor(c, p->shape.dtype, count, shift);
+    kvf_append_args a = {.paging = *p, .rows = w.rows, .row = w.row};
+    if (bad < w.rows)
+        kvf_element_set(check_below(c, 2) ? k : v, p->shape.dtype,
+                        count / w.rows * bad + check_below(c, (uint32_t)(count / w.rows)),
+                        odd[check_below(c, 3)]);
+    a.q = make_tensor(c, p->shape.dtype, count * p->group, shift);
+    a.k = is_select ? NULL : k;
+    a.v = is_select ? NULL : v;
+    a.choose_lists = check_below(c, 2) ? p->lists : 1;
+    a.choose = check_out(c, w.rows * a.choose_lists * sizeof *a.choose);
+    check_track(c, "choose", a.choose, w.rows * a.choose_lists * sizeof *a.choose);
+    for (uint32_t b = 0; b < w.rows; b++) {
+        kvf_row *row = &w.row[b];
+        const uint32_t token = row->length - 1, page = token / p->shape.page_size;
+        row->blocks[page] =
+            token % p->shape.page_size ? kvf_row_ring_block(p, row, page) : (void *)NULL;
+        track_row(c, p, row);
+        check_track(c, "ring", row->ring, p->ring_blocks * kvf_block_bytes(p));
+        check_track(c, "queries", row->queries,
+                    p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape));
+    }
+    CHECK_BOTH(c, append, &a, w.rows);
+    for (uint32_t b = 0; b < w.rows && !is_select; b++) {
+        const kvf_row *row = &w.row[b];
+        const uint64_t fault = (uint64_t)row->fault_key << 32 | (row->length - 1);
+        if (*row->fault != (b == bad ? fault : UINT64_MAX))
+            check_fail(c, "row %u, bad row %u: fault %llx", b, bad,
+                       (unsigned long long)*row->fault);
+    }
+}
+
+static void seal_case(check *c, bool is_chunk)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = is_chunk ? 1 : 1 + check_below(c, 3),
+                                         .pages_max = 1 + check_below(c, is_chunk ? 90 : 20),
+                                         .is_physical = check_below(c, 2),
+                                         .blocks_max = 12});
+    check_rows_describe(c, &w, "seal");
+    uint32_t jobs = 0;
+    for (uint32_t b = 0; b < w.rows; b++) {
+        jobs += (w.row[b].sealed - w.row[b].sealed_before) * w.p.kv_heads;
+        track_row(c, &w.p, &w.row[b]);
+    }
+    kvf_seal_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
+    a.jobs = check_out(c, jobs * sizeof *a.jobs);
+    check_track(c, "jobs", a.jobs, jobs * sizeof *a.jobs);
+    if (is_chunk) {
+        const uint32_t fault = check_below(c, 2) ? UINT32_MAX : check_below(c, 100);
+        a.chunk_first = check_below(c, 1000);
+        a.chunk_fault = check_put(c, &fault, sizeof fault);
+        *w.row->fault =
+            (uint64_t)(w.row->fault_key + check_below(c, 3)) << 32 | check_below(c, 1100);
+    }
+    CHECK_BOTH(c, seal, &a, w.rows * w.p.kv_heads);
+}
+
+static void newest_case(check *c)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .pages_max = 1 + check_below(c, 400),
+                                         .blocks_max = 8});
+    check_rows_describe(c, &w, "newest");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_newest_args a = {
+        .paging = w.p, .rows = w.rows, .ids_max = w.p.pages_max + check_below(c, 3), .row = w.row};
+    uint32_t *choose = check_in(c, lists * sizeof *choose);
+    for (uint32_t l = 0; l < lists; l++)
+        choose[l] = check_below(c, a.ids_max + 1);
+    a.choose = choose;
+    a.ids = check_out(c, (size_t)lists * a.ids_max * sizeof *a.ids);
+    a.id_count = check_out(c, lists * sizeof *a.id_count);
+    check_track(c, "ids", a.ids, (size_t)lists * a.ids_max * sizeof *a.ids);
+    check_track(c, "id_count", a.id_count, lists * sizeof *a.id_count);
+    CHECK_BOTH(c, newest, &a, lists);
+
+    kvf_spread_args s = {.rows = lists, .lists = 1 + check_below(c, 4), .ids_max = a.ids_max};
+    s.from = a.ids;
+    s.from_count = a.id_count;
+    s.ids = check_out(c, (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
+    s.id_count = check_out(c, lists * s.lists * sizeof *s.id_count);
+    check_track(c, "spread ids", s.ids, (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
+    check_track(c, "spread id_count", s.id_count, lists * s.lists * sizeof *s.id_count);
+    CHECK_BOTH(c, spread, &s, lists * s.lists);
+}
+
+static void mask_case(check *c)
+{
+    kvf_mask_args a = {0};
+    if (!check_begin(c))
+        return;
+    const uint32_t lists = 1 + check_below(c, 4), pages = 1 + check_below(c, 60);
+    a.paging.lists = lists;
+    a.paging.shape.page_size = check_page_sizes[check_below(c, 4)];
+    const uint32_t tokens = pages * a.paging.shape.page_size;
+    a.tokens_max = tokens;
+    a.ids_max = pages;
+    check_describe(c, "mask, lists=%u tokens=%u P=%u", lists, tokens, a.paging.shape.page_size);
+    int32_t *chosen = check_in(c, (size_t)lists * tokens * sizeof *chosen);
+    uint32_t *count = check_in(c, lists * sizeof *count);
+    for (uint32_t l = 0; l < lists; l++)
+        count[l] = check_subset(c, tokens, tokens, chosen + (size_t)l * tokens);
+    a.tokens = chosen;
+    a.token_count = count;
+    a.ids = check_out(c, (size_t)lists * pages * sizeof *a.ids);
+    a.id_count = check_out(c, lists * sizeof *a.id_count);
+    a.masks = check_out(c, (size_t)lists * pages * sizeof *a.masks);
+    check_track(c, "ids", a.ids, (size_t)lists * pages * sizeof *a.ids);
+    check_track(c, "id_count", a.id_count, lists * sizeof *a.id_count);
+    check_track(c, "masks", a.masks, (size_t)lists * pages * sizeof *a.masks);
+    CHECK_BOTH(c, mask, &a, lists);
+    for (uint32_t l = 0; l < lists; l++) {
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < a.id_count[l]; i++)
+            kept += (uint32_t)__builtin_popcountll(~a.masks[(size_t)l * pages + i]);
+        if (kept != count[l])
+            check_fail(c, "list %u: %u tokens chosen, %u kept", l, count[l], kept);
+    }
+}
+
+/* Ascending pages of every list and their numbers, and a slot and a miss for each. */
+static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
+{
+    const uint32_t lists = w->rows * w->p.lists;
+    const size_t all = (size_t)lists * a->ids_max;
+    int32_t *ids = check_in(c, all * sizeof *ids), *slots = check_in(c, all * sizeof *slots);
+    uint32_t *missed = check_in(c, all * sizeof *missed);
+    uint32_t *count = check_in(c, lists * sizeof *count);
+    for (size_t i = 0; i < all; i++) {
+        slots[i] = (int32_t)check_below(c, w->p.slots);
+        missed[i] = check_below(c, 2);
+    }
+    for (uint32_t l = 0; l < lists; l++)
+        count[l] = check_subset(c, w->row[l / w->p.lists].sealed, a->ids_max,
+                                ids + (size_t)l * a->ids_max);
+    a->ids = ids;
+    a->id_count = count;
+    a->slot_of_id = slots;
+    a->missed = missed;
+}
+
+static void assemble_case(check *c, uint32_t rows, uint32_t pages_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = rows,
+                                         .pages_max = pages_max,
+                                         .without_slots = check_below(c, 3) == 0,
+                                         .blocks_max = 20});
+    check_rows_describe(c, &w, "assemble");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_assemble_args a = {.paging = w.p,
+                           .rows = w.rows,
+                           .ids_max = 1 + check_below(c, pages_max),
+                           .row = w.row,
+                           .counters = w.counters};
+    a.spans_max = w.p.store_pages + w.p.ring_blocks + a.ids_max;
+    make_ids(c, &w, &a);
+    if (check_below(c, 2)) {
+        uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
+        check_noise(c, masks, (size_t)lists * a.ids_max * sizeof *masks);
+        a.masks = masks;
+    }
+    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_out(c, lists * sizeof *a.span_count);
+    check_track(c, "spans", a.spans, (size_t)lists * a.spans_max * sizeof *a.spans);
+    check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
+    check_track(c, "counters", a.counters, sizeof *a.counters);
+    const uint64_t before = a.counters->tokens_attended;
+    uint64_t tokens = 0;
+    CHECK_BOTH(c, assemble, &a, kvf_div_ceil_u32(lists, KVF_ASSEMBLE_LISTS));
+    for (uint32_t l = 0; l < lists; l++)
+        for (uint32_t i = 0; i < a.span_count[l]; i++) {
+            const kvf_span *s = &a.spans[(size_t)l * a.spans_max + i];
+            tokens += (uint64_t)__builtin_popcountll(kvf_live_bits(s->count, s->skip));
+        }
+    if (a.counters->tokens_attended != before + tokens)
+        check_fail(c, "%llu tokens in spans, %llu counted", (unsigned long long)tokens,
+                   (unsigned long long)(a.counters->tokens_attended - before));
+}
+
+static void fetch_case(check *c, uint32_t rows)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(
+        c, &w,
+        &(check_rows_config){.rows = rows, .pages_max = 1 + check_below(c, 30), .blocks_max = 6});
+    check_rows_describe(c, &w, "fetch");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_fetch_args a = {
+        .paging = w.p, .rows = w.rows, .ids_max = 1 + check_below(c, 70), .row = w.row};
+    kvf_miss *misses = check_in(c, (size_t)lists * a.ids_max * sizeof *misses);
+    uint32_t *count = check_in(c, lists * sizeof *count), sum = 0;
+    for (uint32_t l = 0; l < lists; l++) {
+        const uint32_t sealed = w.row[l / w.p.lists].sealed;
+        count[l] = sealed && check_below(c, 4) ? check_below(c, a.ids_max + 1) : 0;
+        sum += count[l];
+        for (uint32_t i = 0; i < count[l]; i++)
+            misses[(size_t)l * a.ids_max + i] =
+                (kvf_miss){(int32_t)check_below(c, sealed), (int32_t)check_below(c, w.p.slots)};
+    }
+    a.misses = misses;
+    a.miss_count = count;
+    a.from = check_out(c, sum * sizeof *a.from);
+    a.to = check_out(c, sum * sizeof *a.to);
+    a.count = check_out(c, sizeof *a.count);
+    check_track(c, "from", a.from, sum * sizeof *a.from);
+    check_track(c, "to", a.to, sum * sizeof *a.to);
+    check_track(c, "count", a.count, sizeof *a.count);
+    CHECK_BOTH(c, fetch, &a, 1);
+    if (*a.count != sum)
+        check_fail(c, "%u misses, counted %u", sum, *a.count);
+}
+
+static void csr_case(check *c, uint32_t rows)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = rows,
+                                         .pages_max = 1 + check_below(c, 50),
+                                         .by_kv_head = true,
+                                         .blocks_max = 8});
+    check_rows_describe(c, &w, "csr");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_assemble_args ids = {.ids_max = 1 + check_below(c, 30)};
+    kvf_csr_args a = {.paging = w.p, .rows = w.rows, .ids_max = ids.ids_max, .row = w.row};
+    make_ids(c, &w, &ids);
+    a.ids = ids.ids;
+    a.id_count = ids.id_count;
+    a.spans_max = w.p.pages_max;
+    a.indptr = check_out(c, (lists + 1) * sizeof *a.indptr);
+    a.indices = check_out(c, (size_t)lists * w.p.pages_max * sizeof *a.indices);
+    a.last_page_len = check_out(c, lists * sizeof *a.last_page_len);
+    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_out(c, lists * sizeof *a.span_count);
+    check_track(c, "indptr", a.indptr, (lists + 1) * sizeof *a.indptr);
+    check_track(c, "indices", a.indices, (size_t)lists * w.p.pages_max * sizeof *a.indices);
+    check_track(c, "last_page_len", a.last_page_len, lists * sizeof *a.last_page_len);
+    check_track(c, "spans", a.spans, (size_t)lists * a.spans_max * sizeof *a.spans);
+    check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
+    CHECK_BOTH(c, csr_out, &a, 1);
+    for (uint32_t l = 0; l < lists; l++)
+        for (int32_t i = a.indptr[l] + 1; i < a.indptr[l + 1]; i++)
+            if (a.indices[i] <= a.indices[i - 1])
+                check_fail(c, "list %u does not ascend at %d", l, i);
+    CHECK_BOTH(c, csr_in, &a, lists);
+}
+
+static void overlap_case(check *c)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(
+        c, &w,
+        &(check_rows_config){.rows = 1, .pages_max = 1 + check_below(c, 30), .blocks_max = 4});
+    check_rows_describe(c, &w, "overlap");
+    const uint32_t heads = w.p.kv_heads, tokens = 1 + check_below(c, 1500);
+    kvf_overlap_args a = {
+        .paging = w.p, .row = w.row, .rest = 1 + check_below(c, 300), .counters = w.counters};
+    int32_t *ids[2];
+    uint32_t *count[2];
+    uint64_t sum = 0;
+    a.ids_max = tokens;
+    for (int i = 0; i < 2; i++) {
+        ids[i] = check_in(c, (size_t)heads * tokens * sizeof(int32_t));
+        count[i] = check_in(c, heads * sizeof(uint32_t));
+        for (uint32_t h = 0; h < heads; h++)
+            count[i][h] = check_subset(c, tokens, tokens, ids[i] + (size_t)h * tokens);
+    }
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t i = 0; i < count[0][h]; i++)
+            for (uint32_t j = 0; j < count[1][h]; j++)
+                sum += ids[0][(size_t)h * tokens + i] == ids[1][(size_t)h * tokens + j];
+    a.a = ids[0];
+    a.a_count = count[0];
+    a.b = ids[1];
+    a.b_count = count[1];
+    if (!w.row->share)
+        w.row->share = check_out(c, 2 * sizeof *w.row->share);
+    a.choose_lists = check_below(c, 2) ? w.p.lists : 1;
+    a.choose = check_out(c, a.choose_lists * sizeof *a.choose);
+    check_track(c, "share", w.row->share, 2 * sizeof *w.row->share);
+    check_track(c, "choose", a.choose, a.choose_lists * sizeof *a.choose);
+    check_track(c, "counters", a.counters, sizeof *a.counters);
+    CHECK_BOTH(c, overlap, &a, 1);
+    const uint32_t common = (uint32_t)(sum / heads) / w.p.shape.page_size * w.p.shape.page_size;
+    if (count[0][0] >= a.rest && w.row->share[0] != kvf_min_u32(common, a.rest))
+        check_fail(c, "%u tokens in common, share %u of %u", common, w.row->share[0], a.rest);
+}
+
+static void compare_case(check *c, uint32_t heads)
+{
+    kvf_compare_args a = {.heads = heads};
+    if (!check_begin(c))
+        return;
+    a.shape.dtype = (kvf_dtype)check_below(c, 3);
+    a.shape.head_dim = check_head_dims[check_below(c, 5)];
+    check_describe(c, "compare, %s d=%u heads=%u", check_dtype_name(a.shape.dtype),
+                   a.shape.head_dim, heads);
+    const size_t count = (size_t)heads * a.shape.head_dim;
+    void *out = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
+    void *dense = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
+    float *lse = check_in(c, heads * sizeof *lse), *dense_lse = check_in(c, heads * sizeof *lse);
+    check_fill(c, out, a.shape.dtype, count, DATA_NORMAL);
+    check_fill(c, dense, a.shape.dtype, count, DATA_NORMAL);
+    if (check_below(c, 4) == 0)
+        kvf_element_set(out, a.shape.dtype, check_below(c, (uint32_t)count), NAN);
+    for (uint32_t h = 0; h < heads; h++) {
+        dense_lse[h] = (float)check_normal(c) * 10.0f;
+        lse[h] = check_below(c, 9) ? dense_lse[h] - fabsf((float)check_normal(c)) : -INFINITY;
+    }
+    a.out = out;
+    a.dense = dense;
+    a.lse = lse;
+    a.dense_lse = dense_lse;
+    kvf_layer_counters *got[2];
+    for (int i = 0; i < 2; i++) {
+        got[i] = check_put_out(c, &(kvf_layer_counters){.recall_sum = 2.5, .verified = 3},
+                               sizeof *got[i]);
+        a.counters = got[i];
+        CHECK_RUN(c, i ? c->var : c->ref, compare, &a, 1, i);
+    }
+    if (fabs(got[1]->recall_sum - got[0]->recall_sum) > 1e-14 * got[0]->recall_sum)
+        check_fail(c, "recall %.17g, reference %.17g", got[1]->recall_sum, got[0]->recall_sum);
+    got[1]->recall_sum = got[0]->recall_sum;
+    check_bits(c, "counters", got[1], got[0], sizeof *got[0]);
+}
+
+void check_paging(check *c)
+{
+    stamp_case(c);
+    for (uint32_t i = 0; i < 12; i++)
+        table_case(c, i ? 1 + 9 * i : 5000);
+    for (uint32_t i = 0; i < 30; i++)
+        append_case(c, i % 5 == 4);
+    for (uint32_t i = 0; i < 20; i++)
+        seal_case(c, i % 2);
+    for (uint32_t i = 0; i < 10; i++)
+        newest_case(c);
+    for (uint32_t i = 0; i < 12; i++)
+        mask_case(c);
+    for (uint32_t i = 0; i < 20; i++)
+        assemble_case(c, 1 + i % 4, i % 7 == 6 ? 700 : 1 + 3 * i);
+    for (uint32_t i = 0; i < 16; i++)
+        fetch_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
+    for (uint32_t i = 0; i < 16; i++)
+        csr_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
+    for (uint32_t i = 0; i < 10; i++)
+        overlap_case(c);
+    for (uint32_t i = 0; i < 10; i++)
+        compare_case(c, i ? 4 * i : 300);
+}
+
+void check_publish(check *c)
+{
+    for (uint32_t i = 0; i < 24; i++) {
+        static const uint32_t counts[] = {0, 1, 31, 32, 300, 700};
+        const uint32_t n = counts[i % 6];
+        kvf_publish_args a = {.low = i % 4 < 2 ? 0 : 32, .high = 300, .ticket = 77 + i};
+        if (!check_begin(c))
+            continue;
+        a.list_max = i / 6 % 2 ? 700 : 100;
+        a.low = i % 4 == 1 ? UINT32_MAX : a.low;
+        check_describe(c, "count=%u low=%u high=%u list_max=%u", n, a.low, a.high, a.list_max);
+        const void **from = check_in(c, n * sizeof *from);
+        void **to = check_in(c, n * sizeof *to);
+        check_noise(c, from, n * sizeof *from);
+        check_noise(c, to, n * sizeof *to);
+        a.count = check_put(c, &n, sizeof n);
+        a.from = from;
+        a.to = to;
+        a.out_from = check_out(c, a.list_max * sizeof *a.out_from);
+        a.out_to = check_out(c, a.list_max * sizeof *a.out_to);
+        a.out_count = check_out(c, sizeof *a.out_count);
+        a.request = check_put_out(c, &(uint32_t){3}, sizeof(uint32_t));
+        a.done = check_put_out(c, &(uint32_t){4}, sizeof(uint32_t));
+        check_track(c, "out_from", a.out_from, a.list_max * sizeof *a.out_from);
+        check_track(c, "out_to", a.out_to, a.list_max * sizeof *a.out_to);
+        check_track(c, "out_count", a.out_count, sizeof *a.out_count);
+        check_track(c, "request", a.request, sizeof *a.request);
+        check_track(c, "done", a.done, sizeof *a.done);
+        CHECK_BOTH(c, publish, &a, 1);
+    }
+}

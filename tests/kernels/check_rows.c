@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Rows for the checks of the paging kernels; see check_rows.h.
+ */
+
+#include "check_rows.h"
+
+#include <string.h>
+
+void check_noise(check *c, void *to, size_t bytes)
+{
+    uint8_t *at = to;
+    for (size_t i = 0; i < bytes; i += 8) {
+        const uint64_t x = check_random(c);
+        memcpy(at + i, &x, bytes - i < 8 ? bytes - i : 8);
+    }
+}
+
+uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to)
+{
+    const uint32_t wanted = check_below(c, kvf_min_u32(n, most) + 1);
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < n && taken < wanted; i++)
+        if (check_below(c, n - i) < wanted - taken)
+            to[taken++] = (int32_t)i;
+    return taken;
+}
+
+static void *noise_in(check *c, size_t bytes)
+{
+    void *to = check_in(c, bytes);
+    check_noise(c, to, bytes);
+    return to;
+}
+
+static void *noise_out(check *c, size_t bytes)
+{
+    void *to = check_out(c, bytes);
+    check_noise(c, to, bytes);
+    return to;
+}
+
+static void make_shape(check *c, check_rows *w, const check_rows_config *config)
+{
+    kvf_paging *p = &w->p;
+    const bool large = config->pages_max > 100;
+    p->shape.dtype = (kvf_dtype)check_below(c, 3);
+    p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, 5)];
+    p->shape.page_size = large ? 8 : check_page_sizes[check_below(c, 4)];
+    p->kv_heads = 1 + check_below(c, 3);
+    p->group = 1 + check_below(c, 4);
+    p->lists = p->kv_heads * (config->by_kv_head || check_below(c, 2) ? 1 : p->group);
+    p->pages_max = config->pages_max;
+    p->slots = 1 + check_below(c, 20);
+    p->subs = 1u << check_below(c, 3);
+    p->sink = check_below(c, 3) ? check_below(c, 3 * p->shape.page_size) : 0;
+    p->ring_blocks = 1 + check_below(c, 4);
+    p->query_window = 1 + check_below(c, 6);
+    w->statics_max = 1 + check_below(c, large ? 2000 : 150);
+    p->store_pages = kvf_div_ceil_u32(p->sink + w->statics_max, p->shape.page_size);
+}
+
+/* How long the row is, and where its pages are. */
+static void make_pages(check *c, const kvf_paging *p, kvf_row *row, const check_rows_config *config)
+{
+    const uint32_t page_size = p->shape.page_size;
+    const uint32_t most = kvf_min_u32(config->blocks_max, p->pages_max);
+    const size_t block = kvf_block_bytes(p);
+    row->length = check_below(c, 3) ? p->pages_max * page_size - check_below(c, page_size)
+                                    : 1 + check_below(c, p->pages_max * page_size);
+    const uint32_t pages = kvf_row_pages(p, row);
+    const uint32_t least = pages > p->ring_blocks ? pages - p->ring_blocks : 0;
+    row->sealed = least + check_below(c, row->length / page_size - least + 1);
+    row->sealed_before = check_below(c, row->sealed + 1);
+    row->ring = noise_out(c, p->ring_blocks * block);
+    row->blocks = check_out(c, p->pages_max * sizeof *row->blocks);
+    char *pool = noise_in(c, most * block);
+    const uint32_t step = 1 + check_below(c, most);
+    for (uint32_t i = 0; i < pages; i++)
+        row->blocks[i] =
+            i < row->sealed ? pool + (i + step) % most * block : kvf_row_ring_block(p, row, i);
+    row->pool = check_put(c, row->blocks + row->sealed_before,
+                          (row->sealed - row->sealed_before) * sizeof *row->blocks);
+    row->digests =
+        noise_out(c, p->kv_heads * p->pages_max * kvf_digest_bytes(p->shape.head_dim, p->subs));
+}
+
+/* Copy token `position` of a page to entry `entry` of the store. */
+static void store_row(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t entry,
+                      uint32_t position)
+{
+    const uint32_t page_size = p->shape.page_size;
+    const size_t bytes = kvf_row_bytes(&p->shape);
+    const char *page = kvf_row_page(p, row, position / page_size, head);
+    char *store = kvf_store_page(p, row->store, head, entry / page_size);
+    memcpy(kvf_offset_mut(store, entry % page_size * bytes),
+           kvf_page_key(&p->shape, page, position % page_size), bytes);
+    memcpy(kvf_offset_mut(store, kvf_half_page_bytes(&p->shape) + entry % page_size * bytes),
+           kvf_page_value(&p->shape, page, position % page_size), bytes);
+}
+
+/* Sink and static set of one KV head; `chosen` is scratch for the tokens of the set. */
+static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t head, int32_t *chosen)
+{
+    const kvf_paging *p = &w->p;
+    const uint32_t page_size = p->shape.page_size, tokens = row->sealed * page_size;
+    const uint32_t sink = kvf_min_u32(p->sink, tokens);
+    const uint32_t count = sink + check_subset(c, tokens - sink, w->statics_max, chosen);
+    uint32_t *index = row->store_index + head * kvf_store_tokens(p);
+    uint32_t *order = row->order + (size_t)head * p->pages_max * page_size;
+    uint64_t *bits = kvf_row_bits(p, row, head);
+    memset(bits, 0, p->pages_max * sizeof *bits);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t token = i < sink ? i : sink + (uint32_t)chosen[i - sink];
+        const uint32_t position = row->order ? i : token;
+        index[i] = position;
+        bits[position / page_size] |= UINT64_C(1) << position % page_size;
+        store_row(p, row, head, i, position);
+        if (row->order)
+            order[i] = token;
+    }
+    row->store_count[head] = count;
+    uint32_t next = 0, rest = count;
+    for (uint32_t token = sink; row->order && token < tokens; token++) {
+        if (next < count - sink && sink + (uint32_t)chosen[next] == token)
+            next++;
+        else
+            order[rest++] = token;
+    }
+}
+
+static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without_slots)
+{
+    const size_t bytes = kvf_page_bytes(&p->shape), pages = (size_t)p->lists * p->pages_max;
+    row->slot_of_page = check_out(c, pages * sizeof *row->slot_of_page);
+    memset(row->slot_of_page, 0xff, pages * sizeof *row->slot_of_page);
+    row->slots = without_slots ? NULL : noise_out(c, (size_t)p->lists * p->slots * bytes);
+    for (uint32_t l = 0; l < p->lists; l++) {
+        int32_t *of_page = row->slot_of_page + (size_t)l * p->pages_max;
+        const uint32_t places = without_slots ? row->sealed : p->slots;
+        uint32_t used = 0;
+        for (uint32_t i = 0; i < row->sealed && used < places; i++) {
+            if (check_below(c, 2))
+                continue;
+            of_page[i] = (int32_t)used++;
+            if (row->slots)
+                memcpy(kvf_row_slot(p, row, l, of_page[i]),
+                       kvf_row_page(p, row, i, kvf_list_head(p, l)), bytes);
+        }
+    }
+}
+
+void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
+{
+    make_shape(c, w, config);
+    const kvf_paging *p = &w->p;
+    const size_t tokens = (size_t)p->pages_max * p->shape.page_size;
+    int32_t *chosen = malloc(w->statics_max * sizeof *chosen);
+    uint32_t job = 0;
+    KVF_ASSERT(chosen);
+    w->rows = config->rows;
+    w->row = check_in(c, w->rows * sizeof *w->row);
+    for (uint32_t b = 0; b < w->rows; b++) {
+        kvf_row *row = &w->row[b];
+        *row = (kvf_row){.fault_key = check_below(c, 1000), .job_first = job};
+        make_pages(c, p, row, config);
+        job += row->sealed - row->sealed_before;
+        row->bits = check_out(c, p->kv_heads * p->pages_max * sizeof *row->bits);
+        row->store = noise_out(c, p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape));
+        row->store_index = check_out(c, p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t));
+        row->store_count = check_out(c, p->kv_heads * sizeof *row->store_count);
+        if (config->is_physical)
+            row->order = check_out(c, p->kv_heads * tokens * sizeof *row->order);
+        for (uint32_t h = 0; h < p->kv_heads; h++)
+            make_static(c, w, row, h, chosen);
+        make_slots(c, p, row, config->without_slots);
+        row->queries =
+            noise_out(c, p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape));
+        row->query_count = 1 + check_below(c, p->query_window);
+        row->query_slot = check_below(c, row->query_count);
+        row->fault = check_put_out(c, &(uint64_t){UINT64_MAX}, sizeof(uint64_t));
+        row->static_tokens = check_below(c, w->statics_max + 1);
+        row->chosen_pages = check_below(c, p->pages_max + 3);
+        row->attend_all = check_below(c, 5) == 0;
+        if (check_below(c, 2)) {
+            row->share = check_out(c, 2 * sizeof *row->share);
+            row->share[0] = check_below(c, w->statics_max + 1);
+            row->share[1] = check_below(c, p->pages_max + 3);
+        }
+    }
+    w->counters = check_out(c, sizeof *w->counters);
+    *w->counters = (kvf_layer_counters){.tokens_attended = check_below(c, 1000),
+                                        .misses = check_below(c, 1000),
+                                        .bytes_refresh = UINT32_MAX,
+                                        .static_min = check_below(c, 200),
+                                        .static_max = check_below(c, 200)};
+    free(chosen);
+}
+
+void check_rows_describe(check *c, const check_rows *w, const char *what)
+{
+    const kvf_paging *p = &w->p;
+    check_describe(c, "%s, %s d=%u P=%u heads=%u G=%u lists=%u rows=%u pages=%u sink=%u%s%s", what,
+                   check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
+                   p->kv_heads, p->group, p->lists, w->rows, p->pages_max, p->sink,
+                   w->row->order ? " physical" : "", w->row->slots ? "" : " without slots");
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_CHECK_ROWS_H
+#define KVF_TESTS_CHECK_ROWS_H
+
+/*
+ * Rows for the checks of the paging kernels: what a cache would have in device memory after a
+ * prefill, some decoding and a refresh, with random shapes and contents.
+ *
+ * Knows no kernel. The invariants of kvf_row hold: sealed pages lie in the pool and the window in
+ * the ring; the sink is the front of the store; bit t of a page is set iff its token (its position,
+ * if rows are restructured) is in the store; slots hold the pages that they claim.
+ */
+
+#include "check_support.h"
+#include "page_rows.h"
+#include "paging.h"
+
+typedef struct check_rows_config {
+    uint32_t rows;
+    uint32_t pages_max;
+    bool is_physical;    /* pages are re-formed: rows have an order */
+    bool by_kv_head;     /* lists == kv_heads */
+    bool without_slots;  /* pages are attended where they live */
+    uint32_t blocks_max; /* distinct blocks of the pool; pages share them if they are fewer */
+} check_rows_config;
+
+typedef struct check_rows {
+    kvf_paging p;
+    uint32_t rows;
+    uint32_t statics_max; /* tokens of a static set */
+    kvf_row *row;         /* [rows] */
+    kvf_layer_counters *counters;
+} check_rows;
+
+void check_rows_make(check *c, check_rows *w, const check_rows_config *config);
+/* Also says so: `what` and the shapes. */
+void check_rows_describe(check *c, const check_rows *w, const char *what);
+
+void check_noise(check *c, void *to, size_t bytes);
+/* At most `most` of 0 .. n-1, ascending, at random; returns how many. */
+uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to);
+
+#endif

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on the static set of a row against their references: cover, pack, permute. Bit for bit.
+ *
+ * What they must mean is checked without the reference as well: cover has every token once, pack
+ * leaves bits that say exactly what its store holds, permute moves every row intact.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "check_rows.h"
+
+static kvf_cover_args cover_args(check *c, const check_rows *w, bool resident)
+{
+    const kvf_paging *p = &w->p;
+    kvf_cover_args a = {.paging = *p,
+                        .resident = resident,
+                        .spans_max = p->pages_max + p->store_pages,
+                        .row = w->row};
+    const size_t all = (size_t)p->kv_heads * a.spans_max;
+    a.spans = check_out(c, all * sizeof *a.spans);
+    a.span_index = check_out(c, all * sizeof *a.span_index);
+    a.span_count = check_out(c, p->kv_heads * sizeof *a.span_count);
+    a.first = check_out(c, p->kv_heads * sizeof *a.first);
+    a.count = check_out(c, p->kv_heads * sizeof *a.count);
+    a.take = check_out(c, p->kv_heads * sizeof *a.take);
+    a.limit = check_out(c, p->query_window * sizeof *a.limit);
+    return a;
+}
+
+/* Every token of the row at most once, those of pages that can be read exactly once. */
+static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_row *row = a->row;
+    const uint32_t page_size = p->shape.page_size, list = head * (p->lists / p->kv_heads);
+    const uint32_t *index = row->store_index + head * kvf_store_tokens(p);
+    const uint32_t stored = a->resident ? row->store_count[head] : 0;
+    uint8_t *seen = calloc(row->length, 1);
+    KVF_ASSERT(seen);
+    for (uint32_t i = 0; i < stored; i++)
+        seen[index[i]]++;
+    for (uint32_t i = kvf_div_ceil_u32(stored, page_size); i < a->span_count[head]; i++) {
+        const size_t at = (size_t)head * a->spans_max + i;
+        const uint64_t live = kvf_live_bits(a->spans[at].count, a->spans[at].skip);
+        for (uint32_t t = 0; t < page_size; t++)
+            if (live >> t & 1)
+                seen[a->span_index[at] + t]++;
+    }
+    for (uint32_t t = 0; t < row->length; t++) {
+        const uint32_t page = t / page_size;
+        const bool is_far = a->resident && page < row->sealed &&
+                            row->slot_of_page[(size_t)list * p->pages_max + page] < 0;
+        if (seen[t] > 1 || (seen[t] == 0 && !is_far))
+            check_fail(c, "head %u: token %u is covered %u times", head, t, seen[t]);
+    }
+    free(seen);
+}
+
+static void cover_case(check *c, uint32_t pages_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1,
+                                         .pages_max = pages_max,
+                                         .without_slots = pages_max > 100 || check_below(c, 3) == 0,
+                                         .blocks_max = 30});
+    check_rows_describe(c, &w, "cover");
+    const kvf_paging *p = &w.p;
+    kvf_cover_args a = cover_args(c, &w, check_below(c, 2));
+    const size_t all = (size_t)p->kv_heads * a.spans_max;
+    a.take_tokens = check_below(c, 2) ? check_below(c, 100) : 0;
+    check_track(c, "spans", a.spans, all * sizeof *a.spans);
+    check_track(c, "span_index", a.span_index, all * sizeof *a.span_index);
+    check_track(c, "span_count", a.span_count, p->kv_heads * sizeof *a.span_count);
+    check_track(c, "first", a.first, p->kv_heads * sizeof *a.first);
+    check_track(c, "count", a.count, p->kv_heads * sizeof *a.count);
+    check_track(c, "take", a.take, p->kv_heads * sizeof *a.take);
+    check_track(c, "limit", a.limit, p->query_window * sizeof *a.limit);
+    if (check_below(c, 4) == 0) {
+        a.first = a.count = a.take = a.limit = NULL;
+        a.take_tokens = 0;
+    } else if (check_below(c, 4) == 0) {
+        a.limit = NULL;
+    }
+    CHECK_BOTH(c, cover, &a, p->kv_heads);
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        cover_properties(c, &a, h);
+}
+
+void check_cover(check *c)
+{
+    for (uint32_t i = 0; i < 60; i++)
+        cover_case(c, 1 + i);
+    for (uint32_t i = 0; i < 4; i++) /* around the edges of parts, and long */
+        cover_case(c, i < 3 ? 1023 + i : 5000);
+}
+
+/* Candidates of one row in `cover`'s spans, and at most statics_max of them per KV head. */
+typedef struct chosen_tokens {
+    kvf_cover_args cover;
+    uint32_t ids_max;
+    int32_t *ids;       /* [kv_heads, ids_max] */
+    uint32_t *id_count; /* [kv_heads] */
+} chosen_tokens;
+
+static chosen_tokens choose_tokens(check *c, const check_rows *w, bool resident)
+{
+    chosen_tokens t = {.cover = cover_args(c, w, resident), .ids_max = w->statics_max};
+    CHECK_RUN(c, c->ref, cover, &t.cover, w->p.kv_heads, false);
+    t.ids = check_in(c, (size_t)w->p.kv_heads * t.ids_max * sizeof *t.ids);
+    t.id_count = check_in(c, w->p.kv_heads * sizeof *t.id_count);
+    for (uint32_t h = 0; h < w->p.kv_heads; h++) {
+        int32_t *ids = t.ids + (size_t)h * t.ids_max;
+        t.id_count[h] = check_subset(c, t.cover.count[h], t.ids_max, ids);
+        for (uint32_t i = 0; i < t.id_count[h]; i++)
+            ids[i] += (int32_t)t.cover.first[h];
+    }
+    return t;
+}
+
+/* A new store ascends, holds what pages hold, and is what the bits say. */
+static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t page_size = p->shape.page_size, count = a->store_count[head];
+    const size_t bytes = kvf_row_bytes(&p->shape);
+    const uint32_t *index = a->store_index + head * kvf_store_tokens(p);
+    const uint64_t *bits = kvf_row_bits(p, a->row, head);
+    uint32_t said = 0;
+    for (uint32_t i = 0; i < a->row->sealed; i++)
+        said += (uint32_t)__builtin_popcountll(bits[i]);
+    if (said != count)
+        check_fail(c, "head %u: %u tokens in the store, %u bits", head, count, said);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t token = index[i], t = token % page_size, to = i % page_size;
+        const char *page = kvf_row_page(p, a->row, token / page_size, head);
+        const char *store = kvf_store_page(p, a->store, head, i / page_size);
+        if ((i && token <= index[i - 1]) || !(bits[token / page_size] >> t & 1))
+            check_fail(c, "head %u: entry %u is token %u", head, i, token);
+        if (memcmp(kvf_page_key(&p->shape, page, t), kvf_page_key(&p->shape, store, to), bytes) ||
+            memcmp(kvf_page_value(&p->shape, page, t), kvf_page_value(&p->shape, store, to), bytes))
+            check_fail(c, "head %u: entry %u is not what token %u is", head, i, token);
+    }
+}
+
+static void pack_case(check *c, uint32_t pages_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1,
+                                         .pages_max = pages_max,
+                                         .without_slots = check_below(c, 3) == 0,
+                                         .blocks_max = 40});
+    const bool resident = check_below(c, 2);
+    check_rows_describe(c, &w, resident ? "pack resident" : "pack");
+    const kvf_paging *p = &w.p;
+    const kvf_row *row = w.row;
+    const chosen_tokens t = choose_tokens(c, &w, resident);
+    kvf_pack_args a = {.paging = *p,
+                       .resident = resident,
+                       .spans_max = t.cover.spans_max,
+                       .ids_max = t.ids_max,
+                       .jobs_max = kvf_min_u32(2 * w.statics_max, p->pages_max),
+                       .row = row,
+                       .spans = t.cover.spans,
+                       .span_index = t.cover.span_index,
+                       .ids = t.ids,
+                       .id_count = t.id_count,
+                       .counters = w.counters};
+    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
+    const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
+    const size_t jobs_bytes = (size_t)p->kv_heads * a.jobs_max * sizeof *a.jobs;
+    a.store = check_out(c, store_bytes);
+    a.store_index = check_out(c, index_bytes);
+    a.store_count = check_out(c, p->kv_heads * sizeof(uint32_t));
+    a.jobs = check_out(c, jobs_bytes);
+    check_track(c, "store", a.store, store_bytes);
+    check_track(c, "store_index", a.store_index, index_bytes);
+    check_track(c, "store_count", a.store_count, p->kv_heads * sizeof(uint32_t));
+    check_track(c, "jobs", a.jobs, jobs_bytes);
+    check_track(c, "counters", a.counters, sizeof *a.counters);
+    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
+    check_track(c, "digests", row->digests,
+                p->kv_heads * p->pages_max * kvf_digest_bytes(p->shape.head_dim, p->subs));
+    CHECK_BOTH(c, pack, &a, p->kv_heads);
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        pack_properties(c, &a, h);
+}
+
+void check_pack(check *c)
+{
+    for (uint32_t i = 0; i < 80; i++)
+        pack_case(c, 1 + i);
+    for (uint32_t i = 0; i < 3; i++)
+        pack_case(c, 1500);
+}
+
+/* The order is one, the store its front, and every row is where the order says. */
+static void permute_properties(check *c, const kvf_permute_args *a, uint32_t head)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t page_size = p->shape.page_size, tokens = a->row->sealed * page_size;
+    const size_t bytes = kvf_row_bytes(&p->shape), stride = (size_t)p->pages_max * page_size;
+    const uint32_t *order = a->after->order + head * stride;
+    uint32_t *place = malloc((tokens + 1) * sizeof *place); /* before */
+    KVF_ASSERT(place);
+    memset(place, 0xff, tokens * sizeof *place);
+    for (uint32_t i = 0; i < tokens; i++)
+        place[(a->row->order + head * stride)[i]] = i;
+    for (uint32_t i = 0; i < tokens; i++) {
+        const uint32_t from = order[i] < tokens ? place[order[i]] : UINT32_MAX;
+        if (from == UINT32_MAX) {
+            check_fail(c, "head %u: position %u is token %u, again", head, i, order[i]);
+            break;
+        }
+        place[order[i]] = UINT32_MAX;
+        const char *old = kvf_row_page(p, a->row, from / page_size, head);
+        const char *page =
+            (const char *)a->after->pool[i / page_size] + head * kvf_page_bytes(&p->shape);
+        const char *store = kvf_store_page(p, a->after->store, head, i / page_size);
+        const uint32_t t = from % page_size, to = i % page_size;
+        if (memcmp(kvf_page_key(&p->shape, old, t), kvf_page_key(&p->shape, page, to), bytes) ||
+            memcmp(kvf_page_value(&p->shape, old, t), kvf_page_value(&p->shape, page, to), bytes) ||
+            (i < a->after->store_count[head] &&
+             memcmp(kvf_page_key(&p->shape, page, to), kvf_page_key(&p->shape, store, to), bytes)))
+            check_fail(c, "head %u: position %u is not what token %u was", head, i, order[i]);
+    }
+    free(place);
+}
+
+static void permute_case(check *c, uint32_t pages_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1,
+                                         .pages_max = pages_max,
+                                         .is_physical = true,
+                                         .without_slots = check_below(c, 3) == 0,
+                                         .blocks_max = 40});
+    const bool resident = check_below(c, 2);
+    check_rows_describe(c, &w, resident ? "permute resident" : "permute");
+    const kvf_paging *p = &w.p;
+    const kvf_row *row = w.row;
+    const chosen_tokens t = choose_tokens(c, &w, resident);
+    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
+    const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
+    const size_t order_bytes =
+        (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof(uint32_t);
+    const size_t block = kvf_block_bytes(p), jobs = (size_t)p->kv_heads * row->sealed;
+    kvf_row *after = check_put(c, row, sizeof *row);
+    char *pool = check_out(c, row->sealed * block);
+    void **blocks = check_in(c, row->sealed * sizeof *blocks);
+    for (uint32_t i = 0; i < row->sealed; i++)
+        blocks[i] = pool + (row->sealed - 1 - i) * block;
+    after->pool = blocks;
+    after->sealed_before = 0;
+    after->store = check_out(c, store_bytes);
+    after->store_index = check_out(c, index_bytes);
+    after->store_count = check_out(c, p->kv_heads * sizeof(uint32_t));
+    after->order = check_out(c, order_bytes);
+    kvf_permute_args a = {.paging = *p,
+                          .resident = resident,
+                          .spans_max = t.cover.spans_max,
+                          .ids_max = t.ids_max,
+                          .row = row,
+                          .after = after,
+                          .spans = t.cover.spans,
+                          .span_index = t.cover.span_index,
+                          .ids = t.ids,
+                          .id_count = t.id_count,
+                          .counters = w.counters};
+    a.jobs = check_out(c, jobs * sizeof *a.jobs);
+    check_track(c, "pool", pool, row->sealed * block);
+    check_track(c, "store", after->store, store_bytes);
+    check_track(c, "store_index", after->store_index, index_bytes);
+    check_track(c, "store_count", after->store_count, p->kv_heads * sizeof(uint32_t));
+    check_track(c, "order", after->order, order_bytes);
+    check_track(c, "jobs", a.jobs, jobs * sizeof *a.jobs);
+    check_track(c, "counters", a.counters, sizeof *a.counters);
+    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
+    CHECK_BOTH(c, permute, &a, p->kv_heads);
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        permute_properties(c, &a, h);
+}
+
+void check_permute(check *c)
+{
+    for (uint32_t i = 0; i < 40; i++)
+        permute_case(c, 1 + i);
+    permute_case(c, 400);
+}
