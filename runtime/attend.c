@@ -10,11 +10,6 @@
 
 #include "select.h"
 
-static bool moves_pages(const kvf_cache *cache)
-{
-    return cache->config.transfer != KVF_TRANSFER_DIRECT;
-}
-
 static kvf_status submit(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
@@ -52,7 +47,7 @@ kvf_status kvf_step_resolve(kvf_step *step)
                                       .misses = kvf_table_at(cache, l->misses),
                                       .miss_count = kvf_table_at(cache, l->miss_count)};
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
-    return moves_pages(cache) ? submit(step) : KVF_OK;
+    return kvf_moves_pages(cache) ? submit(step) : KVF_OK;
 }
 
 kvf_status kvf_step_assemble(kvf_step *step)
@@ -122,7 +117,7 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .span_count = kvf_table_at(cache, cache->layout.span_count),
                              .out = out,
                              .lse = lse};
-    if (moves_pages(cache)) {
+    if (kvf_moves_pages(cache)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
         KVF_TRY(kvf_transfer_join(cache->transfer, step->ticket, step->stream));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));

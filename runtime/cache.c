@@ -20,13 +20,14 @@ static kvf_status take_host(kvf_cache *cache)
     cache->layers = kvf_alloc(cache->context, rows, sizeof *cache->layers);
     cache->blocks = kvf_alloc(cache->context, rows, pages * sizeof *cache->blocks);
     cache->positions = kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
+    cache->ahead = kvf_alloc(cache->context, c->layers, sizeof *cache->ahead);
     cache->host_counters = kvf_alloc(cache->context, c->layers, sizeof *cache->host_counters);
     cache->replaced =
         kvf_alloc(cache->context, cache->dims.spare_blocks + 1, sizeof *cache->replaced);
     cache->sealed_before =
         kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sealed_before);
     if (!cache->replaced || !cache->sealed_before || !cache->sequences || !cache->layers ||
-        !cache->blocks || !cache->positions || !cache->host_counters)
+        !cache->blocks || !cache->positions || !cache->host_counters || !cache->ahead)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
                  "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
                  "tokens_max",
@@ -73,6 +74,9 @@ static kvf_status take_pages(kvf_cache *cache)
     const size_t slot_bytes = c->transfer == KVF_TRANSFER_DIRECT ? 0 : kvf_page_bytes(&p->shape);
     KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                  p->pages_max, p->slots, slot_bytes, &cache->residency));
+    if (cache->dims.shadow_slots)
+        KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
+                                     p->pages_max, cache->dims.shadow_slots, 0, &cache->shadow));
     const kvf_transfer_config transfer = kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
     return kvf_transfer_open(cache->device, &transfer, &cache->transfer);
 }
@@ -147,6 +151,7 @@ void kvf_cache_close(kvf_cache *cache)
     ops->event_destroy(cache->sealed);
     if (cache->residency.device)
         kvf_residency_destroy(&cache->residency);
+    kvf_residency_destroy(&cache->shadow);
     if (cache->control.arenas)
         kvf_host_memory_destroy(cache->context, &cache->control);
     kvf_page_pool_destroy(&cache->pool);
@@ -157,6 +162,7 @@ void kvf_cache_close(kvf_cache *cache)
     kvf_free(cache->context, cache->sealed_before);
     kvf_free(cache->context, cache->replaced);
     kvf_free(cache->context, cache->host_counters);
+    kvf_free(cache->context, cache->ahead);
     kvf_free(cache->context, cache->positions);
     kvf_free(cache->context, cache->blocks);
     kvf_free(cache->context, cache->layers);

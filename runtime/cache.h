@@ -49,6 +49,8 @@ typedef struct kvf_dims {
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
+    uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
+    uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
@@ -67,6 +69,9 @@ typedef struct kvf_layout {
     uint64_t blocks, bits, store_index, store_count, order, queries, share;
     uint64_t scores, reduced, topk_work, choose, ids, id_count, list_ids, list_count;
     uint64_t slot_of_id, missed, misses, miss_count, masks;
+    uint64_t ahead_ids, ahead_count, ahead_list_ids, ahead_list_count, ahead_marks;
+    uint64_t ahead_slot_of_id, ahead_missed, ahead_misses, ahead_miss_count;
+    uint64_t ahead_from, ahead_to, ahead_fetch_count;
     uint64_t from, to, fetch_count;
     uint64_t spans, span_count, partial_o, partial_lse, lse;
     uint64_t verify_out, verify_lse;
@@ -115,6 +120,12 @@ typedef struct kvf_frame {
     uint32_t is_busy;
 } kvf_frame;
 
+/* Pages on their way ahead of need, of one layer; see speculate.h. */
+typedef struct kvf_ahead {
+    uint32_t ticket;
+    uint32_t is_open; /* 1: submitted, joined by nobody */
+} kvf_ahead;
+
 /* Whose pages lie in the prefill arena; see prefill_arena.h. */
 typedef struct kvf_prefill_arena {
     kvf_sequence *owner; /* NULL = nobody's */
@@ -142,6 +153,7 @@ struct kvf_cache {
     kvf_host_memory control;
     kvf_page_pool pool;
     kvf_residency residency;
+    kvf_residency shadow; /* what would be resident without speculation; tables only */
     kvf_transfer_engine *transfer;
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
@@ -158,9 +170,11 @@ struct kvf_cache {
     kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
-    kvf_block *replaced;                    /* [pages_max] of a physical refresh */
-    uint32_t *sealed_before;                /* [sequences_max] of the call */
-    kvf_status broken;                      /* a call failed half-way */
+    kvf_ahead *ahead;                       /* [layers] */
+    uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */
+    kvf_block *replaced;     /* [pages_max] of a physical refresh */
+    uint32_t *sealed_before; /* [sequences_max] of the call */
+    kvf_status broken;       /* a call failed half-way */
     atomic_flag in_use;
 };
 
@@ -210,6 +224,12 @@ static inline char *kvf_control_device(const kvf_cache *cache, uint64_t offset)
 static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, uint32_t layer)
 {
     return (kvf_layer_counters *)(void *)kvf_control_device(cache, cache->layout.counters) + layer;
+}
+
+/* 0: pages are attended where they live. */
+static inline bool kvf_moves_pages(const kvf_cache *cache)
+{
+    return cache->config.transfer != KVF_TRANSFER_DIRECT;
 }
 
 static inline uint32_t kvf_sealed_pages(const kvf_cache *cache, uint32_t length)

@@ -184,6 +184,43 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     dims->window_pages = kvf_div_ceil_u32(c->local_tokens + c->page_size - 1, c->page_size);
 }
 
+/* Slots, and what speculation ranks: more than a step chooses, as much as there are slots for. */
+static kvf_status count_slots(kvf_context *context, const kvf_select_policy *policy,
+                              kvf_cache_config *c, kvf_dims *dims)
+{
+    const uint32_t pages_max = dims->paging.pages_max;
+    const bool is_default = c->slots == 0;
+    if (is_default)
+        c->slots = kvf_min_u32(pages_max, kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
+    if (c->slots < dims->ids_max)
+        KVF_FAIL(context, KVF_INVALID,
+                 "slots = %u: a list chooses up to %u pages under budget_tokens = %u; raise slots, "
+                 "lower the budget, or leave slots 0",
+                 c->slots, dims->ids_max, c->budget_tokens);
+    dims->paging.slots = c->slots;
+    /* Only a policy that ranks pages can tell what comes next. */
+    if (policy->choose != kvf_choose_top || dims->dynamic_pages == 0)
+        c->speculate = 0;
+    if (!c->speculate) {
+        c->speculate_pages = 0;
+        return KVF_OK;
+    }
+    if (c->speculate_pages == 0)
+        c->speculate_pages = kvf_max_u32(1, dims->dynamic_pages / 4);
+    c->speculate_pages = kvf_min_u32(c->speculate_pages, pages_max);
+    if (dims->static_tokens && c->refresh == KVF_REFRESH_RESIDENT)
+        dims->shadow_slots = c->slots;
+    if (is_default)
+        c->slots = kvf_min_u32(pages_max, c->slots + c->speculate_pages);
+    dims->ahead_max =
+        kvf_min_u32(kvf_min_u32(pages_max, c->slots), dims->dynamic_pages + c->speculate_pages);
+    dims->paging.slots = c->slots;
+    const size_t row_bytes = sizeof(kvf_row) + dims->choose_lists * sizeof(uint32_t) +
+                             dims->paging.lists * (size_t)3 * sizeof(void *);
+    dims->frame_bytes += kvf_round_up(c->sequences_max * row_bytes + 5 * 64, 64);
+    return KVF_OK;
+}
+
 static void count_pages(const kvf_select_policy *policy, const kvf_cache_config *c, kvf_dims *dims)
 {
     const kvf_paging *p = &dims->paging;
@@ -249,15 +286,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
         dims->arena_blocks = dims->paging.pages_max;
     count_pages(policy, resolved, dims);
 
-    if (resolved->slots == 0)
-        resolved->slots = kvf_min_u32(dims->paging.pages_max,
-                                      kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
-    if (resolved->slots < dims->ids_max)
-        KVF_FAIL(context, KVF_INVALID,
-                 "slots = %u: a list chooses up to %u pages under budget_tokens = %u; raise slots, "
-                 "lower the budget, or leave slots 0",
-                 resolved->slots, dims->ids_max, resolved->budget_tokens);
-    dims->paging.slots = resolved->slots;
+    KVF_TRY(count_slots(context, policy, resolved, dims));
     const uint64_t pages = (resolved->host_tokens_max + resolved->page_size - 1) /
                                resolved->page_size * resolved->layers +
                            dims->spare_blocks;

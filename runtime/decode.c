@@ -14,6 +14,7 @@
 #include "append.h"
 #include "prefill_arena.h"
 #include "select.h"
+#include "speculate.h"
 
 /* ---- checks and bookkeeping on the host --------------------------------------------------------
  */
@@ -102,6 +103,7 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     note(cache, args, cache->sealed_before, due);
     kvf_step_rows(step, cache->sealed_before);
     kvf_step_lists(step);
+    kvf_ahead_lists(step);
     if (due->refreshes)
         kvf_step_rows_after(step);
     return KVF_OK;
@@ -130,9 +132,12 @@ static kvf_status refresh(kvf_step *step, uint64_t *clock)
     /* New blocks may be ones that a write-back of this step still names. */
     if (step->cache->dims.is_physical) {
         KVF_TRY(kvf_arena_settle(step));
+        KVF_TRY(kvf_ahead_settle(step));
         KVF_TRY(kvf_step_flip(step));
         step->sealed_pages = 0;
     }
+    if (step->row_shadow)
+        step->row = step->row_shadow;
     for (uint32_t b = 0; b < step->rows; b++)
         if (step->sequences[b]->layers[step->layer].is_due)
             KVF_TRY(kvf_static_refresh(step, b));
@@ -168,7 +173,9 @@ static kvf_status enqueue(kvf_step *step, const kvf_decode_args *args, const kvf
     kvf_layer_counters *counters = kvf_counters_device(cache, step->layer);
     float *lse = args->lse ? args->lse : kvf_table_at(cache, cache->layout.lse);
     KVF_TRY(kvf_decode_select(step, args, due));
+    KVF_TRY(kvf_ahead_join(step));
     KVF_TRY(kvf_step_resolve(step));
+    KVF_TRY(kvf_ahead_note(step));
     KVF_TRY(kvf_step_assemble(step));
     KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
     KVF_TRY(kvf_step_attend(step, args->out, lse));
@@ -176,7 +183,7 @@ static kvf_status enqueue(kvf_step *step, const kvf_decode_args *args, const kvf
     for (uint32_t b = 0; due->verifies && b < step->rows; b++)
         if (step->sequences[b]->layers[step->layer].is_verified)
             KVF_TRY(kvf_step_verify(step, b, args->out, lse));
-    return KVF_OK;
+    return kvf_ahead_fetch(step);
 }
 
 static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)

@@ -13,6 +13,7 @@
 #include "physical.h"
 #include "prefill_arena.h"
 #include "select.h"
+#include "speculate.h"
 
 typedef struct copier {
     kvf_step *step;
@@ -52,11 +53,9 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     }
 }
 
-static void copy_residency(copier *c, uint32_t to, uint32_t from)
+static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint32_t from)
 {
-    const kvf_cache *cache = c->step->cache;
-    const kvf_residency *r = &cache->residency;
-    const size_t lists = cache->dims.paging.lists;
+    const size_t lists = c->step->cache->dims.paging.lists;
     copy(c, kvf_residency_slot_of_page(r, to), kvf_residency_slot_of_page(r, from),
          lists * r->pages_max * sizeof(int32_t));
     copy(c, kvf_residency_page_of_slot(r, to), kvf_residency_page_of_slot(r, from),
@@ -93,6 +92,8 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
         KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     copier c = {.step = &step, .status = kvf_arena_leave_sequence(&step, parent)};
+    if (c.status == KVF_OK)
+        c.status = kvf_ahead_settle(&step);
     share(cache, parent, child);
     const void *device = NULL;
     kvf_row *rows = kvf_step_take(&step, cache->config.layers * sizeof *rows, &device);
@@ -103,8 +104,13 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
         if (parent->layers[i].is_fresh)
             continue; /* nothing was ever written for it */
         copy_layer(&c, &rows[i], &from);
-        copy_residency(&c, (uint32_t)kvf_row_number(cache, child, i) * lists,
-                       (uint32_t)kvf_row_number(cache, parent, i) * lists);
+        const size_t to = kvf_row_number(cache, child, i), of = kvf_row_number(cache, parent, i);
+        copy_residency(&c, &cache->residency, (uint32_t)to * lists, (uint32_t)of * lists);
+        if (cache->dims.shadow_slots)
+            copy_residency(&c, &cache->shadow, (uint32_t)to * lists, (uint32_t)of * lists);
+        if (cache->dims.ahead_max)
+            copy(&c, kvf_ahead_marks(cache, to), kvf_ahead_marks(cache, of),
+                 (size_t)lists * kvf_ahead_words(cache) * sizeof(uint32_t));
     }
     /* What is not sealed lies in the child's own ring: sealed_before == sealed. */
     const kvf_table_args table = {

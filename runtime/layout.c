@@ -62,6 +62,11 @@ static void carve_rows(carver *kv, carver *digest, carver *table, const kvf_cach
         carve(table, c->static_ratio == KVF_STATIC_RATIO_AUTO ? rows : 0, 2, 1, sizeof(uint32_t));
 }
 
+static bool moves_ahead(const kvf_cache_config *c, const kvf_dims *d)
+{
+    return d->ahead_max && c->transfer != KVF_TRANSFER_DIRECT;
+}
+
 /* Room for one call on as many sequences as there may be. */
 static void carve_step(carver *table, const kvf_cache_config *c, const kvf_dims *d, kvf_layout *l)
 {
@@ -83,6 +88,22 @@ static void carve_step(carver *table, const kvf_cache_config *c, const kvf_dims 
     l->miss_count = carve(table, lists, 1, 1, sizeof(uint32_t));
     const bool by_token = kvf_select_find(c->select)->by_token;
     l->masks = carve(table, by_token ? lists : 0, d->ids_max, 1, sizeof(uint64_t));
+    const uint64_t ahead = d->ahead_max ? lists : 0, flying = moves_ahead(c, d) ? lists : 0;
+    l->ahead_ids = carve(table, ahead, d->ahead_max, 1, sizeof(int32_t));
+    l->ahead_count = carve(table, ahead, 1, 1, sizeof(uint32_t));
+    l->ahead_list_ids = carve(table, d->ahead_max && d->choose_lists < p->lists ? chosen : 0,
+                              d->ahead_max, 1, sizeof(int32_t));
+    l->ahead_list_count = carve(table, d->ahead_max ? chosen : 0, 1, 1, sizeof(uint32_t));
+    /* The shadow's results go here too. */
+    const uint32_t widest = kvf_max_u32(d->ahead_max, d->ids_max);
+    l->ahead_slot_of_id = carve(table, ahead, widest, 1, sizeof(int32_t));
+    l->ahead_missed = carve(table, ahead, widest, 1, sizeof(uint32_t));
+    l->ahead_misses = carve(table, ahead, widest, 1, sizeof(kvf_miss));
+    l->ahead_miss_count = carve(table, ahead, 1, 1, sizeof(uint32_t));
+    l->ahead_from = carve(table, flying, c->layers, d->ahead_max, sizeof(void *));
+    l->ahead_to = carve(table, flying, c->layers, d->ahead_max, sizeof(void *));
+    l->ahead_fetch_count = carve(table, flying ? c->layers : 0, 1, 1, sizeof(uint32_t));
+    l->ahead_marks = carve(table, ahead, c->layers, (p->slots + 31) / 32, sizeof(uint32_t));
     const uint64_t moves = c->transfer == KVF_TRANSFER_DIRECT ? 0 : lists;
     l->from = carve(table, moves, d->ids_max, 1, sizeof(void *));
     l->to = carve(table, moves, d->ids_max, 1, sizeof(void *));
@@ -172,6 +193,7 @@ static void carve_host(carver *host, const kvf_cache_config *c, const kvf_dims *
     (void)carve(host, rows, d->paging.pages_max, 1, sizeof(kvf_block));
     (void)carve(host, rows, c->tokens_max, 1, sizeof(uint32_t));
     (void)carve(host, c->layers, 1, 1, sizeof(kvf_layer_host_counters));
+    (void)carve(host, c->layers, 1, 1, sizeof(kvf_ahead));
     (void)carve(host, c->sequences_max, 1, 1, sizeof(uint32_t));
     (void)carve(host, d->spare_blocks + UINT64_C(1), 1, 1, sizeof(kvf_block));
     (void)carve(host, d->block_count, 2, 1, sizeof(uint32_t)); /* of the pool */
@@ -182,8 +204,10 @@ kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime, const 
 {
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_page_bytes(&d->paging.shape),
-                                 .pages_max = c->sequences_max * d->paging.lists * d->ids_max,
-                                 .requests_max = KVF_FRAMES + 2,
+                                 .pages_max = c->sequences_max * d->paging.lists *
+                                              kvf_max_u32(d->ids_max, d->ahead_max),
+                                 /* Besides one per frame, one per layer ahead of need. */
+                                 .requests_max = KVF_FRAMES + 2 + (d->ahead_max ? c->layers : 0),
                                  .gather_threads = runtime->config.gather_threads,
                                  .memory = kvf_runtime_memory(runtime)};
 }
@@ -203,6 +227,8 @@ kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *c, cons
     carve_control(&control, c, d, l);
     carve_host(&host, c, d);
     (void)carve(&residency, lists, (uint64_t)p->pages_max + p->slots, 1, sizeof(int32_t));
+    (void)carve(&residency, d->shadow_slots ? lists : 0, (uint64_t)p->pages_max + d->shadow_slots,
+                1, sizeof(int32_t));
     (void)carve(&slots, c->transfer == KVF_TRANSFER_DIRECT ? 0 : lists, p->slots, 1, page);
     (void)carve(&pool, d->block_count, p->kv_heads, 1, page);
     const carver *all[] = {&kv, &digest, &table, &control, &host, &pool, &residency, &slots};

@@ -14,6 +14,7 @@
 #include "append.h"
 #include "physical.h"
 #include "prefill_arena.h"
+#include "speculate.h"
 
 /* New blocks in place of those that are there. */
 static void replace_blocks(kvf_cache *cache, kvf_layer *layer)
@@ -74,8 +75,9 @@ kvf_status kvf_physical_permute(kvf_step *step, const kvf_observation *all)
     KVF_TRY(KVF_LAUNCH(step, permute, args, p->kv_heads));
     KVF_TRY(KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest)));
     KVF_TRY(KVF_LAUNCH(step, table, table, 1));
-    return kvf_residency_clear(&cache->residency, (uint32_t)number * p->lists, p->lists,
-                               step->stream);
+    KVF_TRY(kvf_residency_clear(&cache->residency, (uint32_t)number * p->lists, p->lists,
+                                step->stream));
+    return kvf_ahead_clear(step, number);
 }
 
 kvf_status kvf_physical_check(kvf_cache *cache, const kvf_sequence *parent)

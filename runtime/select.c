@@ -52,7 +52,7 @@ kvf_status kvf_select_score(kvf_step *step)
     return KVF_LAUNCH(step, reduce, reduce, kvf_reduce_tasks(&reduce));
 }
 
-kvf_status kvf_choose_top(kvf_step *step)
+kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *r)
 {
     const kvf_cache *cache = step->cache;
     const kvf_layout *l = &cache->layout;
@@ -61,25 +61,38 @@ kvf_status kvf_choose_top(kvf_step *step)
     const kvf_topk_args top = {
         .lists = step->rows * cache->dims.choose_lists,
         .stride = step->stride,
-        .ids_max = cache->dims.ids_max,
+        .ids_max = r->ids_max,
         .work_stride = p->pages_max,
         .scores = kvf_table_at(cache, cache->policy->per_query_head ? l->scores : l->reduced),
         .count = step->choose_pages,
-        .k = kvf_table_at(cache, l->choose),
-        .ids = kvf_table_at(cache, is_shared ? l->list_ids : l->ids),
-        .id_count = kvf_table_at(cache, is_shared ? l->list_count : l->id_count),
+        .k = r->k,
+        .ids = is_shared ? r->list_ids : r->ids,
+        .id_count = is_shared ? r->list_count : r->id_count,
         .work = kvf_table_at(cache, l->topk_work)};
     KVF_TRY(KVF_LAUNCH(step, topk, top, kvf_topk_tasks(&top)));
     if (!is_shared)
         return KVF_OK;
     const kvf_spread_args spread = {.rows = step->rows,
                                     .lists = p->lists,
-                                    .ids_max = cache->dims.ids_max,
+                                    .ids_max = r->ids_max,
                                     .from = top.ids,
                                     .from_count = top.id_count,
-                                    .ids = kvf_table_at(cache, l->ids),
-                                    .id_count = kvf_table_at(cache, l->id_count)};
+                                    .ids = r->ids,
+                                    .id_count = r->id_count};
     return KVF_LAUNCH(step, spread, spread, step->rows * p->lists);
+}
+
+kvf_status kvf_choose_top(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_ranking ranking = {.k = kvf_table_at(cache, l->choose),
+                                 .ids_max = cache->dims.ids_max,
+                                 .ids = kvf_table_at(cache, l->ids),
+                                 .id_count = kvf_table_at(cache, l->id_count),
+                                 .list_ids = kvf_table_at(cache, l->list_ids),
+                                 .list_count = kvf_table_at(cache, l->list_count)};
+    return kvf_choose_ranked(step, &ranking);
 }
 
 kvf_status kvf_choose_newest(kvf_step *step)

@@ -96,6 +96,7 @@ static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
     kvf_arena_forget(cache, sequence);
+    cache->is_unsettled = cache->dims.ahead_max != 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         for (uint32_t p = 0; p < layer->sealed; p++)

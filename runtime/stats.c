@@ -31,7 +31,9 @@ static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
     s->pages_selected += c->pages_selected;
     s->hits += c->hits;
     s->misses += c->misses;
-    s->bytes_to_device += cache->config.transfer == KVF_TRANSFER_DIRECT ? 0 : c->misses * page;
+    s->pages_ahead += c->pages_ahead;
+    s->pages_ahead_used += c->pages_ahead_used;
+    s->bytes_to_device += kvf_moves_pages(cache) ? (c->misses + c->pages_ahead) * page : 0;
     s->bytes_refresh += c->bytes_refresh;
     s->append_ns += c->append_ns;
     s->score_ns += c->score_ns;

@@ -11,6 +11,7 @@
 
 #include "physical.h"
 #include "select.h"
+#include "speculate.h"
 
 #define FRAME_ALIGN 64u
 
@@ -112,6 +113,8 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
 
 kvf_status kvf_step_send(kvf_step *step)
 {
+    if (step->cache->is_unsettled)
+        KVF_TRY(kvf_ahead_settle(step));
     return step->cache->device->ops->copy(step->stream, step->frame->device, step->frame->host,
                                           step->frame->used);
 }
@@ -150,6 +153,7 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer
     KVF_TRY(kvf_residency_clear(&cache->residency,
                                 (uint32_t)kvf_row_number(cache, sequence, layer) * p->lists,
                                 p->lists, step->stream));
+    KVF_TRY(kvf_ahead_clear(step, kvf_row_number(cache, sequence, layer)));
     KVF_TRY(ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;
