@@ -75,6 +75,11 @@ uint32_t kvf_copy_tasks(const kvf_copy_args *a)
     return kvf_div_ceil_u32(a->count, a->per_task);
 }
 
+uint32_t kvf_move_tasks(const kvf_move_args *a)
+{
+    return a->blocks;
+}
+
 uint32_t kvf_resolve_tasks(const kvf_resolve_args *a)
 {
     return kvf_div_ceil_u32(a->lists, KVF_RESOLVE_LISTS);

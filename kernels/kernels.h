@@ -298,6 +298,31 @@ typedef struct kvf_publish_args {
     uint32_t *done;          /* [1] */
 } kvf_publish_args;
 
+/* ---- move: pages of registered host memory into slots, as the device finds their list ---------
+ * n = *count. If low <= n < high: to[i] <- from[i] for i < n, `bytes` each; then, if done is not
+ * NULL, *done <- value, seen by a host thread or another stream only after every byte. Else nothing
+ * is moved or written. `blocks` bounds what the launch takes of the device; one task per block.
+ * stages == 0: loads and stores; 1 .. KVF_MOVE_STAGES_MAX: bulk copies through as many buffers of
+ * KVF_MOVE_STAGE_BYTES per block, which compute capability 9.0 has (others load and store). All
+ * give the same bytes.
+ */
+#define KVF_MOVE_BLOCKS_MAX  64u
+#define KVF_MOVE_STAGES_MAX  8u
+#define KVF_MOVE_STAGE_BYTES 16384u
+
+typedef struct kvf_move_args {
+    size_t bytes;            /* a multiple of 64 */
+    const void *const *from; /* [n] device aliases of pages, 16-byte aligned */
+    void *const *to;         /* [n] */
+    const uint32_t *count;   /* [1] */
+    uint32_t low, high;
+    uint32_t blocks; /* 1 .. KVF_MOVE_BLOCKS_MAX */
+    uint32_t stages;
+    uint32_t value;
+    uint32_t *arrived; /* [1] of the device, 0 before and after; unused if done is NULL */
+    uint32_t *done;    /* [1] of registered host memory, or NULL */
+} kvf_move_args;
+
 /* ---- resolve: selected pages to slots --------------------------------------------------------
  * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
@@ -349,6 +374,7 @@ typedef struct kvf_resolve_args {
     X(csr_out)                                                                                     \
     X(csr_in)                                                                                      \
     X(compare)                                                                                     \
+    X(writeback)                                                                                   \
     X(ahead)                                                                                       \
     X(frame)
 
@@ -366,6 +392,7 @@ typedef struct kvf_resolve_args {
     X(pool)                                                                                        \
     X(copy)                                                                                        \
     X(publish)                                                                                     \
+    X(move)                                                                                        \
     X(resolve)                                                                                     \
     KVF_PAGING_KERNEL_LIST(X)
 
@@ -388,6 +415,7 @@ uint32_t kvf_repack_tasks(const kvf_repack_args *a);
 uint32_t kvf_observe_tasks(const kvf_observe_args *a);
 uint32_t kvf_pool_tasks(const kvf_pool_args *a);
 uint32_t kvf_copy_tasks(const kvf_copy_args *a);
+uint32_t kvf_move_tasks(const kvf_move_args *a);
 uint32_t kvf_resolve_tasks(const kvf_resolve_args *a);
 
 /* What this CPU has, as OR of kvf_isa. */

@@ -321,6 +321,16 @@ typedef struct kvf_frame_args {
     uint32_t *turns;  /* [parts] runs so far */
 } kvf_frame_args;
 
+/* ---- writeback: the blocks that a decode step sealed, from the ring to the pool: pages
+ * sealed_before .. sealed-1 of each row. The same copies as the host enqueues one by one, for a
+ * recorded step, whose pages the host does not know. One task per row. */
+typedef struct kvf_writeback_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t reserved;
+    const kvf_row *row; /* [rows] */
+} kvf_writeback_args;
+
 /* ---- where things of a row are -------------------------------------------------------------- */
 
 KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
