@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CUDA_TILE_CUH
+#define KVF_KERNELS_CUDA_TILE_CUH
+
+/*
+ * Tiles of keys, values and queries in shared memory, and the warp matrix products on them.
+ *
+ * Knows the fragments of one matrix product and nothing of pages or softmax. A tile in shared
+ * memory has rows of D 16-bit elements and a pad of 16 bytes: D is a multiple of 16, so a row is an
+ * odd number of 16-byte pieces, and the eight rows that one matrix load reads at a time lie in
+ * eight different groups of banks. In the fragment of a product D[16,8] lane 4 * g + i holds rows g
+ * and g + 8 of columns 2i and 2i + 1, here called (row half 0 or 1, pair member 0 or 1), as element
+ * 2 * half + member.
+ */
+
+#include "convert.h"
+#include "cuda.cuh"
+#include "kernels.h"
+
+#if defined(__CUDACC__)
+#define KVF_UNROLL _Pragma("unroll")
+#else
+#define KVF_UNROLL
+#endif
+
+#define KVF_LANES      32u
+#define KVF_CUDA_LOG2E 1.4426950408889634f
+#define KVF_CUDA_LN2   0.6931471805599453f
+
+/* Bytes from one row of a tile to the next. */
+template <uint32_t D> struct kvf_tile {
+    static const uint32_t pieces = D / 8; /* of 16 bytes, in a row */
+    static const uint32_t stride = 2 * D + 16;
+    static const uint32_t steps = D / 16; /* products over the channels */
+};
+
+/* a * b, never fused with an addition: a logit that is the row's maximum must cancel exactly. */
+static __device__ __forceinline__ float kvf_times(float a, float b)
+{
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+/* What a maximum is subtracted as: nothing was seen while it is -infinity. */
+static __device__ __forceinline__ float kvf_finite_top(float top)
+{
+    return top == -INFINITY ? 0.0f : top;
+}
+
+/* Two numbers, rounded to nearest, in one word; `a` in the low half. */
+template <typename T> static __device__ __forceinline__ uint32_t kvf_pair(float a, float b);
+template <> __device__ __forceinline__ uint32_t kvf_pair<kvf_bf16>(float a, float b)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    uint32_t word;
+    memcpy(&word, &pair, sizeof word);
+    return word;
+}
+template <> __device__ __forceinline__ uint32_t kvf_pair<kvf_half>(float a, float b)
+{
+    const __half2 pair = __floats2half2_rn(a, b);
+    uint32_t word;
+    memcpy(&word, &pair, sizeof word);
+    return word;
+}
+
+template <typename T> static __device__ __forceinline__ float2 kvf_unpair(uint32_t word);
+template <> __device__ __forceinline__ float2 kvf_unpair<kvf_bf16>(uint32_t word)
+{
+    return make_float2(kvf_bits_float(word << 16), kvf_bits_float(word & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 kvf_unpair<kvf_half>(uint32_t word)
+{
+    __half_raw low, high;
+    low.x = (unsigned short)(word & 0xffffu);
+    high.x = (unsigned short)(word >> 16);
+    return make_float2(__half2float(__half(low)), __half2float(__half(high)));
+}
+
+/* What kvf_pair lost, as a pair: together they hold 17 bits of a bf16 pair, 22 of fp16. */
+template <typename T>
+static __device__ __forceinline__ uint32_t kvf_pair_rest(uint32_t rounded, float a, float b)
+{
+    const float2 kept = kvf_unpair<T>(rounded);
+    return kvf_pair<T>(a - kept.x, b - kept.y);
+}
+
+/* Address, for this lane, of the 16 x 16 tile that begins at (row, column): rows as they lie. Loads
+ * an A fragment, or with the transposing load the B fragments of columns 0..7 and 8..15. */
+template <uint32_t D>
+static __device__ __forceinline__ const char *kvf_tile_rows(const char *tile, uint32_t row,
+                                                            uint32_t column, uint32_t lane)
+{
+    return tile + (row + lane % 16) * kvf_tile<D>::stride + (column + lane / 16 * 8) * 2;
+}
+
+/* The same for a tile whose rows are the columns of B (keys): B fragments of rows 0..7, 8..15. */
+template <uint32_t D>
+static __device__ __forceinline__ const char *kvf_tile_keys(const char *tile, uint32_t row,
+                                                            uint32_t column, uint32_t lane)
+{
+    return tile + (row + lane / 16 * 8 + lane % 8) * kvf_tile<D>::stride +
+           (column + lane / 8 % 2 * 8) * 2;
+}
+
+/* A word of two elements of a row in global memory, zero if the row does not exist. */
+static __device__ __forceinline__ uint32_t kvf_row_word(const void *row, uint32_t element,
+                                                        bool exists)
+{
+    return exists ? *(const uint32_t *)((const char *)row + element * 2) : 0u;
+}
+
+/* Maximum and sum over the four lanes that share a row of a fragment. */
+static __device__ __forceinline__ float kvf_quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(KVF_FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(KVF_FULL_WARP, x, 2));
+}
+
+static __device__ __forceinline__ float kvf_quad_sum(float x)
+{
+    x += __shfl_xor_sync(KVF_FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(KVF_FULL_WARP, x, 2);
+}
+
+/* ---- fp32, without matrix products ----------------------------------------------------------- */
+
+/* q.k in four running sums, added in order. 16-byte aligned. */
+static __device__ __forceinline__ float kvf_dot(const float *q, const float *k, uint32_t head_dim)
+{
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (uint32_t d = 0; d < head_dim; d += 4) {
+        const float4 x = *(const float4 *)(q + d), y = *(const float4 *)(k + d);
+        sum.x += x.x * y.x;
+        sum.y += x.y * y.y;
+        sum.z += x.z * y.z;
+        sum.w += x.w * y.w;
+    }
+    return (sum.x + sum.y) + (sum.z + sum.w);
+}
+
+static __device__ __forceinline__ void kvf_add_scaled(float4 *sum, float weight, const float *v)
+{
+    const float4 x = *(const float4 *)v;
+    sum->x += weight * x.x;
+    sum->y += weight * x.y;
+    sum->z += weight * x.z;
+    sum->w += weight * x.w;
+}
+
+static __device__ __forceinline__ void kvf_scale(float4 *x, float factor)
+{
+    x->x *= factor;
+    x->y *= factor;
+    x->z *= factor;
+    x->w *= factor;
+}
+
+/* Four consecutive elements of a row of dtype, at element `at`; aligned to their size. */
+static __device__ __forceinline__ void kvf_store4(void *base, kvf_dtype dtype, size_t at, float4 x)
+{
+    if (dtype == KVF_FP32) {
+        *(float4 *)((float *)base + at) = x;
+        return;
+    }
+    uint2 words;
+    words.x = dtype == KVF_BF16 ? kvf_pair<kvf_bf16>(x.x, x.y) : kvf_pair<kvf_half>(x.x, x.y);
+    words.y = dtype == KVF_BF16 ? kvf_pair<kvf_bf16>(x.z, x.w) : kvf_pair<kvf_half>(x.z, x.w);
+    *(uint2 *)((uint16_t *)base + at) = words;
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A chunk in token order into pages, on the GPU; see repack_ref.c for the meaning.
+ *
+ * Knows nothing of what a row means beyond whether it is finite. Grid: (blocks, KV heads), THREADS
+ * a block; a thread moves pieces of 16 bytes, PIECES of them in flight, keys and values alike.
+ * Writes run along the page, so that pages in mapped host memory get full bursts. Bound: bytes, 2 *
+ * tokens * kv_heads * row bytes read and as many written. Exact; the fault is an atomic minimum,
+ * which does not depend on the order of threads.
+ */
+
+#include "cuda_kernels.h"
+#include "page_rows.h"
+#include "tile.cuh"
+
+#define THREADS 128u
+#define PIECES  4u
+
+/* Whether an element of a word has all bits of its exponent set. */
+static __device__ __forceinline__ bool word_is_finite(uint32_t word, kvf_dtype dtype)
+{
+    if (dtype == KVF_FP32)
+        return (word & 0x7f800000u) != 0x7f800000u;
+    const uint32_t low = dtype == KVF_BF16 ? 0x7f80u : 0x7c00u;
+    return (word & low) != low && (word >> 16 & low) != low;
+}
+
+static __device__ __forceinline__ bool piece_is_finite(uint4 x, kvf_dtype dtype)
+{
+    return word_is_finite(x.x, dtype) && word_is_finite(x.y, dtype) && word_is_finite(x.z, dtype) &&
+           word_is_finite(x.w, dtype);
+}
+
+/* k, v [tokens, kv_heads, head_dim]; blocks [blocks] -> [kv_heads] pages. */
+static __global__ void __launch_bounds__(THREADS)
+    repack_block(const __grid_constant__ kvf_repack_args a)
+{
+    const uint32_t block = blockIdx.x, head = blockIdx.y;
+    const uint32_t page_size = a.shape.page_size;
+    const uint32_t row_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t begin = block == 0 ? a.first : 0;
+    const uint32_t end = kvf_min_u32(page_size, a.first + a.tokens - block * page_size);
+    const uint32_t pieces = (end - begin) * row_pieces; /* of keys, then as many of values */
+    char *page = (char *)a.blocks[block] + head * kvf_page_bytes(&a.shape);
+    for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
+        uint4 piece[PIECES];
+        uint32_t row[PIECES];
+        KVF_UNROLL
+        for (uint32_t i = 0; i < PIECES; i++) {
+            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
+            row[i] = begin + in_half / row_pieces;
+            if (at >= 2 * pieces)
+                continue;
+            const size_t token = (size_t)block * page_size + row[i] - a.first;
+            const char *from = (const char *)(at < pieces ? a.k : a.v);
+            piece[i] = kvf_load_once(from + (token * a.kv_heads + head) * row_pieces * 16 +
+                                     in_half % row_pieces * 16);
+        }
+        KVF_UNROLL
+        for (uint32_t i = 0; i < PIECES; i++) {
+            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
+            if (at >= 2 * pieces)
+                continue;
+            char *to = page + (at < pieces ? 0 : kvf_half_page_bytes(&a.shape));
+            *(uint4 *)(to + ((size_t)begin * row_pieces + in_half) * 16) = piece[i];
+            if (!piece_is_finite(piece[i], a.shape.dtype))
+                atomicMin(a.fault, block * page_size + row[i] - a.first);
+        }
+    }
+}
+
+extern "C" int kvf_repack_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_repack_args *a = (const kvf_repack_args *)args;
+    (void)tasks;
+    const uint32_t blocks = kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size);
+    if (a->tokens == 0 || a->kv_heads == 0)
+        return cudaSuccess;
+    return kvf_cuda_launch(repack_block, dim3(blocks, a->kv_heads), dim3(THREADS), 0,
+                           (cudaStream_t)stream, *a);
+}
