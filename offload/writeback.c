@@ -5,7 +5,7 @@
 #include "writeback.h"
 
 /* How many blocks from `first` on lie together on both sides. */
-static uint32_t run_length(const kvf_writeback_args *args, uint32_t first)
+static uint32_t run_length(const kvf_writeback_job *args, uint32_t first)
 {
     const kvf_writeback_block *b = &args->blocks[first];
     uint32_t length = 1;
@@ -16,7 +16,7 @@ static uint32_t run_length(const kvf_writeback_args *args, uint32_t first)
     return length;
 }
 
-kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_args *args,
+kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_job *args,
                                  uint64_t *copies)
 {
     const size_t chunk = args->chunk_bytes > 0 ? args->chunk_bytes : KVF_WRITEBACK_CHUNK_BYTES;

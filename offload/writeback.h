@@ -19,12 +19,12 @@ typedef struct kvf_writeback_block {
     void *to;         /* of the pool, at its device alias */
 } kvf_writeback_block;
 
-typedef struct kvf_writeback_args {
+typedef struct kvf_writeback_job {
     const kvf_writeback_block *blocks; /* [count] on the host; read before return */
     uint32_t count;
     size_t block_bytes;
     size_t chunk_bytes; /* 0 = KVF_WRITEBACK_CHUNK_BYTES */
-} kvf_writeback_args;
+} kvf_writeback_job;
 
 /*
  * Enqueue the copies on `stream`, which should be one of low priority that waits for the event of
@@ -32,7 +32,7 @@ typedef struct kvf_writeback_args {
  * block may be overwritten on the device, and a pool block may be read, once that has fired.
  * *copies grows by the copies enqueued; NULL is fine. On failure some may have been enqueued.
  */
-KVF_MUST_CHECK kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_args *args,
+KVF_MUST_CHECK kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_job *args,
                                                 uint64_t *copies);
 
 #endif

@@ -54,7 +54,7 @@ static uint64_t write_back(rig *r, both_sides *s, const uint32_t *from, const ui
                            uint32_t count, size_t chunk_bytes)
 {
     kvf_writeback_block blocks[BLOCKS];
-    kvf_writeback_args args = {
+    kvf_writeback_job args = {
         .blocks = blocks, .count = count, .block_bytes = BLOCK_BYTES, .chunk_bytes = chunk_bytes};
     const kvf_arena *arena = &s->pool.arenas[0];
     uint8_t is_written[BLOCKS] = {0};
