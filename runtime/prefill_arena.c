@@ -10,6 +10,8 @@
 
 #include "prefill_arena.h"
 
+#include "writeback.h"
+
 static char *block_of(const kvf_cache *cache, uint32_t page)
 {
     return cache->device_kv + cache->layout.arena + page * kvf_block_bytes(&cache->dims.paging);
@@ -123,22 +125,20 @@ void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t 
         (void)cache->device->ops->event_wait(cache->written); /* a failure shows in the stream */
 }
 
-/* The link is shared with pages on their way to the device: a copy is at most this long. */
-#define COPY_BYTES_MAX ((size_t)1 << 20)
+/* Blocks of one submission; a copy is cut into chunks that hold fewer anyway. */
+#define BLOCKS_MAX 64u
 
 kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *from,
                           uint32_t count)
 {
-    const size_t block = kvf_block_bytes(&cache->dims.paging);
-    const uint32_t most = (uint32_t)(block < COPY_BYTES_MAX ? COPY_BYTES_MAX / block : 1);
+    kvf_writeback_block blocks[BLOCKS_MAX];
     for (uint32_t i = 0; i < count;) {
-        uint32_t run = 1;
-        while (i + run < count && run < most &&
-               (const char *)to[i + run] == (const char *)to[i] + run * block &&
-               (const char *)from[i + run] == (const char *)from[i] + run * block)
-            run++;
-        KVF_TRY(cache->device->ops->copy(cache->writeback, to[i], from[i], run * block));
-        i += run;
+        uint32_t n = 0;
+        for (; n < BLOCKS_MAX && i < count; n++, i++)
+            blocks[n] = (kvf_writeback_block){.from = from[i], .to = to[i]};
+        const kvf_writeback_request request = {
+            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&cache->dims.paging)};
+        KVF_TRY(kvf_writeback_enqueue(cache->writeback, &request, NULL));
     }
     return KVF_OK;
 }
