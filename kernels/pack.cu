@@ -265,8 +265,9 @@ static __global__ void __launch_bounds__(THREADS)
     k.old_index = a.row->store_index + head * kvf_store_tokens(p);
     k.ids = a.ids + (size_t)head * a.ids_max;
     k.count = a.id_count[head];
-    k.split =
-        a.resident ? kvf_count_below(k.ids, k.count, kvf_round_up(k.old_count, page_size)) : 0;
+    k.split = a.resident ? kvf_count_below(k.ids, k.count,
+                                           kvf_div_ceil_u32(k.old_count, page_size) * page_size)
+                         : 0;
     k.new_index = a.store_index + head * kvf_store_tokens(p);
     k.new_count = 0;
     k.from_pages = 0;

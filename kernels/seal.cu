@@ -20,13 +20,13 @@ static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32
     const uint32_t page_size = p->shape.page_size,
                    vectors = (uint32_t)kvf_row_bytes(&p->shape) / 16;
     const uint32_t from = first * page_size, to = kvf_min_u32(end * page_size, p->sink);
-    const size_t half = kvf_half_page_bytes(&p->shape);
+    const size_t half_bytes = kvf_half_page_bytes(&p->shape);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     if (from >= to)
         return;
     for (uint32_t i = threadIdx.x; i < (to - from) * 2 * vectors; i += blockDim.x) {
         const uint32_t token = from + i / (2 * vectors), part = i % (2 * vectors);
-        const size_t at = (part < vectors ? 0 : half) +
+        const size_t at = (part < vectors ? 0 : half_bytes) +
                           (token % page_size * vectors + part % vectors) * (size_t)16;
         const char *page = kvf_row_page(p, row, token / page_size, head);
         char *store = kvf_store_page(p, row->store, head, token / page_size);

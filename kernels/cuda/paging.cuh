@@ -123,22 +123,23 @@ static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves,
                                                       const kvf_shape *shape)
 {
     const uint32_t vectors = (uint32_t)kvf_row_bytes(shape) / 16, all = count * 2 * vectors;
-    const size_t half = kvf_half_page_bytes(shape);
+    const size_t half_bytes = kvf_half_page_bytes(shape);
     for (uint32_t first = threadIdx.x; first < all; first += KVF_MOVES_IN_FLIGHT * blockDim.x) {
         uint4 data[KVF_MOVES_IN_FLIGHT];
 #pragma unroll
         for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
             const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
             if (i < all)
-                data[k] = kvf_load_once(moves[i / (2 * vectors)].from +
-                                        (part < vectors ? 0 : half) + part % vectors * (size_t)16);
+                data[k] =
+                    kvf_load_once(moves[i / (2 * vectors)].from +
+                                  (part < vectors ? 0 : half_bytes) + part % vectors * (size_t)16);
         }
 #pragma unroll
         for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
             const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
             if (i >= all)
                 continue;
-            const size_t at = (part < vectors ? 0 : half) + part % vectors * (size_t)16;
+            const size_t at = (part < vectors ? 0 : half_bytes) + part % vectors * (size_t)16;
             const kvf_row_move *move = &moves[i / (2 * vectors)];
             *(uint4 *)(move->to + at) = data[k];
             if (move->also)
