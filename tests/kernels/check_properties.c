@@ -148,12 +148,18 @@ static void attention_properties(check *c, kvf_dtype dtype)
     x.two_passes = false;
     x.spans = packed;
     run_attention(c, &s, &x, out[2], lse[2]);
-    check_bits(c, "skipped = absent: out", out[2], out[0], bytes);
-    check_bits(c, "skipped = absent: lse", lse[2], lse[0], GROUP * sizeof *lse[0]);
-    x.split = SPANS;
-    run_attention(c, &s, &x, out[3], lse[3]);
     /* neighbours in the element type */
     const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
+    if (c->cuda) { /* a token's row says which thread adds it, so the order of sums changes */
+        check_elements(c, "skipped = absent: out", out[2], out[0], dtype, (size_t)GROUP * D, 1e-5,
+                       one_rounding);
+        check_elements(c, "skipped = absent: lse", lse[2], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
+    } else {
+        check_bits(c, "skipped = absent: out", out[2], out[0], bytes);
+        check_bits(c, "skipped = absent: lse", lse[2], lse[0], GROUP * sizeof *lse[0]);
+    }
+    x.split = SPANS;
+    run_attention(c, &s, &x, out[3], lse[3]);
     check_elements(c, "split = whole: out", out[3], out[0], dtype, (size_t)GROUP * D, 1e-5,
                    one_rounding);
     check_elements(c, "split = whole: lse", lse[3], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
