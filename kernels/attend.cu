@@ -27,15 +27,13 @@
 
 #include "cuda_kernels.h"
 #include "page_rows.h"
+#include "plain.cuh"
 #include "split.h"
 #include "tile.cuh"
 
-#define WARPS         4u
-#define CHUNK         16u /* tokens */
-#define GROUP_ROWS    16u
-#define PLAIN_THREADS 128u
-#define PLAIN_TOKENS  128u
-#define PLAIN_PARTS   (PLAIN_THREADS / GROUP_ROWS)
+#define WARPS      4u
+#define CHUNK      16u /* tokens */
+#define GROUP_ROWS 16u
 
 /* The split of this block; as kvf_split_get, by all lanes of a warp together. */
 static __device__ __forceinline__ bool split_of(const kvf_attend_args *a, kvf_split *out)
@@ -84,7 +82,8 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
                                                        uint32_t row_bytes)
 {
     const uint32_t page_size = a->shape.page_size;
-    const uint32_t span = index * CHUNK / page_size, row = index * CHUNK % page_size;
+    const uint32_t span = index * CHUNK >> kvf_page_shift(page_size);
+    const uint32_t row = index * CHUNK & (page_size - 1);
     token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0};
     if (span >= split->count)
         return c;
@@ -211,13 +210,13 @@ static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], ui
     const uint32_t e = 2 * side;
     float top = fmaxf(fmaxf(s[0][e], s[0][e + 1]), fmaxf(s[1][e], s[1][e + 1]));
     top = fmaxf(r->top[side], kvf_quad_max(top));
-    const float base = kvf_finite_top(top), factor = exp2f(r->top[side] - base);
+    const float base = kvf_finite_top(top), factor = kvf_exp2(r->top[side] - base);
     r->top[side] = top;
     float sum = r->sum[side] * factor;
     KVF_UNROLL
     for (uint32_t n = 0; n < 2; n++) {
-        s[n][e] = exp2f(s[n][e] - base);
-        s[n][e + 1] = exp2f(s[n][e + 1] - base);
+        s[n][e] = kvf_exp2(s[n][e] - base);
+        s[n][e + 1] = kvf_exp2(s[n][e + 1] - base);
         sum += s[n][e] + s[n][e + 1];
     }
     r->sum[side] = sum;
@@ -330,7 +329,7 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
         top = fmaxf(top, tops[w * stride]);
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (uint32_t w = 0; w < warps; w++) {
-        const float factor = exp2f(tops[w * stride] - kvf_finite_top(top));
+        const float factor = kvf_exp2(tops[w * stride] - kvf_finite_top(top));
         sum += factor * sums[w * stride];
         kvf_add_scaled(&o, factor, parts + w * stride + row * (D + 8) + column);
     }
@@ -399,14 +398,6 @@ static cudaError_t launch_type(const kvf_attend_args *a, uint32_t blocks, cudaSt
 /* ---- fp32 -------------------------------------------------------------------------------------
  */
 
-#define PLAIN_ITEMS (GROUP_ROWS * KVF_HEAD_DIM_MAX / 4 / PLAIN_THREADS)
-
-typedef struct plain_state {
-    float s[GROUP_ROWS][PLAIN_TOKENS]; /* logits in units of ln 2, then weights */
-    float part[GROUP_ROWS][PLAIN_PARTS];
-    float factor[GROUP_ROWS];
-} plain_state;
-
 /* Key of token `token` of the split, or NULL if it does not count. */
 static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *a,
                                                          const kvf_split *split, uint32_t token)
@@ -418,122 +409,76 @@ static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *
     return (const float *)span->page + token % page_size * a->shape.head_dim;
 }
 
-/* Logits of tokens first .. first + PLAIN_TOKENS - 1. */
-static __device__ void plain_logits(plain_state *state, const kvf_attend_args *a,
-                                    const kvf_split *split, uint32_t first)
+/* Logits of tokens first .. first + KVF_PLAIN_TOKENS - 1, a token per thread. */
+static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
+                                                    const kvf_attend_args *a,
+                                                    const kvf_split *split, uint32_t first)
 {
-    const uint32_t token = threadIdx.x % PLAIN_TOKENS;
+    static_assert(KVF_PLAIN_TOKENS == KVF_PLAIN_THREADS, "a token per thread");
+    const uint32_t d = a->shape.head_dim;
     const float unit = a->scale * KVF_CUDA_LOG2E;
-    const float *q = (const float *)a->q + (size_t)split->list * a->group * a->shape.head_dim;
-    const float *k = plain_key(a, split, first + token);
-    for (uint32_t g = threadIdx.x / PLAIN_TOKENS; g < a->group; g += PLAIN_THREADS / PLAIN_TOKENS)
-        state->s[g][token] =
-            k ? kvf_times(kvf_dot(q + g * a->shape.head_dim, k, a->shape.head_dim), unit)
-              : -INFINITY;
+    const float *q = (const float *)a->q + (size_t)split->list * a->group * d;
+    const float *k = plain_key(a, split, first + threadIdx.x);
+    for (uint32_t g = 0; g < a->group; g++)
+        state->s[g][threadIdx.x] = k ? kvf_times(kvf_dot(q + g * d, k, d), unit) : -INFINITY;
 }
 
-/* Weights of row threadIdx.x / PLAIN_PARTS; every thread of it keeps the maximum and a part of the
- * sum. */
-static __device__ void plain_soften(plain_state *state, const kvf_attend_args *a, float *top,
-                                    float *sum)
+/* Adds weights x values to the channels of this thread. */
+static __device__ __forceinline__ void plain_values(const kvf_plain_shared *state,
+                                                    const kvf_attend_args *a,
+                                                    const kvf_split *split, uint32_t first,
+                                                    kvf_plain_rows *r)
 {
-    const uint32_t row = threadIdx.x / PLAIN_PARTS, part = threadIdx.x % PLAIN_PARTS;
-    float found = -INFINITY;
-    for (uint32_t t = part; t < PLAIN_TOKENS && row < a->group; t += PLAIN_PARTS)
-        found = fmaxf(found, state->s[row][t]);
-    state->part[row][part] = found;
-    __syncthreads();
-    if (row < a->group) {
-        found = *top;
-        for (uint32_t i = 0; i < PLAIN_PARTS; i++)
-            found = fmaxf(found, state->part[row][i]);
-        const float base = kvf_finite_top(found), factor = exp2f(*top - base);
-        *sum *= factor;
-        *top = found;
-        for (uint32_t t = part; t < PLAIN_TOKENS; t += PLAIN_PARTS) {
-            state->s[row][t] = exp2f(state->s[row][t] - base);
-            *sum += state->s[row][t];
-        }
-        if (part == 0)
-            state->factor[row] = factor;
-    }
-}
-
-/* Adds weights x values to this thread's channels: item i is four of row i / (head_dim / 4). */
-static __device__ void plain_values(const plain_state *state, const kvf_attend_args *a,
-                                    const kvf_split *split, uint32_t first, float4 o[PLAIN_ITEMS])
-{
-    const uint32_t quads = a->shape.head_dim / 4;
-    const uint32_t all = split->count * a->shape.page_size;
-    const uint32_t count = kvf_min_u32(PLAIN_TOKENS, all - first);
-    const size_t values = (size_t)a->shape.page_size * a->shape.head_dim;
+    const uint32_t d = a->shape.head_dim, page_size = a->shape.page_size;
+    const uint32_t count = kvf_min_u32(KVF_PLAIN_TOKENS, split->count * page_size - first);
     KVF_UNROLL
-    for (uint32_t i = 0; i < PLAIN_ITEMS; i++) {
-        const uint32_t at = i * PLAIN_THREADS + threadIdx.x, row = at / quads;
+    for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
         if (row >= a->group)
             continue;
-        kvf_scale(&o[i], state->factor[row]);
+        kvf_scale(&r->o[i], state->factor[row]);
         for (uint32_t t = 0; t < count; t++) {
             const float weight = state->s[row][t];
             if (weight == 0.0f)
                 continue; /* perhaps there is no such token */
-            const uint32_t token = first + t, page_size = a->shape.page_size;
-            const float *page = (const float *)split->spans[token / page_size].page;
-            kvf_add_scaled(&o[i], weight,
-                           page + values + token % page_size * a->shape.head_dim + at % quads * 4);
+            const float *page = (const float *)split->spans[(first + t) / page_size].page;
+            kvf_add_scaled(&r->o[i], weight,
+                           page + (page_size + (first + t) % page_size) * d + at % (d / 4) * 4);
         }
     }
 }
 
-static __device__ void plain_end(plain_state *state, const kvf_attend_args *a, float top, float sum,
-                                 const float4 o[PLAIN_ITEMS])
-{
-    const uint32_t quads = a->shape.head_dim / 4;
-    const uint32_t row = threadIdx.x / PLAIN_PARTS, part = threadIdx.x % PLAIN_PARTS;
-    const size_t first = (size_t)blockIdx.x * a->group;
-    state->part[row][part] = sum;
-    __syncthreads();
-    if (part == 0 && row < a->group) {
-        for (uint32_t i = 1; i < PLAIN_PARTS; i++)
-            sum += state->part[row][i];
-        const bool any = !(sum <= 0.0f);
-        state->factor[row] = any ? 1.0f / sum : 0.0f;
-        a->partial_lse[first + row] = any ? top * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
-    }
-    __syncthreads();
-    KVF_UNROLL
-    for (uint32_t i = 0; i < PLAIN_ITEMS; i++) {
-        const uint32_t at = i * PLAIN_THREADS + threadIdx.x;
-        if (at / quads >= a->group)
-            continue;
-        float4 x = o[i];
-        kvf_scale(&x, state->factor[at / quads]);
-        *(float4 *)(a->partial_o + first * a->shape.head_dim + (size_t)at * 4) = x;
-    }
-}
-
-static __global__ void __launch_bounds__(PLAIN_THREADS)
+static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     attend_plain(const __grid_constant__ kvf_attend_args a)
 {
-    plain_state *state = (plain_state *)kvf_shared();
+    kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
+    const uint32_t quads = a.shape.head_dim / 4;
     kvf_split split;
     if (!split_of(&a, &split))
         return;
-    float4 o[PLAIN_ITEMS];
-    float top = -INFINITY, sum = 0.0f;
-    KVF_UNROLL
-    for (uint32_t i = 0; i < PLAIN_ITEMS; i++)
-        o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (uint32_t first = 0; first < split.count * a.shape.page_size; first += PLAIN_TOKENS) {
+    kvf_plain_rows r;
+    kvf_plain_begin(&r);
+    for (uint32_t first = 0; first < split.count * a.shape.page_size; first += KVF_PLAIN_TOKENS) {
         __syncthreads();
         plain_logits(state, &a, &split, first);
         __syncthreads();
-        plain_soften(state, &a, &top, &sum);
+        kvf_plain_soften(state, &r, a.group);
         __syncthreads();
-        plain_values(state, &a, &split, first, o);
+        plain_values(state, &a, &split, first, &r);
     }
     __syncthreads();
-    plain_end(state, &a, top, sum, o);
+    const float lse = kvf_plain_end(state, &r);
+    const size_t out = (size_t)blockIdx.x * a.group;
+    if (threadIdx.x % KVF_PLAIN_PARTS == 0 && threadIdx.x / KVF_PLAIN_PARTS < a.group)
+        a.partial_lse[out + threadIdx.x / KVF_PLAIN_PARTS] = lse;
+    KVF_UNROLL
+    for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x;
+        if (at / quads >= a.group)
+            continue;
+        kvf_scale(&r.o[i], state->factor[at / quads]);
+        *(float4 *)(a.partial_o + out * a.shape.head_dim + (size_t)at * 4) = r.o[i];
+    }
 }
 
 extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
@@ -551,7 +496,7 @@ extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
     case KVF_FP16:
         return launch_type<kvf_half>(a, blocks, (cudaStream_t)stream);
     default:
-        return kvf_cuda_launch(attend_plain, dim3(blocks), dim3(PLAIN_THREADS), sizeof(plain_state),
-                               (cudaStream_t)stream, *a);
+        return kvf_cuda_launch(attend_plain, dim3(blocks), dim3(KVF_PLAIN_THREADS),
+                               sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
     }
 }

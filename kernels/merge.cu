@@ -37,7 +37,7 @@ static __global__ void __launch_bounds__(THREADS)
         const float lse = a.partial_lse[part];
         if (lse == -INFINITY)
             continue; /* its values mean nothing */
-        const float weight = exp2f((lse - top) * KVF_CUDA_LOG2E);
+        const float weight = kvf_exp2((lse - top) * KVF_CUDA_LOG2E);
         sum += weight;
         kvf_add_scaled(&o, weight, a.partial_o + part * a.shape.head_dim + column);
     }

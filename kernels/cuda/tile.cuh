@@ -44,6 +44,24 @@ static __device__ __forceinline__ float kvf_times(float a, float b)
 #endif
 }
 
+/* 2^x to 2 units in the last place; 0 for what is below the normal numbers. */
+static __device__ __forceinline__ float kvf_exp2(float x)
+{
+#if defined(__CUDA_ARCH__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* Binary logarithm of a page size. */
+static __device__ __forceinline__ uint32_t kvf_page_shift(uint32_t page_size)
+{
+    return page_size == 8 ? 3 : page_size == 16 ? 4 : page_size == 32 ? 5 : 6;
+}
+
 /* What a maximum is subtracted as: nothing was seen while it is -infinity. */
 static __device__ __forceinline__ float kvf_finite_top(float top)
 {
@@ -124,22 +142,6 @@ static __device__ __forceinline__ float kvf_quad_sum(float x)
 {
     x += __shfl_xor_sync(KVF_FULL_WARP, x, 1);
     return x + __shfl_xor_sync(KVF_FULL_WARP, x, 2);
-}
-
-/* ---- fp32, without matrix products ----------------------------------------------------------- */
-
-/* q.k in four running sums, added in order. 16-byte aligned. */
-static __device__ __forceinline__ float kvf_dot(const float *q, const float *k, uint32_t head_dim)
-{
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (uint32_t d = 0; d < head_dim; d += 4) {
-        const float4 x = *(const float4 *)(q + d), y = *(const float4 *)(k + d);
-        sum.x += x.x * y.x;
-        sum.y += x.y * y.y;
-        sum.z += x.z * y.z;
-        sum.w += x.w * y.w;
-    }
-    return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
 static __device__ __forceinline__ void kvf_add_scaled(float4 *sum, float weight, const float *v)
