@@ -136,9 +136,9 @@ kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *
         uint32_t n = 0;
         for (; n < BLOCKS_MAX && i < count; n++, i++)
             blocks[n] = (kvf_writeback_block){.from = from[i], .to = to[i]};
-        const kvf_writeback_request request = {
+        const kvf_writeback_job job = {
             .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&cache->dims.paging)};
-        KVF_TRY(kvf_writeback_enqueue(cache->writeback, &request, NULL));
+        KVF_TRY(kvf_writeback_enqueue(cache->writeback, &job, NULL));
     }
     return KVF_OK;
 }
