@@ -47,7 +47,8 @@ typedef struct kvf_device_properties {
     uint64_t memory_bytes;
     uint32_t shares_host_memory; /* 1: host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
-    uint32_t pins_host_memory; /* 1: registration pins pages, so RLIMIT_MEMLOCK applies */
+    uint32_t pins_host_memory; /* 1: registration pins pages */
+    uint32_t memlock_applies;  /* 1: ... and they count against RLIMIT_MEMLOCK */
     /* The rest is 0 on the host device. */
     char uuid[48];
     uint32_t driver_version, runtime_version; /* 1000 * major + 10 * minor */
@@ -110,9 +111,11 @@ typedef struct kvf_device_ops {
      * of the driver. */
     kvf_status (*host_call)(kvf_stream *stream, kvf_task_fn fn, const void *args,
                             size_t args_bytes);
-    /* From inside a host_call on `stream`: make `status` its sticky error. Later copies, fills and
-     * launches are skipped; events and host calls still happen, so nobody waits forever. It travels
-     * along events. */
+    /* From inside a host_call on `stream`: make `status` its sticky error, which comes out of its
+     * next wait and, along events, of waits for others. On the host device later copies, fills and
+     * launches are skipped; events, words and host calls still happen, so nobody waits forever. On
+     * CUDA nothing that is enqueued can be skipped: it runs, and the error may also come out of
+     * streams that waited for an earlier event of this one. */
     void (*stream_fail)(kvf_stream *stream, kvf_status status);
 
     /* A stream of the caller, named by the device's own handle (cudaStream_t); destroy gives back

@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "host_memory.h"
@@ -28,13 +27,6 @@
 
 #define HUGE_BYTES  ((size_t)2 << 20)
 #define THREADS_MAX 1024u
-
-uint64_t kvf_now_ns(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
 
 static kvf_host_device *of_device(kvf_device *device)
 {
@@ -192,6 +184,60 @@ static void host_properties(const kvf_device *base, kvf_device_properties *out)
     out->pins_host_memory = 0;
 }
 
+/* ---- what only a GPU has ----------------------------------------------------------------------
+ */
+
+static kvf_status host_stream_wrap(kvf_device *device, void *native, kvf_stream **out)
+{
+    (void)native;
+    *out = NULL;
+    KVF_FAIL(device->context, KVF_UNSUPPORTED,
+             "the host device has no streams of its own to wrap; use kvf_stream_create");
+}
+
+static void *host_stream_native(kvf_stream *stream)
+{
+    (void)stream;
+    return NULL;
+}
+
+static kvf_status refuse_graphs(kvf_device *device)
+{
+    KVF_FAIL(device->context, KVF_UNSUPPORTED,
+             "the host device records no graphs; enqueue the step as usual");
+}
+
+static kvf_status host_capture_begin(kvf_stream *stream)
+{
+    return refuse_graphs(stream->device);
+}
+
+static kvf_status host_capture_end(kvf_stream *stream, kvf_graph **out)
+{
+    *out = NULL;
+    return refuse_graphs(stream->device);
+}
+
+static int host_is_capturing(kvf_stream *stream)
+{
+    (void)stream;
+    return 0;
+}
+
+static kvf_status host_graph_launch(kvf_graph *graph, kvf_stream *stream)
+{
+    (void)graph;
+    return refuse_graphs(stream->device);
+}
+
+static void host_graph_destroy(kvf_graph *graph)
+{
+    KVF_ASSERT(graph == NULL); /* there never is one */
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------
+ */
+
 static void host_close(kvf_device *base)
 {
     kvf_host_device *device = of_device(base);
@@ -220,21 +266,29 @@ static const kvf_device_ops host_ops = {
     .stream_wait_event = kvf_host_stream_wait_event,
     .event_wait = kvf_host_event_wait,
     .event_is_done = kvf_host_event_is_done,
+    .event_elapsed = kvf_host_event_elapsed,
+    .write_word = kvf_host_write_word,
+    .wait_word = kvf_host_wait_word,
     .copy = kvf_host_copy,
     .copy_through = kvf_host_copy_through,
+    .copy_batch = kvf_host_copy_batch,
     .fill = kvf_host_fill,
     .launch = kvf_host_launch,
     .host_call = kvf_host_host_call,
     .stream_fail = kvf_host_stream_fail,
+    .stream_wrap = host_stream_wrap,
+    .stream_native = host_stream_native,
+    .capture_begin = host_capture_begin,
+    .capture_end = host_capture_end,
+    .is_capturing = host_is_capturing,
+    .graph_launch = host_graph_launch,
+    .graph_destroy = host_graph_destroy,
 };
 
-kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
-                           const kvf_device_config *config, kvf_device **out)
+kvf_status kvf_device_host_open(kvf_context *context, const kvf_device_config *config,
+                                kvf_device **out)
 {
     *out = NULL;
-    if (kind != KVF_DEVICE_AUTO && kind != KVF_DEVICE_HOST)
-        return kvf_fail(context, KVF_UNSUPPORTED, 0,
-                        "device kind %d is not in this build; use auto or host", (int)kind);
     if (config->threads < 1 || config->threads > THREADS_MAX)
         return kvf_fail(context, KVF_INVALID, 0, "threads is %u; it must be 1 to %u",
                         config->threads, THREADS_MAX);
@@ -269,16 +323,4 @@ kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
 fail:
     kvf_free(context, device);
     return status;
-}
-
-void kvf_device_close(kvf_device *device)
-{
-    if (device != NULL)
-        device->ops->close(device);
-}
-
-void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user)
-{
-    device->context->fault = fn;
-    device->context->fault_user = user;
 }

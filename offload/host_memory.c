@@ -281,7 +281,7 @@ static kvf_status check(kvf_context *context, kvf_device *device,
     kvf_headroom_read(config->topology, config->node, &headroom);
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
-    if (!properties.pins_host_memory)
+    if (!properties.memlock_applies)
         headroom.memlock = UINT64_MAX;
     return kvf_host_memory_preflight(context, &headroom, config);
 }

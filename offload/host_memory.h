@@ -65,7 +65,7 @@ typedef struct kvf_headroom {
     uint64_t hugetlb_free; /* reserved huge pages that are free */
 } kvf_headroom;
 
-/* On a device that pins nothing, set memlock to UINT64_MAX before preflight. */
+/* Where memlock does not apply, set it to UINT64_MAX before preflight. */
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
 
 /* The cgroup part alone, from a /proc/self/cgroup and a /sys/fs/cgroup that tests may replace. */

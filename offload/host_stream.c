@@ -23,6 +23,7 @@
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
 #define RECORDS_MAX   64u
+#define WORD_SLEEP_NS 20000
 /* Whoever finds the queue full sleeps until this many entries are free: one wake-up for all of
  * them. */
 #define QUEUE_REFILL  256u
@@ -35,7 +36,9 @@ typedef enum entry_kind {
     ENTRY_LAUNCH,
     ENTRY_CALL,
     ENTRY_RECORD,
-    ENTRY_WAIT
+    ENTRY_WAIT,
+    ENTRY_WRITE_WORD,
+    ENTRY_WAIT_WORD
 } entry_kind;
 
 typedef struct host_event {
@@ -47,6 +50,8 @@ typedef struct host_event {
     uint64_t ahead;               /* guarded by lock: complete ones above floor */
     atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
     kvf_status status;            /* guarded by lock: first error of a stream that recorded it */
+    uint64_t time_ns;             /* guarded by lock: of the latest generation that completed */
+    uint64_t time_of;             /* guarded by lock: that generation */
 } host_event;
 
 typedef struct entry {
@@ -72,6 +77,10 @@ typedef struct entry {
             host_event *event;
             uint64_t generation;
         } sync;
+        struct {
+            uint32_t *word;
+            uint32_t value;
+        } word;
     } u;
 } entry;
 
@@ -123,6 +132,10 @@ static void event_complete(host_event *event, uint64_t generation, kvf_status st
     }
     if (event->status == KVF_OK)
         event->status = status;
+    if (generation > event->time_of) {
+        event->time_of = generation;
+        event->time_ns = kvf_now_ns();
+    }
     atomic_fetch_add_explicit(&event->changes, 1, memory_order_relaxed);
     pthread_cond_broadcast(&event->fired);
     pthread_mutex_unlock(&event->lock);
@@ -239,6 +252,21 @@ static void copy_bytes(const host_stream *stream, const entry *e)
     }
 }
 
+/* Whoever writes the word may be any thread, so this one looks: at once, then for SPIN_NS, then
+ * every WORD_SLEEP_NS. */
+static void await_word(const uint32_t *word, uint32_t value)
+{
+    const uint64_t until = kvf_now_ns() + SPIN_NS;
+    while ((int32_t)(kvf_word_load(word) - value) < 0) {
+        if (kvf_now_ns() < until) {
+            kvf_pause();
+        } else {
+            const struct timespec time = {.tv_nsec = WORD_SLEEP_NS};
+            nanosleep(&time, NULL);
+        }
+    }
+}
+
 static void execute(host_stream *stream, const entry *e)
 {
     delay(stream);
@@ -267,6 +295,14 @@ static void execute(host_stream *stream, const entry *e)
         status = event_await(e->u.sync.event, e->u.sync.generation);
         if (status != KVF_OK)
             kvf_host_stream_fail(&stream->base, status);
+        break;
+    case ENTRY_WRITE_WORD:
+        kvf_word_store(e->u.word.word, e->u.word.value);
+        break;
+    case ENTRY_WAIT_WORD:
+        /* What would have written it may have been skipped. */
+        if (status == KVF_OK)
+            await_word(e->u.word.word, e->u.word.value);
         break;
     }
 }
@@ -471,6 +507,35 @@ kvf_status kvf_host_copy_through(kvf_stream *stream, void *to, const void *from,
     return enqueue_copy(stream, to, from, bytes, bytes % 16 == 0);
 }
 
+kvf_status kvf_host_copy_batch(kvf_stream *stream, void *const *to, const void *const *from,
+                               size_t bytes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        KVF_TRY(kvf_host_copy(stream, to[i], from[i], bytes));
+    return KVF_OK;
+}
+
+static void enqueue_word(kvf_stream *base, entry_kind kind, uint32_t *word, uint32_t value)
+{
+    host_stream *stream = of_stream(base);
+    entry *e = begin_entry(stream, kind);
+    e->u.word.word = word;
+    e->u.word.value = value;
+    end_entry(stream);
+}
+
+kvf_status kvf_host_write_word(kvf_stream *stream, uint32_t *word, uint32_t value)
+{
+    enqueue_word(stream, ENTRY_WRITE_WORD, word, value);
+    return KVF_OK;
+}
+
+kvf_status kvf_host_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value)
+{
+    enqueue_word(stream, ENTRY_WAIT_WORD, word, value);
+    return KVF_OK;
+}
+
 kvf_status kvf_host_fill(kvf_stream *base, void *to, int byte, size_t bytes)
 {
     if (bytes == 0)
@@ -562,4 +627,25 @@ int kvf_host_event_is_done(kvf_event *base)
     int is_done = event_is_complete(event, event->recorded);
     pthread_mutex_unlock(&event->lock);
     return is_done;
+}
+
+/* When the latest record fired; 0 if there is none, or it has not yet. */
+static uint64_t event_time(host_event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    const uint64_t ns = event->time_of == event->recorded ? event->time_ns : 0;
+    pthread_mutex_unlock(&event->lock);
+    return ns;
+}
+
+kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)
+{
+    const uint64_t began = event_time(of_event(from)), ended = event_time(of_event(to));
+    *ns = 0;
+    if (began == 0 || ended == 0)
+        KVF_FAIL(from->device->context, KVF_INVALID,
+                 "time between two events that are not both recorded and done");
+    if (ended > began)
+        *ns = ended - began;
+    return KVF_OK;
 }

@@ -24,6 +24,9 @@ typedef struct kvf_host_device {
     uint32_t stream_total;       /* guarded by lock: ever created, seeds the delays */
 } kvf_host_device;
 
+KVF_MUST_CHECK kvf_status kvf_device_host_open(kvf_context *context,
+                                               const kvf_device_config *config, kvf_device **out);
+
 kvf_status kvf_host_stream_create(kvf_device *device, kvf_stream_priority priority,
                                   kvf_stream **out);
 void kvf_host_stream_destroy(kvf_stream *stream);
@@ -34,8 +37,13 @@ kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream);
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);
 kvf_status kvf_host_event_wait(kvf_event *event);
 int kvf_host_event_is_done(kvf_event *event);
+kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
+kvf_status kvf_host_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
+kvf_status kvf_host_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_host_copy_through(kvf_stream *stream, void *to, const void *from, size_t bytes);
+kvf_status kvf_host_copy_batch(kvf_stream *stream, void *const *to, const void *const *from,
+                               size_t bytes, uint32_t count);
 kvf_status kvf_host_fill(kvf_stream *stream, void *to, int byte, size_t bytes);
 kvf_status kvf_host_launch(kvf_stream *stream, kvf_task_fn kernel, const void *args,
                            size_t args_bytes, uint32_t tasks);

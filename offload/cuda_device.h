@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_CUDA_DEVICE_H
+#define KVF_OFFLOAD_CUDA_DEVICE_H
+
+/*
+ * What the files of the CUDA device share: the device, its streams and events, errors, the calls of
+ * the driver that are looked up at run time.
+ *
+ * Nothing outside offload/device_cuda.c and offload/cuda_*.c includes this. Invariants: every call
+ * into CUDA is made with the device of the kvf_device current, and the caller's current device is
+ * the same afterwards; every code that CUDA returns goes through kvf_cuda_failed, which leaves no
+ * last error behind.
+ */
+
+#include <stdatomic.h>
+
+#include <cuda_runtime_api.h>
+
+#include "cuda_kernels.h"
+#include "device.h"
+
+/* Streams alive at once. Bounds the sets of streams below. */
+#define KVF_CUDA_STREAMS_MAX 256u
+/* Host calls of one stream that have not run yet; the next one waits. */
+#define KVF_CUDA_CALLS_MAX   256u
+
+/* ---- calls of the driver, looked up by name and version; NULL where the driver is older --------
+ */
+
+/* CUmemcpyAttributes and CUmemLocation, which headers before 12.8 lack. */
+typedef struct kvf_cuda_copy_attributes {
+    int source_order; /* 1: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
+    struct {
+        int type, id;
+    } source_hint, destination_hint;
+    unsigned flags;
+} kvf_cuda_copy_attributes;
+
+typedef int (*kvf_cuda_batch_fn)(unsigned long long *to, unsigned long long *from, size_t *sizes,
+                                 size_t count, kvf_cuda_copy_attributes *attributes,
+                                 size_t *first_index, size_t attributes_count, void *stream);
+typedef int (*kvf_cuda_batch_12_fn)(unsigned long long *to, unsigned long long *from, size_t *sizes,
+                                    size_t count, kvf_cuda_copy_attributes *attributes,
+                                    size_t *first_index, size_t attributes_count, size_t *failed,
+                                    void *stream);
+typedef int (*kvf_cuda_word_fn)(void *stream, unsigned long long address, uint32_t value,
+                                unsigned flags);
+
+typedef struct kvf_cuda_driver {
+    kvf_cuda_batch_fn batch;       /* of 13.0 */
+    kvf_cuda_batch_12_fn batch_12; /* of 12.8 */
+    kvf_cuda_word_fn write_word, wait_word;
+    uint32_t can_capture_words; /* the two may be recorded */
+} kvf_cuda_driver;
+
+/* ---- the device -------------------------------------------------------------------------------
+ */
+
+/* A set of streams, by index. */
+typedef struct kvf_cuda_set {
+    atomic_uint_fast64_t bits[KVF_CUDA_STREAMS_MAX / 64];
+} kvf_cuda_set;
+
+typedef struct kvf_cuda_stream kvf_cuda_stream;
+typedef struct kvf_cuda_event kvf_cuda_event;
+typedef struct kvf_cuda_block kvf_cuda_block;
+
+typedef struct kvf_cuda_device {
+    kvf_device base; /* first member */
+    int ordinal;
+    uint32_t is_host_visible;
+    uint32_t delay_seed;
+    int priority_low, priority_high; /* the numerically greatest and least */
+    kvf_cuda_driver driver;
+    kvf_device_properties properties;
+    atomic_int lost;        /* the cudaError_t that ended it, 0 while it lives */
+    cudaStream_t own;       /* zeroes memory, and probes at open */
+    pthread_mutex_t lock;   /* guards what follows */
+    kvf_cuda_block *blocks; /* memory and registrations that are alive */
+    kvf_cuda_stream *streams[KVF_CUDA_STREAMS_MAX]; /* by index; NULL = free */
+    kvf_cuda_event *events;                         /* list */
+    uint32_t stream_total;                          /* ever created, seeds the delays */
+    kvf_graph *recording;                           /* under capture on this device, NULL if none */
+} kvf_cuda_device;
+
+/* A host call on its way, or one that a graph keeps. */
+typedef struct kvf_cuda_call {
+    kvf_cuda_stream *stream; /* NULL: it belongs to a graph */
+    struct kvf_cuda_call *next;
+    kvf_task_fn fn;
+    _Alignas(16) char args[KVF_LAUNCH_ARGS_MAX];
+} kvf_cuda_call;
+
+struct kvf_cuda_stream {
+    kvf_stream base; /* first member */
+    cudaStream_t handle;
+    uint32_t is_owned;     /* 0: the caller's, wrapped */
+    uint32_t index;        /* in device->streams */
+    atomic_int status;     /* kvf_status that stream_fail set, sticky */
+    kvf_cuda_set upstream; /* streams whose failures come out of this one; itself is one of them */
+    uint64_t delay_state;  /* 0 = no delays */
+    pthread_mutex_t lock;
+    pthread_cond_t returned;
+    kvf_cuda_call *calls; /* [KVF_CUDA_CALLS_MAX], ring */
+    uint64_t calls_made;  /* guarded by lock */
+    uint64_t calls_done;  /* guarded by lock; made - done <= KVF_CUDA_CALLS_MAX */
+};
+
+struct kvf_cuda_event {
+    kvf_event base; /* first member */
+    cudaEvent_t handle;
+    atomic_int status;     /* of streams that are gone */
+    kvf_cuda_set upstream; /* of the stream that recorded it last, then */
+    kvf_cuda_event *next, **link;
+};
+
+static inline kvf_cuda_device *kvf_cuda_of(const kvf_device *device)
+{
+    return (kvf_cuda_device *)(void *)(uintptr_t)device;
+}
+
+static inline kvf_cuda_stream *kvf_cuda_of_stream(kvf_stream *stream)
+{
+    return (kvf_cuda_stream *)(void *)stream;
+}
+
+static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
+{
+    return kvf_cuda_of(stream->device);
+}
+
+/* ---- errors: cuda_error.c ---------------------------------------------------------------------
+ */
+
+/* Make the device current; kvf_cuda_leave undoes it. KVF_DEVICE_FAILED once the device is lost. */
+KVF_MUST_CHECK kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before);
+void kvf_cuda_leave(const kvf_cuda_device *device, int before);
+
+/* Translate `error`, record it with `what` failed, clear it; KVF_OK for cudaSuccess. An error that
+ * CUDA cannot recover from makes the device lost. */
+kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const char *what);
+
+/* Before there is a device: how many there are, or why none can be used. */
+int kvf_cuda_count(char text[256]);
+
+/* ---- memory and registration: cuda_memory.c ----------------------------------------------------
+ */
+
+kvf_status kvf_cuda_memory_alloc(kvf_device *device, size_t bytes, void **out);
+void kvf_cuda_memory_free(kvf_device *device, void *pointer);
+kvf_status kvf_cuda_host_register(kvf_device *device, void *host, size_t bytes, void **alias);
+void kvf_cuda_host_unregister(kvf_device *device, void *host, size_t bytes);
+
+/* ---- streams and events: cuda_stream.c ---------------------------------------------------------
+ */
+
+kvf_status kvf_cuda_stream_create(kvf_device *device, kvf_stream_priority priority,
+                                  kvf_stream **out);
+kvf_status kvf_cuda_stream_wrap(kvf_device *device, void *native, kvf_stream **out);
+void *kvf_cuda_stream_native(kvf_stream *stream);
+void kvf_cuda_stream_destroy(kvf_stream *stream);
+kvf_status kvf_cuda_stream_wait(kvf_stream *stream);
+void kvf_cuda_stream_fail(kvf_stream *stream, kvf_status status);
+kvf_status kvf_cuda_event_create(kvf_device *device, kvf_event **out);
+void kvf_cuda_event_destroy(kvf_event *event);
+kvf_status kvf_cuda_event_record(kvf_event *event, kvf_stream *stream);
+kvf_status kvf_cuda_stream_wait_event(kvf_stream *stream, kvf_event *event);
+kvf_status kvf_cuda_event_wait(kvf_event *event);
+int kvf_cuda_event_is_done(kvf_event *event);
+kvf_status kvf_cuda_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
+
+/* ---- work on streams: cuda_work.c --------------------------------------------------------------
+ */
+
+kvf_status kvf_cuda_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
+kvf_status kvf_cuda_copy_batch(kvf_stream *stream, void *const *to, const void *const *from,
+                               size_t bytes, uint32_t count);
+kvf_status kvf_cuda_fill(kvf_stream *stream, void *to, int byte, size_t bytes);
+kvf_status kvf_cuda_launch_tasks(kvf_stream *stream, kvf_task_fn kernel, const void *args,
+                                 size_t args_bytes, uint32_t tasks);
+kvf_status kvf_cuda_host_call(kvf_stream *stream, kvf_task_fn fn, const void *args,
+                              size_t args_bytes);
+kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
+kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
+
+/* ---- graphs: cuda_graph.c ----------------------------------------------------------------------
+ */
+
+kvf_status kvf_cuda_capture_begin(kvf_stream *stream);
+kvf_status kvf_cuda_capture_end(kvf_stream *stream, kvf_graph **out);
+int kvf_cuda_is_capturing(kvf_stream *stream);
+kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *stream);
+void kvf_cuda_graph_destroy(kvf_graph *graph);
+
+/* Memory for a host call that the recording under way keeps; NULL if there is none. */
+kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device);
+
+/* ---- the driver: cuda_driver.c -----------------------------------------------------------------
+ */
+
+void kvf_cuda_driver_find(kvf_cuda_device *device);
+
+/* One batch of `count` copies; the device is current. Returns a cudaError_t. */
+cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to,
+                                  const void *const *from, size_t bytes, uint32_t count,
+                                  cudaStream_t stream);
+/* One word, by the driver or by a kernel. */
+cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uint32_t *word,
+                                 uint32_t value, int is_capturing, cudaStream_t stream);
+
+/* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch and
+ * driver.can_capture_words. The device is current. */
+kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
+
+/* ---- opening: device_cuda.c --------------------------------------------------------------------
+ */
+
+KVF_MUST_CHECK kvf_status kvf_device_cuda_open(kvf_context *context,
+                                               const kvf_device_config *config, kvf_device **out);
+
+#endif

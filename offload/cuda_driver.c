@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Calls of the NVIDIA driver that the oldest supported toolkit lacks, and what only a trial tells.
+ *
+ * A call is looked up by name and by the version of its signature: a driver keeps old signatures,
+ * so what runs here does not depend on the toolkit that built it. Invariant: a capability that the
+ * probe reports was seen to work on this device with this driver, bytes compared.
+ */
+
+#include "cuda_device.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#define SOURCE_IN_STREAM_ORDER 1
+#define COPIES_AT_ONCE         256u /* addresses of one batch that lie on the stack */
+#define PROBE_BYTES            ((size_t)64)
+#define PROBE_COPIES           3u
+
+/* ---- finding calls --------------------------------------------------------------------------- */
+
+#if CUDART_VERSION >= 12050
+static void *find(const char *name, unsigned version)
+{
+    void *call = NULL;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    if (cudaGetDriverEntryPointByVersion(name, &call, version, cudaEnableDefault, &result) !=
+        cudaSuccess)
+        (void)cudaGetLastError();
+    return result == cudaDriverEntryPointSuccess ? call : NULL;
+}
+#else
+/* The runtime of this toolkit asks for signatures of its own version only. */
+static void *find(const char *name, unsigned version)
+{
+    typedef int (*proc_address_fn)(const char *, void **, int, unsigned long long, int *);
+    void *call = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int result = 1;
+    if (library == NULL)
+        return NULL;
+    proc_address_fn proc_address = NULL;
+    void *symbol = dlsym(library, "cuGetProcAddress_v2");
+    memcpy(&proc_address, &symbol, sizeof proc_address);
+    if (proc_address == NULL || proc_address(name, &call, (int)version, 0, &result) != 0)
+        result = 1;
+    dlclose(library); /* the runtime holds it open */
+    return result == 0 ? call : NULL;
+}
+#endif
+
+#define FIND(call, name, version)                                                                  \
+    do {                                                                                           \
+        void *found_ = find(name, version);                                                        \
+        memcpy(&(call), &found_, sizeof(call));                                                    \
+    } while (0)
+
+void kvf_cuda_driver_find(kvf_cuda_device *device)
+{
+    kvf_cuda_driver *d = &device->driver;
+    FIND(d->batch, "cuMemcpyBatchAsync", 13000);
+    if (d->batch == NULL)
+        FIND(d->batch_12, "cuMemcpyBatchAsync", 12080);
+    FIND(d->write_word, "cuStreamWriteValue32", 12000);
+    FIND(d->wait_word, "cuStreamWaitValue32", 12000);
+}
+
+/* ---- calling them ------------------------------------------------------------------------------
+ */
+
+/* Codes of the driver have the runtime's numbers. */
+static cudaError_t of_driver(int code)
+{
+    return (cudaError_t)code;
+}
+
+static cudaError_t batch_part(const kvf_cuda_driver *driver, void *const *to,
+                              const void *const *from, size_t bytes, uint32_t count,
+                              cudaStream_t stream)
+{
+    unsigned long long targets[COPIES_AT_ONCE], sources[COPIES_AT_ONCE];
+    size_t sizes[COPIES_AT_ONCE], first = 0, failed = 0;
+    kvf_cuda_copy_attributes attributes = {.source_order = SOURCE_IN_STREAM_ORDER};
+    for (uint32_t i = 0; i < count; i++) {
+        targets[i] = (uintptr_t)to[i];
+        sources[i] = (uintptr_t)from[i];
+        sizes[i] = bytes;
+    }
+    return of_driver(
+        driver->batch != NULL
+            ? driver->batch(targets, sources, sizes, count, &attributes, &first, 1, stream)
+            : driver->batch_12(targets, sources, sizes, count, &attributes, &first, 1, &failed,
+                               stream));
+}
+
+cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to,
+                                  const void *const *from, size_t bytes, uint32_t count,
+                                  cudaStream_t stream)
+{
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; i < count && error == cudaSuccess; i += COPIES_AT_ONCE)
+        error = batch_part(driver, to + i, from + i, bytes, kvf_min_u32(count - i, COPIES_AT_ONCE),
+                           stream);
+    return error;
+}
+
+cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uint32_t *word,
+                                 uint32_t value, int is_capturing, cudaStream_t stream)
+{
+    const kvf_cuda_word_fn call = is_wait ? driver->wait_word : driver->write_word;
+    /* Flags 0: wait until (int32_t)(*word - value) >= 0; write after a fence. */
+    if (call != NULL && (!is_capturing || driver->can_capture_words))
+        return of_driver(call(stream, (uintptr_t)word, value, 0));
+    const kvf_word_args args = {.word = word, .value = value};
+    return (cudaError_t)(is_wait ? kvf_wait_word_cuda(&args, 1, stream)
+                                 : kvf_write_word_cuda(&args, 1, stream));
+}
+
+/* ---- trying ------------------------------------------------------------------------------------
+ */
+
+typedef struct probe {
+    kvf_cuda_device *device;
+    char *memory; /* PROBE_COPIES pieces to copy from, as many to copy to, then a word */
+    char seen[(2 * PROBE_COPIES + 1) * PROBE_BYTES];
+} probe;
+
+static uint32_t *probe_word(const probe *p)
+{
+    return (uint32_t *)(void *)(p->memory + 2 * PROBE_COPIES * PROBE_BYTES);
+}
+
+/* Known bytes where copies come from, zeros elsewhere. */
+static cudaError_t prepare(probe *p)
+{
+    memset(p->seen, 0, sizeof p->seen);
+    for (size_t i = 0; i < PROBE_COPIES * PROBE_BYTES; i++)
+        p->seen[i] = (char)(i * 37 + 11);
+    cudaError_t error =
+        cudaMemcpyAsync(p->memory, p->seen, sizeof p->seen, cudaMemcpyDefault, p->device->own);
+    return error == cudaSuccess ? cudaStreamSynchronize(p->device->own) : error;
+}
+
+static cudaError_t enqueue_batch(const probe *p)
+{
+    void *to[PROBE_COPIES];
+    const void *from[PROBE_COPIES];
+    for (uint32_t i = 0; i < PROBE_COPIES; i++) {
+        from[i] = p->memory + i * PROBE_BYTES;
+        to[i] = p->memory + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES;
+    }
+    return kvf_cuda_driver_batch(&p->device->driver, to, from, PROBE_BYTES, PROBE_COPIES,
+                                 p->device->own);
+}
+
+static int batch_arrived(const probe *p)
+{
+    for (uint32_t i = 0; i < PROBE_COPIES; i++)
+        if (memcmp(p->seen + i * PROBE_BYTES, p->seen + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES,
+                   PROBE_BYTES) != 0)
+            return 0;
+    return 1;
+}
+
+static cudaError_t enqueue_words(const probe *p)
+{
+    const cudaError_t error =
+        kvf_cuda_driver_word(&p->device->driver, 0, probe_word(p), 7, 1, p->device->own);
+    return error == cudaSuccess
+               ? kvf_cuda_driver_word(&p->device->driver, 1, probe_word(p), 7, 1, p->device->own)
+               : error;
+}
+
+static int words_arrived(const probe *p)
+{
+    uint32_t word;
+    memcpy(&word, p->seen + 2 * PROBE_COPIES * PROBE_BYTES, sizeof word);
+    return word == 7;
+}
+
+static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
+{
+    cudaGraphExec_t runnable = NULL;
+    cudaError_t error = cudaGraphInstantiate(&runnable, graph, 0);
+    if (error == cudaSuccess)
+        error = cudaGraphLaunch(runnable, p->device->own);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(p->device->own);
+    if (runnable != NULL)
+        (void)cudaGraphExecDestroy(runnable);
+    return error;
+}
+
+/* Run `enqueue` on the device's stream, or record and run it. 1 if the bytes are there after. */
+static int works(probe *p, cudaError_t (*enqueue)(const probe *), int (*arrived)(const probe *),
+                 int is_recorded)
+{
+    cudaGraph_t graph = NULL;
+    cudaStream_t stream = p->device->own;
+    cudaError_t error = prepare(p);
+    if (error == cudaSuccess && is_recorded)
+        error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
+    if (error == cudaSuccess) {
+        error = enqueue(p);
+        if (is_recorded) {
+            const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+            error = error != cudaSuccess ? error : ended;
+        }
+    }
+    if (error == cudaSuccess)
+        error = is_recorded ? run_recorded(p, graph) : cudaStreamSynchronize(stream);
+    if (graph != NULL)
+        (void)cudaGraphDestroy(graph);
+    memset(p->seen, 0x55, sizeof p->seen);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(p->seen, p->memory, sizeof p->seen, cudaMemcpyDefault, stream);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(stream);
+    /* A refusal is an answer; it must not be the caller's last error. */
+    (void)cudaGetLastError();
+    return error == cudaSuccess && arrived(p);
+}
+
+kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
+{
+    probe p = {.device = device};
+    void *memory = NULL;
+    kvf_device_properties *out = &device->properties;
+    KVF_TRY(kvf_cuda_failed(device, cudaMalloc(&memory, sizeof p.seen),
+                            "memory to try the driver with could not be had"));
+    p.memory = memory;
+    const int has_batch = device->driver.batch != NULL || device->driver.batch_12 != NULL;
+    out->can_copy_batch = has_batch && works(&p, enqueue_batch, batch_arrived, 0);
+    /* Before 13.1 a recorded batch is dropped without a word, or refused. */
+    out->can_capture_batch = out->can_copy_batch && out->driver_version >= 13010 &&
+                             works(&p, enqueue_batch, batch_arrived, 1);
+    device->driver.can_capture_words =
+        device->driver.write_word != NULL && device->driver.wait_word != NULL;
+    if (device->driver.can_capture_words)
+        device->driver.can_capture_words = (uint32_t)works(&p, enqueue_words, words_arrived, 1);
+    /* Without the driver's calls: by the kernels. */
+    out->can_capture =
+        device->driver.can_capture_words || (uint32_t)works(&p, enqueue_words, words_arrived, 1);
+    (void)cudaFree(memory);
+    return KVF_OK;
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What CUDA says, in the words of this library: the one place where a cudaError_t becomes a
+ * kvf_status and a text with the fix.
+ *
+ * Knows nothing of what was tried beyond the words that the caller gives. Invariant: after
+ * kvf_cuda_failed the calling thread has no last error, unless the device is lost, which is then
+ * written in device->lost and comes out of every later call.
+ */
+
+#include "cuda_device.h"
+
+#include <stdio.h>
+
+/* Errors after which every call of the process on this device fails. */
+static int is_fatal(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorUnknown:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static kvf_status status_of(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorMemoryAllocation:
+        return KVF_OUT_OF_DEVICE_MEMORY;
+    case cudaErrorHostMemoryAlreadyRegistered:
+    case cudaErrorHostMemoryNotRegistered:
+        return KVF_PIN_FAILED;
+    case cudaErrorInvalidDevice:
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidResourceHandle:
+        return KVF_INVALID;
+    case cudaErrorNotSupported:
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnjoined:
+    case cudaErrorStreamCaptureUnmatched:
+    case cudaErrorStreamCaptureMerge:
+    case cudaErrorStreamCaptureIsolation:
+    case cudaErrorStreamCaptureImplicit:
+    case cudaErrorStreamCaptureWrongThread:
+    case cudaErrorCapturedEvent:
+        return KVF_UNSUPPORTED;
+    default:
+        return KVF_DEVICE_FAILED;
+    }
+}
+
+static const char *fix_of(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorMemoryAllocation:
+        return "; lower sequences_max, tokens_max, slots or budget_tokens, or free memory of the "
+               "GPU "
+               "(nvidia-smi shows who holds it)";
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+        return "; this build has no code for this GPU: build with -Dgpu_targets naming its compute "
+               "capability, or update the driver";
+    case cudaErrorInsufficientDriver:
+        return "; update the NVIDIA driver, or build with an older CUDA toolkit";
+    case cudaErrorDevicesUnavailable:
+        return "; another process holds the GPU exclusively (nvidia-smi -q -d COMPUTE)";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnjoined:
+    case cudaErrorStreamCaptureIsolation:
+    case cudaErrorCapturedEvent:
+        return "; work was enqueued that cannot be recorded, nothing was";
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+        return "; the hardware reported it, see nvidia-smi and dmesg";
+    default:
+        return "";
+    }
+}
+
+static kvf_status say_lost(kvf_cuda_device *device)
+{
+    const cudaError_t error = (cudaError_t)atomic_load(&device->lost);
+    return kvf_fail(device->base.context, KVF_DEVICE_FAILED, (int)error,
+                    "the CUDA device %d is lost since %s (%s); what it held is gone: close "
+                    "everything and start the process again, compute-sanitizer finds the kernel",
+                    device->ordinal, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return KVF_OK;
+    (void)cudaGetLastError();
+    if (is_fatal(error)) {
+        int none = 0;
+        atomic_compare_exchange_strong(&device->lost, &none, (int)error);
+    }
+    if (atomic_load(&device->lost) != 0)
+        return say_lost(device);
+    return kvf_fail(device->base.context, status_of(error), (int)error, "%s: %s (%s)%s", what,
+                    cudaGetErrorString(error), cudaGetErrorName(error), fix_of(error));
+}
+
+kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before)
+{
+    *before = device->ordinal;
+    if (atomic_load_explicit(&device->lost, memory_order_relaxed) != 0)
+        return say_lost(device);
+    cudaError_t error = cudaGetDevice(before);
+    if (error == cudaSuccess && *before != device->ordinal)
+        error = cudaSetDevice(device->ordinal);
+    return kvf_cuda_failed(device, error, "the device could not be made current");
+}
+
+void kvf_cuda_leave(const kvf_cuda_device *device, int before)
+{
+    if (before != device->ordinal && cudaSetDevice(before) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+int kvf_cuda_count(char text[256])
+{
+    int count = 0, driver = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    text[0] = '\0';
+    if (error == cudaSuccess && count > 0)
+        return count;
+    (void)cudaGetLastError();
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) {
+        (void)cudaGetLastError();
+        driver = 0;
+    }
+    if (error == cudaErrorInsufficientDriver && driver == 0)
+        snprintf(text, 256,
+                 "there is no NVIDIA driver (libcuda.so.1); install one, or in a container "
+                 "pass the GPU through (docker run --gpus all)");
+    else if (error == cudaErrorInsufficientDriver)
+        snprintf(text, 256,
+                 "the NVIDIA driver supports CUDA %d.%d and this build uses %d.%d; update the "
+                 "driver, or build with an older toolkit",
+                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                 CUDART_VERSION % 1000 / 10);
+    else if (error == cudaErrorNoDevice || error == cudaSuccess)
+        snprintf(text, 256,
+                 "the NVIDIA driver shows this process no GPU; see nvidia-smi and "
+                 "CUDA_VISIBLE_DEVICES");
+    else
+        snprintf(text, 256, "CUDA cannot start: %s (%s); see nvidia-smi", cudaGetErrorString(error),
+                 cudaGetErrorName(error));
+    return 0;
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Graphs: work that is recorded from a stream once and run many times.
+ *
+ * One recording at a time per device, on the stream that begins it and on those that events tie to
+ * it. A graph owns the arguments of the host calls in it. Invariant: a kvf_graph that left
+ * kvf_cuda_capture_end is complete; a recording that fails leaves the stream as it was before, and
+ * nothing runs.
+ */
+
+#include "cuda_device.h"
+
+struct kvf_graph {
+    kvf_cuda_device *device;
+    cudaGraphExec_t runnable;
+    kvf_cuda_call *calls; /* list */
+};
+
+static void free_graph(kvf_graph *graph)
+{
+    kvf_context *context = graph->device->base.context;
+    while (graph->calls != NULL) {
+        kvf_cuda_call *next = graph->calls->next;
+        kvf_free(context, graph->calls);
+        graph->calls = next;
+    }
+    kvf_free(context, graph);
+}
+
+kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device)
+{
+    kvf_cuda_call *call = kvf_alloc(device->base.context, 1, sizeof *call);
+    pthread_mutex_lock(&device->lock);
+    kvf_graph *graph = device->recording;
+    if (graph != NULL && call != NULL) {
+        call->next = graph->calls;
+        graph->calls = call;
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (graph == NULL) { /* somebody else records this stream, and nobody would free it */
+        kvf_free(device->base.context, call);
+        return NULL;
+    }
+    return call;
+}
+
+/* Set or clear the device's recording; 0 if there is one already. */
+static int begin_recording(kvf_cuda_device *device, kvf_graph *graph)
+{
+    pthread_mutex_lock(&device->lock);
+    const int is_free = device->recording == NULL;
+    if (is_free)
+        device->recording = graph;
+    pthread_mutex_unlock(&device->lock);
+    return is_free;
+}
+
+static kvf_graph *end_recording(kvf_cuda_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    kvf_graph *graph = device->recording;
+    device->recording = NULL;
+    pthread_mutex_unlock(&device->lock);
+    return graph;
+}
+
+kvf_status kvf_cuda_capture_begin(kvf_stream *base)
+{
+    kvf_cuda_device *device = kvf_cuda_device_of(base);
+    kvf_context *context = device->base.context;
+    cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
+    int before;
+    if (!device->properties.can_capture)
+        KVF_FAIL(context, KVF_UNSUPPORTED, "this driver cannot record words in graphs; update it");
+    if (stream == NULL)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "the default stream cannot be recorded; use one of your own");
+    kvf_graph *graph = kvf_alloc(context, 1, sizeof *graph);
+    if (graph == NULL)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a graph");
+    graph->device = device;
+    if (!begin_recording(device, graph)) {
+        kvf_free(context, graph);
+        KVF_FAIL(context, KVF_BUSY,
+                 "another stream of this device is being recorded; end that first");
+    }
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        /* Relaxed: whoever records may still look at events of work that is not recorded. */
+        status =
+            kvf_cuda_failed(device, cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
+                            "recording could not begin");
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK)
+        free_graph(end_recording(device));
+    return status;
+}
+
+kvf_status kvf_cuda_capture_end(kvf_stream *base, kvf_graph **out)
+{
+    kvf_cuda_device *device = kvf_cuda_device_of(base);
+    cudaGraph_t recorded = NULL;
+    int before;
+    *out = NULL;
+    kvf_graph *graph = end_recording(device);
+    if (graph == NULL)
+        KVF_FAIL(device->base.context, KVF_INVALID, "no stream of this device is being recorded");
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        cudaError_t error = cudaStreamEndCapture(kvf_cuda_of_stream(base)->handle, &recorded);
+        if (error == cudaSuccess)
+            error = cudaGraphInstantiate(&graph->runnable, recorded, 0);
+        status = kvf_cuda_failed(device, error, "a recording could not be ended");
+        if (recorded != NULL)
+            (void)kvf_cuda_failed(device, cudaGraphDestroy(recorded), "a graph's outline");
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK) {
+        free_graph(graph);
+        return status;
+    }
+    *out = graph;
+    return KVF_OK;
+}
+
+int kvf_cuda_is_capturing(kvf_stream *base)
+{
+    enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+    const cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
+    if (stream == NULL || atomic_load(&kvf_cuda_device_of(base)->lost) != 0)
+        return 0;
+    if (cudaStreamIsCapturing(stream, &state) != cudaSuccess)
+        (void)cudaGetLastError();
+    return state != cudaStreamCaptureStatusNone;
+}
+
+kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)
+{
+    kvf_cuda_device *device = graph->device;
+    int before;
+    KVF_TRY(kvf_cuda_enter(device, &before));
+    const kvf_status status =
+        kvf_cuda_failed(device, cudaGraphLaunch(graph->runnable, kvf_cuda_of_stream(base)->handle),
+                        "a graph could not be launched");
+    kvf_cuda_leave(device, before);
+    return status;
+}
+
+void kvf_cuda_graph_destroy(kvf_graph *graph)
+{
+    int before;
+    if (graph == NULL)
+        return;
+    if (kvf_cuda_enter(graph->device, &before) == KVF_OK) {
+        (void)kvf_cuda_failed(graph->device, cudaGraphExecDestroy(graph->runnable),
+                              "a graph could not be destroyed");
+        kvf_cuda_leave(graph->device, before);
+    }
+    free_graph(graph);
+}

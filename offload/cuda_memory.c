@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory of the CUDA device, and host memory that it sees.
+ *
+ * Every piece is one block in the device's list, so that leaks show in the context's counters and
+ * whoever frees need not know how it was made. Host memory is registered in chunks of at most 1
+ * GiB: one call for hundreds of gigabytes holds a lock of the driver for minutes, and fails on some
+ * drivers from 512 GiB. Invariant: a block in the list is complete; what failed half-way was undone
+ * in reverse order.
+ */
+
+#include "cuda_device.h"
+
+#define CHUNK_BYTES ((size_t)1 << 30)
+
+typedef enum block_kind { BLOCK_DEVICE, BLOCK_PINNED, BLOCK_REGISTERED } block_kind;
+
+struct kvf_cuda_block {
+    block_kind kind;
+    void *pointer; /* what the caller knows it by */
+    size_t bytes;
+    kvf_cuda_block *next;
+};
+
+static void keep(kvf_cuda_device *device, kvf_cuda_block *block)
+{
+    pthread_mutex_lock(&device->lock);
+    block->next = device->blocks;
+    device->blocks = block;
+    pthread_mutex_unlock(&device->lock);
+    kvf_context_count(device->base.context, block->bytes);
+}
+
+static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, int is_registered)
+{
+    pthread_mutex_lock(&device->lock);
+    kvf_cuda_block **link = &device->blocks;
+    while (*link != NULL &&
+           ((*link)->pointer != pointer || ((*link)->kind == BLOCK_REGISTERED) != is_registered))
+        link = &(*link)->next;
+    kvf_cuda_block *block = *link;
+    if (block != NULL)
+        *link = block->next;
+    pthread_mutex_unlock(&device->lock);
+    if (block != NULL)
+        kvf_context_uncount(device->base.context, block->bytes);
+    return block;
+}
+
+/* ---- device memory ----------------------------------------------------------------------------
+ */
+
+static cudaError_t free_block(const kvf_cuda_block *block)
+{
+    return block->kind == BLOCK_DEVICE ? cudaFree(block->pointer) : cudaFreeHost(block->pointer);
+}
+
+/* Pinned host memory whose address is the same on both sides. */
+static cudaError_t alloc_pinned(size_t bytes, void **out)
+{
+    void *alias = NULL;
+    cudaError_t error = cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess)
+        return error;
+    error = cudaHostGetDevicePointer(&alias, *out, 0);
+    if (error == cudaSuccess && alias == *out)
+        return cudaSuccess;
+    (void)cudaFreeHost(*out);
+    return error != cudaSuccess ? error : cudaErrorNotSupported;
+}
+
+static kvf_status refuse_memory(kvf_cuda_device *device, cudaError_t error, size_t bytes)
+{
+    char need[32], have[32] = "unknown";
+    size_t free_bytes = 0, total = 0;
+    if (error != cudaErrorMemoryAllocation)
+        return kvf_cuda_failed(device, error, "device memory could not be had");
+    (void)cudaGetLastError();
+    if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess)
+        kvf_bytes_text(free_bytes, have);
+    else
+        (void)cudaGetLastError();
+    return kvf_fail(device->base.context, KVF_OUT_OF_DEVICE_MEMORY, (int)error,
+                    "the CUDA device %d has no %s of memory (%s free); lower sequences_max, "
+                    "tokens_max, slots or budget_tokens, or end what else runs there (nvidia-smi)",
+                    device->ordinal, kvf_bytes_text(bytes, need), have);
+}
+
+static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
+{
+    void *pointer = NULL;
+    cudaError_t error = cudaErrorMemoryAllocation;
+    if (!kvf_context_refuses(device->base.context, "device memory"))
+        error = block->kind == BLOCK_PINNED ? alloc_pinned(block->bytes, &pointer)
+                                            : cudaMalloc(&pointer, block->bytes);
+    if (error != cudaSuccess)
+        return refuse_memory(device, error, block->bytes);
+    block->pointer = pointer;
+    error = cudaMemsetAsync(pointer, 0, block->bytes, device->own);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(device->own);
+    if (error == cudaSuccess)
+        return KVF_OK;
+    kvf_status status = kvf_cuda_failed(device, error, "device memory could not be zeroed");
+    (void)free_block(block);
+    return status;
+}
+
+kvf_status kvf_cuda_memory_alloc(kvf_device *base, size_t bytes, void **out)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    *out = NULL;
+    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
+    if (block == NULL)
+        return kvf_fail(base->context, KVF_OUT_OF_MEMORY, 0, "no memory for a block's entry");
+    block->kind = device->is_host_visible ? BLOCK_PINNED : BLOCK_DEVICE;
+    block->bytes = bytes;
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        status = alloc_block(device, block);
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK) {
+        kvf_free(base->context, block);
+        return status;
+    }
+    keep(device, block);
+    *out = block->pointer;
+    return KVF_OK;
+}
+
+void kvf_cuda_memory_free(kvf_device *base, void *pointer)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    if (pointer == NULL)
+        return;
+    kvf_cuda_block *block = take(device, pointer, 0);
+    KVF_ASSERT(block != NULL);
+    /* Memory of a lost device is gone already. */
+    if (kvf_cuda_enter(device, &before) == KVF_OK) {
+        (void)kvf_cuda_failed(device, free_block(block), "device memory could not be freed");
+        kvf_cuda_leave(device, before);
+    }
+    kvf_free(base->context, block);
+}
+
+/* ---- registration ------------------------------------------------------------------------------
+ */
+
+/* The first `count` chunks of a region, last one first. */
+static void unregister_chunks(kvf_cuda_device *device, char *host, size_t count)
+{
+    while (count-- > 0)
+        (void)kvf_cuda_failed(device, cudaHostUnregister(host + count * CHUNK_BYTES),
+                              "host memory could not be unregistered");
+}
+
+static size_t chunks_of(size_t bytes)
+{
+    return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+}
+
+/* One chunk; its alias must continue the one before. */
+static cudaError_t register_chunk(kvf_cuda_device *device, char *host, size_t bytes,
+                                  const char *expected, void **alias)
+{
+    if (kvf_context_refuses(device->base.context, "register"))
+        return cudaErrorMemoryAllocation;
+    cudaError_t error =
+        cudaHostRegister(host, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (error != cudaSuccess)
+        return error;
+    error = cudaHostGetDevicePointer(alias, host, 0);
+    if (error == cudaSuccess && expected != NULL && *alias != expected)
+        error = cudaErrorNotSupported;
+    if (error != cudaSuccess)
+        (void)cudaHostUnregister(host);
+    return error;
+}
+
+static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t bytes, void **alias)
+{
+    const size_t count = chunks_of(bytes);
+    for (size_t i = 0; i < count; i++) {
+        void *piece = NULL;
+        const size_t offset = i * CHUNK_BYTES;
+        const size_t left = bytes - offset;
+        const cudaError_t error =
+            register_chunk(device, host + offset, left < CHUNK_BYTES ? left : CHUNK_BYTES,
+                           i > 0 ? (char *)*alias + offset : NULL, &piece);
+        if (error != cudaSuccess) {
+            char text[32];
+            (void)cudaGetLastError();
+            unregister_chunks(device, host, i);
+            if (atomic_load(&device->lost) != 0)
+                return kvf_cuda_failed(device, error, "host memory could not be registered");
+            return kvf_fail(
+                device->base.context, KVF_PIN_FAILED, (int)error,
+                "%s of host memory could not be registered with the device: %s (%s); raise the "
+                "limit with `ulimit -l unlimited`, in a container with --ulimit memlock=-1 and "
+                "more "
+                "--memory, or set allow_unpinned",
+                kvf_bytes_text(bytes, text), cudaGetErrorString(error), cudaGetErrorName(error));
+        }
+        if (i == 0)
+            *alias = piece;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_cuda_host_register(kvf_device *base, void *host, size_t bytes, void **alias)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    *alias = NULL;
+    kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
+    if (block == NULL)
+        return kvf_fail(base->context, KVF_OUT_OF_MEMORY, 0, "no memory for a region's entry");
+    *block = (kvf_cuda_block){.kind = BLOCK_REGISTERED, .pointer = host, .bytes = bytes};
+    kvf_status status = kvf_cuda_enter(device, &before);
+    if (status == KVF_OK) {
+        status = register_chunks(device, host, bytes, alias);
+        kvf_cuda_leave(device, before);
+    }
+    if (status != KVF_OK) {
+        *alias = NULL;
+        kvf_free(base->context, block);
+        return status;
+    }
+    keep(device, block);
+    return KVF_OK;
+}
+
+void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
+{
+    kvf_cuda_device *device = kvf_cuda_of(base);
+    int before;
+    kvf_cuda_block *block = take(device, host, 1);
+    KVF_ASSERT(block != NULL && block->bytes == bytes);
+    /* The driver gives pages of a lost device back when the process ends. */
+    if (kvf_cuda_enter(device, &before) == KVF_OK) {
+        unregister_chunks(device, host, chunks_of(bytes));
+        kvf_cuda_leave(device, before);
+    }
+    kvf_free(base->context, block);
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What is put on streams of the CUDA device: copies, fills, kernels, host calls, words.
+ *
+ * Everything enqueues and returns; only a stream with KVF_CUDA_CALLS_MAX host calls on their way
+ * holds its caller back. With a delay seed, every fourth entry is preceded by a pause of up to 200
+ * microseconds in stream order, as on the host device, to shake out what nothing orders. Invariant:
+ * the arguments of a host call lie in the stream's ring until it has returned, or in the graph
+ * that recorded it.
+ */
+
+#include "cuda_device.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#define DELAY_NS_MAX 200000u
+#define WAIT_NS      10000000 /* between looks at a stream whose ring is full */
+#define SECOND_NS    1000000000
+
+/* ---- pauses -----------------------------------------------------------------------------------
+ */
+
+static void CUDART_CB pause_stream(void *ns)
+{
+    const struct timespec time = {.tv_nsec = (long)(uintptr_t)ns};
+    nanosleep(&time, NULL);
+}
+
+static cudaError_t delay(kvf_cuda_stream *stream)
+{
+    if (stream->delay_state == 0 || kvf_cuda_is_capturing(&stream->base))
+        return cudaSuccess;
+    uint64_t x = stream->delay_state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    stream->delay_state = x;
+    if ((x >> 32 & 3) != 0)
+        return cudaSuccess;
+    return cudaLaunchHostFunc(stream->handle, pause_stream,
+                              (void *)(uintptr_t)((x >> 40) % DELAY_NS_MAX));
+}
+
+/* Make the device current and pause now and then. Ends in leave_after. */
+static kvf_status enter(kvf_cuda_stream *stream, int *before)
+{
+    kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
+    KVF_TRY(kvf_cuda_enter(device, before));
+    const kvf_status status =
+        kvf_cuda_failed(device, delay(stream), "a pause could not be enqueued");
+    if (status != KVF_OK)
+        kvf_cuda_leave(device, *before);
+    return status;
+}
+
+static kvf_status leave_after(kvf_cuda_stream *stream, int before, cudaError_t error,
+                              const char *what)
+{
+    kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
+    const kvf_status status = kvf_cuda_failed(device, error, what);
+    kvf_cuda_leave(device, before);
+    return status;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------
+ */
+
+kvf_status kvf_cuda_copy(kvf_stream *base, void *to, const void *from, size_t bytes)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    int before;
+    if (bytes == 0)
+        return KVF_OK;
+    KVF_TRY(enter(stream, &before));
+    return leave_after(stream, before,
+                       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->handle),
+                       "a copy could not be enqueued");
+}
+
+kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *const *from,
+                               size_t bytes, uint32_t count)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    kvf_cuda_device *device = kvf_cuda_device_of(base);
+    int before;
+    if (bytes == 0 || count == 0)
+        return KVF_OK; /* the driver refuses both */
+    if (!device->properties.can_copy_batch)
+        KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
+                 "batches of copies need an NVIDIA driver for CUDA 12.8 or later; use another "
+                 "transfer method");
+    if (stream->handle == NULL)
+        KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
+                 "the driver takes no batch of copies on the default stream; use one of your own");
+    if (!device->properties.can_capture_batch && kvf_cuda_is_capturing(base))
+        KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
+                 "this driver loses a batch of copies that is recorded in a graph (13.1 is the "
+                 "first that does not); use transfer mapped");
+    KVF_TRY(enter(stream, &before));
+    return leave_after(
+        stream, before,
+        kvf_cuda_driver_batch(&device->driver, to, from, bytes, count, stream->handle),
+        "a batch of copies could not be enqueued");
+}
+
+kvf_status kvf_cuda_fill(kvf_stream *base, void *to, int byte, size_t bytes)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    int before;
+    if (bytes == 0)
+        return KVF_OK;
+    KVF_TRY(enter(stream, &before));
+    return leave_after(stream, before, cudaMemsetAsync(to, byte, bytes, stream->handle),
+                       "a fill could not be enqueued");
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+static kvf_status check_args(kvf_stream *stream, size_t args_bytes)
+{
+    if (args_bytes <= KVF_LAUNCH_ARGS_MAX)
+        return KVF_OK;
+    return kvf_fail(stream->device->context, KVF_INVALID, 0,
+                    "arguments of a launch take %zu bytes, at most %u are copied; pass a pointer "
+                    "instead",
+                    args_bytes, KVF_LAUNCH_ARGS_MAX);
+}
+
+kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const void *args,
+                                 size_t args_bytes, uint32_t tasks)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    const kvf_cuda_launch_fn launch = (kvf_cuda_launch_fn)(void (*)(void))kernel;
+    int before;
+    KVF_TRY(check_args(base, args_bytes));
+    if (tasks == 0)
+        return KVF_OK;
+    KVF_TRY(enter(stream, &before));
+    return leave_after(stream, before, (cudaError_t)launch(args, tasks, stream->handle),
+                       "a kernel could not be launched");
+}
+
+/* ---- host calls -------------------------------------------------------------------------------
+ */
+
+static void CUDART_CB run_call(void *raw)
+{
+    kvf_cuda_call *call = raw;
+    call->fn(call->args, 0);
+    kvf_cuda_stream *stream = call->stream;
+    if (stream == NULL)
+        return;
+    pthread_mutex_lock(&stream->lock);
+    stream->calls_done++;
+    pthread_cond_signal(&stream->returned);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* 1 if the stream will run nothing more: CUDA drops host calls behind an error. */
+static int is_broken(kvf_cuda_stream *stream)
+{
+    const cudaError_t error = cudaStreamQuery(stream->handle);
+    if (error == cudaErrorNotReady)
+        (void)cudaGetLastError();
+    else if (error != cudaSuccess)
+        (void)kvf_cuda_failed(kvf_cuda_device_of(&stream->base), error, "work on a stream failed");
+    return atomic_load(&kvf_cuda_device_of(&stream->base)->lost) != 0;
+}
+
+/* The next entry of the ring, once it is free; NULL if it never will be. */
+static kvf_cuda_call *take_call(kvf_cuda_stream *stream)
+{
+    int is_lost = 0;
+    pthread_mutex_lock(&stream->lock);
+    while (stream->calls_made - stream->calls_done >= KVF_CUDA_CALLS_MAX && !is_lost) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += WAIT_NS;
+        until.tv_sec += until.tv_nsec / SECOND_NS;
+        until.tv_nsec %= SECOND_NS;
+        if (pthread_cond_timedwait(&stream->returned, &stream->lock, &until) == ETIMEDOUT) {
+            pthread_mutex_unlock(&stream->lock);
+            is_lost = is_broken(stream);
+            pthread_mutex_lock(&stream->lock);
+        }
+    }
+    kvf_cuda_call *call =
+        is_lost ? NULL : &stream->calls[stream->calls_made++ % KVF_CUDA_CALLS_MAX];
+    pthread_mutex_unlock(&stream->lock);
+    if (call != NULL)
+        call->stream = stream;
+    return call;
+}
+
+/* A call that was taken and not enqueued. Only the enqueuing thread moves calls_made. */
+static void give_call(kvf_cuda_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    stream->calls_made--;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args, size_t args_bytes)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    kvf_cuda_device *device = kvf_cuda_device_of(base);
+    int before;
+    KVF_TRY(check_args(base, args_bytes));
+    KVF_TRY(enter(stream, &before));
+    kvf_cuda_call *call =
+        kvf_cuda_is_capturing(base) ? kvf_cuda_graph_call(device) : take_call(stream);
+    if (call == NULL) {
+        kvf_cuda_leave(device, before);
+        if (atomic_load(&device->lost) != 0)
+            return kvf_cuda_failed(device, cudaErrorUnknown, "a host call");
+        return kvf_fail(device->base.context, KVF_OUT_OF_MEMORY, 0,
+                        "no memory for a recorded host call (%zu bytes)", sizeof *call);
+    }
+    call->fn = fn;
+    if (args_bytes > 0)
+        memcpy(call->args, args, args_bytes);
+    const cudaError_t error = cudaLaunchHostFunc(stream->handle, run_call, call);
+    if (error != cudaSuccess && call->stream != NULL)
+        give_call(stream);
+    return leave_after(stream, before, error, "a host call could not be enqueued");
+}
+
+/* ---- words ------------------------------------------------------------------------------------
+ */
+
+static kvf_status enqueue_word(kvf_stream *base, int is_wait, uint32_t *word, uint32_t value)
+{
+    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
+    kvf_cuda_device *device = kvf_cuda_device_of(base);
+    int before;
+    KVF_TRY(enter(stream, &before));
+    return leave_after(stream, before,
+                       kvf_cuda_driver_word(&device->driver, is_wait, word, value,
+                                            kvf_cuda_is_capturing(base), stream->handle),
+                       is_wait ? "a wait for a word could not be enqueued"
+                               : "a write of a word could not be enqueued");
+}
+
+kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value)
+{
+    return enqueue_word(stream, 0, word, value);
+}
+
+kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value)
+{
+    return enqueue_word(stream, 1, word, value);
+}
