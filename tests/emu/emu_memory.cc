@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory of the emulated device: allocations, registrations, copies, fills.
+ *
+ * Device memory is heap memory, so that the address sanitizer knows its ends; it is filled with a
+ * pattern that is no number in any format and no index of anything. A range that a call names must
+ * lie inside one allocation or one registration, or touch none. Two registrations side by side are
+ * two: CUDA refuses copies across them.
+ */
+
+#include <map>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu_state.h"
+
+namespace emu
+{
+namespace
+{
+
+struct Range {
+    size_t bytes;
+    Place place;
+    bool is_owned; /* allocated here */
+    int device;
+    unsigned flags;
+};
+
+std::shared_mutex ranges_lock;
+std::map<uintptr_t, Range> ranges;
+
+const uint32_t POISON = 0x7fe17fe1u; /* NaN in bf16, fp16 and fp32 */
+
+void poison(void *pointer, size_t bytes)
+{
+    char *at = (char *)pointer;
+    size_t whole = bytes < sizeof POISON ? 0 : sizeof POISON;
+    memcpy(at, &POISON, whole != 0 ? whole : bytes);
+    for (size_t done = whole; done != 0 && done < bytes;) {
+        size_t n = done < bytes - done ? done : bytes - done;
+        memcpy(at + done, at, n);
+        done += n;
+    }
+}
+
+/* Under the lock. The range that holds the pointer, or end(). */
+std::map<uintptr_t, Range>::iterator find(uintptr_t pointer)
+{
+    auto at = ranges.upper_bound(pointer);
+    if (at == ranges.begin())
+        return ranges.end();
+    --at;
+    return pointer - at->first < at->second.bytes ? at : ranges.end();
+}
+
+bool overlaps(uintptr_t pointer, size_t bytes)
+{
+    auto next = ranges.lower_bound(pointer);
+    return find(pointer) != ranges.end() || (next != ranges.end() && next->first - pointer < bytes);
+}
+
+cudaError_t allocate(void **out, size_t bytes, Place place, unsigned flags)
+{
+    bool is_device = place == Place::Device;
+    kvf_emu_config machine = config();
+    std::unique_lock<std::shared_mutex> hold(ranges_lock);
+    uint64_t used = is_device ? 0 : counts.pinned_bytes.load(std::memory_order_relaxed);
+    for (const auto &r : ranges)
+        if (is_device && r.second.place == Place::Device && r.second.device == current_device())
+            used += r.second.bytes;
+    uint64_t limit = is_device ? machine.memory_bytes : machine.pinned_bytes;
+    void *pointer = nullptr;
+    if (bytes > limit || used > limit - bytes ||
+        posix_memalign(&pointer, is_device ? 512 : 4096, bytes) != 0)
+        return fail(cudaErrorMemoryAllocation);
+    ranges[(uintptr_t)pointer] = {bytes, place, true, current_device(), flags};
+    count(is_device ? counts.allocations : counts.pinned_allocations);
+    count(is_device ? counts.allocated_bytes : counts.pinned_bytes, bytes);
+    hold.unlock();
+    poison(pointer, bytes);
+    *out = pointer;
+    return cudaSuccess;
+}
+
+cudaError_t release(void *pointer, Place place)
+{
+    std::unique_lock<std::shared_mutex> hold(ranges_lock);
+    auto at = ranges.find((uintptr_t)pointer);
+    if (at == ranges.end() || !at->second.is_owned || at->second.place != place)
+        return fail(cudaErrorInvalidValue);
+    bool is_device = place == Place::Device;
+    uncount(is_device ? counts.allocations : counts.pinned_allocations);
+    uncount(is_device ? counts.allocated_bytes : counts.pinned_bytes, at->second.bytes);
+    ranges.erase(at);
+    hold.unlock();
+    free(pointer);
+    return cudaSuccess;
+}
+
+/* Freeing waits for the device, as CUDA does; what a lost device still works off, too. */
+cudaError_t release_call(void *pointer, Place place, cudaError_t outcome)
+{
+    if (pointer == nullptr)
+        return outcome;
+    count(counts.waits);
+    drain_all(current_device());
+    cudaError_t error = release(pointer, place);
+    return outcome != cudaSuccess ? outcome : error;
+}
+
+} // namespace
+
+Place place_of(const void *pointer, size_t bytes)
+{
+    std::shared_lock<std::shared_mutex> hold(ranges_lock);
+    uintptr_t p = (uintptr_t)pointer;
+    auto at = find(p);
+    if (at == ranges.end())
+        return overlaps(p, bytes) ? Place::Outside : Place::Pageable;
+    return bytes <= at->second.bytes - (p - at->first) ? at->second.place : Place::Outside;
+}
+
+cudaError_t check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                       bool *is_pageable)
+{
+    *is_pageable = false;
+    if ((unsigned)kind > cudaMemcpyDefault)
+        return cudaErrorInvalidMemcpyDirection;
+    if (to == nullptr || from == nullptr)
+        return cudaErrorInvalidValue;
+    Place target = place_of(to, bytes), source = place_of(from, bytes);
+    if (target == Place::Outside || source == Place::Outside)
+        return cudaErrorInvalidValue;
+    /* Pinned memory has one address for both sides, so it passes as either. */
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    bool to_host = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost;
+    bool from_host = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost;
+    if ((to_device && target == Place::Pageable) || (from_device && source == Place::Pageable) ||
+        (to_host && target == Place::Device) || (from_host && source == Place::Device))
+        return cudaErrorInvalidValue;
+    *is_pageable = target == Place::Pageable || source == Place::Pageable;
+    return cudaSuccess;
+}
+
+void copy_now(void *to, const void *from, size_t bytes)
+{
+    memmove(to, from, bytes);
+    count(counts.copies);
+    count(counts.copied_bytes, bytes);
+}
+
+/* Everything that is still allocated or registered; for cudaDeviceReset. */
+static void memory_reset()
+{
+    std::unique_lock<std::shared_mutex> hold(ranges_lock);
+    for (const auto &r : ranges)
+        if (r.second.is_owned)
+            free((void *)r.first);
+    ranges.clear();
+    for (auto *counter : {&counts.allocations, &counts.pinned_allocations, &counts.registrations,
+                          &counts.allocated_bytes, &counts.pinned_bytes})
+        counter->store(0, std::memory_order_relaxed);
+}
+
+} // namespace emu
+
+using emu::count;
+using emu::counts;
+using emu::fail;
+using emu::Place;
+
+extern "C" {
+
+cudaError_t cudaMalloc(void **pointer, size_t bytes)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    if (pointer == nullptr)
+        return fail(cudaErrorInvalidValue);
+    *pointer = nullptr;
+    return bytes == 0 ? cudaSuccess : emu::allocate(pointer, bytes, Place::Device, 0);
+}
+
+cudaError_t cudaFree(void *pointer)
+{
+    EMU_ENTER_RELEASE(emu::ENTRY_UNSAFE, outcome);
+    return emu::release_call(pointer, Place::Device, outcome);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    EMU_ENTER(0);
+    if (free_bytes == nullptr || total == nullptr)
+        return fail(cudaErrorInvalidValue);
+    uint64_t used = counts.allocated_bytes.load(std::memory_order_relaxed);
+    *total = emu::config().memory_bytes;
+    *free_bytes = used < *total ? *total - used : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    if (pointer == nullptr || (flags & ~7u) != 0)
+        return fail(cudaErrorInvalidValue);
+    *pointer = nullptr;
+    return bytes == 0 ? cudaSuccess : emu::allocate(pointer, bytes, Place::Pinned, flags);
+}
+
+cudaError_t cudaMallocHost(void **pointer, size_t bytes)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    if (pointer == nullptr)
+        return fail(cudaErrorInvalidValue);
+    *pointer = nullptr;
+    return bytes == 0 ? cudaSuccess : emu::allocate(pointer, bytes, Place::Pinned, 0);
+}
+
+cudaError_t cudaFreeHost(void *pointer)
+{
+    EMU_ENTER_RELEASE(emu::ENTRY_UNSAFE, outcome);
+    return emu::release_call(pointer, Place::Pinned, outcome);
+}
+
+cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    const unsigned known = cudaHostRegisterPortable | cudaHostRegisterMapped |
+                           cudaHostRegisterIoMemory | cudaHostRegisterReadOnly;
+    if (pointer == nullptr || bytes == 0 || (flags & ~known) != 0)
+        return fail(cudaErrorInvalidValue);
+    uint64_t limit = emu::config().pinned_bytes;
+    std::unique_lock<std::shared_mutex> hold(emu::ranges_lock);
+    if (emu::overlaps((uintptr_t)pointer, bytes))
+        return fail(cudaErrorHostMemoryAlreadyRegistered);
+    uint64_t used = counts.pinned_bytes.load(std::memory_order_relaxed);
+    if (bytes > limit || used > limit - bytes)
+        return fail(cudaErrorMemoryAllocation);
+    emu::ranges[(uintptr_t)pointer] = {bytes, Place::Pinned, false, emu::current_device(), flags};
+    count(counts.registrations);
+    count(counts.pinned_bytes, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *pointer)
+{
+    EMU_ENTER_RELEASE(emu::ENTRY_UNSAFE, outcome);
+    std::unique_lock<std::shared_mutex> hold(emu::ranges_lock);
+    auto at = emu::ranges.find((uintptr_t)pointer);
+    if (at == emu::ranges.end() || at->second.is_owned || at->second.place != Place::Pinned)
+        return fail(outcome != cudaSuccess ? outcome : cudaErrorHostMemoryNotRegistered);
+    emu::uncount(counts.registrations);
+    emu::uncount(counts.pinned_bytes, at->second.bytes);
+    emu::ranges.erase(at);
+    return outcome;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
+{
+    EMU_ENTER(0);
+    if (device == nullptr || flags != 0 || emu::place_of(host, 1) != Place::Pinned)
+        return fail(cudaErrorInvalidValue);
+    *device = host;
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *pointer)
+{
+    EMU_ENTER(0);
+    if (out == nullptr)
+        return fail(cudaErrorInvalidValue);
+    *out = {};
+    Place place = emu::place_of(pointer, 1);
+    out->type = place == Place::Device   ? cudaMemoryTypeDevice
+                : place == Place::Pinned ? cudaMemoryTypeHost
+                                         : cudaMemoryTypeUnregistered;
+    out->device = place == Place::Pageable ? cudaInvalidDeviceId : emu::current_device();
+    out->devicePointer = place == Place::Pageable ? nullptr : (void *)(uintptr_t)pointer;
+    out->hostPointer = place == Place::Device ? nullptr : (void *)(uintptr_t)pointer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess)
+        return fail(error);
+    if (bytes == 0)
+        return cudaSuccess;
+    bool is_pageable;
+    error = emu::check_copy(to, from, bytes, kind, &is_pageable);
+    if (error == cudaSuccess && is_pageable)
+        error = emu::refuse_captured(stream);
+    if (error != cudaSuccess)
+        return fail(error);
+    error = emu::submit(
+        stream, [=] { emu::copy_now(to, from, bytes); }, "copy");
+    if (error == cudaSuccess && is_pageable) {
+        count(counts.pageable_copies);
+        emu::stream_drain(stream);
+        error = emu::lost();
+    }
+    return error == cudaSuccess ? error : fail(error);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    bool is_pageable;
+    if (bytes == 0)
+        return cudaSuccess;
+    cudaError_t error = emu::check_copy(to, from, bytes, kind, &is_pageable);
+    if (error != cudaSuccess)
+        return fail(error);
+    count(counts.waits);
+    emu::legacy_submit([=] { emu::copy_now(to, from, bytes); }, true);
+    return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
+}
+
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error == cudaSuccess && bytes != 0) {
+        Place place = emu::place_of(to, bytes);
+        if (place == Place::Outside || place == Place::Pageable)
+            error = cudaErrorInvalidValue;
+    }
+    if (error != cudaSuccess)
+        return fail(error);
+    if (bytes == 0)
+        return cudaSuccess;
+    error = emu::submit(
+        stream, [=] { memset(to, byte, bytes); }, "fill");
+    return error == cudaSuccess ? error : fail(error);
+}
+
+/* Returns before the bytes are there, as CUDA does for device memory. */
+cudaError_t cudaMemset(void *to, int byte, size_t bytes)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    if (bytes == 0)
+        return cudaSuccess;
+    Place place = emu::place_of(to, bytes);
+    if (place == Place::Outside || place == Place::Pageable)
+        return fail(cudaErrorInvalidValue);
+    emu::legacy_submit([=] { memset(to, byte, bytes); }, false);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                 size_t count_of_copies, struct cudaMemcpyAttributes *attributes,
+                                 size_t *indices, size_t attribute_count, cudaStream_t stream)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::copy_batch(to, from, bytes, count_of_copies, attributes, indices,
+                                        attribute_count, stream);
+    return error == cudaSuccess ? error : fail(error);
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    EMU_ENTER_RELEASE(0, outcome);
+    emu::drain_all(-1);
+    emu::graphs_reset();
+    emu::memory_reset();
+    emu::lose(cudaSuccess);
+    return outcome;
+}
+
+} // extern "C"
+
+namespace emu
+{
+
+static cudaError_t check_batch(void *const *to, const void *const *from, const size_t *bytes,
+                               size_t n, const cudaMemcpyAttributes *attributes,
+                               const size_t *indices, size_t attribute_count)
+{
+    if (to == nullptr || from == nullptr || bytes == nullptr || n == 0 || attributes == nullptr ||
+        indices == nullptr || attribute_count == 0 || attribute_count > n || indices[0] != 0)
+        return cudaErrorInvalidValue;
+    for (size_t i = 0; i < attribute_count; i++) {
+        cudaMemcpySrcAccessOrder order = attributes[i].srcAccessOrder;
+        if (order != cudaMemcpySrcAccessOrderStream &&
+            order != cudaMemcpySrcAccessOrderDuringApiCall && order != cudaMemcpySrcAccessOrderAny)
+            return cudaErrorInvalidValue;
+        if (indices[i] >= n || (i != 0 && indices[i] <= indices[i - 1]))
+            return cudaErrorInvalidValue;
+    }
+    for (size_t i = 0; i < n; i++) {
+        bool is_pageable;
+        if (bytes[i] == 0 ||
+            check_copy(to[i], from[i], bytes[i], cudaMemcpyDefault, &is_pageable) != cudaSuccess)
+            return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+}
+
+/* The copies of a batch have no order among them: with a seed they go in a random one. */
+static void run_batch(const std::vector<void *> &to, const std::vector<const void *> &from,
+                      const std::vector<size_t> &bytes)
+{
+    size_t n = to.size();
+    size_t start = delay_random() % n;
+    bool is_backwards = (delay_random() & 1) != 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = (start + (is_backwards ? n - i : i)) % n;
+        copy_now(to[at], from[at], bytes[at]);
+    }
+}
+
+cudaError_t copy_batch(void *const *to, const void *const *from, const size_t *bytes, size_t n,
+                       const cudaMemcpyAttributes *attributes, const size_t *indices,
+                       size_t attribute_count, cudaStream_t stream)
+{
+    if (!has_batch_copy())
+        return cudaErrorCallRequiresNewerDriver;
+    cudaError_t error = check_stream(stream);
+    if (error == cudaSuccess)
+        error = check_batch(to, from, bytes, n, attributes, indices, attribute_count);
+    if (error != cudaSuccess)
+        return error;
+    if (is_captured(stream)) {
+        switch (config().batch_capture) {
+        case KVF_EMU_BATCH_REFUSED:
+            return refuse_captured(stream);
+        case KVF_EMU_BATCH_DROPPED:
+            count(counts.dropped_batches);
+            return cudaSuccess;
+        case KVF_EMU_BATCH_ALLOWED:
+            break;
+        }
+    }
+    std::vector<void *> targets(to, to + n);
+    std::vector<const void *> sources(from, from + n);
+    std::vector<size_t> sizes(bytes, bytes + n);
+    bool is_now = attributes[0].srcAccessOrder == cudaMemcpySrcAccessOrderDuringApiCall;
+    error = submit(
+        stream, [=] { run_batch(targets, sources, sizes); }, "batch");
+    if (error == cudaSuccess && is_now && !is_captured(stream))
+        stream_drain(stream);
+    return error;
+}
+
+} // namespace emu

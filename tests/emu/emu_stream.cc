@@ -1,0 +1,635 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streams and events of the emulated runtime.
+ *
+ * Every stream has a worker that takes entries off a list in order. Nothing runs on the caller's
+ * thread. Knows no graphs beyond asking whether a stream is capturing.
+ */
+
+#include <algorithm>
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <unordered_set>
+
+#include "emu_launch.h"
+#include "emu_state.h"
+
+namespace emu
+{
+
+/* ---- words ------------------------------------------------------------------------------------
+ */
+
+void word_sleep(const Word &word, uint32_t seen, uint64_t timeout_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
+                         .tv_nsec = (long)(timeout_ns % 1000000000u)};
+    syscall(SYS_futex, (const void *)&word, FUTEX_WAIT_PRIVATE, seen, &t, nullptr, 0);
+}
+
+void word_wake(Word &word)
+{
+    syscall(SYS_futex, (void *)&word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void word_wait(const Word &word, uint32_t value, std::memory_order order)
+{
+    for (;;) {
+        uint32_t seen = word.load(order);
+        if ((int32_t)(seen - value) >= 0)
+            return;
+        word_sleep(word, seen, 100000000u);
+    }
+}
+
+uint64_t now_ns()
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- delays -----------------------------------------------------------------------------------
+ */
+
+static thread_local CUstream_st *own_stream = nullptr; /* of a worker */
+
+uint32_t delay_random()
+{
+    if (own_stream == nullptr || own_stream->delay_state == 0)
+        return 0;
+    uint64_t x = own_stream->delay_state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    own_stream->delay_state = x;
+    return (uint32_t)(x >> 32);
+}
+
+/* One pause in four, up to 200 us: enough to reverse any order that nothing enforces. */
+void maybe_delay()
+{
+    uint32_t x = delay_random();
+    if (x == 0 || (x & 3) != 0)
+        return;
+    struct timespec time = {.tv_sec = 0, .tv_nsec = (long)((x >> 2) % 200000u)};
+    nanosleep(&time, nullptr);
+}
+
+/* ---- workers ----------------------------------------------------------------------------------
+ */
+
+namespace
+{
+
+/* Never destroyed: workers may outlive main(). */
+std::shared_mutex &tables_lock = *new std::shared_mutex; /* of the four below */
+auto &streams = *new std::unordered_set<CUstream_st *>;
+auto &events = *new std::unordered_set<CUevent_st *>;
+auto &workers = *new std::unordered_set<CUstream_st *>; /* internal ones too */
+auto &legacy = *new std::vector<Ref<CUstream_st>>;      /* by device; never closed */
+std::atomic<uint32_t> stream_number{0};
+
+void worker_main(Ref<CUstream_st> stream, Entry *head)
+{
+    own_stream = stream.get();
+    for (uint32_t done = 0;;) {
+        uint32_t enqueued = stream->enqueued.load(std::memory_order_acquire);
+        if (enqueued == done) {
+            if (stream->is_closing.load(std::memory_order_acquire) &&
+                stream->enqueued.load(std::memory_order_acquire) == done)
+                break;
+            word_sleep(stream->enqueued, enqueued, 100000000u);
+            continue;
+        }
+        Entry *entry = head->next.load(std::memory_order_acquire);
+        delete head;
+        head = entry;
+        maybe_delay();
+        if (entry->always || lost() == cudaSuccess)
+            entry->work();
+        entry->work = nullptr;
+        stream->done.store(++done, std::memory_order_release);
+        word_wake(stream->done);
+    }
+    delete head;
+    std::unique_lock<std::shared_mutex> hold(tables_lock);
+    workers.erase(stream.get());
+}
+
+} // namespace
+
+Ref<CUstream_st> stream_open(int device, unsigned flags, int priority)
+{
+    Ref<CUstream_st> stream(new CUstream_st);
+    stream->device = device;
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->number = stream_number.fetch_add(1, std::memory_order_relaxed) + 1;
+    uint32_t seed = config().delay_seed;
+    if (seed != 0)
+        stream->delay_state = (seed + (uint64_t)stream->number * 7919u) * 0x9e3779b97f4a7c15u | 1u;
+    Entry *first = new Entry;
+    stream->tail = first;
+    {
+        std::unique_lock<std::shared_mutex> hold(tables_lock);
+        workers.insert(stream.get());
+    }
+    std::thread(worker_main, stream, first).detach();
+    return stream;
+}
+
+void stream_close(CUstream_st *stream)
+{
+    stream->is_closing.store(true, std::memory_order_release);
+    word_wake(stream->enqueued);
+}
+
+static void append(CUstream_st *stream, Work work, bool always)
+{
+    uint32_t enqueued = stream->enqueued.load(std::memory_order_relaxed);
+    uint32_t room = config().queue_entries;
+    if (enqueued - stream->done.load(std::memory_order_relaxed) >= room) {
+        count(counts.full_queues);
+        word_wait(stream->done, enqueued - room + 1, std::memory_order_relaxed);
+    }
+    Entry *entry = new Entry;
+    entry->work = std::move(work);
+    entry->always = always;
+    stream->tail->next.store(entry, std::memory_order_release);
+    stream->tail = entry;
+    stream->enqueued.store(enqueued + 1, std::memory_order_release);
+    word_wake(stream->enqueued);
+}
+
+/* A stream without cudaStreamNonBlocking comes after what the legacy stream was given before. */
+static void append_legacy_wait(CUstream_st *stream)
+{
+    Ref<CUstream_st> first;
+    {
+        std::shared_lock<std::shared_mutex> hold(tables_lock);
+        if ((size_t)stream->device < legacy.size())
+            first = legacy[(size_t)stream->device];
+    }
+    if (!first || first.get() == stream)
+        return;
+    uint32_t target = first->enqueued.load(std::memory_order_relaxed);
+    if (target == stream->legacy_seen)
+        return;
+    stream->legacy_seen = target;
+    append(
+        stream, [=] { word_wait(first->done, target, std::memory_order_acquire); }, true);
+}
+
+void push(CUstream_st *stream, Work work, bool always)
+{
+    std::lock_guard<std::mutex> hold(stream->callers);
+    if ((stream->flags & cudaStreamNonBlocking) == 0)
+        append_legacy_wait(stream);
+    append(stream, std::move(work), always);
+}
+
+void stream_drain(CUstream_st *stream)
+{
+    uint32_t target;
+    {
+        std::lock_guard<std::mutex> hold(stream->callers);
+        target = stream->enqueued.load(std::memory_order_relaxed);
+    }
+    word_wait(stream->done, target, std::memory_order_acquire);
+}
+
+static std::vector<Ref<CUstream_st>> workers_of(int device)
+{
+    std::vector<Ref<CUstream_st>> all;
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    for (CUstream_st *s : workers)
+        if (device < 0 || s->device == device)
+            all.emplace_back(s);
+    return all;
+}
+
+void drain_all(int device)
+{
+    for (const auto &s : workers_of(device))
+        stream_drain(s.get());
+}
+
+void legacy_submit(Work work, bool is_awaited)
+{
+    size_t device = (size_t)current_device();
+    Ref<CUstream_st> stream;
+    {
+        std::unique_lock<std::shared_mutex> hold(tables_lock);
+        if (legacy.size() <= device)
+            legacy.resize(device + 1);
+        stream = legacy[device];
+    }
+    if (!stream) {
+        stream = stream_open((int)device, cudaStreamNonBlocking, 0);
+        std::unique_lock<std::shared_mutex> hold(tables_lock);
+        if (legacy[device]) {
+            stream_close(stream.get());
+            stream = legacy[device];
+        } else {
+            legacy[device] = stream;
+        }
+    }
+    for (const auto &other : workers_of((int)device)) {
+        if ((other->flags & cudaStreamNonBlocking) != 0)
+            continue;
+        uint32_t target = other->enqueued.load(std::memory_order_relaxed);
+        push(
+            stream.get(), [=] { word_wait(other->done, target, std::memory_order_acquire); }, true);
+    }
+    push(stream.get(), std::move(work), false);
+    if (is_awaited)
+        stream_drain(stream.get());
+}
+
+cudaError_t check_stream(cudaStream_t stream)
+{
+    if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+        return cudaErrorInvalidValue;
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    return streams.count(stream) != 0 ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+cudaError_t check_event(cudaEvent_t event)
+{
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    return events.count(event) != 0 ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+cudaError_t submit(cudaStream_t stream, Work work, const char *name)
+{
+    if (is_captured(stream))
+        return capture_add(stream, std::move(work), name);
+    push(stream, std::move(work), false);
+    return cudaSuccess;
+}
+
+/* ---- events ------------------------------------------------------------------------------------
+ */
+
+static void event_complete(CUevent_st *event, uint64_t record)
+{
+    CUevent_st::Slot &slot = event->slots[record % CUevent_st::SLOTS];
+    slot.ns.store(now_ns(), std::memory_order_relaxed);
+    slot.done.store(record, std::memory_order_release);
+    event->changes.fetch_add(1, std::memory_order_relaxed);
+    word_wake(event->changes);
+}
+
+static void event_await(const CUevent_st *event, uint64_t record, std::memory_order order)
+{
+    for (;;) {
+        uint32_t seen = event->changes.load(std::memory_order_relaxed);
+        if (event->is_done(record, order))
+            return;
+        word_sleep(event->changes, seen, 1000000u);
+    }
+}
+
+static uint64_t last_record(CUevent_st *event)
+{
+    std::lock_guard<std::mutex> hold(event->callers);
+    return event->recorded;
+}
+
+static void event_record(CUevent_st *event, CUstream_st *stream)
+{
+    std::lock_guard<std::mutex> hold(event->callers);
+    uint64_t record = event->recorded + 1;
+    if (record > CUevent_st::SLOTS)
+        event_await(event, record - CUevent_st::SLOTS, std::memory_order_relaxed);
+    event->recorded = record;
+    event->capture_id.store(0, std::memory_order_relaxed);
+    Ref<CUevent_st> keep(event);
+    push(
+        stream, [=] { event_complete(keep.get(), record); }, true);
+}
+
+static cudaError_t record_call(cudaEvent_t event, cudaStream_t stream)
+{
+    cudaError_t error = check_stream(stream);
+    if (error == cudaSuccess)
+        error = check_event(event);
+    if (error == cudaSuccess && event->device != stream->device)
+        error = cudaErrorInvalidResourceHandle;
+    if (error != cudaSuccess)
+        return fail(error);
+    if (is_captured(stream)) {
+        error = capture_record(event, stream);
+        return error == cudaSuccess ? error : fail(error);
+    }
+    event_record(event, stream);
+    return cudaSuccess;
+}
+
+} // namespace emu
+
+using emu::count;
+using emu::counts;
+using emu::fail;
+using emu::Ref;
+using emu::tables_lock;
+
+extern "C" {
+
+/* ---- streams -----------------------------------------------------------------------------------
+ */
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
+{
+    EMU_ENTER(0);
+    if (out == nullptr || (flags & ~(unsigned)cudaStreamNonBlocking) != 0)
+        return fail(cudaErrorInvalidValue);
+    int in_range = std::min(0, std::max(-5, priority));
+    Ref<CUstream_st> stream = emu::stream_open(emu::current_device(), flags, in_range);
+    std::unique_lock<std::shared_mutex> hold(tables_lock);
+    emu::streams.insert(stream.get());
+    count(counts.streams);
+    *out = stream.give();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(out, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *out)
+{
+    return cudaStreamCreateWithPriority(out, cudaStreamDefault, 0);
+}
+
+/* Work that is queued still happens, as in CUDA. */
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    EMU_ENTER_RELEASE(0, outcome);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess)
+        return fail(outcome != cudaSuccess ? outcome : error);
+    emu::capture_forget(stream);
+    {
+        std::unique_lock<std::shared_mutex> hold(tables_lock);
+        emu::streams.erase(stream);
+    }
+    emu::uncount(counts.streams);
+    Ref<CUstream_st> last = Ref<CUstream_st>::take(stream);
+    emu::stream_close(stream);
+    return outcome;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    cudaError_t error = emu::check_stream(stream);
+    if (error == cudaSuccess)
+        error = emu::refuse_captured(stream);
+    if (error != cudaSuccess)
+        return fail(error);
+    count(counts.waits);
+    emu::stream_drain(stream);
+    return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    cudaError_t error = emu::check_stream(stream);
+    if (error == cudaSuccess)
+        error = emu::refuse_captured(stream);
+    if (error != cudaSuccess)
+        return fail(error);
+    uint32_t enqueued = stream->enqueued.load(std::memory_order_relaxed);
+    bool is_done = stream->done.load(std::memory_order_acquire) == enqueued;
+    return is_done ? cudaSuccess : fail(cudaErrorNotReady);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess || priority == nullptr)
+        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    *priority = stream->priority;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess || flags == nullptr)
+        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    *flags = stream->flags;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess || device == nullptr)
+        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    *device = stream->device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    EMU_ENTER(0);
+    if (least != nullptr)
+        *least = 0;
+    if (greatest != nullptr)
+        *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    count(counts.waits);
+    emu::drain_all(emu::current_device());
+    return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess || fn == nullptr)
+        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
+    auto call = [=] {
+        emu::set_in_host_function(true);
+        fn(user);
+        emu::set_in_host_function(false);
+    };
+    error = emu::submit(stream, call, "host function");
+    return error == cudaSuccess ? error : fail(error);
+}
+
+/* ---- events ------------------------------------------------------------------------------------
+ */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    EMU_ENTER(0);
+    if (out == nullptr || (flags & ~7u) != 0)
+        return fail(cudaErrorInvalidValue);
+    Ref<CUevent_st> event(new CUevent_st);
+    event->device = emu::current_device();
+    event->flags = flags;
+    std::unique_lock<std::shared_mutex> hold(tables_lock);
+    emu::events.insert(event.get());
+    count(counts.events);
+    *out = event.give();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *out)
+{
+    return cudaEventCreateWithFlags(out, cudaEventDefault);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    EMU_ENTER_RELEASE(0, outcome);
+    {
+        std::unique_lock<std::shared_mutex> hold(tables_lock);
+        if (emu::events.erase(event) == 0)
+            return fail(outcome != cudaSuccess ? outcome : cudaErrorInvalidResourceHandle);
+    }
+    emu::uncount(counts.events);
+    Ref<CUevent_st> last = Ref<CUevent_st>::take(event);
+    return outcome;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    EMU_ENTER(0);
+    return emu::record_call(event, stream);
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
+{
+    EMU_ENTER(0);
+    if (flags != cudaEventRecordDefault)
+        return fail(cudaErrorNotSupported);
+    return emu::record_call(event, stream);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    EMU_ENTER(0);
+    cudaError_t error = emu::check_stream(stream);
+    if (error == cudaSuccess)
+        error = emu::check_event(event);
+    if (error == cudaSuccess && flags != cudaEventWaitDefault)
+        error = cudaErrorInvalidValue;
+    if (error != cudaSuccess)
+        return fail(error);
+    bool is_handled;
+    error = emu::capture_wait(stream, event, &is_handled);
+    if (is_handled)
+        return error == cudaSuccess ? error : fail(error);
+    uint64_t record = emu::last_record(event);
+    Ref<CUevent_st> keep(event);
+    if (record != 0)
+        emu::push(
+            stream, [=] { emu::event_await(keep.get(), record, std::memory_order_acquire); }, true);
+    return cudaSuccess;
+}
+
+static cudaError_t check_awaited(cudaEvent_t event)
+{
+    cudaError_t error = emu::check_event(event);
+    if (error == cudaSuccess && event->capture_id.load(std::memory_order_relaxed) != 0)
+        error = cudaErrorCapturedEvent;
+    return error;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    cudaError_t error = check_awaited(event);
+    if (error != cudaSuccess)
+        return fail(error);
+    if (!event->is_done(emu::last_record(event), std::memory_order_acquire))
+        return fail(cudaErrorNotReady);
+    return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    EMU_ENTER(emu::ENTRY_UNSAFE);
+    cudaError_t error = check_awaited(event);
+    if (error != cudaSuccess)
+        return fail(error);
+    count(counts.waits);
+    Ref<CUevent_st> keep(event);
+    emu::event_await(event, emu::last_record(event), std::memory_order_acquire);
+    return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    EMU_ENTER(0);
+    cudaError_t error = check_awaited(from);
+    if (error == cudaSuccess)
+        error = check_awaited(to);
+    if (error == cudaSuccess && ms == nullptr)
+        error = cudaErrorInvalidValue;
+    if (error != cudaSuccess)
+        return fail(error);
+    uint64_t first = emu::last_record(from), second = emu::last_record(to);
+    if (((from->flags | to->flags) & cudaEventDisableTiming) != 0 || first == 0 || second == 0)
+        return fail(cudaErrorInvalidResourceHandle);
+    if (!from->is_done(first, std::memory_order_acquire) ||
+        !to->is_done(second, std::memory_order_acquire))
+        return fail(cudaErrorNotReady);
+    int64_t ns = (int64_t)(to->slots[second % CUevent_st::SLOTS].ns.load() -
+                           from->slots[first % CUevent_st::SLOTS].ns.load());
+    *ms = (float)ns * 1e-6f;
+    return cudaSuccess;
+}
+
+} // extern "C"
+
+/* ---- kernels
+ * ------------------------------------------------------------------------------------- */
+
+/* Entered under the name of the call that a launcher makes on a GPU. */
+static cudaError_t cudaLaunchKernelEx_emulated(cudaStream_t stream, dim3 grid, dim3 block,
+                                               size_t shared_bytes, std::function<void()> body,
+                                               const char *name)
+{
+    static emu::EntryPoint entry_point("cudaLaunchKernelExC");
+    cudaError_t error = emu::enter(entry_point, 0);
+    if (error != cudaSuccess)
+        return error;
+    error = emu::check_stream(stream);
+    if (error == cudaSuccess && stream->device != emu::current_device())
+        error = cudaErrorInvalidResourceHandle;
+    if (error != cudaSuccess)
+        return fail(error);
+    auto run = [=] {
+        count(counts.launches);
+        kvf_emu_run_grid(grid, block, shared_bytes, body, name);
+    };
+    error = emu::submit(stream, run, name);
+    return error == cudaSuccess ? error : fail(error);
+}
+
+int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                    std::function<void()> body, const char *name)
+{
+    return (int)cudaLaunchKernelEx_emulated(stream, grid, block, shared_bytes, std::move(body),
+                                            name);
+}
