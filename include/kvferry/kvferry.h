@@ -209,6 +209,18 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 /** One task of a launch; tasks of a launch run in any order, on any thread. */
 typedef void (*kvf_task_fn)(const void *args, uint32_t task);
 
+/** Name of the device, e.g. "NVIDIA H200". Never NULL; borrowed. */
+KVF_API const char *kvf_runtime_device_name(const kvf_runtime *runtime);
+
+/**
+ * NUMA nodes that have memory, as the operating system numbers them.
+ *
+ * @param ids   receives at most @p capacity numbers; may be NULL if 0
+ * @return how many there are; 0 if unknown
+ */
+KVF_API uint32_t kvf_runtime_numa_nodes(const kvf_runtime *runtime, int32_t *ids,
+                                        uint32_t capacity);
+
 /** The device in force: HOST or CUDA. */
 KVF_API kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime);
 

@@ -104,3 +104,9 @@ void fixture_expect(kvf_status got, const kvf_error *error, kvf_status status, c
         fail_msg("expected status %d with \"%s\", got %d (%d) with \"%s\"", status, part, got,
                  error->status, error->text);
 }
+
+void fixture_device(kvf_runtime_config *config)
+{
+    const char *device = getenv("KVF_TEST_DEVICE");
+    config->device = device && strcmp(device, "cuda") == 0 ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
+}

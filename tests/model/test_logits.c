@@ -58,6 +58,7 @@ static void rig_open(rig *r, const char *directory, const golden *g)
     kvf_error error = {0};
     kvf_runtime_config rc;
     kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
     rc.threads = g->threads;
     rc.allow_unpinned = 1;
     check(kvf_runtime_open(&rc, &r->runtime, &error), &error);
@@ -85,9 +86,9 @@ static void rig_open(rig *r, const char *directory, const golden *g)
 
 static void rig_close(rig *r)
 {
+    kvf_transformer_close(r->transformer);
     kvf_sequence_destroy(r->sequence);
     kvf_cache_close(r->cache);
-    kvf_transformer_close(r->transformer);
     kvf_weights_close(r->weights);
     kvf_stream_destroy(r->stream);
     kvf_runtime_close(r->runtime);

@@ -49,6 +49,7 @@ typedef struct rig {
     kvf_transformer *transformer;
     kvf_cache *cache;
     kvf_sequence *sequences[2];
+    uint32_t chunk_max, prompt_max; /* 0 = CHUNK, as chunk_max */
 } rig;
 
 static void rig_model(rig *r, uint32_t threads)
@@ -60,6 +61,7 @@ static void rig_model(rig *r, uint32_t threads)
     r->directory = fixture_directory_create();
     assert_true(random_model_write(r->directory, config));
     kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
     rc.threads = threads;
     assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
     assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
@@ -72,7 +74,8 @@ static kvf_transformer_options options_of(rig *r)
     return (kvf_transformer_options){.runtime = r->runtime,
                                      .model = &r->model,
                                      .weights = r->weights,
-                                     .chunk_max = CHUNK,
+                                     .chunk_max = r->chunk_max ? r->chunk_max : CHUNK,
+                                     .prompt_max = r->prompt_max,
                                      .batch_max = 2,
                                      .isa_mask = KVF_ISA_ALL};
 }
@@ -98,10 +101,10 @@ static void rig_open(rig *r, uint32_t threads)
 
 static void rig_close(rig *r)
 {
+    kvf_transformer_close(r->transformer);
     kvf_sequence_destroy(r->sequences[0]);
     kvf_sequence_destroy(r->sequences[1]);
     kvf_cache_close(r->cache);
-    kvf_transformer_close(r->transformer);
     kvf_weights_close(r->weights);
     kvf_stream_destroy(r->stream);
     kvf_runtime_close(r->runtime);
@@ -188,6 +191,30 @@ static void chunks_do_not_matter(void **state)
     }
 }
 
+/* A prompt that goes layer by layer gives the bits of one that goes chunk by chunk. */
+static void order_of_layers_does_not_matter(void **state)
+{
+    (void)state;
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    uint32_t ids[PROMPT];
+    rig by_chunk = {.chunk_max = 17}, by_layer = {.chunk_max = 17, .prompt_max = PROMPT};
+    rig_open(&by_chunk, 2);
+    prefill(&by_chunk, 0, 17);
+    decode(&by_chunk, 0, 1, want);
+    rig_close(&by_chunk);
+    rig_open(&by_layer, 2);
+    assert_int_equal(kvf_transformer_prompt_max(by_layer.transformer), PROMPT);
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = id_of(0, i);
+    assert_int_equal(kvf_transformer_prefill(by_layer.transformer, by_layer.cache,
+                                             by_layer.sequences[0], ids, PROMPT, by_layer.stream),
+                     KVF_OK);
+    assert_int_equal(kvf_stream_wait(by_layer.stream), KVF_OK);
+    decode(&by_layer, 0, 1, got);
+    rig_close(&by_layer);
+    assert_memory_equal(got, want, sizeof want);
+}
+
 static void ids_out_of_range_are_refused(void **state)
 {
     (void)state;
@@ -239,6 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_batch_give_the_same_bits),
         cmocka_unit_test(chunks_do_not_matter),
+        cmocka_unit_test(order_of_layers_does_not_matter),
         cmocka_unit_test(ids_out_of_range_are_refused),
         cmocka_unit_test(tensors_are_named),
     };
