@@ -18,9 +18,11 @@
 #include "kernels.h"
 
 #if defined(__CUDACC__)
-#define KVF_UNROLL _Pragma("unroll")
+#define KVF_UNROLL      _Pragma("unroll")
+#define KVF_UNROLL_FOUR _Pragma("unroll 4")
 #else
 #define KVF_UNROLL
+#define KVF_UNROLL_FOUR
 #endif
 
 #define KVF_LANES      32u

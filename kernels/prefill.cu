@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Dense causal attention of a chunk, on the GPU; see prefill_ref.c for the meaning.
+ *
+ * Knows nothing of pruning or positions: key j is row j % page_size of block j / page_size. Grid:
+ * (tiles of query rows, KV heads); rows are (token, head of the group), so all heads of a group
+ * share the keys of their block. Tiles with the most keys start first.
+ *
+ * 16-bit types: a warp has 32 rows (16 at head_dim 256), and keys and values come in tiles of 64
+ * (32) through three slots of shared memory: while one is in use two are on their way. Softmax is
+ * online in fp32, in powers of two; weights are rounded to the element type before they multiply
+ * values, sums of weights are not. What a row gives does not depend on the other rows of its tile.
+ *
+ * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
+ * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
+ * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
+ * rate at which an A100 would starve. Keys behind the last row of a tile are never read.
+ *
+ * fp32: plain, see plain.cuh.
+ */
+
+#include "cuda_kernels.h"
+#include "page_rows.h"
+#include "plain.cuh"
+
+#define WARPS 4u
+#define SLOTS 3u
+
+/* The tile of one head_dim. */
+template <uint32_t D> struct plan {
+    static const uint32_t keys = D > 128 ? 32 : 64;
+    static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 rows, in a warp */
+    static const uint32_t warp_rows = 16 * parts;
+    static const uint32_t slot_bytes = keys * kvf_tile<D>::stride;
+};
+
+/* The rows of one block. */
+typedef struct query_tile {
+    uint32_t head;
+    uint32_t first; /* row (token, g) */
+    uint32_t rows;
+    uint32_t keys; /* that its last row sees */
+} query_tile;
+
+static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_args *a,
+                                                     uint32_t block_rows)
+{
+    query_tile t;
+    t.head = blockIdx.y;
+    t.first = (gridDim.x - 1 - blockIdx.x) * block_rows;
+    t.rows = kvf_min_u32(block_rows, a->tokens * a->group - t.first);
+    t.keys = a->base + (t.first + t.rows - 1) / a->group + 1;
+    return t;
+}
+
+/* Index of row `row` of a tile in q, out and lse. */
+static __device__ __forceinline__ size_t row_at(const kvf_prefill_kernel_args *a,
+                                                const query_tile *t, uint32_t row)
+{
+    const uint32_t token = (t->first + row) / a->group, g = (t->first + row) % a->group;
+    return ((size_t)token * a->kv_heads + t->head) * a->group + g;
+}
+
+/* The row of key j in its page; values are half a page further. */
+static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
+                                                      uint32_t head, uint32_t j, size_t row_bytes)
+{
+    const uint32_t shift = kvf_page_shift(a->shape.page_size);
+    const char *block = (const char *)a->blocks[j >> shift];
+    return block + (((size_t)head * 2 << shift) + (j & (a->shape.page_size - 1))) * row_bytes;
+}
+
+/* ---- 16-bit types -----------------------------------------------------------------------------
+ */
+
+template <uint32_t D>
+static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_kernel_args *a,
+                                                    const query_tile *t, uint32_t block_rows)
+{
+    for (uint32_t i = threadIdx.x; i < block_rows * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        const bool exists = row < t->rows;
+        const char *from = (const char *)a->q;
+        from += exists ? row_at(a, t, row) * (2 * D) + column * 16 : 0;
+        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+    }
+}
+
+/* Keys first .. first + plan::keys - 1, or their values; zeros behind the last key of the tile. */
+template <uint32_t D>
+static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
+                                                 const query_tile *t, uint32_t first, size_t values)
+{
+    KVF_UNROLL_FOUR
+    for (uint32_t i = threadIdx.x; i < plan<D>::keys * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        const bool exists = first + row < t->keys;
+        const char *from = (const char *)a->q;
+        if (exists)
+            from = key_row(a, t->head, first + row, 2 * D) + values + column * 16;
+        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+    }
+}
+
+/* What a warp has of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
+template <uint32_t D> struct warp_state {
+    float o[plan<D>::parts][D / 8][4];
+    float s[plan<D>::parts][plan<D>::keys / 8][4]; /* logits, then weights */
+    float top[plan<D>::parts][2];
+    float sum[plan<D>::parts][2]; /* of this lane's columns */
+    uint32_t limit[plan<D>::parts][2];
+    uint32_t first_limit; /* the smallest */
+    uint32_t last_limit;  /* the largest */
+};
+
+template <uint32_t D>
+static __device__ __forceinline__ void
+begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first,
+           uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        KVF_UNROLL
+        for (uint32_t n = 0; n < D / 8; n++)
+            w->o[m][n][0] = w->o[m][n][1] = w->o[m][n][2] = w->o[m][n][3] = 0.0f;
+        KVF_UNROLL
+        for (uint32_t side = 0; side < 2; side++) {
+            const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
+            w->limit[m][side] = a->base + (t->first + row) / a->group;
+            w->top[m][side] = -INFINITY;
+            w->sum[m][side] = 0.0f;
+        }
+    }
+    const uint32_t last = kvf_min_u32(first + plan<D>::warp_rows, t->rows) - 1;
+    w->first_limit = a->base + (t->first + first) / a->group;
+    w->last_limit = a->base + (t->first + last) / a->group;
+}
+
+/* q.k of the warp's rows with a tile of keys, in units of ln 2. */
+template <typename T, uint32_t D>
+static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char *queries,
+                                                   const char *keys, uint32_t first, float unit,
+                                                   uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        KVF_UNROLL
+        for (uint32_t n = 0; n < plan<D>::keys / 8; n++)
+            w->s[m][n][0] = w->s[m][n][1] = w->s[m][n][2] = w->s[m][n][3] = 0.0f;
+    }
+    KVF_UNROLL
+    for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+        uint32_t q[plan<D>::parts][4];
+        KVF_UNROLL
+        for (uint32_t m = 0; m < plan<D>::parts; m++)
+            kvf_load_tiles4(q[m], kvf_tile_rows<D>(queries, m * 16, k * 16, lane));
+        KVF_UNROLL
+        for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
+            uint32_t b[4];
+            kvf_load_tiles4(b, kvf_tile_keys<D>(keys, n * 16, k * 16, lane));
+            KVF_UNROLL
+            for (uint32_t m = 0; m < plan<D>::parts; m++) {
+                kvf_mma(w->s[m][2 * n], q[m], b, T());
+                kvf_mma(w->s[m][2 * n + 1], q[m], b + 2, T());
+            }
+        }
+    }
+    const bool all_visible = first + plan<D>::keys - 1 <= w->first_limit;
+    KVF_UNROLL
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        KVF_UNROLL
+        for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
+            KVF_UNROLL
+            for (uint32_t e = 0; e < 4; e++) {
+                const uint32_t key = first + n * 8 + lane % 4 * 2 + e % 2;
+                w->s[m][n][e] = all_visible || key <= w->limit[m][e / 2]
+                                    ? kvf_times(w->s[m][n][e], unit)
+                                    : -INFINITY;
+            }
+        }
+    }
+}
+
+/* Logits become weights; what was summed so far is rescaled. */
+template <uint32_t D>
+static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint32_t side)
+{
+    const uint32_t e = 2 * side;
+    float top = -INFINITY;
+    KVF_UNROLL
+    for (uint32_t n = 0; n < plan<D>::keys / 8; n++)
+        top = fmaxf(top, fmaxf(w->s[m][n][e], w->s[m][n][e + 1]));
+    top = fmaxf(w->top[m][side], kvf_quad_max(top));
+    const float base = kvf_finite_top(top), factor = kvf_exp2(w->top[m][side] - base);
+    w->top[m][side] = top;
+    float sum = w->sum[m][side] * factor;
+    KVF_UNROLL
+    for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
+        w->s[m][n][e] = kvf_exp2(w->s[m][n][e] - base);
+        w->s[m][n][e + 1] = kvf_exp2(w->s[m][n][e + 1] - base);
+        sum += w->s[m][n][e] + w->s[m][n][e + 1];
+    }
+    w->sum[m][side] = sum;
+    KVF_UNROLL
+    for (uint32_t n = 0; n < D / 8; n++) {
+        w->o[m][n][e] *= factor;
+        w->o[m][n][e + 1] *= factor;
+    }
+}
+
+/* Adds weights x values of a tile. */
+template <typename T, uint32_t D>
+static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *values,
+                                                  uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
+        uint32_t p[plan<D>::parts][4];
+        KVF_UNROLL
+        for (uint32_t m = 0; m < plan<D>::parts; m++) {
+            KVF_UNROLL
+            for (uint32_t i = 0; i < 4; i++)
+                p[m][i] = kvf_pair<T>(w->s[m][2 * n + i / 2][i % 2 * 2],
+                                      w->s[m][2 * n + i / 2][i % 2 * 2 + 1]);
+        }
+        KVF_UNROLL
+        for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+            uint32_t b[4];
+            kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, n * 16, k * 16, lane));
+            KVF_UNROLL
+            for (uint32_t m = 0; m < plan<D>::parts; m++) {
+                kvf_mma(w->o[m][2 * k], p[m], b, T());
+                kvf_mma(w->o[m][2 * k + 1], p[m], b + 2, T());
+            }
+        }
+    }
+}
+
+/* Results of the warp's rows, through the shared memory that held their queries. */
+template <typename T, uint32_t D>
+static __device__ __forceinline__ void
+store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const query_tile *t,
+           uint32_t first, uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        KVF_UNROLL
+        for (uint32_t side = 0; side < 2; side++) {
+            const uint32_t row = m * 16 + side * 8 + lane / 4;
+            const float sum = kvf_quad_sum(w->sum[m][side]);
+            const bool any = !(sum <= 0.0f);
+            const float inverse = any ? 1.0f / sum : 0.0f;
+            if (a->lse && lane % 4 == 0 && first + row < t->rows)
+                a->lse[row_at(a, t, first + row)] =
+                    any ? w->top[m][side] * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
+            KVF_UNROLL
+            for (uint32_t n = 0; n < D / 8; n++)
+                *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
+                    kvf_pair<T>(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
+        }
+    }
+    __syncwarp();
+    for (uint32_t i = lane; i < plan<D>::warp_rows * kvf_tile<D>::pieces; i += KVF_LANES) {
+        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        if (first + row < t->rows)
+            *(uint4 *)((char *)a->out + row_at(a, t, first + row) * (2 * D) + column * 16) =
+                *(const uint4 *)(rows + row * kvf_tile<D>::stride + column * 16);
+    }
+}
+
+static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
+{
+    return slot + 1 == SLOTS ? 0 : slot + 1;
+}
+
+/* q, out [tokens, kv_heads, group, D], blocks [pages] -> [kv_heads] pages, lse [tokens, kv_heads,
+ * group]; WARPS or fewer warps. */
+template <typename T, uint32_t D>
+static __global__ void __launch_bounds__(WARPS *KVF_LANES)
+    prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
+{
+    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
+    const uint32_t block_rows = blockDim.x / KVF_LANES * plan<D>::warp_rows;
+    const query_tile t = tile_of(&a, block_rows);
+    const size_t values = (size_t)a.shape.page_size * (2 * D);
+    const float unit = a.scale * KVF_CUDA_LOG2E;
+    const uint32_t first_row = warp * plan<D>::warp_rows;
+    const bool idle = first_row >= t.rows;
+    char *slots = kvf_shared();
+    char *queries = slots + SLOTS * plan<D>::slot_bytes;
+    char *own = queries + first_row * kvf_tile<D>::stride;
+    warp_state<D> w;
+    begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
+    load_queries<D>(queries, &a, &t, block_rows);
+    load_tile<D>(slots, &a, &t, 0, 0);
+    kvf_async_commit();
+    load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, 0, values);
+    kvf_async_commit();
+    uint32_t used = 0, filled = 2;
+    for (uint32_t first = 0; first < t.keys; first += plan<D>::keys) {
+        const bool visible = !idle && first <= w.last_limit;
+        const uint32_t next = first + plan<D>::keys;
+        kvf_async_wait<1>();
+        __syncthreads(); /* keys are here, and nobody needs the values before them */
+        if (next < t.keys)
+            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, 0);
+        kvf_async_commit();
+        if (visible) {
+            tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
+            KVF_UNROLL
+            for (uint32_t m = 0; m < plan<D>::parts; m++) {
+                soften<D>(&w, m, 0);
+                soften<D>(&w, m, 1);
+            }
+        }
+        used = next_slot(used);
+        filled = next_slot(filled);
+        kvf_async_wait<1>();
+        __syncthreads(); /* values are here, and nobody needs the keys */
+        if (next < t.keys)
+            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, values);
+        kvf_async_commit();
+        if (visible)
+            add_values<T, D>(&w, slots + used * plan<D>::slot_bytes, lane);
+        used = next_slot(used);
+        filled = next_slot(filled);
+    }
+    if (!idle)
+        store_rows<T, D>(&w, own, &a, &t, first_row, lane);
+}
+
+template <typename T, uint32_t D>
+static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t stream)
+{
+    const uint32_t rows = a->tokens * a->group;
+    uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(rows, plan<D>::warp_rows));
+    /* Fewer rows to a block where that is what gives every processor of a large GPU one. */
+    if (warps == WARPS && kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads < 128)
+        warps = WARPS / 2;
+    const uint32_t block_rows = warps * plan<D>::warp_rows;
+    const size_t shared =
+        (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
+    return kvf_cuda_launch(prefill_tiles<T, D>,
+                           dim3(kvf_div_ceil_u32(rows, block_rows), a->kv_heads),
+                           dim3(warps * KVF_LANES), shared, stream, *a);
+}
+
+template <typename T>
+static cudaError_t launch_type(const kvf_prefill_kernel_args *a, cudaStream_t stream)
+{
+    switch (a->shape.head_dim) {
+    case 64:
+        return launch_tiles<T, 64>(a, stream);
+    case 80:
+        return launch_tiles<T, 80>(a, stream);
+    case 96:
+        return launch_tiles<T, 96>(a, stream);
+    case 128:
+        return launch_tiles<T, 128>(a, stream);
+    case 256:
+        return launch_tiles<T, 256>(a, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+/* ---- fp32 -------------------------------------------------------------------------------------
+ */
+
+/* Logits of keys first .. first + KVF_PLAIN_TOKENS - 1, a key per thread. */
+static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
+                                                    const kvf_prefill_kernel_args *a,
+                                                    const query_tile *t, uint32_t first)
+{
+    static_assert(KVF_PLAIN_TOKENS == KVF_PLAIN_THREADS, "a key per thread");
+    const uint32_t d = a->shape.head_dim, key = first + threadIdx.x;
+    const float unit = a->scale * KVF_CUDA_LOG2E;
+    const float *k = key < t->keys ? (const float *)key_row(a, t->head, key, d * 4) : NULL;
+    for (uint32_t row = 0; row < t->rows; row++) {
+        const float *q = (const float *)a->q + row_at(a, t, row) * d;
+        const bool visible = key <= a->base + (t->first + row) / a->group;
+        state->s[row][threadIdx.x] = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
+    }
+}
+
+/* Adds weights x values to the channels of this thread. */
+static __device__ __forceinline__ void plain_values(const kvf_plain_shared *state,
+                                                    const kvf_prefill_kernel_args *a,
+                                                    const query_tile *t, uint32_t first,
+                                                    kvf_plain_rows *r)
+{
+    const uint32_t d = a->shape.head_dim;
+    KVF_UNROLL
+    for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
+        if (row >= t->rows)
+            continue;
+        const uint32_t limit = a->base + (t->first + row) / a->group;
+        kvf_scale(&r->o[i], state->factor[row]);
+        for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
+            const float *v = (const float *)key_row(a, t->head, first + j, d * 4);
+            kvf_add_scaled(&r->o[i], state->s[row][j],
+                           v + (size_t)a->shape.page_size * d + at % (d / 4) * 4);
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
+    prefill_plain(const __grid_constant__ kvf_prefill_kernel_args a)
+{
+    kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
+    const uint32_t quads = a.shape.head_dim / 4;
+    const query_tile t = tile_of(&a, KVF_PLAIN_ROWS);
+    kvf_plain_rows r;
+    kvf_plain_begin(&r);
+    for (uint32_t first = 0; first < t.keys; first += KVF_PLAIN_TOKENS) {
+        __syncthreads();
+        plain_logits(state, &a, &t, first);
+        __syncthreads();
+        kvf_plain_soften(state, &r, t.rows);
+        __syncthreads();
+        plain_values(state, &a, &t, first, &r);
+    }
+    __syncthreads();
+    const float lse = kvf_plain_end(state, &r);
+    const uint32_t own = threadIdx.x / KVF_PLAIN_PARTS;
+    if (a.lse && threadIdx.x % KVF_PLAIN_PARTS == 0 && own < t.rows)
+        a.lse[row_at(&a, &t, own)] = lse;
+    KVF_UNROLL
+    for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / quads;
+        if (row >= t.rows)
+            continue;
+        kvf_scale(&r.o[i], state->factor[row]);
+        *(float4 *)((float *)a.out + row_at(&a, &t, row) * a.shape.head_dim + at % quads * 4) =
+            r.o[i];
+    }
+}
+
+extern "C" int kvf_prefill_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_prefill_kernel_args *a = (const kvf_prefill_kernel_args *)args;
+    (void)tasks;
+    if (a->tokens == 0 || a->kv_heads == 0)
+        return cudaSuccess;
+    if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS)
+        return cudaErrorInvalidValue;
+    switch (a->shape.dtype) {
+    case KVF_BF16:
+        return launch_type<kvf_bf16>(a, (cudaStream_t)stream);
+    case KVF_FP16:
+        return launch_type<kvf_half>(a, (cudaStream_t)stream);
+    default:
+        return kvf_cuda_launch(
+            prefill_plain,
+            dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_ROWS), a->kv_heads),
+            dim3(KVF_PLAIN_THREADS), sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
+    }
+}
