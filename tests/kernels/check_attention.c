@@ -8,8 +8,10 @@
  * therefore off by at most D = scale * 2 * head_dim * 2^-24 * |q| |k|. A shift of every logit by at
  * most D moves each weight by a factor within e^(+-2D), and an average of values v by at most
  * (e^(2D) - 1) * 2 max|v|; the sum over n tokens and the exponentials add (n + 16) * 2^-23 of
- * max|v|. As D grows the bound ends at 2 max|v|, which any average fulfils. Rows and tokens that
- * must not count hold NaN, which any use would spread.
+ * max|v|. As D grows the bound ends at 2 max|v|, which any average fulfils. The tensor cores of the
+ * CUDA device take weights in the element type: rounding each by a factor within 1 +- e moves the
+ * average by at most e max|v| more. Rows and tokens that must not count hold NaN, which any use
+ * would spread.
  */
 
 #include <math.h>
@@ -32,6 +34,16 @@ static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double
     double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + (double)(tokens + 16) * 0x1p-23;
     b.out = fmin(factor, 2.0) * v_max;
     return b;
+}
+
+/* What weights lose that multiply values as `words` numbers of the element type each, relative to
+ * max |v|: the rounding of each word, and what is below the smallest fp16. */
+static double weight_error(const check *c, kvf_dtype dtype, uint32_t words, size_t tokens)
+{
+    if (!c->cuda || dtype == KVF_FP32)
+        return 0.0;
+    const double unit = dtype == KVF_BF16 ? 0x1p-9 : 0x1p-12;
+    return pow(unit, words) + (dtype == KVF_FP16 ? (double)tokens * 0x1p-25 : 0.0);
 }
 
 /* Two numbers that nearly agree may round to neighbours: one unit in the last place. */
@@ -129,6 +141,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_
     const size_t tokens = (size_t)a.split * shape->page_size;
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, tokens);
+    b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
     check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * shape->head_dim,
                    b.out + 0x1p-126, 0.0);
     check_elements(c, "partial_lse", lse[1], lse[0], KVF_FP32, part_rows,
@@ -248,6 +261,7 @@ static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint3
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens);
+    b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
     check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
                    b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
     check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
