@@ -7,8 +7,9 @@
  *     check_kernels [--isa baseline,avx2,...] [--op NAME,...] [--seed N] [--case N] [--bench]
  *
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
- * emulator the seed chooses a part of the cases of the slowest; `--case` runs one. Prints the first mismatch of a case with its parameters and seed.
- * Exit: 0 all agree, 1 some do not, 2 wrong use, 77 nothing to compare.
+ * emulator the seed chooses a part of the cases of the slowest; `--case` runs one. Prints the first
+ * mismatch of a case with its parameters and seed. Exit: 0 all agree, 1 some do not, 2 wrong use,
+ * 77 nothing to compare.
  */
 
 #include <stdio.h>
@@ -35,6 +36,8 @@ static const struct {
     {"pool", check_pool, 1},
     {"copy", check_copy, 1},
     {"publish", check_publish, 1},
+    {"move", check_move, 1},
+    {"ahead", check_ahead, 1},
     {"resolve", check_resolve, 1},
     {"paging", check_paging, 1},
     {"cover", check_cover, 1},

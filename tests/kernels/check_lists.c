@@ -209,7 +209,7 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
         of_slot[i] = check_out(c, slots * sizeof(int32_t));
         memset(of_page[i], 0xff, pages * sizeof(int32_t));
         memset(of_slot[i], 0xff, slots * sizeof(int32_t));
-        rows[i] = scores + (size_t)i * pages;
+        rows[i] = pages % 5 ? scores + (size_t)i * pages : NULL;
         check_track(c, "slot_of_page", of_page[i], pages * sizeof(int32_t));
         check_track(c, "page_of_slot", of_slot[i], slots * sizeof(int32_t));
     }
@@ -283,6 +283,9 @@ void check_resolve(check *c)
 {
     for (uint32_t i = 0; i < 40; i++)
         resolve_case(c, 20 + 13 * i, 1 + i % 17, 17 + i);
+    resolve_case(c, 2001, 600, 600); /* more victims than are looked for at once */
+    resolve_case(c, 3001, 1200, 1500);
+    resolve_case(c, 5000, 40, 1100);
     resolve_victims(c);
 }
 

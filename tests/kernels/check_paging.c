@@ -2,7 +2,7 @@
 
 /*
  * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * spread, mask, assemble, fetch, csr_out, csr_in, overlap, compare, and publish.
+ * spread, mask, assemble, fetch, csr_out, csr_in, overlap, compare.
  *
  * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
  * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
@@ -461,36 +461,4 @@ void check_paging(check *c)
         overlap_case(c);
     for (uint32_t i = 0; i < 10; i++)
         compare_case(c, i ? 4 * i : 300);
-}
-
-void check_publish(check *c)
-{
-    for (uint32_t i = 0; i < 24; i++) {
-        static const uint32_t counts[] = {0, 1, 31, 32, 300, 700};
-        const uint32_t n = counts[i % 6];
-        kvf_publish_args a = {.low = i % 4 < 2 ? 0 : 32, .high = 300, .ticket = 77 + i};
-        if (!check_begin(c))
-            continue;
-        a.list_max = i / 6 % 2 ? 700 : 100;
-        a.low = i % 4 == 1 ? UINT32_MAX : a.low;
-        check_describe(c, "count=%u low=%u high=%u list_max=%u", n, a.low, a.high, a.list_max);
-        const void **from = check_in(c, n * sizeof *from);
-        void **to = check_in(c, n * sizeof *to);
-        check_noise(c, from, n * sizeof *from);
-        check_noise(c, to, n * sizeof *to);
-        a.count = check_put(c, &n, sizeof n);
-        a.from = from;
-        a.to = to;
-        a.out_from = check_out(c, a.list_max * sizeof *a.out_from);
-        a.out_to = check_out(c, a.list_max * sizeof *a.out_to);
-        a.out_count = check_out(c, sizeof *a.out_count);
-        a.request = check_put_out(c, &(uint32_t){3}, sizeof(uint32_t));
-        a.done = check_put_out(c, &(uint32_t){4}, sizeof(uint32_t));
-        check_track(c, "out_from", a.out_from, a.list_max * sizeof *a.out_from);
-        check_track(c, "out_to", a.out_to, a.list_max * sizeof *a.out_to);
-        check_track(c, "out_count", a.out_count, sizeof *a.out_count);
-        check_track(c, "request", a.request, sizeof *a.request);
-        check_track(c, "done", a.done, sizeof *a.done);
-        CHECK_BOTH(c, publish, &a, 1);
-    }
 }

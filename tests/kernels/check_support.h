@@ -129,6 +129,8 @@ void check_copy(check *c);
 void check_repack(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);
+void check_move(check *c);
+void check_ahead(check *c);
 void check_convert(check *c);
 void check_paging(check *c);
 void check_cover(check *c);

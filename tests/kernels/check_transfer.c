@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels that serve the transfer of pages against their references: publish, move, writeback,
+ * ahead, frame. Bit for bit.
+ *
+ * Knows nothing of links and threads: what a host thread may see of a running kernel is for the
+ * tests of the offload folder.
+ */
+
+#include <string.h>
+
+#include "check_rows.h"
+
+void check_publish(check *c)
+{
+    for (uint32_t i = 0; i < 24; i++) {
+        static const uint32_t counts[] = {0, 1, 31, 32, 300, 700};
+        const uint32_t n = counts[i % 6];
+        kvf_publish_args a = {.low = i % 4 < 2 ? 0 : 32, .high = 300, .ticket = 77 + i};
+        if (!check_begin(c))
+            continue;
+        a.list_max = i / 6 % 2 ? 700 : 100;
+        a.low = i % 4 == 1 ? UINT32_MAX : a.low;
+        check_describe(c, "count=%u low=%u high=%u list_max=%u", n, a.low, a.high, a.list_max);
+        const void **from = check_in(c, n * sizeof *from);
+        void **to = check_in(c, n * sizeof *to);
+        check_noise(c, from, n * sizeof *from);
+        check_noise(c, to, n * sizeof *to);
+        a.count = check_put(c, &n, sizeof n);
+        a.from = from;
+        a.to = to;
+        a.out_from = check_out(c, a.list_max * sizeof *a.out_from);
+        a.out_to = check_out(c, a.list_max * sizeof *a.out_to);
+        a.out_count = check_out(c, sizeof *a.out_count);
+        a.request = check_put_out(c, &(uint32_t){3}, sizeof(uint32_t));
+        a.done = check_put_out(c, &(uint32_t){4}, sizeof(uint32_t));
+        check_track(c, "out_from", a.out_from, a.list_max * sizeof *a.out_from);
+        check_track(c, "out_to", a.out_to, a.list_max * sizeof *a.out_to);
+        check_track(c, "out_count", a.out_count, sizeof *a.out_count);
+        check_track(c, "request", a.request, sizeof *a.request);
+        check_track(c, "done", a.done, sizeof *a.done);
+        CHECK_BOTH(c, publish, &a, 1);
+    }
+}
+
+static void move_case(check *c, size_t bytes, uint32_t n)
+{
+    kvf_move_args a = {.bytes = bytes};
+    if (!check_begin(c))
+        return;
+    a.low = check_below(c, 3) ? 0 : check_below(c, n + 2);
+    a.high = check_below(c, 3) ? UINT32_MAX : check_below(c, n + 2);
+    a.blocks = 1 + check_below(c, 5);
+    a.stages = check_below(c, 3) ? check_below(c, 5) : check_below(c, KVF_MOVE_STAGES_MAX + 1);
+    a.value = (uint32_t)check_random(c);
+    check_describe(c, "bytes=%zu count=%u low=%u high=%u blocks=%u stages=%u", bytes, n, a.low,
+                   a.high, a.blocks, a.stages);
+    uint8_t *pages = check_in(c, n * bytes), *slots = check_out(c, n * bytes);
+    const void **from = check_in(c, n * sizeof *from);
+    void **to = check_in(c, n * sizeof *to);
+    check_noise(c, pages, n * bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        from[i] = pages + check_below(c, n) * bytes;
+        to[i] = slots + (n - 1 - i) * bytes;
+    }
+    a.from = from;
+    a.to = to;
+    a.count = check_put(c, &n, sizeof n);
+    a.arrived = check_put_out(c, &(uint32_t){0}, sizeof(uint32_t));
+    a.done = check_put_out(c, &(uint32_t){9}, sizeof(uint32_t));
+    check_track(c, "slots", slots, n * bytes);
+    check_track(c, "arrived", a.arrived, sizeof *a.arrived);
+    check_track(c, "done", a.done, sizeof *a.done);
+    if (check_below(c, 4) == 0)
+        a.done = NULL;
+    CHECK_BOTH(c, move, &a, a.blocks);
+}
+
+void check_move(check *c)
+{
+    static const size_t bytes[] = {64, 1024, 4096, 5120, 16384, 16448, 65536};
+    static const uint32_t counts[] = {0, 1, 2, 7, 40};
+    for (uint32_t i = 0; i < 70; i++)
+        move_case(c, bytes[i % 7], counts[i / 7 % 5]);
+}
+
+static void writeback_case(check *c)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(c, &w,
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .pages_max = 1 + check_below(c, 12),
+                                         .blocks_max = 4});
+    check_rows_describe(c, &w, "writeback");
+    const kvf_writeback_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
+    const size_t block = kvf_block_bytes(&w.p);
+    for (uint32_t b = 0; b < w.rows; b++) {
+        kvf_row *row = &w.row[b];
+        const uint32_t most = kvf_min_u32(row->sealed, w.p.ring_blocks);
+        row->sealed_before = row->sealed - check_below(c, most + 1);
+        const uint32_t sealed = row->sealed - row->sealed_before;
+        char *pool = check_out(c, sealed * block);
+        void **blocks = check_in(c, sealed * sizeof *blocks);
+        for (uint32_t i = 0; i < sealed; i++)
+            blocks[i] = pool + (sealed - 1 - i) * block;
+        row->pool = blocks;
+        check_track(c, "pool", pool, sealed * block);
+    }
+    CHECK_BOTH(c, writeback, &a, w.rows);
+}
+
+static void ahead_case(check *c)
+{
+    if (!check_begin(c))
+        return;
+    const uint32_t slots = 1 + check_below(c, 200);
+    kvf_ahead_args a = {.lists = 1 + check_below(c, 20), .ids_max = 1 + check_below(c, slots)};
+    a.is_use = check_below(c, 2);
+    check_describe(c, "ahead, lists=%u ids_max=%u slots=%u is_use=%u", a.lists, a.ids_max, slots,
+                   a.is_use);
+    const uint32_t words = kvf_div_ceil_u32(slots, 32);
+    const size_t all = (size_t)a.lists * a.ids_max;
+    int32_t *slot_of_id = check_in(c, all * sizeof *slot_of_id);
+    uint32_t *missed = check_in(c, all * sizeof *missed);
+    uint32_t *count = check_in(c, a.lists * sizeof *count);
+    uint32_t **marks = check_in(c, a.lists * sizeof *marks);
+    uint32_t *bits = check_out(c, (size_t)a.lists * words * sizeof *bits);
+    check_noise(c, bits, (size_t)a.lists * words * sizeof *bits);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        marks[l] = bits + (size_t)l * words;
+        count[l] = check_subset(c, slots, a.ids_max, slot_of_id + (size_t)l * a.ids_max);
+    }
+    for (size_t i = 0; i < all; i++)
+        missed[i] = check_below(c, 2);
+    a.slot_of_id = slot_of_id;
+    a.missed = missed;
+    a.id_count = count;
+    a.marks = marks;
+    a.counters = check_put_out(c, &(kvf_layer_counters){.hits = 7}, sizeof *a.counters);
+    check_track(c, "marks", bits, (size_t)a.lists * words * sizeof *bits);
+    check_track(c, "counters", a.counters, sizeof *a.counters);
+    CHECK_BOTH(c, ahead, &a, a.lists);
+}
+
+static void frame_case(check *c)
+{
+    if (!check_begin(c))
+        return;
+    kvf_frame_args a = {.frames = 1 + check_below(c, 4), .parts = 1 + check_below(c, 5)};
+    a.bytes = 16 * (1 + check_below(c, 300));
+    check_describe(c, "frame, frames=%u parts=%u bytes=%zu", (unsigned)a.frames, (unsigned)a.parts,
+                   (size_t)a.bytes);
+    char *from = check_in(c, (size_t)a.frames * a.parts * a.bytes);
+    check_noise(c, from, (size_t)a.frames * a.parts * a.bytes);
+    a.from = from;
+    a.to = check_out(c, (size_t)a.parts * a.bytes);
+    a.turns = check_out(c, a.parts * sizeof *a.turns);
+    for (uint32_t i = 0; i < a.parts; i++)
+        a.turns[i] = check_below(c, 100);
+    check_track(c, "to", a.to, (size_t)a.parts * a.bytes);
+    check_track(c, "turns", a.turns, a.parts * sizeof *a.turns);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_BOTH(c, frame, &a, (uint32_t)a.parts);
+}
+
+void check_ahead(check *c)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        writeback_case(c);
+        ahead_case(c);
+        frame_case(c);
+    }
+}
