@@ -141,9 +141,9 @@ static inline T kvf_emu_shuffle_from(const kvf_emu_warp_op *op, unsigned mask, T
 {
     static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "a register or two");
     kvf_emu_shuffle s = {0, source};
-    memcpy(&s.value, &value, sizeof(T));
+    memcpy(&s.value, (const void *)&value, sizeof(T));
     kvf_emu_warp_meet(op, mask, &s);
-    memcpy(&value, &s.value, sizeof(T));
+    memcpy((void *)&value, &s.value, sizeof(T));
     return value;
 }
 

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Asynchronous copies arrive when they are waited for and not before; tiles and products agree with
+ * a plain matrix product.
+ */
+
+#include <vector>
+
+#include "test_emu.h"
+
+/* ---- 16 bytes per thread --------------------------------------------------------------------- */
+
+struct copied {
+    uint32_t before, uncommitted, after_one, second_then, after_all, filled;
+};
+
+static __global__ void copy16(const uint32_t *x, copied *out)
+{
+    char *s = kvf_shared() + threadIdx.x * 48;
+    const uint32_t *words = (const uint32_t *)s, *from = x + threadIdx.x * 8;
+    copied *o = out + threadIdx.x;
+    memset(s, 0, 48);
+    kvf_async_copy16(s, from);
+    o->uncommitted = words[0];
+    kvf_async_commit();
+    o->before = words[0];
+    kvf_async_copy16(s + 16, from + 4);
+    kvf_async_copy16(s + 32, from, 4);
+    kvf_async_commit();
+    kvf_async_wait<1>();
+    o->after_one = words[3];
+    o->second_then = words[4];
+    kvf_async_wait<0>();
+    o->after_all = words[7];
+    o->filled = words[8] + words[9] + words[11];
+}
+
+static void test_async(void)
+{
+    const uint32_t threads = 40, poison = KVF_EMU_POISON * 0x10001u;
+    alignas(16) uint32_t x[threads * 8];
+    for (uint32_t i = 0; i < threads * 8; i++)
+        x[i] = i + 1;
+    std::vector<copied> out(threads);
+    LAUNCH(copy16, 1, threads, threads * 48, NULL, (const uint32_t *)x, out.data());
+    for (uint32_t t = 0; t < threads; t++) {
+        CHECK(out[t].uncommitted == poison && out[t].before == poison);
+        CHECK(out[t].after_one == t * 8 + 4 && out[t].second_then == poison);
+        CHECK(out[t].after_all == t * 8 + 8 && out[t].filled == t * 8 + 1);
+    }
+}
+
+/* ---- bulk copies ----------------------------------------------------------------------------- */
+
+enum { PAGE_WORDS = 64, STAGES = 3 };
+
+/* y = x + 1 by pages: thread 0 loads `STAGES` ahead, all add, thread 0 stores. */
+static __global__ void stream_pages(const uint32_t *x, uint32_t *y, uint32_t pages)
+{
+    uint64_t *full = (uint64_t *)kvf_shared();
+    uint32_t *in = (uint32_t *)(kvf_shared() + 128), *result = in + STAGES * PAGE_WORDS;
+    const uint32_t bytes = PAGE_WORDS * 4;
+    if (threadIdx.x == 0)
+        for (uint32_t i = 0; i < STAGES; i++)
+            kvf_barrier_init(full + i, 1);
+    __syncthreads();
+    for (uint32_t i = 0; i < pages + STAGES - 1; i++) {
+        if (threadIdx.x == 0 && i < pages) {
+            kvf_barrier_expect(full + i % STAGES, bytes);
+            kvf_bulk_load(in + i % STAGES * PAGE_WORDS, x + (size_t)i * PAGE_WORDS, bytes / 2,
+                          full + i % STAGES);
+            kvf_bulk_load(in + i % STAGES * PAGE_WORDS + PAGE_WORDS / 2,
+                          x + (size_t)i * PAGE_WORDS + PAGE_WORDS / 2, bytes / 2,
+                          full + i % STAGES);
+        }
+        if (i + 1 < STAGES)
+            continue;
+        const uint32_t page = i + 1 - STAGES, stage = page % STAGES;
+        if (threadIdx.x == 0)
+            kvf_bulk_wait_read<0>();
+        kvf_barrier_wait(full + stage, page / STAGES % 2);
+        __syncthreads();
+        result[threadIdx.x] = in[stage * PAGE_WORDS + threadIdx.x] + 1;
+        kvf_bulk_fence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            kvf_bulk_store(y + (size_t)page * PAGE_WORDS, result, bytes);
+            kvf_bulk_commit();
+        }
+    }
+    if (threadIdx.x == 0)
+        kvf_bulk_wait_read<0>();
+}
+
+/* What a kernel must not do: look at bytes that are on their way. */
+KVF_EMU_QUIET static uint32_t peek(const uint32_t *word)
+{
+    return *(const volatile uint32_t *)word;
+}
+
+/* Bytes are not there before the wait; a store is not done before its wait. */
+static __global__ void look_early(const uint32_t *x, uint32_t *y, uint32_t *seen)
+{
+    uint64_t *barrier = (uint64_t *)kvf_shared();
+    uint32_t *in = (uint32_t *)(kvf_shared() + 16);
+    if (threadIdx.x == 0) {
+        kvf_barrier_init(barrier, 2);
+        in[0] = 5;
+    }
+    __syncthreads();
+    kvf_barrier_wait(barrier, 1); /* the phase before the first counts as complete */
+    if (threadIdx.x < 2)
+        kvf_barrier_expect(barrier, threadIdx.x == 0 ? 32 : 0);
+    if (threadIdx.x == 0) {
+        kvf_bulk_load(in, x, 32, barrier);
+        seen[0] = peek(in);
+    }
+    kvf_barrier_wait(barrier, 0);
+    seen[1 + threadIdx.x] = in[7];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        kvf_bulk_store(y, in, 32);
+        kvf_bulk_commit();
+        kvf_bulk_wait_read<0>();
+        in[0] = 9; /* the store has read */
+        seen[65] = y[0];
+        kvf_bulk_wait<0>();
+        seen[66] = y[0];
+    }
+}
+
+static void test_bulk(void)
+{
+    const uint32_t pages = 10;
+    alignas(16) uint32_t x[pages * PAGE_WORDS], y[pages * PAGE_WORDS] = {};
+    for (uint32_t i = 0; i < pages * PAGE_WORDS; i++)
+        x[i] = i * 3;
+    LAUNCH(stream_pages, 1, PAGE_WORDS, 128 + (STAGES + 1) * PAGE_WORDS * 4, NULL,
+           (const uint32_t *)x, (uint32_t *)y, pages);
+    for (uint32_t i = 0; i < pages * PAGE_WORDS; i++)
+        CHECK(y[i] == i * 3 + 1);
+
+    uint32_t seen[67];
+    memset(y, 0, sizeof(y));
+    LAUNCH(look_early, 1, 64, 48, NULL, (const uint32_t *)x, (uint32_t *)y, (uint32_t *)seen);
+    CHECK(seen[0] == KVF_EMU_POISON * 0x10001u);
+    for (uint32_t t = 0; t < 64; t++)
+        CHECK(seen[1 + t] == 21);
+    CHECK(seen[65] == 0 && seen[66] == 0 && y[7] == 21);
+}
+
+void test_copies(void)
+{
+    test_async();
+    test_bulk();
+}
+
+/* ---- tiles and products ---------------------------------------------------------------------- */
+
+/* d [16,8] += a [16,16] b, where b is stored [16,8], or [8,16] if `by_columns`. */
+template <typename T>
+static __global__ void multiply(const T *a, const T *b, float *d, bool by_columns)
+{
+    T *sa = (T *)kvf_shared(), *sb = sa + 256;
+    const uint32_t lane = threadIdx.x, group = lane / 4, pair = lane % 4 * 2;
+    for (uint32_t i = lane; i < 256; i += 32)
+        sa[i] = a[i];
+    for (uint32_t i = lane; i < 128; i += 32)
+        sb[i] = b[i];
+    __syncwarp();
+    uint32_t ra[4], rb[4];
+    kvf_load_tiles4(ra, sa + lane % 16 * 16 + lane / 16 * 8);
+    /* Two tiles would do; the other two are the same again. */
+    if (by_columns)
+        kvf_load_tiles4(rb, sb + lane % 8 * 16 + lane / 8 % 2 * 8);
+    else
+        kvf_load_tiles4_transposed(rb, sb + lane % 16 * 8);
+    float r[4];
+    for (uint32_t i = 0; i < 4; i++)
+        r[i] = d[(group + i / 2 * 8) * 8 + pair + i % 2];
+    kvf_mma(r, ra, rb, T());
+    for (uint32_t i = 0; i < 4; i++)
+        d[(group + i / 2 * 8) * 8 + pair + i % 2] = r[i];
+}
+
+template <typename T> static void test_products_of(uint32_t seed, bool by_columns)
+{
+    uint32_t state = seed;
+    std::vector<T> a(256), b(128);
+    std::vector<float> d(128), before(128);
+    for (T &x : a)
+        x = kvf_from_float<T>((float)test_random(&state) / 8388608.0f - 1.0f);
+    for (T &x : b)
+        x = kvf_from_float<T>((float)test_random(&state) / 8388608.0f - 1.0f);
+    a[5] = kvf_from_float<T>(-3e-6f); /* less than the least normal fp16 */
+    for (float &x : before)
+        x = (float)test_random(&state) / 8388608.0f;
+    d = before;
+    LAUNCH(multiply<T>, 1, 32, (256 + 128) * sizeof(T), NULL, (const T *)a.data(),
+           (const T *)b.data(), d.data(), by_columns);
+    for (size_t row = 0; row < 16; row++)
+        for (size_t column = 0; column < 8; column++) {
+            double sum = before[row * 8 + column];
+            for (size_t k = 0; k < 16; k++)
+                sum += (double)kvf_to_float(a[row * 16 + k]) *
+                       (double)kvf_to_float(by_columns ? b[column * 16 + k] : b[k * 8 + column]);
+            /* 17 terms of at most 2: 17 roundings of 34 x 2^-24. */
+            CHECK(fabs(sum - (double)d[row * 8 + column]) <= 17 * 34 * 0x1p-24);
+        }
+}
+
+/* Not-a-numbers and infinities go through a product as such. */
+static __global__ void multiply_special(float *d)
+{
+    const uint32_t half_infinity = 0x7c00u, half_nan = 0x7e00u;
+    const uint32_t lane = threadIdx.x;
+    uint32_t a[4] = {0, 0, 0, 0}, b[2] = {0x3c003c00u, 0x3c003c00u};
+    if (lane == 0)
+        a[0] = half_infinity; /* row 0, k 0 */
+    if (lane == 4)
+        a[0] = half_nan; /* row 1, k 0 */
+    float r[4] = {0, 0, 0, 0};
+    kvf_mma(r, a, b, kvf_half());
+    d[lane] = r[0];
+}
+
+void test_products(void)
+{
+    for (uint32_t seed = 1; seed <= 4; seed++) {
+        test_products_of<kvf_bf16>(seed, seed % 2 == 0);
+        test_products_of<kvf_half>(seed, seed % 2 == 0);
+    }
+    float d[32];
+    LAUNCH(multiply_special, 1, 32, 0, NULL, (float *)d);
+    for (uint32_t lane = 0; lane < 32; lane++)
+        CHECK(lane < 4 ? isinf(d[lane]) : lane < 8 ? isnan(d[lane]) : d[lane] == 0.0f);
+}
