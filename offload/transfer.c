@@ -1,32 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The transfer engine: tickets, order, back-pressure, counters. Methods move the bytes.
+ * The transfer engine: tickets, order, back-pressure, counters. Methods move
+ * the bytes.
  *
- * A request is one entry on the engine's own stream: it waits for the caller's stream, reads its
- * count there, moves its pages, and fires `done`. Nothing of it runs on the caller's thread.
+ * A request is handed to the engine's thread (transfer_thread.c), to the device
+ * (transfer_mapped.c) or, where the count decides and only the device knows it,
+ * to both, and the one that it is not for lets it pass. Nothing of it waits on
+ * the caller's thread.
  */
 
 #include <string.h>
 
 #include "transfer_method.h"
 
-static const kvf_transfer_ops *const methods[] = {&kvf_transfer_direct_ops,
-                                                  &kvf_transfer_gather_ops, &kvf_transfer_each_ops};
+static const kvf_transfer_ops *const methods[] = {
+    &kvf_transfer_direct_ops, &kvf_transfer_gather_ops, &kvf_transfer_each_ops,
+    &kvf_transfer_mapped_ops, &kvf_transfer_batch_ops,
+};
 
-#define METHOD_COUNT (sizeof methods / sizeof *methods)
+#define METHOD_COUNT  (sizeof methods / sizeof *methods)
+#define MAPPED_BUCKET 6u /* from 2^6 = 64 pages on, `gather` is the better guess */
 
-static const kvf_transfer_ops *find_method(const kvf_device *device, kvf_transfer method)
+static const kvf_transfer_ops *find_method(kvf_transfer method)
 {
-    if (method == KVF_TRANSFER_AUTO) {
-        kvf_device_properties properties;
-        device->ops->properties(device, &properties);
-        method = properties.shares_host_memory ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER;
-    }
     for (size_t i = 0; i < METHOD_COUNT; i++)
         if (methods[i]->method == method)
             return methods[i];
     return NULL;
+}
+
+const char *kvf_transfer_name(kvf_transfer method)
+{
+    const kvf_transfer_ops *ops = find_method(method);
+    return ops != NULL ? ops->name : "auto";
+}
+
+kvf_transfer_choice kvf_transfer_choice_default(void)
+{
+    kvf_transfer_choice choice;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        choice.method[b] = b < MAPPED_BUCKET ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
+    return choice;
+}
+
+/* Which method takes which bucket. All AUTO where the method is not known. */
+static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares_memory)
+{
+    kvf_transfer_choice choice = kvf_transfer_choice_default();
+    kvf_transfer method = config->method;
+    if (method == KVF_TRANSFER_AUTO && config->choice != NULL)
+        return *config->choice;
+    if (method == KVF_TRANSFER_AUTO && !shares_memory)
+        return choice;
+    if (method == KVF_TRANSFER_AUTO)
+        method = KVF_TRANSFER_DIRECT;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        choice.method[b] = find_method(method) != NULL ? method : KVF_TRANSFER_AUTO;
+    return choice;
+}
+
+static int shares_memory(const kvf_device *device)
+{
+    kvf_device_properties properties;
+    device->ops->properties(device, &properties);
+    return properties.shares_host_memory != 0;
 }
 
 static kvf_status check(kvf_context *context, const kvf_transfer_config *config)
@@ -35,29 +73,160 @@ static kvf_status check(kvf_context *context, const kvf_transfer_config *config)
         return kvf_fail(context, KVF_INVALID, 0,
                         "pages of %zu bytes cannot be moved: it must be a multiple of 64",
                         config->page_bytes);
-    if (config->pages_max == 0 || config->requests_max == 0 || config->gather_threads == 0)
+    if (config->pages_max == 0 || config->requests_max == 0 || config->gather_threads == 0 ||
+        config->requests_max > 1u << 20)
         return kvf_fail(context, KVF_INVALID, 0,
                         "transfer of %u pages, %u requests, gather_threads %u: each must be at "
-                        "least 1",
+                        "least 1, and requests at most 2^20",
                         config->pages_max, config->requests_max, config->gather_threads);
     return KVF_OK;
+}
+
+/* Take over a choice; it must be whole, and `mapped` in it a single range. */
+static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_choice *choice)
+{
+    kvf_context *context = engine->device->context;
+    uint32_t ranges = 0;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
+        kvf_transfer method = choice->method[b];
+        engine->by_bucket[b] = find_method(method);
+        if (engine->by_bucket[b] == NULL)
+            return kvf_fail(context, KVF_UNSUPPORTED, 0,
+                            "transfer method %d is not in this build; use auto, direct, gather, "
+                            "each, mapped or batch",
+                            (int)engine->config.method);
+        engine->methods |= 1u << method;
+        if (method != KVF_TRANSFER_MAPPED)
+            continue;
+        if (b == 0 || choice->method[b - 1] != KVF_TRANSFER_MAPPED) {
+            ranges++;
+            engine->mapped_low = b == 0 ? 0 : 1u << b;
+        }
+        engine->mapped_high = b + 1 == KVF_TRANSFER_BUCKETS ? UINT32_MAX : 1u << (b + 1);
+    }
+    const uint32_t direct = 1u << KVF_TRANSFER_DIRECT;
+    if (ranges > 1 || ((engine->methods & direct) != 0 && engine->methods != direct))
+        return kvf_fail(context, KVF_INVALID, 0,
+                        "a transfer choice has 'mapped' in %u ranges, or 'direct' "
+                        "in a part: one "
+                        "range, and direct alone",
+                        ranges);
+    return KVF_OK;
+}
+
+/* ---- what an engine holds ------------------------------------------------------------------- */
+
+static uint32_t slots_for(const kvf_transfer_config *config)
+{
+    uint32_t count = 1;
+    while (count < config->requests_max)
+        count *= 2;
+    return count;
+}
+
+/* Of one slot: words, and lists where the host cannot read those of the device.
+ */
+static size_t slot_bytes(const kvf_transfer_config *config)
+{
+    return sizeof(kvf_transfer_words) +
+           2 * kvf_round_up((size_t)config->pages_max * sizeof(void *), 64);
+}
+
+static int uses_thread(uint32_t used)
+{
+    return (used & ~(1u << KVF_TRANSFER_DIRECT | 1u << KVF_TRANSFER_MAPPED)) != 0;
+}
+
+static kvf_status place_words(kvf_transfer_engine *engine)
+{
+    kvf_device *device = engine->device;
+    const uint32_t count = engine->slot_count;
+    const size_t list_bytes = kvf_round_up((size_t)engine->config.pages_max * sizeof(void *), 64);
+    const size_t each = slot_bytes(&engine->config);
+    char *host = NULL, *alias = NULL;
+    if (engine->shares) {
+        engine->plain_words = kvf_alloc(device->context, count, sizeof *engine->plain_words);
+        if (engine->plain_words == NULL)
+            return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests",
+                            count);
+    } else {
+        kvf_host_memory_config memory = engine->config.memory;
+        memory.bytes = memory.granule = kvf_round_up(each * count, 4096);
+        memory.huge_pages = KVF_HUGE_PAGES_OFF;
+        KVF_TRY(kvf_host_memory_create(device->context, device, &memory, &engine->words));
+        host = engine->words.arenas[0].host;
+        alias = engine->words.arenas[0].device;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        kvf_transfer_slot *slot = &engine->slots[i];
+        slot->words = slot->device_words = engine->plain_words + (host == NULL ? i : 0);
+        if (host != NULL) {
+            char *lists = host + (size_t)count * sizeof *slot->words + i * 2 * list_bytes;
+            char *device_lists = alias + (lists - host);
+            slot->words = (kvf_transfer_words *)(void *)host + i;
+            slot->device_words = (kvf_transfer_words *)(void *)alias + i;
+            slot->from = (const void **)(void *)lists;
+            slot->to = (void **)(void *)(lists + list_bytes);
+            slot->device_from = (const void **)(void *)device_lists;
+            slot->device_to = (void **)(void *)(device_lists + list_bytes);
+        }
+        /* As after the round of tickets before the first. */
+        slot->ticket = i;
+        kvf_word_store(&slot->words->request, i);
+        kvf_word_store(&slot->words->done, i);
+    }
+    return KVF_OK;
+}
+
+static kvf_status create_events(kvf_transfer_engine *engine)
+{
+    kvf_device *device = engine->device;
+    const kvf_device_ops *ops = device->ops;
+    const int has_mapped = engine->mapped_low < engine->mapped_high;
+    for (uint32_t i = 0; i < engine->slot_count; i++) {
+        kvf_transfer_slot *slot = &engine->slots[i];
+        if (uses_thread(engine->methods))
+            KVF_TRY(ops->event_create(device, &slot->sent));
+        if (!has_mapped)
+            continue;
+        KVF_TRY(ops->event_create(device, &slot->begin));
+        KVF_TRY(ops->event_create(device, &slot->arrived));
+        KVF_TRY(ops->event_create(device, &slot->recorded_begin));
+        KVF_TRY(ops->event_create(device, &slot->recorded_arrived));
+    }
+    if (has_mapped)
+        KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->read_stream));
+    if (uses_thread(engine->methods))
+        KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->copy_stream));
+    return kvf_transfer_clocks_create(engine);
 }
 
 static kvf_status reserve(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
-    const kvf_device_ops *ops = device->ops;
-    uint32_t count = engine->config.requests_max;
-    engine->slots = kvf_alloc(device->context, count, sizeof *engine->slots);
+    engine->slot_count = slots_for(&engine->config);
+    engine->next_ticket = engine->next_recorded = engine->slot_count;
+    engine->slots = kvf_alloc(device->context, engine->slot_count, sizeof *engine->slots);
     if (engine->slots == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests", count);
-    for (uint32_t i = 0; i < count; i++) {
-        KVF_TRY(ops->event_create(device, &engine->slots[i].begin));
-        KVF_TRY(ops->event_create(device, &engine->slots[i].done));
-    }
-    KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->stream));
-    KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->copy_stream));
-    return engine->ops->open(engine);
+        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests",
+                        engine->config.requests_max);
+    if (pthread_mutex_init(&engine->lock, NULL) != 0 ||
+        pthread_mutex_init(&engine->clock_lock, NULL) != 0 ||
+        pthread_cond_init(&engine->news, NULL) != 0 ||
+        pthread_cond_init(&engine->changed, NULL) != 0)
+        return kvf_fail(device->context, KVF_SYSTEM, 0, "a lock for transfers could not be made");
+    engine->has_locks = 1;
+    KVF_TRY(place_words(engine));
+    KVF_TRY(create_events(engine));
+    for (size_t i = 0; i < METHOD_COUNT; i++)
+        if (engine->methods >> methods[i]->method & 1)
+            KVF_TRY(methods[i]->open(engine));
+    return uses_thread(engine->methods) ? kvf_transfer_thread_start(engine) : KVF_OK;
+}
+
+static int is_direct(const kvf_transfer_engine *engine)
+{
+    return engine->methods == 1u << KVF_TRANSFER_DIRECT;
 }
 
 kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *config,
@@ -65,22 +234,22 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
 {
     *out = NULL;
     kvf_context *context = device->context;
-    const kvf_transfer_ops *ops = find_method(device, config->method);
-    if (ops == NULL)
-        return kvf_fail(context, KVF_UNSUPPORTED, 0,
-                        "transfer method %d is not in this build; use auto, direct, gather or each",
-                        (int)config->method);
     KVF_TRY(check(context, config));
     kvf_transfer_engine *engine = kvf_alloc(context, 1, sizeof *engine);
     if (engine == NULL)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a transfer engine");
     engine->device = device;
-    engine->ops = ops;
     engine->config = *config;
+    engine->shares = (uint32_t)shares_memory(device);
+    atomic_init(&engine->rung, 0);
     kvf_transfer_stats_reset(engine);
-    kvf_status status = ops->move != NULL ? reserve(engine) : ops->open(engine);
+    const kvf_transfer_choice choice = resolve(config, (int)engine->shares);
+    kvf_status status = take_choice(engine, &choice);
+    if (status == KVF_OK)
+        status = is_direct(engine) ? kvf_transfer_direct_ops.open(engine) : reserve(engine);
     engine->config.gather_cpus = NULL; /* borrowed for the call only */
     engine->config.memory.topology = NULL;
+    engine->config.choice = NULL;
     if (status != KVF_OK) {
         kvf_transfer_close(engine);
         return status;
@@ -94,153 +263,210 @@ void kvf_transfer_close(kvf_transfer_engine *engine)
     if (engine == NULL)
         return;
     const kvf_device_ops *ops = engine->device->ops;
-    ops->stream_destroy(engine->stream);
+    kvf_context *context = engine->device->context;
+    kvf_transfer_thread_stop(engine);
     ops->stream_destroy(engine->copy_stream);
-    engine->ops->close(engine);
-    for (uint32_t i = engine->slots != NULL ? engine->config.requests_max : 0; i-- > 0;) {
-        ops->event_destroy(engine->slots[i].done);
-        ops->event_destroy(engine->slots[i].begin);
+    ops->stream_destroy(engine->read_stream);
+    for (size_t i = METHOD_COUNT; i-- > 0;)
+        methods[i]->close(engine);
+    kvf_transfer_clocks_destroy(engine);
+    for (uint32_t i = engine->slots != NULL ? engine->slot_count : 0; i-- > 0;) {
+        kvf_event *events[] = {engine->slots[i].recorded_arrived, engine->slots[i].recorded_begin,
+                               engine->slots[i].arrived, engine->slots[i].begin,
+                               engine->slots[i].sent};
+        for (size_t e = 0; e < sizeof events / sizeof *events; e++)
+            ops->event_destroy(events[e]);
     }
-    kvf_free(engine->device->context, engine->slots);
-    kvf_free(engine->device->context, engine);
+    kvf_host_memory_destroy(context, &engine->words);
+    kvf_free(context, engine->plain_words);
+    if (engine->has_locks) {
+        pthread_cond_destroy(&engine->changed);
+        pthread_cond_destroy(&engine->news);
+        pthread_mutex_destroy(&engine->clock_lock);
+        pthread_mutex_destroy(&engine->lock);
+    }
+    kvf_free(context, engine->slots);
+    kvf_free(context, engine);
 }
 
 kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine)
 {
-    return engine->ops->method;
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++)
+        if (engine->methods == 1u << m)
+            return (kvf_transfer)m;
+    return KVF_TRANSFER_AUTO;
 }
 
-const char *kvf_transfer_name(kvf_transfer method)
+void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out)
 {
-    for (size_t i = 0; i < METHOD_COUNT; i++)
-        if (methods[i]->method == method)
-            return methods[i]->name;
-    return "auto";
+    const kvf_transfer_config *config = &engine->config;
+    const int gathers = engine->methods >> KVF_TRANSFER_GATHER & 1;
+    *out = (kvf_transfer_shape){0};
+    if (gathers)
+        *out = (kvf_transfer_shape){.workers = config->gather_threads,
+                                    .depth = kvf_transfer_depth(config),
+                                    .chunk_bytes =
+                                        kvf_transfer_chunk_pages(config) * config->page_bytes};
+    if (engine->methods >> KVF_TRANSFER_MAPPED & 1)
+        out->blocks = config->blocks;
 }
 
-/* ---- requests
- * ------------------------------------------------------------------------------------ */
+/* ---- requests ------------------------------------------------------------------------------- */
 
-typedef struct request_call {
-    kvf_transfer_engine *engine;
-    kvf_transfer_slot *slot;
-} request_call;
-
-/* On the transfer stream's thread, after the caller's stream has written the arrays. */
-static void run_request(const void *raw, uint32_t task)
+static int has_mapped(const kvf_transfer_engine *engine)
 {
-    (void)task;
-    const request_call *call = raw;
-    kvf_transfer_engine *engine = call->engine;
-    uint32_t count = *call->slot->request.count;
-    kvf_status status = KVF_OK;
-    if (count > engine->config.pages_max)
-        status = kvf_fail(engine->device->context, KVF_CORRUPT, 0,
-                          "a request names %u pages, the engine was opened for %u", count,
-                          engine->config.pages_max);
-    else if (count > 0)
-        status = engine->ops->move(engine, &call->slot->request, count);
-    if (status == KVF_OK) {
-        kvf_transfer_count(&engine->counters.pages, count);
-        kvf_transfer_count(&engine->counters.bytes, (uint64_t)count * engine->config.page_bytes);
-    } else {
-        engine->device->ops->stream_fail(engine->stream, status);
-    }
+    return engine->mapped_low < engine->mapped_high;
+}
+
+/* 1 if the request that stands in the way of the next one is done. */
+static int has_room(kvf_transfer_engine *engine)
+{
+    const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
+    const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
+    if (engine->has_thread && !kvf_transfer_is_done(slot, ticket))
+        return 0;
+    return !has_mapped(engine) || engine->device->ops->event_is_done(slot->arrived);
+}
+
+/* `mapped` alone: the request whose slot is used again should have written its word. */
+static void check_word(kvf_transfer_engine *engine, const kvf_transfer_slot *slot)
+{
+    if (engine->has_thread || kvf_transfer_is_done(slot, slot->ticket))
+        return;
+    engine->untold = kvf_fail(engine->device->context, KVF_CORRUPT, 0,
+                              "a request named more pages than the %u that the engine was opened "
+                              "for",
+                              engine->config.pages_max);
+}
+
+static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfer_request *request,
+                                  kvf_stream *stream, uint32_t *ticket)
+{
+    if (!has_mapped(engine))
+        return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
+                        "transfer '%s' takes a thread of the host and cannot be recorded; use "
+                        "mapped or auto",
+                        kvf_transfer_name(kvf_transfer_method(engine)));
+    kvf_transfer_slot slot = *kvf_transfer_slot_of(engine, engine->next_recorded);
+    slot.request = *request;
+    KVF_TRY(kvf_transfer_mapped_enqueue(engine, &slot, stream, 1));
+    *ticket = engine->next_recorded++;
+    return KVF_OK;
+}
+
+static int is_capturing(const kvf_transfer_engine *engine, kvf_stream *stream)
+{
+    const kvf_device_ops *ops = engine->device->ops;
+    return ops->is_capturing != NULL && ops->is_capturing(stream);
 }
 
 kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_request *request,
                                kvf_stream *stream, uint32_t *ticket)
 {
-    const kvf_device_ops *ops = engine->device->ops;
     *ticket = engine->next_ticket;
-    if (engine->ops->move == NULL)
+    if (is_direct(engine))
         return KVF_OK;
-    kvf_transfer_slot *slot = &engine->slots[engine->next_ticket % engine->config.requests_max];
-    if (!ops->event_is_done(slot->done))
+    if (is_capturing(engine, stream))
+        return submit_recorded(engine, request, stream, ticket);
+    if (!has_room(engine))
         return KVF_BUSY;
+    kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, engine->next_ticket);
+    pthread_mutex_lock(&engine->lock);
+    check_word(engine, slot);
+    if (slot->status != KVF_OK && !slot->is_told)
+        engine->untold = slot->status;
+    slot->status = KVF_OK;
+    slot->is_told = 0;
+    slot->joined = NULL;
+    slot->ticket = engine->next_ticket;
     slot->request = *request;
-    slot->ticket = engine->next_ticket++;
-    request_call call = {.engine = engine, .slot = slot};
-    KVF_TRY(ops->event_record(slot->begin, stream));
-    KVF_TRY(ops->stream_wait_event(engine->stream, slot->begin));
-    KVF_TRY(ops->host_call(engine->stream, run_request, &call, sizeof call));
-    return ops->event_record(slot->done, engine->stream);
+    pthread_mutex_unlock(&engine->lock);
+    if (has_mapped(engine))
+        KVF_TRY(kvf_transfer_mapped_enqueue(engine, slot, stream, 0));
+    if (engine->has_thread)
+        KVF_TRY(kvf_transfer_thread_call(engine, slot, stream));
+    engine->next_ticket++;
+    return KVF_OK;
 }
 
 kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_stream *stream)
 {
-    if (engine->ops->move == NULL)
+    if (is_direct(engine))
         return KVF_OK;
-    kvf_transfer_slot *slot = &engine->slots[ticket % engine->config.requests_max];
-    /* A slot that carries another ticket was free before: the request of this one is done. */
-    if (slot->ticket != ticket)
-        return KVF_OK;
-    return engine->device->ops->stream_wait_event(stream, slot->done);
+    const kvf_device_ops *ops = engine->device->ops;
+    kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
+    if (is_capturing(engine, stream))
+        return ops->stream_wait_event(stream, slot->recorded_arrived);
+    if (has_mapped(engine))
+        KVF_TRY(ops->stream_wait_event(stream, slot->arrived));
+    if (engine->has_thread)
+        return kvf_transfer_thread_join(engine, slot, ticket, stream);
+    if (engine->untold != KVF_OK)
+        ops->stream_fail(stream, engine->untold);
+    engine->untold = KVF_OK;
+    return KVF_OK;
 }
 
 kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 {
-    if (engine->ops->move == NULL)
+    if (is_direct(engine) || has_room(engine))
         return KVF_OK;
-    return engine->device->ops->event_wait(
-        engine->slots[engine->next_ticket % engine->config.requests_max].done);
+    const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
+    kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
+    if (has_mapped(engine))
+        KVF_TRY(engine->device->ops->event_wait(slot->arrived));
+    return engine->has_thread ? kvf_transfer_thread_wait(engine, slot, ticket) : KVF_OK;
 }
 
-/* ---- numbers
- * --------------------------------------------------------------------------------------- */
+/* ---- numbers -------------------------------------------------------------------------------- */
 
-static void clock_start(const void *raw, uint32_t task)
+static void sum_needs(uint32_t used, int shares, const kvf_transfer_config *config,
+                      uint64_t *host_bytes, uint64_t *device_bytes)
 {
-    (void)task;
-    kvf_transfer_engine *engine = *(kvf_transfer_engine *const *)raw;
-    engine->copy_began_ns = kvf_now_ns();
-}
-
-static void clock_stop(const void *raw, uint32_t task)
-{
-    (void)task;
-    kvf_transfer_engine *engine = *(kvf_transfer_engine *const *)raw;
-    kvf_transfer_count(&engine->counters.copy_ns, kvf_now_ns() - engine->copy_began_ns);
-}
-
-kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine)
-{
-    return engine->device->ops->host_call(engine->copy_stream, clock_start, &engine, sizeof engine);
-}
-
-kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine)
-{
-    return engine->device->ops->host_call(engine->copy_stream, clock_stop, &engine, sizeof engine);
+    *host_bytes = *device_bytes = 0;
+    for (size_t i = 0; i < METHOD_COUNT; i++) {
+        uint64_t host = 0, device = 0;
+        if ((used >> methods[i]->method & 1) == 0 || methods[i]->needs == NULL)
+            continue;
+        methods[i]->needs(config, &host, &device);
+        *host_bytes += host;
+        *device_bytes += device;
+    }
+    if (used != 1u << KVF_TRANSFER_DIRECT && !shares)
+        *host_bytes += kvf_round_up(slot_bytes(config) * slots_for(config), 4096);
 }
 
 void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
                         uint64_t *host_bytes, uint64_t *device_bytes)
 {
-    *host_bytes = *device_bytes = 0;
-    const kvf_transfer_ops *ops = find_method(device, config->method);
-    if (ops != NULL && ops->needs != NULL)
-        ops->needs(config, host_bytes, device_bytes);
+    const int shares = shares_memory(device);
+    const kvf_transfer_choice choice = resolve(config, shares);
+    uint32_t used = 0;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        if (choice.method[b] != KVF_TRANSFER_AUTO)
+            used |= 1u << choice.method[b];
+    sum_needs(used, shares, config, host_bytes, device_bytes);
 }
 
 uint64_t kvf_transfer_host_bytes(const kvf_transfer_engine *engine)
 {
-    uint64_t host_bytes = 0, device_bytes = 0;
-    if (engine->ops->needs != NULL)
-        engine->ops->needs(&engine->config, &host_bytes, &device_bytes);
+    uint64_t host_bytes, device_bytes;
+    sum_needs(engine->methods, (int)engine->shares, &engine->config, &host_bytes, &device_bytes);
     return host_bytes;
 }
 
 uint64_t kvf_transfer_device_bytes(const kvf_transfer_engine *engine)
 {
-    uint64_t host_bytes = 0, device_bytes = 0;
-    if (engine->ops->needs != NULL)
-        engine->ops->needs(&engine->config, &host_bytes, &device_bytes);
+    uint64_t host_bytes, device_bytes;
+    sum_needs(engine->methods, (int)engine->shares, &engine->config, &host_bytes, &device_bytes);
     return device_bytes;
 }
 
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out)
 {
     kvf_transfer_counters *c = &engine->counters;
+    if (engine->has_locks)
+        kvf_transfer_clocks_read(engine);
     *out = (kvf_transfer_stats){
         .pages = atomic_load_explicit(&c->pages, memory_order_relaxed),
         .bytes = atomic_load_explicit(&c->bytes, memory_order_relaxed),
@@ -254,6 +480,8 @@ void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *ou
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine)
 {
     kvf_transfer_counters *c = &engine->counters;
+    if (engine->has_locks)
+        kvf_transfer_clocks_read(engine);
     atomic_store_explicit(&c->pages, 0, memory_order_relaxed);
     atomic_store_explicit(&c->bytes, 0, memory_order_relaxed);
     atomic_store_explicit(&c->copies, 0, memory_order_relaxed);

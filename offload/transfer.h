@@ -3,13 +3,16 @@
 #define KVF_OFFLOAD_TRANSFER_H
 
 /*
- * The transfer engine: brings scattered pages from the host pool into slots on the device.
+ * The transfer engine: brings scattered pages from the host pool into slots on
+ * the device.
  *
- * A request names its pages by two address arrays and a count that all live on the device and are
- * written by earlier work on the same stream; the caller never waits for them. Methods stand behind
- * one table
- * (`transfer_<name>.c`), all enqueue-only, all delivering the same bytes. `done` fires when the
- * last byte of the request has arrived; work that waits for it sees the bytes.
+ * A request names its pages by two address arrays and a count that all live on
+ * the device and are written by earlier work on the same stream; the caller
+ * never waits for them. Methods stand behind one table (`transfer_<name>.c`),
+ * all delivering the same bytes. `mapped` is work of the device alone and can
+ * be recorded. The others need a thread of the host: the engine has one of its
+ * own, which learns of a request through a word of mapped memory and answers
+ * through another, so no function that a stream calls ever calls the device.
  *
  * Knows nothing of heads, layers or sequences.
  */
@@ -17,10 +20,23 @@
 #include "gather.h"
 #include "staging.h"
 
+#define KVF_TRANSFER_METHODS (KVF_TRANSFER_BATCH + 1)
+/* Requests by size: bucket b has 2^b .. 2^(b+1) - 1 pages, the last one all
+ * that are larger. */
+#define KVF_TRANSFER_BUCKETS 17u
+
 typedef struct kvf_transfer_engine kvf_transfer_engine;
 
+/* Which method takes which requests. Those that `mapped` takes must be
+ * neighbours. */
+typedef struct kvf_transfer_choice {
+    kvf_transfer method[KVF_TRANSFER_BUCKETS];
+} kvf_transfer_choice;
+
 typedef struct kvf_transfer_config {
-    kvf_transfer method; /* AUTO: direct where the device shares host memory */
+    /* AUTO: as `choice` says; without one, direct where the device shares host
+     * memory, else kvf_transfer_choice_default */
+    kvf_transfer method;
     size_t page_bytes;
     uint32_t pages_max;      /* of one request */
     uint32_t requests_max;   /* in flight at once (one per layer is enough) */
@@ -28,10 +44,17 @@ typedef struct kvf_transfer_config {
     uint32_t depth;          /* of staging; 0 = 3 */
     uint32_t gather_threads; /* >= 1 */
     const uint32_t *gather_cpus;
+    uint32_t blocks;               /* of the device that `mapped` takes; 0 = 8 */
+    uint32_t loads_only;           /* 1: `mapped` makes no bulk copies where the device has them */
     kvf_host_memory_config memory; /* policy for staging */
+    /* Where the pages live, so that workers find an alias's host address;
+     * outlives the engine. NULL: aliases are host addresses. */
+    const kvf_host_memory *pool;
+    const kvf_transfer_choice *choice; /* of AUTO; borrowed for the call */
 } kvf_transfer_config;
 
-/* Addresses are device aliases; all three arrays are device memory, valid until `done`. */
+/* Addresses are device aliases; all three arrays are device memory, valid until
+ * `done`. */
 typedef struct kvf_transfer_request {
     const void *const *from; /* [*count] pages */
     void *const *to;         /* [*count] slots */
@@ -39,37 +62,54 @@ typedef struct kvf_transfer_request {
 } kvf_transfer_request;
 
 typedef struct kvf_transfer_stats {
-    uint64_t pages, bytes, copies;
+    uint64_t pages,
+        bytes;       /* by methods on the engine's thread; `mapped` leaves counts to the device */
+    uint64_t copies; /* chunks, pages or batches submitted; `mapped`: requests */
     uint64_t gather_ns; /* workers filling staging */
     uint64_t copy_ns;   /* timed on the stream that copies */
     uint64_t waits;     /* times that staging was full */
 } kvf_transfer_stats;
 
+/* What is in force; 0 where no method in use has it. */
+typedef struct kvf_transfer_shape {
+    uint32_t workers, depth, blocks;
+    size_t chunk_bytes;
+} kvf_transfer_shape;
+
 KVF_MUST_CHECK kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *config,
                                             kvf_transfer_engine **out);
+/* Requests that are on their way are finished first. NULL is fine. */
 void kvf_transfer_close(kvf_transfer_engine *engine);
 
-/* The method in force; never AUTO. */
+/* The method in force; AUTO if it differs by size. */
 kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine);
 const char *kvf_transfer_name(kvf_transfer method);
+void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out);
 
 /*
- * Enqueue one request: it begins after everything now on `stream`, and runs beside what follows
- * there. Pair it with kvf_transfer_join, which makes `stream` wait for it. With `direct`, both do
- * nothing. KVF_BUSY if requests_max are in flight (nothing was queued).
+ * Enqueue one request: it begins after everything now on `stream`, and runs
+ * beside what follows there. Pair it with kvf_transfer_join, which makes
+ * `stream` wait for it. With `direct`, both do nothing. KVF_BUSY if
+ * requests_max are in flight (nothing was queued). KVF_UNSUPPORTED while
+ * `stream` is recorded, unless `mapped` takes part; then it takes requests of
+ * every size. Submit and join of one request are both recorded or both not.
  */
 KVF_MUST_CHECK kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
                                               const kvf_transfer_request *request,
                                               kvf_stream *stream, uint32_t *ticket);
+/* A request that failed makes `stream` fail: its next wait says why. Once per
+ * ticket. */
 KVF_MUST_CHECK kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
                                             kvf_stream *stream);
 
 /* After KVF_BUSY: wait on the host until one more request can be submitted. */
 KVF_MUST_CHECK kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
 
-/* Bytes of staging reserved. */
+/* Bytes of pinned memory reserved: staging, and the words and lists that the
+ * device writes. */
 uint64_t kvf_transfer_host_bytes(const kvf_transfer_engine *engine);
-/* Bytes of device memory reserved: where chunks land before they are scattered. */
+/* Bytes of device memory reserved: where chunks land before they are scattered.
+ */
 uint64_t kvf_transfer_device_bytes(const kvf_transfer_engine *engine);
 /* The same two numbers before anything is opened. */
 void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
@@ -77,5 +117,19 @@ void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *con
 /* Exact after the streams involved are waited for. */
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out);
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine);
+
+/* What AUTO does on a device that was never measured: `mapped` below 64 pages,
+ * where the latency of a thread of the host counts most, `gather` above. */
+kvf_transfer_choice kvf_transfer_choice_default(void);
+
+static inline uint32_t kvf_transfer_bucket(uint32_t pages)
+{
+    uint32_t bucket = 0;
+    while (pages > 1 && bucket + 1 < KVF_TRANSFER_BUCKETS) {
+        pages >>= 1;
+        bucket++;
+    }
+    return bucket;
+}
 
 #endif

@@ -3,8 +3,8 @@
 /*
  * direct: nothing moves, kernels read pages where they live.
  *
- * Only for a device that shares host memory. Its table has no `move`, which tells the engine to
- * take no stream, no event and no staging.
+ * Only for a device that shares host memory. Its table has no `move`, which
+ * tells the engine to take no stream, no event and no staging.
  */
 
 #include "transfer_method.h"

@@ -1,38 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * gather: workers fill a staging chunk, one device copy brings it over, a scatter fills the slots.
+ * gather: workers fill a staging chunk, one device copy brings it over, a
+ * scatter fills the slots.
  *
- * While chunk i is copied and scattered on the copy stream, the workers already fill chunk i + 1. A
- * chunk lands in device memory at the same index of a landing area, so that the event which frees
- * the chunk also says that its landing place has been read. Where the slots of a chunk lie in
- * order, the copy goes straight to them.
+ * While chunk i is copied and scattered on the copy stream, the workers already
+ * fill chunk i + 1. A chunk lands in device memory at the same index of a
+ * landing area, so that the event which frees the chunk also says that its
+ * landing place has been read. Where the slots of a chunk lie in order, the
+ * copy goes straight to them.
  *
- * The workers read pages at the addresses of the request, which is right on a device whose aliases
- * the CPU can read (the host device); one where they differ must translate them in its own method.
- * Invariant: landing chunk i is written only between reserve and the event of chunk i.
+ * A page is named by its device alias; the workers read it at the host address
+ * that the arenas of the pool give for it. Invariant: landing chunk i is
+ * written only between reserve and the event of chunk i.
  */
 
 #include "transfer_method.h"
 
 #define CHUNK_BYTES   ((size_t)1 << 20)
 #define DEPTH         3u
-/* Pages of one gather task: small against a chunk, so that workers end together; large against a
- * claim. */
+/* Pages of one gather task: small against a chunk, so that workers end
+ * together; large against a claim. */
 #define GATHER_PAGES  8u
 #define SCATTER_PAGES 16u
 
 typedef struct gather_method {
     kvf_staging *staging;
     kvf_gather *gather;
-    char *landing;       /* device [depth, chunk_bytes] */
-    void **staged_to;    /* [depth, pages_per_chunk] where the workers write */
-    const void **landed; /* device [depth, pages_per_chunk] where the scatter reads */
+    char *landing;        /* device [depth, chunk_bytes] */
+    void **staged_to;     /* [depth, pages_per_chunk] where the workers write */
+    const void **landed;  /* device [depth, pages_per_chunk] where the scatter reads */
+    const void **sources; /* [pages_per_chunk] where the workers read; NULL: as
+                             the list says */
+    uint32_t last_arena;  /* where the last page lay */
     uint32_t pages_per_chunk;
     uint32_t depth;
 } gather_method;
 
-static uint32_t pages_per_chunk(const kvf_transfer_config *config)
+uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config)
 {
     size_t bytes = config->chunk_bytes > 0 ? config->chunk_bytes : CHUNK_BYTES;
     size_t pages = bytes / config->page_bytes;
@@ -41,7 +46,7 @@ static uint32_t pages_per_chunk(const kvf_transfer_config *config)
     return pages > 0 ? (uint32_t)pages : 1;
 }
 
-static uint32_t ring_depth(const kvf_transfer_config *config)
+uint32_t kvf_transfer_depth(const kvf_transfer_config *config)
 {
     return config->depth > 0 ? config->depth : DEPTH;
 }
@@ -49,52 +54,69 @@ static uint32_t ring_depth(const kvf_transfer_config *config)
 static void gather_needs(const kvf_transfer_config *config, uint64_t *host_bytes,
                          uint64_t *device_bytes)
 {
-    uint64_t pages = (uint64_t)pages_per_chunk(config) * ring_depth(config);
+    uint64_t pages = (uint64_t)kvf_transfer_chunk_pages(config) * kvf_transfer_depth(config);
     *host_bytes = pages * config->page_bytes;
     *device_bytes = pages * (config->page_bytes + sizeof(void *));
 }
 
 static void gather_close(kvf_transfer_engine *engine)
 {
-    gather_method *m = engine->method;
+    gather_method *m = engine->method[KVF_TRANSFER_GATHER];
     if (m == NULL)
         return;
     kvf_device *device = engine->device;
     device->ops->memory_free(device, m->landed);
     device->ops->memory_free(device, m->landing);
+    kvf_free(device->context, m->sources);
     kvf_free(device->context, m->staged_to);
     kvf_gather_destroy(m->gather);
     kvf_staging_destroy(m->staging);
     kvf_free(device->context, m);
-    engine->method = NULL;
+    engine->method[KVF_TRANSFER_GATHER] = NULL;
 }
 
 /* Learn where the pages of every chunk lie: round the ring once. */
 static kvf_status note_addresses(kvf_transfer_engine *engine, gather_method *m)
 {
-    for (uint32_t i = 0; i < m->depth; i++) {
+    kvf_device *device = engine->device;
+    const size_t count = (size_t)m->depth * m->pages_per_chunk;
+    const void **landed = kvf_alloc(device->context, count, sizeof *landed);
+    kvf_status status = KVF_OK;
+    if (landed == NULL)
+        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
+    for (uint32_t i = 0; i < m->depth && status == KVF_OK; i++) {
         kvf_chunk chunk;
-        KVF_TRY(kvf_staging_reserve(m->staging, &chunk));
+        status = kvf_staging_reserve(m->staging, &chunk);
+        if (status != KVF_OK)
+            break;
         for (uint32_t p = 0; p < m->pages_per_chunk; p++) {
             size_t at = (size_t)chunk.index * m->pages_per_chunk + p;
             m->staged_to[at] = chunk.host + p * engine->config.page_bytes;
-            m->landed[at] = m->landing + at * engine->config.page_bytes;
+            landed[at] = m->landing + at * engine->config.page_bytes;
         }
-        KVF_TRY(kvf_staging_submit(m->staging, &chunk, engine->copy_stream));
+        status = kvf_staging_submit(m->staging, &chunk, engine->copy_stream);
     }
-    return engine->device->ops->stream_wait(engine->copy_stream);
+    if (status == KVF_OK)
+        status = device->ops->copy(engine->copy_stream, m->landed, landed, count * sizeof *landed);
+    kvf_status arrived = device->ops->stream_wait(engine->copy_stream);
+    kvf_free(device->context, landed);
+    return status != KVF_OK ? status : arrived;
 }
 
 static kvf_status gather_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     const kvf_transfer_config *config = &engine->config;
+    if (config->pool == NULL && !engine->shares)
+        return kvf_fail(device->context, KVF_INVALID, 0,
+                        "transfer 'gather' must know the pool on a device with "
+                        "memory of its own");
     gather_method *m = kvf_alloc(device->context, 1, sizeof *m);
-    engine->method = m;
+    engine->method[KVF_TRANSFER_GATHER] = m;
     if (m == NULL)
         return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
-    m->pages_per_chunk = pages_per_chunk(config);
-    m->depth = ring_depth(config);
+    m->pages_per_chunk = kvf_transfer_chunk_pages(config);
+    m->depth = kvf_transfer_depth(config);
     size_t pages = (size_t)m->pages_per_chunk * m->depth;
     kvf_staging_config staging = {.chunk_bytes = m->pages_per_chunk * config->page_bytes,
                                   .depth = m->depth,
@@ -102,7 +124,8 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
     KVF_TRY(kvf_staging_create(device->context, device, &staging, &m->staging));
     KVF_TRY(kvf_gather_create(device, config->gather_threads, config->gather_cpus, &m->gather));
     m->staged_to = kvf_alloc(device->context, pages, sizeof *m->staged_to);
-    if (m->staged_to == NULL)
+    m->sources = kvf_alloc(device->context, m->pages_per_chunk, sizeof *m->sources);
+    if (m->staged_to == NULL || m->sources == NULL)
         return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
     void *memory = NULL;
     KVF_TRY(device->ops->memory_alloc(device, pages * config->page_bytes, &memory));
@@ -110,6 +133,37 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
     KVF_TRY(device->ops->memory_alloc(device, pages * sizeof *m->landed, &memory));
     m->landed = memory;
     return note_addresses(engine, m);
+}
+
+/* The host address of a page; NULL if it is not wholly in the pool. */
+static const char *host_address(const kvf_transfer_engine *engine, gather_method *m,
+                                const void *alias)
+{
+    const kvf_host_memory *pool = engine->config.pool;
+    for (uint32_t i = 0; i < pool->arena_count; i++) {
+        /* Neighbours in a list often lie in one arena. */
+        uint32_t at = m->last_arena + i < pool->arena_count ? m->last_arena + i
+                                                            : m->last_arena + i - pool->arena_count;
+        const kvf_arena *arena = &pool->arenas[at];
+        uintptr_t offset = (uintptr_t)alias - (uintptr_t)arena->device;
+        if (offset < arena->bytes && engine->config.page_bytes <= arena->bytes - offset) {
+            m->last_arena = at;
+            return arena->host + offset;
+        }
+    }
+    return NULL;
+}
+
+static kvf_status find_sources(const kvf_transfer_engine *engine, gather_method *m,
+                               const void *const *from, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        m->sources[i] = host_address(engine, m, from[i]);
+        if (m->sources[i] == NULL)
+            return kvf_fail(engine->device->context, KVF_CORRUPT, 0,
+                            "a request names a page at %p, which is not in the pool", from[i]);
+    }
+    return KVF_OK;
 }
 
 static int are_in_order(void *const *to, uint32_t count, size_t page_bytes)
@@ -122,39 +176,66 @@ static int are_in_order(void *const *to, uint32_t count, size_t page_bytes)
 
 /* One filled chunk to its slots, on the copy stream. */
 static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, const kvf_chunk *chunk,
-                       void *const *to, uint32_t count)
+                       const kvf_transfer_list *list, uint32_t first, uint32_t count)
 {
     const kvf_device_ops *ops = engine->device->ops;
-    size_t page_bytes = engine->config.page_bytes;
-    KVF_TRY(kvf_transfer_clock_start(engine));
-    if (are_in_order(to, count, page_bytes)) {
-        KVF_TRY(ops->copy_through(engine->copy_stream, to[0], chunk->device, count * page_bytes));
-    } else {
-        size_t first = (size_t)chunk->index * m->pages_per_chunk;
-        KVF_TRY(ops->copy(engine->copy_stream, m->landing + first * page_bytes, chunk->device,
-                          count * page_bytes));
-        kvf_copy_args scatter = {.bytes = page_bytes,
-                                 .count = count,
-                                 .per_task = SCATTER_PAGES,
-                                 .stream = 1,
-                                 .from = m->landed + first,
-                                 .to = to};
-        KVF_TRY(ops->launch(engine->copy_stream, engine->device->kernels.copy, &scatter,
-                            sizeof scatter, kvf_copy_tasks(&scatter)));
-    }
+    const size_t page_bytes = engine->config.page_bytes;
     kvf_transfer_count(&engine->counters.copies, 1);
-    return kvf_transfer_clock_stop(engine);
+    if (are_in_order(list->to + first, count, page_bytes))
+        return ops->copy_through(engine->copy_stream, list->to[first], chunk->device,
+                                 count * page_bytes);
+    const size_t at = (size_t)chunk->index * m->pages_per_chunk;
+    KVF_TRY(ops->copy(engine->copy_stream, m->landing + at * page_bytes, chunk->device,
+                      count * page_bytes));
+    kvf_copy_args scatter = {.bytes = page_bytes,
+                             .count = count,
+                             .per_task = SCATTER_PAGES,
+                             .stream = 1,
+                             .from = m->landed + at,
+                             .to = list->device_to + first};
+    return ops->launch(engine->copy_stream, engine->device->kernels.copy, &scatter, sizeof scatter,
+                       kvf_copy_tasks(&scatter));
 }
 
-/* On the copy stream's thread, which has nothing to copy before this chunk is filled. */
+/* On the copy stream's thread, which has nothing to copy before this chunk is
+ * filled. */
 static void help_to_gather(const void *raw, uint32_t task)
 {
     (void)task;
     kvf_gather_help((*(gather_method *const *)raw)->gather);
 }
 
+/* Fill a chunk; the workers, this thread, and on the host device the copy
+ * stream's one. */
+static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_chunk *chunk,
+                       const kvf_transfer_list *list, uint32_t first, uint32_t count)
+{
+    kvf_context *context = engine->device->context;
+    kvf_status status = KVF_OK;
+    uint64_t began = kvf_now_ns();
+    if (kvf_context_refuses(context, "gather"))
+        return kvf_fail(context, KVF_SYSTEM, 0, "the gather workers are gone");
+    if (engine->config.pool != NULL)
+        KVF_TRY(find_sources(engine, m, list->from + first, count));
+    /* Past the cache: 8.9 to 10.3 GB/s of gather and copy at 1 MiB chunks in
+     * every run (Zen 4 in a virtual machine, two cores); through the cache
+     * gave 11.6 in some runs and 5.2 in others. */
+    kvf_copy_args gather = {.bytes = engine->config.page_bytes,
+                            .count = count,
+                            .per_task = GATHER_PAGES,
+                            .stream = 1,
+                            .from = engine->config.pool != NULL ? m->sources : list->from + first,
+                            .to = m->staged_to + (size_t)chunk->index * m->pages_per_chunk};
+    kvf_gather_begin(m->gather, &gather);
+    if (engine->shares)
+        status = engine->device->ops->host_call(engine->copy_stream, help_to_gather, &m, sizeof m);
+    kvf_gather_end(m->gather);
+    kvf_transfer_count(&engine->counters.gather_ns, kvf_now_ns() - began);
+    return status;
+}
+
 static kvf_status move_chunk(kvf_transfer_engine *engine, gather_method *m,
-                             const kvf_transfer_request *request, uint32_t first, uint32_t count)
+                             const kvf_transfer_list *list, uint32_t first, uint32_t count)
 {
     kvf_chunk chunk;
     kvf_status status = kvf_staging_try_reserve(m->staging, &chunk);
@@ -164,36 +245,27 @@ static kvf_status move_chunk(kvf_transfer_engine *engine, gather_method *m,
     }
     if (status != KVF_OK)
         return status;
-    uint64_t began = kvf_now_ns();
-    /* Past the cache: 8.9 to 10.3 GB/s of gather and copy at 1 MiB chunks in every run (Zen 4 in a
-     * virtual machine, two cores); through the cache gave 11.6 in some runs and 5.2 in others. */
-    kvf_copy_args gather = {.bytes = engine->config.page_bytes,
-                            .count = count,
-                            .per_task = GATHER_PAGES,
-                            .stream = 1,
-                            .from = request->from + first,
-                            .to = m->staged_to + (size_t)chunk.index * m->pages_per_chunk};
-    /* Two threads then share all the work, whichever of gather and copy is the slower one. */
-    kvf_gather_begin(m->gather, &gather);
-    status = engine->device->ops->host_call(engine->copy_stream, help_to_gather, &m, sizeof m);
-    kvf_gather_end(m->gather);
-    kvf_transfer_count(&engine->counters.gather_ns, kvf_now_ns() - began);
-    if (status == KVF_OK)
-        status = send(engine, m, &chunk, request->to + first, count);
+    status = fill(engine, m, &chunk, list, first, count);
+    if (status == KVF_OK) {
+        kvf_transfer_clock *clock;
+        status = kvf_transfer_clock_start(engine, engine->copy_stream, 1, &clock);
+        if (status == KVF_OK)
+            status = send(engine, m, &chunk, list, first, count);
+        kvf_status stopped = kvf_transfer_clock_stop(engine, engine->copy_stream, clock);
+        status = status != KVF_OK ? status : stopped;
+    }
     kvf_status submitted = kvf_staging_submit(m->staging, &chunk, engine->copy_stream);
     return status != KVF_OK ? status : submitted;
 }
 
-static kvf_status gather_move(kvf_transfer_engine *engine, const kvf_transfer_request *request,
-                              uint32_t count)
+static kvf_status gather_move(kvf_transfer_engine *engine, const kvf_transfer_list *list)
 {
-    gather_method *m = engine->method;
+    gather_method *m = engine->method[KVF_TRANSFER_GATHER];
+    const uint32_t most = m->pages_per_chunk;
     kvf_status status = KVF_OK;
-    for (uint32_t first = 0; first < count && status == KVF_OK; first += m->pages_per_chunk)
-        status =
-            move_chunk(engine, m, request, first, kvf_min_u32(m->pages_per_chunk, count - first));
-    kvf_status arrived = engine->device->ops->stream_wait(engine->copy_stream);
-    return status != KVF_OK ? status : arrived;
+    for (uint32_t first = 0; first < list->count && status == KVF_OK; first += most)
+        status = move_chunk(engine, m, list, first, kvf_min_u32(most, list->count - first));
+    return status;
 }
 
 const kvf_transfer_ops kvf_transfer_gather_ops = {

@@ -3,63 +3,176 @@
 #define KVF_OFFLOAD_TRANSFER_METHOD_H
 
 /*
- * What the transfer engine and its methods share: the engine, its requests in flight, one table per
- * method.
+ * What the transfer engine, its thread and its methods share.
  *
- * The engine owns the requests and their order; a method owns what carries the bytes. Invariant:
- * request slot s holds ticket t with t % requests_max == s, and is written again only after its
- * `done` has fired.
+ * The engine owns the requests and their order; a method owns what carries the
+ * bytes. Invariants:
+ * - slot s holds ticket t with t % slot_count == s, slot_count is a power of
+ * two >= requests_max, and a slot is written again only after its request is
+ * done;
+ * - word `request` of a slot holds its ticket from the moment on that the lists
+ * may be read, word `done` from the moment on that the last byte has arrived or
+ * the request has failed; neither ever goes back.
  */
 
 #include <stdatomic.h>
 
 #include "transfer.h"
 
+/* Registered host memory, one per slot. The device writes the first line and
+ * `done`. */
+typedef struct kvf_transfer_words {
+    _Alignas(64) uint32_t request;
+    uint32_t count;
+    _Alignas(64) uint32_t done;
+    _Alignas(64) uint32_t unused; /* a line of its own for `done`, whatever follows */
+} kvf_transfer_words;
+
 typedef struct kvf_transfer_slot {
     kvf_transfer_request request;
-    kvf_event *begin; /* on the caller's stream: the arrays are written */
-    kvf_event *done;  /* on the transfer stream */
-    uint32_t ticket;
+    uint32_t ticket;           /* of the caller */
+    kvf_transfer_words *words; /* as the host sees them */
+    kvf_transfer_words *device_words;
+    const void **from; /* [pages_max] written by publish; NULL where the host
+                          reads the request */
+    void **to;
+    const void **device_from; /* the same at their aliases */
+    void **device_to;
+    kvf_event *sent;                              /* on the copy stream, after the last copy */
+    kvf_event *begin, *arrived;                   /* of `mapped`: round its kernel */
+    kvf_event *recorded_begin, *recorded_arrived; /* the same in a recording */
+    /* guarded by the engine's lock */
+    kvf_status status;
+    uint32_t is_told;   /* 1: some stream has the status */
+    kvf_stream *joined; /* that waits for `done`; NULL = none yet */
 } kvf_transfer_slot;
 
 typedef struct kvf_transfer_counters {
     atomic_uint_fast64_t pages, bytes, copies, gather_ns, copy_ns, waits;
 } kvf_transfer_counters;
 
+/* What a method that works on the engine's thread gets: arrays that the host
+ * can read. */
+typedef struct kvf_transfer_list {
+    const void *const *from; /* [count] device aliases */
+    void *const *to;         /* [count] */
+    void *const *device_to;  /* the same array as the device sees it */
+    uint32_t count;
+} kvf_transfer_list;
+
 typedef struct kvf_transfer_ops {
     kvf_transfer method;
     const char *name;
-    /* Reserve what the method needs; on failure close is called, which must take a half-open
-     * engine. */
+    /* Reserve what the method needs; on failure close is called, which must take
+     * a half-open engine. */
     kvf_status (*open)(kvf_transfer_engine *engine);
     void (*close)(kvf_transfer_engine *engine);
-    /* In stream order on the transfer stream's own thread: move all pages, return when they
-     * arrived. NULL: the method moves nothing. */
-    kvf_status (*move)(kvf_transfer_engine *engine, const kvf_transfer_request *request,
-                       uint32_t count);
+    /* On the engine's thread: enqueue all copies on copy_stream. NULL: not on
+     * that thread. */
+    kvf_status (*move)(kvf_transfer_engine *engine, const kvf_transfer_list *list);
     void (*needs)(const kvf_transfer_config *config, uint64_t *host_bytes, uint64_t *device_bytes);
 } kvf_transfer_ops;
 
 extern const kvf_transfer_ops kvf_transfer_direct_ops;
 extern const kvf_transfer_ops kvf_transfer_gather_ops;
 extern const kvf_transfer_ops kvf_transfer_each_ops;
+extern const kvf_transfer_ops kvf_transfer_mapped_ops;
+extern const kvf_transfer_ops kvf_transfer_batch_ops;
+
+#define KVF_TRANSFER_CLOCKS 32u
+
+/* A span of one stream, for copy_ns. */
+typedef struct kvf_transfer_clock {
+    kvf_event *begin, *end;
+    enum { KVF_CLOCK_FREE, KVF_CLOCK_OPEN, KVF_CLOCK_CLOSED } state;
+} kvf_transfer_clock;
 
 struct kvf_transfer_engine {
     kvf_device *device;
-    const kvf_transfer_ops *ops;
     kvf_transfer_config config;
-    kvf_stream *stream;       /* takes requests in order; NULL for direct */
-    kvf_stream *copy_stream;  /* carries the copies */
-    kvf_transfer_slot *slots; /* [requests_max] */
-    uint32_t next_ticket;
-    uint64_t copy_began_ns; /* on copy_stream's thread only */
-    void *method;           /* of the method */
+    const kvf_transfer_ops *by_bucket[KVF_TRANSFER_BUCKETS];
+    uint32_t methods;                 /* bit m: method m is open or being opened */
+    uint32_t mapped_low, mapped_high; /* `mapped` takes low <= count < high; equal = none */
+    uint32_t shares;                  /* 1: the host reads the device's memory */
+    kvf_stream *copy_stream;          /* carries the copies of the thread */
+    kvf_stream *read_stream;          /* carries the kernels of `mapped` */
+    kvf_transfer_slot *slots;         /* [slot_count] */
+    uint32_t slot_count;
+    uint32_t next_ticket;   /* of the caller */
+    uint32_t next_recorded; /* of the caller */
+    kvf_host_memory words;  /* one arena; none where the device shares memory */
+    kvf_transfer_words *plain_words;
+    void *method[KVF_TRANSFER_METHODS]; /* of each method */
     kvf_transfer_counters counters;
+
+    pthread_t thread;
+    uint32_t has_locks, has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t news;    /* for the thread: a request, a word, the end */
+    pthread_cond_t changed; /* for others: `sent` or a done word */
+    uint32_t submitted;     /* guarded: tickets below are known to the thread */
+    uint32_t sent;          /* guarded: the thread is through with tickets below */
+    uint32_t is_closing;    /* guarded */
+    uint32_t is_asleep;     /* guarded: the thread waits for news */
+    kvf_status untold;      /* guarded: of a request whose slot was used again before a
+                               join */
+    atomic_uint rung;       /* grows with every word that a stream of the host device wrote */
+
+    pthread_mutex_t clock_lock;
+    kvf_transfer_clock clocks[KVF_TRANSFER_CLOCKS]; /* guarded by clock_lock */
 };
 
-/* Bracket copies on copy_stream; the time between goes to copy_ns. */
-kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine);
-kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine);
+static inline kvf_transfer_slot *kvf_transfer_slot_of(kvf_transfer_engine *engine, uint32_t ticket)
+{
+    return &engine->slots[ticket & (engine->slot_count - 1)];
+}
+
+static inline int kvf_transfer_is_done(const kvf_transfer_slot *slot, uint32_t ticket)
+{
+    return (int32_t)(kvf_word_load(&slot->words->done) - ticket) >= 0;
+}
+
+/* ---- transfer_thread.c ----------------------------------------------------------------------- */
+
+KVF_MUST_CHECK kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine);
+/* Finishes what was submitted; NULL thread is fine. */
+void kvf_transfer_thread_stop(kvf_transfer_engine *engine);
+/* Make the stream tell the thread about the slot's request. */
+KVF_MUST_CHECK kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
+                                                   kvf_transfer_slot *slot, kvf_stream *stream);
+/* Make the stream wait for the slot's request, and fail with it. */
+KVF_MUST_CHECK kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
+                                                   kvf_transfer_slot *slot, uint32_t ticket,
+                                                   kvf_stream *stream);
+/* Wait on the host until the request is done. */
+KVF_MUST_CHECK kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
+                                                   kvf_transfer_slot *slot, uint32_t ticket);
+
+/* ---- transfer_mapped.c ----------------------------------------------------------------------- */
+
+/* Enqueue the kernel beside `stream`, between `begin` and `arrived`. */
+KVF_MUST_CHECK kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine,
+                                                      const kvf_transfer_slot *slot,
+                                                      kvf_stream *stream, int is_recorded);
+
+/* ---- transfer_clock.c ------------------------------------------------------------------------ */
+
+KVF_MUST_CHECK kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
+void kvf_transfer_clocks_destroy(kvf_transfer_engine *engine);
+/* Bracket copies on a stream; the time between goes to copy_ns once both are
+ * done. *clock = NULL: every clock is under way, and the caller does not want
+ * to wait for one. */
+KVF_MUST_CHECK kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream,
+                                                   int may_wait, kvf_transfer_clock **clock);
+KVF_MUST_CHECK kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,
+                                                  kvf_transfer_clock *clock);
+/* Add the spans that are done. */
+void kvf_transfer_clocks_read(kvf_transfer_engine *engine);
+
+/* ---- transfer_gather.c ----------------------------------------------------------------------- */
+
+uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config);
+uint32_t kvf_transfer_depth(const kvf_transfer_config *config);
 
 static inline void kvf_transfer_count(atomic_uint_fast64_t *counter, uint64_t amount)
 {

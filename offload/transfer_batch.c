@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * batch: one submission of all copies of a request, where the driver has such a
+ * call.
+ *
+ * Knows nothing beyond a request. A device without the call refuses it at open,
+ * never later and never silently. Invariant: the arrays of a submission are the
+ * host's and are read before it returns, so that the lists may be written again
+ * at once.
+ */
+
+#include "transfer_method.h"
+
+static kvf_status batch_open(kvf_transfer_engine *engine)
+{
+    kvf_device_properties properties;
+    engine->device->ops->properties(engine->device, &properties);
+    if (!properties.can_copy_batch && !properties.shares_host_memory)
+        return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
+                        "transfer 'batch' needs a driver for CUDA 12.8 or later, "
+                        "and that of %s is "
+                        "for %u.%u; use auto, gather or mapped",
+                        properties.name, properties.driver_version / 1000,
+                        properties.driver_version % 1000 / 10);
+    return KVF_OK;
+}
+
+static void batch_close(kvf_transfer_engine *engine)
+{
+    (void)engine;
+}
+
+static kvf_status batch_move(kvf_transfer_engine *engine, const kvf_transfer_list *list)
+{
+    const kvf_device_ops *ops = engine->device->ops;
+    kvf_transfer_clock *clock;
+    kvf_status status = kvf_transfer_clock_start(engine, engine->copy_stream, 1, &clock);
+    if (status == KVF_OK)
+        status = ops->copy_batch(engine->copy_stream, list->to, list->from,
+                                 engine->config.page_bytes, list->count);
+    kvf_status stopped = kvf_transfer_clock_stop(engine, engine->copy_stream, clock);
+    if (status == KVF_OK)
+        kvf_transfer_count(&engine->counters.copies, 1);
+    return status != KVF_OK ? status : stopped;
+}
+
+const kvf_transfer_ops kvf_transfer_batch_ops = {
+    .method = KVF_TRANSFER_BATCH,
+    .name = "batch",
+    .open = batch_open,
+    .close = batch_close,
+    .move = batch_move,
+    .needs = NULL,
+};
