@@ -82,8 +82,8 @@ typedef struct kvf_link_result {
         of a whole step. TAX: of the compute beside the fetches. PIN: touch + register + unregister.
      */
     kvf_link_times total;
-    /** On the stream that copies, by its own clock, one per repetition: from the first copy or read
-        to the last. BOTH, COPY, PEAK. */
+    /** That the stream which copies was at it, by its own clock, one per repetition. BOTH, COPY,
+        PEAK. */
     kvf_link_times copying;
     kvf_link_times gather; /**< of the workers, one per repetition; GATHER, BOTH with GATHER */
     kvf_link_times
