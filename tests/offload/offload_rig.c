@@ -5,7 +5,14 @@
 #include "offload_rig.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+kvf_device_kind rig_kind(void)
+{
+    const char *wanted = getenv("KVF_TEST_DEVICE");
+    return wanted != NULL && strcmp(wanted, "cuda") == 0 ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
+}
 
 void rig_open(rig *r, const rig_config *config)
 {
@@ -14,9 +21,44 @@ void rig_open(rig *r, const rig_config *config)
     kvf_device_config device = {.threads =
                                     config != NULL && config->threads > 0 ? config->threads : 2,
                                 .isa_mask = KVF_ISA_ALL,
-                                .delay_seed = config != NULL ? config->delay_seed : 0};
-    RIG_OK(kvf_device_open(r->context, KVF_DEVICE_HOST, &device, &r->device));
+                                .delay_seed = config != NULL ? config->delay_seed : 0,
+                                .host_visible = 1};
+    r->kind = rig_kind();
+    RIG_OK(kvf_device_open(r->context, r->kind, &device, &r->device));
     r->ops = r->device->ops;
+}
+
+/* All tasks of a launch, one after the other, on a thread of the stream. */
+typedef struct all_tasks {
+    kvf_task_fn fn;
+    uint32_t tasks;
+    _Alignas(16) char args[RIG_ARGS_MAX];
+} all_tasks;
+
+static void run_all(const void *raw, uint32_t task)
+{
+    (void)task;
+    const all_tasks *all = raw;
+    for (uint32_t i = 0; i < all->tasks; i++)
+        all->fn(all->args, i);
+}
+
+kvf_status rig_launch(rig *r, kvf_stream *stream, kvf_task_fn fn, const void *args,
+                      size_t args_bytes, uint32_t tasks)
+{
+    if (r->kind == KVF_DEVICE_HOST)
+        return r->ops->launch(stream, fn, args, args_bytes, tasks);
+    all_tasks all = {.fn = fn, .tasks = tasks};
+    assert_true(args_bytes <= sizeof all.args);
+    memcpy(all.args, args, args_bytes);
+    return r->ops->host_call(stream, run_all, &all, sizeof all);
+}
+
+void *rig_memory(rig *r, size_t bytes)
+{
+    void *memory;
+    RIG_OK(r->ops->memory_alloc(r->device, bytes, &memory));
+    return memory;
 }
 
 void rig_close(rig *r)

@@ -3,8 +3,8 @@
 #define KVF_TESTS_OFFLOAD_RIG_H
 
 /*
- * What the tests of offload share: a context with a device, seeded numbers, refusal of the N-th
- * request.
+ * What the tests of offload share: a context with a device of the kind that is asked for, seeded
+ * numbers, refusal of the N-th request.
  *
  * Knows nothing of any one test. Closing the rig asserts that nothing is left alive in the context.
  */
@@ -22,6 +22,7 @@ typedef struct rig {
     kvf_context *context;
     kvf_device *device;
     const kvf_device_ops *ops;
+    kvf_device_kind kind;
 } rig;
 
 typedef struct rig_config {
@@ -29,8 +30,19 @@ typedef struct rig_config {
     uint32_t delay_seed; /* 0 = no delays */
 } rig_config;
 
+/* The device that the environment asks for: KVF_TEST_DEVICE=cuda, else the host. On CUDA device
+ * memory is pinned host memory, so that a test can look into it. */
+kvf_device_kind rig_kind(void);
 void rig_open(rig *r, const rig_config *config);
 void rig_close(rig *r);
+
+/* A launch of a function of the host, whatever the device: on CUDA one host call runs its tasks. */
+#define RIG_ARGS_MAX 64u
+kvf_status rig_launch(rig *r, kvf_stream *stream, kvf_task_fn fn, const void *args,
+                      size_t args_bytes, uint32_t tasks);
+
+/* Device memory, zeroed; freed with memory_free. */
+void *rig_memory(rig *r, size_t bytes);
 
 /* Repeatable numbers. */
 typedef struct rig_random {
