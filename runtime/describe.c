@@ -107,6 +107,31 @@ static void features(writer *w, const char *name, uint32_t isa)
     format(w, "],");
 }
 
+/* "13.1" of 13010, and "" of 0. */
+static void version_member(writer *w, const char *name, uint32_t version)
+{
+    char text[24] = "";
+    if (version)
+        snprintf(text, sizeof text, "%u.%u", version / 1000, version % 1000 / 10);
+    text_member(w, name, text);
+}
+
+static void gpu(writer *w, const kvf_device_properties *p)
+{
+    text_member(w, "uuid", p->uuid);
+    format(w, "\"compute_capability\":\"%u.%u\",", p->compute_major, p->compute_minor);
+    number(w, "multiprocessors", p->multiprocessors);
+    number(w, "shared_memory_max_bytes", p->shared_memory_max);
+    version_member(w, "driver_supports_cuda", p->driver_version);
+    version_member(w, "runtime_is_cuda", p->runtime_version);
+    number(w, "pcie_generation", p->link_generation ? p->link_generation : UINT64_MAX);
+    number(w, "pcie_lanes", p->link_width ? p->link_width : UINT64_MAX);
+    format(w, "\"records_graphs\":%s,", p->can_capture ? "true" : "false");
+    format(w, "\"copies_in_batches\":%s,", p->can_copy_batch ? "true" : "false");
+    format(w, "\"records_batches\":%s,", p->can_capture_batch ? "true" : "false");
+    format(w, "\"bulk_copies\":%s,", p->can_bulk_copy ? "true" : "false");
+}
+
 static void device(writer *w, const kvf_runtime *rt)
 {
     const kvf_device_properties *p = &rt->properties;
@@ -116,7 +141,10 @@ static void device(writer *w, const kvf_runtime *rt)
     text_member(w, "pci_address", p->pci_address);
     format(w, "\"numa_node\":%d,", p->numa_node);
     number(w, "memory_bytes", p->memory_bytes);
-    number(w, "compute_threads", p->compute_threads);
+    if (rt->device->ops->kind == KVF_DEVICE_CUDA)
+        gpu(w, p);
+    else
+        number(w, "compute_threads", p->compute_threads);
     format(w, "\"shares_host_memory\":%s,", p->shares_host_memory ? "true" : "false");
     format(w, "\"pins_host_memory\":%s}],", p->pins_host_memory ? "true" : "false");
 }
@@ -184,12 +212,15 @@ static void part(writer *w, const char *name, int is_present, const char *use, c
 
 static void parts(writer *w)
 {
+    char absence[256];
+    kvf_device_cuda_absence(absence);
     format(w, "\"parts\":[");
     part(w, "hwloc", KVF_HAVE_HWLOC, "NUMA nodes, cores and distances",
          "install libhwloc-dev, then build with -Dhwloc=enabled");
     part(w, "libnuma", KVF_HAVE_NUMA, "binding host memory to a node",
          "install libnuma-dev, then build with -Dnuma=enabled");
-    part(w, "cuda", 0, "attending on an NVIDIA GPU", "not in this version");
+    part(w, "cuda", absence[0] == '\0', "attending on an NVIDIA GPU",
+         absence[0] ? absence : "nothing to do");
     close_with(w, ']');
     put(w, ',');
 }
