@@ -364,7 +364,7 @@ cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const
 
 cudaError_t cudaDeviceReset(void)
 {
-    EMU_ENTER_RELEASE(0, outcome);
+    EMU_ENTER_RELEASE(emu::ENTRY_NO_DEVICE, outcome);
     emu::drain_all(-1);
     emu::graphs_reset();
     emu::memory_reset();

@@ -164,8 +164,7 @@ using emu::fail;
 
 extern "C" {
 
-/* ---- devices ------------------------------------------------------------------------------------
- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
@@ -254,8 +253,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* ---- functions
- * ----------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
 {
@@ -290,8 +288,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
     return cudaSuccess;
 }
 
-/* ---- errors; these are not counted and never fail
- * ------------------------------------------------- */
+/* ---- errors; these are not counted and never fail -------------------------------------------- */
 
 cudaError_t cudaGetLastError(void)
 {

@@ -21,8 +21,7 @@
 namespace emu
 {
 
-/* ---- words ------------------------------------------------------------------------------------
- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 void word_sleep(const Word &word, uint32_t seen, uint64_t timeout_ns)
 {
@@ -53,8 +52,7 @@ uint64_t now_ns()
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* ---- delays -----------------------------------------------------------------------------------
- */
+/* ---- delays ---------------------------------------------------------------------------------- */
 
 static thread_local CUstream_st *own_stream = nullptr; /* of a worker */
 
@@ -80,8 +78,7 @@ void maybe_delay()
     nanosleep(&time, nullptr);
 }
 
-/* ---- workers ----------------------------------------------------------------------------------
- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 namespace
 {
@@ -273,8 +270,7 @@ cudaError_t submit(cudaStream_t stream, Work work, const char *name)
     return cudaSuccess;
 }
 
-/* ---- events ------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void event_complete(CUevent_st *event, uint64_t record)
 {
@@ -341,8 +337,7 @@ using emu::tables_lock;
 
 extern "C" {
 
-/* ---- streams -----------------------------------------------------------------------------------
- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
@@ -475,8 +470,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
     return error == cudaSuccess ? error : fail(error);
 }
 
-/* ---- events ------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
@@ -602,8 +596,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 
 } // extern "C"
 
-/* ---- kernels
- * ------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Entered under the name of the call that a launcher makes on a GPU. */
 static cudaError_t cudaLaunchKernelEx_emulated(cudaStream_t stream, dim3 grid, dim3 block,

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_EMU_RUNTIME_RIG_H
+#define KVF_TESTS_EMU_RUNTIME_RIG_H
+
+/*
+ * What the tests of the emulated runtime share: checks, random numbers, one kernel, words that hold
+ * a stream up. They call CUDA as the library does, through the toolkit's own headers.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "emu_control.h"
+
+#define OK(call) assert_int_equal(call, cudaSuccess)
+/* Fails with this error, which cudaGetLastError then gives once. */
+#define FAILS(error, call)                                                                         \
+    do {                                                                                           \
+        assert_int_equal(call, error);                                                             \
+        assert_int_equal(cudaPeekAtLastError(), error);                                            \
+        assert_int_equal(cudaGetLastError(), error);                                               \
+        assert_int_equal(cudaGetLastError(), cudaSuccess);                                         \
+    } while (0)
+
+/* Word t of `count`: to[t] = to[t] * 31 + (from[t] ^ (salt + t)). Neither commutes nor repeats, so
+ * any wrong order shows. A kernel; returns a cudaError_t. */
+int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count);
+static inline void rig_mix_now(uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count)
+{
+    for (uint32_t t = 0; t < count; t++)
+        to[t] = to[t] * 31u + (from[t] ^ (salt + t));
+}
+
+typedef CUresult (*rig_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+static inline int rig_word(const char *call, cudaStream_t stream, uint32_t *word, uint32_t value)
+{
+    rig_word_fn fn = NULL;
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult result;
+    OK(cudaGetDriverEntryPointByVersion(call, &found, 12000, cudaEnableDefault, &result));
+    assert_int_equal(result, cudaDriverEntryPointSuccess);
+    *(void **)&fn = found;
+    return (int)fn(stream, (CUdeviceptr)(uintptr_t)word, value, 0);
+}
+static inline int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value)
+{
+    return rig_word("cuStreamWaitValue32", stream, word, value);
+}
+static inline int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value)
+{
+    return rig_word("cuStreamWriteValue32", stream, word, value);
+}
+static inline void rig_set_word(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static inline cudaStream_t rig_stream(void)
+{
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+    return stream;
+}
+static inline cudaEvent_t rig_event(void)
+{
+    cudaEvent_t event;
+    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+}
+static inline void *rig_memory(size_t bytes)
+{
+    void *memory;
+    OK(cudaMalloc(&memory, bytes));
+    return memory;
+}
+static inline uint32_t *rig_pinned(size_t words)
+{
+    void *memory;
+    OK(cudaHostAlloc(&memory, words * 4, cudaHostAllocMapped));
+    for (size_t i = 0; i < words; i++)
+        ((uint32_t *)memory)[i] = 0;
+    return memory;
+}
+static inline void rig_copy(cudaStream_t stream, void *to, const void *from, size_t bytes)
+{
+    OK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+}
+static inline void rig_join(cudaStream_t waits, cudaEvent_t event, cudaStream_t records)
+{
+    OK(cudaEventRecord(event, records));
+    OK(cudaStreamWaitEvent(waits, event, 0));
+}
+
+static inline kvf_emu_counts rig_counts(void)
+{
+    kvf_emu_counts counts;
+    kvf_emu_get_counts(&counts);
+    return counts;
+}
+
+static inline uint32_t rig_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+/* Of every test: the machine as it is by default; at the end nothing is alive. */
+static inline int rig_begin(void **state)
+{
+    (void)state;
+    kvf_emu_reset();
+    return 0;
+}
+static inline int rig_end(void **state)
+{
+    (void)state;
+    return kvf_emu_is_clean() ? 0 : -1;
+}
+
+#endif
