@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention of the last queries over many keys, on the GPU, in two steps; see observe_ref.c for the
+ * meaning.
+ *
+ * Knows nothing of policies. Both steps stream: nothing of size window x tokens is stored, in
+ * shared memory neither.
+ *
+ * Stats, 16-bit types: grid (KV head x chunk, tiles of query rows). A warp keeps 16 rows (g, w) in
+ * registers; the keys of the chunk pass through three slots of shared memory. A lane has a maximum
+ * and a sum for its own columns, and the four of a row are merged at the end of the chunk.
+ *
+ * Score, 16-bit types: grid (KV head x chunk, parts of the chunk's tokens). The block first merges
+ * the statistics of its head over all chunks, in order, into a base and a share per row. A warp
+ * keeps the keys of 16 tokens in registers, and the queries pass through the slots, head by head of
+ * the group; weights are added up in registers over the window.
+ *
+ * Bound: matrix products, 2 * head_dim operations per (row, token) and step, and one exponential. A
+ * key is read from device memory once per step and then comes from the second-level cache, once per
+ * 64 rows; queries likewise, once per 128 tokens: at head_dim 128 that is 64 operations and more
+ * per byte of that cache. Exactness: fp32 sums in a fixed order; row maxima are stored in natural
+ * units, rounded to fp32, and no weight exceeds one for that.
+ *
+ * fp32: plain, a row (stats) or a token (score) per thread; for tests and comparison.
+ */
+
+#include "cuda_kernels.h"
+#include "page_rows.h"
+#include "plain.cuh"
+
+#define STATS_WARPS   4u
+#define SCORE_WARPS   8u
+#define SLOTS         3u
+#define STEP          32u /* queries between two looks at the window's end */
+#define PLAIN_THREADS 64u
+#define ABSENT        UINT32_MAX /* the position of a token that does not count */
+
+/* Keys, or queries, in one slot. */
+template <uint32_t D> struct plan {
+    static const uint32_t rows = D > 128 ? 32 : 64;
+    static const uint32_t slot_bytes = rows * kvf_tile<D>::stride;
+};
+
+/* KV head x chunk, as in observe_ref.c. */
+typedef struct span_chunk {
+    const kvf_span *spans; /* [spans] */
+    const uint32_t *index; /* [spans] token index of row 0 */
+    size_t at;             /* of the first span among all of the launch */
+    uint32_t head;
+    uint32_t chunks_max;
+    uint32_t tokens; /* rows of spans; 0: nothing to do */
+} span_chunk;
+
+static __device__ __forceinline__ span_chunk chunk_of(const kvf_observe_args *a, uint32_t task)
+{
+    span_chunk c;
+    c.chunks_max = kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    c.head = task / c.chunks_max;
+    const uint32_t first = task % c.chunks_max * KVF_OBSERVE_SPANS, all = a->span_count[c.head];
+    c.tokens = first < all ? kvf_min_u32(KVF_OBSERVE_SPANS, all - first) * a->shape.page_size : 0;
+    c.at = (size_t)c.head * a->spans_max + first;
+    c.spans = a->spans + c.at;
+    c.index = a->span_index + c.at;
+    return c;
+}
+
+/* Where token `token` of the chunk is in the sequence; ABSENT if it does not count. */
+static __device__ __forceinline__ uint32_t position_of(const kvf_observe_args *a,
+                                                       const span_chunk *c, uint32_t token)
+{
+    const uint32_t span = token >> kvf_page_shift(a->shape.page_size);
+    const uint32_t row = token & (a->shape.page_size - 1);
+    if (token >= c->tokens ||
+        !(kvf_live_bits(c->spans[span].count, c->spans[span].skip) >> row & 1))
+        return ABSENT;
+    return c->index[span] + row;
+}
+
+/* Key of a token that counts. */
+static __device__ __forceinline__ const char *key_of(const kvf_observe_args *a, const span_chunk *c,
+                                                     uint32_t token, size_t row_bytes)
+{
+    const uint32_t span = token >> kvf_page_shift(a->shape.page_size);
+    return (const char *)c->spans[span].page + (token & (a->shape.page_size - 1)) * row_bytes;
+}
+
+static __device__ __forceinline__ const char *query_of(const kvf_observe_args *a, uint32_t head,
+                                                       uint32_t g, uint32_t w, size_t row_bytes)
+{
+    return (const char *)a->q + (((size_t)w * a->kv_heads + head) * a->group + g) * row_bytes;
+}
+
+static __device__ __forceinline__ uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
+{
+    return kvf_min_u32(a->limit[w], ABSENT - 1);
+}
+
+/* A fragments of 16 rows of D elements in global memory; near: row lane / 4, far: 8 further. */
+template <uint32_t D>
+static __device__ __forceinline__ void load_rows(uint32_t r[kvf_tile<D>::steps][4],
+                                                 const char *near, bool near_exists,
+                                                 const char *far, bool far_exists, uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+        const uint32_t column = k * 16 + lane % 4 * 2;
+        r[k][0] = kvf_row_word(near, column, near_exists);
+        r[k][1] = kvf_row_word(far, column, far_exists);
+        r[k][2] = kvf_row_word(near, column + 8, near_exists);
+        r[k][3] = kvf_row_word(far, column + 8, far_exists);
+    }
+}
+
+static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
+{
+    return slot + 1 == SLOTS ? 0 : slot + 1;
+}
+
+/* Products of 16 rows in registers with rows row .. row + 8 * tiles - 1 of a slot. */
+template <typename T, uint32_t D, uint32_t tiles>
+static __device__ __forceinline__ void products(float s[tiles][4],
+                                                const uint32_t r[kvf_tile<D>::steps][4],
+                                                const char *slot, uint32_t row, uint32_t lane)
+{
+    KVF_UNROLL
+    for (uint32_t n = 0; n < tiles; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+    KVF_UNROLL
+    for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
+        KVF_UNROLL
+        for (uint32_t n = 0; n < tiles; n += 2) {
+            uint32_t b[4];
+            kvf_load_tiles4(b, kvf_tile_keys<D>(slot, row + n * 8, k * 16, lane));
+            kvf_mma(s[n], r[k], b, T());
+            kvf_mma(s[n + 1], r[k], b + 2, T());
+        }
+    }
+}
+
+/* ---- stats, 16-bit types ----------------------------------------------------------------------
+ */
+
+/* Begins the copy of keys first .. first + plan::rows - 1, and notes their positions. */
+template <uint32_t D>
+static __device__ __forceinline__ void ask_keys(char *to, uint32_t *positions,
+                                                const kvf_observe_args *a, const span_chunk *c,
+                                                uint32_t first)
+{
+    if (first < c->tokens) {
+        for (uint32_t i = threadIdx.x; i < plan<D>::rows; i += blockDim.x)
+            positions[i] = position_of(a, c, first + i);
+        KVF_UNROLL_FOUR
+        for (uint32_t i = threadIdx.x; i < plan<D>::rows * kvf_tile<D>::pieces; i += blockDim.x) {
+            const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+            const bool live = position_of(a, c, first + row) != ABSENT;
+            const char *from = (const char *)a->q;
+            if (live)
+                from = key_of(a, c, first + row, 2 * D) + column * 16;
+            kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, live ? 16 : 0);
+        }
+    }
+    kvf_async_commit();
+}
+
+/* Running maximum, in units of ln 2, and sum of one row over the columns of one lane. */
+typedef struct row_stats {
+    float top;
+    float sum;
+    uint32_t limit;
+} row_stats;
+
+/* Takes the logits of 8 * tiles keys; element e and e + 1 of each tile are of this row. */
+template <uint32_t tiles>
+static __device__ __forceinline__ void take_logits(row_stats *r, const float s[tiles][4],
+                                                   uint32_t e, const uint32_t *positions,
+                                                   float unit)
+{
+    float x[tiles][2], top = r->top;
+    KVF_UNROLL
+    for (uint32_t n = 0; n < tiles; n++) {
+        KVF_UNROLL
+        for (uint32_t i = 0; i < 2; i++) {
+            x[n][i] = positions[n * 8 + i] <= r->limit ? kvf_times(s[n][e + i], unit) : -INFINITY;
+            top = fmaxf(top, x[n][i]);
+        }
+    }
+    const float base = kvf_finite_top(top);
+    float sum = r->sum * kvf_exp2(r->top - base);
+    KVF_UNROLL
+    for (uint32_t n = 0; n < tiles; n++)
+        sum += kvf_exp2(x[n][0] - base) + kvf_exp2(x[n][1] - base);
+    r->top = top;
+    r->sum = sum;
+}
+
+/* row_max, row_sum [kv_heads, chunks_max, group, window]; rows r = g * window + w. */
+static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, uint32_t row,
+                                                   const row_stats *r, uint32_t lane)
+{
+    const float top = kvf_quad_max(r->top);
+    const float sum = kvf_quad_sum(r->sum * kvf_exp2(r->top - kvf_finite_top(top)));
+    const uint32_t rows = a->group * a->window;
+    if (lane % 4 != 0 || row >= rows)
+        return;
+    const size_t at = (size_t)blockIdx.x * rows + row;
+    a->row_max[at] = top == -INFINITY ? -INFINITY : top * KVF_CUDA_LN2;
+    a->row_sum[at] = sum;
+}
+
+template <typename T, uint32_t D>
+static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
+    stats_tiles(const __grid_constant__ kvf_observe_args a)
+{
+    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
+    const uint32_t tiles = plan<D>::rows / 8;
+    const span_chunk c = chunk_of(&a, blockIdx.x);
+    if (c.tokens == 0)
+        return;
+    const uint32_t first_row = (blockIdx.y * (blockDim.x / KVF_LANES) + warp) * 16;
+    const uint32_t rows = a.group * a.window;
+    const float unit = a.scale * KVF_CUDA_LOG2E;
+    char *slots = kvf_shared();
+    uint32_t *positions = (uint32_t *)(slots + SLOTS * plan<D>::slot_bytes);
+    uint32_t q[kvf_tile<D>::steps][4];
+    row_stats stats[2];
+    const char *row_of[2];
+    KVF_UNROLL
+    for (uint32_t side = 0; side < 2; side++) {
+        const uint32_t row = kvf_min_u32(first_row + side * 8 + lane / 4, rows - 1);
+        row_of[side] = query_of(&a, c.head, row / a.window, row % a.window, 2 * D);
+        stats[side].top = -INFINITY;
+        stats[side].sum = 0.0f;
+        stats[side].limit = limit_of(&a, row % a.window);
+    }
+    load_rows<D>(q, row_of[0], true, row_of[1], true, lane);
+    uint32_t used = 0, filled = 2;
+    ask_keys<D>(slots, positions, &a, &c, 0);
+    ask_keys<D>(slots + plan<D>::slot_bytes, positions + plan<D>::rows, &a, &c, plan<D>::rows);
+    for (uint32_t first = 0; first < c.tokens; first += plan<D>::rows) {
+        kvf_async_wait<1>();
+        __syncthreads(); /* these keys are here, and nobody needs those before them */
+        ask_keys<D>(slots + filled * plan<D>::slot_bytes, positions + filled * plan<D>::rows, &a,
+                    &c, first + 2 * plan<D>::rows);
+        if (first_row < rows) {
+            const uint32_t *own = positions + used * plan<D>::rows + lane % 4 * 2;
+            float s[tiles][4];
+            products<T, D, tiles>(s, q, slots + used * plan<D>::slot_bytes, 0, lane);
+            take_logits<tiles>(&stats[0], s, 0, own, unit);
+            take_logits<tiles>(&stats[1], s, 2, own, unit);
+        }
+        used = next_slot(used);
+        filled = next_slot(filled);
+    }
+    if (first_row < rows) {
+        store_stats(&a, first_row + lane / 4, &stats[0], lane);
+        store_stats(&a, first_row + 8 + lane / 4, &stats[1], lane);
+    }
+}
+
+template <typename T, uint32_t D>
+static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaStream_t stream)
+{
+    const uint32_t fragments = kvf_div_ceil_u32(a->group * a->window, 16);
+    const uint32_t warps = kvf_min_u32(STATS_WARPS, fragments);
+    return kvf_cuda_launch(
+        stats_tiles<T, D>, dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_LANES),
+        SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream, *a);
+}
+
+/* ---- score ------------------------------------------------------------------------------------
+ */
+
+/* What the rows of a head are worth, in shared memory. Rows are g * columns + w; a window is padded
+ * to whole steps with rows that are worth nothing. */
+typedef struct row_scales {
+    float *base;     /* [group, columns] the maximum, in units of ln 2 */
+    float *share;    /* [group, columns] of a weight in the score */
+    uint32_t *limit; /* [columns] */
+    uint32_t columns;
+} row_scales;
+
+static __host__ __device__ __forceinline__ size_t scales_bytes(const kvf_observe_args *a)
+{
+    return kvf_round_up(a->window, STEP) * (2 * a->group + 1) * sizeof(float);
+}
+
+static __device__ __forceinline__ row_scales scales_at(const kvf_observe_args *a, char *shared)
+{
+    row_scales r;
+    r.columns = (uint32_t)kvf_round_up(a->window, STEP);
+    r.base = (float *)shared;
+    r.share = r.base + a->group * r.columns;
+    r.limit = (uint32_t *)(r.share + a->group * r.columns);
+    return r;
+}
+
+/* Merges the statistics of a head over its chunks, in order. All threads of the block. */
+static __device__ __forceinline__ void merge_chunks(const row_scales *r, const kvf_observe_args *a,
+                                                    const span_chunk *c)
+{
+    const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
+    const size_t stride = (size_t)a->group * a->window;
+    const size_t first = (size_t)c->head * c->chunks_max * stride;
+    float unit = a->window_mean ? 1.0f / (float)a->window : 1.0f;
+    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+        unit /= (float)a->group;
+    for (uint32_t i = threadIdx.x; i < a->group * r->columns; i += blockDim.x) {
+        const uint32_t g = i / r->columns, w = i % r->columns;
+        const size_t at = first + g * a->window + w;
+        float top = -INFINITY, sum = 0.0f;
+        if (w < a->window) {
+            for (uint32_t k = 0; k < chunks; k++)
+                top = fmaxf(top, a->row_max[at + k * stride]);
+            for (uint32_t k = 0; k < chunks && top > -INFINITY; k++)
+                sum += a->row_sum[at + k * stride] *
+                       kvf_exp2((a->row_max[at + k * stride] - top) * KVF_CUDA_LOG2E);
+        }
+        r->base[i] = top > -INFINITY ? top * KVF_CUDA_LOG2E : 0.0f;
+        r->share[i] = sum > 0.0f ? unit / sum : 0.0f;
+        if (g == 0)
+            r->limit[w] = w < a->window ? limit_of(a, w) : 0;
+    }
+}
+
+/* What a logit adds to a score. */
+static __device__ __forceinline__ float share_of(const row_scales *r, uint32_t row, float x)
+{
+    return kvf_exp2(fminf(x - r->base[row], 0.0f)) * r->share[row];
+}
+
+/* The heads of a group, one by one, into a score. */
+static __device__ __forceinline__ float reduce_head(float score, float sum, uint32_t g,
+                                                    kvf_group_reduce kind)
+{
+    if (g == 0)
+        return sum;
+    return kind == KVF_GROUP_MAX ? fmaxf(score, sum) : score + sum;
+}
+
+/* Begins the copy of tile `n` of queries: windows of one head after the other, and over again for
+ * the next tokens. */
+template <uint32_t D>
+static __device__ __forceinline__ void ask_queries(char *to, const kvf_observe_args *a,
+                                                   const span_chunk *c, uint32_t n, uint32_t end)
+{
+    const uint32_t per_head = kvf_div_ceil_u32(a->window, plan<D>::rows);
+    const uint32_t g = n / per_head % a->group, first = n % per_head * plan<D>::rows;
+    if (n < end) {
+        KVF_UNROLL_FOUR
+        for (uint32_t i = threadIdx.x; i < plan<D>::rows * kvf_tile<D>::pieces; i += blockDim.x) {
+            const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+            const bool exists = first + row < a->window;
+            const char *from = (const char *)a->q;
+            if (exists)
+                from = query_of(a, c->head, g, first + row, 2 * D) + column * 16;
+            kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+        }
+    }
+    kvf_async_commit();
+}
+
+/* Adds what the queries of one slot, windows w .. of head g, give to the two tokens of this lane.
+ */
+template <typename T, uint32_t D>
+static __device__ __forceinline__ void
+add_shares(float sum[2], const uint32_t k[kvf_tile<D>::steps][4], const uint32_t position[2],
+           const char *slot, const row_scales *r, uint32_t g, uint32_t w, float unit, uint32_t lane)
+{
+    for (uint32_t row = 0; row < plan<D>::rows && w + row < r->columns; row += STEP) {
+        float s[STEP / 8][4];
+        products<T, D, STEP / 8>(s, k, slot, row, lane);
+        KVF_UNROLL
+        for (uint32_t n = 0; n < STEP / 8; n++) {
+            KVF_UNROLL
+            for (uint32_t e = 0; e < 4; e++) {
+                const uint32_t column = w + row + n * 8 + lane % 4 * 2 + e % 2;
+                const float share = share_of(r, g * r->columns + column, kvf_times(s[n][e], unit));
+                sum[e / 2] += position[e / 2] <= r->limit[column] ? share : 0.0f;
+            }
+        }
+    }
+}
+
+/* score [kv_heads, spans_max * page_size]. Pass p of a block: tokens (p * parts + part) * 16 *
+ * warps and on. */
+template <typename T, uint32_t D>
+static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
+    score_tiles(const __grid_constant__ kvf_observe_args a)
+{
+    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
+    const uint32_t pass_tokens = blockDim.x / KVF_LANES * 16, step = gridDim.y * pass_tokens;
+    const span_chunk c = chunk_of(&a, blockIdx.x);
+    const uint32_t begin = blockIdx.y * pass_tokens;
+    if (begin >= c.tokens)
+        return;
+    char *slots = kvf_shared();
+    const row_scales scales = scales_at(&a, slots + SLOTS * plan<D>::slot_bytes);
+    const uint32_t per_head = kvf_div_ceil_u32(a.window, plan<D>::rows);
+    const uint32_t end = kvf_div_ceil_u32(c.tokens - begin, step) * a.group * per_head;
+    const float unit = a.scale * KVF_CUDA_LOG2E;
+    ask_queries<D>(slots, &a, &c, 0, end);
+    ask_queries<D>(slots + plan<D>::slot_bytes, &a, &c, 1, end);
+    merge_chunks(&scales, &a, &c);
+    uint32_t used = 0, filled = 2, n = 0;
+    for (uint32_t first = begin; first < c.tokens; first += step) {
+        const uint32_t token = first + warp * 16 + lane / 4;
+        const bool warp_idle = first + warp * 16 >= c.tokens;
+        const uint32_t position[2] = {position_of(&a, &c, token), position_of(&a, &c, token + 8)};
+        const bool near = position[0] != ABSENT, far = position[1] != ABSENT;
+        uint32_t k[kvf_tile<D>::steps][4];
+        load_rows<D>(k, near ? key_of(&a, &c, token, 2 * D) : NULL, near,
+                     far ? key_of(&a, &c, token + 8, 2 * D) : NULL, far, lane);
+        float score[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
+        for (uint32_t i = 0; i < a.group * per_head; i++, n++) {
+            kvf_async_wait<1>();
+            __syncthreads(); /* these queries are here, and nobody needs those before them */
+            ask_queries<D>(slots + filled * plan<D>::slot_bytes, &a, &c, n + 2, end);
+            const uint32_t g = i / per_head, w = i % per_head * plan<D>::rows;
+            if (!warp_idle) {
+                add_shares<T, D>(sum, k, position, slots + used * plan<D>::slot_bytes, &scales, g,
+                                 w, unit, lane);
+                if (i % per_head == per_head - 1) {
+                    KVF_UNROLL
+                    for (uint32_t side = 0; side < 2; side++) {
+                        score[side] =
+                            reduce_head(score[side], kvf_quad_sum(sum[side]), g, a.group_reduce);
+                        sum[side] = 0.0f;
+                    }
+                }
+            }
+            used = next_slot(used);
+            filled = next_slot(filled);
+        }
+        float *out = a.score + c.at * a.shape.page_size + token;
+        if (lane % 4 == 0 && token < c.tokens)
+            out[0] = score[0];
+        if (lane % 4 == 0 && token + 8 < c.tokens)
+            out[8] = score[1];
+    }
+}
+
+template <typename T, uint32_t D>
+static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaStream_t stream)
+{
+    const uint32_t tokens = kvf_min_u32(KVF_OBSERVE_SPANS, a->spans_max) * a->shape.page_size;
+    const uint32_t warps = kvf_min_u32(SCORE_WARPS, kvf_div_ceil_u32(tokens, 16));
+    const uint32_t passes = kvf_div_ceil_u32(tokens, warps * 16);
+    /* Two blocks for every processor of a large GPU, where there is that much to do. */
+    const uint32_t parts = kvf_min_u32(passes, kvf_div_ceil_u32(264, tasks));
+    return kvf_cuda_launch(score_tiles<T, D>, dim3(tasks, parts), dim3(warps * KVF_LANES),
+                           SLOTS * plan<D>::slot_bytes + scales_bytes(a), stream, *a);
+}
+
+/* ---- fp32 -------------------------------------------------------------------------------------
+ */
+
+/* A row per thread. */
+static __global__ void __launch_bounds__(PLAIN_THREADS)
+    stats_plain(const __grid_constant__ kvf_observe_args a)
+{
+    const span_chunk c = chunk_of(&a, blockIdx.x);
+    const uint32_t row = blockIdx.y * PLAIN_THREADS + threadIdx.x, rows = a.group * a.window;
+    if (row >= rows || c.tokens == 0)
+        return;
+    const uint32_t w = row % a.window, limit = limit_of(&a, w), d = a.shape.head_dim;
+    const float *q = (const float *)query_of(&a, c.head, row / a.window, w, d * 4);
+    const float unit = a.scale * KVF_CUDA_LOG2E;
+    float top = -INFINITY, sum = 0.0f;
+    for (uint32_t t = 0; t < c.tokens; t++) {
+        if (position_of(&a, &c, t) > limit)
+            continue;
+        const float *k = (const float *)key_of(&a, &c, t, d * 4);
+        const float x = kvf_times(kvf_dot(q, k, d), unit), old = top;
+        top = fmaxf(top, x);
+        sum = sum * kvf_exp2(old - top) + kvf_exp2(x - top);
+    }
+    const size_t at = (size_t)blockIdx.x * rows + row;
+    a.row_max[at] = top == -INFINITY ? -INFINITY : top * KVF_CUDA_LN2;
+    a.row_sum[at] = sum;
+}
+
+/* A token per thread. */
+static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
+    score_plain(const __grid_constant__ kvf_observe_args a)
+{
+    const span_chunk c = chunk_of(&a, blockIdx.x);
+    const uint32_t token = blockIdx.y * PLAIN_THREADS + threadIdx.x, d = a.shape.head_dim;
+    const row_scales r = scales_at(&a, kvf_shared());
+    if (blockIdx.y * PLAIN_THREADS >= c.tokens)
+        return;
+    merge_chunks(&r, &a, &c);
+    __syncthreads();
+    if (token >= c.tokens)
+        return;
+    const uint32_t position = position_of(&a, &c, token);
+    const float *k = position == ABSENT ? NULL : (const float *)key_of(&a, &c, token, d * 4);
+    const float unit = a.scale * KVF_CUDA_LOG2E;
+    float score = 0.0f;
+    for (uint32_t g = 0; g < a.group && k; g++) {
+        float sum = 0.0f;
+        for (uint32_t w = 0; w < a.window; w++) {
+            if (position > r.limit[w])
+                continue;
+            const float *q = (const float *)query_of(&a, c.head, g, w, d * 4);
+            sum += share_of(&r, g * r.columns + w, kvf_times(kvf_dot(q, k, d), unit));
+        }
+        score = reduce_head(score, sum, g, a.group_reduce);
+    }
+    a.score[c.at * a.shape.page_size + token] = score;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------
+ */
+
+template <typename T, uint32_t D>
+static cudaError_t launch_step(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
+{
+    const uint32_t tasks = a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    return is_score ? launch_score<T, D>(a, tasks, stream) : launch_stats<T, D>(a, tasks, stream);
+}
+
+template <typename T>
+static cudaError_t launch_type(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
+{
+    switch (a->shape.head_dim) {
+    case 64:
+        return launch_step<T, 64>(a, is_score, stream);
+    case 80:
+        return launch_step<T, 80>(a, is_score, stream);
+    case 96:
+        return launch_step<T, 96>(a, is_score, stream);
+    case 128:
+        return launch_step<T, 128>(a, is_score, stream);
+    case 256:
+        return launch_step<T, 256>(a, is_score, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+static cudaError_t launch_plain(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
+{
+    const uint32_t tasks = a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
+    const uint32_t tokens = kvf_min_u32(KVF_OBSERVE_SPANS, a->spans_max) * a->shape.page_size;
+    if (!is_score)
+        return kvf_cuda_launch(stats_plain,
+                               dim3(tasks, kvf_div_ceil_u32(a->group * a->window, PLAIN_THREADS)),
+                               dim3(PLAIN_THREADS), 0, stream, *a);
+    return kvf_cuda_launch(score_plain, dim3(tasks, kvf_div_ceil_u32(tokens, PLAIN_THREADS)),
+                           dim3(PLAIN_THREADS), scales_bytes(a), stream, *a);
+}
+
+static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
+{
+    if (a->kv_heads == 0 || a->spans_max == 0)
+        return cudaSuccess;
+    if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS || a->window == 0 ||
+        a->window > KVF_OBSERVE_WINDOW_MAX)
+        return cudaErrorInvalidValue;
+    switch (a->shape.dtype) {
+    case KVF_BF16:
+        return launch_type<kvf_bf16>(a, is_score, stream);
+    case KVF_FP16:
+        return launch_type<kvf_half>(a, is_score, stream);
+    default:
+        return launch_plain(a, is_score, stream);
+    }
+}
+
+extern "C" int kvf_observe_stats_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    (void)tasks;
+    return launch((const kvf_observe_args *)args, false, (cudaStream_t)stream);
+}
+
+extern "C" int kvf_observe_score_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    (void)tasks;
+    return launch((const kvf_observe_args *)args, true, (cudaStream_t)stream);
+}
