@@ -14,17 +14,28 @@ import sys
 # What the files of a folder may include, besides their own. The longest prefix decides.
 MAY_SEE = {
     "include": [],
-    "kernels": ["include"],
+    "kernels": ["include", "kernels/cuda"],
+    # Under KVF_EMULATED the language of kernels comes from the emulator.
+    "kernels/cuda": ["include", "kernels", "tests/emu"],
     "offload": ["include", "kernels"],
     "runtime": ["include", "kernels", "offload"],
-    "runtime/model": ["include"],
+    "runtime/model": ["include", "kernels/cuda"],
     "runtime/cli": ["include", "runtime/model"],
-    "tests": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli"],
+    "tests": ["include", "kernels", "kernels/cuda", "offload", "runtime", "runtime/model",
+              "runtime/cli", "tests/emu"],
+    "tests/emu": ["include", "kernels", "kernels/cuda"],
     "bench": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli", "tests"],
     "examples": ["include"],
 }
-# Headers of other libraries, and the only folders that may name them.
+CUDA = ["kernels", "offload", "runtime/model", "tests"]
+# Headers of other libraries, and the only folders that may name them, with the folders inside.
 FOREIGN = {
+    "cuda.h": CUDA,
+    "cuda_bf16.h": CUDA,
+    "cuda_fp16.h": CUDA,
+    "cuda_runtime.h": CUDA,
+    "cuda_runtime_api.h": CUDA,
+    "cublas_v2.h": ["runtime/model", "tests"],
     "hwloc.h": ["offload"],
     "numa.h": ["offload"],
     "numaif.h": ["offload"],
@@ -63,7 +74,7 @@ def check(path, owner_of):
             target = "include/" + name
         elif quote == "<":
             allowed = FOREIGN.get(name)
-            if allowed is not None and layer not in allowed:
+            if allowed is not None and not any((layer + "/").startswith(f + "/") for f in allowed):
                 yield number, "%s is not for %s/, only for %s" % (name, layer, ", ".join(allowed))
             continue
         if target is None:

@@ -9,9 +9,9 @@ import os
 import re
 import sys
 
-SOURCE = re.compile(r"\.(c|h|inc|cu|cuh)$")
+SOURCE = re.compile(r"\.(c|cc|h|inc|cu|cuh)$")
 SCRIPT = re.compile(r"(\.(py|sh)$)|(^dev$)|(^tools/lint$)|(^\.ci/run$)")
-TEXT = re.compile(r"\.(c|h|inc|cu|cuh|py|sh|md|map|txt|svg|in|build|yml)$|^dev$|^tools/lint$"
+TEXT = re.compile(r"\.(c|cc|h|inc|cu|cuh|py|sh|md|map|txt|svg|in|build|yml)$|^dev$|^tools/lint$"
                   r"|^\.ci/run$|^\.(gitignore|editorconfig|clang-format|clang-tidy)$")
 DATA = re.compile(r"^tests/.*/(data|golden|goldens|corpus)/|^examples/recall/model/|/results/")
 # Spelled in two parts, so that this file does not find itself.
