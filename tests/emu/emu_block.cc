@@ -12,6 +12,7 @@
  * ordered, as they run.
  */
 
+#include <mutex>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,41 +32,43 @@ static void fiber_main(void);
 
 static __thread kvf_emu_machine *here;
 
+/* Machines of threads that have ended, for those that come: fibers are costly under TSan. Kept
+ * until the process ends. */
+static std::mutex idle_lock;
+static kvf_emu_machine *idle_machines;
+
 namespace
 {
 struct machine_owner {
-    ~machine_owner();
+    ~machine_owner()
+    {
+        std::lock_guard<std::mutex> guard(idle_lock);
+        here->next_idle = idle_machines;
+        idle_machines = here;
+        here = NULL;
+    }
 };
 } // namespace
 
-machine_owner::~machine_owner()
+static kvf_emu_machine *machine_take(void)
 {
-    kvf_emu_machine *m = here;
-    here = NULL;
+    std::lock_guard<std::mutex> guard(idle_lock);
+    kvf_emu_machine *m = idle_machines;
+    if (m != NULL)
+        idle_machines = m->next_idle;
+    else
+        m = (kvf_emu_machine *)calloc(1, sizeof(*m));
     if (m == NULL)
-        return;
-    for (uint32_t i = 0; i < KVF_EMU_BLOCK_THREADS_MAX; i++) {
-        kvf_emu_copies_free(&m->threads[i].async);
-        kvf_emu_copies_free(&m->threads[i].stores);
-        if (m->fiber_of[i] != NULL)
-            kvf_emu_fiber_destroy(m->fiber_of[i]);
-    }
-    while (m->free_fibers != NULL) {
-        kvf_emu_fiber *fiber = m->free_fibers;
-        m->free_fibers = fiber->next_free;
-        kvf_emu_fiber_destroy(fiber);
-    }
-    free(m);
+        abort();
+    return m;
 }
 
 static kvf_emu_machine *machine_open(void)
 {
-    static thread_local machine_owner owner;
-    (void)owner;
     if (here == NULL) {
-        here = (kvf_emu_machine *)calloc(1, sizeof(*here));
-        if (here == NULL)
-            abort();
+        here = machine_take();
+        static thread_local machine_owner owner;
+        (void)owner;
         kvf_emu_fiber_adopt(&here->home);
         const char *order = getenv("KVF_EMU_ORDER");
         here->backwards = order != NULL && strcmp(order, "backwards") == 0;
@@ -223,7 +226,9 @@ KVF_EMU_QUIET static uint32_t next_thread(kvf_emu_machine *m)
     }
 }
 
-KVF_EMU_QUIET static void set_current(kvf_emu_machine *m, uint32_t thread)
+/* Not inlined, as thread_end(): a fiber may end a thread here and begin its next on another OS
+ * thread, where kvf_emu_here is elsewhere. */
+KVF_EMU_QUIET __attribute__((noinline)) static void set_current(kvf_emu_machine *m, uint32_t thread)
 {
     kvf_emu_warp *warp = &m->warps[thread / 32];
     warp->ready &= ~(1u << thread % 32);
@@ -350,7 +355,7 @@ KVF_EMU_QUIET int kvf_emu_barrier(kvf_emu_barrier_kind kind, int predicate)
     return m->barrier_answer;
 }
 
-KVF_EMU_QUIET static void thread_end(kvf_emu_machine *m)
+KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *m)
 {
     kvf_emu_thread *t = &m->threads[m->current];
     kvf_emu_warp *warp = &m->warps[m->current / 32];
@@ -397,7 +402,7 @@ KVF_EMU_QUIET static void next_for_fiber(kvf_emu_machine *m, kvf_emu_fiber *self
 KVF_EMU_QUIET static void fiber_main(void)
 {
     kvf_emu_machine *m = here;
-    kvf_emu_fiber_begin(m->home.bytes == 0 ? &m->home : NULL);
+    kvf_emu_fiber_begin();
     kvf_emu_fiber *self = m->threads[m->current].fiber;
     for (;;) {
         KVF_EMU_ACQUIRE(&m->block_begin);

@@ -53,12 +53,6 @@ KVF_EMU_QUIET static void drop(kvf_emu_copies *list, uint32_t n)
     list->count -= n;
 }
 
-void kvf_emu_copies_free(kvf_emu_copies *copies)
-{
-    free(copies->items);
-    *copies = kvf_emu_copies();
-}
-
 KVF_EMU_QUIET static kvf_emu_thread *current(kvf_emu_machine *m)
 {
     return &m->threads[m->current];

@@ -11,6 +11,7 @@
 
 #include "emu_fiber.h"
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,6 @@
 #include <unistd.h>
 
 #if KVF_EMU_ASAN
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -138,6 +138,15 @@ static void fail(const char *what)
 void kvf_emu_fiber_adopt(kvf_emu_fiber *fiber)
 {
     *fiber = kvf_emu_fiber();
+#if KVF_EMU_ASAN
+    pthread_attr_t attributes;
+    void *bottom = NULL;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0 ||
+        pthread_attr_getstack(&attributes, &bottom, &fiber->bytes) != 0)
+        fail("kvferry emulator: stack of a thread");
+    fiber->bottom = bottom;
+    pthread_attr_destroy(&attributes);
+#endif
 #if KVF_EMU_TSAN
     fiber->race_state = __tsan_get_current_fiber();
 #endif
@@ -163,18 +172,6 @@ kvf_emu_fiber *kvf_emu_fiber_create(void (*entry)(void), unsigned number)
     return fiber;
 }
 
-void kvf_emu_fiber_destroy(kvf_emu_fiber *fiber)
-{
-#if KVF_EMU_TSAN
-    __tsan_destroy_fiber(fiber->race_state);
-#endif
-#if KVF_EMU_ASAN
-    __asan_unpoison_memory_region(fiber->bottom, fiber->bytes);
-#endif
-    munmap(fiber->memory, (size_t)((const char *)fiber->bottom - fiber->memory) + fiber->bytes);
-    free(fiber);
-}
-
 KVF_EMU_QUIET void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to)
 {
 #if KVF_EMU_ASAN
@@ -189,17 +186,9 @@ KVF_EMU_QUIET void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to)
 #endif
 }
 
-void kvf_emu_fiber_begin(kvf_emu_fiber *from)
+void kvf_emu_fiber_begin(void)
 {
 #if KVF_EMU_ASAN
-    const void *bottom;
-    size_t bytes;
-    __sanitizer_finish_switch_fiber(NULL, &bottom, &bytes);
-    if (from != NULL) {
-        from->bottom = bottom;
-        from->bytes = bytes;
-    }
-#else
-    (void)from;
+    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
 #endif
 }

@@ -75,15 +75,14 @@ struct kvf_emu_fiber {
 void kvf_emu_fiber_adopt(kvf_emu_fiber *fiber);
 
 /* A fiber that calls entry() when it is first switched to; entry must not return. `number` shifts
- * where the stack begins, lest all stacks share the same cache sets. Aborts without memory. */
+ * where the stack begins, lest all stacks share the same cache sets. Aborts without memory. Fibers
+ * stay until the process ends. */
 kvf_emu_fiber *kvf_emu_fiber_create(void (*entry)(void), unsigned number);
-void kvf_emu_fiber_destroy(kvf_emu_fiber *fiber);
 
 /* Leave `from`, which runs, and go on in `to`. Returns when somebody switches back. */
 void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to);
 
-/* The first call in entry(): the fiber runs for the first time, reached from an OS thread's own
- * stack `from`, or from another fiber if NULL. */
-void kvf_emu_fiber_begin(kvf_emu_fiber *from);
+/* The first call in entry(). */
+void kvf_emu_fiber_begin(void);
 
 #endif

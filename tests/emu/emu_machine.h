@@ -65,6 +65,7 @@ struct kvf_emu_machine {
     kvf_emu_fiber home; /* the OS thread's own stack */
     kvf_emu_fiber *free_fibers;
     unsigned fibers_made;
+    kvf_emu_machine *next_idle;
     bool backwards;
 
     const char *kernel;
@@ -101,6 +102,5 @@ bool kvf_emu_copies_progress(kvf_emu_machine *m);
 /* The running thread ends: its copies do too, or fail. */
 void kvf_emu_copies_thread_end(kvf_emu_machine *m, kvf_emu_thread *t);
 void kvf_emu_copies_block_end(kvf_emu_machine *m);
-void kvf_emu_copies_free(kvf_emu_copies *copies);
 
 #endif
