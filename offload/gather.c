@@ -3,7 +3,8 @@
 /*
  * Gather workers: a team of their own that runs the copy kernel.
  *
- * Apart from the compute team, so that filling staging does not stand behind a launch. Knows
+ * Apart from the compute team, so that filling staging does not stand behind a launch. The workers
+ * are threads of the host whatever the device is, so the kernel comes from the host's table. Knows
  * nothing of rings or requests.
  */
 
@@ -28,7 +29,12 @@ kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_
     if (gather == NULL)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the gather workers");
     gather->context = context;
-    gather->copy = device->kernels.copy;
+    kvf_kernels host;
+    if (kvf_kernels_init(&host, KVF_ISA_ALL) != KVF_OK) {
+        kvf_free(context, gather);
+        return kvf_fail(context, KVF_UNSUPPORTED, 0, "no kernel to gather pages with");
+    }
+    gather->copy = device->ops->kind == KVF_DEVICE_HOST ? device->kernels.copy : host.copy;
     if (kvf_team_job_init(&gather->job, 0) != KVF_OK) {
         kvf_free(context, gather);
         return kvf_fail(context, KVF_SYSTEM, 0, "a lock for the gather workers could not be made");

@@ -171,9 +171,9 @@ static kvf_status place_words(kvf_transfer_engine *engine)
             slot->device_to = (void **)(void *)(device_lists + list_bytes);
         }
         /* As after the round of tickets before the first. */
-        slot->ticket = i;
-        kvf_word_store(&slot->words->request, i);
-        kvf_word_store(&slot->words->done, i);
+        slot->ticket = engine->next_ticket - count + i;
+        kvf_word_store(&slot->words->request, slot->ticket);
+        kvf_word_store(&slot->words->done, slot->ticket);
     }
     return KVF_OK;
 }
@@ -205,7 +205,8 @@ static kvf_status reserve(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     engine->slot_count = slots_for(&engine->config);
-    engine->next_ticket = engine->next_recorded = engine->slot_count;
+    engine->next_ticket = engine->next_recorded =
+        engine->slot_count + (engine->config.first_ticket & ~(engine->slot_count - 1));
     engine->slots = kvf_alloc(device->context, engine->slot_count, sizeof *engine->slots);
     if (engine->slots == NULL)
         return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests",
@@ -360,6 +361,18 @@ static int is_capturing(const kvf_transfer_engine *engine, kvf_stream *stream)
     return ops->is_capturing != NULL && ops->is_capturing(stream);
 }
 
+/* Errors travel along events, and those of a stream that failed shall not reach the next one. */
+static kvf_status renew_stream(kvf_transfer_engine *engine)
+{
+    const kvf_device_ops *ops = engine->device->ops;
+    kvf_stream *fresh = NULL;
+    KVF_TRY(ops->stream_create(engine->device, KVF_PRIORITY_HIGH, &fresh));
+    ops->stream_destroy(engine->read_stream);
+    engine->read_stream = fresh;
+    engine->is_tainted = 0;
+    return KVF_OK;
+}
+
 kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_request *request,
                                kvf_stream *stream, uint32_t *ticket)
 {
@@ -370,6 +383,8 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
         return submit_recorded(engine, request, stream, ticket);
     if (!has_room(engine))
         return KVF_BUSY;
+    if (engine->is_tainted)
+        KVF_TRY(renew_stream(engine));
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, engine->next_ticket);
     pthread_mutex_lock(&engine->lock);
     check_word(engine, slot);
@@ -389,6 +404,27 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     return KVF_OK;
 }
 
+typedef struct fail_call {
+    kvf_stream *stream;
+    kvf_status status;
+} fail_call;
+
+static void fail_stream(const void *raw, uint32_t task)
+{
+    (void)task;
+    const fail_call *call = raw;
+    call->stream->device->ops->stream_fail(call->stream, call->status);
+}
+
+/* In stream order, so that what came before is not blamed. */
+static kvf_status tell(kvf_transfer_engine *engine, kvf_stream *stream)
+{
+    const fail_call call = {.stream = stream, .status = engine->untold};
+    engine->untold = KVF_OK;
+    engine->is_tainted = 1;
+    return engine->device->ops->host_call(stream, fail_stream, &call, sizeof call);
+}
+
 kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_stream *stream)
 {
     if (is_direct(engine))
@@ -401,10 +437,7 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
         KVF_TRY(ops->stream_wait_event(stream, slot->arrived));
     if (engine->has_thread)
         return kvf_transfer_thread_join(engine, slot, ticket, stream);
-    if (engine->untold != KVF_OK)
-        ops->stream_fail(stream, engine->untold);
-    engine->untold = KVF_OK;
-    return KVF_OK;
+    return engine->untold != KVF_OK ? tell(engine, stream) : KVF_OK;
 }
 
 kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)

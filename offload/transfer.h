@@ -51,6 +51,7 @@ typedef struct kvf_transfer_config {
      * outlives the engine. NULL: aliases are host addresses. */
     const kvf_host_memory *pool;
     const kvf_transfer_choice *choice; /* of AUTO; borrowed for the call */
+    uint32_t first_ticket;             /* tests: about where tickets begin */
 } kvf_transfer_config;
 
 /* Addresses are device aliases; all three arrays are device memory, valid until

@@ -100,7 +100,9 @@ struct kvf_transfer_engine {
     uint32_t slot_count;
     uint32_t next_ticket;   /* of the caller */
     uint32_t next_recorded; /* of the caller */
-    kvf_host_memory words;  /* one arena; none where the device shares memory */
+    uint32_t
+        is_tainted; /* of the caller: read_stream may carry the error of a stream that failed */
+    kvf_host_memory words; /* one arena; none where the device shares memory */
     kvf_transfer_words *plain_words;
     void *method[KVF_TRANSFER_METHODS]; /* of each method */
     kvf_transfer_counters counters;

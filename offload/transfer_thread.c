@@ -157,12 +157,24 @@ kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine, kvf_transfer_sl
 kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     uint32_t ticket)
 {
+    kvf_status status = KVF_OK;
     pthread_mutex_lock(&engine->lock);
-    while ((int32_t)(engine->sent - ticket) <= 0)
-        pthread_cond_wait(&engine->changed, &engine->lock);
-    while (engine->shares && !kvf_transfer_is_done(slot, ticket))
-        pthread_cond_wait(&engine->changed, &engine->lock);
+    while (status == KVF_OK && !kvf_transfer_is_done(slot, ticket) &&
+           (engine->shares || (int32_t)(engine->sent - ticket) <= 0)) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOST_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (pthread_cond_timedwait(&engine->changed, &engine->lock, &until) == 0)
+            continue;
+        /* A device that is lost writes no word any more. */
+        pthread_mutex_unlock(&engine->lock);
+        status = engine->device->ops->stream_wait(engine->copy_stream);
+        pthread_mutex_lock(&engine->lock);
+    }
     pthread_mutex_unlock(&engine->lock);
+    KVF_TRY(status);
     if (kvf_transfer_is_done(slot, ticket))
         return KVF_OK;
     KVF_TRY(engine->device->ops->event_wait(slot->sent));
