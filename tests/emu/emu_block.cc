@@ -30,7 +30,7 @@ static void fiber_main(void);
 
 /* ---- the machine of an OS thread ------------------------------------------------------------- */
 
-static __thread kvf_emu_machine *here;
+static __thread kvf_emu_machine *here __attribute__((tls_model("initial-exec")));
 
 /* Machines of threads that have ended, for those that come: fibers are costly under TSan. Kept
  * until the process ends. */
