@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Hold the compiled kernels to their written budget: registers, stack, spills, instructions.
+
+usage: check_cuda_budget.py BUILD [--budget FILE] [--list]
+
+Reads what ptxas said of every .cu file (BUILD/*/cuda_*.ptxas.txt, kept by the build) and compares
+each kernel of each target with the first line of the budget file that fits it. A kernel without a
+line, a line that fits no kernel, and a warning of the compiler fail too. Where cuobjdump is
+installed, the instructions that the budget names are looked for in the machine code of every
+target. --list prints the greatest numbers per kernel, to write a budget from.
+"""
+import argparse
+import collections
+import fnmatch
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+KERNEL = re.compile(
+    r"Compiling entry function '(?P<symbol>\S+)' for '(?P<target>sm_\w+)'"
+    r"(?:(?!Compiling entry).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry).)*?Used (?P<registers>\d+) registers", re.S)
+Kernel = collections.namedtuple("Kernel", "name full target registers stack spill")
+Line = collections.namedtuple("Line", "pattern registers stack spill instructions number")
+
+
+def demangle(symbols):
+    run = subprocess.run(["c++filt", "-p"], input="\n".join(symbols) + "\n", text=True,
+                         stdout=subprocess.PIPE, check=True)
+    return run.stdout.splitlines()
+
+
+def short(full):
+    """attend_chunks of `void attend_chunks<(int)128>`, whatever the namespace."""
+    return re.sub(r"<.*", "", full.split(" ", 1)[-1] if full.startswith("void ") else full).split("::")[-1]
+
+
+def unit_of(path, ending):
+    return os.path.basename(path)[len("cuda_"):-len(ending)]
+
+
+def read_logs(build):
+    """Kernels, and findings."""
+    kernels, findings = [], []
+    logs = sorted(glob.glob(os.path.join(build, "**", "cuda_*.ptxas.txt"), recursive=True))
+    for path in logs:
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        for line in text.splitlines():
+            if re.search(r"\bwarning\b", line, re.I):
+                findings.append("%s: %s" % (path, line.strip()))
+        found = list(KERNEL.finditer(text))
+        if len(found) != len(set(re.findall(r"Compiling entry function ('\S+' for '\w+')", text))):
+            findings.append("%s: numbers of a kernel are missing" % path)
+        for m, full in zip(found, demangle([m["symbol"] for m in found]) if found else []):
+            kernels.append(Kernel(unit_of(path, ".ptxas.txt") + "/" + short(full), full, m["target"],
+                                  int(m["registers"]), int(m["stack"]),
+                                  int(m["stores"]) + int(m["loads"])))
+    if not kernels:
+        findings.append("%s: no kernel was compiled by nvcc there" % build)
+    return kernels, findings
+
+
+def read_budget(path):
+    lines = []
+    with open(path, encoding="utf-8") as f:
+        for number, text in enumerate(f, 1):
+            words = text.split("#")[0].split()
+            if words:
+                lines.append(Line(words[0], int(words[1]), int(words[2]), int(words[3]),
+                                  tuple(words[4:]), number))
+    return lines
+
+
+def check_numbers(kernels, budget, path):
+    used = set()
+    for k in kernels:
+        line = next((l for l in budget if fnmatch.fnmatchcase(k.name, l.pattern)), None)
+        if line is None:
+            yield "%s: no line of %s fits" % (k.name, path)
+            continue
+        used.add(line)
+        for what in ("registers", "stack", "spill"):
+            if getattr(k, what) > getattr(line, what):
+                yield "%s on %s: %s %d, the budget is %d (%s)" % (
+                    k.name, k.target, what, getattr(k, what), getattr(line, what), k.full)
+    for line in budget:
+        if line not in used:
+            yield "%s:%d: no kernel fits %s" % (path, line.number, line.pattern)
+
+
+def check_instructions(build, budget):
+    wanted = [l for l in budget if l.instructions]
+    for path in sorted(glob.glob(os.path.join(build, "**", "cuda_*.o"), recursive=True)):
+        unit = unit_of(path, ".o")
+        if not any(fnmatch.fnmatchcase(unit, l.pattern.split("/")[0]) for l in wanted):
+            continue
+        sass = subprocess.run(["cuobjdump", "-sass", path], stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+        parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
+        names = demangle(parts[1::2]) if len(parts) > 1 else []
+        for full, code in zip(names, parts[2::2]):
+            name = unit + "/" + short(full)
+            for line in wanted:
+                if fnmatch.fnmatchcase(name, line.pattern):
+                    for instruction in line.instructions:
+                        if not re.search(r"\b(%s)\b" % instruction, code):
+                            yield "%s: no %s in its code (%s)" % (name, instruction, full)
+
+
+def show(kernels):
+    most = {}
+    for k in kernels:
+        old = most.get(k.name, (0, 0, 0))
+        most[k.name] = tuple(map(max, old, (k.registers, k.stack, k.spill)))
+    for name in sorted(most):
+        print("%-28s %4d %4d %4d" % ((name,) + most[name]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build")
+    parser.add_argument("--budget", default=os.path.join(ROOT, "kernels", "cuda", "budget.txt"))
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    kernels, findings = read_logs(args.build)
+    if args.list:
+        show(kernels)
+        return 0
+    budget = read_budget(args.budget)
+    findings += check_numbers(kernels, budget, os.path.relpath(args.budget, ROOT))
+    if shutil.which("cuobjdump"):
+        findings += check_instructions(args.build, budget)
+    else:
+        print("instructions were not looked at: no cuobjdump")
+    for finding in findings:
+        print(finding)
+    print("%d kernels for %s: %s" % (len(kernels), ", ".join(sorted({k.target for k in kernels})),
+                                     "%d findings" % len(findings) if findings else "in budget"))
+    return len(findings) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
