@@ -312,8 +312,10 @@ static __device__ __forceinline__ void leave_rows(const warp_rows<D> *r, float *
         for (uint32_t n = 0; n < D / 8; n++)
             *(float2 *)(part + row * (D + 8) + n * 8 + lane % 4 * 2) =
                 make_float2(r->o[n][2 * side], r->o[n][2 * side + 1]);
-        part[group * (D + 8) + row] = r->top[side];
-        part[group * (D + 8) + GROUP_ROWS + row] = sum;
+        if (lane % 4 == 0) {
+            part[group * (D + 8) + row] = r->top[side];
+            part[group * (D + 8) + GROUP_ROWS + row] = sum;
+        }
     }
 }
 
