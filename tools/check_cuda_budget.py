@@ -72,7 +72,8 @@ def read_budget(path):
         for number, text in enumerate(f, 1):
             words = text.split("#")[0].split()
             if words:
-                lines.append(Line(words[0], int(words[1]), int(words[2]), int(words[3]),
+                pattern = words[0] if "@" in words[0] else words[0] + "@*"
+                lines.append(Line(pattern, int(words[1]), int(words[2]), int(words[3]),
                                   tuple(words[4:]), number))
     return lines
 
@@ -80,7 +81,8 @@ def read_budget(path):
 def check_numbers(kernels, budget, path):
     used = set()
     for k in kernels:
-        line = next((l for l in budget if fnmatch.fnmatchcase(k.name, l.pattern)), None)
+        name = k.name + "@" + k.target
+        line = next((l for l in budget if fnmatch.fnmatchcase(name, l.pattern)), None)
         if line is None:
             yield "%s: no line of %s fits" % (k.name, path)
             continue
@@ -89,8 +91,10 @@ def check_numbers(kernels, budget, path):
             if getattr(k, what) > getattr(line, what):
                 yield "%s on %s: %s %d, the budget is %d (%s)" % (
                     k.name, k.target, what, getattr(k, what), getattr(line, what), k.full)
+    targets = {k.target for k in kernels}
     for line in budget:
-        if line not in used:
+        if line not in used and any(fnmatch.fnmatchcase(t, line.pattern.split("@")[1])
+                                    for t in targets):
             yield "%s:%d: no kernel fits %s" % (path, line.number, line.pattern)
 
 
@@ -107,7 +111,7 @@ def check_instructions(build, budget):
         for full, code in zip(names, parts[2::2]):
             name = unit + "/" + short(full)
             for line in wanted:
-                if fnmatch.fnmatchcase(name, line.pattern):
+                if fnmatch.fnmatchcase(name, line.pattern.split("@")[0]):
                     for instruction in line.instructions:
                         if not re.search(r"\b(%s)\b" % instruction, code):
                             yield "%s: no %s in its code (%s)" % (name, instruction, full)
