@@ -12,8 +12,8 @@
 #define CLI_CALIBRATION_BYTES 1024u
 
 /** Set config->calibration_path: as it was given, NULL for "-", by default kvferry/links in the
- * user's cache folder, which is made if it is not there. @p path [CLI_CALIBRATION_BYTES] holds the default
- * as long as the configuration is used. */
+ * user's cache folder, which is made if it is not there. @p path [CLI_CALIBRATION_BYTES] holds the
+ * default as long as the configuration is used. */
 void cli_calibration_choose(kvf_runtime_config *config, char *path);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The `kvferry` command: which subcommand, and nothing else.
- */
+/* The `kvferry` command: which subcommand, and nothing else. */
 
+#include "bench_link.h"
 #include "run.h"
 
 #include <string.h>
@@ -12,17 +11,35 @@ static void print_help(FILE *file)
 {
     fputs("usage: kvferry COMMAND [OPTION...]\n\n"
           "  run      read a prompt, generate tokens, with the KV cache in host memory\n"
+          "  bench    link: how fast scattered pages reach the device; decode: one decode step\n"
           "  info     what this machine and this build have and lack\n\n"
           "kvferry COMMAND --help tells more; kvferry --version prints the version.\n",
           file);
 }
 
+static int bench_main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "link") == 0)
+        return cli_bench_link_main(argc - 1, argv + 1);
+    if (strcmp(what, "decode") == 0)
+        return cli_bench_decode_main(argc - 1, argv + 1);
+    const bool wants_help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
+    fputs("usage: kvferry bench link [SUITE...] [OPTION...]\n"
+          "       kvferry bench decode [OPTION...]\n\n"
+          "kvferry bench link --help and kvferry bench decode --help tell more.\n",
+          wants_help ? stdout : stderr);
+    return wants_help ? 0 : 2;
+}
+
 int main(int argc, char **argv)
 {
-    static const char *const commands[] = {"run", "info", NULL};
+    static const char *const commands[] = {"run", "bench", "info", NULL};
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "run") == 0)
         return cli_run_main(argc - 1, argv + 1);
+    if (strcmp(command, "bench") == 0)
+        return bench_main(argc - 1, argv + 1);
     if (strcmp(command, "info") == 0)
         return cli_info_main(argc - 1, argv + 1);
     if (strcmp(command, "--version") == 0) {

@@ -139,6 +139,10 @@ static void write_totals(cli_json *j, const kvf_stats *s)
     cli_json_integer(j, "bytes_to_host", s->bytes_to_host);
     cli_json_integer(j, "bytes_refresh", s->bytes_refresh);
     cli_json_integer(j, "copies", s->copies);
+    if (s->pages_ahead > 0) {
+        cli_json_integer(j, "pages_ahead", s->pages_ahead);
+        cli_json_integer(j, "pages_ahead_used", s->pages_ahead_used);
+    }
     cli_json_integer(j, "refreshes", s->refreshes);
     cli_json_integer(j, "static_tokens_min", s->static_tokens_min);
     cli_json_integer(j, "static_tokens_max", s->static_tokens_max);

@@ -1,0 +1,525 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry bench decode`: one decode step over context, budget, batch and method, with the floor
+ * beside it.
+ *
+ * The floor of a step is the larger of two times: what it must read on the device over the read
+ * bandwidth, and what it moved over the link's peak, both measured in the same run. Keys and values
+ * are random; queries drift slowly, so that a step chooses mostly the pages of the step before, as
+ * real ones do. A step is several layers, enqueued together and waited for once; figures are per
+ * layer. It knows the public API only.
+ */
+
+#include "bench_link.h"
+
+#include "bench_decode_options.h"
+
+#include "calibration_file.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ----------------------------------------------------------------------------- output */
+
+enum column {
+    CONTEXT,
+    BUDGET,
+    BATCH,
+    SELECT,
+    METHOD,
+    SPECULATE,
+    MEDIAN,
+    P95,
+    P99,
+    HOST,
+    FLOOR,
+    OF_FLOOR,
+    TOKENS,
+    READ,
+    MOVED,
+    HITS,
+    FORESEEN,
+    DEVICE_BYTES,
+    HOST_BYTES,
+    STATUS,
+    COLUMN_COUNT
+};
+
+static const cli_column columns[COLUMN_COUNT] = {
+    [CONTEXT] = {"context_tokens", "context", CLI_CELL_INTEGER, 0},
+    [BUDGET] = {"budget_tokens", "budget", CLI_CELL_INTEGER, 0},
+    [BATCH] = {"batch", "batch", CLI_CELL_INTEGER, 0},
+    [SELECT] = {"select", "select", CLI_CELL_TEXT, 0},
+    [METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
+    [SPECULATE] = {"speculate", "spec", CLI_CELL_INTEGER, 0},
+    [MEDIAN] = {"layer_us", "us/layer", CLI_CELL_REAL, 1},
+    [P95] = {"layer_p95_us", "p95", CLI_CELL_REAL, 1},
+    [P99] = {"layer_p99_us", "p99", CLI_CELL_REAL, 1},
+    [HOST] = {"enqueue_us", "enqueue", CLI_CELL_REAL, 1},
+    [FLOOR] = {"floor_us", "floor", CLI_CELL_REAL, 1},
+    [OF_FLOOR] = {"times_floor", "x floor", CLI_CELL_REAL, 2},
+    [TOKENS] = {"tokens_attended", "tokens", CLI_CELL_REAL, 0},
+    [READ] = {"read_bytes", "MiB read", CLI_CELL_REAL, 2},
+    [MOVED] = {"moved_bytes", "MiB moved", CLI_CELL_REAL, 3},
+    [HITS] = {"hit_rate", "hits", CLI_CELL_REAL, 3},
+    [FORESEEN] = {"pages_ahead_used", NULL, CLI_CELL_INTEGER, 0},
+    [DEVICE_BYTES] = {"device_bytes", NULL, CLI_CELL_INTEGER, 0},
+    [HOST_BYTES] = {"host_bytes", NULL, CLI_CELL_INTEGER, 0},
+    [STATUS] = {"status", "", CLI_CELL_TEXT, 0},
+};
+
+/* ------------------------------------------------------------------------------ bench */
+
+#define CHUNK 512u
+
+typedef struct pinned {
+    uint16_t *host;
+    void *device;
+} pinned;
+
+typedef struct decode_bench {
+    decode_options o;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    pinned kv; /* [CHUNK or batch, kv_heads, head_dim] bf16, keys and values alike */
+    pinned q;  /* [batch, query_heads, head_dim] */
+    float *drift;
+    void *out;
+    double read_rate; /* bytes per ns on the device */
+    double link_rate; /* bytes per ns over the link */
+    uint64_t random;
+    cli_table table;
+    bool failed;
+} decode_bench;
+
+static double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static uint64_t next_random(decode_bench *b)
+{
+    uint64_t z = (b->random += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* Roughly normal, deviation about 1: the sum of four uniform numbers. */
+static float next_normal(decode_bench *b)
+{
+    const uint64_t bits = next_random(b);
+    const float sum = (float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) +
+                      (float)(bits >> 32 & 0xffff) + (float)(bits >> 48);
+    return (sum / 65536.0f - 2.0f) * 1.73f;
+}
+
+static uint16_t bf16_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)((u + 0x8000u) >> 16);
+}
+
+static size_t kv_count(const decode_bench *b, uint32_t rows)
+{
+    return (size_t)rows * b->o.cache.kv_heads * b->o.cache.head_dim;
+}
+
+static void fill_kv(decode_bench *b, uint32_t rows)
+{
+    for (size_t i = 0; i < kv_count(b, rows); i++)
+        b->kv.host[i] = bf16_of(next_normal(b));
+}
+
+static void drift_queries(decode_bench *b, uint32_t batch)
+{
+    const size_t count = kv_count(b, batch) * b->o.group;
+    for (size_t i = 0; i < count; i++) {
+        b->drift[i] = 0.95f * b->drift[i] + 0.31f * next_normal(b);
+        b->q.host[i] = bf16_of(2.0f * b->drift[i]);
+    }
+}
+
+/* What a case runs on. */
+typedef struct decode_case {
+    kvf_cache_config config;
+    uint32_t context, batch;
+    kvf_cache *cache;
+    kvf_sequence *sequences[64];
+    kvf_recording *recording;
+} decode_case;
+
+static kvf_status append_prompt(decode_bench *b, const decode_case *c, kvf_sequence *s)
+{
+    for (uint32_t layer = 0; layer < c->config.layers; layer++)
+        for (uint32_t at = 0; at < c->context; at += CHUNK) {
+            fill_kv(b, CHUNK);
+            const kvf_prefill_args a = {.sequence = s,
+                                        .layer = layer,
+                                        .tokens = c->context - at < CHUNK ? c->context - at : CHUNK,
+                                        .k = b->kv.device,
+                                        .v = b->kv.device};
+            kvf_status status = kvf_prefill(c->cache, &a, b->stream);
+            if (status == KVF_OK)
+                status = kvf_stream_wait(b->stream); /* the buffers are used again */
+            if (status != KVF_OK)
+                return status;
+        }
+    return KVF_OK;
+}
+
+static kvf_status enqueue_layers(const decode_bench *b, const decode_case *c)
+{
+    kvf_decode_args a = {.batch = c->batch,
+                         .sequences = c->sequences,
+                         .q = b->q.device,
+                         .k = b->kv.device,
+                         .v = b->kv.device,
+                         .out = b->out};
+    kvf_status status = KVF_OK;
+    for (a.layer = 0; a.layer < c->config.layers && status == KVF_OK; a.layer++)
+        status = kvf_decode(c->cache, &a, b->stream);
+    return status;
+}
+
+static kvf_status enqueue_step(const decode_bench *b, const decode_case *c)
+{
+    if (c->recording && kvf_replay_is_possible(c->recording))
+        return kvf_replay(c->recording, b->stream);
+    return enqueue_layers(b, c);
+}
+
+/* @param ns  receives the whole step and the part until it was enqueued, per layer */
+static kvf_status one_step(decode_bench *b, const decode_case *c, double ns[2])
+{
+    drift_queries(b, c->batch);
+    fill_kv(b, c->batch);
+    const double start = now_ns();
+    kvf_status status = enqueue_step(b, c);
+    ns[1] = (now_ns() - start) / c->config.layers;
+    if (status == KVF_OK)
+        status = kvf_stream_wait(b->stream);
+    ns[0] = (now_ns() - start) / c->config.layers;
+    return status;
+}
+
+static kvf_status record_step(const decode_bench *b, decode_case *c)
+{
+    kvf_status status = kvf_record_begin(c->cache, c->sequences, c->batch, b->stream);
+    if (status != KVF_OK)
+        return status;
+    status = enqueue_layers(b, c);
+    const kvf_status ended = kvf_record_end(c->cache, &c->recording);
+    return status == KVF_OK ? ended : status;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double percentile(const double *sorted, uint32_t count, double p)
+{
+    return sorted[(uint32_t)(p * (count - 1) + 0.5)];
+}
+
+/* What one layer of one step must read on the device: attended keys and values, and digests. */
+static double bytes_to_read(const decode_bench *b, const decode_case *c, const kvf_stats *s)
+{
+    const double layer_steps = (double)b->o.steps * c->config.layers;
+    const double token = 2.0 * c->config.head_dim * 2.0;
+    const double pages = (double)c->context / c->config.page_size * c->config.kv_heads * c->batch;
+    const bool has_digests =
+        c->config.select != KVF_SELECT_FULL && c->config.select != KVF_SELECT_STREAMING;
+    return (double)s->tokens_attended / layer_steps * token + (has_digests ? pages * token : 0.0);
+}
+
+static void set_result(const decode_bench *b, const decode_case *c, double *step, double *host,
+                       cli_cell *row)
+{
+    kvf_stats s;
+    const double layer_steps = (double)b->o.steps * c->config.layers;
+    const kvf_cache_plan *plan = kvf_cache_memory(c->cache);
+    kvf_cache_stats(c->cache, &s);
+    qsort(step, b->o.steps, sizeof *step, ascending);
+    qsort(host, b->o.steps, sizeof *host, ascending);
+    const double read = bytes_to_read(b, c, &s), moved = (double)s.bytes_to_device / layer_steps;
+    const double floor_ns = fmax(read / b->read_rate, moved / b->link_rate);
+    const double median = percentile(step, b->o.steps, 0.5);
+    cli_cell_text(&row[METHOD], decode_method_name(plan->transfer));
+    cli_cell_real(&row[MEDIAN], 1e-3 * median);
+    cli_cell_real(&row[P95], 1e-3 * percentile(step, b->o.steps, 0.95));
+    cli_cell_real(&row[P99], 1e-3 * percentile(step, b->o.steps, 0.99));
+    cli_cell_real(&row[HOST], 1e-3 * percentile(host, b->o.steps, 0.5));
+    cli_cell_real(&row[FLOOR], 1e-3 * floor_ns);
+    cli_cell_real(&row[OF_FLOOR], median / floor_ns);
+    cli_cell_real(&row[TOKENS],
+                  (double)s.tokens_attended / layer_steps / c->batch / c->config.kv_heads);
+    cli_cell_real(&row[READ], read / 1048576.0);
+    cli_cell_real(&row[MOVED], moved / 1048576.0);
+    cli_cell_real(&row[HITS], (double)s.hits / fmax(1.0, (double)s.pages_selected));
+    if (c->config.speculate)
+        cli_cell_integer(&row[FORESEEN], s.pages_ahead_used);
+    cli_cell_integer(&row[DEVICE_BYTES],
+                     plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes);
+    cli_cell_integer(&row[HOST_BYTES],
+                     plan->host_kv_bytes + plan->host_staging_bytes + plan->host_table_bytes);
+}
+
+static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
+{
+    double ns[2];
+    for (uint32_t i = 0; i < c->batch; i++) {
+        kvf_status status = kvf_sequence_create(c->cache, &c->sequences[i]);
+        if (status == KVF_OK)
+            status = append_prompt(b, c, c->sequences[i]);
+        if (status != KVF_OK)
+            return status;
+    }
+    for (uint32_t i = 0; i < b->o.warmup + 1; i++) {
+        const kvf_status status = one_step(b, c, ns);
+        if (status != KVF_OK)
+            return status;
+    }
+    const kvf_status recorded = b->o.record ? record_step(b, c) : KVF_OK;
+    if (recorded != KVF_OK)
+        return recorded;
+    double *step = calloc(b->o.steps, sizeof *step), *host = calloc(b->o.steps, sizeof *host);
+    kvf_status status = step && host ? KVF_OK : KVF_OUT_OF_MEMORY;
+    kvf_cache_stats_reset(c->cache);
+    for (uint32_t i = 0; i < b->o.steps && status == KVF_OK; i++) {
+        status = one_step(b, c, ns);
+        step[i] = ns[0];
+        host[i] = ns[1];
+    }
+    if (status == KVF_OK)
+        set_result(b, c, step, host, row);
+    free(step);
+    free(host);
+    return status;
+}
+
+static void run_case(decode_bench *b, const int64_t *v, cli_cell *row)
+{
+    decode_case c = {.config = b->o.cache,
+                     .context = (uint32_t)v[DECODE_CONTEXT],
+                     .batch = (uint32_t)v[DECODE_BATCH]};
+    kvf_error error = {0};
+    c.config.query_heads = c.config.kv_heads * b->o.group;
+    c.config.budget_tokens = (uint32_t)v[DECODE_BUDGET];
+    c.config.select = (kvf_select)v[DECODE_SELECT];
+    c.config.transfer = (kvf_transfer)v[DECODE_METHOD];
+    c.config.speculate = (uint32_t)v[DECODE_SPECULATE];
+    c.config.sequences_max = c.batch;
+    c.config.tokens_max = c.context + b->o.steps + b->o.warmup + 2;
+    c.config.prefill_chunk_max = CHUNK;
+    cli_cell_integer(&row[CONTEXT], c.context);
+    cli_cell_integer(&row[BUDGET], c.config.budget_tokens);
+    cli_cell_integer(&row[BATCH], c.batch);
+    cli_cell_text(&row[SELECT], decode_select_name(c.config.select));
+    cli_cell_text(&row[METHOD], decode_method_name(c.config.transfer));
+    if (c.config.speculate)
+        cli_cell_integer(&row[SPECULATE], 1);
+    b->random = b->o.seed;
+    memset(b->drift, 0, kv_count(b, 64) * b->o.group * sizeof *b->drift);
+    kvf_status status = kvf_cache_open(b->runtime, &c.config, &c.cache, &error);
+    if (status == KVF_OK) {
+        status = run_steps(b, &c, row);
+        if (status != KVF_OK)
+            error = *kvf_runtime_error(b->runtime);
+    }
+    (void)!kvf_stream_wait(b->stream);
+    kvf_recording_destroy(c.recording);
+    kvf_cache_close(c.cache);
+    if (status == KVF_OK)
+        return;
+    /* What does not fit or does not exist here is an answer of its own. */
+    const bool is_lack = status == KVF_UNSUPPORTED || status == KVF_OUT_OF_MEMORY ||
+                         status == KVF_OUT_OF_DEVICE_MEMORY || status == KVF_PIN_FAILED;
+    cli_cell_text(&row[STATUS], status == KVF_UNSUPPORTED ? "not here"
+                                : is_lack                 ? "does not fit"
+                                                          : kvf_status_name(status));
+    fprintf(stderr, "\nkvferry: %s\n", error.text);
+    b->failed = b->failed || !is_lack;
+}
+
+/* --------------------------------------------------------------------------- the floor */
+
+typedef struct reading {
+    const uint64_t *words;
+    size_t words_per_task;
+    uint64_t *sums;
+} reading;
+
+static void read_words(const void *args, uint32_t task)
+{
+    const reading *r = args;
+    const uint64_t *w = r->words + task * r->words_per_task;
+    uint64_t s[8] = {0};
+    for (size_t i = 0; i < r->words_per_task; i += 8)
+        for (size_t j = 0; j < 8; j++)
+            s[j] += w[i + j];
+    r->sums[task] = s[0] ^ s[1] ^ s[2] ^ s[3] ^ s[4] ^ s[5] ^ s[6] ^ s[7];
+}
+
+/* Best of several passes: reading on the host device, a copy on the GPU (read plus written bytes).
+ */
+static kvf_status measure_reading(decode_bench *b)
+{
+    enum { TASKS = 64, PASSES = 7 };
+    const size_t bytes = (size_t)256 << 20;
+    const bool on_gpu = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA;
+    void *memory = NULL;
+    uint64_t sums[TASKS];
+    double best = INFINITY;
+    kvf_status status = kvf_memory_alloc(b->runtime, 2 * bytes, &memory);
+    for (int i = 0; i < PASSES && status == KVF_OK; i++) {
+        const reading r = {memory, 2 * bytes / 8 / TASKS, sums};
+        const double start = now_ns();
+        status = on_gpu ? kvf_memory_copy(b->stream, (char *)memory + bytes, memory, bytes)
+                        : kvf_stream_launch(b->stream, read_words, &r, sizeof r, TASKS);
+        if (status == KVF_OK)
+            status = kvf_stream_wait(b->stream);
+        best = fmin(best, now_ns() - start);
+    }
+    b->read_rate = 2.0 * (double)bytes / best;
+    kvf_memory_free(b->runtime, memory);
+    return status;
+}
+
+static kvf_status measure_link(decode_bench *b)
+{
+    kvf_link *link = NULL;
+    kvf_link_case c;
+    kvf_link_result r = {0};
+    kvf_link_case_init(&c);
+    c.what = KVF_LINK_PEAK;
+    c.page_bytes = 65536;
+    c.pages = 1024;
+    c.repetitions = 5;
+    kvf_status status = kvf_link_open(b->runtime, &link);
+    if (status == KVF_OK)
+        status = kvf_link_measure(link, &c, NULL, &r);
+    kvf_link_close(link);
+    const uint64_t ns = r.copying.min_ns ? r.copying.min_ns : r.total.min_ns;
+    b->link_rate = ns ? (double)r.bytes / (double)ns : 1.0;
+    return status;
+}
+
+/* -------------------------------------------------------------------------------- all */
+
+static kvf_status reserve(decode_bench *b)
+{
+    const size_t kv = kv_count(b, CHUNK) * 2, q = kv_count(b, 64) * b->o.group * 2;
+    void *host = NULL;
+    kvf_status status = kvf_stream_create(b->runtime, &b->stream);
+    if (status == KVF_OK)
+        status = kvf_pinned_alloc(b->runtime, kv, &host, &b->kv.device);
+    b->kv.host = host;
+    if (status == KVF_OK)
+        status = kvf_pinned_alloc(b->runtime, q, &host, &b->q.device);
+    b->q.host = status == KVF_OK ? host : NULL;
+    if (status == KVF_OK)
+        status = kvf_memory_alloc(b->runtime, q, &b->out);
+    b->drift = calloc(kv_count(b, 64) * b->o.group, sizeof *b->drift);
+    if (status == KVF_OK && !b->drift)
+        return KVF_OUT_OF_MEMORY;
+    if (status == KVF_OK)
+        status = measure_reading(b);
+    return status == KVF_OK ? measure_link(b) : status;
+}
+
+static void run_cases(decode_bench *b)
+{
+    const uint64_t cases = cli_axes_product(b->o.axes, DECODE_AXIS_COUNT);
+    cli_progress progress;
+    cli_progress_begin(&progress, "measuring", cases, "cases");
+    for (uint64_t n = 0; n < cases && !cli_interrupted(); n++) {
+        int64_t values[DECODE_AXIS_COUNT];
+        cli_axes_at(b->o.axes, DECODE_AXIS_COUNT, n, values);
+        cli_cell *row = cli_table_row(&b->table);
+        if (!row) {
+            b->failed = true;
+            break;
+        }
+        run_case(b, values, row);
+        cli_progress_at(&progress, n + 1);
+    }
+    cli_progress_end(&progress);
+}
+
+static bool write_results(const decode_bench *b)
+{
+    const kvf_cache_config *c = &b->o.cache;
+    const char *device = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
+    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
+                              {"bench", "decode", 0.0},
+                              {"device", device, 0.0},
+                              {"device_name", kvf_runtime_device_name(b->runtime), 0.0},
+                              {"layers", NULL, c->layers},
+                              {"kv_heads", NULL, c->kv_heads},
+                              {"group", NULL, b->o.group},
+                              {"head_dim", NULL, c->head_dim},
+                              {"page_size", NULL, c->page_size},
+                              {"steps", NULL, b->o.steps},
+                              {"recorded", NULL, b->o.record},
+                              {"read_gb_per_s", NULL, b->read_rate},
+                              {"link_gb_per_s", NULL, b->link_rate},
+                              {NULL, NULL, 0.0}};
+    fprintf(stderr,
+            "%s (%s): reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim "
+            "%u, bf16, pages of %u\n",
+            kvf_runtime_device_name(b->runtime), device, b->read_rate, b->link_rate, c->layers,
+            c->kv_heads, b->o.group, c->head_dim, c->page_size);
+    if (cli_table_write(&b->table, b->o.format, facts, stdout))
+        return true;
+    fputs("kvferry: the results could not be written\n", stderr);
+    return false;
+}
+
+static int run_all(decode_bench *b)
+{
+    kvf_error error = {0};
+    if (kvf_runtime_open(&b->o.runtime, &b->runtime, &error) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error.text);
+        return 1;
+    }
+    if (reserve(b) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(b->runtime)->text);
+        return 1;
+    }
+    run_cases(b);
+    b->failed = !write_results(b) || b->failed;
+    return cli_interrupted() ? 130 : b->failed ? 1 : 0;
+}
+
+int cli_bench_decode_main(int argc, char **argv)
+{
+    decode_bench b = {.table = {.columns = columns, .column_count = COLUMN_COUNT}};
+    char calibration[CLI_CALIBRATION_BYTES];
+    const int parsed = decode_options_parse(argc, argv, &b.o);
+    if (parsed >= 0)
+        return parsed;
+    cli_calibration_choose(&b.o.runtime, calibration);
+    cli_interrupt_watch();
+    const int status = run_all(&b);
+    if (b.runtime) {
+        kvf_pinned_free(b.runtime, b.kv.host);
+        kvf_pinned_free(b.runtime, b.q.host);
+        kvf_memory_free(b.runtime, b.out);
+    }
+    kvf_stream_destroy(b.stream);
+    kvf_runtime_close(b.runtime);
+    cli_table_free(&b.table);
+    free(b.drift);
+    return status;
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry bench link`: what link, NUMA layout and host memory do for scattered pages.
+ *
+ * It runs the cases of the chosen suites and tells; the measuring is the library's
+ * (kvferry/link.h). Invariant: a case that the device cannot do is a row that says so, and a case
+ * whose bytes were wrong fails the command.
+ */
+
+#include "bench_link.h"
+
+#include "bench_plot.h"
+#include "bench_suites.h"
+#include "calibration_file.h"
+#include "interrupt.h"
+#include "output_file.h"
+#include "progress.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------------------- output */
+
+static const cli_column columns[LINK_COLUMN_COUNT] = {
+    [LINK_SUITE] = {"suite", "suite", CLI_CELL_TEXT, 0},
+    [LINK_WHAT] = {"what", "what", CLI_CELL_TEXT, 0},
+    [LINK_METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
+    [LINK_PATTERN] = {"pattern", "pattern", CLI_CELL_TEXT, 0},
+    [LINK_PAGE_BYTES] = {"page_bytes", "page B", CLI_CELL_INTEGER, 0},
+    [LINK_PAGES] = {"pages", "pages", CLI_CELL_INTEGER, 0},
+    [LINK_BYTES] = {"bytes", NULL, CLI_CELL_INTEGER, 0},
+    [LINK_NODE] = {"numa_node", "node", CLI_CELL_TEXT, 0},
+    [LINK_TIER] = {"tier", "tier", CLI_CELL_TEXT, 0},
+    [LINK_CHUNK] = {"chunk_bytes", NULL, CLI_CELL_INTEGER, 0},
+    [LINK_DEPTH] = {"depth", "depth", CLI_CELL_INTEGER, 0},
+    [LINK_WORKERS] = {"workers", "workers", CLI_CELL_INTEGER, 0},
+    [LINK_BLOCKS] = {"blocks", "blocks", CLI_CELL_INTEGER, 0},
+    [LINK_WRITEBACK] = {"writeback_percent", "wb %", CLI_CELL_INTEGER, 0},
+    [LINK_MEDIAN] = {"median_us", "median us", CLI_CELL_REAL, 1},
+    [LINK_P95] = {"p95_us", "p95", CLI_CELL_REAL, 1},
+    [LINK_P99] = {"p99_us", "p99", CLI_CELL_REAL, 1},
+    [LINK_MIN] = {"min_us", NULL, CLI_CELL_REAL, 1},
+    [LINK_MAX] = {"max_us", NULL, CLI_CELL_REAL, 1},
+    [LINK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 2},
+    [LINK_STREAM_RATE] = {"on_stream_gb_per_s", "on stream", CLI_CELL_REAL, 2},
+    [LINK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
+    [LINK_GATHER_US] = {"gather_us", "gather us", CLI_CELL_REAL, 1},
+    [LINK_COPIES] = {"copies", NULL, CLI_CELL_INTEGER, 0},
+    [LINK_FETCH_P50] = {"fetch_p50_us", "fetch p50", CLI_CELL_REAL, 1},
+    [LINK_FETCH_P95] = {"fetch_p95_us", "fetch p95", CLI_CELL_REAL, 1},
+    [LINK_FETCH_P99] = {"fetch_p99_us", "fetch p99", CLI_CELL_REAL, 1},
+    [LINK_SLOWDOWN] = {"slowdown", "slow-down", CLI_CELL_REAL, 3},
+    [LINK_TOUCH] = {"touch_s_per_gib", "touch s/GiB", CLI_CELL_REAL, 4},
+    [LINK_REGISTER] = {"register_s_per_gib", "register", CLI_CELL_REAL, 4},
+    [LINK_UNREGISTER] = {"unregister_s_per_gib", "unregister", CLI_CELL_REAL, 4},
+    [LINK_PREDICTED] = {"predicted_us", "fit us", CLI_CELL_REAL, 1},
+    [LINK_INTERCEPT] = {"fit_intercept_us", "fit a us", CLI_CELL_REAL, 1},
+    [LINK_SLOPE_RATE] = {"fit_gb_per_s", "fit GB/s", CLI_CELL_REAL, 2},
+    [LINK_R2] = {"fit_r_squared", "R2", CLI_CELL_REAL, 3},
+    [LINK_VERIFIED] = {"verified_bytes", NULL, CLI_CELL_INTEGER, 0},
+    [LINK_STATUS] = {"status", "", CLI_CELL_TEXT, 0},
+};
+
+static double micro(uint64_t ns)
+{
+    return (double)ns * 1e-3;
+}
+
+static void set_names(cli_cell *row, const char *suite, const kvf_link_case *c)
+{
+    char node[16];
+    snprintf(node, sizeof node, "%d", c->numa_node);
+    cli_cell_text(&row[LINK_SUITE], suite);
+    cli_cell_text(&row[LINK_WHAT], link_what_name(c->what));
+    const bool has_method =
+        c->what == KVF_LINK_BOTH || c->what == KVF_LINK_CADENCE || c->what == KVF_LINK_TAX;
+    if (has_method) {
+        cli_cell_text(&row[LINK_METHOD], link_method_name(c->method));
+        cli_cell_text(&row[LINK_PATTERN], link_pattern_name(c->pattern));
+    }
+    if (c->numa_node >= 0)
+        cli_cell_text(&row[LINK_NODE], node);
+    if (c->what == KVF_LINK_PIN)
+        return;
+    cli_cell_integer(&row[LINK_PAGE_BYTES], c->page_bytes);
+    cli_cell_integer(&row[LINK_PAGES], c->pages);
+    if (c->writeback_percent)
+        cli_cell_integer(&row[LINK_WRITEBACK], c->writeback_percent);
+}
+
+static void set_times(cli_cell *row, const kvf_link_case *c, const kvf_link_result *r)
+{
+    cli_cell_real(&row[LINK_MEDIAN], micro(r->total.median_ns));
+    cli_cell_real(&row[LINK_P95], micro(r->total.p95_ns));
+    cli_cell_real(&row[LINK_P99], micro(r->total.p99_ns));
+    cli_cell_real(&row[LINK_MIN], micro(r->total.min_ns));
+    cli_cell_real(&row[LINK_MAX], micro(r->total.max_ns));
+    if (c->what != KVF_LINK_TAX && c->what != KVF_LINK_CADENCE && c->what != KVF_LINK_PIN)
+        cli_cell_real(&row[LINK_RATE], (double)r->bytes / (double)r->total.median_ns);
+    if (r->copying.median_ns)
+        cli_cell_real(&row[LINK_STREAM_RATE], (double)r->bytes / (double)r->copying.median_ns);
+    if (r->gather.median_ns)
+        cli_cell_real(&row[LINK_GATHER_US], micro(r->gather.median_ns));
+    if (r->fetch.median_ns) {
+        cli_cell_real(&row[LINK_FETCH_P50], micro(r->fetch.median_ns));
+        cli_cell_real(&row[LINK_FETCH_P95], micro(r->fetch.p95_ns));
+        cli_cell_real(&row[LINK_FETCH_P99], micro(r->fetch.p99_ns));
+    }
+    if (r->alone.median_ns)
+        cli_cell_real(&row[LINK_SLOWDOWN], (double)r->total.median_ns / (double)r->alone.median_ns);
+    if (c->what == KVF_LINK_PIN) {
+        cli_cell_real(&row[LINK_TOUCH], r->touch_s_per_gib);
+        cli_cell_real(&row[LINK_REGISTER], r->register_s_per_gib);
+        cli_cell_real(&row[LINK_UNREGISTER], r->unregister_s_per_gib);
+    }
+}
+
+static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_result *r, double peak)
+{
+    set_times(row, c, r);
+    cli_cell_integer(&row[LINK_BYTES], r->bytes);
+    cli_cell_text(&row[LINK_TIER], r->tier);
+    if (r->chunk_bytes)
+        cli_cell_integer(&row[LINK_CHUNK], r->chunk_bytes);
+    if (r->depth)
+        cli_cell_integer(&row[LINK_DEPTH], r->depth);
+    if (r->workers)
+        cli_cell_integer(&row[LINK_WORKERS], r->workers);
+    if (r->blocks)
+        cli_cell_integer(&row[LINK_BLOCKS], r->blocks);
+    if (r->copies)
+        cli_cell_integer(&row[LINK_COPIES], r->copies);
+    cli_cell_integer(&row[LINK_VERIFIED], r->verified_bytes);
+    if (row[LINK_RATE].is_set && peak > 0.0 && c->what != KVF_LINK_GATHER)
+        cli_cell_real(&row[LINK_OF_PEAK], row[LINK_RATE].real / peak);
+}
+
+/* ---------------------------------------------------------------------------- running */
+
+typedef struct link_run {
+    link_options options;
+    kvf_runtime *runtime;
+    kvf_link *link;
+    cli_table table;
+    cli_output samples;
+    uint64_t *samples_ns; /* [repetitions] */
+    double peak;          /* GB/s */
+    uint64_t done;
+    bool failed;
+} link_run;
+
+static void write_samples(link_run *run, const char *suite, const kvf_link_case *c, uint64_t number)
+{
+    char line[160];
+    for (uint32_t i = 0; i < c->repetitions; i++) {
+        const int n =
+            snprintf(line, sizeof line, "%s,%llu,%u,%llu\n", suite, (unsigned long long)number, i,
+                     (unsigned long long)run->samples_ns[i]);
+        cli_output_write(&run->samples, line, (size_t)n);
+    }
+}
+
+/* @return whether to go on */
+static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
+{
+    kvf_link_result result = {0};
+    const kvf_status status = kvf_link_measure(run->link, c, run->samples_ns, &result);
+    cli_cell *row = cli_table_row(&run->table);
+    if (!row) {
+        fputs("kvferry: no memory for the results\n", stderr);
+        run->failed = true;
+        return false;
+    }
+    set_names(row, suite, c);
+    if (status == KVF_OK) {
+        set_result(row, c, &result, run->peak);
+        write_samples(run, suite, c, run->table.row_count - 1);
+        return true;
+    }
+    /* What the machine lacks is an answer; anything else is a failure. */
+    const bool is_lack = status == KVF_UNSUPPORTED ||
+                         (c->huge_pages == KVF_HUGE_PAGES_REQUIRED && status == KVF_OUT_OF_MEMORY);
+    cli_cell_text(&row[LINK_STATUS], is_lack ? "not here" : kvf_status_name(status));
+    fprintf(stderr, "\nkvferry: %s: %s\n", suite, kvf_runtime_error(run->runtime)->text);
+    run->failed = run->failed || !is_lack;
+    return true;
+}
+
+static void run_suites(link_run *run, uint64_t total)
+{
+    cli_progress progress;
+    cli_progress_begin(&progress, "measuring", total, "cases");
+    bool go_on = true;
+    for (uint32_t i = 0; i < LINK_SUITE_COUNT && go_on; i++) {
+        cli_axis axes[LINK_AXIS_COUNT];
+        if (!run->options.chosen[i])
+            continue;
+        link_suite_axes(i, &run->options, run->runtime, axes);
+        const uint64_t cases = cli_axes_product(axes, LINK_AXIS_COUNT);
+        for (uint64_t n = 0; n < cases && go_on; n++) {
+            int64_t values[LINK_AXIS_COUNT];
+            cli_axes_at(axes, LINK_AXIS_COUNT, n, values);
+            const kvf_link_case c = link_case_of(&run->options, values);
+            go_on = run_case(run, link_suite_name(i), &c) && !cli_interrupted();
+            cli_progress_at(&progress, ++run->done);
+        }
+    }
+    cli_progress_end(&progress);
+}
+
+static uint64_t count_cases(const link_run *run)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++) {
+        cli_axis axes[LINK_AXIS_COUNT];
+        link_suite_axes(i, &run->options, run->runtime, axes);
+        total += run->options.chosen[i] ? cli_axes_product(axes, LINK_AXIS_COUNT) : 0;
+    }
+    return total;
+}
+
+/* The reference of `of_peak`: the best of a few contiguous copies of 64 MiB. */
+static bool measure_peak(link_run *run)
+{
+    kvf_link_case c = run->options.base;
+    kvf_link_result result = {0};
+    c.what = KVF_LINK_PEAK;
+    c.page_bytes = 65536;
+    c.pages = c.pool_bytes < ((uint64_t)64 << 20) ? (uint32_t)(c.pool_bytes >> 16) : 1024;
+    c.repetitions = 5;
+    if (kvf_link_measure(run->link, &c, NULL, &result) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+        return false;
+    }
+    const uint64_t ns = result.copying.min_ns ? result.copying.min_ns : result.total.min_ns;
+    run->peak = (double)result.bytes / (double)ns;
+    return true;
+}
+
+/* -------------------------------------------------------------------------------- fit */
+
+/* Rows of one line: the same suite, method and page size. */
+static bool is_same_line(const cli_table *t, uint32_t a, uint32_t b)
+{
+    return strcmp(cli_table_at(t, a, LINK_METHOD)->text, cli_table_at(t, b, LINK_METHOD)->text) ==
+               0 &&
+           strcmp(cli_table_at(t, b, LINK_SUITE)->text, "methods") == 0 &&
+           strcmp(cli_table_at(t, a, LINK_PATTERN)->text, cli_table_at(t, b, LINK_PATTERN)->text) ==
+               0 &&
+           cli_table_at(t, a, LINK_PAGE_BYTES)->integer ==
+               cli_table_at(t, b, LINK_PAGE_BYTES)->integer;
+}
+
+static void set_fit(cli_cell *row, const kvf_link_line *line)
+{
+    cli_cell_real(&row[LINK_PREDICTED],
+                  line->intercept + line->slope * (double)row[LINK_BYTES].integer);
+    cli_cell_real(&row[LINK_INTERCEPT], line->intercept);
+    cli_cell_real(&row[LINK_SLOPE_RATE], 1e-3 / line->slope);
+    cli_cell_real(&row[LINK_R2], line->r_squared);
+}
+
+static void fit_lines(cli_table *t)
+{
+    for (uint32_t first = 0; first < t->row_count; first++) {
+        double x[CLI_AXIS_VALUES_MAX], y[CLI_AXIS_VALUES_MAX];
+        uint32_t count = 0;
+        kvf_link_line line;
+        if (!is_same_line(t, first, first) || cli_table_at(t, first, LINK_R2)->is_set)
+            continue;
+        for (uint32_t i = first; i < t->row_count && count < CLI_AXIS_VALUES_MAX; i++)
+            if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set) {
+                x[count] = (double)cli_table_at(t, i, LINK_BYTES)->integer;
+                y[count++] = cli_table_at(t, i, LINK_MEDIAN)->real;
+            }
+        if (kvf_link_fit(x, y, count, 1, &line) != KVF_OK)
+            continue;
+        for (uint32_t i = first; i < t->row_count; i++)
+            if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set)
+                set_fit(t->cells + (size_t)i * t->column_count, &line);
+    }
+}
+
+/* -------------------------------------------------------------------------------- all */
+
+static bool open_run(link_run *run, kvf_error *error)
+{
+    const link_options *o = &run->options;
+    char header[] = "suite,row,repetition,ns\n";
+    if (kvf_runtime_open(&o->runtime, &run->runtime, error) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error->text);
+        return false;
+    }
+    if (kvf_link_open(run->runtime, &run->link) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+        return false;
+    }
+    run->samples_ns = calloc(o->base.repetitions, sizeof *run->samples_ns);
+    if (!run->samples_ns) {
+        fputs("kvferry: no memory for the samples\n", stderr);
+        return false;
+    }
+    if (!o->samples)
+        return true;
+    if (!cli_output_open(&run->samples, o->samples))
+        return false;
+    cli_output_write(&run->samples, header, sizeof header - 1);
+    return true;
+}
+
+static bool write_results(link_run *run)
+{
+    const char *device = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
+    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
+                              {"bench", "link", 0.0},
+                              {"device", device, 0.0},
+                              {"device_name", kvf_runtime_device_name(run->runtime), 0.0},
+                              {"peak_gb_per_s", NULL, run->peak},
+                              {"repetitions", NULL, run->options.base.repetitions},
+                              {"seed", NULL, (double)run->options.base.seed},
+                              {"pool_bytes", NULL, (double)run->options.base.pool_bytes},
+                              {NULL, NULL, 0.0}};
+    fprintf(stderr, "%s (%s): peak %.2f GB/s, one contiguous copy\n",
+            kvf_runtime_device_name(run->runtime), device, run->peak);
+    if (!cli_table_write(&run->table, run->options.format, facts, stdout)) {
+        fputs("kvferry: the results could not be written\n", stderr);
+        return false;
+    }
+    return true;
+}
+
+static int run_all(link_run *run)
+{
+    if (!measure_peak(run))
+        return 1;
+    run_suites(run, count_cases(run));
+    fit_lines(&run->table);
+    run->failed = !write_results(run) || run->failed;
+    if (run->options.plot)
+        run->failed = !cli_bench_plot(&run->table, run->options.plot) || run->failed;
+    run->failed = !cli_output_commit(&run->samples) || run->failed;
+    return cli_interrupted() ? 130 : run->failed ? 1 : 0;
+}
+
+int cli_bench_link_main(int argc, char **argv)
+{
+    link_run run = {.table = {.columns = columns, .column_count = LINK_COLUMN_COUNT}};
+    kvf_error error = {0};
+    char calibration[CLI_CALIBRATION_BYTES];
+    kvf_link_case_init(&run.options.base);
+    kvf_runtime_config_init(&run.options.runtime);
+    const int parsed = link_options_parse(argc, argv, &run.options);
+    if (parsed >= 0)
+        return parsed;
+    if (run.options.list) {
+        link_print_list(&run.options);
+        return 0;
+    }
+    cli_calibration_choose(&run.options.runtime, calibration);
+    cli_interrupt_watch();
+    const int status = open_run(&run, &error) ? run_all(&run) : 1;
+    cli_output_discard(&run.samples);
+    cli_table_free(&run.table);
+    free(run.samples_ns);
+    kvf_link_close(run.link);
+    kvf_runtime_close(run.runtime);
+    return status;
+}

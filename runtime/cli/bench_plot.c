@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Draws a link bench with gnuplot: the data goes into the script, so nothing is left beside the
+ * pictures.
+ *
+ * It knows columns, not what they were measured with. Invariant: a picture is drawn only if it has
+ * at least two points.
+ */
+
+#include "bench_plot.h"
+
+#include "bench_link.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define METHODS_MAX 8u
+
+typedef struct plot {
+    const cli_table *table;
+    const char *folder;
+    FILE *gnuplot;
+    uint32_t drawn;
+} plot;
+
+static const char *text_at(const plot *p, uint32_t row, enum link_column column)
+{
+    return cli_table_at(p->table, row, column)->text;
+}
+
+static const cli_cell *cell_at(const plot *p, uint32_t row, enum link_column column)
+{
+    return cli_table_at(p->table, row, column);
+}
+
+static bool is_of(const plot *p, uint32_t row, const char *suite)
+{
+    return strcmp(text_at(p, row, LINK_SUITE), suite) == 0 && cell_at(p, row, LINK_MEDIAN)->is_set;
+}
+
+/* Methods of a suite, in the order of the table. */
+static uint32_t methods_of(const plot *p, const char *suite, const char *names[METHODS_MAX])
+{
+    uint32_t count = 0;
+    for (uint32_t row = 0; row < p->table->row_count; row++) {
+        if (!is_of(p, row, suite))
+            continue;
+        uint32_t i = 0;
+        while (i < count && strcmp(names[i], text_at(p, row, LINK_METHOD)) != 0)
+            i++;
+        if (i == count && count < METHODS_MAX)
+            names[count++] = text_at(p, row, LINK_METHOD);
+    }
+    return count;
+}
+
+/* The most pages that any row of a suite has. */
+static uint64_t most_pages(const plot *p, const char *suite)
+{
+    uint64_t most = 0;
+    for (uint32_t row = 0; row < p->table->row_count; row++)
+        if (is_of(p, row, suite) && cell_at(p, row, LINK_PAGES)->integer > most)
+            most = cell_at(p, row, LINK_PAGES)->integer;
+    return most;
+}
+
+/* What both files of a picture share, in front of `body`. */
+static void draw(plot *p, const char *name, const char *settings, const char *body)
+{
+    static const struct {
+        const char *terminal;
+        const char *suffix;
+    } forms[] = {{"svg size 900,560 dynamic background rgb 'white' font 'sans,14'", "svg"},
+                 {"pngcairo size 900,560 background rgb 'white' font 'sans,11'", "png"}};
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        fprintf(p->gnuplot, "reset\nset terminal %s\nset output '%s/%s.%s'\n%s%s\nunset output\n",
+                forms[i].terminal, p->folder, name, forms[i].suffix, settings, body);
+    p->drawn++;
+}
+
+/* ------------------------------------------------------- bandwidth against page size */
+
+static uint32_t bandwidth_data(plot *p, const char *method, uint64_t pages, uint32_t number)
+{
+    uint32_t points = 0;
+    fprintf(p->gnuplot, "$bandwidth%u << EOD\n", number);
+    for (uint32_t row = 0; row < p->table->row_count; row++)
+        if (is_of(p, row, "methods") && strcmp(text_at(p, row, LINK_METHOD), method) == 0 &&
+            cell_at(p, row, LINK_PAGES)->integer == pages) {
+            fprintf(p->gnuplot, "%g %g\n",
+                    (double)cell_at(p, row, LINK_PAGE_BYTES)->integer / 1024.0,
+                    cell_at(p, row, LINK_RATE)->real);
+            points++;
+        }
+    fputs("EOD\n", p->gnuplot);
+    return points;
+}
+
+static void plot_bandwidth(plot *p)
+{
+    const char *names[METHODS_MAX];
+    const uint32_t methods = methods_of(p, "methods", names);
+    const uint64_t pages = most_pages(p, "methods");
+    char settings[512], body[1024] = "plot ";
+    uint32_t points = 0;
+    for (uint32_t i = 0; i < methods; i++) {
+        points += bandwidth_data(p, names[i], pages, i);
+        const size_t used = strlen(body);
+        snprintf(body + used, sizeof body - used,
+                 "%s$bandwidth%u using 1:2 with linespoints lw 2 pt 7 title '%s'", i ? ", " : "", i,
+                 names[i]);
+    }
+    snprintf(settings, sizeof settings,
+             "set title 'Scattered pages to the device, %llu pages per fetch'\n"
+             "set xlabel 'page, KiB'\nset ylabel 'GB/s'\nset logscale x 2\nset yrange [0:*]\n"
+             "set grid\nset key top left\n",
+             (unsigned long long)pages);
+    if (points >= 2)
+        draw(p, "bandwidth", settings, body);
+}
+
+/* ------------------------------------------------------------------------- heat map */
+
+/* One cell of the map: which column and row it is in. */
+typedef struct map_axes {
+    const char *suite;
+    const char *title, *x, *y;
+    enum link_column across, down;
+} map_axes;
+
+static void axis_label(const plot *p, uint32_t row, enum link_column column, char text[40])
+{
+    const cli_cell *cell = cell_at(p, row, column);
+    if (p->table->columns[column].kind == CLI_CELL_TEXT)
+        snprintf(text, 40, "%s", cell->text);
+    else if (column == LINK_PAGE_BYTES || column == LINK_CHUNK)
+        snprintf(text, 40, "%llu KiB", (unsigned long long)cell->integer >> 10);
+    else
+        snprintf(text, 40, "%llu", (unsigned long long)cell->integer);
+}
+
+#define LABELS_MAX 32u
+
+static uint32_t label_index(char labels[LABELS_MAX][40], uint32_t *count, const char *text)
+{
+    for (uint32_t i = 0; i < *count; i++)
+        if (strcmp(labels[i], text) == 0)
+            return i;
+    if (*count == LABELS_MAX)
+        return LABELS_MAX - 1;
+    snprintf(labels[*count], 40, "%s", text);
+    return (*count)++;
+}
+
+static void put_tics(char *to, size_t size, char axis, char labels[LABELS_MAX][40], uint32_t count)
+{
+    size_t used = strlen(to);
+    used += (size_t)snprintf(to + used, size - used, "set %ctics (", axis);
+    for (uint32_t i = 0; i < count && used < size; i++)
+        used += (size_t)snprintf(to + used, size - used, "%s'%s' %u", i ? ", " : "", labels[i], i);
+    if (used < size)
+        snprintf(to + used, size - used, ")\n");
+}
+
+/* Rows of one method; where several rows fall into a cell the last one is shown. */
+static void plot_map(plot *p, const map_axes *m, const char *method, const char *name)
+{
+    char across[LABELS_MAX][40], down[LABELS_MAX][40], text[40], settings[4096];
+    uint32_t columns = 0, lines = 0;
+    fputs("$map << EOD\n", p->gnuplot);
+    for (uint32_t row = 0; row < p->table->row_count; row++) {
+        if (!is_of(p, row, m->suite) || !cell_at(p, row, LINK_RATE)->is_set)
+            continue;
+        if (method && strcmp(text_at(p, row, LINK_METHOD), method) != 0)
+            continue;
+        axis_label(p, row, m->across, text);
+        const uint32_t x = label_index(across, &columns, text);
+        axis_label(p, row, m->down, text);
+        const uint32_t y = label_index(down, &lines, text);
+        fprintf(p->gnuplot, "%u %u %g\n", x, y, cell_at(p, row, LINK_RATE)->real);
+    }
+    fputs("EOD\n", p->gnuplot);
+    if (columns * lines < 2)
+        return;
+    snprintf(settings, sizeof settings,
+             "set title '%s%s%s, GB/s'\nset xlabel '%s'\nset ylabel '%s'\nset cbrange [0:*]\n"
+             "set palette defined (0 '#f7fbff', 1 '#6baed6', 2 '#08306b')\nunset key\n"
+             "set xrange [-0.5:%u.5]\nset yrange [-0.5:%u.5]\n",
+             m->title, method ? ", " : "", method ? method : "", m->x, m->y, columns - 1,
+             lines - 1);
+    put_tics(settings, sizeof settings, 'x', across, columns);
+    put_tics(settings, sizeof settings, 'y', down, lines);
+    draw(p, name, settings,
+         "plot $map using 1:2:3 with image, $map using 1:2:(sprintf('%.1f', $3)) with labels "
+         "textcolor rgb '#d94801'");
+}
+
+static void plot_maps(plot *p)
+{
+    static const map_axes numa = {.suite = "numa",
+                                  .title = "NUMA node of the pool by method",
+                                  .x = "method",
+                                  .y = "node",
+                                  .across = LINK_METHOD,
+                                  .down = LINK_NODE};
+    static const map_axes staging = {.suite = "staging",
+                                     .title = "staging ring",
+                                     .x = "chunk",
+                                     .y = "depth",
+                                     .across = LINK_CHUNK,
+                                     .down = LINK_DEPTH};
+    static const map_axes sizes = {.suite = "methods",
+                                   .title = "page size by pages of a fetch",
+                                   .x = "page",
+                                   .y = "pages",
+                                   .across = LINK_PAGE_BYTES,
+                                   .down = LINK_PAGES};
+    const char *names[METHODS_MAX];
+    const uint32_t methods = methods_of(p, "methods", names);
+    for (uint32_t i = 0; i < methods; i++) {
+        char name[48];
+        snprintf(name, sizeof name, "map-%s", names[i]);
+        plot_map(p, &sizes, names[i], name);
+    }
+    plot_map(p, &numa, NULL, "map-numa");
+    plot_map(p, &staging, NULL, "map-staging");
+}
+
+/* -------------------------------------------------------------- latency percentiles */
+
+static void plot_latency(plot *p)
+{
+    static const struct {
+        enum link_column column;
+        const char *title;
+    } parts[] = {{LINK_FETCH_P50, "p50"}, {LINK_FETCH_P95, "p95"}, {LINK_FETCH_P99, "p99"}};
+    uint32_t bars = 0;
+    fputs("$latency << EOD\n", p->gnuplot);
+    for (uint32_t row = 0; row < p->table->row_count; row++) {
+        if (!is_of(p, row, "cadence"))
+            continue;
+        fprintf(p->gnuplot, "\"%s %llu\"", text_at(p, row, LINK_METHOD),
+                (unsigned long long)cell_at(p, row, LINK_PAGES)->integer);
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+            fprintf(p->gnuplot, " %g", cell_at(p, row, parts[i].column)->real);
+        fputs("\n", p->gnuplot);
+        bars++;
+    }
+    fputs("EOD\n", p->gnuplot);
+    if (bars < 2)
+        return;
+    draw(p, "latency",
+         "set title 'One fetch of a decode step, by method and pages'\nset ylabel 'us'\n"
+         "set style data histogram\nset style histogram clustered gap 1\n"
+         "set style fill solid 0.9\nset grid y\nset yrange [0:*]\nset xtics rotate by -35\n"
+         "set key top left\n",
+         "plot $latency using 2:xtic(1) title 'p50', '' using 3 title 'p95', '' using 4 title "
+         "'p99'");
+}
+
+/* -------------------------------------------------------------------------------- all */
+
+static bool folder_usable(const char *folder)
+{
+    struct stat status;
+    if (strpbrk(folder, "'\n\\")) {
+        fputs("kvferry: --plot: the folder's name has a quote, a backslash or a line break\n",
+              stderr);
+        return false;
+    }
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        fprintf(stderr, "kvferry: --plot: %s cannot be made: %s\n", folder, strerror(errno));
+        return false;
+    }
+    if (stat(folder, &status) == 0 && S_ISDIR(status.st_mode))
+        return true;
+    fprintf(stderr, "kvferry: --plot: %s is no folder\n", folder);
+    return false;
+}
+
+bool cli_bench_plot(const cli_table *table, const char *folder)
+{
+    plot p = {.table = table, .folder = folder};
+    if (!folder_usable(folder))
+        return false;
+    p.gnuplot = popen("gnuplot -", "w");
+    if (!p.gnuplot) {
+        fputs("kvferry: --plot: gnuplot could not be started\n", stderr);
+        return false;
+    }
+    plot_bandwidth(&p);
+    plot_maps(&p);
+    plot_latency(&p);
+    if (pclose(p.gnuplot) != 0) {
+        fputs("kvferry: --plot: gnuplot failed; is it installed (apt install gnuplot-nox)?\n",
+              stderr);
+        return false;
+    }
+    if (p.drawn > 0)
+        return true;
+    fputs("kvferry: --plot: nothing to draw; choose the suites methods, cadence, numa or staging\n",
+          stderr);
+    return false;
+}
