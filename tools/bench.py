@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run every benchmark, one at a time, and write what it says to bench/results/.
 
-usage: bench.py --build FOLDER [NAME...]    NAME: a part of a program's name, e.g. decode
+usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a program's name
 
 A benchmark is a program bench_* below FOLDER/bench/. It prints a table, kept as NAME.txt under the
-machine and the command, and writes every figure to NAME.json. The table of answers and attention
-recall by method and budget comes last, from the kvferry command.
+machine and the command, and writes every figure to NAME.json; --into keeps those of one machine
+apart. The table of answers and attention recall by method and budget comes last, from the kvferry
+command.
 """
 import argparse
 import os
@@ -16,7 +17,6 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-RESULTS = os.path.join(ROOT, "bench", "results")
 
 
 def machine():
@@ -40,8 +40,8 @@ def programs(build):
     return sorted(found)
 
 
-def run(name, command, keep_output):
-    """Print what a benchmark prints, and keep it if asked. True if it succeeded."""
+def run(name, command, results):
+    """Print what a benchmark prints, and keep it in `results` if given. True if it succeeded."""
     print("== %s" % name, flush=True)
     begin = time.monotonic()
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
@@ -57,8 +57,8 @@ def run(name, command, keep_output):
     if code != 0:
         print("FAILED with status %d" % code)
         return False
-    if keep_output:
-        with open(os.path.join(RESULTS, name + ".txt"), "w", encoding="utf-8") as f:
+    if results:
+        with open(os.path.join(ROOT, results, name + ".txt"), "w", encoding="utf-8") as f:
             f.write("machine: %s\ncommand: %s\n\n%s\n" % (
                 machine(), " ".join(command), "\n".join(lines).strip("\n")))
     print("(%.0f s)\n" % (time.monotonic() - begin), flush=True)
@@ -68,9 +68,10 @@ def run(name, command, keep_output):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", required=True)
+    parser.add_argument("--into", default=os.path.join("bench", "results"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="only those whose name has this")
     args = parser.parse_args()
-    os.makedirs(RESULTS, exist_ok=True)
+    os.makedirs(os.path.join(ROOT, args.into), exist_ok=True)
     failed = 0
 
     def wanted(name):
@@ -80,13 +81,13 @@ def main():
         name = os.path.basename(path)
         if wanted(name):
             shown = os.path.relpath(path, ROOT)
-            json_path = os.path.join("bench", "results", name + ".json")
-            failed += not run(name, [shown, "--json", json_path], True)
+            json_path = os.path.join(args.into, name + ".json")
+            failed += not run(name, [shown, "--json", json_path], args.into)
     command = os.path.join(args.build, "runtime", "cli", "kvferry")
     if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("recall_table"):
         failed += not run("recall_table", [sys.executable, "bench/runtime/recall_table.py",
-                                           "--kvferry", command], False)
-    print("results are in bench/results/")
+                                           "--kvferry", command], None)
+    print("results are in " + args.into)
     return failed > 0
 
 
