@@ -169,8 +169,8 @@ static void put_tics(char *to, size_t size, char axis, char labels[LABELS_MAX][4
 static void plot_map(plot *p, const map_axes *m, const char *method, const char *name)
 {
     char across[LABELS_MAX][40], down[LABELS_MAX][40], text[40], settings[4096];
+    double cells[LABELS_MAX][LABELS_MAX] = {{0.0}}; /* [y][x]; 0 = no row */
     uint32_t columns = 0, lines = 0;
-    fputs("$map << EOD\n", p->gnuplot);
     for (uint32_t row = 0; row < p->table->row_count; row++) {
         if (!is_of(p, row, m->suite) || !cell_at(p, row, LINK_RATE)->is_set)
             continue;
@@ -180,22 +180,28 @@ static void plot_map(plot *p, const map_axes *m, const char *method, const char 
         const uint32_t x = label_index(across, &columns, text);
         axis_label(p, row, m->down, text);
         const uint32_t y = label_index(down, &lines, text);
-        fprintf(p->gnuplot, "%u %u %g\n", x, y, cell_at(p, row, LINK_RATE)->real);
+        cells[y][x] = cell_at(p, row, LINK_RATE)->real;
     }
+    fputs("$map << EOD\n", p->gnuplot);
+    for (uint32_t y = 0; y < lines; y++)
+        for (uint32_t x = 0; x < columns; x++)
+            if (cells[y][x] > 0.0)
+                fprintf(p->gnuplot, "%u %u %g\n", x, y, cells[y][x]);
     fputs("EOD\n", p->gnuplot);
     if (columns * lines < 2)
         return;
     snprintf(settings, sizeof settings,
              "set title '%s%s%s, GB/s'\nset xlabel '%s'\nset ylabel '%s'\nset cbrange [0:*]\n"
-             "set palette defined (0 '#f7fbff', 1 '#6baed6', 2 '#08306b')\nunset key\n"
+             "set palette defined (0 '#f7fbff', 1 '#9ecae1', 2 '#4292c6')\nunset key\n"
              "set xrange [-0.5:%u.5]\nset yrange [-0.5:%u.5]\n",
              m->title, method ? ", " : "", method ? method : "", m->x, m->y, columns - 1,
              lines - 1);
     put_tics(settings, sizeof settings, 'x', across, columns);
     put_tics(settings, sizeof settings, 'y', down, lines);
     draw(p, name, settings,
-         "plot $map using 1:2:3 with image, $map using 1:2:(sprintf('%.1f', $3)) with labels "
-         "textcolor rgb '#d94801'");
+         "set style fill solid 1.0 noborder\n"
+         "plot $map using 1:2:(0.48):(0.48):3 with boxxyerror linecolor palette, $map using "
+         "1:2:(sprintf('%.1f', $3)) with labels");
 }
 
 static void plot_maps(plot *p)
