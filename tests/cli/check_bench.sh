@@ -1,0 +1,125 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# `kvferry bench link` and `bench decode` on the device at hand: every suite runs and verifies its
+# bytes, every format is what it says, pictures are drawn, and mistakes are told before anything is
+# measured.
+#
+# usage: check_bench.sh KVFERRY [DEVICE]
+
+set -u
+kvferry=$1
+device=${2:-host}
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+failed=0
+
+fail() { echo "FAILED: $*"; failed=$((failed + 1)); }
+
+# expect STATUS TEXT ARGUMENT...: the command exits so, and standard error holds the text.
+expect() {
+    want=$1 text=$2
+    shift 2
+    "$kvferry" bench "$@" >"$work/out" 2>"$work/err"
+    got=$?
+    [ "$got" -eq "$want" ] || fail "bench $*: exit $got, not $want: $(cat "$work/err")"
+    [ -z "$text" ] || grep -qF -- "$text" "$work/err" || fail "bench $*: '$text' is not in: $(cat "$work/err")"
+}
+
+quick="--device $device --repetitions 2 --warmup 1 --pool 4M --gap-us 20 --layers 3"
+XDG_CACHE_HOME=$work # the file of calibration
+export XDG_CACHE_HOME
+
+# ---- every suite, and what its rows say
+# shellcheck disable=SC2086
+"$kvferry" bench link --all $quick --page-bytes 4K,16K --pages 1,16 -o json >"$work/all.json" \
+    2>"$work/err" || fail "bench link --all: $(cat "$work/err")"
+python3 - "$work/all.json" <<'PY' || fail "bench link --all: the rows"
+import json, sys
+j = json.load(open(sys.argv[1]))
+rows = j["results"]
+suites = {r["suite"] for r in rows}
+assert suites == {"peak", "methods", "parts", "patterns", "staging", "workers", "blocks", "numa",
+                  "huge-pages", "writeback", "cadence", "pin", "tax"}, suites
+assert j["peak_gb_per_s"] > 0
+for r in rows:
+    if "status" in r:
+        assert r["status"] == "not here", r
+        continue
+    assert r["median_us"] > 0 and r["min_us"] <= r["median_us"] <= r["max_us"], r
+    if r["what"] in ("both", "cadence"):
+        assert r["verified_bytes"] > 0 and r["bytes"] == r["page_bytes"] * r["pages"] * (
+            1 if r["what"] == "both" else r["bytes"] // (r["page_bytes"] * r["pages"])), r
+    if r["what"] == "cadence":
+        assert r["fetch_p50_us"] <= r["fetch_p95_us"] <= r["fetch_p99_us"], r
+methods = {r["method"] for r in rows if r["suite"] == "methods" and "median_us" in r}
+assert {"gather", "mapped", "each"} <= methods, methods
+fitted = [r for r in rows if "fit_r_squared" in r]
+assert fitted and all(r["predicted_us"] == r["predicted_us"] for r in fitted)
+PY
+
+# ---- formats
+# shellcheck disable=SC2086
+for format in table csv json jsonl md; do
+    "$kvferry" bench link parts $quick --pages 16 -o $format >"$work/$format" 2>"$work/err" ||
+        fail "-o $format: $(cat "$work/err")"
+done
+python3 - "$work" <<'PY' || fail "formats"
+import csv, json, sys
+w = sys.argv[1] + "/"
+rows = json.load(open(w + "json"))["results"]
+lines = [json.loads(l) for l in open(w + "jsonl")]
+table = list(csv.DictReader(open(w + "csv")))
+assert len(rows) == len(lines) == len(table) == 3, (len(rows), len(lines), len(table))
+assert [r["what"] for r in rows] == [r["what"] for r in table] == ["gather", "copy", "both"]
+assert open(w + "md").read().count("\n|") == 4 and len(open(w + "table").readlines()) == 4
+PY
+
+# ---- samples, the same seed, pictures
+# shellcheck disable=SC2086
+"$kvferry" bench link parts $quick --repetitions 5 --pages 8 --samples "$work/samples" -o csv \
+    >"$work/csv" 2>"$work/err" || fail "--samples: $(cat "$work/err")"
+[ "$(wc -l <"$work/samples")" -eq 16 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 16"
+if command -v gnuplot >/dev/null; then
+    # shellcheck disable=SC2086
+    "$kvferry" bench link methods staging cadence $quick --page-bytes 4K,16K --pages 1,8 --plot "$work/plots" >"$work/out" \
+        2>"$work/err" || fail "--plot: $(cat "$work/err")"
+    for name in bandwidth latency map-gather map-staging; do
+        head -c 8 "$work/plots/$name.png" | grep -q PNG || fail "--plot: no $name.png"
+        grep -q '</svg>' "$work/plots/$name.svg" || fail "--plot: no $name.svg"
+    done
+else
+    echo "gnuplot is not installed: pictures were not checked"
+fi
+
+# ---- decode
+"$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 1 --kv-heads 2 \
+    --head-dim 64 --steps 3 --warmup 1 --select hybrid,full --method gather,mapped --batch 1,2 \
+    -o jsonl >"$work/decode" 2>"$work/err" || fail "bench decode: $(cat "$work/err")"
+python3 - "$work/decode" <<'PY' || fail "bench decode: the rows"
+import json, sys
+rows = [json.loads(l) for l in open(sys.argv[1])]
+assert len(rows) == 16, len(rows)
+assert all(r["layer_us"] > 0 and r["floor_us"] > 0 and r["enqueue_us"] > 0 for r in rows), rows
+hybrid = [r for r in rows if r["select"] == "hybrid"]
+assert all(r["tokens_attended"] <= 256 for r in hybrid)
+assert {r["method"] for r in rows} == {"gather", "mapped"}
+PY
+
+# ---- mistakes
+expect 2 "did you mean methods" link method
+expect 2 "--page-bytes has '3x'" link --page-bytes 3x
+expect 2 "give numbers from 64 to 1048576" link --page-bytes 16
+expect 2 "give gather, mapped, batch, each" link --method dma
+expect 2 "is no option" link --nothing
+expect 2 "needs a value" link --pages
+expect 2 "--format is 'xml'" link -o xml
+expect 2 "--zipf is '9'" link --zipf 9
+expect 2 "usage: kvferry bench link" nothing
+expect 2 "--batch has '65'" decode --batch 65
+expect 1 "no folder" link peak --device "$device" --repetitions 1 --pool 4M --pages 1 --plot /dev/null
+expect 0 "" link --list
+expect 0 "" link --help
+
+[ "$failed" -eq 0 ] && echo "bench: all fine"
+exit "$failed"
