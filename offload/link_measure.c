@@ -41,14 +41,17 @@ typedef struct range {
     uint64_t value, low, high;
 } range;
 
-static kvf_status check(kvf_context *context, const kvf_link_case *c)
+static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
 {
+    kvf_context *context = bench->device->context;
+    const kvf_transfer first =
+        bench->config.choice != NULL ? KVF_TRANSFER_AUTO : KVF_TRANSFER_GATHER;
     const uint64_t bytes = (uint64_t)c->pages * c->page_bytes;
     const range ranges[] = {
         {"size", c->size, sizeof *c, sizeof *c},
         {"what", c->what, KVF_LINK_BOTH, KVF_LINK_TAX},
         {"pattern", c->pattern, KVF_LINK_UNIFORM, KVF_LINK_RUNS},
-        {"method", c->method, KVF_TRANSFER_GATHER, KVF_TRANSFER_BATCH},
+        {"method", c->method, first, KVF_TRANSFER_BATCH},
         {"page_bytes", c->page_bytes, 64, MIB},
         {"pages", c->pages, 1, COUNT_MAX},
         {"run_pages", c->run_pages, 1, COUNT_MAX},
@@ -208,7 +211,7 @@ kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
                                   uint64_t *samples_ns, kvf_link_result *result)
 {
     *result = (kvf_link_result){.numa_node = -1};
-    KVF_TRY(check(bench->device->context, c));
+    KVF_TRY(check(bench, c));
     return c->what == KVF_LINK_PIN ? run_pin(bench, c, samples_ns, result)
                                    : run_pages(bench, c, samples_ns, result);
 }

@@ -19,6 +19,8 @@ typedef struct kvf_link_bench kvf_link_bench;
 typedef struct kvf_link_bench_config {
     kvf_host_memory_config memory; /* policy; node and huge_pages are those of a case that asks */
     uint32_t gather_threads;       /* of a case that leaves `workers` 0; >= 1 */
+    /* Cases may ask for AUTO, and get this; outlives the bench. NULL: they may not. */
+    const struct kvf_transfer_choice *choice;
 } kvf_link_bench_config;
 
 KVF_MUST_CHECK kvf_status kvf_link_bench_open(kvf_device *device,

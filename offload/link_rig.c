@@ -104,7 +104,8 @@ static kvf_status open_engine(kvf_link_rig *rig)
                                   .gather_threads = c->workers > 0 ? c->workers : b->gather_threads,
                                   .blocks = c->blocks,
                                   .memory = b->memory,
-                                  .pool = &rig->bench->pool};
+                                  .pool = &rig->bench->pool,
+                                  .choice = b->choice};
     config.memory.node = rig->bench->pool_node;
     return kvf_transfer_open(rig->device, &config, &rig->engine);
 }

@@ -44,7 +44,7 @@ done
 # Only what the header declares is visible.
 shared=$(find "$work/shared" -name 'libkvferry.so' | head -n 1)
 nm -D --defined-only "$shared" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
-grep -oE '\bkvf_[a-z_]+\(' "$source/include/kvferry/kvferry.h" | tr -d '(' | sort -u >"$work/declared"
+grep -ohE '\bkvf_[a-z_]+\(' "$source"/include/kvferry/*.h | tr -d '(' | sort -u >"$work/declared"
 if comm -23 "$work/exported" "$work/declared" | grep -q .; then
     echo "exported, but not in the header:"
     comm -23 "$work/exported" "$work/declared"

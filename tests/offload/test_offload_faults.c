@@ -41,7 +41,8 @@ static kvf_status open_all(everything *e, rig_fault *fault, kvf_transfer method)
                                     .chunk_bytes = 65536,
                                     .depth = 2,
                                     .gather_threads = 2,
-                                    .memory = {.node = -1, .touch_threads = 1}};
+                                    .memory = {.node = -1, .touch_threads = 1},
+                                    .pool = &e->pool.memory};
     KVF_TRY(kvf_transfer_open(e->device, &transfer, &e->engine));
     KVF_TRY(e->device->ops->stream_create(e->device, KVF_PRIORITY_LOW, &e->stream));
     return e->device->ops->event_create(e->device, &e->event);
@@ -110,8 +111,9 @@ static uint64_t run_faults(kvf_transfer method)
 static void test_every_refusal(void **state)
 {
     (void)state;
-    const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_EACH, KVF_TRANSFER_GATHER};
-    for (size_t i = rig_kind() == KVF_DEVICE_HOST ? 0 : 1; i < 3; i++) { /* a GPU has no direct */
+    const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_EACH, KVF_TRANSFER_GATHER,
+                                    KVF_TRANSFER_MAPPED, KVF_TRANSFER_BATCH};
+    for (size_t i = rig_kind() == KVF_DEVICE_HOST ? 0 : 1; i < 5; i++) { /* a GPU has no direct */
         uint64_t failures = run_faults(methods[i]);
         printf("%s: %llu refusals failed cleanly\n", kvf_transfer_name(methods[i]),
                (unsigned long long)failures);
