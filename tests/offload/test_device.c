@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Operations of a device that only some callers need: words, elapsed times, batches, streams of the
+ * caller, graphs. On the host device, or on CUDA where the environment asks for it.
+ */
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "offload_rig.h"
+#include "pci_link.h"
+
+#define ROUNDS 200u
+#define BYTES  4096u
+
+/* Registered memory, as both sides see it. */
+typedef struct shared_memory {
+    char *host, *alias;
+} shared_memory;
+
+static shared_memory take_shared(rig *r)
+{
+    shared_memory s;
+    void *alias = NULL;
+    void *map = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(map != MAP_FAILED);
+    s.host = map;
+    RIG_OK(r->ops->host_register(r->device, s.host, BYTES, &alias));
+    s.alias = alias;
+    return s;
+}
+
+static void give_back(rig *r, shared_memory s)
+{
+    r->ops->host_unregister(r->device, s.host, BYTES);
+    munmap(s.host, BYTES);
+}
+
+static kvf_stream *stream_of(rig *r)
+{
+    kvf_stream *stream;
+    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
+    return stream;
+}
+
+/* ---- words ------------------------------------------------------------------------------------
+ */
+
+typedef struct player {
+    uint32_t *ask, *answer, *payload; /* of the host */
+    uint32_t rounds;
+} player;
+
+/* The host's half of a game: for every question double the payload, then answer. */
+static void *answer_all(void *raw)
+{
+    const player *p = raw;
+    for (uint32_t i = 1; i <= p->rounds; i++) {
+        while ((int32_t)(kvf_word_load(p->ask) - i) < 0) {
+            const struct timespec time = {.tv_nsec = 1000};
+            nanosleep(&time, NULL);
+        }
+        *p->payload = *p->payload * 2 + i;
+        kvf_word_store(p->answer, i);
+    }
+    return NULL;
+}
+
+/* A stream and a thread hand a number to and fro; the caller enqueues everything and waits once. */
+static void test_words(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 2; seed++) {
+        rig r;
+        rig_open(&r, &(rig_config){.delay_seed = seed});
+        kvf_stream *stream = stream_of(&r);
+        shared_memory s = take_shared(&r);
+        uint32_t *host = (uint32_t *)(void *)s.host, *alias = (uint32_t *)(void *)s.alias;
+        uint32_t *numbers = rig_memory(&r, (ROUNDS + 1) * sizeof *numbers);
+        player p = {.ask = host, .answer = host + 32, .payload = host + 64, .rounds = ROUNDS};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, answer_all, &p), 0);
+        numbers[0] = 3;
+        for (uint32_t i = 1; i <= ROUNDS; i++) {
+            RIG_OK(r.ops->copy(stream, alias + 64, numbers + i - 1, sizeof *numbers));
+            RIG_OK(r.ops->write_word(stream, alias, i));
+            RIG_OK(r.ops->wait_word(stream, alias + 32, i));
+            RIG_OK(r.ops->copy(stream, numbers + i, alias + 64, sizeof *numbers));
+        }
+        RIG_OK(r.ops->stream_wait(stream));
+        pthread_join(thread, NULL);
+        for (uint32_t i = 1; i <= ROUNDS; i++)
+            assert_int_equal(numbers[i], numbers[i - 1] * 2 + i);
+        r.ops->memory_free(r.device, numbers);
+        give_back(&r, s);
+        r.ops->stream_destroy(stream);
+        rig_close(&r);
+    }
+}
+
+/* The comparison is cyclic: a counter may pass through zero. */
+static void test_words_wrap(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream = stream_of(&r);
+    shared_memory s = take_shared(&r);
+    uint32_t *alias = (uint32_t *)(void *)s.alias;
+    RIG_OK(r.ops->write_word(stream, alias, UINT32_MAX - 1));
+    RIG_OK(r.ops->wait_word(stream, alias, UINT32_MAX - 1));
+    RIG_OK(r.ops->write_word(stream, alias, 3)); /* five later */
+    RIG_OK(r.ops->wait_word(stream, alias, UINT32_MAX));
+    RIG_OK(r.ops->stream_wait(stream));
+    assert_int_equal(kvf_word_load((const uint32_t *)(const void *)s.host), 3);
+    give_back(&r, s);
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+/* ---- times ------------------------------------------------------------------------------------
+ */
+
+static void sleep_ms(const void *raw, uint32_t task)
+{
+    (void)task;
+    const struct timespec time = {.tv_nsec = *(const long *)raw * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static void test_elapsed(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream = stream_of(&r);
+    kvf_event *from, *to;
+    uint64_t ns = 1;
+    const long ms = 20;
+    RIG_OK(r.ops->event_create(r.device, &from));
+    RIG_OK(r.ops->event_create(r.device, &to));
+    assert_int_equal(r.ops->event_elapsed(from, to, &ns), KVF_INVALID); /* never recorded */
+    RIG_OK(r.ops->event_record(from, stream));
+    RIG_OK(r.ops->host_call(stream, sleep_ms, &ms, sizeof ms));
+    RIG_OK(r.ops->event_record(to, stream));
+    RIG_OK(r.ops->event_wait(to));
+    RIG_OK(r.ops->event_elapsed(from, to, &ns));
+    assert_true(ns >= 19500000u);
+    r.ops->event_destroy(from);
+    r.ops->event_destroy(to);
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+/* ---- batches ----------------------------------------------------------------------------------
+ */
+
+static void test_batch(void **state)
+{
+    (void)state;
+    enum { COPIES = 600, SIZE = 64 }; /* more than one call of the driver takes */
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream = stream_of(&r);
+    char *from = rig_memory(&r, COPIES * SIZE), *to = rig_memory(&r, COPIES * SIZE);
+    void *targets[COPIES];
+    const void *sources[COPIES];
+    for (uint32_t i = 0; i < COPIES; i++) {
+        memset(from + i * SIZE, (int)(i * 7 + 1), SIZE);
+        sources[i] = from + i * SIZE;
+        targets[i] = to + i * 37 % COPIES * SIZE;
+    }
+    RIG_OK(r.ops->copy_batch(stream, targets, sources, 0, COPIES));
+    RIG_OK(r.ops->copy_batch(stream, targets, sources, SIZE, 0));
+    RIG_OK(r.ops->copy_batch(stream, targets, sources, SIZE, COPIES));
+    memset(targets, 0, sizeof targets); /* they were read */
+    RIG_OK(r.ops->stream_wait(stream));
+    for (uint32_t i = 0; i < COPIES; i++)
+        assert_memory_equal(to + i * 37 % COPIES * SIZE, from + i * SIZE, SIZE);
+    r.ops->memory_free(r.device, from);
+    r.ops->memory_free(r.device, to);
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+/* ---- streams of the caller, and graphs --------------------------------------------------------
+ */
+
+static void test_wrapped_stream(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream = stream_of(&r), *wrapped = stream;
+    void *native = r.ops->stream_native(stream);
+    if (r.kind == KVF_DEVICE_HOST) {
+        assert_null(native);
+        assert_int_equal(r.ops->stream_wrap(r.device, stream, &wrapped), KVF_UNSUPPORTED);
+        assert_null(wrapped);
+    } else {
+        char *bytes = rig_memory(&r, 2);
+        RIG_OK(r.ops->stream_wrap(r.device, native, &wrapped));
+        assert_ptr_equal(r.ops->stream_native(wrapped), native);
+        RIG_OK(r.ops->fill(stream, bytes, 5, 1)); /* one order for both names */
+        RIG_OK(r.ops->copy(wrapped, bytes + 1, bytes, 1));
+        r.ops->stream_destroy(wrapped); /* waits, and leaves the stream */
+        assert_int_equal(bytes[1], 5);
+        RIG_OK(r.ops->fill(stream, bytes, 6, 1));
+        RIG_OK(r.ops->stream_wait(stream));
+        assert_int_equal(bytes[0], 6);
+        r.ops->memory_free(r.device, bytes);
+    }
+    r.ops->stream_destroy(stream);
+    rig_close(&r);
+}
+
+static void add(const void *raw, uint32_t task)
+{
+    (void)task;
+    uint32_t *const *number = raw;
+    **number += 10;
+}
+
+/* What is recorded does not run; what runs is what was recorded, as often as it is launched. */
+static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
+{
+    kvf_graph *graph = NULL, *none = (kvf_graph *)(void *)r;
+    kvf_event *fork, *join;
+    uint32_t *words = rig_memory(r, 4 * sizeof *words);
+    shared_memory s = take_shared(r);
+    uint32_t *flag = (uint32_t *)(void *)s.host, *flag_alias = (uint32_t *)(void *)s.alias;
+    uint32_t *number = words + 2;
+    RIG_OK(r->ops->event_create(r->device, &fork));
+    RIG_OK(r->ops->event_create(r->device, &join));
+    assert_false(r->ops->is_capturing(stream));
+    RIG_OK(r->ops->capture_begin(stream));
+    assert_true(r->ops->is_capturing(stream));
+    assert_int_equal(r->ops->capture_begin(side), KVF_BUSY);
+    RIG_OK(r->ops->copy(stream, words + 1, words, sizeof *words));
+    RIG_OK(r->ops->event_record(fork, stream));
+    RIG_OK(r->ops->stream_wait_event(side, fork));
+    RIG_OK(r->ops->host_call(side, add, &number, sizeof number));
+    RIG_OK(r->ops->event_record(join, side));
+    RIG_OK(r->ops->stream_wait_event(stream, join));
+    RIG_OK(r->ops->write_word(stream, flag_alias, 9));
+    RIG_OK(r->ops->wait_word(stream, flag_alias, 9));
+    RIG_OK(r->ops->capture_end(stream, &graph));
+    assert_false(r->ops->is_capturing(stream));
+    assert_int_equal(kvf_word_load(flag), 0);
+    assert_int_equal(words[2], 0);
+    for (uint32_t i = 1; i <= 3; i++) {
+        words[0] = i * 100;
+        kvf_word_store(flag, 0);
+        RIG_OK(r->ops->graph_launch(graph, stream));
+        RIG_OK(r->ops->stream_wait(stream));
+        assert_int_equal(words[1], i * 100);
+        assert_int_equal(words[2], i * 10);
+        assert_int_equal(kvf_word_load(flag), 9);
+    }
+    assert_int_equal(r->ops->capture_end(stream, &none), KVF_INVALID);
+    assert_null(none);
+    r->ops->graph_destroy(graph);
+    r->ops->event_destroy(fork);
+    r->ops->event_destroy(join);
+    give_back(r, s);
+    r->ops->memory_free(r->device, words);
+}
+
+static void test_graphs(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL);
+    kvf_stream *stream = stream_of(&r), *side = stream_of(&r);
+    kvf_graph *graph = NULL;
+    kvf_device_properties properties;
+    r.ops->properties(r.device, &properties);
+    r.ops->graph_destroy(NULL);
+    if (properties.can_capture) {
+        record_and_replay(&r, stream, side);
+    } else {
+        assert_int_equal(r.ops->capture_begin(stream), KVF_UNSUPPORTED);
+        assert_int_equal(r.ops->capture_end(stream, &graph), KVF_UNSUPPORTED);
+        assert_int_equal(r.ops->is_capturing(stream), 0);
+    }
+    r.ops->stream_destroy(stream);
+    r.ops->stream_destroy(side);
+    rig_close(&r);
+}
+
+/* ---- what the machine says --------------------------------------------------------------------
+ */
+
+static void test_pci_link(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *address;
+        uint32_t generation, width;
+    } cases[] = {{"0000:3b:00.0", 5, 16},
+                 {"0000:af:00.0", 4, 8},
+                 {"0000:00:04.0", 0, 0},
+                 {"0000:99:00.0", 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t generation = 77, width = 77;
+        kvf_pci_link_read(KVF_TEST_DATA "/sysfs", cases[i].address, &generation, &width);
+        assert_int_equal(generation, cases[i].generation);
+        assert_int_equal(width, cases[i].width);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_words),    cmocka_unit_test(test_words_wrap),
+        cmocka_unit_test(test_elapsed),  cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_graphs),   cmocka_unit_test(test_wrapped_stream),
+        cmocka_unit_test(test_pci_link),
+    };
+    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+}
