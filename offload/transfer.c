@@ -324,7 +324,7 @@ static int has_room(kvf_transfer_engine *engine)
 {
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
-    if (engine->has_thread && !kvf_transfer_is_done(slot, ticket))
+    if (engine->has_thread && !kvf_transfer_thread_is_through(engine, slot, ticket))
         return 0;
     return !has_mapped(engine) || engine->device->ops->event_is_done(slot->arrived);
 }

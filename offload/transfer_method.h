@@ -146,7 +146,11 @@ KVF_MUST_CHECK kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
 KVF_MUST_CHECK kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
                                                    kvf_transfer_slot *slot, uint32_t ticket,
                                                    kvf_stream *stream);
-/* Wait on the host until the request is done. */
+/* 1 if the request is done and the thread needs its slot no more: where the device found that it
+ * has nothing to do for the thread, the first comes before the second. */
+int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                                   uint32_t ticket);
+/* Wait on the host until that is so. */
 KVF_MUST_CHECK kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
                                                    kvf_transfer_slot *slot, uint32_t ticket);
 

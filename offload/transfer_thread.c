@@ -154,13 +154,24 @@ kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine, kvf_transfer_sl
     return ops->wait_word(stream, &slot->device_words->done, ticket);
 }
 
+int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                                   uint32_t ticket)
+{
+    if (!kvf_transfer_is_done(slot, ticket))
+        return 0;
+    pthread_mutex_lock(&engine->lock);
+    const int is_through = (int32_t)(engine->sent - ticket) > 0;
+    pthread_mutex_unlock(&engine->lock);
+    return is_through;
+}
+
 kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     uint32_t ticket)
 {
     kvf_status status = KVF_OK;
     pthread_mutex_lock(&engine->lock);
-    while (status == KVF_OK && !kvf_transfer_is_done(slot, ticket) &&
-           (engine->shares || (int32_t)(engine->sent - ticket) <= 0)) {
+    while (status == KVF_OK && ((int32_t)(engine->sent - ticket) <= 0 ||
+                                (engine->shares && !kvf_transfer_is_done(slot, ticket)))) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += LOST_NS;
