@@ -241,6 +241,5 @@ kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
     /* Without the driver's calls: by the kernels. */
     out->can_capture =
         device->driver.can_capture_words || (uint32_t)works(&p, enqueue_words, words_arrived, 1);
-    (void)cudaFree(memory);
-    return KVF_OK;
+    return kvf_cuda_failed(device, cudaFree(memory), "memory of a trial could not be freed");
 }

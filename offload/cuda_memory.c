@@ -67,6 +67,7 @@ static cudaError_t alloc_pinned(size_t bytes, void **out)
     if (error == cudaSuccess && alias == *out)
         return cudaSuccess;
     (void)cudaFreeHost(*out);
+    (void)cudaGetLastError();
     return error != cudaSuccess ? error : cudaErrorNotSupported;
 }
 
@@ -104,6 +105,7 @@ static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
         return KVF_OK;
     kvf_status status = kvf_cuda_failed(device, error, "device memory could not be zeroed");
     (void)free_block(block);
+    (void)cudaGetLastError();
     return status;
 }
 
@@ -176,8 +178,10 @@ static cudaError_t register_chunk(kvf_cuda_device *device, char *host, size_t by
     error = cudaHostGetDevicePointer(alias, host, 0);
     if (error == cudaSuccess && expected != NULL && *alias != expected)
         error = cudaErrorNotSupported;
-    if (error != cudaSuccess)
+    if (error != cudaSuccess) {
         (void)cudaHostUnregister(host);
+        (void)cudaGetLastError();
+    }
     return error;
 }
 
@@ -193,10 +197,11 @@ static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t by
                            i > 0 ? (char *)*alias + offset : NULL, &piece);
         if (error != cudaSuccess) {
             char text[32];
-            (void)cudaGetLastError();
             unregister_chunks(device, host, i);
+            const kvf_status status =
+                kvf_cuda_failed(device, error, "host memory could not be registered");
             if (atomic_load(&device->lost) != 0)
-                return kvf_cuda_failed(device, error, "host memory could not be registered");
+                return status;
             return kvf_fail(
                 device->base.context, KVF_PIN_FAILED, (int)error,
                 "%s of host memory could not be registered with the device: %s (%s); raise the "
