@@ -131,7 +131,6 @@ static kvf_status decode_layers(const transformer_step *s, bool wants_logits,
     return t->ops->logits(s);
 }
 
-#ifdef KVF_RECORDS
 /* Whether the last steps were of this batch; a step of another one forgets the recording. */
 static bool is_same_batch(transformer_recording *r, const transformer_step *s, bool wants_logits)
 {
@@ -180,12 +179,6 @@ static kvf_status decode_step(const transformer_step *s, bool wants_logits)
     r->seen++;
     return decode_layers(s, wants_logits, s->t->positions);
 }
-#else
-static kvf_status decode_step(const transformer_step *s, bool wants_logits)
-{
-    return decode_layers(s, wants_logits, s->t->positions);
-}
-#endif
 
 kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
                                   kvf_sequence *const *sequences, const uint32_t *ids,
@@ -207,9 +200,7 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
 
 void kvf_transformer_forget(kvf_transformer *t)
 {
-#ifdef KVF_RECORDS
     kvf_recording_destroy(t->recording.recording);
-#endif
     t->recording.recording = NULL;
     t->recording.cache = NULL;
 }

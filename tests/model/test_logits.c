@@ -8,7 +8,8 @@
  * the difference by norm): with HF in the model's own type, over all rows; and with HF in fp32 on
  * the same weights, row by row, where the worst counts. The tolerances are 2e-2 in bf16 (HF's own
  * rounding measures 1e-2 over all rows, and 3e-2 in the worst row of the recall model), 1e-4 in
- * fp32; fp16 has three more bits than bf16, so 2.5e-3 = 2e-2 / 8.
+ * fp32; fp16 has three more bits than bf16, so 2.5e-3 = 2e-2 / 8. On a GPU what enters a matrix
+ * product is rounded as HF rounds it, so there the worst row may be off by as much as HF's own.
  */
 
 #include "model_fixture.h"
@@ -127,6 +128,13 @@ static double tolerance(kvf_dtype dtype)
     return dtype == KVF_FP32 ? 1e-4 : dtype == KVF_FP16 ? 2.5e-3 : 2e-2;
 }
 
+static double worst_tolerance(const rig *r)
+{
+    const bool rounds_as_hf =
+        kvf_runtime_device(r->runtime) == KVF_DEVICE_CUDA && r->model.dtype != KVF_FP32;
+    return tolerance(r->model.dtype) * (rounds_as_hf ? 1.5 : 1.0);
+}
+
 static float *read_golden(const golden *g, const char *suffix, uint32_t columns)
 {
     char path[1024];
@@ -161,10 +169,10 @@ static void compare(const char *directory, const golden *g, const uint32_t *ids)
     }
     check(kvf_transformer_check(r.transformer, NULL), NULL);
     double overall = sqrt(whole.difference / whole.norm), most = tolerance(r.model.dtype);
-    print_message("%-12s %u threads: relative error %.1e, worst row %.1e (at most %.1e)\n", g->name,
-                  g->threads, overall, worst, most);
+    print_message("%-12s %u threads: relative error %.1e (at most %.1e), worst row %.1e (%.1e)\n",
+                  g->name, g->threads, overall, most, worst, worst_tolerance(&r));
     assert_true(overall <= most);
-    assert_true(worst <= most);
+    assert_true(worst <= worst_tolerance(&r));
     free(own);
     free(exact);
     rig_close(&r);

@@ -137,10 +137,10 @@ static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
         uint32_t ids[2];
         for (uint32_t i = 0; i < batch; i++)
             ids[i] = id_of(first + i, PROMPT + step);
-        assert_int_equal(kvf_transformer_decode(r->transformer, r->cache, r->sequences + first, ids,
-                                                batch, true, r->stream),
-                         KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+        const kvf_status status = kvf_transformer_decode(
+            r->transformer, r->cache, r->sequences + first, ids, batch, true, r->stream);
+        if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
+            fail_msg("step %u of %u: %s", step, batch, kvf_runtime_error(r->runtime)->text);
         for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
             memcpy(logits, kvf_transformer_logits(r->transformer, i), VOCAB * sizeof(float));
     }
