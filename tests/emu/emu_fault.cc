@@ -8,9 +8,11 @@
  * the gate orders nothing.
  */
 
+#include <set>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string>
 
 #include "emu_state.h"
 
@@ -27,7 +29,7 @@ struct Fault {
     std::atomic<int> error{0};
     std::atomic<bool> is_sticky{false};
     std::atomic<const char *> fired{nullptr};
-    char name[64] = "";
+    std::atomic<const char *> name{nullptr}; /* nullptr: any call */
 };
 
 std::atomic<EntryPoint *> entry_points{nullptr};
@@ -38,6 +40,15 @@ std::shared_mutex config_lock;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local bool is_in_host_function = false;
 thread_local bool is_fault = false;
+
+/* Names live on: other threads may be comparing one while the next is set. */
+const char *kept_name(const char *name)
+{
+    static std::mutex &lock = *new std::mutex;
+    static auto &names = *new std::set<std::string>;
+    std::lock_guard<std::mutex> hold(lock);
+    return names.insert(name).first->c_str();
+}
 
 uint64_t environment(const char *name, uint64_t otherwise)
 {
@@ -97,7 +108,8 @@ kvf_emu_config &current_config()
 bool fault_fires(const EntryPoint &point)
 {
     uint64_t left = fault.left.load(std::memory_order_relaxed);
-    if (left == 0 || (fault.name[0] != '\0' && strcmp(fault.name, point.name) != 0))
+    const char *name = fault.name.load(std::memory_order_acquire);
+    if (left == 0 || (name != nullptr && strcmp(name, point.name) != 0))
         return false;
     while (left != 0 &&
            !fault.left.compare_exchange_weak(left, left - 1, std::memory_order_relaxed)) {
@@ -285,7 +297,8 @@ void kvf_emu_reset(void)
 void kvf_emu_fail_call(const char *name, uint64_t nth, int error, int is_sticky)
 {
     emu::fault.left.store(0, std::memory_order_relaxed);
-    snprintf(emu::fault.name, sizeof emu::fault.name, "%s", name != nullptr ? name : "");
+    emu::fault.name.store(name != nullptr ? emu::kept_name(name) : nullptr,
+                          std::memory_order_release);
     emu::fault.error.store(error, std::memory_order_relaxed);
     emu::fault.is_sticky.store(is_sticky != 0, std::memory_order_relaxed);
     emu::fault.left.store(nth, std::memory_order_relaxed);

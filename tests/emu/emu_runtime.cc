@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The emulated CUDA runtime: devices, versions, properties, functions, errors.
+ * The emulated CUDA runtime: devices, versions, properties, functions, errors, launches.
  *
  * What it says of the machine follows from the configuration of emu_control.h. The limits of a
  * compute capability are those of NVIDIA's tables, so that launch decisions are made as on a GPU.
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "emu_launch.h"
 #include "emu_state.h"
 
 namespace emu
@@ -378,3 +379,32 @@ const char *cudaGetErrorString(cudaError_t error)
 }
 
 } // extern "C"
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* Entered under the name of the call that a launcher makes on a GPU. */
+static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                          std::function<void()> body, const char *name)
+{
+    static emu::EntryPoint entry_point("cudaLaunchKernelExC");
+    cudaError_t error = emu::enter(entry_point, 0);
+    if (error != cudaSuccess)
+        return error;
+    error = emu::check_stream(stream);
+    if (error == cudaSuccess && stream->device != emu::current_device())
+        error = cudaErrorInvalidResourceHandle;
+    if (error != cudaSuccess)
+        return fail(error);
+    auto run = [=] {
+        emu::count(emu::counts.launches);
+        kvf_emu_run_grid(grid, block, shared_bytes, body, name);
+    };
+    error = emu::submit(stream, run, name);
+    return error == cudaSuccess ? error : fail(error);
+}
+
+int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
+                    std::function<void()> body, const char *name)
+{
+    return (int)launch(stream, grid, block, shared_bytes, std::move(body), name);
+}

@@ -15,7 +15,6 @@
 #include <unistd.h>
 #include <unordered_set>
 
-#include "emu_launch.h"
 #include "emu_state.h"
 
 namespace emu
@@ -595,34 +594,3 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 }
 
 } // extern "C"
-
-/* ---- kernels --------------------------------------------------------------------------------- */
-
-/* Entered under the name of the call that a launcher makes on a GPU. */
-static cudaError_t cudaLaunchKernelEx_emulated(cudaStream_t stream, dim3 grid, dim3 block,
-                                               size_t shared_bytes, std::function<void()> body,
-                                               const char *name)
-{
-    static emu::EntryPoint entry_point("cudaLaunchKernelExC");
-    cudaError_t error = emu::enter(entry_point, 0);
-    if (error != cudaSuccess)
-        return error;
-    error = emu::check_stream(stream);
-    if (error == cudaSuccess && stream->device != emu::current_device())
-        error = cudaErrorInvalidResourceHandle;
-    if (error != cudaSuccess)
-        return fail(error);
-    auto run = [=] {
-        count(counts.launches);
-        kvf_emu_run_grid(grid, block, shared_bytes, body, name);
-    };
-    error = emu::submit(stream, run, name);
-    return error == cudaSuccess ? error : fail(error);
-}
-
-int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
-                    std::function<void()> body, const char *name)
-{
-    return (int)cudaLaunchKernelEx_emulated(stream, grid, block, shared_bytes, std::move(body),
-                                            name);
-}
