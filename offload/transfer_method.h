@@ -5,14 +5,12 @@
 /*
  * What the transfer engine, its thread and its methods share.
  *
- * The engine owns the requests and their order; a method owns what carries the
- * bytes. Invariants:
- * - slot s holds ticket t with t % slot_count == s, slot_count is a power of
- * two >= requests_max, and a slot is written again only after its request is
- * done;
- * - word `request` of a slot holds its ticket from the moment on that the lists
- * may be read, word `done` from the moment on that the last byte has arrived or
- * the request has failed; neither ever goes back.
+ * The engine owns the requests and their order; a method owns what carries the bytes. Invariants:
+ * - slot s holds ticket t with t % slot_count == s, slot_count is a power of two >= requests_max,
+ *   and a slot is written again only after its request is done and the thread needs it no more;
+ * - word `request` of a slot holds its ticket from the moment on that the lists may be read, word
+ *   `done` from the moment on that the last byte has arrived or the request has failed; neither
+ *   ever goes back.
  */
 
 #include <stdatomic.h>

@@ -150,6 +150,8 @@ static void test_strict(void **state)
     (void)state;
     rig r;
     folder f;
+    static const char too_fast[] = "kvferry-calibration 1\nkey k\npage_bytes 16384\n"
+                                   "peak 9999999999999999\nextra 0\nfit each 1 2 3\n";
     static const char *const bodies[] = {
         "kvferry-calibration 2\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit each 1 2 3\n",
         "kvferry-calibration 1\nkey k\npage_bytes 4096\npeak 1\nextra 0\nfit each 1 2 3\n",
@@ -161,10 +163,9 @@ static void test_strict(void **state)
         "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit each 1 2 3 4\n",
         "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1e3\nextra 0\nfit each 1 2 3\n",
         "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit rope 1 2 3\n",
-        "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 99999999999999999999\nextra 0\nfit "
-        "each 1 2 3\n",
-        "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit each 1 2 3\n", /* good
-                                                                                              */
+        too_fast,
+        /* the last one is good */
+        "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit each 1 2 3\n",
     };
     const size_t count = sizeof bodies / sizeof *bodies;
     rig_open(&r, NULL);
