@@ -7,6 +7,7 @@
  * library's own with a member "runner".
  */
 
+#include "calibration_file.h"
 #include "json.h"
 #include "json_writer.h"
 #include "matmul.h"
@@ -173,8 +174,10 @@ int cli_info_main(int argc, char **argv)
         fprintf(stderr, "kvferry: unknown option '%s'; did you mean --json?\n", argv[1]);
         return 2;
     }
+    char calibration[CLI_CALIBRATION_BYTES];
     kvf_runtime_config config;
     kvf_runtime_config_init(&config);
+    cli_calibration_choose(&config, calibration);
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
     if (kvf_runtime_open(&config, &runtime, &error) != KVF_OK) {

@@ -9,15 +9,6 @@
 
 #include "generate.h"
 
-#include <time.h>
-
-double kvf_clock_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-}
-
 /* Waits, and makes a message of whatever went wrong while enqueueing or running. */
 static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
