@@ -104,6 +104,7 @@ struct kvf_cuda_stream {
     kvf_cuda_call *calls; /* [KVF_CUDA_CALLS_MAX], ring */
     uint64_t calls_made;  /* guarded by lock */
     uint64_t calls_done;  /* guarded by lock; made - done <= KVF_CUDA_CALLS_MAX */
+    uint32_t is_calling;  /* guarded by lock: a host call runs now */
 };
 
 struct kvf_cuda_event {
@@ -135,6 +136,9 @@ static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
 /* Make the device current; kvf_cuda_leave undoes it. KVF_DEVICE_FAILED once the device is lost. */
 KVF_MUST_CHECK kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before);
 void kvf_cuda_leave(const kvf_cuda_device *device, int before);
+/* The same for giving things back, which goes on whatever CUDA says: what a lost device held is
+ * still given back to the driver, which answers with the error and keeps nothing. */
+void kvf_cuda_enter_release(kvf_cuda_device *device, int *before);
 
 /* Translate `error`, record it with `what` failed, clear it; KVF_OK for cudaSuccess. An error that
  * CUDA cannot recover from makes the device lost. */
@@ -180,6 +184,9 @@ kvf_status kvf_cuda_launch_tasks(kvf_stream *stream, kvf_task_fn kernel, const v
                                  size_t args_bytes, uint32_t tasks);
 kvf_status kvf_cuda_host_call(kvf_stream *stream, kvf_task_fn fn, const void *args,
                               size_t args_bytes);
+/* Before a stream is freed: until no host call of it runs, or ever will. At once unless the device
+ * was lost meanwhile, for then CUDA does not say when the one that ran has returned. */
+void kvf_cuda_calls_settle(kvf_cuda_stream *stream);
 kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 

@@ -133,6 +133,16 @@ kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before)
     return kvf_cuda_failed(device, error, "the device could not be made current");
 }
 
+void kvf_cuda_enter_release(kvf_cuda_device *device, int *before)
+{
+    if (cudaGetDevice(before) != cudaSuccess) {
+        (void)cudaGetLastError();
+        *before = device->ordinal;
+    }
+    if (*before != device->ordinal && cudaSetDevice(device->ordinal) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
 void kvf_cuda_leave(const kvf_cuda_device *device, int before)
 {
     if (before != device->ordinal && cudaSetDevice(before) != cudaSuccess)

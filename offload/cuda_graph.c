@@ -107,16 +107,14 @@ kvf_status kvf_cuda_capture_end(kvf_stream *base, kvf_graph **out)
     kvf_graph *graph = end_recording(device);
     if (graph == NULL)
         KVF_FAIL(device->base.context, KVF_INVALID, "no stream of this device is being recorded");
-    kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        cudaError_t error = cudaStreamEndCapture(kvf_cuda_of_stream(base)->handle, &recorded);
-        if (error == cudaSuccess)
-            error = cudaGraphInstantiate(&graph->runnable, recorded, 0);
-        status = kvf_cuda_failed(device, error, "a recording could not be ended");
-        if (recorded != NULL)
-            (void)kvf_cuda_failed(device, cudaGraphDestroy(recorded), "a graph's outline");
-        kvf_cuda_leave(device, before);
-    }
+    kvf_cuda_enter_release(device, &before); /* whatever happens, the stream is free after this */
+    cudaError_t error = cudaStreamEndCapture(kvf_cuda_of_stream(base)->handle, &recorded);
+    if (error == cudaSuccess)
+        error = cudaGraphInstantiate(&graph->runnable, recorded, 0);
+    const kvf_status status = kvf_cuda_failed(device, error, "a recording could not be ended");
+    if (recorded != NULL)
+        (void)kvf_cuda_failed(device, cudaGraphDestroy(recorded), "a graph's outline");
+    kvf_cuda_leave(device, before);
     if (status != KVF_OK) {
         free_graph(graph);
         return status;
@@ -131,8 +129,9 @@ int kvf_cuda_is_capturing(kvf_stream *base)
     const cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
     if (stream == NULL || atomic_load(&kvf_cuda_device_of(base)->lost) != 0)
         return 0;
-    if (cudaStreamIsCapturing(stream, &state) != cudaSuccess)
-        (void)cudaGetLastError();
+    if (kvf_cuda_failed(kvf_cuda_device_of(base), cudaStreamIsCapturing(stream, &state),
+                        "whether a stream is being recorded could not be asked") != KVF_OK)
+        return -1;
     return state != cudaStreamCaptureStatusNone;
 }
 
@@ -153,10 +152,9 @@ void kvf_cuda_graph_destroy(kvf_graph *graph)
     int before;
     if (graph == NULL)
         return;
-    if (kvf_cuda_enter(graph->device, &before) == KVF_OK) {
-        (void)kvf_cuda_failed(graph->device, cudaGraphExecDestroy(graph->runnable),
-                              "a graph could not be destroyed");
-        kvf_cuda_leave(graph->device, before);
-    }
+    kvf_cuda_enter_release(graph->device, &before);
+    (void)kvf_cuda_failed(graph->device, cudaGraphExecDestroy(graph->runnable),
+                          "a graph could not be destroyed");
+    kvf_cuda_leave(graph->device, before);
     free_graph(graph);
 }

@@ -141,11 +141,9 @@ void kvf_cuda_memory_free(kvf_device *base, void *pointer)
         return;
     kvf_cuda_block *block = take(device, pointer, 0);
     KVF_ASSERT(block != NULL);
-    /* Memory of a lost device is gone already. */
-    if (kvf_cuda_enter(device, &before) == KVF_OK) {
-        (void)kvf_cuda_failed(device, free_block(block), "device memory could not be freed");
-        kvf_cuda_leave(device, before);
-    }
+    kvf_cuda_enter_release(device, &before);
+    (void)kvf_cuda_failed(device, free_block(block), "device memory could not be freed");
+    kvf_cuda_leave(device, before);
     kvf_free(base->context, block);
 }
 
@@ -245,10 +243,8 @@ void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
     int before;
     kvf_cuda_block *block = take(device, host, 1);
     KVF_ASSERT(block != NULL && block->bytes == bytes);
-    /* The driver gives pages of a lost device back when the process ends. */
-    if (kvf_cuda_enter(device, &before) == KVF_OK) {
-        unregister_chunks(device, host, chunks_of(bytes));
-        kvf_cuda_leave(device, before);
-    }
+    kvf_cuda_enter_release(device, &before);
+    unregister_chunks(device, host, chunks_of(bytes));
+    kvf_cuda_leave(device, before);
     kvf_free(base->context, block);
 }

@@ -18,6 +18,8 @@
 #include <string.h>
 #include <time.h>
 
+#define WAITS 2u /* for the work of a stream that is destroyed */
+
 /* ---- sets of streams --------------------------------------------------------------------------
  */
 
@@ -207,12 +209,17 @@ void kvf_cuda_stream_destroy(kvf_stream *base)
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     int before;
-    (void)kvf_cuda_stream_wait(base);
-    if (stream->is_owned && kvf_cuda_enter(device, &before) == KVF_OK) {
+    kvf_cuda_enter_release(device, &before);
+    /* What its work uses is given back next, so one refusal is not taken for an answer. */
+    for (uint32_t i = 0; i < WAITS; i++)
+        if (kvf_cuda_failed(device, cudaStreamSynchronize(stream->handle),
+                            "work on a stream failed") == KVF_OK)
+            break;
+    if (stream->is_owned)
         (void)kvf_cuda_failed(device, cudaStreamDestroy(stream->handle),
                               "a stream could not be destroyed");
-        kvf_cuda_leave(device, before);
-    }
+    kvf_cuda_leave(device, before);
+    kvf_cuda_calls_settle(stream);
     give_index(device, stream);
     free_stream(stream);
 }
@@ -270,11 +277,10 @@ void kvf_cuda_event_destroy(kvf_event *base)
         return;
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
-    if (kvf_cuda_enter(device, &before) == KVF_OK) {
-        (void)kvf_cuda_failed(device, cudaEventDestroy(event->handle),
-                              "an event could not be destroyed");
-        kvf_cuda_leave(device, before);
-    }
+    kvf_cuda_enter_release(device, &before);
+    (void)kvf_cuda_failed(device, cudaEventDestroy(event->handle),
+                          "an event could not be destroyed");
+    kvf_cuda_leave(device, before);
     pthread_mutex_lock(&device->lock);
     *event->link = event->next;
     if (event->next != NULL)
@@ -330,14 +336,16 @@ int kvf_cuda_event_is_done(kvf_event *base)
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     int before;
     if (kvf_cuda_enter(device, &before) != KVF_OK)
-        return 1; /* the wait says why */
+        return atomic_load(&device->lost) != 0 ? 1 : -1; /* the wait says why */
     const cudaError_t error = cudaEventQuery(of_event(base)->handle);
     if (error == cudaErrorNotReady)
         (void)cudaGetLastError();
     else
         (void)kvf_cuda_failed(device, error, "work before an event failed");
     kvf_cuda_leave(device, before);
-    return error != cudaErrorNotReady;
+    if (error == cudaSuccess || atomic_load(&device->lost) != 0)
+        return 1;
+    return error == cudaErrorNotReady ? 0 : -1;
 }
 
 kvf_status kvf_cuda_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)

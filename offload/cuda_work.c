@@ -31,7 +31,7 @@ static void CUDART_CB pause_stream(void *ns)
 
 static cudaError_t delay(kvf_cuda_stream *stream)
 {
-    if (stream->delay_state == 0 || kvf_cuda_is_capturing(&stream->base))
+    if (stream->delay_state == 0 || kvf_cuda_is_capturing(&stream->base) != 0)
         return cudaSuccess;
     uint64_t x = stream->delay_state;
     x ^= x << 13;
@@ -95,7 +95,10 @@ kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *co
     if (stream->handle == NULL)
         KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
                  "the driver takes no batch of copies on the default stream; use one of your own");
-    if (!device->properties.can_capture_batch && kvf_cuda_is_capturing(base))
+    const int is_capturing = device->properties.can_capture_batch ? 0 : kvf_cuda_is_capturing(base);
+    if (is_capturing < 0)
+        return KVF_DEVICE_FAILED;
+    if (is_capturing)
         KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
                  "this driver loses a batch of copies that is recorded in a graph (13.1 is the "
                  "first that does not); use transfer mapped");
@@ -150,13 +153,43 @@ kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const voi
 static void CUDART_CB run_call(void *raw)
 {
     kvf_cuda_call *call = raw;
-    call->fn(call->args, 0);
     kvf_cuda_stream *stream = call->stream;
-    if (stream == NULL)
+    if (stream == NULL) {
+        call->fn(call->args, 0);
         return;
+    }
     pthread_mutex_lock(&stream->lock);
+    stream->is_calling = 1;
+    pthread_mutex_unlock(&stream->lock);
+    call->fn(call->args, 0);
+    pthread_mutex_lock(&stream->lock);
+    stream->is_calling = 0;
     stream->calls_done++;
     pthread_cond_signal(&stream->returned);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* WAIT_NS from now. */
+static struct timespec soon(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WAIT_NS;
+    until.tv_sec += until.tv_nsec / SECOND_NS;
+    until.tv_nsec %= SECOND_NS;
+    return until;
+}
+
+void kvf_cuda_calls_settle(kvf_cuda_stream *stream)
+{
+    /* One that was about to begin when the device was lost begins well within this. */
+    const struct timespec until = soon();
+    int code = 0;
+    pthread_mutex_lock(&stream->lock);
+    while (stream->is_calling || (stream->calls_done != stream->calls_made && code != ETIMEDOUT))
+        code = stream->is_calling
+                   ? pthread_cond_wait(&stream->returned, &stream->lock)
+                   : pthread_cond_timedwait(&stream->returned, &stream->lock, &until);
     pthread_mutex_unlock(&stream->lock);
 }
 
@@ -177,11 +210,7 @@ static kvf_cuda_call *take_call(kvf_cuda_stream *stream)
     int is_lost = 0;
     pthread_mutex_lock(&stream->lock);
     while (stream->calls_made - stream->calls_done >= KVF_CUDA_CALLS_MAX && !is_lost) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += WAIT_NS;
-        until.tv_sec += until.tv_nsec / SECOND_NS;
-        until.tv_nsec %= SECOND_NS;
+        const struct timespec until = soon();
         if (pthread_cond_timedwait(&stream->returned, &stream->lock, &until) == ETIMEDOUT) {
             pthread_mutex_unlock(&stream->lock);
             is_lost = is_broken(stream);
@@ -211,8 +240,12 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
     int before;
     KVF_TRY(check_args(base, args_bytes));
     KVF_TRY(enter(stream, &before));
-    kvf_cuda_call *call =
-        kvf_cuda_is_capturing(base) ? kvf_cuda_graph_call(device) : take_call(stream);
+    const int is_capturing = kvf_cuda_is_capturing(base);
+    if (is_capturing < 0) {
+        kvf_cuda_leave(device, before);
+        return KVF_DEVICE_FAILED;
+    }
+    kvf_cuda_call *call = is_capturing ? kvf_cuda_graph_call(device) : take_call(stream);
     if (call == NULL) {
         kvf_cuda_leave(device, before);
         if (atomic_load(&device->lost) != 0)
@@ -237,12 +270,15 @@ static kvf_status enqueue_word(kvf_stream *base, int is_wait, uint32_t *word, ui
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     int before;
+    const int is_capturing = kvf_cuda_is_capturing(base);
+    if (is_capturing < 0)
+        return KVF_DEVICE_FAILED;
     KVF_TRY(enter(stream, &before));
-    return leave_after(stream, before,
-                       kvf_cuda_driver_word(&device->driver, is_wait, word, value,
-                                            kvf_cuda_is_capturing(base), stream->handle),
-                       is_wait ? "a wait for a word could not be enqueued"
-                               : "a write of a word could not be enqueued");
+    return leave_after(
+        stream, before,
+        kvf_cuda_driver_word(&device->driver, is_wait, word, value, is_capturing, stream->handle),
+        is_wait ? "a wait for a word could not be enqueued"
+                : "a write of a word could not be enqueued");
 }
 
 kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value)

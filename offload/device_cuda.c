@@ -33,7 +33,8 @@ static void cuda_close(kvf_device *base)
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX; i++)
         KVF_ASSERT(device->streams[i] == NULL);
     KVF_ASSERT(device->blocks == NULL && device->events == NULL && device->recording == NULL);
-    if (device->own != NULL && kvf_cuda_enter(device, &before) == KVF_OK) {
+    if (device->own != NULL) {
+        kvf_cuda_enter_release(device, &before);
         (void)kvf_cuda_failed(device, cudaStreamDestroy(device->own), "a stream");
         kvf_cuda_leave(device, before);
     }

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Streams and events of the host device.
+ * Streams of the host device.
  *
  * One worker per stream takes entries off a ring of KVF_STREAM_QUEUE_MAX in order; arguments lie
  * inside the entries, so enqueueing allocates nothing. Waiting threads spin for a few microseconds
  * and then sleep: the machine may have fewer cores than there are streams.
  *
  * Invariants: done <= enqueued <= done + KVF_STREAM_QUEUE_MAX; an entry is written only while it is
- * outside [done, enqueued). For an event, a generation g is complete iff g <= floor or bit g -
- * floor - 1 of ahead is set, and floor <= recorded <= floor + RECORDS_MAX: an event that is
- * recorded again elsewhere before the first record fired does not fire early for those who wait for
- * the first.
+ * outside [done, enqueued).
  */
 
 #include "host_stream.h"
@@ -22,7 +19,6 @@
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
-#define RECORDS_MAX   64u
 #define WORD_SLEEP_NS 20000
 /* Whoever finds the queue full sleeps until this many entries are free: one wake-up for all of
  * them. */
@@ -40,19 +36,6 @@ typedef enum entry_kind {
     ENTRY_WRITE_WORD,
     ENTRY_WAIT_WORD
 } entry_kind;
-
-typedef struct host_event {
-    kvf_event base; /* first member */
-    pthread_mutex_t lock;
-    pthread_cond_t fired;
-    uint64_t recorded;            /* guarded by lock: generation enqueued last */
-    uint64_t floor;               /* guarded by lock: all up to here are complete */
-    uint64_t ahead;               /* guarded by lock: complete ones above floor */
-    atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
-    kvf_status status;            /* guarded by lock: first error of a stream that recorded it */
-    uint64_t time_ns;             /* guarded by lock: of the latest generation that completed */
-    uint64_t time_of;             /* guarded by lock: that generation */
-} host_event;
 
 typedef struct entry {
     entry_kind kind;
@@ -74,7 +57,7 @@ typedef struct entry {
             _Alignas(16) char args[KVF_LAUNCH_ARGS_MAX];
         } launch;
         struct {
-            host_event *event;
+            kvf_event *event;
             uint64_t generation;
         } sync;
         struct {
@@ -105,95 +88,6 @@ typedef struct host_stream {
 static host_stream *of_stream(kvf_stream *stream)
 {
     return (host_stream *)(void *)stream;
-}
-
-static host_event *of_event(kvf_event *event)
-{
-    return (host_event *)(void *)event;
-}
-
-/* ---- events ------------------------------------------------------------------------------ */
-
-static int event_is_complete(const host_event *event, uint64_t generation)
-{
-    if (generation <= event->floor)
-        return 1;
-    return (int)(event->ahead >> (generation - event->floor - 1) & 1);
-}
-
-static void event_complete(host_event *event, uint64_t generation, kvf_status status)
-{
-    pthread_mutex_lock(&event->lock);
-    KVF_ASSERT(generation > event->floor && generation <= event->floor + RECORDS_MAX);
-    event->ahead |= (uint64_t)1 << (generation - event->floor - 1);
-    while (event->ahead & 1) {
-        event->ahead >>= 1;
-        event->floor++;
-    }
-    if (event->status == KVF_OK)
-        event->status = status;
-    if (generation > event->time_of) {
-        event->time_of = generation;
-        event->time_ns = kvf_now_ns();
-    }
-    atomic_fetch_add_explicit(&event->changes, 1, memory_order_relaxed);
-    pthread_cond_broadcast(&event->fired);
-    pthread_mutex_unlock(&event->lock);
-}
-
-/* Until the generation is complete; generation 0 always is. Returns the event's error. */
-static kvf_status event_await(host_event *event, uint64_t generation)
-{
-    pthread_mutex_lock(&event->lock);
-    if (!event_is_complete(event, generation)) {
-        uint64_t seen = atomic_load_explicit(&event->changes, memory_order_relaxed);
-        pthread_mutex_unlock(&event->lock);
-        uint64_t until = kvf_now_ns() + SPIN_NS;
-        do {
-            for (unsigned i = 0; i < SPIN_TURNS; i++)
-                kvf_pause();
-        } while (atomic_load_explicit(&event->changes, memory_order_relaxed) == seen &&
-                 kvf_now_ns() < until);
-        pthread_mutex_lock(&event->lock);
-    }
-    while (!event_is_complete(event, generation))
-        pthread_cond_wait(&event->fired, &event->lock);
-    kvf_status status = event->status;
-    pthread_mutex_unlock(&event->lock);
-    return status;
-}
-
-kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
-{
-    *out = NULL;
-    kvf_context *context = device->context;
-    host_event *event =
-        kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
-    if (event == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for an event (%zu bytes)",
-                        sizeof *event);
-    event->base.device = device;
-    atomic_init(&event->changes, 0);
-    if (pthread_mutex_init(&event->lock, NULL) != 0 ||
-        pthread_cond_init(&event->fired, NULL) != 0) {
-        kvf_free(context, event);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for an event could not be made");
-    }
-    *out = &event->base;
-    return KVF_OK;
-}
-
-void kvf_host_event_destroy(kvf_event *base)
-{
-    if (base == NULL)
-        return;
-    host_event *event = of_event(base);
-    pthread_mutex_lock(&event->lock);
-    KVF_ASSERT(event->floor == event->recorded);
-    pthread_mutex_unlock(&event->lock);
-    pthread_cond_destroy(&event->fired);
-    pthread_mutex_destroy(&event->lock);
-    kvf_free(base->device->context, event);
 }
 
 /* ---- the worker ----------------------------------------------------------------------------- */
@@ -289,10 +183,10 @@ static void execute(host_stream *stream, const entry *e)
         e->u.launch.fn(e->u.launch.args, 0);
         break;
     case ENTRY_RECORD:
-        event_complete(e->u.sync.event, e->u.sync.generation, status);
+        kvf_host_event_complete(e->u.sync.event, e->u.sync.generation, status);
         break;
     case ENTRY_WAIT:
-        status = event_await(e->u.sync.event, e->u.sync.generation);
+        status = kvf_host_event_await(e->u.sync.event, e->u.sync.generation);
         if (status != KVF_OK)
             kvf_host_stream_fail(&stream->base, status);
         break;
@@ -581,15 +475,10 @@ kvf_status kvf_host_host_call(kvf_stream *stream, kvf_task_fn fn, const void *ar
     return enqueue_fn(stream, ENTRY_CALL, fn, args, args_bytes, 1);
 }
 
-kvf_status kvf_host_event_record(kvf_event *base, kvf_stream *stream_base)
+kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream_base)
 {
-    host_event *event = of_event(base);
     host_stream *stream = of_stream(stream_base);
-    pthread_mutex_lock(&event->lock);
-    while (event->recorded - event->floor >= RECORDS_MAX)
-        pthread_cond_wait(&event->fired, &event->lock);
-    uint64_t generation = ++event->recorded;
-    pthread_mutex_unlock(&event->lock);
+    const uint64_t generation = kvf_host_event_next(event);
     entry *e = begin_entry(stream, ENTRY_RECORD);
     e->u.sync.event = event;
     e->u.sync.generation = generation;
@@ -597,55 +486,13 @@ kvf_status kvf_host_event_record(kvf_event *base, kvf_stream *stream_base)
     return KVF_OK;
 }
 
-kvf_status kvf_host_stream_wait_event(kvf_stream *stream_base, kvf_event *base)
+kvf_status kvf_host_stream_wait_event(kvf_stream *stream_base, kvf_event *event)
 {
-    host_event *event = of_event(base);
     host_stream *stream = of_stream(stream_base);
-    pthread_mutex_lock(&event->lock);
-    uint64_t generation = event->recorded;
-    pthread_mutex_unlock(&event->lock);
+    const uint64_t generation = kvf_host_event_recorded(event);
     entry *e = begin_entry(stream, ENTRY_WAIT);
     e->u.sync.event = event;
     e->u.sync.generation = generation;
     end_entry(stream);
-    return KVF_OK;
-}
-
-kvf_status kvf_host_event_wait(kvf_event *base)
-{
-    host_event *event = of_event(base);
-    pthread_mutex_lock(&event->lock);
-    uint64_t generation = event->recorded;
-    pthread_mutex_unlock(&event->lock);
-    return event_await(event, generation);
-}
-
-int kvf_host_event_is_done(kvf_event *base)
-{
-    host_event *event = of_event(base);
-    pthread_mutex_lock(&event->lock);
-    int is_done = event_is_complete(event, event->recorded);
-    pthread_mutex_unlock(&event->lock);
-    return is_done;
-}
-
-/* When the latest record fired; 0 if there is none, or it has not yet. */
-static uint64_t event_time(host_event *event)
-{
-    pthread_mutex_lock(&event->lock);
-    const uint64_t ns = event->time_of == event->recorded ? event->time_ns : 0;
-    pthread_mutex_unlock(&event->lock);
-    return ns;
-}
-
-kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)
-{
-    const uint64_t began = event_time(of_event(from)), ended = event_time(of_event(to));
-    *ns = 0;
-    if (began == 0 || ended == 0)
-        KVF_FAIL(from->device->context, KVF_INVALID,
-                 "time between two events that are not both recorded and done");
-    if (ended > began)
-        *ns = ended - began;
     return KVF_OK;
 }

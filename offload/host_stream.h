@@ -40,6 +40,15 @@ int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 kvf_status kvf_host_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 kvf_status kvf_host_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
+
+/* What a stream does with an event: the generation of a record to come (waits while 64 are on their
+ * way), the one enqueued last, completing one, and waiting for one (generation 0 is always
+ * complete), which returns the event's error. */
+uint64_t kvf_host_event_next(kvf_event *event);
+uint64_t kvf_host_event_recorded(kvf_event *event);
+void kvf_host_event_complete(kvf_event *event, uint64_t generation, kvf_status status);
+kvf_status kvf_host_event_await(kvf_event *event, uint64_t generation);
+
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_host_copy_through(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_host_copy_batch(kvf_stream *stream, void *const *to, const void *const *from,

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Events of the host device: fences whose generation grows with every record.
+ *
+ * Knows nothing of streams. Invariants: a generation g is complete iff g <= floor or bit g - floor
+ * - 1 of ahead is set, and floor <= recorded <= floor + RECORDS_MAX: an event that is recorded
+ * again elsewhere before the first record fired does not fire early for those who wait for the
+ * first.
+ */
+
+#include "host_stream.h"
+
+#include <stdatomic.h>
+
+#define SPIN_NS     5000u
+#define SPIN_TURNS  16u
+#define RECORDS_MAX 64u
+
+typedef struct host_event {
+    kvf_event base; /* first member */
+    pthread_mutex_t lock;
+    pthread_cond_t fired;
+    uint64_t recorded;            /* guarded by lock: generation enqueued last */
+    uint64_t floor;               /* guarded by lock: all up to here are complete */
+    uint64_t ahead;               /* guarded by lock: complete ones above floor */
+    atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
+    kvf_status status;            /* guarded by lock: first error of a stream that recorded it */
+    uint64_t time_ns;             /* guarded by lock: of the latest generation that completed */
+    uint64_t time_of;             /* guarded by lock: that generation */
+} host_event;
+
+static host_event *of_event(kvf_event *event)
+{
+    return (host_event *)(void *)event;
+}
+
+static int event_is_complete(const host_event *event, uint64_t generation)
+{
+    if (generation <= event->floor)
+        return 1;
+    return (int)(event->ahead >> (generation - event->floor - 1) & 1);
+}
+
+void kvf_host_event_complete(kvf_event *base, uint64_t generation, kvf_status status)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    KVF_ASSERT(generation > event->floor && generation <= event->floor + RECORDS_MAX);
+    event->ahead |= (uint64_t)1 << (generation - event->floor - 1);
+    while (event->ahead & 1) {
+        event->ahead >>= 1;
+        event->floor++;
+    }
+    if (event->status == KVF_OK)
+        event->status = status;
+    if (generation > event->time_of) {
+        event->time_of = generation;
+        event->time_ns = kvf_now_ns();
+    }
+    atomic_fetch_add_explicit(&event->changes, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&event->fired);
+    pthread_mutex_unlock(&event->lock);
+}
+
+kvf_status kvf_host_event_await(kvf_event *base, uint64_t generation)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    if (!event_is_complete(event, generation)) {
+        uint64_t seen = atomic_load_explicit(&event->changes, memory_order_relaxed);
+        pthread_mutex_unlock(&event->lock);
+        uint64_t until = kvf_now_ns() + SPIN_NS;
+        do {
+            for (unsigned i = 0; i < SPIN_TURNS; i++)
+                kvf_pause();
+        } while (atomic_load_explicit(&event->changes, memory_order_relaxed) == seen &&
+                 kvf_now_ns() < until);
+        pthread_mutex_lock(&event->lock);
+    }
+    while (!event_is_complete(event, generation))
+        pthread_cond_wait(&event->fired, &event->lock);
+    kvf_status status = event->status;
+    pthread_mutex_unlock(&event->lock);
+    return status;
+}
+
+kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
+{
+    *out = NULL;
+    kvf_context *context = device->context;
+    host_event *event =
+        kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
+    if (event == NULL)
+        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for an event (%zu bytes)",
+                        sizeof *event);
+    event->base.device = device;
+    atomic_init(&event->changes, 0);
+    if (pthread_mutex_init(&event->lock, NULL) != 0 ||
+        pthread_cond_init(&event->fired, NULL) != 0) {
+        kvf_free(context, event);
+        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for an event could not be made");
+    }
+    *out = &event->base;
+    return KVF_OK;
+}
+
+void kvf_host_event_destroy(kvf_event *base)
+{
+    if (base == NULL)
+        return;
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    KVF_ASSERT(event->floor == event->recorded);
+    pthread_mutex_unlock(&event->lock);
+    pthread_cond_destroy(&event->fired);
+    pthread_mutex_destroy(&event->lock);
+    kvf_free(base->device->context, event);
+}
+
+uint64_t kvf_host_event_next(kvf_event *base)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    while (event->recorded - event->floor >= RECORDS_MAX)
+        pthread_cond_wait(&event->fired, &event->lock);
+    const uint64_t generation = ++event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    return generation;
+}
+
+uint64_t kvf_host_event_recorded(kvf_event *base)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    const uint64_t generation = event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    return generation;
+}
+
+kvf_status kvf_host_event_wait(kvf_event *base)
+{
+    return kvf_host_event_await(base, kvf_host_event_recorded(base));
+}
+
+int kvf_host_event_is_done(kvf_event *base)
+{
+    host_event *event = of_event(base);
+    pthread_mutex_lock(&event->lock);
+    int is_done = event_is_complete(event, event->recorded);
+    pthread_mutex_unlock(&event->lock);
+    return is_done;
+}
+
+/* When the latest record fired; 0 if there is none, or it has not yet. */
+static uint64_t event_time(host_event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    const uint64_t ns = event->time_of == event->recorded ? event->time_ns : 0;
+    pthread_mutex_unlock(&event->lock);
+    return ns;
+}
+
+kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)
+{
+    const uint64_t began = event_time(of_event(from)), ended = event_time(of_event(to));
+    *ns = 0;
+    if (began == 0 || ended == 0)
+        KVF_FAIL(from->device->context, KVF_INVALID,
+                 "time between two events that are not both recorded and done");
+    if (ended > began)
+        *ns = ended - began;
+    return KVF_OK;
+}
