@@ -6,7 +6,8 @@
 #
 #   tools/gpu.sh [PART...]     parts: build tests sanitizer budget bench; all of them if none is named
 #
-# GPU_SANITIZER_SECONDS (300) bounds compute-sanitizer, GPU_TEST_SCALE (3) multiplies time limits.
+# GPU_SANITIZER_SECONDS (300) bounds each run of compute-sanitizer, GPU_BENCH_SECONDS (240) each of
+# `kvferry bench`, GPU_TEST_SCALE (3) multiplies the time limits of tests.
 
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -92,12 +93,19 @@ run_budget() { # with the instructions, where cuobjdump is there
 }
 
 run_bench() {
-    local name
+    local name what
     name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' '-')
     part "build for speed" configure build-gpu-bench --buildtype=release -Dassert_level=0
     mkdir -p "bench/results/$name"
     KVF_TEST_DEVICE=cuda part "kernels" bash -c "build-gpu-bench/tests/kernels/check_kernels --isa cuda \
         --bench | tee 'bench/results/$name/kernels.txt'"
+    # The link, and a decode step.
+    for what in link decode; do
+        part "bench $what" timeout --kill-after=10 "${GPU_BENCH_SECONDS:-240}" \
+            build-gpu-bench/runtime/cli/kvferry bench $what --device cuda -o json \
+            >"bench/results/$name/$what.json"
+    done
+    build-gpu-bench/runtime/cli/kvferry info >"bench/results/$name/info.txt"
     KVF_TEST_DEVICE=cuda part "benchmarks" python3 tools/bench.py --build build-gpu-bench \
         --into "bench/results/$name"
 }
