@@ -26,6 +26,7 @@ static const struct {
     {"convert", check_convert, 1},
     {"digest", check_digest, 2},
     {"score", check_score, 4},
+    {"levels", check_levels, 8},
     {"reduce", check_reduce, 1},
     {"topk", check_topk, 2},
     {"attend", check_attend, 1},
