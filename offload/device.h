@@ -84,7 +84,8 @@ typedef struct kvf_device_ops {
     /* Waits for the record that was enqueued last before this call. */
     kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event);
     kvf_status (*event_wait)(kvf_event *event); /* host waits */
-    int (*event_is_done)(kvf_event *event);     /* 1 if event_wait would not wait */
+    int (*event_is_done)(
+        kvf_event *event); /* 1 if event_wait would not wait; -1: the device could not say */
     /* Time between two records that are done, on the clock of the stream's device. */
     kvf_status (*event_elapsed)(kvf_event *from, kvf_event *to, uint64_t *ns);
 
@@ -127,7 +128,7 @@ typedef struct kvf_device_ops {
      * waits for in the end, instead of running it. KVF_UNSUPPORTED where properties say so. */
     kvf_status (*capture_begin)(kvf_stream *stream);
     kvf_status (*capture_end)(kvf_stream *stream, kvf_graph **out);
-    int (*is_capturing)(kvf_stream *stream);
+    int (*is_capturing)(kvf_stream *stream); /* -1: the device could not say */
     kvf_status (*graph_launch)(kvf_graph *graph, kvf_stream *stream);
     void (*graph_destroy)(kvf_graph *graph); /* NULL is fine */
 } kvf_device_ops;

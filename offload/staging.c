@@ -122,7 +122,7 @@ kvf_status kvf_staging_try_reserve(kvf_staging *staging, kvf_chunk *out)
     kvf_status status = KVF_BUSY;
     pthread_mutex_lock(&staging->lock);
     ring_chunk *next = &staging->ring[staging->next];
-    if (next->state == CHUNK_IN_FLIGHT && staging->device->ops->event_is_done(next->copied))
+    if (next->state == CHUNK_IN_FLIGHT && staging->device->ops->event_is_done(next->copied) == 1)
         next->state = CHUNK_FREE;
     if (next->state == CHUNK_FREE) {
         take_next(staging, out);
@@ -148,7 +148,8 @@ kvf_status kvf_staging_reserve(kvf_staging *staging, kvf_chunk *out)
         status = staging->device->ops->event_wait(next->copied);
         pthread_mutex_lock(&staging->lock);
         /* Another thread may have had it meanwhile. */
-        if (next->state == CHUNK_IN_FLIGHT && staging->device->ops->event_is_done(next->copied))
+        if (next->state == CHUNK_IN_FLIGHT &&
+            staging->device->ops->event_is_done(next->copied) == 1)
             next->state = CHUNK_FREE;
         if (status != KVF_OK)
             break;

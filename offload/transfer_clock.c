@@ -37,7 +37,7 @@ static void read_done(kvf_transfer_engine *engine)
     for (uint32_t i = 0; i < KVF_TRANSFER_CLOCKS; i++) {
         kvf_transfer_clock *clock = &engine->clocks[i];
         uint64_t ns = 0;
-        if (clock->state != KVF_CLOCK_CLOSED || !ops->event_is_done(clock->end))
+        if (clock->state != KVF_CLOCK_CLOSED || ops->event_is_done(clock->end) != 1)
             continue;
         if (ops->event_elapsed(clock->begin, clock->end, &ns) == KVF_OK)
             kvf_transfer_count(&engine->counters.copy_ns, ns);

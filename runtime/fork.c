@@ -65,7 +65,8 @@ static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint3
              lists * r->slots * r->slot_bytes);
 }
 
-/* What the host knows. Shared blocks get one more reference. */
+/* What the host knows, whole before anything can fail: shared blocks get one more reference, and
+ * physical restructuring gets blocks of its own. */
 static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child)
 {
     for (uint32_t i = 0; i < cache->config.layers; i++) {
@@ -76,11 +77,14 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         *to = *from;
         to->blocks = blocks;
         to->positions = positions;
-        memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
         memcpy(positions, from->positions, from->length * sizeof *positions);
+        if (cache->dims.is_physical) {
+            kvf_physical_acquire(cache, to);
+            continue;
+        }
+        memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
         for (uint32_t p = 0; p < from->sealed; p++)
-            if (!cache->dims.is_physical)
-                kvf_page_pool_share(&cache->pool, blocks[p]);
+            kvf_page_pool_share(&cache->pool, blocks[p]);
     }
 }
 

@@ -94,19 +94,24 @@ kvf_status kvf_physical_check(kvf_cache *cache, const kvf_sequence *parent)
     return KVF_OK;
 }
 
-/* One layer: blocks of its own, filled from the parent's, and the page table that names them. */
+void kvf_physical_acquire(kvf_cache *cache, kvf_layer *child)
+{
+    for (uint32_t i = 0; i < child->sealed; i++) {
+        const kvf_status status = kvf_page_pool_acquire(&cache->pool, &child->blocks[i]);
+        KVF_ASSERT(status == KVF_OK); /* kvf_physical_check */
+    }
+}
+
+/* One layer: its own blocks filled from the parent's, and the page table that names them. */
 static kvf_status copy_blocks(kvf_step *step, const kvf_layer *parent, kvf_layer *child)
 {
     kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t none_before = 0;
-    for (uint32_t i = 0; i < child->sealed; i++) {
-        const kvf_status status = kvf_page_pool_acquire(&cache->pool, &child->blocks[i]);
-        KVF_ASSERT(status == KVF_OK); /* kvf_physical_check */
+    for (uint32_t i = 0; i < child->sealed; i++)
         KVF_TRY(cache->device->ops->copy(
             step->stream, kvf_page_pool_device(&cache->pool, child->blocks[i]),
             kvf_page_pool_device(&cache->pool, parent->blocks[i]), kvf_block_bytes(p)));
-    }
     kvf_step_rows(step, &none_before);
     const kvf_table_args table = {.paging = *p, .rows = 1, .row = step->row};
     KVF_TRY(kvf_step_send(step));
