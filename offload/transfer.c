@@ -319,14 +319,14 @@ static int has_mapped(const kvf_transfer_engine *engine)
     return engine->mapped_low < engine->mapped_high;
 }
 
-/* 1 if the request that stands in the way of the next one is done; -1: the device could not say. */
+/* 1 if the request that stands in the way of the next one is done. */
 static int has_room(kvf_transfer_engine *engine)
 {
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
     if (engine->has_thread && !kvf_transfer_thread_is_through(engine, slot, ticket))
         return 0;
-    return has_mapped(engine) ? engine->device->ops->event_is_done(slot->arrived) : 1;
+    return !has_mapped(engine) || engine->device->ops->event_is_done(slot->arrived) == 1;
 }
 
 /* `mapped` alone: the request whose slot is used again should have written its word. */
@@ -355,10 +355,15 @@ static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfe
     return KVF_OK;
 }
 
-static int is_capturing(const kvf_transfer_engine *engine, kvf_stream *stream)
+/* *is_recorded: 1 if the stream is being recorded. */
+static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, int *is_recorded)
 {
     const kvf_device_ops *ops = engine->device->ops;
-    return ops->is_capturing != NULL ? ops->is_capturing(stream) : 0;
+    *is_recorded = ops->is_capturing(stream);
+    if (*is_recorded >= 0)
+        return KVF_OK;
+    return kvf_fail(engine->device->context, KVF_DEVICE_FAILED, 0,
+                    "the device could not say whether a stream is being recorded");
 }
 
 /* Errors travel along events, and those of a stream that failed shall not reach the next one. */
@@ -379,14 +384,12 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     *ticket = engine->next_ticket;
     if (is_direct(engine))
         return KVF_OK;
-    const int is_recorded = is_capturing(engine, stream);
-    if (is_recorded < 0)
-        return KVF_DEVICE_FAILED;
+    int is_recorded;
+    KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return submit_recorded(engine, request, stream, ticket);
-    const int room = has_room(engine);
-    if (room <= 0)
-        return room < 0 ? KVF_DEVICE_FAILED : KVF_BUSY;
+    if (!has_room(engine))
+        return KVF_BUSY;
     if (engine->is_tainted)
         KVF_TRY(renew_stream(engine));
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, engine->next_ticket);
@@ -400,8 +403,14 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     slot->ticket = engine->next_ticket;
     slot->request = *request;
     pthread_mutex_unlock(&engine->lock);
-    if (has_mapped(engine))
-        KVF_TRY(kvf_transfer_mapped_enqueue(engine, slot, stream, 0));
+    kvf_status status =
+        has_mapped(engine) ? kvf_transfer_mapped_enqueue(engine, slot, stream, 0) : KVF_OK;
+    if (status != KVF_OK) {
+        /* The caller knows; the word shall not tell it once more. */
+        if (!engine->has_thread)
+            kvf_word_store(&slot->words->done, slot->ticket);
+        return status;
+    }
     if (engine->has_thread)
         KVF_TRY(kvf_transfer_thread_call(engine, slot, stream));
     engine->next_ticket++;
@@ -435,9 +444,8 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
         return KVF_OK;
     const kvf_device_ops *ops = engine->device->ops;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
-    const int is_recorded = is_capturing(engine, stream);
-    if (is_recorded < 0)
-        return KVF_DEVICE_FAILED;
+    int is_recorded;
+    KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return ops->stream_wait_event(stream, slot->recorded_arrived);
     if (has_mapped(engine))
@@ -449,7 +457,7 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
 
 kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 {
-    if (is_direct(engine) || has_room(engine) == 1)
+    if (is_direct(engine) || has_room(engine))
         return KVF_OK;
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);

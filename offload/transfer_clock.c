@@ -83,6 +83,12 @@ kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *str
     pthread_mutex_unlock(&engine->clock_lock);
     if (status == KVF_OK && *clock != NULL)
         status = ops->event_record((*clock)->begin, stream);
+    if (status != KVF_OK && *clock != NULL) {
+        pthread_mutex_lock(&engine->clock_lock);
+        (*clock)->state = KVF_CLOCK_FREE;
+        pthread_mutex_unlock(&engine->clock_lock);
+        *clock = NULL;
+    }
     return status;
 }
 

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Transfers on a CUDA that fails: every call of it fails once while a request is on its way, or the
+ * device is lost with it. Nobody waits for ever, the caller learns of it, and after a failure that
+ * is not the device's end the same engine brings the right bytes.
+ *
+ * Runs in emulated builds, whose CUDA does as it is told.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "emu_control.h"
+#include "offload_rig.h"
+#include "page_pool.h"
+#include "transfer.h"
+
+#define PAGES 24u
+#define BYTES ((size_t)1024)
+
+typedef struct lists {
+    const void *from[PAGES];
+    void *to[PAGES];
+    uint32_t count;
+} lists;
+
+typedef struct ferry {
+    kvf_context *context;
+    kvf_device *device;
+    const kvf_device_ops *ops;
+    kvf_page_pool pool;
+    kvf_transfer_engine *engine;
+    kvf_stream *stream;
+    char *slots; /* device [PAGES], readable here */
+    lists *l;    /* device */
+} ferry;
+
+static void open_ferry(ferry *f, kvf_transfer method)
+{
+    const kvf_device_config device = {.threads = 1, .isa_mask = KVF_ISA_ALL, .host_visible = 1};
+    const kvf_host_memory_config memory = {
+        .node = -1, .huge_pages = KVF_HUGE_PAGES_OFF, .touch_threads = 1};
+    void *block;
+    memset(f, 0, sizeof *f);
+    kvf_emu_reset();
+    RIG_OK(kvf_context_create(NULL, NULL, NULL, &f->context));
+    RIG_OK(kvf_device_open(f->context, KVF_DEVICE_CUDA, &device, &f->device));
+    f->ops = f->device->ops;
+    RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, BYTES, PAGES, &f->pool));
+    for (uint32_t p = 0; p < PAGES; p++)
+        memset(kvf_page_pool_host(&f->pool, (kvf_block){p}), (int)p + 1, BYTES);
+    RIG_OK(f->ops->memory_alloc(f->device, PAGES * BYTES, &block));
+    f->slots = block;
+    RIG_OK(f->ops->memory_alloc(f->device, sizeof *f->l, &block));
+    f->l = block;
+    RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
+    const kvf_transfer_config config = {.method = method,
+                                        .page_bytes = BYTES,
+                                        .pages_max = PAGES,
+                                        .requests_max = 2,
+                                        .chunk_bytes = 8 * BYTES,
+                                        .depth = 2,
+                                        .gather_threads = 1,
+                                        .memory = memory,
+                                        .pool = &f->pool.memory};
+    RIG_OK(kvf_transfer_open(f->device, &config, &f->engine));
+}
+
+static void close_ferry(ferry *f)
+{
+    f->ops->stream_destroy(f->stream);
+    kvf_transfer_close(f->engine);
+    f->ops->memory_free(f->device, f->l);
+    f->ops->memory_free(f->device, f->slots);
+    kvf_page_pool_destroy(&f->pool);
+    kvf_device_close(f->device);
+    assert_int_equal(f->context->live_bytes, 0);
+    kvf_context_destroy(f->context);
+}
+
+/* All pages in reverse, on the ferry's stream. The first error wins; whatever was enqueued is
+ * waited for. */
+static kvf_status cross(ferry *f)
+{
+    const kvf_transfer_request request = {
+        .from = f->l->from, .to = f->l->to, .count = &f->l->count};
+    uint32_t ticket;
+    memset(f->slots, 0, PAGES * BYTES);
+    for (uint32_t i = 0; i < PAGES; i++) {
+        f->l->from[i] = kvf_page_pool_device(&f->pool, (kvf_block){PAGES - 1 - i});
+        f->l->to[i] = f->slots + i * BYTES;
+    }
+    f->l->count = PAGES;
+    kvf_status status = kvf_transfer_submit(f->engine, &request, f->stream, &ticket);
+    if (status == KVF_BUSY) {
+        status = kvf_transfer_wait_room(f->engine);
+        if (status == KVF_OK)
+            status = kvf_transfer_submit(f->engine, &request, f->stream, &ticket);
+    }
+    if (status == KVF_OK)
+        status = kvf_transfer_join(f->engine, ticket, f->stream);
+    const kvf_status waited = f->ops->stream_wait(f->stream);
+    return status != KVF_OK ? status : waited;
+}
+
+static void assert_arrived(const ferry *f)
+{
+    for (uint32_t i = 0; i < PAGES; i++)
+        for (size_t b = 0; b < BYTES; b += 64)
+            assert_int_equal(f->slots[i * BYTES + b], PAGES - i);
+}
+
+/* A stream keeps its error, so the next one is fresh. Whoever failed to join may still have copies
+ * on their way: they are waited for by the requests behind it. */
+static void use_on(ferry *f)
+{
+    f->ops->stream_destroy(f->stream);
+    RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
+    for (uint32_t i = 0; i < 3; i++)
+        RIG_OK(cross(f));
+    assert_arrived(f);
+}
+
+static uint64_t fail_each(kvf_transfer method, int is_sticky)
+{
+    uint64_t failures = 0;
+    for (uint64_t nth = 1;; nth += is_sticky ? 1 + nth / 6 : 1) {
+        ferry f;
+        kvf_emu_counts counts;
+        open_ferry(&f, method);
+        RIG_OK(cross(&f));
+        kvf_emu_get_counts(&counts);
+        const uint64_t before = counts.faults;
+        kvf_emu_fail_call(NULL, nth, is_sticky ? 719 : 2, is_sticky);
+        kvf_status status = KVF_OK;
+        for (uint32_t i = 0; i < 3 && status == KVF_OK; i++)
+            status = cross(&f);
+        kvf_emu_get_counts(&counts);
+        const int has_fired = counts.faults > before;
+        if (!is_sticky) {
+            kvf_emu_fail_call(NULL, 0, 0, 0);
+            if (status == KVF_OK)
+                assert_arrived(&f);
+            use_on(&f);
+        }
+        failures += status != KVF_OK;
+        if (!has_fired)
+            RIG_OK(status);
+        close_ferry(&f);
+        if (!has_fired)
+            return failures;
+        if (is_sticky)
+            assert_int_not_equal(status, KVF_OK);
+    }
+}
+
+static void test_every_call(void **state)
+{
+    (void)state;
+    const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
+                                    KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        const uint64_t failures = fail_each(methods[m], 0);
+        printf("%s: %llu failures\n", kvf_transfer_name(methods[m]), (unsigned long long)failures);
+        assert_true(failures >= 3);
+    }
+}
+
+/* After that nothing works, but everything returns. */
+static void test_lost(void **state)
+{
+    (void)state;
+    const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_MAPPED, KVF_TRANSFER_AUTO};
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
+        printf("%s: lost %llu times\n", kvf_transfer_name(methods[m]),
+               (unsigned long long)fail_each(methods[m], 1));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_call),
+                                       cmocka_unit_test(test_lost)};
+    return cmocka_run_group_tests_name("transfer faults", tests, NULL, NULL);
+}
