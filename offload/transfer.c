@@ -319,14 +319,15 @@ static int has_mapped(const kvf_transfer_engine *engine)
     return engine->mapped_low < engine->mapped_high;
 }
 
-/* 1 if the request that stands in the way of the next one is done. */
+/* 1 if the request that stands in the way of the next one is done; -1: the device could not say,
+ * which is no reason to come again. */
 static int has_room(kvf_transfer_engine *engine)
 {
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
     if (engine->has_thread && !kvf_transfer_thread_is_through(engine, slot, ticket))
         return 0;
-    return !has_mapped(engine) || engine->device->ops->event_is_done(slot->arrived) == 1;
+    return has_mapped(engine) ? engine->device->ops->event_is_done(slot->arrived) : 1;
 }
 
 /* `mapped` alone: the request whose slot is used again should have written its word. */
@@ -388,8 +389,9 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return submit_recorded(engine, request, stream, ticket);
-    if (!has_room(engine))
-        return KVF_BUSY;
+    const int room = has_room(engine);
+    if (room <= 0)
+        return room < 0 ? KVF_DEVICE_FAILED : KVF_BUSY;
     if (engine->is_tainted)
         KVF_TRY(renew_stream(engine));
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, engine->next_ticket);
@@ -457,7 +459,7 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
 
 kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 {
-    if (is_direct(engine) || has_room(engine))
+    if (is_direct(engine) || has_room(engine) == 1)
         return KVF_OK;
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
