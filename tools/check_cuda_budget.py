@@ -6,9 +6,9 @@ usage: check_cuda_budget.py BUILD [--budget FILE] [--list]
 
 Reads what ptxas said of every .cu file (BUILD/*/cuda_*.ptxas.txt, kept by the build) and compares
 each kernel of each target with the first line of the budget file that fits it. A kernel without a
-line, a line that fits no kernel, and a warning of the compiler fail too. Where cuobjdump is
-installed, the instructions that the budget names are looked for in the machine code of every
-target. --list prints the greatest numbers per kernel, to write a budget from.
+line, a line that fits no kernel of a file that was compiled, and a warning of the compiler fail too.
+Where cuobjdump is installed, the instructions that the budget names are looked for in the machine
+code of every target. --list prints the greatest numbers per kernel, to write a budget from.
 """
 import argparse
 import collections
@@ -37,7 +37,8 @@ def demangle(symbols):
 
 def short(full):
     """attend_chunks of `void attend_chunks<(int)128>`, whatever the namespace."""
-    return re.sub(r"<.*", "", full.split(" ", 1)[-1] if full.startswith("void ") else full).split("::")[-1]
+    name = re.sub(r"[<(].*", "", full[len("void "):] if full.startswith("void ") else full)
+    return name.split("::")[-1]
 
 
 def unit_of(path, ending):
@@ -58,8 +59,8 @@ def read_logs(build):
         if len(found) != len(set(re.findall(r"Compiling entry function ('\S+' for '\w+')", text))):
             findings.append("%s: numbers of a kernel are missing" % path)
         for m, full in zip(found, demangle([m["symbol"] for m in found]) if found else []):
-            kernels.append(Kernel(unit_of(path, ".ptxas.txt") + "/" + short(full), full, m["target"],
-                                  int(m["registers"]), int(m["stack"]),
+            name = unit_of(path, ".ptxas.txt") + "/" + short(full)
+            kernels.append(Kernel(name, full, m["target"], int(m["registers"]), int(m["stack"]),
                                   int(m["stores"]) + int(m["loads"])))
     if not kernels:
         findings.append("%s: no kernel was compiled by nvcc there" % build)
@@ -91,10 +92,10 @@ def check_numbers(kernels, budget, path):
             if getattr(k, what) > getattr(line, what):
                 yield "%s on %s: %s %d, the budget is %d (%s)" % (
                     k.name, k.target, what, getattr(k, what), getattr(line, what), k.full)
-    targets = {k.target for k in kernels}
+    compiled = {k.name.split("/")[0] + "@" + k.target for k in kernels}
     for line in budget:
-        if line not in used and any(fnmatch.fnmatchcase(t, line.pattern.split("@")[1])
-                                    for t in targets):
+        about = re.sub(r"/[^@]*", "", line.pattern)
+        if line not in used and any(fnmatch.fnmatchcase(c, about) for c in compiled):
             yield "%s:%d: no kernel fits %s" % (path, line.number, line.pattern)
 
 
