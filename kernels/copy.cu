@@ -5,7 +5,7 @@
  *
  * Knows nothing of pages. A warp moves a piece of at most 2 KiB, 4 loads of 16 bytes per lane in
  * flight; 8 warps per block, and as many blocks as there are pieces. Bound: one read and one write
- * of every byte; with 8 blocks on a multiprocessor 128 KiB are in flight there. Exact.
+ * of every byte; with 6 blocks on a multiprocessor 96 KiB are in flight there. Exact.
  */
 
 #include "cuda_kernels.h"
@@ -17,7 +17,7 @@
 #define WORDS 4u /* of 16 bytes, per lane */
 #define PIECE (WORDS * KVF_WARP_LANES * 16u)
 
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, 8)
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, 6)
     copy_blocks(const __grid_constant__ kvf_copy_args a, uint32_t pieces)
 {
     const uint32_t piece = blockIdx.x * WARPS + threadIdx.x / KVF_WARP_LANES;
