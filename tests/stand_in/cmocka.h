@@ -55,20 +55,33 @@ void print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #define fail()                  stand_in_fail(STAND_IN_PLACE, "failure")
 #define _cmocka_run_group_tests stand_in_run
-#define _fail(file, line)       stand_in_fail(file, line, "failure")
-#define fail_msg(...)           stand_in_fail(STAND_IN_PLACE, __VA_ARGS__)
-#define skip()                  stand_in_skip()
 
-#define assert_true(c)                      stand_in_true((uintmax_t)(c) != 0, #c, STAND_IN_PLACE)
-#define assert_false(c)                     stand_in_true((uintmax_t)(c) == 0, "not " #c, STAND_IN_PLACE)
-#define assert_non_null(c)                  stand_in_true((c) != NULL, #c " is not NULL", STAND_IN_PLACE)
-#define assert_null(c)                      stand_in_true((c) == NULL, #c " is NULL", STAND_IN_PLACE)
-#define assert_ptr_equal(a, b)              stand_in_true((a) == (b), #a " is " #b, STAND_IN_PLACE)
-#define assert_ptr_not_equal(a, b)          stand_in_true((a) != (b), #a " is not " #b, STAND_IN_PLACE)
-#define assert_int_equal(a, b)              stand_in_equal((uintmax_t)(a), (uintmax_t)(b), 1, STAND_IN_PLACE)
-#define assert_int_not_equal(a, b)          stand_in_equal((uintmax_t)(a), (uintmax_t)(b), 0, STAND_IN_PLACE)
-#define assert_string_equal(a, b)           stand_in_text(a, b, STAND_IN_PLACE)
-#define assert_memory_equal(a, b, size)     stand_in_memory(a, b, size, 1, STAND_IN_PLACE)
+#define _fail(file, line) stand_in_fail(file, line, "failure")
+
+#define fail_msg(...) stand_in_fail(STAND_IN_PLACE, __VA_ARGS__)
+
+#define skip() stand_in_skip()
+
+#define assert_true(c) stand_in_true((uintmax_t)(c) != 0, #c, STAND_IN_PLACE)
+
+#define assert_false(c) stand_in_true((uintmax_t)(c) == 0, "not " #c, STAND_IN_PLACE)
+
+#define assert_non_null(c) stand_in_true((c) != NULL, #c " is not NULL", STAND_IN_PLACE)
+
+#define assert_null(c) stand_in_true((c) == NULL, #c " is NULL", STAND_IN_PLACE)
+
+#define assert_ptr_equal(a, b) stand_in_true((a) == (b), #a " is " #b, STAND_IN_PLACE)
+
+#define assert_ptr_not_equal(a, b) stand_in_true((a) != (b), #a " is not " #b, STAND_IN_PLACE)
+
+#define assert_int_equal(a, b) stand_in_equal((uintmax_t)(a), (uintmax_t)(b), 1, STAND_IN_PLACE)
+
+#define assert_int_not_equal(a, b) stand_in_equal((uintmax_t)(a), (uintmax_t)(b), 0, STAND_IN_PLACE)
+
+#define assert_string_equal(a, b) stand_in_text(a, b, STAND_IN_PLACE)
+
+#define assert_memory_equal(a, b, size) stand_in_memory(a, b, size, 1, STAND_IN_PLACE)
+
 #define assert_memory_not_equal(a, b, size) stand_in_memory(a, b, size, 0, STAND_IN_PLACE)
 
 #endif
