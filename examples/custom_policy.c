@@ -131,6 +131,7 @@ int main(void)
     kvf_runtime *runtime;
     kvf_runtime_config machine;
     kvf_runtime_config_init(&machine);
+    machine.device = KVF_DEVICE_HOST; /* queries, keys and outputs below are host memory */
     must(kvf_runtime_open(&machine, &runtime, &error), &error);
 
     /* Ordinary memory does on the host device; kvf_memory_alloc serves every device. */

@@ -52,6 +52,7 @@ static bool rig_open(rig *r)
     if (!mkdtemp(r->directory) || !random_model_write(r->directory, config))
         return false;
     kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* buffers below are host memory */
     rc.allow_unpinned = 1;
     kvf_cache_config_init(&cc);
     kvf_transformer_options options = {

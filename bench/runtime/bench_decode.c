@@ -433,6 +433,7 @@ int main(int argc, char **argv)
     kvf_runtime_config rc;
     kvf_error error;
     kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* buffers below are host memory */
     rc.threads = b.o.threads;
     rc.allow_unpinned = 1;
     if (kvf_runtime_open(&rc, &b.runtime, &error) != KVF_OK) {

@@ -242,6 +242,7 @@ int main(int argc, char **argv)
     kvf_stream *stream = NULL;
     kvf_error error;
     kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* buffers below are host memory */
     rc.allow_unpinned = 1;
     if (kvf_runtime_open(&rc, &runtime, &error) != KVF_OK) {
         fprintf(stderr, "kvf_runtime_open: %s\n", error.text);

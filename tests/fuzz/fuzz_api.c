@@ -444,6 +444,7 @@ static kvf_runtime *runtime_of(uint32_t threads)
     kvf_error error;
     if (!runtimes[threads]) {
         kvf_runtime_config_init(&config);
+        config.device = KVF_DEVICE_HOST;
         config.threads = threads;
         config.allow_unpinned = 1;
         config.huge_pages = KVF_HUGE_PAGES_OFF; /* small pools, opened thousands of times */

@@ -94,6 +94,7 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
     kvf_stream *stream;
     kvf_linear_engine *engine;
     kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* the products of the host device */
     rc.threads = threads;
     assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
@@ -196,6 +197,7 @@ static void shapes_out_of_limits_are_refused(void **state)
     kvf_stream *stream;
     kvf_linear_engine *engine;
     kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST; /* the products of the host device */
     assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
     kvf_linear_limits limits = {.rows_max = 0, .inputs_max = 8, .isa_mask = KVF_ISA_ALL};
