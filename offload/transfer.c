@@ -159,8 +159,9 @@ static kvf_status place_words(kvf_transfer_engine *engine)
     }
     for (uint32_t i = 0; i < count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
-        slot->words = slot->device_words = engine->plain_words + (host == NULL ? i : 0);
-        if (host != NULL) {
+        if (host == NULL) {
+            slot->words = slot->device_words = engine->plain_words + i;
+        } else {
             char *lists = host + (size_t)count * sizeof *slot->words + i * 2 * list_bytes;
             char *device_lists = alias + (lists - host);
             slot->words = (kvf_transfer_words *)(void *)host + i;
