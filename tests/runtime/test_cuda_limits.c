@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Machines and callers that are not as they should be, through the public API on the emulated
+ * device: no GPU, an old driver, too little memory of any kind, methods that are not there, ids out
+ * of range, streams of others, recordings begun and ended in the wrong place.
+ *
+ * Every refusal names what was asked and what helps; afterwards the runtime is as good as before.
+ */
+
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <driver_types.h>
+
+#include "emu_control.h"
+#include <kvferry/link.h>
+
+/* ---- the machine ------------------------------------------------------------------------------
+ */
+
+static kvf_emu_config machine(void)
+{
+    kvf_emu_config c;
+    kvf_emu_reset();
+    kvf_emu_get_config(&c);
+    return c;
+}
+
+static kvf_runtime_config on_cuda(void)
+{
+    kvf_runtime_config rc = test_runtime_config();
+    rc.device = KVF_DEVICE_CUDA;
+    rc.host_visible = 0;
+    rc.allow_unpinned = 0;
+    return rc;
+}
+
+static void says(const kvf_error *error, kvf_status status, const char *const *words)
+{
+    assert_int_equal(error->status, status);
+    for (; *words; words++)
+        if (!strstr(error->text, *words))
+            fail_msg("no \"%s\" in \"%s\"", *words, error->text);
+}
+
+#define SAYS(error, status, ...) says((error), (status), (const char *const[]){__VA_ARGS__, NULL})
+
+static void keep_line(void *user, int level, const char *line)
+{
+    (void)level;
+    snprintf(user, 512, "%s", line);
+}
+
+/* KVF_DEVICE_CUDA says why not; AUTO runs on the host, and the log says why. */
+static void falls_back(const char *why, const char *fix)
+{
+    char line[512] = "";
+    kvf_runtime *runtime = NULL;
+    kvf_error error = {0};
+    kvf_runtime_config rc = on_cuda();
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_UNSUPPORTED);
+    assert_null(runtime);
+    SAYS(&error, KVF_UNSUPPORTED, why, fix);
+    rc.device = KVF_DEVICE_AUTO;
+    rc.log = keep_line;
+    rc.log_user = line;
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    assert_int_equal(kvf_runtime_device(runtime), KVF_DEVICE_HOST);
+    if (!strstr(line, why) || !strstr(line, "host device"))
+        fail_msg("the log says \"%s\"", line);
+    kvf_runtime_close(runtime);
+    kvf_emu_reset();
+}
+
+static void a_machine_without_a_gpu(void **state)
+{
+    (void)state;
+    kvf_emu_config c = machine();
+    c.devices = 0;
+    kvf_emu_set_config(&c);
+    falls_back("no GPU", "nvidia-smi");
+    c = machine();
+    c.device_error = cudaErrorInsufficientDriver;
+    c.driver_version = 0;
+    kvf_emu_set_config(&c);
+    falls_back("no NVIDIA driver", "install one");
+    c.driver_version = 12020;
+    kvf_emu_set_config(&c);
+    falls_back("supports CUDA 12.2", "update the driver");
+}
+
+static void a_device_that_is_not_there(void **state)
+{
+    (void)state;
+    kvf_emu_config c = machine();
+    kvf_runtime *runtime = NULL;
+    kvf_error error = {0};
+    kvf_runtime_config rc = on_cuda();
+    c.devices = 3;
+    kvf_emu_set_config(&c);
+    rc.device_ordinal = 3;
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_INVALID);
+    SAYS(&error, KVF_INVALID, "device_ordinal is 3", "sees 3 CUDA devices", "0 to 2");
+    rc.device = KVF_DEVICE_AUTO; /* a wrong setting is no reason for the host */
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_INVALID);
+    rc.device_ordinal = 2;
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    assert_int_equal(kvf_runtime_device(runtime), KVF_DEVICE_CUDA);
+    kvf_runtime_close(runtime);
+    kvf_emu_reset();
+}
+
+/* ---- too little memory ------------------------------------------------------------------------
+ */
+
+typedef struct alive {
+    uint64_t allocations, registrations, streams, events, pinned_bytes;
+} alive;
+
+static alive alive_now(void)
+{
+    kvf_emu_counts c;
+    kvf_emu_get_counts(&c);
+    return (alive){c.allocations, c.registrations, c.streams, c.events, c.pinned_bytes};
+}
+
+/* The cache is refused with `words`, nothing of it stays, and a smaller one opens. */
+static void too_large(kvf_runtime *runtime, const kvf_cache_config *large, kvf_status status,
+                      const char *const *words)
+{
+    kvf_cache *cache = NULL;
+    kvf_error error = {0};
+    kvf_cache_config small = test_config_small();
+    small.transfer = KVF_TRANSFER_AUTO;
+    const alive before = alive_now();
+    test_expect(runtime, kvf_cache_open(runtime, large, &cache, &error), status);
+    assert_null(cache);
+    says(&error, status, words);
+    const alive after = alive_now();
+    assert_memory_equal(&before, &after, sizeof before);
+    test_expect(runtime, kvf_cache_open(runtime, &small, &cache, &error), KVF_OK);
+    kvf_cache_close(cache);
+}
+
+#define TOO_LARGE(runtime, large, status, ...)                                                     \
+    too_large((runtime), (large), (status), (const char *const[]){__VA_ARGS__, NULL})
+
+static void memory_that_runs_out(void **state)
+{
+    (void)state;
+    kvf_runtime *runtime = NULL;
+    kvf_error error = {0};
+    const kvf_runtime_config rc = on_cuda();
+    kvf_emu_config c = machine();
+    c.memory_bytes = (uint64_t)64 << 20;
+    kvf_emu_set_config(&c);
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+
+    kvf_cache_config large = test_config_small();
+    large.transfer = KVF_TRANSFER_AUTO;
+    large.tokens_max = 8192;
+    large.slots = 1024;
+    large.layers = 16;
+    TOO_LARGE(runtime, &large, KVF_OUT_OF_DEVICE_MEMORY, "MiB", "free", "lower");
+    c = machine();
+    c.pinned_bytes = (uint64_t)24 << 20;
+    kvf_emu_set_config(&c);
+    large = test_config_small();
+    large.transfer = KVF_TRANSFER_AUTO;
+    large.tokens_max = 32768; /* 32 MiB of pages */
+    TOO_LARGE(runtime, &large, KVF_PIN_FAILED, "MiB of host memory", "ulimit -l", "allow_unpinned");
+
+    /* A pool larger than the memory of any host. */
+    kvf_link *link = NULL;
+    kvf_link_case lc;
+    kvf_link_result result;
+    c = machine();
+    const alive before = alive_now();
+    kvf_link_case_init(&lc);
+    lc.pool_bytes = UINT64_C(1) << 44;
+    test_expect(runtime, kvf_link_open(runtime, &link), KVF_OK);
+    test_expect(runtime, kvf_link_measure(link, &lc, NULL, &result), KVF_OUT_OF_MEMORY);
+    SAYS(kvf_runtime_error(runtime), KVF_OUT_OF_MEMORY, "16.00 TiB", "lower");
+    kvf_link_close(link);
+    const alive after = alive_now();
+    assert_memory_equal(&before, &after, sizeof before);
+
+    void *host = NULL, *device = NULL;
+    c = machine();
+    c.pinned_bytes = 1 << 20;
+    kvf_emu_set_config(&c);
+    test_expect(runtime, kvf_pinned_alloc(runtime, 2 << 20, &host, &device), KVF_PIN_FAILED);
+    SAYS(kvf_runtime_error(runtime), KVF_PIN_FAILED, "2.00 MiB", "ulimit -l");
+    test_expect(runtime, kvf_pinned_alloc(runtime, 4096, &host, &device), KVF_OK);
+    kvf_pinned_free(runtime, host);
+    kvf_runtime_close(runtime);
+    assert_true(kvf_emu_is_clean());
+    kvf_emu_reset();
+}
+
+/* ---- what this device or driver does not have -------------------------------------------------
+ */
+
+static void methods_that_are_not_there(void **state)
+{
+    (void)state;
+    kvf_runtime *runtime = NULL;
+    kvf_cache *cache = NULL;
+    kvf_error error = {0};
+    kvf_cache_plan plan;
+    const kvf_runtime_config rc = on_cuda();
+    kvf_emu_config c = machine();
+    c.driver_version = 12040; /* before batches of copies */
+    kvf_emu_set_config(&c);
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    kvf_cache_config cc = test_config_small();
+    const alive before = alive_now();
+    cc.transfer = KVF_TRANSFER_BATCH;
+    test_expect(runtime, kvf_cache_open(runtime, &cc, &cache, &error), KVF_UNSUPPORTED);
+    SAYS(&error, KVF_UNSUPPORTED, "batch", "12.8", "transfer");
+    cc.transfer = KVF_TRANSFER_DIRECT;
+    const kvf_status direct = kvf_cache_open(runtime, &cc, &cache, &error);
+    assert_true(direct == KVF_UNSUPPORTED || direct == KVF_INVALID);
+    SAYS(&error, direct, "transfer = direct", "use auto");
+    assert_int_equal(kvf_cache_plan_make(runtime, &cc, &plan, &error), direct);
+    const alive after = alive_now();
+    assert_memory_equal(&before, &after, sizeof before);
+    kvf_runtime_close(runtime);
+    kvf_emu_reset();
+}
+
+static void task(const void *args, uint32_t number)
+{
+    (void)args;
+    (void)number;
+}
+
+static void streams_of_others(void **state)
+{
+    (void)state;
+    kvf_runtime *runtime = NULL;
+    kvf_stream *own = NULL, *first = NULL, *second = NULL;
+    const kvf_runtime_config rc = on_cuda();
+    void *device = NULL;
+    char bytes[64] = "somewhere", back[64] = "";
+    (void)machine();
+    test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(runtime, kvf_memory_alloc(runtime, 64, &device), KVF_OK);
+    test_expect(runtime, kvf_stream_create(runtime, &own), KVF_OK);
+    test_expect(runtime, kvf_stream_launch(own, task, NULL, 0, 1), KVF_UNSUPPORTED);
+    SAYS(kvf_runtime_error(runtime), KVF_UNSUPPORTED, "host device only");
+    void *native = kvf_stream_native(own);
+    test_expect(runtime, kvf_stream_wrap(runtime, native, &first), KVF_OK);
+    test_expect(runtime, kvf_stream_wrap(runtime, native, &second), KVF_OK);
+    assert_ptr_equal(kvf_stream_native(second), native);
+    test_expect(runtime, kvf_memory_copy(first, device, bytes, 64), KVF_OK);
+    kvf_stream_destroy(first); /* the wrapper alone */
+    test_expect(runtime, kvf_memory_copy(second, back, device, 64), KVF_OK);
+    kvf_stream_destroy(second);
+    test_expect(runtime, kvf_stream_wait(own), KVF_OK);
+    assert_memory_equal(bytes, back, 64);
+    kvf_stream_destroy(own);
+    kvf_memory_free(runtime, device);
+    kvf_runtime_close(runtime);
+    assert_true(kvf_emu_is_clean());
+}
+
+/* ---- callers that are wrong -------------------------------------------------------------------
+ */
+
+static uint32_t choose_too_far(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    ids[0] = user ? -1 : (int32_t)view->pages;
+    return 1;
+}
+
+static uint32_t choose_too_many(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    (void)user;
+    for (uint32_t i = 0; i < view->pages_max; i++)
+        ids[i] = (int32_t)i;
+    return view->pages_max + 1;
+}
+
+typedef struct world {
+    test_world w;
+    test_tokens t;
+    kvf_sequence *s;
+    float out[256];
+} world;
+
+static void world_open(world *x, const kvf_cache_config *cc)
+{
+    kvf_runtime_config rc = on_cuda();
+    rc.host_visible = 1; /* tokens are the CPU's */
+    (void)machine();
+    test_tokens_make(&x->t, cc, &(test_tokens_spec){.count = 240, .seed = 9, .sharpness = 1.0f});
+    test_world_open(&x->w, &rc, cc);
+    x->s = test_sequence(&x->w);
+    test_prefill(&x->w, x->s, &x->t, &(test_range){.count = 200, .chunk = 128}, NULL);
+}
+
+static void world_close(world *x)
+{
+    test_world_close(&x->w);
+    test_tokens_free(&x->t);
+    assert_true(kvf_emu_is_clean());
+}
+
+static kvf_decode_args next_token(world *x, uint32_t token)
+{
+    return (kvf_decode_args){.batch = 1,
+                             .sequences = &x->s,
+                             .q = test_q(&x->t, 0, token),
+                             .k = test_k(&x->t, 0, token),
+                             .v = test_v(&x->t, 0, token),
+                             .out = x->out};
+}
+
+/* The stream fails with the reason; the kernels never see such an id. */
+static void ids_that_are_out_of_range(void **state)
+{
+    (void)state;
+    static const kvf_select_fn wrong[] = {choose_too_far, choose_too_far, choose_too_many};
+    for (size_t i = 0; i < 3; i++) {
+        static int below;
+        world x;
+        kvf_cache_config cc = test_config_small();
+        cc.select = KVF_SELECT_CUSTOM;
+        cc.select_fn = wrong[i];
+        cc.select_user = i == 1 ? &below : NULL;
+        cc.transfer = i == 0 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_MAPPED;
+        world_open(&x, &cc);
+        const kvf_decode_args d = next_token(&x, 200);
+        test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
+        test_expect(x.w.runtime, kvf_stream_wait(x.w.stream), KVF_INVALID);
+        SAYS(kvf_runtime_error(x.w.runtime), KVF_INVALID, "select_fn");
+        world_close(&x);
+    }
+}
+
+static void lists_that_are_out_of_range(void **state)
+{
+    (void)state;
+    static const int32_t bad[] = {1 << 20, -1};
+    for (size_t i = 0; i < 2; i++) {
+        world x;
+        kvf_cache_config cc = test_config_small();
+        cc.select = KVF_SELECT_DYNAMIC;
+        cc.static_ratio = 0.0f;
+        cc.transfer = KVF_TRANSFER_MAPPED;
+        world_open(&x, &cc);
+        const uint32_t most = kvf_select_pages_max(x.w.cache);
+        void *memory = NULL;
+        test_ok(&x.w, kvf_memory_alloc(x.w.runtime, (5 + 2 * most) * sizeof(int32_t), &memory));
+        int32_t *lists = memory;
+        const kvf_page_lists pl = {.indptr = lists,
+                                   .indices = lists + 3,
+                                   .capacity = 2 * most,
+                                   .last_page_len = lists + 3 + 2 * most};
+        const kvf_decode_args d = next_token(&x, 200);
+        test_ok(&x.w, kvf_select_pages(x.w.cache, &d, &pl, x.w.stream));
+        test_wait(&x.w);
+        lists[3] = bad[i];
+        test_ok(&x.w, kvf_attend_pages(x.w.cache, &d, &pl, x.w.stream));
+        test_expect(x.w.runtime, kvf_stream_wait(x.w.stream), KVF_INVALID);
+        if (strlen(kvf_runtime_error(x.w.runtime)->text) < 20)
+            fail_msg("\"%s\"", kvf_runtime_error(x.w.runtime)->text);
+        kvf_memory_free(x.w.runtime, memory);
+        world_close(&x);
+    }
+}
+
+static void recordings_in_the_wrong_place(void **state)
+{
+    (void)state;
+    world x;
+    kvf_recording *r = NULL, *other = NULL;
+    kvf_sequence *child = NULL;
+    kvf_cache_config cc = test_config_small();
+    cc.select = KVF_SELECT_DYNAMIC;
+    cc.transfer = KVF_TRANSFER_MAPPED;
+    cc.sequences_max = 2;
+    world_open(&x, &cc);
+    kvf_runtime *rt = x.w.runtime;
+    test_expect(rt, kvf_record_end(x.w.cache, &r), KVF_INVALID);
+    SAYS(kvf_runtime_error(rt), KVF_INVALID, "kvf_record_begin");
+    kvf_decode_args d = next_token(&x, 200);
+    test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
+    test_ok(&x.w, kvf_record_begin(x.w.cache, &x.s, 1, x.w.stream));
+    test_expect(rt, kvf_record_begin(x.w.cache, &x.s, 1, x.w.stream), KVF_INVALID);
+    const kvf_prefill_args p = {
+        .sequence = x.s, .tokens = 1, .k = test_k(&x.t, 0, 201), .v = test_v(&x.t, 0, 201)};
+    test_expect(rt, kvf_prefill(x.w.cache, &p, x.w.stream), KVF_INVALID);
+    SAYS(kvf_runtime_error(rt), KVF_INVALID, "being recorded", "kvf_record_end");
+    test_expect(rt, kvf_sequence_fork(x.w.cache, x.s, x.w.stream, &child), KVF_INVALID);
+    d = next_token(&x, 201);
+    test_ok(&x.w, kvf_decode(x.w.cache, &d, x.w.stream));
+    test_ok(&x.w, kvf_record_end(x.w.cache, &r));
+    test_expect(rt, kvf_record_end(x.w.cache, &other), KVF_INVALID);
+    test_ok(&x.w, kvf_replay(r, x.w.stream));
+    test_wait(&x.w);
+    assert_int_equal(kvf_sequence_length(x.s, 0), 202);
+    kvf_sequence_destroy(x.s);
+    x.s = test_sequence(&x.w); /* the same slot, another sequence */
+    assert_int_equal(kvf_replay_is_possible(r), 0);
+    test_expect(rt, kvf_replay(r, x.w.stream), KVF_INVALID);
+    SAYS(kvf_runtime_error(rt), KVF_INVALID, "destroyed");
+    kvf_recording_destroy(r);
+    test_wait(&x.w);
+    world_close(&x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_machine_without_a_gpu),
+        cmocka_unit_test(a_device_that_is_not_there),
+        cmocka_unit_test(memory_that_runs_out),
+        cmocka_unit_test(methods_that_are_not_there),
+        cmocka_unit_test(streams_of_others),
+        cmocka_unit_test(ids_that_are_out_of_range),
+        cmocka_unit_test(lists_that_are_out_of_range),
+        cmocka_unit_test(recordings_in_the_wrong_place),
+    };
+    return cmocka_run_group_tests_name("runtime: limits of the CUDA device", tests, NULL, NULL);
+}
