@@ -183,7 +183,7 @@ static kvf_status create_events(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     const kvf_device_ops *ops = device->ops;
-    const int has_mapped = engine->mapped_low < engine->mapped_high;
+    const int has_mapped = engine->methods >> KVF_TRANSFER_MAPPED & 1;
     for (uint32_t i = 0; i < engine->slot_count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
         if (uses_thread(engine->methods))
@@ -247,6 +247,9 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
     kvf_transfer_stats_reset(engine);
     const kvf_transfer_choice choice = resolve(config, (int)engine->shares);
     kvf_status status = take_choice(engine, &choice);
+    /* Recorded requests go by `mapped`, also where no size of others does. */
+    if (config->method == KVF_TRANSFER_AUTO && !engine->shares)
+        engine->methods |= 1u << KVF_TRANSFER_MAPPED;
     if (status == KVF_OK)
         status = is_direct(engine) ? kvf_transfer_direct_ops.open(engine) : reserve(engine);
     engine->config.gather_cpus = NULL; /* borrowed for the call only */
@@ -345,7 +348,7 @@ static void check_word(kvf_transfer_engine *engine, const kvf_transfer_slot *slo
 static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfer_request *request,
                                   kvf_stream *stream, uint32_t *ticket)
 {
-    if (!has_mapped(engine))
+    if ((engine->methods >> KVF_TRANSFER_MAPPED & 1) == 0)
         return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
                         "transfer '%s' takes a thread of the host and cannot be recorded; use "
                         "mapped or auto",

@@ -95,9 +95,13 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
                                     .subs = p->subs,
                                     .job_count = step->sealed_pages * p->kv_heads,
                                     .jobs = args.jobs};
+    if (step->is_recorded) /* rows that seal nothing write no job */
+        KVF_TRY(cache->device->ops->fill(step->stream, args.jobs, 0,
+                                         digest.job_count * sizeof *args.jobs));
+    else
+        step->cache->host_counters[step->layer].bytes_to_host +=
+            step->sealed_pages * kvf_block_bytes(p);
     KVF_TRY(KVF_LAUNCH(step, seal, args, step->rows * p->kv_heads));
-    step->cache->host_counters[step->layer].bytes_to_host +=
-        step->sealed_pages * kvf_block_bytes(p);
     return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
 }
 
@@ -106,15 +110,17 @@ static char *ring_block(const kvf_step *step, uint32_t row, uint32_t page)
     return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], page);
 }
 
-kvf_status kvf_step_seal(kvf_step *step)
+/* Ring blocks to the pool on the write-back stream. What a recorded step seals only the device
+ * knows when it runs. */
+static kvf_status write_back(kvf_step *step)
 {
-    const kvf_device_ops *ops = step->cache->device->ops;
     kvf_cache *cache = step->cache;
-    if (step->sealed_pages == 0)
-        return KVF_OK;
-    KVF_TRY(seal(step, NULL, 0));
-    KVF_TRY(ops->event_record(cache->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
+    if (step->is_recorded) {
+        const kvf_writeback_args args = {
+            .paging = cache->dims.paging, .rows = step->rows, .row = step->row};
+        return cache->device->ops->launch(cache->writeback, cache->device->kernels.writeback, &args,
+                                          sizeof args, step->rows);
+    }
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_row *row = &step->row_host[b];
         for (uint32_t p = row->sealed_before; p < row->sealed; p++) {
@@ -123,7 +129,26 @@ kvf_status kvf_step_seal(kvf_step *step)
                                    &from, 1));
         }
     }
-    return ops->event_record(cache->written, cache->writeback);
+    return KVF_OK;
+}
+
+static kvf_event *written_event(const kvf_step *step)
+{
+    return step->is_recorded ? step->cache->recorded_written : step->cache->written;
+}
+
+kvf_status kvf_step_seal(kvf_step *step)
+{
+    const kvf_device_ops *ops = step->cache->device->ops;
+    kvf_cache *cache = step->cache;
+    if (step->sealed_pages == 0)
+        return KVF_OK;
+    kvf_event *sealed = step->is_recorded ? cache->recorded_sealed : cache->sealed;
+    KVF_TRY(seal(step, NULL, 0));
+    KVF_TRY(ops->event_record(sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(cache->writeback, sealed));
+    KVF_TRY(write_back(step));
+    return ops->event_record(written_event(step), cache->writeback);
 }
 
 static kvf_status point_tables(kvf_step *step)
@@ -137,7 +162,7 @@ kvf_status kvf_step_flip(kvf_step *step)
 {
     if (step->sealed_pages == 0)
         return KVF_OK;
-    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, step->cache->written));
+    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, written_event(step)));
     return point_tables(step);
 }
 

@@ -25,7 +25,8 @@ static kvf_status submit(kvf_step *step)
                                   .count = kvf_table_at(cache, l->fetch_count)};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
-    KVF_TRY(kvf_transfer_wait_room(cache->transfer));
+    if (!step->is_recorded)
+        KVF_TRY(kvf_transfer_wait_room(cache->transfer));
     return kvf_transfer_submit(cache->transfer, &request, step->stream, &step->ticket);
 }
 

@@ -77,7 +77,13 @@ static kvf_status take_pages(kvf_cache *cache)
     if (cache->dims.shadow_slots)
         KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                      p->pages_max, cache->dims.shadow_slots, 0, &cache->shadow));
-    const kvf_transfer_config transfer = kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
+    kvf_transfer_config transfer = kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
+    kvf_transfer_choice choice;
+    transfer.pool = &cache->pool.memory;
+    if (c->transfer == KVF_TRANSFER_AUTO) {
+        KVF_TRY(kvf_runtime_calibrate(cache->runtime));
+        transfer.choice = kvf_runtime_choose(cache->runtime, transfer.page_bytes, &choice);
+    }
     return kvf_transfer_open(cache->device, &transfer, &cache->transfer);
 }
 
@@ -87,6 +93,8 @@ static kvf_status take_order(kvf_cache *cache)
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &cache->writeback));
     KVF_TRY(ops->event_create(cache->device, &cache->sealed));
     KVF_TRY(ops->event_create(cache->device, &cache->written));
+    KVF_TRY(ops->event_create(cache->device, &cache->recorded_sealed));
+    KVF_TRY(ops->event_create(cache->device, &cache->recorded_written));
     for (uint32_t i = 0; i < KVF_FRAMES; i++) {
         kvf_frame *frame = &cache->frames[i];
         KVF_TRY(ops->event_create(cache->device, &frame->done));
@@ -147,6 +155,8 @@ void kvf_cache_close(kvf_cache *cache)
     kvf_transfer_close(cache->transfer);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(cache->frames[i].done);
+    ops->event_destroy(cache->recorded_written);
+    ops->event_destroy(cache->recorded_sealed);
     ops->event_destroy(cache->written);
     ops->event_destroy(cache->sealed);
     if (cache->residency.device)

@@ -75,7 +75,7 @@ typedef struct kvf_layout {
     uint64_t from, to, fetch_count;
     uint64_t spans, span_count, partial_o, partial_lse, lse;
     uint64_t verify_out, verify_lse;
-    uint64_t jobs, chunk_fault, frames, arena_pool;
+    uint64_t jobs, chunk_fault, frames, arena_pool, device_counters;
     uint64_t cover_spans, cover_index, cover_count, row_max, row_sum, token_score, token_work;
     uint64_t token_ids, token_count, token_ids_b, token_count_b, first, count, take, limit;
     /* control: host memory that the device sees */
@@ -158,6 +158,8 @@ struct kvf_cache {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
+    kvf_event *recorded_sealed, *recorded_written; /* the same of a recorded step: an event that a
+                                                      graph took cannot be waited for elsewhere */
     kvf_prefill_arena arena;
 
     kvf_frame frames[KVF_FRAMES];
@@ -170,6 +172,7 @@ struct kvf_cache {
     kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
+    kvf_recording *recording;               /* under way, or NULL */
     kvf_ahead *ahead;                       /* [layers] */
     uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */
     kvf_block *replaced;     /* [pages_max] of a physical refresh */
@@ -223,7 +226,11 @@ static inline char *kvf_control_device(const kvf_cache *cache, uint64_t offset)
 
 static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, uint32_t layer)
 {
-    return (kvf_layer_counters *)(void *)kvf_control_device(cache, cache->layout.counters) + layer;
+    /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
+    void *counters = cache->dims.needs_mirror
+                         ? kvf_table_at(cache, cache->layout.device_counters)
+                         : (void *)kvf_control_device(cache, cache->layout.counters);
+    return (kvf_layer_counters *)counters + layer;
 }
 
 /* 0: pages are attended where they live. */

@@ -13,6 +13,7 @@
 
 #include "append.h"
 #include "prefill_arena.h"
+#include "record.h"
 #include "select.h"
 #include "speculate.h"
 
@@ -67,9 +68,19 @@ static kvf_status acquire(kvf_cache *cache, const kvf_decode_args *args)
     return KVF_OK;
 }
 
-/* Note the tokens; which pages were sealed before and whose static set is due. */
-static void note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
-                 kvf_due *due)
+bool kvf_refresh_is_due(const kvf_cache *cache, const kvf_layer *layer, uint32_t sealed)
+{
+    return cache->dims.static_tokens && sealed &&
+           (layer->needs_exact || layer->since_refresh >= cache->config.refresh_interval);
+}
+
+bool kvf_verify_is_due(const kvf_cache *cache, const kvf_layer *layer)
+{
+    return cache->config.verify_interval && layer->steps % cache->config.verify_interval == 0;
+}
+
+void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
+                     kvf_due *due)
 {
     *due = (kvf_due){0};
     for (uint32_t b = 0; b < args->batch; b++) {
@@ -78,13 +89,11 @@ static void note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed
         kvf_append_note(cache, layer, 1, args->positions ? args->positions + b : NULL);
         layer->queries++;
         cache->host_counters[args->layer].steps++;
-        layer->is_due =
-            cache->dims.static_tokens && layer->sealed &&
-            (layer->needs_exact || layer->since_refresh >= cache->config.refresh_interval);
+        layer->is_due = kvf_refresh_is_due(cache, layer, layer->sealed);
         layer->since_refresh = layer->is_due ? 1 : layer->since_refresh + 1;
         due->refreshes += layer->is_due;
-        layer->is_verified =
-            cache->config.verify_interval && layer->steps++ % cache->config.verify_interval == 0;
+        layer->is_verified = kvf_verify_is_due(cache, layer);
+        layer->steps++;
         due->verifies += layer->is_verified;
     }
 }
@@ -100,7 +109,7 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     step->rows = args->batch;
     step->sequences = args->sequences;
     step->q = args->q;
-    note(cache, args, cache->sealed_before, due);
+    kvf_decode_note(cache, args, cache->sealed_before, due);
     kvf_step_rows(step, cache->sealed_before);
     kvf_step_lists(step);
     kvf_ahead_lists(step);
@@ -158,7 +167,8 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
     if (due->refreshes)
         KVF_TRY(refresh(step, &counters->refresh_ns));
     /* After a refresh, which may look at every page. */
-    KVF_TRY(kvf_arena_leave_rows(step));
+    if (!step->is_recorded)
+        KVF_TRY(kvf_arena_leave_rows(step));
     if (step->cache->policy->scores_pages) {
         KVF_TRY(kvf_select_score(step));
         KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
@@ -167,7 +177,7 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
     return kvf_step_flip(step);
 }
 
-static kvf_status enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
+kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
     const kvf_cache *cache = step->cache;
     kvf_layer_counters *counters = kvf_counters_device(cache, step->layer);
@@ -193,8 +203,10 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(kvf_decode_check(cache, args));
     if (!args->out)
         KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
+    if (cache->recording)
+        return kvf_record_decode(cache, args, stream);
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_step_end(&step, enqueue(&step, args, &due));
+    return kvf_step_end(&step, kvf_decode_enqueue(&step, args, &due));
 }
 
 kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)

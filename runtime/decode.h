@@ -16,6 +16,15 @@ typedef struct kvf_due {
 
 KVF_MUST_CHECK kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
 
+/* Whether the next step of this layer, after which `sealed` pages are sealed, renews its static
+ * set, or is verified. */
+bool kvf_refresh_is_due(const kvf_cache *cache, const kvf_layer *layer, uint32_t sealed);
+bool kvf_verify_is_due(const kvf_cache *cache, const kvf_layer *layer);
+
+/* Length, sealed pages and what is due of every row, after one more token; blocks are there. */
+void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
+                     kvf_due *due);
+
 /* Host bookkeeping of one token per row; the frame is filled, nothing is enqueued. A refusal has
  * changed nothing. */
 KVF_MUST_CHECK kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
@@ -24,5 +33,9 @@ KVF_MUST_CHECK kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_ar
 /* Append, seal, refresh, score, choose: ids of every list, and page tables that are up to date. */
 KVF_MUST_CHECK kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
                                             const kvf_due *due);
+
+/* The whole step: append to verification. */
+KVF_MUST_CHECK kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
+                                             const kvf_due *due);
 
 #endif

@@ -162,7 +162,44 @@ static void nodes(writer *w, const kvf_topology *t)
         number(w, "free_bytes", n->free_bytes ? n->free_bytes : UINT64_MAX);
         format(w, "\"cpus\":%u}", n->cpu_count);
     }
-    format(w, "]},\"links\":[],");
+    format(w, "]},");
+}
+
+/* What calibration measured: a line per method, and which one AUTO takes from how many pages on. */
+static void calibration(writer *w, const kvf_runtime *rt)
+{
+    const kvf_calibration *c = &rt->calibration;
+    kvf_transfer_choice choice;
+    put(w, '{');
+    text_member(w, "key", c->key);
+    format(w, "\"peak_gb_per_s\":%.3f,", c->peak_bytes_per_second * 1e-9);
+    format(w, "\"from_file\":%s,\"measured_s\":%.3f,", c->is_cached ? "true" : "false", c->seconds);
+    text_member(w, "note", c->note);
+    format(w, "\"fit\":[");
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++)
+        if (c->fit[m].is_measured)
+            format(w,
+                   "{\"method\":\"%s\",\"intercept_us\":%.3f,\"gb_per_s\":%.3f,"
+                   "\"r_squared\":%.4f},",
+                   kvf_transfer_name((kvf_transfer)m), c->fit[m].intercept_ns * 1e-3,
+                   1.0 / c->fit[m].ns_per_byte, c->fit[m].r_squared);
+    close_with(w, ']');
+    kvf_calibration_choose(c, c->page_bytes, &choice);
+    format(w, ",\"choice\":[");
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        if (b == 0 || choice.method[b] != choice.method[b - 1])
+            format(w, "{\"pages_from\":%u,\"method\":\"%s\"},", 1u << b,
+                   kvf_transfer_name(choice.method[b]));
+    close_with(w, ']');
+    put(w, '}');
+}
+
+static void links(writer *w, const kvf_runtime *rt)
+{
+    format(w, "\"links\":[");
+    if (rt->is_calibrated && rt->calibration.is_measured)
+        calibration(w, rt);
+    format(w, "],");
 }
 
 /* "always [madvise] never" -> madvise; "" if the system does not say. */
@@ -236,6 +273,7 @@ static void describe(writer *w, const kvf_runtime *rt)
     close_with(w, '}');
     put(w, ',');
     nodes(w, rt->topology);
+    links(w, rt);
     memory(w, rt);
     format(w, "\"threads\":{\"compute\":%u,\"gather\":%u},", rt->config.threads,
            rt->config.gather_threads);

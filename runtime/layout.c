@@ -114,6 +114,8 @@ static void carve_step(carver *table, const kvf_cache_config *c, const kvf_dims 
     l->jobs = carve(table, d->jobs_max, 1, 1, sizeof(kvf_digest_job));
     l->chunk_fault = carve(table, 1, 1, 1, sizeof(uint32_t));
     l->frames = carve(table, KVF_FRAMES, d->frame_bytes, 1, 1);
+    l->device_counters =
+        carve(table, d->needs_mirror ? c->layers : 0, 1, 1, sizeof(kvf_layer_counters));
     l->arena_pool = carve(table, d->arena_blocks, 1, 1, sizeof(void *));
 
     /* Partial results: of a step, or of dense attention to verify one row. */

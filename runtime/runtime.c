@@ -16,8 +16,8 @@
 
 void kvf_runtime_config_init(kvf_runtime_config *config)
 {
-    *config =
-        (kvf_runtime_config){.size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL};
+    *config = (kvf_runtime_config){
+        .size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL, .calibrate = 1};
 }
 
 /* Errors from before there is a context. */
@@ -56,6 +56,8 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
                       (int)c->huge_pages);
     if (c->allow_unpinned > 1)
         return refuse(error, KVF_INVALID, "allow_unpinned = %u: 0 or 1", c->allow_unpinned);
+    if (c->calibrate > 1)
+        return refuse(error, KVF_INVALID, "calibrate = %u: 0 or 1", c->calibrate);
     if (c->host_visible > 1)
         return refuse(error, KVF_INVALID, "host_visible = %u: 0 or 1", c->host_visible);
     if (!c->allocator.alloc != !c->allocator.free)
@@ -132,8 +134,11 @@ kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
     }
     rt->context = context;
     rt->config = *config;
+    rt->config.calibration_path = NULL; /* borrowed for the call */
     rt->node = -1;
-    status = open_parts(rt);
+    status = kvf_calibration_open(rt, config->calibration_path);
+    if (status == KVF_OK)
+        status = open_parts(rt);
     if (status != KVF_OK) {
         (void)kvf_runtime_report(rt, status, error);
         kvf_runtime_close(rt);
@@ -149,6 +154,7 @@ void kvf_runtime_close(kvf_runtime *runtime)
         return;
     kvf_context *context = runtime->context;
     kvf_device_close(runtime->device);
+    kvf_calibration_close(runtime);
     kvf_free(context, runtime->topology);
     kvf_free(context, runtime);
     kvf_context_destroy(context);

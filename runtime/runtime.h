@@ -8,8 +8,11 @@
  * Invariant: the context is created first and destroyed last; everything else hangs on it.
  */
 
+#include <pthread.h>
+
 #include "device.h"
 #include "host_memory.h"
+#include "transfer_calibrate.h"
 
 struct kvf_runtime {
     kvf_context *context;
@@ -19,10 +22,22 @@ struct kvf_runtime {
     kvf_device_properties properties;
     int32_t node;           /* for host memory; -1 = do not bind */
     uint32_t prefill_arena; /* tests: 1 = caches have one, 2 = none, whatever the device; 0 */
+    pthread_mutex_t calibration_lock;
+    uint32_t has_calibration_lock;
+    uint32_t is_calibrated; /* calibration is what the link was measured to be */
+    char *calibration_path; /* NULL = no file */
+    kvf_calibration calibration;
 };
 
 /* The policy for host memory; bytes and granule are still to be set. */
 kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);
+
+/* calibrate.c: the lock and the path; close takes a runtime that was never opened that far. */
+KVF_MUST_CHECK kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path);
+void kvf_calibration_close(kvf_runtime *rt);
+/* What AUTO takes for pages of this size; NULL if nothing was measured. */
+const kvf_transfer_choice *kvf_runtime_choose(kvf_runtime *runtime, size_t page_bytes,
+                                              kvf_transfer_choice *choice);
 
 /* Hands the last error to the caller's struct, if there is one; returns `status`. */
 kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error);

@@ -9,6 +9,7 @@
 
 #include "speculate.h"
 
+#include "record.h"
 #include "select.h"
 
 uint32_t kvf_ahead_words(const kvf_cache *cache)
@@ -68,21 +69,27 @@ void kvf_ahead_lists(kvf_step *step)
     }
     step->shadow_slot_of_page = device[2];
     step->shadow_page_of_slot = device[3];
-    take_shadow_rows(step);
+    if (!step->is_recorded) /* a recorded step renews no static set */
+        take_shadow_rows(step);
 }
 
-static kvf_status join(kvf_step *step, uint32_t layer)
+kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead)
 {
-    kvf_ahead *ahead = &step->cache->ahead[layer];
     if (!ahead->is_open)
         return KVF_OK;
     ahead->is_open = 0;
     return kvf_transfer_join(step->cache->transfer, ahead->ticket, step->stream);
 }
 
+static kvf_status join(kvf_step *step, uint32_t layer)
+{
+    return kvf_ahead_join_one(step, &step->cache->ahead[layer]);
+}
+
+/* A replay begins after whatever was under way, and ends after what it began itself. */
 kvf_status kvf_ahead_join(kvf_step *step)
 {
-    return step->cache->dims.ahead_max ? join(step, step->layer) : KVF_OK;
+    return step->cache->dims.ahead_max && !step->is_recorded ? join(step, step->layer) : KVF_OK;
 }
 
 kvf_status kvf_ahead_settle(kvf_step *step)
@@ -166,7 +173,7 @@ static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
 {
     kvf_cache *cache = step->cache;
     const kvf_layout *l = &cache->layout;
-    kvf_ahead *ahead = &cache->ahead[step->layer];
+    kvf_ahead *ahead = step->is_recorded ? &cache->recording->ahead : &cache->ahead[step->layer];
     const size_t first = (size_t)step->layer * cache->config.sequences_max *
                          cache->dims.paging.lists * cache->dims.ahead_max;
     const kvf_fetch_args fetch = {.paging = cache->dims.paging,
@@ -180,9 +187,11 @@ static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
                                   .count = (uint32_t *)kvf_table_at(cache, l->ahead_fetch_count) +
                                            step->layer};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
-    KVF_ASSERT(!ahead->is_open);
+    /* In a recording, that of the layer before: the transfer stream has passed it by now. */
+    KVF_TRY(kvf_ahead_join_one(step, ahead));
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
-    KVF_TRY(kvf_transfer_wait_room(cache->transfer));
+    if (!step->is_recorded)
+        KVF_TRY(kvf_transfer_wait_room(cache->transfer));
     KVF_TRY(kvf_transfer_submit(cache->transfer, &request, step->stream, &ahead->ticket));
     ahead->is_open = 1;
     return KVF_OK;

@@ -26,6 +26,8 @@ KVF_MUST_CHECK kvf_status kvf_ahead_join(kvf_step *step);
 KVF_MUST_CHECK kvf_status kvf_ahead_note(kvf_step *step);
 /* After the attention of the step, while its scores are there. */
 KVF_MUST_CHECK kvf_status kvf_ahead_fetch(kvf_step *step);
+/* Join one, if it is open. */
+KVF_MUST_CHECK kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead);
 /* Join every layer's. */
 KVF_MUST_CHECK kvf_status kvf_ahead_settle(kvf_step *step);
 /* Forget what (sequence, layer) `number` has. */

@@ -17,6 +17,23 @@ static kvf_layer_counters *counters_of(const kvf_cache *cache, uint32_t layer)
     return (kvf_layer_counters *)(void *)kvf_control_host(cache, cache->layout.counters) + layer;
 }
 
+/* Where counters live in device memory: to the host, or back. The caller's streams are waited for.
+ */
+static void copy_counters(const kvf_cache *cache, bool is_back)
+{
+    const kvf_device_ops *ops = cache->device->ops;
+    void *host = kvf_control_device(cache, cache->layout.counters);
+    void *device = kvf_counters_device(cache, 0);
+    const size_t bytes = cache->config.layers * sizeof(kvf_layer_counters);
+    if (!cache->dims.needs_mirror || cache->recording)
+        return;
+    kvf_status status =
+        ops->copy(cache->writeback, is_back ? device : host, is_back ? host : device, bytes);
+    if (status == KVF_OK)
+        status = ops->stream_wait(cache->writeback);
+    (void)status; /* a device that fails here fails in the caller's next wait too */
+}
+
 static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
 {
     const kvf_layer_counters *c = counters_of(cache, layer);
@@ -59,6 +76,7 @@ void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *st
 {
     KVF_ASSERT(layer < cache->config.layers);
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
+    copy_counters(cache, false);
     add_layer(cache, layer, stats);
     finish(stats);
 }
@@ -67,6 +85,7 @@ void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 {
     kvf_transfer_stats moved;
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
+    copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         add_layer(cache, i, stats);
     finish(stats);
@@ -79,6 +98,7 @@ void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 void kvf_cache_stats_reset(kvf_cache *cache)
 {
     const bool is_auto = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO;
+    copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer_counters *c = counters_of(cache, i);
         const uint32_t low = c->static_min, high = c->static_max;
@@ -91,5 +111,6 @@ void kvf_cache_stats_reset(kvf_cache *cache)
         }
         cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
+    copy_counters(cache, true);
     kvf_transfer_stats_reset(cache->transfer);
 }

@@ -19,6 +19,10 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 {
     const kvf_device_ops *ops = cache->device->ops;
     kvf_frame *frame = &cache->frames[cache->next_frame];
+    if (cache->recording)
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
     if (frame->is_busy)
         KVF_TRY(ops->event_wait(frame->done));
     if (cache->last_done && cache->last_stream != stream)
@@ -95,14 +99,19 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
     step->sealed_pages = 0;
     for (uint32_t b = 0; b < step->rows; b++)
         step->sealed_pages += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
+    if (step->is_recorded)
+        step->sealed_pages = step->rows;
     step->pool_host = kvf_step_take(step, step->sealed_pages * sizeof(void *), &pool_device);
     uint32_t job = 0;
-    step->stride = 1;
+    step->stride = step->is_recorded ? cache->dims.paging.pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_layer *state = &step->sequences[b]->layers[step->layer];
         kvf_row *row = &step->row_host[b];
         *row = kvf_step_row(cache, step->sequences[b], step->layer);
         row->sealed_before = sealed_before[b];
+        if (step->is_recorded)
+            job = b;
+        KVF_ASSERT(job + row->sealed - sealed_before[b] <= step->sealed_pages);
         row->job_first = job;
         row->pool = (void *const *)pool_device + job;
         step->stride = kvf_max_u32(step->stride, row->sealed);
@@ -113,6 +122,8 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
 
 kvf_status kvf_step_send(kvf_step *step)
 {
+    if (step->is_recorded)
+        return KVF_OK; /* the frame is brought by the recording itself */
     if (step->cache->is_unsettled)
         KVF_TRY(kvf_ahead_settle(step));
     return step->cache->device->ops->copy(step->stream, step->frame->device, step->frame->host,

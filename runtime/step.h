@@ -28,6 +28,9 @@ typedef struct kvf_step {
     void *const *pool;        /* pool_host on the device, for such a chunk */
     const void *q;
     uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
+    /* 1: the step is recorded, or its frame is for a recording: sizes are maxima, so that they do
+     * not change, and every row has room for one page that it may seal. */
+    uint32_t is_recorded;
 
     /* per list, on the device, in the frame */
     const void *const *digests;      /* of score lists */

@@ -156,8 +156,10 @@ typedef struct kvf_runtime_config {
     uint32_t delay_seed;     /**< tests only: non-zero makes streams pause at random */
     uint32_t device_ordinal; /**< of the CUDA device; 0 */
     uint32_t host_visible;   /**< tests only: device memory is pinned host memory; 0 */
-    /** File that keeps what calibration measured, per GPU, driver and link; NULL = measure at every
-        open. Borrowed for the call. */
+    uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache chooses
+                             by size (transfer AUTO); 0 = fixed limits; 1 */
+    /** File that keeps what was measured, per GPU, driver and link; NULL = measure in every
+       process. Borrowed for the call. */
     const char *calibration_path;
 } kvf_runtime_config;
 
@@ -192,6 +194,17 @@ KVF_API const kvf_error *kvf_runtime_error(const kvf_runtime *runtime);
  */
 KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *text,
                                                     size_t capacity, size_t *needed);
+
+/**
+ * Measure the link now, or read the file, if that was not done yet. Opening a cache with transfer
+ * AUTO does it too. kvf_runtime_describe tells the result.
+ *
+ * @return KVF_OK, also where there is nothing to measure (the host device, calibrate = 0);
+ *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY, KVF_PIN_FAILED, KVF_DEVICE_FAILED
+ *
+ * Thread: any. Waits for what it measures.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_runtime_calibrate(kvf_runtime *runtime);
 
 /** Compute threads in force, at least 1. */
 KVF_API uint32_t kvf_runtime_threads(const kvf_runtime *runtime);

@@ -184,6 +184,8 @@ int cli_info_main(int argc, char **argv)
         fprintf(stderr, "kvferry: %s\n", error.text);
         return 1;
     }
+    if (kvf_runtime_calibrate(runtime) != KVF_OK)
+        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(runtime)->text);
     int result = print_info(runtime, as_json);
     kvf_runtime_close(runtime);
     return result;

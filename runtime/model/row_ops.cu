@@ -96,7 +96,7 @@ static __device__ head_place<T> find_head(const kvf_row_rotate_args &a, size_t r
 template <typename T>
 static __global__ void rotate_kernel(const __grid_constant__ kvf_row_rotate_args a)
 {
-    const uint32_t heads = a.query_heads + 2 * a.kv_heads, half = a.head_dim / 2;
+    const uint32_t heads = a.query_heads + 2 * a.kv_heads, pairs = a.head_dim / 2;
     const uint32_t lane = threadIdx.x % 32, warp = blockIdx.x * WARPS + threadIdx.x / 32;
     if (warp >= a.rows * heads)
         return;
@@ -113,17 +113,17 @@ static __global__ void rotate_kernel(const __grid_constant__ kvf_row_rotate_args
             sum += __shfl_xor_sync(KVF_FULL_WARP, sum, (int)step);
         scale = 1.0f / sqrtf(sum / (float)a.head_dim + a.eps);
     }
-    for (uint32_t i = lane; i < half; i += 32) {
+    for (uint32_t i = lane; i < pairs; i += 32) {
         float x = p.from[i] + (p.bias ? p.bias[i] : 0.0f);
-        float y = p.from[i + half] + (p.bias ? p.bias[i + half] : 0.0f);
+        float y = p.from[i + pairs] + (p.bias ? p.bias[i + pairs] : 0.0f);
         if (p.norm) {
             x = x * scale * p.norm[i];
-            y = y * scale * p.norm[i + half];
+            y = y * scale * p.norm[i + pairs];
         }
-        const float c = p.is_value ? 1.0f : a.cosine[row * half + i];
-        const float s = p.is_value ? 0.0f : a.sine[row * half + i];
+        const float c = p.is_value ? 1.0f : a.cosine[row * pairs + i];
+        const float s = p.is_value ? 0.0f : a.sine[row * pairs + i];
         p.to[i] = kvf_from_float<T>(x * c - y * s);
-        p.to[i + half] = kvf_from_float<T>(y * c + x * s);
+        p.to[i + pairs] = kvf_from_float<T>(y * c + x * s);
     }
 }
 

@@ -39,13 +39,16 @@ static void every_transfer_method_gives_the_same_bits(void **state)
     (void)state;
     const uint64_t seed = 101;
     test_seed_print(__func__, seed);
-    static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH};
+    /* The last two are the CUDA device's. */
+    static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH,
+                                           KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
+    const size_t count = test_on_cuda() ? 4 : 2;
     for (size_t i = 0; i < sizeof all_selects / sizeof *all_selects; i++) {
         test_scenario sc = scenario_of(all_selects[i], seed + i);
         sc.cc.transfer = KVF_TRANSFER_DIRECT;
         test_trace direct, other;
         test_run(&sc, &direct);
-        for (size_t m = 0; m < 2; m++) {
+        for (size_t m = 0; m < count; m++) {
             sc.cc.transfer = methods[m];
             test_run(&sc, &other);
             test_same_bits(&direct, &other, select_names[i]);
@@ -164,6 +167,10 @@ static void instruction_sets_agree(void **state)
     (void)state;
     const uint64_t seed = 113;
     test_seed_print(__func__, seed);
+    if (test_on_cuda()) {
+        print_message("# skipped: these kernels are not the CUDA device's\n");
+        skip();
+    }
     static const uint32_t masks[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
                                      KVF_ISA_BASELINE | KVF_ISA_AVX2, KVF_ISA_ALL};
     kvf_runtime_config rc = test_runtime_config();

@@ -125,7 +125,7 @@ static void cache_open_survives_every_failure(void **state)
         kvf_stream *stream = NULL;
         kvf_error error = {0};
         kvf_cache_config cc = test_config_small();
-        cc.transfer = methods[m];
+        cc.transfer = test_transfer(methods[m]);
         cc.verify_interval = 8;
         test_tokens t;
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 130, .seed = 3, .sharpness = 1.0f});
@@ -307,6 +307,10 @@ static void a_cache_takes_what_its_plan_says(void **state)
         print_message("# skipped: sanitizers take memory of their own\n");
         skip();
     }
+    if (test_on_cuda()) {
+        print_message("# skipped: device memory is not memory of this process\n");
+        skip();
+    }
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     kvf_cache_config cc = test_config_small();
     cc.layers = 2;
@@ -319,7 +323,7 @@ static void a_cache_takes_what_its_plan_says(void **state)
     cc.local_tokens = 64;
     cc.tokens_max = 16384;
     for (uint32_t m = 0; m < 2; m++) {
-        cc.transfer = methods[m];
+        cc.transfer = test_transfer(methods[m]);
         kvf_runtime_config rc = test_runtime_config();
         kvf_runtime *runtime = NULL;
         kvf_cache *cache = NULL;

@@ -42,7 +42,7 @@ static void cache_open_survives_every_refusal(void **state)
     for (uint32_t m = 0; m < 3; m++) {
         kvf_cache_config cc = test_config_small();
         test_world w;
-        cc.transfer = methods[m];
+        cc.transfer = test_transfer(methods[m]);
         kvf_runtime_config rc = test_runtime_config();
         rc.allow_unpinned = 0;
         test_world_open(&w, &rc, &cc);

@@ -118,6 +118,10 @@ static void streams_run_in_order(void **state)
 {
     (void)state;
     static const uint32_t delays[] = {0, 77};
+    if (test_on_cuda()) {
+        print_message("# skipped: functions of the caller run on the host device only\n");
+        skip();
+    }
     for (int d = 0; d < 2; d++) {
         kvf_runtime_config rc = test_runtime_config();
         rc.threads = 3;

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Recording a decode step, and running it again.
+ *
+ * Knows the order of one step on the host, and nothing of what its launches do. While recording no
+ * call runs and no bookkeeping changes; a replay does the bookkeeping of every recorded call,
+ * writes their parts of one frame, and launches the graph.
+ */
+
+#include "record.h"
+
+#include <string.h>
+
+#include "append.h"
+#include "prefill_arena.h"
+#include "select.h"
+#include "speculate.h"
+
+/* ---- making and unmaking --------------------------------------------------------------------- */
+
+void kvf_recording_destroy(kvf_recording *recording)
+{
+    if (!recording)
+        return;
+    kvf_cache *cache = recording->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    /* No replay is under way, so nothing has to wait for the last one. */
+    for (uint32_t i = 0; i < KVF_REPLAYS; i++)
+        if (recording->done[i] && cache->last_done == recording->done[i])
+            cache->last_done = NULL;
+    if (recording->graph)
+        ops->graph_destroy(recording->graph);
+    for (uint32_t i = 0; i < KVF_REPLAYS; i++)
+        ops->event_destroy(recording->done[i]);
+    if (recording->ring.arenas)
+        kvf_host_memory_destroy(cache->context, &recording->ring);
+    if (recording->device)
+        ops->memory_free(cache->device, recording->device);
+    kvf_free(cache->context, recording->has_layer);
+    kvf_free(cache->context, recording->layers);
+    kvf_free(cache->context, recording->generations);
+    kvf_free(cache->context, recording->sequences);
+    kvf_free(cache->context, recording);
+}
+
+static kvf_status check_settings(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch)
+{
+    const kvf_cache_config *c = &cache->config;
+    if (!cache->runtime->properties.can_capture)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "the %s device cannot record work; enqueue every step", cache->device->ops->name);
+    if (c->transfer != KVF_TRANSFER_MAPPED && c->transfer != KVF_TRANSFER_AUTO &&
+        c->transfer != KVF_TRANSFER_DIRECT)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "transfer = %s needs the host in every step; open the cache with mapped or auto",
+                 kvf_transfer_name(c->transfer));
+    if (c->select == KVF_SELECT_CUSTOM || c->select == KVF_SELECT_ORACLE)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "select = %s needs the host in every step; use a policy that runs on the device",
+                 cache->policy->name);
+    if (cache->recording)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "this cache is being recorded already; call kvf_record_end first");
+    const kvf_decode_args args = {.batch = batch, .sequences = sequences, .q = &args};
+    return kvf_decode_check(cache, &args);
+}
+
+/* A frame of its own for one call: `host` may be scratch. */
+static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, char *host)
+{
+    /* Nothing on the device yet: only the size is asked for. */
+    *frame =
+        (kvf_frame){.host = host, .device = r->device ? r->device + part * r->part_bytes : host};
+    return (kvf_step){.cache = r->cache,
+                      .stream = r->stream,
+                      .frame = frame,
+                      .rows = r->batch,
+                      .sequences = r->sequences,
+                      .is_recorded = 1};
+}
+
+static void fill_part(kvf_step *step, const uint32_t *sealed_before)
+{
+    kvf_step_rows(step, sealed_before);
+    kvf_step_lists(step);
+    kvf_ahead_lists(step);
+}
+
+/* As much of a frame as a recorded call uses; the same for every layer. */
+static kvf_status measure(kvf_recording *r)
+{
+    kvf_cache *cache = r->cache;
+    kvf_frame frame;
+    char *scratch = kvf_alloc(cache->context, cache->dims.frame_bytes, 1);
+    if (!scratch)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
+    kvf_step step = part_step(r, 0, &frame, scratch);
+    for (uint32_t b = 0; b < r->batch; b++)
+        cache->sealed_before[b] = r->sequences[b]->layers[0].sealed;
+    fill_part(&step, cache->sealed_before);
+    r->part_bytes = frame.used;
+    kvf_free(cache->context, scratch);
+    return KVF_OK;
+}
+
+static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const uint32_t layers = cache->config.layers;
+    r->sequences = kvf_alloc(cache->context, r->batch, sizeof(kvf_sequence *));
+    r->generations = kvf_alloc(cache->context, r->batch, sizeof *r->generations);
+    r->layers = kvf_alloc(cache->context, layers, sizeof *r->layers);
+    r->has_layer = kvf_alloc(cache->context, layers, sizeof *r->has_layer);
+    if (!r->sequences || !r->generations || !r->layers || !r->has_layer)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording of %u layers",
+                 layers);
+    for (uint32_t b = 0; b < r->batch; b++) {
+        r->sequences[b] = sequences[b];
+        r->generations[b] = sequences[b]->generation;
+    }
+    KVF_TRY(measure(r));
+    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    memory.huge_pages = KVF_HUGE_PAGES_OFF;
+    memory.bytes = kvf_round_up((size_t)KVF_REPLAYS * layers * r->part_bytes, 4096);
+    if (memory.bytes > KVF_ARENA_BYTES_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "batch = %u: %u frames of %u layers take %llu bytes; record fewer sequences",
+                 r->batch, KVF_REPLAYS, layers, (unsigned long long)memory.bytes);
+    memory.granule = memory.bytes;
+    KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &r->ring));
+    void *device = NULL;
+    KVF_TRY(ops->memory_alloc(cache->device, layers * (r->part_bytes + sizeof(uint32_t)), &device));
+    r->device = device;
+    for (uint32_t i = 0; i < KVF_REPLAYS; i++)
+        KVF_TRY(ops->event_create(cache->device, &r->done[i]));
+    return KVF_OK;
+}
+
+/* ---- recording ------------------------------------------------------------------------------- */
+
+/* The first node: every part of the next frame to its place. */
+static kvf_status bring_frame(kvf_recording *r)
+{
+    kvf_cache *cache = r->cache;
+    const uint32_t layers = cache->config.layers;
+    const kvf_frame_args args = {.frames = KVF_REPLAYS,
+                                 .parts = layers,
+                                 .bytes = r->part_bytes,
+                                 .from = r->ring.arenas[0].device,
+                                 .to = r->device,
+                                 .turns = (uint32_t *)(void *)(r->device + layers * r->part_bytes)};
+    return cache->device->ops->launch(r->stream, cache->device->kernels.frame, &args, sizeof args,
+                                      layers);
+}
+
+static kvf_status begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                        kvf_stream *stream)
+{
+    const kvf_device_ops *ops = cache->device->ops;
+    KVF_TRY(check_settings(cache, sequences, batch));
+    kvf_recording *r = kvf_alloc(cache->context, 1, sizeof *r);
+    if (!r)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
+    r->cache = cache;
+    r->batch = batch;
+    kvf_status status = reserve(r, sequences);
+    if (status == KVF_OK)
+        status = ops->capture_begin(stream);
+    if (status != KVF_OK) {
+        kvf_recording_destroy(r);
+        return status;
+    }
+    r->stream = stream;
+    r->failure = bring_frame(r);
+    cache->recording = r;
+    return KVF_OK; /* a failure from here on is reported by the end */
+}
+
+kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                            kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = begin(cache, sequences, batch, stream);
+    kvf_cache_leave(cache);
+    return status;
+}
+
+static kvf_status check_call(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_context *context = r->cache->context;
+    if (stream != r->stream)
+        KVF_FAIL(context, KVF_INVALID, "another stream is being recorded; pass that one");
+    if (args->batch != r->batch ||
+        memcmp(args->sequences, r->sequences, r->batch * sizeof(kvf_sequence *)) != 0)
+        KVF_FAIL(context, KVF_INVALID,
+                 "batch or sequences differ from those of kvf_record_begin; pass the same");
+    if (!args->k || !args->v)
+        KVF_FAIL(context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
+    if (args->positions)
+        KVF_FAIL(context, KVF_INVALID,
+                 "positions are set: a recorded step appends the next one; pass NULL");
+    if (r->has_layer[args->layer])
+        KVF_FAIL(context, KVF_INVALID,
+                 "layer = %u is recorded already; a recording has each layer once", args->layer);
+    for (uint32_t b = 0; b < r->batch; b++)
+        if (r->sequences[b]->layers[args->layer].is_fresh)
+            KVF_FAIL(context, KVF_INVALID,
+                     "sequences[%u] has no tokens in layer %u; record after its prompt", b,
+                     args->layer);
+    return KVF_OK;
+}
+
+static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_due none = {0};
+    kvf_frame frame;
+    KVF_TRY(check_call(r, args, stream));
+    kvf_step step =
+        part_step(r, r->parts, &frame, r->ring.arenas[0].host + r->parts * r->part_bytes);
+    step.layer = args->layer;
+    step.q = args->q;
+    for (uint32_t b = 0; b < r->batch; b++)
+        cache->sealed_before[b] = r->sequences[b]->layers[args->layer].sealed;
+    fill_part(&step, cache->sealed_before);
+    KVF_ASSERT(frame.used == r->part_bytes);
+    r->has_layer[args->layer] = 1;
+    r->layers[r->parts++] = args->layer;
+    return kvf_decode_enqueue(&step, args, &none);
+}
+
+kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_recording *r = cache->recording;
+    const kvf_status status = record_call(r, args, stream);
+    if (r->failure == KVF_OK)
+        r->failure = status;
+    return status;
+}
+
+static kvf_status end(kvf_cache *cache, kvf_recording **out)
+{
+    const kvf_device_ops *ops = cache->device->ops;
+    kvf_recording *r = cache->recording;
+    kvf_frame frame;
+    if (!r)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "this cache is not being recorded; call kvf_record_begin first");
+    kvf_step step = part_step(r, 0, &frame, r->ring.arenas[0].host);
+    kvf_status status = r->failure;
+    if (status == KVF_OK)
+        status = kvf_ahead_join_one(&step, &r->ahead);
+    if (status == KVF_OK && r->parts == 0)
+        status = kvf_fail(cache->context, KVF_INVALID, 0,
+                          "nothing was recorded; call kvf_decode between begin and end");
+    const kvf_status ended = ops->capture_end(r->stream, &r->graph);
+    if (status == KVF_OK)
+        status = ended;
+    r->stream = NULL;
+    cache->recording = NULL;
+    if (status != KVF_OK) {
+        kvf_recording_destroy(r);
+        return status;
+    }
+    *out = r;
+    return KVF_OK;
+}
+
+kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = end(cache, out);
+    kvf_cache_leave(cache);
+    return status;
+}
+
+/* ---- running it again ------------------------------------------------------------------------ */
+
+static kvf_layer *layer_of(const kvf_recording *r, uint32_t part, uint32_t row)
+{
+    return &r->sequences[row]->layers[r->layers[part]];
+}
+
+/* Pages that the next step seals, over all layers and rows. */
+static uint32_t pages_to_seal(const kvf_recording *r)
+{
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < r->parts; i++)
+        for (uint32_t b = 0; b < r->batch; b++) {
+            const kvf_layer *layer = layer_of(r, i, b);
+            pages += kvf_sealed_pages(r->cache, layer->length + 1) - layer->sealed;
+        }
+    return pages;
+}
+
+static bool has_room(const kvf_recording *r)
+{
+    const kvf_cache *cache = r->cache;
+    for (uint32_t i = 0; i < r->parts; i++)
+        for (uint32_t b = 0; b < r->batch; b++)
+            if (layer_of(r, i, b)->length >= cache->config.tokens_max)
+                return false;
+    return pages_to_seal(r) + cache->dims.spare_blocks <= cache->pool.free_count;
+}
+
+static bool is_alive(const kvf_recording *r)
+{
+    for (uint32_t b = 0; b < r->batch; b++)
+        if (!r->sequences[b]->is_alive || r->sequences[b]->generation != r->generations[b])
+            return false;
+    return true;
+}
+
+static bool is_plain(const kvf_recording *r)
+{
+    for (uint32_t i = 0; i < r->parts; i++)
+        for (uint32_t b = 0; b < r->batch; b++) {
+            const kvf_layer *layer = layer_of(r, i, b);
+            const uint32_t sealed = kvf_sealed_pages(r->cache, layer->length + 1);
+            if (layer->is_fresh || kvf_verify_is_due(r->cache, layer) ||
+                kvf_refresh_is_due(r->cache, layer, sealed))
+                return false;
+        }
+    return true;
+}
+
+int kvf_replay_is_possible(const kvf_recording *recording)
+{
+    return is_alive(recording) && is_plain(recording) && has_room(recording);
+}
+
+static kvf_status check_replay(kvf_recording *r)
+{
+    kvf_cache *cache = r->cache;
+    if (!is_alive(r))
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "a sequence of this recording was destroyed; destroy the recording too");
+    for (uint32_t b = 0; b < r->batch; b++)
+        KVF_TRY(kvf_sequence_check(cache, r->sequences[b]));
+    for (uint32_t i = 0; i < r->parts; i++)
+        for (uint32_t b = 0; b < r->batch; b++)
+            KVF_TRY(kvf_append_check(cache, layer_of(r, i, b), 1, NULL));
+    if (!has_room(r))
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
+                 "or open the cache with more",
+                 (unsigned long long)cache->config.host_tokens_max,
+                 cache->dims.block_count - cache->dims.spare_blocks);
+    if (!is_plain(r))
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "this step renews a static set or is verified; enqueue it with kvf_decode "
+                 "(kvf_replay_is_possible says so)");
+    return KVF_OK;
+}
+
+/* Bookkeeping of one recorded call, and its part of the frame. */
+static void note_part(kvf_recording *r, uint32_t part, char *host)
+{
+    kvf_cache *cache = r->cache;
+    kvf_frame frame;
+    kvf_due due;
+    kvf_step step = part_step(r, part, &frame, host);
+    const kvf_decode_args args = {
+        .layer = r->layers[part], .batch = r->batch, .sequences = r->sequences};
+    step.layer = args.layer;
+    for (uint32_t b = 0; b < r->batch; b++) {
+        const kvf_status status = kvf_append_acquire(cache, layer_of(r, part, b), 1);
+        KVF_ASSERT(status == KVF_OK); /* has_room */
+    }
+    kvf_decode_note(cache, &args, cache->sealed_before, &due);
+    KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
+    for (uint32_t b = 0; b < r->batch; b++)
+        cache->host_counters[args.layer].bytes_to_host +=
+            (layer_of(r, part, b)->sealed - cache->sealed_before[b]) *
+            kvf_block_bytes(&cache->dims.paging);
+    fill_part(&step, cache->sealed_before);
+}
+
+/* What the cache's order asks of this stream before a graph that reads and writes everything. */
+static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
+{
+    kvf_cache *cache = r->cache;
+    kvf_frame none = {0};
+    kvf_step step = part_step(r, 0, &none, NULL);
+    step.stream = stream;
+    if (cache->last_done && cache->last_stream != stream)
+        KVF_TRY(cache->device->ops->stream_wait_event(stream, cache->last_done));
+    KVF_TRY(kvf_ahead_settle(&step));
+    for (uint32_t b = 0; b < r->batch; b++)
+        KVF_TRY(kvf_arena_leave_sequence(&step, r->sequences[b]));
+    return KVF_OK;
+}
+
+static kvf_status replay(kvf_recording *r, kvf_stream *stream)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const uint32_t turn = (uint32_t)(r->replays % KVF_REPLAYS);
+    if (cache->recording)
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
+    KVF_TRY(check_replay(r));
+    if (r->is_busy[turn])
+        KVF_TRY(ops->event_wait(r->done[turn]));
+    char *frame = r->ring.arenas[0].host + (size_t)turn * cache->config.layers * r->part_bytes;
+    for (uint32_t i = 0; i < r->parts; i++)
+        note_part(r, i, frame + i * r->part_bytes);
+    r->replays++;
+    kvf_status status = prepare_stream(r, stream);
+    if (status == KVF_OK)
+        status = ops->graph_launch(r->graph, stream);
+    const kvf_status recorded = ops->event_record(r->done[turn], stream);
+    if (status == KVF_OK)
+        status = recorded;
+    r->is_busy[turn] = recorded == KVF_OK;
+    cache->last_stream = stream;
+    cache->last_done = r->done[turn];
+    if (status != KVF_OK)
+        cache->broken = status;
+    return status;
+}
+
+kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(recording->cache));
+    const kvf_status status = replay(recording, stream);
+    kvf_cache_leave(recording->cache);
+    return status;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_RECORD_H
+#define KVF_RUNTIME_RECORD_H
+
+/*
+ * Recorded decode: a whole step as a graph of the device, run again and again.
+ *
+ * What the host knows of a step (lengths, rows, pool addresses) is in one part per recorded call.
+ * The graph begins with a kernel that brings the next frame of parts from a ring in host memory to
+ * fixed places; everything behind it reads those. Launches are sized by maxima, and counts are read
+ * on the device. So a replay writes one frame and launches one graph.
+ *
+ * Invariants: frame `replays % KVF_REPLAYS` of the ring is written only after the replay that used
+ * it is done; the device's turns equal `replays`.
+ */
+
+#include "decode.h"
+
+/* Replays whose frames may be in flight; a power of two. */
+#define KVF_REPLAYS 8u
+
+struct kvf_recording {
+    kvf_cache *cache;
+    kvf_graph *graph;
+    kvf_stream *stream; /* that is being recorded; NULL afterwards */
+    uint32_t batch;
+    uint32_t parts; /* calls recorded */
+    size_t part_bytes;
+    kvf_sequence **sequences; /* [batch] */
+    uint32_t *generations;    /* [batch] of the sequences */
+    uint32_t *layers;         /* [parts] */
+    uint8_t *has_layer;       /* [layers of the cache] */
+    kvf_host_memory ring;     /* [KVF_REPLAYS, layers, part_bytes] */
+    char *device;             /* [layers, part_bytes], then turns [layers] */
+    kvf_event *done[KVF_REPLAYS];
+    uint32_t is_busy[KVF_REPLAYS];
+    uint64_t replays;
+    kvf_ahead ahead;    /* of the call recorded last */
+    kvf_status failure; /* of a call while recording */
+};
+
+/* kvf_decode while the cache is recorded. */
+KVF_MUST_CHECK kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                            kvf_stream *stream);
+
+#endif

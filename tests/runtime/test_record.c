@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Recorded decode: replays and enqueued steps in any mixture give the bits of enqueued steps alone,
+ * while pages and lengths change; and nothing of a replay waits.
+ *
+ * Needs the CUDA device. In builds with the emulator it also counts what the emulated runtime was
+ * asked for.
+ */
+
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef TEST_HAS_EMULATOR
+#define TEST_HAS_EMULATOR 0
+#endif
+#if TEST_HAS_EMULATOR
+#include "emu_control.h"
+#endif
+
+#define ROWS   2u
+#define LAYERS 2u
+#define STEPS  60u
+
+static const uint32_t prompts[ROWS] = {140, 41};
+
+/* One cache with two sequences, and fixed places for what a step reads and writes. */
+typedef struct bench {
+    test_world w;
+    test_tokens t[ROWS];
+    kvf_sequence *s[ROWS];
+    kvf_recording *recording;
+    char *q, *k, *v, *out; /* [layers, rows, heads, head_dim] */
+    float *lse;
+    size_t q_row, k_row; /* bytes */
+    uint32_t replays, eager;
+} bench;
+
+static void *place(bench *b, size_t bytes)
+{
+    void *p = NULL;
+    test_ok(&b->w, kvf_memory_alloc(b->w.runtime, bytes, &p));
+    return p;
+}
+
+static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
+{
+    kvf_runtime_config rc = test_runtime_config();
+    const size_t size = test_dtype_bytes(cc->dtype);
+    *b = (bench){.q_row = cc->query_heads * cc->head_dim * size,
+                 .k_row = cc->kv_heads * cc->head_dim * size};
+    test_world_open(&b->w, &rc, cc);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        test_tokens_make(
+            &b->t[i], cc,
+            &(test_tokens_spec){
+                .count = prompts[i] + STEPS, .seed = seed + i, .sharpness = 2.0f, .topics = 5});
+        b->s[i] = test_sequence(&b->w);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            test_prefill(&b->w, b->s[i], &b->t[i],
+                         &(test_range){.layer = layer, .count = prompts[i], .chunk = 64}, NULL);
+    }
+    b->q = place(b, LAYERS * ROWS * b->q_row);
+    b->k = place(b, LAYERS * ROWS * b->k_row);
+    b->v = place(b, LAYERS * ROWS * b->k_row);
+    b->out = place(b, LAYERS * ROWS * b->q_row);
+    b->lse = place(b, LAYERS * ROWS * cc->query_heads * sizeof(float));
+}
+
+static void bench_close(bench *b)
+{
+    void *places[] = {b->q, b->k, b->v, b->out, b->lse};
+    test_wait(&b->w);
+    kvf_recording_destroy(b->recording);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        kvf_memory_free(b->w.runtime, places[i]);
+    test_world_close(&b->w);
+    for (uint32_t i = 0; i < ROWS; i++)
+        test_tokens_free(&b->t[i]);
+}
+
+static kvf_decode_args call_of(const bench *b, uint32_t layer)
+{
+    return (kvf_decode_args){.layer = layer,
+                             .batch = ROWS,
+                             .sequences = b->s,
+                             .q = b->q + layer * ROWS * b->q_row,
+                             .k = b->k + layer * ROWS * b->k_row,
+                             .v = b->v + layer * ROWS * b->k_row,
+                             .out = b->out + layer * ROWS * b->q_row,
+                             .lse = b->lse + layer * ROWS * b->w.config.query_heads};
+}
+
+static void record(bench *b)
+{
+    test_ok(&b->w, kvf_record_begin(b->w.cache, b->s, ROWS, b->w.stream));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const kvf_decode_args a = call_of(b, layer);
+        test_ok(&b->w, kvf_decode(b->w.cache, &a, b->w.stream));
+    }
+    test_ok(&b->w, kvf_record_end(b->w.cache, &b->recording));
+    assert_non_null(b->recording);
+}
+
+/* The step's tokens to their places; the results out of them afterwards. */
+static void step(bench *b, uint32_t n, int may_replay, char *out)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t i = 0; i < ROWS; i++) {
+            const size_t row = layer * ROWS + i;
+            const uint32_t token = prompts[i] + n;
+            memcpy(b->q + row * b->q_row, test_q(&b->t[i], layer, token), b->q_row);
+            memcpy(b->k + row * b->k_row, test_k(&b->t[i], layer, token), b->k_row);
+            memcpy(b->v + row * b->k_row, test_v(&b->t[i], layer, token), b->k_row);
+        }
+    if (b->recording && may_replay && kvf_replay_is_possible(b->recording)) {
+        test_ok(&b->w, kvf_replay(b->recording, b->w.stream));
+        b->replays++;
+    } else {
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            const kvf_decode_args a = call_of(b, layer);
+            test_ok(&b->w, kvf_decode(b->w.cache, &a, b->w.stream));
+        }
+        b->eager++;
+    }
+    test_wait(&b->w);
+    memcpy(out, b->out, LAYERS * ROWS * b->q_row);
+}
+
+static int on_cuda(void)
+{
+    if (!test_on_cuda())
+        print_message("# skipped: the host device cannot record\n");
+    return test_on_cuda();
+}
+
+static kvf_cache_config config_of(kvf_select select)
+{
+    kvf_cache_config cc = test_config_small();
+    cc.layers = LAYERS;
+    cc.dtype = KVF_BF16;
+    cc.sequences_max = ROWS + 1;
+    cc.select = select;
+    cc.transfer = KVF_TRANSFER_MAPPED;
+    return cc;
+}
+
+static void compare_stats(const kvf_stats *a, const kvf_stats *b)
+{
+    assert_int_equal(a->steps, b->steps);
+    assert_int_equal(a->tokens_attended, b->tokens_attended);
+    assert_int_equal(a->pages_selected, b->pages_selected);
+    assert_int_equal(a->hits, b->hits);
+    assert_int_equal(a->misses, b->misses);
+    assert_int_equal(a->bytes_to_host, b->bytes_to_host);
+    assert_int_equal(a->refreshes, b->refreshes);
+}
+
+static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what)
+{
+    bench eager, mixed;
+    bench_open(&eager, cc, seed);
+    bench_open(&mixed, cc, seed);
+    const size_t bytes = LAYERS * ROWS * eager.q_row;
+    char *a = malloc(bytes), *b = malloc(bytes);
+    assert_true(a && b);
+    record(&mixed);
+    for (uint32_t n = 0; n < STEPS; n++) {
+        step(&eager, n, 0, a);
+        step(&mixed, n, n % 11 != 10, b); /* now and then enqueued without need */
+        if (memcmp(a, b, bytes) != 0)
+            fail_msg("%s: step %u differs by %g", what, n,
+                     test_distance(a, b, cc->dtype, bytes / test_dtype_bytes(cc->dtype)));
+        assert_memory_equal(eager.lse, mixed.lse, LAYERS * ROWS * cc->query_heads * sizeof(float));
+    }
+    assert_int_equal(kvf_sequence_length(mixed.s[0], 1), prompts[0] + STEPS);
+    assert_int_equal(kvf_sequence_position(mixed.s[1], 0, prompts[1] + STEPS - 1),
+                     prompts[1] + STEPS - 1);
+    print_message("# %s: %u replays, %u enqueued\n", what, mixed.replays, mixed.eager);
+    assert_true(mixed.replays > STEPS / 2 && mixed.eager > 3);
+    kvf_stats x, y;
+    kvf_cache_stats(eager.w.cache, &x);
+    kvf_cache_stats(mixed.w.cache, &y);
+    compare_stats(&x, &y);
+    free(a);
+    free(b);
+    bench_close(&eager);
+    bench_close(&mixed);
+}
+
+static void replays_equal_enqueued_steps(void **state)
+{
+    (void)state;
+    const uint64_t seed = 1009;
+    if (!on_cuda())
+        skip();
+    test_seed_print(__func__, seed);
+    static const struct {
+        const char *name;
+        kvf_select select;
+        uint32_t speculate, verify_interval;
+        kvf_refresh refresh;
+    } ways[] = {
+        {"hybrid", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT},
+        {"hybrid, speculation", KVF_SELECT_HYBRID, 1, 0, KVF_REFRESH_RESIDENT},
+        {"dynamic, verified", KVF_SELECT_DYNAMIC, 0, 7, KVF_REFRESH_RESIDENT},
+        {"quest, speculation", KVF_SELECT_QUEST, 1, 0, KVF_REFRESH_EXACT},
+        {"arkvale", KVF_SELECT_ARKVALE, 0, 0, KVF_REFRESH_EXACT},
+        {"full", KVF_SELECT_FULL, 0, 0, KVF_REFRESH_EXACT},
+        {"streaming", KVF_SELECT_STREAMING, 0, 0, KVF_REFRESH_EXACT},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        kvf_cache_config cc = config_of(ways[i].select);
+        cc.speculate = ways[i].speculate;
+        cc.verify_interval = ways[i].verify_interval;
+        cc.refresh = ways[i].refresh;
+        run_both(&cc, seed + i, ways[i].name);
+    }
+}
+
+#if TEST_HAS_EMULATOR
+/* Replays in a row: the host only writes frames and launches graphs. */
+static void a_replay_waits_for_nothing(void **state)
+{
+    (void)state;
+    if (!on_cuda())
+        skip();
+    kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
+    bench b;
+    char out[LAYERS * ROWS * 4 * 64 * 2];
+    bench_open(&b, &cc, 1013);
+    record(&b);
+    step(&b, 0, 0, out);
+    kvf_emu_counts before, after;
+    kvf_emu_get_counts(&before);
+    for (uint32_t n = 0; n < 6; n++)
+        test_ok(&b.w, kvf_replay(b.recording, b.w.stream));
+    kvf_emu_get_counts(&after);
+    assert_int_equal(after.graph_launches - before.graph_launches, 6);
+    assert_int_equal(after.waits, before.waits);
+    assert_int_equal(after.pageable_copies, before.pageable_copies);
+    bench_close(&b);
+}
+#endif
+
+static void refused(bench *b, kvf_status got, kvf_status wanted, const char *word)
+{
+    test_expect(b->w.runtime, got, wanted);
+    if (!strstr(kvf_runtime_error(b->w.runtime)->text, word))
+        fail_msg("no \"%s\" in \"%s\"", word, kvf_runtime_error(b->w.runtime)->text);
+}
+
+static void what_cannot_be_recorded_is_said(void **state)
+{
+    (void)state;
+    kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
+    cc.transfer = KVF_TRANSFER_GATHER;
+    bench b;
+    kvf_recording *r = NULL;
+    bench_open(&b, &cc, 1019);
+    refused(&b, kvf_record_begin(b.w.cache, b.s, ROWS, b.w.stream), KVF_UNSUPPORTED,
+            test_on_cuda() ? "gather" : "host");
+    refused(&b, kvf_record_end(b.w.cache, &r), KVF_INVALID, "begin");
+    assert_null(r);
+    char out[LAYERS * ROWS * 4 * 64 * 2];
+    step(&b, 0, 0, out); /* still in order */
+    bench_close(&b);
+}
+
+static void misuse_while_recording_is_refused(void **state)
+{
+    (void)state;
+    if (!on_cuda())
+        skip();
+    kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
+    bench b;
+    bench_open(&b, &cc, 1021);
+    kvf_sequence *other = NULL;
+    kvf_recording *r = NULL;
+    test_ok(&b.w, kvf_record_begin(b.w.cache, b.s, ROWS, b.w.stream));
+    refused(&b, kvf_record_begin(b.w.cache, b.s, ROWS, b.w.stream), KVF_INVALID, "already");
+    refused(&b, kvf_sequence_fork(b.w.cache, b.s[0], b.w.stream, &other), KVF_INVALID, "recorded");
+    test_ok(&b.w, kvf_record_end(b.w.cache, &r) == KVF_INVALID ? KVF_OK : KVF_SYSTEM); /* empty */
+    assert_null(r);
+
+    test_ok(&b.w, kvf_record_begin(b.w.cache, b.s, ROWS, b.w.stream));
+    kvf_decode_args a = call_of(&b, 0);
+    test_ok(&b.w, kvf_decode(b.w.cache, &a, b.w.stream));
+    refused(&b, kvf_decode(b.w.cache, &a, b.w.stream), KVF_INVALID, "layer = 0");
+    test_expect(b.w.runtime, kvf_record_end(b.w.cache, &r), KVF_INVALID);
+    assert_null(r);
+
+    record(&b); /* and it works again */
+    char out[LAYERS * ROWS * 4 * 64 * 2];
+    step(&b, 0, 0, out);
+    step(&b, 1, 1, out);
+    assert_int_equal(b.replays, 1);
+    kvf_sequence_destroy(b.s[1]);
+    assert_int_equal(kvf_replay_is_possible(b.recording), 0);
+    refused(&b, kvf_replay(b.recording, b.w.stream), KVF_INVALID, "destroyed");
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(replays_equal_enqueued_steps),
+#if TEST_HAS_EMULATOR
+        cmocka_unit_test(a_replay_waits_for_nothing),
+#endif
+        cmocka_unit_test(what_cannot_be_recorded_is_said),
+        cmocka_unit_test(misuse_while_recording_is_refused),
+    };
+    return cmocka_run_group_tests_name("runtime: recorded decode", tests, NULL, NULL);
+}
