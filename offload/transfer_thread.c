@@ -250,16 +250,25 @@ static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *s
     return 1;
 }
 
+/* Waits for the copies. An error that comes twice is the device's end: then every wait says so by
+ * itself, and streams may be destroyed while words are outstanding. */
+static int is_device_gone(kvf_transfer_engine *engine)
+{
+    const kvf_device_ops *ops = engine->device->ops;
+    return ops->stream_wait(engine->copy_stream) == KVF_DEVICE_FAILED &&
+           ops->stream_wait(engine->copy_stream) == KVF_DEVICE_FAILED;
+}
+
 /* Nothing of the request is on its way any more; let its stream go on, with the
  * error. */
 static void fail_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, uint32_t ticket,
                          kvf_status status)
 {
     kvf_stream *joined = NULL;
-    (void)engine->device->ops->stream_wait(engine->copy_stream);
+    const int is_gone = is_device_gone(engine);
     pthread_mutex_lock(&engine->lock);
     slot->status = status;
-    if (slot->joined != NULL) {
+    if (slot->joined != NULL && !is_gone) {
         joined = slot->joined;
         slot->is_told = 1;
     }
