@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "append.h"
+#include "decode.h"
 #include "prefill_arena.h"
 #include "select.h"
 
@@ -274,6 +275,7 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, ui
 static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
 {
     KVF_TRY(check_prefill(cache, args));
+    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
     kvf_layer *layer = &args->sequence->layers[args->layer];
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));

@@ -20,6 +20,23 @@
 /* ---- checks and bookkeeping on the host --------------------------------------------------------
  */
 
+kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k, const void *v,
+                             const void *out)
+{
+    const struct {
+        const char *name;
+        const void *address;
+    } buffers[] = {{"q", q}, {"k", k}, {"v", v}, {"out", out}};
+    if (cache->runtime->properties.shares_host_memory)
+        return KVF_OK;
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if ((uintptr_t)buffers[i].address % 16 != 0)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "%s = %p: on this device it must be a multiple of 16 bytes", buffers[i].name,
+                     buffers[i].address);
+    return KVF_OK;
+}
+
 kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args)
 {
     kvf_context *context = cache->context;
@@ -203,6 +220,7 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(kvf_decode_check(cache, args));
     if (!args->out)
         KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
+    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
     if (cache->recording)
         return kvf_record_decode(cache, args, stream);
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));

@@ -16,6 +16,10 @@ typedef struct kvf_due {
 
 KVF_MUST_CHECK kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
 
+/* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
+KVF_MUST_CHECK kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
+                                            const void *v, const void *out);
+
 /* Whether the next step of this layer, after which `sealed` pages are sealed, renews its static
  * set, or is verified. */
 bool kvf_refresh_is_due(const kvf_cache *cache, const kvf_layer *layer, uint32_t sealed);

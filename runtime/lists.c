@@ -40,6 +40,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
                               const kvf_page_lists *lists)
 {
     KVF_TRY(kvf_decode_check(cache, args));
+    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");

@@ -93,7 +93,7 @@ typedef struct herd {
     test_tokens t;
     kvf_sequence *s[ALIVE];
     test_random r;
-    float out[128 * 256];
+    _Alignas(16) float out[128 * 256];
 } herd;
 
 /* Appends up to `tokens` to one layer; a full cache is fine. */
@@ -184,7 +184,9 @@ static void invariants_hold_through_any_history(void **state)
         cc.layers = 2;
         cc.sequences_max = ALIVE;
         cc.host_tokens_max = 900;
-        cc.transfer = m ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT;
+        cc.transfer = m                ? KVF_TRANSFER_GATHER
+                      : test_on_cuda() ? KVF_TRANSFER_MAPPED
+                                       : KVF_TRANSFER_DIRECT;
         cc.restructure = ways[m];
         herd *h = calloc(1, sizeof *h);
         assert_non_null(h);
