@@ -29,7 +29,10 @@ typedef struct engine {
     test_tokens t[BATCH];
     kvf_sequence *s[BATCH];
     kvf_page_lists lists;
-    float q[BATCH * HEADS * DIM], k[BATCH * KV * DIM], v[BATCH * KV * DIM];
+    /* Multiples of 16 bytes, as kernels of a GPU want them. */
+    _Alignas(16) float q[BATCH * HEADS * DIM];
+    _Alignas(16) float k[BATCH * KV * DIM];
+    _Alignas(16) float v[BATCH * KV * DIM];
 } engine;
 
 static kvf_cache_config lists_config(void)
