@@ -96,7 +96,9 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
     return span;
 }
 
-static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_data data)
+/* `tokens` of a split at least: 0 for a few spans. */
+static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t tokens_min,
+                        check_data data)
 {
     kvf_attend_args a = {.shape = *shape, .group = group};
     if (!check_begin(c))
@@ -105,6 +107,10 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, check_
     a.lists = 1 + check_below(c, 2);
     a.spans_max = 1 + check_below(c, 5);
     a.split = 1 + check_below(c, 3);
+    if (tokens_min) {
+        a.split = kvf_div_ceil_u32(tokens_min, shape->page_size);
+        a.spans_max = a.split + check_below(c, a.split);
+    }
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     check_describe(c, "%s d=%u P=%u G=%u pass=%d lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
@@ -158,11 +164,15 @@ void check_attend(check *c)
                                check_page_sizes[p]};
                 check_data data =
                     group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
-                attend_case(c, &s, group, data);
+                attend_case(c, &s, group, 0, data);
             }
     for (uint32_t i = 0; i < 3 * DATA_COUNT; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), 64, 32};
-        attend_case(c, &s, 1 + i % 5, (check_data)(i / 3));
+        attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
+    }
+    for (uint32_t i = 0; i < 15; i++) { /* every buffer of a kernel is used several times */
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3], check_page_sizes[i % 4]};
+        attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
 
