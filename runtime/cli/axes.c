@@ -29,7 +29,7 @@ static bool read_number(const char *word, int64_t *out)
     }
     if (value < 0 ? shift != 0 : value > INT64_MAX >> shift)
         return false;
-    *out = value * (INT64_C(1) << shift);
+    *out = (int64_t)value * ((int64_t)1 << shift);
     return true;
 }
 
