@@ -251,7 +251,7 @@ static __device__ void renew_bits(packing *k, shared_state *s)
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     pack_kernel(const __grid_constant__ kvf_pack_args a)
 {
     shared_state *s = (shared_state *)(void *)kvf_shared();

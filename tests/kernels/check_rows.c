@@ -57,7 +57,8 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->sink = check_below(c, 3) ? check_below(c, 3 * p->shape.page_size) : 0;
     p->ring_blocks = 1 + check_below(c, 4);
     p->query_window = 1 + check_below(c, 6);
-    w->statics_max = 1 + check_below(c, large ? 2000 : 150);
+    w->statics_max =
+        config->statics_max ? config->statics_max : 1 + check_below(c, large ? 2000 : 150);
     p->store_pages = kvf_div_ceil_u32(p->sink + w->statics_max, p->shape.page_size);
 }
 

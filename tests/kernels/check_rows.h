@@ -18,10 +18,11 @@
 typedef struct check_rows_config {
     uint32_t rows;
     uint32_t pages_max;
-    bool is_physical;    /* pages are re-formed: rows have an order */
-    bool by_kv_head;     /* lists == kv_heads */
-    bool without_slots;  /* pages are attended where they live */
-    uint32_t blocks_max; /* distinct blocks of the pool; pages share them if they are fewer */
+    bool is_physical;     /* pages are re-formed: rows have an order */
+    bool by_kv_head;      /* lists == kv_heads */
+    bool without_slots;   /* pages are attended where they live */
+    uint32_t statics_max; /* tokens of a static set; 0: random */
+    uint32_t blocks_max;  /* distinct blocks of the pool; pages share them if they are fewer */
 } check_rows_config;
 
 typedef struct check_rows {
