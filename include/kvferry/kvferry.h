@@ -38,8 +38,8 @@
  * - Configuration structs are filled by their `_init` function, which sets `size` and the defaults.
  * - Work is enqueued on the caller's stream and runs in order there. Pointers that a call passes
  *   for device use (queries, keys, outputs) must stay valid until the stream has passed that work.
- * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address, and
- *   multiples of 16 bytes.
+ * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address,
+ * and multiples of 16 bytes.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
  * - One thread at a time may use one cache and its sequences; different caches are independent.
  * - The library never exits, prints, or reads the environment.
