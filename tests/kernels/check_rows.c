@@ -109,7 +109,7 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
     const uint32_t sink = kvf_min_u32(p->sink, tokens);
     const uint32_t count = sink + check_subset(c, tokens - sink, w->statics_max, chosen);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
-    uint32_t *order = row->order + (size_t)head * p->pages_max * page_size;
+    uint32_t *order = row->order ? row->order + (size_t)head * p->pages_max * page_size : NULL;
     uint64_t *bits = kvf_row_bits(p, row, head);
     memset(bits, 0, p->pages_max * sizeof *bits);
     for (uint32_t i = 0; i < count; i++) {
