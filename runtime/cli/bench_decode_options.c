@@ -4,6 +4,8 @@
 
 #include "bench_decode_options.h"
 
+#include "bench_options.h"
+
 #include <getopt.h>
 #include <string.h>
 
@@ -23,8 +25,6 @@ static const cli_axis_name method_names[] = {
     {NULL, 0},
 };
 static const cli_axis_name switch_names[] = {{"off", 0}, {"on", 1}, {NULL, 0}};
-static const cli_axis_name device_names[] = {
-    {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {"cuda", KVF_DEVICE_CUDA}, {NULL, 0}};
 
 static const struct {
     const char *option;
@@ -117,67 +117,41 @@ static void print_help(FILE *file)
     fputs("\nExit status: 0 done, 1 something failed, 2 wrong usage, 130 interrupted.\n", file);
 }
 
-static bool take_u32(const char *option, const char *text, uint32_t least, uint32_t most,
-                     uint32_t *out)
-{
-    cli_axis one;
-    if (!cli_axis_parse(option, text, NULL, least, most, &one))
-        return false;
-    if (one.count != 1) {
-        fprintf(stderr, "kvferry: %s takes one number\n", option);
-        return false;
-    }
-    *out = (uint32_t)one.values[0];
-    return true;
-}
-
-static bool take_format(const char *text, cli_format *out)
-{
-    if (cli_format_parse(text, out))
-        return true;
-    fprintf(stderr, "kvferry: --format is '%s'; give table, csv, json, jsonl or md\n", text);
-    return false;
-}
-
 static bool take(int id, const char *text, decode_options *o)
 {
-    cli_axis one = {0};
     uint32_t value = 0;
     switch (id) {
     case OPT_LAYERS:
-        return take_u32("--layers", text, 1, 256, &o->cache.layers);
+        return cli_bench_u32("--layers", text, 1, 256, &o->cache.layers);
     case OPT_KV_HEADS:
-        return take_u32("--kv-heads", text, 1, 128, &o->cache.kv_heads);
+        return cli_bench_u32("--kv-heads", text, 1, 128, &o->cache.kv_heads);
     case OPT_GROUP:
-        return take_u32("--group", text, 1, 16, &o->group);
+        return cli_bench_u32("--group", text, 1, 16, &o->group);
     case OPT_HEAD_DIM:
-        return take_u32("--head-dim", text, 64, 256, &o->cache.head_dim);
+        return cli_bench_u32("--head-dim", text, 64, 256, &o->cache.head_dim);
     case OPT_PAGE_SIZE:
-        return take_u32("--page-size", text, 8, 64, &o->cache.page_size);
+        return cli_bench_u32("--page-size", text, 8, 64, &o->cache.page_size);
     case OPT_SLOTS:
-        return take_u32("--slots", text, 1, 1u << 24, &o->cache.slots);
+        return cli_bench_u32("--slots", text, 1, 1u << 24, &o->cache.slots);
     case OPT_STEPS:
-        return take_u32("--steps", text, 1, 1u << 20, &o->steps);
+        return cli_bench_u32("--steps", text, 1, 1u << 20, &o->steps);
     case OPT_WARMUP:
-        return take_u32("--warmup", text, 0, 1u << 20, &o->warmup);
+        return cli_bench_u32("--warmup", text, 0, 1u << 20, &o->warmup);
     case OPT_SEED:
-        if (!take_u32("--seed", text, 0, UINT32_MAX, &value))
+        if (!cli_bench_u32("--seed", text, 0, UINT32_MAX, &value))
             return false;
         o->seed = value;
         return true;
     case OPT_THREADS:
-        return take_u32("--threads", text, 1, 1024, &o->runtime.threads);
+        return cli_bench_u32("--threads", text, 1, 1024, &o->runtime.threads);
     case OPT_RECORD:
         return o->record = true;
     case OPT_FORMAT:
-        return take_format(text, &o->format);
+        return cli_bench_format(text, &o->format);
     case OPT_DEVICE:
-        if (!cli_axis_parse("--device", text, device_names, 0, 0, &one))
-            return false;
-        o->runtime.device = (kvf_device_kind)one.values[0];
-        return true;
+        return cli_bench_device(text, &o->runtime.device);
     case OPT_ORDINAL:
-        return take_u32("--device-ordinal", text, 0, 1024, &o->runtime.device_ordinal);
+        return cli_bench_u32("--device-ordinal", text, 0, 1024, &o->runtime.device_ordinal);
     case OPT_UNPINNED:
         o->runtime.allow_unpinned = 1;
         return true;

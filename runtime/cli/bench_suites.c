@@ -7,6 +7,7 @@
 
 #include "bench_suites.h"
 
+#include "bench_options.h"
 #include "options.h"
 
 #include <getopt.h>
@@ -280,50 +281,6 @@ static void print_help(FILE *file)
           file);
 }
 
-/* One number from the command line. */
-static bool take_number(const char *option, const char *text, int64_t least, int64_t most,
-                        int64_t *out)
-{
-    cli_axis one;
-    if (!cli_axis_parse(option, text, NULL, least, most, &one))
-        return false;
-    if (one.count != 1) {
-        fprintf(stderr, "kvferry: %s takes one number\n", option);
-        return false;
-    }
-    *out = one.values[0];
-    return true;
-}
-
-static bool take_u32(const char *option, const char *text, uint32_t least, uint32_t most,
-                     uint32_t *out)
-{
-    int64_t value = 0;
-    if (!take_number(option, text, least, most, &value))
-        return false;
-    *out = (uint32_t)value;
-    return true;
-}
-
-static bool take_device(const char *text, kvf_device_kind *out)
-{
-    static const cli_axis_name names[] = {
-        {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {"cuda", KVF_DEVICE_CUDA}, {NULL, 0}};
-    cli_axis one;
-    if (!cli_axis_parse("--device", text, names, 0, 0, &one))
-        return false;
-    *out = (kvf_device_kind)one.values[0];
-    return true;
-}
-
-static bool take_format(const char *text, cli_format *out)
-{
-    if (cli_format_parse(text, out))
-        return true;
-    fprintf(stderr, "kvferry: --format is '%s'; give table, csv, json, jsonl or md\n", text);
-    return false;
-}
-
 static bool take_zipf(const char *text, double *out)
 {
     char *end = NULL;
@@ -345,7 +302,7 @@ static bool take(int id, const char *text, link_options *o)
     case OPT_LIST:
         return o->list = true;
     case OPT_FORMAT:
-        return take_format(text, &o->format);
+        return cli_bench_format(text, &o->format);
     case OPT_PLOT:
         o->plot = text;
         return true;
@@ -353,31 +310,31 @@ static bool take(int id, const char *text, link_options *o)
         o->samples = text;
         return true;
     case OPT_REPETITIONS:
-        return take_u32("--repetitions", text, 1, 65536, &o->base.repetitions);
+        return cli_bench_u32("--repetitions", text, 1, 65536, &o->base.repetitions);
     case OPT_WARMUP:
-        return take_u32("--warmup", text, 0, 65536, &o->base.warmup);
+        return cli_bench_u32("--warmup", text, 0, 65536, &o->base.warmup);
     case OPT_SEED:
-        fine = take_number("--seed", text, 0, INT64_MAX, &value);
+        fine = cli_bench_number("--seed", text, 0, INT64_MAX, &value);
         o->base.seed = (uint64_t)value;
         return fine;
     case OPT_POOL:
-        fine = take_number("--pool", text, 1 << 20, INT64_C(1) << 45, &value);
+        fine = cli_bench_number("--pool", text, 1 << 20, INT64_C(1) << 45, &value);
         o->base.pool_bytes = (uint64_t)value;
         return fine;
     case OPT_LAYERS:
-        return take_u32("--layers", text, 1, 1024, &o->base.layers);
+        return cli_bench_u32("--layers", text, 1, 1024, &o->base.layers);
     case OPT_GAP:
-        fine = take_u32("--gap-us", text, 0, 1000000, &o->base.gap_ns);
+        fine = cli_bench_u32("--gap-us", text, 0, 1000000, &o->base.gap_ns);
         o->base.gap_ns *= 1000;
         return fine;
     case OPT_RUN:
-        return take_u32("--run-pages", text, 1, 65536, &o->base.run_pages);
+        return cli_bench_u32("--run-pages", text, 1, 65536, &o->base.run_pages);
     case OPT_ZIPF:
         return take_zipf(text, &o->base.zipf);
     case OPT_DEVICE:
-        return take_device(text, &o->runtime.device);
+        return cli_bench_device(text, &o->runtime.device);
     case OPT_ORDINAL:
-        return take_u32("--device-ordinal", text, 0, 1024, &o->runtime.device_ordinal);
+        return cli_bench_u32("--device-ordinal", text, 0, 1024, &o->runtime.device_ordinal);
     case OPT_UNPINNED:
         o->runtime.allow_unpinned = 1;
         return true;

@@ -180,23 +180,8 @@ static kvf_status cuda_check(const kvf_transformer *t, kvf_error *error)
 
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
 {
-    const kvf_model_config *m = options->model;
-    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
-    size_t element = kvf_weights_dtype_bytes(m->dtype);
-    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
     transformer_slicer s = {.base = base};
-    b->cosine = transformer_slice(&s, all * (m->head_dim / 2), wide);
-    b->sine = transformer_slice(&s, all * (m->head_dim / 2), wide);
-    b->hidden = transformer_slice(&s, all * m->hidden_size, wide);
-    b->normed = transformer_slice(&s, rows * m->hidden_size, element);
-    b->qkv = transformer_slice(&s, rows * (q + 2 * kv), wide);
-    b->q = transformer_slice(&s, rows * q, element);
-    b->k = transformer_slice(&s, rows * kv, element);
-    b->v = transformer_slice(&s, rows * kv, element);
-    b->attended = transformer_slice(&s, rows * q, element);
-    b->gate_up = transformer_slice(&s, rows * 2 * m->intermediate_size, wide);
-    b->activated = transformer_slice(&s, rows * m->intermediate_size, element);
-    b->logits = transformer_slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
+    transformer_lay_out(options, kvf_weights_dtype_bytes(options->model->dtype), &s, b);
     return s.offset;
 }
 

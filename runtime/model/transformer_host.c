@@ -220,26 +220,13 @@ static kvf_status host_check(const kvf_transformer *t, kvf_error *error)
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b,
                       float **attended_wide)
 {
-    const kvf_model_config *m = options->model;
-    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
-    size_t element = kvf_weights_dtype_bytes(m->dtype);
-    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
+    const size_t all = transformer_hidden_rows(options);
+    const size_t q = transformer_query_width(options->model);
     transformer_slicer s = {.base = base};
     b->ids = transformer_slice(&s, all, sizeof(uint32_t));
     b->positions = transformer_slice(&s, all, sizeof(uint32_t));
-    b->cosine = transformer_slice(&s, all * (m->head_dim / 2), wide);
-    b->sine = transformer_slice(&s, all * (m->head_dim / 2), wide);
-    b->hidden = transformer_slice(&s, all * m->hidden_size, wide);
-    b->normed = transformer_slice(&s, rows * m->hidden_size, wide);
-    b->qkv = transformer_slice(&s, rows * (q + 2 * kv), wide);
-    b->q = transformer_slice(&s, rows * q, element);
-    b->k = transformer_slice(&s, rows * kv, element);
-    b->v = transformer_slice(&s, rows * kv, element);
-    b->attended = transformer_slice(&s, rows * q, element);
-    *attended_wide = transformer_slice(&s, rows * q, wide);
-    b->gate_up = transformer_slice(&s, rows * 2 * m->intermediate_size, wide);
-    b->activated = transformer_slice(&s, rows * m->intermediate_size, wide);
-    b->logits = transformer_slice(&s, (size_t)options->batch_max * m->vocab_size, wide);
+    *attended_wide = transformer_slice(&s, transformer_rows(options) * q, sizeof(float));
+    transformer_lay_out(options, sizeof(float), &s, b);
     return s.offset;
 }
 

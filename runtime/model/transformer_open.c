@@ -38,6 +38,27 @@ static const transformer_ops *ops_of(const kvf_runtime *runtime)
     return &transformer_host_ops;
 }
 
+void transformer_lay_out(const kvf_transformer_options *options, size_t own, transformer_slicer *s,
+                         transformer_buffers *b)
+{
+    const kvf_model_config *m = options->model;
+    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
+    size_t element = kvf_weights_dtype_bytes(m->dtype);
+    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
+    b->cosine = transformer_slice(s, all * (m->head_dim / 2), wide);
+    b->sine = transformer_slice(s, all * (m->head_dim / 2), wide);
+    b->hidden = transformer_slice(s, all * m->hidden_size, wide);
+    b->normed = transformer_slice(s, rows * m->hidden_size, own);
+    b->qkv = transformer_slice(s, rows * (q + 2 * kv), wide);
+    b->q = transformer_slice(s, rows * q, element);
+    b->k = transformer_slice(s, rows * kv, element);
+    b->v = transformer_slice(s, rows * kv, element);
+    b->attended = transformer_slice(s, rows * q, element);
+    b->gate_up = transformer_slice(s, rows * 2 * m->intermediate_size, wide);
+    b->activated = transformer_slice(s, rows * m->intermediate_size, own);
+    b->logits = transformer_slice(s, (size_t)options->batch_max * m->vocab_size, wide);
+}
+
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads)
 {
     return ops_of(options->runtime)->bytes(options, threads);
