@@ -93,8 +93,8 @@ static inline void *transformer_slice(transformer_slicer *s, size_t count, size_
     return start;
 }
 
-/* The buffers that every device has; `normed` and `activated`, the operands of matrix products, have
- * elements of @p own bytes. */
+/* The buffers that every device has; `normed` and `activated`, the operands of matrix products,
+ * have elements of @p own bytes. */
 void transformer_lay_out(const kvf_transformer_options *options, size_t own, transformer_slicer *s,
                          transformer_buffers *b);
 
