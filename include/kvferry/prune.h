@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFERRY_PRUNE_H
+#define KVFERRY_PRUNE_H
+
+/**
+ * @file
+ * Prefill pruning: which tokens of a prompt enter the cache, and which go on to deeper layers.
+ *
+ * A policy is a pure function of numbers. After a layer has attended over the whole prompt, it sees
+ * how much the newest queries looked at every token, and answers what each KV head keeps, what the
+ * deeper layers get, and whether to start over. What it does not keep is either gone (EVICT, as
+ * published), or stays in host pages and can be retrieved while the kept tokens become the static
+ * set (OFFLOAD).
+ *
+ *     kvf_prune_config pc;
+ *     kvf_prune_config_init(&pc, "fastkv");
+ *     cc.observe_window = pc.settings.window;        // before kvf_cache_open
+ *     kvf_prune_open(cache, &pc, &prune, &error);
+ *
+ *     kvf_prune_begin(prune, sequence, tokens);
+ *     for each layer:
+ *         for each chunk: kvf_prefill(cache, &chunk, stream); kvf_prune_append(prune, &chunk,
+ * stream); kvf_prune_layer(prune, sequence, layer, stream, &result); the rest of the layer (MLP)
+ *         gather hidden states by result.propagate, or start over if result.restart
+ *
+ * Indexes are indexes into the tokens of that layer, ascending. Ties go to the lower index. Where a
+ * share of n tokens is meant, it is floor(n * share).
+ */
+
+#include "kvferry.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kvf_pool_kind {
+    KVF_POOL_MAX,     /**< padded with -infinity */
+    KVF_POOL_AVERAGE, /**< padded with zeros, always divided by the width */
+} kvf_pool_kind;
+
+typedef enum kvf_retention {
+    KVF_RETENTION_OFFLOAD, /**< what is not kept stays in host pages; kept tokens seed the static
+                              set */
+    KVF_RETENTION_EVICT,   /**< what is not kept is gone */
+} kvf_retention;
+
+/** Chunked prefill: what happens after each chunk (PruLong, section on chunked eviction). */
+typedef enum kvf_eviction {
+    KVF_EVICTION_NONE,    /**< layers are pruned once, after the whole prompt */
+    KVF_EVICTION_NAIVE,   /**< after each chunk the best by that chunk's last queries are kept */
+    KVF_EVICTION_PATCHED, /**< each chunk is followed by the prompt's last tokens, which score it
+                             and are dropped again; only the chunk itself is compressed */
+} kvf_eviction;
+
+/** Where StructKV takes its pivot from. */
+typedef enum kvf_pivot { KVF_PIVOT_ONLINE, KVF_PIVOT_CALIBRATED, KVF_PIVOT_FIXED } kvf_pivot;
+
+#define KVF_PRUNE_LAYER_AUTO UINT32_MAX
+
+/** What a policy may look at. Fields that a policy does not know are ignored by it. */
+typedef struct kvf_prune_settings {
+    size_t size;          /**< set by init */
+    float keep;           /**< share of the prompt that a KV head keeps, window included; (0, 1] */
+    float propagate;      /**< share that deeper layers get, window included; (0, 1] */
+    uint32_t keep_tokens; /**< instead of the share; 0 = the share counts */
+    uint32_t propagate_tokens; /**< likewise */
+    uint32_t layer;            /**< propagation, filter or pivot layer; AUTO = the policy's own */
+    uint32_t window; /**< W: newest tokens, whose queries score and which are always kept */
+    kvf_pool_kind pool;
+    uint32_t pool_width;           /**< odd; 1 = no pooling */
+    kvf_group_reduce group_reduce; /**< over the query heads of a KV head, after pooling */
+    uint32_t window_mean;          /**< 1 = mean over the window's queries, 0 = sum */
+    uint32_t sink_tokens;          /**< streaming, h2o */
+    float recent_share;            /**< h2o: of what is kept */
+    uint32_t beta;                 /**< pyramidkv */
+    float decay;                   /**< structkv: lambda of the centrality */
+    float weights[3];              /**< structkv: of entropy, sparsity, variance */
+    float mass_share;              /**< structkv: sparsity is the mass on this share of tokens */
+    kvf_pivot pivot;               /**< structkv; CALIBRATED and FIXED take `layer` */
+    uint32_t block_tokens;         /**< structkv: keep and propagate whole blocks; 0 = tokens */
+    uint32_t layer_min;            /**< asl: first layer that may be chosen; AUTO = layers / 3 */
+    uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2 */
+    uint32_t layers_observed;      /**< asl: L_obs */
+    float threshold;               /**< asl: tau */
+    uint32_t two_pass;             /**< asl: run again from layer 0 on the chosen tokens */
+} kvf_prune_settings;
+
+/** What a policy needs measured at a layer. */
+typedef enum kvf_prune_needs {
+    KVF_PRUNE_NOTHING = 0,
+    KVF_PRUNE_SCORES = 1u << 0,   /**< attention of the window, pooled and reduced */
+    KVF_PRUNE_PROFILE = 1u << 1,  /**< entropy, sparsity and variance per query head */
+    KVF_PRUNE_LOGITS = 1u << 2,   /**< raw q.k of the last query instead, unscaled, not pooled */
+    KVF_PRUNE_SUMS = 1u << 3,     /**< attention summed over all queries of the prompt instead */
+    KVF_PRUNE_WEIGHTED = 1u << 4, /**< with SCORES: query w of the window counts (w + 1) / W */
+} kvf_prune_needs;
+
+/** Shape of one query head's attention, averaged over the window, renormalised without it. */
+typedef struct kvf_prune_profile {
+    float entropy;  /**< - sum a ln a */
+    float mass;     /**< on the top floor(mass_share * n) tokens */
+    float variance; /**< of a over tokens */
+} kvf_prune_profile;
+
+/** What a policy sees of one layer of one sequence. */
+typedef struct kvf_prune_view {
+    uint32_t layer, layers;
+    uint32_t kv_heads, query_heads;
+    uint32_t tokens;     /**< that this layer holds */
+    uint32_t prompt;     /**< tokens of the prompt before anything was propagated */
+    uint32_t pass;       /**< 0; 1 after a restart */
+    uint32_t window;     /**< settings.window, at most tokens */
+    uint32_t candidates; /**< columns of scores: tokens - window with SCORES, tokens with LOGITS and
+                              SUMS, 0 if nothing was measured */
+    const float *scores; /**< [kv_heads, candidates] */
+    const kvf_prune_profile *profile; /**< [query_heads], or NULL */
+    const uint32_t *positions;        /**< [tokens] true positions */
+} kvf_prune_view;
+
+/** What a policy answers; preset to: keep all, propagate all. */
+typedef struct kvf_prune_answer {
+    uint32_t *keep;           /**< [kv_heads, keep_count] ascending, window included */
+    uint32_t keep_count;      /**< per KV head; view->tokens = all, `keep` is not read then */
+    uint32_t *propagate;      /**< [propagate_count] ascending */
+    uint32_t propagate_count; /**< view->tokens = all, `propagate` is not read then */
+    uint32_t
+        restart; /**< 1 = start over at layer 0 with tokens `propagate` at positions 0, 1, ... */
+    uint32_t
+        is_chosen; /**< 1 = this is the layer that the policy chose (filter, pivot), for stats */
+} kvf_prune_answer;
+
+/** Fixed while a prune object is open. */
+typedef struct kvf_prune_shape {
+    uint32_t layers, kv_heads, query_heads, tokens_max;
+} kvf_prune_shape;
+
+/** A policy. All functions are pure: same numbers in, same answer out; they must not call the
+ * library. */
+typedef struct kvf_prune_policy {
+    size_t size;        /**< sizeof(kvf_prune_policy) */
+    const char *name;   /**< as in --prune */
+    const char *source; /**< the paper, for people */
+    /** Defaults of this policy, over the common ones. May be NULL. */
+    void (*defaults)(kvf_prune_settings *settings);
+    /** Returns NULL, or writes what is wrong (field, value, fix) to text and returns it. Common
+     * ranges were checked before. May be NULL. */
+    const char *(*check)(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
+                         char *text, size_t capacity);
+    /** Bytes of state per sequence, zeroed before each prompt. May be NULL: none. */
+    size_t (*state_bytes)(const kvf_prune_settings *settings, const kvf_prune_shape *shape);
+    /** OR of kvf_prune_needs for a layer that is about to come. */
+    uint32_t (*needs)(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
+                      const void *state, uint32_t layer, uint32_t pass);
+    void (*decide)(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
+                   void *state, kvf_prune_answer *answer);
+    void *user; /**< passed to decide */
+} kvf_prune_policy;
+
+/** The library's own policies by name: full, streaming, h2o, snapkv, pyramidkv, pyramidinfer,
+ * gemfilter, fastkv, asl, structkv. NULL if there is none. Thread: any. */
+KVF_API const kvf_prune_policy *kvf_prune_policy_find(const char *name);
+
+/** The library's own policies, 0, 1, ...; NULL after the last. Thread: any. */
+KVF_API const kvf_prune_policy *kvf_prune_policy_at(uint32_t index);
+
+typedef struct kvf_prune_config {
+    size_t size; /**< set by init */
+    const kvf_prune_policy
+        *policy; /**< one of the library's, or the embedder's; borrowed until close */
+    kvf_prune_settings settings;
+    kvf_retention retention; /**< OFFLOAD */
+    kvf_eviction eviction;   /**< NONE */
+    uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; 64 */
+    uint32_t compat_bf16;    /**< 1 = scores are rounded to bf16 where FastKV's code rounds; 0 */
+} kvf_prune_config;
+
+/** Defaults for a policy, @p policy NULL = full. */
+KVF_API void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy);
+
+/** Check without a cache. @return KVF_OK; KVF_INVALID names field, value and fix. Thread: any. */
+KVF_API KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_config *config,
+                                                      const kvf_prune_shape *shape,
+                                                      kvf_error *error);
+
+typedef struct kvf_prune kvf_prune;
+
+/**
+ * Open a pruner for a cache. Reserves all it will use, for as many sequences as the cache has.
+ *
+ * The cache's observe_window must be at least settings.window (chunk_queries with chunked
+ * eviction).
+ * @return KVF_OK, KVF_INVALID, KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY
+ */
+KVF_API KVF_CHECKED kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config,
+                                              kvf_prune **out, kvf_error *error);
+/** Close it before its cache, after its streams were waited for. */
+KVF_API void kvf_prune_close(kvf_prune *prune);
+
+/** A prompt of @p tokens begins in an empty sequence. Sequences at different layers may be under
+ * way at once. @return KVF_INVALID if the window is longer than the prompt, or the sequence not
+ * empty */
+KVF_API KVF_CHECKED kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence,
+                                               uint32_t tokens);
+
+/** After each kvf_prefill of the prompt, with the same arguments. Enqueues what a policy that looks
+ * at all queries needs, else does nothing. */
+KVF_API KVF_CHECKED kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args,
+                                                kvf_stream *stream);
+
+typedef struct kvf_prune_result {
+    uint32_t keep_count; /**< tokens that a KV head of this layer kept */
+    const uint32_t
+        *propagate; /**< [propagate_count] indexes, borrowed until the next call; NULL = all */
+    uint32_t propagate_count;
+    uint32_t restart; /**< 1 = the sequence is empty again: start over with `propagate` */
+} kvf_prune_result;
+
+/**
+ * A layer holds the whole prompt: measure, decide, and keep. Waits for @p stream.
+ *
+ * @return KVF_OK; errors as kvf_prefill. After an error the sequence can only be destroyed.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence,
+                                               uint32_t layer, kvf_stream *stream,
+                                               kvf_prune_result *result);
+
+/**
+ * Chunked eviction: a layer holds what was kept of earlier chunks, then @p tokens of this chunk,
+ * then @p patch tokens of the prompt's end (PATCHED, not the last chunk) which are dropped again.
+ * Waits for @p stream.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence,
+                                               uint32_t layer, uint32_t tokens, uint32_t patch,
+                                               kvf_stream *stream);
+
+/** Totals of a prune object. */
+typedef struct kvf_prune_stats {
+    uint64_t prompts;
+    uint64_t tokens_computed; /**< summed over layers and passes */
+    uint64_t tokens_full;     /**< the same without pruning: prompt tokens times layers */
+    uint64_t kept;            /**< summed over layers: tokens per KV head */
+    uint32_t chosen_layer;    /**< of the last prompt; KVF_PRUNE_LAYER_AUTO = none was */
+    uint64_t observe_ns;      /**< measuring, waits for the device included */
+    uint64_t decide_ns;       /**< in the policy */
+    uint64_t retain_ns;       /**< seeding or evicting */
+} kvf_prune_stats;
+
+KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

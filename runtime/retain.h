@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_RETAIN_H
+#define KVF_RUNTIME_RETAIN_H
+
+/*
+ * What pruning does to a cache: look at the tokens of a layer, keep some of them, seed the static
+ * set, forget everything.
+ *
+ * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
+ * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold
+ * after every call.
+ */
+
+#include "cache.h"
+#include "kvferry/prune.h"
+
+/* How much queries look at the tokens of a layer (observe, then pool, then reduce the group). */
+typedef struct kvf_scores_args {
+    uint32_t layer;
+    const void *q;       /* [window, query_heads, head_dim] in device memory; NULL = the newest of
+                            the kept queries */
+    uint32_t window;     /* W queries; NULL q: at most observe_window */
+    uint32_t first;      /* token index of query 0; queries are of consecutive tokens */
+    uint32_t candidates; /* tokens 0 .. candidates-1 are scored and pooled */
+    uint32_t window_mean;
+    uint32_t is_weighted; /* query w counts (w + 1) / W */
+    uint32_t is_raw;      /* q.k without scale and softmax; tokens after a query count 0 for it */
+    uint32_t rounds_bf16; /* logits, probabilities and their sum are rounded to bf16 */
+    kvf_pool_kind pool;
+    uint32_t pool_width; /* 1 = none */
+    kvf_group_reduce group_reduce;
+    uint32_t accumulates; /* add to out instead of writing it */
+    float *out;           /* [kv_heads, candidates] in device memory */
+    float *heads; /* [query_heads, candidates] not pooled, in device memory; NULL = not wanted */
+} kvf_scores_args;
+
+/* Device memory that the caller gives for scores, of floats: kvf_scores_work_floats(). */
+size_t kvf_scores_work_floats(const kvf_cache *cache);
+KVF_MUST_CHECK kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
+                                              const kvf_scores_args *args, float *work,
+                                              kvf_stream *stream);
+
+/* Renew the static set of a layer now: per KV head the tokens of highest score, as many as fit.
+ * scores is device memory [kv_heads, length of the layer]; -INFINITY is never chosen. The next
+ * refresh comes after refresh_interval decode steps. Does nothing where the cache has no static
+ * set. */
+KVF_MUST_CHECK kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence,
+                                            uint32_t layer, const float *scores,
+                                            kvf_stream *stream);
+
+/* Keep tokens ids [kv_heads, count] (host, ascending per KV head, the same count for all) of a
+ * layer, in that order, and drop the others: pages that do not change stay, the rest is gathered
+ * into `work` (device memory, kvf_keep_work_bytes()) and appended again. Kept queries stay valid.
+ * The position of an index is the highest over KV heads. */
+size_t kvf_keep_work_bytes(const kvf_cache *cache);
+KVF_MUST_CHECK kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence,
+                                            uint32_t layer, const uint32_t *ids, uint32_t count,
+                                            void *work, kvf_stream *stream);
+
+/* The sequence is empty again, as after kvf_sequence_create. */
+KVF_MUST_CHECK kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence,
+                                             kvf_stream *stream);
+
+#endif
