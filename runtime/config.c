@@ -27,7 +27,9 @@ void kvf_cache_config_init(kvf_cache_config *config)
                                  .static_ratio = 0.25f,
                                  .refresh_interval = 128,
                                  .sub_digests = 1,
-                                 .phase_times = 2};
+                                 .phase_times = 2,
+                                 .streaming_sink = 128,
+                                 .streaming_recent = 1024};
 }
 
 /* A field of 32 bits and what it may be. */
@@ -71,6 +73,8 @@ static const field fields[] = {
     FIELD(speculate, 0, 1, "1 = bring pages that the next step may want"),
     FIELD(speculate_pages, 0, TOKENS_MAX, "pages per list, or 0"),
     FIELD(phase_times, 0, 2, "0, 1, or 2 = on the host device"),
+    FIELD(streaming_sink, 0, 1u << 16, "first tokens that a streaming head attends"),
+    FIELD(streaming_recent, 1, 1u << 20, "newest tokens that a streaming head attends"),
 };
 
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
@@ -270,6 +274,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
     KVF_TRY(check_reals(context, config));
+    if (config->head_mask)
+        KVF_FAIL(context, KVF_UNSUPPORTED, "head_mask is set: this build has no streaming heads");
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);
     *resolved = *config;

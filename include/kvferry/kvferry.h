@@ -387,6 +387,14 @@ typedef struct kvf_cache_config {
     uint32_t speculate_pages; /**< how many per list; 0 = a quarter of the chosen ones */
     uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; 2 = where it is
                                  cheap: on the host device; 2 */
+
+    /* streaming heads: KV heads that attend the first and the newest tokens only */
+    /** [layers, kv_heads]: 1 = retrieval head, as without a mask; 0 = streaming head: its newest
+     * and first tokens live in a ring on the device, and nothing of it on the host. NULL = all 1.
+     * Borrowed for the call. */
+    const uint8_t *head_mask;
+    uint32_t streaming_sink;   /**< first tokens that a streaming head attends; 128 */
+    uint32_t streaming_recent; /**< newest tokens, a query's own included; 1024 */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
