@@ -8,11 +8,9 @@
 
 #include "options.h"
 
-#include <ctype.h>
-#include <errno.h>
+#include "option_values.h"
+
 #include <getopt.h>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define OPTIONS_MAX 48u
@@ -60,14 +58,7 @@ enum option_id {
     OPT_HELP,
 };
 
-typedef struct option_row {
-    const char *name;
-    int id;
-    const char *argument; /* NULL = none */
-    const char *help;
-} option_row;
-
-static const option_row rows[] = {
+static const cli_option rows[] = {
     {"model", OPT_MODEL, "DIR",
      "Hugging Face directory: config.json, tokenizer.json, *.safetensors"},
     {"prompt", OPT_PROMPT, "TEXT", "the prompt; without any, standard input is read"},
@@ -117,182 +108,111 @@ static const option_row rows[] = {
 
 /* ------------------------------------------------------------------- names of settings */
 
-typedef struct named {
-    const char *name;
-    int value;
-} named;
-
-static const named select_names[] = {{"hybrid", KVF_SELECT_HYBRID},
-                                     {"full", KVF_SELECT_FULL},
-                                     {"static", KVF_SELECT_STATIC},
-                                     {"dynamic", KVF_SELECT_DYNAMIC},
-                                     {"streaming", KVF_SELECT_STREAMING},
-                                     {"quest", KVF_SELECT_QUEST},
-                                     {"arkvale", KVF_SELECT_ARKVALE},
-                                     {"oracle", KVF_SELECT_ORACLE},
-                                     {NULL, 0}};
-static const named refresh_names[] = {
+static const cli_named select_names[] = {{"hybrid", KVF_SELECT_HYBRID},
+                                         {"full", KVF_SELECT_FULL},
+                                         {"static", KVF_SELECT_STATIC},
+                                         {"dynamic", KVF_SELECT_DYNAMIC},
+                                         {"streaming", KVF_SELECT_STREAMING},
+                                         {"quest", KVF_SELECT_QUEST},
+                                         {"arkvale", KVF_SELECT_ARKVALE},
+                                         {"oracle", KVF_SELECT_ORACLE},
+                                         {NULL, 0}};
+static const cli_named refresh_names[] = {
     {"exact", KVF_REFRESH_EXACT}, {"resident", KVF_REFRESH_RESIDENT}, {NULL, 0}};
-static const named restructure_names[] = {
+static const cli_named restructure_names[] = {
     {"logical", KVF_RESTRUCTURE_LOGICAL}, {"physical", KVF_RESTRUCTURE_PHYSICAL}, {NULL, 0}};
-static const named transfer_names[] = {{"auto", KVF_TRANSFER_AUTO},
-                                       {"direct", KVF_TRANSFER_DIRECT},
-                                       {"gather", KVF_TRANSFER_GATHER},
-                                       {"mapped", KVF_TRANSFER_MAPPED},
-                                       {"batch", KVF_TRANSFER_BATCH},
-                                       {"each", KVF_TRANSFER_EACH},
-                                       {NULL, 0}};
-static const named digest_names[] = {{"minmax", KVF_DIGEST_MINMAX},
-                                     {"cuboid-mean", KVF_DIGEST_CUBOID_MEAN},
-                                     {"mean", KVF_DIGEST_MEAN},
-                                     {NULL, 0}};
-static const named reduce_names[] = {{"mean-softmax", KVF_GROUP_MEAN_SOFTMAX},
-                                     {"max", KVF_GROUP_MAX},
-                                     {"sum", KVF_GROUP_SUM},
-                                     {NULL, 0}};
-static const named device_names[] = {
+static const cli_named transfer_names[] = {{"auto", KVF_TRANSFER_AUTO},
+                                           {"direct", KVF_TRANSFER_DIRECT},
+                                           {"gather", KVF_TRANSFER_GATHER},
+                                           {"mapped", KVF_TRANSFER_MAPPED},
+                                           {"batch", KVF_TRANSFER_BATCH},
+                                           {"each", KVF_TRANSFER_EACH},
+                                           {NULL, 0}};
+static const cli_named digest_names[] = {{"minmax", KVF_DIGEST_MINMAX},
+                                         {"cuboid-mean", KVF_DIGEST_CUBOID_MEAN},
+                                         {"mean", KVF_DIGEST_MEAN},
+                                         {NULL, 0}};
+static const cli_named reduce_names[] = {{"mean-softmax", KVF_GROUP_MEAN_SOFTMAX},
+                                         {"max", KVF_GROUP_MAX},
+                                         {"sum", KVF_GROUP_SUM},
+                                         {NULL, 0}};
+static const cli_named device_names[] = {
     {"auto", KVF_DEVICE_AUTO}, {"host", KVF_DEVICE_HOST}, {"cuda", KVF_DEVICE_CUDA}, {NULL, 0}};
-static const named switch_names[] = {{"off", 0}, {"on", 1}, {NULL, 0}};
-static const named dtype_names[] = {
+static const cli_named switch_names[] = {{"off", 0}, {"on", 1}, {NULL, 0}};
+static const cli_named dtype_names[] = {
     {"bf16", KVF_BF16}, {"fp16", KVF_FP16}, {"fp32", KVF_FP32}, {NULL, 0}};
-
-static const char *name_of(const named *names, int value)
-{
-    for (; names->name; names++)
-        if (names->value == value)
-            return names->name;
-    return "unknown";
-}
 
 const char *cli_select_name(kvf_select value)
 {
-    return value == KVF_SELECT_CUSTOM ? "custom" : name_of(select_names, (int)value);
+    return value == KVF_SELECT_CUSTOM ? "custom" : cli_name_of(select_names, (int)value);
 }
 
 const char *cli_digest_name(kvf_digest_kind value)
 {
-    return name_of(digest_names, (int)value);
+    return cli_name_of(digest_names, (int)value);
 }
 
 const char *cli_group_reduce_name(kvf_group_reduce value)
 {
-    return name_of(reduce_names, (int)value);
+    return cli_name_of(reduce_names, (int)value);
 }
 
 const char *cli_refresh_name(kvf_refresh value)
 {
-    return name_of(refresh_names, (int)value);
+    return cli_name_of(refresh_names, (int)value);
 }
 
 const char *cli_restructure_name(kvf_restructure value)
 {
-    return name_of(restructure_names, (int)value);
+    return cli_name_of(restructure_names, (int)value);
 }
 
 const char *cli_transfer_name(kvf_transfer value)
 {
-    return name_of(transfer_names, (int)value);
+    return cli_name_of(transfer_names, (int)value);
 }
 
 const char *cli_device_name(kvf_device_kind value)
 {
-    return name_of(device_names, (int)value);
+    return cli_name_of(device_names, (int)value);
 }
 
 const char *cli_dtype_name(kvf_dtype value)
 {
-    return name_of(dtype_names, (int)value);
+    return cli_name_of(dtype_names, (int)value);
 }
 
 /* --------------------------------------------------------------------- single values */
 
-static bool parse_name(const option_row *row, const char *text, const named *names, int *out)
-{
-    const char *candidates[16];
-    size_t count = 0;
-    for (const named *n = names; n->name; n++) {
-        if (strcmp(n->name, text) == 0) {
-            *out = n->value;
-            return true;
-        }
-        candidates[count++] = n->name;
-    }
-    candidates[count] = NULL;
-    const char *near = cli_suggest(text, candidates);
-    fprintf(stderr, "kvferry: --%s is '%s'; give %s", row->name, text, row->help);
-    fprintf(stderr, near ? " (did you mean '%s'?)\n" : "\n", near);
-    return false;
-}
-
-static bool parse_u64(const option_row *row, const char *text, uint64_t least, uint64_t most,
-                      uint64_t *out)
-{
-    char *end = NULL;
-    errno = 0;
-    unsigned long long value = isdigit((unsigned char)text[0]) ? strtoull(text, &end, 10) : 0;
-    if (end && *end == '\0' && errno == 0 && value >= least && value <= most) {
-        *out = value;
-        return true;
-    }
-    fprintf(stderr, "kvferry: --%s is '%s'; give a whole number from %llu to %llu\n", row->name,
-            text, (unsigned long long)least, (unsigned long long)most);
-    return false;
-}
-
-static bool parse_u32(const option_row *row, const char *text, uint32_t least, uint32_t most,
-                      uint32_t *out)
-{
-    uint64_t value;
-    if (!parse_u64(row, text, least, most, &value))
-        return false;
-    *out = (uint32_t)value;
-    return true;
-}
-
-static bool parse_real(const option_row *row, const char *text, double least, double most,
-                       double *out)
-{
-    char *end = NULL;
-    errno = 0;
-    double value = isspace((unsigned char)text[0]) ? NAN : strtod(text, &end);
-    if (end && end != text && *end == '\0' && errno == 0 && value >= least && value <= most) {
-        *out = value;
-        return true;
-    }
-    fprintf(stderr, "kvferry: --%s is '%s'; give a number from %g to %g\n", row->name, text, least,
-            most);
-    return false;
-}
-
-static bool parse_ratio(const option_row *row, const char *text, float *out)
+static bool parse_ratio(const cli_option *row, const char *text, float *out)
 {
     double value;
     if (strcmp(text, "auto") == 0) {
         *out = KVF_STATIC_RATIO_AUTO;
         return true;
     }
-    if (!parse_real(row, text, 0.0, 1.0, &value))
+    if (!cli_option_real(row, text, 0.0, 1.0, &value))
         return false;
     *out = (float)value;
     return true;
 }
 
-static bool parse_verify(const option_row *row, const char *text, uint32_t *out)
+static bool parse_verify(const cli_option *row, const char *text, uint32_t *out)
 {
     if (strcmp(text, "dense") == 0) {
         *out = 1;
         return true;
     }
     if (strncmp(text, "dense:", 6) == 0)
-        return parse_u32(row, text + 6, 1, UINT32_MAX, out);
+        return cli_option_u32(row, text + 6, 1, UINT32_MAX, out);
     fprintf(stderr, "kvferry: --verify is '%s'; give dense or dense:N\n", text);
     return false;
 }
 
-static bool parse_page_size(const option_row *row, const char *text, uint32_t *out)
+static bool parse_page_size(const cli_option *row, const char *text, uint32_t *out)
 {
     uint32_t value;
-    if (!parse_u32(row, text, 1, UINT32_MAX, &value))
+    if (!cli_option_u32(row, text, 1, UINT32_MAX, &value))
         return false;
     *out = value;
     if (value == 8 || value == 16 || value == 32 || value == 64)
@@ -301,9 +221,9 @@ static bool parse_page_size(const option_row *row, const char *text, uint32_t *o
     return false;
 }
 
-static bool parse_sub_digests(const option_row *row, const char *text, uint32_t *out)
+static bool parse_sub_digests(const cli_option *row, const char *text, uint32_t *out)
 {
-    if (!parse_u32(row, text, 1, 4, out))
+    if (!cli_option_u32(row, text, 1, 4, out))
         return false;
     if (*out != 3)
         return true;
@@ -315,57 +235,57 @@ static bool parse_sub_digests(const option_row *row, const char *text, uint32_t 
 
 /* Options that shape the cache. @return -1 if the option is none of them, else whether it is fine
  */
-static int take_cache(const option_row *row, const char *text, kvf_cache_config *c)
+static int take_cache(const cli_option *row, const char *text, kvf_cache_config *c)
 {
     int value = 0;
     bool fine;
     switch (row->id) {
     case OPT_BUDGET:
-        return parse_u32(row, text, 1, 1u << 30, &c->budget_tokens);
+        return cli_option_u32(row, text, 1, 1u << 30, &c->budget_tokens);
     case OPT_PAGE_SIZE:
         return parse_page_size(row, text, &c->page_size);
     case OPT_LOCAL:
-        return parse_u32(row, text, 1, 1u << 20, &c->local_tokens);
+        return cli_option_u32(row, text, 1, 1u << 20, &c->local_tokens);
     case OPT_SINK:
-        return parse_u32(row, text, 0, 1u << 20, &c->sink_tokens);
+        return cli_option_u32(row, text, 0, 1u << 20, &c->sink_tokens);
     case OPT_STATIC_RATIO:
         return parse_ratio(row, text, &c->static_ratio);
     case OPT_REFRESH:
-        return parse_u32(row, text, 1, UINT32_MAX, &c->refresh_interval);
+        return cli_option_u32(row, text, 1, UINT32_MAX, &c->refresh_interval);
     case OPT_SLOTS:
-        return parse_u32(row, text, 1, 1u << 24, &c->slots);
+        return cli_option_u32(row, text, 1, 1u << 24, &c->slots);
     case OPT_SUB_DIGESTS:
         return parse_sub_digests(row, text, &c->sub_digests);
     case OPT_VERIFY:
         return parse_verify(row, text, &c->verify_interval);
     case OPT_REFRESH_MODE:
-        fine = parse_name(row, text, refresh_names, &value);
+        fine = cli_option_name(row, text, refresh_names, &value);
         c->refresh = (kvf_refresh)value;
         return fine;
     case OPT_SELECT:
-        fine = parse_name(row, text, select_names, &value);
+        fine = cli_option_name(row, text, select_names, &value);
         c->select = (kvf_select)value;
         return fine;
     case OPT_RESTRUCTURE:
-        fine = parse_name(row, text, restructure_names, &value);
+        fine = cli_option_name(row, text, restructure_names, &value);
         c->restructure = (kvf_restructure)value;
         return fine;
     case OPT_TRANSFER:
-        fine = parse_name(row, text, transfer_names, &value);
+        fine = cli_option_name(row, text, transfer_names, &value);
         c->transfer = (kvf_transfer)value;
         return fine;
     case OPT_SPECULATE:
-        fine = parse_name(row, text, switch_names, &value);
+        fine = cli_option_name(row, text, switch_names, &value);
         c->speculate = (uint32_t)value;
         return fine;
     case OPT_SPECULATE_PAGES:
-        return parse_u32(row, text, 1, 1u << 24, &c->speculate_pages);
+        return cli_option_u32(row, text, 1, 1u << 24, &c->speculate_pages);
     case OPT_DIGEST:
-        fine = parse_name(row, text, digest_names, &value);
+        fine = cli_option_name(row, text, digest_names, &value);
         c->digest = (kvf_digest_kind)value;
         return fine;
     case OPT_GROUP_REDUCE:
-        fine = parse_name(row, text, reduce_names, &value);
+        fine = cli_option_name(row, text, reduce_names, &value);
         c->group_reduce = (kvf_group_reduce)value;
         return fine;
     default:
@@ -385,7 +305,7 @@ static bool take_flag(bool *to)
     return true;
 }
 
-static bool take(const option_row *row, const char *text, cli_run_options *o)
+static bool take(const cli_option *row, const char *text, cli_run_options *o)
 {
     int value = 0;
     int cache = take_cache(row, text, &o->cache);
@@ -409,9 +329,9 @@ static bool take(const option_row *row, const char *text, cli_run_options *o)
     case OPT_DUMP_LOGITS:
         return take_text(&o->dump_logits_file, text);
     case OPT_TOKENS:
-        return parse_u32(row, text, 0, 1u << 24, &o->tokens);
+        return cli_option_u32(row, text, 0, 1u << 24, &o->tokens);
     case OPT_CONTEXT:
-        return parse_u32(row, text, 1, 1u << 30, &o->context_tokens);
+        return cli_option_u32(row, text, 1, 1u << 30, &o->context_tokens);
     case OPT_CHAT:
         return take_flag(&o->chat);
     case OPT_IGNORE_EOS:
@@ -424,24 +344,24 @@ static bool take(const option_row *row, const char *text, cli_run_options *o)
         o->runtime.allow_unpinned = 1;
         return true;
     case OPT_THREADS:
-        return parse_u32(row, text, 1, 1024, &o->runtime.threads);
+        return cli_option_u32(row, text, 1, 1024, &o->runtime.threads);
     case OPT_DEVICE:
-        if (!parse_name(row, text, device_names, &value))
+        if (!cli_option_name(row, text, device_names, &value))
             return false;
         o->runtime.device = (kvf_device_kind)value;
         return true;
     case OPT_DEVICE_ORDINAL:
-        return parse_u32(row, text, 0, 1024, &o->runtime.device_ordinal);
+        return cli_option_u32(row, text, 0, 1024, &o->runtime.device_ordinal);
     case OPT_CALIBRATION:
         return take_text(&o->runtime.calibration_path, text);
     case OPT_TEMPERATURE:
-        return parse_real(row, text, 0.0, 100.0, &o->sampling.temperature);
+        return cli_option_real(row, text, 0.0, 100.0, &o->sampling.temperature);
     case OPT_TOP_P:
-        return parse_real(row, text, 1e-9, 1.0, &o->sampling.top_p);
+        return cli_option_real(row, text, 1e-9, 1.0, &o->sampling.top_p);
     case OPT_TOP_K:
-        return parse_u32(row, text, 0, UINT32_MAX, &o->sampling.top_k);
+        return cli_option_u32(row, text, 0, UINT32_MAX, &o->sampling.top_k);
     case OPT_SEED:
-        return parse_u64(row, text, 0, UINT64_MAX, &o->sampling.seed);
+        return cli_option_u64(row, text, 0, UINT64_MAX, &o->sampling.seed);
     default:
         return false;
     }
@@ -489,7 +409,7 @@ static void set_defaults(cli_run_options *o)
     kvf_cache_config_init(&o->cache);
 }
 
-static const option_row *row_of(int id)
+static const cli_option *row_of(int id)
 {
     for (size_t i = 0; i < ROW_COUNT; i++)
         if (rows[i].id == id)
@@ -516,7 +436,7 @@ bool cli_run_options_parse(int argc, char **argv, cli_run_options *out)
                     argv[optind - 1]);
             return false;
         }
-        const option_row *row = row_of(id == 'n' ? OPT_TOKENS : id == 'h' ? OPT_HELP : id);
+        const cli_option *row = row_of(id == 'n' ? OPT_TOKENS : id == 'h' ? OPT_HELP : id);
         if (!take(row, optarg, out))
             return false;
     }

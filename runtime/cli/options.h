@@ -9,6 +9,7 @@
  * and whatever depends on the model or the machine is left to those who know them.
  */
 
+#include "option_values.h"
 #include "sampling.h"
 
 #include <stdio.h>
@@ -47,8 +48,5 @@ const char *cli_restructure_name(kvf_restructure value);
 const char *cli_transfer_name(kvf_transfer value);
 const char *cli_dtype_name(kvf_dtype value);
 const char *cli_device_name(kvf_device_kind value);
-
-/** The candidate nearest to a misspelt word, or NULL if none is near. names ends with NULL. */
-const char *cli_suggest(const char *word, const char *const *names);
 
 #endif

@@ -6,7 +6,7 @@
  * It knows words only. Invariant: a suggestion differs in fewer letters than the word has.
  */
 
-#include "options.h"
+#include "option_values.h"
 
 #include <string.h>
 
