@@ -32,8 +32,9 @@ typedef struct ferry {
     kvf_page_pool pool;
     kvf_transfer_engine *engine;
     kvf_stream *stream;
-    char *slots; /* device [PAGES], readable here */
-    lists *l;    /* device */
+    char *slots;    /* device [2, PAGES], readable here */
+    lists *l;       /* device [2] */
+    uint32_t trips; /* even and odd ones use slots and lists of their own */
 } ferry;
 
 static void open_ferry(ferry *f, kvf_transfer method)
@@ -50,9 +51,9 @@ static void open_ferry(ferry *f, kvf_transfer method)
     RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, BYTES, PAGES, &f->pool));
     for (uint32_t p = 0; p < PAGES; p++)
         memset(kvf_page_pool_host(&f->pool, (kvf_block){p}), (int)p + 1, BYTES);
-    RIG_OK(f->ops->memory_alloc(f->device, PAGES * BYTES, &block));
+    RIG_OK(f->ops->memory_alloc(f->device, 2 * PAGES * BYTES, &block));
     f->slots = block;
-    RIG_OK(f->ops->memory_alloc(f->device, sizeof *f->l, &block));
+    RIG_OK(f->ops->memory_alloc(f->device, 2 * sizeof *f->l, &block));
     f->l = block;
     RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
     const kvf_transfer_config config = {.method = method,
@@ -79,19 +80,26 @@ static void close_ferry(ferry *f)
     kvf_context_destroy(f->context);
 }
 
+static char *slots_of_trip(const ferry *f)
+{
+    return f->slots + f->trips % 2 * PAGES * BYTES;
+}
+
 /* All pages in reverse, on the ferry's stream. The first error wins; whatever was enqueued is
- * waited for. */
+ * waited for. A trip that failed to join may still have copies on their way, which the next one
+ * waits for: that one must not touch the same memory from here. */
 static kvf_status cross(ferry *f)
 {
-    const kvf_transfer_request request = {
-        .from = f->l->from, .to = f->l->to, .count = &f->l->count};
+    f->trips++;
+    lists *l = &f->l[f->trips % 2];
+    const kvf_transfer_request request = {.from = l->from, .to = l->to, .count = &l->count};
     uint32_t ticket;
-    memset(f->slots, 0, PAGES * BYTES);
+    memset(slots_of_trip(f), 0, PAGES * BYTES);
     for (uint32_t i = 0; i < PAGES; i++) {
-        f->l->from[i] = kvf_page_pool_device(&f->pool, (kvf_block){PAGES - 1 - i});
-        f->l->to[i] = f->slots + i * BYTES;
+        l->from[i] = kvf_page_pool_device(&f->pool, (kvf_block){PAGES - 1 - i});
+        l->to[i] = slots_of_trip(f) + i * BYTES;
     }
-    f->l->count = PAGES;
+    l->count = PAGES;
     kvf_status status = kvf_transfer_submit(f->engine, &request, f->stream, &ticket);
     if (status == KVF_BUSY) {
         status = kvf_transfer_wait_room(f->engine);
@@ -108,11 +116,10 @@ static void assert_arrived(const ferry *f)
 {
     for (uint32_t i = 0; i < PAGES; i++)
         for (size_t b = 0; b < BYTES; b += 64)
-            assert_int_equal(f->slots[i * BYTES + b], PAGES - i);
+            assert_int_equal(slots_of_trip(f)[i * BYTES + b], PAGES - i);
 }
 
-/* A stream keeps its error, so the next one is fresh. Whoever failed to join may still have copies
- * on their way: they are waited for by the requests behind it. */
+/* A stream keeps its error, so the next one is fresh. */
 static void use_on(ferry *f)
 {
     f->ops->stream_destroy(f->stream);

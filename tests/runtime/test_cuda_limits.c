@@ -289,7 +289,7 @@ typedef struct world {
     test_world w;
     test_tokens t;
     kvf_sequence *s;
-    float out[256];
+    _Alignas(16) float out[256];
 } world;
 
 static void world_open(world *x, const kvf_cache_config *cc)
