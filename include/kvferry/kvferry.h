@@ -611,6 +611,37 @@ KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);
 KVF_API void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
 KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
 
+/**
+ * How much KV was held, and for how long (PruLong, section 2.1), since open or the last
+ * kvf_cache_stats_reset. An entry is one token of one KV head of one layer. A step is one position
+ * of a sequence, of the prompt or generated; a token that a layer never gets is a step of that
+ * layer too. At each step an entry counts that was appended and not evicted. Shares are of what
+ * full causal attention holds over the same steps; all zero while there were none.
+ *
+ * Pages in host memory count as held, chosen or not. An entry counts for the device while it is in
+ * the window, in the ring of a streaming head, or, from the first decode step on, in the static set
+ * or a slot, where slots count as full; every other entry has its only full copy in host pages.
+ *
+ * A fork counts as a sequence of its own from the fork on. What a restart computes again, and the
+ * patch of chunked eviction, counts as held but is no step of full attention.
+ */
+typedef struct kvf_footprint {
+    double footprint;             /**< KV footprint: entry_steps / full_entry_steps */
+    double device, host;          /**< of which by place; device + host = footprint */
+    double peak;                  /**< peak KV: peak_entries / full_entries */
+    double device_peak;           /**< most entries on the device at a step, likewise */
+    uint64_t steps;               /**< summed over sequences */
+    uint64_t entry_steps;         /**< entries summed over steps, layers and KV heads */
+    uint64_t device_entry_steps;  /**< of which on the device */
+    uint64_t full_entry_steps;    /**< of full causal attention */
+    uint64_t peak_entries;        /**< most that each (sequence, layer) held at a step, summed */
+    uint64_t device_peak_entries; /**< likewise on the device */
+    uint64_t full_entries;        /**< tokens seen x layers x KV heads, summed over sequences */
+} kvf_footprint;
+
+/** Read it between whole prompts and steps. O(sequences x layers). */
+KVF_API void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint);
+
 #ifdef __cplusplus
 }
 #endif
