@@ -19,6 +19,7 @@ typedef struct kvf_session {
     kvf_transformer *transformer;
     kvf_cache *cache;
     kvf_stream *stream;
+    kvf_prune *prune; /**< of the cache; NULL = prompts are not pruned */
 } kvf_session;
 
 /** Called after each chunk of a prefill. @return whether to go on */

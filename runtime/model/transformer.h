@@ -13,6 +13,8 @@
  * Hidden states are fp32; queries, keys and values are rounded to the model's own type.
  */
 
+#include <kvferry/prune.h>
+
 #include "linear.h"
 #include "model_config.h"
 #include "safetensors.h"
@@ -70,6 +72,45 @@ uint32_t kvf_transformer_prompt_max(const kvf_transformer *transformer);
 KVF_CHECKED kvf_status kvf_transformer_prefill(kvf_transformer *transformer, kvf_cache *cache,
                                                kvf_sequence *sequence, const uint32_t *ids,
                                                uint32_t count, kvf_stream *stream);
+
+/** A prompt for an empty sequence. */
+typedef struct kvf_prompt {
+    kvf_sequence *sequence;
+    const uint32_t *ids; /**< [count] < vocab_size, borrowed until the call returns */
+    uint32_t count;      /**< at least 1 */
+} kvf_prompt;
+
+/**
+ * Prefill a batch of prompts, each pruned on its own: lengths and pivot layers may differ. All
+ * prompts go through one layer before the next; one that starts over is brought up first.
+ *
+ * @param prompts  [batch], distinct empty sequences; the sum of their counts is at most
+ *                 kvf_transformer_prompt_max
+ * @return as kvf_prefill and kvf_prune_layer; after an error the sequences can only be destroyed.
+ *         KVF_INVALID with no sequence touched for an id out of range, or too many tokens
+ *
+ * Stream: enqueues, and waits where a policy looks at numbers. The caller waits for the stream
+ * before the next call on this transformer.
+ */
+KVF_CHECKED kvf_status kvf_transformer_prefill_pruned(kvf_transformer *transformer,
+                                                      kvf_cache *cache, kvf_prune *prune,
+                                                      const kvf_prompt *prompts, uint32_t batch,
+                                                      kvf_stream *stream);
+
+/**
+ * The hidden state of a prompt's last token after the last layer, before the final norm: what
+ * FastKV's equation 3 compares. The prompt is appended to its sequence as by
+ * kvf_transformer_prefill_pruned.
+ *
+ * @param prune   NULL = no pruning
+ * @param hidden  [hidden_size] on the host
+ * @return as kvf_transformer_prefill_pruned
+ *
+ * Stream: waits for it.
+ */
+KVF_CHECKED kvf_status kvf_transformer_hidden(kvf_transformer *transformer, kvf_cache *cache,
+                                              kvf_prune *prune, const kvf_prompt *prompt,
+                                              float *hidden, kvf_stream *stream);
 
 /**
  * One step of a batch: append ids[i] to sequences[i] and compute its logits.

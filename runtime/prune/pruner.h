@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_PRUNE_PRUNER_H
+#define KVF_PRUNE_PRUNER_H
+
+/*
+ * A pruner: the buffers that measuring and deciding need, and how far each prompt has come.
+ *
+ * Knows no policy by name and no model. Everything is reserved at open. `scores` holds what was
+ * measured last, in device memory; the host reads it at `scores_host`, which is the same memory
+ * where the device shares the host's, else a pinned copy. Invariants: a slot with a sequence is a
+ * prompt under way, whose layers below `layer` are done in pass `pass`, and whose layer `layer`
+ * gets `tokens` tokens; the host writes scores_host only after `retained`.
+ */
+
+#include "retain.h"
+
+/* How far the prompt of one sequence has come. */
+typedef struct kvf_prune_slot {
+    kvf_sequence *sequence; /* NULL = none under way */
+    uint32_t generation;    /* of the sequence: another one may have taken its place */
+    uint32_t prompt;        /* tokens before anything was propagated */
+    uint32_t tokens;        /* that layer `layer` gets */
+    uint32_t layer;         /* the next one */
+    uint32_t pass;
+    uint32_t appended;     /* tokens of `layer` whose queries were summed */
+    uint32_t chosen_layer; /* KVF_PRUNE_LAYER_AUTO = none so far */
+    uint64_t computed;     /* tokens, over layers and passes */
+    uint64_t kept;         /* tokens per KV head, over layers of this pass */
+    void *state;           /* of the policy; NULL = it has none */
+    float *sums;           /* [kv_heads, tokens_max] device; NULL = no layer needs them */
+} kvf_prune_slot;
+
+/* Bytes per object, for the account of memory. None depends on the window. */
+typedef struct kvf_prune_bytes {
+    size_t scores, heads, sums, work, keep_work; /* device; keep_work: pages of a layer (EVICT) */
+    size_t host;                                 /* pinned copies */
+    size_t ids, state;
+} kvf_prune_bytes;
+
+/* Sums that the device writes in stream order. */
+typedef struct kvf_prune_clock {
+    uint64_t last, observe_ns, retain_ns;
+} kvf_prune_clock;
+
+struct kvf_prune {
+    kvf_cache *cache;
+    kvf_context *context; /* of the cache */
+    kvf_prune_config config;
+    const kvf_prune_policy *policy;
+    kvf_prune_shape shape;
+    uint32_t needs; /* OR over layers and passes, with fresh state */
+    kvf_prune_bytes bytes;
+
+    float *scores;   /* [kv_heads, tokens_max] device */
+    float *heads;    /* [query_heads, tokens_max] device; NULL = no layer needs a profile */
+    float *work;     /* of kvf_sequence_scores, device */
+    void *keep_work; /* of kvf_sequence_keep, device; NULL = nothing is evicted */
+
+    void *pinned;       /* what the next four are part of */
+    float *scores_host; /* [kv_heads, tokens_max] */
+    kvf_prune_clock *clock;
+    kvf_prune_profile *profile_host; /* [query_heads]; NULL = no layer needs one */
+    char *pinned_device;             /* the device's alias of `pinned` */
+
+    kvf_prune_profile *profile; /* [query_heads] device */
+    uint32_t *keep;             /* [kv_heads, tokens_max] */
+    uint32_t *propagate;        /* [tokens_max] */
+    kvf_prune_slot *slots;      /* [sequences_max] */
+    kvf_event *retained;        /* after the last reader of `scores` and its copy */
+    kvf_prune_stats stats;      /* but for the sums in `clock` */
+};
+
+/* Bytes that an object for this cache reserves; `needs` as in the object. */
+kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_config *config,
+                                        uint32_t needs);
+
+/* The slot of a prompt that is under way and at this layer. */
+KVF_MUST_CHECK kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence,
+                                              uint32_t layer, kvf_prune_slot **out);
+
+/* The first `count` floats of `from` (scores, or a slot's sums) as the host reads them. Waits for
+ * the stream, and asks the sequence for what went wrong there. */
+KVF_MUST_CHECK kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequence,
+                                         const float *from, size_t count, kvf_stream *stream,
+                                         const float **host);
+
+/* The time since the last mark of this kind goes to *sum, in stream order; NULL starts it. */
+KVF_MUST_CHECK kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream);
+
+/* Keep ids [kv_heads, count] of a layer and drop the rest (EVICT), timed. */
+KVF_MUST_CHECK kvf_status kvf_prune_evict(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                          const uint32_t *ids, uint32_t count, kvf_stream *stream);
+
+/* A layer of a prompt is done: `kept` tokens per KV head of it; after the last one the prompt
+ * counts in the statistics and the slot is free. */
+void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept);
+
+#endif
