@@ -282,6 +282,7 @@ static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_st
     KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
     const uint32_t base = layer->length, sealed_before = layer->sealed;
     kvf_append_note(cache, layer, args->tokens, args->positions);
+    kvf_footprint_append(cache, args->sequence, args->layer, args->tokens);
     layer->needs_exact = 1;
     step.layer = args->layer;
     step.rows = 1;

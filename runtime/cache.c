@@ -22,12 +22,16 @@ static kvf_status take_host(kvf_cache *cache)
     cache->positions = kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
     cache->ahead = kvf_alloc(cache->context, c->layers, sizeof *cache->ahead);
     cache->host_counters = kvf_alloc(cache->context, c->layers, sizeof *cache->host_counters);
+    cache->footprint.rows = kvf_alloc(cache->context, rows, sizeof *cache->footprint.rows);
+    cache->footprint.spans =
+        kvf_alloc(cache->context, c->sequences_max, sizeof *cache->footprint.spans);
     cache->replaced =
         kvf_alloc(cache->context, cache->dims.spare_blocks + 1, sizeof *cache->replaced);
     cache->sealed_before =
         kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sealed_before);
     if (!cache->replaced || !cache->sealed_before || !cache->sequences || !cache->layers ||
-        !cache->blocks || !cache->positions || !cache->host_counters || !cache->ahead)
+        !cache->blocks || !cache->positions || !cache->host_counters || !cache->ahead ||
+        !cache->footprint.rows || !cache->footprint.spans)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
                  "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
                  "tokens_max",
@@ -171,6 +175,8 @@ void kvf_cache_close(kvf_cache *cache)
             ops->memory_free(cache->device, device[i]);
     kvf_free(cache->context, cache->sealed_before);
     kvf_free(cache->context, cache->replaced);
+    kvf_free(cache->context, cache->footprint.spans);
+    kvf_free(cache->context, cache->footprint.rows);
     kvf_free(cache->context, cache->host_counters);
     kvf_free(cache->context, cache->ahead);
     kvf_free(cache->context, cache->positions);

@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "footprint.h"
 #include "page_pool.h"
 #include "paging.h"
 #include "residency.h"
@@ -44,6 +45,7 @@ typedef struct kvf_dims {
     uint32_t rows_max;      /* rows of one frame */
     uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
     uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
+    uint32_t observe_max;   /* queries of one launch of observe; 0 = unused */
     uint32_t score_lists;   /* lists that are scored, per row */
     uint32_t addresses_max; /* blocks that one call seals */
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
@@ -172,6 +174,7 @@ struct kvf_cache {
     kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
+    kvf_footprint_meter footprint;
     kvf_recording *recording;               /* under way, or NULL */
     kvf_ahead *ahead;                       /* [layers] */
     uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */

@@ -111,6 +111,7 @@ void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *se
         due->refreshes += layer->is_due;
         layer->is_verified = kvf_verify_is_due(cache, layer);
         layer->steps++;
+        kvf_footprint_append(cache, args->sequences[b], args->layer, 1);
         due->verifies += layer->is_verified;
     }
 }

@@ -69,6 +69,7 @@ static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint3
  * physical restructuring gets blocks of its own. */
 static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child)
 {
+    kvf_footprint_fork(cache, parent, child);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *from = &parent->layers[i];
         kvf_layer *to = &child->layers[i];

@@ -138,12 +138,13 @@ static void carve_cover(carver *table, const kvf_cache_config *c, const kvf_dims
     l->verify_out = carve(table, verify, c->head_dim, 1, kvf_dtype_bytes(c->dtype));
     l->verify_lse = carve(table, verify, 1, 1, sizeof(float));
 
-    const uint64_t observed = d->tokens_max ? p->kv_heads : 0;
+    const uint64_t seen = d->observe_max ? p->kv_heads : 0;
     const uint64_t chunks = kvf_div_ceil_u32(d->cover_max, KVF_OBSERVE_SPANS);
-    const uint64_t window = (uint64_t)p->group * p->query_window;
-    l->row_max = carve(table, observed, chunks, window, sizeof(float));
-    l->row_sum = carve(table, observed, chunks, window, sizeof(float));
-    l->token_score = carve(table, observed, d->cover_max, c->page_size, sizeof(float));
+    const uint64_t window = (uint64_t)p->group * d->observe_max;
+    l->row_max = carve(table, seen, chunks, window, sizeof(float));
+    l->row_sum = carve(table, seen, chunks, window, sizeof(float));
+    l->token_score = carve(table, seen, d->cover_max, c->page_size, sizeof(float));
+    const uint64_t observed = d->tokens_max ? p->kv_heads : 0;
     l->token_work = carve(table, observed, d->cover_max, c->page_size, sizeof(uint32_t));
     l->token_ids = carve(table, observed, d->tokens_max, 1, sizeof(int32_t));
     l->token_count = carve(table, observed, 1, 1, sizeof(uint32_t));
@@ -196,6 +197,8 @@ static void carve_host(carver *host, const kvf_cache_config *c, const kvf_dims *
     (void)carve(host, rows, c->tokens_max, 1, sizeof(uint32_t));
     (void)carve(host, c->layers, 1, 1, sizeof(kvf_layer_host_counters));
     (void)carve(host, c->layers, 1, 1, sizeof(kvf_ahead));
+    (void)carve(host, rows, 1, 1, sizeof(kvf_footprint_row));
+    (void)carve(host, c->sequences_max, 1, 1, sizeof(kvf_footprint_span));
     (void)carve(host, c->sequences_max, 1, 1, sizeof(uint32_t));
     (void)carve(host, d->spare_blocks + UINT64_C(1), 1, 1, sizeof(kvf_block));
     (void)carve(host, d->block_count, 2, 1, sizeof(uint32_t)); /* of the pool */

@@ -36,6 +36,7 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
         sequence->generation--;
     }
     sequence->is_alive = 1;
+    kvf_footprint_begin(cache, sequence);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         *layer = (kvf_layer){.is_fresh = 1,
@@ -96,6 +97,7 @@ static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
     kvf_arena_forget(cache, sequence);
+    kvf_footprint_end(cache, sequence);
     cache->is_unsettled = cache->dims.ahead_max != 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];

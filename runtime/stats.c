@@ -111,6 +111,7 @@ void kvf_cache_stats_reset(kvf_cache *cache)
         }
         cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
+    kvf_footprint_reset(cache);
     copy_counters(cache, true);
     kvf_transfer_stats_reset(cache->transfer);
 }

@@ -395,6 +395,10 @@ typedef struct kvf_cache_config {
     const uint8_t *head_mask;
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends; 128 */
     uint32_t streaming_recent; /**< newest tokens, a query's own included; 1024 */
+
+    /* pruning */
+    uint32_t observe_window; /**< newest queries of a layer that can be asked how much they look at
+                                each of its tokens, 0 to 128; reserves what that takes; 0 */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
@@ -619,8 +623,8 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
  * full causal attention holds over the same steps; all zero while there were none.
  *
  * Pages in host memory count as held, chosen or not. An entry counts for the device while it is in
- * the window, in the ring of a streaming head, or, from the first decode step on, in the static set
- * or a slot, where slots count as full; every other entry has its only full copy in host pages.
+ * the sink, the window, the ring of a streaming head, or, from the first decode step on, the static
+ * set or a slot, where static set and slots count as full; every other entry has its only full copy in host pages.
  *
  * A fork counts as a sequence of its own from the fork on. What a restart computes again, and the
  * patch of chunked eviction, counts as held but is no step of full attention.

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Counting entries over steps: sums of lengths in closed form.
+ *
+ * Knows nothing of kernels. A token is one entry per KV head; a streaming head holds at most its
+ * first and newest tokens, whatever the layer's length.
+ */
+
+#include "cache.h"
+
+/* ---- what lengths mean -----------------------------------------------------------------------
+ */
+
+/* 1 + 2 + ... + n */
+static uint64_t sum_to(uint64_t n)
+{
+    return n * (n + 1) / 2;
+}
+
+/* What a layer's length says of its entries. */
+typedef struct holder {
+    uint32_t page;
+    uint32_t local;      /* newest tokens: at least so many are not sealed */
+    uint64_t sealed_max; /* sealed tokens of a KV head that the device may hold as well */
+} holder;
+
+/* The sink is always on the device; static set and slots are filled from the first decode step on,
+ * and count as full. */
+static holder holder_of(const kvf_cache *cache, const kvf_layer *layer)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    holder h = {
+        .page = p->shape.page_size, .local = cache->config.local_tokens, .sealed_max = p->sink};
+    if (layer->steps)
+        h.sealed_max += cache->dims.static_tokens;
+    if (layer->steps && kvf_moves_pages(cache))
+        h.sealed_max += (uint64_t)(p->lists / p->kv_heads) * p->slots * p->shape.page_size;
+    return h;
+}
+
+static uint64_t sealed_at(const holder *h, uint64_t length)
+{
+    return length < h->local ? 0 : (length - h->local) / h->page * h->page;
+}
+
+static uint64_t device_at(const holder *h, uint64_t length)
+{
+    const uint64_t sealed = sealed_at(h, length);
+    return length - sealed + (sealed < h->sealed_max ? sealed : h->sealed_max);
+}
+
+/* Sum over y < count of y, rounded down to pages. */
+static uint64_t sum_rounded(uint64_t page, uint64_t count)
+{
+    const uint64_t whole = count / page, rest = count % page;
+    return whole == 0 ? 0 : page * (page * (whole * (whole - 1) / 2) + rest * whole);
+}
+
+/* Sum of device_at over lengths 1 .. length. */
+static uint64_t device_sum(const holder *h, uint64_t length)
+{
+    const uint64_t counts = length < h->local ? 0 : length - h->local + 1; /* lengths from local on
+                                                                            */
+    const uint64_t below = (h->sealed_max / h->page + 1) * h->page; /* with sealed <= sealed_max */
+    const uint64_t full = counts < below ? counts : below;
+    return sum_to(length) - sum_rounded(h->page, counts) + sum_rounded(h->page, full) +
+           (counts - full) * h->sealed_max;
+}
+
+/* Highest device_at over lengths first .. last: at the end, or just before the last page that was
+ * sealed. */
+static uint64_t device_highest(const holder *h, uint64_t first, uint64_t last)
+{
+    const uint64_t at_end = device_at(h, last);
+    if (last < h->local)
+        return at_end;
+    const uint64_t before = last - (last - h->local) % h->page - 1;
+    if (before < first || before > last)
+        return at_end;
+    const uint64_t at_seal = device_at(h, before);
+    return at_seal > at_end ? at_seal : at_end;
+}
+
+/* ---- counting --------------------------------------------------------------------------------
+ */
+
+static kvf_footprint_row *row_of(const kvf_cache *cache, const kvf_sequence *sequence,
+                                 uint32_t layer)
+{
+    return &cache->footprint.rows[kvf_row_number(cache, sequence, layer)];
+}
+
+static kvf_footprint_span *span_of(const kvf_cache *cache, const kvf_sequence *sequence)
+{
+    return &cache->footprint.spans[sequence->slot];
+}
+
+/* Steps that a sequence is through, full attention's way. */
+static uint64_t steps_of(const kvf_cache *cache, const kvf_sequence *sequence)
+{
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        seen = kvf_max_u32(seen, row_of(cache, sequence, i)->seen);
+    return span_of(cache, sequence)->again + seen;
+}
+
+/* One token of every KV head is so many entries. */
+static uint64_t entries(const kvf_cache *cache)
+{
+    return cache->config.kv_heads;
+}
+
+/* Steps at each of which the length is one more than at the one before: first .. last. */
+static void count_ramp(kvf_cache *cache, kvf_footprint_row *row, const holder *h, uint32_t first,
+                       uint32_t last)
+{
+    const uint64_t before = first - 1;
+    cache->footprint.entry_steps += entries(cache) * (sum_to(last) - sum_to(before));
+    cache->footprint.device_entry_steps +=
+        entries(cache) * (device_sum(h, last) - device_sum(h, before));
+    row->held_max = kvf_max_u32(row->held_max, last);
+    row->device_max = kvf_max_u32(row->device_max, (uint32_t)device_highest(h, first, last));
+}
+
+/* Steps of tokens that this layer never gets. */
+static void count_still(kvf_cache *cache, const holder *h, uint32_t length, uint64_t steps)
+{
+    cache->footprint.entry_steps += entries(cache) * steps * length;
+    cache->footprint.device_entry_steps += entries(cache) * steps * device_at(h, length);
+}
+
+void kvf_footprint_append(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
+                          uint32_t tokens)
+{
+    const kvf_layer *state = &sequence->layers[layer];
+    kvf_footprint_row *row = row_of(cache, sequence, layer);
+    const uint32_t base = state->length - tokens;
+    const uint32_t *positions = state->positions + base;
+    const uint32_t last = positions[tokens - 1];
+    const holder h = holder_of(cache, state);
+    if (positions[0] > row->seen)
+        count_still(cache, &h, base, positions[0] - row->seen);
+    count_ramp(cache, row, &h, base + 1, state->length);
+    if (last - positions[0] != tokens - 1)
+        for (uint32_t i = 1; i < tokens; i++)
+            count_still(cache, &h, base + i, positions[i] - positions[i - 1] - 1);
+    row->seen = last + 1;
+}
+
+void kvf_footprint_rewind(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
+                          uint32_t tokens)
+{
+    kvf_footprint_row *row = row_of(cache, sequence, layer);
+    KVF_ASSERT(tokens <= row->seen);
+    row->seen -= tokens;
+}
+
+/* ---- sequences ------------------------------------------------------------------------------- */
+
+static void clear_rows(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        *row_of(cache, sequence, i) = (kvf_footprint_row){0};
+}
+
+void kvf_footprint_begin(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    clear_rows(cache, sequence);
+    *span_of(cache, sequence) = (kvf_footprint_span){0};
+}
+
+void kvf_footprint_fork(kvf_cache *cache, const kvf_sequence *parent, const kvf_sequence *child)
+{
+    *span_of(cache, child) = (kvf_footprint_span){.first = steps_of(cache, parent),
+                                                  .again = span_of(cache, parent)->again};
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        *row_of(cache, child, i) = (kvf_footprint_row){.seen = row_of(cache, parent, i)->seen};
+}
+
+void kvf_footprint_restart(kvf_cache *cache, const kvf_sequence *sequence, uint32_t tokens)
+{
+    const uint64_t steps = steps_of(cache, sequence);
+    KVF_ASSERT(tokens <= steps);
+    span_of(cache, sequence)->again = steps - tokens;
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        row_of(cache, sequence, i)->seen = 0;
+}
+
+/* What a sequence adds to the sums of full attention, and its peaks. */
+static void add_sequence(const kvf_cache *cache, const kvf_sequence *sequence, kvf_footprint *f)
+{
+    const uint64_t steps = steps_of(cache, sequence), first = span_of(cache, sequence)->first;
+    const uint64_t heads = (uint64_t)cache->config.layers * cache->config.kv_heads;
+    if (steps <= first)
+        return;
+    f->steps += steps - first;
+    f->full_entry_steps += heads * (sum_to(steps) - sum_to(first));
+    f->full_entries += heads * steps;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_footprint_row *row = row_of(cache, sequence, i);
+        f->peak_entries += entries(cache) * row->held_max;
+        f->device_peak_entries += entries(cache) * row->device_max;
+    }
+}
+
+void kvf_footprint_end(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    add_sequence(cache, sequence, &cache->footprint.ended);
+}
+
+void kvf_footprint_reset(kvf_cache *cache)
+{
+    kvf_footprint_meter *meter = &cache->footprint;
+    meter->entry_steps = meter->device_entry_steps = 0;
+    meter->ended = (kvf_footprint){0};
+    for (uint32_t s = 0; s < cache->config.sequences_max; s++) {
+        const kvf_sequence *sequence = &cache->sequences[s];
+        if (!sequence->is_alive)
+            continue;
+        span_of(cache, sequence)->first = steps_of(cache, sequence);
+        for (uint32_t i = 0; i < cache->config.layers; i++)
+            *row_of(cache, sequence, i) =
+                (kvf_footprint_row){.seen = row_of(cache, sequence, i)->seen};
+    }
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? (double)part / (double)whole : 0.0;
+}
+
+void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
+{
+    const kvf_footprint_meter *meter = &cache->footprint;
+    kvf_footprint f = meter->ended;
+    for (uint32_t s = 0; s < cache->config.sequences_max; s++)
+        if (cache->sequences[s].is_alive)
+            add_sequence(cache, &cache->sequences[s], &f);
+    f.entry_steps = meter->entry_steps;
+    f.device_entry_steps = meter->device_entry_steps;
+    f.footprint = share(f.entry_steps, f.full_entry_steps);
+    f.device = share(f.device_entry_steps, f.full_entry_steps);
+    f.host = share(f.entry_steps - f.device_entry_steps, f.full_entry_steps);
+    f.peak = share(f.peak_entries, f.full_entries);
+    f.device_peak = share(f.device_peak_entries, f.full_entries);
+    *footprint = f;
+}
