@@ -75,6 +75,7 @@ static const field fields[] = {
     FIELD(phase_times, 0, 2, "0, 1, or 2 = on the host device"),
     FIELD(streaming_sink, 0, 1u << 16, "first tokens that a streaming head attends"),
     FIELD(streaming_recent, 1, 1u << 20, "newest tokens that a streaming head attends"),
+    FIELD(observe_window, 0, KVF_OBSERVE_WINDOW_MAX, "newest queries that score tokens, or 0"),
 };
 
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
@@ -182,7 +183,8 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     p->store_pages =
         kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
     p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, c->page_size) + 1;
-    p->query_window = kvf_min_u32(c->local_tokens, KVF_OBSERVE_WINDOW_MAX);
+    p->query_window =
+        kvf_min_u32(kvf_max_u32(c->local_tokens, c->observe_window), KVF_OBSERVE_WINDOW_MAX);
     dims->choose_lists = policy->per_layer ? 1 : p->lists;
     dims->score_lists = p->lists;
     dims->window_pages = kvf_div_ceil_u32(c->local_tokens + c->page_size - 1, c->page_size);
@@ -239,8 +241,12 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->split = kvf_max_u32(1, KVF_SPLIT_TOKENS / c->page_size);
     dims->splits_max = kvf_div_ceil_u32(dims->spans_max, dims->split);
     dims->tokens_max = policy->by_token ? dims->rest_tokens + c->page_size : dims->static_tokens;
-    if (dims->tokens_max || c->verify_interval)
+    if (dims->tokens_max || c->observe_window || c->verify_interval)
         dims->cover_max = p->pages_max + p->store_pages;
+    /* Other queries than the kept ones come in any number, and are taken so many at a time. */
+    dims->observe_max = c->observe_window  ? KVF_OBSERVE_WINDOW_MAX
+                        : dims->tokens_max ? p->query_window
+                                           : 0;
     dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
     dims->is_physical = c->restructure == KVF_RESTRUCTURE_PHYSICAL && dims->static_tokens;
     dims->spare_blocks = dims->is_physical ? p->pages_max : 0;
