@@ -207,13 +207,17 @@ typedef struct kvf_merge_args {
     float *lse;                 /* [lists, group]; may be NULL */
 } kvf_merge_args;
 
-/* ---- prefill: dense causal attention of a chunk ----------------------------------------------
+/* ---- prefill: causal attention of a chunk -----------------------------------------------------
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
  * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
- * page_size]. A task is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query
- * heads of the group).
+ * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
+ * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
+ * query of the launch attends to are not read, nor are their blocks. Keys and values of other
+ * tokens below base + tokens are finite, attended or not. A task is one KV head x KVF_PREFILL_ROWS
+ * consecutive query tokens (all query heads of the group).
  */
 #define KVF_PREFILL_ROWS 48u
+#define KVF_PREFILL_KEYS 64u
 
 typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;
@@ -221,6 +225,8 @@ typedef struct kvf_prefill_kernel_args {
     uint32_t group;
     uint32_t tokens;
     uint32_t base;
+    uint32_t sink;   /* unused without a window */
+    uint32_t window; /* newest tokens, a query's own included; 0 = all */
     float scale;
     const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */

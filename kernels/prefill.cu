@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Dense causal attention of a chunk, on the GPU; see prefill_ref.c for the meaning.
+ * Causal attention of a chunk, on the GPU; see prefill_ref.c for the meaning.
  *
  * Knows nothing of pruning or positions: key j is row j % page_size of block j / page_size. Grid:
  * (tiles of query rows, KV heads); rows are (token, head of the group), so all heads of a group
@@ -15,7 +15,9 @@
  * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
  * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
  * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
- * rate at which an A100 would starve. Keys behind the last row of a tile are never read.
+ * rate at which an A100 would starve. Keys behind the last row of a tile are never read, and with a
+ * window, which is a form of its own, neither are tiles of keys between the sink and the window of
+ * the first row.
  *
  * fp32: plain, see plain.cuh.
  */
@@ -41,6 +43,8 @@ typedef struct query_tile {
     uint32_t first; /* row (token, g) */
     uint32_t rows;
     uint32_t keys; /* that its last row sees */
+    uint32_t skip; /* keys skip .. skip_end - 1 are seen by no row; nothing without a window */
+    uint32_t skip_end;
 } query_tile;
 
 static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_args *a,
@@ -51,7 +55,24 @@ static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_ar
     t.first = (gridDim.x - 1 - blockIdx.x) * block_rows;
     t.rows = kvf_min_u32(block_rows, a->tokens * a->group - t.first);
     t.keys = a->base + (t.first + t.rows - 1) / a->group + 1;
+    const uint32_t after = a->base + t.first / a->group + 1; /* the first row */
+    t.skip = a->sink;
+    t.skip_end = a->window && after > a->window ? after - a->window : 0;
     return t;
+}
+
+/* The first key of the first tile, of `tile` keys, from `first` on that a row sees. */
+static __device__ __forceinline__ uint32_t seen_tile(const query_tile *t, uint32_t first,
+                                                     uint32_t tile)
+{
+    return first >= t->skip && first < t->skip_end / tile * tile ? t->skip_end / tile * tile
+                                                                 : first;
+}
+
+static __device__ __forceinline__ bool is_hidden(const kvf_prefill_kernel_args *a, uint32_t key,
+                                                 uint32_t limit)
+{
+    return a->window && key >= a->sink && key + a->window <= limit;
 }
 
 /* Index of row `row` of a tile in q, out and lse. */
@@ -182,6 +203,25 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
     }
 }
 
+/* Logits of keys between the sink and the window of a row. */
+template <uint32_t D>
+static __device__ __forceinline__ void hide(warp_state<D> *w, const kvf_prefill_kernel_args *a,
+                                            uint32_t first, uint32_t lane)
+{
+    if (first + plan<D>::keys <= a->sink || first + a->window > w->last_limit)
+        return;
+    KVF_UNROLL
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        KVF_UNROLL
+        for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
+            KVF_UNROLL
+            for (uint32_t e = 0; e < 4; e++)
+                if (is_hidden(a, first + n * 8 + lane % 4 * 2 + e % 2, w->limit[m][e / 2]))
+                    w->s[m][n][e] = -INFINITY;
+        }
+    }
+}
+
 /* Logits become weights; what was summed so far is rescaled. */
 template <uint32_t D>
 static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint32_t side)
@@ -276,7 +316,7 @@ static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
 
 /* q, out [tokens, kv_heads, group, D], blocks [pages] -> [kv_heads] pages, lse [tokens, kv_heads,
  * group]; WARPS or fewer warps. */
-template <typename T, uint32_t D>
+template <typename T, uint32_t D, bool Windowed>
 static __global__ void __launch_bounds__(WARPS *KVF_LANES)
     prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
 {
@@ -285,6 +325,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_LANES)
     const query_tile t = tile_of(&a, block_rows);
     const size_t values = (size_t)a.shape.page_size * (2 * D);
     const float unit = a.scale * KVF_CUDA_LOG2E;
+    const uint32_t begin = Windowed ? seen_tile(&t, 0, plan<D>::keys) : 0;
     const uint32_t first_row = warp * plan<D>::warp_rows;
     const bool idle = first_row >= t.rows;
     char *slots = kvf_shared();
@@ -293,14 +334,16 @@ static __global__ void __launch_bounds__(WARPS *KVF_LANES)
     warp_state<D> w;
     begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
     load_queries<D>(queries, &a, &t, block_rows);
-    load_tile<D>(slots, &a, &t, 0, 0);
+    load_tile<D>(slots, &a, &t, begin, 0);
     kvf_async_commit();
-    load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, 0, values);
+    load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, begin, values);
     kvf_async_commit();
     uint32_t used = 0, filled = 2;
-    for (uint32_t first = 0; first < t.keys; first += plan<D>::keys) {
+    for (uint32_t first = begin, next; first < t.keys; first = next) {
         const bool visible = !idle && first <= w.last_limit;
-        const uint32_t next = first + plan<D>::keys;
+        next = first + plan<D>::keys;
+        if (Windowed)
+            next = seen_tile(&t, next, plan<D>::keys);
         kvf_async_wait<1>();
         __syncthreads(); /* keys are here, and nobody needs the values before them */
         if (next < t.keys)
@@ -308,6 +351,8 @@ static __global__ void __launch_bounds__(WARPS *KVF_LANES)
         kvf_async_commit();
         if (visible) {
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
+            if (Windowed)
+                hide<D>(&w, &a, first, lane);
             KVF_UNROLL
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
                 soften<D>(&w, m, 0);
@@ -341,7 +386,7 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
     const uint32_t block_rows = warps * plan<D>::warp_rows;
     const size_t shared =
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
-    return kvf_cuda_launch(prefill_tiles<T, D>,
+    return kvf_cuda_launch(a->window ? prefill_tiles<T, D, true> : prefill_tiles<T, D, false>,
                            dim3(kvf_div_ceil_u32(rows, block_rows), a->kv_heads),
                            dim3(warps * KVF_LANES), shared, stream, *a);
 }
@@ -376,10 +421,13 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     static_assert(KVF_PLAIN_TOKENS == KVF_PLAIN_THREADS, "a key per thread");
     const uint32_t d = a->shape.head_dim, key = first + threadIdx.x;
     const float unit = a->scale * KVF_CUDA_LOG2E;
-    const float *k = key < t->keys ? (const float *)key_row(a, t->head, key, d * 4) : NULL;
+    const bool skipped = key >= t->skip && key < t->skip_end;
+    const float *k =
+        key < t->keys && !skipped ? (const float *)key_row(a, t->head, key, d * 4) : NULL;
     for (uint32_t row = 0; row < t->rows; row++) {
         const float *q = (const float *)a->q + row_at(a, t, row) * d;
-        const bool visible = key <= a->base + (t->first + row) / a->group;
+        const uint32_t limit = a->base + (t->first + row) / a->group;
+        const bool visible = key <= limit && !is_hidden(a, key, limit);
         state->s[row][threadIdx.x] = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
     }
 }
@@ -399,6 +447,8 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
         const uint32_t limit = a->base + (t->first + row) / a->group;
         kvf_scale(&r->o[i], state->factor[row]);
         for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
+            if (is_hidden(a, first + j, limit))
+                continue;
             const float *v = (const float *)key_row(a, t->head, first + j, d * 4);
             kvf_add_scaled(&r->o[i], state->s[row][j],
                            v + (size_t)a->shape.page_size * d + at % (d / 4) * 4);
@@ -414,7 +464,8 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     const query_tile t = tile_of(&a, KVF_PLAIN_ROWS);
     kvf_plain_rows r;
     kvf_plain_begin(&r);
-    for (uint32_t first = 0; first < t.keys; first += KVF_PLAIN_TOKENS) {
+    for (uint32_t first = seen_tile(&t, 0, KVF_PLAIN_TOKENS); first < t.keys;
+         first = seen_tile(&t, first + KVF_PLAIN_TOKENS, KVF_PLAIN_TOKENS)) {
         __syncthreads();
         plain_logits(state, &a, &t, first);
         __syncthreads();

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Dense causal attention of a chunk, the specification.
+ * Causal attention of a chunk, over all tokens or a sink and a window, the specification.
  *
  * Knows nothing of pruning or positions: token j is row j % page_size of block j / page_size. Task
  * = KV head * tiles + tile, a tile being KVF_PREFILL_ROWS consecutive query tokens.
  */
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "convert.h"
 #include "page_rows.h"
@@ -35,6 +36,11 @@ static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32
     return sum * (double)a->scale;
 }
 
+static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j)
+{
+    return a->window == 0 || j < a->sink || query - j < a->window;
+}
+
 static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
 {
     const kvf_shape *s = &a->shape;
@@ -42,8 +48,11 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
     double top = -INFINITY, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
     for (uint32_t j = 0; j <= last; j++)
-        top = fmax(top, logit(a, r, j));
+        if (is_seen(a, last, j))
+            top = fmax(top, logit(a, r, j));
     for (uint32_t j = 0; j <= last && top > -INFINITY; j++) {
+        if (!is_seen(a, last, j))
+            continue;
         double weight = exp(logit(a, r, j) - top);
         const void *v = kvf_page_value(s, page_of(a, r->kv_head, j), j % s->page_size);
         sum += weight;

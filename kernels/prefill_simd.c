@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Dense causal attention of a chunk, vectorised. Bound it aims at: the core's fp32 multiply-adds.
+ * Causal attention of a chunk, vectorised. Bound it aims at: the core's fp32 multiply-adds.
  *
  * Knows nothing beyond prefill_ref.c. Query rows (token, head of the group) go in blocks of
  * TILE_ROWS against tiles of TILE_KEYS keys; keys and values of a tile are widened to fp32 once per
@@ -27,6 +27,8 @@ typedef struct row_block {
     size_t at[TILE_ROWS];      /* row in q, out and lse */
     uint32_t rows;
     uint32_t columns; /* head_dim, rounded up to whole panels */
+    uint32_t sink;
+    uint32_t window; /* 0 = all */
 } row_block;
 
 KVF_ALWAYS_INLINE void put_values(row_block *b, const void *const *rows, uint32_t count,
@@ -56,6 +58,15 @@ KVF_ALWAYS_INLINE void load_tile(row_block *b, const kvf_prefill_kernel_args *a,
     put_values(b, values, count, s, dtype);
 }
 
+/* Keys of a tile that lie between the sink and the window of the row. */
+KVF_ALWAYS_INLINE void hide_row(row_block *b, uint32_t row, uint32_t first, uint32_t count)
+{
+    const uint32_t seen = b->limit[row] + 1 > b->window ? b->limit[row] + 1 - b->window : 0;
+    const uint32_t end = seen > first ? kvf_min_u32(seen - first, count) : 0;
+    for (uint32_t j = b->sink > first ? b->sink - first : 0; j < end; j++)
+        b->s.at[row][j] = -INFINITY;
+}
+
 /* Logits of one row become weights; what was summed so far is rescaled if the maximum grew. */
 KVF_ALWAYS_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, uint32_t count)
 {
@@ -63,6 +74,8 @@ KVF_ALWAYS_INLINE void soften_row(row_block *b, uint32_t row, uint32_t first, ui
     uint32_t visible = 0;
     if (row < b->rows && b->limit[row] >= first)
         visible = kvf_min_u32(b->limit[row] - first + 1, count);
+    if (b->window && row < b->rows)
+        hide_row(b, row, first, count);
     const float tile_top = row_mask_top(s, visible, count);
     const float top = tile_top > b->top[row] ? tile_top : b->top[row];
     const float base = top == -INFINITY ? 0.0f : top;
@@ -97,6 +110,8 @@ KVF_ALWAYS_INLINE void begin_block(row_block *b, const kvf_prefill_kernel_args *
 {
     const uint32_t head_dim = a->shape.head_dim;
     b->rows = rows;
+    b->sink = a->sink;
+    b->window = a->window;
     b->columns = (uint32_t)kvf_round_up(head_dim, VF_PAIR);
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t token = (first_row + r) / a->group, g = (first_row + r) % a->group;
@@ -145,6 +160,9 @@ KVF_ALWAYS_INLINE void prefill_task(const kvf_prefill_kernel_args *a, uint32_t t
         begin_block(&b, a, kv_head, row, kvf_min_u32(TILE_ROWS, end - row));
         const uint32_t keys = b.limit[b.rows - 1] + 1;
         for (uint32_t first = 0; first < keys; first += TILE_KEYS) {
+            /* The first row's window begins earliest. */
+            if (a->window && first >= a->sink && first + TILE_KEYS - 1 + a->window <= b.limit[0])
+                continue;
             const uint32_t count = kvf_min_u32(TILE_KEYS, keys - first);
             load_tile(&b, a, kv_head, first, count, dtype);
             attend_tile(&b, first, count, a->shape.head_dim);

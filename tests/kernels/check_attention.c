@@ -226,17 +226,25 @@ void check_merge(check *c)
         merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5], 32});
 }
 
-static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t tokens,
-                         uint32_t base, check_data data)
+/* No query of the launch attends to a token of its run of KVF_PREFILL_KEYS. */
+static bool is_unread(const kvf_prefill_kernel_args *a, uint32_t token)
 {
-    kvf_prefill_kernel_args a = {.shape = *shape, .group = group, .tokens = tokens, .base = base};
+    const uint32_t first = token / KVF_PREFILL_KEYS * KVF_PREFILL_KEYS;
+    return a->window && first >= a->sink && first + KVF_PREFILL_KEYS - 1 + a->window <= a->base;
+}
+
+static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_data data)
+{
+    kvf_prefill_kernel_args a = *given;
+    const kvf_shape *shape = &a.shape;
+    const uint32_t group = a.group, tokens = a.tokens, base = a.base;
     if (!check_begin(c))
         return;
     a.kv_heads = 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
-    check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u data=%d",
+    check_describe(c, "%s d=%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
-                   a.kv_heads, tokens, base, (int)data);
+                   a.kv_heads, tokens, base, a.sink, a.window, (int)data);
     const size_t rows = (size_t)tokens * a.kv_heads * group;
     const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
     const size_t half = (size_t)shape->page_size * shape->head_dim;
@@ -255,7 +263,8 @@ static void prefill_case(check *c, const kvf_shape *shape, uint32_t group, uint3
             v_max = fmax(v_max, fabs(check_value(block, shape->dtype, k)));
         for (uint32_t t = 0; t < shape->page_size; t++)
             for (uint32_t h = 0; h < 2 * a.kv_heads; h++)
-                if (b * shape->page_size + t >= base + tokens)
+                if (b * shape->page_size + t >= base + tokens ||
+                    is_unread(&a, b * shape->page_size + t))
                     check_fill_nan(block + h * kvf_half_page_bytes(shape) +
                                        t * kvf_row_bytes(shape),
                                    shape->dtype, shape->head_dim);
@@ -285,8 +294,24 @@ void check_prefill(check *c)
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]};
         const uint32_t group = 1 + i * 7 % 16;
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
-        prefill_case(c, &s, group, n, bases[i / 3 % 5],
+        prefill_case(c,
+                     &(kvf_prefill_kernel_args){
+                         .shape = s, .group = group, .tokens = n, .base = bases[i / 3 % 5]},
                      i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+    }
+    /* Windows: of one token, within a tile, over tiles, as long as all; none, part, much of a sink.
+     */
+    static const uint32_t windows[] = {1, 2, 33, 64, 65, 150, 1u << 20};
+    static const uint32_t sinks[] = {0, 1, 64, 70, 128, 1000}, far[] = {0, 40, 150, 333, 448};
+    for (uint32_t i = 0; i < 60; i++) {
+        kvf_prefill_kernel_args a = {
+            .shape = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]},
+            .group = 1 + i * 7 % 16};
+        a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
+        a.base = far[i / 3 % 5];
+        a.window = windows[i % 7];
+        a.sink = sinks[i / 5 % 6];
+        prefill_case(c, &a, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
 }
 
