@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Draws a link bench with gnuplot: the data goes into the script, so nothing is left beside the
- * pictures.
+ * Draws a link bench with gnuplot.
  *
  * It knows columns, not what they were measured with. Invariant: a picture is drawn only if it has
  * at least two points.
@@ -11,19 +10,16 @@
 #include "bench_plot.h"
 
 #include "bench_link.h"
+#include "gnuplot.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define METHODS_MAX 8u
 
 typedef struct plot {
     const cli_table *table;
-    const char *folder;
-    FILE *gnuplot;
-    uint32_t drawn;
+    cli_gnuplot gnuplot;
 } plot;
 
 static const char *text_at(const plot *p, uint32_t row, enum link_column column)
@@ -67,35 +63,21 @@ static uint64_t most_pages(const plot *p, const char *suite)
     return most;
 }
 
-/* What both files of a picture share, in front of `body`. */
-static void draw(plot *p, const char *name, const char *settings, const char *body)
-{
-    static const struct {
-        const char *terminal;
-        const char *suffix;
-    } forms[] = {{"svg size 900,560 dynamic background rgb 'white' font 'sans,14'", "svg"},
-                 {"pngcairo size 900,560 background rgb 'white' font 'sans,11'", "png"}};
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-        fprintf(p->gnuplot, "reset\nset terminal %s\nset output '%s/%s.%s'\n%s%s\nunset output\n",
-                forms[i].terminal, p->folder, name, forms[i].suffix, settings, body);
-    p->drawn++;
-}
-
 /* ------------------------------------------------------- bandwidth against page size */
 
 static uint32_t bandwidth_data(plot *p, const char *method, uint64_t pages, uint32_t number)
 {
     uint32_t points = 0;
-    fprintf(p->gnuplot, "$bandwidth%u << EOD\n", number);
+    fprintf(p->gnuplot.script, "$bandwidth%u << EOD\n", number);
     for (uint32_t row = 0; row < p->table->row_count; row++)
         if (is_of(p, row, "methods") && strcmp(text_at(p, row, LINK_METHOD), method) == 0 &&
             cell_at(p, row, LINK_PAGES)->integer == pages) {
-            fprintf(p->gnuplot, "%g %g\n",
+            fprintf(p->gnuplot.script, "%g %g\n",
                     (double)cell_at(p, row, LINK_PAGE_BYTES)->integer / 1024.0,
                     cell_at(p, row, LINK_RATE)->real);
             points++;
         }
-    fputs("EOD\n", p->gnuplot);
+    fputs("EOD\n", p->gnuplot.script);
     return points;
 }
 
@@ -119,7 +101,7 @@ static void plot_bandwidth(plot *p)
              "set grid\nset key top left\n",
              (unsigned long long)pages);
     if (points >= 2)
-        draw(p, "bandwidth", settings, body);
+        cli_gnuplot_draw(&p->gnuplot, "bandwidth", settings, body);
 }
 
 /* ------------------------------------------------------------------------- heat map */
@@ -182,12 +164,12 @@ static void plot_map(plot *p, const map_axes *m, const char *method, const char 
         const uint32_t y = label_index(down, &lines, text);
         cells[y][x] = cell_at(p, row, LINK_RATE)->real;
     }
-    fputs("$map << EOD\n", p->gnuplot);
+    fputs("$map << EOD\n", p->gnuplot.script);
     for (uint32_t y = 0; y < lines; y++)
         for (uint32_t x = 0; x < columns; x++)
             if (cells[y][x] > 0.0)
-                fprintf(p->gnuplot, "%u %u %g\n", x, y, cells[y][x]);
-    fputs("EOD\n", p->gnuplot);
+                fprintf(p->gnuplot.script, "%u %u %g\n", x, y, cells[y][x]);
+    fputs("EOD\n", p->gnuplot.script);
     if (columns * lines < 2)
         return;
     snprintf(settings, sizeof settings,
@@ -198,10 +180,11 @@ static void plot_map(plot *p, const map_axes *m, const char *method, const char 
              lines - 1);
     put_tics(settings, sizeof settings, 'x', across, columns);
     put_tics(settings, sizeof settings, 'y', down, lines);
-    draw(p, name, settings,
-         "set style fill solid 1.0 noborder\n"
-         "plot $map using 1:2:(0.48):(0.48):3 with boxxyerror linecolor palette, $map using "
-         "1:2:(sprintf('%.1f', $3)) with labels");
+    cli_gnuplot_draw(
+        &p->gnuplot, name, settings,
+        "set style fill solid 1.0 noborder\n"
+        "plot $map using 1:2:(0.48):(0.48):3 with boxxyerror linecolor palette, $map using "
+        "1:2:(sprintf('%.1f', $3)) with labels");
 }
 
 static void plot_maps(plot *p)
@@ -244,68 +227,43 @@ static void plot_latency(plot *p)
         const char *title;
     } parts[] = {{LINK_FETCH_P50, "p50"}, {LINK_FETCH_P95, "p95"}, {LINK_FETCH_P99, "p99"}};
     uint32_t bars = 0;
-    fputs("$latency << EOD\n", p->gnuplot);
+    fputs("$latency << EOD\n", p->gnuplot.script);
     for (uint32_t row = 0; row < p->table->row_count; row++) {
         if (!is_of(p, row, "cadence"))
             continue;
-        fprintf(p->gnuplot, "\"%s %llu\"", text_at(p, row, LINK_METHOD),
+        fprintf(p->gnuplot.script, "\"%s %llu\"", text_at(p, row, LINK_METHOD),
                 (unsigned long long)cell_at(p, row, LINK_PAGES)->integer);
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-            fprintf(p->gnuplot, " %g", cell_at(p, row, parts[i].column)->real);
-        fputs("\n", p->gnuplot);
+            fprintf(p->gnuplot.script, " %g", cell_at(p, row, parts[i].column)->real);
+        fputs("\n", p->gnuplot.script);
         bars++;
     }
-    fputs("EOD\n", p->gnuplot);
+    fputs("EOD\n", p->gnuplot.script);
     if (bars < 2)
         return;
-    draw(p, "latency",
-         "set title 'One fetch of a decode step, by method and pages'\nset ylabel 'us'\n"
-         "set style data histogram\nset style histogram clustered gap 1\n"
-         "set style fill solid 0.9\nset grid y\nset yrange [0:*]\nset xtics rotate by -35\n"
-         "set key top left\n",
-         "plot $latency using 2:xtic(1) title 'p50', '' using 3 title 'p95', '' using 4 title "
-         "'p99'");
+    cli_gnuplot_draw(
+        &p->gnuplot, "latency",
+        "set title 'One fetch of a decode step, by method and pages'\nset ylabel 'us'\n"
+        "set style data histogram\nset style histogram clustered gap 1\n"
+        "set style fill solid 0.9\nset grid y\nset yrange [0:*]\nset xtics rotate by -35\n"
+        "set key top left\n",
+        "plot $latency using 2:xtic(1) title 'p50', '' using 3 title 'p95', '' using 4 title "
+        "'p99'");
 }
 
 /* -------------------------------------------------------------------------------- all */
 
-static bool folder_usable(const char *folder)
-{
-    struct stat status;
-    if (strpbrk(folder, "'\n\\")) {
-        fputs("kvferry: --plot: the folder's name has a quote, a backslash or a line break\n",
-              stderr);
-        return false;
-    }
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-        fprintf(stderr, "kvferry: --plot: %s cannot be made: %s\n", folder, strerror(errno));
-        return false;
-    }
-    if (stat(folder, &status) == 0 && S_ISDIR(status.st_mode))
-        return true;
-    fprintf(stderr, "kvferry: --plot: %s is no folder\n", folder);
-    return false;
-}
-
 bool cli_bench_plot(const cli_table *table, const char *folder)
 {
-    plot p = {.table = table, .folder = folder};
-    if (!folder_usable(folder))
+    plot p = {.table = table};
+    if (!cli_gnuplot_open(&p.gnuplot, folder))
         return false;
-    p.gnuplot = popen("gnuplot -", "w");
-    if (!p.gnuplot) {
-        fputs("kvferry: --plot: gnuplot could not be started\n", stderr);
-        return false;
-    }
     plot_bandwidth(&p);
     plot_maps(&p);
     plot_latency(&p);
-    if (pclose(p.gnuplot) != 0) {
-        fputs("kvferry: --plot: gnuplot failed; is it installed (apt install gnuplot-nox)?\n",
-              stderr);
+    if (!cli_gnuplot_close(&p.gnuplot))
         return false;
-    }
-    if (p.drawn > 0)
+    if (p.gnuplot.drawn > 0)
         return true;
     fputs("kvferry: --plot: nothing to draw; choose the suites methods, cadence, numa or staging\n",
           stderr);
