@@ -75,6 +75,11 @@ uint32_t kvf_pool_tasks(const kvf_pool_args *a)
     return a->rows;
 }
 
+uint32_t kvf_profile_tasks(const kvf_profile_args *a)
+{
+    return a->rows;
+}
+
 uint32_t kvf_copy_tasks(const kvf_copy_args *a)
 {
     return kvf_div_ceil_u32(a->count, a->per_task);

@@ -297,6 +297,22 @@ typedef struct kvf_pool_args {
     float *out;
 } kvf_pool_args;
 
+/* ---- profile: the shape of attention over tokens ----------------------------------------------
+ * With a = scores[r, 0 .. count) divided by its sum, where what is not a positive number counts as
+ * 0: out[r] = - sum a ln a; the sum of the `top` largest a (all if there are fewer); the mean of
+ * (a - 1/count)^2. Sum 0: three zeros. The sum is at most FLT_MAX. One task per row.
+ */
+#define KVF_PROFILE_VALUES 3u
+
+typedef struct kvf_profile_args {
+    uint32_t rows;
+    uint32_t stride; /* row stride of scores, >= count */
+    uint32_t count;
+    uint32_t top;
+    const float *scores; /* [rows, stride] */
+    float *out;          /* [rows, KVF_PROFILE_VALUES] */
+} kvf_profile_args;
+
 /* ---- copy: scattered equal blocks of bytes ---------------------------------------------------
  * to[i] <- from[i], `bytes` each. The SIMD variants stream past the cache (non-temporal stores over
  * four interleaved streams) when `stream` is set. A task is `per_task` consecutive blocks.
@@ -423,6 +439,7 @@ typedef struct kvf_resolve_args {
     X(observe_stats)                                                                               \
     X(observe_score)                                                                               \
     X(pool)                                                                                        \
+    X(profile)                                                                                     \
     X(copy)                                                                                        \
     X(publish)                                                                                     \
     X(move)                                                                                        \
@@ -448,6 +465,7 @@ uint32_t kvf_prefill_tasks(const kvf_prefill_kernel_args *a);
 uint32_t kvf_repack_tasks(const kvf_repack_args *a);
 uint32_t kvf_observe_tasks(const kvf_observe_args *a);
 uint32_t kvf_pool_tasks(const kvf_pool_args *a);
+uint32_t kvf_profile_tasks(const kvf_profile_args *a);
 uint32_t kvf_copy_tasks(const kvf_copy_args *a);
 uint32_t kvf_move_tasks(const kvf_move_args *a);
 uint32_t kvf_resolve_tasks(const kvf_resolve_args *a);

@@ -33,7 +33,8 @@ static const struct {
     {"move", check_move, 1},       {"ahead", check_ahead, 1},
     {"resolve", check_resolve, 1}, {"paging", check_paging, 1},
     {"cover", check_cover, 1},     {"pack", check_pack, 1},
-    {"permute", check_permute, 1}, {"properties", check_properties, 1},
+    {"permute", check_permute, 1}, {"profile", check_profile, 1},
+    {"properties", check_properties, 1},
 };
 
 static const struct {

@@ -126,6 +126,7 @@ void check_levels(check *c);
 void check_reduce(check *c);
 void check_topk(check *c);
 void check_pool(check *c);
+void check_profile(check *c);
 void check_copy(check *c);
 void check_repack(check *c);
 void check_resolve(check *c);
