@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The library's policies by name, defaults common to all of them, and what settings may be.
+ *
+ * Knows no cache and no prompt; every refusal names the field, its value and what to do. After a
+ * check that passed, a policy may use its settings without looking at their ranges again.
+ */
+
+#include "policies.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "choose.h"
+#include "kernels.h"
+
+/* What a policy does beyond choosing what a layer keeps. */
+typedef enum reach {
+    REACH_LAYER,     /* nothing */
+    REACH_PROPAGATE, /* hands fewer tokens to deeper layers */
+    REACH_RESTART,   /* starts over */
+} reach;
+
+static const struct {
+    const kvf_prune_policy *policy;
+    reach reach;
+} policies[] = {
+    {&kvf_prune_full, REACH_LAYER},        {&kvf_prune_streaming, REACH_LAYER},
+    {&kvf_prune_h2o, REACH_LAYER},         {&kvf_prune_snapkv, REACH_LAYER},
+    {&kvf_prune_pyramidkv, REACH_LAYER},   {&kvf_prune_pyramidinfer, REACH_PROPAGATE},
+    {&kvf_prune_gemfilter, REACH_RESTART}, {&kvf_prune_fastkv, REACH_PROPAGATE},
+};
+
+#define POLICIES (sizeof policies / sizeof *policies)
+
+const kvf_prune_policy *kvf_prune_policy_at(uint32_t index)
+{
+    return index < POLICIES ? policies[index].policy : NULL;
+}
+
+const kvf_prune_policy *kvf_prune_policy_find(const char *name)
+{
+    for (size_t i = 0; name && i < POLICIES; i++)
+        if (strcmp(policies[i].policy->name, name) == 0)
+            return policies[i].policy;
+    return NULL;
+}
+
+void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
+{
+    *config = (kvf_prune_config){
+        .size = sizeof *config,
+        .policy = policy ? policy : &kvf_prune_full,
+        .settings = {.size = sizeof config->settings,
+                     .keep = 1.0f,
+                     .propagate = 1.0f,
+                     .layer = KVF_PRUNE_LAYER_AUTO,
+                     .pool = KVF_POOL_MAX,
+                     .pool_width = 1,
+                     .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
+                     .recent_share = 0.5f,
+                     .beta = 20,
+                     .decay = 0.9f,
+                     .weights = {0.2f, 0.3f, 0.5f},
+                     .mass_share = 0.1f,
+                     .pivot = KVF_PIVOT_ONLINE,
+                     .layer_min = KVF_PRUNE_LAYER_AUTO,
+                     .layer_max = KVF_PRUNE_LAYER_AUTO,
+                     .layers_observed = 8,
+                     .threshold = 0.3f},
+        .retention = KVF_RETENTION_OFFLOAD,
+        .eviction = KVF_EVICTION_NONE,
+        .chunk_queries = 64,
+    };
+    if (config->policy->defaults)
+        config->policy->defaults(&config->settings);
+}
+
+/* ------------------------------------------------------------------- check */
+
+/* Where a complaint goes; the first one counts. */
+typedef struct complaint {
+    char *text;
+    size_t capacity;
+    int is_made;
+} complaint;
+
+static void complain(complaint *c, const char *format, ...) KVF_PRINTF(2, 3);
+
+static void complain(complaint *c, const char *format, ...)
+{
+    if (c->is_made)
+        return;
+    c->is_made = 1;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->text, c->capacity, format, args);
+    va_end(args);
+}
+
+/* A field of 32 bits and what it may be. */
+typedef struct whole {
+    const char *name;
+    size_t offset;
+    uint32_t low, high;
+    const char *fix;
+} whole;
+
+typedef struct real {
+    const char *name;
+    size_t offset;
+    float low, high;
+    int is_open; /* 1: low itself is refused */
+    const char *fix;
+} real;
+
+_Static_assert(sizeof(kvf_pool_kind) == sizeof(uint32_t), "enums are read as 32 bits");
+
+#define SETTING(name) #name, offsetof(kvf_prune_settings, name)
+#define CONFIG(name)  #name, offsetof(kvf_prune_config, name)
+
+static const whole whole_settings[] = {
+    {SETTING(window), 0, KVF_OBSERVE_WINDOW_MAX, "newest queries that score"},
+    {SETTING(pool), KVF_POOL_MAX, KVF_POOL_AVERAGE, "a kvf_pool_kind"},
+    {SETTING(pool_width), 1, 1023, "an odd number of tokens, 1 = no pooling"},
+    {SETTING(group_reduce), KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_SUM, "a kvf_group_reduce"},
+    {SETTING(window_mean), 0, 1, "1 = mean over the window's queries, 0 = sum"},
+    {SETTING(beta), 1, UINT32_MAX, "the last layer gets a beta-th of the mean; published: 20"},
+    {SETTING(pivot), KVF_PIVOT_ONLINE, KVF_PIVOT_FIXED, "a kvf_pivot"},
+    {SETTING(layers_observed), 1, UINT32_MAX, "layers whose ranks are compared; published: 8"},
+    {SETTING(two_pass), 0, 1, "1 = run again on the chosen tokens"},
+};
+
+static const whole whole_configs[] = {
+    {CONFIG(retention), KVF_RETENTION_OFFLOAD, KVF_RETENTION_EVICT, "a kvf_retention"},
+    {CONFIG(eviction), KVF_EVICTION_NONE, KVF_EVICTION_PATCHED, "a kvf_eviction"},
+    {CONFIG(chunk_queries), 1, KVF_OBSERVE_WINDOW_MAX, "queries that score a chunk"},
+    {CONFIG(compat_bf16), 0, 1, "1 = round where the published code rounds"},
+};
+
+static const real real_settings[] = {
+    {SETTING(keep), 0.0f, 1.0f, 1, "the share that a KV head keeps"},
+    {SETTING(propagate), 0.0f, 1.0f, 1, "the share that deeper layers get"},
+    {SETTING(recent_share), 0.0f, 1.0f, 0, "of what is kept, the part that is newest"},
+    {SETTING(decay), 0.0f, 1.0f, 0, "what centrality keeps from layer to layer; published: 0.9"},
+    {SETTING(mass_share), 0.0f, 1.0f, 1, "the share of tokens whose mass counts; published: 0.1"},
+    {SETTING(threshold), 0.0f, 1e9f, 0, "the ratio of variances to fall below; published: 0.3"},
+};
+
+static void check_whole(complaint *c, const void *base, const whole *w)
+{
+    uint32_t value;
+    memcpy(&value, (const char *)base + w->offset, sizeof value);
+    if (value < w->low)
+        complain(c, "%s = %u: must be at least %u (%s)", w->name, value, w->low, w->fix);
+    if (value > w->high)
+        complain(c, "%s = %u: must be at most %u (%s)", w->name, value, w->high, w->fix);
+}
+
+static void check_real(complaint *c, const void *base, const real *r)
+{
+    float value;
+    memcpy(&value, (const char *)base + r->offset, sizeof value);
+    const int is_high = r->is_open ? value > r->low : value >= r->low;
+    if (!is_high || !(value <= r->high))
+        complain(c, "%s = %g: must be %s %g and at most %g (%s)", r->name, (double)value,
+                 r->is_open ? "above" : "at least", (double)r->low, (double)r->high, r->fix);
+}
+
+static void check_layers(complaint *c, const kvf_prune_settings *s, const kvf_prune_shape *shape)
+{
+    const struct {
+        const char *name;
+        uint32_t value;
+    } layers[] = {{"layer", s->layer}, {"layer_min", s->layer_min}, {"layer_max", s->layer_max}};
+    for (size_t i = 0; i < 3; i++)
+        if (layers[i].value != KVF_PRUNE_LAYER_AUTO && layers[i].value >= shape->layers)
+            complain(c, "%s = %u: the model has layers 0 to %u; take one of them, or AUTO",
+                     layers[i].name, layers[i].value, shape->layers - 1);
+    if (s->layer_min != KVF_PRUNE_LAYER_AUTO && s->layer_max != KVF_PRUNE_LAYER_AUTO &&
+        s->layer_min > s->layer_max)
+        complain(c, "layer_min = %u: is above layer_max = %u; lower it, or raise layer_max",
+                 s->layer_min, s->layer_max);
+}
+
+/* A budget, as a share or a count, against what is always kept. */
+typedef struct budget {
+    const char *share_name, *count_name;
+    float share;
+    uint32_t count;
+} budget;
+
+static void check_budget(complaint *c, const kvf_prune_settings *s, const budget *b,
+                         uint32_t tokens, const char *of)
+{
+    const uint32_t least = s->window ? s->window : 1;
+    if (b->count && b->count < least)
+        complain(c,
+                 "%s = %u: is below window = %u, whose tokens are always kept; raise it to %u, "
+                 "or lower window",
+                 b->count_name, b->count, s->window, least);
+    if (b->count)
+        return;
+    const uint32_t count = kvf_share_count(tokens, kvf_share_value(b->share));
+    const double enough = tokens ? fmin(1.0, ceil(1000.0 * least / tokens) / 1000.0) : 1.0;
+    if (count == 0 && least == 1)
+        complain(c, "%s = %g: of %s %u tokens that is none; raise it to %.3g or more",
+                 b->share_name, (double)b->share, of, tokens, enough);
+    if (count < least)
+        complain(c,
+                 "%s = %g: of %s %u tokens that is %u, below window = %u, whose tokens are always "
+                 "kept; raise it to %.3g or more, or lower window",
+                 b->share_name, (double)b->share, of, tokens, count, s->window, enough);
+}
+
+static void check_budgets(complaint *c, const kvf_prune_settings *s, uint32_t tokens,
+                          const char *of)
+{
+    const budget keep = {"keep", "keep_tokens", s->keep, s->keep_tokens};
+    const budget propagate = {"propagate", "propagate_tokens", s->propagate, s->propagate_tokens};
+    check_budget(c, s, &keep, tokens, of);
+    check_budget(c, s, &propagate, tokens, of);
+    const uint32_t kept = kvf_keep_count(s, tokens);
+    if (s->sink_tokens && kept < tokens && s->sink_tokens >= kept)
+        complain(c,
+                 "sink_tokens = %u: only %u of %s %u tokens are kept; lower it below that, or "
+                 "raise keep",
+                 s->sink_tokens, kept, of, tokens);
+}
+
+static void check_settings(complaint *c, const kvf_prune_settings *s, const kvf_prune_shape *shape)
+{
+    if (s->size != sizeof *s)
+        complain(c, "settings.size = %zu: this library knows %zu; call kvf_prune_config_init",
+                 s->size, sizeof *s);
+    for (size_t i = 0; i < sizeof whole_settings / sizeof *whole_settings; i++)
+        check_whole(c, s, whole_settings + i);
+    for (size_t i = 0; i < sizeof real_settings / sizeof *real_settings; i++)
+        check_real(c, s, real_settings + i);
+    if (s->pool_width % 2 == 0)
+        complain(c, "pool_width = %u: must be odd; take %u or %u", s->pool_width, s->pool_width - 1,
+                 s->pool_width + 1);
+    for (uint32_t i = 0; i < 3; i++)
+        if (!(s->weights[i] >= 0.0f) || !isfinite(s->weights[i]))
+            complain(c, "weights[%u] = %g: must be 0 or more; published: 0.2, 0.3, 0.5", i,
+                     (double)s->weights[i]);
+    check_layers(c, s, shape);
+    if (s->window > shape->tokens_max)
+        complain(c, "window = %u: the longest prompt has %u tokens; lower window", s->window,
+                 shape->tokens_max);
+    check_budgets(c, s, shape->tokens_max, "the longest prompt's");
+}
+
+static void check_policy(complaint *c, const kvf_prune_policy *policy)
+{
+    if (policy->size != sizeof *policy)
+        complain(c,
+                 "policy->size = %zu: this library knows %zu; set it to "
+                 "sizeof(kvf_prune_policy), and build against this library's header",
+                 policy->size, sizeof *policy);
+    else if (!policy->name)
+        complain(c, "policy->name = NULL: give the policy a name");
+    else if (!policy->needs)
+        complain(c,
+                 "policy->needs = NULL: policy %s must tell what it needs measured; a function "
+                 "that returns KVF_PRUNE_NOTHING will do",
+                 policy->name);
+    else if (!policy->decide)
+        complain(c, "policy->decide = NULL: policy %s must decide what a layer keeps",
+                 policy->name);
+}
+
+static reach reach_of(const kvf_prune_config *config)
+{
+    if (config->settings.two_pass)
+        return REACH_RESTART;
+    for (size_t i = 0; i < POLICIES; i++)
+        if (policies[i].policy == config->policy)
+            return policies[i].reach;
+    return REACH_LAYER;
+}
+
+static void check_eviction(complaint *c, const kvf_prune_config *config)
+{
+    static const char *const names[] = {"NONE", "NAIVE", "PATCHED"};
+    if (c->is_made || config->eviction == KVF_EVICTION_NONE)
+        return;
+    const char *eviction = names[config->eviction];
+    const kvf_prune_settings *s = &config->settings;
+    if (config->retention == KVF_RETENTION_OFFLOAD)
+        complain(c,
+                 "eviction = %s: drops tokens between chunks, but retention = OFFLOAD keeps "
+                 "them; set retention = EVICT, or eviction = NONE",
+                 eviction);
+    if (reach_of(config) == REACH_RESTART)
+        complain(c,
+                 "eviction = %s: policy %s%s starts over with other tokens, which a prompt in "
+                 "chunks cannot; take another policy, or eviction = NONE",
+                 eviction, config->policy->name, s->two_pass ? " with two_pass = 1" : "");
+    if (reach_of(config) == REACH_PROPAGATE && (s->propagate < 1.0f || s->propagate_tokens))
+        complain(c,
+                 "eviction = %s: policy %s hands fewer tokens to deeper layers, which a prompt "
+                 "in chunks cannot; set propagate = 1, take another policy, or eviction = NONE",
+                 eviction, config->policy->name);
+}
+
+static kvf_status report(const complaint *c, kvf_error *error)
+{
+    if (!c->is_made)
+        return KVF_OK;
+    if (error) {
+        *error = (kvf_error){.status = KVF_INVALID};
+        snprintf(error->text, sizeof error->text, "%s", c->text);
+    }
+    return KVF_INVALID;
+}
+
+kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prune_shape *shape,
+                                  kvf_error *error)
+{
+    char text[sizeof error->text];
+    complaint c = {.text = text, .capacity = sizeof text};
+    if (!config || config->size != sizeof *config)
+        complain(&c,
+                 "size = %zu: this library knows %zu; call kvf_prune_config_init, and build "
+                 "against the header of the library that is linked",
+                 config ? config->size : 0, sizeof *config);
+    else if (!config->policy)
+        complain(&c, "policy = NULL: take one of kvf_prune_policy_find, or your own");
+    else if (!shape || !shape->layers || !shape->kv_heads || !shape->tokens_max ||
+             !shape->query_heads || shape->query_heads % shape->kv_heads)
+        complain(&c, "shape: layers, kv_heads, query_heads (a multiple of kv_heads) and tokens_max "
+                     "must be those of a cache");
+    if (c.is_made)
+        return report(&c, error);
+    check_policy(&c, config->policy);
+    check_settings(&c, &config->settings, shape);
+    for (size_t i = 0; i < sizeof whole_configs / sizeof *whole_configs; i++)
+        check_whole(&c, config, whole_configs + i);
+    check_eviction(&c, config);
+    if (c.is_made || !config->policy->check)
+        return report(&c, error);
+    char own[sizeof error->text] = "";
+    const char *wrong = config->policy->check(&config->settings, shape, own, sizeof own);
+    if (wrong)
+        complain(&c, "%s", wrong);
+    return report(&c, error);
+}
+
+const char *kvf_prune_window_problem(const kvf_prune_settings *settings,
+                                     const kvf_prune_shape *shape, char *text, size_t capacity)
+{
+    (void)shape;
+    if (settings->window)
+        return NULL;
+    snprintf(text, capacity,
+             "window = 0: the policy looks at attention of the newest queries; "
+             "set at least 1");
+    return text;
+}
+
+const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_t tokens,
+                                     char *text, size_t capacity)
+{
+    complaint c = {.text = text, .capacity = capacity};
+    if (tokens < settings->window)
+        complain(&c, "window = %u: the prompt has only %u tokens; lower window, or do not prune it",
+                 settings->window, tokens);
+    check_budgets(&c, settings, tokens, "the prompt's");
+    return c.is_made ? text : NULL;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Heavy hitters and newest tokens. After Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient
+ * Generative Inference of Large Language Models", NeurIPS 2023.
+ *
+ * A token's score is the attention that it got from all queries of the prompt; of what a KV head
+ * keeps, one half are the newest tokens and the rest the heaviest of those before (the published
+ * setting; here `recent_share`). As in its published code for grouped heads, the query heads of a
+ * KV head are summed. The share that is kept is FastKV's for this comparison, 0.1.
+ */
+
+#include "base.h"
+#include "choose.h"
+#include "policies.h"
+
+static void h2o_defaults(kvf_prune_settings *settings)
+{
+    settings->keep = 0.1f;
+    settings->recent_share = 0.5f;
+    settings->group_reduce = KVF_GROUP_SUM;
+}
+
+static uint32_t h2o_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
+                          const void *state, uint32_t layer, uint32_t pass)
+{
+    (void)settings;
+    (void)shape;
+    (void)state;
+    (void)layer;
+    (void)pass;
+    return KVF_PRUNE_SUMS;
+}
+
+static void h2o_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
+                       void *state, kvf_prune_answer *answer)
+{
+    (void)user;
+    (void)state;
+    const uint32_t count = kvf_max_u32(1, kvf_keep_count(settings, view->tokens));
+    if (count >= view->tokens || view->candidates == 0)
+        return;
+    const uint32_t recent = kvf_share_count(count, kvf_share_value(settings->recent_share));
+    const uint32_t sink = kvf_min_u32(settings->sink_tokens, count - recent);
+    const uint32_t heavy = count - recent - sink;
+    const uint32_t older = kvf_min_u32(view->candidates, view->tokens - recent) - sink;
+    for (uint32_t h = 0; h < view->kv_heads; h++) {
+        uint32_t *ids = answer->keep + (size_t)h * count;
+        kvf_choose_range(0, sink, ids);
+        kvf_choose_top(view->scores + (size_t)h * view->candidates + sink, older, heavy,
+                       ids + sink);
+        for (uint32_t i = 0; i < heavy; i++)
+            ids[sink + i] += sink;
+        kvf_choose_range(view->tokens - recent, recent, ids + sink + heavy);
+    }
+    answer->keep_count = count;
+}
+
+const kvf_prune_policy kvf_prune_h2o = {
+    .size = sizeof(kvf_prune_policy),
+    .name = "h2o",
+    .source = "Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large "
+              "Language Models, NeurIPS 2023",
+    .defaults = h2o_defaults,
+    .needs = h2o_needs,
+    .decide = h2o_decide};
