@@ -63,11 +63,15 @@ struct kvf_prune {
     char *pinned_device;             /* the device's alias of `pinned` */
 
     kvf_prune_profile *profile; /* [query_heads] device */
+    void *device_memory;        /* what scores ... profile are part of */
     uint32_t *keep;             /* [kv_heads, tokens_max] */
     uint32_t *propagate;        /* [tokens_max] */
     kvf_prune_slot *slots;      /* [sequences_max] */
-    kvf_event *retained;        /* after the last reader of `scores` and its copy */
-    kvf_prune_stats stats;      /* but for the sums in `clock` */
+    char *state;                /* [sequences_max, state_bytes] */
+    size_t state_bytes;
+    kvf_event *retained;   /* after the last reader of `scores` and its copy */
+    uint32_t is_retaining; /* 1: `retained` was recorded, and not waited for */
+    kvf_prune_stats stats; /* but for the sums in `clock` */
 };
 
 /* Bytes that an object for this cache reserves; `needs` as in the object. */
