@@ -21,7 +21,8 @@ typedef struct kvf_scores_args {
                             the kept queries */
     uint32_t window;     /* W queries; NULL q: at most observe_window */
     uint32_t first;      /* token index of query 0; queries are of consecutive tokens */
-    uint32_t candidates; /* tokens 0 .. candidates-1 are scored and pooled */
+    uint32_t begin;      /* tokens below it are as if they were not there; 0 = all are */
+    uint32_t candidates; /* tokens begin .. candidates-1 are scored and pooled */
     uint32_t window_mean;
     uint32_t is_weighted; /* query w counts (w + 1) / W */
     uint32_t is_raw;      /* q.k without scale and softmax; tokens after a query count 0 for it */
@@ -30,8 +31,9 @@ typedef struct kvf_scores_args {
     uint32_t pool_width; /* 1 = none */
     kvf_group_reduce group_reduce;
     uint32_t accumulates; /* add to out instead of writing it */
-    float *out;           /* [kv_heads, candidates] in device memory */
-    float *heads; /* [query_heads, candidates] not pooled, in device memory; NULL = not wanted */
+    float *out;           /* [kv_heads, candidates - begin] in device memory */
+    float *heads; /* [query_heads, candidates - begin] not pooled, in device memory; NULL = not
+                     wanted */
 } kvf_scores_args;
 
 /* Device memory that the caller gives for scores, of floats: kvf_scores_work_floats(). */
