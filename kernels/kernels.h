@@ -424,7 +424,9 @@ typedef struct kvf_resolve_args {
     X(compare)                                                                                     \
     X(writeback)                                                                                   \
     X(ahead)                                                                                       \
-    X(frame)
+    X(frame)                                                                                       \
+    X(heads)                                                                                       \
+    X(ring)
 
 #define KVF_KERNEL_LIST(X)                                                                         \
     X(digest)                                                                                      \

@@ -16,6 +16,7 @@
  */
 
 #include "kernels.h"
+#include "page_rows.h"
 
 /* What all rows of a cache share. */
 typedef struct kvf_paging {
@@ -331,6 +332,61 @@ typedef struct kvf_writeback_args {
     const kvf_row *row; /* [rows] */
 } kvf_writeback_args;
 
+/* ---- heads: chosen heads of rows. Per job, head from_head[i] of every row of `from` becomes head
+ * to_head[i] of that row of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are not
+ * named keep what they have. A task is KVF_HEADS_ROWS rows of one job. */
+#define KVF_HEADS_ROWS 8u
+
+typedef struct kvf_heads_job {
+    const void *from; /* [rows, from_heads, bytes] */
+    void *to;         /* [rows, to_heads, bytes] */
+    const uint32_t *from_head;
+    const uint32_t *to_head;
+    uint32_t from_heads;
+    uint32_t to_heads;
+    uint32_t count;
+    uint32_t bytes; /* a multiple of 4 */
+} kvf_heads_job;
+
+typedef struct kvf_heads_args {
+    uint32_t rows;
+    uint32_t job_count;
+    const kvf_heads_job *jobs; /* [job_count] */
+} kvf_heads_args;
+
+KVF_INLINE uint32_t kvf_heads_tasks(const kvf_heads_args *a)
+{
+    return a->job_count * kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS);
+}
+
+/* ---- ring: one token per row into the rings of its streaming heads, and the spans that it attends
+ * to: tokens below sink and the newest `recent`. kvf_row.ring is [sink_blocks + ring_blocks, heads,
+ * page bytes]: the pages of the sink, then page p in block (p - sink_blocks) % ring_blocks of the
+ * others. Notes what is not finite. One task per (row, head). Invariant: ring_blocks pages hold
+ * `recent` consecutive tokens wherever they begin, or sink and ring hold every token there may be.
+ */
+typedef struct kvf_ring {
+    kvf_shape shape;
+    uint32_t heads;
+    uint32_t sink;
+    uint32_t recent;
+    uint32_t sink_blocks;
+    uint32_t ring_blocks; /* at least 1 */
+} kvf_ring;
+
+typedef struct kvf_ring_args {
+    kvf_ring ring;
+    uint32_t rows;
+    uint32_t kv_heads;    /* of k and v */
+    uint32_t spans_max;   /* >= sink_blocks + ring_blocks */
+    const uint32_t *head; /* [ring.heads] of kv_heads; NULL = 0, 1, ... */
+    const kvf_row *row;   /* [rows]: ring, fault, fault_key, length; nothing else is looked at */
+    const void *k;        /* [rows, kv_heads, head_dim] */
+    const void *v;
+    kvf_span *spans;      /* [rows * ring.heads, spans_max] out */
+    uint32_t *span_count; /* [rows * ring.heads] out */
+} kvf_ring_args;
+
 /* ---- where things of a row are -------------------------------------------------------------- */
 
 KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
@@ -415,6 +471,55 @@ KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
         return 0;
     const uint32_t tokens = kvf_min_u32(p->shape.page_size, p->sink - first);
     return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
+}
+
+/* ---- rings of streaming heads --------------------------------------------------------------- */
+
+/* Block of page p among those of a row. */
+KVF_INLINE uint32_t kvf_ring_block(const kvf_ring *r, uint32_t page)
+{
+    return page < r->sink_blocks ? page : r->sink_blocks + (page - r->sink_blocks) % r->ring_blocks;
+}
+
+KVF_INLINE char *kvf_ring_page(const kvf_ring *r, char *blocks, uint32_t page, uint32_t head)
+{
+    return blocks + ((size_t)kvf_ring_block(r, page) * r->heads + head) * kvf_page_bytes(&r->shape);
+}
+
+/* Tokens below `sink`, and those from the result on, are what the newest of `length` sees. */
+KVF_INLINE uint32_t kvf_ring_recent(const kvf_ring *r, uint32_t length)
+{
+    return length > r->recent ? length - r->recent : 0;
+}
+
+/* The first page behind those of the sink that the newest of `length` tokens sees. */
+KVF_INLINE uint32_t kvf_ring_first(const kvf_ring *r, uint32_t length)
+{
+    return kvf_max_u32(r->sink_blocks, kvf_ring_recent(r, length) / r->shape.page_size);
+}
+
+KVF_INLINE uint32_t kvf_ring_spans(const kvf_ring *r, uint32_t length)
+{
+    const uint32_t pages = kvf_div_ceil_u32(length, r->shape.page_size);
+    const uint32_t first = kvf_ring_first(r, length);
+    return kvf_min_u32(r->sink_blocks, pages) + (pages > first ? pages - first : 0);
+}
+
+/* Span i of what the newest of `length` tokens attends to. */
+KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t length, uint32_t head,
+                                  uint32_t i)
+{
+    const uint32_t page_size = r->shape.page_size, recent = kvf_ring_recent(r, length);
+    const uint32_t page = i < r->sink_blocks ? i : kvf_ring_first(r, length) + (i - r->sink_blocks);
+    const uint32_t first = page * page_size;
+    const uint32_t from = r->sink > first ? kvf_min_u32(r->sink - first, page_size) : 0;
+    const uint32_t end = recent > first ? kvf_min_u32(recent - first, page_size) : 0;
+    kvf_span span;
+    span.page = kvf_ring_page(r, blocks, page, head);
+    span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
+    span.count = kvf_min_u32(page_size, length - first);
+    span.fetched = 0;
+    return span;
 }
 
 #ifndef __cplusplus

@@ -75,6 +75,40 @@ static __device__ __forceinline__ uint32_t kvf_count_below(const int32_t *ids, u
     return low;
 }
 
+/* Whether a word holds an element with all exponent bits set. */
+static __device__ __forceinline__ bool kvf_has_no_finite(uint32_t word, kvf_dtype dtype)
+{
+    if (dtype == KVF_FP32)
+        return (word & 0x7f800000u) == 0x7f800000u;
+    const uint32_t exponent = dtype == KVF_BF16 ? 0x7f80u : 0x7c00u;
+    return (word & exponent) == exponent || (word >> 16 & exponent) == exponent;
+}
+
+/* The block copies `bytes`, a multiple of 4 in every type and head_dim. The caller's tensors are
+ * aligned to an element at least; 16 bytes at a time where they are aligned to that. Returns
+ * whether this thread met an element that is not finite. */
+static __device__ inline bool kvf_copy_and_look(void *to, const void *from, size_t bytes,
+                                                kvf_dtype dtype)
+{
+    bool bad = false;
+    if ((size_t)from % 16 == 0) {
+        for (size_t i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
+            const uint4 x = ((const uint4 *)from)[i];
+            ((uint4 *)to)[i] = x;
+            bad = bad || kvf_has_no_finite(x.x, dtype) || kvf_has_no_finite(x.y, dtype) ||
+                  kvf_has_no_finite(x.z, dtype) || kvf_has_no_finite(x.w, dtype);
+        }
+        return bad;
+    }
+    const uint16_t *halves = (const uint16_t *)from;
+    for (size_t i = threadIdx.x; i < bytes / 4; i += blockDim.x) {
+        const uint32_t x = halves[2 * i] | (uint32_t)halves[2 * i + 1] << 16;
+        ((uint32_t *)to)[i] = x;
+        bad = bad || kvf_has_no_finite(x, dtype);
+    }
+    return bad;
+}
+
 /* Keep the lowest (key, token) that was not finite, whatever the order of threads. */
 static __device__ __forceinline__ void kvf_row_fault(const kvf_row *row, uint32_t token)
 {

@@ -138,6 +138,8 @@ void check_paging(check *c);
 void check_cover(check *c);
 void check_pack(check *c);
 void check_permute(check *c);
+void check_heads(check *c);
+void check_ring(check *c);
 void check_properties(check *c);
 
 /* Times of the same calls, variant against reference. op NULL: all. */
