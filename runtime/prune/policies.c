@@ -32,6 +32,7 @@ static const struct {
     {&kvf_prune_h2o, REACH_LAYER},         {&kvf_prune_snapkv, REACH_LAYER},
     {&kvf_prune_pyramidkv, REACH_LAYER},   {&kvf_prune_pyramidinfer, REACH_PROPAGATE},
     {&kvf_prune_gemfilter, REACH_RESTART}, {&kvf_prune_fastkv, REACH_PROPAGATE},
+    {&kvf_prune_asl, REACH_PROPAGATE},     {&kvf_prune_structkv, REACH_PROPAGATE},
 };
 
 #define POLICIES (sizeof policies / sizeof *policies)

@@ -18,6 +18,8 @@ extern const kvf_prune_policy kvf_prune_pyramidkv;
 extern const kvf_prune_policy kvf_prune_pyramidinfer;
 extern const kvf_prune_policy kvf_prune_gemfilter;
 extern const kvf_prune_policy kvf_prune_fastkv;
+extern const kvf_prune_policy kvf_prune_asl;
+extern const kvf_prune_policy kvf_prune_structkv;
 
 /* Whether a prompt of so many tokens can be pruned with checked settings. Returns NULL, or writes
  * what is wrong (field, value, fix) to text and returns it. */
