@@ -116,7 +116,7 @@ static void choose(const row *r, uint32_t count, uint32_t *ids)
     }
 }
 
-void kvf_choose_top(const float *scores, uint32_t n, uint32_t count, uint32_t *ids)
+void kvf_choose_best(const float *scores, uint32_t n, uint32_t count, uint32_t *ids)
 {
     choose(&(row){.scores = scores, .n = n}, count, ids);
 }
@@ -149,7 +149,7 @@ void kvf_answer_keep_top(const kvf_prune_view *view, uint32_t count, kvf_prune_a
     for (uint32_t h = 0; h < view->kv_heads; h++) {
         uint32_t *ids = answer->keep + (size_t)h * count;
         const float *scores = view->scores + (size_t)h * view->candidates;
-        kvf_choose_top(scores, view->candidates, count - window, ids);
+        kvf_choose_best(scores, view->candidates, count - window, ids);
         kvf_choose_range(view->candidates, window, ids + (count - window));
     }
     answer->keep_count = count;

@@ -28,7 +28,7 @@ uint32_t kvf_propagate_count(const kvf_prune_settings *settings, uint32_t tokens
 uint32_t kvf_choose_key(float score);
 
 /* The `count` highest of scores [n], count <= n: ids [count]. */
-void kvf_choose_top(const float *scores, uint32_t n, uint32_t count, uint32_t *ids);
+void kvf_choose_best(const float *scores, uint32_t n, uint32_t count, uint32_t *ids);
 
 /* Likewise of keys [n]; ids may be keys. */
 void kvf_choose_top_keys(const uint32_t *keys, uint32_t n, uint32_t count, uint32_t *ids);
