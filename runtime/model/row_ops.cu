@@ -5,9 +5,9 @@
  *
  * All are bound by memory: start reads one row of the embedding and writes one of fp32; norm reads
  * 4 and writes 2 bytes per channel (the row is read twice, the second time from L1); rotate reads
- * 4 and writes 2; activate reads 8 and writes 2; argmax reads 4. Within the tolerance of
- * tests/model/check_row_ops.c they agree with the host: sums are fp32, by thread and then by a tree
- * over the block, the same for the same width.
+ * 4 and writes 2; activate reads 8 and writes 2; argmax reads 4; gather reads and writes 4, the
+ * same bits. Within the tolerance of tests/model/check_row_ops.c they agree with the host: sums are
+ * fp32, by thread and then by a tree over the block, the same for the same width.
  */
 
 #include "row_ops.h"
@@ -170,6 +170,15 @@ static __global__ void argmax_kernel(const __grid_constant__ kvf_row_argmax_args
         a.best[blockIdx.x] = best;
 }
 
+/* One block per row. */
+static __global__ void gather_kernel(const __grid_constant__ kvf_row_gather_args a)
+{
+    const float *from = a.from + (size_t)a.index[blockIdx.x] * a.width;
+    float *to = a.to + (size_t)blockIdx.x * a.width;
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        to[i] = from[i];
+}
+
 /* Calls KERNEL for the element type of `a->dtype`. */
 #define LAUNCH_BY_TYPE(kernel, blocks, shared, a)                                                  \
     switch ((a)->dtype) {                                                                          \
@@ -216,4 +225,10 @@ extern "C" int kvf_row_argmax_cuda(const kvf_row_argmax_args *args, void *stream
 {
     return (int)kvf_cuda_launch(argmax_kernel, dim3(args->rows), dim3(THREADS),
                                 WARPS * sizeof(uint32_t), (cudaStream_t)stream, *args);
+}
+
+extern "C" int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream)
+{
+    return (int)kvf_cuda_launch(gather_kernel, dim3(args->rows), dim3(THREADS), 0,
+                                (cudaStream_t)stream, *args);
 }

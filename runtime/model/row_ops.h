@@ -81,6 +81,15 @@ typedef struct kvf_row_argmax_args {
     uint32_t *best; /* [rows] out */
 } kvf_row_argmax_args;
 
+/* to[i] = from[index[i]], row by row; they do not overlap. */
+typedef struct kvf_row_gather_args {
+    uint32_t rows;
+    uint32_t width;
+    const uint32_t *index; /* [rows] */
+    const float *from;     /* [more than every index, width] */
+    float *to;             /* [rows, width] out */
+} kvf_row_gather_args;
+
 /* Launches of this thread go to this GPU. */
 int kvf_row_use_device(uint32_t ordinal);
 int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream);
@@ -88,6 +97,7 @@ int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream);
 int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream);
 int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *stream);
 int kvf_row_argmax_cuda(const kvf_row_argmax_args *args, void *stream);
+int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream);
 
 #ifdef __cplusplus
 }

@@ -43,21 +43,31 @@ static kvf_status attend(const transformer_step *s, uint32_t layer, const uint32
     return kvf_prefill(s->cache, &args, s->stream);
 }
 
-static kvf_status run_attention(const transformer_step *s, uint32_t index,
-                                const uint32_t *positions)
+kvf_status transformer_project(const transformer_step *s, uint32_t layer)
 {
-    const transformer_layer *l = &s->t->layers[index];
+    const transformer_layer *l = &s->t->layers[layer];
     TRANSFORMER_TRY(s->t->ops->norm(s, l->attention_norm));
-    TRANSFORMER_TRY(s->t->ops->project(s, l));
-    return attend(s, index, positions);
+    return s->t->ops->project(s, l);
 }
 
-static kvf_status run_rest(const transformer_step *s, uint32_t index)
+kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
 {
-    const transformer_layer *l = &s->t->layers[index];
-    TRANSFORMER_TRY(s->t->ops->output(s, l));
+    const transformer_layer *l = &s->t->layers[layer];
     TRANSFORMER_TRY(s->t->ops->norm(s, l->mlp_norm));
     return s->t->ops->mlp(s, l);
+}
+
+static kvf_status run_attention(const transformer_step *s, uint32_t layer,
+                                const uint32_t *positions)
+{
+    TRANSFORMER_TRY(transformer_project(s, layer));
+    return attend(s, layer, positions);
+}
+
+static kvf_status run_rest(const transformer_step *s, uint32_t layer)
+{
+    TRANSFORMER_TRY(s->t->ops->output(s, &s->t->layers[layer]));
+    return transformer_mlp(s, layer);
 }
 
 /* Position of the next token of a sequence. */
@@ -67,7 +77,7 @@ static uint32_t next_position(const kvf_sequence *sequence)
     return length == 0 ? 0 : kvf_sequence_position(sequence, 0, length - 1) + 1;
 }
 
-static bool ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count)
+bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
         if (ids[i] >= t->model.vocab_size)
@@ -96,7 +106,8 @@ static kvf_status prefill_layer(transformer_step s, uint32_t layer, uint32_t cou
 kvf_status kvf_transformer_prefill(kvf_transformer *t, kvf_cache *cache, kvf_sequence *sequence,
                                    const uint32_t *ids, uint32_t count, kvf_stream *stream)
 {
-    if (count == 0 || count > kvf_transformer_prompt_max(t) || !ids_valid(t, ids, count))
+    if (count == 0 || count > kvf_transformer_prompt_max(t) ||
+        !transformer_ids_valid(t, ids, count))
         return KVF_INVALID;
     uint32_t first = next_position(sequence);
     for (uint32_t i = 0; i < count; i++)
@@ -184,7 +195,7 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
                                   kvf_sequence *const *sequences, const uint32_t *ids,
                                   uint32_t batch, bool want_logits, kvf_stream *stream)
 {
-    if (batch == 0 || batch > t->options.batch_max || !ids_valid(t, ids, batch))
+    if (batch == 0 || batch > t->options.batch_max || !transformer_ids_valid(t, ids, batch))
         return KVF_INVALID;
     for (uint32_t i = 0; i < batch; i++)
         t->positions[i] = next_position(sequences[i]);

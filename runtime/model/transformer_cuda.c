@@ -78,23 +78,70 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
     const kvf_transformer *t = s->t;
     const cuda_part *p = part_of(t);
     const size_t all = transformer_hidden_rows(&t->options);
-    uint32_t *host = (uint32_t *)(void *)p->words.host;
-    const uint32_t *device = (const uint32_t *)(const void *)p->words.device;
+    const size_t row = s->first, half = t->rope.count;
+    uint32_t *host = (uint32_t *)(void *)p->words.host + row;
+    const uint32_t *device = (const uint32_t *)(const void *)p->words.device + row;
     memcpy(host, ids, s->rows * sizeof *ids);
     memcpy(host + all, positions, s->rows * sizeof *positions);
     const kvf_row_start_args args = {.dtype = t->embedding.dtype,
                                      .rows = s->rows,
                                      .width = t->model.hidden_size,
-                                     .half = t->rope.count,
+                                     .half = (uint32_t)half,
                                      .scaling = t->rope.attention_scaling,
                                      .ids = device,
                                      .position = device + all,
                                      .embedding = t->embedding.weight,
                                      .inv_freq = p->inv_freq,
-                                     .hidden = t->buffers.hidden,
-                                     .cosine = t->buffers.cosine,
-                                     .sine = t->buffers.sine};
+                                     .hidden = hidden_rows(s),
+                                     .cosine = t->buffers.cosine + row * half,
+                                     .sine = t->buffers.sine + row * half};
     return launched(s, kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
+}
+
+/* Rows of one array through the scratch, so that none is overwritten before it was read. */
+static kvf_status move_rows(const transformer_step *s, float *array, uint32_t width,
+                            const uint32_t *index)
+{
+    float *to = array + (size_t)s->first * width;
+    const kvf_row_gather_args args = {.rows = s->rows,
+                                      .width = width,
+                                      .index = index,
+                                      .from = array,
+                                      .to = s->t->buffers.gate_up};
+    TRANSFORMER_TRY(launched(s, kvf_row_gather_cuda(&args, kvf_stream_native(s->stream))));
+    return kvf_memory_copy(s->stream, to, args.to, (size_t)s->rows * width * sizeof *to);
+}
+
+/* In pieces of as many rows as the scratch takes: later pieces come from rows further on. */
+static kvf_status cuda_gather(const transformer_step *s, const uint32_t *index)
+{
+    const kvf_transformer *t = s->t;
+    const cuda_part *p = part_of(t);
+    const uint32_t hidden = t->model.hidden_size, half = t->rope.count;
+    const size_t piece_max =
+        transformer_scratch_floats(&t->options) / (hidden > half ? hidden : half);
+    const uint32_t *device = (const uint32_t *)(const void *)p->words.device + s->first;
+    transformer_step piece = *s;
+    memcpy((uint32_t *)(void *)p->words.host + s->first, index, s->rows * sizeof *index);
+    for (uint32_t done = 0; done < s->rows; done += piece.rows) {
+        const uint32_t rest = s->rows - done;
+        piece.first = s->first + done;
+        piece.rows = rest < piece_max ? rest : (uint32_t)piece_max;
+        TRANSFORMER_TRY(move_rows(&piece, t->buffers.hidden, hidden, device + done));
+        TRANSFORMER_TRY(move_rows(&piece, t->buffers.cosine, half, device + done));
+        TRANSFORMER_TRY(move_rows(&piece, t->buffers.sine, half, device + done));
+    }
+    return KVF_OK;
+}
+
+static kvf_status cuda_read_hidden(const transformer_step *s, float *out)
+{
+    const size_t bytes = s->t->model.hidden_size * sizeof *out;
+    const pinned *row = &part_of(s->t)->logits;
+    TRANSFORMER_TRY(kvf_memory_copy(s->stream, row->device, hidden_rows(s), bytes));
+    TRANSFORMER_TRY(kvf_stream_wait(s->stream));
+    memcpy(out, row->host, bytes);
+    return KVF_OK;
 }
 
 static kvf_status cuda_norm(const transformer_step *s, const float *weight)
@@ -192,7 +239,9 @@ static size_t words_bytes(const kvf_transformer_options *options)
 
 static size_t logits_bytes(const kvf_transformer_options *options)
 {
-    return (size_t)options->batch_max * options->model->vocab_size * sizeof(float);
+    const size_t logits = (size_t)options->batch_max * options->model->vocab_size;
+    const size_t hidden = options->model->hidden_size; /* a row of which is read through it */
+    return (logits > hidden ? logits : hidden) * sizeof(float);
 }
 
 static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t threads)
@@ -427,6 +476,8 @@ const transformer_ops transformer_cuda_ops = {
     .project = cuda_project,
     .output = cuda_output,
     .mlp = cuda_mlp,
+    .gather = cuda_gather,
+    .read_hidden = cuda_read_hidden,
     .logits = cuda_logits,
     .logits_row = cuda_logits_row,
     .check = cuda_check,

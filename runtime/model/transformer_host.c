@@ -16,6 +16,8 @@
 
 /* Columns of the activation that one task computes. */
 #define ACTIVATION_SEGMENT 2048u
+/* Columns of hidden states or angles that one task moves. */
+#define GATHER_SEGMENT     256u
 
 typedef struct host_part {
     kvf_linear_engine *engine;
@@ -126,6 +128,32 @@ static void activate_task(const void *raw, uint32_t task)
     kvf_swiglu(gate, gate + width, count, (float *)t->buffers.activated + row * width + first);
 }
 
+/* Arrays of rows that are gathered together. */
+typedef struct gather_args {
+    float *base[3]; /* at the first row */
+    uint32_t width[3];
+    uint32_t segments[3];
+    uint32_t first, rows;
+    const uint32_t *index; /* [rows] */
+} gather_args;
+
+/* One task is one segment of columns of one array, row after row: no row moves up. */
+static void gather_task(const void *raw, uint32_t task)
+{
+    const gather_args *args = raw;
+    uint32_t i = 0;
+    for (; task >= args->segments[i]; i++)
+        task -= args->segments[i];
+    const size_t width = args->width[i], column = (size_t)task * GATHER_SEGMENT;
+    const size_t count = width - column < GATHER_SEGMENT ? width - column : GATHER_SEGMENT;
+    float *base = args->base[i] + column;
+    for (uint32_t row = 0; row < args->rows; row++) {
+        const size_t from = args->index[row] - args->first;
+        if (from != row)
+            memcpy(base + row * width, base + from * width, count * sizeof *base);
+    }
+}
+
 /* ------------------------------------------------------------------------- enqueueing */
 
 static kvf_status launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
@@ -152,6 +180,32 @@ static kvf_status host_start(const transformer_step *s, const uint32_t *ids,
     memcpy(s->t->buffers.ids + s->first, ids, s->rows * sizeof *ids);
     memcpy(s->t->buffers.positions + s->first, positions, s->rows * sizeof *positions);
     return launch(s, start_task, (row_args){0}, s->rows);
+}
+
+static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
+{
+    const transformer_buffers *b = &s->t->buffers;
+    const uint32_t hidden = s->t->model.hidden_size, half = s->t->rope.count;
+    const size_t angle = (size_t)s->first * half;
+    gather_args args = {
+        .base = {hidden_rows(s), b->cosine + angle, b->sine + angle},
+        .width = {hidden, half, half},
+        .first = s->first,
+        .rows = s->rows,
+        .index = b->ids + s->first,
+    };
+    uint32_t tasks = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        tasks += args.segments[i] = (args.width[i] + GATHER_SEGMENT - 1) / GATHER_SEGMENT;
+    memcpy(b->ids + s->first, index, s->rows * sizeof *index);
+    return kvf_stream_launch(s->stream, gather_task, &args, sizeof args, tasks);
+}
+
+static kvf_status host_read_hidden(const transformer_step *s, float *out)
+{
+    TRANSFORMER_TRY(kvf_stream_wait(s->stream));
+    memcpy(out, hidden_rows(s), s->t->model.hidden_size * sizeof *out);
+    return KVF_OK;
 }
 
 static kvf_status host_norm(const transformer_step *s, const float *weight)
@@ -287,6 +341,8 @@ const transformer_ops transformer_host_ops = {
     .project = host_project,
     .output = host_output,
     .mlp = host_mlp,
+    .gather = host_gather,
+    .read_hidden = host_read_hidden,
     .logits = host_logits,
     .logits_row = host_logits_row,
     .check = host_check,

@@ -54,7 +54,7 @@ void transformer_lay_out(const kvf_transformer_options *options, size_t own, tra
     b->k = transformer_slice(s, rows * kv, element);
     b->v = transformer_slice(s, rows * kv, element);
     b->attended = transformer_slice(s, rows * q, element);
-    b->gate_up = transformer_slice(s, rows * 2 * m->intermediate_size, wide);
+    b->gate_up = transformer_slice(s, transformer_scratch_floats(options), wide);
     b->activated = transformer_slice(s, rows * m->intermediate_size, own);
     b->logits = transformer_slice(s, (size_t)options->batch_max * m->vocab_size, wide);
 }
@@ -191,8 +191,11 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
     t->layers = calloc(t->model.layers, sizeof *t->layers);
     t->vectors = calloc(vector_count(&t->model), sizeof *t->vectors);
     t->positions = calloc(transformer_hidden_rows(options), sizeof *t->positions);
+    t->index = calloc(transformer_hidden_rows(options), sizeof *t->index);
+    t->prompts = calloc(options->batch_max, sizeof *t->prompts);
     t->recording.sequences = calloc(options->batch_max, sizeof(kvf_sequence *));
-    if (!t->layers || !t->vectors || !t->positions || !t->recording.sequences)
+    if (!t->layers || !t->vectors || !t->positions || !t->index || !t->prompts ||
+        !t->recording.sequences)
         return model_out_of_memory(error, vector_count(&t->model) * sizeof *t->vectors,
                                    "norms and biases");
     kvf_status status = bind_weights(t, error);
@@ -233,6 +236,8 @@ void kvf_transformer_close(kvf_transformer *t)
     if (t->ops)
         t->ops->close(t);
     free(t->recording.sequences);
+    free(t->prompts);
+    free(t->index);
     free(t->positions);
     free(t->vectors);
     free(t->layers);

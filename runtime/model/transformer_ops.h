@@ -25,7 +25,8 @@ typedef struct transformer_step {
 } transformer_step;
 
 struct transformer_ops {
-    /* ids and positions (host, [rows]) to hidden states and angles. */
+    /* ids and positions (host, [rows], copied) to hidden states and angles. What an earlier start
+     * of these rows enqueued is done. */
     kvf_status (*start)(const transformer_step *s, const uint32_t *ids, const uint32_t *positions);
     /* hidden -> normed */
     kvf_status (*norm)(const transformer_step *s, const float *weight);
@@ -35,6 +36,11 @@ struct transformer_ops {
     kvf_status (*output)(const transformer_step *s, const transformer_layer *layer);
     /* normed -> hidden += */
     kvf_status (*mlp)(const transformer_step *s, const transformer_layer *layer);
+    /* Row first + i of hidden states and angles becomes row index[i] (host, [rows], copied), for
+     * all i; ascending, index[i] >= first + i. The stream was waited for. */
+    kvf_status (*gather)(const transformer_step *s, const uint32_t *index);
+    /* Row `first` of the hidden states to the host; waits. */
+    kvf_status (*read_hidden)(const transformer_step *s, float *out);
     /* normed -> logits */
     kvf_status (*logits)(const transformer_step *s);
     /* Logits of a row, readable by the host after a wait. */
@@ -57,6 +63,12 @@ extern const transformer_ops transformer_host_ops;
 extern const transformer_ops transformer_cuda_ops;
 #endif
 
+/* transformer.c, for the files that know other orders of layers: normed rows to queries, keys and
+ * values; MLP with its norm; whether all ids are tokens. */
+kvf_status transformer_project(const transformer_step *s, uint32_t layer);
+kvf_status transformer_mlp(const transformer_step *s, uint32_t layer);
+bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count);
+
 static inline uint32_t transformer_query_width(const kvf_model_config *m)
 {
     return m->query_heads * m->head_dim;
@@ -78,6 +90,15 @@ static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *op
 {
     const uint32_t rows = transformer_rows(options);
     return options->prompt_max > rows ? options->prompt_max : rows;
+}
+
+/* Floats of gate_up, which also takes rows on their way (gather). */
+static inline size_t transformer_scratch_floats(const kvf_transformer_options *options)
+{
+    const kvf_model_config *m = options->model;
+    const size_t mlp = (size_t)transformer_rows(options) * 2 * m->intermediate_size;
+    const size_t row = (size_t)m->hidden_size + m->head_dim;
+    return mlp > row ? mlp : row;
 }
 
 /* Hands out a reservation in slices; with base NULL it only adds up. */

@@ -34,12 +34,19 @@ typedef struct transformer_buffers {
     void *k;             /* [R, kv] */
     void *v;             /* [R, kv] */
     void *attended;      /* [R, q] */
-    float *gate_up;      /* [R, 2 intermediate] */
+    float *gate_up;      /* [R, 2 intermediate], at least one row of hidden states and angles */
     void *activated;     /* [R, intermediate] own */
     float *logits;       /* [batch_max, vocab] */
 } transformer_buffers;
 
 typedef struct transformer_ops transformer_ops;
+
+/* A prompt of a pruned prefill: where its rows of hidden states are, and how far it has come. */
+typedef struct transformer_prompt {
+    uint32_t first;
+    uint32_t count; /* rows that the next layer gets */
+    uint32_t layer; /* the next one */
+} transformer_prompt;
 
 /* The decode step that is recorded: what it was recorded for. */
 typedef struct transformer_recording {
@@ -58,11 +65,13 @@ struct kvf_transformer {
     kvf_model_config model;
     kvf_rope_table rope;
     const transformer_ops *ops;
-    void *device;              /* of the ops */
-    transformer_layer *layers; /* [model.layers] */
-    float *vectors;            /* norms and biases, widened */
-    kvf_linear embedding;      /* weight and dtype only */
-    uint32_t *positions;       /* host [rows of hidden states] */
+    void *device;                /* of the ops */
+    transformer_layer *layers;   /* [model.layers] */
+    float *vectors;              /* norms and biases, widened */
+    kvf_linear embedding;        /* weight and dtype only */
+    uint32_t *positions;         /* host [rows of hidden states] */
+    uint32_t *index;             /* likewise: rows to gather, ids to start over with */
+    transformer_prompt *prompts; /* [batch_max] of a pruned prefill */
     const float *final_norm;
     kvf_linear head;
     transformer_buffers buffers;

@@ -331,6 +331,28 @@ static void check_argmax(rig *r, uint32_t rows, uint32_t width, extreme what)
     release(r);
 }
 
+/* Rows come over bit for bit, each once or not at all. */
+static void check_gather(rig *r, uint32_t rows, uint32_t width)
+{
+    void *from_device, *to_device;
+    const float *from = take_floats(r, 3 * (size_t)rows * width, 1.0, &from_device);
+    const float *to = take_floats(r, (size_t)rows * width, 1.0, &to_device);
+    buffer *words = take(r, rows * sizeof(uint32_t));
+    uint32_t *index = (uint32_t *)(void *)words->host;
+    for (uint32_t i = 0; i < rows; i++)
+        index[i] = 3 * i + (uint32_t)(next_uniform(r) * 3.0);
+    const kvf_row_gather_args args = {
+        .rows = rows, .width = width, .index = words->device, .from = from_device, .to = to_device};
+    finish(r, kvf_row_gather_cuda(&args, kvf_stream_native(r->stream)), "gather");
+    for (uint32_t i = 0; i < rows; i++)
+        if (memcmp(to + (size_t)i * width, from + (size_t)index[i] * width, width * sizeof *to)) {
+            printf("gather: row %u is not row %u (seed %llu)\n", i, index[i],
+                   (unsigned long long)r->seed);
+            r->failures++;
+        }
+    release(r);
+}
+
 /* --------------------------------------------------------------------------------- all */
 
 static void check_all(rig *r)
@@ -356,6 +378,8 @@ static void check_all(rig *r)
                                             .has_bias = flags & 1,
                                             .has_norm = flags & 2});
     }
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        check_gather(r, 7, widths[w]);
     for (uint32_t width = 1; width < 5000; width = width * 3 + 1)
         for (extreme what = PLAIN; what <= NOTHING; what++)
             check_argmax(r, 3, width, what);
