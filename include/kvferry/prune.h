@@ -44,12 +44,15 @@ typedef enum kvf_retention {
     KVF_RETENTION_EVICT,   /**< what is not kept is gone */
 } kvf_retention;
 
-/** Chunked prefill: what happens after each chunk (PruLong, section on chunked eviction). */
+/** Chunked prefill: what happens after each chunk (PruLong, section on chunked eviction). A policy
+ * that scores compresses the chunk alone: floor(tokens x keep) of it stay, what earlier chunks kept
+ * is never scored again. One that measures nothing (streaming) decides over all that is held, with
+ * its share of all tokens so far. */
 typedef enum kvf_eviction {
     KVF_EVICTION_NONE,    /**< layers are pruned once, after the whole prompt */
-    KVF_EVICTION_NAIVE,   /**< after each chunk the best by that chunk's last queries are kept */
-    KVF_EVICTION_PATCHED, /**< each chunk is followed by the prompt's last tokens, which score it
-                             and are dropped again; only the chunk itself is compressed */
+    KVF_EVICTION_NAIVE,   /**< its own last queries score a chunk, and their tokens are kept */
+    KVF_EVICTION_PATCHED, /**< each chunk but the last is followed by the prompt's last tokens,
+                             which score it and are dropped again */
 } kvf_eviction;
 
 /** Where StructKV takes its pivot from. */
@@ -195,6 +198,8 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_
                                               kvf_prune **out, kvf_error *error);
 /** Close it before its cache, after its streams were waited for. */
 KVF_API void kvf_prune_close(kvf_prune *prune);
+/** The settings in force. Borrowed. */
+KVF_API const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune);
 
 /** A prompt of @p tokens begins in an empty sequence. Sequences at different layers may be under
  * way at once. @return KVF_INVALID if the window is longer than the prompt, or the sequence not
@@ -227,7 +232,14 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *s
 /**
  * Chunked eviction: a layer holds what was kept of earlier chunks, then @p tokens of this chunk,
  * then @p patch tokens of the prompt's end (PATCHED, not the last chunk) which are dropped again.
- * Waits for @p stream.
+ * Waits for @p stream. Every layer gets a chunk before the next one begins. The patch has the
+ * positions right behind the chunk, which the next chunk uses again.
+ *
+ * @param patch  chunk_queries with PATCHED in every chunk but the last, else 0
+ * @return KVF_OK; KVF_INVALID with nothing changed if this is not the chunk that comes next; else
+ *         errors as kvf_prefill, a share that keeps less than the chunk's own queries or none, a
+ *         policy that looks at more than scores or propagates (KVF_UNSUPPORTED): then the sequence
+ *         can only be destroyed
  */
 KVF_API KVF_CHECKED kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence,
                                                uint32_t layer, uint32_t tokens, uint32_t patch,

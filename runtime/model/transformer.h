@@ -98,6 +98,37 @@ KVF_CHECKED kvf_status kvf_transformer_prefill_pruned(kvf_transformer *transform
                                                       kvf_stream *stream);
 
 /**
+ * Prefill a prompt chunk by chunk: a chunk goes through all layers before the next one, so that
+ * hidden states hold no more than a chunk, and with chunked eviction a layer no more than a chunk
+ * beyond what it keeps.
+ *
+ * @param prune  opened with eviction NAIVE or PATCHED, and the sequence is empty; NULL = nothing is
+ *               evicted, as kvf_transformer_prefill. With eviction NONE it is
+ *               kvf_transformer_prefill_pruned, which goes layer by layer
+ * @param ids    [count] < vocab_size, borrowed until the call returns
+ * @param count  any number where there is no pruner, or one that evicts
+ * @param chunk  tokens, 1 ... kvf_transformer_prompt_max, with PATCHED the patch included
+ * @return as kvf_prefill and kvf_prune_chunk; after an error the sequence can only be destroyed.
+ *         KVF_INVALID with the sequence untouched where kvf_transformer_chunk_check says so, or for
+ *         an id out of range
+ *
+ * Without eviction, chunks that are a multiple of chunk_max give the bits of a plain prefill.
+ * Stream: enqueues, and waits between chunks. The caller waits for the stream before the next call
+ * on this transformer.
+ */
+KVF_CHECKED kvf_status kvf_transformer_prefill_chunked(kvf_transformer *transformer,
+                                                       kvf_cache *cache, kvf_prune *prune,
+                                                       kvf_sequence *sequence, const uint32_t *ids,
+                                                       uint32_t count, uint32_t chunk,
+                                                       kvf_stream *stream);
+
+/** Whether a prompt of @p count tokens can go in such chunks. @return KVF_OK; KVF_INVALID names
+ * field, value and fix */
+KVF_CHECKED kvf_status kvf_transformer_chunk_check(const kvf_transformer *transformer,
+                                                   const kvf_prune *prune, uint32_t count,
+                                                   uint32_t chunk, kvf_error *error);
+
+/**
  * The hidden state of a prompt's last token after the last layer, before the final norm: what
  * FastKV's equation 3 compares. The prompt is appended to its sequence as by
  * kvf_transformer_prefill_pruned.
