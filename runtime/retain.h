@@ -22,7 +22,9 @@ typedef struct kvf_scores_args {
     uint32_t window;     /* W queries; NULL q: at most observe_window */
     uint32_t first;      /* token index of query 0; queries are of consecutive tokens */
     uint32_t begin;      /* tokens below it are as if they were not there; 0 = all are */
-    uint32_t candidates; /* tokens begin .. candidates-1 are scored and pooled */
+    uint32_t candidates; /* tokens begin .. candidates-1 are scored and pooled; may be more than
+                            the layer holds: tokens that are not there yet score 0 (chunk by chunk
+                            into the same sums) */
     uint32_t window_mean;
     uint32_t is_weighted; /* query w counts (w + 1) / W */
     uint32_t is_raw;      /* q.k without scale and softmax; tokens after a query count 0 for it */
