@@ -20,6 +20,8 @@ typedef struct kvf_session {
     kvf_cache *cache;
     kvf_stream *stream;
     kvf_prune *prune; /**< of the cache; NULL = prompts are not pruned */
+    uint32_t chunk; /**< prompt tokens that go through all layers before the next ones; 0 = layer by
+                       layer. Needed where the pruner evicts by chunks */
 } kvf_session;
 
 /** Called after each chunk of a prefill. @return whether to go on */

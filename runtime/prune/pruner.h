@@ -88,6 +88,12 @@ KVF_MUST_CHECK kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequenc
                                          const float *from, size_t count, kvf_stream *stream,
                                          const float **host);
 
+/* Ask the policy with these settings, and check what it says: ids are in prune->keep and
+ * prune->propagate. */
+KVF_MUST_CHECK kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
+                                           const kvf_prune_settings *settings,
+                                           const kvf_prune_view *view, kvf_prune_answer *answer);
+
 /* The time since the last mark of this kind goes to *sum, in stream order; NULL starts it. */
 KVF_MUST_CHECK kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream);
 
