@@ -106,7 +106,7 @@ static __device__ edge find_edge(state *s, const float *__restrict__ row, uint32
     return {kvf_bits_float(prefix), wanted};
 }
 
-static __global__ void __launch_bounds__(THREADS_MAX)
+static __global__ void __launch_bounds__(THREADS_MAX, 1)
     profile_row(const __grid_constant__ kvf_profile_args a)
 {
     const float *row = a.scores + (size_t)blockIdx.x * a.stride;
