@@ -75,6 +75,11 @@ uint32_t kvf_pool_tasks(const kvf_pool_args *a)
     return a->rows;
 }
 
+uint32_t kvf_take_tasks(const kvf_take_args *a)
+{
+    return a->kv_heads * kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS);
+}
+
 uint32_t kvf_profile_tasks(const kvf_profile_args *a)
 {
     return a->rows;

@@ -258,7 +258,12 @@ typedef struct kvf_repack_args {
  * maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them over
  * chunks, in order, and writes
  *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j], 0 for skipped or absent tokens
- * window_mean: divide by W, else sum. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM.
+ * or adds that to what is there. window_mean: divide by W, else sum. is_weighted: query w counts
+ * (w + 1) / W first. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Only heads group_first
+ * .. group_first + group_count - 1 of each group take part. The launch may be part of a longer
+ * window: its queries are window_first .. of window_total, which is W above.
+ * is_raw: a = q.k_j, unscaled; step 1 is not needed. rounds_bf16: q.k, then the logit, a, and the
+ * sum over w are rounded to bf16.
  * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
 #define KVF_OBSERVE_SPANS      64u
@@ -268,13 +273,25 @@ typedef struct kvf_observe_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t window;    /* W, 1 .. KVF_OBSERVE_WINDOW_MAX */
+    uint32_t window;    /* queries of this launch, 1 .. KVF_OBSERVE_WINDOW_MAX */
     uint32_t spans_max; /* row stride of spans */
     uint32_t window_mean;
     kvf_group_reduce group_reduce;
     float scale;
+    uint32_t group_first;
+    uint32_t group_count;  /* 0 = all of the group */
+    uint32_t ring_slots;   /* query w is row (ring_first + w) % ring_slots of q; 0 = row w */
+    uint32_t ring_first;   /* < ring_slots */
+    uint32_t limit_first;  /* without limit: query w sees tokens with index <= limit_first + w */
+    uint32_t window_first; /* of the whole window, of query 0 */
+    uint32_t window_total; /* 0 = window */
+    uint32_t is_weighted;
+    uint32_t is_raw;
+    uint32_t rounds_bf16;
+    uint32_t accumulates;       /* 1: add to score */
+    uint32_t token_first;       /* tokens with a lower index are as if they were not there */
     const void *q;              /* [window, kv_heads, group, head_dim] dtype */
-    const uint32_t *limit;      /* [window] highest token index seen */
+    const uint32_t *limit;      /* [window] highest token index seen; NULL: limit_first */
     const kvf_span *spans;      /* [kv_heads, spans_max] */
     const uint32_t *span_index; /* [kv_heads, spans_max] token index of row 0 of the span */
     const uint32_t *span_count; /* [kv_heads] */
@@ -283,19 +300,72 @@ typedef struct kvf_observe_args {
     float *score;               /* [kv_heads, spans_max * page_size]; step 2 */
 } kvf_observe_args;
 
+/* Heads of the group that take part. */
+KVF_INLINE uint32_t kvf_observe_heads(const kvf_observe_args *a)
+{
+    return a->group_count ? a->group_count : a->group;
+}
+
+/* Row of q that query w of the launch is in. */
+KVF_INLINE uint32_t kvf_observe_row(const kvf_observe_args *a, uint32_t w)
+{
+    if (a->ring_slots == 0)
+        return w;
+    const uint32_t row = a->ring_first + w;
+    return row < a->ring_slots ? row : row - a->ring_slots;
+}
+
+/* What query w of the launch counts. */
+KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
+{
+    const float total = (float)(a->window_total ? a->window_total : a->window);
+    const float weight = a->is_weighted ? (float)(a->window_first + w + 1) / total : 1.0f;
+    return a->window_mean ? weight / total : weight;
+}
+
 /* ---- pool: smooth scores along tokens --------------------------------------------------------
- * out[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
- * j+width/2]. One task per row.
+ * x[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
+ * j+width/2], times `scale` unless that is 0; out[r, j] = x, or out + x, or the larger of the two.
+ * rounds_bf16: KVF_POOL_ROUNDS_X: the pooled value is rounded to bf16 before scale; ROUNDS_OUT:
+ * what is written is. One task per row.
  */
+typedef enum kvf_pool_fold { KVF_FOLD_SET, KVF_FOLD_ADD, KVF_FOLD_MAX } kvf_pool_fold;
+
+#define KVF_POOL_ROUNDS_X   1u
+#define KVF_POOL_ROUNDS_OUT 2u
+
 typedef struct kvf_pool_args {
     uint32_t rows;
-    uint32_t stride;
+    uint32_t stride; /* of in */
     uint32_t count;
     uint32_t width; /* odd */
     uint32_t average;
+    uint32_t out_stride; /* 0 = stride */
+    kvf_pool_fold fold;
+    uint32_t rounds_bf16; /* OR of KVF_POOL_ROUNDS_* */
+    float scale;          /* 0 = none */
     const float *in;
-    float *out;
+    float *out; /* not in, unless width is 1 */
 } kvf_pool_args;
+
+/* ---- take: tokens of pages by index ------------------------------------------------------------
+ * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
+ * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of
+ * one KV head.
+ */
+#define KVF_TAKE_TOKENS 64u
+
+typedef struct kvf_take_args {
+    kvf_shape shape;
+    uint32_t kv_heads;
+    uint32_t count;            /* tokens per KV head */
+    uint32_t stride;           /* row stride of ids */
+    uint32_t reserved;         /* 0 */
+    const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
+    const uint32_t *ids;       /* [kv_heads, stride] */
+    void *k;                   /* [count, kv_heads, head_dim] dtype */
+    void *v;
+} kvf_take_args;
 
 /* ---- profile: the shape of attention over tokens ----------------------------------------------
  * With a = scores[r, 0 .. count) divided by its sum, where what is not a positive number counts as
@@ -441,6 +511,7 @@ typedef struct kvf_resolve_args {
     X(observe_stats)                                                                               \
     X(observe_score)                                                                               \
     X(pool)                                                                                        \
+    X(take)                                                                                        \
     X(profile)                                                                                     \
     X(copy)                                                                                        \
     X(publish)                                                                                     \
@@ -467,6 +538,7 @@ uint32_t kvf_prefill_tasks(const kvf_prefill_kernel_args *a);
 uint32_t kvf_repack_tasks(const kvf_repack_args *a);
 uint32_t kvf_observe_tasks(const kvf_observe_args *a);
 uint32_t kvf_pool_tasks(const kvf_pool_args *a);
+uint32_t kvf_take_tasks(const kvf_take_args *a);
 uint32_t kvf_profile_tasks(const kvf_profile_args *a);
 uint32_t kvf_copy_tasks(const kvf_copy_args *a);
 uint32_t kvf_move_tasks(const kvf_move_args *a);

@@ -25,6 +25,7 @@
  * fp32: plain, a row (stats) or a token (score) per thread; for tests and comparison.
  */
 
+#include "convert.h"
 #include "cuda_kernels.h"
 #include "page_rows.h"
 #include "plain.cuh"
@@ -74,7 +75,8 @@ static __device__ __forceinline__ uint32_t position_of(const kvf_observe_args *a
     if (token >= c->tokens ||
         !(kvf_live_bits(c->spans[span].count, c->spans[span].skip) >> row & 1))
         return ABSENT;
-    return c->index[span] + row;
+    const uint32_t index = c->index[span] + row;
+    return index < a->token_first ? ABSENT : index;
 }
 
 /* Key of a token that counts. */
@@ -88,12 +90,24 @@ static __device__ __forceinline__ const char *key_of(const kvf_observe_args *a, 
 static __device__ __forceinline__ const char *query_of(const kvf_observe_args *a, uint32_t head,
                                                        uint32_t g, uint32_t w, size_t row_bytes)
 {
-    return (const char *)a->q + (((size_t)w * a->kv_heads + head) * a->group + g) * row_bytes;
+    const size_t row = kvf_observe_row(a, w);
+    return (const char *)a->q + ((row * a->kv_heads + head) * a->group + g) * row_bytes;
+}
+
+/* Rows of queries: heads of the group that take part, window after window. */
+static __host__ __device__ __forceinline__ uint32_t rows_of(const kvf_observe_args *a)
+{
+    return kvf_observe_heads(a) * a->window;
+}
+
+static __device__ __forceinline__ float to_bf16(float x)
+{
+    return kvf_bf16_to_float(kvf_bf16_from_float(x));
 }
 
 static __device__ __forceinline__ uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
 {
-    return kvf_min_u32(a->limit[w], ABSENT - 1);
+    return kvf_min_u32(a->limit ? a->limit[w] : a->limit_first + w, ABSENT - 1);
 }
 
 /* A fragments of 16 rows of D elements in global memory; near: row lane / 4, far: 8 further. */
@@ -138,6 +152,12 @@ static __device__ __forceinline__ void products(float s[tiles][4],
     }
 }
 
+/* Attention itself, with nothing rounded on the way. */
+static bool is_plain(const kvf_observe_args *a)
+{
+    return !a->is_raw && !a->rounds_bf16;
+}
+
 /* ---- stats, 16-bit types ----------------------------------------------------------------------
  */
 
@@ -163,6 +183,16 @@ static __device__ __forceinline__ void ask_keys(char *to, uint32_t *positions,
     kvf_async_commit();
 }
 
+/* A product to a logit in units of ln 2. */
+template <bool IS_PLAIN>
+static __device__ __forceinline__ float logit_of(const kvf_observe_args *a, float product,
+                                                 float unit)
+{
+    if (IS_PLAIN || !a->rounds_bf16)
+        return kvf_times(product, unit);
+    return kvf_times(to_bf16(kvf_times(to_bf16(product), a->scale)), KVF_CUDA_LOG2E);
+}
+
 /* Running maximum, in units of ln 2, and sum of one row over the columns of one lane. */
 typedef struct row_stats {
     float top;
@@ -171,17 +201,18 @@ typedef struct row_stats {
 } row_stats;
 
 /* Takes the logits of 8 * tiles keys; element e and e + 1 of each tile are of this row. */
-template <uint32_t tiles>
-static __device__ __forceinline__ void take_logits(row_stats *r, const float s[tiles][4],
-                                                   uint32_t e, const uint32_t *positions,
-                                                   float unit)
+template <uint32_t tiles, bool IS_PLAIN>
+static __device__ __forceinline__ void take_logits(row_stats *r, const kvf_observe_args *a,
+                                                   const float s[tiles][4], uint32_t e,
+                                                   const uint32_t *positions, float unit)
 {
     float x[tiles][2], top = r->top;
     KVF_UNROLL
     for (uint32_t n = 0; n < tiles; n++) {
         KVF_UNROLL
         for (uint32_t i = 0; i < 2; i++) {
-            x[n][i] = positions[n * 8 + i] <= r->limit ? kvf_times(s[n][e + i], unit) : -INFINITY;
+            x[n][i] = positions[n * 8 + i] <= r->limit ? logit_of<IS_PLAIN>(a, s[n][e + i], unit)
+                                                       : -INFINITY;
             top = fmaxf(top, x[n][i]);
         }
     }
@@ -194,21 +225,26 @@ static __device__ __forceinline__ void take_logits(row_stats *r, const float s[t
     r->sum = sum;
 }
 
+/* Where statistics of row 0 of a task are. */
+static __device__ __forceinline__ size_t stats_at(const kvf_observe_args *a, uint32_t task)
+{
+    return ((size_t)task * a->group + a->group_first) * a->window;
+}
+
 /* row_max, row_sum [kv_heads, chunks_max, group, window]; rows r = g * window + w. */
 static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, uint32_t row,
                                                    const row_stats *r, uint32_t lane)
 {
     const float top = kvf_quad_max(r->top);
     const float sum = kvf_quad_sum(r->sum * kvf_exp2(r->top - kvf_finite_top(top)));
-    const uint32_t rows = a->group * a->window;
-    if (lane % 4 != 0 || row >= rows)
+    if (lane % 4 != 0 || row >= rows_of(a))
         return;
-    const size_t at = (size_t)blockIdx.x * rows + row;
+    const size_t at = stats_at(a, blockIdx.x) + row;
     a->row_max[at] = top == -INFINITY ? -INFINITY : top * KVF_CUDA_LN2;
     a->row_sum[at] = sum;
 }
 
-template <typename T, uint32_t D>
+template <typename T, uint32_t D, bool IS_PLAIN>
 static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
     stats_tiles(const __grid_constant__ kvf_observe_args a)
 {
@@ -218,7 +254,7 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
     if (c.tokens == 0)
         return;
     const uint32_t first_row = (blockIdx.y * (blockDim.x / KVF_LANES) + warp) * 16;
-    const uint32_t rows = a.group * a.window;
+    const uint32_t rows = rows_of(&a);
     const float unit = a.scale * KVF_CUDA_LOG2E;
     char *slots = kvf_shared();
     uint32_t *positions = (uint32_t *)(slots + SLOTS * plan<D>::slot_bytes);
@@ -228,7 +264,7 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
     KVF_UNROLL
     for (uint32_t side = 0; side < 2; side++) {
         const uint32_t row = kvf_min_u32(first_row + side * 8 + lane / 4, rows - 1);
-        row_of[side] = query_of(&a, c.head, row / a.window, row % a.window, 2 * D);
+        row_of[side] = query_of(&a, c.head, a.group_first + row / a.window, row % a.window, 2 * D);
         stats[side].top = -INFINITY;
         stats[side].sum = 0.0f;
         stats[side].limit = limit_of(&a, row % a.window);
@@ -246,8 +282,8 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
             const uint32_t *own = positions + used * plan<D>::rows + lane % 4 * 2;
             float s[tiles][4];
             products<T, D, tiles>(s, q, slots + used * plan<D>::slot_bytes, 0, lane);
-            take_logits<tiles>(&stats[0], s, 0, own, unit);
-            take_logits<tiles>(&stats[1], s, 2, own, unit);
+            take_logits<tiles, IS_PLAIN>(&stats[0], &a, s, 0, own, unit);
+            take_logits<tiles, IS_PLAIN>(&stats[1], &a, s, 2, own, unit);
         }
         used = next_slot(used);
         filled = next_slot(filled);
@@ -261,11 +297,12 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES)
 template <typename T, uint32_t D>
 static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaStream_t stream)
 {
-    const uint32_t fragments = kvf_div_ceil_u32(a->group * a->window, 16);
+    const uint32_t fragments = kvf_div_ceil_u32(rows_of(a), 16);
     const uint32_t warps = kvf_min_u32(STATS_WARPS, fragments);
-    return kvf_cuda_launch(
-        stats_tiles<T, D>, dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_LANES),
-        SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream, *a);
+    return kvf_cuda_launch(is_plain(a) ? stats_tiles<T, D, true> : stats_tiles<T, D, false>,
+                           dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_LANES),
+                           SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream,
+                           *a);
 }
 
 /* ---- score ------------------------------------------------------------------------------------
@@ -274,15 +311,15 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
 /* What the rows of a head are worth, in shared memory. Rows are g * columns + w; a window is padded
  * to whole steps with rows that are worth nothing. */
 typedef struct row_scales {
-    float *base;     /* [group, columns] the maximum, in units of ln 2 */
-    float *share;    /* [group, columns] of a weight in the score */
+    float *base;     /* [heads, columns] the maximum, in units of ln 2 */
+    float *share;    /* [heads, columns] of a weight in the score */
     uint32_t *limit; /* [columns] */
     uint32_t columns;
 } row_scales;
 
 static __host__ __device__ __forceinline__ size_t scales_bytes(const kvf_observe_args *a)
 {
-    return kvf_round_up(a->window, STEP) * (2 * a->group + 1) * sizeof(float);
+    return kvf_round_up(a->window, STEP) * (2 * kvf_observe_heads(a) + 1) * sizeof(float);
 }
 
 static __device__ __forceinline__ row_scales scales_at(const kvf_observe_args *a, char *shared)
@@ -290,26 +327,30 @@ static __device__ __forceinline__ row_scales scales_at(const kvf_observe_args *a
     row_scales r;
     r.columns = (uint32_t)kvf_round_up(a->window, STEP);
     r.base = (float *)shared;
-    r.share = r.base + a->group * r.columns;
-    r.limit = (uint32_t *)(r.share + a->group * r.columns);
+    r.share = r.base + kvf_observe_heads(a) * r.columns;
+    r.limit = (uint32_t *)(r.share + kvf_observe_heads(a) * r.columns);
     return r;
 }
 
 /* Merges the statistics of a head over its chunks, in order. All threads of the block. */
+template <bool IS_PLAIN>
 static __device__ __forceinline__ void merge_chunks(const row_scales *r, const kvf_observe_args *a,
                                                     const span_chunk *c)
 {
     const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
     const size_t stride = (size_t)a->group * a->window;
-    const size_t first = (size_t)c->head * c->chunks_max * stride;
-    float unit = a->window_mean ? 1.0f / (float)a->window : 1.0f;
-    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
-        unit /= (float)a->group;
-    for (uint32_t i = threadIdx.x; i < a->group * r->columns; i += blockDim.x) {
+    const size_t first = stats_at(a, c->head * c->chunks_max);
+    const uint32_t heads = kvf_observe_heads(a);
+    for (uint32_t i = threadIdx.x; i < heads * r->columns; i += blockDim.x) {
         const uint32_t g = i / r->columns, w = i % r->columns;
         const size_t at = first + g * a->window + w;
         float top = -INFINITY, sum = 0.0f;
-        if (w < a->window) {
+        float unit = 1.0f;
+        if (IS_PLAIN && w < a->window)
+            unit = kvf_observe_weight(a, w);
+        if (IS_PLAIN && a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+            unit /= (float)heads;
+        if (w < a->window && !a->is_raw) {
             for (uint32_t k = 0; k < chunks; k++)
                 top = fmaxf(top, a->row_max[at + k * stride]);
             for (uint32_t k = 0; k < chunks && top > -INFINITY; k++)
@@ -323,19 +364,40 @@ static __device__ __forceinline__ void merge_chunks(const row_scales *r, const k
     }
 }
 
-/* What a logit adds to a score. */
-static __device__ __forceinline__ float share_of(const row_scales *r, uint32_t row, float x)
+/* What the product of query `column` of head g adds to a score. */
+template <bool IS_PLAIN>
+static __device__ __forceinline__ float share_of(const kvf_observe_args *a, const row_scales *r,
+                                                 uint32_t g, uint32_t column, float product,
+                                                 float unit)
 {
-    return kvf_exp2(fminf(x - r->base[row], 0.0f)) * r->share[row];
+    const uint32_t row = g * r->columns + column;
+    const float weight = IS_PLAIN || column >= a->window ? 0.0f : kvf_observe_weight(a, column);
+    if (!IS_PLAIN && a->is_raw)
+        return (a->rounds_bf16 ? to_bf16(product) : product) * weight;
+    const float x = logit_of<IS_PLAIN>(a, product, unit);
+    const float share = kvf_exp2(fminf(x - r->base[row], 0.0f)) * r->share[row];
+    if (IS_PLAIN)
+        return share;
+    return (a->rounds_bf16 ? to_bf16(share) : share) * weight;
 }
 
 /* The heads of a group, one by one, into a score. */
-static __device__ __forceinline__ float reduce_head(float score, float sum, uint32_t g,
-                                                    kvf_group_reduce kind)
+template <bool IS_PLAIN>
+static __device__ __forceinline__ float reduce_head(const kvf_observe_args *a, float score,
+                                                    float sum, uint32_t g)
 {
+    if (!IS_PLAIN && a->rounds_bf16)
+        sum = to_bf16(sum);
+    if (!IS_PLAIN && a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+        sum /= (float)kvf_observe_heads(a);
     if (g == 0)
         return sum;
-    return kind == KVF_GROUP_MAX ? fmaxf(score, sum) : score + sum;
+    return a->group_reduce == KVF_GROUP_MAX ? fmaxf(score, sum) : score + sum;
+}
+
+static __device__ __forceinline__ void put_score(const kvf_observe_args *a, float *out, float score)
+{
+    *out = a->accumulates ? *out + score : score;
 }
 
 /* Begins the copy of tile `n` of queries: windows of one head after the other, and over again for
@@ -345,7 +407,8 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_observe_a
                                                    const span_chunk *c, uint32_t n, uint32_t end)
 {
     const uint32_t per_head = kvf_div_ceil_u32(a->window, plan<D>::rows);
-    const uint32_t g = n / per_head % a->group, first = n % per_head * plan<D>::rows;
+    const uint32_t g = a->group_first + n / per_head % kvf_observe_heads(a);
+    const uint32_t first = n % per_head * plan<D>::rows;
     if (n < end) {
         KVF_UNROLL_FOUR
         for (uint32_t i = threadIdx.x; i < plan<D>::rows * kvf_tile<D>::pieces; i += blockDim.x) {
@@ -362,10 +425,11 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_observe_a
 
 /* Adds what the queries of one slot, windows w .. of head g, give to the two tokens of this lane.
  */
-template <typename T, uint32_t D>
+template <typename T, uint32_t D, bool IS_PLAIN>
 static __device__ __forceinline__ void
-add_shares(float sum[2], const uint32_t k[kvf_tile<D>::steps][4], const uint32_t position[2],
-           const char *slot, const row_scales *r, uint32_t g, uint32_t w, float unit, uint32_t lane)
+add_shares(float sum[2], const kvf_observe_args *a, const uint32_t k[kvf_tile<D>::steps][4],
+           const uint32_t position[2], const char *slot, const row_scales *r, uint32_t g,
+           uint32_t w, float unit, uint32_t lane)
 {
     for (uint32_t row = 0; row < plan<D>::rows && w + row < r->columns; row += STEP) {
         float s[STEP / 8][4];
@@ -375,7 +439,7 @@ add_shares(float sum[2], const uint32_t k[kvf_tile<D>::steps][4], const uint32_t
             KVF_UNROLL
             for (uint32_t e = 0; e < 4; e++) {
                 const uint32_t column = w + row + n * 8 + lane % 4 * 2 + e % 2;
-                const float share = share_of(r, g * r->columns + column, kvf_times(s[n][e], unit));
+                const float share = share_of<IS_PLAIN>(a, r, g, column, s[n][e], unit);
                 sum[e / 2] += position[e / 2] <= r->limit[column] ? share : 0.0f;
             }
         }
@@ -384,7 +448,7 @@ add_shares(float sum[2], const uint32_t k[kvf_tile<D>::steps][4], const uint32_t
 
 /* score [kv_heads, spans_max * page_size]. Pass p of a block: tokens (p * parts + part) * 16 *
  * warps and on. */
-template <typename T, uint32_t D>
+template <typename T, uint32_t D, bool IS_PLAIN>
 static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
     score_tiles(const __grid_constant__ kvf_observe_args a)
 {
@@ -397,11 +461,12 @@ static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
     char *slots = kvf_shared();
     const row_scales scales = scales_at(&a, slots + SLOTS * plan<D>::slot_bytes);
     const uint32_t per_head = kvf_div_ceil_u32(a.window, plan<D>::rows);
-    const uint32_t end = kvf_div_ceil_u32(c.tokens - begin, step) * a.group * per_head;
+    const uint32_t end =
+        kvf_div_ceil_u32(c.tokens - begin, step) * kvf_observe_heads(&a) * per_head;
     const float unit = a.scale * KVF_CUDA_LOG2E;
     ask_queries<D>(slots, &a, &c, 0, end);
     ask_queries<D>(slots + plan<D>::slot_bytes, &a, &c, 1, end);
-    merge_chunks(&scales, &a, &c);
+    merge_chunks<IS_PLAIN>(&scales, &a, &c);
     uint32_t used = 0, filled = 2, n = 0;
     for (uint32_t first = begin; first < c.tokens; first += step) {
         const uint32_t token = first + warp * 16 + lane / 4;
@@ -412,19 +477,19 @@ static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
         load_rows<D>(k, near ? key_of(&a, &c, token, 2 * D) : NULL, near,
                      far ? key_of(&a, &c, token + 8, 2 * D) : NULL, far, lane);
         float score[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
-        for (uint32_t i = 0; i < a.group * per_head; i++, n++) {
+        for (uint32_t i = 0; i < kvf_observe_heads(&a) * per_head; i++, n++) {
             kvf_async_wait<1>();
             __syncthreads(); /* these queries are here, and nobody needs those before them */
             ask_queries<D>(slots + filled * plan<D>::slot_bytes, &a, &c, n + 2, end);
             const uint32_t g = i / per_head, w = i % per_head * plan<D>::rows;
             if (!warp_idle) {
-                add_shares<T, D>(sum, k, position, slots + used * plan<D>::slot_bytes, &scales, g,
-                                 w, unit, lane);
+                add_shares<T, D, IS_PLAIN>(sum, &a, k, position, slots + used * plan<D>::slot_bytes,
+                                           &scales, g, w, unit, lane);
                 if (i % per_head == per_head - 1) {
                     KVF_UNROLL
                     for (uint32_t side = 0; side < 2; side++) {
                         score[side] =
-                            reduce_head(score[side], kvf_quad_sum(sum[side]), g, a.group_reduce);
+                            reduce_head<IS_PLAIN>(&a, score[side], kvf_quad_sum(sum[side]), g);
                         sum[side] = 0.0f;
                     }
                 }
@@ -434,9 +499,9 @@ static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
         }
         float *out = a.score + c.at * a.shape.page_size + token;
         if (lane % 4 == 0 && token < c.tokens)
-            out[0] = score[0];
+            put_score(&a, out, score[0]);
         if (lane % 4 == 0 && token + 8 < c.tokens)
-            out[8] = score[1];
+            put_score(&a, out + 8, score[1]);
     }
 }
 
@@ -448,7 +513,8 @@ static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaS
     const uint32_t passes = kvf_div_ceil_u32(tokens, warps * 16);
     /* Two blocks for every processor of a large GPU, where there is that much to do. */
     const uint32_t parts = kvf_min_u32(passes, kvf_div_ceil_u32(264, tasks));
-    return kvf_cuda_launch(score_tiles<T, D>, dim3(tasks, parts), dim3(warps * KVF_LANES),
+    return kvf_cuda_launch(is_plain(a) ? score_tiles<T, D, true> : score_tiles<T, D, false>,
+                           dim3(tasks, parts), dim3(warps * KVF_LANES),
                            SLOTS * plan<D>::slot_bytes + scales_bytes(a), stream, *a);
 }
 
@@ -460,22 +526,22 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
     stats_plain(const __grid_constant__ kvf_observe_args a)
 {
     const span_chunk c = chunk_of(&a, blockIdx.x);
-    const uint32_t row = blockIdx.y * PLAIN_THREADS + threadIdx.x, rows = a.group * a.window;
+    const uint32_t row = blockIdx.y * PLAIN_THREADS + threadIdx.x, rows = rows_of(&a);
     if (row >= rows || c.tokens == 0)
         return;
     const uint32_t w = row % a.window, limit = limit_of(&a, w), d = a.shape.head_dim;
-    const float *q = (const float *)query_of(&a, c.head, row / a.window, w, d * 4);
+    const float *q = (const float *)query_of(&a, c.head, a.group_first + row / a.window, w, d * 4);
     const float unit = a.scale * KVF_CUDA_LOG2E;
     float top = -INFINITY, sum = 0.0f;
     for (uint32_t t = 0; t < c.tokens; t++) {
         if (position_of(&a, &c, t) > limit)
             continue;
         const float *k = (const float *)key_of(&a, &c, t, d * 4);
-        const float x = kvf_times(kvf_dot(q, k, d), unit), old = top;
+        const float x = logit_of<false>(&a, kvf_dot(q, k, d), unit), old = top;
         top = fmaxf(top, x);
         sum = sum * kvf_exp2(old - top) + kvf_exp2(x - top);
     }
-    const size_t at = (size_t)blockIdx.x * rows + row;
+    const size_t at = stats_at(&a, blockIdx.x) + row;
     a.row_max[at] = top == -INFINITY ? -INFINITY : top * KVF_CUDA_LN2;
     a.row_sum[at] = sum;
 }
@@ -489,7 +555,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
     const row_scales r = scales_at(&a, kvf_shared());
     if (blockIdx.y * PLAIN_THREADS >= c.tokens)
         return;
-    merge_chunks(&r, &a, &c);
+    merge_chunks<false>(&r, &a, &c);
     __syncthreads();
     if (token >= c.tokens)
         return;
@@ -497,17 +563,17 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
     const float *k = position == ABSENT ? NULL : (const float *)key_of(&a, &c, token, d * 4);
     const float unit = a.scale * KVF_CUDA_LOG2E;
     float score = 0.0f;
-    for (uint32_t g = 0; g < a.group && k; g++) {
+    for (uint32_t g = 0; g < kvf_observe_heads(&a) && k; g++) {
         float sum = 0.0f;
         for (uint32_t w = 0; w < a.window; w++) {
             if (position > r.limit[w])
                 continue;
-            const float *q = (const float *)query_of(&a, c.head, g, w, d * 4);
-            sum += share_of(&r, g * r.columns + w, kvf_times(kvf_dot(q, k, d), unit));
+            const float *q = (const float *)query_of(&a, c.head, a.group_first + g, w, d * 4);
+            sum += share_of<false>(&a, &r, g, w, kvf_dot(q, k, d), unit);
         }
-        score = reduce_head(score, sum, g, a.group_reduce);
+        score = reduce_head<false>(&a, score, sum, g);
     }
-    a.score[c.at * a.shape.page_size + token] = score;
+    put_score(&a, a.score + c.at * a.shape.page_size + token, score);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------
@@ -545,7 +611,7 @@ static cudaError_t launch_plain(const kvf_observe_args *a, bool is_score, cudaSt
     const uint32_t tokens = kvf_min_u32(KVF_OBSERVE_SPANS, a->spans_max) * a->shape.page_size;
     if (!is_score)
         return kvf_cuda_launch(stats_plain,
-                               dim3(tasks, kvf_div_ceil_u32(a->group * a->window, PLAIN_THREADS)),
+                               dim3(tasks, kvf_div_ceil_u32(rows_of(a), PLAIN_THREADS)),
                                dim3(PLAIN_THREADS), 0, stream, *a);
     return kvf_cuda_launch(score_plain, dim3(tasks, kvf_div_ceil_u32(tokens, PLAIN_THREADS)),
                            dim3(PLAIN_THREADS), scales_bytes(a), stream, *a);
@@ -556,7 +622,7 @@ static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
     if (a->kv_heads == 0 || a->spans_max == 0)
         return cudaSuccess;
     if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS || a->window == 0 ||
-        a->window > KVF_OBSERVE_WINDOW_MAX)
+        a->window > KVF_OBSERVE_WINDOW_MAX || a->group_first + kvf_observe_heads(a) > a->group)
         return cudaErrorInvalidValue;
     switch (a->shape.dtype) {
     case KVF_BF16:

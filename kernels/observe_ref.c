@@ -35,8 +35,18 @@ static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
 
 static const void *query(const kvf_observe_args *a, uint32_t head, uint32_t g, uint32_t w)
 {
-    const size_t row = ((size_t)w * a->kv_heads + head) * a->group + g;
+    const size_t row = ((size_t)kvf_observe_row(a, w) * a->kv_heads + head) * a->group + g;
     return kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+}
+
+static uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
+{
+    return a->limit ? a->limit[w] : a->limit_first + w;
+}
+
+static double round_bf16(const kvf_observe_args *a, double x)
+{
+    return a->rounds_bf16 ? (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x)) : x;
 }
 
 /* -INFINITY if query w does not see the token. */
@@ -44,22 +54,26 @@ static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t
 {
     const kvf_shape *s = &a->shape;
     const kvf_span *sp = &a->spans[span];
-    if (!(kvf_live_bits(sp->count, sp->skip) >> t & 1) || a->span_index[span] + t > a->limit[w])
+    if (!(kvf_live_bits(sp->count, sp->skip) >> t & 1) ||
+        a->span_index[span] + t > limit_of(a, w) || a->span_index[span] + t < a->token_first)
         return -INFINITY;
     const void *k = kvf_page_key(s, sp->page, t);
     double sum = 0.0;
     for (uint32_t d = 0; d < s->head_dim; d++)
         sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
-    return sum * (double)a->scale;
+    if (a->is_raw)
+        return round_bf16(a, sum);
+    return round_bf16(a, round_bf16(a, sum) * (double)a->scale);
 }
 
 void kvf_observe_stats_ref(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
+    const uint32_t group_end = a->group_first + kvf_observe_heads(a);
     if (c.first >= c.end)
         return;
-    for (uint32_t g = 0; g < a->group; g++)
+    for (uint32_t g = a->group_first; g < group_end; g++)
         for (uint32_t w = 0; w < a->window; w++) {
             const void *q = query(a, c.head, g, w);
             double top = -INFINITY, sum = 0.0;
@@ -96,40 +110,52 @@ static row_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_
     return r;
 }
 
+/* What query w of head g gives to one token. */
+static double share(const kvf_observe_args *a, double x, const row_scale *r)
+{
+    if (x == -INFINITY)
+        return 0.0;
+    if (a->is_raw)
+        return x;
+    /* top was rounded to fp32 */
+    return r->sum > 0.0 ? round_bf16(a, exp(fmin(x - r->top, 0.0)) / r->sum) : 0.0;
+}
+
 static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, uint32_t t,
                          const row_scale *scales)
 {
+    const uint32_t heads = kvf_observe_heads(a);
     double top = -INFINITY, total = 0.0;
-    for (uint32_t g = 0; g < a->group; g++) {
+    for (uint32_t g = a->group_first; g < a->group_first + heads; g++) {
         double sum = 0.0;
         for (uint32_t w = 0; w < a->window; w++) {
-            const row_scale *r = &scales[g * a->window + w];
-            double x = logit(a, query(a, c->head, g, w), w, (size_t)c->head * a->spans_max + i, t);
-            if (x > -INFINITY && r->sum > 0.0)
-                sum += exp(fmin(x - r->top, 0.0)) / r->sum; /* top was rounded to fp32 */
+            const double x =
+                logit(a, query(a, c->head, g, w), w, (size_t)c->head * a->spans_max + i, t);
+            sum += share(a, x, &scales[g * a->window + w]) * (double)kvf_observe_weight(a, w);
         }
-        sum /= a->window_mean ? a->window : 1;
+        sum = round_bf16(a, sum);
         total += sum;
         top = fmax(top, sum);
     }
     if (a->group_reduce == KVF_GROUP_MAX)
         return (float)top;
-    return (float)(a->group_reduce == KVF_GROUP_SUM ? total : total / a->group);
+    return (float)(a->group_reduce == KVF_GROUP_SUM ? total : total / heads);
 }
 
 void kvf_observe_score_ref(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
+    const uint32_t group_end = a->group_first + kvf_observe_heads(a);
     if (c.first >= c.end)
         return;
     row_scale scales[KVF_GROUP_MAX_HEADS * KVF_OBSERVE_WINDOW_MAX];
-    for (uint32_t g = 0; g < a->group; g++)
+    for (uint32_t g = a->group_first; g < group_end && !a->is_raw; g++)
         for (uint32_t w = 0; w < a->window; w++)
             scales[g * a->window + w] = merge_chunks(a, &c, g, w);
     for (uint32_t i = c.first; i < c.end; i++) {
         float *out = a->score + ((size_t)c.head * a->spans_max + i) * a->shape.page_size;
         for (uint32_t t = 0; t < a->shape.page_size; t++)
-            out[t] = token_score(a, &c, i, t, scales);
+            out[t] = token_score(a, &c, i, t, scales) + (a->accumulates ? out[t] : 0.0f);
     }
 }

@@ -4,12 +4,14 @@
  * Attention of the last queries over many keys, vectorised. Bound: the multiply-adds of q.k, twice.
  *
  * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_ROWS of
- * them run over all pages of the chunk; only live tokens of a page enter its tile. Exactness: fp32
- * products and sums, exponentials to 3e-7; row maxima are stored in natural units, rounded to fp32.
+ * them run over all pages of the chunk; only live tokens of a page enter its tile, and pages that
+ * no row sees are passed over. Exactness: fp32 products and sums, exponentials to 3e-7; row maxima
+ * are stored in natural units, rounded to fp32.
  */
 
 #include <math.h>
 
+#include "convert.h"
 #include "tile_simd.h"
 #include "variants.h"
 
@@ -28,6 +30,8 @@ typedef struct tile {
     uint32_t keys_live;
     uint8_t token[TILE_KEYS]; /* of each live key */
     uint32_t visible[TILE_ROWS];
+    uint32_t limit[TILE_ROWS];
+    uint32_t limit_top; /* no row sees a token beyond */
 } tile;
 
 static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
@@ -39,54 +43,89 @@ static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
     return c;
 }
 
+/* Rows are numbered over the heads that take part. */
+static uint32_t head_of(const kvf_observe_args *a, uint32_t row)
+{
+    return a->group_first + row / a->window;
+}
+
+/* Where statistics of row 0 are. */
+static size_t stats_at(const kvf_observe_args *a, uint32_t task)
+{
+    return ((size_t)task * a->group + a->group_first) * a->window;
+}
+
 /* Rows first .. first + rows - 1 of the flattened (g, w). */
 static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
                          uint32_t rows)
 {
+    const float unit = a->is_raw || a->rounds_bf16 ? 1.0f : a->scale * KVF_LOG2E;
     t->rows = rows;
+    t->limit_top = 0;
     for (uint32_t r = 0; r < rows; r++) {
-        const uint32_t g = (first + r) / a->window, w = (first + r) % a->window;
-        const size_t at = ((size_t)w * a->kv_heads + c->head) * a->group + g;
-        strips_put(&t->q, r, kvf_offset(a->q, at * kvf_row_bytes(&a->shape)), &a->shape,
-                   a->scale * KVF_LOG2E);
+        const uint32_t w = (first + r) % a->window;
+        const size_t at = ((size_t)kvf_observe_row(a, w) * a->kv_heads + c->head) * a->group +
+                          head_of(a, first + r);
+        strips_put(&t->q, r, kvf_offset(a->q, at * kvf_row_bytes(&a->shape)), &a->shape, unit);
+        t->limit[r] = a->limit ? a->limit[w] : a->limit_first + w;
+        t->limit_top = kvf_max_u32(t->limit_top, t->limit[r]);
     }
     strips_finish(&t->q, rows, &a->shape);
 }
 
+KVF_ALWAYS_INLINE float to_bf16(float x)
+{
+    return kvf_bf16_to_float(kvf_bf16_from_float(x));
+}
+
+/* Products to logits in units of ln 2 where they are rounded on the way, or to rounded products. */
+static void round_logits(tile *t, const kvf_observe_args *a)
+{
+    for (uint32_t r = 0; r < t->rows; r++) {
+        float *s = t->s.at[r];
+        for (uint32_t j = 0; j < TILE_KEYS; j++)
+            s[j] = a->is_raw ? to_bf16(s[j]) : to_bf16(to_bf16(s[j]) * a->scale) * KVF_LOG2E;
+    }
+}
+
 /* Logits, in units of ln 2, of the tile's rows against the live tokens of one span. */
-KVF_ALWAYS_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first,
+KVF_ALWAYS_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span,
                                    const kvf_dtype dtype)
 {
     const kvf_span *sp = &a->spans[span];
     const void *rows[TILE_KEYS];
-    const uint64_t live = kvf_live_bits(kvf_min_u32(sp->count, a->shape.page_size), sp->skip);
+    const uint32_t index = a->span_index[span];
+    uint64_t live = kvf_live_bits(kvf_min_u32(sp->count, a->shape.page_size), sp->skip);
+    if (index < a->token_first)
+        live &= ~kvf_live_bits(kvf_min_u32(a->token_first - index, 64), 0);
     uint32_t n = 0;
     for (uint64_t bits = live; bits; bits &= bits - 1) {
         t->token[n] = (uint8_t)__builtin_ctzll(bits);
         rows[n] = kvf_page_key(&a->shape, sp->page, t->token[n]);
         n++;
     }
-    t->keys_live = n;
-    if (n == 0)
+    t->keys_live = index > t->limit_top ? 0 : n;
+    if (t->keys_live == 0)
         return;
     panels_put_keys(&t->keys, rows, n, &a->shape, dtype);
     tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, n, a->shape.head_dim);
+    if (a->rounds_bf16)
+        round_logits(t, a);
     for (uint32_t r = 0; r < t->rows; r++) {
-        const uint32_t limit = a->limit[(first + r) % a->window];
-        const uint32_t index = a->span_index[span];
+        const uint32_t limit = t->limit[r];
         const uint32_t seen = limit < index ? 0 : kvf_min_u32(limit - index, 63) + 1;
         t->visible[r] = (uint32_t)__builtin_popcountll(live & kvf_live_bits(seen, 0));
     }
 }
 
-static void any_span_logits(tile *t, const kvf_observe_args *a, size_t span, uint32_t first)
+static void any_span_logits(tile *t, const kvf_observe_args *a, size_t span)
 {
     if (a->shape.dtype == KVF_BF16)
-        span_logits(t, a, span, first, KVF_BF16);
+        span_logits(t, a, span, KVF_BF16);
     else if (a->shape.dtype == KVF_FP16)
-        span_logits(t, a, span, first, KVF_FP16);
+        span_logits(t, a, span, KVF_FP16);
     else
-        span_logits(t, a, span, first, KVF_FP32);
+        span_logits(t, a, span, KVF_FP32);
 }
 
 static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
@@ -99,7 +138,7 @@ static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
     }
     load_queries(t, a, c, first, rows);
     for (uint32_t i = c->first; i < c->end; i++) {
-        any_span_logits(t, a, (size_t)c->head * a->spans_max + i, first);
+        any_span_logits(t, a, (size_t)c->head * a->spans_max + i);
         for (uint32_t r = 0; r < rows && t->keys_live; r++) {
             const float found = row_mask_top(t->s.at[r], t->visible[r], t->keys_live);
             if (found > top[r]) {
@@ -110,7 +149,7 @@ static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
             sum[r] += row_soften(t->s.at[r], base, t->keys_live);
         }
     }
-    const size_t at = (size_t)task * a->group * a->window + first;
+    const size_t at = stats_at(a, task) + first;
     for (uint32_t r = 0; r < rows; r++) {
         a->row_max[at + r] = top[r] == -INFINITY ? -INFINITY : top[r] * KVF_LN2;
         a->row_sum[at + r] = sum[r];
@@ -121,7 +160,7 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const uint32_t rows = a->group * a->window;
+    const uint32_t rows = kvf_observe_heads(a) * a->window;
     tile t;
     if (c.first >= c.end)
         return;
@@ -129,18 +168,34 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
         stats_rows(&t, a, &c, task, first, kvf_min_u32(TILE_ROWS, rows - first));
 }
 
-/* Maximum, in units of ln 2, and what a weight is worth, for rows first .. first + rows - 1. */
+/* What a row adds to a score: a logit x gives share * e^(x - base), or share * weight of it. */
+typedef struct row_shares {
+    float base[TILE_ROWS];   /* the maximum, in units of ln 2 */
+    float share[TILE_ROWS];  /* of a weight in the score */
+    float weight[TILE_ROWS]; /* apart from it where the product of the two is rounded between */
+} row_shares;
+
+static float unit_of(const kvf_observe_args *a, uint32_t w)
+{
+    float unit = kvf_observe_weight(a, w);
+    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX && !a->rounds_bf16)
+        unit /= (float)kvf_observe_heads(a);
+    return unit;
+}
+
+/* Statistics merged over chunks, in order, for rows first .. first + rows - 1. */
 static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t first, uint32_t rows,
-                         float *base, float *share)
+                         row_shares *s)
 {
     const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
     const size_t stride = (size_t)a->group * a->window;
-    const size_t at = (size_t)c->head * c->chunks_max * stride + first;
-    float unit = a->window_mean ? 1.0f / (float)a->window : 1.0f;
-    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
-        unit /= (float)a->group;
+    const size_t at = stats_at(a, c->head * c->chunks_max) + first;
     for (uint32_t r = 0; r < rows; r++) {
         float top = -INFINITY, sum = 0.0f;
+        const float unit = unit_of(a, (first + r) % a->window);
+        s->weight[r] = unit;
+        if (a->is_raw)
+            continue;
         for (uint32_t i = 0; i < chunks; i++) {
             const float x = a->row_max[at + i * stride + r];
             top = x > top ? x : top;
@@ -148,9 +203,39 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
         for (uint32_t i = 0; i < chunks && top > -INFINITY; i++)
             sum += a->row_sum[at + i * stride + r] *
                    exp2_one((a->row_max[at + i * stride + r] - top) * KVF_LOG2E);
-        base[r] = top > -INFINITY ? top * KVF_LOG2E : 0.0f;
-        share[r] = sum > 0.0f ? unit / sum : 0.0f;
+        s->base[r] = top > -INFINITY ? top * KVF_LOG2E : 0.0f;
+        s->share[r] = sum > 0.0f ? (a->rounds_bf16 ? 1.0f : unit) / sum : 0.0f;
     }
+}
+
+/* Adds what one row looks at to sum[0 .. keys_live). */
+KVF_ALWAYS_INLINE void add_row(tile *t, const row_shares *shares, uint32_t r, float *sum)
+{
+    float *s = t->s.at[r];
+    for (uint32_t j = t->visible[r]; j < kvf_round_up(t->keys_live, VF_LANES); j++)
+        s[j] = -INFINITY;
+    for (uint32_t j = 0; j < t->keys_live; j += VF_LANES) {
+        /* base went through fp32 and ln 2; no weight may exceed one for that */
+        vf x = vf_min(vf_zero(), vf_sub(vf_load(s + j), vf_set(shares->base[r])));
+        vf weight = vf_exp2(x);
+        vf_store(sum + j, vf_fma(weight, vf_set(shares->share[r]), vf_load(sum + j)));
+    }
+}
+
+/* The same for products themselves, and for weights that are rounded. */
+static void add_row_otherwise(tile *t, const kvf_observe_args *a, const row_shares *shares,
+                              uint32_t r, float *sum)
+{
+    float *s = t->s.at[r];
+    if (a->is_raw) {
+        for (uint32_t j = 0; j < t->visible[r]; j++)
+            sum[j] += s[j] * shares->weight[r];
+        return;
+    }
+    float each[TILE_KEYS] = {0.0f};
+    add_row(t, shares, r, each);
+    for (uint32_t j = 0; j < t->keys_live; j++)
+        sum[j] += to_bf16(each[j]) * shares->weight[r];
 }
 
 /* Adds what rows first .. first + rows - 1 look at to out[(span - c->first) * page_size + token].
@@ -158,25 +243,35 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
 static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
                        uint32_t rows, float *out)
 {
-    float base[TILE_ROWS], share[TILE_ROWS];
-    merge_chunks(a, c, first, rows, base, share);
+    row_shares shares;
+    merge_chunks(a, c, first, rows, &shares);
     load_queries(t, a, c, first, rows);
     for (uint32_t i = c->first; i < c->end; i++) {
-        any_span_logits(t, a, (size_t)c->head * a->spans_max + i, first);
+        any_span_logits(t, a, (size_t)c->head * a->spans_max + i);
         float sum[TILE_KEYS] = {0.0f};
-        for (uint32_t r = 0; r < rows && t->keys_live; r++) {
-            float *s = t->s.at[r];
-            for (uint32_t j = t->visible[r]; j < kvf_round_up(t->keys_live, VF_LANES); j++)
-                s[j] = -INFINITY;
-            for (uint32_t j = 0; j < t->keys_live; j += VF_LANES) {
-                /* base went through fp32 and ln 2; no weight may exceed one for that */
-                vf x = vf_min(vf_zero(), vf_sub(vf_load(s + j), vf_set(base[r])));
-                vf weight = vf_exp2(x);
-                vf_store(sum + j, vf_fma(weight, vf_set(share[r]), vf_load(sum + j)));
-            }
-        }
+        if (a->is_raw || a->rounds_bf16)
+            for (uint32_t r = 0; r < rows && t->keys_live; r++)
+                add_row_otherwise(t, a, &shares, r, sum);
+        else
+            for (uint32_t r = 0; r < rows && t->keys_live; r++)
+                add_row(t, &shares, r, sum);
         for (uint32_t j = 0; j < t->keys_live; j++)
             out[(size_t)(i - c->first) * a->shape.page_size + t->token[j]] += sum[j];
+    }
+}
+
+/* Head after head into out; `is_first`: there is nothing yet. */
+static void fold_head(const kvf_observe_args *a, const float *head, float *out, size_t tokens,
+                      int is_first)
+{
+    const float unit =
+        a->group_reduce == KVF_GROUP_MEAN_SOFTMAX ? 1.0f / (float)kvf_observe_heads(a) : 1.0f;
+    for (size_t i = 0; i < tokens; i++) {
+        const float x = a->rounds_bf16 ? to_bf16(head[i]) * unit : head[i];
+        if (a->group_reduce == KVF_GROUP_MAX)
+            out[i] = is_first || x > out[i] ? x : out[i];
+        else
+            out[i] = is_first ? x : out[i] + x;
     }
 }
 
@@ -184,23 +279,27 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const int by_head = a->group_reduce == KVF_GROUP_MAX;
-    const uint32_t all = a->group * a->window;
+    const int by_head = a->group_reduce == KVF_GROUP_MAX || a->rounds_bf16;
+    const uint32_t all = kvf_observe_heads(a) * a->window;
     const uint32_t part = by_head ? a->window : all; /* rows that are summed */
+    float total[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
     tile t;
     if (c.first >= c.end)
         return;
     const size_t tokens = (size_t)(c.end - c.first) * a->shape.page_size;
     float *out = a->score + ((size_t)c.head * a->spans_max + c.first) * a->shape.page_size;
-    memset(out, 0, tokens * sizeof *out);
+    float *to = a->accumulates ? total : out;
+    memset(to, 0, tokens * sizeof *to);
     for (uint32_t begin = 0; begin < all; begin += part) {
         float head_sum[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
-        float *to = by_head ? head_sum : out;
         if (by_head)
             memset(head_sum, 0, tokens * sizeof *head_sum);
         for (uint32_t first = begin; first < begin + part; first += TILE_ROWS)
-            score_rows(&t, a, &c, first, kvf_min_u32(TILE_ROWS, begin + part - first), to);
-        for (size_t i = 0; by_head && i < tokens; i++)
-            out[i] = head_sum[i] > out[i] ? head_sum[i] : out[i];
+            score_rows(&t, a, &c, first, kvf_min_u32(TILE_ROWS, begin + part - first),
+                       by_head ? head_sum : to);
+        if (by_head)
+            fold_head(a, head_sum, to, tokens, begin == 0);
     }
+    for (size_t i = 0; a->accumulates && i < tokens; i++)
+        out[i] += total[i];
 }

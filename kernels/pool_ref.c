@@ -3,18 +3,33 @@
 /*
  * Smoothing of scores along tokens, the specification. Knows nothing of heads. Windows are centred;
  * outside the row there is zero for the average, which always divides by the full width, and
- * nothing for the maximum.
+ * nothing for the maximum. What is there already is read only if the fold asks for it.
  */
 
 #include <math.h>
 
+#include "convert.h"
 #include "variants.h"
+
+static float fold(const kvf_pool_args *a, double x, float old)
+{
+    if (a->rounds_bf16 & KVF_POOL_ROUNDS_X)
+        x = (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x));
+    if (a->scale != 0.0f)
+        x *= (double)a->scale;
+    float y = (float)x;
+    if (a->fold == KVF_FOLD_ADD)
+        y = (float)((double)old + x);
+    else if (a->fold == KVF_FOLD_MAX)
+        y = old > y ? old : y;
+    return a->rounds_bf16 & KVF_POOL_ROUNDS_OUT ? kvf_bf16_to_float(kvf_bf16_from_float(y)) : y;
+}
 
 void kvf_pool_ref(const void *args, uint32_t task)
 {
     const kvf_pool_args *a = args;
     const float *in = a->in + (size_t)task * a->stride;
-    float *out = a->out + (size_t)task * a->stride;
+    float *out = a->out + (size_t)task * (a->out_stride ? a->out_stride : a->stride);
     const uint32_t half = a->width / 2;
     for (uint32_t j = 0; j < a->count; j++) {
         const uint32_t begin = j > half ? j - half : 0;
@@ -25,6 +40,7 @@ void kvf_pool_ref(const void *args, uint32_t task)
             sum += (double)in[i];
             top = in[i] > top ? in[i] : top;
         }
-        out[j] = a->average ? (float)(sum / a->width) : top;
+        const double x = a->average ? sum / a->width : (double)top;
+        out[j] = fold(a, x, a->fold == KVF_FOLD_SET ? 0.0f : out[j]);
     }
 }

@@ -7,10 +7,31 @@
 
 #include <math.h>
 
+#include "convert.h"
 #include "simd.h"
 #include "variants.h"
 
-static float pool_one(const kvf_pool_args *a, const float *in, uint32_t j)
+static float to_bf16(float x)
+{
+    return kvf_bf16_to_float(kvf_bf16_from_float(x));
+}
+
+/* out[0 .. count) takes the pooled values x. */
+KVF_ALWAYS_INLINE void fold(const kvf_pool_args *a, const float *x, float *out, uint32_t count)
+{
+    const float scale = a->scale != 0.0f ? a->scale : 1.0f;
+    for (uint32_t i = 0; i < count; i++) {
+        float y = a->rounds_bf16 & KVF_POOL_ROUNDS_X ? to_bf16(x[i]) : x[i];
+        y *= scale;
+        if (a->fold == KVF_FOLD_ADD)
+            y += out[i];
+        else if (a->fold == KVF_FOLD_MAX)
+            y = out[i] > y ? out[i] : y;
+        out[i] = a->rounds_bf16 & KVF_POOL_ROUNDS_OUT ? to_bf16(y) : y;
+    }
+}
+
+static void pool_one(const kvf_pool_args *a, const float *in, float *out, uint32_t j)
 {
     const uint32_t half = a->width / 2;
     const uint32_t begin = j > half ? j - half : 0;
@@ -20,18 +41,19 @@ static float pool_one(const kvf_pool_args *a, const float *in, uint32_t j)
         sum += in[i];
         top = in[i] > top ? in[i] : top;
     }
-    return a->average ? sum / (float)a->width : top;
+    const float x = a->average ? sum / (float)a->width : top;
+    fold(a, &x, out + j, 1);
 }
 
 void KVF_SIMD_NAME(pool)(const void *args, uint32_t task)
 {
     const kvf_pool_args *a = args;
     const float *in = a->in + (size_t)task * a->stride;
-    float *out = a->out + (size_t)task * a->stride;
+    float *out = a->out + (size_t)task * (a->out_stride ? a->out_stride : a->stride);
     const uint32_t half = a->width / 2;
     uint32_t j = 0;
     for (; j < a->count && j < half; j++)
-        out[j] = pool_one(a, in, j);
+        pool_one(a, in, out, j);
     for (; j + VF_LANES + half <= a->count; j += VF_LANES) {
         vf sum = vf_zero(), top = vf_set(-INFINITY);
         for (uint32_t i = 0; i < a->width; i++) {
@@ -39,8 +61,10 @@ void KVF_SIMD_NAME(pool)(const void *args, uint32_t task)
             sum = vf_add(sum, x);
             top = vf_max(x, top);
         }
-        vf_store(out + j, a->average ? vf_mul(sum, vf_set(1.0f / (float)a->width)) : top);
+        float x[VF_LANES];
+        vf_store(x, a->average ? vf_mul(sum, vf_set(1.0f / (float)a->width)) : top);
+        fold(a, x, out + j, VF_LANES);
     }
     for (; j < a->count; j++)
-        out[j] = pool_one(a, in, j);
+        pool_one(a, in, out, j);
 }

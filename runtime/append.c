@@ -22,7 +22,7 @@
 kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
     const uint32_t sealed = kvf_sealed_pages(cache, layer->length + tokens);
-    for (uint32_t p = layer->sealed; p < sealed; p++) {
+    for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
         if (cache->pool.free_count > cache->dims.spare_blocks &&
             kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
             continue;
@@ -38,7 +38,7 @@ kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t token
 
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end)
 {
-    for (uint32_t p = end; p-- > layer->sealed;)
+    for (uint32_t p = end; p-- > kvf_max_u32(layer->sealed, layer->held);)
         kvf_page_pool_release(&cache->pool, layer->blocks[p]);
 }
 
@@ -244,8 +244,8 @@ static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uin
     return args->q ? KVF_LAUNCH(step, prefill, a, kvf_prefill_tasks(&a)) : KVF_OK;
 }
 
-static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
-                                kvf_layer *layer)
+/* Pages of the chunk, in the pool or the arena. */
+static kvf_status enqueue_pages(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
@@ -265,8 +265,14 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, ui
                                          ring_block(step, 0, i), kvf_block_bytes(p)));
     KVF_TRY(point_tables(step));
     KVF_TRY(repack(step, args, base));
-    if (cache->dims.arena_blocks)
-        KVF_TRY(kvf_arena_write_back(step));
+    return cache->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
+}
+
+static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+                                kvf_layer *layer)
+{
+    const kvf_cache *cache = step->cache;
+    KVF_TRY(enqueue_pages(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(cache, args->layer)->append_ns));
     return attend_chunk(step, args, base);
@@ -289,6 +295,22 @@ static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_st
     step.sequences = &args->sequence;
     kvf_step_rows(&step, &sealed_before);
     return kvf_step_end(&step, enqueue_chunk(&step, args, base, layer));
+}
+
+kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    kvf_layer *layer = &args->sequence->layers[args->layer];
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
+    const uint32_t base = layer->length, sealed_before = layer->sealed;
+    kvf_append_note(cache, layer, args->tokens, args->positions);
+    layer->needs_exact = 1;
+    step.layer = args->layer;
+    step.rows = 1;
+    step.sequences = &args->sequence;
+    kvf_step_rows(&step, &sealed_before);
+    return kvf_step_end(&step, enqueue_pages(&step, args, base));
 }
 
 kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)

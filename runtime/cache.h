@@ -101,6 +101,9 @@ typedef struct kvf_layer {
     uint32_t has_share;     /* auto has chosen */
     uint32_t is_due;        /* in this call: the static set is renewed */
     uint32_t is_verified;   /* in this call: dense attention is compared */
+    uint32_t has_static;    /* a static set was chosen: bits of pages may be set */
+    uint32_t is_permuted;   /* pages were re-formed: token i is not at position i */
+    uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
     kvf_block *blocks;      /* [pages_max] */
     uint32_t *positions;    /* [tokens_max] */
 } kvf_layer;
@@ -175,8 +178,8 @@ struct kvf_cache {
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
     kvf_footprint_meter footprint;
-    kvf_recording *recording;               /* under way, or NULL */
-    kvf_ahead *ahead;                       /* [layers] */
+    kvf_recording *recording; /* under way, or NULL */
+    kvf_ahead *ahead;         /* [layers] */
     uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */
     kvf_block *replaced;     /* [pages_max] of a physical refresh */
     uint32_t *sealed_before; /* [sequences_max] of the call */

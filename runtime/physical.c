@@ -39,6 +39,7 @@ void kvf_physical_prepare(kvf_step *step, uint32_t index)
     const void *device = NULL;
     void **addresses = kvf_step_take(step, layer->sealed * sizeof *addresses, &device);
     replace_blocks(cache, layer);
+    layer->is_permuted = 1;
     for (uint32_t p = 0; p < layer->sealed; p++)
         addresses[p] = kvf_page_pool_device(&cache->pool, layer->blocks[p]);
     after->pool = (void *const *)device;

@@ -60,6 +60,17 @@ kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer
     return KVF_OK;
 }
 
+kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence, uint32_t layer,
+                             uint32_t sealed)
+{
+    kvf_prefill_arena *a = &step->cache->arena;
+    if (a->owner != sequence || a->layer != layer)
+        return KVF_OK;
+    a->first = kvf_min_u32(a->first, sealed);
+    a->end = sealed;
+    return wait_written(step);
+}
+
 void kvf_arena_place(kvf_step *step)
 {
     kvf_row *row = &step->row_host[0];

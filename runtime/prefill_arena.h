@@ -18,6 +18,10 @@
  * pool. Call it before the bookkeeping of new pages: `sealed` pages lie in the pool. */
 KVF_MUST_CHECK kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer,
                                          uint32_t sealed);
+/* The layer, if it is the owner, has only `sealed` pages left. Blocks behind them may be written on
+ * the step's stream. */
+KVF_MUST_CHECK kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence,
+                                            uint32_t layer, uint32_t sealed);
 /* The pages that this call of the owner seals: the page tables will name the arena for them. Before
  * kvf_step_send. */
 void kvf_arena_place(kvf_step *step);

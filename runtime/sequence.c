@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "prefill_arena.h"
+#include "retain.h"
 #include "select.h"
 #include "step.h"
 
@@ -36,7 +37,6 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
         sequence->generation--;
     }
     sequence->is_alive = 1;
-    kvf_footprint_begin(cache, sequence);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         *layer = (kvf_layer){.is_fresh = 1,
@@ -55,6 +55,7 @@ static kvf_status create(kvf_cache *cache, kvf_sequence **out)
                  "sequences_max = %u sequences are alive; destroy one, or open the cache with more",
                  cache->config.sequences_max);
     KVF_TRY(renew(cache, sequence));
+    kvf_footprint_begin(cache, sequence);
     *out = sequence;
     return KVF_OK;
 }
@@ -97,7 +98,6 @@ static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
     kvf_arena_forget(cache, sequence);
-    kvf_footprint_end(cache, sequence);
     cache->is_unsettled = cache->dims.ahead_max != 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
@@ -113,7 +113,43 @@ void kvf_sequence_destroy(kvf_sequence *sequence)
     if (!sequence)
         return;
     KVF_ASSERT(sequence->is_alive);
+    kvf_footprint_end(sequence->cache, sequence);
     release(sequence);
+}
+
+/* A restart has said already what becomes of its steps (kvf_footprint_restart). */
+static bool has_steps(const kvf_cache *cache, const kvf_sequence *sequence)
+{
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        seen |= cache->footprint.rows[kvf_row_number(cache, sequence, i)].seen;
+    return seen != 0;
+}
+
+static kvf_status clear(kvf_cache *cache, kvf_sequence *sequence)
+{
+    if (cache->recording)
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
+    const kvf_status status = kvf_sequence_check(cache, sequence);
+    if (status != KVF_OK && status != KVF_NOT_FINITE)
+        return status; /* what was not finite goes with its tokens */
+    if (has_steps(cache, sequence)) {
+        kvf_footprint_end(cache, sequence);
+        kvf_footprint_begin(cache, sequence);
+    }
+    release(sequence);
+    return renew(cache, sequence);
+}
+
+kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream)
+{
+    (void)stream; /* later calls overwrite what they need in the cache's order */
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = clear(cache, sequence);
+    kvf_cache_leave(cache);
+    return status;
 }
 
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)

@@ -44,6 +44,9 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
                                    .window_mean = 1,
                                    .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
                                    .scale = cache->config.softmax_scale,
+                                   .ring_slots = o->ring_slots,
+                                   .ring_first = o->ring_first,
+                                   .limit_first = o->limit_first,
                                    .q = o->q,
                                    .limit = o->limit,
                                    .spans = kvf_table_at(cache, l->cover_spans),
@@ -84,8 +87,9 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
                          kvf_dtype_bytes(cache->config.dtype);
     kvf_observation one = *all;
     one.q = (const char *)all->q + slot * bytes;
-    one.limit = all->limit + slot;
+    one.limit = (const uint32_t *)kvf_table_at(cache, cache->layout.limit) + slot;
     one.window = 1;
+    one.ring_slots = 0;
     KVF_TRY(kvf_step_observe(step, &one));
     return kvf_step_top_tokens(step, ids, count);
 }
@@ -97,7 +101,7 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
     const kvf_cache *cache = step->cache;
     const kvf_layout *l = &cache->layout;
     const kvf_row *row = &step->row_host[all->index];
-    const uint32_t newest = row->query_slot, n = row->query_count;
+    const uint32_t newest = row->query_slot, slots = cache->dims.paging.query_window;
     const kvf_overlap_args args = {.paging = cache->dims.paging,
                                    .row = step->row + all->index,
                                    .rest = cache->dims.rest_tokens,
@@ -113,12 +117,21 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
     kvf_observation whole = *all;
     whole.take_tokens = cache->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
-    KVF_TRY(top_of_query(step, all, (newest + 1) % n, kvf_table_at(cache, l->token_ids),
-                         kvf_table_at(cache, l->token_count)));
-    KVF_TRY(top_of_query(step, all, newest, kvf_table_at(cache, l->token_ids_b),
-                         kvf_table_at(cache, l->token_count_b)));
-    layer->has_share =
-        row->sealed * cache->config.page_size > cache->dims.rest_tokens + cache->config.sink_tokens;
+    if (all->window) {
+        KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots,
+                             kvf_table_at(cache, l->token_ids),
+                             kvf_table_at(cache, l->token_count)));
+        KVF_TRY(top_of_query(step, all, newest, kvf_table_at(cache, l->token_ids_b),
+                             kvf_table_at(cache, l->token_count_b)));
+    } else { /* no query was kept, which says nothing about them */
+        const size_t bytes = cache->config.kv_heads * sizeof(uint32_t);
+        KVF_TRY(
+            cache->device->ops->fill(step->stream, kvf_table_at(cache, l->token_count), 0, bytes));
+        KVF_TRY(cache->device->ops->fill(step->stream, kvf_table_at(cache, l->token_count_b), 0,
+                                         bytes));
+    }
+    layer->has_share = all->window && row->sealed * cache->config.page_size >
+                                          cache->dims.rest_tokens + cache->config.sink_tokens;
     return KVF_LAUNCH(step, overlap, args, 1);
 }
 
@@ -152,27 +165,63 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
     return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
 }
 
+/* The newest queries of a row, as many as the local window has. */
+static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool resident)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_row *row = &step->row_host[index];
+    const uint32_t slots = cache->dims.paging.query_window;
+    kvf_observation o = {.index = index,
+                         .resident = resident,
+                         .q = row->queries,
+                         .limit = kvf_table_at(cache, cache->layout.limit),
+                         .window = kvf_min_u32(row->query_count, cache->config.local_tokens)};
+    if (o.window < row->query_count) { /* more are kept, for pruning */
+        o.limit = NULL;
+        o.limit_first = row->length - o.window;
+        o.ring_slots = slots;
+        o.ring_first = (row->query_slot + 1 + slots - o.window) % slots;
+    }
+    return o;
+}
+
+/* The best candidates of token_score, into the store that was not in force. */
+static kvf_status take_best(kvf_step *step, const kvf_observation *all)
+{
+    const kvf_cache *cache = step->cache;
+    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, cache->layout.token_ids),
+                                kvf_table_at(cache, cache->layout.token_count)));
+    return cache->dims.is_physical ? kvf_physical_permute(step, all) : pack(step, all);
+}
+
+kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
+                           kvf_status (*put)(kvf_step *step, const float *scores))
+{
+    kvf_cache *cache = step->cache;
+    kvf_layer *layer = &step->sequences[index]->layers[step->layer];
+    const kvf_observation all = newest_queries(step, index, false);
+    cache->host_counters[step->layer].refreshes++;
+    if (cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->has_share)
+        KVF_TRY(choose_share(step, &all, layer));
+    KVF_TRY(kvf_step_cover(step, &all));
+    KVF_TRY(put(step, scores));
+    return take_best(step, &all);
+}
+
 kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
 {
     kvf_cache *cache = step->cache;
     kvf_layer *layer = &step->sequences[index]->layers[step->layer];
-    const kvf_row *row = &step->row_host[index];
     const bool chooses_share =
         cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->has_share;
     const bool is_exact =
         layer->needs_exact || chooses_share || cache->config.refresh == KVF_REFRESH_EXACT;
-    const kvf_observation all = {.index = index,
-                                 .resident = !is_exact,
-                                 .q = row->queries,
-                                 .limit = kvf_table_at(cache, cache->layout.limit),
-                                 .window = row->query_count};
+    const kvf_observation all = newest_queries(step, index, !is_exact);
     cache->host_counters[step->layer].refreshes++;
     layer->needs_exact = 0;
     if (chooses_share)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));
     KVF_TRY(kvf_step_observe(step, &all));
-    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, cache->layout.token_ids),
-                                kvf_table_at(cache, cache->layout.token_count)));
-    return cache->dims.is_physical ? kvf_physical_permute(step, &all) : pack(step, &all);
+    return take_best(step, &all);
 }

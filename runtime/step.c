@@ -179,6 +179,7 @@ void kvf_step_rows_after(kvf_step *step)
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *state = &step->sequences[b]->layers[step->layer];
         state->store ^= state->is_due;
+        state->has_static |= state->is_due;
         const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;

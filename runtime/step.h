@@ -116,14 +116,18 @@ KVF_MUST_CHECK kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 
 /* static_set.c: renew the static set of row `index` of the step. */
 KVF_MUST_CHECK kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
+/* The same with scores of the caller, which `put` puts into token_score. */
+KVF_MUST_CHECK kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
+                                          kvf_status (*put)(kvf_step *step, const float *scores));
 /* Attention of the last `window` queries of a row over its tokens, into token_score. */
 typedef struct kvf_observation {
     uint32_t index;        /* row of the step */
     uint32_t resident;     /* see kvf_cover_args */
     uint32_t take_tokens;  /* 0 = the row's share */
     const void *q;         /* [window, query heads, head_dim] */
-    const uint32_t *limit; /* on the device, [window] */
+    const uint32_t *limit; /* on the device, [window]; NULL = limit_first */
     uint32_t window;
+    uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
 } kvf_observation;
 KVF_MUST_CHECK kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
 KVF_MUST_CHECK kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);

@@ -330,9 +330,68 @@ static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kern
     b.row_max = a->row_max = check_out(c, stats * sizeof(float));
     b.row_sum = a->row_sum = check_out(c, stats * sizeof(float));
     b.score = a->score = check_out(c, scores * sizeof(float));
+    for (size_t i = 0; a->accumulates && i < scores; i++)
+        b.score[i] = (float)(i % 7);
     CHECK_RUN(c, k, observe_stats, a, kvf_observe_tasks(a), back);
     CHECK_RUN(c, k, observe_score, a, kvf_observe_tasks(a), back);
     return b;
+}
+
+/* A logit that is rounded to bf16 may go either way, twice; so may a weight and their sum. */
+static void observe_compare(check *c, const kvf_observe_args *a, const observe_buffers *want,
+                            const observe_buffers *got, const bounds *b)
+{
+    const size_t stats = (size_t)a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS) *
+                         a->group * a->window;
+    const uint32_t heads = kvf_observe_heads(a);
+    const double largest = b->logit / (2.0 * a->shape.head_dim * 0x1p-24); /* bounds_of */
+    const double step = a->rounds_bf16 ? 2.0 * 0x1p-7 * largest : 0.0;
+    const double logit = b->logit + step;
+    /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
+    const double unit = a->group_reduce == KVF_GROUP_SUM ? heads : 1.0;
+    double all = 0.0;
+    for (uint32_t w = 0; w < a->window; w++)
+        all += (double)kvf_observe_weight(a, w);
+    all *= unit;
+    const size_t count = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
+    const double sums = a->rounds_bf16 ? 0x1p-7 : 1e-5; /* also of what is added to */
+    if (a->is_raw) {
+        const double product = logit / (double)a->scale;
+        check_elements(c, "score", got->score, want->score, KVF_FP32, count,
+                       all * product * (a->rounds_bf16 ? 1.0 + 0x1p-7 : 1.0) +
+                           all * largest / (double)a->scale * (a->rounds_bf16 ? 0x1p-7 : 0x1p-20),
+                       sums);
+        return;
+    }
+    check_elements(c, "row_max", got->row_max, want->row_max, KVF_FP32, stats, logit, 0x1p-22);
+    if (logit < 0.01)
+        check_elements(c, "row_sum", got->row_sum, want->row_sum, KVF_FP32, stats, 0.0,
+                       4.0 * logit + 1e-4);
+    const double top = b->logit / 0x1p-22;
+    const double each = a->rounds_bf16 ? expm1(4.0 * fmin(logit, 1.0)) : 2.0 * b->out;
+    check_elements(c, "score", got->score, want->score, KVF_FP32, count,
+                   fmin(each + top * 0x1p-23, 1.0) * all, sums);
+}
+
+/* What a launch of scores may ask for beyond the static set's; a third of them nothing. */
+static void observe_extras(check *c, kvf_observe_args *a)
+{
+    if (check_below(c, 3) == 0)
+        return;
+    a->group_first = check_below(c, a->group);
+    a->group_count = check_below(c, a->group - a->group_first + 1);
+    if (a->group_count == 0)
+        a->group_first = 0;
+    a->ring_slots = check_below(c, 2) ? a->window + check_below(c, 5) : 0;
+    a->ring_first = a->ring_slots ? check_below(c, a->ring_slots) : 0;
+    a->window_total = check_below(c, 2) ? a->window + check_below(c, 9) : 0;
+    a->window_first = a->window_total ? check_below(c, a->window_total - a->window + 1) : 0;
+    a->is_weighted = check_below(c, 2);
+    a->is_raw = check_below(c, 3) == 0;
+    a->rounds_bf16 = check_below(c, 3) == 0;
+    a->accumulates = check_below(c, 2);
+    if (check_below(c, 3) == 0)
+        a->token_first = check_below(c, a->spans_max * a->shape.page_size);
 }
 
 static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, check_data data)
@@ -346,10 +405,15 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     a.window_mean = check_below(c, 2);
     a.group_reduce = (kvf_group_reduce)check_below(c, 3);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
-    check_describe(c, "%s d=%u P=%u G=%u W=%u heads=%u spans=%u reduce=%d data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.group,
-                   a.window, a.kv_heads, spans_max, (int)a.group_reduce, (int)data);
-    const size_t rows = (size_t)a.window * a.kv_heads * a.group;
+    observe_extras(c, &a);
+    check_describe(c,
+                   "%s d=%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
+                   "mean=%u weighted=%u raw=%u bf16=%u adds=%u ring=%u",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.group_first,
+                   a.group_count, a.group, a.window, a.window_total, a.kv_heads, spans_max,
+                   (int)a.group_reduce, (int)data, a.window_mean, a.is_weighted, a.is_raw,
+                   a.rounds_bf16, a.accumulates, a.ring_slots);
+    const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
     uint32_t *index = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *index);
@@ -369,7 +433,8 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
         limit[w] = check_below(c, 3) ? spans_max * shape->page_size
                                      : check_below(c, spans_max * shape->page_size);
     a.q = q;
-    a.limit = limit;
+    a.limit = a.ring_slots && check_below(c, 2) ? NULL : limit;
+    a.limit_first = check_below(c, spans_max * shape->page_size);
     a.spans = spans;
     a.span_index = index;
     a.span_count = count;
@@ -379,17 +444,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
         (size_t)a.kv_heads * kvf_div_ceil_u32(spans_max, KVF_OBSERVE_SPANS) * a.group * a.window;
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,
                          a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size);
-    /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
-    const double unit = a.group_reduce == KVF_GROUP_SUM ? a.group : 1.0;
-    const double all = unit * (a.window_mean ? 1.0 : a.window);
-    check_elements(c, "row_max", got.row_max, want.row_max, KVF_FP32, stats, b.logit, 0x1p-22);
-    if (b.logit < 0.01)
-        check_elements(c, "row_sum", got.row_sum, want.row_sum, KVF_FP32, stats, 0.0,
-                       4.0 * b.logit + 1e-4);
-    const double top = a.scale > 0.0f ? b.logit / 0x1p-22 : 0.0;
-    check_elements(c, "score", got.score, want.score, KVF_FP32,
-                   (size_t)a.kv_heads * spans_max * shape->page_size,
-                   fmin(2.0 * b.out + top * 0x1p-23, 1.0) * all, 1e-5);
+    observe_compare(c, &a, &want, &got, &b);
 }
 
 void check_observe(check *c)

@@ -32,6 +32,7 @@ static const struct {
     {"attend", check_attend, 1},
     {"merge", check_merge, 1},
     {"prefill", check_prefill, 2},
+    {"take", check_take, 1},
     {"repack", check_repack, 1},
     {"observe", check_observe, 2},
     {"pool", check_pool, 1},

@@ -158,20 +158,30 @@ void check_pool(check *c)
             continue;
         a.rows = 1 + check_below(c, 3);
         a.stride = a.count + check_below(c, 4);
-        check_describe(c, "rows=%u count=%u width=%u average=%u", a.rows, a.count, a.width,
-                       a.average);
+        a.out_stride = check_below(c, 2) ? a.count + check_below(c, 4) : 0;
+        a.fold = (kvf_pool_fold)check_below(c, 3);
+        a.scale = check_below(c, 2) ? 0.25f + (float)check_below(c, 3) : 0.0f;
+        a.rounds_bf16 = check_below(c, 2) ? check_below(c, 4) : 0;
+        check_describe(c, "rows=%u count=%u width=%u average=%u fold=%d scale=%g bf16=%u", a.rows,
+                       a.count, a.width, a.average, (int)a.fold, (double)a.scale, a.rounds_bf16);
         const size_t all = (size_t)a.rows * a.stride;
+        const size_t written = (size_t)a.rows * (a.out_stride ? a.out_stride : a.stride);
         float *in = check_in(c, all * sizeof *in);
         fill_scores(c, in, all, a.average ? 0 : check_below(c, 8));
         a.in = in;
         float *out[2];
         for (int k = 0; k < 2; k++) {
-            out[k] = a.out = check_out(c, all * sizeof(float));
+            out[k] = a.out = check_out(c, written * sizeof(float));
+            for (size_t n = 0; n < written; n++)
+                out[k][n] = (float)(n % 5) - 2.0f;
             CHECK_RUN(c, k ? c->var : c->ref, pool, &a, kvf_pool_tasks(&a), k);
         }
-        /* 13 terms of at most 120, divided by their number */
-        check_elements(c, "out", out[1], out[0], KVF_FP32, all,
-                       a.average ? 120.0 * (a.width + 2) * 0x1p-24 : 0.0, 0.0);
+        /* 13 terms of at most 120, divided by their number; a quarter to 2.25 of it is a product
+         * that is rounded, and a sum with it is rounded again. */
+        const double rounded = a.scale != 0.0f && a.fold == KVF_FOLD_ADD ? 300.0 * 0x1p-23 : 0.0;
+        const double average = a.average ? 300.0 * (a.width + 2) * 0x1p-24 : 0.0;
+        check_elements(c, "out", out[1], out[0], KVF_FP32, written, average + rounded,
+                       a.rounds_bf16 && (a.average || rounded > 0.0) ? 0x1p-6 : 0.0);
     }
 }
 

@@ -233,3 +233,57 @@ void check_repack(check *c)
                                  check_page_sizes[i / 15 % 4]},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
+
+static void take_case(check *c, const kvf_shape *shape, uint32_t count)
+{
+    kvf_take_args a = {.shape = *shape, .count = count};
+    if (!check_begin(c))
+        return;
+    a.kv_heads = 1 + check_below(c, 3);
+    a.stride = count + check_below(c, 4);
+    const uint32_t pages = 1 + check_below(c, 20), tokens = pages * shape->page_size;
+    check_describe(c, "%s d=%u P=%u heads=%u count=%u pages=%u", check_dtype_name(shape->dtype),
+                   shape->head_dim, shape->page_size, a.kv_heads, count, pages);
+    const size_t block = a.kv_heads * kvf_page_bytes(shape);
+    const void **blocks = check_in(c, pages * sizeof *blocks);
+    for (uint32_t i = 0; i < pages; i++) {
+        uint8_t *page = check_in(c, block);
+        for (size_t k = 0; k < block; k++)
+            page[k] = (uint8_t)check_random(c);
+        blocks[pages - 1 - i] = page;
+    }
+    uint32_t *ids = check_in(c, (size_t)a.kv_heads * a.stride * sizeof *ids);
+    for (size_t i = 0; i < (size_t)a.kv_heads * a.stride; i++)
+        ids[i] = check_below(c, tokens);
+    const size_t bytes = (size_t)count * a.kv_heads * kvf_row_bytes(shape);
+    void *k[2], *v[2];
+    a.blocks = blocks;
+    a.ids = ids;
+    for (int i = 0; i < 2; i++) {
+        k[i] = a.k = check_out(c, bytes);
+        v[i] = a.v = check_out(c, bytes);
+        CHECK_RUN(c, i ? c->var : c->ref, take, &a, kvf_take_tasks(&a), i);
+    }
+    check_bits(c, "k", k[1], k[0], bytes);
+    check_bits(c, "v", v[1], v[0], bytes);
+    for (uint32_t n = 0; n < 8 && count; n++) { /* and what it means */
+        const uint32_t i = check_below(c, count), h = check_below(c, a.kv_heads);
+        const uint32_t id = ids[(size_t)h * a.stride + i];
+        const void *page = kvf_offset(blocks[id / shape->page_size], h * kvf_page_bytes(shape));
+        const size_t at = ((size_t)i * a.kv_heads + h) * kvf_row_bytes(shape);
+        check_bits(c, "key of a token", kvf_offset(k[1], at),
+                   kvf_page_key(shape, page, id % shape->page_size), kvf_row_bytes(shape));
+        check_bits(c, "value of a token", kvf_offset(v[1], at),
+                   kvf_page_value(shape, page, id % shape->page_size), kvf_row_bytes(shape));
+    }
+}
+
+void check_take(check *c)
+{
+    static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
+    for (uint32_t i = 0; i < 5 * 4 * 3; i++) {
+        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5],
+                             check_page_sizes[i / 3 % 4]};
+        take_case(c, &s, counts[i % 7]);
+    }
+}

@@ -129,6 +129,7 @@ void check_pool(check *c);
 void check_profile(check *c);
 void check_copy(check *c);
 void check_repack(check *c);
+void check_take(check *c);
 void check_resolve(check *c);
 void check_publish(check *c);
 void check_move(check *c);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tokens of pages by index, on the GPU; see take_ref.c for the meaning.
+ *
+ * Knows nothing of why these tokens. Grid: (parts of KVF_TAKE_TOKENS tokens, KV heads), THREADS a
+ * block; a thread moves pieces of 16 bytes, PIECES of them in flight, keys and values alike. Rows
+ * are scattered, and each is read whole by neighbouring threads. Bound: bytes, 2 * count * kv_heads
+ * * row bytes read and as many written. Exact.
+ */
+
+#include "cuda_kernels.h"
+#include "page_rows.h"
+#include "tile.cuh"
+
+#define THREADS 128u
+#define PIECES  4u
+
+/* k, v [count, kv_heads, head_dim]; blocks [pages] -> [kv_heads] pages. */
+static __global__ void __launch_bounds__(THREADS)
+    take_tokens(const __grid_constant__ kvf_take_args a)
+{
+    const uint32_t base = blockIdx.x * KVF_TAKE_TOKENS, head = blockIdx.y;
+    const uint32_t count = kvf_min_u32(KVF_TAKE_TOKENS, a.count - base);
+    const uint32_t page_size = a.shape.page_size;
+    const uint32_t row_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t pieces = count * row_pieces; /* of keys, then as many of values */
+    const uint32_t *ids = a.ids + (size_t)head * a.stride + base;
+    for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
+        uint4 piece[PIECES];
+        KVF_UNROLL
+        for (uint32_t i = 0; i < PIECES; i++) {
+            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
+            if (at >= 2 * pieces)
+                continue;
+            const uint32_t id = ids[in_half / row_pieces];
+            const char *page =
+                (const char *)a.blocks[id / page_size] + head * kvf_page_bytes(&a.shape);
+            const char *half = page + (at < pieces ? 0 : kvf_half_page_bytes(&a.shape));
+            piece[i] = kvf_load_once(
+                half + ((size_t)(id % page_size) * row_pieces + in_half % row_pieces) * 16);
+        }
+        KVF_UNROLL
+        for (uint32_t i = 0; i < PIECES; i++) {
+            const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
+            if (at >= 2 * pieces)
+                continue;
+            const size_t token = base + in_half / row_pieces;
+            char *to = (char *)(at < pieces ? a.k : a.v);
+            *(uint4 *)(to + ((token * a.kv_heads + head) * row_pieces + in_half % row_pieces) *
+                                16) = piece[i];
+        }
+    }
+}
+
+extern "C" int kvf_take_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_take_args *a = (const kvf_take_args *)args;
+    (void)tasks;
+    if (a->count == 0 || a->kv_heads == 0)
+        return cudaSuccess;
+    return kvf_cuda_launch(take_tokens,
+                           dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads),
+                           dim3(THREADS), 0, (cudaStream_t)stream, *a);
+}

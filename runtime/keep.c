@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Keeping some tokens of a layer and dropping the others.
+ *
+ * Knows no policy. Pages of the front that stay as they are stay where they are; of the rest, rows
+ * are taken by index and appended again, chunk by chunk. That may run in place: ids ascend, so
+ * token i comes from token i or a later one, and when page p is written everything that is still to
+ * be taken lies behind it. Only the ring is written before its pages are taken, so it is copied
+ * first. Blocks of the pool are used again; a block that a fork shares is replaced by one of this
+ * sequence's own, and that is the only thing that can be refused.
+ *
+ * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
+ * digests of its pages say what left them.
+ */
+
+#include <string.h>
+
+#include "append.h"
+#include "prefill_arena.h"
+#include "retain.h"
+#include "speculate.h"
+
+#define CHUNK_TOKENS 512u
+
+/* Parts of the caller's memory, in bytes from its start. */
+typedef struct keep_parts {
+    size_t k, v, queries; /* of one chunk; queries before there is one */
+    size_t ring;          /* copy of the ring */
+    size_t blocks;        /* [pages_max] where pages were */
+    size_t ids;           /* [kv_heads, count] */
+    size_t total;
+} keep_parts;
+
+typedef struct keeping {
+    kvf_cache *cache;
+    kvf_sequence *sequence;
+    kvf_stream *stream;
+    kvf_layer *layer;
+    uint32_t index; /* of the layer */
+    const uint32_t *ids;
+    uint32_t count;
+    uint32_t length; /* before */
+    uint32_t sealed; /* before */
+    uint32_t pages;  /* sealed ones that stay */
+    char *work;
+    keep_parts parts;
+} keeping;
+
+static uint32_t chunk_tokens(const kvf_cache *cache)
+{
+    return kvf_min_u32(cache->config.prefill_chunk_max, CHUNK_TOKENS);
+}
+
+static keep_parts parts_of(const kvf_cache *cache)
+{
+    const kvf_cache_config *c = &cache->config;
+    const kvf_paging *p = &cache->dims.paging;
+    const size_t row = c->head_dim * kvf_dtype_bytes(c->dtype);
+    const size_t half = kvf_round_up(chunk_tokens(cache) * c->kv_heads * row, 64);
+    const size_t queries = kvf_round_up(p->query_window * c->query_heads * row, 64);
+    keep_parts parts = {.v = half};
+    parts.ring = 2 * half > queries ? 2 * half : queries;
+    parts.blocks = parts.ring + p->ring_blocks * kvf_block_bytes(p);
+    parts.ids = parts.blocks + kvf_round_up(p->pages_max * sizeof(void *), 64);
+    parts.total = parts.ids + (size_t)c->kv_heads * c->tokens_max * sizeof(uint32_t);
+    return parts;
+}
+
+size_t kvf_keep_work_bytes(const kvf_cache *cache)
+{
+    return parts_of(cache).total;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static kvf_status check_ids(const keeping *k)
+{
+    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+        const uint32_t *ids = k->ids + (size_t)h * k->count;
+        for (uint32_t i = 0; i < k->count; i++) {
+            if (ids[i] >= k->length)
+                KVF_FAIL(k->cache->context, KVF_INVALID,
+                         "ids[%u] = %u of KV head %u: layer %u holds tokens 0 to %u", i, ids[i], h,
+                         k->index, k->length - 1);
+            if (i && ids[i] <= ids[i - 1])
+                KVF_FAIL(k->cache->context, KVF_INVALID,
+                         "ids[%u] = %u of KV head %u: must be above ids[%u] = %u; sort them, each "
+                         "once",
+                         i, ids[i], h, i - 1, ids[i - 1]);
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status check(const keeping *k, const void *work)
+{
+    kvf_context *context = k->cache->context;
+    if (k->count == 0 || k->count > k->length)
+        KVF_FAIL(context, KVF_INVALID,
+                 "count = %u: layer %u holds %u tokens; keep 1 to all of them", k->count, k->index,
+                 k->length);
+    if (!k->ids || !work)
+        KVF_FAIL(context, KVF_INVALID, "ids or work is NULL; pass both");
+    if (k->layer->is_permuted)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "restructure = physical: a refresh has moved the tokens of layer %u; drop tokens "
+                 "before decoding, or open the cache with logical restructuring",
+                 k->index);
+    return check_ids(k);
+}
+
+/* Blocks of pages that are written again and that another sequence has too get replaced. */
+static kvf_status own_blocks(const keeping *k)
+{
+    kvf_cache *cache = k->cache;
+    const uint32_t end = kvf_sealed_pages(cache, k->count);
+    kvf_block *blocks = k->layer->blocks;
+    uint32_t shared = 0;
+    for (uint32_t p = k->pages; p < end; p++)
+        shared += kvf_page_pool_references(&cache->pool, blocks[p]) > 1;
+    if (shared > cache->pool.free_count - cache->dims.spare_blocks)
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "host_tokens_max = %llu: %u pages are shared with a fork and %u are free; destroy "
+                 "a sequence, or open the cache with more",
+                 (unsigned long long)cache->config.host_tokens_max, shared,
+                 cache->pool.free_count - cache->dims.spare_blocks);
+    for (uint32_t p = k->pages; p < end; p++) {
+        kvf_block fresh;
+        if (kvf_page_pool_references(&cache->pool, blocks[p]) == 1)
+            continue;
+        KVF_TRY(kvf_page_pool_acquire(&cache->pool, &fresh));
+        kvf_page_pool_release(&cache->pool, blocks[p]);
+        blocks[p] = fresh;
+    }
+    return KVF_OK;
+}
+
+/* ---- what stays ------------------------------------------------------------------------------ */
+
+/* Tokens of the front that no KV head loses or moves. */
+static uint32_t common_front(const keeping *k)
+{
+    uint32_t front = k->count;
+    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+        const uint32_t *ids = k->ids + (size_t)h * k->count;
+        uint32_t i = 0;
+        while (i < front && ids[i] == i)
+            i++;
+        front = i;
+    }
+    return front;
+}
+
+/* Tokens of the end that every KV head keeps, up to `most`. */
+static uint32_t common_end(const keeping *k, uint32_t most)
+{
+    uint32_t end = kvf_min_u32(most, k->count);
+    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+        const uint32_t *last = k->ids + (size_t)(h + 1) * k->count - 1;
+        uint32_t i = 0;
+        while (i < end && *(last - i) == k->length - 1 - i)
+            i++;
+        end = i;
+    }
+    return end;
+}
+
+/* Ids are at least their index, so positions that are still needed are behind those written. */
+static void note_positions(const keeping *k)
+{
+    uint32_t *positions = k->layer->positions;
+    for (uint32_t i = k->pages * k->cache->config.page_size; i < k->count; i++) {
+        uint32_t id = i;
+        for (uint32_t h = 0; h < k->cache->config.kv_heads; h++)
+            id = kvf_max_u32(id, k->ids[(size_t)h * k->count + i]);
+        positions[i] = positions[id];
+    }
+}
+
+/* ---- work of the device ---------------------------------------------------------------------- */
+
+/* The newest kept query belongs to the last token, and so on back: those of tokens that are gone go
+ * too, and the others move to the first slots. */
+static kvf_status keep_queries(const keeping *k, const kvf_row *row)
+{
+    const kvf_device_ops *ops = k->cache->device->ops;
+    const kvf_paging *p = &k->cache->dims.paging;
+    const size_t bytes =
+        (size_t)k->cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const uint32_t all = kvf_min_u32(k->layer->queries, p->query_window);
+    const uint32_t stay = common_end(k, all);
+    if (stay == all)
+        return KVF_OK;
+    for (uint32_t i = 0; i < stay; i++) {
+        const uint32_t slot = (k->layer->queries - stay + i) % p->query_window;
+        KVF_TRY(ops->copy(k->stream, k->work + k->parts.queries + i * bytes,
+                          row->queries + slot * bytes, bytes));
+    }
+    k->layer->queries = stay;
+    return stay ? ops->copy(k->stream, row->queries, k->work + k->parts.queries, stay * bytes)
+                : KVF_OK;
+}
+
+/* Where pages lie now, with those of the ring in its copy. */
+static kvf_status copy_pages(kvf_step *step, const keeping *k, const kvf_row *row, const void *tail)
+{
+    const kvf_device_ops *ops = step->cache->device->ops;
+    const kvf_paging *p = &step->cache->dims.paging;
+    const uint32_t pages = kvf_row_pages(p, row);
+    void **blocks = (void **)(void *)(k->work + k->parts.blocks);
+    KVF_TRY(ops->copy(k->stream, k->work + k->parts.ring, row->ring,
+                      p->ring_blocks * kvf_block_bytes(p)));
+    if (k->sealed)
+        KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
+    return pages > k->sealed ? ops->copy(k->stream, blocks + k->sealed, tail,
+                                         (pages - k->sealed) * sizeof *blocks)
+                             : KVF_OK;
+}
+
+/* Residency, and the sink of pages that stay. */
+static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *row,
+                               const void *counts)
+{
+    kvf_cache *cache = step->cache;
+    const uint32_t lists = cache->dims.paging.lists;
+    const size_t number = kvf_row_number(cache, k->sequence, k->index);
+    KVF_TRY(kvf_ahead_settle(step));
+    KVF_TRY(kvf_residency_clear(&cache->residency, (uint32_t)number * lists, lists, k->stream));
+    KVF_TRY(kvf_ahead_clear(step, number));
+    return cache->device->ops->copy(k->stream, row->store_count, counts,
+                                    cache->config.kv_heads * sizeof *row->store_count);
+}
+
+static kvf_status enqueue_start(kvf_step *step, const keeping *k)
+{
+    kvf_cache *cache = k->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row row = kvf_step_row(cache, k->sequence, k->index);
+    const uint32_t pages = kvf_row_pages(p, &row);
+    const void *tail_device = NULL, *count_device = NULL;
+    void **tail = kvf_step_take(step, (pages - k->sealed) * sizeof *tail, &tail_device);
+    uint32_t *count = kvf_step_take(step, p->kv_heads * sizeof *count, &count_device);
+    for (uint32_t i = k->sealed; i < pages; i++)
+        tail[i - k->sealed] = k->work + k->parts.ring + i % p->ring_blocks * kvf_block_bytes(p);
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        count[h] = kvf_min_u32(p->sink, k->pages * p->shape.page_size);
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(ops->copy(k->stream, k->work + k->parts.ids, k->ids,
+                      (size_t)p->kv_heads * k->count * sizeof *k->ids));
+    KVF_TRY(ops->event_record(step->frame->done, k->stream));
+    KVF_TRY(copy_pages(step, k, &row, tail_device));
+    KVF_TRY(keep_queries(k, &row));
+    KVF_TRY(reset_tables(step, k, &row, count_device));
+    KVF_TRY(kvf_arena_shorten(step, k->sequence, k->index, k->pages));
+    return ops->event_wait(step->frame->done); /* the ids are the caller's */
+}
+
+static kvf_status start(const keeping *k)
+{
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
+    step.layer = k->index;
+    return kvf_step_end(&step, enqueue_start(&step, k));
+}
+
+static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
+{
+    const kvf_cache *cache = k->cache;
+    const kvf_take_args args = {
+        .shape = cache->dims.paging.shape,
+        .kv_heads = cache->config.kv_heads,
+        .count = tokens,
+        .stride = k->count,
+        .blocks = (const void *const *)(const void *)(k->work + k->parts.blocks),
+        .ids = (const uint32_t *)(const void *)(k->work + k->parts.ids) + first,
+        .k = k->work + k->parts.k,
+        .v = k->work + k->parts.v};
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
+    return kvf_step_end(&step, KVF_LAUNCH(&step, take, args, kvf_take_tasks(&args)));
+}
+
+static kvf_status append_rest(const keeping *k)
+{
+    kvf_layer *layer = k->layer;
+    while (layer->length < k->count) {
+        const uint32_t first = layer->length;
+        const uint32_t tokens = kvf_min_u32(chunk_tokens(k->cache), k->count - first);
+        KVF_TRY(take_chunk(k, first, tokens));
+        KVF_TRY(kvf_append_again(k->cache,
+                                 &(kvf_prefill_args){.sequence = k->sequence,
+                                                     .layer = k->index,
+                                                     .tokens = tokens,
+                                                     .k = k->work + k->parts.k,
+                                                     .v = k->work + k->parts.v,
+                                                     .positions = layer->positions + first},
+                                 k->stream));
+    }
+    return KVF_OK;
+}
+
+static kvf_status shorten(keeping *k)
+{
+    kvf_cache *cache = k->cache;
+    kvf_layer *layer = k->layer;
+    const uint32_t front = common_front(k) / cache->config.page_size;
+    k->pages = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_pages(cache, k->count));
+    if (layer->has_static)
+        k->pages = 0;
+    KVF_TRY(own_blocks(k));
+    KVF_TRY(start(k));
+    note_positions(k);
+    layer->has_static = 0;
+    layer->held = k->sealed;
+    layer->length = k->pages * cache->config.page_size;
+    layer->sealed = k->pages;
+    KVF_TRY(append_rest(k));
+    layer->held = 0;
+    for (uint32_t p = layer->sealed; p < k->sealed; p++)
+        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+    return KVF_OK;
+}
+
+static kvf_status keep(keeping *k, void *work)
+{
+    kvf_cache *cache = k->cache;
+    if (cache->recording)
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
+    if (k->index >= cache->config.layers)
+        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", k->index,
+                 cache->config.layers - 1);
+    KVF_TRY(kvf_sequence_check(cache, k->sequence));
+    k->layer = &k->sequence->layers[k->index];
+    k->length = k->layer->length;
+    k->sealed = k->layer->sealed;
+    KVF_TRY(check(k, work));
+    return k->count == k->length ? KVF_OK : shorten(k); /* all, in order, is what there is */
+}
+
+kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                             const uint32_t *ids, uint32_t count, void *work, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    keeping k = {.cache = cache,
+                 .sequence = sequence,
+                 .stream = stream,
+                 .index = layer,
+                 .ids = ids,
+                 .count = count,
+                 .work = work,
+                 .parts = parts_of(cache)};
+    const kvf_status status = keep(&k, work);
+    kvf_cache_leave(cache);
+    return status;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How much queries look at the tokens of a layer: attention per query head, pooled, then reduced
+ * over the group.
+ *
+ * Knows no policy. Statistics of rows are taken for all heads of the group at once; scores head by
+ * head, each into the same [kv_heads, tokens] buffer, because pooling comes before the reduction.
+ * Where nothing is pooled and nobody wants single heads, the kernel reduces by itself. Memory is
+ * that buffer and what the caller gives, whatever the number of queries.
+ */
+
+#include "retain.h"
+#include "step.h"
+
+/* One call: `observe` is common to all its launches. */
+typedef struct scoring {
+    kvf_step *step;
+    const kvf_scores_args *args;
+    kvf_observe_args observe;
+    float *work;
+    uint32_t members; /* launches of scores per piece of the window */
+    uint32_t pieces;
+} scoring;
+
+size_t kvf_scores_work_floats(const kvf_cache *cache)
+{
+    return (size_t)cache->config.kv_heads * cache->config.tokens_max;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
+                                const kvf_scores_args *args)
+{
+    const uint32_t kept = kvf_min_u32(layer->queries, cache->dims.paging.query_window);
+    if (args->window == 0)
+        KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
+    if (args->q) {
+        if (args->first > layer->length || args->window > layer->length - args->first)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "first = %u, window = %u: layer %u holds %u tokens; score queries of tokens "
+                     "that were appended",
+                     args->first, args->window, args->layer, layer->length);
+        return KVF_OK;
+    }
+    if (args->window > cache->config.observe_window)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "window = %u: observe_window = %u queries are kept; open the cache with more",
+                 args->window, cache->config.observe_window);
+    if (args->window > kept)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "window = %u: layer %u has %u kept queries; append tokens with their queries, or "
+                 "lower window",
+                 args->window, args->layer, kept);
+    return KVF_OK;
+}
+
+static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kvf_scores_args *args)
+{
+    const kvf_cache_config *c = &cache->config;
+    if (!args || !args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the scores");
+    if (c->observe_window == 0)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "observe_window = 0: nothing was reserved; open the cache with the window's "
+                 "number of queries");
+    if (args->layer >= c->layers)
+        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u",
+                 args->layer, c->layers - 1);
+    KVF_TRY(kvf_sequence_check(cache, sequence));
+    if (args->pool_width % 2 == 0)
+        KVF_FAIL(cache->context, KVF_INVALID, "pool_width = %u: must be odd; 1 = none",
+                 args->pool_width);
+    if (args->candidates > c->tokens_max || args->begin > args->candidates)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "begin = %u, candidates = %u: must ascend, to tokens_max = %u at most",
+                 args->begin, args->candidates, c->tokens_max);
+    const kvf_layer *layer = &sequence->layers[args->layer];
+    if (layer->is_permuted)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "restructure = physical: a refresh has moved the tokens of layer %u; score them "
+                 "before decoding, or open the cache with logical restructuring",
+                 args->layer);
+    return check_queries(cache, layer, args);
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+static kvf_status cover(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_cover_args args = {.paging = cache->dims.paging,
+                                 .spans_max = cache->dims.cover_max,
+                                 .row = step->row,
+                                 .spans = kvf_table_at(cache, l->cover_spans),
+                                 .span_index = kvf_table_at(cache, l->cover_index),
+                                 .span_count = kvf_table_at(cache, l->cover_count)};
+    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
+}
+
+/* What all launches share. */
+static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_layout *l = &cache->layout;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row *row = step->row_host;
+    kvf_observe_args a = {.shape = p->shape,
+                          .kv_heads = p->kv_heads,
+                          .group = p->group,
+                          .spans_max = cache->dims.cover_max,
+                          .window_mean = args->window_mean,
+                          .group_reduce = args->group_reduce,
+                          .scale = cache->config.softmax_scale,
+                          .limit_first = args->first,
+                          .window_total = args->window,
+                          .is_weighted = args->is_weighted,
+                          .is_raw = args->is_raw,
+                          .rounds_bf16 = args->rounds_bf16,
+                          .accumulates = 1,
+                          .token_first = args->begin,
+                          .q = args->q,
+                          .spans = kvf_table_at(cache, l->cover_spans),
+                          .span_index = kvf_table_at(cache, l->cover_index),
+                          .span_count = kvf_table_at(cache, l->cover_count),
+                          .row_max = kvf_table_at(cache, l->row_max),
+                          .row_sum = kvf_table_at(cache, l->row_sum),
+                          .score = kvf_table_at(cache, l->token_score)};
+    if (!args->q) { /* the newest of the ring, whose newest belongs to the last token */
+        a.q = row->queries;
+        a.ring_slots = p->query_window;
+        a.ring_first = (row->query_slot + 1 + p->query_window - args->window) % p->query_window;
+        a.limit_first = row->length - args->window;
+    }
+    return a;
+}
+
+/* Queries `first` .. of the window, as many as one launch takes. */
+static void take_piece(scoring *s, uint32_t piece)
+{
+    const kvf_scores_args *args = s->args;
+    const kvf_paging *p = &s->step->cache->dims.paging;
+    const size_t query =
+        (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const uint32_t first = piece * KVF_OBSERVE_WINDOW_MAX;
+    s->observe.window = kvf_min_u32(KVF_OBSERVE_WINDOW_MAX, args->window - first);
+    s->observe.window_first = first;
+    if (!args->q)
+        return; /* one piece */
+    s->observe.q = (const char *)args->q + first * query;
+    s->observe.limit_first = args->first + first;
+}
+
+/* Scores of one head of every group, or of whole groups, into token_score. */
+static kvf_status score_member(scoring *s, uint32_t member)
+{
+    kvf_step *step = s->step;
+    kvf_cache *cache = step->cache;
+    const size_t bytes = (size_t)cache->config.kv_heads * cache->dims.cover_max *
+                         cache->config.page_size * sizeof(float);
+    KVF_TRY(cache->device->ops->fill(step->stream, s->observe.score, 0, bytes));
+    for (uint32_t piece = 0; piece < s->pieces; piece++) {
+        kvf_observe_args *a = &s->observe;
+        take_piece(s, piece);
+        /* One piece keeps the statistics of all heads; of several only the last would. */
+        a->group_first = s->members > 1 && s->pieces > 1 ? member : 0;
+        a->group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;
+        if (!a->is_raw && (s->pieces > 1 || member == 0))
+            KVF_TRY(KVF_LAUNCH(step, observe_stats, *a, kvf_observe_tasks(a)));
+        a->group_first = s->members > 1 ? member : 0;
+        a->group_count = s->members > 1 ? 1 : 0;
+        KVF_TRY(KVF_LAUNCH(step, observe_score, *a, kvf_observe_tasks(a)));
+    }
+    return KVF_OK;
+}
+
+/* token_score of the candidates to rows of `out`, `stride` apart. */
+static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
+{
+    const kvf_cache *cache = s->step->cache;
+    return (kvf_pool_args){.rows = cache->config.kv_heads,
+                           .stride = cache->dims.cover_max * cache->config.page_size,
+                           .count = s->args->candidates - s->args->begin,
+                           .width = 1,
+                           .out_stride = (uint32_t)stride,
+                           .in = s->observe.score + s->args->begin,
+                           .out = out};
+}
+
+/* The unpooled scores of one head of every group. */
+static kvf_status put_heads(const scoring *s, uint32_t member)
+{
+    const uint32_t group = s->step->cache->dims.paging.group;
+    const size_t count = s->args->candidates - s->args->begin;
+    kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
+    a.fold = s->args->accumulates ? KVF_FOLD_ADD : KVF_FOLD_SET;
+    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+}
+
+/* Pool, and reduce into `out`, which has something already if `is_there`. */
+static kvf_status fold_member(const scoring *s, uint32_t member, float *out, bool is_there)
+{
+    const kvf_scores_args *args = s->args;
+    const bool is_last = member == s->members - 1;
+    kvf_pool_args a = pool_args(s, out, args->candidates - args->begin);
+    a.width = args->pool_width;
+    a.average = args->pool == KVF_POOL_AVERAGE;
+    if (is_there)
+        a.fold =
+            args->group_reduce == KVF_GROUP_MAX && s->members > 1 ? KVF_FOLD_MAX : KVF_FOLD_ADD;
+    if (s->members > 1 && args->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+        a.scale = 1.0f / (float)s->members;
+    /* Published code keeps what it pools and reduces in bf16 too. */
+    if (args->rounds_bf16)
+        a.rounds_bf16 = KVF_POOL_ROUNDS_X | (is_last ? KVF_POOL_ROUNDS_OUT : 0);
+    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+}
+
+/* A maximum is complete before it is added to what is there. */
+static kvf_status add_work(const scoring *s)
+{
+    kvf_pool_args a = pool_args(s, s->args->out, 0);
+    a.stride = a.count;
+    a.in = s->work;
+    a.fold = KVF_FOLD_ADD;
+    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+}
+
+static kvf_status enqueue(scoring *s)
+{
+    const kvf_scores_args *args = s->args;
+    const bool by_max = args->group_reduce == KVF_GROUP_MAX;
+    const uint32_t group = s->step->cache->dims.paging.group;
+    s->pieces = kvf_div_ceil_u32(args->window, KVF_OBSERVE_WINDOW_MAX);
+    s->members = group;
+    if (args->pool_width == 1 && !args->heads && (s->pieces == 1 || !by_max))
+        s->members = 1;
+    const bool is_apart = by_max && args->accumulates && s->members > 1;
+    float *out = is_apart ? s->work : args->out;
+    KVF_TRY(kvf_step_send(s->step));
+    KVF_TRY(cover(s->step));
+    for (uint32_t m = 0; m < s->members; m++) {
+        KVF_TRY(score_member(s, m));
+        if (args->heads)
+            KVF_TRY(put_heads(s, m));
+        KVF_TRY(fold_member(s, m, out, m > 0 || (args->accumulates && !is_apart)));
+    }
+    return is_apart ? add_work(s) : KVF_OK;
+}
+
+static kvf_status scores(kvf_cache *cache, kvf_sequence *sequence, const kvf_scores_args *args,
+                         float *work, kvf_stream *stream)
+{
+    kvf_step step;
+    KVF_TRY(check(cache, sequence, args));
+    if (args->candidates == args->begin)
+        return KVF_OK;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    step.layer = args->layer;
+    step.rows = 1;
+    step.sequences = &sequence;
+    kvf_step_rows(&step, &sequence->layers[args->layer].sealed);
+    scoring s = {.step = &step, .args = args, .work = work};
+    s.observe = observe_args(&step, args);
+    return kvf_step_end(&step, enqueue(&s));
+}
+
+kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
+                               const kvf_scores_args *args, float *work, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = scores(cache, sequence, args, work, stream);
+    kvf_cache_leave(cache);
+    return status;
+}

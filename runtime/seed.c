@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The static set out of given scores: a refresh whose observation somebody else has made.
+ *
+ * Knows nothing of where scores come from. Candidates are those of every refresh, so that scores of
+ * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
+ */
+
+#include "physical.h"
+#include "prefill_arena.h"
+#include "retain.h"
+#include "speculate.h"
+#include "step.h"
+
+/* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
+static kvf_status put_scores(kvf_step *step, const float *scores)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_pool_args args = {.rows = cache->config.kv_heads,
+                                .stride = step->row_host->length,
+                                .count = step->row_host->length,
+                                .width = 1,
+                                .out_stride = cache->dims.cover_max * cache->config.page_size,
+                                .in = scores,
+                                .out = kvf_table_at(cache, cache->layout.token_score)};
+    return KVF_LAUNCH(step, pool, args, kvf_pool_tasks(&args));
+}
+
+static kvf_status enqueue(kvf_step *step, const float *scores)
+{
+    kvf_cache *cache = step->cache;
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_step_stamp(step, NULL));
+    /* New blocks may be ones that a write-back still names. */
+    if (cache->dims.is_physical) {
+        KVF_TRY(kvf_arena_settle(step));
+        KVF_TRY(kvf_ahead_settle(step));
+    }
+    KVF_TRY(kvf_static_seed(step, 0, scores, put_scores));
+    return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->refresh_ns);
+}
+
+static kvf_status seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                       const float *scores, kvf_stream *stream)
+{
+    if (layer >= cache->config.layers)
+        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", layer,
+                 cache->config.layers - 1);
+    if (!scores)
+        KVF_FAIL(cache->context, KVF_INVALID, "scores is NULL; pass those of the layer's tokens");
+    KVF_TRY(kvf_sequence_check(cache, sequence));
+    kvf_layer *state = &sequence->layers[layer];
+    if (cache->dims.static_tokens == 0)
+        return KVF_OK;
+    if (state->is_permuted)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "restructure = physical: a refresh has moved the tokens of layer %u; seed it "
+                 "before decoding, or open the cache with logical restructuring",
+                 layer);
+    if (state->sealed > 0) {
+        kvf_step step;
+        KVF_TRY(kvf_step_begin(cache, stream, &step));
+        step.layer = layer;
+        step.rows = 1;
+        step.sequences = &sequence;
+        state->is_due = 1;
+        kvf_step_rows(&step, &state->sealed);
+        kvf_step_rows_after(&step);
+        state->is_due = 0;
+        KVF_TRY(kvf_step_end(&step, enqueue(&step, scores)));
+    }
+    state->needs_exact = 0;
+    state->since_refresh = 0;
+    return KVF_OK;
+}
+
+kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                             const float *scores, kvf_stream *stream)
+{
+    KVF_TRY(kvf_cache_enter(cache));
+    const kvf_status status = seed(cache, sequence, layer, scores, stream);
+    kvf_cache_leave(cache);
+    return status;
+}
