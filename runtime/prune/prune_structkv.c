@@ -167,7 +167,7 @@ static uint32_t select_best(const kvf_prune_settings *settings, const kvf_prune_
         return select_blocks(view, values, budget, settings->block_tokens, ids);
     if (budget >= view->candidates)
         return view->tokens;
-    kvf_choose_top(values, view->candidates, budget, ids);
+    kvf_choose_best(values, view->candidates, budget, ids);
     kvf_choose_range(view->candidates, view->tokens - view->candidates, ids + budget);
     return budget + view->tokens - view->candidates;
 }
