@@ -22,11 +22,35 @@ static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_er
     return model_fail(error, status, "%s", kvf_status_text(status));
 }
 
+/* A pruned prompt goes in one call: a policy looks at all of it. */
+static kvf_status prefill_pruned(const kvf_session *session, const kvf_prefill_request *request,
+                                 kvf_error *error)
+{
+    const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
+    const kvf_prompt prompt = {
+        .sequence = request->sequence, .ids = request->ids, .count = request->count};
+    if (request->count > prompt_max)
+        return model_fail(error, KVF_INVALID,
+                          "the prompt has %u tokens, and only %u fit one prefill, which pruning "
+                          "needs; open the transformer with a larger prompt_max",
+                          request->count, prompt_max);
+    const kvf_status status =
+        finish(session,
+               kvf_transformer_prefill_pruned(session->transformer, session->cache, session->prune,
+                                              &prompt, 1, session->stream),
+               error);
+    if (status == KVF_OK && request->progress)
+        (void)request->progress(request->user, request->count, request->count);
+    return status;
+}
+
 kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
                                 kvf_stop *stop, kvf_error *error)
 {
     const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
     *stop = KVF_STOP_LENGTH;
+    if (session->prune && request->count > 0)
+        return prefill_pruned(session, request, error);
     for (uint32_t done = 0; done < request->count;) {
         uint32_t chunk = request->count - done;
         if (chunk > prompt_max)

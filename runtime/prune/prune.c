@@ -248,25 +248,21 @@ static kvf_status add_queries(kvf_prune *prune, kvf_prune_slot *slot, const kvf_
                               kvf_stream *stream)
 {
     const kvf_cache_config *c = &prune->cache->config;
-    const size_t query = (size_t)c->query_heads * c->head_dim * kvf_dtype_bytes(c->dtype);
     if (slot->appended == 0)
         KVF_TRY(prune->cache->device->ops->fill(
             stream, slot->sums, 0, (size_t)c->kv_heads * slot->tokens * sizeof *slot->sums));
-    for (uint32_t i = 0; i < args->tokens; i += KVF_OBSERVE_WINDOW_MAX) {
-        const kvf_scores_args scores = {.layer = args->layer,
-                                        .q = (const char *)args->q + i * query,
-                                        .window =
-                                            kvf_min_u32(args->tokens - i, KVF_OBSERVE_WINDOW_MAX),
-                                        .first = slot->appended + i,
-                                        .candidates = slot->tokens,
-                                        .rounds_bf16 = prune->config.compat_bf16,
-                                        .pool = KVF_POOL_MAX,
-                                        .pool_width = 1,
-                                        .group_reduce = prune->config.settings.group_reduce,
-                                        .accumulates = 1,
-                                        .out = slot->sums};
-        KVF_TRY(kvf_sequence_scores(prune->cache, args->sequence, &scores, prune->work, stream));
-    }
+    const kvf_scores_args scores = {.layer = args->layer,
+                                    .q = args->q,
+                                    .window = args->tokens,
+                                    .first = slot->appended,
+                                    .candidates = slot->tokens,
+                                    .rounds_bf16 = prune->config.compat_bf16,
+                                    .pool = KVF_POOL_MAX,
+                                    .pool_width = 1,
+                                    .group_reduce = prune->config.settings.group_reduce,
+                                    .accumulates = 1,
+                                    .out = slot->sums};
+    KVF_TRY(kvf_sequence_scores(prune->cache, args->sequence, &scores, prune->work, stream));
     slot->appended += args->tokens;
     return KVF_OK;
 }

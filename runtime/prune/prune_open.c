@@ -171,7 +171,7 @@ static kvf_status check_window(const kvf_prune *prune)
     uint32_t window = 0;
     if (prune->needs & (KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE))
         window = config->settings.window;
-    else if (prune->needs & KVF_PRUNE_LOGITS)
+    else if (prune->needs) /* the last query, or queries that are given: room to look */
         window = 1;
     if (config->eviction != KVF_EVICTION_NONE)
         window = kvf_max_u32(window, config->chunk_queries);
