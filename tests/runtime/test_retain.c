@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What pruning does to a cache: scores against a restatement in double, keeping against a fresh
- * sequence that was given only those tokens, seeding, clearing.
+ * What pruning does to a cache: keeping tokens against a fresh sequence that was given only those,
+ * seeding the static set, clearing, what is refused, and what comes after: decode, forks, replays,
+ * dense attention beside it, with layers of different lengths.
  *
- * Looks inside, because pruning does. Where bytes are moved, outputs are compared bit for bit.
+ * Looks inside, because pruning does. Outputs are compared bit for bit.
  */
 
 #include "harness.h"
@@ -15,6 +16,7 @@
 
 #include "cache.h"
 #include "retain.h"
+#include "step.h"
 
 static void *must(size_t bytes)
 {
@@ -24,217 +26,9 @@ static void *must(size_t bytes)
     return p;
 }
 
-/* ---- scores ---------------------------------------------------------------------------------- */
-
-typedef struct scores_case {
-    kvf_scores_args args; /* of kept queries if q is NULL */
-    uint32_t length;
-    kvf_dtype dtype;
-    uint32_t kv_heads, group, page_size;
-    kvf_select select;
-    uint32_t is_constant; /* all keys and queries are one row */
-    uint32_t rounds;      /* calls that add up */
-} scores_case;
-
-static double product(const test_tokens *t, uint32_t query, uint32_t head, uint32_t key,
-                      uint32_t kv_head)
-{
-    const size_t d = t->head_dim;
-    const void *q = test_q(t, 0, query), *k = test_k(t, 0, key);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < d; i++)
-        sum += (double)kvf_element_get(q, t->dtype, head * d + i) *
-               (double)kvf_element_get(k, t->dtype, kv_head * d + i);
-    return sum;
-}
-
-static double bf16(double x, uint32_t rounds)
-{
-    return rounds ? (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x)) : x;
-}
-
-/* s[begin .. candidates) of one query head, queries first .. first + window - 1. */
-static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t first,
-                        uint32_t head, uint32_t kv_head, double *s)
-{
-    const double scale = (double)(1.0f / sqrtf((float)t->head_dim));
-    double *x = malloc(t->count * sizeof *x);
-    assert_non_null(x);
-    for (uint32_t j = 0; j < a->candidates; j++)
-        s[j] = 0.0;
-    for (uint32_t w = 0; w < a->window; w++) {
-        const uint32_t end = first + w + 1; /* sees itself */
-        double top = -INFINITY, sum = 0.0;
-        for (uint32_t j = a->begin; j < end; j++) {
-            x[j] = bf16(product(t, first + w, head, j, kv_head), a->rounds_bf16);
-            if (!a->is_raw)
-                x[j] = bf16(x[j] * scale, a->rounds_bf16);
-            top = fmax(top, x[j]);
-        }
-        for (uint32_t j = a->begin; j < end; j++)
-            sum += exp(x[j] - top);
-        double weight = a->is_weighted ? (w + 1.0) / a->window : 1.0;
-        weight /= a->window_mean ? a->window : 1;
-        for (uint32_t j = a->begin; j < end && j < a->candidates; j++)
-            s[j] += (a->is_raw ? x[j] : bf16(exp(x[j] - top) / sum, a->rounds_bf16)) * weight;
-    }
-    for (uint32_t j = 0; j < a->candidates; j++)
-        s[j] = bf16(s[j], a->rounds_bf16);
-    free(x);
-}
-
-static double pooled(const kvf_scores_args *a, const double *s, uint32_t j)
-{
-    const int64_t half = a->pool_width / 2;
-    double sum = 0.0, top = -INFINITY;
-    for (int64_t i = (int64_t)j - half; i <= (int64_t)j + half; i++) {
-        if (i < (int64_t)a->begin || i >= (int64_t)a->candidates)
-            continue;
-        sum += s[i];
-        top = fmax(top, s[i]);
-    }
-    return bf16(a->pool == KVF_POOL_MAX ? top : sum / a->pool_width, a->rounds_bf16);
-}
-
-/* out [kv_heads, candidates - begin], heads [query heads, candidates - begin]. */
-static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t first, double *out,
-                    double *heads)
-{
-    const uint32_t group = t->query_heads / t->kv_heads, n = a->candidates - a->begin;
-    double *s = malloc((a->candidates + 1) * sizeof *s);
-    assert_non_null(s);
-    for (uint32_t h = 0; h < t->kv_heads; h++)
-        for (uint32_t g = 0; g < group; g++) {
-            head_scores(t, a, first, h * group + g, h, s);
-            for (uint32_t i = 0; i < n; i++) {
-                double *to = &out[h * n + i];
-                const double x = pooled(a, s, a->begin + i);
-                heads[(h * group + g) * n + i] = s[a->begin + i];
-                if (a->group_reduce == KVF_GROUP_MAX)
-                    *to = g == 0 || x > *to ? x : *to;
-                else
-                    *to =
-                        (g == 0 ? 0.0 : *to) + x / (a->group_reduce == KVF_GROUP_SUM ? 1.0 : group);
-            }
-        }
-    free(s);
-}
-
-static void flatten(test_tokens *t)
-{
-    const size_t bytes = t->head_dim * test_dtype_bytes(t->dtype);
-    for (uint32_t i = 0; i < t->count; i++) {
-        for (uint32_t h = 0; h < t->query_heads; h++)
-            memcpy((char *)test_q(t, 0, i) + h * bytes, test_q(t, 0, 0), bytes);
-        for (uint32_t h = 0; h < t->kv_heads; h++)
-            memcpy((char *)test_k(t, 0, i) + h * bytes, test_k(t, 0, 0), bytes);
-    }
-}
-
-static void compare(const float *got, const double *want, size_t count, double rounds,
-                    double tolerance, const char *what)
-{
-    for (size_t i = 0; i < count; i++) {
-        const double expected = want[i] * rounds;
-        if (!(fabs((double)got[i] - expected) <= tolerance * (1.0 + fabs(expected)) * rounds))
-            fail_msg("%s[%zu] = %g, not %g", what, i, (double)got[i], expected);
-    }
-}
-
-static void run_scores(const scores_case *x, uint64_t seed)
-{
-    test_world w;
-    test_tokens t;
-    kvf_cache_config cc = test_config_small();
-    cc.dtype = x->dtype;
-    cc.kv_heads = x->kv_heads;
-    cc.query_heads = x->kv_heads * x->group;
-    cc.page_size = x->page_size;
-    cc.budget_tokens = 4 * x->page_size + 64;
-    cc.select = x->select;
-    cc.tokens_max = 512;
-    cc.observe_window = x->args.q ? 1 : x->args.window;
-    test_tokens_make(&t, &cc,
-                     &(test_tokens_spec){.count = x->length, .seed = seed, .sharpness = 2.0f});
-    if (x->is_constant)
-        flatten(&t);
-    test_world_open(&w, NULL, &cc);
-    kvf_sequence *s = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = x->length, .chunk = 96}, NULL);
-    kvf_scores_args a = x->args;
-    const uint32_t first = a.q ? a.first : x->length - a.window;
-    if (a.q)
-        a.q = test_q(&t, 0, first);
-    const size_t n = a.candidates - a.begin;
-    const size_t all = n * cc.kv_heads, each = n * cc.query_heads;
-    float *out = must(all * sizeof *out), *heads = must(each * sizeof *heads);
-    float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
-    double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
-    a.out = out;
-    a.heads = x->args.heads ? heads : NULL;
-    for (uint32_t i = 0; i < x->rounds; i++) {
-        a.accumulates = i > 0;
-        test_ok(&w, kvf_sequence_scores(w.cache, s, &a, work, w.stream));
-    }
-    test_wait(&w);
-    restate(&t, &a, first, want, want_heads);
-    /* Sums of fp32, or neighbours in bf16 of logits up to 16 and of everything after them. */
-    const double tolerance = a.rounds_bf16 ? 0.15 : a.is_raw ? 2e-4 : 2e-5;
-    compare(out, want, all, x->rounds, tolerance, "out");
-    if (a.heads)
-        compare(heads, want_heads, each, x->rounds, tolerance, "heads");
-    test_world_close(&w);
-    test_tokens_free(&t);
-    free(out);
-    free(heads);
-    free(work);
-    free(want);
-    free(want_heads);
-}
-
 static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 {
     return low + test_random_below(r, high - low + 1);
-}
-
-static void scores_are_what_they_say(void **state)
-{
-    (void)state;
-    const uint64_t seed = 20260;
-    static float some;
-    static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_STREAMING, KVF_SELECT_HYBRID,
-                                         KVF_SELECT_QUEST};
-    test_random r = {seed};
-    test_seed_print(__func__, seed);
-    for (uint32_t i = 0; i < (TEST_SANITIZED || test_on_cuda() ? 24 : 60); i++) {
-        scores_case x = {.dtype = (kvf_dtype)(i % 3),
-                         .kv_heads = between(&r, 1, 3),
-                         .group = i < 9 ? i : between(&r, 1, 8),
-                         .page_size = 8u << test_random_below(&r, 2),
-                         .select = selects[i % 4],
-                         .is_constant = i % 7 == 3,
-                         .rounds = between(&r, 1, 2)};
-        x.group = x.group ? x.group : 1;
-        kvf_scores_args *a = &x.args;
-        const bool given = i % 3 == 1;
-        a->window = given ? between(&r, 1, 200) : between(&r, 1, 40);
-        x.length = a->window + (i % 5 == 0 ? i % 2 : between(&r, 1, 250));
-        a->first = given ? test_random_below(&r, x.length - a->window + 1) : 0;
-        a->q = given ? &some : NULL;
-        a->candidates = i % 4 ? x.length - a->window : between(&r, 0, x.length);
-        a->begin = i % 6 == 4 ? test_random_below(&r, given ? a->first + 1 : a->candidates + 1) : 0;
-        if (a->begin > a->candidates)
-            a->begin = 0;
-        a->window_mean = test_random_below(&r, 2);
-        a->is_weighted = test_random_below(&r, 2);
-        a->is_raw = i % 8 == 6;
-        a->rounds_bf16 = i % 8 == 5 && !given;
-        a->pool = (kvf_pool_kind)test_random_below(&r, 2);
-        a->pool_width = 2 * test_random_below(&r, 4) + 1;
-        a->group_reduce = (kvf_group_reduce)test_random_below(&r, 3);
-        a->heads = i % 2 ? &some : NULL;
-        run_scores(&x, seed + i);
-    }
 }
 
 /* ---- keeping --------------------------------------------------------------------------------- */
@@ -320,8 +114,33 @@ static void same_decode(test_world *w, kvf_sequence *a, kvf_sequence *b, const t
     free(out[1]);
 }
 
+/* `arena`: 0 = the device's choice, 1 = with a prefill arena, 2 = without. */
+static void open_world(test_world *w, const kvf_cache_config *cc, uint32_t arena)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    *w = (test_world){.config = *cc};
+    test_expect(NULL, kvf_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
+    w->runtime->prefill_arena = arena;
+    test_ok(w, kvf_stream_create(w->runtime, &w->stream));
+    test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
+}
+
+/* The same static set for two sequences of equal tokens, where there is one. */
+static void seed_both(test_world *w, kvf_sequence *a, kvf_sequence *b, test_random *r)
+{
+    const uint32_t count = w->config.kv_heads * kvf_sequence_length(a, 0);
+    float *scores = must(count * sizeof *scores);
+    for (uint32_t i = 0; i < count; i++)
+        scores[i] = (float)test_random_below(r, 50);
+    test_ok(w, kvf_sequence_seed(w->cache, a, 0, scores, w->stream));
+    test_ok(w, kvf_sequence_seed(w->cache, b, 0, scores, w->stream));
+    test_wait(w);
+    free(scores);
+}
+
 typedef struct keep_case {
     kvf_cache_config cc;
+    uint32_t arena; /* as kvf_runtime.prefill_arena */
     subset subset;
     uint32_t chunk, steps;
     uint32_t decoded; /* of the length, by decode steps */
@@ -336,7 +155,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     test_tokens_make(
         &t, &x->cc,
         &(test_tokens_spec){.count = n + x->steps, .seed = seed, .sharpness = 2.0f, .topics = 4});
-    test_world_open(&w, NULL, &x->cc);
+    open_world(&w, &x->cc, x->arena);
     kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
     const size_t row = (size_t)t.query_heads * t.head_dim * test_dtype_bytes(t.dtype);
     char *out = must(row);
@@ -353,6 +172,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     memset(work, 0xff, kvf_keep_work_bytes(w.cache));
     append_only(&w, fresh, &t, ids, x->subset.count);
     same_layer(&w, s, fresh);
+    seed_both(&w, s, fresh, &r);
     same_decode(&w, s, fresh, &t, n, x->steps);
     kvf_sequence_destroy(s);
     kvf_sequence_destroy(fresh);
@@ -380,6 +200,8 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
 {
     (void)state;
     const uint64_t seed = 4711;
+    static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_QUEST, KVF_SELECT_HYBRID,
+                                         KVF_SELECT_STREAMING};
     test_random r = {seed};
     test_seed_print(__func__, seed);
     for (uint32_t i = 0; i < (TEST_SANITIZED || test_on_cuda() ? 16 : 40); i++) {
@@ -388,9 +210,13 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
         x.cc.kv_heads = between(&r, 1, 3);
         x.cc.query_heads = x.cc.kv_heads * 2;
         x.cc.prefill_chunk_max = between(&r, x.chunk, 200);
-        x.cc.transfer = test_transfer(i % 2 ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
+        x.cc.select = selects[i % 4];
+        x.cc.speculate = i % 8 > 5;
+        x.arena = i % 4 > 1;
+        x.cc.transfer =
+            test_transfer(i % 2 && !x.arena ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
         x.subset.length = between(&r, 2, 500);
-        x.decoded = i % 5 == 2 ? between(&r, 0, x.subset.length - 1) % 40 : 0;
+        x.decoded = i % 5 == 2 || i % 4 == 2 ? between(&r, 0, x.subset.length - 1) % 40 : 0;
         x.subset.count = i % 6 == 5 ? x.subset.length : between(&r, 1, x.subset.length);
         x.subset.window = between(&r, 0, 20);
         x.subset.front = i % 3 == 0 ? x.subset.count / 2 : 0;
@@ -400,11 +226,453 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
     }
 }
 
+/* ---- what is kept beside tokens -------------------------------------------------------------- */
+
+static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *args)
+{
+    const size_t count = (size_t)w->config.kv_heads * args->candidates;
+    float *out = must(count * sizeof *out);
+    float *work = must(kvf_scores_work_floats(w->cache) * sizeof *work);
+    kvf_scores_args a = *args;
+    a.out = out;
+    test_ok(w, kvf_sequence_scores(w->cache, s, &a, work, w->stream));
+    test_wait(w);
+    free(work);
+    return out;
+}
+
+/* Kept queries of tokens that were kept score as those queries given do; others are gone. */
+static void kept_queries_stay_valid(void **state)
+{
+    (void)state;
+    const uint64_t seed = 91;
+    test_seed_print(__func__, seed);
+    for (uint32_t window = 0; window < 24; window += 5) {
+        test_world w;
+        test_tokens t;
+        test_random r = {seed + window};
+        kvf_cache_config cc = config_full();
+        cc.observe_window = 20;
+        const uint32_t n = 133, count = 70;
+        open_world(&w, &cc, 0);
+        test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
+        kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 50}, NULL);
+        uint32_t *ids =
+            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = window});
+        for (uint32_t h = 0; h < cc.kv_heads; h++) /* the token before the window goes */
+            if (ids[h * count + count - window - 1] == n - window - 1)
+                ids[h * count + count - window - 1] -=
+                    ids[h * count + count - window - 2] < n - window - 2 ? 1 : 0;
+        void *work = must(kvf_keep_work_bytes(w.cache));
+        test_ok(&w, kvf_sequence_keep(w.cache, s, 0, ids, count, work, w.stream));
+        append_only(&w, fresh, &t, ids, count);
+        kvf_scores_args a = {.window = window,
+                             .candidates = count,
+                             .pool = KVF_POOL_MAX,
+                             .pool_width = 5,
+                             .group_reduce = KVF_GROUP_SUM};
+        if (window) {
+            kvf_scores_args given = a;
+            given.q = test_q(&t, 0, n - window);
+            given.first = count - window;
+            float *x = scores_of(&w, s, &a), *y = scores_of(&w, fresh, &given);
+            assert_memory_equal(x, y, cc.kv_heads * count * sizeof *x);
+            free(x);
+            free(y);
+        }
+        float one = 0.0f;
+        a.window = window + 1;
+        a.out = &one;
+        test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &a, &one, w.stream), KVF_INVALID);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        free(ids);
+        free(work);
+    }
+}
+
+/* ---- seeding --------------------------------------------------------------------------------- */
+
+/* Tokens of the static store of one KV head, sink included. */
+static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t head,
+                         const uint32_t **index)
+{
+    const kvf_row row = kvf_step_row(w->cache, s, 0);
+    const kvf_paging *p = &w->cache->dims.paging;
+    *index = row.order ? row.order + (size_t)head * p->pages_max * p->shape.page_size
+                       : row.store_index + head * kvf_store_tokens(p);
+    return row.store_count[head];
+}
+
+typedef struct seed_case {
+    float ratio;
+    kvf_restructure restructure;
+    uint32_t append_only; /* no queries are kept */
+    uint32_t arena;
+} seed_case;
+
+static void run_seed(const seed_case *x, uint64_t seed)
+{
+    test_world w;
+    test_tokens t;
+    test_random r = {seed};
+    kvf_cache_config cc = test_config_small();
+    cc.budget_tokens = 128;
+    cc.static_ratio = x->ratio;
+    cc.restructure = x->restructure;
+    cc.refresh_interval = 9;
+    cc.tokens_max = 400;
+    cc.transfer = test_transfer(x->arena ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
+    const uint32_t n = 301, wanted = 11, steps = 9;
+    open_world(&w, &cc, x->arena);
+    test_tokens_make(&t, &cc,
+                     &(test_tokens_spec){.count = n + steps + 1, .seed = seed, .sharpness = 2.0f});
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100, .append_only = x->append_only},
+                 NULL);
+    const uint32_t end = s->layers[0].sealed * cc.page_size;
+    float *scores = must(cc.kv_heads * n * sizeof *scores);
+    unsigned char *is_in = must(cc.kv_heads * n);
+    for (uint32_t i = 0; i < cc.kv_heads * n; i++) /* sink and window change nothing */
+        scores[i] = i % n < cc.sink_tokens || i % n >= end ? 1e9f : -INFINITY;
+    for (uint32_t i = 0; i < cc.kv_heads * wanted; i++) {
+        const uint32_t at =
+            i % cc.kv_heads * n + cc.sink_tokens + test_random_below(&r, end - cc.sink_tokens);
+        scores[at] = -1.0f - (float)(i % 3);
+        is_in[at] = 1;
+    }
+    scores[cc.sink_tokens + 1] = is_in[cc.sink_tokens + 1] ? -1.0f : NAN;
+    test_ok(&w, kvf_sequence_seed(w.cache, s, 0, scores, w.stream));
+    test_wait(&w);
+    memset(scores, 0xff, cc.kv_heads * n * sizeof *scores);
+    for (uint32_t h = 0; h < cc.kv_heads; h++) {
+        const uint32_t *index, count = store_of(&w, s, h, &index);
+        uint32_t expected = cc.sink_tokens;
+        for (uint32_t i = 0; i < n; i++)
+            if (is_in[h * n + i])
+                assert_int_equal(index[expected++], i);
+        assert_int_equal(count, expected);
+    }
+    kvf_stats before, after;
+    float *out = must(cc.query_heads * cc.head_dim * 4);
+    kvf_cache_stats(w.cache, &before);
+    for (uint32_t i = 0; i <= steps; i++) {
+        test_decode(&w, s, &t, 0, n + i, out, NULL);
+        test_wait(&w);
+        kvf_cache_stats(w.cache, &after);
+        assert_int_equal(after.refreshes - before.refreshes, i == steps);
+    }
+    test_world_close(&w);
+    test_tokens_free(&t);
+    free(scores);
+    free(is_in);
+    free(out);
+}
+
+static void a_seed_is_the_static_set(void **state)
+{
+    (void)state;
+    const uint64_t seed = 310;
+    test_seed_print(__func__, seed);
+    static const seed_case cases[] = {
+        {0.25f, KVF_RESTRUCTURE_LOGICAL, 0, 0},
+        {0.25f, KVF_RESTRUCTURE_LOGICAL, 1, 1},
+        {1.0f, KVF_RESTRUCTURE_LOGICAL, 0, 1},
+        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 0},
+        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 1},
+        {KVF_STATIC_RATIO_AUTO, KVF_RESTRUCTURE_LOGICAL, 1, 0},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        run_seed(&cases[i], seed + i);
+}
+
+/* Every token in the budget: whatever is seeded, attention is dense. */
+static void a_seed_with_full_budget_is_dense(void **state)
+{
+    (void)state;
+    const uint64_t seed = 77;
+    test_seed_print(__func__, seed);
+    const float ratios[] = {0.5f, 1.0f, KVF_STATIC_RATIO_AUTO};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_world w;
+        test_tokens t;
+        test_random r = {seed + i};
+        kvf_cache_config cc = test_config_small();
+        cc.static_ratio = ratios[i];
+        cc.budget_tokens = 512;
+        cc.verify_interval = 1;
+        const uint32_t n = 200, steps = 20;
+        open_world(&w, &cc, 0);
+        test_tokens_make(&t, &cc,
+                         &(test_tokens_spec){.count = n + steps, .seed = seed, .sharpness = 2.0f});
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+        float *scores = must(cc.kv_heads * n * sizeof *scores);
+        float *out = must(cc.query_heads * cc.head_dim * 4);
+        for (uint32_t k = 0; k < cc.kv_heads * n; k++)
+            scores[k] = (float)test_random_below(&r, 20);
+        test_ok(&w, kvf_sequence_seed(w.cache, s, 0, scores, w.stream));
+        for (uint32_t k = 0; k < steps; k++)
+            test_decode(&w, s, &t, 0, n + k, out, NULL);
+        test_wait(&w);
+        kvf_stats stats;
+        kvf_cache_stats(w.cache, &stats);
+        assert_true(stats.recall_sum > 0.9999 * (double)stats.verified);
+        assert_true(stats.verified > 0 && stats.error_max < 1e-4);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        free(scores);
+        free(out);
+    }
+}
+
+/* ---- clearing -------------------------------------------------------------------------------- */
+
+static void a_cleared_sequence_is_a_fresh_one(void **state)
+{
+    (void)state;
+    const uint64_t seed = 5150;
+    test_seed_print(__func__, seed);
+    for (uint32_t i = 0; i < 6; i++) {
+        test_world w;
+        test_tokens t;
+        kvf_cache_config cc = test_config_small();
+        cc.sequences_max = 2;
+        cc.speculate = i == 2;
+        cc.static_ratio = i == 3 ? KVF_STATIC_RATIO_AUTO : 0.25f;
+        cc.restructure = i == 4 ? KVF_RESTRUCTURE_PHYSICAL : KVF_RESTRUCTURE_LOGICAL;
+        cc.transfer = test_transfer(i ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
+        open_world(&w, &cc, i % 3);
+        test_tokens_make(&t, &cc,
+                         &(test_tokens_spec){.count = 400, .seed = seed, .sharpness = 2.0f});
+        kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
+        char *out = must(cc.query_heads * cc.head_dim * 4);
+        test_prefill(&w, s, &t, &(test_range){.count = 250, .chunk = 60}, NULL);
+        for (uint32_t k = 250; k < 280; k++)
+            test_decode(&w, s, &t, 0, k, out, NULL);
+        if (i == 5) { /* also one that went wrong */
+            float *bad = must(cc.kv_heads * cc.head_dim * sizeof *bad);
+            bad[3] = NAN;
+            test_ok(&w,
+                    kvf_prefill(w.cache,
+                                &(kvf_prefill_args){.sequence = s, .tokens = 1, .k = bad, .v = bad},
+                                w.stream));
+            test_wait(&w);
+            test_expect(w.runtime, kvf_sequence_seed(w.cache, s, 0, bad, w.stream), KVF_NOT_FINITE);
+            free(bad);
+        }
+        test_ok(&w, kvf_sequence_clear(w.cache, s, w.stream));
+        assert_int_equal(kvf_sequence_length(s, 0), 0);
+        assert_int_equal(w.cache->pool.free_count, w.cache->dims.block_count);
+        test_prefill(&w, s, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
+        test_prefill(&w, fresh, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
+        same_layer(&w, s, fresh);
+        same_decode(&w, s, fresh, &t, 290, 40);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        free(out);
+    }
+}
+
+/* ---- forks, refusals, layers ----------------------------------------------------------------- */
+
+/* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
+static void a_fork_keeps_for_itself(void **state)
+{
+    (void)state;
+    const uint64_t seed = 612;
+    test_seed_print(__func__, seed);
+    for (uint32_t i = 0; i < 4; i++) {
+        test_world w;
+        test_tokens t;
+        test_random r = {seed + i};
+        const uint32_t n = 300, count = 200;
+        const bool has_room = i % 2;
+        kvf_cache_config cc = config_full();
+        cc.host_tokens_max = has_room ? 0 : n;
+        cc.transfer = test_transfer(i > 1 ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
+        open_world(&w, &cc, i > 1);
+        test_tokens_make(&t, &cc,
+                         &(test_tokens_spec){.count = n + 20, .seed = seed, .sharpness = 2.0f});
+        kvf_sequence *parent = test_sequence(&w), *child = NULL, *twin = NULL;
+        test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+        test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
+        test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &twin));
+        while (!has_room && w.cache->pool.free_count) { /* none is left */
+            kvf_block block;
+            assert_int_equal(kvf_page_pool_acquire(&w.cache->pool, &block), KVF_OK);
+        }
+        uint32_t *ids =
+            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .front = 40});
+        void *work = must(kvf_keep_work_bytes(w.cache));
+        test_expect(w.runtime, kvf_sequence_keep(w.cache, child, 0, ids, count, work, w.stream),
+                    has_room ? KVF_OK : KVF_FULL);
+        same_layer(&w, parent, twin);
+        if (has_room) {
+            kvf_sequence_destroy(twin);
+            twin = test_sequence(&w);
+            append_only(&w, twin, &t, ids, count);
+        }
+        same_layer(&w, child, twin);
+        same_decode(&w, child, twin, &t, n, has_room ? 20 : 3);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        free(ids);
+        free(work);
+    }
+}
+
+static void bad_calls_change_nothing(void **state)
+{
+    (void)state;
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = config_full();
+    const uint32_t n = 100;
+    open_world(&w, &cc, 0);
+    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n + 9, .seed = 1, .sharpness = 2.0f});
+    kvf_sequence *s = test_sequence(&w), *twin = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+    test_prefill(&w, twin, &t, &(test_range){.count = n, .chunk = 100}, NULL);
+    uint32_t good[] = {1, 5, 99, 0, 5, 98}, order[] = {1, 5, 99, 5, 0, 98};
+    uint32_t twice[] = {1, 5, 5, 0, 5, 98}, beyond[] = {1, 5, 99, 0, 5, 100};
+    void *work = must(kvf_keep_work_bytes(w.cache));
+#define BAD(call) test_expect(w.runtime, call, KVF_INVALID)
+    BAD(kvf_sequence_keep(w.cache, s, 0, order, 3, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 0, twice, 3, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 0, beyond, 3, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 0, good, 0, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 0, good, 101, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 7, good, 3, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, s, 0, NULL, 3, work, w.stream));
+    BAD(kvf_sequence_keep(w.cache, NULL, 0, good, 3, work, w.stream));
+    BAD(kvf_sequence_seed(w.cache, s, 7, work, w.stream));
+    BAD(kvf_sequence_seed(w.cache, s, 0, NULL, w.stream));
+    BAD(kvf_sequence_clear(w.cache, NULL, w.stream));
+    float out[400];
+    kvf_scores_args a = {
+        .window = 8, .candidates = 92, .pool_width = 7, .out = out, .pool = KVF_POOL_MAX};
+    kvf_scores_args bad[] = {a, a, a, a, a, a, a, a};
+    bad[0].window = 0;
+    bad[1].window = 9; /* more than observe_window */
+    bad[2].pool_width = 6;
+    bad[3].candidates = cc.tokens_max + 1;
+    bad[4].begin = 93;
+    bad[5].layer = 1;
+    bad[6].out = NULL;
+    bad[7].q = test_q(&t, 0, 0);
+    bad[7].first = 93;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        BAD(kvf_sequence_scores(w.cache, s, &bad[i], out, w.stream));
+#undef BAD
+    same_layer(&w, s, twin);
+    same_decode(&w, s, twin, &t, n, 9);
+    test_world_close(&w);
+    test_tokens_free(&t);
+    free(work);
+}
+
+/* One step of both layers, enqueued or replayed. */
+static void step_layers(test_world *w, kvf_sequence **s, const test_tokens *t, uint32_t token,
+                        kvf_recording *recording, char *place)
+{
+    const size_t q = t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    const size_t kv = t->kv_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        memcpy(place + layer * 4 * q, test_q(t, layer, token), q);
+        memcpy(place + layer * 4 * q + q, test_k(t, layer, token), kv);
+        memcpy(place + layer * 4 * q + 2 * q, test_v(t, layer, token), kv);
+    }
+    if (recording) {
+        test_ok(w, kvf_replay(recording, w->stream));
+        return;
+    }
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        char *at = place + layer * 4 * q;
+        test_ok(w, kvf_decode(w->cache,
+                              &(kvf_decode_args){.layer = layer,
+                                                 .batch = 1,
+                                                 .sequences = s,
+                                                 .q = at,
+                                                 .k = at + q,
+                                                 .v = at + 2 * q,
+                                                 .out = at + 3 * q},
+                              w->stream));
+    }
+}
+
+/* Layer 1 keeps a third: forks, dense attention beside it, and replays where there are any. */
+static void layers_of_different_lengths_decode(void **state)
+{
+    (void)state;
+    const uint64_t seed = 2024;
+    test_world w;
+    test_tokens t;
+    test_random r = {seed};
+    const uint32_t n = 240, count = 80, steps = 30;
+    kvf_cache_config cc = config_full();
+    cc.layers = 2;
+    cc.dtype = KVF_BF16;
+    cc.transfer = test_transfer(KVF_TRANSFER_DIRECT);
+    test_seed_print(__func__, seed);
+    for (uint32_t verify = 0; verify < 2; verify++) {
+        cc.verify_interval = verify;
+        open_world(&w, &cc, 0);
+        test_tokens_make(&t, &cc,
+                         &(test_tokens_spec){.count = n + steps, .seed = seed, .sharpness = 2.0f});
+        kvf_sequence *s = test_sequence(&w), *child = NULL;
+        for (uint32_t layer = 0; layer < 2; layer++)
+            test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = n, .chunk = 100}, NULL);
+        uint32_t *ids =
+            choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = 8});
+        void *work = must(kvf_keep_work_bytes(w.cache));
+        test_ok(&w, kvf_sequence_keep(w.cache, s, 1, ids, count, work, w.stream));
+        assert_int_equal(kvf_sequence_length(s, 0), n);
+        assert_int_equal(kvf_sequence_length(s, 1), count);
+        assert_int_equal(kvf_sequence_position(s, 1, count - 1), n - 1);
+        test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
+        kvf_recording *recording = NULL;
+        const size_t q = t.query_heads * t.head_dim * 2;
+        char *a = must(8 * q), *b = must(8 * q);
+        if (w.runtime->properties.can_capture && !verify) {
+            test_ok(&w, kvf_record_begin(w.cache, &child, 1, w.stream));
+            step_layers(&w, &child, &t, n, NULL, b);
+            test_ok(&w, kvf_record_end(w.cache, &recording));
+        }
+        for (uint32_t i = 0; i < steps; i++) {
+            step_layers(&w, &s, &t, n + i, NULL, a);
+            step_layers(&w, &child, &t, n + i, recording, b);
+            test_wait(&w);
+            assert_memory_equal(a, b, 8 * q);
+        }
+        assert_int_equal(kvf_sequence_position(child, 1, count + steps - 1), n + steps - 1);
+        kvf_stats stats;
+        kvf_cache_stats(w.cache, &stats);
+        if (verify)
+            assert_true(stats.recall_sum > 0.9999 * (double)stats.verified &&
+                        stats.error_max < 0.05);
+        kvf_recording_destroy(recording);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        free(ids);
+        free(work);
+        free(a);
+        free(b);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores_are_what_they_say),
         cmocka_unit_test(kept_tokens_are_a_fresh_sequence),
+        cmocka_unit_test(kept_queries_stay_valid),
+        cmocka_unit_test(a_seed_is_the_static_set),
+        cmocka_unit_test(a_seed_with_full_budget_is_dense),
+        cmocka_unit_test(a_cleared_sequence_is_a_fresh_one),
+        cmocka_unit_test(a_fork_keeps_for_itself),
+        cmocka_unit_test(bad_calls_change_nothing),
+        cmocka_unit_test(layers_of_different_lengths_decode),
     };
     return cmocka_run_group_tests_name("retain", tests, NULL, NULL);
 }

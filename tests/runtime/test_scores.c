@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Scores of tokens against a restatement in double: kept queries and given ones, every way to pool
+ * and to reduce, ties, constant rows, windows as long as the prompt.
+ *
+ * Looks inside, because pruning does.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+#include "retain.h"
+
+static void *must(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    assert_non_null(p);
+    memset(p, 0, (bytes + 127) / 64 * 64);
+    return p;
+}
+
+typedef struct scores_case {
+    kvf_scores_args args; /* of kept queries if q is NULL */
+    uint32_t length;
+    kvf_dtype dtype;
+    uint32_t kv_heads, group, page_size;
+    kvf_select select;
+    uint32_t is_constant; /* all keys and queries are one row */
+    uint32_t rounds;      /* calls that add up */
+} scores_case;
+
+static double product(const test_tokens *t, uint32_t query, uint32_t head, uint32_t key,
+                      uint32_t kv_head)
+{
+    const size_t d = t->head_dim;
+    const void *q = test_q(t, 0, query), *k = test_k(t, 0, key);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < d; i++)
+        sum += (double)kvf_element_get(q, t->dtype, head * d + i) *
+               (double)kvf_element_get(k, t->dtype, kv_head * d + i);
+    return sum;
+}
+
+static double bf16(double x, uint32_t rounds)
+{
+    return rounds ? (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x)) : x;
+}
+
+/* s[begin .. candidates) of one query head, queries first .. first + window - 1. */
+static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t first,
+                        uint32_t head, uint32_t kv_head, double *s)
+{
+    const double scale = (double)(1.0f / sqrtf((float)t->head_dim));
+    double *x = malloc(t->count * sizeof *x);
+    assert_non_null(x);
+    for (uint32_t j = 0; j < a->candidates; j++)
+        s[j] = 0.0;
+    for (uint32_t w = 0; w < a->window; w++) {
+        const uint32_t end = first + w + 1; /* sees itself */
+        double top = -INFINITY, sum = 0.0;
+        for (uint32_t j = a->begin; j < end; j++) {
+            x[j] = bf16(product(t, first + w, head, j, kv_head), a->rounds_bf16);
+            if (!a->is_raw)
+                x[j] = bf16(x[j] * scale, a->rounds_bf16);
+            top = fmax(top, x[j]);
+        }
+        for (uint32_t j = a->begin; j < end; j++)
+            sum += exp(x[j] - top);
+        double weight = a->is_weighted ? (w + 1.0) / a->window : 1.0;
+        weight /= a->window_mean ? a->window : 1;
+        for (uint32_t j = a->begin; j < end && j < a->candidates; j++)
+            s[j] += (a->is_raw ? x[j] : bf16(exp(x[j] - top) / sum, a->rounds_bf16)) * weight;
+    }
+    for (uint32_t j = 0; j < a->candidates; j++)
+        s[j] = bf16(s[j], a->rounds_bf16);
+    free(x);
+}
+
+static double pooled(const kvf_scores_args *a, const double *s, uint32_t j)
+{
+    const int64_t half = a->pool_width / 2;
+    double sum = 0.0, top = -INFINITY;
+    for (int64_t i = (int64_t)j - half; i <= (int64_t)j + half; i++) {
+        if (i < (int64_t)a->begin || i >= (int64_t)a->candidates)
+            continue;
+        sum += s[i];
+        top = fmax(top, s[i]);
+    }
+    return bf16(a->pool == KVF_POOL_MAX ? top : sum / a->pool_width, a->rounds_bf16);
+}
+
+/* out [kv_heads, candidates - begin], heads [query heads, candidates - begin]. */
+static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t first, double *out,
+                    double *heads)
+{
+    const uint32_t group = t->query_heads / t->kv_heads, n = a->candidates - a->begin;
+    double *s = malloc((a->candidates + 1) * sizeof *s);
+    assert_non_null(s);
+    for (uint32_t h = 0; h < t->kv_heads; h++)
+        for (uint32_t g = 0; g < group; g++) {
+            head_scores(t, a, first, h * group + g, h, s);
+            for (uint32_t i = 0; i < n; i++) {
+                double *to = &out[h * n + i];
+                const double x = pooled(a, s, a->begin + i);
+                heads[(h * group + g) * n + i] = s[a->begin + i];
+                if (a->group_reduce == KVF_GROUP_MAX)
+                    *to = g == 0 || x > *to ? x : *to;
+                else
+                    *to =
+                        (g == 0 ? 0.0 : *to) + x / (a->group_reduce == KVF_GROUP_SUM ? 1.0 : group);
+            }
+        }
+    free(s);
+}
+
+static void flatten(test_tokens *t)
+{
+    const size_t bytes = t->head_dim * test_dtype_bytes(t->dtype);
+    for (uint32_t i = 0; i < t->count; i++) {
+        for (uint32_t h = 0; h < t->query_heads; h++)
+            memcpy((char *)test_q(t, 0, i) + h * bytes, test_q(t, 0, 0), bytes);
+        for (uint32_t h = 0; h < t->kv_heads; h++)
+            memcpy((char *)test_k(t, 0, i) + h * bytes, test_k(t, 0, 0), bytes);
+    }
+}
+
+static void compare(const float *got, const double *want, size_t count, double rounds,
+                    double tolerance, const char *what)
+{
+    for (size_t i = 0; i < count; i++) {
+        const double expected = want[i] * rounds;
+        if (!(fabs((double)got[i] - expected) <= tolerance * (1.0 + fabs(expected)) * rounds))
+            fail_msg("%s[%zu] = %g, not %g", what, i, (double)got[i], expected);
+    }
+}
+
+static void run_scores(const scores_case *x, uint64_t seed)
+{
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = test_config_small();
+    cc.dtype = x->dtype;
+    cc.kv_heads = x->kv_heads;
+    cc.query_heads = x->kv_heads * x->group;
+    cc.page_size = x->page_size;
+    cc.budget_tokens = 4 * x->page_size + 64;
+    cc.select = x->select;
+    cc.tokens_max = 512;
+    cc.observe_window = x->args.q ? 1 : x->args.window;
+    test_tokens_make(&t, &cc,
+                     &(test_tokens_spec){.count = x->length, .seed = seed, .sharpness = 2.0f});
+    if (x->is_constant)
+        flatten(&t);
+    test_world_open(&w, NULL, &cc);
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = x->length, .chunk = 96}, NULL);
+    kvf_scores_args a = x->args;
+    const uint32_t first = a.q ? a.first : x->length - a.window;
+    if (a.q)
+        a.q = test_q(&t, 0, first);
+    const size_t n = a.candidates - a.begin;
+    const size_t all = n * cc.kv_heads, each = n * cc.query_heads;
+    float *out = must(all * sizeof *out), *heads = must(each * sizeof *heads);
+    float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
+    double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
+    a.out = out;
+    a.heads = x->args.heads ? heads : NULL;
+    for (uint32_t i = 0; i < x->rounds; i++) {
+        a.accumulates = i > 0;
+        test_ok(&w, kvf_sequence_scores(w.cache, s, &a, work, w.stream));
+    }
+    test_wait(&w);
+    restate(&t, &a, first, want, want_heads);
+    /* Sums of fp32, or neighbours in bf16 of logits up to 16 and of everything after them. */
+    const double tolerance = a.rounds_bf16 ? 0.15 : a.is_raw ? 2e-4 : 2e-5;
+    compare(out, want, all, x->rounds, tolerance, "out");
+    if (a.heads)
+        compare(heads, want_heads, each, x->rounds, tolerance, "heads");
+    test_world_close(&w);
+    test_tokens_free(&t);
+    free(out);
+    free(heads);
+    free(work);
+    free(want);
+    free(want_heads);
+}
+
+static uint32_t between(test_random *r, uint32_t low, uint32_t high)
+{
+    return low + test_random_below(r, high - low + 1);
+}
+
+static void scores_are_what_they_say(void **state)
+{
+    (void)state;
+    const uint64_t seed = 20260;
+    static float some;
+    static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_STREAMING, KVF_SELECT_HYBRID,
+                                         KVF_SELECT_QUEST};
+    test_random r = {seed};
+    test_seed_print(__func__, seed);
+    for (uint32_t i = 0; i < (TEST_SANITIZED || test_on_cuda() ? 24 : 60); i++) {
+        scores_case x = {.dtype = (kvf_dtype)(i % 3),
+                         .kv_heads = between(&r, 1, 3),
+                         .group = i < 9 ? i : between(&r, 1, 8),
+                         .page_size = 8u << test_random_below(&r, 2),
+                         .select = selects[i % 4],
+                         .is_constant = i % 7 == 3,
+                         .rounds = between(&r, 1, 2)};
+        x.group = x.group ? x.group : 1;
+        kvf_scores_args *a = &x.args;
+        const bool given = i % 3 == 1;
+        a->window = given ? between(&r, 1, 200) : between(&r, 1, 40);
+        x.length = a->window + (i % 5 == 0 ? i % 2 : between(&r, 1, 250));
+        a->first = given ? test_random_below(&r, x.length - a->window + 1) : 0;
+        a->q = given ? &some : NULL;
+        a->candidates = i % 4 ? x.length - a->window : between(&r, 0, x.length);
+        a->begin = i % 6 == 4 ? test_random_below(&r, given ? a->first + 1 : a->candidates + 1) : 0;
+        if (a->begin > a->candidates)
+            a->begin = 0;
+        a->window_mean = test_random_below(&r, 2);
+        a->is_weighted = test_random_below(&r, 2);
+        a->is_raw = i % 8 == 6;
+        a->rounds_bf16 = i % 8 == 5 && !given;
+        a->pool = (kvf_pool_kind)test_random_below(&r, 2);
+        a->pool_width = 2 * test_random_below(&r, 4) + 1;
+        a->group_reduce = (kvf_group_reduce)test_random_below(&r, 3);
+        a->heads = i % 2 ? &some : NULL;
+        run_scores(&x, seed + i);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scores_are_what_they_say),
+    };
+    return cmocka_run_group_tests_name("scores", tests, NULL, NULL);
+}
