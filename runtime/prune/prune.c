@@ -451,6 +451,7 @@ static kvf_status start_over(kvf_prune *prune, kvf_prune_slot *slot, kvf_stream 
 {
     kvf_footprint_restart(prune->cache, slot->sequence, slot->tokens);
     KVF_TRY(kvf_sequence_clear(prune->cache, slot->sequence, stream));
+    slot->generation = slot->sequence->generation;
     slot->pass++;
     slot->layer = 0;
     slot->appended = 0;
