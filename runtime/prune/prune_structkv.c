@@ -6,11 +6,12 @@
  * After StructKV (global in-degree centrality, dynamic pivot detection, structural propagation and
  * decoupling), of which no code was published.
  *
- * Saliency of a layer: the mean of its scores over KV heads. Centrality: decay times what it was,
- * plus the saliency, up to the pivot. There the tokens of highest centrality, floor(n * propagate),
- * and the window go on; every layer keeps its tokens of highest saliency, floor(n * keep), and the
- * window, one set for all KV heads; n is the prompt. The window comes on top of both counts. With
- * block_tokens, whole blocks compete by their sums; the block that the window begins in is kept.
+ * Saliency of a layer: the mean of its scores (maximum over 7 tokens) over KV heads. Centrality:
+ * decay times what it was, plus the saliency, up to the pivot. There the tokens of highest
+ * centrality, floor(n * propagate), and the window go on; every layer keeps its tokens of highest
+ * saliency, floor(n * keep), and the window, one set for all KV heads; n is the prompt. The window
+ * comes on top of both counts. With block_tokens, whole blocks compete by their sums; the block
+ * that the window begins in is kept.
  *
  * The pivot: a given layer (fixed, or from a calibration over all layers, see
  * structkv_transition.h), or online: the transition score of all layers so far, scaled by what was
@@ -57,6 +58,8 @@ static void structkv_defaults(kvf_prune_settings *settings)
     settings->keep = 0.1f;
     settings->propagate = 0.2f;
     settings->window = 8;
+    settings->pool = KVF_POOL_MAX;
+    settings->pool_width = 7;
     settings->layer_min = 0;
 }
 
