@@ -187,6 +187,24 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_config_check(const kvf_prune_config *co
 
 typedef struct kvf_prune kvf_prune;
 
+/** What a pruner reserves. */
+typedef struct kvf_prune_plan {
+    uint64_t device_bytes;
+    uint64_t host_bytes; /**< pinned copies, choices, state */
+} kvf_prune_plan;
+
+/**
+ * Check a configuration and compute its memory without reserving any, for a cache that would be
+ * opened with @p cache_config.
+ * @return KVF_OK; KVF_INVALID names the field; KVF_OUT_OF_MEMORY
+ *
+ * Thread: any.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_prune_plan_make(kvf_runtime *runtime,
+                                                   const kvf_cache_config *cache_config,
+                                                   const kvf_prune_config *config,
+                                                   kvf_prune_plan *plan, kvf_error *error);
+
 /**
  * Open a pruner for a cache. Reserves all it will use, for as many sequences as the cache has.
  *
