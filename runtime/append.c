@@ -13,6 +13,7 @@
 
 #include "append.h"
 #include "decode.h"
+#include "masked.h"
 #include "prefill_arena.h"
 #include "select.h"
 
@@ -282,6 +283,8 @@ static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_st
 {
     KVF_TRY(check_prefill(cache, args));
     KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
+    if (cache->masked)
+        return kvf_masked_prefill(cache, args, stream);
     kvf_layer *layer = &args->sequence->layers[args->layer];
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));

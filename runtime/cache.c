@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "masked.h"
 #include "select.h"
 
 static kvf_status take_host(kvf_cache *cache)
@@ -59,22 +60,30 @@ static kvf_status take_device(kvf_cache *cache)
                  {cache->layout.device_table, &cache->device_table}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         void *pointer = NULL;
+        if (parts[i].bytes == 0)
+            continue;
         KVF_TRY(cache->device->ops->memory_alloc(cache->device, parts[i].bytes, &pointer));
         *parts[i].pointer = pointer;
     }
     return KVF_OK;
 }
 
+static kvf_status take_control(kvf_cache *cache)
+{
+    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    memory.huge_pages = KVF_HUGE_PAGES_OFF;
+    memory.bytes = memory.granule = cache->layout.control;
+    return kvf_host_memory_create(cache->context, cache->device, &memory, &cache->control);
+}
+
 static kvf_status take_pages(kvf_cache *cache)
 {
     const kvf_cache_config *c = &cache->config;
     const kvf_paging *p = &cache->dims.paging;
-    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    const kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     KVF_TRY(kvf_page_pool_create(cache->context, cache->device, &memory, kvf_block_bytes(p),
                                  cache->dims.block_count, &cache->pool));
-    memory.huge_pages = KVF_HUGE_PAGES_OFF;
-    memory.bytes = memory.granule = cache->layout.control;
-    KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &cache->control));
+    KVF_TRY(take_control(cache));
     const size_t slot_bytes = c->transfer == KVF_TRANSFER_DIRECT ? 0 : kvf_page_bytes(&p->shape);
     KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                  p->pages_max, p->slots, slot_bytes, &cache->residency));
@@ -91,6 +100,18 @@ static kvf_status take_pages(kvf_cache *cache)
     return kvf_transfer_open(cache->device, &transfer, &cache->transfer);
 }
 
+static kvf_status take_frames(kvf_cache *cache)
+{
+    for (uint32_t i = 0; i < KVF_FRAMES; i++) {
+        kvf_frame *frame = &cache->frames[i];
+        KVF_TRY(cache->device->ops->event_create(cache->device, &frame->done));
+        const size_t offset = i * kvf_round_up(cache->dims.frame_bytes, 64);
+        frame->host = kvf_control_host(cache, cache->layout.control_frames + offset);
+        frame->device = kvf_table_at(cache, cache->layout.frames + offset);
+    }
+    return KVF_OK;
+}
+
 static kvf_status take_order(kvf_cache *cache)
 {
     const kvf_device_ops *ops = cache->device->ops;
@@ -99,22 +120,29 @@ static kvf_status take_order(kvf_cache *cache)
     KVF_TRY(ops->event_create(cache->device, &cache->written));
     KVF_TRY(ops->event_create(cache->device, &cache->recorded_sealed));
     KVF_TRY(ops->event_create(cache->device, &cache->recorded_written));
-    for (uint32_t i = 0; i < KVF_FRAMES; i++) {
-        kvf_frame *frame = &cache->frames[i];
-        KVF_TRY(ops->event_create(cache->device, &frame->done));
-        const size_t offset = i * kvf_round_up(cache->dims.frame_bytes, 64);
-        frame->host = kvf_control_host(cache, cache->layout.control_frames + offset);
-        frame->device = kvf_table_at(cache, cache->layout.frames + offset);
-    }
+    return take_frames(cache);
+}
+
+/* A cache with streaming heads has its pages in inner caches. */
+static kvf_status open_masked(kvf_cache *cache, const kvf_cache_config *config)
+{
+    KVF_TRY(kvf_masked_open(cache, config));
+    KVF_TRY(take_host(cache));
+    KVF_TRY(take_device(cache));
+    KVF_TRY(take_control(cache));
+    KVF_TRY(take_frames(cache));
+    kvf_cache_stats_reset(cache);
     return KVF_OK;
 }
 
 static kvf_status open_cache(kvf_cache *cache, const kvf_cache_config *config)
 {
     KVF_TRY(kvf_config_resolve(cache->runtime, config, &cache->config, &cache->dims));
+    cache->policy = kvf_select_find(cache->config.select);
+    if (cache->config.head_mask)
+        return open_masked(cache, config);
     KVF_TRY(kvf_layout_make(cache->runtime, &cache->config, &cache->dims, &cache->layout,
                             &cache->plan));
-    cache->policy = kvf_select_find(cache->config.select);
     KVF_TRY(take_host(cache));
     KVF_TRY(take_device(cache));
     KVF_TRY(take_pages(cache));
@@ -155,6 +183,7 @@ void kvf_cache_close(kvf_cache *cache)
     for (uint32_t i = 0; i < KVF_FRAMES; i++)
         if (cache->frames[i].is_busy)
             (void)ops->event_wait(cache->frames[i].done);
+    kvf_masked_close(cache);
     ops->stream_destroy(cache->writeback);
     kvf_transfer_close(cache->transfer);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)

@@ -30,6 +30,7 @@
 #define KVF_SPLIT_TOKENS 512u
 
 typedef struct kvf_select_policy kvf_select_policy;
+typedef struct kvf_masked kvf_masked;
 
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */
 typedef struct kvf_dims {
@@ -184,6 +185,7 @@ struct kvf_cache {
     kvf_block *replaced;     /* [pages_max] of a physical refresh */
     uint32_t *sealed_before; /* [sequences_max] of the call */
     kvf_status broken;       /* a call failed half-way */
+    kvf_masked *masked;      /* of a cache with streaming heads, or NULL; see masked.h */
     atomic_flag in_use;
 };
 
@@ -203,6 +205,8 @@ void kvf_cache_leave(kvf_cache *cache);
 
 /* sequence.c */
 KVF_MUST_CHECK kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
+/* Whether a key or value of the sequence was not finite; inner caches are not asked. */
+bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
 /* fork.c: host state and device copies; on failure the cache is broken. */
 KVF_MUST_CHECK kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent,
                                            kvf_sequence *child, kvf_stream *stream);

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "masked.h"
 #include "select.h"
 
 #define TOKENS_MAX (1u << 26)
@@ -123,10 +124,27 @@ static kvf_status check_reals(kvf_context *context, const kvf_cache_config *c)
     return KVF_OK;
 }
 
+static kvf_status check_mask(kvf_context *context, const kvf_cache_config *c)
+{
+    for (size_t i = 0; c->head_mask && i < (size_t)c->layers * c->kv_heads; i++)
+        if (c->head_mask[i] > 1)
+            KVF_FAIL(context, KVF_INVALID,
+                     "head_mask[%zu][%zu] = %u: must be 1 (retrieval head) or 0 (streaming head)",
+                     i / c->kv_heads, i % c->kv_heads, c->head_mask[i]);
+    return KVF_OK;
+}
+
+static bool has_streaming_heads(const kvf_cache_config *c)
+{
+    return c->head_mask && memchr(c->head_mask, 0, (size_t)c->layers * c->kv_heads);
+}
+
 /* What the policy and zeros leave open. */
 static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *policy,
                            kvf_cache_config *c)
 {
+    if (!has_streaming_heads(c))
+        c->head_mask = NULL;
     if (c->softmax_scale == 0.0f)
         c->softmax_scale = 1.0f / sqrtf((float)c->head_dim);
     if (c->host_tokens_max == 0)
@@ -280,8 +298,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
     KVF_TRY(check_reals(context, config));
-    if (config->head_mask)
-        KVF_FAIL(context, KVF_UNSUPPORTED, "head_mask is set: this build has no streaming heads");
+    KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);
     *resolved = *config;
@@ -319,6 +336,7 @@ kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *con
     kvf_layout layout;
     kvf_status status = kvf_config_resolve(runtime, config, &resolved, &dims);
     if (status == KVF_OK)
-        status = kvf_layout_make(runtime, &resolved, &dims, &layout, plan);
+        status = resolved.head_mask ? kvf_masked_plan(runtime, config, &resolved, &dims, plan)
+                                    : kvf_layout_make(runtime, &resolved, &dims, &layout, plan);
     return kvf_runtime_report(runtime, status, error);
 }

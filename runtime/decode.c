@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "append.h"
+#include "masked.h"
 #include "prefill_arena.h"
 #include "record.h"
 #include "select.h"
@@ -222,6 +223,8 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     if (!args->out)
         KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
     KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
+    if (cache->masked)
+        return kvf_masked_decode(cache, args, stream);
     if (cache->recording)
         return kvf_record_decode(cache, args, stream);
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));

@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "masked.h"
 #include "physical.h"
 #include "prefill_arena.h"
 #include "select.h"
@@ -93,6 +94,8 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
                             kvf_stream *stream)
 {
     kvf_step step;
+    if (cache->masked)
+        return kvf_masked_fork(cache, parent, child, stream);
     if (cache->dims.is_physical)
         KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));

@@ -10,33 +10,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "carve.h"
 #include "select.h"
-
-/* Larger than any machine, small enough that sums of it cannot overflow. */
-#define BYTES_MAX (UINT64_C(1) << 56)
-
-typedef struct carver {
-    uint64_t total;
-    bool is_too_large;
-} carver;
-
-/* a * b * c * size bytes; returns the offset. */
-static uint64_t carve(carver *k, uint64_t a, uint64_t b, uint64_t c, uint64_t size)
-{
-    const uint64_t factors[] = {a, b, c, size};
-    const uint64_t offset = k->total;
-    uint64_t bytes = 1;
-    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
-        if (factors[i] && bytes > BYTES_MAX / factors[i]) {
-            k->is_too_large = true;
-            return 0;
-        }
-        bytes *= factors[i];
-    }
-    k->total = offset + (bytes + 63) / 64 * 64;
-    k->is_too_large |= k->total > BYTES_MAX;
-    return offset;
-}
 
 /* Per row of the cache: one (sequence, layer). */
 static void carve_rows(carver *kv, carver *digest, carver *table, const kvf_cache_config *c,

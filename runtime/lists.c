@@ -9,6 +9,7 @@
 
 #include "append.h"
 #include "decode.h"
+#include "masked.h"
 #include "prefill_arena.h"
 #include "select.h"
 
@@ -41,6 +42,10 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
 {
     KVF_TRY(kvf_decode_check(cache, args));
     KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
+                 "open the cache without a mask");
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
@@ -97,6 +102,8 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
     const kvf_cache *cache = sequence->cache;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_layer *state = &sequence->layers[layer];
+    if (cache->masked)
+        return kvf_masked_page_address(sequence, layer, kv_head, page);
     KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
     kvf_arena_wait_page(sequence, layer, page);

@@ -50,6 +50,10 @@ static kvf_status check_settings(kvf_cache *cache, kvf_sequence *const *sequence
     if (!cache->runtime->properties.can_capture)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "the %s device cannot record work; enqueue every step", cache->device->ops->name);
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask has streaming heads, whose steps cannot be recorded; enqueue every "
+                 "step, or open the cache without a mask");
     if (c->transfer != KVF_TRANSFER_MAPPED && c->transfer != KVF_TRANSFER_AUTO &&
         c->transfer != KVF_TRANSFER_DIRECT)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "masked.h"
 #include "prefill_arena.h"
 #include "retain.h"
 #include "select.h"
@@ -64,7 +65,14 @@ kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
 {
     *out = NULL;
     KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = create(cache, out);
+    kvf_status status = create(cache, out);
+    if (status == KVF_OK && cache->masked) {
+        status = kvf_masked_create(cache, *out);
+        if (status != KVF_OK) {
+            kvf_sequence_destroy(*out);
+            *out = NULL;
+        }
+    }
     kvf_cache_leave(cache);
     return status;
 }
@@ -97,6 +105,8 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
 static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
+    if (cache->masked)
+        kvf_masked_release(sequence);
     kvf_arena_forget(cache, sequence);
     cache->is_unsettled = cache->dims.ahead_max != 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
@@ -152,6 +162,16 @@ kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence, kvf_stre
     return status;
 }
 
+bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
+{
+    const kvf_cache *cache = sequence->cache;
+    void *faults = kvf_control_host(cache, cache->layout.faults);
+    const uint64_t fault = __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
+    *layer = (uint32_t)(fault >> 32) & 0xfffu;
+    *token = (uint32_t)fault;
+    return fault >> 44 == sequence->generation;
+}
+
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)
 {
     if (!sequence)
@@ -161,13 +181,13 @@ kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)
                  "the sequence belongs to another cache; pass it with the cache that created it");
     if (!sequence->is_alive)
         KVF_FAIL(cache->context, KVF_INVALID, "the sequence was destroyed; create another");
-    void *faults = kvf_control_host(cache, cache->layout.faults);
-    const uint64_t fault = __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
-    if (fault >> 44 == sequence->generation)
+    uint32_t layer, token;
+    if (kvf_sequence_fault(sequence, &layer, &token) ||
+        (cache->masked && kvf_masked_fault(sequence, &layer, &token)))
         KVF_FAIL(cache->context, KVF_NOT_FINITE,
                  "layer %u, token %u: its key or value is NaN or infinite; destroy this sequence "
                  "and look for the overflow in the model (other sequences are not affected)",
-                 (uint32_t)(fault >> 32) & 0xfffu, (uint32_t)fault);
+                 layer, token);
     return KVF_OK;
 }
 

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "masked.h"
 #include "select.h"
 
 static kvf_layer_counters *counters_of(const kvf_cache *cache, uint32_t layer)
@@ -75,6 +76,10 @@ static void finish(kvf_stats *s)
 void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
 {
     KVF_ASSERT(layer < cache->config.layers);
+    if (cache->masked) {
+        kvf_masked_stats(cache, layer, stats);
+        return;
+    }
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
     copy_counters(cache, false);
     add_layer(cache, layer, stats);
@@ -84,6 +89,10 @@ void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *st
 void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 {
     kvf_transfer_stats moved;
+    if (cache->masked) {
+        kvf_masked_stats(cache, UINT32_MAX, stats);
+        return;
+    }
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
     copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++)
@@ -98,6 +107,11 @@ void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 void kvf_cache_stats_reset(kvf_cache *cache)
 {
     const bool is_auto = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO;
+    if (cache->masked) {
+        kvf_masked_stats_reset(cache);
+        kvf_footprint_reset(cache);
+        return;
+    }
     copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer_counters *c = counters_of(cache, i);

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_MASKED_H
+#define KVF_RUNTIME_MASKED_H
+
+/*
+ * A cache with a head mask: some KV heads of a layer retrieve, the others only stream.
+ *
+ * It is a cache around caches. For every number r > 0 of retrieval heads that a layer may have
+ * there is an inner cache with r KV heads, whose layers are the layers with that r: it knows
+ * nothing of masks. Streaming heads live in rings on the device (streaming_heads.c). A call on the
+ * outer cache packs the heads of each kind, lets both attend, and puts the outputs together; a
+ * layer of one kind is passed on as it is.
+ *
+ * The outer kvf_cache has sequences, lengths, positions, frames and fault words of its own; its
+ * pool, residency and transfer do not exist. Invariants: inner sequences hold as many tokens as
+ * the outer one in every layer that they have; `sealed` of the outer cache's layers is 0.
+ */
+
+#include "cache.h"
+#include "paging.h"
+
+typedef struct kvf_masked_part {
+    kvf_cache *cache; /* kv_heads = heads */
+    kvf_cache *outer;
+    uint32_t heads;
+    uint32_t layers;
+    uint32_t *layer_of; /* [layers] layer of the outer cache */
+} kvf_masked_part;
+
+typedef struct kvf_masked_layer {
+    uint32_t retrieval; /* heads; retrieval + streaming == kv_heads */
+    uint32_t streaming;
+    uint32_t part; /* its inner cache, and the layer there; unused if retrieval is 0 */
+    uint32_t inner;
+    const uint32_t *heads; /* [kv_heads] retrieval heads, then streaming heads, each ascending */
+    uint64_t rings;        /* in device_kv: [sequences_max, blocks, streaming, page bytes] */
+    uint64_t steps;        /* decode steps since the last reset, all heads */
+    uint64_t attended;     /* tokens, by streaming heads in them */
+} kvf_masked_layer;
+
+/* Sizes, and offsets into the reservations of the outer cache. */
+typedef struct kvf_masked_sizes {
+    kvf_ring ring;          /* heads is that of each layer */
+    uint32_t group;         /* query heads per KV head */
+    uint32_t blocks;        /* of a ring, those of the sink included */
+    uint32_t chunk_blocks;  /* pages that a chunk touches at most */
+    uint32_t window_blocks; /* pages that a chunk attends to at most */
+    uint32_t split;         /* spans per split of a decode step */
+    uint32_t parts;
+    uint32_t streaming_max;                      /* most of a layer */
+    uint32_t packed_retrieval, packed_streaming; /* most of a layer that has both kinds */
+    uint64_t ring_bytes;                         /* of all rings */
+    size_t frame_bytes;
+    /* device_kv */
+    uint64_t chunk; /* [chunk_blocks, streaming, page bytes] */
+    /* device_table; rows = the longest chunk or the largest batch */
+    uint64_t q[2], k[2], v[2], out[2]; /* packed: of retrieval heads, of streaming heads */
+    uint64_t lse[2];
+    uint64_t spans, span_count, partial_o, partial_lse, chunk_fault, frames;
+    /* control */
+    uint64_t control_frames, faults;
+    /* sums */
+    uint64_t kv_bytes, table_bytes, control_bytes, host_bytes;
+} kvf_masked_sizes;
+
+struct kvf_masked {
+    kvf_masked_sizes sizes;
+    uint8_t *mask;            /* [layers, kv_heads], a copy */
+    uint32_t *heads;          /* [layers, kv_heads], see kvf_masked_layer */
+    uint32_t *layer_of;       /* [layers], of all parts */
+    kvf_masked_layer *layers; /* [layers] */
+    kvf_masked_part *parts;   /* [sizes.parts] */
+    kvf_sequence **inner;     /* [sequences_max, parts] */
+    kvf_sequence **batch;     /* [sequences_max], of a call */
+};
+
+/* Plan and open. `config` is as the user gave it; its mask has at least one streaming head, and
+ * resolved->head_mask is the same. */
+KVF_MUST_CHECK kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
+                                          const kvf_cache_config *resolved, const kvf_dims *dims,
+                                          kvf_cache_plan *plan);
+/* Inner caches, layout, plan and dims of the outer one. A copy of the mask goes into its config. */
+KVF_MUST_CHECK kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config);
+void kvf_masked_close(kvf_cache *cache); /* NULL masked is fine */
+
+/* The inner sequences of one that was made, forked, or is about to end. */
+KVF_MUST_CHECK kvf_status kvf_masked_create(kvf_cache *cache, kvf_sequence *sequence);
+KVF_MUST_CHECK kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent,
+                                          kvf_sequence *child, kvf_stream *stream);
+void kvf_masked_release(kvf_sequence *sequence);
+/* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
+bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
+
+/* Arguments were checked. */
+KVF_MUST_CHECK kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,
+                                             kvf_stream *stream);
+KVF_MUST_CHECK kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                            kvf_stream *stream);
+
+/* Pages of a retrieval head; NULL for a streaming head. */
+const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                                    uint32_t page);
+
+/* `layer` UINT32_MAX: all of them. */
+void kvf_masked_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+void kvf_masked_stats_reset(kvf_cache *cache);
+
+/* ---- for those who count */
+
+static inline uint32_t kvf_masked_streaming_heads(const kvf_cache *cache, uint32_t layer)
+{
+    return cache->masked ? cache->masked->layers[layer].streaming : 0;
+}
+
+/* Tokens that one streaming head holds of `length`: what the newest of them attends to. */
+static inline uint32_t kvf_masked_streaming_tokens(const kvf_cache *cache, uint32_t length)
+{
+    return kvf_min_u32(length, cache->config.streaming_sink + cache->config.streaming_recent);
+}
+
+#endif

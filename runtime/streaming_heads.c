@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streaming heads: packing, rings, and attention over a sink and a window.
+ *
+ * Knows nothing of inner caches. Attention of a chunk does not know of the pages between sink and
+ * window: they are left out of its page table, and tokens behind them are counted as if they
+ * followed the sink's pages. Because whole pages are left out, and the window of the first query
+ * begins behind them, every distance between tokens that see each other stays what it is.
+ */
+
+#include "streaming_heads.h"
+
+#include <string.h>
+
+/* ---- packing ----------------------------------------------------------------------------------
+ */
+
+static const kvf_masked_sizes *sizes_of(const kvf_masked_call *call)
+{
+    return &call->step->cache->masked->sizes;
+}
+
+static kvf_ring ring_of(const kvf_cache *cache, const kvf_masked_layer *layer)
+{
+    kvf_ring ring = cache->masked->sizes.ring;
+    ring.heads = layer->streaming;
+    return ring;
+}
+
+static char *blocks_of(const kvf_cache *cache, const kvf_masked_layer *layer, uint32_t slot)
+{
+    const kvf_masked_sizes *z = &cache->masked->sizes;
+    const size_t block = layer->streaming * kvf_page_bytes(&z->ring.shape);
+    return cache->device_kv + layer->rings + (size_t)slot * z->blocks * block;
+}
+
+kvf_masked_heads kvf_masked_heads_of(const kvf_masked_call *call, bool is_streaming)
+{
+    const kvf_cache *cache = call->step->cache;
+    const kvf_masked_sizes *z = sizes_of(call);
+    if (!call->is_mixed)
+        return (kvf_masked_heads){call->q, call->k, call->v, call->out, call->lse};
+    return (kvf_masked_heads){.q = call->q ? kvf_table_at(cache, z->q[is_streaming]) : NULL,
+                              .k = kvf_table_at(cache, z->k[is_streaming]),
+                              .v = kvf_table_at(cache, z->v[is_streaming]),
+                              .out = call->q ? kvf_table_at(cache, z->out[is_streaming]) : NULL,
+                              .lse = call->lse ? kvf_table_at(cache, z->lse[is_streaming]) : NULL};
+}
+
+/* The heads of a kind: from `all` to `packed`, or back. */
+static kvf_heads_job job_of(const kvf_masked_call *call, bool is_streaming, size_t bytes)
+{
+    const kvf_masked_layer *layer = call->layer;
+    return (kvf_heads_job){.from_head = call->heads + (is_streaming ? layer->retrieval : 0),
+                           .from_heads = layer->retrieval + layer->streaming,
+                           .to_heads = is_streaming ? layer->streaming : layer->retrieval,
+                           .count = is_streaming ? layer->streaming : layer->retrieval,
+                           .bytes = (uint32_t)bytes};
+}
+
+static kvf_heads_job pack(kvf_heads_job job, const void *from, const void *to)
+{
+    job.from = from;
+    job.to = (void *)(uintptr_t)to;
+    return job;
+}
+
+static kvf_heads_job unpack(kvf_heads_job job, const void *from, void *to)
+{
+    return (kvf_heads_job){.from = from,
+                           .to = to,
+                           .to_head = job.from_head,
+                           .from_heads = job.to_heads,
+                           .to_heads = job.from_heads,
+                           .count = job.count,
+                           .bytes = job.bytes};
+}
+
+void kvf_masked_take_jobs(kvf_masked_call *call)
+{
+    const kvf_masked_sizes *z = sizes_of(call);
+    const uint32_t count = call->layer->retrieval + call->layer->streaming;
+    const size_t row = kvf_row_bytes(&z->ring.shape);
+    const void *heads_device, *device;
+    uint32_t *heads = kvf_step_take(call->step, count * sizeof *heads, &heads_device);
+    kvf_heads_job *jobs = kvf_step_take(call->step, KVF_MASKED_JOBS_MAX * sizeof *jobs, &device);
+    memcpy(heads, call->layer->heads, count * sizeof *heads);
+    call->heads = heads_device;
+    call->pack = (kvf_heads_args){.rows = call->rows, .jobs = device};
+    call->unpack = call->pack;
+    if (!call->is_mixed)
+        return;
+    uint32_t n = 0;
+    for (int kind = 0; kind < 2; kind++) {
+        const kvf_masked_heads h = kvf_masked_heads_of(call, kind);
+        if (call->q)
+            jobs[n++] = pack(job_of(call, kind, z->group * row), call->q, h.q);
+        if (kind && !call->is_chunk)
+            continue; /* a step appends to the ring from the caller's keys and values */
+        jobs[n++] = pack(job_of(call, kind, row), call->k, h.k);
+        jobs[n++] = pack(job_of(call, kind, row), call->v, h.v);
+    }
+    call->pack.job_count = n;
+    call->unpack.jobs = call->pack.jobs + n;
+    for (int kind = 0; kind < 2 && call->q; kind++) {
+        const kvf_masked_heads h = kvf_masked_heads_of(call, kind);
+        jobs[n++] = unpack(job_of(call, kind, z->group * row), h.out, call->out);
+        if (call->lse)
+            jobs[n++] = unpack(job_of(call, kind, z->group * sizeof(float)), h.lse, call->lse);
+    }
+    call->unpack.job_count = n - call->pack.job_count;
+    KVF_ASSERT(n <= KVF_MASKED_JOBS_MAX);
+}
+
+static kvf_row row_of(const kvf_masked_call *call, const kvf_sequence *sequence, uint32_t tokens)
+{
+    const kvf_cache *cache = call->step->cache;
+    void *faults = kvf_control_device(cache, cache->layout.faults);
+    return (kvf_row){.ring = blocks_of(cache, call->layer, sequence->slot),
+                     .fault = (uint64_t *)faults + sequence->slot,
+                     .fault_key = sequence->generation << 12 | call->step->layer,
+                     .length = sequence->layers[call->step->layer].length + tokens};
+}
+
+/* ---- prefill --------------------------------------------------------------------------------- */
+
+static void *chunk_block(const kvf_masked_call *call, uint32_t i)
+{
+    const kvf_masked_sizes *z = sizes_of(call);
+    return call->step->cache->device_kv + z->chunk +
+           (size_t)i * call->layer->streaming * kvf_page_bytes(&z->ring.shape);
+}
+
+/* Pages that queries of the chunk attend to. */
+static void take_window(const kvf_masked_call *call, kvf_streaming_chunk *c, uint32_t first,
+                        uint32_t last)
+{
+    const uint32_t pages = last + 1 - c->shift;
+    const void *device;
+    const void **window = kvf_step_take(call->step, pages * sizeof *window, &device);
+    KVF_ASSERT(pages <= sizes_of(call)->window_blocks);
+    for (uint32_t i = 0; i < pages; i++) {
+        const uint32_t page = i < c->ring.sink_blocks ? i : i + c->shift;
+        window[i] = page >= first ? chunk_block(call, page - first)
+                                  : kvf_ring_page(&c->ring, c->blocks, page, 0);
+    }
+    c->window = device;
+}
+
+/* Pages of the chunk that are of the sink, or among the newest. */
+static void take_kept(const kvf_masked_call *call, kvf_streaming_chunk *c, uint32_t first,
+                      uint32_t last)
+{
+    const uint32_t pages = last + 1 - first;
+    const void *from_device, *to_device;
+    const void **from = kvf_step_take(call->step, pages * sizeof *from, &from_device);
+    void **to = kvf_step_take(call->step, pages * sizeof *to, &to_device);
+    c->keep = (kvf_copy_args){.bytes = c->ring.heads * kvf_page_bytes(&c->ring.shape),
+                              .per_task = 1,
+                              .from = from_device,
+                              .to = to_device};
+    for (uint32_t page = first; page <= last; page++) {
+        if (page >= c->ring.sink_blocks && page + c->ring.ring_blocks <= last)
+            continue;
+        from[c->keep.count] = chunk_block(call, page - first);
+        to[c->keep.count++] = kvf_ring_page(&c->ring, c->blocks, page, 0);
+    }
+}
+
+kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
+                                             const kvf_sequence *sequence)
+{
+    const kvf_cache *cache = call->step->cache;
+    const uint32_t page_size = sizes_of(call)->ring.shape.page_size;
+    const void *row_device, *chunk_device;
+    kvf_row *row = kvf_step_take(call->step, sizeof *row, &row_device);
+    *row = row_of(call, sequence, call->rows);
+    kvf_streaming_chunk c = {.ring = ring_of(cache, call->layer),
+                             .blocks = row->ring,
+                             .base = row->length - call->rows,
+                             .row = row_device};
+    const uint32_t first = c.base / page_size, last = (row->length - 1) / page_size;
+    void **chunk = kvf_step_take(call->step, (last + 1 - first) * sizeof *chunk, &chunk_device);
+    KVF_ASSERT(last - first < sizes_of(call)->chunk_blocks);
+    for (uint32_t page = first; page <= last; page++)
+        chunk[page - first] = chunk_block(call, page - first);
+    c.chunk = chunk_device;
+    c.shift = kvf_ring_first(&c.ring, c.base + 1) - c.ring.sink_blocks;
+    take_window(call, &c, first, last);
+    take_kept(call, &c, first, last);
+    return c;
+}
+
+static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_chunk *c)
+{
+    const kvf_step *step = call->step;
+    const kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
+    const uint32_t page_size = c->ring.shape.page_size;
+    const kvf_repack_args repack = {.shape = c->ring.shape,
+                                    .kv_heads = c->ring.heads,
+                                    .tokens = call->rows,
+                                    .first = c->base % page_size,
+                                    .k = heads.k,
+                                    .v = heads.v,
+                                    .blocks = c->chunk,
+                                    .fault = kvf_table_at(cache, sizes_of(call)->chunk_fault)};
+    /* A row without sealed pages: only what repack met is passed on to its fault word. */
+    const kvf_seal_args note = {.paging = {.shape = c->ring.shape, .kv_heads = 1},
+                                .rows = 1,
+                                .row = c->row,
+                                .chunk_fault = repack.fault,
+                                .chunk_first = c->base};
+    if (repack.first) /* the page that the chunk continues */
+        KVF_TRY(ops->copy(step->stream, chunk_block(call, 0),
+                          kvf_ring_page(&c->ring, c->blocks, c->base / page_size, 0),
+                          c->keep.bytes));
+    KVF_TRY(ops->fill(step->stream, repack.fault, 0xff, sizeof *repack.fault));
+    KVF_TRY(KVF_LAUNCH(step, repack, repack, kvf_repack_tasks(&repack)));
+    return KVF_LAUNCH(step, seal, note, 1);
+}
+
+kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streaming_chunk *c)
+{
+    const kvf_step *step = call->step;
+    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
+    const kvf_prefill_kernel_args attend = {.shape = c->ring.shape,
+                                            .kv_heads = c->ring.heads,
+                                            .group = sizes_of(call)->group,
+                                            .tokens = call->rows,
+                                            .base = c->base - c->shift * c->ring.shape.page_size,
+                                            .sink = c->ring.sink,
+                                            .window = c->ring.recent,
+                                            .scale = step->cache->config.softmax_scale,
+                                            .q = heads.q,
+                                            .blocks = c->window,
+                                            .out = heads.out};
+    KVF_TRY(append_chunk(call, c));
+    if (heads.q)
+        KVF_TRY(KVF_LAUNCH(step, prefill, attend, kvf_prefill_tasks(&attend)));
+    return KVF_LAUNCH(step, copy, c->keep, kvf_copy_tasks(&c->keep));
+}
+
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences)
+{
+    const void *device;
+    kvf_row *row = kvf_step_take(call->step, call->rows * sizeof *row, &device);
+    for (uint32_t b = 0; b < call->rows; b++)
+        row[b] = row_of(call, sequences[b], 1);
+    return device;
+}
+
+kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
+{
+    const kvf_step *step = call->step;
+    const kvf_cache *cache = step->cache;
+    const kvf_masked_sizes *z = sizes_of(call);
+    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
+    const kvf_ring_args ring = {.ring = ring_of(cache, call->layer),
+                                .rows = call->rows,
+                                .kv_heads = call->layer->retrieval + call->layer->streaming,
+                                .spans_max = z->blocks,
+                                .head = call->heads + call->layer->retrieval,
+                                .row = row,
+                                .k = call->k,
+                                .v = call->v,
+                                .spans = kvf_table_at(cache, z->spans),
+                                .span_count = kvf_table_at(cache, z->span_count)};
+    const kvf_attend_args attend = {.shape = z->ring.shape,
+                                    .pass = KVF_PASS_ALL,
+                                    .lists = call->rows * ring.ring.heads,
+                                    .group = z->group,
+                                    .spans_max = z->blocks,
+                                    .split = z->split,
+                                    .scale = cache->config.softmax_scale,
+                                    .q = heads.q,
+                                    .spans = ring.spans,
+                                    .span_count = ring.span_count,
+                                    .partial_o = kvf_table_at(cache, z->partial_o),
+                                    .partial_lse = kvf_table_at(cache, z->partial_lse)};
+    const kvf_merge_args merge = {.shape = z->ring.shape,
+                                  .lists = attend.lists,
+                                  .group = z->group,
+                                  .splits_max = kvf_div_ceil_u32(z->blocks, z->split),
+                                  .split = z->split,
+                                  .span_count = ring.span_count,
+                                  .partial_o = attend.partial_o,
+                                  .partial_lse = attend.partial_lse,
+                                  .out = heads.out,
+                                  .lse = heads.lse};
+    KVF_TRY(KVF_LAUNCH(step, ring, ring, attend.lists));
+    KVF_TRY(KVF_LAUNCH(step, attend, attend, kvf_attend_tasks(&attend)));
+    return KVF_LAUNCH(step, merge, merge, kvf_merge_tasks(&merge));
+}
+
+kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_masked_sizes *z = &cache->masked->sizes;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_masked_layer *layer = &cache->masked->layers[i];
+        const size_t bytes = (size_t)z->blocks * layer->streaming * kvf_page_bytes(&z->ring.shape);
+        if (bytes && parent->layers[i].length)
+            KVF_TRY(cache->device->ops->copy(step->stream, blocks_of(cache, layer, child->slot),
+                                             blocks_of(cache, layer, parent->slot), bytes));
+    }
+    return KVF_OK;
+}

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streaming heads: what a cache with a head mask attends to, head by head, against plain sums in
+ * double.
+ *
+ * A streaming head sees token j from query i iff j < sink or j > i - recent. Retrieval heads are
+ * held to the bits that they have in a cache without a mask.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct expectation {
+    const kvf_cache_config *c;
+    const test_tokens *t;
+} expectation;
+
+static int is_seen(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, uint32_t query,
+                   uint32_t j)
+{
+    if (!c->head_mask || c->head_mask[layer * c->kv_heads + kv_head])
+        return 1;
+    return j < c->streaming_sink || query - j < c->streaming_recent;
+}
+
+/* Attention of token `query` by one query head: out [head_dim], returns the log-sum-exp. */
+static double naive_head(const expectation *e, uint32_t layer, uint32_t head, uint32_t query,
+                         double *out)
+{
+    const kvf_cache_config *c = e->c;
+    const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
+    const double scale = 1.0 / sqrt(d);
+    double *logit = calloc(query + 1, sizeof *logit);
+    double top = -INFINITY, sum = 0.0;
+    assert_non_null(logit);
+    memset(out, 0, d * sizeof *out);
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t j = 0; j <= query; j++) {
+            if (!is_seen(c, layer, kv_head, query, j))
+                continue;
+            if (pass) {
+                const double weight = exp(logit[j] - top);
+                sum += weight;
+                for (uint32_t x = 0; x < d; x++)
+                    out[x] += weight * (double)kvf_element_get(test_v(e->t, layer, j), c->dtype,
+                                                               kv_head * d + x);
+                continue;
+            }
+            for (uint32_t x = 0; x < d; x++)
+                logit[j] +=
+                    scale *
+                    (double)kvf_element_get(test_q(e->t, layer, query), c->dtype, head * d + x) *
+                    (double)kvf_element_get(test_k(e->t, layer, j), c->dtype, kv_head * d + x);
+            top = logit[j] > top ? logit[j] : top;
+        }
+    for (uint32_t x = 0; x < d; x++)
+        out[x] /= sum;
+    free(logit);
+    return top + log(sum);
+}
+
+/* One row of outputs, all query heads; lse may be NULL. */
+static void expect_row(const expectation *e, uint32_t layer, uint32_t query, const void *out,
+                       const float *lse, const char *what)
+{
+    const kvf_cache_config *c = e->c;
+    double want[256];
+    for (uint32_t h = 0; h < c->query_heads; h++) {
+        const double want_lse = naive_head(e, layer, h, query, want);
+        for (uint32_t x = 0; x < c->head_dim; x++) {
+            const double got = (double)kvf_element_get(out, c->dtype, h * c->head_dim + x);
+            if (!(fabs(got - want[x]) <= test_tolerance(c->dtype)))
+                fail_msg("%s: layer %u, token %u, head %u, element %u: %g, not %g", what, layer,
+                         query, h, x, got, want[x]);
+        }
+        if (lse && !(fabs((double)lse[h] - want_lse) <= TEST_LSE_TOLERANCE))
+            fail_msg("%s: layer %u, token %u, head %u: lse %g, not %g", what, layer, query, h,
+                     (double)lse[h], want_lse);
+    }
+}
+
+/* Three layers of four KV heads: both kinds, no retrieval head, no streaming head. */
+static const uint8_t mask_of_all_kinds[12] = {0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1};
+
+static kvf_cache_config config_masked(const uint8_t *mask)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = 3;
+    c.kv_heads = 4;
+    c.query_heads = 8;
+    c.tokens_max = 400;
+    c.prefill_chunk_max = 100;
+    c.select = KVF_SELECT_FULL;
+    c.head_mask = mask;
+    c.streaming_sink = 6;
+    c.streaming_recent = 21;
+    return c;
+}
+
+/* A whole run, every output against the definition. */
+static void expect_run(const test_scenario *sc, const char *what)
+{
+    test_trace trace;
+    test_tokens t;
+    test_tokens_spec spec = sc->tokens;
+    const kvf_cache_config *c = &sc->cc;
+    spec.count = sc->prompt + sc->steps;
+    test_tokens_make(&t, c, &spec);
+    const expectation e = {c, &t};
+    const size_t row = (size_t)c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+    test_run(sc, &trace);
+    for (uint32_t layer = 0; layer < c->layers; layer++) {
+        for (uint32_t i = 0; i < sc->prompt; i++)
+            expect_row(&e, layer, i, (char *)trace.prefill + (layer * sc->prompt + i) * row, NULL,
+                       what);
+        for (uint32_t i = 0; i < sc->steps; i++) {
+            const size_t at = (size_t)i * c->layers + layer;
+            expect_row(&e, layer, sc->prompt + i, (char *)trace.out + at * row,
+                       trace.lse + at * c->query_heads, what);
+        }
+    }
+    test_trace_free(&trace);
+    test_tokens_free(&t);
+}
+
+static void any_mask_is_what_it_says(void **state)
+{
+    static const uint32_t sinks[] = {0, 6, 8, 17}, recents[] = {1, 8, 21, 64};
+    const uint64_t seed = 401;
+    test_random r = {seed};
+    (void)state;
+    test_seed_print("any_mask_is_what_it_says", seed);
+    for (uint32_t i = 0; i < (test_on_cuda() || TEST_SANITIZED ? 4u : 12u); i++) {
+        uint8_t mask[12];
+        char what[96];
+        memcpy(mask, mask_of_all_kinds, sizeof mask);
+        for (uint32_t k = 0; i && k < 12; k++)
+            mask[k] = (uint8_t)test_random_below(&r, 2);
+        test_scenario sc = {.cc = config_masked(mask),
+                            .tokens = {.seed = seed + i, .sharpness = 1.5f},
+                            .prompt = 60 + test_random_below(&r, 60),
+                            .steps = 30,
+                            .chunk = 1 + test_random_below(&r, 100)};
+        sc.cc.dtype = (kvf_dtype)(i % 3);
+        sc.cc.head_dim = i % 2 ? 80 : 64;
+        sc.cc.page_size = 8u << (i % 3);
+        sc.cc.budget_tokens = 400;
+        sc.cc.streaming_sink = sinks[(i + i / 4) % 4];
+        sc.cc.streaming_recent = recents[i % 4];
+        snprintf(what, sizeof what, "mask %u, sink %u, recent %u, pages of %u, chunks of %u", i,
+                 sc.cc.streaming_sink, sc.cc.streaming_recent, sc.cc.page_size, sc.chunk);
+        expect_run(&sc, what);
+    }
+}
+
+static void lengths_about_sink_and_window(void **state)
+{
+    (void)state;
+    for (uint32_t prompt = 25; prompt <= 29; prompt++) { /* sink + recent = 27 */
+        test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
+                            .tokens = {.seed = prompt, .sharpness = 1.5f},
+                            .prompt = prompt,
+                            .steps = 4,
+                            .chunk = 9};
+        expect_run(&sc, "short");
+    }
+    test_scenario one = {.cc = config_masked(mask_of_all_kinds),
+                         .tokens = {.seed = 7, .sharpness = 1.5f},
+                         .prompt = 0,
+                         .steps = 40,
+                         .chunk = 1};
+    expect_run(&one, "from an empty sequence");
+    one.prompt = 40;
+    one.steps = 1;
+    one.cc.tokens_max = 41; /* rings are as long as the longest sequence */
+    one.cc.streaming_sink = 30;
+    one.cc.streaming_recent = 1000;
+    expect_run(&one, "a ring that holds all");
+    one.cc.streaming_sink = 1000;
+    one.cc.streaming_recent = 1;
+    expect_run(&one, "a sink that holds all");
+}
+
+static void a_ring_wraps_many_times(void **state)
+{
+    (void)state;
+    test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
+                        .tokens = {.seed = 11, .sharpness = 1.5f},
+                        .prompt = 5,
+                        .steps = 190,
+                        .chunk = 5};
+    sc.cc.streaming_sink = 3;
+    sc.cc.streaming_recent = 10;
+    expect_run(&sc, "wrapped by steps");
+    sc.prompt = 190;
+    sc.steps = 5;
+    sc.chunk = 7;
+    expect_run(&sc, "wrapped by chunks");
+}
+
+/* What a query sees does not depend on how the prompt was cut. */
+static void chunks_change_rounding_only(void **state)
+{
+    (void)state;
+    test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
+                        .tokens = {.seed = 13, .sharpness = 1.5f},
+                        .prompt = 200,
+                        .steps = 3,
+                        .chunk = 100};
+    test_trace whole, cut;
+    test_run(&sc, &whole);
+    sc.chunk = 1;
+    test_run(&sc, &cut);
+    assert_true(test_distance(whole.prefill, cut.prefill, whole.dtype,
+                              whole.prefill_bytes / test_dtype_bytes(whole.dtype)) <=
+                test_tolerance(whole.dtype));
+    assert_true(test_distance(whole.out, cut.out, whole.dtype,
+                              whole.out_bytes / test_dtype_bytes(whole.dtype)) <=
+                test_tolerance(whole.dtype));
+    test_trace_free(&whole);
+    test_trace_free(&cut);
+}
+
+static test_scenario scenario_hybrid(const uint8_t *mask)
+{
+    test_scenario sc = {.cc = config_masked(mask),
+                        .tokens = {.seed = 17, .sharpness = 3.0f, .topics = 5},
+                        .prompt = 220,
+                        .steps = 40,
+                        .chunk = 64};
+    sc.cc.select = KVF_SELECT_HYBRID;
+    sc.cc.budget_tokens = 96;
+    return sc;
+}
+
+static void all_ones_are_no_mask(void **state)
+{
+    uint8_t ones[12];
+    test_trace plain, masked;
+    (void)state;
+    memset(ones, 1, sizeof ones);
+    test_scenario sc = scenario_hybrid(NULL);
+    test_run(&sc, &plain);
+    sc.cc.head_mask = ones;
+    test_run(&sc, &masked);
+    test_same_bits(&plain, &masked, "all ones");
+    assert_memory_equal(plain.prefill, masked.prefill, plain.prefill_bytes);
+    test_trace_free(&plain);
+    test_trace_free(&masked);
+}
+
+static void same_heads(const void *a, const void *b, const test_scenario *sc, uint32_t rows,
+                       uint32_t layer_of_row_0, uint32_t layers_in_rows)
+{
+    const kvf_cache_config *c = &sc->cc;
+    const size_t head =
+        (size_t)c->query_heads / c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
+    for (uint32_t row = 0; row < rows; row++) {
+        const uint32_t layer = layers_in_rows ? row % layers_in_rows : layer_of_row_0;
+        for (uint32_t h = 0; h < c->kv_heads; h++)
+            if (mask_of_all_kinds[layer * c->kv_heads + h]) {
+                const size_t at = ((size_t)row * c->kv_heads + h) * head;
+                if (memcmp((const char *)a + at, (const char *)b + at, head) != 0)
+                    fail_msg("layer %u, row %u, KV head %u differs", layer, row, h);
+            }
+    }
+}
+
+static void retrieval_heads_keep_their_bits(void **state)
+{
+    test_trace plain, masked;
+    (void)state;
+    test_scenario sc = scenario_hybrid(NULL);
+    test_run(&sc, &plain);
+    sc.cc.head_mask = mask_of_all_kinds;
+    test_run(&sc, &masked);
+    same_heads(plain.out, masked.out, &sc, sc.steps * sc.cc.layers, 0, sc.cc.layers);
+    const size_t layer_bytes = plain.prefill_bytes / sc.cc.layers;
+    for (uint32_t i = 0; i < sc.cc.layers; i++)
+        same_heads((char *)plain.prefill + i * layer_bytes,
+                   (char *)masked.prefill + i * layer_bytes, &sc, sc.prompt, i, 0);
+    /* 2 and 4 of 4 heads retrieve in two of three layers */
+    assert_int_equal(masked.stats.steps, plain.stats.steps);
+    assert_int_equal(masked.stats.pages_selected, plain.stats.pages_selected / 12 * 6);
+    test_trace_free(&plain);
+    test_trace_free(&masked);
+}
+
+/* Sequences of different lengths in one batch, one a fork that goes its own way. */
+static void batches_and_forks(void **state)
+{
+    enum { FIRST = 70, SECOND = 15, STEPS = 30 };
+    test_world w;
+    test_tokens t, other;
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    (void)state;
+    c.sequences_max = 3;
+    test_tokens_make(&t, &c,
+                     &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
+    test_tokens_make(&other, &c,
+                     &(test_tokens_spec){.count = FIRST + STEPS, .seed = 22, .sharpness = 1.5f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s[3] = {test_sequence(&w), test_sequence(&w), NULL};
+    for (uint32_t layer = 0; layer < c.layers; layer++) {
+        test_prefill(&w, s[0], &t, &(test_range){.layer = layer, .count = FIRST, .chunk = 33},
+                     NULL);
+        test_prefill(&w, s[1], &other, &(test_range){.layer = layer, .count = SECOND, .chunk = 33},
+                     NULL);
+    }
+    test_ok(&w, kvf_sequence_fork(w.cache, s[0], w.stream, &s[2]));
+    assert_int_equal(kvf_sequence_length(s[2], 1), FIRST);
+    assert_int_equal(kvf_sequence_position(s[2], 1, FIRST - 1), FIRST - 1);
+    /* The fork follows the other tokens. */
+    test_tokens forked;
+    test_tokens_make(&forked, &c,
+                     &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
+    const size_t size = test_dtype_bytes(c.dtype), d = c.head_dim;
+    const size_t q_bytes = c.query_heads * d * size, k_bytes = c.kv_heads * d * size;
+    char *q = malloc(3 * q_bytes), *k = malloc(3 * k_bytes), *v = malloc(3 * k_bytes);
+    char *out = malloc(3 * q_bytes);
+    float *lse = malloc(3 * c.query_heads * sizeof *lse);
+    for (uint32_t step = 0; step < STEPS; step++)
+        for (uint32_t layer = 0; layer < c.layers; layer++) {
+            const test_tokens *from[3] = {&t, &other, &other};
+            const uint32_t token[3] = {FIRST + step, SECOND + step, FIRST + step};
+            for (uint32_t b = 0; b < 3; b++) {
+                memcpy(q + b * q_bytes, test_q(from[b], layer, token[b]), q_bytes);
+                memcpy(k + b * k_bytes, test_k(from[b], layer, token[b]), k_bytes);
+                memcpy(v + b * k_bytes, test_v(from[b], layer, token[b]), k_bytes);
+            }
+            memcpy(test_q(&forked, layer, token[2]), q + 2 * q_bytes, q_bytes);
+            memcpy(test_k(&forked, layer, token[2]), k + 2 * k_bytes, k_bytes);
+            memcpy(test_v(&forked, layer, token[2]), v + 2 * k_bytes, k_bytes);
+            const kvf_decode_args a = {.layer = layer,
+                                       .batch = 3,
+                                       .sequences = s,
+                                       .q = q,
+                                       .k = k,
+                                       .v = v,
+                                       .out = out,
+                                       .lse = lse};
+            test_ok(&w, kvf_decode(w.cache, &a, w.stream));
+            test_wait(&w);
+            expect_row(&(expectation){&c, &t}, layer, token[0], out, lse, "first");
+            expect_row(&(expectation){&c, &other}, layer, token[1], out + q_bytes,
+                       lse + c.query_heads, "second");
+            expect_row(&(expectation){&c, &forked}, layer, token[2], out + 2 * q_bytes,
+                       lse + 2 * c.query_heads, "fork");
+        }
+    /* A slot that was used begins empty. */
+    kvf_sequence_destroy(s[0]);
+    s[0] = test_sequence(&w);
+    assert_int_equal(kvf_sequence_length(s[0], 0), 0);
+    test_decode(&w, s[0], &t, 1, 0, out, lse);
+    test_wait(&w);
+    expect_row(&(expectation){&c, &t}, 1, 0, out, lse, "again");
+    for (uint32_t b = 0; b < 3; b++)
+        kvf_sequence_destroy(s[b]);
+    free(q);
+    free(k);
+    free(v);
+    free(out);
+    free(lse);
+    test_world_close(&w);
+    test_tokens_free(&t);
+    test_tokens_free(&other);
+    test_tokens_free(&forked);
+}
+
+/* Two streams by turns, with pauses anywhere: the order of calls is kept. */
+static void streams_take_turns(void **state)
+{
+    test_world w;
+    test_tokens t;
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    kvf_stream *streams[2];
+    (void)state;
+    rc.delay_seed = test_on_cuda() ? 0 : 5;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 100, .seed = 31, .sharpness = 1.5f});
+    test_world_open(&w, &rc, &c);
+    streams[0] = w.stream;
+    test_ok(&w, kvf_stream_create(w.runtime, &streams[1]));
+    kvf_sequence *s = test_sequence(&w);
+    const size_t row = c.query_heads * c.head_dim * test_dtype_bytes(c.dtype);
+    char *out = calloc(100 * c.layers, row);
+    for (uint32_t i = 0; i < 100; i++)
+        for (uint32_t layer = 0; layer < c.layers; layer++) {
+            w.stream = streams[(i + layer) % 2];
+            char *to = out + (i * c.layers + layer) * row;
+            if (i < 40)
+                test_prefill(&w, s, &t,
+                             &(test_range){.layer = layer, .first = i, .count = 1, .chunk = 1}, to);
+            else
+                test_decode(&w, s, &t, layer, i, to, NULL);
+        }
+    for (uint32_t i = 0; i < 2; i++)
+        test_ok(&w, kvf_stream_wait(streams[i]));
+    for (uint32_t i = 0; i < 100; i++)
+        for (uint32_t layer = 0; layer < c.layers; layer++)
+            expect_row(&(expectation){&c, &t}, layer, i, out + (i * c.layers + layer) * row, NULL,
+                       "by turns");
+    free(out);
+    w.stream = streams[0];
+    kvf_stream_destroy(streams[1]);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_mask_is_what_it_says),
+        cmocka_unit_test(lengths_about_sink_and_window),
+        cmocka_unit_test(a_ring_wraps_many_times),
+        cmocka_unit_test(chunks_change_rounding_only),
+        cmocka_unit_test(all_ones_are_no_mask),
+        cmocka_unit_test(retrieval_heads_keep_their_bits),
+        cmocka_unit_test(batches_and_forks),
+        cmocka_unit_test(streams_take_turns),
+    };
+    return cmocka_run_group_tests_name("runtime: head masks", tests, NULL, NULL);
+}
