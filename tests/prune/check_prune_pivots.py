@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check ASL and StructKV, which look back over layers, against their definitions in NumPy.
 
-usage: check_prune_pivots.py PROBE_PIVOTS [SEED]
+usage: check_prune_pivots.py PROBE_PIVOTS PRUNE_PROBE [SEED]
 
 The definitions are written from the papers' formulas and, for ASL, the conditions of its published
 code; none of the library's code is looked at. Sets must be equal, ties going to the lower index.
 ASL's ratio of variances is checked from both sides: a threshold a hair above it chooses the layer,
-one a hair below does not. Several prompts run at once, each with its own state.
+one a hair below does not. Several prompts run at once, each with its own state. At the end both run
+on a real cache from given queries and keys, where only tokens at the border may differ.
 """
 import sys
 
 import numpy as np
 
+from check_prune import MAX, AVERAGE, MEAN, attention, over_group, pooled
 from probe_pipe import Probe, Tally, short
 
 AUTO = 2**32 - 1
@@ -207,14 +209,14 @@ def run_asl(probe, what, s, prompts, layers, kv_heads):
 def check_asl(probe, random):
     cases, ratios = 0, 0
     for kind in range(5):
-        for layers, observed in ((3, 2), (6, 2), (12, 4), (24, 8), (5, 8)):
-            for extra in ({}, {"two_pass": 1}, {"keep_tokens": 48}, {"keep": 0.2},
+        for layers, observed in ((3, 2), (12, 4), (24, 8), (5, 8)):
+            for extra in ({}, {"two_pass": 1, "keep_tokens": 48}, {"keep_tokens": 48}, {"keep": 0.2},
                           {"propagate_tokens": 0, "propagate": 0.25}, {"layer": layers - 2},
                           {"layer_min": 1, "layer_max": layers - 1}, {"propagate_tokens": 17},
                           {"propagate_tokens": 10**6, "keep": 0.5}, {"threshold": 1.5}):
                 s = dict(ASL, layers_observed=observed, **{k: v for k, v in extra.items()})
                 kv_heads = int(random.integers(1, 4))
-                lengths = [1, 2, 49, 300]
+                lengths = [1, 49, 300]
                 prompts = [asl_scores(random, kind, layers, kv_heads, m) for m in lengths]
                 run_asl(probe, "asl data=%d layers=%d %s" % (kind, layers, extra), s, prompts,
                         layers, kv_heads)
@@ -516,6 +518,77 @@ def check_step(probe, random):
     print("step: found within one layer")
 
 
+# ------------------------------------------------------------ on a cache
+
+
+def observed(random, layer, n, window, heads, kv_heads, pool, width):
+    """Queries, keys and values; scores [kv_heads, m] and profile of them by definition."""
+    q, k, v = (random.normal(size=(n, h, 64)).astype(np.float32)
+               for h in (heads, kv_heads, kv_heads))
+    k *= 0.3 if layer < 3 else 1.2
+    m = n - window
+    sums = attention(q[m:].astype(np.float64), k.astype(np.float64), m)[:, :, :m].sum(axis=1)
+    scores = over_group(pooled(sums, pool, width), kv_heads, MEAN)
+    return (q, k, v), scores.astype(np.float32), profile(sums, share_of(n, 0.1))
+
+
+def same(tally, what, got, wanted, saliency, rank):
+    """Equal but for tokens at the border of what decided."""
+    near = 1e-4
+    for h, row in enumerate(wanted[0] or []):
+        tally.sets("%s KV head %d" % (what, h), got.keep and got.keep[h], row, saliency(h), near)
+    if (got.keep is None) != (wanted[0] is None):
+        sys.exit("%s: keeps %s" % (what, short(got.keep)))
+    tally.sets(what + " propagate", got.propagate, wanted[1], rank, near)
+    if (got.restart, got.chosen) != (int(wanted[2]), int(wanted[3])):
+        sys.exit("%s: restart %d, chosen %d" % (what, got.restart, got.chosen))
+
+
+def check_cache(program, random):
+    tally, pivots = Tally(), set()
+    layers, kv_heads, heads = 8, 2, 6
+    for name, base, pool, extra in (
+            ("structkv", STRUCTKV, MAX, {}), ("structkv", STRUCTKV, MAX, {}),
+            ("structkv", STRUCTKV, MAX, {"layer": 3}),
+            ("structkv", STRUCTKV, MAX, {"block_tokens": 8, "propagate": 0.5}),
+            ("asl", ASL, AVERAGE, {"threshold": 0.9}), ("asl", ASL, AVERAGE, {"two_pass": 1}),
+            ("asl", ASL, AVERAGE, {"keep_tokens": 48, "layer": 2})):
+        n, s = 203, dict(base, **extra)
+        probe = Probe(program)
+        probe.policy(name, dict({k: v for k, v in s.items() if k != "pivot"}, group_reduce=MEAN),
+                     (layers, kv_heads, heads, 256))
+        probe.must("open 64 64")
+        probe.must("begin %d" % n)
+        model = StructKv(s, layers, n) if name == "structkv" else Asl(s, layers)
+        tokens, layer, turn = n, 0, 0
+        while layer < layers:
+            data, scores, measured = observed(random, layer, tokens, s["window"], heads, kv_heads,
+                                              pool, 7)
+            what = "%s %s on a cache, layer %d" % (name, extra, layer)
+            got = probe.layer(layer, *data, np.arange(tokens))
+            if turn:
+                wanted = None, None, False, False
+            elif name == "structkv":
+                wanted = model.step(layer, scores, measured if model.pivot is None else None)
+            else:
+                wanted = model.step(layer, scores)
+            mean = scores.mean(axis=0)
+            rank = model.centrality if name == "structkv" else mean
+            if s.get("block_tokens"):  # a block counts as one
+                rank, mean = (np.repeat(x[:len(x) // 8 * 8].reshape(-1, 8).sum(axis=1), 8)
+                              for x in (rank, mean))
+            same(tally, what, got, wanted,
+                 lambda h: mean if name == "structkv" else scores[h], rank)
+            if wanted[3]:
+                pivots.add(layer)
+            tokens = tokens if wanted[1] is None else len(wanted[1])
+            layer, turn = (0, 1) if wanted[2] else (layer + 1, turn)
+        probe.must("close")
+        probe.close()
+    print("on a cache: %d sets equal, %d but for the border, chosen layers %s"
+          % (tally.equal, tally.border, sorted(pivots)))
+
+
 def check_refusals(probe):
     shape = (8, 2, 4, 100)
     for name, settings, word in (
@@ -533,9 +606,9 @@ def check_refusals(probe):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    seed = int(sys.argv[2]) if len(sys.argv) == 3 else 1
+    seed = int(sys.argv[3]) if len(sys.argv) == 4 else 1
     print("seed %d" % seed)
     random = np.random.default_rng(seed)
     probe = Pivots(sys.argv[1])
@@ -546,6 +619,7 @@ def main():
     check_structkv(probe, random)
     check_asl(probe, random)
     probe.close()
+    check_cache(sys.argv[2], random)
 
 
 if __name__ == "__main__":
