@@ -44,11 +44,40 @@ static kvf_status prefill_pruned(const kvf_session *session, const kvf_prefill_r
     return status;
 }
 
+static bool evicts(const kvf_session *session)
+{
+    return session->prune && kvf_prune_config_get(session->prune)->eviction != KVF_EVICTION_NONE;
+}
+
+/* What is evicted depends on where the prompt ends, so its chunks go in one call. */
+static kvf_status prefill_chunked(const kvf_session *session, const kvf_prefill_request *request,
+                                  kvf_error *error)
+{
+    const kvf_status status =
+        finish(session,
+               kvf_transformer_prefill_chunked(session->transformer, session->cache, session->prune,
+                                               request->sequence, request->ids, request->count,
+                                               session->chunk, session->stream),
+               error);
+    if (status == KVF_OK && request->progress)
+        (void)request->progress(request->user, request->count, request->count);
+    return status;
+}
+
 kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
                                 kvf_stop *stop, kvf_error *error)
 {
-    const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
+    uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
     *stop = KVF_STOP_LENGTH;
+    if (request->count > 0 && (session->chunk || evicts(session))) {
+        const kvf_status status = kvf_transformer_chunk_check(
+            session->transformer, session->prune, request->count, session->chunk, error);
+        if (status != KVF_OK)
+            return status;
+        prompt_max = session->chunk;
+    }
+    if (request->count > 0 && evicts(session))
+        return prefill_chunked(session, request, error);
     if (session->prune && request->count > 0)
         return prefill_pruned(session, request, error);
     for (uint32_t done = 0; done < request->count;) {

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chunk by chunk through the whole model: without eviction it is a plain prefill, with it lengths,
+ * true positions and the footprint are those of closed forms, and decoding goes on from there. What
+ * a policy is shown is looked at by a policy of the test's own.
+ */
+
+#include "generate.h"
+#include "model_fixture.h"
+#include "random_model.h"
+#include "transformer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PROMPT  90u
+#define STEPS   6u
+#define VOCAB   200u
+#define ROWS    16u /* of one operation */
+#define HIDDEN  100u
+#define LAYERS  3u
+#define HEADS   2u
+#define QUERIES 6u
+
+typedef struct rig {
+    char *directory;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_model_config model;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_sequence *sequence;
+    kvf_prune *prune;
+} rig;
+
+static void rig_open(rig *r)
+{
+    char config[1024];
+    kvf_error error;
+    kvf_runtime_config rc;
+    kvf_cache_config cc;
+    *r = (rig){0};
+    snprintf(config, sizeof config,
+             "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 128,"
+             " \"intermediate_size\": 192, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
+             " \"num_key_value_heads\": %u, \"head_dim\": 64, \"vocab_size\": %u,"
+             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
+             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
+             " \"torch_dtype\": \"bfloat16\"}",
+             LAYERS, HEADS, VOCAB);
+    r->directory = fixture_directory_create();
+    assert_true(random_model_write(r->directory, config));
+    kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
+    rc.threads = 2;
+    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
+    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
+    const kvf_transformer_options options = {.runtime = r->runtime,
+                                             .model = &r->model,
+                                             .weights = r->weights,
+                                             .chunk_max = ROWS,
+                                             .prompt_max = HIDDEN,
+                                             .batch_max = 1,
+                                             .isa_mask = KVF_ISA_ALL};
+    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
+    kvf_cache_config_init(&cc);
+    kvf_transformer_geometry(&options, &cc);
+    cc.tokens_max = 128;
+    cc.page_size = 8;
+    cc.local_tokens = 16;
+    cc.budget_tokens = 64;
+    cc.observe_window = 32;
+    if (kvf_cache_open(r->runtime, &cc, &r->cache, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_int_equal(kvf_sequence_create(r->cache, &r->sequence), KVF_OK);
+}
+
+static void rig_close(rig *r)
+{
+    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    kvf_transformer_forget(r->transformer);
+    kvf_prune_close(r->prune);
+    kvf_transformer_close(r->transformer);
+    kvf_cache_close(r->cache);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+    fixture_directory_remove(r->directory);
+}
+
+static kvf_prune_config evicting(const char *policy, kvf_eviction eviction, float keep)
+{
+    kvf_prune_config pc;
+    kvf_prune_config_init(&pc, kvf_prune_policy_find(policy));
+    pc.eviction = eviction;
+    pc.retention = KVF_RETENTION_EVICT;
+    pc.chunk_queries = QUERIES;
+    pc.settings.keep = keep;
+    pc.settings.window = pc.settings.window ? QUERIES : 0;
+    return pc;
+}
+
+static void open_prune(rig *r, const kvf_prune_config *pc)
+{
+    kvf_error error;
+    if (kvf_prune_open(r->cache, pc, &r->prune, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+}
+
+static const uint32_t *ids_of_prompt(void)
+{
+    static uint32_t ids[PROMPT + STEPS];
+    for (uint32_t i = 0; i < PROMPT + STEPS; i++)
+        ids[i] = i * 37u % VOCAB;
+    return ids;
+}
+
+static void prefill_chunked(rig *r, uint32_t chunk)
+{
+    const kvf_status status = kvf_transformer_prefill_chunked(
+        r->transformer, r->cache, r->prune, r->sequence, ids_of_prompt(), PROMPT, chunk, r->stream);
+    if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
+        fail_msg("chunk %u: %s", chunk, kvf_runtime_error(r->runtime)->text);
+}
+
+static void prefill_plain(rig *r)
+{
+    assert_int_equal(kvf_transformer_prefill(r->transformer, r->cache, r->sequence, ids_of_prompt(),
+                                             PROMPT, r->stream),
+                     KVF_OK);
+    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+}
+
+/* Logits [STEPS][VOCAB] of the tokens that follow the prompt. */
+static void decode(rig *r, float *logits)
+{
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const uint32_t id = ids_of_prompt()[PROMPT + step];
+        assert_int_equal(
+            kvf_transformer_decode(r->transformer, r->cache, &r->sequence, &id, 1, true, r->stream),
+            KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+        memcpy(logits + (size_t)step * VOCAB, kvf_transformer_logits(r->transformer, 0),
+               VOCAB * sizeof *logits);
+    }
+}
+
+static double distance(const float *a, const float *b)
+{
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t i = 0; i < STEPS * VOCAB; i++) {
+        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return sqrt(difference / norm);
+}
+
+static void plain_logits(float *logits)
+{
+    rig r;
+    rig_open(&r);
+    prefill_plain(&r);
+    decode(&r, logits);
+    rig_close(&r);
+}
+
+/* ---- identities ------------------------------------------------------------------------------ */
+
+/* A row of a matrix product may be summed in another order where it shares its operation with other
+ * rows. Chunks of whole operations cut the prompt where a plain prefill cuts it, so they give its
+ * bits; other chunks give its numbers. */
+static void chunks_without_eviction_are_plain(void **state)
+{
+    (void)state;
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    static const uint32_t chunks[] = {ROWS, 2 * ROWS, 64, PROMPT, HIDDEN, 7, 1};
+    plain_logits(want);
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        rig r;
+        rig_open(&r);
+        prefill_chunked(&r, chunks[i]);
+        decode(&r, got);
+        if (chunks[i] % ROWS == 0 || chunks[i] >= PROMPT)
+            assert_memory_equal(got, want, sizeof want);
+        else
+            assert_true(distance(got, want) < 5e-3);
+        rig_close(&r);
+    }
+}
+
+static void eviction_none_prunes_the_whole_prompt(void **state)
+{
+    (void)state;
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    plain_logits(want);
+    rig r;
+    rig_open(&r);
+    kvf_prune_config pc;
+    kvf_prune_config_init(&pc, NULL);
+    open_prune(&r, &pc);
+    prefill_chunked(&r, 7);
+    decode(&r, got);
+    assert_memory_equal(got, want, sizeof want);
+    rig_close(&r);
+}
+
+/* Nothing is evicted but patches, which leave no trace. */
+static void keeping_all_is_plain(void **state)
+{
+    (void)state;
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    static const char *const policies[] = {"full", "snapkv", "pyramidkv", "streaming"};
+    plain_logits(want);
+    for (uint32_t i = 0; i < 8; i++) {
+        rig r;
+        rig_open(&r);
+        const kvf_prune_config pc =
+            evicting(policies[i / 2], i % 2 ? KVF_EVICTION_PATCHED : KVF_EVICTION_NAIVE, 1.0f);
+        open_prune(&r, &pc);
+        prefill_chunked(&r, 2 * ROWS);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            assert_int_equal(kvf_sequence_length(r.sequence, layer), PROMPT);
+        decode(&r, got);
+        assert_memory_equal(got, want, sizeof want);
+        rig_close(&r);
+    }
+}
+
+/* ---- counts ---------------------------------------------------------------------------------- */
+
+static uint64_t sum_to(uint64_t n)
+{
+    return n * (n + 1) / 2;
+}
+
+typedef struct counts {
+    uint64_t entry_steps; /* of one KV head of one layer */
+    uint32_t kept, peak;
+} counts;
+
+/* By the definition: a chunk of c tokens keeps floor(c x keep), of which the window is part where
+ * it is the chunk's own; short chunks keep their window. */
+static counts expect(kvf_eviction eviction, uint32_t chunk, float keep)
+{
+    counts c = {0};
+    for (uint32_t done = 0; done < PROMPT;) {
+        const uint32_t rest = PROMPT - done, tokens = rest < chunk ? rest : chunk;
+        const bool is_patched = eviction == KVF_EVICTION_PATCHED && rest > chunk;
+        const uint32_t patch = is_patched ? QUERIES : 0;
+        uint32_t kept = (uint32_t)((double)tokens * (double)keep + 1e-4);
+        if (!is_patched && kept < QUERIES)
+            kept = tokens < QUERIES ? tokens : QUERIES;
+        c.entry_steps += (uint64_t)c.kept * (tokens + patch) + sum_to(tokens + patch);
+        c.peak = c.kept + tokens + patch > c.peak ? c.kept + tokens + patch : c.peak;
+        c.kept += kept;
+        done += tokens;
+    }
+    c.entry_steps += (uint64_t)c.kept * STEPS + sum_to(STEPS);
+    c.peak = c.kept + STEPS > c.peak ? c.kept + STEPS : c.peak;
+    return c;
+}
+
+static void check_counts(kvf_eviction eviction, uint32_t chunk, float keep)
+{
+    static float logits[STEPS * VOCAB];
+    rig r;
+    kvf_footprint f;
+    rig_open(&r);
+    const kvf_prune_config pc = evicting("snapkv", eviction, keep);
+    const counts want = expect(eviction, chunk, keep);
+    open_prune(&r, &pc);
+    prefill_chunked(&r, chunk);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(kvf_sequence_length(r.sequence, layer), want.kept);
+        for (uint32_t i = 0; i < QUERIES; i++) /* the prompt's end is always there */
+            assert_int_equal(kvf_sequence_position(r.sequence, layer, want.kept - 1 - i),
+                             PROMPT - 1 - i);
+    }
+    decode(&r, logits);
+    for (uint32_t i = 0; i < STEPS * VOCAB; i++)
+        assert_true(isfinite(logits[i]));
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t i = 0; i < STEPS; i++)
+            assert_int_equal(kvf_sequence_position(r.sequence, layer, want.kept + i), PROMPT + i);
+    kvf_cache_footprint(r.cache, &f);
+    assert_true(f.entry_steps == want.entry_steps * LAYERS * HEADS);
+    assert_true(f.full_entry_steps == sum_to(PROMPT + STEPS) * LAYERS * HEADS);
+    assert_true(f.steps == PROMPT + STEPS);
+    assert_true(f.peak_entries == (uint64_t)want.peak * LAYERS * HEADS);
+    rig_close(&r);
+}
+
+static void lengths_and_footprints_are_closed_forms(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {12, 20, 64, PROMPT};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        check_counts(KVF_EVICTION_NAIVE, chunks[i], 0.5f);
+        check_counts(KVF_EVICTION_PATCHED, chunks[i], 0.3f + 0.2f * (float)(chunks[i] == PROMPT));
+    }
+    check_counts(KVF_EVICTION_PATCHED, 7, 0.3f);
+    check_counts(KVF_EVICTION_NAIVE, 5, 0.1f); /* no chunk is longer than the window */
+    check_counts(KVF_EVICTION_NAIVE, 1, 0.1f);
+}
+
+/* Sink and window over the whole prompt, whatever the chunks. */
+static void streaming_is_streaming(void **state)
+{
+    (void)state;
+    const uint32_t kept = 24, sink = 4;
+    static const uint32_t chunks[] = {1, 7, 64};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        rig r;
+        kvf_footprint f;
+        rig_open(&r);
+        kvf_prune_config pc = evicting("streaming", KVF_EVICTION_NAIVE, 1.0f);
+        pc.settings.keep_tokens = kept;
+        open_prune(&r, &pc);
+        prefill_chunked(&r, chunks[i]);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            for (uint32_t j = 0; j < kept; j++)
+                assert_int_equal(kvf_sequence_position(r.sequence, layer, j),
+                                 j < sink ? j : PROMPT - kept + j);
+        uint64_t want = 0;
+        for (uint32_t done = 0, held = 0; done < PROMPT;) {
+            const uint32_t tokens = PROMPT - done < chunks[i] ? PROMPT - done : chunks[i];
+            want += (uint64_t)held * tokens + sum_to(tokens);
+            held = held + tokens < kept ? held + tokens : kept;
+            done += tokens;
+        }
+        kvf_cache_footprint(r.cache, &f);
+        assert_true(f.entry_steps == want * LAYERS * HEADS);
+        assert_true(f.full_entry_steps == sum_to(PROMPT) * LAYERS * HEADS);
+        rig_close(&r);
+    }
+}
+
+/* ---- what a policy sees ---------------------------------------------------------------------- */
+
+/* Looks at its view, and keeps the lower half of the even candidates (head 0) or of the odd ones.
+ */
+typedef struct spy {
+    uint32_t calls, chunk;
+    bool is_wrong;
+} spy;
+
+static uint32_t spy_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
+                          const void *state, uint32_t layer, uint32_t pass)
+{
+    (void)settings;
+    (void)shape;
+    (void)state;
+    (void)layer;
+    (void)pass;
+    return KVF_PRUNE_SCORES;
+}
+
+static void spy_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
+                       void *state, kvf_prune_answer *answer)
+{
+    (void)state;
+    spy *s = user;
+    const uint32_t chunk = s->calls / LAYERS, first = chunk * s->chunk;
+    const uint32_t own = PROMPT - first < s->chunk ? PROMPT - first : s->chunk;
+    s->is_wrong |= view->layer != s->calls++ % LAYERS;
+    s->is_wrong |= view->window != QUERIES || settings->window != QUERIES;
+    s->is_wrong |= view->tokens != own && view->tokens != own + QUERIES;
+    s->is_wrong |= view->candidates != view->tokens - QUERIES;
+    s->is_wrong |= view->prompt != PROMPT || view->pass != 0;
+    for (uint32_t i = 0; i < view->tokens; i++)
+        s->is_wrong |= view->positions[i] != first + i;
+    for (uint32_t h = 0; h < HEADS; h++) {
+        double sum = 0.0;
+        for (uint32_t j = 0; j < view->candidates; j++) {
+            const float x = view->scores[(size_t)h * view->candidates + j];
+            s->is_wrong |= !(x >= 0.0f && x <= (float)QUERIES);
+            sum += (double)x;
+        }
+        /* what the queries give to themselves is missing */
+        s->is_wrong |= !(sum > 0.0 && sum < (double)QUERIES);
+    }
+    const uint32_t count = view->candidates / 4;
+    for (uint32_t h = 0; h < HEADS; h++) {
+        uint32_t *keep = answer->keep + (size_t)h * (count + QUERIES);
+        for (uint32_t i = 0; i < count; i++)
+            keep[i] = 2 * i + h;
+        for (uint32_t i = 0; i < QUERIES; i++)
+            keep[count + i] = view->candidates + i;
+    }
+    answer->keep_count = count + QUERIES;
+}
+
+static void a_policy_sees_the_chunk(void **state)
+{
+    (void)state;
+    static const kvf_eviction kinds[] = {KVF_EVICTION_NAIVE, KVF_EVICTION_PATCHED};
+    for (uint32_t kind = 0; kind < 2; kind++) {
+        const uint32_t chunk = 40;
+        spy s = {.chunk = chunk};
+        const kvf_prune_policy policy = {.size = sizeof policy,
+                                         .name = "spy",
+                                         .source = "this test",
+                                         .needs = spy_needs,
+                                         .decide = spy_decide,
+                                         .user = &s};
+        rig r;
+        rig_open(&r);
+        kvf_prune_config pc = evicting("snapkv", kinds[kind], 0.5f);
+        pc.policy = &policy;
+        open_prune(&r, &pc);
+        prefill_chunked(&r, chunk);
+        assert_false(s.is_wrong);
+        assert_int_equal(s.calls, 3 * LAYERS);
+        for (uint32_t layer = 0, at = 0; layer < LAYERS; layer++, at = 0)
+            for (uint32_t first = 0; first < PROMPT; first += chunk) {
+                const uint32_t own = PROMPT - first < chunk ? PROMPT - first : chunk;
+                const bool is_patched = kind == 1 && first + chunk < PROMPT;
+                const uint32_t candidates = is_patched ? own : own - QUERIES;
+                /* the position of an index is the highest of its heads */
+                for (uint32_t i = 0; i < candidates / 4; i++)
+                    assert_int_equal(kvf_sequence_position(r.sequence, layer, at++),
+                                     first + 2 * i + 1);
+                for (uint32_t i = candidates; i < own; i++)
+                    assert_int_equal(kvf_sequence_position(r.sequence, layer, at++), first + i);
+            }
+        rig_close(&r);
+    }
+}
+
+/* ---- bad input ------------------------------------------------------------------------------- */
+
+static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *part)
+{
+    kvf_error error = {0};
+    fixture_expect(kvf_transformer_chunk_check(r->transformer, r->prune, count, chunk, &error),
+                   &error, KVF_INVALID, part);
+    assert_int_equal(kvf_transformer_prefill_chunked(r->transformer, r->cache, r->prune,
+                                                     r->sequence, ids_of_prompt(), count, chunk,
+                                                     r->stream),
+                     KVF_INVALID);
+    assert_int_equal(kvf_sequence_length(r->sequence, 0), 0);
+}
+
+static void bad_chunks_are_named(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r);
+    expect_refusal(&r, PROMPT, 0, "chunk = 0");
+    expect_refusal(&r, PROMPT, HIDDEN + 1, "chunk = 101");
+    expect_refusal(&r, 0, 8, "prompt is empty");
+    const kvf_prune_config pc = evicting("snapkv", KVF_EVICTION_PATCHED, 0.5f);
+    open_prune(&r, &pc);
+    expect_refusal(&r, QUERIES - 1, 8, "chunk_queries = 6 is longer than the prompt");
+    expect_refusal(&r, PROMPT, QUERIES - 1, "chunk = 5");
+    expect_refusal(&r, HIDDEN, HIDDEN - 1, "with the patch of 6");
+    rig_close(&r);
+}
+
+static void a_session_goes_by_chunks(void **state)
+{
+    (void)state;
+    rig r;
+    kvf_error error = {0};
+    kvf_stop stop;
+    rig_open(&r);
+    const kvf_prune_config pc = evicting("snapkv", KVF_EVICTION_PATCHED, 0.5f);
+    open_prune(&r, &pc);
+    kvf_session session = {.runtime = r.runtime,
+                           .transformer = r.transformer,
+                           .cache = r.cache,
+                           .stream = r.stream,
+                           .prune = r.prune,
+                           .chunk = 20};
+    const kvf_prefill_request request = {
+        .sequence = r.sequence, .ids = ids_of_prompt(), .count = PROMPT};
+    assert_int_equal(kvf_generate_prefill(&session, &request, &stop, &error), KVF_OK);
+    assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1),
+                     expect(KVF_EVICTION_PATCHED, 20, 0.5f).kept);
+    session.chunk = QUERIES - 1;
+    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
+                   "chunk = 5");
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chunks_without_eviction_are_plain),
+        cmocka_unit_test(eviction_none_prunes_the_whole_prompt),
+        cmocka_unit_test(keeping_all_is_plain),
+        cmocka_unit_test(lengths_and_footprints_are_closed_forms),
+        cmocka_unit_test(streaming_is_streaming),
+        cmocka_unit_test(a_policy_sees_the_chunk),
+        cmocka_unit_test(bad_chunks_are_named),
+        cmocka_unit_test(a_session_goes_by_chunks),
+    };
+    return cmocka_run_group_tests_name("chunked", tests, NULL, NULL);
+}
