@@ -63,7 +63,8 @@ typedef enum kvf_pivot { KVF_PIVOT_ONLINE, KVF_PIVOT_CALIBRATED, KVF_PIVOT_FIXED
 /** What a policy may look at. Fields that a policy does not know are ignored by it. */
 typedef struct kvf_prune_settings {
     size_t size;          /**< set by init */
-    float keep;           /**< share of the prompt that a KV head keeps, window included; (0, 1] */
+    float keep;           /**< share of the prompt that a KV head keeps, window included (structkv:
+                             the window comes on top, here and in the next three); (0, 1] */
     float propagate;      /**< share that deeper layers get, window included; (0, 1] */
     uint32_t keep_tokens; /**< instead of the share; 0 = the share counts */
     uint32_t propagate_tokens; /**< likewise */
@@ -81,7 +82,9 @@ typedef struct kvf_prune_settings {
     float mass_share;              /**< structkv: sparsity is the mass on this share of tokens */
     kvf_pivot pivot;               /**< structkv; CALIBRATED and FIXED take `layer` */
     uint32_t block_tokens;         /**< structkv: keep and propagate whole blocks; 0 = tokens */
-    uint32_t layer_min;            /**< asl: first layer that may be chosen; AUTO = layers / 3 */
+    uint32_t layer_min;            /**< asl: first layer that may be chosen; AUTO = layers / 3.
+                                      structkv, online: scores of earlier layers do not compete;
+                                      its default is 0, all compete */
     uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2 */
     uint32_t layers_observed;      /**< asl: L_obs */
     float threshold;               /**< asl: tau */

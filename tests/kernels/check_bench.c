@@ -201,6 +201,19 @@ static void bench_lists(check *c)
                       &t, lists, 1});
 }
 
+static void bench_profile(check *c)
+{
+    const uint32_t heads = 32, tokens = 16384;
+    float *scores = check_in(c, (size_t)heads * tokens * sizeof *scores);
+    for (size_t i = 0; i < (size_t)heads * tokens; i++)
+        scores[i] = (float)exp(2.0 * check_normal(c) - 9.0);
+    kvf_profile_args a = {
+        .rows = heads, .stride = tokens, .count = tokens, .top = tokens / 10, .scores = scores};
+    a.out = check_out(c, (size_t)heads * KVF_PROFILE_VALUES * sizeof(float));
+    report(c, &(work){"profile", "Gel/s", (double)heads * tokens, c->ref->profile, c->var->profile,
+                      &a, heads, 4});
+}
+
 static void bench_observe(check *c)
 {
     uint8_t *pool = pool_of_pages(c);
@@ -260,11 +273,8 @@ void bench_kernels(check *c, const char *op)
     static const struct {
         const char *op;
         void (*run)(check *);
-    } all[] = {{"attend", bench_attend},
-               {"score", bench_digest_score},
-               {"topk", bench_lists},
-               {"observe", bench_observe},
-               {"copy", bench_moves}};
+    } all[] = {{"attend", bench_attend},   {"score", bench_digest_score}, {"topk", bench_lists},
+               {"profile", bench_profile}, {"observe", bench_observe},    {"copy", bench_moves}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
             all[i].run(c);
