@@ -106,7 +106,8 @@ uint64_t cli_memory_available(const char **by)
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
-    const uint64_t host = c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes;
+    const uint64_t host =
+        c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes + plan->prune_host_bytes;
     return plan->on_gpu ? host : host + cli_memory_plan_device(plan);
 }
 
@@ -114,7 +115,7 @@ uint64_t cli_memory_plan_device(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
     return plan->weight_bytes + plan->runner_bytes + c->device_kv_bytes + c->device_digest_bytes +
-           c->device_table_bytes;
+           c->device_table_bytes + plan->prune_device_bytes;
 }
 
 const char *cli_bytes_text(uint64_t bytes, char text[24])
@@ -150,6 +151,9 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     print_row(file, "KV on the device", c->device_kv_bytes, note);
     print_row(file, "digests", c->device_digest_bytes, "");
     print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");
+    if (plan->prune_device_bytes + plan->prune_host_bytes > 0)
+        print_row(file, "pruning", plan->prune_device_bytes + plan->prune_host_bytes,
+                  "scores, choices and state");
     if (plan->on_gpu)
         print_row(file, "total on the device", cli_memory_plan_device(plan), "");
     print_row(file, plan->on_gpu ? "total on the host" : "total", cli_memory_plan_total(plan), "");

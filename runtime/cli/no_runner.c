@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the command says in a build without the model runner: `run` tells what is missing, `info`
- * prints the library's own description as it is.
+ * What the command says in a build without the model runner: `run` and `tune` tell what is missing,
+ * `info` prints the library's own description as it is.
  */
 
 #include "calibration_file.h"
@@ -11,14 +11,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cli_run_main(int argc, char **argv)
+static int tell_absence(void)
 {
-    (void)argc;
-    (void)argv;
     fputs("kvferry: this build has no model runner: " KVF_RUNNER_ABSENCE
           "; install it and configure the build again\n",
           stderr);
     return 1;
+}
+
+int cli_run_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return tell_absence();
+}
+
+int cli_tune_main(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return tell_absence();
 }
 
 static int print_description(kvf_runtime *runtime)

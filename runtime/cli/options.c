@@ -13,7 +13,7 @@
 #include <getopt.h>
 #include <string.h>
 
-#define OPTIONS_MAX 48u
+#define OPTIONS_MAX 80u
 
 enum option_id {
     OPT_MODEL = 256,
@@ -367,12 +367,23 @@ static bool take(const cli_option *row, const char *text, cli_run_options *o)
     }
 }
 
+/* Rows of this file, then those of pruning. @return NULL after the last */
+static const cli_option *row_at(size_t index)
+{
+    size_t count;
+    const cli_option *others = cli_prune_rows(&count);
+    if (index < ROW_COUNT)
+        return &rows[index];
+    return index - ROW_COUNT < count ? &others[index - ROW_COUNT] : NULL;
+}
+
 static bool unknown_option(const char *word)
 {
     const char *names[OPTIONS_MAX];
-    for (size_t i = 0; i < ROW_COUNT; i++)
-        names[i] = rows[i].name;
-    names[ROW_COUNT] = NULL;
+    size_t count = 0;
+    for (const cli_option *row; (row = row_at(count)) != NULL; count++)
+        names[count] = row->name;
+    names[count] = NULL;
     char bare[64];
     snprintf(bare, sizeof bare, "%s", word + strspn(word, "-"));
     bare[strcspn(bare, "=")] = '\0';
@@ -399,7 +410,7 @@ static bool check_together(const cli_run_options *o)
         problem = "--ask needs -n of at least 1";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry run --help\n", problem);
-    return problem == NULL;
+    return problem == NULL && cli_prune_check(&o->prune);
 }
 
 static void set_defaults(cli_run_options *o)
@@ -407,24 +418,25 @@ static void set_defaults(cli_run_options *o)
     *o = (cli_run_options){.tokens = 128, .sampling = {.top_p = 1.0}};
     kvf_runtime_config_init(&o->runtime);
     kvf_cache_config_init(&o->cache);
+    cli_prune_options_init(&o->prune);
 }
 
 static const cli_option *row_of(int id)
 {
-    for (size_t i = 0; i < ROW_COUNT; i++)
-        if (rows[i].id == id)
-            return &rows[i];
-    return NULL;
+    const cli_option *row = NULL;
+    for (size_t i = 0; (row = row_at(i)) != NULL && row->id != id; i++)
+        ;
+    return row;
 }
 
 bool cli_run_options_parse(int argc, char **argv, cli_run_options *out)
 {
-    _Static_assert(ROW_COUNT < OPTIONS_MAX, "room for every option and an end");
     struct option table[OPTIONS_MAX] = {{0}};
-    for (size_t i = 0; i < ROW_COUNT; i++)
-        table[i] = (struct option){.name = rows[i].name,
-                                   .has_arg = rows[i].argument ? required_argument : no_argument,
-                                   .val = rows[i].id};
+    const cli_option *each;
+    for (size_t i = 0; i + 1 < OPTIONS_MAX && (each = row_at(i)) != NULL; i++)
+        table[i] = (struct option){.name = each->name,
+                                   .has_arg = each->argument ? required_argument : no_argument,
+                                   .val = each->id};
     set_defaults(out);
     opterr = 0;
     optind = 1;
@@ -437,10 +449,11 @@ bool cli_run_options_parse(int argc, char **argv, cli_run_options *out)
             return false;
         }
         const cli_option *row = row_of(id == 'n' ? OPT_TOKENS : id == 'h' ? OPT_HELP : id);
-        if (!take(row, optarg, out))
+        if (!(row->id >= CLI_PRUNE_FIRST ? cli_prune_take(row, optarg, &out->prune)
+                                         : take(row, optarg, out)))
             return false;
     }
-    if (out->help)
+    if (out->help || out->prune.wants_list)
         return true;
     if (optind < argc) {
         fprintf(stderr, "kvferry: '%s' belongs to no option; a prompt is given with --prompt\n",
@@ -456,11 +469,13 @@ void cli_run_help(FILE *file)
           "Read a prompt, generate tokens. Tokens go to standard output, all else to standard "
           "error.\n\n",
           file);
-    for (size_t i = 0; i < ROW_COUNT; i++) {
+    const cli_option *row;
+    for (size_t i = 0; (row = row_at(i)) != NULL; i++) {
         char left[48];
-        snprintf(left, sizeof left, "--%s %s", rows[i].name,
-                 rows[i].argument ? rows[i].argument : "");
-        fprintf(file, "  %-24s %s\n", left, rows[i].help);
+        if (i == ROW_COUNT)
+            fputs("\nPruning the prompt, and heads that only stream:\n\n", file);
+        snprintf(left, sizeof left, "--%s %s", row->name, row->argument ? row->argument : "");
+        fprintf(file, "  %-24s %s\n", left, row->help);
     }
     fputs("\nExit status: 0 done, 1 something failed, 2 wrong usage, 130 interrupted.\n", file);
 }

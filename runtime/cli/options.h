@@ -10,6 +10,7 @@
  */
 
 #include "option_values.h"
+#include "prune_options.h"
 #include "sampling.h"
 
 #include <stdio.h>
@@ -32,6 +33,7 @@ typedef struct cli_run_options {
     kvf_sampling_config sampling;
     kvf_runtime_config runtime;
     kvf_cache_config cache; /* geometry and tokens_max are not set */
+    cli_prune_options prune;
 } cli_run_options;
 
 /** @return whether to go on; false after a message on stderr: exit with 2 */

@@ -90,17 +90,25 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error);
     if (status == KVF_OK)
         status = cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error);
-    return status == KVF_OK ? check_context(run, error) : status;
+    if (status == KVF_OK)
+        status = check_context(run, error);
+    return status == KVF_OK ? cli_run_prune_prepare(run, error) : status;
 }
 
 /* ------------------------------------------------------------------------------- plan */
+
+uint32_t cli_chunk_tokens(const kvf_runtime *runtime)
+{
+    const bool on_gpu = runtime && kvf_runtime_device(runtime) == KVF_DEVICE_CUDA;
+    return on_gpu ? GPU_CHUNK_TOKENS : CHUNK_TOKENS;
+}
 
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
     const uint32_t tokens = (uint32_t)run->prompt.count;
     const bool on_gpu = run->runtime && kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA;
-    const uint32_t chunk = on_gpu ? GPU_CHUNK_TOKENS : CHUNK_TOKENS;
-    return (kvf_transformer_options){
+    const uint32_t chunk = cli_chunk_tokens(run->runtime);
+    kvf_transformer_options options = {
         .runtime = run->runtime,
         .model = &run->model,
         .weights = run->weights,
@@ -113,6 +121,8 @@ static kvf_transformer_options transformer_options(const cli_run *run)
         .isa_mask = KVF_ISA_ALL,
         .bf16 = KVF_LINEAR_BF16_AUTO,
     };
+    cli_run_prune_options(run, &options);
+    return options;
 }
 
 static kvf_status make_plan(cli_run *run, kvf_error *error)
@@ -134,7 +144,8 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         .on_gpu = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA,
     };
     run->plan.available_bytes = cli_memory_available(&run->plan.available_by);
-    return kvf_cache_plan_make(run->runtime, c, &run->plan.cache, error);
+    kvf_status status = kvf_cache_plan_make(run->runtime, c, &run->plan.cache, error);
+    return status == KVF_OK ? cli_run_prune_plan(run, error) : status;
 }
 
 /* ------------------------------------------------------------------------------- open */
@@ -171,7 +182,9 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
         status = kvf_sequence_create(run->cache, &run->sequence);
     if (status != KVF_OK && !run->cache)
         return status;
-    return status == KVF_OK ? KVF_OK : model_fail(error, status, "no sequence could be created");
+    if (status != KVF_OK)
+        return model_fail(error, status, "no sequence could be created");
+    return cli_run_prune_open(run, error);
 }
 
 static kvf_status reserve_records(cli_run *run, kvf_error *error)
@@ -205,6 +218,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .transformer = run->transformer,
         .cache = run->cache,
         .stream = run->stream,
+        .prune = run->prune,
     };
     return KVF_OK;
 }
@@ -225,6 +239,7 @@ static void close_run(cli_run *run)
     if (run->transformer)
         kvf_transformer_forget(run->transformer);
     kvf_sequence_destroy(run->sequence);
+    cli_run_prune_close(run);
     kvf_cache_close(run->cache);
     kvf_transformer_close(run->transformer);
     kvf_stream_destroy(run->stream);
@@ -285,8 +300,8 @@ int cli_run_main(int argc, char **argv)
     char calibration[CLI_CALIBRATION_BYTES];
     if (!cli_run_options_parse(argc, argv, &run.options))
         return 2;
-    if (run.options.help) {
-        cli_run_help(stdout);
+    if (run.options.help || run.options.prune.wants_list) {
+        run.options.help ? cli_run_help(stdout) : cli_policies_print(stdout);
         return 0;
     }
     run.options.runtime.log = log_line;

@@ -5,11 +5,12 @@
 /*
  * `kvferry run`: what its files share.
  *
- * run.c opens and closes, run_tokens.c generates, run_report.c tells. Invariant: a run that is zero
- * or half open can be closed.
+ * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_report.c tells.
+ * Invariant: a run that is zero or half open can be closed.
  */
 
 #include "generate.h"
+#include "json_writer.h"
 #include "memory_plan.h"
 #include "options.h"
 #include "output_file.h"
@@ -41,6 +42,12 @@ typedef struct cli_run {
     kvf_sequence *sequence;
     kvf_sampler *sampler;
     kvf_session session;
+    kvf_prune *prune; /* NULL = prompts are not pruned */
+    kvf_prune_config prune_config;
+    kvf_prune_stats prune_stats; /* of the prefill */
+    uint32_t *layer_tokens;      /* [layers] that a layer held after the prefill */
+    uint8_t *head_mask;          /* [layers, kv_heads], or NULL */
+    uint32_t streaming_heads;
     cli_memory_plan plan;
     cli_output ids_output, logits_output;
     cli_answer *answers; /* [answer_max] */
@@ -56,6 +63,29 @@ typedef struct cli_run {
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 
+/** Tokens of one operation of a prefill on this device. */
+uint32_t cli_chunk_tokens(const kvf_runtime *runtime);
+
+/* Pruning and head masks, run_prune.c. */
+
+/** Settings, checked against model and prompt, into the cache's. Needs model, weights, prompt. */
+KVF_CHECKED kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error);
+/** Chunks of a prefill. */
+void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options);
+/** Its part of the memory plan. Needs the cache's settings. */
+KVF_CHECKED kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error);
+/** The pruner, if there is one. Needs the cache and the transformer. */
+KVF_CHECKED kvf_status cli_run_prune_open(cli_run *run, kvf_error *error);
+/** A prefill whose chunks are pruned. */
+KVF_CHECKED kvf_status cli_run_prefill_chunks(cli_run *run, kvf_error *error);
+/** After the prefill: remember what it left. */
+KVF_CHECKED kvf_status cli_run_prune_note(cli_run *run, kvf_error *error);
+void cli_run_prune_summary(const cli_run *run);
+/** Members of the statistics: prune, head_mask, footprint. */
+void cli_run_prune_write(cli_json *json, const cli_run *run);
+/** Before the cache is closed. */
+void cli_run_prune_close(cli_run *run);
+
 /** A few lines on stderr. */
 void cli_run_summary(const cli_run *run);
 
@@ -64,6 +94,9 @@ bool cli_run_write_stats(const cli_run *run);
 
 /** The command. @return exit status */
 int cli_run_main(int argc, char **argv);
+
+/** `kvferry tune`. @return exit status */
+int cli_tune_main(int argc, char **argv);
 
 /** `kvferry info`. @return exit status */
 int cli_info_main(int argc, char **argv);

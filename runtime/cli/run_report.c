@@ -97,6 +97,7 @@ void cli_run_summary(const cli_run *run)
                 "decode    %u tokens generated in %u steps; %.2f ms per token (p95 %.2f), first "
                 "token after %.2f s\n",
                 generated_tokens(run), run->step_count, t.p50, t.p95, first_token_ms(run) / 1e3);
+    cli_run_prune_summary(run);
     fprintf(stderr, "KV        %s on the host, %s on the device\n",
             cli_bytes_text(run->plan.cache.host_kv_bytes, host),
             cli_bytes_text(run->plan.cache.device_kv_bytes, device));
@@ -172,6 +173,9 @@ static void write_memory(cli_json *j, const cli_run *run)
     cli_json_integer(j, "device_table_bytes", p->device_table_bytes);
     cli_json_integer(j, "weight_bytes", run->plan.weight_bytes);
     cli_json_integer(j, "runner_bytes", run->plan.runner_bytes);
+    if (run->prune)
+        cli_json_integer(j, "prune_bytes",
+                         run->plan.prune_device_bytes + run->plan.prune_host_bytes);
 }
 
 static void write_settings(cli_json *j, const cli_run *run)
@@ -256,6 +260,7 @@ static void write_all(cli_json *j, const cli_run *run)
     write_counters(j, run, &s);
     write_totals(j, &s);
     write_memory(j, run);
+    cli_run_prune_write(j, run);
     write_settings(j, run);
     if (run->options.ask_file)
         write_answers(j, run);

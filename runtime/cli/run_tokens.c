@@ -192,9 +192,15 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     double start = kvf_clock_ms();
     kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
     run->prefill_ms = kvf_clock_ms() - start;
-    run->prefilled = kvf_sequence_length(run->sequence, 0);
+    /* A pruned prompt is prefilled in one call; what it left is not how much went in. */
+    if (!run->prune)
+        run->prefilled = kvf_sequence_length(run->sequence, 0);
+    else if (status == KVF_OK)
+        run->prefilled = count;
     cli_progress_end(&progress);
     run->interrupted = cli_interrupted();
+    if (status == KVF_OK)
+        status = cli_run_prune_note(run, error);
     if (status != KVF_OK || run->interrupted)
         return status;
     if (run->options.ask_file == NULL)

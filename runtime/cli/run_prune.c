@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Pruning and head masks of a run: from options to the cache's settings and the pruner, and what
+ * they did.
+ *
+ * It knows which parts need which. Invariant: whatever can be said from options, model and prompt
+ * is said before memory is reserved.
+ */
+
+#include "run.h"
+
+#include <stdlib.h>
+
+/* Tokens that are prefilled: the last one of a prompt is a decode step. */
+static uint32_t prefill_tokens(const cli_run *run)
+{
+    return (uint32_t)run->prompt.count - 1;
+}
+
+/* What eviction between chunks scores with. */
+static uint32_t queries_observed(const kvf_prune_config *config)
+{
+    const uint32_t window = config->settings.window ? config->settings.window : 1;
+    return config->eviction != KVF_EVICTION_NONE && config->chunk_queries > window
+               ? config->chunk_queries
+               : window;
+}
+
+static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
+{
+    const cli_prune_options *o = &run->options.prune;
+    const kvf_prune_shape shape = {
+        .layers = run->model.layers,
+        .kv_heads = run->model.kv_heads,
+        .query_heads = run->model.query_heads,
+        .tokens_max = prefill_tokens(run),
+    };
+    kvf_error why = {0};
+    if (!o->policy)
+        return KVF_OK;
+    if (shape.tokens_max == 0)
+        return model_fail(error, KVF_INVALID,
+                          "--prune %s: a prompt of one token has nothing to prune; give a longer "
+                          "one, or leave --prune out",
+                          o->policy->name);
+    kvf_status status = cli_prune_make(o, &run->model, run->weights, &run->prune_config, error);
+    if (status != KVF_OK)
+        return status;
+    status = kvf_prune_config_check(&run->prune_config, &shape, &why);
+    if (status != KVF_OK)
+        return model_fail(error, status, "--prune %s: %s", o->policy->name, why.text);
+    run->options.cache.observe_window = queries_observed(&run->prune_config);
+    return KVF_OK;
+}
+
+kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error)
+{
+    return prepare_pruning(run, error);
+}
+
+kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)
+{
+    kvf_prune_plan plan;
+    if (!run->options.prune.policy)
+        return KVF_OK;
+    kvf_status status =
+        kvf_prune_plan_make(run->runtime, &run->options.cache, &run->prune_config, &plan, error);
+    if (status == KVF_OK) {
+        run->plan.prune_device_bytes = plan.device_bytes;
+        run->plan.prune_host_bytes = plan.host_bytes;
+    }
+    return status;
+}
+
+kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
+{
+    const cli_prune_options *o = &run->options.prune;
+    if (!o->policy)
+        return KVF_OK;
+    kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
+    return status;
+}
+
+void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
+{
+    const cli_prune_options *o = &run->options.prune;
+    const bool is_chunked = !o->policy || o->eviction != KVF_EVICTION_NONE;
+    if (o->chunk_tokens && o->chunk_tokens < options->chunk_max)
+        options->chunk_max = o->chunk_tokens;
+    /* A policy looks at whole layers: the prompt goes layer by layer, unless it is chunked. */
+    if (o->chunk_tokens && is_chunked)
+        options->prompt_max = o->chunk_tokens;
+    else if (o->policy)
+        options->prompt_max = (uint32_t)run->prompt.count;
+}
+
+kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
+{
+    run->layer_tokens = calloc(run->model.layers, sizeof *run->layer_tokens);
+    if (!run->layer_tokens)
+        return model_out_of_memory(error, run->model.layers * sizeof *run->layer_tokens,
+                                   "the lengths of all layers");
+    for (uint32_t l = 0; l < run->model.layers; l++)
+        run->layer_tokens[l] = kvf_sequence_length(run->sequence, l);
+    if (run->prune)
+        kvf_prune_stats_get(run->prune, &run->prune_stats);
+    return KVF_OK;
+}
+
+/* ---------------------------------------------------------------------------- figures */
+
+static double ratio(double a, double b)
+{
+    return b > 0.0 ? a / b : 0.0;
+}
+
+void cli_run_prune_summary(const cli_run *run)
+{
+    const kvf_prune_stats *s = &run->prune_stats;
+    char layer[40] = "";
+    if (!run->prune || s->prompts == 0)
+        return;
+    if (s->chosen_layer != KVF_PRUNE_LAYER_AUTO)
+        snprintf(layer, sizeof layer, ", layer %u", s->chosen_layer);
+    fprintf(stderr, "pruning   %s%s: %.0f%% of the prefill computed, %.0f tokens kept per layer\n",
+            run->options.prune.policy->name, layer,
+            100.0 * ratio((double)s->tokens_computed, (double)s->tokens_full),
+            ratio((double)s->kept, (double)run->model.layers));
+}
+
+static void write_mask(cli_json *j, const cli_run *run)
+{
+    const cli_prune_options *o = &run->options.prune;
+    if (!run->head_mask)
+        return;
+    cli_json_object(j, "head_mask");
+    cli_json_text(j, "file", o->mask_file);
+    if (o->mask_sparsity >= 0.0)
+        cli_json_real(j, "sparsity", o->mask_sparsity);
+    cli_json_integer(j, "heads", (uint64_t)run->model.layers * run->model.kv_heads);
+    cli_json_integer(j, "streaming_heads", run->streaming_heads);
+    cli_json_integer(j, "streaming_sink", o->streaming_sink);
+    cli_json_integer(j, "streaming_recent", o->streaming_recent);
+    cli_json_end(j, '}');
+}
+
+static void write_pruning(cli_json *j, const cli_run *run)
+{
+    const cli_prune_options *o = &run->options.prune;
+    const kvf_prune_config *c = &run->prune_config;
+    const kvf_prune_stats *s = &run->prune_stats;
+    const double overhead = (double)(s->observe_ns + s->decide_ns + s->retain_ns) * 1e-6;
+    if (!run->prune)
+        return;
+    cli_json_object(j, "prune");
+    cli_json_text(j, "policy", o->policy->name);
+    cli_json_text(j, "retention", cli_retention_name(c->retention));
+    cli_json_text(j, "eviction", cli_eviction_name(c->eviction));
+    if (o->chunk_tokens)
+        cli_json_integer(j, "chunk_tokens", o->chunk_tokens);
+    if (o->config_file)
+        cli_json_text(j, "config", o->config_file);
+    cli_settings_write(j, "settings", &c->settings, cli_settings_of(o->policy->name));
+    if (s->prompts > 0) {
+        if (s->chosen_layer == KVF_PRUNE_LAYER_AUTO)
+            cli_json_null(j, "chosen_layer");
+        else
+            cli_json_integer(j, "chosen_layer", s->chosen_layer);
+        cli_json_integer(j, "tokens_computed", s->tokens_computed);
+        cli_json_integer(j, "tokens_full", s->tokens_full);
+        cli_json_real(j, "compute_rate", ratio((double)s->tokens_computed, (double)s->tokens_full));
+        cli_json_integer(j, "tokens_kept", s->kept);
+        cli_json_real(j, "tokens_kept_per_layer", ratio((double)s->kept, run->model.layers));
+        cli_json_array(j, "tokens_held");
+        for (uint32_t l = 0; l < run->model.layers; l++)
+            cli_json_integer(j, NULL, run->layer_tokens[l]);
+        cli_json_end(j, ']');
+        cli_json_real(j, "observe_ms", (double)s->observe_ns * 1e-6);
+        cli_json_real(j, "decide_ms", (double)s->decide_ns * 1e-6);
+        cli_json_real(j, "retain_ms", (double)s->retain_ns * 1e-6);
+        cli_json_real(j, "share_of_prefill", ratio(overhead, run->prefill_ms));
+    }
+    cli_json_end(j, '}');
+}
+
+static void write_footprint(cli_json *j, const cli_run *run)
+{
+    kvf_footprint f;
+    kvf_cache_footprint(run->cache, &f);
+    cli_json_object(j, "footprint");
+    cli_json_real(j, "footprint", f.footprint);
+    cli_json_real(j, "device", f.device);
+    cli_json_real(j, "host", f.host);
+    cli_json_real(j, "peak", f.peak);
+    cli_json_real(j, "device_peak", f.device_peak);
+    cli_json_integer(j, "steps", f.steps);
+    cli_json_integer(j, "entry_steps", f.entry_steps);
+    cli_json_integer(j, "device_entry_steps", f.device_entry_steps);
+    cli_json_integer(j, "full_entry_steps", f.full_entry_steps);
+    cli_json_integer(j, "peak_entries", f.peak_entries);
+    cli_json_integer(j, "device_peak_entries", f.device_peak_entries);
+    cli_json_integer(j, "full_entries", f.full_entries);
+    cli_json_end(j, '}');
+}
+
+void cli_run_prune_write(cli_json *j, const cli_run *run)
+{
+    write_pruning(j, run);
+    write_mask(j, run);
+    write_footprint(j, run);
+}
+
+void cli_run_prune_close(cli_run *run)
+{
+    kvf_prune_close(run->prune);
+    free(run->layer_tokens);
+    free(run->head_mask);
+}

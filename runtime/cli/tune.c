@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry tune`: opens everything in the order in which it can fail, cheapest first, measures,
+ * writes.
+ *
+ * It knows what depends on what. Invariant: whatever was opened is closed on every path, in
+ * reverse; the file of --out is complete or as it was.
+ */
+
+#include "tune.h"
+
+#include "calibration_file.h"
+#include "interrupt.h"
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void log_line(void *user, int level, const char *line)
+{
+    (void)user;
+    (void)level;
+    fprintf(stderr, "kvferry: %s\n", line);
+}
+
+/* The layers that fastkv tries; half depth is where the published layers are. */
+static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
+{
+    cli_tune_options *o = &tune->options;
+    const uint32_t layers = tune->model.layers;
+    if (!o->are_layers_given)
+        o->layer_last = layers < 2 ? 0 : layers / 2 - 1;
+    if (o->layer_last < layers)
+        return KVF_OK;
+    return model_fail(error, KVF_INVALID,
+                      "--layers ends at %u and the model has layers 0 to %u; give less",
+                      o->layer_last, layers - 1);
+}
+
+static kvf_status check_method(const cli_tune *tune, const char *policy, kvf_error *error)
+{
+    kvf_prune_config config;
+    const kvf_prune_shape shape = {
+        .layers = tune->model.layers,
+        .kv_heads = tune->model.kv_heads,
+        .query_heads = tune->model.query_heads,
+        .tokens_max = tune->tuning.tokens,
+    };
+    cli_tune_config(tune, policy, &config);
+    return kvf_prune_config_check(&config, &shape, error);
+}
+
+static kvf_status open_input(cli_tune *tune, kvf_error *error)
+{
+    const cli_tune_options *o = &tune->options;
+    kvf_status status = kvf_model_config_read(o->model, NULL, &tune->model, error);
+    if (status != KVF_OK)
+        return status;
+    if (tune->model.note[0])
+        fprintf(stderr, "kvferry: %s\n", tune->model.note);
+    status = choose_layers(tune, error);
+    if (status == KVF_OK)
+        status = kvf_weights_open(o->model, NULL, &tune->weights, error);
+    if (status == KVF_OK)
+        status = kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error);
+    if (status == KVF_OK)
+        status = cli_tune_read(tune, error);
+    if (status == KVF_OK && o->fastkv)
+        status = check_method(tune, "fastkv", error);
+    if (status == KVF_OK && o->structkv)
+        status = check_method(tune, "structkv", error);
+    return status;
+}
+
+static kvf_transformer_options transformer_options(const cli_tune *tune)
+{
+    const uint32_t tokens = tune->tuning.tokens, chunk = cli_chunk_tokens(tune->runtime);
+    return (kvf_transformer_options){
+        .runtime = tune->runtime,
+        .model = &tune->model,
+        .weights = tune->weights,
+        .chunk_max = tokens < chunk ? tokens : chunk,
+        .prompt_max = tokens,
+        .device_ordinal = tune->options.runtime.device_ordinal,
+        .batch_max = 1,
+        .isa_mask = KVF_ISA_ALL,
+        .bf16 = KVF_LINEAR_BF16_AUTO,
+    };
+}
+
+/* The largest window of the methods in use. */
+static uint32_t window_of(const cli_tune *tune)
+{
+    kvf_prune_config fastkv, structkv;
+    cli_tune_config(tune, "fastkv", &fastkv);
+    cli_tune_config(tune, "structkv", &structkv);
+    return fastkv.settings.window > structkv.settings.window ? fastkv.settings.window
+                                                             : structkv.settings.window;
+}
+
+static kvf_status open_machine(cli_tune *tune, kvf_error *error)
+{
+    kvf_cache_config config;
+    kvf_status status = kvf_runtime_open(&tune->options.runtime, &tune->runtime, error);
+    if (status != KVF_OK)
+        return status;
+    const kvf_transformer_options options = transformer_options(tune);
+    kvf_cache_config_init(&config);
+    kvf_transformer_geometry(&options, &config);
+    config.tokens_max = tune->tuning.tokens;
+    config.observe_window = window_of(tune);
+    tune->plan = (cli_memory_plan){
+        .weight_bytes = kvf_weights_bytes(tune->weights),
+        .runner_bytes = kvf_transformer_bytes(&options, kvf_runtime_threads(tune->runtime)),
+        .tokens = config.tokens_max,
+        .on_gpu = kvf_runtime_device(tune->runtime) == KVF_DEVICE_CUDA,
+    };
+    tune->plan.available_bytes = cli_memory_available(&tune->plan.available_by);
+    status = kvf_cache_plan_make(tune->runtime, &config, &tune->plan.cache, error);
+    if (status != KVF_OK)
+        return status;
+    if (!cli_memory_plan_check(&tune->plan))
+        return model_fail(error, KVF_OUT_OF_MEMORY, "give fewer --tokens");
+    status = kvf_transformer_open(&options, &tune->transformer, error);
+    if (status == KVF_OK)
+        status = kvf_cache_open(tune->runtime, &config, &tune->cache, error);
+    if (status == KVF_OK && kvf_stream_create(tune->runtime, &tune->stream) != KVF_OK)
+        status = model_fail(error, KVF_OUT_OF_MEMORY, "no stream could be created");
+    return status;
+}
+
+static void close_tune(cli_tune *tune)
+{
+    cli_output_discard(&tune->output);
+    if (tune->stream)
+        (void)!kvf_stream_wait(tune->stream);
+    if (tune->transformer)
+        kvf_transformer_forget(tune->transformer);
+    kvf_cache_close(tune->cache);
+    kvf_transformer_close(tune->transformer);
+    kvf_stream_destroy(tune->stream);
+    kvf_runtime_close(tune->runtime);
+    free(tune->pruned);
+    free(tune->hidden);
+    free(tune->figures);
+    kvf_token_ids_free(NULL, &tune->pieces);
+    kvf_tokenizer_close(tune->tokenizer);
+    kvf_weights_close(tune->weights);
+}
+
+/* @return false after a message */
+static bool write_result(cli_tune *tune)
+{
+    const char *out = tune->options.out;
+    cli_json json = {0};
+    cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
+    cli_prune_file_write(&json, &tune->tuning);
+    bool written = kvf_text_append(NULL, &json.text, "\n", 1, NULL) == KVF_OK && !json.failed;
+    if (!written)
+        fputs("kvferry: no memory for the result\n", stderr);
+    else if (strcmp(out, "-") == 0)
+        written = fwrite(json.text.bytes, 1, json.text.size, stdout) == json.text.size &&
+                  fflush(stdout) == 0;
+    else
+        cli_output_write(&tune->output, json.text.bytes, json.text.size);
+    cli_json_free(&json);
+    return cli_output_commit(&tune->output) && written;
+}
+
+/* @return exit status */
+static int measure_and_report(cli_tune *tune, kvf_error *error)
+{
+    const cli_tune_options *o = &tune->options;
+    const bool is_piped = o->out && strcmp(o->out, "-") == 0;
+    if (cli_tune_measure(tune, error) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error->text);
+        return 1;
+    }
+    if (tune->interrupted)
+        return 130;
+    cli_tune_print(tune, is_piped ? stderr : stdout);
+    bool done = fflush(is_piped ? stderr : stdout) == 0;
+    if (!done)
+        fputs("kvferry: standard output cannot be written\n", stderr);
+    if (o->out)
+        done = write_result(tune) && done;
+    if (o->plot)
+        done = cli_tune_plot(tune) && done;
+    return done ? 0 : 1;
+}
+
+int cli_tune_main(int argc, char **argv)
+{
+    cli_tune tune = {0};
+    kvf_error error = {0};
+    char calibration[CLI_CALIBRATION_BYTES];
+    if (!cli_tune_options_parse(argc, argv, &tune.options))
+        return 2;
+    if (tune.options.help) {
+        cli_tune_help(stdout);
+        return 0;
+    }
+    const char *out = tune.options.out;
+    tune.options.runtime.log = log_line;
+    cli_calibration_choose(&tune.options.runtime, calibration);
+    cli_interrupt_watch();
+    int result = 1;
+    if (open_input(&tune, &error) != KVF_OK || open_machine(&tune, &error) != KVF_OK)
+        fprintf(stderr, "kvferry: %s\n", error.text);
+    else if (!out || strcmp(out, "-") == 0 || cli_output_open(&tune.output, out))
+        result = measure_and_report(&tune, &error);
+    close_tune(&tune);
+    return result;
+}

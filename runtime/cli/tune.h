@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_TUNE_H
+#define KVF_CLI_TUNE_H
+
+/*
+ * `kvferry tune`: where to prune a model, measured on text. What its files share.
+ *
+ * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_measure.c runs the
+ * model on them, tune_report.c draws, tune.c opens and closes. Invariant: a tune that is zero or
+ * half open can be closed.
+ */
+
+#include "memory_plan.h"
+#include "output_file.h"
+#include "prune_file.h"
+#include "prune_options.h"
+#include "tokenizer.h"
+#include "transformer.h"
+
+#define TUNE_TEXTS_MAX 64u
+
+typedef struct cli_tune_options {
+    const char *model;
+    const char *texts[TUNE_TEXTS_MAX];
+    uint32_t text_count;
+    const char *out;  /* NULL = nothing is written; "-" = standard output */
+    const char *plot; /* a folder, or NULL */
+    bool fastkv, structkv;
+    bool are_layers_given;
+    uint32_t layer_first, layer_last;
+    uint32_t samples, tokens;
+    cli_prune_options prune; /* settings only */
+    kvf_runtime_config runtime;
+    bool help;
+} cli_tune_options;
+
+typedef struct cli_tune {
+    cli_tune_options options;
+    kvf_model_config model;
+    kvf_tokenizer *tokenizer;
+    kvf_weights *weights;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    cli_memory_plan plan;
+    cli_output output;
+    kvf_token_ids pieces;   /* [tuning.samples, tuning.tokens] */
+    double *figures;        /* what the arrays of `tuning` lie in */
+    float *hidden, *pruned; /* [samples, hidden_size], [hidden_size] */
+    cli_tuning tuning;
+    bool interrupted;
+} cli_tune;
+
+/** @return whether to go on; false after a message on stderr: exit with 2 */
+bool cli_tune_options_parse(int argc, char **argv, cli_tune_options *out);
+void cli_tune_help(FILE *file);
+
+/** Pieces of equal length, evenly from all texts. */
+KVF_CHECKED kvf_status cli_tune_read(cli_tune *tune, kvf_error *error);
+
+/** Settings of a method: its defaults, and what was given. */
+void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out);
+
+/** Run the model; fills tuning. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
+
+/** Layers and figures per layer, for people. */
+void cli_tune_print(const cli_tune *tune, FILE *file);
+/** @return false after a message */
+bool cli_tune_plot(const cli_tune *tune);
+
+#endif

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Runs a model on pieces of text, whole and pruned, and finds the layers.
+ *
+ * FastKV, equation 3: the layer with the least change of the last token's last hidden state,
+ * mean_i |H_i - H'_(L,i)|^2 / |H_i|^2; every layer is tried. StructKV: one pass without pruning, in
+ * which a policy of its own records the shape of each layer's attention, mean over pieces; the
+ * pivot follows from the changes of that shape from layer to layer.
+ *
+ * It knows what is measured, not files or pictures. Invariant: every piece is run on an empty
+ * sequence that is gone afterwards.
+ */
+
+#include "tune.h"
+
+#include "interrupt.h"
+#include "progress.h"
+#include "structkv_transition.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t *piece(const cli_tune *tune, uint32_t index)
+{
+    return tune->pieces.ids + (size_t)index * tune->tuning.tokens;
+}
+
+static kvf_status fail_library(const cli_tune *tune, kvf_status status, kvf_error *error)
+{
+    const kvf_error *last = kvf_runtime_error(tune->runtime);
+    return model_fail(error, status, "%s",
+                      last->status == status ? last->text : kvf_status_text(status));
+}
+
+/* The last hidden state of one piece. */
+static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t index, float *hidden,
+                            kvf_error *error)
+{
+    kvf_sequence *sequence = NULL;
+    kvf_status status = kvf_sequence_create(tune->cache, &sequence);
+    if (status == KVF_OK) {
+        const kvf_prompt prompt = {
+            .sequence = sequence, .ids = piece(tune, index), .count = tune->tuning.tokens};
+        status = kvf_transformer_hidden(tune->transformer, tune->cache, prune, &prompt, hidden,
+                                        tune->stream);
+    }
+    if (status != KVF_OK)
+        status = fail_library(tune, status, error);
+    if (tune->stream)
+        (void)!kvf_stream_wait(tune->stream);
+    kvf_transformer_forget(tune->transformer);
+    kvf_sequence_destroy(sequence);
+    return status == KVF_OK ? kvf_transformer_check(tune->transformer, error) : status;
+}
+
+void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)
+{
+    kvf_prune_config_init(out, kvf_prune_policy_find(policy));
+    cli_settings_apply(&tune->options.prune.values, &out->settings);
+    /* What is kept changes nothing of a prefill's hidden states. */
+    out->settings.keep = 1.0f;
+    out->settings.keep_tokens = 0;
+}
+
+/* --------------------------------------------------------------------------- structkv */
+
+/* What the recording policy sees, summed over pieces. */
+typedef struct recorder {
+    kvf_structkv_measures *sums; /* [layers] */
+    uint32_t *counts;            /* [layers] */
+} recorder;
+
+static uint32_t needs_profile(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
+                              const void *state, uint32_t layer, uint32_t pass)
+{
+    (void)settings, (void)shape, (void)state, (void)layer, (void)pass;
+    return KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE;
+}
+
+static void record_profile(void *user, const kvf_prune_settings *settings,
+                           const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+{
+    recorder *r = user;
+    (void)settings, (void)state, (void)answer; /* keep all, propagate all */
+    if (!view->profile)
+        return;
+    const kvf_structkv_measures m = kvf_structkv_measure(view->profile, view->query_heads);
+    r->sums[view->layer].entropy += m.entropy;
+    r->sums[view->layer].sparsity += m.sparsity;
+    r->sums[view->layer].variance += m.variance;
+    r->counts[view->layer]++;
+}
+
+/* From the sums to figures per layer and the pivot. */
+static kvf_status find_pivot(cli_tune *tune, const recorder *r, const kvf_prune_settings *settings,
+                             double *figures, kvf_error *error)
+{
+    const uint32_t layers = tune->model.layers;
+    double *scores = figures, *entropy = scores + layers;
+    double *sparsity = entropy + layers, *variance = sparsity + layers;
+    for (uint32_t l = 0; l < layers; l++) {
+        kvf_structkv_measures *m = &r->sums[l];
+        if (r->counts[l] == 0)
+            return model_fail(error, KVF_INVALID, "layer %u was not measured", l);
+        m->entropy /= r->counts[l];
+        m->sparsity /= r->counts[l];
+        m->variance /= r->counts[l];
+        entropy[l] = m->entropy;
+        sparsity[l] = m->sparsity;
+        variance[l] = m->variance;
+    }
+    kvf_structkv_transition(settings->weights, r->sums, layers, scores);
+    /* As the policy resolves them. */
+    const uint32_t least =
+        settings->layer_min == KVF_PRUNE_LAYER_AUTO ? layers / 3 : settings->layer_min;
+    const uint32_t most = settings->layer_max != KVF_PRUNE_LAYER_AUTO ? settings->layer_max
+                          : layers > 2                                ? layers - 2
+                                                                      : 0;
+    tune->tuning.structkv = (cli_tuned){
+        .layer = kvf_structkv_pivot(scores, layers, least, most),
+        .settings = *settings,
+        .count = layers,
+        .scores = scores,
+        .entropy = entropy,
+        .sparsity = sparsity,
+        .variance = variance,
+    };
+    return KVF_OK;
+}
+
+static kvf_status measure_structkv(cli_tune *tune, double *figures, cli_progress *progress,
+                                   uint64_t *done, kvf_error *error)
+{
+    const uint32_t layers = tune->model.layers;
+    recorder r = {calloc(layers, sizeof *r.sums), calloc(layers, sizeof *r.counts)};
+    const kvf_prune_policy policy = {
+        .size = sizeof policy,
+        .name = "profile",
+        .source = "records the shape of attention",
+        .needs = needs_profile,
+        .decide = record_profile,
+        .user = &r,
+    };
+    kvf_prune_config config, structkv;
+    kvf_prune *prune = NULL;
+    cli_tune_config(tune, "structkv", &structkv);
+    kvf_prune_config_init(&config, &policy);
+    config.settings = structkv.settings;
+    kvf_status status = KVF_OK;
+    if (!r.sums || !r.counts)
+        status = model_out_of_memory(error, layers * sizeof *r.sums, "the profile of all layers");
+    if (status == KVF_OK)
+        status = kvf_prune_open(tune->cache, &config, &prune, error);
+    for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
+        status = run_piece(tune, prune, i, tune->pruned, error);
+        cli_progress_at(progress, ++*done);
+    }
+    if (status == KVF_OK && !cli_interrupted())
+        status = find_pivot(tune, &r, &structkv.settings, figures, error);
+    kvf_prune_close(prune);
+    free(r.counts);
+    free(r.sums);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------- fastkv */
+
+/* |a - b|^2 / |a|^2 */
+static double relative_change(const float *a, const float *b, uint32_t count)
+{
+    double change = 0.0, size = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        const double d = (double)a[i] - (double)b[i];
+        change += d * d;
+        size += (double)a[i] * (double)a[i];
+    }
+    return change / size;
+}
+
+static kvf_status measure_layer(cli_tune *tune, uint32_t layer, double *score,
+                                cli_progress *progress, uint64_t *done, kvf_error *error)
+{
+    const uint32_t width = tune->model.hidden_size;
+    kvf_prune_config config;
+    kvf_prune *prune = NULL;
+    cli_tune_config(tune, "fastkv", &config);
+    config.settings.layer = layer;
+    kvf_status status = kvf_prune_open(tune->cache, &config, &prune, error);
+    double sum = 0.0;
+    for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
+        status = run_piece(tune, prune, i, tune->pruned, error);
+        sum += relative_change(tune->hidden + (size_t)i * width, tune->pruned, width);
+        cli_progress_at(progress, ++*done);
+    }
+    kvf_prune_close(prune);
+    *score = sum / tune->tuning.samples;
+    return status;
+}
+
+static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *progress,
+                                 uint64_t *done, kvf_error *error)
+{
+    const cli_tune_options *o = &tune->options;
+    const uint32_t width = tune->model.hidden_size, count = o->layer_last - o->layer_first + 1;
+    kvf_status status = KVF_OK;
+    kvf_prune_config config;
+    for (uint32_t i = 0; status == KVF_OK && i < tune->tuning.samples && !cli_interrupted(); i++) {
+        status = run_piece(tune, NULL, i, tune->hidden + (size_t)i * width, error);
+        cli_progress_at(progress, ++*done);
+    }
+    for (uint32_t i = 0; status == KVF_OK && i < count && !cli_interrupted(); i++)
+        status = measure_layer(tune, o->layer_first + i, &scores[i], progress, done, error);
+    if (status != KVF_OK || cli_interrupted())
+        return status;
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!isfinite(scores[i]))
+            return model_fail(error, KVF_NOT_FINITE,
+                              "hidden states with layer %u are no finite numbers; the weights may "
+                              "be damaged, or too large for their type",
+                              o->layer_first + i);
+        if (scores[i] < scores[best])
+            best = i;
+    }
+    cli_tune_config(tune, "fastkv", &config);
+    tune->tuning.fastkv = (cli_tuned){
+        .layer = o->layer_first + best,
+        .settings = config.settings,
+        .first = o->layer_first,
+        .count = count,
+        .scores = scores,
+    };
+    return KVF_OK;
+}
+
+kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
+{
+    const cli_tune_options *o = &tune->options;
+    const uint64_t layers = tune->model.layers, samples = tune->tuning.samples;
+    const uint64_t runs = (o->structkv ? samples : 0) +
+                          (o->fastkv ? samples * (2ull + o->layer_last - o->layer_first) : 0);
+    uint64_t done = 0;
+    cli_progress progress;
+    tune->figures = calloc(5 * layers, sizeof *tune->figures);
+    tune->hidden = calloc(samples * tune->model.hidden_size, sizeof *tune->hidden);
+    tune->pruned = calloc(tune->model.hidden_size, sizeof *tune->pruned);
+    if (!tune->figures || !tune->hidden || !tune->pruned)
+        return model_out_of_memory(error, samples * tune->model.hidden_size * sizeof *tune->hidden,
+                                   "hidden states");
+    cli_progress_begin(&progress, "measuring", runs, "runs");
+    kvf_status status = KVF_OK;
+    if (o->structkv)
+        status = measure_structkv(tune, tune->figures + layers, &progress, &done, error);
+    if (status == KVF_OK && o->fastkv && !cli_interrupted())
+        status = measure_fastkv(tune, tune->figures, &progress, &done, error);
+    cli_progress_end(&progress);
+    tune->interrupted = cli_interrupted();
+    return status;
+}
