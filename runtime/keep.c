@@ -333,6 +333,10 @@ static kvf_status keep(keeping *k, void *work)
     if (k->index >= cache->config.layers)
         KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", k->index,
                  cache->config.layers - 1);
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask is set: streaming heads hold other tokens than the rest; open the "
+                 "cache without a mask");
     KVF_TRY(kvf_sequence_check(cache, k->sequence));
     k->layer = &k->sequence->layers[k->index];
     k->length = k->layer->length;

@@ -68,6 +68,10 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
     if (args->layer >= c->layers)
         KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u",
                  args->layer, c->layers - 1);
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask is set: streaming heads hold too few tokens to score them; open the "
+                 "cache without a mask");
     KVF_TRY(kvf_sequence_check(cache, sequence));
     if (args->pool_width % 2 == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "pool_width = %u: must be odd; 1 = none",

@@ -8,7 +8,9 @@
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
  * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold
- * after every call.
+ * after every call. A cache with streaming heads (head_mask) takes kvf_sequence_clear only, and a
+ * layer whose pages a refresh has re-formed (restructure = physical) neither scores, seeds nor
+ * keeps: KVF_UNSUPPORTED.
  */
 
 #include "cache.h"

@@ -49,6 +49,10 @@ static kvf_status seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                  cache->config.layers - 1);
     if (!scores)
         KVF_FAIL(cache->context, KVF_INVALID, "scores is NULL; pass those of the layer's tokens");
+    if (cache->masked)
+        KVF_FAIL(
+            cache->context, KVF_UNSUPPORTED,
+            "head_mask is set: streaming heads have no static set; open the cache without a mask");
     KVF_TRY(kvf_sequence_check(cache, sequence));
     kvf_layer *state = &sequence->layers[layer];
     if (cache->dims.static_tokens == 0)

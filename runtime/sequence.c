@@ -150,7 +150,8 @@ static kvf_status clear(kvf_cache *cache, kvf_sequence *sequence)
         kvf_footprint_begin(cache, sequence);
     }
     release(sequence);
-    return renew(cache, sequence);
+    KVF_TRY(renew(cache, sequence));
+    return cache->masked ? kvf_masked_create(cache, sequence) : KVF_OK;
 }
 
 kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream)

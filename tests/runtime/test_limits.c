@@ -72,6 +72,7 @@ static const bad_setting bad_settings[] = {
     SET(local_tokens, "0", 0),
     SET(sequences_max, "4097", 4097),
     SET(sink_tokens, "65537", 65537),
+    SET(observe_window, "129", 129),
 };
 
 static void apply(kvf_cache_config *c, const bad_setting *b)

@@ -475,6 +475,41 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
     }
 }
 
+/* A cache with streaming heads can be cleared, and says that it cannot be pruned. */
+static void streaming_heads_are_cleared(void **state)
+{
+    (void)state;
+    static const uint8_t mask[] = {1, 0};
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = config_full();
+    cc.head_mask = mask;
+    cc.streaming_sink = 4;
+    cc.streaming_recent = 32;
+    const uint32_t n = 150;
+    open_world(&w, &cc, 0);
+    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n + 30, .seed = 3, .sharpness = 2.0f});
+    kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
+    const test_range range = {.first = 20, .count = n, .chunk = 60};
+    test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 60}, NULL);
+    void *work = must(kvf_keep_work_bytes(w.cache));
+    const uint32_t ids[] = {3, 4};
+    float out[2] = {0.0f};
+    kvf_scores_args a = {
+        .window = 8, .candidates = 1, .pool_width = 1, .out = out, .pool = KVF_POOL_MAX};
+    test_expect(w.runtime, kvf_sequence_keep(w.cache, s, 0, ids, 1, work, w.stream),
+                KVF_UNSUPPORTED);
+    test_expect(w.runtime, kvf_sequence_seed(w.cache, s, 0, out, w.stream), KVF_UNSUPPORTED);
+    test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &a, out, w.stream), KVF_UNSUPPORTED);
+    test_ok(&w, kvf_sequence_clear(w.cache, s, w.stream));
+    test_prefill(&w, s, &t, &range, NULL);
+    test_prefill(&w, fresh, &t, &range, NULL);
+    same_decode(&w, s, fresh, &t, n + 20, 10);
+    test_world_close(&w);
+    test_tokens_free(&t);
+    free(work);
+}
+
 /* ---- forks, refusals, layers ----------------------------------------------------------------- */
 
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
@@ -670,6 +705,7 @@ int main(void)
         cmocka_unit_test(a_seed_is_the_static_set),
         cmocka_unit_test(a_seed_with_full_budget_is_dense),
         cmocka_unit_test(a_cleared_sequence_is_a_fresh_one),
+        cmocka_unit_test(streaming_heads_are_cleared),
         cmocka_unit_test(a_fork_keeps_for_itself),
         cmocka_unit_test(bad_calls_change_nothing),
         cmocka_unit_test(layers_of_different_lengths_decode),
