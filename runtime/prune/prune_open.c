@@ -153,6 +153,10 @@ static kvf_status take_device(kvf_prune *prune)
 static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
 {
     kvf_error error;
+    if (prune->cache->masked)
+        KVF_FAIL(prune->context, KVF_UNSUPPORTED,
+                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
+                 "the cache without a mask, or do not prune");
     if (!config || config->size != sizeof *config)
         KVF_FAIL(prune->context, KVF_INVALID,
                  "config is NULL or its size is not %zu: call kvf_prune_config_init first",

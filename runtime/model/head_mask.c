@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Head masks: lines of tab-separated values; see the header for what they mean.
+ *
+ * It checks everything before it chooses anything: the number of lines and of values on each, and
+ * every value. A last line without a newline counts, carriage returns before a newline do not, and
+ * neither do empty lines at the end. Numbers are read as in C, whatever the locale says elsewhere:
+ * digits, a point, an exponent.
+ */
+
+#include "head_mask.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Values longer than this are not numbers; so a mask of any model is far below the limit. */
+#define VALUE_BYTES_MAX 64u
+
+typedef struct mask_reader {
+    const char *path;
+    uint32_t layers;
+    uint32_t kv_heads;
+    double sparsity;
+    double *values; /* [layers, kv_heads] */
+    kvf_error *error;
+} mask_reader;
+
+/* Where a value is, for messages; both count from 1 there. */
+typedef struct mask_place {
+    uint32_t line;
+    uint32_t column;
+} mask_place;
+
+static const char *skip_digits(const char *at)
+{
+    while (*at >= '0' && *at <= '9')
+        at++;
+    return at;
+}
+
+/* A decimal number and nothing else: what strtod takes besides (nan, inf, hexadecimal) is not. */
+static bool is_number(const char *text)
+{
+    const char *at = text + (*text == '-' || *text == '+');
+    const char *whole = skip_digits(at);
+    size_t digits = (size_t)(whole - at);
+    at = whole;
+    if (*at == '.') {
+        const char *end = skip_digits(at + 1);
+        digits += (size_t)(end - at - 1);
+        at = end;
+    }
+    if (digits == 0)
+        return false;
+    if (*at == 'e' || *at == 'E') {
+        const char *exponent = at + 1 + (at[1] == '-' || at[1] == '+');
+        at = skip_digits(exponent);
+        if (at == exponent)
+            return false;
+    }
+    return *at == '\0';
+}
+
+/* As strtod in the C locale, which a program may have left: digits by hand. */
+static double number_of(const char *text)
+{
+    const bool is_negative = *text == '-';
+    const char *at = text + (*text == '-' || *text == '+');
+    double value = 0.0;
+    int scale = 0, zeros = 0; /* zeros at the end of a fraction change nothing */
+    for (; *at >= '0' && *at <= '9'; at++)
+        value = value * 10.0 + (*at - '0');
+    if (*at == '.')
+        for (at++; *at >= '0' && *at <= '9'; at++) {
+            zeros++;
+            if (*at == '0')
+                continue;
+            value = value * pow(10.0, zeros) + (*at - '0');
+            scale -= zeros;
+            zeros = 0;
+        }
+    if (*at == 'e' || *at == 'E') {
+        const long exponent = strtol(at + 1, NULL, 10);
+        scale += exponent > 1000 ? 1000 : exponent < -1000 ? -1000 : (int)exponent;
+    }
+    if (value != 0.0) /* powers up to 22 are exact, so 1.0 is 1 and 0.5 is a half */
+        value = scale < 0 ? value / pow(10.0, -scale) : value * pow(10.0, scale);
+    return is_negative ? -value : value;
+}
+
+static kvf_status read_value(const mask_reader *r, const char *text, size_t size, mask_place place)
+{
+    char copy[VALUE_BYTES_MAX + 1];
+    const int shown = (int)(size < 32 ? size : 32);
+    while (size && *text == ' ') {
+        text++;
+        size--;
+    }
+    while (size && text[size - 1] == ' ')
+        size--;
+    if (size == 0)
+        return model_fail(r->error, KVF_INVALID,
+                          "%s, line %u, column %u: there is no value; write %s, or remove the tab",
+                          r->path, place.line, place.column,
+                          r->sparsity < 0.0 ? "0 or 1" : "a number");
+    memcpy(copy, text, size < sizeof copy ? size : 0);
+    copy[size < sizeof copy ? size : 0] = '\0';
+    const bool fits = size < sizeof copy && strlen(copy) == size;
+    if (!fits || !is_number(copy))
+        return model_fail(r->error, KVF_INVALID,
+                          "%s, line %u, column %u: \"%.*s\" is not a number; values are separated "
+                          "by tabs, and NaN and infinity are none",
+                          r->path, place.line, place.column, shown, text);
+    const double value = number_of(copy);
+    if (r->sparsity < 0.0 && value != 0.0 && value != 1.0)
+        return model_fail(r->error, KVF_INVALID,
+                          "%s, line %u, column %u: %.*s is neither 0 nor 1; give the share of "
+                          "streaming heads to make a mask of such values",
+                          r->path, place.line, place.column, shown, text);
+    const double clipped = value < 0.0 ? 0.0 : value > 1.0 ? 1.0 : value;
+    r->values[(size_t)(place.line - 1) * r->kv_heads + place.column - 1] = clipped;
+    return KVF_OK;
+}
+
+static kvf_status read_line(const mask_reader *r, const char *text, size_t size, uint32_t line)
+{
+    uint32_t columns = 1;
+    if (line > r->layers)
+        return model_fail(r->error, KVF_INVALID,
+                          "%s, line %u: the model has %u layers, so the mask has %u lines; use the "
+                          "mask of this model",
+                          r->path, line, r->layers, r->layers);
+    for (size_t i = 0; i < size; i++)
+        columns += text[i] == '\t';
+    if (columns != r->kv_heads)
+        return model_fail(r->error, KVF_INVALID,
+                          "%s, line %u: %u values; the model has %u KV heads, so each line has %u, "
+                          "separated by tabs",
+                          r->path, line, columns, r->kv_heads, r->kv_heads);
+    for (uint32_t column = 1; column <= columns; column++) {
+        const char *tab = memchr(text, '\t', size);
+        const size_t bytes = tab ? (size_t)(tab - text) : size;
+        kvf_status status = read_value(r, text, bytes, (mask_place){line, column});
+        if (status != KVF_OK)
+            return status;
+        text += bytes + (tab != NULL);
+        size -= bytes + (tab != NULL);
+    }
+    return KVF_OK;
+}
+
+static kvf_status read_lines(const mask_reader *r, const char *text, size_t size)
+{
+    uint32_t line = 0;
+    while (size && (text[size - 1] == '\n' || text[size - 1] == '\r'))
+        size--;
+    while (size) {
+        const char *newline = memchr(text, '\n', size);
+        const size_t bytes = newline ? (size_t)(newline - text) : size;
+        const size_t kept = bytes && text[bytes - 1] == '\r' ? bytes - 1 : bytes;
+        kvf_status status = read_line(r, text, kept, ++line);
+        if (status != KVF_OK)
+            return status;
+        text += bytes + (newline != NULL);
+        size -= bytes + (newline != NULL);
+    }
+    if (line == r->layers)
+        return KVF_OK;
+    return model_fail(r->error, KVF_INVALID,
+                      "%s: %u lines; the model has %u layers, so the mask has %u lines; use the "
+                      "mask of this model",
+                      r->path, line, r->layers, r->layers);
+}
+
+/* ---- choosing ---------------------------------------------------------------------------------
+ */
+
+typedef struct ranked_head {
+    double value;
+    uint32_t index; /* of layers x kv_heads */
+} ranked_head;
+
+static int compare_heads(const void *a, const void *b)
+{
+    const ranked_head *x = a, *y = b;
+    if (x->value != y->value)
+        return x->value < y->value ? -1 : 1;
+    return x->index < y->index ? -1 : 1;
+}
+
+static kvf_status choose(const mask_reader *r, uint8_t *mask)
+{
+    const size_t heads = (size_t)r->layers * r->kv_heads;
+    for (size_t i = 0; i < heads; i++)
+        mask[i] = r->sparsity >= 0.0 || r->values[i] == 1.0;
+    if (r->sparsity < 0.0)
+        return KVF_OK;
+    ranked_head *order = model_alloc(NULL, heads * sizeof *order);
+    if (order == NULL)
+        return model_out_of_memory(r->error, heads * sizeof *order, "a head mask");
+    for (size_t i = 0; i < heads; i++)
+        order[i] = (ranked_head){r->values[i], (uint32_t)i};
+    qsort(order, heads, sizeof *order, compare_heads);
+    const size_t streaming = (size_t)floor(r->sparsity * (double)heads + 0.5);
+    for (size_t i = 0; i < streaming && i < heads; i++)
+        mask[order[i].index] = 0;
+    model_free(NULL, order);
+    return KVF_OK;
+}
+
+kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_heads, double sparsity,
+                              uint8_t *mask, kvf_error *error)
+{
+    const size_t heads = (size_t)layers * kv_heads;
+    mask_reader r = {
+        .path = path, .layers = layers, .kv_heads = kv_heads, .sparsity = sparsity, .error = error};
+    kvf_text text;
+    if (isnan(sparsity) || sparsity >= 1.0)
+        return model_fail(error, KVF_INVALID,
+                          "head mask sparsity = %g: must be 0 to below 1, the share of streaming "
+                          "heads",
+                          sparsity);
+    if (layers == 0 || kv_heads == 0 || heads > UINT32_MAX / (VALUE_BYTES_MAX + 2))
+        return model_fail(error, KVF_INVALID, "%u layers of %u KV heads have no mask", layers,
+                          kv_heads);
+    kvf_status status =
+        model_read_file(NULL, path, heads * (VALUE_BYTES_MAX + 2) + 4096, &text, error);
+    if (status != KVF_OK)
+        return status == KVF_CORRUPT ? model_fail(error, KVF_INVALID,
+                                                  "%s is larger than any mask of %u layers of %u "
+                                                  "KV heads; is it the right file?",
+                                                  path, layers, kv_heads)
+                                     : status;
+    r.values = model_alloc(NULL, heads * sizeof *r.values);
+    status = r.values == NULL ? model_out_of_memory(error, heads * sizeof *r.values, "a head mask")
+                              : read_lines(&r, text.bytes, text.size);
+    if (status == KVF_OK)
+        status = choose(&r, mask);
+    model_free(NULL, r.values);
+    kvf_text_free(NULL, &text);
+    return status;
+}
