@@ -19,9 +19,9 @@
 double kvf_share_value(float share)
 {
     /* The shortest decimal that reads back as this float; both parts are exact in a double. */
-    double power = 1.0;
-    for (uint32_t digits = 0; digits <= 9; digits++, power *= 10.0) {
-        const double decimal = nearbyint((double)share * power) / power;
+    static const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9};
+    for (size_t i = 0; i < sizeof powers / sizeof *powers; i++) {
+        const double decimal = nearbyint((double)share * powers[i]) / powers[i];
         if ((float)decimal == share)
             return decimal;
     }

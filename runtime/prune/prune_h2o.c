@@ -48,7 +48,7 @@ static void h2o_decide(void *user, const kvf_prune_settings *settings, const kvf
         uint32_t *ids = answer->keep + (size_t)h * count;
         kvf_choose_range(0, sink, ids);
         kvf_choose_best(view->scores + (size_t)h * view->candidates + sink, older, heavy,
-                       ids + sink);
+                        ids + sink);
         for (uint32_t i = 0; i < heavy; i++)
             ids[sink + i] += sink;
         kvf_choose_range(view->tokens - recent, recent, ids + sink + heavy);
