@@ -117,8 +117,10 @@ static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t
 static void cache_open_survives_every_failure(void **state)
 {
     (void)state;
-    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
-    for (uint32_t m = 0; m < 2; m++) {
+    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
+                                           KVF_TRANSFER_GATHER};
+    static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside two inner caches */
+    for (uint32_t m = 0; m < 3; m++) {
         heap h = {.fail_at = -1};
         const kvf_runtime_config rc = heap_config(&h);
         kvf_runtime *runtime = NULL;
@@ -127,6 +129,10 @@ static void cache_open_survives_every_failure(void **state)
         kvf_cache_config cc = test_config_small();
         cc.transfer = test_transfer(methods[m]);
         cc.verify_interval = 8;
+        if (m == 2) {
+            cc.layers = 2;
+            cc.head_mask = mask;
+        }
         test_tokens t;
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 130, .seed = 3, .sharpness = 1.0f});
         assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Streaming heads: what they cost, what they count, and what is refused.
+ *
+ * Memory is held to formulas: host pages are those of retrieval heads, and what streaming heads
+ * take does not depend on the longest sequence.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <kvferry/prune.h>
+
+enum { LAYERS = 3, HEADS = 4, GROUP = 2 };
+
+/* Both kinds, no retrieval head, no streaming head. */
+static const uint8_t mask_of_all_kinds[LAYERS * HEADS] = {0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1};
+static const uint8_t zeros[LAYERS * HEADS];
+
+static kvf_cache_config config_masked(const uint8_t *mask)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = LAYERS;
+    c.kv_heads = HEADS;
+    c.query_heads = HEADS * GROUP;
+    c.select = KVF_SELECT_FULL;
+    c.head_mask = mask;
+    c.streaming_sink = 6;
+    c.streaming_recent = 21;
+    return c;
+}
+
+static kvf_cache_plan plan_of(kvf_runtime *runtime, const kvf_cache_config *c)
+{
+    kvf_cache_plan p;
+    test_expect(runtime, kvf_cache_plan_make(runtime, c, &p, NULL), KVF_OK);
+    return p;
+}
+
+static void memory_is_what_the_mask_says(void **state)
+{
+    kvf_runtime *runtime = NULL;
+    const kvf_runtime_config rc = test_runtime_config();
+    (void)state;
+    assert_int_equal(kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_cache_config c = config_masked(NULL);
+    c.sequences_max = 2;
+    c.tokens_max = 4096;
+    const kvf_cache_plan dense = plan_of(runtime, &c);
+    c.head_mask = mask_of_all_kinds;
+    const kvf_cache_plan some = plan_of(runtime, &c);
+    c.head_mask = zeros;
+    const kvf_cache_plan none = plan_of(runtime, &c);
+    c.tokens_max = 1u << 20;
+    const kvf_cache_plan longer = plan_of(runtime, &c);
+    /* 6 of 12 heads retrieve. */
+    assert_int_equal(some.host_kv_bytes, dense.host_kv_bytes / 12 * 6);
+    assert_int_equal(some.device_digest_bytes, dense.device_digest_bytes / 12 * 6);
+    assert_int_equal(none.host_kv_bytes, 0);
+    assert_int_equal(none.host_staging_bytes, 0);
+    assert_int_equal(none.device_digest_bytes, 0);
+    assert_int_equal(none.slots, 0);
+    /* Sink of 6 tokens: 1 page of 8. 21 newest tokens lie in up to 4 pages. A chunk of 128 lies in
+     * up to 17, beside the ring. */
+    const uint64_t page = 2 * 8 * 64 * 4;
+    assert_int_equal(none.device_kv_bytes, (2 * LAYERS * (1 + 4) + 17) * HEADS * page);
+    assert_int_equal(longer.device_kv_bytes, none.device_kv_bytes);
+    assert_int_equal(longer.device_table_bytes, none.device_table_bytes);
+    assert_int_equal(longer.host_kv_bytes, 0);
+    c.tokens_max = 16; /* no more pages than there can be tokens */
+    assert_int_equal(plan_of(runtime, &c).device_kv_bytes, (2 * LAYERS * 2 + 17) * HEADS * page);
+    kvf_runtime_close(runtime);
+}
+
+static void a_cache_takes_its_plan(void **state)
+{
+    (void)state;
+    static const uint8_t *const masks[] = {mask_of_all_kinds, zeros};
+    for (uint32_t i = 0; i < 2; i++) {
+        test_world w;
+        kvf_cache_config c = config_masked(masks[i]);
+        c.transfer = test_transfer(KVF_TRANSFER_AUTO);
+        test_world_open(&w, NULL, &c);
+        const kvf_cache_plan plan = plan_of(w.runtime, &c);
+        const kvf_cache_plan *got = kvf_cache_memory(w.cache);
+        assert_int_equal(got->host_kv_bytes, plan.host_kv_bytes);
+        assert_int_equal(got->host_staging_bytes, plan.host_staging_bytes);
+        assert_int_equal(got->host_table_bytes, plan.host_table_bytes);
+        assert_int_equal(got->device_kv_bytes, plan.device_kv_bytes);
+        assert_int_equal(got->device_digest_bytes, plan.device_digest_bytes);
+        assert_int_equal(got->device_table_bytes, plan.device_table_bytes);
+        assert_int_equal(got->transfer, plan.transfer);
+        /* The mask in force is a copy. */
+        const kvf_cache_config *settings = kvf_cache_settings(w.cache);
+        assert_true(settings->head_mask && settings->head_mask != masks[i]);
+        assert_memory_equal(settings->head_mask, masks[i], LAYERS * HEADS);
+        assert_int_equal(settings->kv_heads, HEADS);
+        test_world_close(&w);
+    }
+}
+
+static void steps_and_tokens_are_counted(void **state)
+{
+    enum { PROMPT = 20, STEPS = 12 };
+    test_world w;
+    test_tokens t;
+    float out[HEADS * GROUP * 64];
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    kvf_stats s;
+    uint64_t attended = 0, attended_middle = 0;
+    (void)state;
+    test_tokens_make(&t, &c,
+                     &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 1, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *sequence = test_sequence(&w);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        test_prefill(&w, sequence, &t, &(test_range){.layer = layer, .count = PROMPT, .chunk = 16},
+                     NULL);
+    for (uint32_t i = PROMPT; i < PROMPT + STEPS; i++) {
+        const uint64_t held = i + 1 < 27 ? i + 1 : 27; /* sink + recent */
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            test_decode(&w, sequence, &t, layer, i, out, NULL);
+        attended += 6 * (i + 1) + 6 * held;
+        attended_middle += 4 * held;
+    }
+    test_wait(&w);
+    kvf_cache_stats(w.cache, &s);
+    assert_int_equal(s.steps, LAYERS * STEPS);
+    assert_int_equal(s.tokens_attended, attended);
+    kvf_cache_layer_stats(w.cache, 1, &s);
+    assert_int_equal(s.steps, STEPS);
+    assert_int_equal(s.tokens_attended, attended_middle);
+    assert_int_equal(s.pages_selected + s.misses + s.bytes_to_host + s.static_tokens_min, 0);
+    kvf_cache_stats_reset(w.cache);
+    kvf_cache_stats(w.cache, &s);
+    assert_int_equal(s.steps + s.tokens_attended, 0);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------
+ */
+
+static void expect_text(test_world *w, const char *text)
+{
+    const char *got = kvf_runtime_error(w->runtime)->text;
+    if (!strstr(got, text))
+        fail_msg("\"%s\" does not say \"%s\"", got, text);
+}
+
+static void bad_settings_are_named(void **state)
+{
+    uint8_t mask[LAYERS * HEADS];
+    test_world w;
+    kvf_cache *cache = NULL;
+    kvf_error error;
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    (void)state;
+    test_world_open(&w, NULL, &c);
+    memcpy(mask, mask_of_all_kinds, sizeof mask);
+    mask[HEADS + 2] = 2;
+    c.head_mask = mask;
+    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "head_mask[1][2] = 2"));
+    c = config_masked(mask_of_all_kinds);
+    c.streaming_recent = 0;
+    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "streaming_recent = 0"));
+    c = config_masked(mask_of_all_kinds);
+    c.streaming_sink = (1u << 16) + 1;
+    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "streaming_sink = 65537"));
+    c = config_masked(zeros);
+    c.sequences_max = 4096;
+    c.streaming_recent = 1u << 20;
+    c.layers = 1;
+    c.kv_heads = c.query_heads = 1024;
+    c.tokens_max = 1u << 20;
+    uint8_t *wide = calloc(1024, 1);
+    c.head_mask = wide;
+    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "streaming_recent = 1048576"));
+    assert_null(cache);
+    free(wide);
+    test_world_close(&w);
+}
+
+static void what_needs_pages_is_refused(void **state)
+{
+    test_world w;
+    test_tokens t;
+    float out[HEADS * GROUP * 64];
+    int32_t numbers[64] = {0};
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    (void)state;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    test_decode(&w, s, &t, 0, 0, out, NULL);
+    test_wait(&w);
+    const kvf_decode_args a = {.batch = 1,
+                               .sequences = &s,
+                               .q = test_q(&t, 0, 1),
+                               .k = test_k(&t, 0, 1),
+                               .v = test_v(&t, 0, 1),
+                               .out = out};
+    const kvf_page_lists lists = {
+        .indptr = numbers, .indices = numbers, .capacity = 64, .last_page_len = numbers};
+    test_expect(w.runtime, kvf_select_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
+    expect_text(&w, "head_mask");
+    test_expect(w.runtime, kvf_attend_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
+    expect_text(&w, "head_mask");
+    test_expect(w.runtime, kvf_record_begin(w.cache, &s, 1, w.stream), KVF_UNSUPPORTED);
+    if (test_on_cuda())
+        expect_text(&w, "head_mask");
+    kvf_prune_config pc;
+    kvf_prune *prune = NULL;
+    kvf_prune_config_init(&pc, NULL);
+    test_expect(w.runtime, kvf_prune_open(w.cache, &pc, &prune, NULL), KVF_UNSUPPORTED);
+    expect_text(&w, "head_mask");
+    assert_null(prune);
+    /* Retrieval heads have pages: heads 1 and 3 of layer 0. */
+    assert_null(kvf_page_address(s, 0, 0, 0));
+    assert_null(kvf_page_address(s, 0, 2, 0));
+    assert_non_null(kvf_page_address(s, 0, 1, 0));
+    assert_memory_equal(kvf_page_address(s, 0, 3, 0),
+                        (const char *)test_k(&t, 0, 0) + 3 * 64 * sizeof(float),
+                        64 * sizeof(float));
+    assert_int_equal(kvf_sequence_length(s, 0), 1);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static void a_full_pool_changes_nothing(void **state)
+{
+    test_world w;
+    test_tokens t;
+    float out[HEADS * GROUP * 64];
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    (void)state;
+    c.host_tokens_max = 16; /* two pages; the window holds up to 16 + 7 tokens more */
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 1, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = 39, .chunk = 39}, NULL);
+    kvf_prefill_args p = {.sequence = s,
+                          .tokens = 20,
+                          .q = test_q(&t, 0, 39),
+                          .k = test_k(&t, 0, 39),
+                          .v = test_v(&t, 0, 39),
+                          .out = calloc(20, sizeof out)};
+    test_expect(w.runtime, kvf_prefill(w.cache, &p, w.stream), KVF_FULL);
+    kvf_decode_args d = {.batch = 1, .sequences = &s, .q = p.q, .k = p.k, .v = p.v, .out = out};
+    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
+    assert_int_equal(kvf_sequence_length(s, 0), 39);
+    /* A layer without retrieval heads needs no pages; the cache is usable. */
+    test_prefill(&w, s, &t, &(test_range){.layer = 1, .count = 150, .chunk = 100}, NULL);
+    assert_int_equal(kvf_sequence_length(s, 1), 150);
+    p.layer = 1;
+    p.tokens = 0;
+    test_expect(w.runtime, kvf_prefill(w.cache, &p, w.stream), KVF_INVALID);
+    test_wait(&w);
+    free(p.out);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* One number that is not finite: its layer and token are named, other sequences go on. */
+static void faults_are_named(void **state)
+{
+    static const struct {
+        uint32_t layer, head, token, by_step;
+    } cases[] = {{0, 0, 30, 0}, {0, 1, 30, 0}, {1, 3, 5, 0},  {2, 2, 40, 0},
+                 {0, 2, 45, 1}, {0, 3, 45, 1}, {1, 0, 47, 1}, {2, 0, 44, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_world w;
+        test_tokens t, good;
+        float out[HEADS * GROUP * 64];
+        char want[64];
+        kvf_cache_config c = config_masked(mask_of_all_kinds);
+        c.sequences_max = 2;
+        const test_tokens_spec spec = {.count = 50, .seed = 1, .sharpness = 1.0f};
+        test_tokens_make(&t, &c, &spec);
+        test_tokens_make(&good, &c, &spec);
+        ((float *)(i % 2 ? test_v(&t, cases[i].layer, cases[i].token)
+                         : test_k(&t, cases[i].layer, cases[i].token)))[cases[i].head * 64 + 9] =
+            i % 3 ? NAN : INFINITY;
+        test_world_open(&w, NULL, &c);
+        kvf_sequence *s = test_sequence(&w), *other = test_sequence(&w);
+        const uint32_t layer = cases[i].layer, prompt = cases[i].by_step ? 43 : 48;
+        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = prompt, .chunk = prompt},
+                     NULL);
+        for (uint32_t k = prompt; k <= cases[i].token; k++)
+            test_decode(&w, s, &t, layer, k, out, NULL);
+        test_wait(&w);
+        const kvf_decode_args a = {.layer = layer,
+                                   .batch = 1,
+                                   .sequences = &s,
+                                   .q = test_q(&good, layer, 49),
+                                   .k = test_k(&good, layer, 49),
+                                   .v = test_v(&good, layer, 49),
+                                   .out = out};
+        test_expect(w.runtime, kvf_decode(w.cache, &a, w.stream), KVF_NOT_FINITE);
+        snprintf(want, sizeof want, "layer %u, token %u:", layer, cases[i].token);
+        expect_text(&w, want);
+        test_prefill(&w, other, &good, &(test_range){.layer = layer, .count = 48, .chunk = 27},
+                     NULL);
+        kvf_sequence_destroy(s);
+        s = test_sequence(&w); /* the slot is used again without its fault */
+        test_decode(&w, s, &good, layer, 0, out, NULL);
+        test_wait(&w);
+        test_world_close(&w);
+        test_tokens_free(&t);
+        test_tokens_free(&good);
+    }
+}
+
+/* ---- a policy of the embedder ------------------------------------------------------------------
+ */
+
+static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    uint8_t *seen = user;
+    (void)ids;
+    seen[view->layer * HEADS + view->kv_head] = 1;
+    return 0;
+}
+
+static void custom_policies_see_the_models_heads(void **state)
+{
+    test_world w;
+    test_tokens t;
+    float out[HEADS * GROUP * 64];
+    uint8_t seen[LAYERS * HEADS] = {0};
+    kvf_cache_config c = config_masked(mask_of_all_kinds);
+    (void)state;
+    c.select = KVF_SELECT_CUSTOM;
+    c.select_fn = note_view;
+    c.select_user = seen;
+    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 201, .seed = 1, .sharpness = 1.0f});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = 200, .chunk = 100}, NULL);
+        test_decode(&w, s, &t, layer, 200, out, NULL);
+    }
+    test_wait(&w);
+    assert_memory_equal(seen, mask_of_all_kinds, sizeof seen);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_what_the_mask_says),
+        cmocka_unit_test(a_cache_takes_its_plan),
+        cmocka_unit_test(steps_and_tokens_are_counted),
+        cmocka_unit_test(bad_settings_are_named),
+        cmocka_unit_test(what_needs_pages_is_refused),
+        cmocka_unit_test(a_full_pool_changes_nothing),
+        cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(custom_policies_see_the_models_heads),
+    };
+    return cmocka_run_group_tests_name("runtime: limits of head masks", tests, NULL, NULL);
+}
