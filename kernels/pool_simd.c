@@ -41,7 +41,7 @@ static void pool_one(const kvf_pool_args *a, const float *in, float *out, uint32
         sum += in[i];
         top = in[i] > top ? in[i] : top;
     }
-    const float x = a->average ? sum / (float)a->width : top;
+    const float x = a->average ? sum * (1.0f / (float)a->width) : top; /* as below */
     fold(a, &x, out + j, 1);
 }
 

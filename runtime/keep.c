@@ -102,6 +102,7 @@ static kvf_status check(const keeping *k, const void *work)
                  k->length);
     if (!k->ids || !work)
         KVF_FAIL(context, KVF_INVALID, "ids or work is NULL; pass both");
+    KVF_ASSERT((uintptr_t)work % 16 == 0);
     if (k->layer->is_permuted)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "restructure = physical: a refresh has moved the tokens of layer %u; drop tokens "

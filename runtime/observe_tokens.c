@@ -10,6 +10,7 @@
  * that buffer and what the caller gives, whatever the number of queries.
  */
 
+#include "decode.h"
 #include "retain.h"
 #include "step.h"
 
@@ -33,6 +34,7 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
 {
+    KVF_TRY(kvf_buffers_check(cache, args->q, NULL, NULL, NULL));
     const uint32_t kept = kvf_min_u32(layer->queries, cache->dims.paging.query_window);
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");

@@ -57,7 +57,8 @@ KVF_MUST_CHECK kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequ
 /* Keep tokens ids [kv_heads, count] (host, ascending per KV head, the same count for all) of a
  * layer, in that order, and drop the others: pages that do not change stay, the rest is gathered
  * into `work` (device memory, kvf_keep_work_bytes()) and appended again. Kept queries stay valid.
- * The position of an index is the highest over KV heads. */
+ * The position of an index is the highest over KV heads. Waits for the stream until the ids are
+ * read. KVF_FULL, which changes nothing, only where pages are shared with a fork. */
 size_t kvf_keep_work_bytes(const kvf_cache *cache);
 KVF_MUST_CHECK kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence,
                                             uint32_t layer, const uint32_t *ids, uint32_t count,
