@@ -303,7 +303,6 @@ typedef struct id_list {
 static kvf_status check_ids(kvf_prune *prune, const kvf_prune_view *view, const id_list *list)
 {
     const char *policy = prune->policy->name;
-    const uint32_t rest = list->count - list->window;
     for (uint32_t i = 0; i < list->count; i++) {
         if (list->ids[i] >= view->tokens)
             KVF_FAIL(prune->context, KVF_INVALID,
@@ -313,11 +312,13 @@ static kvf_status check_ids(kvf_prune *prune, const kvf_prune_view *view, const 
             KVF_FAIL(prune->context, KVF_INVALID,
                      "policy '%s' at layer %u: %s[%u] = %u follows %u; indexes must ascend", policy,
                      view->layer, list->name, i, list->ids[i], list->ids[i - 1]);
-        if (i >= rest && list->ids[i] != view->tokens - list->count + i)
-            KVF_FAIL(prune->context, KVF_INVALID,
-                     "policy '%s' at layer %u: %s lacks token %u; the newest %u are always kept",
-                     policy, view->layer, list->name, view->tokens - list->count + i, list->window);
     }
+    for (uint32_t i = 1; i <= list->window; i++) /* from the end, so that the first is missing */
+        if (list->ids[list->count - i] != view->tokens - i)
+            KVF_FAIL(prune->context, KVF_INVALID,
+                     "policy '%s' at layer %u: %s lacks token %u; the newest %u (the window) are "
+                     "always kept",
+                     policy, view->layer, list->name, view->tokens - i, list->window);
     return KVF_OK;
 }
 
