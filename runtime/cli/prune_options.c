@@ -21,11 +21,17 @@ enum option_id {
     OPT_POOL,
     OPT_RETENTION,
     OPT_CHUNK,
+    OPT_EVICT,
+    OPT_CHUNK_QUERIES,
     OPT_PIVOT,
     OPT_BLOCK,
     OPT_TWO_PASS,
     OPT_SET,
     OPT_CONFIG,
+    OPT_MASK,
+    OPT_SPARSITY,
+    OPT_STREAMING_SINK,
+    OPT_STREAMING_RECENT,
 };
 
 static const cli_option rows[] = {
@@ -37,11 +43,17 @@ static const cli_option rows[] = {
     {"pool", OPT_POOL, "KIND", "pooling of scores: max or avg, with a width: avg:7"},
     {"retention", OPT_RETENTION, "NAME", "offload: the rest can be retrieved; evict: it is gone"},
     {"chunk", OPT_CHUNK, "N", "prompt tokens that go through all layers at once"},
+    {"evict", OPT_EVICT, "NAME", "after each chunk keep the best: none, naive or patched; none"},
+    {"chunk-queries", OPT_CHUNK_QUERIES, "N", "newest tokens, which score a chunk of --evict; 64"},
     {"pivot", OPT_PIVOT, "NAME", "of structkv: online, calibrated or fixed"},
     {"prune-block", OPT_BLOCK, "N", "structkv: whole blocks of so many tokens; 0 = tokens"},
     {"two-pass", OPT_TWO_PASS, NULL, "asl: run again from layer 0 on the chosen tokens"},
     {"prune-set", OPT_SET, "NAME=VALUE", "any other setting of the policy; may be repeated"},
     {"prune-config", OPT_CONFIG, "FILE", "layer and settings that kvferry tune found"},
+    {"head-mask", OPT_MASK, "FILE", "per layer and KV head, apart by tabs: 1 retrieves, 0 streams"},
+    {"head-sparsity", OPT_SPARSITY, "R", "share of streaming heads: the lowest of the mask"},
+    {"streaming-sink", OPT_STREAMING_SINK, "N", "first tokens of a streaming head; 128"},
+    {"streaming-recent", OPT_STREAMING_RECENT, "N", "newest tokens of a streaming head; 1024"},
 };
 
 const cli_option *cli_prune_rows(size_t *count)
@@ -52,7 +64,13 @@ const cli_option *cli_prune_rows(size_t *count)
 
 void cli_prune_options_init(cli_prune_options *options)
 {
-    *options = (cli_prune_options){.mask_sparsity = -1.0};
+    kvf_cache_config cache;
+    kvf_cache_config_init(&cache);
+    *options = (cli_prune_options){
+        .mask_sparsity = -1.0,
+        .streaming_sink = cache.streaming_sink,
+        .streaming_recent = cache.streaming_recent,
+    };
 }
 
 /* ---------------------------------------------------------------------- single values */
@@ -117,6 +135,28 @@ static bool take_policy(const cli_option *row, const char *text, cli_prune_optio
     return o->policy != NULL;
 }
 
+static bool take_mask(const cli_option *row, const char *text, cli_prune_options *o)
+{
+    if (row->id == OPT_MASK) {
+        o->mask_file = text;
+        return true;
+    }
+    if (row->id == OPT_SPARSITY) {
+        if (!cli_option_real(row, text, 0.0, 1.0, &o->mask_sparsity))
+            return false;
+        if (o->mask_sparsity < 1.0)
+            return true;
+        fputs("kvferry: --head-sparsity is 1; give less: with no retrieval head at all use "
+              "--select streaming\n",
+              stderr);
+        return false;
+    }
+    o->is_streaming_given = true;
+    return row->id == OPT_STREAMING_SINK
+               ? cli_option_u32(row, text, 0, 1u << 24, &o->streaming_sink)
+               : cli_option_u32(row, text, 1, 1u << 24, &o->streaming_recent);
+}
+
 bool cli_prune_take(const cli_option *row, const char *text, cli_prune_options *o)
 {
     int value = 0;
@@ -147,13 +187,20 @@ bool cli_prune_take(const cli_option *row, const char *text, cli_prune_options *
         o->retention = (kvf_retention)value;
         o->is_retention_given = true;
         return true;
+    case OPT_EVICT:
+        if (!cli_option_name(row, text, cli_eviction_names, &value))
+            return false;
+        o->eviction = (kvf_eviction)value;
+        return true;
     case OPT_CHUNK:
         return cli_option_u32(row, text, 1, 1u << 24, &o->chunk_tokens);
+    case OPT_CHUNK_QUERIES:
+        return cli_option_u32(row, text, 1, 128, &o->chunk_queries);
     case OPT_CONFIG:
         o->config_file = text;
         return true;
     default:
-        return false;
+        return take_mask(row, text, o);
     }
 }
 
@@ -227,6 +274,17 @@ bool cli_prune_check(const cli_prune_options *o)
     const char *problem = NULL;
     if (!o->policy && (o->values.given || o->config_file || o->is_retention_given))
         problem = "options of pruning need --prune NAME; --prune help lists the policies";
+    else if (o->eviction != KVF_EVICTION_NONE && (!o->policy || !o->chunk_tokens))
+        problem = "--evict needs --chunk N and --prune NAME";
+    else if (o->eviction != KVF_EVICTION_NONE && o->is_retention_given &&
+             o->retention == KVF_RETENTION_OFFLOAD)
+        problem = "--evict drops what is not kept; leave --retention offload out";
+    else if (o->chunk_queries && o->eviction == KVF_EVICTION_NONE)
+        problem = "--chunk-queries needs --evict naive or patched";
+    else if (o->mask_sparsity >= 0.0 && !o->mask_file)
+        problem = "--head-sparsity needs --head-mask FILE";
+    else if (o->is_streaming_given && !o->mask_file)
+        problem = "--streaming-sink and --streaming-recent need --head-mask FILE";
     else if (is_online && has_layer)
         problem = "--pivot online finds the layer itself; leave --prune-layer out";
     else if (is_fixed && !has_layer)
@@ -262,5 +320,7 @@ kvf_status cli_prune_make(const cli_prune_options *o, const kvf_model_config *mo
             out->settings.layer == KVF_PRUNE_LAYER_AUTO ? KVF_PIVOT_ONLINE : KVF_PIVOT_FIXED;
     out->retention = o->eviction == KVF_EVICTION_NONE ? o->retention : KVF_RETENTION_EVICT;
     out->eviction = o->eviction;
+    if (o->chunk_queries)
+        out->chunk_queries = o->chunk_queries;
     return KVF_OK;
 }

@@ -20,7 +20,8 @@ typedef struct cli_prune_options {
     const char *mask_file;          /* NULL = every head retrieves */
     double mask_sparsity;           /* negative = the file has 0 and 1 */
     uint32_t streaming_sink, streaming_recent;
-    uint32_t chunk_tokens; /* 0 = not said */
+    uint32_t chunk_tokens;  /* 0 = not said */
+    uint32_t chunk_queries; /* 0 = not said */
     kvf_retention retention;
     kvf_eviction eviction;
     bool is_retention_given, is_streaming_given;

@@ -219,6 +219,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .cache = run->cache,
         .stream = run->stream,
         .prune = run->prune,
+        .chunk = cli_run_prune_chunk(run),
     };
     return KVF_OK;
 }

@@ -72,12 +72,12 @@ uint32_t cli_chunk_tokens(const kvf_runtime *runtime);
 KVF_CHECKED kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error);
 /** Chunks of a prefill. */
 void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options);
+/** Tokens that go through all layers at once; 0 = layer by layer, or as the device likes it. */
+uint32_t cli_run_prune_chunk(const cli_run *run);
 /** Its part of the memory plan. Needs the cache's settings. */
 KVF_CHECKED kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error);
 /** The pruner, if there is one. Needs the cache and the transformer. */
 KVF_CHECKED kvf_status cli_run_prune_open(cli_run *run, kvf_error *error);
-/** A prefill whose chunks are pruned. */
-KVF_CHECKED kvf_status cli_run_prefill_chunks(cli_run *run, kvf_error *error);
 /** After the prefill: remember what it left. */
 KVF_CHECKED kvf_status cli_run_prune_note(cli_run *run, kvf_error *error);
 void cli_run_prune_summary(const cli_run *run);

@@ -8,6 +8,7 @@
  * is said before memory is reserved.
  */
 
+#include "head_mask.h"
 #include "run.h"
 
 #include <stdlib.h>
@@ -16,6 +17,33 @@
 static uint32_t prefill_tokens(const cli_run *run)
 {
     return (uint32_t)run->prompt.count - 1;
+}
+
+static kvf_status prepare_mask(cli_run *run, kvf_error *error)
+{
+    const cli_prune_options *o = &run->options.prune;
+    kvf_cache_config *c = &run->options.cache;
+    const size_t heads = (size_t)run->model.layers * run->model.kv_heads;
+    if (!o->mask_file)
+        return KVF_OK;
+    run->head_mask = malloc(heads);
+    if (!run->head_mask)
+        return model_out_of_memory(error, heads, "the head mask");
+    kvf_status status = kvf_head_mask_read(o->mask_file, run->model.layers, run->model.kv_heads,
+                                           o->mask_sparsity, run->head_mask, error);
+    if (status != KVF_OK)
+        return status;
+    c->head_mask = run->head_mask;
+    c->streaming_sink = o->streaming_sink;
+    c->streaming_recent = o->streaming_recent;
+    for (size_t i = 0; i < heads; i++)
+        run->streaming_heads += run->head_mask[i] == 0;
+    if (run->streaming_heads > 0 && o->policy)
+        return model_fail(error, KVF_INVALID,
+                          "--head-mask %s has %u streaming heads, which keep tokens of their own; "
+                          "leave --prune %s out, or the mask",
+                          o->mask_file, run->streaming_heads, o->policy->name);
+    return KVF_OK;
 }
 
 /* What eviction between chunks scores with. */
@@ -56,7 +84,8 @@ static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
 
 kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error)
 {
-    return prepare_pruning(run, error);
+    kvf_status status = prepare_mask(run, error);
+    return status == KVF_OK ? prepare_pruning(run, error) : status;
 }
 
 kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)
@@ -79,18 +108,31 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
     if (!o->policy)
         return KVF_OK;
     kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
+    if (status == KVF_OK && o->eviction != KVF_EVICTION_NONE)
+        status = kvf_transformer_chunk_check(run->transformer, run->prune, prefill_tokens(run),
+                                             cli_run_prune_chunk(run), error);
     return status;
+}
+
+uint32_t cli_run_prune_chunk(const cli_run *run)
+{
+    const cli_prune_options *o = &run->options.prune;
+    const uint32_t tokens = prefill_tokens(run);
+    if (o->policy && o->eviction == KVF_EVICTION_NONE)
+        return 0;
+    return tokens > 0 && o->chunk_tokens > tokens ? tokens : o->chunk_tokens;
 }
 
 void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
 {
     const cli_prune_options *o = &run->options.prune;
-    const bool is_chunked = !o->policy || o->eviction != KVF_EVICTION_NONE;
+    const uint32_t chunk = cli_run_prune_chunk(run);
     if (o->chunk_tokens && o->chunk_tokens < options->chunk_max)
         options->chunk_max = o->chunk_tokens;
     /* A policy looks at whole layers: the prompt goes layer by layer, unless it is chunked. */
-    if (o->chunk_tokens && is_chunked)
-        options->prompt_max = o->chunk_tokens;
+    if (chunk)
+        options->prompt_max =
+            o->eviction == KVF_EVICTION_PATCHED ? chunk + run->prune_config.chunk_queries : chunk;
     else if (o->policy)
         options->prompt_max = (uint32_t)run->prompt.count;
 }
@@ -159,6 +201,8 @@ static void write_pruning(cli_json *j, const cli_run *run)
     cli_json_text(j, "eviction", cli_eviction_name(c->eviction));
     if (o->chunk_tokens)
         cli_json_integer(j, "chunk_tokens", o->chunk_tokens);
+    if (c->eviction != KVF_EVICTION_NONE)
+        cli_json_integer(j, "chunk_queries", c->chunk_queries);
     if (o->config_file)
         cli_json_text(j, "config", o->config_file);
     cli_settings_write(j, "settings", &c->settings, cli_settings_of(o->policy->name));
