@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "cache.h"
+#include "retain.h"
 
 #define ALIVE  4u
 #define LAYERS 2u
@@ -112,12 +113,43 @@ static void fork_or_create(history *h, uint32_t i)
     }
 }
 
+/* About half of the tokens, other ones per KV head; a layer that was re-formed refuses. */
+static void keep_some(history *h, uint32_t i, uint32_t layer)
+{
+    const uint32_t length = kvf_sequence_length(h->sides[0].s[i], layer), heads = 2;
+    const uint32_t count = length / 2;
+    uint32_t ids[2 * TOKENS];
+    kvf_status status[2];
+    if (count == 0)
+        return;
+    for (uint32_t k = 0; k < heads; k++)
+        for (uint32_t n = 0; n < count; n++)
+            ids[k * count + n] = 2 * n + test_random_below(&h->r, 2);
+    for (uint32_t k = 0; k < 2; k++) {
+        side *x = &h->sides[k];
+        void *work = malloc(kvf_keep_work_bytes(x->w.cache) + 64);
+        assert_non_null(work);
+        void *aligned = (void *)(((uintptr_t)work + 63) / 64 * 64);
+        status[k] = kvf_sequence_keep(x->w.cache, x->s[i], layer, ids, count, aligned, x->w.stream);
+        test_wait(&x->w);
+        free(work);
+    }
+    assert_int_equal(status[0], status[1]);
+    assert_true(status[0] == KVF_OK || status[0] == KVF_UNSUPPORTED);
+}
+
 static void one_call(history *h)
 {
-    const uint32_t i = test_random_below(&h->r, ALIVE), what = test_random_below(&h->r, 16);
+    const uint32_t i = test_random_below(&h->r, ALIVE), what = test_random_below(&h->r, 18);
     const uint32_t layer = test_random_below(&h->r, LAYERS);
     if (!h->sides[0].s[i]) {
         fork_or_create(h, i);
+    } else if (what == 16) {
+        keep_some(h, i, layer);
+    } else if (what == 17) {
+        for (uint32_t k = 0; k < 2; k++)
+            test_ok(&h->sides[k].w, kvf_sequence_clear(h->sides[k].w.cache, h->sides[k].s[i],
+                                                       h->sides[k].w.stream));
     } else if (what == 0) {
         for (uint32_t k = 0; k < 2; k++) {
             kvf_sequence_destroy(h->sides[k].s[i]);

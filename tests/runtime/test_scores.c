@@ -247,10 +247,61 @@ static void scores_are_what_they_say(void **state)
     }
 }
 
+/* Every query of a prompt, chunk after chunk into rows as long as the prompt. */
+static void chunks_add_up_to_the_prompt(void **state)
+{
+    (void)state;
+    const uint64_t seed = 640;
+    const uint32_t n = 150, chunk = 47;
+    test_world w;
+    test_tokens t;
+    kvf_cache_config cc = test_config_small();
+    cc.observe_window = 1;
+    test_seed_print(__func__, seed);
+    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
+    test_world_open(&w, NULL, &cc);
+    kvf_sequence *s = test_sequence(&w);
+    const size_t all = (size_t)cc.kv_heads * n, each = (size_t)cc.query_heads * n;
+    float *out = must(all * sizeof *out);
+    float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
+    double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
+    for (uint32_t kind = 0; kind < 3; kind++) {
+        test_ok(&w, kvf_sequence_clear(w.cache, s, w.stream));
+        memset(out, 0, all * sizeof *out);
+        kvf_scores_args a = {.candidates = n,
+                             .pool_width = 1,
+                             .group_reduce = (kvf_group_reduce)kind,
+                             .accumulates = 1,
+                             .out = out};
+        for (uint32_t first = 0; first < n; first += a.window) {
+            a.first = first;
+            a.window = n - first < chunk ? n - first : chunk;
+            a.q = test_q(&t, 0, first);
+            test_prefill(&w, s, &t,
+                         &(test_range){.first = first, .count = a.window, .chunk = chunk}, NULL);
+            test_ok(&w, kvf_sequence_scores(w.cache, s, &a, work, w.stream));
+            test_wait(&w);
+        }
+        if (kind == KVF_GROUP_MAX) /* of each chunk, which is another number */
+            continue;
+        a.first = 0;
+        a.window = n;
+        restate(&t, &a, 0, want, want_heads);
+        compare(out, want, all, 1.0, 2e-5, "out");
+    }
+    test_world_close(&w);
+    test_tokens_free(&t);
+    free(out);
+    free(work);
+    free(want);
+    free(want_heads);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_are_what_they_say),
+        cmocka_unit_test(chunks_add_up_to_the_prompt),
     };
     return cmocka_run_group_tests_name("scores", tests, NULL, NULL);
 }
