@@ -2,29 +2,15 @@
 
 /*
  * What pruning does to a cache: keeping tokens against a fresh sequence that was given only those,
- * seeding the static set, clearing, what is refused, and what comes after: decode, forks, replays,
- * dense attention beside it, with layers of different lengths.
+ * clearing, what is refused, and what comes after: decode, forks, replays, dense attention beside
+ * it, with layers of different lengths.
  *
  * Looks inside, because pruning does. Outputs are compared bit for bit.
  */
 
-#include "harness.h"
+#include "retain_world.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "cache.h"
-#include "retain.h"
-#include "step.h"
-
-static void *must(size_t bytes)
-{
-    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    assert_non_null(p);
-    memset(p, 0, (bytes + 127) / 64 * 64);
-    return p;
-}
 
 static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 {
@@ -112,17 +98,6 @@ static void same_decode(test_world *w, kvf_sequence *a, kvf_sequence *b, const t
     }
     free(out[0]);
     free(out[1]);
-}
-
-/* `arena`: 0 = the device's choice, 1 = with a prefill arena, 2 = without. */
-static void open_world(test_world *w, const kvf_cache_config *cc, uint32_t arena)
-{
-    const kvf_runtime_config rc = test_runtime_config();
-    *w = (test_world){.config = *cc};
-    test_expect(NULL, kvf_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
-    w->runtime->prefill_arena = arena;
-    test_ok(w, kvf_stream_create(w->runtime, &w->stream));
-    test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
 }
 
 /* The same static set for two sequences of equal tokens, where there is one. */
@@ -217,6 +192,10 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
             test_transfer(i % 2 && !x.arena ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
         x.subset.length = between(&r, 2, 500);
         x.decoded = i % 5 == 2 || i % 4 == 2 ? between(&r, 0, x.subset.length - 1) % 40 : 0;
+        if (i % 8 == 2) { /* before any refresh, as after a prompt */
+            x.decoded = 0;
+            x.cc.restructure = KVF_RESTRUCTURE_PHYSICAL;
+        }
         x.subset.count = i % 6 == 5 ? x.subset.length : between(&r, 1, x.subset.length);
         x.subset.window = between(&r, 0, 20);
         x.subset.front = i % 3 == 0 ? x.subset.count / 2 : 0;
@@ -289,141 +268,6 @@ static void kept_queries_stay_valid(void **state)
         test_tokens_free(&t);
         free(ids);
         free(work);
-    }
-}
-
-/* ---- seeding --------------------------------------------------------------------------------- */
-
-/* Tokens of the static store of one KV head, sink included. */
-static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t head,
-                         const uint32_t **index)
-{
-    const kvf_row row = kvf_step_row(w->cache, s, 0);
-    const kvf_paging *p = &w->cache->dims.paging;
-    *index = row.order ? row.order + (size_t)head * p->pages_max * p->shape.page_size
-                       : row.store_index + head * kvf_store_tokens(p);
-    return row.store_count[head];
-}
-
-typedef struct seed_case {
-    float ratio;
-    kvf_restructure restructure;
-    uint32_t append_only; /* no queries are kept */
-    uint32_t arena;
-} seed_case;
-
-static void run_seed(const seed_case *x, uint64_t seed)
-{
-    test_world w;
-    test_tokens t;
-    test_random r = {seed};
-    kvf_cache_config cc = test_config_small();
-    cc.budget_tokens = 128;
-    cc.static_ratio = x->ratio;
-    cc.restructure = x->restructure;
-    cc.refresh_interval = 9;
-    cc.tokens_max = 400;
-    cc.transfer = test_transfer(x->arena ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
-    const uint32_t n = 301, wanted = 11, steps = 9;
-    open_world(&w, &cc, x->arena);
-    test_tokens_make(&t, &cc,
-                     &(test_tokens_spec){.count = n + steps + 1, .seed = seed, .sharpness = 2.0f});
-    kvf_sequence *s = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100, .append_only = x->append_only},
-                 NULL);
-    const uint32_t end = s->layers[0].sealed * cc.page_size;
-    float *scores = must(cc.kv_heads * n * sizeof *scores);
-    unsigned char *is_in = must(cc.kv_heads * n);
-    for (uint32_t i = 0; i < cc.kv_heads * n; i++) /* sink and window change nothing */
-        scores[i] = i % n < cc.sink_tokens || i % n >= end ? 1e9f : -INFINITY;
-    for (uint32_t i = 0; i < cc.kv_heads * wanted; i++) {
-        const uint32_t at =
-            i % cc.kv_heads * n + cc.sink_tokens + test_random_below(&r, end - cc.sink_tokens);
-        scores[at] = -1.0f - (float)(i % 3);
-        is_in[at] = 1;
-    }
-    scores[cc.sink_tokens + 1] = is_in[cc.sink_tokens + 1] ? -1.0f : NAN;
-    test_ok(&w, kvf_sequence_seed(w.cache, s, 0, scores, w.stream));
-    test_wait(&w);
-    memset(scores, 0xff, cc.kv_heads * n * sizeof *scores);
-    for (uint32_t h = 0; h < cc.kv_heads; h++) {
-        const uint32_t *index, count = store_of(&w, s, h, &index);
-        uint32_t expected = cc.sink_tokens;
-        for (uint32_t i = 0; i < n; i++)
-            if (is_in[h * n + i])
-                assert_int_equal(index[expected++], i);
-        assert_int_equal(count, expected);
-    }
-    kvf_stats before, after;
-    float *out = must(cc.query_heads * cc.head_dim * 4);
-    kvf_cache_stats(w.cache, &before);
-    for (uint32_t i = 0; i <= steps; i++) {
-        test_decode(&w, s, &t, 0, n + i, out, NULL);
-        test_wait(&w);
-        kvf_cache_stats(w.cache, &after);
-        assert_int_equal(after.refreshes - before.refreshes, i == steps);
-    }
-    test_world_close(&w);
-    test_tokens_free(&t);
-    free(scores);
-    free(is_in);
-    free(out);
-}
-
-static void a_seed_is_the_static_set(void **state)
-{
-    (void)state;
-    const uint64_t seed = 310;
-    test_seed_print(__func__, seed);
-    static const seed_case cases[] = {
-        {0.25f, KVF_RESTRUCTURE_LOGICAL, 0, 0},
-        {0.25f, KVF_RESTRUCTURE_LOGICAL, 1, 1},
-        {1.0f, KVF_RESTRUCTURE_LOGICAL, 0, 1},
-        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 0},
-        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 1},
-        {KVF_STATIC_RATIO_AUTO, KVF_RESTRUCTURE_LOGICAL, 1, 0},
-    };
-    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        run_seed(&cases[i], seed + i);
-}
-
-/* Every token in the budget: whatever is seeded, attention is dense. */
-static void a_seed_with_full_budget_is_dense(void **state)
-{
-    (void)state;
-    const uint64_t seed = 77;
-    test_seed_print(__func__, seed);
-    const float ratios[] = {0.5f, 1.0f, KVF_STATIC_RATIO_AUTO};
-    for (uint32_t i = 0; i < 3; i++) {
-        test_world w;
-        test_tokens t;
-        test_random r = {seed + i};
-        kvf_cache_config cc = test_config_small();
-        cc.static_ratio = ratios[i];
-        cc.budget_tokens = 512;
-        cc.verify_interval = 1;
-        const uint32_t n = 200, steps = 20;
-        open_world(&w, &cc, 0);
-        test_tokens_make(&t, &cc,
-                         &(test_tokens_spec){.count = n + steps, .seed = seed, .sharpness = 2.0f});
-        kvf_sequence *s = test_sequence(&w);
-        test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100}, NULL);
-        float *scores = must(cc.kv_heads * n * sizeof *scores);
-        float *out = must(cc.query_heads * cc.head_dim * 4);
-        for (uint32_t k = 0; k < cc.kv_heads * n; k++)
-            scores[k] = (float)test_random_below(&r, 20);
-        test_ok(&w, kvf_sequence_seed(w.cache, s, 0, scores, w.stream));
-        for (uint32_t k = 0; k < steps; k++)
-            test_decode(&w, s, &t, 0, n + k, out, NULL);
-        test_wait(&w);
-        kvf_stats stats;
-        kvf_cache_stats(w.cache, &stats);
-        assert_true(stats.recall_sum > 0.9999 * (double)stats.verified);
-        assert_true(stats.verified > 0 && stats.error_max < 1e-4);
-        test_world_close(&w);
-        test_tokens_free(&t);
-        free(scores);
-        free(out);
     }
 }
 
@@ -702,8 +546,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kept_tokens_are_a_fresh_sequence),
         cmocka_unit_test(kept_queries_stay_valid),
-        cmocka_unit_test(a_seed_is_the_static_set),
-        cmocka_unit_test(a_seed_with_full_budget_is_dense),
         cmocka_unit_test(a_cleared_sequence_is_a_fresh_one),
         cmocka_unit_test(streaming_heads_are_cleared),
         cmocka_unit_test(a_fork_keeps_for_itself),

@@ -7,22 +7,9 @@
  * Looks inside, because pruning does.
  */
 
-#include "harness.h"
+#include "retain_world.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "cache.h"
-#include "retain.h"
-
-static void *must(size_t bytes)
-{
-    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    assert_non_null(p);
-    memset(p, 0, (bytes + 127) / 64 * 64);
-    return p;
-}
 
 typedef struct scores_case {
     kvf_scores_args args; /* of kept queries if q is NULL */
