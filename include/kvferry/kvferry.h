@@ -624,7 +624,8 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
  *
  * Pages in host memory count as held, chosen or not. An entry counts for the device while it is in
  * the sink, the window, the ring of a streaming head, or, from the first decode step on, the static
- * set or a slot, where static set and slots count as full; every other entry has its only full copy in host pages.
+ * set or a slot, where static set and slots count as full; every other entry has its only full copy
+ * in host pages.
  *
  * A fork counts as a sequence of its own from the fork on. What a restart computes again, and the
  * patch of chunked eviction, counts as held but is no step of full attention.

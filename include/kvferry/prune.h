@@ -280,6 +280,38 @@ typedef struct kvf_prune_stats {
 
 KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats);
 
+/* -------------------------------------------------------- StructKV's pivot on its own */
+
+/** Shape of a layer's attention: means over its query heads. */
+typedef struct kvf_structkv_measures {
+    double entropy;
+    double sparsity; /**< mass on the top tokens */
+    double variance;
+} kvf_structkv_measures;
+
+/** Means over @p heads profiles. Thread: any, as the next two: pure functions of numbers. */
+KVF_API kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *profile,
+                                                   uint32_t heads);
+
+/**
+ * At which layer attention stops exploring: StructKV's transition score. With d(M) the change of M
+ * against the layer before, scaled to [0, 1] by the least and the greatest change of the layers,
+ *
+ *     score[l] = w[0] d(-entropy) + w[1] d(sparsity) + w[2] d(variance),  l >= 1; score[0] = 0.
+ *
+ * A measure that changes by the same amount everywhere says nothing: its d is 0.
+ *
+ * @param measures  [layers]
+ * @param score     receives [layers]
+ */
+KVF_API void kvf_structkv_transition(const float weights[3], const kvf_structkv_measures *measures,
+                                     uint32_t layers, double *score);
+
+/** The calibrated pivot: the layer behind the highest score (ties: the lower layer), at most
+ * @p layer_max; that if no score is above 0. Scores of layers below @p layer_min do not compete. */
+KVF_API uint32_t kvf_structkv_pivot(const double *score, uint32_t layers, uint32_t layer_min,
+                                    uint32_t layer_max);
+
 #ifdef __cplusplus
 }
 #endif

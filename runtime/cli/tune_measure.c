@@ -16,7 +16,7 @@
 
 #include "interrupt.h"
 #include "progress.h"
-#include "structkv_transition.h"
+#include <kvferry/prune.h>
 
 #include <math.h>
 #include <stdlib.h>

@@ -520,7 +520,7 @@ static void check_product(cublasHandle_t handle, cudaStream_t stream, cudaDataTy
                           int n, int k, int is_ta, int is_tb, int is_captured)
 {
     const int lda = (is_ta ? k : m) + 3, ldb = (is_tb ? n : k) + 1, ldc = m + 2;
-    uint64_t random = (uint64_t)(m * 31 + n * 7 + k);
+    uint64_t random = (uint64_t)m * 31 + (uint64_t)n * 7 + (uint64_t)k;
     const size_t a_count = (size_t)lda * (size_t)(is_ta ? m : k);
     const size_t b_count = (size_t)ldb * (size_t)(is_tb ? k : n);
     void *a = rig_pinned(a_count), *b = rig_pinned(b_count);

@@ -142,8 +142,10 @@ static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
         const char *store = kvf_store_page(p, a->store, head, i / page_size);
         if ((i && token <= index[i - 1]) || !(bits[token / page_size] >> t & 1))
             check_fail(c, "head %u: entry %u is token %u", head, i, token);
-        if (memcmp(kvf_page_key(&p->shape, page, t), kvf_page_key(&p->shape, store, to), bytes) ||
-            memcmp(kvf_page_value(&p->shape, page, t), kvf_page_value(&p->shape, store, to), bytes))
+        if (memcmp(kvf_page_key(&p->shape, page, t), kvf_page_key(&p->shape, store, to), bytes) !=
+                0 ||
+            memcmp(kvf_page_value(&p->shape, page, t), kvf_page_value(&p->shape, store, to),
+                   bytes) != 0)
             check_fail(c, "head %u: entry %u is not what token %u is", head, i, token);
     }
 }
@@ -227,10 +229,13 @@ static void permute_properties(check *c, const kvf_permute_args *a, uint32_t hea
             (const char *)a->after->pool[i / page_size] + head * kvf_page_bytes(&p->shape);
         const char *store = kvf_store_page(p, a->after->store, head, i / page_size);
         const uint32_t t = from % page_size, to = i % page_size;
-        if (memcmp(kvf_page_key(&p->shape, old, t), kvf_page_key(&p->shape, page, to), bytes) ||
-            memcmp(kvf_page_value(&p->shape, old, t), kvf_page_value(&p->shape, page, to), bytes) ||
+        if (memcmp(kvf_page_key(&p->shape, old, t), kvf_page_key(&p->shape, page, to), bytes) !=
+                0 ||
+            memcmp(kvf_page_value(&p->shape, old, t), kvf_page_value(&p->shape, page, to), bytes) !=
+                0 ||
             (i < a->after->store_count[head] &&
-             memcmp(kvf_page_key(&p->shape, page, to), kvf_page_key(&p->shape, store, to), bytes)))
+             memcmp(kvf_page_key(&p->shape, page, to), kvf_page_key(&p->shape, store, to), bytes) !=
+                 0))
             check_fail(c, "head %u: position %u is not what token %u was", head, i, order[i]);
     }
     free(place);

@@ -345,7 +345,8 @@ static void check_gather(rig *r, uint32_t rows, uint32_t width)
         .rows = rows, .width = width, .index = words->device, .from = from_device, .to = to_device};
     finish(r, kvf_row_gather_cuda(&args, kvf_stream_native(r->stream)), "gather");
     for (uint32_t i = 0; i < rows; i++)
-        if (memcmp(to + (size_t)i * width, from + (size_t)index[i] * width, width * sizeof *to)) {
+        if (memcmp(to + (size_t)i * width, from + (size_t)index[i] * width, width * sizeof *to) !=
+            0) {
             printf("gather: row %u is not row %u (seed %llu)\n", i, index[i],
                    (unsigned long long)r->seed);
             r->failures++;
