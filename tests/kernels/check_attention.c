@@ -440,8 +440,6 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     a.span_count = count;
     observe_buffers want = observe_run(c, &a, c->ref, false);
     observe_buffers got = observe_run(c, &a, c->var, true);
-    const size_t stats =
-        (size_t)a.kv_heads * kvf_div_ceil_u32(spans_max, KVF_OBSERVE_SPANS) * a.group * a.window;
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,
                          a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size);
     observe_compare(c, &a, &want, &got, &b);
