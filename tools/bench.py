@@ -6,8 +6,8 @@ usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a pr
 
 A benchmark is a program bench_* below FOLDER/bench/. It prints a table, kept as NAME.txt under the
 machine and the command, and writes every figure to NAME.json; --into keeps those of one machine
-apart. The table of answers and attention recall by method and budget comes last, from the kvferry
-command.
+apart. The tables of answers and attention recall, by method and budget and by way of pruning, come
+last, from the kvferry command.
 """
 import argparse
 import os
@@ -84,9 +84,10 @@ def main():
             json_path = os.path.join(args.into, name + ".json")
             failed += not run(name, [shown, "--json", json_path], args.into)
     command = os.path.join(args.build, "runtime", "cli", "kvferry")
-    if os.access(os.path.join(ROOT, command), os.X_OK) and wanted("recall_table"):
-        failed += not run("recall_table", [sys.executable, "bench/runtime/recall_table.py",
-                                           "--kvferry", command], None)
+    for name in ("recall_table", "prune_table"):
+        if os.access(os.path.join(ROOT, command), os.X_OK) and wanted(name):
+            failed += not run(name, [sys.executable, "bench/runtime/%s.py" % name, "--kvferry",
+                                     command, "--out", args.into], None)
     print("results are in " + args.into)
     return failed > 0
 
