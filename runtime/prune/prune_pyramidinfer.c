@@ -54,11 +54,9 @@ static void pyramidinfer_decide(void *user, const kvf_prune_settings *settings,
                             ? fmin(1.0, (double)settings->propagate_tokens / (double)view->prompt)
                             : kvf_share_value(settings->propagate);
     const double way = (double)next / (double)(view->layers - 1);
-    /* The end is exact, whatever the cosine's last bit. */
-    const double share =
-        next + 1 == view->layers ? last : last + (1.0 - last) * (1.0 + cos(PI * way)) / 2.0;
+    const double share = last + (1.0 - last) * (1.0 + cos(PI * way)) / 2.0;
     uint32_t count = kvf_share_count(view->prompt, share);
-    if (next + 1 == view->layers)
+    if (next + 1 == view->layers) /* exact, whatever the cosine's last bit */
         count = kvf_propagate_count(settings, view->prompt);
     count = kvf_max_u32(count, settings->sink_tokens + view->window);
     kvf_answer_propagate_top(view, count, settings->sink_tokens, answer);

@@ -109,8 +109,12 @@ def h2o(s, view, scores):
     if count >= n:
         return say()
     recent = int(count * s["recent_share"])
-    return say(keep=[best(row[:n - recent], count - recent) + list(range(n - recent, n))
-                     for row in scores])
+    keep = []
+    for row in scores:
+        older = row[:n - recent].astype(np.float64)
+        older[:s["sink_tokens"]] = np.inf  # kept first, out of the heavy half
+        keep.append(best(older, count - recent) + list(range(n - recent, n)))
+    return say(keep=keep)
 
 
 def snapkv(s, view, scores):
@@ -177,6 +181,8 @@ def fastkv(s, view, scores):
         capacity = s["keep_tokens"]
     elif layer <= tsp:
         capacity = int(n * s["keep"])
+    elif s["propagate_tokens"]:  # in no published mode: what a layer before would keep
+        capacity = int(view["prompt"] * s["keep"])
     else:
         capacity = min(int(n * (s["keep"] / s["propagate"])), n)
     if n < capacity or n <= w:
@@ -228,6 +234,8 @@ def score_rows(rng, kind, shape):
         return rng.integers(0, 4, shape).astype(np.float32) / 4, True
     if kind == "signs":
         return rng.choice([-1.0, -0.0, 0.0, 1.0], shape).astype(np.float32), True
+    if kind == "zeros":
+        return rng.choice([-0.0, 0.0], shape).astype(np.float32), True
     if kind == "rising":
         return np.broadcast_to(np.arange(shape[1], dtype=np.float32), shape).copy(), True
     if kind == "falling":
@@ -235,7 +243,7 @@ def score_rows(rng, kind, shape):
     return np.full(shape, 0.25, dtype=np.float32), True  # constant
 
 
-KINDS = ("random", "positive", "ties", "signs", "rising", "falling", "constant")
+KINDS = ("random", "positive", "ties", "signs", "zeros", "rising", "falling", "constant")
 
 
 def compare(what, tally, got, wanted, scores, near):
@@ -265,7 +273,7 @@ def given_scores(probe, rng, tally, name, changes, layers, kv_heads, n, kind):
                 "kv_heads": kv_heads}
         got = probe.decide(layer, tokens, n, scores, turn)
         near = {"keep": 0.0, "propagate": 0.0 if exact else 1e-6}
-        if needs == LOGITS and not (exact and kind in ("ties", "signs", "constant")):
+        if needs == LOGITS and not (exact and kind in ("ties", "signs", "zeros", "constant")):
             near["propagate"] = 1e-5
         what = "%s %s n=%d layers=%d %s layer %d" % (name, changes, n, layers, kind, layer)
         compare(what, tally, got, define(s, view, scores), scores, near)
@@ -284,6 +292,7 @@ def check_given(probe, rng, tally):
     for name, changes in [
             ("full", {}), ("streaming", {}), ("streaming", {"keep_tokens": 40}), ("h2o", {}),
             ("h2o", {"keep": 0.3, "recent_share": 0.25}), ("h2o", {"recent_share": 0}),
+            ("h2o", {"sink_tokens": 4}), ("h2o", {"sink_tokens": 3, "recent_share": 0.8}),
             ("snapkv", {"keep": 0.5}), ("snapkv", {"keep_tokens": 108}), ("snapkv", {"keep": 1}),
             ("pyramidkv", {"keep_tokens": 108}), ("pyramidkv", {"keep": 0.3}),
             ("pyramidkv", {"keep_tokens": 64, "beta": 2}), ("pyramidinfer", {}),
@@ -292,7 +301,9 @@ def check_given(probe, rng, tally):
             ("gemfilter", {"keep_tokens": 100}), ("fastkv", {}), ("fastkv", {"propagate": 1}),
             ("fastkv", {"keep": 0.3, "propagate": 0.3}), ("fastkv", {"keep": 1, "propagate": 1}),
             ("fastkv", {"keep": 0.4, "propagate": 0.2}), ("fastkv", {"layer": 0}),
-            ("fastkv", {"keep_tokens": 60, "propagate_tokens": 200})]:
+            ("fastkv", {"keep": 1}), ("fastkv", {"keep_tokens": 200, "propagate_tokens": 100}),
+            ("fastkv", {"keep_tokens": 60, "propagate_tokens": 200}),
+            ("fastkv", {"propagate_tokens": 101})]:
         s = settings_of(name, changes)
         least = max(s["window"], s["sink_tokens"] + 1, 1)
         for n in lengths(rng, s["window"]):

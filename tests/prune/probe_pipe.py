@@ -101,9 +101,11 @@ class Tally:
             sys.exit("%s: %d tokens, the definition says %d" % (what, len(got), len(wanted)))
         if any(b <= a for a, b in zip(got, got[1:])):
             sys.exit("%s: %s does not ascend" % (what, short(got)))
+        if score is None:
+            sys.exit("%s: %s, the definition says %s" % (what, short(got), short(wanted)))
         only_got, only_wanted = set(got) - set(wanted), set(wanted) - set(got)
         for a, b in zip(sorted(score[list(only_got)]), sorted(score[list(only_wanted)])):
-            if not abs(a - b) <= near * max(abs(a), abs(b)):
+            if not near or not abs(a - b) <= near * max(abs(a), abs(b)):
                 sys.exit("%s: takes %s, the definition %s; scores %.9g and %.9g"
                          % (what, sorted(only_got), sorted(only_wanted), a, b))
         self.border += 1
