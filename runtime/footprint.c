@@ -7,7 +7,7 @@
  * first and newest tokens, whatever the layer's length.
  */
 
-#include "cache.h"
+#include "masked.h"
 
 /* ---- what lengths mean -----------------------------------------------------------------------
  */
@@ -20,23 +20,46 @@ static uint64_t sum_to(uint64_t n)
 
 /* What a layer's length says of its entries. */
 typedef struct holder {
+    uint32_t retrieval, streaming; /* KV heads */
+    uint64_t ring;                 /* tokens of a streaming head */
     uint32_t page;
     uint32_t local;      /* newest tokens: at least so many are not sealed */
-    uint64_t sealed_max; /* sealed tokens of a KV head that the device may hold as well */
+    uint64_t sealed_max; /* sealed tokens of a retrieval head that the device may hold as well */
 } holder;
 
 /* The sink is always on the device; static set and slots are filled from the first decode step on,
- * and count as full. */
-static holder holder_of(const kvf_cache *cache, const kvf_layer *layer)
+ * and count as full. With a head mask they are those of the retrieval heads' own cache. */
+static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t layer)
 {
-    const kvf_paging *p = &cache->dims.paging;
-    holder h = {
-        .page = p->shape.page_size, .local = cache->config.local_tokens, .sealed_max = p->sink};
-    if (layer->steps)
-        h.sealed_max += cache->dims.static_tokens;
-    if (layer->steps && kvf_moves_pages(cache))
-        h.sealed_max += (uint64_t)(p->lists / p->kv_heads) * p->slots * p->shape.page_size;
+    const uint32_t streaming = kvf_masked_streaming_heads(cache, layer);
+    const uint32_t retrieval = cache->config.kv_heads - streaming;
+    const kvf_cache *pages = cache->masked && retrieval
+                                 ? cache->masked->parts[cache->masked->layers[layer].part].cache
+                                 : cache;
+    const kvf_paging *p = &pages->dims.paging;
+    holder h = {.retrieval = retrieval,
+                .streaming = streaming,
+                .ring = kvf_masked_streaming_tokens(cache, UINT32_MAX),
+                .page = cache->config.page_size,
+                .local = cache->config.local_tokens,
+                .sealed_max = cache->config.sink_tokens};
+    if (state->steps && retrieval)
+        h.sealed_max += pages->dims.static_tokens;
+    if (state->steps && retrieval && kvf_moves_pages(pages))
+        h.sealed_max += (uint64_t)(p->lists / p->kv_heads) * p->slots * h.page;
     return h;
+}
+
+static uint64_t ring_at(const holder *h, uint64_t length)
+{
+    return length < h->ring ? length : h->ring;
+}
+
+/* Sum of ring_at over lengths 1 .. length. */
+static uint64_t ring_sum(const holder *h, uint64_t length)
+{
+    const uint64_t ramp = ring_at(h, length);
+    return sum_to(ramp) + (length - ramp) * h->ring;
 }
 
 static uint64_t sealed_at(const holder *h, uint64_t length)
@@ -68,17 +91,38 @@ static uint64_t device_sum(const holder *h, uint64_t length)
            (counts - full) * h->sealed_max;
 }
 
-/* Highest device_at over lengths first .. last: at the end, or just before the last page that was
- * sealed. */
+/* Of all KV heads of a layer. */
+static uint64_t held_entries(const holder *h, uint64_t length)
+{
+    return h->retrieval * length + h->streaming * ring_at(h, length);
+}
+
+static uint64_t device_entries(const holder *h, uint64_t length)
+{
+    return h->retrieval * device_at(h, length) + h->streaming * ring_at(h, length);
+}
+
+static uint64_t held_entries_sum(const holder *h, uint64_t length)
+{
+    return h->retrieval * sum_to(length) + h->streaming * ring_sum(h, length);
+}
+
+static uint64_t device_entries_sum(const holder *h, uint64_t length)
+{
+    return h->retrieval * device_sum(h, length) + h->streaming * ring_sum(h, length);
+}
+
+/* Highest device_entries over lengths first .. last: at the end, or just before the last page that
+ * was sealed. */
 static uint64_t device_highest(const holder *h, uint64_t first, uint64_t last)
 {
-    const uint64_t at_end = device_at(h, last);
+    const uint64_t at_end = device_entries(h, last);
     if (last < h->local)
         return at_end;
     const uint64_t before = last - (last - h->local) % h->page - 1;
     if (before < first || before > last)
         return at_end;
-    const uint64_t at_seal = device_at(h, before);
+    const uint64_t at_seal = device_entries(h, before);
     return at_seal > at_end ? at_seal : at_end;
 }
 
@@ -105,10 +149,10 @@ static uint64_t steps_of(const kvf_cache *cache, const kvf_sequence *sequence)
     return span_of(cache, sequence)->again + seen;
 }
 
-/* One token of every KV head is so many entries. */
-static uint64_t entries(const kvf_cache *cache)
+static void raise_to(uint64_t *most, uint64_t value)
 {
-    return cache->config.kv_heads;
+    if (value > *most)
+        *most = value;
 }
 
 /* Steps at each of which the length is one more than at the one before: first .. last. */
@@ -116,18 +160,18 @@ static void count_ramp(kvf_cache *cache, kvf_footprint_row *row, const holder *h
                        uint32_t last)
 {
     const uint64_t before = first - 1;
-    cache->footprint.entry_steps += entries(cache) * (sum_to(last) - sum_to(before));
+    cache->footprint.entry_steps += held_entries_sum(h, last) - held_entries_sum(h, before);
     cache->footprint.device_entry_steps +=
-        entries(cache) * (device_sum(h, last) - device_sum(h, before));
-    row->held_max = kvf_max_u32(row->held_max, last);
-    row->device_max = kvf_max_u32(row->device_max, (uint32_t)device_highest(h, first, last));
+        device_entries_sum(h, last) - device_entries_sum(h, before);
+    raise_to(&row->held_max, held_entries(h, last));
+    raise_to(&row->device_max, device_highest(h, first, last));
 }
 
 /* Steps of tokens that this layer never gets. */
 static void count_still(kvf_cache *cache, const holder *h, uint32_t length, uint64_t steps)
 {
-    cache->footprint.entry_steps += entries(cache) * steps * length;
-    cache->footprint.device_entry_steps += entries(cache) * steps * device_at(h, length);
+    cache->footprint.entry_steps += steps * held_entries(h, length);
+    cache->footprint.device_entry_steps += steps * device_entries(h, length);
 }
 
 void kvf_footprint_append(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
@@ -138,7 +182,7 @@ void kvf_footprint_append(kvf_cache *cache, const kvf_sequence *sequence, uint32
     const uint32_t base = state->length - tokens;
     const uint32_t *positions = state->positions + base;
     const uint32_t last = positions[tokens - 1];
-    const holder h = holder_of(cache, state);
+    const holder h = holder_of(cache, state, layer);
     if (positions[0] > row->seen)
         count_still(cache, &h, base, positions[0] - row->seen);
     count_ramp(cache, row, &h, base + 1, state->length);
@@ -199,8 +243,8 @@ static void add_sequence(const kvf_cache *cache, const kvf_sequence *sequence, k
     f->full_entries += heads * steps;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_footprint_row *row = row_of(cache, sequence, i);
-        f->peak_entries += entries(cache) * row->held_max;
-        f->device_peak_entries += entries(cache) * row->device_max;
+        f->peak_entries += row->held_max;
+        f->device_peak_entries += row->device_max;
     }
 }
 

@@ -24,8 +24,8 @@
 /* Of one layer of one sequence. */
 typedef struct kvf_footprint_row {
     uint32_t seen;
-    uint32_t held_max;   /* most tokens held at a step */
-    uint32_t device_max; /* likewise on the device */
+    uint64_t held_max;   /* most entries held at a step */
+    uint64_t device_max; /* likewise on the device */
 } kvf_footprint_row;
 
 /* Steps of one sequence, as full attention would count them. */

@@ -434,6 +434,49 @@ static void random_call(rig *r, naive *m, test_random *random)
         random_reset(r, m);
 }
 
+/* Streaming heads hold sink and window, all on the device; beside them a retrieval head counts as
+ * ever. Layer 0 has one of each, layer 1 only streaming heads. */
+static void test_head_mask(void **state)
+{
+    (void)state;
+    static const uint8_t mask[LAYERS * HEADS] = {0, 1, 0, 0};
+    const uint32_t ring = 6 + 30, prompt = 101, steps = 20;
+    rig r = {0};
+    kvf_cache_config cc = config_of(LAYERS);
+    cc.head_mask = mask;
+    cc.streaming_sink = 6;
+    cc.streaming_recent = 30;
+    test_world_open(&r.w, NULL, &cc);
+    test_tokens_make(&r.t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 12, .sharpness = 1});
+    r.out = calloc((size_t)cc.query_heads * cc.head_dim, sizeof *r.out);
+    assert_non_null(r.out);
+    kvf_sequence *s = test_sequence(&r.w);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        append(&r, s, layer, 64, NULL);
+        append(&r, s, layer, prompt - 64, NULL);
+        for (uint32_t i = 0; i < steps; i++)
+            decode(&r, s, layer);
+    }
+    const naive m = {.cache = r.w.cache};
+    kvf_footprint wanted = {0};
+    uint64_t device_max = 0;
+    for (uint32_t n = 1; n <= prompt + steps; n++) {
+        const naive_layer layer = {.steps = n > prompt};
+        const uint64_t streams = n < ring ? n : ring, device = naive_device(&m, &layer, n);
+        wanted.entry_steps += n + 3 * streams;
+        wanted.device_entry_steps += device + 3 * streams;
+        device_max = device + streams > device_max ? device + streams : device_max;
+    }
+    const kvf_footprint f = read_meter(&r);
+    const uint64_t n = prompt + steps;
+    assert_true(f.entry_steps == wanted.entry_steps);
+    assert_true(f.device_entry_steps == wanted.device_entry_steps);
+    assert_true(f.full_entry_steps == LAYERS * HEADS * sum_to(n));
+    assert_true(f.peak_entries == n + 3 * ring);
+    assert_true(f.device_peak_entries == device_max + 2 * ring);
+    rig_close(&r);
+}
+
 static void test_random_histories(void **state)
 {
     (void)state;
@@ -461,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_full_is_one),      cmocka_unit_test(test_figure_of_the_paper),
         cmocka_unit_test(test_figure_by_chunks), cmocka_unit_test(test_streaming),
         cmocka_unit_test(test_chunked),          cmocka_unit_test(test_random_histories),
+        cmocka_unit_test(test_head_mask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
