@@ -391,7 +391,10 @@ typedef struct kvf_cache_config {
     /* streaming heads: KV heads that attend the first and the newest tokens only */
     /** [layers, kv_heads]: 1 = retrieval head, as without a mask; 0 = streaming head: its newest
      * and first tokens live in a ring on the device, and nothing of it on the host. NULL = all 1.
-     * Borrowed for the call. */
+     * Borrowed for the call. In prefill too, and however the prompt is cut, a query attends to
+     * tokens j < sink and j > its own - recent, at their true positions; budget and select say
+     * nothing of it. Such a cache cannot be recorded, listed (kvf_select_pages) or pruned:
+     * KVF_UNSUPPORTED. Verification and times in kvf_stats are of retrieval heads. */
     const uint8_t *head_mask;
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends; 128 */
     uint32_t streaming_recent; /**< newest tokens, a query's own included; 1024 */
