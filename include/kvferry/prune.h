@@ -242,9 +242,12 @@ typedef struct kvf_prune_result {
 } kvf_prune_result;
 
 /**
- * A layer holds the whole prompt: measure, decide, and keep. Waits for @p stream.
+ * A layer holds the whole prompt: measure, decide, and keep.
  *
  * @return KVF_OK; errors as kvf_prefill. After an error the sequence can only be destroyed.
+ *
+ * Stream: waits for @p stream where something was measured or tokens are dropped; else it only
+ * enqueues, and what kvf_prefill was given must stay valid as there.
  */
 KVF_API KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence,
                                                uint32_t layer, kvf_stream *stream,
