@@ -67,16 +67,17 @@ void cli_bars_print(const cli_bars *bars, FILE *file)
             most = bars->values[i];
     /* number, bar, value, mark, apart by two spaces */
     const unsigned left = (unsigned)strlen(bars->head) + 2;
+    const unsigned gap = 2;
     const unsigned right = 2 + 10 + 2 + (unsigned)strlen(bars->mark);
-    const unsigned width = columns > left + right + 8 ? columns - left - right : 8;
+    const unsigned width = columns > left + gap + right + 8 ? columns - left - gap - right : 8;
     fprintf(file, "  %s\n", bars->head);
     for (uint32_t i = 0; i < bars->count; i++) {
         const double value = bars->values[i];
         const bool has_bar = isfinite(value) && value > 0.0 && most > 0.0;
         const unsigned eighths =
             has_bar ? (unsigned)lround(value / most * (double)(width * EIGHTHS)) : 0;
-        fprintf(file, "%*u  ", (int)left, bars->first + i);
-        print_bar(eighths, width - 2, bars->is_ascii, file);
+        fprintf(file, "%*u%*s", (int)left, bars->first + i, (int)gap, "");
+        print_bar(eighths, width, bars->is_ascii, file);
         if (isfinite(value))
             fprintf(file, "  %10.4g", value);
         else

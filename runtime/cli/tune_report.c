@@ -51,11 +51,11 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     fprintf(file, "%s: %u layers; %u samples of %u tokens\n", tune->options.model,
             tune->model.layers, tune->tuning.samples, tune->tuning.tokens);
     if (fastkv->scores) {
-        fprintf(file, "\nfastkv: layer %u of 0 to %u; relative change of the last hidden state if ",
-                fastkv->layer, tune->model.layers - 1);
+        fprintf(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
+                fastkv->layer, tune->model.layers - 1, 100.0 * share_computed(tune, fastkv));
+        fputs("relative change of the last hidden state if ", file);
         print_propagated(&fastkv->settings, file);
-        fprintf(file, "\ngo on behind a layer (%.0f%% of a full prefill with the chosen one)\n",
-                100.0 * share_computed(tune, fastkv));
+        fputs(" go on\n", file);
         print_scores(fastkv, file);
     }
     if (structkv->scores) {

@@ -1,0 +1,307 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Pruning on the command line: every policy and option, statistics that are JSON, the tune command and
+# its file, and every mistake: its exit status, and what it names. check_prune.sh KVFERRY EXAMPLES;
+# both paths are absolute.
+
+set -u
+kvferry=$1
+model=$2/recall/model
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+failed=0
+checks=0
+
+# check NAME CONDITION...: the condition is a command.
+check() {
+    name=$1
+    shift
+    checks=$((checks + 1))
+    if ! "$@" >/dev/null 2>&1; then
+        failed=$((failed + 1))
+        echo "not ok: $name"
+        sed 's/^/    out: /' out | head -n 5
+        sed 's/^/    err: /' err | head -n 5
+    fi
+}
+
+# try STATUS ARGUMENT...: run the command into out and err and check its exit status.
+try() {
+    want=$1
+    shift
+    "$kvferry" "$@" >out 2>err </dev/null
+    status=$?
+    check "kvferry $* ends with $want, not $status" test "$status" -eq "$want"
+}
+
+says() { check "standard error says '$1'" grep -q -e "$1" err; }
+prints() { check "standard output says '$1'" grep -q -e "$1" out; }
+silent() { check "nothing on standard output" test ! -s out; }
+# json FILE EXPRESSION: of d, the object in FILE, in Python; p and f are its members prune and footprint.
+json() { check "$1: $2" python3 -S -c "import json, sys
+d = json.load(open(sys.argv[1]))
+p, f = d.get('prune'), d.get('footprint')
+sys.exit(not ($2))" "$1"; }
+
+# A text of 400 tokens without chance: all words of the model in turn.
+python3 - "$model/tokenizer.json" >text.txt <<'END' || exit 1
+import json, sys
+vocab = json.load(open(sys.argv[1], encoding="utf-8"))["model"]["vocab"]
+words = sorted((w for w in vocab if w.isalpha()), key=vocab.get)
+print(" ".join(words[(i * 7) % len(words)] for i in range(400)))
+END
+run="run --model $model -n 2 --ignore-eos --prompt-file text.txt --threads 2"
+bad="run --model x"
+
+# the listing, and help
+try 0 run --prune help
+for policy in full streaming h2o snapkv pyramidkv pyramidinfer gemfilter fastkv asl structkv; do
+    prints "^  $policy "
+done
+prints 'PyramidInfer'; prints 'weights=0.2,0.3,0.5'
+try 0 run --help; prints '--prune-config FILE'; prints '--head-sparsity R'
+try 0 tune --help; prints '--layers A..B'; prints '--pool KIND'
+try 0 --help; prints '^  tune '
+
+# every policy, both retentions: tokens come out, statistics are JSON and agree with themselves
+$kvferry $run --stats full.json >full.out 2>err || check 'a run without pruning' false
+json full.json '"prune" not in d and d["footprint"]["footprint"] == 1'
+for policy in full streaming h2o snapkv pyramidkv pyramidinfer gemfilter fastkv asl structkv; do
+    more=
+    [ $policy = asl ] && more='--prune-set layers_observed=2 --keep 0.3 --propagate 0.3'
+    for retention in offload evict; do
+        try 0 $run --prune $policy --retention $retention $more --stats s.json
+        says "^pruning   $policy"
+        json s.json "p['policy'] == '$policy' and p['retention'] == '$retention'
+            and p['tokens_full'] == 4 * (d['prompt_tokens'] - 1) and len(p['tokens_held']) == 4
+            and 0 < p['compute_rate'] <= 1 and 0 <= p['share_of_prefill'] < 1
+            and d['prefill_ms'] <= d['ttft_ms']
+            and abs(f['device'] + f['host'] - f['footprint']) < 1e-6"
+    done
+done
+try 0 $run --prune full --stats s.json
+check 'full changes nothing' cmp out full.out
+try 0 $run --prune snapkv --keep 1
+check 'keep 1 changes nothing' cmp out full.out
+
+# settings arrive
+try 0 $run --prune fastkv --keep 100tok --propagate 200tok --prune-layer 2 --prune-window 16 \
+    --pool avg:5 --prune-set group_reduce=max --retention evict --stats s.json
+json s.json 'p["settings"]["keep_tokens"] == 100 and p["settings"]["window"] == 16
+    and p["settings"]["pool"] == "avg" and p["settings"]["pool_width"] == 5
+    and p["settings"]["group_reduce"] == "max" and p["chosen_layer"] == 2
+    and p["tokens_held"] == [100] * 4 and p["tokens_kept_per_layer"] == 100
+    and p["tokens_computed"] == 3 * (d["prompt_tokens"] - 1) + 200'
+try 0 $run --prune fastkv --keep 100tok --keep 0.5 --stats s.json
+json s.json 'p["settings"]["keep_tokens"] == 0 and p["settings"]["keep"] == 0.5'
+try 0 $run --prune structkv --prune-layer 1 --prune-block 32 --stats s.json
+json s.json 'p["settings"]["pivot"] == "fixed" and p["chosen_layer"] == 1
+    and p["settings"]["block_tokens"] == 32'
+try 0 $run --prune structkv --pivot online --prune-set weights=1,0,0 --stats s.json
+json s.json 'p["settings"]["weights"] == [1, 0, 0] and p["chosen_layer"] is not None'
+try 0 $run --prune asl --two-pass --prune-set layers_observed=2 --propagate 100tok --stats s.json
+json s.json 'p["settings"]["two_pass"] == 1 and p["tokens_held"] == [100] * 4'
+try 0 $run --prune snapkv --dry-run; says '^  pruning '; silent
+
+# chunks, with and without eviction
+try 0 $run --chunk 100; check 'chunks alone change nothing' cmp out full.out
+try 0 $run --prune snapkv --chunk 100 --stats s.json; json s.json 'p["eviction"] == "none"'
+for evict in naive patched; do
+    try 0 $run --prune snapkv --keep 0.5 --chunk 150 --evict $evict --stats s.json
+    json s.json "p['eviction'] == '$evict' and p['retention'] == 'evict'
+        and max(p['tokens_held']) <= 75 + 75 + 64
+        and ('$evict' == 'patched' or f['footprint'] < 1)"
+done
+try 0 $run --prune snapkv --keep 0.2 --chunk 150 --evict naive --chunk-queries 8
+try 1 $run --prune snapkv --keep 0.1 --chunk 150 --evict naive; says 'chunk_queries = 64'
+try 1 $run --prune gemfilter --chunk 150 --evict naive; says 'starts over'; silent
+try 1 $run --prune fastkv --chunk 150 --evict naive; says 'propagate = 1'; silent
+
+# head masks
+printf '1\t1\n1\t1\n1\t1\n1\t1\n' >ones.tsv
+printf '1\t0\n1\t1\n0\t0\n1\t0\n' >mask.tsv
+printf '0.9\t0.1\n0.8\t0.7\n0.2\t0.3\n0.6\t0.4\n' >float.tsv
+try 0 $run --head-mask ones.tsv; check 'a mask of ones changes nothing' cmp out full.out
+try 0 $run --head-mask mask.tsv --streaming-sink 4 --streaming-recent 64 --stats s.json
+json s.json 'd["head_mask"]["streaming_heads"] == 4 and d["head_mask"]["heads"] == 8
+    and d["head_mask"]["streaming_recent"] == 64'
+try 0 $run --head-mask float.tsv --head-sparsity 0.5 --stats s.json
+json s.json 'd["head_mask"]["streaming_heads"] == 4 and d["head_mask"]["sparsity"] == 0.5'
+try 1 $run --head-mask none.tsv; says 'none.tsv'; silent
+try 1 $run --head-mask float.tsv; says 'float.tsv'; says '0.9'; silent
+printf '1\t0\n1\t1\n0\t0\n' >rows.tsv
+try 1 $run --head-mask rows.tsv; says 'rows.tsv'; silent
+printf '1\t0\n1\t1\n0\n1\t0\n' >ragged.tsv
+try 1 $run --head-mask ragged.tsv; says 'ragged.tsv'; silent
+printf '1\t0\n1\tnan\n0\t0\n1\t0\n' >nan.tsv
+try 1 $run --head-mask nan.tsv; says 'nan'; silent
+try 1 $run --head-mask nan.tsv --head-sparsity 0.5; says 'nan'; silent
+printf '1\t0\t1\n1\t1\t1\n0\t0\t1\n1\t0\t1\n' >heads.tsv
+try 1 $run --head-mask heads.tsv; says 'heads.tsv'; silent
+try 1 $run --head-mask mask.tsv --prune snapkv; says '4 streaming heads'; silent
+
+# wrong usage: named, 2
+try 2 $bad --prune snapvk; says "did you mean 'snapkv'"; silent
+try 2 $bad --prune snapkv --keep 0; says "keep is '0'; give a share above 0"
+try 2 $bad --prune snapkv --keep 1.01; says "keep is '1.01'"
+try 2 $bad --prune snapkv --keep nan; says "keep is 'nan'"
+try 2 $bad --prune snapkv --keep -0.5; says "keep is '-0.5'"
+try 2 $bad --prune snapkv --keep 0tok; says '2048tok'
+try 2 $bad --prune snapkv --keep 99999999999tok; says '2048tok'
+try 2 $bad --prune fastkv --propagate 2; says "propagate is '2'"
+try 2 $bad --prune fastkv --prune-layer -1; says "prune-layer is '-1'; give a whole number"
+try 2 $bad --prune fastkv --prune-layer last; says 'or auto'
+try 2 $bad --prune fastkv --prune-window 0; says "prune-window is '0'; give a whole number from 1"
+try 2 $bad --prune fastkv --prune-window 129; says 'to 128'
+try 2 $bad --prune fastkv --pool min; says 'max or avg'
+try 2 $bad --prune fastkv --pool avg:x; says 'avg:7'
+try 2 $bad --prune fastkv --retention keep; says 'offload'
+try 2 $bad --prune fastkv --evict all --chunk 9; says 'naive or patched'
+try 2 $bad --prune fastkv --chunk 0; says "chunk is '0'"
+try 2 $bad --prune structkv --pivot onlin; says 'online, calibrated or fixed'
+try 2 $bad --prune snapkv --prune-set decya=1; says "did you mean 'decay'"
+try 2 $bad --prune structkv --prune-set decay=2; says "decay is '2'; give a number from 0 to 1"
+try 2 $bad --prune structkv --prune-set weights=1,2; says 'three numbers'
+try 2 $bad --prune structkv --prune-set decay; says 'give NAME=VALUE'
+try 2 $bad --keep 0.5; says 'need --prune NAME'
+try 2 $bad --retention evict; says 'need --prune NAME'
+try 2 $bad --prune-config x.json; says 'need --prune NAME'
+try 2 $bad --prune snapkv --propagate 0.5; says 'means nothing to --prune snapkv'; says 'fastkv'
+try 2 $bad --prune fastkv --two-pass; says 'means nothing to --prune fastkv; .* use one of asl'
+try 2 $bad --prune snapkv --evict naive; says 'needs --chunk N'
+try 2 $bad --chunk 64 --evict naive; says '\-\-prune NAME'
+try 2 $bad --prune snapkv --chunk 64 --chunk-queries 8; says 'needs --evict'
+try 2 $bad --prune snapkv --chunk 64 --evict naive --retention offload; says 'retention offload out'
+try 2 $bad --prune structkv --pivot online --prune-layer 1; says 'leave --prune-layer out'
+try 2 $bad --prune structkv --pivot fixed; says 'needs --prune-layer'
+try 2 $bad --prune structkv --pivot calibrated; says 'needs --prune-config'
+try 2 $bad --head-sparsity 0.5; says 'needs --head-mask'
+try 2 $bad --head-mask m --head-sparsity 1; says 'select streaming'
+try 2 $bad --streaming-recent 9; says 'need --head-mask'
+try 2 $bad --prun snapkv; says 'prun'
+
+# what only the model or the prompt can tell: named, 1, nothing printed
+try 1 $run --prune fastkv --prune-layer 4; says 'layer = 4: the model has layers 0 to 3'; silent
+try 1 $run --prune snapkv --keep 0.01; says 'keep = 0.01: .* below window = 32'; silent
+try 1 $run --prune snapkv --keep 8tok; says 'keep_tokens = 8: is below window = 32'; silent
+try 1 $run --prune fastkv --pool max:4; says 'pool_width = 4: must be odd'; silent
+try 1 run --model "$model" -n 1 --prune snapkv --prompt 'document the code of alice'; says 'window = 32'
+silent
+try 1 run --model "$model" -n 1 --prune snapkv --prompt document; says 'nothing to prune'; silent
+
+# questions on forks of a pruned document
+printf 'question the code of alice\nquestion the code of bob\n' >two.txt
+try 0 $run --prune snapkv --ask two.txt --stats s.json
+check 'two answers' test "$(wc -l <out)" -eq 2
+json s.json 'len(d["questions"]) == 2 and p["policy"] == "snapkv"'
+
+# tune: bars, a file, pictures; run reads the file
+tune="tune --model $model --text text.txt --tokens 128 --samples 3 --threads 2"
+LC_ALL=C.UTF-8 "$kvferry" $tune --layers 0..2 --out tuned.json >out 2>err </dev/null
+check 'tune ends with 0' test $? -eq 0
+prints '^fastkv: layer [0-2] '; prints '^structkv: pivot at layer [0-3] '; prints 'chosen'; prints '█'
+check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}" out'
+json tuned.json 'd["kvferry_prune"] == 1 and d["model"]["layers"] == 4 and d["samples"] == 3
+    and len(d["fastkv"]["scores"]) == 3 and min(d["fastkv"]["scores"]) == d["fastkv"]["scores"][d["fastkv"]["layer"]]
+    and len(d["structkv"]["entropy"]) == 4 and 0 <= d["structkv"]["layer"] <= 2'
+cp tuned.json first.json
+LC_ALL=C "$kvferry" $tune --layers 0..2 --out - >again.json 2>err </dev/null
+check 'the same text gives the same figures' cmp first.json again.json
+check 'bars of ASCII where the locale says so' sh -c 'grep -q "##" err && ! grep -q "█" err'
+layer=$(python3 -c 'import json; print(json.load(open("tuned.json"))["fastkv"]["layer"])')
+try 0 $run --prune fastkv --prune-config tuned.json --stats s.json
+json s.json "p['chosen_layer'] == $layer and p['config'] == 'tuned.json'"
+try 0 $run --prune structkv --prune-config tuned.json --stats s.json
+json s.json 'p["settings"]["pivot"] == "calibrated" and p["chosen_layer"] == json.load(open("tuned.json"))["structkv"]["layer"]'
+try 0 $run --prune structkv --prune-config tuned.json --pivot online --stats s.json
+json s.json 'p["settings"]["pivot"] == "online" and p["settings"]["layer"] == "auto"'
+try 0 $run --prune fastkv --prune-config tuned.json --prune-layer 0 --propagate 0.5 --stats s.json
+json s.json 'p["chosen_layer"] == 0 and p["settings"]["propagate"] == 0.5'
+try 0 $tune --method fastkv --propagate 0.5 --layers 1 --out one.json
+json one.json '"structkv" not in d and d["fastkv"]["layer"] == 1 and d["fastkv"]["settings"]["propagate"] == 0.5'
+try 0 $run --prune fastkv --prune-config one.json --stats s.json
+json s.json 'p["settings"]["propagate"] == 0.5'
+try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
+try 1 $run --prune snapkv --prune-config one.json; says 'not for snapkv'; silent
+if command -v gnuplot >/dev/null; then
+    try 0 $tune --plot plots
+    for picture in fastkv structkv; do
+        check "$picture.png" sh -c "head -c 8 plots/$picture.png | grep -q PNG"
+        check "$picture.svg" grep -q '</svg>' plots/$picture.svg
+    done
+else
+    echo 'gnuplot is not installed: pictures were not checked'
+fi
+mkdir empty
+sh=$(command -v sh)
+ln -s "$sh" empty/sh
+PATH=$dir/empty "$kvferry" $tune --plot plots2 >out 2>err </dev/null
+check 'no gnuplot ends with 1' test $? -eq 1
+says 'is it installed'
+
+# tune: mistakes
+try 2 tune; says '\-\-model DIR is needed'
+try 2 tune --model x; says '\-\-text FILE is needed'
+try 2 tune --model x --text t --layers 3..1; says "layers is '3..1'; give the first and the last"
+try 2 tune --model x --text t --layers x; says 'such as 4..15'
+try 2 tune --model x --text t --method asl; says 'fastkv, structkv or both'
+try 2 tune --model x --text t --smaples 3; says 'did you mean --samples'
+try 2 tune --model x --text t --method structkv --layers 0..1; says 'layers is for fastkv'
+try 2 tune --model x --text t --prune-set beta=3; says 'beta means nothing'
+try 2 tune --model x --text t --tokens 8; says "tokens is '8'"
+try 2 tune --model x --text t stray; says "'stray' belongs to no option"
+try 1 tune --model "$dir/none" --text text.txt; says 'none/config.json'
+try 1 tune --model "$model" --text none.txt; says 'none.txt'; silent
+try 1 $tune --layers 0..4; says 'layers ends at 4 and the model has layers 0 to 3'; silent
+try 1 $tune --tokens 4096; says 'the longest text has'; silent
+try 1 $tune --tokens 65536; says 'max_position_embeddings'; silent
+try 1 $tune --prune-window 100 --propagate 0.2; says 'below window = 100'; silent
+try 1 $tune --out no/such/file; says 'no/such/file'; silent
+printf 'quiet \377\376 river' >bad.txt
+try 1 tune --model "$model" --text bad.txt; says 'bad.txt'; says 'UTF-8'; silent
+
+# files that are damaged, or of another model: named, nothing printed
+spoil() { # spoil STATEMENT WHAT: change d, the object of tuned.json, and run with it
+    python3 -c "import json
+d = json.load(open('tuned.json'))
+$1
+json.dump(d, open('spoilt.json', 'w'))" || exit 1
+    try 1 $run --prune fastkv --prune-config spoilt.json
+    says "$2"
+    says 'spoilt.json'
+    silent
+}
+spoil 'd["kvferry_prune"] = 2' 'kvferry_prune is 2, this version reads 1'
+spoil 'del d["kvferry_prune"]' 'kvferry_prune is missing'
+spoil 'del d["model"]' 'model is missing'
+spoil 'd["model"]["layers"] = 32' 'layers is 32, that of this model is 4: .* another model'
+spoil 'd["model"]["weights"] = "0123456789abcdef"' 'weights is "0123456789abcdef".* another model'
+spoil 'd["model"]["family"] = "qwen3"' 'family is "qwen3"'
+spoil 'd["model"]["family"] = 3' 'family is 3; it must be a string'
+spoil 'd["model"]["heads"] = 3' 'model.heads is not known'
+spoil 'd["fastkv"]["layer"] = 4' 'fastkv.layer is 4; it must be a whole number from 0 to 3'
+spoil 'd["fastkv"]["layer"] = "1"' 'fastkv.layer is "1"; it must be a whole number'
+spoil 'd["fastkv"]["layer"] = 1.5' 'fastkv.layer is 1.5'
+spoil 'del d["fastkv"]["layer"]' 'fastkv.layer is missing'
+spoil 'del d["fastkv"]["settings"]' 'fastkv.settings is missing'
+spoil 'd["fastkv"]["settings"]["propagate"] = 0' 'settings.propagate is 0; it must be a number above 0'
+spoil 'd["fastkv"]["settings"]["window"] = -1' 'settings.window is -1'
+spoil 'd["fastkv"]["settings"]["pool"] = "min"' 'settings.pool is "min"; it must be max or avg'
+spoil 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
+spoil 'd["fastkv"]["scores"] = []' 'fastkv.scores must be a list of 1 to 4 numbers'
+spoil 'd["fastkv"]["scores"][0] = "x"' 'fastkv.scores has "x"'
+spoil 'd["fastkv"] = 3' 'fastkv is'
+spoil 'd["speed"] = 3' 'speed is not known'
+spoil 'd["samples"] = 0' 'samples is 0'
+spoil 'd = [d]' 'kvferry_prune is missing'
+head -c 200 tuned.json >cut.json
+try 1 $run --prune fastkv --prune-config cut.json; says 'cut.json'; silent
+: >empty.json
+try 1 $run --prune fastkv --prune-config empty.json; says 'empty.json'; silent
+try 1 $run --prune fastkv --prune-config none.json; says 'none.json'; silent
+try 1 $run --prune fastkv --prune-config /dev/null; says '/dev/null'; silent
+
+echo "$checks checks, $failed failed"
+[ $failed -eq 0 ]
