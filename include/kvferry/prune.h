@@ -246,7 +246,7 @@ typedef struct kvf_prune_result {
  *
  * @return KVF_OK; errors as kvf_prefill. After an error the sequence can only be destroyed.
  *
- * Stream: waits for @p stream where something was measured or tokens are dropped; else it only
+ * Stream: waits for @p stream where something was measured or not all tokens go on; else it only
  * enqueues, and what kvf_prefill was given must stay valid as there.
  */
 KVF_API KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence,
@@ -269,7 +269,8 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *s
                                                uint32_t layer, uint32_t tokens, uint32_t patch,
                                                kvf_stream *stream);
 
-/** Totals of a prune object. */
+/** Totals of a prune object: of prompts whose last layer is done, but for the times. Read them
+ * after kvf_stream_wait. */
 typedef struct kvf_prune_stats {
     uint64_t prompts;
     uint64_t tokens_computed; /**< summed over layers and passes */
