@@ -118,7 +118,8 @@ static void carve_outer(const kvf_cache_config *c, const kvf_masked_sizes *z, ca
     (void)carve(host, c->sequences_max, z->parts + UINT64_C(1), 1, sizeof(kvf_sequence *));
 }
 
-/* Sizes of a resolved configuration, and where the rings of each layer begin; layers may be NULL. */
+/* Sizes of a resolved configuration, and where the rings of each layer begin; layers may be NULL.
+ */
 static kvf_status measure(kvf_runtime *runtime, const kvf_cache_config *c, const kvf_dims *d,
                           kvf_masked_sizes *z, kvf_masked_layer *layers)
 {
