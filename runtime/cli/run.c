@@ -131,6 +131,9 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     kvf_transformer_options options = transformer_options(run);
     kvf_transformer_geometry(&options, c);
     c->tokens_max = run->options.context_tokens ? run->options.context_tokens : tokens_needed(run);
+    /* Patched, the prompt's last tokens are behind every chunk for a while. */
+    if (run->options.prune.eviction == KVF_EVICTION_PATCHED)
+        c->tokens_max += run->prune_config.chunk_queries;
     if (run->options.ask_file) {
         /* The document, and one fork at a time with its own window and answer. */
         c->sequences_max = 2;
