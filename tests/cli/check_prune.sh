@@ -115,6 +115,7 @@ for evict in naive patched; do
         and ('$evict' == 'patched' or f['footprint'] < 1)"
 done
 try 0 $run --prune snapkv --keep 0.2 --chunk 150 --evict naive --chunk-queries 8
+try 0 $run --prune snapkv --keep 1 --chunk 390 --evict patched
 try 1 $run --prune snapkv --keep 0.1 --chunk 150 --evict naive; says 'chunk_queries = 64'
 try 1 $run --prune gemfilter --chunk 150 --evict naive; says 'starts over'; silent
 try 1 $run --prune fastkv --chunk 150 --evict naive; says 'propagate = 1'; silent
