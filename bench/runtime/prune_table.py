@@ -33,6 +33,8 @@ CUE, RECITED = 8, 32  # words
 RETRIEVE = ["--retention", "offload", "--select", "hybrid", "--budget", str(BUDGET)]
 HALF = ["--prune-layer", "1"]
 ASL = ["--prune-set", "layers_observed=2"]
+# In prune.md; what follows is written by hand.
+MARK = "<!-- by hand: what came out -->"
 # Of a run's statistics.
 KEPT = ["prefill_ms", "ttft_ms", "tpot_ms", "decode_steps", "attention_recall", "hits", "misses",
         "bytes_moved", "tokens_attended_per_head_step", "prune", "footprint"]
@@ -193,6 +195,9 @@ def run(args, folder, texts, kind, options):
 
 # Table --------------------------------------------------------------------------------------
 
+HEAD = ["method", "what is not kept", "facts", "pointed", "recital", "prefill computed",
+        "footprint", "peak", "on device", "attention recall", "ttft", "tpot"]
+
 
 def prefills(runs):
     """Times of all prefills of a prompt as long as the document."""
@@ -205,32 +210,30 @@ def first_tokens(runs):
             if "stats" in r and kind != "recital"]
 
 
-def cells(runs, full):
+def cells(runs, full, retention, options):
     """The columns of a row, from its runs by kind."""
     error = next((r["error"] for r in runs.values() if "error" in r), None)
     if error:
-        return ["-"] * 10, error
+        return ["-"] * (len(HEAD) - 2), error
     ask, recital = runs["ask"], runs["recital"]
     stats = ask["stats"]
     pointed = [r for kind, r in runs.items() if kind.startswith("pointed")]
     prune = stats.get("prune") or {}
-    footprint = stats.get("footprint") or {}
-    recall = stats.get("attention_recall")
+    # Without forks, which count as sequences of their own; their few steps move the peak only.
+    footprint = (pointed[0] if pointed else ask)["stats"].get("footprint") or {}
+    # What is gone counts for nothing there.
+    recall = None if retention == "evict" or "--head-mask" in options else stats["attention_recall"]
     return ["%d of %d" % (ask["right"], ask["of"]),
             "%d of %d" % (sum(r["right"] for r in pointed), len(pointed)) if pointed else "-",
             "%.0f%%" % (100 * recital["right"] / recital["of"]),
             "%.0f%%" % (100 * prune.get("compute_rate", 1.0)),
             "%.1f%%" % (100 * footprint["footprint"]) if footprint else "-",
-            "%.1f%%" % (100 * footprint["peak"]) if footprint else "-",
+            "%.1f%%" % (100 * footprint["peak"]) if footprint and pointed else "-",
             "%.1f%%" % (100 * footprint["device"]) if footprint else "-",
             "-" if recall is None else "%.3f" % recall,
             "%.2f" % (statistics.median(first_tokens(runs))
                       / statistics.median(first_tokens(full))),
             "%.2f" % (stats["tpot_ms"]["p50"] / full["ask"]["stats"]["tpot_ms"]["p50"])], None
-
-
-HEAD = ["method", "what is not kept", "facts", "pointed", "recital", "prefill computed",
-        "footprint", "peak", "on device", "attention recall", "ttft", "tpot"]
 
 
 def shown(options):
@@ -245,10 +248,10 @@ def markdown(args, results):
              "document, so that the window knows none of them. *pointed*: {} prompts of the same length "
              "that end with a question. *recital*: words before the first wrong one after {} cues from a "
              "passage of {:,} words, {} words each, as share. *prefill computed*: tokens times layers, of all. *footprint*, *peak* and "
-             "*on device*: entries of the KV cache over the steps of the run of *facts*, as a share of full "
-             "causal attention's. *attention recall*: share of dense attention over what the layer "
-             "still holds that falls on the attended tokens, over every fourth decode step of *facts*. *ttft*, "
-             "*tpot*: of full attention's; ttft is a median over {} prompts, tpot of the steps of *facts*.".format(
+             "*on device*: entries of the KV cache, summed over steps and the most at one, of a prompt of "
+             "*pointed* (without one: of *facts*, no peak), as a share of full causal attention's. *attention recall*: share of dense "
+             "attention over what the layer got that falls on the attended tokens, over every "
+             "fourth decode step of *facts*; left out where some of it is gone. *ttft*, *tpot*: of full attention's; ttft is a median over {} prompts, tpot of the steps of *facts*.".format(
                  args.tokens, args.seed, args.questions, args.pointed, args.cues, args.recital, RECITED,
                  len(prefills(full))), "",
              "*evict*: what a policy does not keep is gone, and all that is left is attended "
@@ -261,7 +264,7 @@ def markdown(args, results):
         if not all(kind in runs for kind in ("ask", "recital")) and not any(
                 "error" in r for r in runs.values()):
             continue
-        row, error = cells(runs, full)
+        row, error = cells(runs, full, retention, options)
         lines.append("| %s | %s | %s |" % (name, retention, " | ".join(row)))
         if error:
             notes.append("%s, %s: `%s`" % (name, retention, error))
@@ -273,7 +276,14 @@ def markdown(args, results):
                                                         " ".join(args.given)), "",
               "| method | what is not kept | options |", "|---|---|---|"]
     lines += ["| %s | %s | `%s` |" % (n, r, shown(o)) for n, r, o in methods()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + by_hand(args)
+
+
+def by_hand(args):
+    """What was written into the old file below the mark, which stays."""
+    path = os.path.join(args.out, "prune.md")
+    old = read(path) if os.path.exists(path) else ""
+    return "\n" + old[old.index(MARK):] if MARK in old else ""
 
 
 # Main ---------------------------------------------------------------------------------------
@@ -297,8 +307,7 @@ def parse():
     args = parser.parse_args()
     if args.quick:
         args.questions, args.cues, args.pointed = 5, 5, 1
-    args.given = [os.path.relpath(a, ROOT) if os.path.isabs(a) else a for a in sys.argv[1:]
-                  if a != "--resume"]
+    args.given = ["--%s %d" % pair for pair in facts_of(args).items()]
     return args
 
 
