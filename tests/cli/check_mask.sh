@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The learnt head mask of the recall model is worth something: with it a document's facts are found,
-# with its opposite they are not. check_mask.sh KVFERRY EXAMPLES; both paths are absolute.
+# with its opposite they are not. check_mask.sh KVFERRY EXAMPLES [DEVICE]; both paths are absolute.
 
 set -u
 kvferry=$1
 examples=$2
+device=${3:-auto}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -22,7 +23,7 @@ tr 01 10 <learnt.tsv >opposite.tsv
 
 # right MASK: questions that are answered with it.
 right() {
-    "$kvferry" run --model "$examples/recall/model" --prompt-file document.txt --ask questions.txt \
+    "$kvferry" run --device "$device" --model "$examples/recall/model" --prompt-file document.txt --ask questions.txt \
         -n 2 --ignore-eos --select full --head-mask "$1" --streaming-sink 4 --streaming-recent 64 \
         >given.txt 2>err || { cat err >&2; exit 1; }
     sed 's/^ *//; s/ *$//' given.txt | paste -d '|' - answers.txt |

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Pruning on the command line: every policy and option, statistics that are JSON, the tune command and
-# its file, and every mistake: its exit status, and what it names. check_prune.sh KVFERRY EXAMPLES;
-# both paths are absolute.
+# its file, and every mistake: its exit status, and what it names.
+# check_prune.sh KVFERRY EXAMPLES [DEVICE]; both paths are absolute.
 
 set -u
 kvferry=$1
 model=$2/recall/model
+device=${3:-auto}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -52,7 +53,7 @@ vocab = json.load(open(sys.argv[1], encoding="utf-8"))["model"]["vocab"]
 words = sorted((w for w in vocab if w.isalpha()), key=vocab.get)
 print(" ".join(words[(i * 7) % len(words)] for i in range(400)))
 END
-run="run --model $model -n 2 --ignore-eos --prompt-file text.txt --threads 2"
+run="run --model $model -n 2 --ignore-eos --prompt-file text.txt --threads 2 --device $device"
 bad="run --model x"
 
 # the listing, and help
@@ -199,7 +200,7 @@ check 'two answers' test "$(wc -l <out)" -eq 2
 json s.json 'len(d["questions"]) == 2 and p["policy"] == "snapkv"'
 
 # tune: bars, a file, pictures; run reads the file
-tune="tune --model $model --text text.txt --tokens 128 --samples 3 --threads 2"
+tune="tune --model $model --text text.txt --tokens 128 --samples 3 --threads 2 --device $device"
 LC_ALL=C.UTF-8 "$kvferry" $tune --layers 0..2 --out tuned.json >out 2>err </dev/null
 check 'tune ends with 0' test $? -eq 0
 prints '^fastkv: layer [0-2] '; prints '^structkv: pivot at layer [0-3] '; prints 'chosen'; prints '█'
