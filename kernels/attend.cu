@@ -60,8 +60,7 @@ static __device__ __forceinline__ uint64_t span_live(const kvf_span *span, uint3
     return kvf_live_bits(kvf_min_u32(span->count, page_size), span->skip);
 }
 
-/* ---- 16-bit types -----------------------------------------------------------------------------
- */
+/* ---- 16-bit types ---- */
 
 /* Slots of a warp's ring: as many as leave room for a block on devices with 99 KiB, at most 8. */
 template <uint32_t D> struct ring {
@@ -397,8 +396,7 @@ static cudaError_t launch_type(const kvf_attend_args *a, uint32_t blocks, cudaSt
     }
 }
 
-/* ---- fp32 -------------------------------------------------------------------------------------
- */
+/* ---- fp32 ---- */
 
 /* Key of token `token` of the split, or NULL if it does not count. */
 static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *a,

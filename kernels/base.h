@@ -44,10 +44,8 @@
 
 #if defined(__GNUC__)
 #define KVF_PRINTF(text, first) __attribute__((format(printf, text, first)))
-#define KVF_MUST_CHECK          __attribute__((warn_unused_result))
 #else
 #define KVF_PRINTF(text, first)
-#define KVF_MUST_CHECK
 #endif
 
 KVF_INLINE uint32_t kvf_min_u32(uint32_t a, uint32_t b)

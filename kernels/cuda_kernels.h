@@ -38,7 +38,7 @@ KVF_CUDA_LAUNCHER(wait_word)
 
 /* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device
  * calls them, as kvf_cuda_launch_fn. KVF_UNSUPPORTED if an entry stays empty. */
-KVF_MUST_CHECK kvf_status kvf_kernels_init_cuda(kvf_kernels *table);
+KVF_CHECKED kvf_status kvf_kernels_init_cuda(kvf_kernels *table);
 
 #ifdef __cplusplus
 }

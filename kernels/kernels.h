@@ -56,7 +56,7 @@ typedef struct kvf_span {
     uint32_t fetched; /* 1: the bytes arrive with this step's fetch; attended in the second pass */
 } kvf_span;
 
-/* ---- digest: bounding boxes of the keys of pages ---------------------------------------------
+/* ---- digest: bounding boxes of the keys of pages ----
  * digest of a page = [subs][2][head_dim] bf16: lo, then hi, of `page_size / subs` consecutive
  * tokens each, over tokens t < count whose skip bit is clear. minmax rounds lo down and hi up,
  * so the box contains every key. A sub-box without tokens has lo = +inf, hi = -inf in every
@@ -84,7 +84,7 @@ KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
     return (size_t)subs * 2 * head_dim * 2;
 }
 
-/* ---- score: queries against digests ----------------------------------------------------------
+/* ---- score: queries against digests ----
  * scores[l, g, p] = max over sub-boxes of sum_d max(q_d lo_d, q_d hi_d), fp32, for p < pages[l];
  * -INFINITY if every sub-box of the page is empty. Rows beyond pages[l] are not written.
  * With `chosen`, only the pages of those supers are read; every other page gets -INFINITY.
@@ -108,7 +108,7 @@ typedef struct kvf_score_args {
     const uint32_t *chosen_count; /* [lists] */
 } kvf_score_args;
 
-/* ---- super: the second level of digests -------------------------------------------------------
+/* ---- super: the second level of digests ----
  * Super s of a list is the smallest box that contains the boxes of pages s * KVF_SUPER_PAGES ..:
  * min of lo and max of hi, channel by channel, NaN ignored; the first value where several are
  * equal. An empty box changes nothing; a super of empty boxes is empty. A super is scored as a page
@@ -129,7 +129,7 @@ typedef struct kvf_super_args {
     void *const *supers;        /* [lists] -> [ceil(pages / KVF_SUPER_PAGES), 2, head_dim] bf16 */
 } kvf_super_args;
 
-/* ---- reduce: scores of query heads into scores of lists --------------------------------------
+/* ---- reduce: scores of query heads into scores of lists ----
  * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
  * pages[o*pages_step]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score) (a -inf score
  * stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
@@ -147,7 +147,7 @@ typedef struct kvf_reduce_args {
     float *out;            /* [outputs, pages_max] */
 } kvf_reduce_args;
 
-/* ---- topk: exact, ties to the lower index ----------------------------------------------------
+/* ---- topk: exact, ties to the lower index ----
  * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
  * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
  * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count.
@@ -166,7 +166,7 @@ typedef struct kvf_topk_args {
     uint32_t *work;
 } kvf_topk_args;
 
-/* ---- attend: sparse paged attention, split over spans ----------------------------------------
+/* ---- attend: sparse paged attention, split over spans ----
  * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
  *   partial_o[l, s, g, :] = sum_t softmax_t(scale q.k_t) v_t   (normalised within the split), fp32
  *   partial_lse[l, s, g]  = ln sum_t exp(scale q.k_t), -INFINITY if no token is attended
@@ -190,7 +190,7 @@ typedef struct kvf_attend_args {
     float *partial_lse;         /* [lists, splits_max, group] */
 } kvf_attend_args;
 
-/* ---- merge: partial results by log-sum-exp, in split order -----------------------------------
+/* ---- merge: partial results by log-sum-exp, in split order ----
  * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln sum_s e^lse_s. Splits used:
  * ceil(span_count/split). No attended token: out = 0, lse = -INFINITY. One task per list.
  */
@@ -207,7 +207,7 @@ typedef struct kvf_merge_args {
     float *lse;                 /* [lists, group]; may be NULL */
 } kvf_merge_args;
 
-/* ---- prefill: causal attention of a chunk -----------------------------------------------------
+/* ---- prefill: causal attention of a chunk ----
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
  * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
  * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
@@ -234,7 +234,7 @@ typedef struct kvf_prefill_kernel_args {
     float *lse;                /* [tokens, kv_heads, group]; may be NULL */
 } kvf_prefill_kernel_args;
 
-/* ---- repack: a chunk in token order into pages -----------------------------------------------
+/* ---- repack: a chunk in token order into pages ----
  * Token i of the chunk becomes row (first + i) % page_size of block (first + i) / page_size,
  * whose page of KV head h starts at blocks[b] + h * page bytes. If a key or value is not
  * finite, the lowest index i seen is kept in *fault by an atomic minimum (fault starts at
@@ -251,7 +251,7 @@ typedef struct kvf_repack_args {
     uint32_t *fault;     /* [1] */
 } kvf_repack_args;
 
-/* ---- observe: attention of the last queries over many keys, streamed -------------------------
+/* ---- observe: attention of the last queries over many keys, streamed ----
  * Rows: W query tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j,
  * where query w sees tokens with index <= limit[w]. Tokens are given as spans in order (skip
  * bits are honoured); the index of a token is span_index[s] + row. Step 1 writes running
@@ -323,7 +323,7 @@ KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
     return a->window_mean ? weight / total : weight;
 }
 
-/* ---- pool: smooth scores along tokens --------------------------------------------------------
+/* ---- pool: smooth scores along tokens ----
  * x[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
  * j+width/2], times `scale` unless that is 0; out[r, j] = x, or out + x, or the larger of the two.
  * rounds_bf16: KVF_POOL_ROUNDS_X: the pooled value is rounded to bf16 before scale; ROUNDS_OUT:
@@ -348,7 +348,7 @@ typedef struct kvf_pool_args {
     float *out; /* not in, unless width is 1 */
 } kvf_pool_args;
 
-/* ---- take: tokens of pages by index ------------------------------------------------------------
+/* ---- take: tokens of pages by index ----
  * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
  * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of
  * one KV head.
@@ -367,7 +367,7 @@ typedef struct kvf_take_args {
     void *v;
 } kvf_take_args;
 
-/* ---- profile: the shape of attention over tokens ----------------------------------------------
+/* ---- profile: the shape of attention over tokens ----
  * With a = scores[r, 0 .. count) divided by its sum, where what is not a positive number counts as
  * 0: out[r] = - sum a ln a; the sum of the `top` largest a (all if there are fewer); the mean of
  * (a - 1/count)^2. Sum 0: three zeros. The sum is at most FLT_MAX. One task per row.
@@ -383,7 +383,7 @@ typedef struct kvf_profile_args {
     float *out;          /* [rows, KVF_PROFILE_VALUES] */
 } kvf_profile_args;
 
-/* ---- copy: scattered equal blocks of bytes ---------------------------------------------------
+/* ---- copy: scattered equal blocks of bytes ----
  * to[i] <- from[i], `bytes` each. The SIMD variants stream past the cache (non-temporal stores over
  * four interleaved streams) when `stream` is set. A task is `per_task` consecutive blocks.
  */
@@ -396,7 +396,7 @@ typedef struct kvf_copy_args {
     void *const *to;         /* [count] */
 } kvf_copy_args;
 
-/* ---- publish: a miss list of the device for a thread of the host ------------------------------
+/* ---- publish: a miss list of the device for a thread of the host ----
  * n = *count. low <= n < high, or n == 0: others move it, *done <- ticket and out_count <- 0. Else
  * out_count <- n, and the lists are copied unless n > list_max. Then *request <- ticket. A host
  * thread that has seen the ticket in *request sees the rest; out and words are registered host
@@ -416,7 +416,7 @@ typedef struct kvf_publish_args {
     uint32_t *done;          /* [1] */
 } kvf_publish_args;
 
-/* ---- move: pages of registered host memory into slots, as the device finds their list ---------
+/* ---- move: pages of registered host memory into slots, as the device finds their list ----
  * n = *count. If low <= n < high: to[i] <- from[i] for i < n, `bytes` each; then, if done is not
  * NULL, *done <- value, seen by a host thread or another stream only after every byte. Else nothing
  * is moved or written. `blocks` bounds what the launch takes of the device; one task per block.
@@ -441,7 +441,7 @@ typedef struct kvf_move_args {
     uint32_t *done;    /* [1] of registered host memory, or NULL */
 } kvf_move_args;
 
-/* ---- resolve: selected pages to slots --------------------------------------------------------
+/* ---- resolve: selected pages to slots ----
  * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
  * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
@@ -472,7 +472,7 @@ typedef struct kvf_resolve_args {
     uint32_t *miss_count;         /* [lists] out */
 } kvf_resolve_args;
 
-/* ---- the table ---------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 /* Page tables, lists and static sets; their arguments are in paging.h. */
 #define KVF_PAGING_KERNEL_LIST(X)                                                                  \
@@ -551,6 +551,6 @@ uint32_t kvf_cpu_isa(void);
  * Fill the whole table for the host device: references first, overridden by the variants that
  * the CPU and the mask allow, in ascending order. KVF_UNSUPPORTED if an entry stays empty.
  */
-KVF_MUST_CHECK kvf_status kvf_kernels_init(kvf_kernels *table, uint32_t isa_mask);
+KVF_CHECKED kvf_status kvf_kernels_init(kvf_kernels *table, uint32_t isa_mask);
 
 #endif

@@ -158,8 +158,7 @@ static bool is_plain(const kvf_observe_args *a)
     return !a->is_raw && !a->rounds_bf16;
 }
 
-/* ---- stats, 16-bit types ----------------------------------------------------------------------
- */
+/* ---- stats, 16-bit types ---- */
 
 /* Begins the copy of keys first .. first + plan::rows - 1, and notes their positions. */
 template <uint32_t D>
@@ -306,8 +305,7 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
                            *a);
 }
 
-/* ---- score ------------------------------------------------------------------------------------
- */
+/* ---- score ---- */
 
 /* What the rows of a head are worth, in shared memory. Rows are g * columns + w; a window is padded
  * to whole steps with rows that are worth nothing. */
@@ -519,8 +517,7 @@ static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaS
                            SLOTS * plan<D>::slot_bytes + scales_bytes(a), stream, *a);
 }
 
-/* ---- fp32 -------------------------------------------------------------------------------------
- */
+/* ---- fp32 ---- */
 
 /* A row per thread. */
 static __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -577,8 +574,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 8)
     put_score(&a, a.score + c.at * a.shape.page_size + token, score);
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- launches ---- */
 
 template <typename T, uint32_t D>
 static cudaError_t launch_step(const kvf_observe_args *a, bool is_score, cudaStream_t stream)

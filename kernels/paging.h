@@ -77,7 +77,7 @@ typedef struct kvf_layer_counters {
     uint64_t pages_ahead, pages_ahead_used;
 } kvf_layer_counters;
 
-/* ---- stamp: the time in stream order. sum += now - *last; *last = now. One task. */
+/* ---- stamp: the time in stream order. sum += now - *last; *last = now. One task. ---- */
 typedef struct kvf_stamp_args {
     uint64_t *last;
     uint64_t *sum; /* NULL = only set *last */
@@ -117,7 +117,7 @@ typedef struct kvf_seal_args {
     uint32_t chunk_first;
 } kvf_seal_args;
 
-/* ---- newest: the last min(choose, sealed) pages of each list. One task per list. */
+/* ---- newest: the last min(choose, sealed) pages of each list. One task per list. ---- */
 typedef struct kvf_newest_args {
     kvf_paging paging;
     uint32_t rows;
@@ -128,7 +128,7 @@ typedef struct kvf_newest_args {
     uint32_t *id_count;     /* [rows * lists] out */
 } kvf_newest_args;
 
-/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list. */
+/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list. ---- */
 typedef struct kvf_spread_args {
     uint32_t rows;
     uint32_t lists;
@@ -173,7 +173,7 @@ typedef struct kvf_assemble_args {
     kvf_layer_counters *counters; /* added to, atomically */
 } kvf_assemble_args;
 
-/* ---- fetch: the misses of all lists as addresses, in list order. One task. */
+/* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
 typedef struct kvf_fetch_args {
     kvf_paging paging;
     uint32_t rows;
@@ -265,7 +265,7 @@ typedef struct kvf_permute_args {
 
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */
-/* ---- csr_in: CSR lists as spans. One task per list. */
+/* ---- csr_in: CSR lists as spans. One task per list. ---- */
 typedef struct kvf_csr_args {
     kvf_paging paging;
     uint32_t rows;
@@ -387,7 +387,7 @@ typedef struct kvf_ring_args {
     uint32_t *span_count; /* [rows * ring.heads] out */
 } kvf_ring_args;
 
-/* ---- where things of a row are -------------------------------------------------------------- */
+/* ---- where things of a row are ---- */
 
 KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
 {
@@ -473,7 +473,7 @@ KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
     return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
 }
 
-/* ---- rings of streaming heads --------------------------------------------------------------- */
+/* ---- rings of streaming heads ---- */
 
 /* Block of page p among those of a row. */
 KVF_INLINE uint32_t kvf_ring_block(const kvf_ring *r, uint32_t page)

@@ -92,8 +92,7 @@ static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_a
     return block + (((size_t)head * 2 << shift) + (j & (a->shape.page_size - 1))) * row_bytes;
 }
 
-/* ---- 16-bit types -----------------------------------------------------------------------------
- */
+/* ---- 16-bit types ---- */
 
 template <uint32_t D>
 static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_kernel_args *a,
@@ -410,8 +409,7 @@ static cudaError_t launch_type(const kvf_prefill_kernel_args *a, cudaStream_t st
     }
 }
 
-/* ---- fp32 -------------------------------------------------------------------------------------
- */
+/* ---- fp32 ---- */
 
 /* Logits of keys first .. first + KVF_PLAIN_TOKENS - 1, a key per thread. */
 static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,

@@ -40,7 +40,7 @@ static uint64_t checksum(const char *text, size_t bytes)
     return hash;
 }
 
-/* ---- reading -------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 /* The whole file, NUL-terminated; NULL with errno if there is none or it is absurdly large. */
 static char *read_file(kvf_context *context, const char *path, size_t *bytes)
@@ -183,7 +183,7 @@ int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration
     return found == 1;
 }
 
-/* ---- writing -------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 
 static size_t format(const kvf_calibration *c, char record[RECORD_MAX])
 {

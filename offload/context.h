@@ -36,8 +36,8 @@ typedef struct kvf_context {
 } kvf_context;
 
 /* All fields of `allocator` NULL means aligned_alloc and free. */
-KVF_MUST_CHECK kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log,
-                                             void *log_user, kvf_context **out);
+KVF_CHECKED kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log,
+                                          void *log_user, kvf_context **out);
 void kvf_context_destroy(kvf_context *context);
 
 /* Zeroed memory, 64-byte aligned; NULL when there is none or count x size overflows. */

@@ -24,8 +24,7 @@
 /* Host calls of one stream that have not run yet; the next one waits. */
 #define KVF_CUDA_CALLS_MAX   256u
 
-/* ---- calls of the driver, looked up by name and version; NULL where the driver is older --------
- */
+/* ---- calls of the driver, looked up by name and version; NULL where the driver is older ---- */
 
 /* CUmemcpyAttributes and CUmemLocation, which headers before 12.8 lack. */
 typedef struct kvf_cuda_copy_attributes {
@@ -53,8 +52,7 @@ typedef struct kvf_cuda_driver {
     uint32_t can_capture_words; /* the two may be recorded */
 } kvf_cuda_driver;
 
-/* ---- the device -------------------------------------------------------------------------------
- */
+/* ---- the device ---- */
 
 /* A set of streams, by index. */
 typedef struct kvf_cuda_set {
@@ -130,11 +128,10 @@ static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
     return kvf_cuda_of(stream->device);
 }
 
-/* ---- errors: cuda_error.c ---------------------------------------------------------------------
- */
+/* ---- errors: cuda_error.c ---- */
 
 /* Make the device current; kvf_cuda_leave undoes it. KVF_DEVICE_FAILED once the device is lost. */
-KVF_MUST_CHECK kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before);
+KVF_CHECKED kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before);
 void kvf_cuda_leave(const kvf_cuda_device *device, int before);
 /* The same for giving things back, which goes on whatever CUDA says: what a lost device held is
  * still given back to the driver, which answers with the error and keeps nothing. */
@@ -147,16 +144,14 @@ kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const cha
 /* Before there is a device: how many there are, or why none can be used. */
 int kvf_cuda_count(char text[256]);
 
-/* ---- memory and registration: cuda_memory.c ----------------------------------------------------
- */
+/* ---- memory and registration: cuda_memory.c ---- */
 
 kvf_status kvf_cuda_memory_alloc(kvf_device *device, size_t bytes, void **out);
 void kvf_cuda_memory_free(kvf_device *device, void *pointer);
 kvf_status kvf_cuda_host_register(kvf_device *device, void *host, size_t bytes, void **alias);
 void kvf_cuda_host_unregister(kvf_device *device, void *host, size_t bytes);
 
-/* ---- streams and events: cuda_stream.c ---------------------------------------------------------
- */
+/* ---- streams and events: cuda_stream.c ---- */
 
 kvf_status kvf_cuda_stream_create(kvf_device *device, kvf_stream_priority priority,
                                   kvf_stream **out);
@@ -173,8 +168,7 @@ kvf_status kvf_cuda_event_wait(kvf_event *event);
 int kvf_cuda_event_is_done(kvf_event *event);
 kvf_status kvf_cuda_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 
-/* ---- work on streams: cuda_work.c --------------------------------------------------------------
- */
+/* ---- work on streams: cuda_work.c ---- */
 
 kvf_status kvf_cuda_copy(kvf_stream *stream, void *to, const void *from, size_t bytes);
 kvf_status kvf_cuda_copy_batch(kvf_stream *stream, void *const *to, const void *const *from,
@@ -190,8 +184,7 @@ void kvf_cuda_calls_settle(kvf_cuda_stream *stream);
 kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 
-/* ---- graphs: cuda_graph.c ----------------------------------------------------------------------
- */
+/* ---- graphs: cuda_graph.c ---- */
 
 kvf_status kvf_cuda_capture_begin(kvf_stream *stream);
 kvf_status kvf_cuda_capture_end(kvf_stream *stream, kvf_graph **out);
@@ -202,8 +195,7 @@ void kvf_cuda_graph_destroy(kvf_graph *graph);
 /* Memory for a host call that the recording under way keeps; NULL if there is none. */
 kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device);
 
-/* ---- the driver: cuda_driver.c -----------------------------------------------------------------
- */
+/* ---- the driver: cuda_driver.c ---- */
 
 void kvf_cuda_driver_find(kvf_cuda_device *device);
 
@@ -219,10 +211,9 @@ cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uin
  * driver.can_capture_words. The device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
-/* ---- opening: device_cuda.c --------------------------------------------------------------------
- */
+/* ---- opening: device_cuda.c ---- */
 
-KVF_MUST_CHECK kvf_status kvf_device_cuda_open(kvf_context *context,
-                                               const kvf_device_config *config, kvf_device **out);
+KVF_CHECKED kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *config,
+                                            kvf_device **out);
 
 #endif

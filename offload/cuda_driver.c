@@ -18,7 +18,7 @@
 #define PROBE_BYTES            ((size_t)64)
 #define PROBE_COPIES           3u
 
-/* ---- finding calls --------------------------------------------------------------------------- */
+/* ---- finding calls ---- */
 
 #if CUDART_VERSION >= 12050
 static void *find(const char *name, unsigned version)
@@ -65,8 +65,7 @@ void kvf_cuda_driver_find(kvf_cuda_device *device)
     FIND(d->wait_word, "cuStreamWaitValue32", 12000);
 }
 
-/* ---- calling them ------------------------------------------------------------------------------
- */
+/* ---- calling them ---- */
 
 /* Codes of the driver have the runtime's numbers. */
 static cudaError_t of_driver(int code)
@@ -116,8 +115,7 @@ cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uin
                                  : kvf_write_word_cuda(&args, 1, stream));
 }
 
-/* ---- trying ------------------------------------------------------------------------------------
- */
+/* ---- trying ---- */
 
 typedef struct probe {
     kvf_cuda_device *device;

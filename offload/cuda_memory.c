@@ -48,8 +48,7 @@ static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, int is
     return block;
 }
 
-/* ---- device memory ----------------------------------------------------------------------------
- */
+/* ---- device memory ---- */
 
 static cudaError_t free_block(const kvf_cuda_block *block)
 {
@@ -147,8 +146,7 @@ void kvf_cuda_memory_free(kvf_device *base, void *pointer)
     kvf_free(base->context, block);
 }
 
-/* ---- registration ------------------------------------------------------------------------------
- */
+/* ---- registration ---- */
 
 /* The first `count` chunks of a region, last one first. */
 static void unregister_chunks(kvf_cuda_device *device, char *host, size_t count)

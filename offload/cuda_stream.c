@@ -20,8 +20,7 @@
 
 #define WAITS 2u /* for the work of a stream that is destroyed */
 
-/* ---- sets of streams --------------------------------------------------------------------------
- */
+/* ---- sets of streams ---- */
 
 static void set_add(kvf_cuda_set *set, uint32_t index)
 {
@@ -68,8 +67,7 @@ static kvf_status status_of(kvf_cuda_device *device, atomic_int *own, kvf_cuda_s
     return (kvf_status)status;
 }
 
-/* ---- streams ----------------------------------------------------------------------------------
- */
+/* ---- streams ---- */
 
 static int take_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
 {
@@ -229,8 +227,7 @@ void kvf_cuda_stream_fail(kvf_stream *stream, kvf_status status)
     status_set(&kvf_cuda_of_stream(stream)->status, status);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ---- */
 
 static kvf_cuda_event *of_event(kvf_event *event)
 {

@@ -20,8 +20,7 @@
 #define WAIT_NS      10000000 /* between looks at a stream whose ring is full */
 #define SECOND_NS    1000000000
 
-/* ---- pauses -----------------------------------------------------------------------------------
- */
+/* ---- pauses ---- */
 
 static void CUDART_CB pause_stream(void *ns)
 {
@@ -65,8 +64,7 @@ static kvf_status leave_after(kvf_cuda_stream *stream, int before, cudaError_t e
     return status;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------
- */
+/* ---- bytes ---- */
 
 kvf_status kvf_cuda_copy(kvf_stream *base, void *to, const void *from, size_t bytes)
 {
@@ -120,8 +118,7 @@ kvf_status kvf_cuda_fill(kvf_stream *base, void *to, int byte, size_t bytes)
                        "a fill could not be enqueued");
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels ---- */
 
 static kvf_status check_args(kvf_stream *stream, size_t args_bytes)
 {
@@ -147,8 +144,7 @@ kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const voi
                        "a kernel could not be launched");
 }
 
-/* ---- host calls -------------------------------------------------------------------------------
- */
+/* ---- host calls ---- */
 
 static void CUDART_CB run_call(void *raw)
 {
@@ -262,8 +258,7 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
     return leave_after(stream, before, error, "a host call could not be enqueued");
 }
 
-/* ---- words ------------------------------------------------------------------------------------
- */
+/* ---- words ---- */
 
 static kvf_status enqueue_word(kvf_stream *base, int is_wait, uint32_t *word, uint32_t value)
 {

@@ -148,8 +148,8 @@ struct kvf_event {
 };
 
 /* AUTO: the CUDA device where the build, the driver and a GPU are there, else the host device. */
-KVF_MUST_CHECK kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
-                                          const kvf_device_config *config, kvf_device **out);
+KVF_CHECKED kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
+                                       const kvf_device_config *config, kvf_device **out);
 void kvf_device_close(kvf_device *device); /* NULL is fine */
 
 /* Test hook: every alloc, register, stream and event creation asks this first; non-zero return =

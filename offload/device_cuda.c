@@ -79,8 +79,7 @@ static const kvf_device_ops cuda_ops = {
     .graph_destroy = kvf_cuda_graph_destroy,
 };
 
-/* ---- what the device is -----------------------------------------------------------------------
- */
+/* ---- what the device is ---- */
 
 static void write_uuid(char out[48], const cudaUUID_t *uuid)
 {
@@ -145,8 +144,7 @@ static void read_place(kvf_cuda_device *device)
     kvf_pci_link_read(NULL, p->pci_address, &p->link_generation, &p->link_width);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ---- */
 
 static kvf_status start(kvf_cuda_device *device)
 {

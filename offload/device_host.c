@@ -33,8 +33,7 @@ static kvf_host_device *of_device(kvf_device *device)
     return (kvf_host_device *)(void *)device;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 /* In front of every block; says how to give it back. */
 typedef struct memory_head {
@@ -184,8 +183,7 @@ static void host_properties(const kvf_device *base, kvf_device_properties *out)
     out->pins_host_memory = 0;
 }
 
-/* ---- what only a GPU has ----------------------------------------------------------------------
- */
+/* ---- what only a GPU has ---- */
 
 static kvf_status host_stream_wrap(kvf_device *device, void *native, kvf_stream **out)
 {
@@ -235,8 +233,7 @@ static void host_graph_destroy(kvf_graph *graph)
     KVF_ASSERT(graph == NULL); /* there never is one */
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------
- */
+/* ---- opening and closing ---- */
 
 static void host_close(kvf_device *base)
 {

@@ -14,9 +14,9 @@
 
 typedef struct kvf_gather kvf_gather;
 
-KVF_MUST_CHECK kvf_status kvf_gather_create(kvf_device *device, uint32_t threads,
-                                            const uint32_t *cpus /* [threads] or NULL */,
-                                            kvf_gather **out);
+KVF_CHECKED kvf_status kvf_gather_create(kvf_device *device, uint32_t threads,
+                                         const uint32_t *cpus /* [threads] or NULL */,
+                                         kvf_gather **out);
 void kvf_gather_destroy(kvf_gather *gather);
 
 /* to[i] <- from[i] for all i, done on return. One caller at a time. */

@@ -42,7 +42,7 @@ const char *kvf_page_tier_name(kvf_page_tier tier)
     return names[tier];
 }
 
-/* ---- mapping -------------------------------------------------------------------------------- */
+/* ---- mapping ---- */
 
 static int map_hugetlb(kvf_context *context, kvf_arena *arena)
 {
@@ -116,8 +116,7 @@ static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
 #endif
 }
 
-/* ---- first touch ------------------------------------------------------------------------------
- */
+/* ---- first touch ---- */
 
 typedef struct touch_args {
     char *base;

@@ -72,14 +72,13 @@ void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom 
 uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup);
 
 /* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
-KVF_MUST_CHECK kvf_status kvf_host_memory_preflight(kvf_context *context,
-                                                    const kvf_headroom *headroom,
-                                                    const kvf_host_memory_config *config);
+KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
+                                                 const kvf_host_memory_config *config);
 
 /* Runs preflight first. `config->topology` may be NULL if node is -1. */
-KVF_MUST_CHECK kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
-                                                 const kvf_host_memory_config *config,
-                                                 kvf_host_memory *out);
+KVF_CHECKED kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
+                                              const kvf_host_memory_config *config,
+                                              kvf_host_memory *out);
 void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory);
 
 const char *kvf_page_tier_name(kvf_page_tier tier);

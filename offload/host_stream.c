@@ -90,7 +90,7 @@ static host_stream *of_stream(kvf_stream *stream)
     return (host_stream *)(void *)stream;
 }
 
-/* ---- the worker ----------------------------------------------------------------------------- */
+/* ---- the worker ---- */
 
 static kvf_status stream_status(host_stream *stream)
 {
@@ -248,7 +248,7 @@ static void *stream_main(void *argument)
     return NULL;
 }
 
-/* ---- streams -------------------------------------------------------------------------------- */
+/* ---- streams ---- */
 
 static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
                               kvf_stream_priority priority)

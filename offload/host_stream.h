@@ -24,8 +24,8 @@ typedef struct kvf_host_device {
     uint32_t stream_total;       /* guarded by lock: ever created, seeds the delays */
 } kvf_host_device;
 
-KVF_MUST_CHECK kvf_status kvf_device_host_open(kvf_context *context,
-                                               const kvf_device_config *config, kvf_device **out);
+KVF_CHECKED kvf_status kvf_device_host_open(kvf_context *context, const kvf_device_config *config,
+                                            kvf_device **out);
 
 kvf_status kvf_host_stream_create(kvf_device *device, kvf_stream_priority priority,
                                   kvf_stream **out);

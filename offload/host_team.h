@@ -38,11 +38,11 @@ typedef struct kvf_team_config {
     const char *name;     /* of the helpers, at most 15 characters */
 } kvf_team_config;
 
-KVF_MUST_CHECK kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config,
-                                          kvf_team **out);
+KVF_CHECKED kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config,
+                                       kvf_team **out);
 void kvf_team_destroy(kvf_team *team); /* NULL is fine; no job may run */
 
-KVF_MUST_CHECK kvf_status kvf_team_job_init(kvf_team_job *job, int priority);
+KVF_CHECKED kvf_status kvf_team_job_init(kvf_team_job *job, int priority);
 void kvf_team_job_fini(kvf_team_job *job);
 
 /* fn(args, 0 .. tasks-1), all done on return. */
@@ -59,9 +59,8 @@ void kvf_team_help(kvf_team *team);
 uint32_t kvf_team_threads(const kvf_team *team);
 
 /* Start a thread, named, pinned to one CPU if cpu >= 0. KVF_SYSTEM with a message on failure. */
-KVF_MUST_CHECK kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread,
-                                           const char *name, int64_t cpu, void *(*fn)(void *),
-                                           void *argument);
+KVF_CHECKED kvf_status kvf_thread_start(kvf_context *context, pthread_t *thread, const char *name,
+                                        int64_t cpu, void *(*fn)(void *), void *argument);
 
 /* One polite turn of a spin. */
 static inline void kvf_pause(void)

@@ -19,7 +19,7 @@ static kvf_status elapsed(kvf_link_rig *rig, uint64_t *ns)
     return rig->ops->event_elapsed(rig->begin, rig->end, ns);
 }
 
-/* ---- the methods ----------------------------------------------------------------------------- */
+/* ---- the methods ---- */
 
 static kvf_status repeat_both(kvf_link_rig *rig, uint32_t at)
 {
@@ -38,7 +38,7 @@ static kvf_status repeat_both(kvf_link_rig *rig, uint32_t at)
     return KVF_OK;
 }
 
-/* ---- a part of it alone ---------------------------------------------------------------------- */
+/* ---- a part of it alone ---- */
 
 typedef struct ring_case {
     kvf_host_memory ring; /* [depth, chunk] */
@@ -200,7 +200,7 @@ static kvf_status run_part(kvf_link_rig *rig, kvf_link_result *result)
     return status;
 }
 
-/* ---- one contiguous copy --------------------------------------------------------------------- */
+/* ---- one contiguous copy ---- */
 
 static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
 {
@@ -243,7 +243,7 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
     return KVF_OK;
 }
 
-/* ---- fetches and compute --------------------------------------------------------------------- */
+/* ---- fetches and compute ---- */
 
 /* One step: every layer fetches, joins and computes; events stand round every fetch. */
 static kvf_status repeat_cadence(kvf_link_rig *rig, kvf_event *const *events, uint32_t at)

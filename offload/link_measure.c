@@ -81,7 +81,7 @@ static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
     return KVF_OK;
 }
 
-/* ---- what pinning costs ---------------------------------------------------------------------- */
+/* ---- what pinning costs ---- */
 
 /* Give back and take again; the difference to making the memory is mapping and touching. */
 static kvf_status register_again(kvf_device *device, kvf_host_memory *memory, uint64_t *take_ns,
@@ -144,7 +144,7 @@ static kvf_status measure_pin(kvf_link_bench *bench, const kvf_link_case *c, uin
     return KVF_OK;
 }
 
-/* ---- a case ---------------------------------------------------------------------------------- */
+/* ---- a case ---- */
 
 static kvf_status run_pin(kvf_link_bench *bench, const kvf_link_case *c, uint64_t *samples_ns,
                           kvf_link_result *result)

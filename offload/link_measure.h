@@ -23,20 +23,19 @@ typedef struct kvf_link_bench_config {
     const struct kvf_transfer_choice *choice;
 } kvf_link_bench_config;
 
-KVF_MUST_CHECK kvf_status kvf_link_bench_open(kvf_device *device,
-                                              const kvf_link_bench_config *config,
-                                              kvf_link_bench **out);
+KVF_CHECKED kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,
+                                           kvf_link_bench **out);
 void kvf_link_bench_close(kvf_link_bench *bench); /* NULL is fine */
 
 /* As kvf_link_measure. */
-KVF_MUST_CHECK kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
-                                                 uint64_t *samples_ns, kvf_link_result *result);
+KVF_CHECKED kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
+                                              uint64_t *samples_ns, kvf_link_result *result);
 
 void kvf_link_case_defaults(kvf_link_case *c);
 
 /* As kvf_link_fit, without a message. */
-KVF_MUST_CHECK kvf_status kvf_link_line_fit(const double *x, const double *y, uint32_t count,
-                                            int weighted, kvf_link_line *out);
+KVF_CHECKED kvf_status kvf_link_line_fit(const double *x, const double *y, uint32_t count,
+                                         int weighted, kvf_link_line *out);
 
 /* Sorts ns[count] and sums it up; percentiles are values that occurred. count 0: all 0. */
 void kvf_link_times_sum_up(uint64_t *ns, uint32_t count, kvf_link_times *out);

@@ -104,7 +104,7 @@ int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count)
     return 1;
 }
 
-/* ---- which pages ----------------------------------------------------------------------------- */
+/* ---- which pages ---- */
 
 /* A permutation of 0 .. count-1 without a table: ranks far apart land far apart. */
 static uint32_t spread(uint64_t rank, uint64_t count)

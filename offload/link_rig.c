@@ -153,7 +153,7 @@ void kvf_link_rig_close(kvf_link_rig *rig)
         kvf_free(context, plain[i]);
 }
 
-/* ---- steps ----------------------------------------------------------------------------------- */
+/* ---- steps ---- */
 
 kvf_status kvf_link_rig_prepare(kvf_link_rig *rig)
 {
@@ -236,7 +236,7 @@ kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes)
     return KVF_OK;
 }
 
-/* ---- compute --------------------------------------------------------------------------------- */
+/* ---- compute ---- */
 
 static kvf_status launch_once(kvf_link_rig *rig, kvf_stream *stream)
 {

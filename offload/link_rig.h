@@ -54,7 +54,7 @@ typedef struct kvf_link_rig {
     kvf_link_compute compute;
 } kvf_link_rig;
 
-/* ---- link_pages.c ---------------------------------------------------------------------------- */
+/* ---- link_pages.c ---- */
 
 /* The 8 bytes at `offset` of the pool, a multiple of 8. */
 static inline uint64_t kvf_link_word(uint64_t offset)
@@ -62,7 +62,7 @@ static inline uint64_t kvf_link_word(uint64_t offset)
     return (offset / 8 + 1) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-KVF_MUST_CHECK kvf_status kvf_link_pool_make(kvf_link_bench *bench, const kvf_link_case *c);
+KVF_CHECKED kvf_status kvf_link_pool_make(kvf_link_bench *bench, const kvf_link_case *c);
 void kvf_link_pool_drop(kvf_link_bench *bench);
 uint64_t kvf_link_pool_pages(const kvf_link_bench *bench, size_t page_bytes);
 /* Where page `id` lies, on which side, and its offset for kvf_link_word. */
@@ -77,27 +77,27 @@ uint64_t kvf_link_random(uint64_t *state);
 /* Choose ids[pages] by the case's pattern. */
 void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *random, uint32_t *ids);
 
-/* ---- link_rig.c ------------------------------------------------------------------------------ */
+/* ---- link_rig.c ---- */
 
-KVF_MUST_CHECK kvf_status kvf_link_rig_open(kvf_link_rig *rig);
+KVF_CHECKED kvf_status kvf_link_rig_open(kvf_link_rig *rig);
 void kvf_link_rig_close(kvf_link_rig *rig);
 /* Choose pages for all lists and bring the lists to the device; waits. */
-KVF_MUST_CHECK kvf_status kvf_link_rig_prepare(kvf_link_rig *rig);
+KVF_CHECKED kvf_status kvf_link_rig_prepare(kvf_link_rig *rig);
 /* Submit list `l` and join it, on the rig's stream or another. */
-KVF_MUST_CHECK kvf_status kvf_link_rig_fetch(kvf_link_rig *rig, uint32_t l, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_link_rig_fetch(kvf_link_rig *rig, uint32_t l, kvf_stream *stream);
 /* Enqueue the write-back of one repetition. */
-KVF_MUST_CHECK kvf_status kvf_link_rig_write_back(kvf_link_rig *rig);
+KVF_CHECKED kvf_status kvf_link_rig_write_back(kvf_link_rig *rig);
 /* Make every slot wrong, so that what is right afterwards was brought. */
-KVF_MUST_CHECK kvf_status kvf_link_rig_spoil(kvf_link_rig *rig);
+KVF_CHECKED kvf_status kvf_link_rig_spoil(kvf_link_rig *rig);
 /* Compare all slots with the pages of list `l`; KVF_CORRUPT names the first wrong one. */
-KVF_MUST_CHECK kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes);
+KVF_CHECKED kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes);
 
-KVF_MUST_CHECK kvf_status kvf_link_compute_open(kvf_link_rig *rig, uint64_t length_ns);
+KVF_CHECKED kvf_status kvf_link_compute_open(kvf_link_rig *rig, uint64_t length_ns);
 void kvf_link_compute_close(kvf_link_rig *rig);
-KVF_MUST_CHECK kvf_status kvf_link_compute_enqueue(kvf_link_rig *rig, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_link_compute_enqueue(kvf_link_rig *rig, kvf_stream *stream);
 
-/* ---- link_cases.c ---------------------------------------------------------------------------- */
+/* ---- link_cases.c ---- */
 
-KVF_MUST_CHECK kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result);
+KVF_CHECKED kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result);
 
 #endif

@@ -33,14 +33,14 @@ typedef struct kvf_page_pool {
     uint32_t *references; /* [block_count] */
 } kvf_page_pool;
 
-KVF_MUST_CHECK kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
-                                               const kvf_host_memory_config *memory,
-                                               size_t block_bytes, uint32_t block_count,
-                                               kvf_page_pool *out);
+KVF_CHECKED kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
+                                            const kvf_host_memory_config *memory,
+                                            size_t block_bytes, uint32_t block_count,
+                                            kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
 
 /* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
-KVF_MUST_CHECK kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
+KVF_CHECKED kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
 void kvf_page_pool_share(kvf_page_pool *pool, kvf_block block);   /* references + 1 */
 void kvf_page_pool_release(kvf_page_pool *pool, kvf_block block); /* references - 1, free at 0 */
 uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block);

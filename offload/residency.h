@@ -26,14 +26,13 @@ typedef struct kvf_residency {
     char *slot_memory;     /* device [lists, slots, slot_bytes]; NULL if slot_bytes == 0 */
 } kvf_residency;
 
-KVF_MUST_CHECK kvf_status kvf_residency_create(kvf_device *device, uint32_t lists,
-                                               uint32_t pages_max, uint32_t slots,
-                                               size_t slot_bytes, kvf_residency *out);
+KVF_CHECKED kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pages_max,
+                                            uint32_t slots, size_t slot_bytes, kvf_residency *out);
 void kvf_residency_destroy(kvf_residency *residency);
 
 /* Forget what lists first .. first+count-1 hold, in stream order. */
-KVF_MUST_CHECK kvf_status kvf_residency_clear(kvf_residency *residency, uint32_t first,
-                                              uint32_t count, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_residency_clear(kvf_residency *residency, uint32_t first, uint32_t count,
+                                           kvf_stream *stream);
 
 int32_t *kvf_residency_slot_of_page(const kvf_residency *residency, uint32_t list);
 int32_t *kvf_residency_page_of_slot(const kvf_residency *residency, uint32_t list);

@@ -30,16 +30,15 @@ typedef struct kvf_chunk {
     uint32_t index;
 } kvf_chunk;
 
-KVF_MUST_CHECK kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
-                                             const kvf_staging_config *config, kvf_staging **out);
+KVF_CHECKED kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
+                                          const kvf_staging_config *config, kvf_staging **out);
 void kvf_staging_destroy(kvf_staging *staging);
 
-KVF_MUST_CHECK kvf_status kvf_staging_reserve(kvf_staging *staging, kvf_chunk *out); /* may wait */
-KVF_MUST_CHECK kvf_status kvf_staging_try_reserve(kvf_staging *staging,
-                                                  kvf_chunk *out); /* KVF_BUSY */
+KVF_CHECKED kvf_status kvf_staging_reserve(kvf_staging *staging, kvf_chunk *out);     /* may wait */
+KVF_CHECKED kvf_status kvf_staging_try_reserve(kvf_staging *staging, kvf_chunk *out); /* KVF_BUSY */
 /* The chunk is in use until everything now on `stream` is done. */
-KVF_MUST_CHECK kvf_status kvf_staging_submit(kvf_staging *staging, const kvf_chunk *chunk,
-                                             kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_staging_submit(kvf_staging *staging, const kvf_chunk *chunk,
+                                          kvf_stream *stream);
 size_t kvf_staging_chunk_bytes(const kvf_staging *staging);
 uint64_t kvf_staging_bytes(const kvf_staging *staging); /* of all chunks */
 

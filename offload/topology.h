@@ -38,8 +38,8 @@ typedef struct kvf_topology_source {
     const char *sysfs_root; /* instead of "/sys": numa_node of PCI devices, free memory of nodes */
 } kvf_topology_source;
 
-KVF_MUST_CHECK kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,
-                                            kvf_topology *out);
+KVF_CHECKED kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,
+                                         kvf_topology *out);
 
 /*
  * Node nearest a PCI address "dddd:bb:dd.f", or -1 if nothing is known. A node id of -1 in sysfs,

@@ -114,7 +114,7 @@ static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_ch
     return KVF_OK;
 }
 
-/* ---- what an engine holds ------------------------------------------------------------------- */
+/* ---- what an engine holds ---- */
 
 static uint32_t slots_for(const kvf_transfer_config *config)
 {
@@ -316,7 +316,7 @@ void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_sha
         out->blocks = config->blocks;
 }
 
-/* ---- requests ------------------------------------------------------------------------------- */
+/* ---- requests ---- */
 
 static int has_mapped(const kvf_transfer_engine *engine)
 {
@@ -472,7 +472,7 @@ kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
     return engine->has_thread ? kvf_transfer_thread_wait(engine, slot, ticket) : KVF_OK;
 }
 
-/* ---- numbers -------------------------------------------------------------------------------- */
+/* ---- numbers ---- */
 
 static void sum_needs(uint32_t used, int shares, const kvf_transfer_config *config,
                       uint64_t *host_bytes, uint64_t *device_bytes)

@@ -77,8 +77,8 @@ typedef struct kvf_transfer_shape {
     size_t chunk_bytes;
 } kvf_transfer_shape;
 
-KVF_MUST_CHECK kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *config,
-                                            kvf_transfer_engine **out);
+KVF_CHECKED kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *config,
+                                         kvf_transfer_engine **out);
 /* Requests that are on their way are finished first. NULL is fine. */
 void kvf_transfer_close(kvf_transfer_engine *engine);
 
@@ -95,16 +95,16 @@ void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_sha
  * `stream` is recorded, unless `mapped` takes part; then it takes requests of
  * every size. Submit and join of one request are both recorded or both not.
  */
-KVF_MUST_CHECK kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
-                                              const kvf_transfer_request *request,
-                                              kvf_stream *stream, uint32_t *ticket);
+KVF_CHECKED kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
+                                           const kvf_transfer_request *request, kvf_stream *stream,
+                                           uint32_t *ticket);
 /* A request that failed makes `stream` fail: its next wait says why. Once per
  * ticket. */
-KVF_MUST_CHECK kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
-                                            kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
+                                         kvf_stream *stream);
 
 /* After KVF_BUSY: wait on the host until one more request can be submitted. */
-KVF_MUST_CHECK kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
+KVF_CHECKED kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
 
 /* Bytes of pinned memory reserved: staging, and the words and lists that the
  * device writes. */

@@ -29,7 +29,7 @@ static const kvf_transfer candidates[] = {KVF_TRANSFER_MAPPED, KVF_TRANSFER_GATH
 #define COUNTS     (sizeof counts / sizeof *counts)
 #define CANDIDATES (sizeof candidates / sizeof *candidates)
 
-/* ---- measuring ------------------------------------------------------------------------------ */
+/* ---- measuring ---- */
 
 typedef struct points {
     double bytes[COUNTS], ns[COUNTS];
@@ -163,8 +163,7 @@ static kvf_status measure_device(kvf_device *device, const kvf_calibration_confi
     return status;
 }
 
-/* ---- what it is for ---------------------------------------------------------------------------
- */
+/* ---- what it is for ---- */
 
 static uint32_t log2_of(size_t bytes)
 {
@@ -233,7 +232,7 @@ kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_config *confi
     return KVF_OK;
 }
 
-/* ---- the choice ----------------------------------------------------------------------------- */
+/* ---- the choice ---- */
 
 double kvf_calibration_cost_ns(const kvf_calibration *calibration, kvf_transfer method,
                                size_t page_bytes, uint32_t pages)

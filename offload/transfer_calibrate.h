@@ -52,8 +52,8 @@ typedef struct kvf_calibration_config {
  * memory; a file that cannot be used or written is a note and no error. Any other status is one of
  * the device or of memory, and *out says that nothing is known.
  */
-KVF_MUST_CHECK kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_config *config,
-                                        kvf_calibration *out);
+KVF_CHECKED kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_config *config,
+                                     kvf_calibration *out);
 
 /* The method for every size of request, for pages of `page_bytes`. */
 void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_bytes,
@@ -63,7 +63,7 @@ void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_byte
 double kvf_calibration_cost_ns(const kvf_calibration *calibration, kvf_transfer method,
                                size_t page_bytes, uint32_t pages);
 
-/* ---- the file (calibration_cache.c); tests --------------------------------------------------- */
+/* ---- the file (calibration_cache.c); tests ---- */
 
 /* 1 if the file has a whole record of out->key; else 0 and out->note says why not. */
 int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration *out);

@@ -132,48 +132,48 @@ static inline int kvf_transfer_is_done(const kvf_transfer_slot *slot, uint32_t t
     return (int32_t)(kvf_word_load(&slot->words->done) - ticket) >= 0;
 }
 
-/* ---- transfer_thread.c ----------------------------------------------------------------------- */
+/* ---- transfer_thread.c ---- */
 
-KVF_MUST_CHECK kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine);
+KVF_CHECKED kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine);
 /* Finishes what was submitted; NULL thread is fine. */
 void kvf_transfer_thread_stop(kvf_transfer_engine *engine);
 /* Make the stream tell the thread about the slot's request. */
-KVF_MUST_CHECK kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
-                                                   kvf_transfer_slot *slot, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
+                                                kvf_transfer_slot *slot, kvf_stream *stream);
 /* Make the stream wait for the slot's request, and fail with it. */
-KVF_MUST_CHECK kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
-                                                   kvf_transfer_slot *slot, uint32_t ticket,
-                                                   kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
+                                                kvf_transfer_slot *slot, uint32_t ticket,
+                                                kvf_stream *stream);
 /* 1 if the request is done and the thread needs its slot no more: where the device found that it
  * has nothing to do for the thread, the first comes before the second. */
 int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
                                    uint32_t ticket);
 /* Wait on the host until that is so. */
-KVF_MUST_CHECK kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
-                                                   kvf_transfer_slot *slot, uint32_t ticket);
+KVF_CHECKED kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
+                                                kvf_transfer_slot *slot, uint32_t ticket);
 
-/* ---- transfer_mapped.c ----------------------------------------------------------------------- */
+/* ---- transfer_mapped.c ---- */
 
 /* Enqueue the kernel beside `stream`, between `begin` and `arrived`. */
-KVF_MUST_CHECK kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine,
-                                                      const kvf_transfer_slot *slot,
-                                                      kvf_stream *stream, int is_recorded);
+KVF_CHECKED kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine,
+                                                   const kvf_transfer_slot *slot,
+                                                   kvf_stream *stream, int is_recorded);
 
-/* ---- transfer_clock.c ------------------------------------------------------------------------ */
+/* ---- transfer_clock.c ---- */
 
-KVF_MUST_CHECK kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
+KVF_CHECKED kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
 void kvf_transfer_clocks_destroy(kvf_transfer_engine *engine);
 /* Bracket copies on a stream; the time between goes to copy_ns once both are
  * done. *clock = NULL: every clock is under way, and the caller does not want
  * to wait for one. */
-KVF_MUST_CHECK kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream,
-                                                   int may_wait, kvf_transfer_clock **clock);
-KVF_MUST_CHECK kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,
-                                                  kvf_transfer_clock *clock);
+KVF_CHECKED kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream,
+                                                int may_wait, kvf_transfer_clock **clock);
+KVF_CHECKED kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,
+                                               kvf_transfer_clock *clock);
 /* Add the spans that are done. */
 void kvf_transfer_clocks_read(kvf_transfer_engine *engine);
 
-/* ---- transfer_gather.c ----------------------------------------------------------------------- */
+/* ---- transfer_gather.c ---- */
 
 uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config);
 uint32_t kvf_transfer_depth(const kvf_transfer_config *config);

@@ -39,7 +39,7 @@ typedef struct word_call {
     uint32_t ticket;
 } word_call;
 
-/* ---- the side of the streams of a device that shares memory --------------------------------- */
+/* ---- the side of the streams of a device that shares memory ---- */
 
 /* In stream order on the caller's stream: the lists are written. */
 static void ring(const void *raw, uint32_t task)
@@ -99,7 +99,7 @@ static void await_done(const void *raw, uint32_t task)
         engine->device->ops->stream_fail(call->stream, status);
 }
 
-/* ---- the side of the caller ----------------------------------------------------------------- */
+/* ---- the side of the caller ---- */
 
 kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     kvf_stream *stream)
@@ -196,7 +196,7 @@ kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_sl
                : engine->device->ops->stream_wait(engine->copy_stream);
 }
 
-/* ---- the thread ----------------------------------------------------------------------------- */
+/* ---- the thread ---- */
 
 static void pause_ns(uint64_t ns)
 {

@@ -32,7 +32,7 @@ typedef struct kvf_writeback_job {
  * block may be overwritten on the device, and a pool block may be read, once that has fired.
  * *copies grows by the copies enqueued; NULL is fine. On failure some may have been enqueued.
  */
-KVF_MUST_CHECK kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_job *args,
-                                                uint64_t *copies);
+KVF_CHECKED kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_job *args,
+                                             uint64_t *copies);
 
 #endif

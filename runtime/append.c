@@ -17,8 +17,7 @@
 #include "prefill_arena.h"
 #include "select.h"
 
-/* ---- blocks and positions, on the host --------------------------------------------------------
- */
+/* ---- blocks and positions, on the host ---- */
 
 kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
@@ -73,7 +72,7 @@ void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const 
     layer->sealed = kvf_sealed_pages(cache, layer->length);
 }
 
-/* ---- sealing --------------------------------------------------------------------------------- */
+/* ---- sealing ---- */
 
 static kvf_digest_job *jobs_of(const kvf_cache *cache)
 {
@@ -168,7 +167,7 @@ kvf_status kvf_step_flip(kvf_step *step)
     return point_tables(step);
 }
 
-/* ---- prefill --------------------------------------------------------------------------------- */
+/* ---- prefill ---- */
 
 static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
 {

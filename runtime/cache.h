@@ -190,26 +190,26 @@ struct kvf_cache {
 };
 
 /* config.c: settings -> sizes. `resolved` gets the defaults. */
-KVF_MUST_CHECK kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
-                                             kvf_cache_config *resolved, kvf_dims *dims);
+KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
+                                          kvf_cache_config *resolved, kvf_dims *dims);
 /* layout.c: sizes -> bytes. KVF_INVALID if they overflow. */
-KVF_MUST_CHECK kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *config,
-                                          const kvf_dims *dims, kvf_layout *layout,
-                                          kvf_cache_plan *plan);
+KVF_CHECKED kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *config,
+                                       const kvf_dims *dims, kvf_layout *layout,
+                                       kvf_cache_plan *plan);
 kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime,
                                               const kvf_cache_config *config, const kvf_dims *dims);
 
 /* One thread at a time: asserted in debug builds, refused otherwise. */
-KVF_MUST_CHECK kvf_status kvf_cache_enter(kvf_cache *cache);
+KVF_CHECKED kvf_status kvf_cache_enter(kvf_cache *cache);
 void kvf_cache_leave(kvf_cache *cache);
 
 /* sequence.c */
-KVF_MUST_CHECK kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
+KVF_CHECKED kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
 /* Whether a key or value of the sequence was not finite; inner caches are not asked. */
 bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
 /* fork.c: host state and device copies; on failure the cache is broken. */
-KVF_MUST_CHECK kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent,
-                                           kvf_sequence *child, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
+                                        kvf_stream *stream);
 
 /* Number of (sequence, layer) among all. */
 static inline size_t kvf_row_number(const kvf_cache *cache, const kvf_sequence *sequence,

@@ -18,8 +18,7 @@
 #include "select.h"
 #include "speculate.h"
 
-/* ---- checks and bookkeeping on the host --------------------------------------------------------
- */
+/* ---- checks and bookkeeping on the host ---- */
 
 kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k, const void *v,
                              const void *out)
@@ -137,8 +136,7 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     return KVF_OK;
 }
 
-/* ---- phases ------------------------------------------------------------------------------------
- */
+/* ---- phases ---- */
 
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {

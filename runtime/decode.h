@@ -14,11 +14,11 @@ typedef struct kvf_due {
     uint32_t verifies;
 } kvf_due;
 
-KVF_MUST_CHECK kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
+KVF_CHECKED kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
 
 /* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
-KVF_MUST_CHECK kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
-                                            const void *v, const void *out);
+KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
+                                         const void *v, const void *out);
 
 /* Whether the next step of this layer, after which `sealed` pages are sealed, renews its static
  * set, or is verified. */
@@ -31,15 +31,15 @@ void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *se
 
 /* Host bookkeeping of one token per row; the frame is filled, nothing is enqueued. A refusal has
  * changed nothing. */
-KVF_MUST_CHECK kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
-                                             kvf_stream *stream, kvf_due *due);
+KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
+                                          kvf_stream *stream, kvf_due *due);
 
 /* Append, seal, refresh, score, choose: ids of every list, and page tables that are up to date. */
-KVF_MUST_CHECK kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
-                                            const kvf_due *due);
+KVF_CHECKED kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
+                                         const kvf_due *due);
 
 /* The whole step: append to verification. */
-KVF_MUST_CHECK kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
-                                             const kvf_due *due);
+KVF_CHECKED kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
+                                          const kvf_due *due);
 
 #endif

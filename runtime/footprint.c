@@ -9,8 +9,7 @@
 
 #include "masked.h"
 
-/* ---- what lengths mean -----------------------------------------------------------------------
- */
+/* ---- what lengths mean ---- */
 
 /* 1 + 2 + ... + n */
 static uint64_t sum_to(uint64_t n)
@@ -126,8 +125,7 @@ static uint64_t device_highest(const holder *h, uint64_t first, uint64_t last)
     return at_seal > at_end ? at_seal : at_end;
 }
 
-/* ---- counting --------------------------------------------------------------------------------
- */
+/* ---- counting ---- */
 
 static kvf_footprint_row *row_of(const kvf_cache *cache, const kvf_sequence *sequence,
                                  uint32_t layer)
@@ -200,7 +198,7 @@ void kvf_footprint_rewind(kvf_cache *cache, const kvf_sequence *sequence, uint32
     row->seen -= tokens;
 }
 
-/* ---- sequences ------------------------------------------------------------------------------- */
+/* ---- sequences ---- */
 
 static void clear_rows(kvf_cache *cache, const kvf_sequence *sequence)
 {
@@ -269,8 +267,7 @@ void kvf_footprint_reset(kvf_cache *cache)
     }
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 static double share(uint64_t part, uint64_t whole)
 {

@@ -72,7 +72,7 @@ size_t kvf_keep_work_bytes(const kvf_cache *cache)
     return parts_of(cache).total;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
+/* ---- checks ---- */
 
 static kvf_status check_ids(const keeping *k)
 {
@@ -137,7 +137,7 @@ static kvf_status own_blocks(const keeping *k)
     return KVF_OK;
 }
 
-/* ---- what stays ------------------------------------------------------------------------------ */
+/* ---- what stays ---- */
 
 /* Tokens of the front that no KV head loses or moves. */
 static uint32_t common_front(const keeping *k)
@@ -179,7 +179,7 @@ static void note_positions(const keeping *k)
     }
 }
 
-/* ---- work of the device ---------------------------------------------------------------------- */
+/* ---- work of the device ---- */
 
 /* The newest kept query belongs to the last token, and so on back: those of tokens that are gone go
  * too, and the others move to the first slots. */

@@ -116,8 +116,7 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
     return block + kv_head * kvf_page_bytes(&p->shape);
 }
 
-/* ---- attention over given lists ----------------------------------------------------------------
- */
+/* ---- attention over given lists ---- */
 
 /* Lists and rows where the host reads them. */
 typedef struct lists_check {

@@ -17,8 +17,7 @@
 #include "select.h"
 #include "streaming_heads.h"
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes ---- */
 
 static uint32_t retrieval_heads(const kvf_cache_config *c, uint32_t layer)
 {
@@ -153,8 +152,7 @@ static kvf_status measure(kvf_runtime *runtime, const kvf_cache_config *c, const
     return KVF_OK;
 }
 
-/* ---- plan -------------------------------------------------------------------------------------
- */
+/* ---- plan ---- */
 
 static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
 {
@@ -201,8 +199,7 @@ kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
     return KVF_OK;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ---- */
 
 static kvf_status take_host(kvf_cache *cache, kvf_masked *m)
 {
@@ -335,8 +332,7 @@ void kvf_masked_close(kvf_cache *cache)
     cache->masked = NULL;
 }
 
-/* ---- sequences --------------------------------------------------------------------------------
- */
+/* ---- sequences ---- */
 
 static kvf_sequence **inner_of(const kvf_sequence *sequence)
 {
@@ -408,8 +404,7 @@ bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *t
     return false;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls ---- */
 
 /* Text in terms of the outer cache. */
 static kvf_status explain(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t count,
@@ -573,8 +568,7 @@ const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer
     return NULL;
 }
 
-/* ---- statistics -------------------------------------------------------------------------------
- */
+/* ---- statistics ---- */
 
 static void add_stats(kvf_stats *sum, const kvf_stats *s)
 {

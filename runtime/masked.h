@@ -76,26 +76,26 @@ struct kvf_masked {
 
 /* Plan and open. `config` is as the user gave it; its mask has at least one streaming head, and
  * resolved->head_mask is the same. */
-KVF_MUST_CHECK kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
-                                          const kvf_cache_config *resolved, const kvf_dims *dims,
-                                          kvf_cache_plan *plan);
+KVF_CHECKED kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
+                                       const kvf_cache_config *resolved, const kvf_dims *dims,
+                                       kvf_cache_plan *plan);
 /* Inner caches, layout, plan and dims of the outer one. A copy of the mask goes into its config. */
-KVF_MUST_CHECK kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config);
+KVF_CHECKED kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config);
 void kvf_masked_close(kvf_cache *cache); /* NULL masked is fine */
 
 /* The inner sequences of one that was made, forked, or is about to end. */
-KVF_MUST_CHECK kvf_status kvf_masked_create(kvf_cache *cache, kvf_sequence *sequence);
-KVF_MUST_CHECK kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent,
-                                          kvf_sequence *child, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_masked_create(kvf_cache *cache, kvf_sequence *sequence);
+KVF_CHECKED kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
+                                       kvf_stream *stream);
 void kvf_masked_release(kvf_sequence *sequence);
 /* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
 bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
 
 /* Arguments were checked. */
-KVF_MUST_CHECK kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,
-                                             kvf_stream *stream);
-KVF_MUST_CHECK kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args,
-                                            kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,
+                                          kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                         kvf_stream *stream);
 
 /* Pages of a retrieval head; NULL for a streaming head. */
 const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
@@ -105,7 +105,7 @@ const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer
 void kvf_masked_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
 void kvf_masked_stats_reset(kvf_cache *cache);
 
-/* ---- for those who count */
+/* ---- for those who count ---- */
 
 static inline uint32_t kvf_masked_streaming_heads(const kvf_cache *cache, uint32_t layer)
 {

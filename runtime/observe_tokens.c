@@ -29,7 +29,7 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
     return (size_t)cache->config.kv_heads * cache->config.tokens_max;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
+/* ---- checks ---- */
 
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
@@ -91,7 +91,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
     return check_queries(cache, layer, args);
 }
 
-/* ---- launches -------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 static kvf_status cover(kvf_step *step)
 {

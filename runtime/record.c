@@ -17,7 +17,7 @@
 #include "select.h"
 #include "speculate.h"
 
-/* ---- making and unmaking --------------------------------------------------------------------- */
+/* ---- making and unmaking ---- */
 
 void kvf_recording_destroy(kvf_recording *recording)
 {
@@ -142,7 +142,7 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
     return KVF_OK;
 }
 
-/* ---- recording ------------------------------------------------------------------------------- */
+/* ---- recording ---- */
 
 /* The first node: every part of the next frame to its place. */
 static kvf_status bring_frame(kvf_recording *r)
@@ -281,7 +281,7 @@ kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
     return status;
 }
 
-/* ---- running it again ------------------------------------------------------------------------ */
+/* ---- running it again ---- */
 
 static kvf_layer *layer_of(const kvf_recording *r, uint32_t part, uint32_t row)
 {

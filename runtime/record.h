@@ -40,7 +40,7 @@ struct kvf_recording {
 };
 
 /* kvf_decode while the cache is recorded. */
-KVF_MUST_CHECK kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args,
-                                            kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args,
+                                         kvf_stream *stream);
 
 #endif

@@ -42,17 +42,16 @@ typedef struct kvf_scores_args {
 
 /* Device memory that the caller gives for scores, of floats: kvf_scores_work_floats(). */
 size_t kvf_scores_work_floats(const kvf_cache *cache);
-KVF_MUST_CHECK kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
-                                              const kvf_scores_args *args, float *work,
-                                              kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
+                                           const kvf_scores_args *args, float *work,
+                                           kvf_stream *stream);
 
 /* Renew the static set of a layer now: per KV head the tokens of highest score, as many as fit.
  * scores is device memory [kv_heads, length of the layer]; -INFINITY is never chosen. The next
  * refresh comes after refresh_interval decode steps. Does nothing where the cache has no static
  * set. */
-KVF_MUST_CHECK kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence,
-                                            uint32_t layer, const float *scores,
-                                            kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                                         const float *scores, kvf_stream *stream);
 
 /* Keep tokens ids [kv_heads, count] (host, ascending per KV head, the same count for all) of a
  * layer, in that order, and drop the others: pages that do not change stay, the rest is gathered
@@ -60,12 +59,12 @@ KVF_MUST_CHECK kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequ
  * The position of an index is the highest over KV heads. Waits for the stream until the ids are
  * read. KVF_FULL, which changes nothing, only where pages are shared with a fork. */
 size_t kvf_keep_work_bytes(const kvf_cache *cache);
-KVF_MUST_CHECK kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence,
-                                            uint32_t layer, const uint32_t *ids, uint32_t count,
-                                            void *work, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                                         const uint32_t *ids, uint32_t count, void *work,
+                                         kvf_stream *stream);
 
 /* The sequence is empty again, as after kvf_sequence_create. */
-KVF_MUST_CHECK kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence,
-                                             kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence,
+                                          kvf_stream *stream);
 
 #endif

@@ -194,7 +194,7 @@ kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime)
     return runtime->device->ops->kind;
 }
 
-/* ---- streams and device memory -------------------------------------------------------------- */
+/* ---- streams and device memory ---- */
 
 kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out)
 {

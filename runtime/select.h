@@ -33,7 +33,7 @@ struct kvf_select_policy {
 const kvf_select_policy *kvf_select_find(kvf_select select);
 
 /* Digest scores of the step, and for policies with groups their reduction: step->list_scores. */
-KVF_MUST_CHECK kvf_status kvf_select_score(kvf_step *step);
+KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
 /* The best pages of each list by score, ascending. */
 typedef struct kvf_ranking {
@@ -44,11 +44,11 @@ typedef struct kvf_ranking {
     int32_t *list_ids;    /* [rows * choose_lists, ids_max] where one choice serves all lists */
     uint32_t *list_count; /* [rows * choose_lists] */
 } kvf_ranking;
-KVF_MUST_CHECK kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *ranking);
+KVF_CHECKED kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *ranking);
 
 /* Shared ways to choose. */
-KVF_MUST_CHECK kvf_status kvf_choose_top(kvf_step *step);
-KVF_MUST_CHECK kvf_status kvf_choose_newest(kvf_step *step);
+KVF_CHECKED kvf_status kvf_choose_top(kvf_step *step);
+KVF_CHECKED kvf_status kvf_choose_newest(kvf_step *step);
 
 extern const kvf_select_policy kvf_select_hybrid;
 extern const kvf_select_policy kvf_select_full;

@@ -58,7 +58,7 @@ typedef struct kvf_step {
 
 /* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work
  * in order behind its last call. */
-KVF_MUST_CHECK kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
 
 /* Room in the frame; *device is where the device will see it. */
 void *kvf_step_take(kvf_step *step, size_t bytes, const void **device);
@@ -76,30 +76,30 @@ void kvf_step_rows_after(kvf_step *step);
 void kvf_step_lists(kvf_step *step);
 
 /* Copy the frame to the device. */
-KVF_MUST_CHECK kvf_status kvf_step_send(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_send(kvf_step *step);
 
 /* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken.
  */
-KVF_MUST_CHECK kvf_status kvf_step_end(kvf_step *step, kvf_status status);
+KVF_CHECKED kvf_status kvf_step_end(kvf_step *step, kvf_status status);
 
 /* Time since the last stamp goes to *sum, in stream order; NULL starts the clock. */
-KVF_MUST_CHECK kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
+KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
-KVF_MUST_CHECK kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
+KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
 
 /* append.c. seal: bits, sink and digests of the pages that this call completes, and their way from
  * the ring to the pool. flip: wait for that and point the page tables there. */
-KVF_MUST_CHECK kvf_status kvf_step_seal(kvf_step *step);
-KVF_MUST_CHECK kvf_status kvf_step_flip(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
 
 /* attend.c */
-KVF_MUST_CHECK kvf_status kvf_step_resolve(kvf_step *step); /* slots, and the misses on their way */
-KVF_MUST_CHECK kvf_status kvf_step_assemble(kvf_step *step); /* spans */
-KVF_MUST_CHECK kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
+KVF_CHECKED kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
+KVF_CHECKED kvf_status kvf_step_assemble(kvf_step *step); /* spans */
+KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
 /* Attend densely to row `index` and compare. */
-KVF_MUST_CHECK kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
-                                          const float *lse);
+KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
+                                       const float *lse);
 /* Partial results of `lists` lists, then merged. */
 typedef struct kvf_attention {
     uint32_t lists;
@@ -111,14 +111,14 @@ typedef struct kvf_attention {
     void *out;
     float *lse;
 } kvf_attention;
-KVF_MUST_CHECK kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
-KVF_MUST_CHECK kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
+KVF_CHECKED kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
+KVF_CHECKED kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
 
 /* static_set.c: renew the static set of row `index` of the step. */
-KVF_MUST_CHECK kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
+KVF_CHECKED kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
 /* The same with scores of the caller, which `put` puts into token_score. */
-KVF_MUST_CHECK kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
-                                          kvf_status (*put)(kvf_step *step, const float *scores));
+KVF_CHECKED kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
+                                       kvf_status (*put)(kvf_step *step, const float *scores));
 /* Attention of the last `window` queries of a row over its tokens, into token_score. */
 typedef struct kvf_observation {
     uint32_t index;        /* row of the step */
@@ -129,9 +129,9 @@ typedef struct kvf_observation {
     uint32_t window;
     uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
 } kvf_observation;
-KVF_MUST_CHECK kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
-KVF_MUST_CHECK kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
+KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
 /* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
-KVF_MUST_CHECK kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);
+KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);
 
 #endif

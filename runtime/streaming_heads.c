@@ -13,8 +13,7 @@
 
 #include <string.h>
 
-/* ---- packing ----------------------------------------------------------------------------------
- */
+/* ---- packing ---- */
 
 static const kvf_masked_sizes *sizes_of(const kvf_masked_call *call)
 {
@@ -123,7 +122,7 @@ static kvf_row row_of(const kvf_masked_call *call, const kvf_sequence *sequence,
                      .length = sequence->layers[call->step->layer].length + tokens};
 }
 
-/* ---- prefill --------------------------------------------------------------------------------- */
+/* ---- prefill ---- */
 
 static void *chunk_block(const kvf_masked_call *call, uint32_t i)
 {
@@ -243,7 +242,7 @@ kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streamin
     return KVF_LAUNCH(step, copy, c->keep, kvf_copy_tasks(&c->keep));
 }
 
-/* ---- decode ---------------------------------------------------------------------------------- */
+/* ---- decode ---- */
 
 const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences)
 {

@@ -54,15 +54,15 @@ typedef struct kvf_streaming_chunk {
 } kvf_streaming_chunk;
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
                                              const kvf_sequence *sequence);
-KVF_MUST_CHECK kvf_status kvf_streaming_prefill(const kvf_masked_call *call,
-                                                const kvf_streaming_chunk *chunk);
+KVF_CHECKED kvf_status kvf_streaming_prefill(const kvf_masked_call *call,
+                                             const kvf_streaming_chunk *chunk);
 
 /* Rows of a batch, with the new token, though lengths do not count it yet. */
 const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences);
-KVF_MUST_CHECK kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row);
+KVF_CHECKED kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row);
 
 /* The rings of a fork. */
-KVF_MUST_CHECK kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent,
-                                             const kvf_sequence *child);
+KVF_CHECKED kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent,
+                                          const kvf_sequence *child);
 
 #endif

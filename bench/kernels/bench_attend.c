@@ -94,8 +94,7 @@ static void fill(void *to, size_t bytes, uint64_t seed)
         p[i] = (next_random(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
 }
 
-/* ---- the contenders: each is called by every member of the team ---------------------------------
- */
+/* ---- the contenders: each is called by every member of the team ---- */
 
 static void read_memory(void *arg, uint32_t member, uint32_t members)
 {

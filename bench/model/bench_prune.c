@@ -67,7 +67,7 @@ typedef struct rig {
     uint32_t *ids;
 } rig;
 
-/* ------------------------------------------------------------------------------ a model */
+/* ---- a model ---- */
 
 static kvf_status open_runner(rig *r, kvf_error *error)
 {
@@ -132,7 +132,7 @@ static void rig_close(rig *r)
     rmdir(r->directory);
 }
 
-/* ---------------------------------------------------------------------------- one prompt */
+/* ---- one prompt ---- */
 
 static kvf_status open_prune(rig *r, const plan *p, kvf_prune **out)
 {
@@ -208,7 +208,7 @@ static kvf_status run_once(rig *r, const plan *p, sample *out, measured *m)
     return status;
 }
 
-/* ------------------------------------------------------------------------------- rounds */
+/* ---- rounds ---- */
 
 /* Case 0 is full prefill of all tokens. */
 static void summarise(sample (*rounds)[CASES_MAX], uint32_t count, uint32_t index, measured *m)
@@ -305,7 +305,7 @@ static void json_model(FILE *f, const char *name, const rig *r, const measured *
     fprintf(f, "  ]}%s\n", end);
 }
 
-/* --------------------------------------------------------------------- the recall model */
+/* ---- the recall model ---- */
 
 enum { FULL, SHORT, SNAP_8, SNAP_32, STRUCT_DETECT, ASL_RANKS, FAST, STRUCT, ASL, RECALL_CASES };
 
@@ -388,7 +388,7 @@ static void print_recall(const measured *m, const asl_check *a)
            a->predicted, a->measured, percent(a->measured / a->predicted - 1.0));
 }
 
-/* ------------------------------------------------------------------ the shape of Llama-3.1-8B */
+/* ---- the shape of Llama-3.1-8B ---- */
 
 enum { LARGE_FULL, LARGE_FAST, LARGE_STRUCT, LARGE_CASES };
 
@@ -431,7 +431,7 @@ static bool write_large(rig *r, uint32_t layers)
     return random_model_write(r->directory, config);
 }
 
-/* --------------------------------------------------------------------------------- main */
+/* ---- main ---- */
 
 typedef struct options {
     const char *model, *json;

@@ -96,7 +96,7 @@ static void rig_close(rig *r)
     rmdir(r->directory);
 }
 
-/* ------------------------------------------------------------------------ bandwidth */
+/* ---- bandwidth ---- */
 
 typedef struct read_args {
     const kvf_tensor *tensor;

@@ -200,8 +200,7 @@ static void close_bench(bench *b)
     kvf_context_destroy(b->context);
 }
 
-/* ---- the cases ---------------------------------------------------------------------------------
- */
+/* ---- the cases ---- */
 
 static void read_all(bench *b)
 {

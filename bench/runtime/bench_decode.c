@@ -111,7 +111,7 @@ static void stop_if(const bench *b, kvf_status status, const char *what)
     exit(1);
 }
 
-/* ---------------------------------------------------------------- bandwidth */
+/* ---- bandwidth ---- */
 
 typedef struct reading {
     const uint64_t *words;
@@ -151,7 +151,7 @@ static void measure_bandwidth(bench *b)
     kvf_memory_free(b->runtime, memory);
 }
 
-/* -------------------------------------------------------------------- steps */
+/* ---- steps ---- */
 
 static void append_prompt(bench *b, kvf_cache *cache, kvf_sequence *s)
 {
@@ -260,7 +260,7 @@ static kvf_cache_config config_of(const bench *b, kvf_select select, kvf_transfe
     return c;
 }
 
-/* ------------------------------------------------------------------ results */
+/* ---- results ---- */
 
 static void print_row(const bench *b, const row *r, const row *dense, const row *direct)
 {

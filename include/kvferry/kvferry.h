@@ -64,7 +64,7 @@ extern "C" {
 #define KVF_VERSION_MINOR 1
 #define KVF_VERSION_PATCH 0
 
-/* ------------------------------------------------------------------ statuses */
+/* ---- statuses ---- */
 
 /** Every status of the library: X(name, value, text). Values never change meaning. */
 #define KVF_STATUS_LIST(X)                                                                         \
@@ -103,7 +103,7 @@ KVF_API const char *kvf_status_text(kvf_status status);
 /** Version as "major.minor.patch". Thread: any. */
 KVF_API const char *kvf_version(void);
 
-/* ------------------------------------------------------------------- runtime */
+/* ---- runtime ---- */
 
 typedef struct kvf_runtime kvf_runtime;
 typedef struct kvf_stream kvf_stream;
@@ -211,7 +211,7 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_calibrate(kvf_runtime *runtime);
 /** Compute threads in force, at least 1. */
 KVF_API uint32_t kvf_runtime_threads(const kvf_runtime *runtime);
 
-/* --------------------------------------------------- streams and device memory */
+/* ---- streams and device memory ---- */
 
 KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out);
 
@@ -289,7 +289,7 @@ KVF_API void kvf_pinned_free(kvf_runtime *runtime, void *host);
 KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, const void *from,
                                                size_t bytes);
 
-/* --------------------------------------------------------------------- cache */
+/* ---- cache ---- */
 
 typedef enum kvf_dtype { KVF_BF16, KVF_FP16, KVF_FP32 } kvf_dtype;
 
@@ -441,7 +441,7 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
-/* ----------------------------------------------------------------- sequences */
+/* ---- sequences ---- */
 
 /** @return KVF_OK; KVF_FULL when sequences_max are alive */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
@@ -465,7 +465,7 @@ KVF_API uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t laye
 KVF_API uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer,
                                        uint32_t index);
 
-/* ------------------------------------------------------------------- prefill */
+/* ---- prefill ---- */
 
 typedef struct kvf_prefill_args {
     kvf_sequence *sequence;
@@ -489,7 +489,7 @@ typedef struct kvf_prefill_args {
 KVF_API KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args,
                                            kvf_stream *stream);
 
-/* -------------------------------------------------------------------- decode */
+/* ---- decode ---- */
 
 typedef struct kvf_decode_args {
     uint32_t layer;
@@ -516,7 +516,7 @@ typedef struct kvf_decode_args {
 KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
                                           kvf_stream *stream);
 
-/* ------------------------------------------------------------- recorded decode */
+/* ---- recorded decode ---- */
 
 typedef struct kvf_recording kvf_recording;
 
@@ -552,7 +552,7 @@ KVF_API KVF_CHECKED kvf_status kvf_replay(kvf_recording *recording, kvf_stream *
 /** Destroy it before its cache. Waits for nothing; no replay may be under way. NULL is fine. */
 KVF_API void kvf_recording_destroy(kvf_recording *recording);
 
-/* --------------------------------------------------------- selection on its own */
+/* ---- selection on its own ---- */
 
 /**
  * Page lists of one layer, FlashInfer-style: list i = batch row x kv_heads + KV head, its pages are
@@ -591,7 +591,7 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
 
-/* ---------------------------------------------------------------- statistics */
+/* ---- statistics ---- */
 
 /** Totals since open or the last reset. Read them after kvf_stream_wait. */
 typedef struct kvf_stats {

@@ -284,7 +284,7 @@ typedef struct kvf_prune_stats {
 
 KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats);
 
-/* -------------------------------------------------------- StructKV's pivot on its own */
+/* ---- StructKV's pivot on its own ---- */
 
 /** Shape of a layer's attention: means over its query heads. */
 typedef struct kvf_structkv_measures {

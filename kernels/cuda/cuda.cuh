@@ -31,7 +31,7 @@ typedef __half kvf_half;
 
 #else
 
-/* ---- launches -------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 /* Enqueue kernel<<<grid, block, shared_bytes, stream>>>(args...). Asks for more dynamic shared
  * memory than the default where it is needed. Never leaves a sticky error unread. */
@@ -70,8 +70,7 @@ static __device__ __forceinline__ uint32_t kvf_shared_address(const void *pointe
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* ---- loads, stores, order ----------------------------------------------------------------------
- */
+/* ---- loads, stores, order ---- */
 
 /* 16 bytes that nobody reads again soon: not kept in L1. Works on mapped host memory. */
 static __device__ __forceinline__ uint4 kvf_load_once(const void *pointer)
@@ -112,7 +111,7 @@ static __device__ __forceinline__ uint64_t kvf_device_ns(void)
     return ns;
 }
 
-/* ---- asynchronous copies into shared memory, 16 bytes per thread ---------------------------- */
+/* ---- asynchronous copies into shared memory, 16 bytes per thread ---- */
 
 /* `bytes` (0 .. 16) are read, the rest of the 16 become zero. */
 static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void *global,
@@ -134,7 +133,7 @@ template <int N> static __device__ __forceinline__ void kvf_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* ---- warp matrix products: D[16,8] += A[16,16] B[16,8] ------------------------------------------
+/* ---- warp matrix products: D[16,8] += A[16,16] B[16,8] ----
  * Fragments as in PTX "mma.m16n8k16": lane = 4 * group + in_group. */
 
 /* Four 8x8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8. */
@@ -173,7 +172,7 @@ static __device__ __forceinline__ void kvf_mma(float d[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* ---- bulk copies (compute capability 9.0 and later) ------------------------------------------
+/* ---- bulk copies (compute capability 9.0 and later) ----
  * One thread moves a whole page between global (or mapped host) and shared memory. A barrier is 8
  * bytes of shared memory; phase flips with every completion. Call them only where
  * kvf_has_bulk_copy is true. */
@@ -258,7 +257,7 @@ static __device__ __forceinline__ void kvf_bulk_fence(void)
 
 #endif /* KVF_EMULATED */
 
-/* ---- small things in both -------------------------------------------------------------------- */
+/* ---- small things in both ---- */
 
 template <typename T> static __device__ __forceinline__ float kvf_to_float(T x);
 template <> __device__ __forceinline__ float kvf_to_float<float>(float x)

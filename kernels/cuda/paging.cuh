@@ -139,7 +139,7 @@ static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *
     span->fetched = fetched;
 }
 
-/* ---- rows of pages ----------------------------------------------------------------------------
+/* ---- rows of pages ----
  * A move takes the key row at `from` and the value row half a page behind it to `to`, and to `also`
  * unless that is NULL. Rows are a multiple of 16 bytes and aligned to 16. */
 

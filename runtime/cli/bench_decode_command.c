@@ -24,7 +24,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ----------------------------------------------------------------------------- output */
+/* ---- output ---- */
 
 enum column {
     CONTEXT,
@@ -73,7 +73,7 @@ static const cli_column columns[COLUMN_COUNT] = {
     [STATUS] = {"status", "", CLI_CELL_TEXT, 0},
 };
 
-/* ------------------------------------------------------------------------------ bench */
+/* ---- bench ---- */
 
 #define CHUNK 512u
 
@@ -352,7 +352,7 @@ static void run_case(decode_bench *b, const int64_t *v, cli_cell *row)
     b->failed = b->failed || !is_lack;
 }
 
-/* --------------------------------------------------------------------------- the floor */
+/* ---- the floor ---- */
 
 typedef struct reading {
     const uint64_t *words;
@@ -415,7 +415,7 @@ static kvf_status measure_link(decode_bench *b)
     return status;
 }
 
-/* -------------------------------------------------------------------------------- all */
+/* ---- all ---- */
 
 static kvf_status reserve(decode_bench *b)
 {

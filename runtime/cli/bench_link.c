@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ----------------------------------------------------------------------------- output */
+/* ---- output ---- */
 
 static const cli_column columns[LINK_COLUMN_COUNT] = {
     [LINK_SUITE] = {"suite", "suite", CLI_CELL_TEXT, 0},
@@ -136,7 +136,7 @@ static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_res
         cli_cell_real(&row[LINK_OF_PEAK], row[LINK_RATE].real / peak);
 }
 
-/* ---------------------------------------------------------------------------- running */
+/* ---- running ---- */
 
 typedef struct link_run {
     link_options options;
@@ -238,7 +238,7 @@ static bool measure_peak(link_run *run)
     return true;
 }
 
-/* -------------------------------------------------------------------------------- fit */
+/* ---- fit ---- */
 
 /* Rows of one line: the same suite, method and page size. */
 static bool is_same_line(const cli_table *t, uint32_t a, uint32_t b)
@@ -282,7 +282,7 @@ static void fit_lines(cli_table *t)
     }
 }
 
-/* -------------------------------------------------------------------------------- all */
+/* ---- all ---- */
 
 static bool open_run(link_run *run, kvf_error *error)
 {

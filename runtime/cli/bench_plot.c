@@ -63,7 +63,7 @@ static uint64_t most_pages(const plot *p, const char *suite)
     return most;
 }
 
-/* ------------------------------------------------------- bandwidth against page size */
+/* ---- bandwidth against page size ---- */
 
 static uint32_t bandwidth_data(plot *p, const char *method, uint64_t pages, uint32_t number)
 {
@@ -104,7 +104,7 @@ static void plot_bandwidth(plot *p)
         cli_gnuplot_draw(&p->gnuplot, "bandwidth", settings, body);
 }
 
-/* ------------------------------------------------------------------------- heat map */
+/* ---- heat map ---- */
 
 /* One cell of the map: which column and row it is in. */
 typedef struct map_axes {
@@ -218,7 +218,7 @@ static void plot_maps(plot *p)
     plot_map(p, &staging, NULL, "map-staging");
 }
 
-/* -------------------------------------------------------------- latency percentiles */
+/* ---- latency percentiles ---- */
 
 static void plot_latency(plot *p)
 {
@@ -251,7 +251,7 @@ static void plot_latency(plot *p)
         "'p99'");
 }
 
-/* -------------------------------------------------------------------------------- all */
+/* ---- all ---- */
 
 bool cli_bench_plot(const cli_table *table, const char *folder)
 {

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ----------------------------------------------------------------------------- suites */
+/* ---- suites ---- */
 
 static const cli_axis_name what_names[] = {
     {"both", KVF_LINK_BOTH}, {"gather", KVF_LINK_GATHER},
@@ -204,7 +204,7 @@ static const suite suites[] = {
 
 #define SUITE_COUNT LINK_SUITE_COUNT
 
-/* ---------------------------------------------------------------------------- options */
+/* ---- options ---- */
 
 enum option_id {
     OPT_FIRST_AXIS = 256,
@@ -410,7 +410,7 @@ int link_options_parse(int argc, char **argv, link_options *o)
     return -1;
 }
 
-/* -------------------------------------------------------------------------- the sweep */
+/* ---- the sweep ---- */
 
 /* Nodes that can be asked for; only -1 where there is one or none known. */
 static cli_axis known_nodes(const kvf_runtime *runtime)
@@ -474,7 +474,7 @@ void link_print_list(const link_options *o)
     puts("\n* chosen; the numa suite has one case per node and method on the machine at hand");
 }
 
-/* ------------------------------------------------------------------------------ names */
+/* ---- names ---- */
 
 const char *link_suite_name(uint32_t index)
 {

@@ -106,7 +106,7 @@ static const cli_option rows[] = {
 
 #define ROW_COUNT (sizeof rows / sizeof rows[0])
 
-/* ------------------------------------------------------------------- names of settings */
+/* ---- names of settings ---- */
 
 static const cli_named select_names[] = {{"hybrid", KVF_SELECT_HYBRID},
                                          {"full", KVF_SELECT_FULL},
@@ -182,7 +182,7 @@ const char *cli_dtype_name(kvf_dtype value)
     return cli_name_of(dtype_names, (int)value);
 }
 
-/* --------------------------------------------------------------------- single values */
+/* ---- single values ---- */
 
 static bool parse_ratio(const cli_option *row, const char *text, float *out)
 {
@@ -231,7 +231,7 @@ static bool parse_sub_digests(const cli_option *row, const char *text, uint32_t 
     return false;
 }
 
-/* ------------------------------------------------------------------------ all options */
+/* ---- all options ---- */
 
 /* Options that shape the cache. @return -1 if the option is none of them, else whether it is fine
  */

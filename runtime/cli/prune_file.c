@@ -13,7 +13,7 @@
 
 #define FILE_BYTES_MAX (1u << 20)
 
-/* ------------------------------------------------------------------------ fingerprint */
+/* ---- fingerprint ---- */
 
 #define FNV_START    14695981039346656037u
 #define FNV_PRIME    1099511628211u
@@ -71,7 +71,7 @@ void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weig
     snprintf(out->weights, sizeof out->weights, "%016" PRIx64, hash);
 }
 
-/* ------------------------------------------------------------------------------ write */
+/* ---- write ---- */
 
 static void write_figures(cli_json *json, const char *key, const double *values, uint32_t count)
 {
@@ -128,7 +128,7 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
     cli_json_end(json, '}');
 }
 
-/* ------------------------------------------------------------------------------- read */
+/* ---- read ---- */
 
 /* An object that must be there and has no other members than these. */
 static kvf_status need_object(const json_value *parent, const char *what, const char *key,

@@ -73,7 +73,7 @@ void cli_prune_options_init(cli_prune_options *options)
     };
 }
 
-/* ---------------------------------------------------------------------- single values */
+/* ---- single values ---- */
 
 static bool take_setting(const cli_option *row, const char *text, cli_setting setting,
                          cli_prune_options *o)
@@ -204,7 +204,7 @@ bool cli_prune_take(const cli_option *row, const char *text, cli_prune_options *
     }
 }
 
-/* ------------------------------------------------------------------------ all together */
+/* ---- all together ---- */
 
 /* The option that sets a setting, for messages. */
 static const char *option_of(cli_setting setting)

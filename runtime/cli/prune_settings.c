@@ -82,7 +82,7 @@ static const row rows[SETTING_COUNT] = {
     [SETTING_TWO_PASS] = {"two_pass", SWITCH, AT(two_pass), 0, 1, NULL},
 };
 
-/* ------------------------------------------------------------------- fields of a struct */
+/* ---- fields of a struct ---- */
 
 static void put_u32(kvf_prune_settings *s, const row *r, uint32_t value)
 {
@@ -173,7 +173,7 @@ const char *cli_setting_range(cli_setting setting, char text[96])
     return text;
 }
 
-/* ------------------------------------------------------------------------------- text */
+/* ---- text ---- */
 
 static bool parse_real(const char *text, const char **end, double *out)
 {
@@ -318,7 +318,7 @@ void cli_settings_apply(const cli_prune_values *values, kvf_prune_settings *to)
     }
 }
 
-/* ------------------------------------------------------------------------------- JSON */
+/* ---- JSON ---- */
 
 void cli_settings_write(cli_json *json, const char *key, const kvf_prune_settings *s, uint32_t mask)
 {
@@ -405,7 +405,7 @@ kvf_status cli_settings_read(const json_value *object, const char *what, cli_pru
     return KVF_OK;
 }
 
-/* --------------------------------------------------------------------------- policies */
+/* ---- policies ---- */
 
 #define SCORING                                                                                    \
     (SETTING_BIT(SETTING_WINDOW) | SETTING_BIT(SETTING_POOL) | SETTING_BIT(SETTING_POOL_WIDTH) |   \

@@ -34,7 +34,7 @@ static void log_line(void *user, int level, const char *line)
     fprintf(stderr, "kvferry: %s\n", line);
 }
 
-/* ------------------------------------------------------------------------------ input */
+/* ---- input ---- */
 
 /* The tokenizer may be absent where ids go in: then ids come out. */
 static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
@@ -95,7 +95,7 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
     return status == KVF_OK ? cli_run_prune_prepare(run, error) : status;
 }
 
-/* ------------------------------------------------------------------------------- plan */
+/* ---- plan ---- */
 
 uint32_t cli_chunk_tokens(const kvf_runtime *runtime)
 {
@@ -151,7 +151,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     return status == KVF_OK ? cli_run_prune_plan(run, error) : status;
 }
 
-/* ------------------------------------------------------------------------------- open */
+/* ---- open ---- */
 
 /* Read every page of the weights once, so that the first token does not wait for the disk. */
 static void load_weights(const cli_run *run)
@@ -257,7 +257,7 @@ static void close_run(cli_run *run)
     kvf_weights_close(run->weights);
 }
 
-/* -------------------------------------------------------------------------------- run */
+/* ---- run ---- */
 
 /* Generate and tell. @return exit status */
 static int run_and_report(cli_run *run, kvf_error *error)

@@ -150,7 +150,7 @@ kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* ---------------------------------------------------------------------------- figures */
+/* ---- figures ---- */
 
 static double ratio(double a, double b)
 {

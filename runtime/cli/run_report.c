@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --------------------------------------------------------------------------- figures */
+/* ---- figures ---- */
 
 /* Over some steps: how many, and times in ms. */
 typedef struct step_times {
@@ -81,7 +81,7 @@ static double first_token_ms(const cli_run *run)
     return run->answer_count ? run->prefill_ms + run->answers[0].first_ms : run->prefill_ms;
 }
 
-/* ---------------------------------------------------------------------------- people */
+/* ---- people ---- */
 
 void cli_run_summary(const cli_run *run)
 {
@@ -111,7 +111,7 @@ void cli_run_summary(const cli_run *run)
                 s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);
 }
 
-/* -------------------------------------------------------------------------- programs */
+/* ---- programs ---- */
 
 static void write_times(cli_json *j, const char *key, const step_times *t)
 {

@@ -29,7 +29,7 @@ bool cli_format_parse(const char *text, cli_format *out)
     return false;
 }
 
-/* ------------------------------------------------------------------------------ cells */
+/* ---- cells ---- */
 
 cli_cell *cli_table_row(cli_table *table)
 {
@@ -77,7 +77,7 @@ const cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t colu
     return table->cells + (size_t)row * table->column_count + column;
 }
 
-/* ------------------------------------------------------------------------- for people */
+/* ---- for people ---- */
 
 #define CELL_BYTES 48u
 
@@ -149,7 +149,7 @@ static void write_for_people(const cli_table *t, bool is_markdown, FILE *file)
         write_line(t, row, false, left, between, right, file);
 }
 
-/* ----------------------------------------------------------------------- for programs */
+/* ---- for programs ---- */
 
 static void write_csv(const cli_table *t, FILE *file)
 {

@@ -64,7 +64,7 @@ void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config 
     out->settings.keep_tokens = 0;
 }
 
-/* --------------------------------------------------------------------------- structkv */
+/* ---- structkv ---- */
 
 /* What the recording policy sees, summed over pieces. */
 typedef struct recorder {
@@ -165,7 +165,7 @@ static kvf_status measure_structkv(cli_tune *tune, double *figures, cli_progress
     return status;
 }
 
-/* ----------------------------------------------------------------------------- fastkv */
+/* ---- fastkv ---- */
 
 /* |a - b|^2 / |a|^2 */
 static double relative_change(const float *a, const float *b, uint32_t count)

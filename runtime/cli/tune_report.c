@@ -66,7 +66,7 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     }
 }
 
-/* --------------------------------------------------------------------------- pictures */
+/* ---- pictures ---- */
 
 static void plot_fastkv(cli_gnuplot *g, const cli_tuned *t)
 {

@@ -13,7 +13,7 @@
 /* \w of Unicode's recommendation for regular expressions, which is the one that HF uses here. */
 #define WORD_CHARACTER "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]"
 
-/* -------------------------------------------------------------------- reading */
+/* ---- reading ---- */
 
 static kvf_status read_flag(const json_value *entry, const char *field, bool *out, kvf_error *error)
 {
@@ -206,7 +206,7 @@ void added_tokens_destroy(added_tokens *self, const kvf_allocator *allocator)
     *self = (added_tokens){0};
 }
 
-/* ------------------------------------------------------------------- matching */
+/* ---- matching ---- */
 
 /* The range [*low, *high) of patterns that have @p byte at @p depth, among those that share what is
    before it. */

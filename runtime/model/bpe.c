@@ -28,7 +28,7 @@ static const bpe_merge *find_merge(const bpe *self, uint32_t left, uint32_t righ
     return NULL;
 }
 
-/* -------------------------------------------------------------------- reading */
+/* ---- reading ---- */
 
 typedef struct merge_text {
     const char *left, *right;
@@ -186,7 +186,7 @@ void bpe_destroy(bpe *self, const kvf_allocator *allocator)
     *self = (bpe){0};
 }
 
-/* ------------------------------------------------------------------- encoding */
+/* ---- encoding ---- */
 
 void bpe_scratch_free(bpe_scratch *scratch, const kvf_allocator *allocator)
 {

@@ -54,7 +54,7 @@ static bool has_system(const kvf_chat *chat)
     return chat->messages[0].role == KVF_ROLE_SYSTEM;
 }
 
-/* ------------------------------------------------------------------- trimming */
+/* ---- trimming ---- */
 
 /* What Jinja's trim removes, which is what Python's str.strip does: White_Space and 0x1c to 0x1f.
  */
@@ -102,7 +102,7 @@ static chat_span trim_newlines_right(chat_span span)
     return span;
 }
 
-/* ------------------------------------------------------------------- families */
+/* ---- families ---- */
 
 static void write_llama3(chat_writer *writer, const kvf_chat *chat)
 {
@@ -255,7 +255,7 @@ static void write_qwen3(chat_writer *writer, const kvf_chat *chat)
                                         : "<|im_start|>assistant\n");
 }
 
-/* --------------------------------------------------------------------- public */
+/* ---- public ---- */
 
 kvf_chat_format kvf_chat_format_of(kvf_model_family family)
 {

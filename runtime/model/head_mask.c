@@ -174,8 +174,7 @@ static kvf_status read_lines(const mask_reader *r, const char *text, size_t size
                       r->path, line, r->layers, r->layers);
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------
- */
+/* ---- choosing ---- */
 
 typedef struct ranked_head {
     double value;

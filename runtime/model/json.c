@@ -68,7 +68,7 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
     return KVF_OK;
 }
 
-/* ---------------------------------------------------------------- what cJSON lets pass */
+/* ---- what cJSON lets pass ---- */
 
 static uint64_t hash_key(const json_value *value)
 {
@@ -122,7 +122,7 @@ static kvf_status check_duplicates(json_reader *reader, const json_value *object
     return status;
 }
 
-/* ----------------------------------------------------------------- the tree in preorder */
+/* ---- the tree in preorder ---- */
 
 /* A double carries every integer below 2^53; beyond it a file offset would be a guess. */
 static kvf_status set_number(json_reader *reader, const cJSON *item, json_value *value)
@@ -291,7 +291,7 @@ void json_free(json_document *document)
     model_free(&allocator, document);
 }
 
-/* -------------------------------------------------------------------- asking */
+/* ---- asking ---- */
 
 const json_value *json_root(const json_document *document)
 {

@@ -46,7 +46,7 @@ typedef struct linear_args {
     uint32_t tasks;
 } linear_args;
 
-/* ------------------------------------------------------------------ choosing kernels */
+/* ---- choosing kernels ---- */
 
 extern const kvf_linear_kernels kvf_linear_kernels_plain;
 extern const kvf_linear_kernels kvf_linear_kernels_baseline;
@@ -72,7 +72,7 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
     return &kvf_linear_kernels_plain;
 }
 
-/* ------------------------------------------------------------------------- the engine */
+/* ---- the engine ---- */
 
 static uint32_t matrix_panel(uint32_t inputs)
 {
@@ -192,7 +192,7 @@ bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
     return atomic_load(&engine->failed);
 }
 
-/* ---------------------------------------------------------------------------- panels */
+/* ---- panels ---- */
 
 /* Where a panel of the call lies. */
 typedef struct panel {
@@ -324,7 +324,7 @@ static void narrow_task(const void *raw, uint32_t row)
         to[i] = number_to_bf16(x[i]);
 }
 
-/* ------------------------------------------------------------------------- enqueueing */
+/* ---- enqueueing ---- */
 
 static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_call *call)
 {

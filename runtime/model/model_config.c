@@ -27,7 +27,7 @@ const char *kvf_model_family_name(kvf_model_family family)
     return names[family];
 }
 
-/* -------------------------------------------------------------------- fields */
+/* ---- fields ---- */
 
 void config_refuse(config_reader *reader, const char *field, const json_value *value,
                    const char *fix)
@@ -88,7 +88,7 @@ bool config_bool(config_reader *reader, const json_value *object, const char *fi
     return value->kind == JSON_TRUE;
 }
 
-/* ------------------------------------------------------------ what is refused */
+/* ---- what is refused ---- */
 
 /* Fields that change the computation; unset, false and 0 are fine. */
 static const struct {
@@ -206,7 +206,7 @@ static void check_window(config_reader *reader, kvf_model_config *config)
     }
 }
 
-/* ------------------------------------------------------------------- geometry */
+/* ---- geometry ---- */
 
 static void read_head_dim(config_reader *reader, kvf_model_config *config)
 {
@@ -289,7 +289,7 @@ static void read_dtype(config_reader *reader, kvf_model_config *config)
         config_refuse(reader, field, value, "bfloat16, float16 and float32 are supported");
 }
 
-/* ----------------------------------------------------------------- token ids */
+/* ---- token ids ---- */
 
 static void add_eos(config_reader *reader, kvf_model_config *config, const json_value *value)
 {
@@ -324,7 +324,7 @@ static void read_special_ids(config_reader *reader, kvf_model_config *config)
     }
 }
 
-/* --------------------------------------------------------------------- public */
+/* ---- public ---- */
 
 static kvf_status parse_config(const json_document *document, kvf_model_config *config,
                                kvf_error *error)

@@ -39,7 +39,7 @@ KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_to
 KVF_CHECKED kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text,
                                        const void *bytes, size_t size, kvf_error *error);
 
-/* ---------------------------------------------------------- for this folder's own files */
+/* ---- for this folder's own files ---- */
 
 /** @return NULL if there is none; 16-byte aligned. @p bytes 0 counts as 1. */
 void *model_alloc(const kvf_allocator *allocator, size_t bytes);

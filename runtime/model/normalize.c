@@ -92,7 +92,7 @@ static kvf_status append_encoded(const code_points *points, const kvf_allocator 
     return status;
 }
 
-/* ------------------------------------------------------------------- segments */
+/* ---- segments ---- */
 
 /*
  * Characters that neither combine with what is before them nor change when they stand alone: all

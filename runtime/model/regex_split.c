@@ -14,7 +14,7 @@
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"    \
     "\\x{205f}\\x{3000}"
 
-/* ---------------------------------------------------------------- translation */
+/* ---- translation ---- */
 
 typedef struct regex_translation {
     const char *pattern;
@@ -162,7 +162,7 @@ static kvf_status translate(regex_translation *t)
     return status;
 }
 
-/* ------------------------------------------------------------------- matching */
+/* ---- matching ---- */
 
 struct regex_pattern {
     const kvf_allocator *allocator;

@@ -164,7 +164,7 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
         read_yarn(reader, scaling, config, rope);
 }
 
-/* ---------------------------------------------------------------- frequencies */
+/* ---- frequencies ---- */
 
 static void scale_llama3(const kvf_rope_config *rope, kvf_rope_table *table)
 {

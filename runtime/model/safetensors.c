@@ -52,7 +52,7 @@ const char *kvf_weights_dtype_name(kvf_dtype dtype)
     return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
 }
 
-/* ------------------------------------------------------------ one tensor entry */
+/* ---- one tensor entry ---- */
 
 typedef struct tensor_reader {
     const weight_file *file;
@@ -160,7 +160,7 @@ static kvf_status read_tensor(const tensor_reader *reader, const json_value *ent
     return status;
 }
 
-/* ------------------------------------------------------------------- one file */
+/* ---- one file ---- */
 
 static kvf_status grow_tensors(kvf_weights *weights, size_t more, kvf_error *error)
 {
@@ -255,7 +255,7 @@ static kvf_status map_file(weight_file *file, const char *path, kvf_error *error
     return status;
 }
 
-/* ------------------------------------------------------------------ all files */
+/* ---- all files ---- */
 
 static int compare_names(const void *a, const void *b)
 {
@@ -333,7 +333,7 @@ static kvf_status add_file(kvf_weights *weights, const char *directory, const ch
     return status;
 }
 
-/* --------------------------------------------------------------------- shards */
+/* ---- shards ---- */
 
 static kvf_status check_shard_name(const json_value *shard, const char *index_path,
                                    kvf_error *error)
@@ -485,7 +485,7 @@ static kvf_status open_single(const char *directory, const kvf_allocator *alloca
     return KVF_OK;
 }
 
-/* --------------------------------------------------------------------- public */
+/* ---- public ---- */
 
 kvf_status kvf_weights_open(const char *directory, const kvf_allocator *allocator,
                             kvf_weights **out, kvf_error *error)

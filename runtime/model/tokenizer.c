@@ -16,7 +16,7 @@
 #define TOKENIZER_BYTES_MAX (256u << 20)
 #define TEXT_BYTES_MAX      (1u << 30) /* symbols of one word are counted in 32 bits */
 
-/* --------------------------------------------------------------------- opening */
+/* ---- opening ---- */
 
 kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocator *allocator,
                                kvf_tokenizer **out, kvf_error *error)
@@ -75,7 +75,7 @@ void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
     model_free(&allocator, tokenizer);
 }
 
-/* ---------------------------------------------------------------------- asking */
+/* ---- asking ---- */
 
 const kvf_allocator *kvf_tokenizer_allocator(const kvf_tokenizer *tokenizer)
 {
@@ -114,7 +114,7 @@ bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id)
            tokenizer->added.list[tokenizer->added_of_id[id]].special;
 }
 
-/* -------------------------------------------------------------------- encoding */
+/* ---- encoding ---- */
 
 /* What one call of encode works with. */
 typedef struct encode_state {

@@ -70,7 +70,7 @@ KVF_CHECKED kvf_status kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, cons
                                             size_t count, bool skip_special, kvf_text *text,
                                             kvf_error *error);
 
-/* ----------------------------------------------------------------- streaming */
+/* ---- streaming ---- */
 
 /**
  * Decodes one id at a time; the pieces, joined, are what kvf_tokenizer_decode gives for all ids.

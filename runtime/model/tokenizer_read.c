@@ -22,7 +22,7 @@
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"                      \
     "\\x{2029}\\x{202f}\\x{205f}\\x{3000}]+"
 
-/* --------------------------------------------------------------------- common */
+/* ---- common ---- */
 
 typedef struct part_field {
     const char *part; /* for messages */
@@ -87,7 +87,7 @@ static kvf_status read_sequence(kvf_tokenizer *tokenizer, part_field part, const
     return KVF_OK;
 }
 
-/* ----------------------------------------------------------------- normaliser */
+/* ---- normaliser ---- */
 
 static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
@@ -100,7 +100,7 @@ static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf
     return check_fields(part, known, error);
 }
 
-/* -------------------------------------------------------------- pre-tokeniser */
+/* ---- pre-tokeniser ---- */
 
 static kvf_status add_step(kvf_tokenizer *tokenizer, split_step step, kvf_error *error)
 {
@@ -223,7 +223,7 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
     return status == KVF_OK ? check_fields(part, known, error) : status;
 }
 
-/* ---------------------------------------------------------------------- model */
+/* ---- model ---- */
 
 static kvf_status read_word_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
@@ -279,7 +279,7 @@ static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_erro
     return word_level ? read_word_level(tokenizer, part, error) : read_bpe(tokenizer, part, error);
 }
 
-/* ------------------------------------------------------------- post-processor */
+/* ---- post-processor ---- */
 
 /* Append the ids that special_tokens gives for a name. */
 static kvf_status add_frame(kvf_tokenizer *tokenizer, const json_value *specials,
@@ -359,7 +359,7 @@ static kvf_status read_post_processor(kvf_tokenizer *tokenizer, part_field part,
                        error);
 }
 
-/* -------------------------------------------------------------------- decoder */
+/* ---- decoder ---- */
 
 static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
@@ -374,7 +374,7 @@ static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_er
     return check_fields(part, known, error);
 }
 
-/* ----------------------------------------------------------------------- whole */
+/* ---- whole ---- */
 
 static kvf_status index_added(kvf_tokenizer *tokenizer, kvf_error *error)
 {

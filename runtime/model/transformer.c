@@ -85,7 +85,7 @@ bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32
     return true;
 }
 
-/* --------------------------------------------------------------------------- prefill */
+/* ---- prefill ---- */
 
 /* One layer of the prompt, chunk by chunk. The last one stops at its attention: nobody reads more.
  */
@@ -125,7 +125,7 @@ uint32_t kvf_transformer_prompt_max(const kvf_transformer *t)
     return transformer_hidden_rows(&t->options);
 }
 
-/* ---------------------------------------------------------------------------- decode */
+/* ---- decode ---- */
 
 static kvf_status decode_layers(const transformer_step *s, bool wants_logits,
                                 const uint32_t *positions)

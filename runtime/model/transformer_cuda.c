@@ -45,7 +45,7 @@ static cuda_part *part_of(const kvf_transformer *t)
     return t->device;
 }
 
-/* ------------------------------------------------------------------------ operations */
+/* ---- operations ---- */
 
 static kvf_status launched(const transformer_step *s, int status)
 {
@@ -223,7 +223,7 @@ static kvf_status cuda_check(const kvf_transformer *t, kvf_error *error)
     return KVF_OK;
 }
 
-/* ---------------------------------------------------------------------------- buffers */
+/* ---- buffers ---- */
 
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
 {
@@ -252,7 +252,7 @@ static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t thre
            logits_bytes(options);
 }
 
-/* ---------------------------------------------------------------------------- weights */
+/* ---- weights ---- */
 
 /* Two passes over the same list: the first adds up (device NULL), the second copies. */
 typedef struct uploader {
@@ -419,7 +419,7 @@ static kvf_status upload_weights(kvf_transformer *t, kvf_error *error)
     return status;
 }
 
-/* ---------------------------------------------------------------------- open and close */
+/* ---- open and close ---- */
 
 static kvf_status reserve(kvf_transformer *t, kvf_error *error)
 {

@@ -37,7 +37,7 @@ static host_part *host_of(const kvf_transformer *t)
     return t->device;
 }
 
-/* ------------------------------------------------------------------ tasks, one per row */
+/* ---- tasks, one per row ---- */
 
 /* Embedding and angles of one row. */
 static void start_task(const void *raw, uint32_t task)
@@ -154,7 +154,7 @@ static void gather_task(const void *raw, uint32_t task)
     }
 }
 
-/* ------------------------------------------------------------------------- enqueueing */
+/* ---- enqueueing ---- */
 
 static kvf_status launch(const transformer_step *s, kvf_task_fn fn, row_args args, uint32_t tasks)
 {
@@ -268,7 +268,7 @@ static kvf_status host_check(const kvf_transformer *t, kvf_error *error)
                       "oneDNN found no memory for a matrix product; use fewer threads");
 }
 
-/* ---------------------------------------------------------------------- open and close */
+/* ---- open and close ---- */
 
 /* Lay the buffers out from @p base on, which may be NULL. @return bytes */
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b,

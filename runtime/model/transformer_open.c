@@ -75,7 +75,7 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
     cache->prefill_chunk_max = options->chunk_max;
 }
 
-/* --------------------------------------------------------------------------- weights */
+/* ---- weights ---- */
 
 /* Where binding stands: one pass over the names serves norms, biases and matrices alike. */
 typedef struct binder {
@@ -176,7 +176,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
     return b.status;
 }
 
-/* ---------------------------------------------------------------------- open and close */
+/* ---- open and close ---- */
 
 static size_t vector_count(const kvf_model_config *m)
 {

@@ -80,7 +80,7 @@ void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *pol
         config->policy->defaults(&config->settings);
 }
 
-/* ------------------------------------------------------------------- check */
+/* ---- check ---- */
 
 /* Where a complaint goes; the first one counts. */
 typedef struct complaint {

@@ -14,7 +14,7 @@
 /* From prune->heads [query_heads, candidates] to prune->profile [query_heads], both in device
  * memory: entropy, variance, and the mass on the top floor(mass_share * tokens), where tokens are
  * the candidates and the window. */
-KVF_MUST_CHECK kvf_status kvf_prune_profile_enqueue(kvf_prune *prune, uint32_t candidates,
-                                                    kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_prune_profile_enqueue(kvf_prune *prune, uint32_t candidates,
+                                                 kvf_stream *stream);
 
 #endif

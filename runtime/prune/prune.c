@@ -16,8 +16,7 @@
 #include "profile.h"
 #include "pruner.h"
 
-/* ---- slots ------------------------------------------------------------------------------------
- */
+/* ---- slots ---- */
 
 static kvf_prune_slot *slot_of(kvf_prune *prune, const kvf_sequence *sequence)
 {
@@ -101,8 +100,7 @@ void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept)
     slot->sequence = NULL;
 }
 
-/* ---- what the device does ---------------------------------------------------------------------
- */
+/* ---- what the device does ---- */
 
 /* Where the device sees a word of the clock. */
 static uint64_t *clock_word(const kvf_prune *prune, const uint64_t *word)
@@ -149,8 +147,7 @@ kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequence, const float 
     return KVF_OK;
 }
 
-/* ---- measuring --------------------------------------------------------------------------------
- */
+/* ---- measuring ---- */
 
 /* Policies are asked with fresh state at open; what they ask for later must have been reserved. */
 static kvf_status check_needs(kvf_prune *prune, uint32_t layer, uint32_t needs)
@@ -290,8 +287,7 @@ kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_
     return kvf_prune_mark(prune, &prune->clock->observe_ns, stream);
 }
 
-/* ---- what the policy said ---------------------------------------------------------------------
- */
+/* ---- what the policy said ---- */
 
 typedef struct id_list {
     const char *name;
@@ -372,8 +368,7 @@ kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
     return status;
 }
 
-/* ---- keeping ----------------------------------------------------------------------------------
- */
+/* ---- keeping ---- */
 
 /* The host may write scores_host. */
 static kvf_status take_scores(kvf_prune *prune)
@@ -460,8 +455,7 @@ static kvf_status start_over(kvf_prune *prune, kvf_prune_slot *slot, kvf_stream 
     return KVF_OK;
 }
 
-/* ---- a layer ----------------------------------------------------------------------------------
- */
+/* ---- a layer ---- */
 
 static kvf_status apply(kvf_prune *prune, kvf_prune_slot *slot, const kvf_prune_view *view,
                         const kvf_prune_answer *answer, kvf_stream *stream)

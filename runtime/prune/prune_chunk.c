@@ -41,8 +41,7 @@ typedef struct question {
     uint32_t begin; /* token index in the layer of the view's first one */
 } question;
 
-/* ---- is it the call that comes next? ----------------------------------------------------------
- */
+/* ---- is it the call that comes next? ---- */
 
 static kvf_status check_chunk(kvf_prune *prune, const chunk *c)
 {
@@ -89,8 +88,7 @@ static kvf_status find_chunk(kvf_prune *prune, kvf_sequence *sequence, chunk *c)
     return KVF_OK;
 }
 
-/* ---- asking the policy ------------------------------------------------------------------------
- */
+/* ---- asking the policy ---- */
 
 static kvf_status find_needs(kvf_prune *prune, const chunk *c, uint32_t *needs)
 {
@@ -186,8 +184,7 @@ static kvf_status decide(kvf_prune *prune, const chunk *c, const question *q,
     return KVF_OK;
 }
 
-/* ---- keeping ----------------------------------------------------------------------------------
- */
+/* ---- keeping ---- */
 
 /* One KV head's row of the answer, in the view's indexes: the layer's in its place. */
 static void place_row(uint32_t *to, const uint32_t *from, uint32_t count, const question *q)
@@ -242,8 +239,7 @@ static kvf_status keep(kvf_prune *prune, const chunk *c, const question *q,
     return KVF_OK;
 }
 
-/* ---- a chunk of a layer -----------------------------------------------------------------------
- */
+/* ---- a chunk of a layer ---- */
 
 static void advance(kvf_prune *prune, const chunk *c, uint32_t kept)
 {

@@ -20,8 +20,7 @@ static size_t aligned(size_t bytes)
     return kvf_round_up(bytes, PART_ALIGN);
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes ---- */
 
 static kvf_prune_shape shape_of(const kvf_cache_config *c)
 {
@@ -65,7 +64,7 @@ kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_
     return b;
 }
 
-/* ---- reservations ---------------------------------------------------------------------------- */
+/* ---- reservations ---- */
 
 static kvf_status take_host(kvf_prune *prune)
 {
@@ -147,8 +146,7 @@ static kvf_status take_device(kvf_prune *prune)
     return KVF_OK;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------
- */
+/* ---- open and close ---- */
 
 static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
 {

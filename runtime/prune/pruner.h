@@ -79,27 +79,26 @@ kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_
                                         uint32_t needs);
 
 /* The slot of a prompt that is under way and at this layer. */
-KVF_MUST_CHECK kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence,
-                                              uint32_t layer, kvf_prune_slot **out);
+KVF_CHECKED kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                           kvf_prune_slot **out);
 
 /* The first `count` floats of `from` (scores, or a slot's sums) as the host reads them. Waits for
  * the stream, and asks the sequence for what went wrong there. */
-KVF_MUST_CHECK kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequence,
-                                         const float *from, size_t count, kvf_stream *stream,
-                                         const float **host);
+KVF_CHECKED kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequence, const float *from,
+                                      size_t count, kvf_stream *stream, const float **host);
 
 /* Ask the policy with these settings, and check what it says: ids are in prune->keep and
  * prune->propagate. */
-KVF_MUST_CHECK kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
-                                           const kvf_prune_settings *settings,
-                                           const kvf_prune_view *view, kvf_prune_answer *answer);
+KVF_CHECKED kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
+                                        const kvf_prune_settings *settings,
+                                        const kvf_prune_view *view, kvf_prune_answer *answer);
 
 /* The time since the last mark of this kind goes to *sum, in stream order; NULL starts it. */
-KVF_MUST_CHECK kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream);
 
 /* Keep ids [kv_heads, count] of a layer and drop the rest (EVICT), timed. */
-KVF_MUST_CHECK kvf_status kvf_prune_evict(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
-                                          const uint32_t *ids, uint32_t count, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_prune_evict(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                       const uint32_t *ids, uint32_t count, kvf_stream *stream);
 
 /* A layer of a prompt is done: `kept` tokens per KV head of it; after the last one the prompt
  * counts in the statistics and the slot is free. */

@@ -28,7 +28,7 @@
 #pragma clang diagnostic ignored "-Wpass-failed" /* #pragma unroll is meant for nvcc */
 #endif
 
-/* ---- words of the language ------------------------------------------------------------------- */
+/* ---- words of the language ---- */
 
 #define __launch_bounds__(...)
 
@@ -43,7 +43,7 @@
 #define gridDim   (kvf_emu_here.grid_dim)
 #define warpSize  32
 
-/* ---- launches -------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 template <typename... P, typename... A>
 static inline cudaError_t kvf_emu_launch(const char *text, void (*kernel)(P...), dim3 grid,
@@ -71,7 +71,7 @@ static inline uint32_t kvf_shared_address(const void *pointer)
     return (uint32_t)((const char *)pointer - kvf_emu_here.shared);
 }
 
-/* ---- barriers -------------------------------------------------------------------------------- */
+/* ---- barriers ---- */
 
 static inline void __syncthreads(void)
 {
@@ -133,7 +133,7 @@ static inline void __nanosleep(unsigned)
     kvf_emu_fail("__trap");
 }
 
-/* ---- warps ----------------------------------------------------------------------------------- */
+/* ---- warps ---- */
 
 template <typename T>
 static inline T kvf_emu_shuffle_from(const kvf_emu_warp_op *op, unsigned mask, T value,
@@ -267,7 +267,7 @@ static inline unsigned __reduce_xor_sync(unsigned mask, unsigned value)
 
 #include "emu_scalar.h"
 
-/* ---- loads, stores, order -------------------------------------------------------------------- */
+/* ---- loads, stores, order ---- */
 
 static inline uint4 kvf_load_once(const void *pointer)
 {
@@ -302,7 +302,7 @@ static inline uint64_t kvf_device_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* ---- asynchronous copies --------------------------------------------------------------------- */
+/* ---- asynchronous copies ---- */
 
 static inline void kvf_async_copy16(void *shared, const void *global, uint32_t bytes = 16)
 {
@@ -319,7 +319,7 @@ template <int N> static inline void kvf_async_wait(void)
     kvf_emu_async_wait((uint32_t)N);
 }
 
-/* ---- warp matrix products -------------------------------------------------------------------- */
+/* ---- warp matrix products ---- */
 
 static inline void kvf_emu_load_tiles(const kvf_emu_warp_op *op, uint32_t r[4], const void *row)
 {
@@ -352,7 +352,7 @@ static inline void kvf_mma(float d[4], const uint32_t a[4], const uint32_t b[2],
     kvf_emu_warp_meet(&kvf_emu_mma_half_op, 0xffffffffu, &product);
 }
 
-/* ---- bulk copies ----------------------------------------------------------------------------- */
+/* ---- bulk copies ---- */
 
 #define KVF_HAS_BULK_COPY 1
 

@@ -28,7 +28,7 @@ uint32_t kvf_emu_fence_word;
 
 static void fiber_main(void);
 
-/* ---- the machine of an OS thread ------------------------------------------------------------- */
+/* ---- the machine of an OS thread ---- */
 
 static __thread kvf_emu_machine *here __attribute__((tls_model("initial-exec")));
 
@@ -86,7 +86,7 @@ KVF_EMU_QUIET kvf_emu_machine *kvf_emu_machine_get(void)
     return m;
 }
 
-/* ---- errors ---------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 /* Length of the kernel's name in the text of a launch: up to the first comma outside <>. */
 static int name_length(const char *text)
@@ -184,7 +184,7 @@ void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, s
                      pointer, kvf_emu_here.shared_bytes);
 }
 
-/* ---- who runs next --------------------------------------------------------------------------- */
+/* ---- who runs next ---- */
 
 /* The bit of `set` that follows `after` in the order of the machine, around the end. set != 0. */
 static inline uint32_t next_bit(uint32_t set, uint32_t after, bool backwards)
@@ -305,7 +305,7 @@ KVF_EMU_QUIET void kvf_emu_yield(void)
     switch_to_thread(m, m->threads[self].fiber, next);
 }
 
-/* ---- a block --------------------------------------------------------------------------------- */
+/* ---- a block ---- */
 
 KVF_EMU_QUIET static void barrier_complete(kvf_emu_machine *m)
 {

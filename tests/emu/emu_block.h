@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- where the running thread is ------------------------------------------------------------- */
+/* ---- where the running thread is ---- */
 
 struct kvf_emu_place {
     uint3 thread_index;
@@ -28,7 +28,7 @@ struct kvf_emu_place {
 /* Thread-local, without the wrapper that `extern thread_local` would need. */
 extern __thread kvf_emu_place kvf_emu_here __attribute__((tls_model("initial-exec")));
 
-/* ---- barriers and warp operations ------------------------------------------------------------ */
+/* ---- barriers and warp operations ---- */
 
 typedef enum kvf_emu_barrier_kind {
     KVF_EMU_BARRIER_PLAIN,
@@ -90,7 +90,7 @@ uint32_t kvf_emu_lane(void);
 /* What fences write under TSan. */
 extern uint32_t kvf_emu_fence_word;
 
-/* ---- asynchronous copies --------------------------------------------------------------------- */
+/* ---- asynchronous copies ---- */
 
 /* Each moves its bytes as late as the program allows. Until then the destination in shared memory
  * holds KVF_EMU_POISON. */
@@ -108,7 +108,7 @@ void kvf_emu_bulk_commit(void);
 void kvf_emu_bulk_wait_read(uint32_t groups);
 void kvf_emu_bulk_wait(uint32_t groups);
 
-/* ---- errors ---------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 /* 16 bits that are no number in bf16, fp16 and fp32, and no index of anything. */
 #define KVF_EMU_POISON 0x7fc1u

@@ -23,7 +23,7 @@
 
 static const uint32_t BYTES_ZERO = 1u << 20;
 
-/* ---- lists ----------------------------------------------------------------------------------- */
+/* ---- lists ---- */
 
 KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from, uint32_t bytes)
 {
@@ -58,7 +58,7 @@ KVF_EMU_QUIET static kvf_emu_thread *current(kvf_emu_machine *m)
     return &m->threads[m->current];
 }
 
-/* ---- 16 bytes per thread --------------------------------------------------------------------- */
+/* ---- 16 bytes per thread ---- */
 
 void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes)
 {
@@ -93,7 +93,7 @@ void kvf_emu_async_wait(uint32_t groups)
     arrive_async(list, due(list, groups));
 }
 
-/* ---- mbarriers ------------------------------------------------------------------------------- */
+/* ---- mbarriers ---- */
 
 struct barrier_state {
     uint32_t pending, arrivals, phase;
@@ -192,7 +192,7 @@ void kvf_emu_mbarrier_wait(uint64_t *barrier, uint32_t parity)
     KVF_EMU_ACQUIRE(barrier);
 }
 
-/* ---- bulk loads ------------------------------------------------------------------------------ */
+/* ---- bulk loads ---- */
 
 static void check_bulk(const char *what, const void *shared, const void *global, uint32_t bytes)
 {
@@ -253,7 +253,7 @@ KVF_EMU_QUIET bool kvf_emu_copies_progress(kvf_emu_machine *m)
     return left != count;
 }
 
-/* ---- bulk stores ----------------------------------------------------------------------------- */
+/* ---- bulk stores ---- */
 
 void kvf_emu_bulk_store(void *global, const void *shared, uint32_t bytes)
 {
@@ -296,7 +296,7 @@ void kvf_emu_bulk_wait(uint32_t groups)
     arrive_stores(list, due(list, groups));
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- the end ---- */
 
 KVF_EMU_QUIET void kvf_emu_copies_thread_end(kvf_emu_machine *, kvf_emu_thread *t)
 {

@@ -252,7 +252,7 @@ void graphs_reset()
     counts.graph_execs.store(0, std::memory_order_relaxed);
 }
 
-/* ---- replay ---------------------------------------------------------------------------------- */
+/* ---- replay ---- */
 
 /* The nodes of one lane, in launch `launch`; nodes of other lanes are waited for. */
 static void run_lane(CUgraphExec_st *exec, uint32_t lane, uint32_t launch)
@@ -322,7 +322,7 @@ using emu::Ref;
 
 extern "C" {
 
-/* ---- captures -------------------------------------------------------------------------------- */
+/* ---- captures ---- */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
@@ -436,7 +436,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
     return cudaSuccess;
 }
 
-/* ---- graphs ---------------------------------------------------------------------------------- */
+/* ---- graphs ---- */
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
 {

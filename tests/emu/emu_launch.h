@@ -16,7 +16,7 @@
 #define KVF_EMU_BLOCK_THREADS_MAX 1024u
 #define KVF_EMU_SHARED_BYTES_MAX  (227u * 1024u)
 
-/* ---- the runtime provides -------------------------------------------------------------------- */
+/* ---- the runtime provides ---- */
 
 /* Enqueue a launch that kvf_emu_check_launch() accepted: keep `body`, and later, in the order of
  * the stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid(). `name`
@@ -24,7 +24,7 @@
 int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
                     std::function<void()> body, const char *name);
 
-/* ---- the language provides ------------------------------------------------------------------- */
+/* ---- the language provides ---- */
 
 /* cudaSuccess, or what CUDA answers to a launch of this shape. */
 cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);

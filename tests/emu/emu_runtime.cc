@@ -165,7 +165,7 @@ using emu::fail;
 
 extern "C" {
 
-/* ---- devices --------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
@@ -254,7 +254,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
     return cudaSuccess;
 }
 
-/* ---- functions ------------------------------------------------------------------------------- */
+/* ---- functions ---- */
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
 {
@@ -289,7 +289,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
     return cudaSuccess;
 }
 
-/* ---- errors; these are not counted and never fail -------------------------------------------- */
+/* ---- errors; these are not counted and never fail ---- */
 
 cudaError_t cudaGetLastError(void)
 {
@@ -380,7 +380,7 @@ const char *cudaGetErrorString(cudaError_t error)
 
 } // extern "C"
 
-/* ---- kernels --------------------------------------------------------------------------------- */
+/* ---- kernels ---- */
 
 /* Entered under the name of the call that a launcher makes on a GPU. */
 static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,

@@ -10,7 +10,7 @@
  * consistent.
  */
 
-/* ---- bits ------------------------------------------------------------------------------------ */
+/* ---- bits ---- */
 
 static inline int __popc(unsigned x)
 {
@@ -128,7 +128,7 @@ static inline double __longlong_as_double(long long x)
     return kvf_emu_bits<double>(x);
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------ */
+/* ---- arithmetic ---- */
 
 /* Macros, because the C library has functions of these names that it does not export. */
 #define __expf(x)    expf(x)
@@ -253,7 +253,7 @@ template <typename T> static inline T __ldg(const T *pointer)
     return *pointer;
 }
 
-/* ---- atomics --------------------------------------------------------------------------------- */
+/* ---- atomics ---- */
 
 #define KVF_EMU_ATOMIC(type, name, call)                                                           \
     static inline type name(type *address, type value)                                             \

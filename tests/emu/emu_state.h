@@ -28,7 +28,7 @@
 namespace emu
 {
 
-/* ---- references that order nothing but the deletion ------------------------------------------ */
+/* ---- references that order nothing but the deletion ---- */
 
 struct Counted {
     std::atomic<uint32_t> references{0};
@@ -93,7 +93,7 @@ template <typename T> class Ref
     T *object_ = nullptr;
 };
 
-/* ---- words that threads sleep on ------------------------------------------------------------- */
+/* ---- words that threads sleep on ---- */
 
 typedef std::atomic<uint32_t> Word;
 
@@ -107,7 +107,7 @@ void maybe_delay();
 /* A random number of this stream; 0 without a seed. */
 uint32_t delay_random();
 
-/* ---- entry points: emu_fault.cc -------------------------------------------------------------- */
+/* ---- entry points: emu_fault.cc ---- */
 
 struct EntryPoint {
     explicit EntryPoint(const char *function);
@@ -171,7 +171,7 @@ inline void uncount(std::atomic<uint64_t> &counter, uint64_t by = 1)
     if (outcome != cudaSuccess && !emu::failed_by_fault())                                         \
     return outcome
 
-/* ---- memory: emu_memory.cc ------------------------------------------------------------------- */
+/* ---- memory: emu_memory.cc ---- */
 
 enum class Place { Pageable, Pinned, Device, Outside };
 
@@ -183,7 +183,7 @@ cudaError_t check_copy(const void *to, const void *from, size_t bytes, cudaMemcp
                        bool *is_pageable);
 void copy_now(void *to, const void *from, size_t bytes);
 
-/* ---- streams: emu_stream.cc ------------------------------------------------------------------ */
+/* ---- streams: emu_stream.cc ---- */
 
 struct Capture;
 struct Plan;
@@ -262,7 +262,7 @@ void drain_all(int device);
 /* Work on the stream that cudaMemcpy and cudaMemset use. */
 void legacy_submit(Work work, bool is_awaited);
 
-/* ---- captures and graphs: emu_graph.cc ------------------------------------------------------- */
+/* ---- captures and graphs: emu_graph.cc ---- */
 
 struct Node {
     Work work;
@@ -291,7 +291,7 @@ void capture_forget(cudaStream_t stream);
 /* Drop what cudaDeviceReset drops. */
 void graphs_reset();
 
-/* ---- batch copies, for runtime and driver ---------------------------------------------------- */
+/* ---- batch copies, for runtime and driver ---- */
 
 cudaError_t copy_batch(void *const *to, const void *const *from, const size_t *bytes, size_t count,
                        const cudaMemcpyAttributes *attributes, const size_t *indices,

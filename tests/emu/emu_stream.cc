@@ -20,7 +20,7 @@
 namespace emu
 {
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- words ---- */
 
 void word_sleep(const Word &word, uint32_t seen, uint64_t timeout_ns)
 {
@@ -51,7 +51,7 @@ uint64_t now_ns()
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* ---- delays ---------------------------------------------------------------------------------- */
+/* ---- delays ---- */
 
 static thread_local CUstream_st *own_stream = nullptr; /* of a worker */
 
@@ -77,7 +77,7 @@ void maybe_delay()
     nanosleep(&time, nullptr);
 }
 
-/* ---- workers --------------------------------------------------------------------------------- */
+/* ---- workers ---- */
 
 namespace
 {
@@ -269,7 +269,7 @@ cudaError_t submit(cudaStream_t stream, Work work, const char *name)
     return cudaSuccess;
 }
 
-/* ---- events ---------------------------------------------------------------------------------- */
+/* ---- events ---- */
 
 static void event_complete(CUevent_st *event, uint64_t record)
 {
@@ -336,7 +336,7 @@ using emu::tables_lock;
 
 extern "C" {
 
-/* ---- streams --------------------------------------------------------------------------------- */
+/* ---- streams ---- */
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
@@ -469,7 +469,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
     return error == cudaSuccess ? error : fail(error);
 }
 
-/* ---- events ---------------------------------------------------------------------------------- */
+/* ---- events ---- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {

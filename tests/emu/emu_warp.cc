@@ -67,7 +67,7 @@ KVF_EMU_QUIET void kvf_emu_warp_meet(const kvf_emu_warp_op *op, uint32_t mask, v
         KVF_EMU_ACQUIRE(&warp->order);
 }
 
-/* ---- shuffles, votes, reductions ------------------------------------------------------------- */
+/* ---- shuffles, votes, reductions ---- */
 
 KVF_EMU_QUIET static void shuffle(void *const *operands, uint32_t mask)
 {
@@ -174,7 +174,7 @@ const kvf_emu_warp_op kvf_emu_reduce_and_op = {"__reduce_and_sync", reduce<bit_a
 const kvf_emu_warp_op kvf_emu_reduce_or_op = {"__reduce_or_sync", reduce<bit_or>, false, false};
 const kvf_emu_warp_op kvf_emu_reduce_xor_op = {"__reduce_xor_sync", reduce<bit_xor>, false, false};
 
-/* ---- tiles and products ---------------------------------------------------------------------- */
+/* ---- tiles and products ---- */
 
 /* Lane 8 tile + row brought that row; each lane gets two neighbours of each tile. */
 template <bool transposed> KVF_EMU_QUIET static void load_tiles(void *const *operands, uint32_t)

@@ -17,7 +17,7 @@ int kvf_emu_enqueue(cudaStream_t, dim3 grid, dim3 block, size_t shared_bytes,
     return cudaSuccess;
 }
 
-/* ---- places ---------------------------------------------------------------------------------- */
+/* ---- places ---- */
 
 static __global__ void mark_places(uint32_t *seen, dim3 grid, dim3 block)
 {
@@ -44,7 +44,7 @@ static void test_places(void)
         }
 }
 
-/* ---- barriers -------------------------------------------------------------------------------- */
+/* ---- barriers ---- */
 
 /* y[block] = sum of x[0 .. n): shuffles within a warp, shared memory between warps. */
 template <typename T>
@@ -149,7 +149,7 @@ static void test_shared(void)
         CHECK(x == KVF_EMU_POISON * 0x10001u);
 }
 
-/* ---- warps ----------------------------------------------------------------------------------- */
+/* ---- warps ---- */
 
 struct shuffled {
     int at[3], up[3], down[3], across[3]; /* widths 8, 16, 32 */
@@ -263,7 +263,7 @@ static void test_votes(void)
     }
 }
 
-/* ---- atomics, polling ------------------------------------------------------------------------ */
+/* ---- atomics, polling ---- */
 
 struct counters {
     int sum, least, most, difference;
@@ -337,7 +337,7 @@ static void test_polling(void)
     CHECK(words[n] == n + 1 && words[2 * n + 1] == n + 1 && total == 2 * n);
 }
 
-/* ---- one thread, launches -------------------------------------------------------------------- */
+/* ---- one thread, launches ---- */
 
 static __global__ void bits(int *wrong)
 {

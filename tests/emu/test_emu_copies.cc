@@ -9,7 +9,7 @@
 
 #include "test_emu.h"
 
-/* ---- 16 bytes per thread --------------------------------------------------------------------- */
+/* ---- 16 bytes per thread ---- */
 
 struct copied {
     uint32_t before, uncommitted, after_one, second_then, after_all, filled;
@@ -51,7 +51,7 @@ static void test_async(void)
     }
 }
 
-/* ---- bulk copies ----------------------------------------------------------------------------- */
+/* ---- bulk copies ---- */
 
 enum { PAGE_WORDS = 64, STAGES = 3 };
 
@@ -156,7 +156,7 @@ void test_copies(void)
     test_bulk();
 }
 
-/* ---- tiles and products ---------------------------------------------------------------------- */
+/* ---- tiles and products ---- */
 
 /* d [16,8] += a [16,16] b, where b is stored [16,8], or [8,16] if `by_columns`. */
 template <typename T>

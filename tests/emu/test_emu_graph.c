@@ -62,7 +62,7 @@ static void begin(cudaStream_t stream)
     OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
 }
 
-/* ---- replay ---------------------------------------------------------------------------------- */
+/* ---- replay ---- */
 
 typedef struct machine {
     cudaStream_t streams[3];
@@ -236,7 +236,7 @@ static void test_words_in_graph(void **state)
     OK(cudaFreeHost(words));
 }
 
-/* ---- what a capture refuses ------------------------------------------------------------------ */
+/* ---- what a capture refuses ---- */
 
 static void test_unjoined(void **state)
 {
@@ -375,7 +375,7 @@ static void test_modes(void **state)
     OK(cudaStreamDestroy(e.stream));
 }
 
-/* ---- batches --------------------------------------------------------------------------------- */
+/* ---- batches ---- */
 
 static cudaError_t batch(uint32_t *to, const uint32_t *from, cudaStream_t stream)
 {
@@ -497,7 +497,7 @@ static void test_driver_symbols(void **state)
           cudaGetDriverEntryPointByVersion("cuNone", &old, 12080, cudaEnableDefault, NULL));
 }
 
-/* ---- matrix products ------------------------------------------------------------------------- */
+/* ---- matrix products ---- */
 
 static uint16_t to_bf16(float x)
 {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 static void test_bounds(void **state)
 {
@@ -119,7 +119,7 @@ static void test_registration(void **state)
     free(host);
 }
 
-/* ---- devices and errors ---------------------------------------------------------------------- */
+/* ---- devices and errors ---- */
 
 static void test_devices(void **state)
 {
@@ -243,7 +243,7 @@ static void test_counts(void **state)
     OK(cudaStreamDestroy(stream));
 }
 
-/* ---- faults ---------------------------------------------------------------------------------- */
+/* ---- faults ---- */
 
 /* Everything once, like a library that gives up at the first error. Returns it. */
 static cudaError_t everything(void)

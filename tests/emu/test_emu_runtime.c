@@ -223,7 +223,7 @@ static void test_elapsed_time(void **state)
     OK(cudaFreeHost(word));
 }
 
-/* ---- who runs what --------------------------------------------------------------------------- */
+/* ---- who runs what ---- */
 
 typedef struct call_seen {
     pthread_t thread;

@@ -68,7 +68,7 @@ typedef struct check {
 
 /* Begin a case: frees the buffers of the one before, after a look at their guard bands. False: this
  * case is left out. Nothing random is drawn before it, so a case does not depend on the others. */
-KVF_MUST_CHECK bool check_begin(check *c);
+KVF_CHECKED bool check_begin(check *c);
 /* Say what the case is; printed if it fails. */
 KVF_PRINTF(2, 3) void check_describe(check *c, const char *format, ...);
 void check_end(check *c);

@@ -54,7 +54,7 @@ static double next_uniform(rig *r)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* ---------------------------------------------------------------------------- buffers */
+/* ---- buffers ---- */
 
 static buffer *take(rig *r, size_t bytes)
 {
@@ -132,7 +132,7 @@ static void compare(rig *r, const char *name, const void *got, kvf_dtype dtype, 
     free(wide);
 }
 
-/* -------------------------------------------------------------------------- operations */
+/* ---- operations ---- */
 
 static size_t element(kvf_dtype dtype)
 {
@@ -354,7 +354,7 @@ static void check_gather(rig *r, uint32_t rows, uint32_t width)
     release(r);
 }
 
-/* --------------------------------------------------------------------------------- all */
+/* ---- all ---- */
 
 static void check_all(rig *r)
 {

@@ -69,7 +69,7 @@ void hostile_text_close(hostile_text *self)
     free(self->ranges);
 }
 
-/* ------------------------------------------------------------------ generator */
+/* ---- generator ---- */
 
 static uint64_t below(uint64_t *state, uint64_t n)
 {

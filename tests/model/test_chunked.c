@@ -182,7 +182,7 @@ static void plain_logits(float *logits)
     rig_close(&r);
 }
 
-/* ---- identities ------------------------------------------------------------------------------ */
+/* ---- identities ---- */
 
 /* A row of a matrix product may be summed in another order where it shares its operation with other
  * rows. Chunks of whole operations cut the prompt where a plain prefill cuts it, so they give its
@@ -244,7 +244,7 @@ static void keeping_all_is_plain(void **state)
     }
 }
 
-/* ---- counts ---------------------------------------------------------------------------------- */
+/* ---- counts ---- */
 
 static uint64_t sum_to(uint64_t n)
 {
@@ -357,7 +357,7 @@ static void streaming_is_streaming(void **state)
     }
 }
 
-/* ---- what a policy sees ---------------------------------------------------------------------- */
+/* ---- what a policy sees ---- */
 
 /* Looks at its view, and keeps the lower half of the even candidates (head 0) or of the odd ones.
  */
@@ -449,7 +449,7 @@ static void a_policy_sees_the_chunk(void **state)
     }
 }
 
-/* ---- bad input ------------------------------------------------------------------------------- */
+/* ---- bad input ---- */
 
 static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *part)
 {

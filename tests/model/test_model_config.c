@@ -384,7 +384,7 @@ static void reads_numbers_exactly(void **state)
     json_free(document);
 }
 
-/* ------------------------------------------------------------------------ RoPE */
+/* ---- RoPE ---- */
 
 static void frequencies_match(void **state)
 {
@@ -419,7 +419,7 @@ static void frequencies_match(void **state)
     free(text);
 }
 
-/* ---------------------------------------------------------------- directories */
+/* ---- directories ---- */
 
 static void reads_directories(void **state)
 {

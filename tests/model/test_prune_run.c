@@ -109,8 +109,7 @@ static void must(const rig *r, kvf_status status, const char *what)
         fail_msg("%s: %s %s", what, kvf_status_name(status), kvf_runtime_error(r->runtime)->text);
 }
 
-/* ---- a run and what comes out of it -----------------------------------------------------------
- */
+/* ---- a run and what comes out of it ---- */
 
 typedef struct outcome {
     uint32_t lengths[LAYERS];
@@ -254,8 +253,7 @@ static kvf_prune_config config_of(const char *name)
     return config;
 }
 
-/* ---- identities -------------------------------------------------------------------------------
- */
+/* ---- identities ---- */
 
 static void full_changes_nothing(void **state)
 {
@@ -354,8 +352,7 @@ static void fastkv_at_half_depth_computes_three_fifths(void **state)
     }
 }
 
-/* ---- policies of the test's own ---------------------------------------------------------------
- */
+/* ---- policies of the test's own ---- */
 
 /* What a wrapped policy said of the last restart or propagation, as indexes of its layer. */
 typedef struct spy {
@@ -455,8 +452,7 @@ static kvf_prune_policy own_policy(void (*decide)(void *, const kvf_prune_settin
                               .user = user};
 }
 
-/* ---- restart ----------------------------------------------------------------------------------
- */
+/* ---- restart ---- */
 
 static void expect_fresh(rig *r, const spy *s, const outcome *got, const char *what)
 {
@@ -508,8 +504,7 @@ static void restart_is_a_fresh_run(void **state)
     rig_close(&r);
 }
 
-/* ---- offload ----------------------------------------------------------------------------------
- */
+/* ---- offload ---- */
 
 /* Propagates at layer 1 what a spy saw, and keeps all. */
 static void propagate_the_same(void *user, const kvf_prune_settings *settings,
@@ -556,8 +551,7 @@ static void offload_with_all_pages_is_dense(void **state)
     rig_close(&r);
 }
 
-/* ---- batches ----------------------------------------------------------------------------------
- */
+/* ---- batches ---- */
 
 static void expect_batch_is_alone(rig *r, const kvf_prune_config *config, const char *what)
 {
@@ -627,8 +621,7 @@ static void deeper_layers_hold_what_was_propagated(void **state)
     rig_close(&r);
 }
 
-/* ---- hidden states ----------------------------------------------------------------------------
- */
+/* ---- hidden states ---- */
 
 static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
 {
@@ -713,8 +706,7 @@ static void hidden_state_is_what_the_head_sees(void **state)
     rig_close(&r);
 }
 
-/* ---- sessions and bad input -------------------------------------------------------------------
- */
+/* ---- sessions and bad input ---- */
 
 static void session_prunes_its_prompt(void **state)
 {

@@ -203,7 +203,7 @@ static void survives_mutation(void **state)
     }
 }
 
-/* ---------------------------------------------------------------- directories */
+/* ---- directories ---- */
 
 static const char shard_a[] = "{\"a\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]}}";
 static const char shard_b[] = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]},"

@@ -190,7 +190,7 @@ static void words_split_are_exact(void **state)
     matches_golden("words_split");
 }
 
-/* --------------------------------------------------------------------- decoding */
+/* ---- decoding ---- */
 
 /* Byte-level vocabularies without a normaliser give every string back. */
 static void round_trips(void **state)
@@ -289,7 +289,7 @@ static void replaces_broken_characters(void **state)
     kvf_tokenizer_close(tokenizer);
 }
 
-/* ------------------------------------------------------------------ other promises */
+/* ---- other promises ---- */
 
 static void answers_questions(void **state)
 {
@@ -399,7 +399,7 @@ static void survives_failing_allocation(void **state)
     }
 }
 
-/* ---------------------------------------------------------------------- threads */
+/* ---- threads ---- */
 
 typedef struct worker {
     const kvf_tokenizer *tokenizer;

@@ -177,8 +177,7 @@ static kvf_status move(rig *r, uint32_t stages)
                           kvf_move_tasks(&args));
 }
 
-/* ---- the checks -------------------------------------------------------------------------------
- */
+/* ---- the checks ---- */
 
 static void check_alias(rig *r)
 {
@@ -314,8 +313,7 @@ static void check_replay(rig *r)
     printf("replay: equals enqueueing\n");
 }
 
-/* ---- time -------------------------------------------------------------------------------------
- */
+/* ---- time ---- */
 
 typedef struct timing {
     char *pinned, *alias; /* [LARGE] */

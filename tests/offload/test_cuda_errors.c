@@ -20,8 +20,7 @@
 
 static const kvf_device_config plain = {.threads = 1, .isa_mask = KVF_ISA_ALL, .host_visible = 1};
 
-/* ---- every call once --------------------------------------------------------------------------
- */
+/* ---- every call once ---- */
 
 typedef struct everything {
     kvf_context *context;
@@ -147,8 +146,7 @@ static void test_every_call_fails(void **state)
     kvf_emu_reset();
 }
 
-/* ---- machines ---------------------------------------------------------------------------------
- */
+/* ---- machines ---- */
 
 static kvf_emu_config machine(void)
 {
@@ -298,8 +296,7 @@ static void test_registration_in_chunks(void **state)
     kvf_emu_reset();
 }
 
-/* ---- drivers ----------------------------------------------------------------------------------
- */
+/* ---- drivers ---- */
 
 /* A batch in a capture: recorded and delivered, or refused; never lost. */
 static void test_batch_in_capture(void **state)
@@ -368,8 +365,7 @@ static void test_old_driver(void **state)
     kvf_emu_reset();
 }
 
-/* ---- a lost device ----------------------------------------------------------------------------
- */
+/* ---- a lost device ---- */
 
 static void test_lost_device(void **state)
 {

@@ -47,8 +47,7 @@ static kvf_stream *stream_of(rig *r)
     return stream;
 }
 
-/* ---- words ------------------------------------------------------------------------------------
- */
+/* ---- words ---- */
 
 typedef struct player {
     uint32_t *ask, *answer, *payload; /* of the host */
@@ -122,8 +121,7 @@ static void test_words_wrap(void **state)
     rig_close(&r);
 }
 
-/* ---- times ------------------------------------------------------------------------------------
- */
+/* ---- times ---- */
 
 static void sleep_ms(const void *raw, uint32_t task)
 {
@@ -156,8 +154,7 @@ static void test_elapsed(void **state)
     rig_close(&r);
 }
 
-/* ---- batches ----------------------------------------------------------------------------------
- */
+/* ---- batches ---- */
 
 static void test_batch(void **state)
 {
@@ -187,8 +184,7 @@ static void test_batch(void **state)
     rig_close(&r);
 }
 
-/* ---- streams of the caller, and graphs --------------------------------------------------------
- */
+/* ---- streams of the caller, and graphs ---- */
 
 static void test_wrapped_stream(void **state)
 {
@@ -292,8 +288,7 @@ static void test_graphs(void **state)
     rig_close(&r);
 }
 
-/* ---- what the machine says --------------------------------------------------------------------
- */
+/* ---- what the machine says ---- */
 
 static void test_pci_link(void **state)
 {

@@ -203,8 +203,7 @@ static void test_unpinned(void **state)
     rig_close(&r);
 }
 
-/* ---- preflight --------------------------------------------------------------------------------
- */
+/* ---- preflight ---- */
 
 static const kvf_headroom plenty = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
 
@@ -285,8 +284,7 @@ static void test_headroom_of_this_machine(void **state)
     assert_true(h.memlock > 0);
 }
 
-/* ---- cgroups -----------------------------------------------------------------------------------
- */
+/* ---- cgroups ---- */
 
 typedef struct tree {
     char root[64];

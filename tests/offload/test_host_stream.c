@@ -144,7 +144,7 @@ static void test_random_program(void **state)
     }
 }
 
-/* ---- single properties ---------------------------------------------------------------------- */
+/* ---- single properties ---- */
 
 typedef struct gate {
     atomic_int is_open;

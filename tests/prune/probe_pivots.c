@@ -68,7 +68,7 @@ static void *read_raw(size_t count, size_t size)
     return memory;
 }
 
-/* ---- settings */
+/* ---- settings ---- */
 
 static const struct {
     const char *name;
@@ -117,7 +117,7 @@ static void set_field(const char *name, const char *value)
     die("no such field", name);
 }
 
-/* ---- states */
+/* ---- states ---- */
 
 static void drop_states(void)
 {
@@ -148,7 +148,7 @@ static void *state_at(uint32_t index)
     return probe.state[index];
 }
 
-/* ---- answers */
+/* ---- answers ---- */
 
 static void print_ids(const uint32_t *ids, uint32_t count)
 {
@@ -210,7 +210,7 @@ static void decide(const char *args)
     free(scores);
 }
 
-/* ---- numbers */
+/* ---- numbers ---- */
 
 static void profile(const char *args)
 {

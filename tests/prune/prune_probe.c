@@ -71,7 +71,7 @@ static void *read_raw(size_t count)
     return memory;
 }
 
-/* ---- settings */
+/* ---- settings ---- */
 
 typedef enum field_kind { FIELD_U32, FIELD_F32 } field_kind;
 
@@ -139,7 +139,7 @@ static void take_policy(probe *p, const char *name)
     kvf_prune_config_init(&p->config, p->inner);
 }
 
-/* ---- answers */
+/* ---- answers ---- */
 
 static void copy_answer(answer_copy *copy, const kvf_prune_view *view,
                         const kvf_prune_answer *answer)
@@ -219,7 +219,7 @@ static void decide(probe *p, const char *args)
     free(scores);
 }
 
-/* ---- with a cache */
+/* ---- with a cache ---- */
 
 static void must(kvf_status status, const char *what, const probe *p)
 {

@@ -35,7 +35,7 @@ static kvf_prune_config config_of(const char *name)
     return config;
 }
 
-/* ---- registry and defaults */
+/* ---- registry and defaults ---- */
 
 static void finds_all_by_name(void **state)
 {
@@ -86,7 +86,7 @@ static void has_sound_defaults(void **state)
     assert_int_equal(kvf_gemfilter_layer(&gemfilter, 1), 0);
 }
 
-/* ---- refusals */
+/* ---- refusals ---- */
 
 typedef enum value_kind { VALUE_U32, VALUE_F32 } value_kind;
 
@@ -238,7 +238,7 @@ static void refuses_eviction_of_what_starts_over(void **state)
     assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
 }
 
-/* ---- an embedder's own policy */
+/* ---- an embedder's own policy ---- */
 
 static void own_defaults(kvf_prune_settings *settings)
 {
@@ -333,7 +333,7 @@ static void refuses_policies_with_parts_missing(void **state)
     assert_int_equal(calls, 0);
 }
 
-/* ---- prompts */
+/* ---- prompts ---- */
 
 static void expect_problem(const kvf_prune_settings *settings, uint32_t tokens, const char *says)
 {
@@ -367,7 +367,7 @@ static void knows_prompts_that_are_too_short(void **state)
     expect_problem(&s, 1, NULL);
 }
 
-/* ---- numbers worked out by hand */
+/* ---- numbers worked out by hand ---- */
 
 static void shares_are_what_they_are_written_as(void **state)
 {
@@ -432,7 +432,7 @@ static void pyramidkv_budgets_are_the_formulas(void **state)
     }
 }
 
-/* ---- choosing */
+/* ---- choosing ---- */
 
 typedef struct ranked {
     float score;

@@ -38,7 +38,7 @@
 #define TEST_SANITIZED 0
 #endif
 
-/* ---- random numbers: splitmix64, the same on every machine */
+/* ---- random numbers: splitmix64, the same on every machine ---- */
 typedef struct test_random {
     uint64_t state;
 } test_random;
@@ -50,7 +50,7 @@ float test_random_normal(test_random *r); /* mean 0, deviation 1 */
 /* Print the seed of a test, so that a failure can be run again. */
 void test_seed_print(const char *test, uint64_t seed);
 
-/* ---- tokens of one sequence: q, k, v of every layer, in the dtype of the cache */
+/* ---- tokens of one sequence: q, k, v of every layer, in the dtype of the cache ---- */
 typedef struct test_tokens {
     kvf_dtype dtype;
     uint32_t layers, query_heads, kv_heads, head_dim, count;
@@ -73,7 +73,7 @@ void *test_q(const test_tokens *t, uint32_t layer, uint32_t token);
 void *test_k(const test_tokens *t, uint32_t layer, uint32_t token);
 void *test_v(const test_tokens *t, uint32_t layer, uint32_t token);
 
-/* ---- a cache with its runtime and stream */
+/* ---- a cache with its runtime and stream ---- */
 typedef struct test_world {
     kvf_runtime *runtime;
     kvf_stream *stream;
@@ -115,7 +115,7 @@ void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const te
 void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
                  uint32_t token, void *out, float *lse);
 
-/* ---- a whole run: prompt in chunks, then steps, every layer, waited for only at the end */
+/* ---- a whole run: prompt in chunks, then steps, every layer, waited for only at the end ---- */
 typedef struct test_scenario {
     const kvf_runtime_config *rc; /* NULL = test_runtime_config */
     kvf_cache_config cc;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------ numbers */
+/* ---- numbers ---- */
 
 static float element(const void *base, kvf_dtype dtype, size_t i)
 {
@@ -96,7 +96,7 @@ double naive_top(const double *scores, uint32_t count, uint32_t k, unsigned char
     return gap;
 }
 
-/* -------------------------------------------------------------------- state */
+/* ---- state ---- */
 
 void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan)
 {
@@ -185,7 +185,7 @@ void naive_append(naive *n, uint32_t layer, const void *q, const void *k, const 
     n->layers[layer].chosen = 0;
 }
 
-/* ---------------------------------------------------------------- attention */
+/* ---- attention ---- */
 
 static const float *key(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t token)
 {
@@ -304,7 +304,7 @@ void naive_result_close(naive_result *r)
     free(r->recall);
 }
 
-/* ------------------------------------------------------------------ scoring */
+/* ---- scoring ---- */
 
 uint32_t naive_sealed(const naive *n, uint32_t layer)
 {

@@ -172,7 +172,7 @@ static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
     l->steps = 1;
 }
 
-/* ------------------------------------------------------------------ slots */
+/* ---- slots ---- */
 
 typedef struct slot_view {
     int32_t *page_of_slot;
@@ -224,7 +224,7 @@ static void resolve(naive *n, naive_layer *l, uint32_t list, uint32_t pages,
     }
 }
 
-/* ------------------------------------------------------------------- step */
+/* ---- step ---- */
 
 /* Scores over pages that the policy ranks by: of the list's heads, of all heads, or of nobody. */
 static void policy_scores(naive *n, uint32_t layer, uint32_t list, const void *q, double *scores)

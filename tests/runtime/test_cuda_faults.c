@@ -45,8 +45,7 @@
 #define STRIDE 1u
 #endif
 
-/* ---- what counts ------------------------------------------------------------------------------
- */
+/* ---- what counts ---- */
 
 typedef struct heap {
     int64_t live;
@@ -102,8 +101,7 @@ static void same_census(const census *before, const census *now, const char *wha
                  (long long)now->blocks);
 }
 
-/* ---- the watchdog -----------------------------------------------------------------------------
- */
+/* ---- the watchdog ---- */
 
 static char watched[256];
 
@@ -122,8 +120,7 @@ static void watch(const char *what, uint64_t nth)
     alarm(PLAY_SECONDS);
 }
 
-/* ---- a runtime with the inputs of all scenes --------------------------------------------------
- */
+/* ---- a runtime with the inputs of all scenes ---- */
 
 typedef struct stage {
     heap heap;
@@ -204,8 +201,7 @@ static void stage_close(stage *st)
     assert_int_equal(st->heap.live, 0);
 }
 
-/* ---- scenes: the first status that is not KVF_OK, everything given back -----------------------
- */
+/* ---- scenes: the first status that is not KVF_OK, everything given back ---- */
 
 typedef struct actors {
     stage *st;
@@ -438,8 +434,7 @@ static kvf_status play_link(stage *st, const scene *s, float *out)
     return status;
 }
 
-/* ---- playing them -----------------------------------------------------------------------------
- */
+/* ---- playing them ---- */
 
 static int fits(int error, kvf_status status)
 {
@@ -527,8 +522,7 @@ static void play_all(const scene *s)
                   (unsigned long long)calls, (unsigned long long)fired);
 }
 
-/* ---- the device is lost -----------------------------------------------------------------------
- */
+/* ---- the device is lost ---- */
 
 /* Every call that can fail says so, and everything can still be closed. */
 static void expect_lost(stage *st)
@@ -635,8 +629,7 @@ static void a_device_is_lost_at_any_moment(void **state)
     assert_true(failed > 0);
 }
 
-/* ---- the scenes -------------------------------------------------------------------------------
- */
+/* ---- the scenes ---- */
 
 static void by_mapped(kvf_cache_config *cc)
 {

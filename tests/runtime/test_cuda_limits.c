@@ -18,8 +18,7 @@
 #include "emu_control.h"
 #include <kvferry/link.h>
 
-/* ---- the machine ------------------------------------------------------------------------------
- */
+/* ---- the machine ---- */
 
 static kvf_emu_config machine(void)
 {
@@ -113,8 +112,7 @@ static void a_device_that_is_not_there(void **state)
     kvf_emu_reset();
 }
 
-/* ---- too little memory ------------------------------------------------------------------------
- */
+/* ---- too little memory ---- */
 
 typedef struct alive {
     uint64_t allocations, registrations, streams, events, pinned_bytes;
@@ -201,8 +199,7 @@ static void memory_that_runs_out(void **state)
     kvf_emu_reset();
 }
 
-/* ---- what this device or driver does not have -------------------------------------------------
- */
+/* ---- what this device or driver does not have ---- */
 
 static void methods_that_are_not_there(void **state)
 {
@@ -268,8 +265,7 @@ static void streams_of_others(void **state)
     assert_true(kvf_emu_is_clean());
 }
 
-/* ---- callers that are wrong -------------------------------------------------------------------
- */
+/* ---- callers that are wrong ---- */
 
 static uint32_t choose_too_far(void *user, const kvf_select_view *view, int32_t *ids)
 {

@@ -117,8 +117,7 @@ static void append(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint3
     }
 }
 
-/* ---- the definition --------------------------------------------------------------------------
- */
+/* ---- the definition ---- */
 
 /* A chunk of the prompt, then what follows it: token i of both. */
 typedef struct piece {
@@ -218,8 +217,7 @@ static uint32_t kept_of(const rig *r, const piece *p, uint32_t layer, uint32_t w
     return (kept < n ? kept : n) - p->patch;
 }
 
-/* ---- what the cache holds ---------------------------------------------------------------------
- */
+/* ---- what the cache holds ---- */
 
 static const float *key_at(const rig *r, uint32_t layer, uint32_t head, uint32_t index)
 {
@@ -301,7 +299,7 @@ static piece piece_at(const spec *sp, uint32_t first)
                    .patch = sp->eviction == KVF_EVICTION_PATCHED && !is_last ? sp->queries : 0};
 }
 
-/* ---- runs ------------------------------------------------------------------------------------ */
+/* ---- runs ---- */
 
 static void check_meter(const rig *r)
 {
@@ -414,7 +412,7 @@ static void test_streaming(void **state)
     }
 }
 
-/* ---- bad input ------------------------------------------------------------------------------- */
+/* ---- bad input ---- */
 
 static void expect_text(rig *r, kvf_status got, kvf_status wanted, const char *part)
 {

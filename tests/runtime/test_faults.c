@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ----------------------------------------------------------- failing allocator */
+/* ---- failing allocator ---- */
 
 typedef struct heap {
     int64_t live;    /* blocks */
@@ -228,7 +228,7 @@ static void small_objects_survive_every_failure(void **state)
     test_tokens_free(&t);
 }
 
-/* ------------------------------------------------------------------- misuse */
+/* ---- misuse ---- */
 
 typedef struct hammer {
     kvf_cache *cache;
@@ -291,7 +291,7 @@ static void two_threads_in_one_cache_are_caught(void **state)
         fail_msg("the child ended with status 0x%x, not with an assertion", status);
 }
 
-/* ------------------------------------------------------------------- memory */
+/* ---- memory ---- */
 
 static uint64_t status_bytes(const char *field)
 {

@@ -103,7 +103,7 @@ static uint64_t sum_to(uint64_t n)
     return n * (n + 1) / 2;
 }
 
-/* ---- closed forms ---------------------------------------------------------------------------- */
+/* ---- closed forms ---- */
 
 static void test_full_is_one(void **state)
 {
@@ -233,7 +233,7 @@ static void test_chunked(void **state)
     rig_close(&r);
 }
 
-/* ---- the same, entry by entry --------------------------------------------------------------- */
+/* ---- the same, entry by entry ---- */
 
 typedef struct naive_layer {
     uint32_t length, seen, steps;

@@ -84,7 +84,7 @@ static void cache_open_survives_every_refusal(void **state)
     }
 }
 
-/* ------------------------------------------------------------------ invariants */
+/* ---- invariants ---- */
 
 #define ALIVE 5u
 

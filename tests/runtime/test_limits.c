@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------ settings */
+/* ---- settings ---- */
 
 typedef struct bad_setting {
     const char *field; /* must be in the text */
@@ -171,7 +171,7 @@ static void settings_in_force_are_told(void **state)
     test_world_close(&w);
 }
 
-/* --------------------------------------------------------------- full caches */
+/* ---- full caches ---- */
 
 static void tokens_max_is_a_limit(void **state)
 {
@@ -343,7 +343,7 @@ static void bad_arguments_are_refused(void **state)
     test_tokens_free(&t);
 }
 
-/* -------------------------------------------------------------------- NaN */
+/* ---- NaN ---- */
 
 typedef struct nan_case {
     uint32_t layer, token, in_value, infinite, by_decode;

@@ -317,7 +317,7 @@ static void lists_too_small_are_refused(void **state)
     engine_close(&e);
 }
 
-/* -------------------------------------------------------------- custom policy */
+/* ---- custom policy ---- */
 
 typedef struct watcher {
     const naive *n;

@@ -142,8 +142,7 @@ static void steps_and_tokens_are_counted(void **state)
     test_tokens_free(&t);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals ---- */
 
 static void expect_text(test_world *w, const char *text)
 {
@@ -320,8 +319,7 @@ static void faults_are_named(void **state)
     }
 }
 
-/* ---- a policy of the embedder ------------------------------------------------------------------
- */
+/* ---- a policy of the embedder ---- */
 
 static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
 {

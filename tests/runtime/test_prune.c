@@ -28,8 +28,7 @@
 #define WINDOW   6u
 #define CHUNK    48u
 
-/* ---- a policy that does as it is told ---------------------------------------------------------
- */
+/* ---- a policy that does as it is told ---- */
 
 /* What it was shown of a layer. */
 typedef struct sight {
@@ -126,8 +125,7 @@ static kvf_prune_policy told_policy(told *t)
                               .user = t};
 }
 
-/* ---- a world with a pruner --------------------------------------------------------------------
- */
+/* ---- a world with a pruner ---- */
 
 typedef struct rig {
     test_world w;
@@ -274,8 +272,7 @@ static progress run(rig *r, uint32_t count)
     return p;
 }
 
-/* ---- attention restated -----------------------------------------------------------------------
- */
+/* ---- attention restated ---- */
 
 static double product(const rig *r, uint32_t layer, uint32_t query, uint32_t head, uint32_t key)
 {
@@ -356,8 +353,7 @@ static void expect_attends(rig *r, kvf_sequence *s, uint32_t layer, const uint32
     }
 }
 
-/* ---- what a policy is shown -------------------------------------------------------------------
- */
+/* ---- what a policy is shown ---- */
 
 static void expect_view(const sight *s, uint32_t layer, const progress *p, uint32_t candidates)
 {
@@ -516,8 +512,7 @@ static void nothing_before_the_window_is_no_score(void **state)
     rig_close(&r);
 }
 
-/* ---- that it is obeyed ------------------------------------------------------------------------
- */
+/* ---- that it is obeyed ---- */
 
 /* Tokens of a layer that `stride` keeps, out of those that it got. */
 static uint32_t kept_tokens(const progress *p, uint32_t stride, uint32_t *tokens)
@@ -638,8 +633,7 @@ static void restart_empties_the_sequence(void **state)
     rig_close(&r);
 }
 
-/* ---- nonsense ---------------------------------------------------------------------------------
- */
+/* ---- nonsense ---- */
 
 static void keeps_too_few(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
@@ -756,8 +750,7 @@ static void nonsense_is_refused_by_name(void **state)
     rig_close(&r);
 }
 
-/* ---- bad input --------------------------------------------------------------------------------
- */
+/* ---- bad input ---- */
 
 static void expect_refused(rig *r, kvf_status got, const char *part)
 {
@@ -920,8 +913,7 @@ static void keys_that_are_not_finite_stop_the_prompt(void **state)
     rig_close(&r);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 /* In numbers of fp32 per token and KV head of one layer. */
 static double share(const kvf_cache_config *c, size_t bytes)

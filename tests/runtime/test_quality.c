@@ -189,7 +189,7 @@ static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
     }
 }
 
-/* -------------------------------------------------------------- restructuring */
+/* ---- restructuring ---- */
 
 /* With every page attended, or with none, the two ways see the same tokens. */
 static void logical_and_physical_agree(void **state)
@@ -300,7 +300,7 @@ static void the_automatic_ratio_stays_in_the_budget(void **state)
     outcome_free(&fixed);
 }
 
-/* ------------------------------------------------------------------ counters */
+/* ---- counters ---- */
 
 static void counters_add_up(void **state)
 {

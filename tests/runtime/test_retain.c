@@ -17,7 +17,7 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
     return low + test_random_below(r, high - low + 1);
 }
 
-/* ---- keeping --------------------------------------------------------------------------------- */
+/* ---- keeping ---- */
 
 /* ids [kv_heads, count], ascending; the last `window` tokens and, if asked, the first `front` are
  * among them. */
@@ -205,7 +205,7 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
     }
 }
 
-/* ---- what is kept beside tokens -------------------------------------------------------------- */
+/* ---- what is kept beside tokens ---- */
 
 static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *args)
 {
@@ -271,7 +271,7 @@ static void kept_queries_stay_valid(void **state)
     }
 }
 
-/* ---- clearing -------------------------------------------------------------------------------- */
+/* ---- clearing ---- */
 
 static void a_cleared_sequence_is_a_fresh_one(void **state)
 {
@@ -354,7 +354,7 @@ static void streaming_heads_are_cleared(void **state)
     free(work);
 }
 
-/* ---- forks, refusals, layers ----------------------------------------------------------------- */
+/* ---- forks, refusals, layers ---- */
 
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
 static void a_fork_keeps_for_itself(void **state)

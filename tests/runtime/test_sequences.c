@@ -14,7 +14,7 @@
 
 #define STEPS 40u
 
-/* ------------------------------------------------------------------- fork */
+/* ---- fork ---- */
 
 typedef struct line {
     kvf_sequence *sequence;
@@ -178,7 +178,7 @@ static void fork_shares_pages(void **state)
     test_tokens_free(&t);
 }
 
-/* -------------------------------------------------------------- life cycle */
+/* ---- life cycle ---- */
 
 /* The same sequence again and again in one cache, with others alive beside it. */
 static void sequences_are_reused(void **state)
@@ -238,7 +238,7 @@ static void sequences_max_is_a_limit(void **state)
     test_world_close(&w); /* closes the living ones too */
 }
 
-/* ---------------------------------------------------------------- lengths */
+/* ---- lengths ---- */
 
 static void layers_may_have_different_lengths(void **state)
 {
