@@ -66,6 +66,9 @@ extern "C" {
 
 /* ---- statuses ---- */
 
+/** Rows X(name, value, ...) as the values of an enum. */
+#define KVF_ENUMERATOR(name, value, ...) name = value,
+
 /** Every status of the library: X(name, value, text). Values never change meaning. */
 #define KVF_STATUS_LIST(X)                                                                         \
     X(KVF_OK, 0, "success")                                                                        \
@@ -81,11 +84,7 @@ extern "C" {
     X(KVF_SYSTEM, -10, "the operating system refused")                                             \
     X(KVF_CORRUPT, -11, "a file or structure contradicts itself")
 
-typedef enum kvf_status {
-#define KVF_STATUS_ENUM(name, value, text) name = value,
-    KVF_STATUS_LIST(KVF_STATUS_ENUM)
-#undef KVF_STATUS_ENUM
-} kvf_status;
+typedef enum kvf_status { KVF_STATUS_LIST(KVF_ENUMERATOR) } kvf_status;
 
 /** What went wrong, with the field, the value and the fix. Filled by calls that can fail. */
 typedef struct kvf_error {
@@ -103,6 +102,53 @@ KVF_API const char *kvf_status_text(kvf_status status);
 /** Version as "major.minor.patch". Thread: any. */
 KVF_API const char *kvf_version(void);
 
+/* ---- settings ---- */
+
+/*
+ * Enums whose values have names are lists X(name, value, text, meaning): `text` is the value on the
+ * command line, in statistics and in kvf_setting. Values never change; they count from 0 on.
+ */
+
+typedef enum kvf_setting_kind {
+    KVF_SETTING_WHOLE,  /**< an integer, low to high */
+    KVF_SETTING_POWER,  /**< a power of two, low to high */
+    KVF_SETTING_SWITCH, /**< 1 = on, 0 = off */
+    KVF_SETTING_NAME,   /**< an enum: names[value] */
+    KVF_SETTING_REAL,   /**< float or double, low to high */
+    KVF_SETTING_SHARE,  /**< float or double, above low, at most high */
+    KVF_SETTING_TEXT,   /**< const char *, borrowed; NULL = none */
+} kvf_setting_kind;
+
+/** A field of a configuration: what it may be, and what it is for. */
+typedef struct kvf_setting {
+    const char *name; /**< of the field */
+    kvf_setting_kind kind;
+    uint32_t count; /**< elements; above 1 for an array */
+    uint32_t bytes; /**< of an element */
+    size_t offset;  /**< of the field in its struct */
+    double low, high;
+    const char *const *names; /**< NAME: texts by value, NULL behind the last; "" = text cannot say
+                                 this value (a pointer belongs to it) */
+    const char *special;      /**< text of one value out of range, such as "auto"; NULL = none */
+    double special_value;
+    const char *meaning; /**< one line */
+} kvf_setting;
+
+/** What a setting may be, in words: "a whole number from 1 to 64". @return @p text */
+KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, size_t capacity);
+
+/**
+ * Set the field of @p config from text. Whole numbers may end with K, M or G (1024s), switches are
+ * on, off, 1 or 0, arrays are separated by commas; TEXT is borrowed.
+ *
+ * @return 1; 0 if the text is out of range or no such value: nothing is changed then
+ */
+KVF_API int kvf_setting_parse(const kvf_setting *setting, const char *text, void *config);
+
+/** The field of @p config as kvf_setting_parse reads it. @return @p text */
+KVF_API const char *kvf_setting_show(const kvf_setting *setting, const void *config, char *text,
+                                     size_t capacity);
+
 /* ---- runtime ---- */
 
 typedef struct kvf_runtime kvf_runtime;
@@ -110,17 +156,19 @@ typedef struct kvf_stream kvf_stream;
 typedef struct kvf_cache kvf_cache;
 typedef struct kvf_sequence kvf_sequence;
 
-typedef enum kvf_device_kind {
-    KVF_DEVICE_AUTO, /**< CUDA where build, driver and GPU are there, else HOST */
-    KVF_DEVICE_HOST,
-    KVF_DEVICE_CUDA,
-} kvf_device_kind;
+#define KVF_DEVICE_LIST(X)                                                                         \
+    X(KVF_DEVICE_AUTO, 0, "auto", "CUDA where build, driver and GPU are there, else the host")     \
+    X(KVF_DEVICE_HOST, 1, "host", "the CPU")                                                       \
+    X(KVF_DEVICE_CUDA, 2, "cuda", "an NVIDIA GPU")
 
-typedef enum kvf_huge_pages {
-    KVF_HUGE_PAGES_AUTO,     /**< hugetlb, then transparent, then 4 KiB */
-    KVF_HUGE_PAGES_OFF,      /**< 4 KiB only */
-    KVF_HUGE_PAGES_REQUIRED, /**< hugetlb or an error */
-} kvf_huge_pages;
+typedef enum kvf_device_kind { KVF_DEVICE_LIST(KVF_ENUMERATOR) } kvf_device_kind;
+
+#define KVF_HUGE_PAGES_LIST(X)                                                                     \
+    X(KVF_HUGE_PAGES_AUTO, 0, "auto", "hugetlb, then transparent, then 4 KiB")                     \
+    X(KVF_HUGE_PAGES_OFF, 1, "off", "4 KiB only")                                                  \
+    X(KVF_HUGE_PAGES_REQUIRED, 2, "required", "hugetlb or an error")
+
+typedef enum kvf_huge_pages { KVF_HUGE_PAGES_LIST(KVF_ENUMERATOR) } kvf_huge_pages;
 
 /** Instruction sets that kernels may use; KVF_ISA_ALL takes what the CPU has. */
 typedef enum kvf_isa {
@@ -166,6 +214,9 @@ typedef struct kvf_runtime_config {
 } kvf_runtime_config;
 
 KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
+
+/** The settings of a runtime, 0, 1, ...; NULL behind the last. Thread: any. */
+KVF_API const kvf_setting *kvf_runtime_setting(uint32_t index);
 
 /**
  * Open a runtime: its device, its threads, its view of the machine.
@@ -291,43 +342,64 @@ KVF_API KVF_CHECKED kvf_status kvf_memory_copy(kvf_stream *stream, void *to, con
 
 /* ---- cache ---- */
 
-typedef enum kvf_dtype { KVF_BF16, KVF_FP16, KVF_FP32 } kvf_dtype;
+#define KVF_DTYPE_LIST(X)                                                                          \
+    X(KVF_BF16, 0, "bf16", "bfloat16")                                                             \
+    X(KVF_FP16, 1, "fp16", "IEEE half precision")                                                  \
+    X(KVF_FP32, 2, "fp32", "IEEE single precision")
 
-typedef enum kvf_select {
-    KVF_SELECT_HYBRID,    /**< static set + top pages by digest (PRKV) */
-    KVF_SELECT_FULL,      /**< every page: dense attention */
-    KVF_SELECT_STATIC,    /**< the static set takes the whole budget */
-    KVF_SELECT_DYNAMIC,   /**< pages take the whole budget */
-    KVF_SELECT_STREAMING, /**< sink + newest tokens (StreamingLLM) */
-    KVF_SELECT_QUEST,     /**< pages per query head, minmax digest (Quest) */
-    KVF_SELECT_ARKVALE,   /**< one page list per layer, cuboid-mean digest (ArkVale) */
-    KVF_SELECT_ORACLE,    /**< true top tokens by full attention; for evaluation */
-    KVF_SELECT_CUSTOM,    /**< kvf_cache_config.select_fn chooses the pages */
-} kvf_select;
+typedef enum kvf_dtype { KVF_DTYPE_LIST(KVF_ENUMERATOR) } kvf_dtype;
 
-typedef enum kvf_digest_kind {
-    KVF_DIGEST_MINMAX,      /**< lo = min, hi = max per channel; rounded outwards */
-    KVF_DIGEST_CUBOID_MEAN, /**< centre of the box -+ mean distance from it (ArkVale) */
-    KVF_DIGEST_MEAN,        /**< lo = hi = mean */
-} kvf_digest_kind;
+#define KVF_SELECT_LIST(X)                                                                         \
+    X(KVF_SELECT_HYBRID, 0, "hybrid", "static set + top pages by digest (PRKV)")                   \
+    X(KVF_SELECT_FULL, 1, "full", "every page: dense attention")                                   \
+    X(KVF_SELECT_STATIC, 2, "static", "the static set takes the whole budget")                     \
+    X(KVF_SELECT_DYNAMIC, 3, "dynamic", "pages take the whole budget")                             \
+    X(KVF_SELECT_STREAMING, 4, "streaming", "sink + newest tokens (StreamingLLM)")                 \
+    X(KVF_SELECT_QUEST, 5, "quest", "pages per query head, minmax digest (Quest)")                 \
+    X(KVF_SELECT_ARKVALE, 6, "arkvale", "one page list per layer, cuboid-mean digest (ArkVale)")   \
+    X(KVF_SELECT_ORACLE, 7, "oracle", "true top tokens by full attention; for evaluation")         \
+    X(KVF_SELECT_CUSTOM, 8, "custom", "kvf_cache_config.select_fn chooses the pages")
 
-typedef enum kvf_group_reduce {
-    KVF_GROUP_MEAN_SOFTMAX, /**< softmax over pages per query head, then mean over the group */
-    KVF_GROUP_MAX,          /**< maximum of raw scores */
-    KVF_GROUP_SUM,          /**< sum of raw scores */
-} kvf_group_reduce;
+typedef enum kvf_select { KVF_SELECT_LIST(KVF_ENUMERATOR) } kvf_select;
 
-typedef enum kvf_refresh { KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT } kvf_refresh;
-typedef enum kvf_restructure { KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL } kvf_restructure;
+#define KVF_DIGEST_LIST(X)                                                                         \
+    X(KVF_DIGEST_MINMAX, 0, "minmax", "lo = min, hi = max per channel; rounded outwards")          \
+    X(KVF_DIGEST_CUBOID_MEAN, 1, "cuboid-mean",                                                    \
+      "centre of the box -+ mean distance from it (ArkVale)")                                      \
+    X(KVF_DIGEST_MEAN, 2, "mean", "lo = hi = mean")
 
-typedef enum kvf_transfer {
-    KVF_TRANSFER_AUTO,   /**< direct on the host device; on CUDA as calibration chose, by size */
-    KVF_TRANSFER_DIRECT, /**< attend pages where they live */
-    KVF_TRANSFER_GATHER, /**< workers fill staging, one copy per chunk, scatter into slots */
-    KVF_TRANSFER_EACH,   /**< one copy per page; the baseline */
-    KVF_TRANSFER_MAPPED, /**< a few blocks of the device read pinned pages; can be recorded */
-    KVF_TRANSFER_BATCH,  /**< one submission of many copies, where the driver has it */
-} kvf_transfer;
+typedef enum kvf_digest_kind { KVF_DIGEST_LIST(KVF_ENUMERATOR) } kvf_digest_kind;
+
+#define KVF_GROUP_LIST(X)                                                                          \
+    X(KVF_GROUP_MEAN_SOFTMAX, 0, "mean-softmax",                                                   \
+      "softmax over pages per query head, then the mean")                                          \
+    X(KVF_GROUP_MAX, 1, "max", "maximum of raw scores")                                            \
+    X(KVF_GROUP_SUM, 2, "sum", "sum of raw scores")
+
+typedef enum kvf_group_reduce { KVF_GROUP_LIST(KVF_ENUMERATOR) } kvf_group_reduce;
+
+#define KVF_REFRESH_LIST(X)                                                                        \
+    X(KVF_REFRESH_RESIDENT, 0, "resident", "keys that are on the device")                          \
+    X(KVF_REFRESH_EXACT, 1, "exact", "all keys, as published")
+
+typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
+
+#define KVF_RESTRUCTURE_LIST(X)                                                                    \
+    X(KVF_RESTRUCTURE_LOGICAL, 0, "logical", "a bit per token; pages stay as they are")            \
+    X(KVF_RESTRUCTURE_PHYSICAL, 1, "physical", "pages are formed anew, as published")
+
+typedef enum kvf_restructure { KVF_RESTRUCTURE_LIST(KVF_ENUMERATOR) } kvf_restructure;
+
+#define KVF_TRANSFER_LIST(X)                                                                       \
+    X(KVF_TRANSFER_AUTO, 0, "auto", "direct on the host device; on CUDA by size, as measured")     \
+    X(KVF_TRANSFER_DIRECT, 1, "direct", "attend pages where they live")                            \
+    X(KVF_TRANSFER_GATHER, 2, "gather",                                                            \
+      "workers fill staging, one copy per chunk, scatter into slots")                              \
+    X(KVF_TRANSFER_EACH, 3, "each", "one copy per page; the baseline")                             \
+    X(KVF_TRANSFER_MAPPED, 4, "mapped", "blocks of the device read pinned pages; can be recorded") \
+    X(KVF_TRANSFER_BATCH, 5, "batch", "one submission of many copies, where the driver has it")
+
+typedef enum kvf_transfer { KVF_TRANSFER_LIST(KVF_ENUMERATOR) } kvf_transfer;
 
 /** What a custom policy sees of one KV head of one layer of one sequence. */
 typedef struct kvf_select_view {
@@ -405,6 +477,9 @@ typedef struct kvf_cache_config {
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
+
+/** The settings of a cache, 0, 1, ...; NULL behind the last. Thread: any. */
+KVF_API const kvf_setting *kvf_cache_setting(uint32_t index);
 
 /** What a configuration needs. Bytes; the sums are exact to the last reservation. */
 typedef struct kvf_cache_plan {

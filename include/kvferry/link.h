@@ -29,21 +29,27 @@ extern "C" {
 
 typedef struct kvf_link kvf_link;
 
-typedef enum kvf_link_what {
-    KVF_LINK_BOTH,    /**< bring the pages as `method` does */
-    KVF_LINK_GATHER,  /**< the workers alone: pages into staging; nothing crosses the link */
-    KVF_LINK_COPY,    /**< the copies alone: full staging chunks, as many bytes as the pages have */
-    KVF_LINK_PEAK,    /**< one contiguous copy of `pages * page_bytes`: what the link can do */
-    KVF_LINK_PIN,     /**< what it costs to touch, register and unregister `pool_bytes` */
-    KVF_LINK_CADENCE, /**< `layers` fetches back to back, compute of `gap_ns` after each */
-    KVF_LINK_TAX,     /**< compute alone, then the same compute while pages are brought */
-} kvf_link_what;
+#define KVF_LINK_WHAT_LIST(X)                                                                      \
+    X(KVF_LINK_BOTH, 0, "both", "bring the pages as `method` does")                                \
+    X(KVF_LINK_GATHER, 1, "gather",                                                                \
+      "the workers alone: pages into staging; nothing crosses the link")                           \
+    X(KVF_LINK_COPY, 2, "copy",                                                                    \
+      "the copies alone: full staging chunks, as many bytes as the pages have")                    \
+    X(KVF_LINK_PEAK, 3, "peak",                                                                    \
+      "one contiguous copy of `pages * page_bytes`: what the link can do")                         \
+    X(KVF_LINK_PIN, 4, "pin", "what it costs to touch, register and unregister `pool_bytes`")      \
+    X(KVF_LINK_CADENCE, 5, "cadence", "`layers` fetches in a row, compute of `gap_ns` after each") \
+    X(KVF_LINK_TAX, 6, "tax", "compute alone, then the same compute while pages are brought")
 
-typedef enum kvf_link_pattern {
-    KVF_LINK_UNIFORM, /**< distinct pages, anywhere in the pool */
-    KVF_LINK_ZIPF, /**< page of rank r with weight r^-zipf; ranks spread over the pool, repeats */
-    KVF_LINK_RUNS, /**< runs of `run_pages` neighbours, anywhere */
-} kvf_link_pattern;
+typedef enum kvf_link_what { KVF_LINK_WHAT_LIST(KVF_ENUMERATOR) } kvf_link_what;
+
+#define KVF_LINK_PATTERN_LIST(X)                                                                   \
+    X(KVF_LINK_UNIFORM, 0, "uniform", "distinct pages, anywhere in the pool")                      \
+    X(KVF_LINK_ZIPF, 1, "zipf",                                                                    \
+      "page of rank r with weight r^-zipf; ranks spread over the pool, repeats")                   \
+    X(KVF_LINK_RUNS, 2, "runs", "runs of `run_pages` neighbours, anywhere")
+
+typedef enum kvf_link_pattern { KVF_LINK_PATTERN_LIST(KVF_ENUMERATOR) } kvf_link_pattern;
 
 typedef struct kvf_link_case {
     size_t size;         /**< set by init */

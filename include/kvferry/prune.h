@@ -33,30 +33,40 @@
 extern "C" {
 #endif
 
-typedef enum kvf_pool_kind {
-    KVF_POOL_MAX,     /**< padded with -infinity */
-    KVF_POOL_AVERAGE, /**< padded with zeros, always divided by the width */
-} kvf_pool_kind;
+#define KVF_POOL_LIST(X)                                                                           \
+    X(KVF_POOL_MAX, 0, "max", "maximum; padded with -infinity")                                    \
+    X(KVF_POOL_AVERAGE, 1, "avg", "mean; padded with zeros, always divided by the width")
 
-typedef enum kvf_retention {
-    KVF_RETENTION_OFFLOAD, /**< what is not kept stays in host pages; kept tokens seed the static
-                              set */
-    KVF_RETENTION_EVICT,   /**< what is not kept is gone */
-} kvf_retention;
+typedef enum kvf_pool_kind { KVF_POOL_LIST(KVF_ENUMERATOR) } kvf_pool_kind;
+
+#define KVF_RETENTION_LIST(X)                                                                      \
+    X(KVF_RETENTION_OFFLOAD, 0, "offload",                                                         \
+      "the rest stays in host pages; kept tokens seed the static set")                             \
+    X(KVF_RETENTION_EVICT, 1, "evict", "what is not kept is gone")
+
+typedef enum kvf_retention { KVF_RETENTION_LIST(KVF_ENUMERATOR) } kvf_retention;
 
 /** Chunked prefill: what happens after each chunk (PruLong, section on chunked eviction). A policy
  * that scores compresses the chunk alone: floor(tokens x keep) of it stay, what earlier chunks kept
  * is never scored again. One that measures nothing (streaming) decides over all that is held, with
  * its share of all tokens so far. */
-typedef enum kvf_eviction {
-    KVF_EVICTION_NONE,    /**< layers are pruned once, after the whole prompt */
-    KVF_EVICTION_NAIVE,   /**< its own last queries score a chunk, and their tokens are kept */
-    KVF_EVICTION_PATCHED, /**< each chunk but the last is followed by the prompt's last tokens,
-                             which score it and are dropped again */
-} kvf_eviction;
+#define KVF_EVICTION_LIST(X)                                                                       \
+    X(KVF_EVICTION_NONE, 0, "none", "layers are pruned once, after the whole prompt")              \
+    X(KVF_EVICTION_NAIVE, 1, "naive",                                                              \
+      "its own last queries score a chunk, and their tokens are kept")                             \
+    X(KVF_EVICTION_PATCHED, 2, "patched",                                                          \
+      "the prompt's last tokens follow every chunk, score it, are dropped")
+
+typedef enum kvf_eviction { KVF_EVICTION_LIST(KVF_ENUMERATOR) } kvf_eviction;
 
 /** Where StructKV takes its pivot from. */
-typedef enum kvf_pivot { KVF_PIVOT_ONLINE, KVF_PIVOT_CALIBRATED, KVF_PIVOT_FIXED } kvf_pivot;
+#define KVF_PIVOT_LIST(X)                                                                          \
+    X(KVF_PIVOT_ONLINE, 0, "online",                                                               \
+      "the layer where attention turns, found while the prompt is read")                           \
+    X(KVF_PIVOT_CALIBRATED, 1, "calibrated", "`layer`, measured before on other text")             \
+    X(KVF_PIVOT_FIXED, 2, "fixed", "`layer`")
+
+typedef enum kvf_pivot { KVF_PIVOT_LIST(KVF_ENUMERATOR) } kvf_pivot;
 
 #define KVF_PRUNE_LAYER_AUTO UINT32_MAX
 

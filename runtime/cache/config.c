@@ -7,12 +7,14 @@
  * kvf_config_resolve, sink + static tokens + chosen pages + the largest window fit in the budget.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "masked.h"
 #include "select.h"
+#include "settings.h"
 
 #define TOKENS_MAX (1u << 26)
 
@@ -33,68 +35,81 @@ void kvf_cache_config_init(kvf_cache_config *config)
                                  .streaming_recent = 1024};
 }
 
-/* A field of 32 bits and what it may be. */
-typedef struct field {
-    const char *name;
-    size_t offset;
-    uint32_t low;
-    uint32_t high;
-    const char *fix;
-} field;
-
 _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bits");
 
-#define FIELD(name, low, high, fix)                                                                \
-    {                                                                                              \
-#name, offsetof(kvf_cache_config, name), low, high, fix                                    \
-    }
+/* A custom policy has a function, which no text can give. */
+#define SELECT_TEXT(name, value, text, meaning) [value] = (name) == KVF_SELECT_CUSTOM ? "" : (text),
 
-static const field fields[] = {
-    FIELD(layers, 1, 1024, "layers of the model"),
-    FIELD(query_heads, 1, 16384, "query heads of a layer"),
-    FIELD(kv_heads, 1, 1024, "KV heads of a layer"),
-    FIELD(head_dim, 64, 256, "64, 80, 96, 128 or 256"),
-    FIELD(dtype, KVF_BF16, KVF_FP32, "a kvf_dtype"),
-    FIELD(sequences_max, 1, 4096, "sequences alive at once"),
-    FIELD(tokens_max, 1, TOKENS_MAX, "tokens of the longest sequence"),
-    FIELD(prefill_chunk_max, 1, 1u << 20, "tokens of one prefill call"),
-    FIELD(page_size, 8, 64, "8, 16, 32 or 64"),
-    FIELD(budget_tokens, 1, TOKENS_MAX, "tokens attended per KV head and step"),
-    FIELD(sink_tokens, 0, 1u << 16, "first tokens, always attended"),
-    FIELD(local_tokens, 1, 1u << 16, "newest tokens, always attended"),
-    FIELD(select, KVF_SELECT_HYBRID, KVF_SELECT_CUSTOM, "a kvf_select"),
-    FIELD(refresh_interval, 1, UINT32_MAX, "decode steps between refreshes"),
-    FIELD(refresh, KVF_REFRESH_RESIDENT, KVF_REFRESH_EXACT, "a kvf_refresh"),
-    FIELD(restructure, KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL, "a kvf_restructure"),
-    FIELD(digest, KVF_DIGEST_MINMAX, KVF_DIGEST_MEAN, "a kvf_digest_kind"),
-    FIELD(sub_digests, 1, 4, "1, 2 or 4"),
-    FIELD(group_reduce, KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_SUM, "a kvf_group_reduce"),
-    FIELD(transfer, KVF_TRANSFER_AUTO, KVF_TRANSFER_BATCH, "a kvf_transfer"),
-    FIELD(slots, 0, TOKENS_MAX, "pages per KV head on the device, or 0"),
-    FIELD(speculate, 0, 1, "1 = bring pages that the next step may want"),
-    FIELD(speculate_pages, 0, TOKENS_MAX, "pages per list, or 0"),
-    FIELD(phase_times, 0, 2, "0, 1, or 2 = on the host device"),
-    FIELD(streaming_sink, 0, 1u << 16, "first tokens that a streaming head attends"),
-    FIELD(streaming_recent, 1, 1u << 20, "newest tokens that a streaming head attends"),
-    FIELD(observe_window, 0, KVF_OBSERVE_WINDOW_MAX, "newest queries that score tokens, or 0"),
+#define FIELD(field)       KVF_FIELD(kvf_cache_config, field)
+#define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
+
+static const kvf_setting settings[] = {
+    {FIELD(layers), COUNT(1, 1024), .meaning = "layers of the model"},
+    {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
+    {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
+    {FIELD(head_dim), COUNT(64, 256), .meaning = "64, 80, 96, 128 or 256"},
+    {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
+    {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
+     .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
+    {FIELD(sequences_max), COUNT(1, 4096), .meaning = "sequences alive at once"},
+    {FIELD(tokens_max), COUNT(1, TOKENS_MAX), .meaning = "tokens of the longest sequence"},
+    {FIELD(prefill_chunk_max), COUNT(1, 1u << 20), .meaning = "tokens of one prefill call"},
+    {FIELD(page_size), .kind = KVF_SETTING_POWER, .low = 8, .high = 64,
+     .meaning = "tokens of a page"},
+    {FIELD(budget_tokens), COUNT(1, TOKENS_MAX),
+     .meaning = "tokens attended per KV head and step, sink and window included"},
+    {FIELD(sink_tokens), COUNT(0, 1u << 16), .meaning = "first tokens, always attended"},
+    {FIELD(local_tokens), COUNT(1, 1u << 16), .meaning = "newest tokens, always attended"},
+    {FIELD(select), .kind = KVF_SETTING_NAME, .high = KVF_NAMES_HIGH(KVF_SELECT_LIST),
+     .names = (const char *const[]){KVF_SELECT_LIST(SELECT_TEXT) NULL},
+     .meaning = "how the attended tokens are selected"},
+    {FIELD(static_ratio), .kind = KVF_SETTING_REAL, .high = 1, .special = "auto",
+     .special_value = (double)KVF_STATIC_RATIO_AUTO,
+     .meaning = "share of the static set in the budget that sink and window leave"},
+    {FIELD(refresh_interval), COUNT(1, UINT32_MAX),
+     .meaning = "decode steps between refreshes of the static set"},
+    {FIELD(refresh), KVF_NAMED(KVF_REFRESH_LIST), .meaning = "keys that a refresh looks at"},
+    {FIELD(restructure), KVF_NAMED(KVF_RESTRUCTURE_LIST),
+     .meaning = "how tokens of the static set leave their pages"},
+    {FIELD(digest), KVF_NAMED(KVF_DIGEST_LIST), .meaning = "summary of a page's keys"},
+    {FIELD(sub_digests), .kind = KVF_SETTING_POWER, .low = 1, .high = 4,
+     .meaning = "boxes per page"},
+    {FIELD(group_reduce), KVF_NAMED(KVF_GROUP_LIST),
+     .meaning = "one score from those of a group of query heads"},
+    {FIELD(transfer), KVF_NAMED(KVF_TRANSFER_LIST), .meaning = "how missing pages are brought"},
+    {FIELD(slots), COUNT(0, TOKENS_MAX),
+     .meaning = "pages per KV head on the device; 0 = twice the selected ones"},
+    {FIELD(verify_interval), COUNT(0, UINT32_MAX),
+     .meaning = "every N-th step also attends densely and measures; 0 = never"},
+    {FIELD(speculate), .kind = KVF_SETTING_SWITCH,
+     .meaning = "bring pages that the next step may want"},
+    {FIELD(speculate_pages), COUNT(0, TOKENS_MAX),
+     .meaning = "pages that speculation brings per list; 0 = a quarter of the chosen ones"},
+    {FIELD(phase_times), COUNT(0, 2),
+     .meaning = "1 = measure phases, 0 = do not, 2 = where it is cheap: on the host device"},
+    {FIELD(streaming_sink), COUNT(0, 1u << 16),
+     .meaning = "first tokens that a streaming head attends"},
+    {FIELD(streaming_recent), COUNT(1, 1u << 20),
+     .meaning = "newest tokens that a streaming head attends"},
+    {FIELD(observe_window), COUNT(0, KVF_OBSERVE_WINDOW_MAX),
+     .meaning = "newest queries that can score tokens; 0 = none"},
 };
+
+#define SETTINGS (sizeof settings / sizeof *settings)
+
+const kvf_setting *kvf_cache_setting(uint32_t index)
+{
+    return index < SETTINGS ? &settings[index] : NULL;
+}
 
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
 {
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        uint32_t value;
-        memcpy(&value, (const char *)c + fields[i].offset, sizeof value);
-        if (value < fields[i].low || value > fields[i].high)
-            KVF_FAIL(context, KVF_INVALID, "%s = %u: must be %u to %u (%s)", fields[i].name, value,
-                     fields[i].low, fields[i].high, fields[i].fix);
-    }
+    char text[384];
+    if (kvf_settings_wrong(settings, SETTINGS, c, text, sizeof text))
+        KVF_FAIL(context, KVF_INVALID, "%s", text);
     const uint32_t d = c->head_dim;
     if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)
         KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be 64, 80, 96, 128 or 256", d);
-    if (c->page_size & (c->page_size - 1))
-        KVF_FAIL(context, KVF_INVALID, "page_size = %u: must be 8, 16, 32 or 64", c->page_size);
-    if (c->sub_digests == 3)
-        KVF_FAIL(context, KVF_INVALID, "sub_digests = 3: must be 1, 2 or 4");
     if (c->query_heads % c->kv_heads)
         KVF_FAIL(
             context, KVF_INVALID,
@@ -104,20 +119,6 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID,
                  "query_heads = %u: with kv_heads = %u a group has %u heads, at most %u work",
                  c->query_heads, c->kv_heads, c->query_heads / c->kv_heads, KVF_GROUP_MAX_HEADS);
-    return KVF_OK;
-}
-
-static kvf_status check_reals(kvf_context *context, const kvf_cache_config *c)
-{
-    if (!isfinite(c->softmax_scale) || c->softmax_scale < 0.0f)
-        KVF_FAIL(context, KVF_INVALID,
-                 "softmax_scale = %g: must be positive, or 0 for 1/sqrt(head_dim)",
-                 (double)c->softmax_scale);
-    if (c->static_ratio != KVF_STATIC_RATIO_AUTO &&
-        !(c->static_ratio >= 0.0f && c->static_ratio <= 1.0f))
-        KVF_FAIL(context, KVF_INVALID,
-                 "static_ratio = %g: must be 0 to 1, or KVF_STATIC_RATIO_AUTO",
-                 (double)c->static_ratio);
     if (c->select == KVF_SELECT_CUSTOM && !c->select_fn)
         KVF_FAIL(context, KVF_INVALID,
                  "select_fn = NULL: KVF_SELECT_CUSTOM needs a function that chooses the pages");
@@ -297,7 +298,6 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             "the header of the library that is linked",
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
-    KVF_TRY(check_reals(context, config));
     KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);

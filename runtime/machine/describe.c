@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "runtime.h"
+#include "settings.h"
 
 typedef struct writer {
     char *text;
@@ -219,7 +220,7 @@ static void read_thp(char *out, size_t capacity)
 
 static void memory(writer *w, const kvf_runtime *rt)
 {
-    static const char *const huge[] = {"auto", "off", "required"};
+    static const char *const huge[] = {KVF_HUGE_PAGES_LIST(KVF_NAME_TEXT) NULL};
     kvf_headroom headroom;
     char thp[32];
     kvf_headroom_read(rt->topology, rt->node, &headroom);

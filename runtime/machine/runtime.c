@@ -12,12 +12,42 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "settings.h"
+
 #define THREADS_MAX 1024u
 
 void kvf_runtime_config_init(kvf_runtime_config *config)
 {
     *config = (kvf_runtime_config){
         .size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL, .calibrate = 1};
+}
+
+#define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
+#define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
+
+static const kvf_setting settings[] = {
+    {FIELD(device), KVF_NAMED(KVF_DEVICE_LIST), .meaning = "where attention runs"},
+    {FIELD(device_ordinal), COUNT(0, 1023), .meaning = "which GPU"},
+    {FIELD(threads), COUNT(0, THREADS_MAX),
+     .meaning = "compute threads of the host device; 0 = one per usable core"},
+    {FIELD(gather_threads), COUNT(0, THREADS_MAX),
+     .meaning = "threads that gather pages; 0 = chosen from the cores"},
+    {FIELD(numa_node), COUNT(-1, INT32_MAX),
+     .meaning = "node of host memory; -1 = the one nearest the device"},
+    {FIELD(huge_pages), KVF_NAMED(KVF_HUGE_PAGES_LIST), .meaning = "pages of host memory"},
+    {FIELD(allow_unpinned), .kind = KVF_SETTING_SWITCH,
+     .meaning = "run on pageable memory where pinning fails"},
+    {FIELD(calibrate), .kind = KVF_SETTING_SWITCH,
+     .meaning = "measure the link when a cache first needs it"},
+    {FIELD(calibration_path), .kind = KVF_SETTING_TEXT,
+     .meaning = "file that keeps what was measured of the link"},
+};
+
+#define SETTINGS (sizeof settings / sizeof *settings)
+
+const kvf_setting *kvf_runtime_setting(uint32_t index)
+{
+    return index < SETTINGS ? &settings[index] : NULL;
 }
 
 /* Errors from before there is a context. */
@@ -43,21 +73,9 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
                       "size = %zu: this library knows %zu; call kvf_runtime_config_init, and build "
                       "against the header of the library that is linked",
                       c->size, sizeof *c);
-    if ((unsigned)c->device > KVF_DEVICE_CUDA)
-        return refuse(error, KVF_INVALID, "device = %d: use a kvf_device_kind", (int)c->device);
-    if (c->threads > THREADS_MAX)
-        return refuse(error, KVF_INVALID, "threads = %u: 0 (one per core) to %u", c->threads,
-                      THREADS_MAX);
-    if (c->gather_threads > THREADS_MAX)
-        return refuse(error, KVF_INVALID, "gather_threads = %u: 0 (chosen) to %u",
-                      c->gather_threads, THREADS_MAX);
-    if ((unsigned)c->huge_pages > KVF_HUGE_PAGES_REQUIRED)
-        return refuse(error, KVF_INVALID, "huge_pages = %d: use a kvf_huge_pages value",
-                      (int)c->huge_pages);
-    if (c->allow_unpinned > 1)
-        return refuse(error, KVF_INVALID, "allow_unpinned = %u: 0 or 1", c->allow_unpinned);
-    if (c->calibrate > 1)
-        return refuse(error, KVF_INVALID, "calibrate = %u: 0 or 1", c->calibrate);
+    char text[384];
+    if (kvf_settings_wrong(settings, SETTINGS, c, text, sizeof text))
+        return refuse(error, KVF_INVALID, "%s", text);
     if (c->host_visible > 1)
         return refuse(error, KVF_INVALID, "host_visible = %u: 0 or 1", c->host_visible);
     if (!c->allocator.alloc != !c->allocator.free)
@@ -78,8 +96,6 @@ static kvf_status find_node(kvf_runtime *rt, int32_t wanted)
         rt->node = wanted;
         return KVF_OK;
     }
-    if (wanted != -1)
-        KVF_FAIL(rt->context, KVF_INVALID, "numa_node = %d: -1 (nearest) or a node", wanted);
     rt->node = rt->properties.numa_node;
     return KVF_OK;
 }
