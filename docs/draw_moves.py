@@ -4,29 +4,41 @@
 
 Only the standard library. The picture says nothing that was measured; its sizes are arithmetic
 for Llama-3.1-8B (32 layers, 8 KV heads of 128, bf16) at 131,072 tokens and pages of 32 tokens.
+
+It is as wide as a README column, so that it is shown at its own size. Which font shows the text is
+not known: every text has room for DejaVu Sans, the widest of the common ones, and some to spare.
+tools/check_pictures.py measures that.
 """
 
-WIDTH, HEIGHT = 960, 500
+WIDTH, HEIGHT = 840, 540
 STYLE = """
-  text { font-family: ui-sans-serif, system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
+  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
   .card { fill: #fbfbf9; }
-  .ink { fill: #22303c; }  .soft { fill: #5b6b7a; }
+  .ink { fill: #22303c; }  .soft { fill: #526170; }
   .box { fill: #ffffff; stroke: #b9c4cd; stroke-width: 1.5; }
+  .box.marked { stroke: #e07a3f; stroke-width: 2.5; }
   .title { font-size: 17px; font-weight: 600; }
   .label { font-size: 14px; font-weight: 600; }
-  .note { font-size: 12.5px; }
+  .note { font-size: 13px; }
   .page { fill: #d5e0ea; }  .chosen { fill: #e07a3f; }  .fixed { fill: #3d7ea6; }
   .digest { fill: #8fb8a0; }  .empty { fill: #eceff2; }
   .wire { fill: none; stroke: #22303c; stroke-width: 2; }
   .hot { fill: none; stroke: #e07a3f; stroke-width: 3; }
   @media (prefers-color-scheme: dark) {
     .card { fill: #161b20; }
-    .ink { fill: #e3e8ec; }  .soft { fill: #9dacb9; }
+    .ink { fill: #e3e8ec; }  .soft { fill: #a6b4c0; }
     .box { fill: #1d242b; stroke: #43505c; }
     .page { fill: #34424f; }  .empty { fill: #2a333b; }
     .wire { stroke: #e3e8ec; }
   }
 """
+EDGE, PAD = 24, 18       # around the boxes, and inside them
+CELL, ROW, GAP = 11, 14, 3
+COLUMNS = 20
+INNER = COLUMNS * (CELL + GAP) - GAP
+SIDE = INNER + 2 * PAD   # width of the host's and of the device's box
+LEFT, RIGHT = EDGE, WIDTH - EDGE - SIDE
+TOP, TALL = 80, 292      # of both
 
 out = []
 
@@ -44,70 +56,77 @@ def box(x, y, w, h, kind="box", radius=8):
         % (x, y, w, h, radius, kind))
 
 
-def cells(x, y, columns, rows, kind_of, w=12, h=14, gap=3):
+def cells(x, y, rows, kind_of):
     for row in range(rows):
-        for column in range(columns):
-            box(x + column * (w + gap), y + row * (h + gap), w, h, kind_of(row, column), 2)
+        for column in range(COLUMNS):
+            box(x + column * (CELL + GAP), y + row * (ROW + GAP), CELL, ROW,
+                kind_of(row, column), 2)
 
 
-def arrow(points, kind):
-    marker = "hot" if kind == "hot" else "wire"
-    put('<path d="M%s" class="%s" marker-end="url(#%s)"/>' % (" L".join(points), kind, marker))
+def arrow(x0, y0, x1, y1, kind="wire"):
+    put('<path d="M%g,%g L%g,%g" class="%s" marker-end="url(#%s)"/>' % (x0, y0, x1, y1, kind, kind))
+
+
+def side(x, title, note):
+    box(x, TOP, SIDE, TALL)
+    words(x + PAD, TOP + 29, title, "title ink")
+    words(x + PAD, TOP + 49, note)
 
 
 def host():
-    box(24, 58, 380, 290)
-    words(42, 84, "host memory", "title ink")
-    words(42, 103, "pinned, on the NUMA node nearest the device, in huge pages")
-    chosen = {(1, 4), (2, 15), (4, 9), (6, 2), (8, 19)}
-    cells(42, 120, 23, 11, lambda r, c: "chosen" if (r, c) in chosen else "page")
-    words(42, 330, "every page of every layer and KV head: 16 GiB at 128K tokens")
+    side(LEFT, "Host memory", "every page of every layer and KV head")
+    chosen = {(1, 4), (2, 14), (4, 9), (6, 2), (8, 17)}
+    cells(LEFT + PAD, TOP + 66, 11, lambda r, c: "chosen" if (r, c) in chosen else "page")
+    words(LEFT + PAD, TOP + TALL - 18, "16 GiB: pinned, NUMA-bound, huge pages")
 
 
 def device():
-    box(556, 58, 380, 290)
-    words(574, 84, "device memory", "title ink")
-    words(574, 103, "a small part of it; the rest is the model's")
-    rows = [
-        (118, "digest", 23, "digests", "a box around the keys of every page, 1/32 of its size"),
-        (174, "fixed", 8, "sink, window, static set", "always attended"),
-        (230, "chosen", 5, "slots", "pages used lately; only a missing one is fetched"),
-    ]
-    for y, kind, count, name, note in rows:
-        words(574, y + 14, name, "label ink")
-        words(918, y + 14, note, anchor="end")
-        cells(574, y + 22, 23, 1, lambda r, c, n=count, k=kind: k if c < n else "empty")
-    box(574, 292, 344, 40, "box", 6)
-    words(746, 317, "attend to the budget, merge, one output per head", "label ink", "middle")
-    arrow(["746,270", "746,288"], "wire")
+    side(RIGHT, "Device memory", "a small part; the model has the rest")
+    x, middle = RIGHT + PAD, RIGHT + SIDE / 2
+    rows = [("digest", COLUMNS, "digests", "512 bytes for each page"),
+            ("fixed", 8, "fixed", "sink, window, static set"),
+            ("chosen", 5, "slots", "pages used lately")]
+    for i, (kind, count, name, note) in enumerate(rows):
+        y = TOP + 80 + i * 47
+        words(x, y, name, "label ink")
+        words(x + INNER, y, note, anchor="end")
+        cells(x, y + 9, 1, lambda r, c, n=count, k=kind: k if c < n else "empty")
+    arrow(middle, TOP + 200, middle, TOP + 217)
+    box(x, TOP + 220, INNER, 54, radius=6)
+    words(middle, TOP + 242, "attend within the budget", "label ink", "middle")
+    words(middle, TOP + 262, "one output per query head", anchor="middle")
 
 
-def between():
-    words(480, 150, "missing pages", "label ink", "middle")
-    words(480, 167, "gathered, one copy", "note soft", "middle")
-    arrow(["408,182", "550,182"], "hot")
-    words(480, 235, "sealed pages", "label ink", "middle")
-    words(480, 252, "once each", "note soft", "middle")
-    arrow(["552,266", "410,266"], "wire")
+def link():
+    """Each arrow lies at the row of the device that it belongs to: the window's, the slots'."""
+    middle, left, right = WIDTH / 2, LEFT + SIDE + 5, RIGHT - 5
+    words(middle, TOP + 116, "sealed pages", "label ink", "middle")
+    words(middle, TOP + 135, "copied once", anchor="middle")
+    arrow(right, TOP + 143, left, TOP + 143)
+    words(middle, TOP + 180, "missing pages", "label ink", "middle")
+    arrow(left, TOP + 190, right, TOP + 190, "hot")
+    words(middle, TOP + 211, "no slot holds them", anchor="middle")
 
 
 def step():
-    words(24, 386, "one decode step of one layer", "title ink")
-    stages = [("append", "key and value enter", "the window"),
-              ("score", "query times digests", "no keys are read"),
-              ("select", "the best pages", "within the budget"),
-              ("resolve", "page to slot", "hit or miss"),
-              ("fetch", "misses only;", "hits are there"),
-              ("attend", "fixed groups, merged", "same bits every time")]
-    width = 144
-    for i, (name, first, second) in enumerate(stages):
-        x = 24 + i * (width + 9.6)
-        box(x, 400, width, 76)
-        if name == "fetch":
-            box(x, 400, width, 5, "chosen", 2)
-        words(x + 12, 427, name, "label ink")
-        words(x + 12, 447, first)
-        words(x + 12, 464, second)
+    y, gap = TOP + TALL + 52, 14
+    words(EDGE, y - 16, "One decode step of one layer", "title ink")
+    stages = [("append", "key and value", "enter the", "window"),
+              ("score", "query times", "digests; no", "key is read"),
+              ("select", "best pages", "within the", "budget"),
+              ("resolve", "page to slot:", "hit or miss", ""),
+              ("fetch", "only pages", "that missed", ""),
+              ("attend", "fixed order:", "same bits", "every time")]
+    width = (WIDTH - 2 * EDGE - gap * (len(stages) - 1)) / len(stages)
+    for i, (name, *notes) in enumerate(stages):
+        x = EDGE + i * (width + gap)
+        box(x, y, width, 96, "box marked" if name == "fetch" else "box")
+        if i:
+            put('<path d="M%g,%g l6,6 l-6,6 z" class="ink"/>' % (x - gap / 2 - 3, y + 42))
+        words(x + 10, y + 27, name, "label ink")
+        for line, note in enumerate(notes):
+            if note:
+                words(x + 10, y + 48 + 18 * line, note)
 
 
 def main():
@@ -121,12 +140,12 @@ def main():
         'markerHeight="6" orient="auto"><path d="M0,0 L10,5 L0,10 z" class="chosen"/></marker>'
         '</defs>')
     box(0, 0, WIDTH, HEIGHT, "card", 14)
-    words(24, 36, "what moves where", "title ink")
-    words(936, 36, "Llama-3.1-8B in bf16; a page is 32 tokens of one layer and KV head, 16 KiB",
-          anchor="end")
+    words(EDGE, 38, "What moves where", "title ink")
+    words(EDGE, 61, "Llama-3.1-8B in bf16 with 128K tokens. "
+          "A page is 32 tokens of one layer and one KV head: 16 KiB.")
     host()
     device()
-    between()
+    link()
     step()
     put("</svg>")
     print("\n".join(out))
