@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 #include "split.h"
 #include "variants.h"

@@ -8,7 +8,7 @@
  * exact; a recall differs from the reference's by the rounding of exp().
  */
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda_kernels.h"
 #include "paging.cuh"
 

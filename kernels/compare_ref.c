@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "paging.h"
 #include "variants.h"
 

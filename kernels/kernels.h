@@ -19,7 +19,7 @@
 
 #include <kvferry/kvferry.h>
 
-#include "base.h"
+#include "common/base.h"
 
 #define KVF_GROUP_MAX_HEADS 16u
 #define KVF_PAGE_SIZE_MAX   64u

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "variants.h"
 
 static void merge_row(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32_t splits)

@@ -25,7 +25,7 @@
  * fp32: plain, a row (stats) or a token (score) per thread; for tests and comparison.
  */
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda_kernels.h"
 #include "page_rows.h"
 #include "plain.cuh"

@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 #include "variants.h"
 

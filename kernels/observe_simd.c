@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "tile_simd.h"
 #include "variants.h"
 

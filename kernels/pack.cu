@@ -12,7 +12,7 @@
  * resident. Exact.
  */
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda_kernels.h"
 #include "paging.cuh"
 

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 #include "paging.h"
 #include "variants.h"

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda_kernels.h"
 
 #include "cuda/cuda.cuh"

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "variants.h"
 
 static float fold(const kvf_pool_args *a, double x, float old)

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "simd.h"
 #include "variants.h"
 

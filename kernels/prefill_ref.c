@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 #include "variants.h"
 

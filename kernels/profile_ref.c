@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "variants.h"
 
 #define DIGIT_BITS 11u

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "fault.h"
 #include "page_rows.h"
 #include "variants.h"

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "paging.h"
 #include "variants.h"
 

@@ -16,7 +16,7 @@
  * both sides use it; sums over tokens are put in order once, by vf_store2.
  */
 
-#include "convert.h"
+#include "common/convert.h"
 
 #define KVF_SIMD_PASTE_(a, b) a##b
 #define KVF_SIMD_PASTE(a, b)  KVF_SIMD_PASTE_(a, b)

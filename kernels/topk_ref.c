@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "convert.h"
+#include "common/convert.h"
 #include "variants.h"
 
 /* Orders like the scores: a larger key is a larger score; 0 is never taken. -0 equals +0. */

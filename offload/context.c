@@ -143,23 +143,3 @@ void kvf_log(kvf_context *context, int level, const char *format, ...)
     va_end(list);
     context->log(context->log_user, level, line);
 }
-
-const char *kvf_bytes_text(uint64_t bytes, char text[32])
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    if (bytes == UINT64_MAX) {
-        snprintf(text, 32, "unlimited");
-        return text;
-    }
-    double value = (double)bytes;
-    unsigned unit = 0;
-    while (value >= 1024.0 && unit < 6) {
-        value /= 1024.0;
-        unit++;
-    }
-    if (unit == 0)
-        snprintf(text, 32, "%llu B", (unsigned long long)bytes);
-    else
-        snprintf(text, 32, "%.2f %s", value, units[unit]);
-    return text;
-}

@@ -13,7 +13,7 @@
 
 #include <kvferry/kvferry.h>
 
-#include "base.h"
+#include "common/base.h"
 
 /* Test hook: whatever can be refused (memory, maps, registration, streams, events, threads) asks it
  * first, by name; non-zero = be refused. NULL = off. */
@@ -60,16 +60,6 @@ void kvf_context_error(kvf_context *context, kvf_error *error);
 
 KVF_PRINTF(3, 4) void kvf_log(kvf_context *context, int level, const char *format, ...);
 
-#define KVF_TRY(call)                                                                              \
-    do {                                                                                           \
-        kvf_status kvf_try_status_ = (call);                                                       \
-        if (kvf_try_status_ != KVF_OK)                                                             \
-            return kvf_try_status_;                                                                \
-    } while (0)
-
 #define KVF_FAIL(context, status, ...) return kvf_fail((context), (status), 0, __VA_ARGS__)
-
-/* "a of b": sizes for messages, e.g. "1.50 GiB". Writes at most 32 bytes. */
-const char *kvf_bytes_text(uint64_t bytes, char text[32]);
 
 #endif

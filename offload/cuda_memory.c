@@ -10,6 +10,7 @@
  * in reverse order.
  */
 
+#include "common/text.h"
 #include "cuda_device.h"
 
 #define CHUNK_BYTES ((size_t)1 << 30)

@@ -170,7 +170,4 @@ static inline void kvf_word_store(uint32_t *word, uint32_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* Monotonic nanoseconds. */
-uint64_t kvf_now_ns(void);
-
 #endif

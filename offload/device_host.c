@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/text.h"
 #include "host_memory.h"
 #include "host_stream.h"
 

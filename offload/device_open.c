@@ -8,7 +8,6 @@
  */
 
 #include <stdio.h>
-#include <time.h>
 
 #include "host_stream.h"
 #if KVF_HAVE_CUDA
@@ -18,13 +17,6 @@
 #ifndef KVF_CUDA_ABSENCE
 #define KVF_CUDA_ABSENCE "this build has no CUDA device"
 #endif
-
-uint64_t kvf_now_ns(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
 
 const char *kvf_device_cuda_absence(char text[256])
 {

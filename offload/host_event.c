@@ -13,6 +13,8 @@
 
 #include <stdatomic.h>
 
+#include "common/clock.h"
+
 #define SPIN_NS     5000u
 #define SPIN_TURNS  16u
 #define RECORDS_MAX 64u

@@ -12,117 +12,11 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "common/headroom.h"
+#include "common/text.h"
 #include "host_memory.h"
 
 #define CAP_IPC_LOCK_BIT 14
-#define UNLIMITED_FROM   ((uint64_t)1 << 60) /* cgroup v1 writes a huge number for "no limit" */
-
-static int read_u64(const char *path, uint64_t *out)
-{
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        return 0;
-    unsigned long long value;
-    int is_read = fscanf(file, "%llu", &value) == 1;
-    fclose(file);
-    if (is_read)
-        *out = value;
-    return is_read;
-}
-
-/* The sum of the values of two keys in a file of "key value" lines (a colon and "kB" are fine). */
-static uint64_t read_keys(const char *path, const char *first, const char *second, uint64_t unit)
-{
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        return 0;
-    char line[256];
-    uint64_t sum = 0;
-    while (fgets(line, sizeof line, file) != NULL) {
-        char key[64];
-        unsigned long long value;
-        if (sscanf(line, "%63[^: ]%*[: ]%llu", key, &value) != 2)
-            continue;
-        if (strcmp(key, first) == 0 || strcmp(key, second) == 0)
-            sum += value * unit;
-    }
-    fclose(file);
-    return sum;
-}
-
-typedef struct cgroup_files {
-    const char *limit, *usage, *stat, *key, *other_key;
-} cgroup_files;
-
-static const cgroup_files version_2 = {"memory.max", "memory.current", "memory.stat",
-                                       "inactive_file", "active_file"};
-static const cgroup_files version_1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
-                                       "memory.stat", "total_inactive_file", "total_active_file"};
-
-/* Of one directory; file cache counts as room, because the kernel gives it up first. */
-static uint64_t directory_headroom(const char *directory, const cgroup_files *files)
-{
-    char path[1400];
-    uint64_t limit, usage;
-    snprintf(path, sizeof path, "%s/%s", directory, files->limit);
-    if (!read_u64(path, &limit) || limit >= UNLIMITED_FROM)
-        return UINT64_MAX;
-    snprintf(path, sizeof path, "%s/%s", directory, files->usage);
-    if (!read_u64(path, &usage))
-        return UINT64_MAX;
-    snprintf(path, sizeof path, "%s/%s", directory, files->stat);
-    uint64_t cache = read_keys(path, files->key, files->other_key, 1);
-    usage = cache < usage ? usage - cache : 0;
-    return usage < limit ? limit - usage : 0;
-}
-
-/* The least over a directory and its parents, up to `base`. */
-static uint64_t tree_headroom(const char *base, const char *below, const cgroup_files *files)
-{
-    char path[1024];
-    uint64_t least = UINT64_MAX;
-    int length = snprintf(path, sizeof path, "%s%s", base, below);
-    if (length < 0 || (size_t)length >= sizeof path)
-        return UINT64_MAX;
-    size_t stop = strlen(base);
-    for (;;) {
-        uint64_t here = directory_headroom(path, files);
-        least = here < least ? here : least;
-        char *slash = strrchr(path, '/');
-        if (strlen(path) <= stop || slash == NULL)
-            return least;
-        *slash = '\0';
-    }
-}
-
-uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup)
-{
-    FILE *file = fopen(proc_self_cgroup, "r");
-    if (file == NULL)
-        return UINT64_MAX;
-    char line[768];
-    uint64_t least = UINT64_MAX;
-    while (fgets(line, sizeof line, file) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        const char *controllers = strchr(line, ':');
-        const char *path = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
-        if (path == NULL)
-            continue;
-        size_t length = (size_t)(path - controllers) - 1;
-        char base[256];
-        uint64_t found = UINT64_MAX;
-        if (length == 0) {
-            snprintf(base, sizeof base, "%s", sys_fs_cgroup);
-            found = tree_headroom(base, path + 1, &version_2);
-        } else if (length == 6 && strncmp(controllers + 1, "memory", 6) == 0) {
-            snprintf(base, sizeof base, "%s/memory", sys_fs_cgroup);
-            found = tree_headroom(base, path + 1, &version_1);
-        }
-        least = found < least ? found : least;
-    }
-    fclose(file);
-    return least;
-}
 
 static uint64_t memlock_headroom(void)
 {
@@ -147,8 +41,7 @@ static uint64_t memlock_headroom(void)
 static uint64_t free_memory(int32_t node)
 {
     if (node < 0) {
-        uint64_t bytes = read_keys("/proc/meminfo", "MemAvailable", "MemAvailable", 1024);
-        return bytes > 0 ? bytes : UINT64_MAX;
+        return kvf_machine_headroom();
     }
     char path[128];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
@@ -178,7 +71,7 @@ static uint64_t free_huge_pages(int32_t node)
                  "/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/free_hugepages", node);
     else
         snprintf(path, sizeof path, "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
-    return read_u64(path, &pages) ? pages << 21 : 0;
+    return kvf_file_number(path, &pages) ? pages << 21 : 0;
 }
 
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out)

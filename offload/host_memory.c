@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/text.h"
 #include "host_team.h"
 
 #if KVF_HAVE_NUMA

@@ -68,9 +68,6 @@ typedef struct kvf_headroom {
 /* Where memlock does not apply, set it to UINT64_MAX before preflight. */
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
 
-/* The cgroup part alone, from a /proc/self/cgroup and a /sys/fs/cgroup that tests may replace. */
-uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup);
-
 /* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
 KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                                  const kvf_host_memory_config *config);

@@ -17,6 +17,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/clock.h"
+
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
 #define WORD_SLEEP_NS 20000

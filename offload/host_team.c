@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "device.h"
 
 /* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up

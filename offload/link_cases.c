@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "common/clock.h"
+#include "common/random.h"
 #include "link_rig.h"
 
 #define PEAK_ROUND 64u
@@ -215,7 +217,7 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
     size_t offset = 0;
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
         const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
-        offset = kvf_link_random(&rig->random) % room * PEAK_ROUND;
+        offset = kvf_random_next(&rig->random) % room * PEAK_ROUND;
         if (i + 1 == c->warmup + c->repetitions)
             KVF_TRY(kvf_link_rig_spoil(rig));
         const uint64_t began = kvf_now_ns();

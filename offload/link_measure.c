@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "common/clock.h"
 #include "link_rig.h"
 
 #define MIB       ((uint64_t)1 << 20)

@@ -10,17 +10,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/random.h"
 #include "link_rig.h"
 
 #define MIB ((size_t)1 << 20)
-
-uint64_t kvf_link_random(uint64_t *state)
-{
-    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
 
 void kvf_link_pool_drop(kvf_link_bench *bench)
 {
@@ -133,7 +126,7 @@ void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *rand
 {
     const uint32_t run = kvf_min_u32(c->run_pages, (uint32_t)pool_pages);
     for (uint32_t i = 0; i < c->pages; i++) {
-        const uint64_t r = kvf_link_random(random);
+        const uint64_t r = kvf_random_next(random);
         switch (c->pattern) {
         case KVF_LINK_ZIPF:
             ids[i] =
@@ -155,7 +148,7 @@ void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *rand
     if (c->pattern != KVF_LINK_UNIFORM)
         return;
     for (uint32_t i = c->pages; i-- > 1;) {
-        const uint32_t j = (uint32_t)(kvf_link_random(random) % (i + 1)), other = ids[i];
+        const uint32_t j = (uint32_t)(kvf_random_next(random) % (i + 1)), other = ids[i];
         ids[i] = ids[j];
         ids[j] = other;
     }

@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "common/random.h"
 #include "link_rig.h"
 
 #define BOUNCE_BYTES  ((size_t)4 << 20) /* room to compare in */
@@ -39,7 +40,7 @@ static kvf_status open_memory(kvf_link_rig *rig)
     for (uint32_t i = 0; i < c->pages; i++)
         rig->slot_of[i] = i;
     for (uint32_t i = c->slots_in_order ? 0 : c->pages; i-- > 1;) {
-        const uint32_t j = (uint32_t)(kvf_link_random(&rig->random) % (i + 1));
+        const uint32_t j = (uint32_t)(kvf_random_next(&rig->random) % (i + 1));
         const uint32_t other = rig->slot_of[i];
         rig->slot_of[i] = rig->slot_of[j];
         rig->slot_of[j] = other;

@@ -73,7 +73,6 @@ uint64_t kvf_link_page_offset(const kvf_link_bench *bench, size_t page_bytes, ui
 /* 1 if all bytes are those of the pool from `offset` on. */
 int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);
 
-uint64_t kvf_link_random(uint64_t *state);
 /* Choose ids[pages] by the case's pattern. */
 void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *random, uint32_t *ids);
 

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/clock.h"
+
 #define PAGE_BYTES  ((size_t)16384)
 #define BUDGET_NS   UINT64_C(4000000000)
 #define POOL_BYTES  ((uint64_t)128 << 20)

@@ -15,6 +15,7 @@
  * written only between reserve and the event of chunk i.
  */
 
+#include "common/clock.h"
 #include "transfer_method.h"
 
 #define CHUNK_BYTES   ((size_t)1 << 20)

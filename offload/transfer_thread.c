@@ -22,6 +22,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "common/clock.h"
 #include "host_team.h"
 #include "transfer_method.h"
 

@@ -12,19 +12,21 @@ import re
 import sys
 
 # What the files of a folder may include, besides their own. The longest prefix decides.
+FLOOR = ["include", "include/common"]
 MAY_SEE = {
     "include": [],
-    "kernels": ["include", "kernels/cuda"],
+    "include/common": ["include"],
+    "kernels": FLOOR + ["kernels/cuda"],
     # Under KVF_EMULATED the language of kernels comes from the emulator.
-    "kernels/cuda": ["include", "kernels", "tests/emu"],
-    "offload": ["include", "kernels"],
-    "runtime": ["include", "kernels", "offload"],
-    "runtime/model": ["include", "kernels/cuda"],
-    "runtime/cli": ["include", "runtime/model"],
-    "tests": ["include", "kernels", "kernels/cuda", "offload", "runtime", "runtime/model",
-              "runtime/cli", "tests/emu"],
-    "tests/emu": ["include", "kernels", "kernels/cuda"],
-    "bench": ["include", "kernels", "offload", "runtime", "runtime/model", "runtime/cli", "tests"],
+    "kernels/cuda": FLOOR + ["kernels", "tests/emu"],
+    "offload": FLOOR + ["kernels"],
+    "runtime": FLOOR + ["kernels", "offload"],
+    "runtime/model": FLOOR + ["kernels/cuda"],
+    "runtime/cli": FLOOR + ["runtime/model"],
+    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime", "runtime/model",
+                      "runtime/cli", "tests/emu"],
+    "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
+    "bench": FLOOR + ["kernels", "offload", "runtime", "runtime/model", "runtime/cli", "tests"],
     "examples": ["include"],
 }
 CUDA = ["kernels", "offload", "runtime/model", "tests"]

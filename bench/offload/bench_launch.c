@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "device.h"
 
 #define REPEATS    500u

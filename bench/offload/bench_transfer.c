@@ -17,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "page_pool.h"
 #include "transfer.h"
 

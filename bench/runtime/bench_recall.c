@@ -18,6 +18,8 @@
 #include <kvferry/kvferry.h>
 
 #include "bench_report.h"
+#include "common/convert.h"
+#include "common/random.h"
 
 #define KV_HEADS 4u
 #define GROUP    4u
@@ -45,30 +47,15 @@ typedef struct landscape {
     uint16_t *k, *v; /* [tokens, KV_HEADS, DIM] */
 } landscape;
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static float normal(uint64_t *state)
 {
     float sum = -6.0f;
     for (int i = 0; i < 3; i++) {
-        const uint64_t x = next_random(state);
+        const uint64_t x = kvf_random_next(state);
         for (int j = 0; j < 4; j++)
             sum += (float)(x >> (16 * j) & 0xffff) / 65536.0f;
     }
     return sum;
-}
-
-static uint16_t bf16_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return (uint16_t)((u + 0x8000u) >> 16);
 }
 
 static void *must_alloc(size_t count, size_t size)
@@ -111,10 +98,10 @@ static void make_landscape(landscape *l, uint32_t prompt, uint32_t steps, uint64
                 const size_t at = ((size_t)t * KV_HEADS + h) * DIM + d;
                 float k = 0.6f * normal(&state) + (is_heavy ? heavy[h][d] : 0.0f);
                 k += topic < TOPICS ? 0.8f * topics[topic][h][d] : 0.0f;
-                l->k[at] = bf16_of(k);
-                l->v[at] = bf16_of(normal(&state));
+                l->k[at] = kvf_bf16_from_float(k);
+                l->v[at] = kvf_bf16_from_float(normal(&state));
                 for (uint32_t g = 0; g < GROUP; g++)
-                    l->q[(((size_t)t * KV_HEADS + h) * GROUP + g) * DIM + d] = bf16_of(
+                    l->q[(((size_t)t * KV_HEADS + h) * GROUP + g) * DIM + d] = kvf_bf16_from_float(
                         0.5f * normal(&state) + 0.6f * heavy[h][d] + 0.7f * topics[asked][h][d]);
             }
         }

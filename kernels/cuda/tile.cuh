@@ -13,7 +13,7 @@
  * 2 * half + member.
  */
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda.cuh"
 #include "kernels.h"
 

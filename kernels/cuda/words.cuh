@@ -9,7 +9,7 @@
  * Knows nothing of pages. Widening and moving are exact.
  */
 
-#include "convert.h"
+#include "common/convert.h"
 #include "cuda.cuh"
 
 #define KVF_WARP_LANES 32u

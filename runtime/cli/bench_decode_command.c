@@ -16,6 +16,9 @@
 #include "bench_decode_options.h"
 
 #include "calibration_file.h"
+#include "common/clock.h"
+#include "common/convert.h"
+#include "common/random.h"
 #include "interrupt.h"
 #include "progress.h"
 
@@ -97,37 +100,6 @@ typedef struct decode_bench {
     bool failed;
 } decode_bench;
 
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-static uint64_t next_random(decode_bench *b)
-{
-    uint64_t z = (b->random += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-/* Roughly normal, deviation about 1: the sum of four uniform numbers. */
-static float next_normal(decode_bench *b)
-{
-    const uint64_t bits = next_random(b);
-    const float sum = (float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) +
-                      (float)(bits >> 32 & 0xffff) + (float)(bits >> 48);
-    return (sum / 65536.0f - 2.0f) * 1.73f;
-}
-
-static uint16_t bf16_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return (uint16_t)((u + 0x8000u) >> 16);
-}
-
 static size_t kv_count(const decode_bench *b, uint32_t rows)
 {
     return (size_t)rows * b->o.cache.kv_heads * b->o.cache.head_dim;
@@ -136,15 +108,15 @@ static size_t kv_count(const decode_bench *b, uint32_t rows)
 static void fill_kv(decode_bench *b, uint32_t rows)
 {
     for (size_t i = 0; i < kv_count(b, rows); i++)
-        b->kv.host[i] = bf16_of(next_normal(b));
+        b->kv.host[i] = kvf_bf16_from_float(kvf_random_normal(&b->random));
 }
 
 static void drift_queries(decode_bench *b, uint32_t batch)
 {
     const size_t count = kv_count(b, batch) * b->o.group;
     for (size_t i = 0; i < count; i++) {
-        b->drift[i] = 0.95f * b->drift[i] + 0.31f * next_normal(b);
-        b->q.host[i] = bf16_of(2.0f * b->drift[i]);
+        b->drift[i] = 0.95f * b->drift[i] + 0.31f * kvf_random_normal(&b->random);
+        b->q.host[i] = kvf_bf16_from_float(2.0f * b->drift[i]);
     }
 }
 
@@ -202,12 +174,12 @@ static kvf_status one_step(decode_bench *b, const decode_case *c, double ns[2])
 {
     drift_queries(b, c->batch);
     fill_kv(b, c->batch);
-    const double start = now_ns();
+    const uint64_t start = kvf_now_ns();
     kvf_status status = enqueue_step(b, c);
-    ns[1] = (now_ns() - start) / c->config.layers;
+    ns[1] = (double)(kvf_now_ns() - start) / c->config.layers;
     if (status == KVF_OK)
         status = kvf_stream_wait(b->stream);
-    ns[0] = (now_ns() - start) / c->config.layers;
+    ns[0] = (double)(kvf_now_ns() - start) / c->config.layers;
     return status;
 }
 
@@ -384,12 +356,12 @@ static kvf_status measure_reading(decode_bench *b)
     kvf_status status = kvf_memory_alloc(b->runtime, 2 * bytes, &memory);
     for (int i = 0; i < PASSES && status == KVF_OK; i++) {
         const reading r = {memory, 2 * bytes / 8 / TASKS, sums};
-        const double start = now_ns();
+        const uint64_t start = kvf_now_ns();
         status = on_gpu ? kvf_memory_copy(b->stream, (char *)memory + bytes, memory, bytes)
                         : kvf_stream_launch(b->stream, read_words, &r, sizeof r, TASKS);
         if (status == KVF_OK)
             status = kvf_stream_wait(b->stream);
-        best = fmin(best, now_ns() - start);
+        best = fmin(best, (double)(kvf_now_ns() - start));
     }
     b->read_rate = 2.0 * (double)bytes / best;
     kvf_memory_free(b->runtime, memory);

@@ -8,6 +8,7 @@
  */
 
 #include "calibration_file.h"
+#include "common/text.h"
 #include "json.h"
 #include "json_writer.h"
 #include "matmul.h"
@@ -82,7 +83,7 @@ static void show_scalar(const json_value *value)
     else if (value->kind == JSON_NULL)
         fputs(ends_with_bytes(value) ? "no limit known" : "-", stdout);
     else if (value->kind == JSON_INTEGER && ends_with_bytes(value))
-        fputs(cli_bytes_text(value->as.integer, buffer), stdout);
+        fputs(kvf_bytes_text(value->as.integer, buffer), stdout);
     else
         fputs(json_show(value, buffer, sizeof buffer), stdout);
 }

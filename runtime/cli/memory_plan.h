@@ -35,7 +35,4 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
 /** @return whether it fits; a message with the fix is on stderr if not */
 bool cli_memory_plan_check(const cli_memory_plan *plan);
 
-/** "1.5 GiB". text [24]; returned */
-const char *cli_bytes_text(uint64_t bytes, char text[24]);
-
 #endif

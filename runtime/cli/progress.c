@@ -9,12 +9,12 @@
 
 #include "progress.h"
 
-#include "generate.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "common/clock.h"
 
 #define BAR_WIDTH 30u
 #define DRAW_MS   100.0
@@ -33,7 +33,7 @@ void cli_progress_at(cli_progress *progress, uint64_t done)
 {
     if (!progress->shown)
         return;
-    double now = kvf_clock_ms();
+    double now = kvf_now_ms();
     if (progress->last_ms != 0.0 && now - progress->last_ms < DRAW_MS && done < progress->total)
         return;
     progress->last_ms = now;

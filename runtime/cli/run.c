@@ -11,6 +11,7 @@
 #include "run.h"
 
 #include "calibration_file.h"
+#include "common/clock.h"
 #include "interrupt.h"
 #include "progress.h"
 
@@ -311,11 +312,11 @@ int cli_run_main(int argc, char **argv)
     run.options.runtime.log = log_line;
     cli_calibration_choose(&run.options.runtime, calibration);
     cli_interrupt_watch();
-    double start = kvf_clock_ms();
+    double start = kvf_now_ms();
     int result = prepare(&run, &error);
     if (result < 0) {
         kvf_status status = open_machine(&run, &error);
-        run.load_ms = kvf_clock_ms() - start;
+        run.load_ms = kvf_now_ms() - start;
         if (status == KVF_OK) {
             result = run_and_report(&run, &error);
         } else {

@@ -7,6 +7,7 @@
  * what was not measured is left out.
  */
 
+#include "common/text.h"
 #include "json_writer.h"
 #include "run.h"
 
@@ -88,7 +89,7 @@ void cli_run_summary(const cli_run *run)
     kvf_stats s;
     kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
-    char host[24], device[24], moved[24];
+    char host[32], device[32], moved[32];
     fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
             run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
             run->interrupted ? ", interrupted" : "");
@@ -99,13 +100,13 @@ void cli_run_summary(const cli_run *run)
                 generated_tokens(run), run->step_count, t.p50, t.p95, first_token_ms(run) / 1e3);
     cli_run_prune_summary(run);
     fprintf(stderr, "KV        %s on the host, %s on the device\n",
-            cli_bytes_text(run->plan.cache.host_kv_bytes, host),
-            cli_bytes_text(run->plan.cache.device_kv_bytes, device));
+            kvf_bytes_text(run->plan.cache.host_kv_bytes, host),
+            kvf_bytes_text(run->plan.cache.device_kv_bytes, device));
     if (s.steps > 0)
         fprintf(stderr, "attention %.0f tokens per KV head and step; %.0f%% hits, %s moved\n",
                 attended_per_head_step(run, &s),
                 100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
-                cli_bytes_text(s.bytes_to_device, moved));
+                kvf_bytes_text(s.bytes_to_device, moved));
     if (s.verified > 0)
         fprintf(stderr, "verified  attention recall %.4f, largest error %.2g, over %llu rows\n",
                 s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);

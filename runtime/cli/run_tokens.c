@@ -7,6 +7,7 @@
  * when the run is interrupted.
  */
 
+#include "common/clock.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "run.h"
@@ -189,9 +190,9 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
         .user = &progress,
     };
     kvf_stop stop;
-    double start = kvf_clock_ms();
+    double start = kvf_now_ms();
     kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
-    run->prefill_ms = kvf_clock_ms() - start;
+    run->prefill_ms = kvf_now_ms() - start;
     /* A pruned prompt is prefilled in one call; what it left is not how much went in. */
     if (!run->prune)
         run->prefilled = kvf_sequence_length(run->sequence, 0);

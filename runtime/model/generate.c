@@ -9,6 +9,8 @@
 
 #include "generate.h"
 
+#include "common/clock.h"
+
 /* Waits, and makes a message of whatever went wrong while enqueueing or running. */
 static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
@@ -103,12 +105,12 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
 static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint32_t id,
                        bool want_logits, kvf_decode_result *result, kvf_error *error)
 {
-    double start = kvf_clock_ms();
+    double start = kvf_now_ms();
     kvf_status status = kvf_transformer_decode(session->transformer, session->cache, &sequence, &id,
                                                1, want_logits, session->stream);
     status = finish(session, status, error);
     if (result->step_ms)
-        result->step_ms[result->steps] = kvf_clock_ms() - start;
+        result->step_ms[result->steps] = kvf_now_ms() - start;
     result->steps++;
     return status;
 }
@@ -141,7 +143,7 @@ static kvf_status choose(const kvf_session *session, const kvf_decode_request *r
 kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
                                kvf_decode_result *result, kvf_error *error)
 {
-    double start = kvf_clock_ms();
+    double start = kvf_now_ms();
     result->stop = KVF_STOP_LENGTH;
     result->generated = 0;
     result->steps = 0;
@@ -159,7 +161,7 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
         if (status != KVF_OK)
             return status;
         if (result->generated == 1)
-            result->first_ms = kvf_clock_ms() - start;
+            result->first_ms = kvf_now_ms() - start;
         if (result->stop != KVF_STOP_LENGTH || result->generated == request->tokens)
             break;
         status = step(session, request->sequence, id, true, result, error);

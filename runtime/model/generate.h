@@ -79,7 +79,4 @@ KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
                                            const kvf_decode_request *request,
                                            kvf_decode_result *result, kvf_error *error);
 
-/** Milliseconds of a clock that only goes forward. */
-double kvf_clock_ms(void);
-
 #endif

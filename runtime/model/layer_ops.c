@@ -7,7 +7,7 @@
  */
 
 #include "layer_ops.h"
-#include "number_formats.h"
+#include "common/convert.h"
 
 #include <math.h>
 
@@ -63,7 +63,7 @@ void kvf_numbers_widen(const void *from, kvf_dtype dtype, size_t count, float *t
         memcpy(to, from, count * sizeof *to);
     else
         for (size_t i = 0; i < count; i++)
-            to[i] = number_load(from, dtype, i);
+            to[i] = kvf_element_get(from, dtype, i);
 }
 
 void kvf_numbers_narrow(const float *from, kvf_dtype dtype, size_t count, void *to)
@@ -72,5 +72,5 @@ void kvf_numbers_narrow(const float *from, kvf_dtype dtype, size_t count, void *
         memcpy(to, from, count * sizeof *from);
     else
         for (size_t i = 0; i < count; i++)
-            number_store(to, dtype, i, from[i]);
+            kvf_element_set(to, dtype, i, from[i]);
 }

@@ -9,8 +9,8 @@
  */
 
 #include "linear.h"
+#include "common/convert.h"
 #include "matmul.h"
-#include "number_formats.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -321,7 +321,7 @@ static void narrow_task(const void *raw, uint32_t row)
     const float *x = args->call.x + row * inputs;
     uint16_t *to = args->engine->narrow_x + row * inputs;
     for (size_t i = 0; i < inputs; i++)
-        to[i] = number_to_bf16(x[i]);
+        to[i] = kvf_bf16_from_float(x[i]);
 }
 
 /* ---- enqueueing ---- */

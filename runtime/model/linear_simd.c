@@ -11,8 +11,8 @@
  * row's result does not depend on the panel it is in.
  */
 
+#include "common/convert.h"
 #include "linear.h"
-#include "number_formats.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,11 +38,11 @@ static inline vec load_fp32(const float *p)
 }
 static inline vec load_bf16(const uint16_t *p)
 {
-    return number_from_bf16(*p);
+    return kvf_bf16_to_float(*p);
 }
 static inline vec load_fp16(const uint16_t *p)
 {
-    return number_from_fp16(*p);
+    return kvf_fp16_to_float(*p);
 }
 static inline void vec_store(float *p, vec v)
 {
@@ -131,8 +131,8 @@ static inline vec load_bf16(const uint16_t *p)
 }
 static inline vec load_fp16(const uint16_t *p)
 {
-    return _mm_setr_ps(number_from_fp16(p[0]), number_from_fp16(p[1]), number_from_fp16(p[2]),
-                       number_from_fp16(p[3]));
+    return _mm_setr_ps(kvf_fp16_to_float(p[0]), kvf_fp16_to_float(p[1]), kvf_fp16_to_float(p[2]),
+                       kvf_fp16_to_float(p[3]));
 }
 static inline void vec_store(float *p, vec v)
 {
@@ -271,8 +271,8 @@ static inline float widen_fp32(float x)
             to[i] = widen_one(w[i]);                                                               \
     }
 
-DEFINE_KERNELS(bf16, uint16_t, number_from_bf16)
-DEFINE_KERNELS(fp16, uint16_t, number_from_fp16)
+DEFINE_KERNELS(bf16, uint16_t, kvf_bf16_to_float)
+DEFINE_KERNELS(fp16, uint16_t, kvf_fp16_to_float)
 DEFINE_KERNELS(fp32, float, widen_fp32)
 
 #define PASTE(a, b)  a##b

@@ -12,6 +12,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/random.h"
+
 typedef struct candidate {
     double mass; /* exp((logit - largest) / temperature) */
     uint32_t id;
@@ -64,17 +66,6 @@ static uint32_t largest(const float *logits, uint32_t count)
         if (isfinite(logits[i]) && (best == KVF_SAMPLER_NONE || logits[i] > logits[best]))
             best = i;
     return best;
-}
-
-/* splitmix64; 53 bits make a double in [0, 1). */
-static double draw(kvf_sampler *sampler)
-{
-    sampler->state += 0x9e3779b97f4a7c15u;
-    uint64_t z = sampler->state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
 }
 
 static bool before(const candidate *a, const candidate *b)
@@ -152,7 +143,7 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, const float *logits)
     double mass = 0.0;
     for (size_t i = count; i-- > first;)
         mass += heap[i].mass;
-    double target = draw(sampler) * mass;
+    double target = kvf_random_unit(&sampler->state) * mass;
     for (size_t i = count; i-- > first;) {
         target -= heap[i].mass;
         if (target < 0.0)

@@ -14,6 +14,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "common/base.h"
+
 static kvf_status attend(const transformer_step *s, uint32_t layer, const uint32_t *positions)
 {
     const transformer_buffers *b = &s->t->buffers;
@@ -46,27 +48,27 @@ static kvf_status attend(const transformer_step *s, uint32_t layer, const uint32
 kvf_status transformer_project(const transformer_step *s, uint32_t layer)
 {
     const transformer_layer *l = &s->t->layers[layer];
-    TRANSFORMER_TRY(s->t->ops->norm(s, l->attention_norm));
+    KVF_TRY(s->t->ops->norm(s, l->attention_norm));
     return s->t->ops->project(s, l);
 }
 
 kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
 {
     const transformer_layer *l = &s->t->layers[layer];
-    TRANSFORMER_TRY(s->t->ops->norm(s, l->mlp_norm));
+    KVF_TRY(s->t->ops->norm(s, l->mlp_norm));
     return s->t->ops->mlp(s, l);
 }
 
 static kvf_status run_attention(const transformer_step *s, uint32_t layer,
                                 const uint32_t *positions)
 {
-    TRANSFORMER_TRY(transformer_project(s, layer));
+    KVF_TRY(transformer_project(s, layer));
     return attend(s, layer, positions);
 }
 
 static kvf_status run_rest(const transformer_step *s, uint32_t layer)
 {
-    TRANSFORMER_TRY(s->t->ops->output(s, &s->t->layers[layer]));
+    KVF_TRY(s->t->ops->output(s, &s->t->layers[layer]));
     return transformer_mlp(s, layer);
 }
 
@@ -96,9 +98,9 @@ static kvf_status prefill_layer(transformer_step s, uint32_t layer, uint32_t cou
     const bool is_last = layer + 1 == s.t->model.layers;
     for (s.first = 0; s.first < count; s.first += s.rows) {
         s.rows = count - s.first < chunk ? count - s.first : chunk;
-        TRANSFORMER_TRY(run_attention(&s, layer, positions + s.first));
+        KVF_TRY(run_attention(&s, layer, positions + s.first));
         if (!is_last)
-            TRANSFORMER_TRY(run_rest(&s, layer));
+            KVF_TRY(run_rest(&s, layer));
     }
     return KVF_OK;
 }
@@ -114,9 +116,9 @@ kvf_status kvf_transformer_prefill(kvf_transformer *t, kvf_cache *cache, kvf_seq
         t->positions[i] = first + i;
     transformer_step s = {
         .t = t, .cache = cache, .sequences = &sequence, .stream = stream, .rows = count};
-    TRANSFORMER_TRY(t->ops->start(&s, ids, t->positions));
+    KVF_TRY(t->ops->start(&s, ids, t->positions));
     for (uint32_t layer = 0; layer < t->model.layers; layer++)
-        TRANSFORMER_TRY(prefill_layer(s, layer, count, t->positions));
+        KVF_TRY(prefill_layer(s, layer, count, t->positions));
     return KVF_OK;
 }
 
@@ -132,13 +134,13 @@ static kvf_status decode_layers(const transformer_step *s, bool wants_logits,
 {
     const kvf_transformer *t = s->t;
     for (uint32_t layer = 0; layer < t->model.layers; layer++) {
-        TRANSFORMER_TRY(run_attention(s, layer, positions));
+        KVF_TRY(run_attention(s, layer, positions));
         if (wants_logits || layer + 1 < t->model.layers)
-            TRANSFORMER_TRY(run_rest(s, layer));
+            KVF_TRY(run_rest(s, layer));
     }
     if (!wants_logits)
         return KVF_OK;
-    TRANSFORMER_TRY(t->ops->norm(s, t->final_norm));
+    KVF_TRY(t->ops->norm(s, t->final_norm));
     return t->ops->logits(s);
 }
 
@@ -205,7 +207,7 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
                           .stream = stream,
                           .rows = batch,
                           .decode = true};
-    TRANSFORMER_TRY(t->ops->start(&s, ids, t->positions));
+    KVF_TRY(t->ops->start(&s, ids, t->positions));
     return decode_step(&s, want_logits);
 }
 

@@ -10,6 +10,7 @@
  * prompt has position first + i whatever was evicted before it.
  */
 
+#include "common/base.h"
 #include "transformer_ops.h"
 
 /* A prompt on its way. */
@@ -47,12 +48,12 @@ static kvf_status run_layer(transformer_step s, uint32_t layer, uint32_t rows)
     const uint32_t most = s.t->options.chunk_max;
     for (s.first = 0; s.first < rows; s.first += s.rows) {
         s.rows = rows - s.first < most ? rows - s.first : most;
-        TRANSFORMER_TRY(transformer_project(&s, layer));
-        TRANSFORMER_TRY(attend(&s, layer));
+        KVF_TRY(transformer_project(&s, layer));
+        KVF_TRY(attend(&s, layer));
         if (layer + 1 == s.t->model.layers)
             continue;
-        TRANSFORMER_TRY(s.t->ops->output(&s, &s.t->layers[layer]));
-        TRANSFORMER_TRY(transformer_mlp(&s, layer));
+        KVF_TRY(s.t->ops->output(&s, &s.t->layers[layer]));
+        KVF_TRY(transformer_mlp(&s, layer));
     }
     return KVF_OK;
 }
@@ -65,7 +66,7 @@ static kvf_status start(const chunk_run *r, uint32_t done, const chunk_part *par
     for (uint32_t i = 0; i < part->tokens + part->patch; i++)
         t->positions[i] = position + i;
     s.rows = part->tokens;
-    TRANSFORMER_TRY(t->ops->start(&s, r->ids + done, t->positions));
+    KVF_TRY(t->ops->start(&s, r->ids + done, t->positions));
     if (part->patch == 0)
         return KVF_OK;
     s.first = part->tokens;
@@ -77,12 +78,12 @@ static kvf_status run_chunk(const chunk_run *r, uint32_t done, const chunk_part 
                             uint32_t position)
 {
     const transformer_step *s = &r->step;
-    TRANSFORMER_TRY(start(r, done, part, position));
+    KVF_TRY(start(r, done, part, position));
     for (uint32_t layer = 0; layer < s->t->model.layers; layer++) {
-        TRANSFORMER_TRY(run_layer(*s, layer, part->tokens + part->patch));
+        KVF_TRY(run_layer(*s, layer, part->tokens + part->patch));
         if (r->prune)
-            TRANSFORMER_TRY(kvf_prune_chunk(r->prune, s->sequences[0], layer, part->tokens,
-                                            part->patch, s->stream));
+            KVF_TRY(kvf_prune_chunk(r->prune, s->sequences[0], layer, part->tokens, part->patch,
+                                    s->stream));
     }
     return KVF_OK;
 }
@@ -94,8 +95,8 @@ static kvf_status run_chunks(const chunk_run *r, uint32_t position)
         const chunk_part part = {.tokens = rest < r->chunk ? rest : r->chunk,
                                  .patch = rest > r->chunk ? r->patch : 0};
         if (done > 0) /* ids and positions of the chunk before were read */
-            TRANSFORMER_TRY(kvf_stream_wait(r->step.stream));
-        TRANSFORMER_TRY(run_chunk(r, done, &part, position + done));
+            KVF_TRY(kvf_stream_wait(r->step.stream));
+        KVF_TRY(run_chunk(r, done, &part, position + done));
         done += part.tokens;
     }
     return KVF_OK;
@@ -144,13 +145,13 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
     const kvf_prune_config *config = prune ? kvf_prune_config_get(prune) : NULL;
     const kvf_prompt whole = {.sequence = sequence, .ids = ids, .count = count};
     kvf_error error;
-    TRANSFORMER_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
+    KVF_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
     if (config && config->eviction == KVF_EVICTION_NONE)
         return kvf_transformer_prefill_pruned(t, cache, prune, &whole, 1, stream);
     if (!transformer_ids_valid(t, ids, count))
         return KVF_INVALID;
     if (prune)
-        TRANSFORMER_TRY(kvf_prune_begin(prune, sequence, count));
+        KVF_TRY(kvf_prune_begin(prune, sequence, count));
     const uint32_t held = kvf_sequence_length(sequence, 0);
     const chunk_run run = {
         .step = {.t = t, .cache = cache, .sequences = &sequence, .stream = stream},

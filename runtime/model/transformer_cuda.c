@@ -9,6 +9,7 @@
  * type. Invariant: after open every pointer of a layer is device memory.
  */
 
+#include "common/base.h"
 #include "matmul_cublas.h"
 #include "row_ops.h"
 #include "transformer_ops.h"
@@ -108,7 +109,7 @@ static kvf_status move_rows(const transformer_step *s, float *array, uint32_t wi
                                       .index = index,
                                       .from = array,
                                       .to = s->t->buffers.gate_up};
-    TRANSFORMER_TRY(launched(s, kvf_row_gather_cuda(&args, kvf_stream_native(s->stream))));
+    KVF_TRY(launched(s, kvf_row_gather_cuda(&args, kvf_stream_native(s->stream))));
     return kvf_memory_copy(s->stream, to, args.to, (size_t)s->rows * width * sizeof *to);
 }
 
@@ -127,9 +128,9 @@ static kvf_status cuda_gather(const transformer_step *s, const uint32_t *index)
         const uint32_t rest = s->rows - done;
         piece.first = s->first + done;
         piece.rows = rest < piece_max ? rest : (uint32_t)piece_max;
-        TRANSFORMER_TRY(move_rows(&piece, t->buffers.hidden, hidden, device + done));
-        TRANSFORMER_TRY(move_rows(&piece, t->buffers.cosine, half, device + done));
-        TRANSFORMER_TRY(move_rows(&piece, t->buffers.sine, half, device + done));
+        KVF_TRY(move_rows(&piece, t->buffers.hidden, hidden, device + done));
+        KVF_TRY(move_rows(&piece, t->buffers.cosine, half, device + done));
+        KVF_TRY(move_rows(&piece, t->buffers.sine, half, device + done));
     }
     return KVF_OK;
 }
@@ -138,8 +139,8 @@ static kvf_status cuda_read_hidden(const transformer_step *s, float *out)
 {
     const size_t bytes = s->t->model.hidden_size * sizeof *out;
     const pinned *row = &part_of(s->t)->logits;
-    TRANSFORMER_TRY(kvf_memory_copy(s->stream, row->device, hidden_rows(s), bytes));
-    TRANSFORMER_TRY(kvf_stream_wait(s->stream));
+    KVF_TRY(kvf_memory_copy(s->stream, row->device, hidden_rows(s), bytes));
+    KVF_TRY(kvf_stream_wait(s->stream));
     memcpy(out, row->host, bytes);
     return KVF_OK;
 }
@@ -163,7 +164,7 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
     const transformer_buffers *b = &t->buffers;
     const size_t half = (size_t)s->first * t->rope.count;
     const uint32_t outputs = transformer_query_width(m) + 2 * transformer_kv_width(m);
-    TRANSFORMER_TRY(multiply(s, &l->query, outputs, b->normed, b->qkv, false));
+    KVF_TRY(multiply(s, &l->query, outputs, b->normed, b->qkv, false));
     const kvf_row_rotate_args args = {.dtype = m->dtype,
                                       .rows = s->rows,
                                       .query_heads = m->query_heads,
@@ -191,13 +192,13 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
 {
     const transformer_buffers *b = &s->t->buffers;
     const uint32_t width = s->t->model.intermediate_size;
-    TRANSFORMER_TRY(multiply(s, &l->gate, 2 * width, b->normed, b->gate_up, false));
+    KVF_TRY(multiply(s, &l->gate, 2 * width, b->normed, b->gate_up, false));
     const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
                                         .rows = s->rows,
                                         .width = width,
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
-    TRANSFORMER_TRY(launched(s, kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
+    KVF_TRY(launched(s, kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
     return multiply(s, &l->down, l->down.outputs, b->activated, hidden_rows(s), true);
 }
 
@@ -205,8 +206,7 @@ static kvf_status cuda_logits(const transformer_step *s)
 {
     const kvf_transformer *t = s->t;
     const size_t bytes = (size_t)s->rows * t->model.vocab_size * sizeof(float);
-    TRANSFORMER_TRY(
-        multiply(s, &t->head, t->head.outputs, t->buffers.normed, t->buffers.logits, false));
+    KVF_TRY(multiply(s, &t->head, t->head.outputs, t->buffers.normed, t->buffers.logits, false));
     return kvf_memory_copy(s->stream, part_of(t)->logits.device, t->buffers.logits, bytes);
 }
 
@@ -387,8 +387,8 @@ static kvf_status upload_through(uploader *u)
 {
     kvf_runtime *runtime = u->t->options.runtime;
     for (uint32_t i = 0; i < 2; i++) {
-        TRANSFORMER_TRY(pin(runtime, UPLOAD_BYTES, "loading weights", &u->buffer[i], u->error));
-        TRANSFORMER_TRY(kvf_stream_create(runtime, &u->stream[i]));
+        KVF_TRY(pin(runtime, UPLOAD_BYTES, "loading weights", &u->buffer[i], u->error));
+        KVF_TRY(kvf_stream_create(runtime, &u->stream[i]));
     }
     upload_all(u);
     for (uint32_t i = 0; i < 2 && u->status == KVF_OK; i++)
@@ -433,7 +433,7 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
                           "%zu bytes for the hidden states of a prompt: %s", bytes,
                           kvf_runtime_error(runtime)->text);
     lay_out(options, p->reservation, &t->buffers);
-    TRANSFORMER_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
+    KVF_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
     return pin(runtime, logits_bytes(options), "logits", &p->logits, error);
 }
 
@@ -449,8 +449,8 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
     if (kvf_row_use_device(t->options.device_ordinal) != 0)
         return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
                           t->options.device_ordinal);
-    TRANSFORMER_TRY(reserve(t, error));
-    TRANSFORMER_TRY(kvf_cublas_open(p->workspace, &p->cublas, error));
+    KVF_TRY(reserve(t, error));
+    KVF_TRY(kvf_cublas_open(p->workspace, &p->cublas, error));
     return upload_weights(t, error);
 }
 

@@ -8,6 +8,7 @@
  * of one launch write disjoint rows or columns.
  */
 
+#include "common/base.h"
 #include "layer_ops.h"
 #include "transformer_ops.h"
 
@@ -203,7 +204,7 @@ static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
 
 static kvf_status host_read_hidden(const transformer_step *s, float *out)
 {
-    TRANSFORMER_TRY(kvf_stream_wait(s->stream));
+    KVF_TRY(kvf_stream_wait(s->stream));
     memcpy(out, hidden_rows(s), s->t->model.hidden_size * sizeof *out);
     return KVF_OK;
 }
@@ -216,16 +217,16 @@ static kvf_status host_norm(const transformer_step *s, const float *weight)
 static kvf_status host_project(const transformer_step *s, const transformer_layer *l)
 {
     const transformer_buffers *b = &s->t->buffers;
-    TRANSFORMER_TRY(multiply(s, (kvf_linear_call){.parts = {&l->query, &l->key, &l->value},
-                                                  .part_count = 3,
-                                                  .x = b->normed,
-                                                  .y = b->qkv}));
+    KVF_TRY(multiply(s, (kvf_linear_call){.parts = {&l->query, &l->key, &l->value},
+                                          .part_count = 3,
+                                          .x = b->normed,
+                                          .y = b->qkv}));
     return launch(s, rotate_task, (row_args){.layer = l}, s->rows);
 }
 
 static kvf_status host_output(const transformer_step *s, const transformer_layer *l)
 {
-    TRANSFORMER_TRY(launch(s, widen_task, (row_args){0}, s->rows));
+    KVF_TRY(launch(s, widen_task, (row_args){0}, s->rows));
     return multiply(s, (kvf_linear_call){.parts = {&l->output},
                                          .part_count = 1,
                                          .x = host_of(s->t)->attended_wide,
@@ -236,10 +237,10 @@ static kvf_status host_output(const transformer_step *s, const transformer_layer
 static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l)
 {
     const transformer_buffers *b = &s->t->buffers;
-    TRANSFORMER_TRY(multiply(
+    KVF_TRY(multiply(
         s, (kvf_linear_call){
                .parts = {&l->gate, &l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
-    TRANSFORMER_TRY(launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t)));
+    KVF_TRY(launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t)));
     return multiply(s, (kvf_linear_call){.parts = {&l->down},
                                          .part_count = 1,
                                          .x = b->activated,
@@ -317,7 +318,7 @@ static kvf_status host_open(kvf_transformer *t, kvf_error *error)
         return model_out_of_memory(error, sizeof *part, "the transformer");
     t->device = part;
     kvf_linear_limits limits = linear_limits(options);
-    TRANSFORMER_TRY(kvf_linear_engine_open(options->runtime, &limits, &part->engine, error));
+    KVF_TRY(kvf_linear_engine_open(options->runtime, &limits, &part->engine, error));
     size_t bytes = lay_out(options, NULL, &t->buffers, &part->attended_wide);
     if (kvf_memory_alloc(options->runtime, bytes, &part->reservation) != KVF_OK)
         return model_out_of_memory(error, bytes, "the hidden states of a chunk");

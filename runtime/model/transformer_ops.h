@@ -119,11 +119,4 @@ static inline void *transformer_slice(transformer_slicer *s, size_t count, size_
 void transformer_lay_out(const kvf_transformer_options *options, size_t own, transformer_slicer *s,
                          transformer_buffers *b);
 
-#define TRANSFORMER_TRY(call)                                                                      \
-    do {                                                                                           \
-        kvf_status try_status = (call);                                                            \
-        if (try_status != KVF_OK)                                                                  \
-            return try_status;                                                                     \
-    } while (0)
-
 #endif

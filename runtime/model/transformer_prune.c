@@ -16,6 +16,8 @@
 
 #include <string.h>
 
+#include "common/base.h"
+
 /* A pruned prefill on its way. */
 typedef struct prune_run {
     kvf_transformer *t;
@@ -56,7 +58,7 @@ static kvf_status attend(const prune_run *r, const transformer_step *s, uint32_t
                                    .v = b->v,
                                    .positions = r->t->positions + s->first,
                                    .out = b->attended};
-    TRANSFORMER_TRY(kvf_prefill(r->cache, &args, r->stream));
+    KVF_TRY(kvf_prefill(r->cache, &args, r->stream));
     return r->prune ? kvf_prune_append(r->prune, &args, r->stream) : KVF_OK;
 }
 
@@ -68,10 +70,10 @@ static kvf_status run_attention(const prune_run *r, uint32_t index, uint32_t lay
     transformer_step s = step_of(r, index);
     s.rows = 0;
     while (next_chunk(p, r->t->options.chunk_max, &s)) {
-        TRANSFORMER_TRY(transformer_project(&s, layer));
-        TRANSFORMER_TRY(attend(r, &s, layer));
+        KVF_TRY(transformer_project(&s, layer));
+        KVF_TRY(attend(r, &s, layer));
         if (!ends)
-            TRANSFORMER_TRY(r->t->ops->output(&s, &r->t->layers[layer]));
+            KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer]));
     }
     return KVF_OK;
 }
@@ -87,7 +89,7 @@ static kvf_status run_mlp(const prune_run *r, uint32_t index, uint32_t layer)
         return r->completes ? transformer_mlp(&s, layer) : KVF_OK;
     }
     while (next_chunk(p, r->t->options.chunk_max, &s))
-        TRANSFORMER_TRY(transformer_mlp(&s, layer));
+        KVF_TRY(transformer_mlp(&s, layer));
     return KVF_OK;
 }
 
@@ -125,14 +127,13 @@ static kvf_status run_layer(const prune_run *r, uint32_t index)
     transformer_prompt *p = &r->t->prompts[index];
     const uint32_t layer = p->layer++;
     kvf_prune_result result = {0};
-    TRANSFORMER_TRY(run_attention(r, index, layer));
+    KVF_TRY(run_attention(r, index, layer));
     if (r->prune)
-        TRANSFORMER_TRY(
-            kvf_prune_layer(r->prune, r->prompts[index].sequence, layer, r->stream, &result));
+        KVF_TRY(kvf_prune_layer(r->prune, r->prompts[index].sequence, layer, r->stream, &result));
     if (result.restart)
         return start_over(r, index, &result);
     if (result.propagate && p->layer < r->t->model.layers)
-        TRANSFORMER_TRY(shorten(r, index, &result));
+        KVF_TRY(shorten(r, index, &result));
     return run_mlp(r, index, layer);
 }
 
@@ -151,7 +152,7 @@ static kvf_status run_layers(const prune_run *r, uint32_t batch)
     for (uint32_t layer = 0; layer < r->t->model.layers; layer = lowest_layer(r->t, batch))
         for (uint32_t i = 0; i < batch; i++)
             if (r->t->prompts[i].layer == layer)
-                TRANSFORMER_TRY(run_layer(r, i));
+                KVF_TRY(run_layer(r, i));
     return KVF_OK;
 }
 
@@ -184,9 +185,9 @@ static kvf_status prefill(const prune_run *r, uint32_t batch)
     if (!fits(r->t, r->prompts, batch))
         return KVF_INVALID;
     for (uint32_t i = 0; r->prune && i < batch; i++)
-        TRANSFORMER_TRY(kvf_prune_begin(r->prune, r->prompts[i].sequence, r->prompts[i].count));
+        KVF_TRY(kvf_prune_begin(r->prune, r->prompts[i].sequence, r->prompts[i].count));
     for (uint32_t i = 0, first = 0; i < batch; first += r->prompts[i++].count)
-        TRANSFORMER_TRY(start(r, i, first));
+        KVF_TRY(start(r, i, first));
     return run_layers(r, batch);
 }
 
@@ -208,7 +209,7 @@ kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prun
                            .prompts = prompt,
                            .stream = stream,
                            .completes = true};
-    TRANSFORMER_TRY(prefill(&run, 1));
+    KVF_TRY(prefill(&run, 1));
     transformer_step s = step_of(&run, 0);
     s.first += s.rows - 1;
     s.rows = 1;

@@ -14,7 +14,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base.h"
+#include "common/base.h"
 
 double kvf_share_value(float share)
 {

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "policies.h"
 #include "profile.h"
 #include "pruner.h"

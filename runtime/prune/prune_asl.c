@@ -22,8 +22,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 #define DIGIT_BITS 11u

@@ -16,8 +16,8 @@
 
 #include <stdbool.h>
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 static void fastkv_defaults(kvf_prune_settings *settings)

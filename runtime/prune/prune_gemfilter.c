@@ -16,8 +16,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 static void gemfilter_defaults(kvf_prune_settings *settings)

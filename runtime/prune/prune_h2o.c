@@ -10,8 +10,8 @@
  * KV head are summed. The share that is kept is FastKV's for this comparison, 0.1.
  */
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 static void h2o_defaults(kvf_prune_settings *settings)

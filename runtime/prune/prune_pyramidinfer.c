@@ -15,8 +15,8 @@
 
 #include <math.h>
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 #define PI 3.14159265358979323846

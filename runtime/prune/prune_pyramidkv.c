@@ -12,8 +12,8 @@
  * 7, beta 20), but for the count: a share, 0.1, as in FastKV's comparisons.
  */
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 static void pyramidkv_defaults(kvf_prune_settings *settings)

@@ -8,8 +8,8 @@
  * may keep. Positions stay true. The share that is kept is FastKV's for this comparison, 0.1.
  */
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 
 static void streaming_defaults(kvf_prune_settings *settings)

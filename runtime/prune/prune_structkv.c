@@ -24,8 +24,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base.h"
 #include "choose.h"
+#include "common/base.h"
 #include "policies.h"
 #include "structkv_transition.h"
 

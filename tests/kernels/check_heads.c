@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "convert.h"
+#include "common/convert.h"
 #include "paging.h"
 
 /* `count` distinct heads of `heads`, in any order; NULL: 0, 1, ... */

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 
 typedef struct levels {

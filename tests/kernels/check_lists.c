@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "convert.h"
+#include "common/convert.h"
 
 /* Scores of pages: usual, or with everything that damages a comparison. */
 static void fill_scores(check *c, float *to, size_t count, uint32_t kind)

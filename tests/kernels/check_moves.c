@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 
 static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, uint32_t subs,

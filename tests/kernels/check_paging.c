@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "check_rows.h"
-#include "convert.h"
+#include "common/convert.h"
 
 static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
 {

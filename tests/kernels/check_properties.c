@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "convert.h"
+#include "common/convert.h"
 #include "page_rows.h"
 
 #define D     128u

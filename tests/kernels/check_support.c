@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "convert.h"
+#include "common/convert.h"
 
 #define GUARD       64u
 #define GUARD_BYTE  0xa5

@@ -8,7 +8,7 @@
  */
 
 #include "random_model.h"
-#include "number_formats.h"
+#include "common/convert.h"
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -125,7 +125,8 @@ static bool write_tensor(FILE *file, const tensor_plan *t, kvf_dtype dtype)
     for (uint64_t left = tensor_count(t); left > 0;) {
         size_t count = left < BLOCK_NUMBERS ? (size_t)left : BLOCK_NUMBERS;
         for (size_t i = 0; i < count; i++)
-            number_store(block, dtype, i, number_make(random_stream_next(&stream), scale, dtype));
+            kvf_element_set(block, dtype, i,
+                            number_make(random_stream_next(&stream), scale, dtype));
         if (fwrite(block, element, count, file) != count)
             return false;
         left -= count;

@@ -6,9 +6,9 @@
  * the same bits with 1, 2 and 3 threads.
  */
 
+#include "common/convert.h"
 #include "layer_ops.h"
 #include "linear.h"
-#include "number_formats.h"
 #include "random_model.h"
 #include "safetensors.h"
 
@@ -54,7 +54,7 @@ static data data_create(const problem *p)
         size_t count = (size_t)p->outputs[part] * p->inputs;
         void *weight = malloc(count * kvf_weights_dtype_bytes(p->dtype));
         for (size_t i = 0; i < count; i++)
-            number_store(weight, p->dtype, i, unit(&stream));
+            kvf_element_set(weight, p->dtype, i, unit(&stream));
         d.parts[part] = (kvf_linear){
             .weight = weight, .dtype = p->dtype, .outputs = p->outputs[part], .inputs = p->inputs};
         d.columns += p->outputs[part];
@@ -131,8 +131,8 @@ static void compare(const problem *p, const data *d)
                 if (d->parts[part].bias)
                     want += (double)d->parts[part].bias[out];
                 for (uint32_t i = 0; i < p->inputs; i++)
-                    want += (double)number_load(d->parts[part].weight, p->dtype,
-                                                (size_t)out * p->inputs + i) *
+                    want += (double)kvf_element_get(d->parts[part].weight, p->dtype,
+                                                    (size_t)out * p->inputs + i) *
                             (double)d->x[(size_t)row * p->inputs + i];
                 if (!(fabs(want - (double)d->y[at]) <= tolerance))
                     fail_msg("row %u, output %u of part %u: %.7g, expected %.7g", row, out, part,
@@ -244,14 +244,16 @@ static void numbers_survive_the_way_there_and_back(void **state)
 {
     (void)state;
     for (uint32_t h = 0; h < 65536; h++) {
-        float b = number_from_bf16((uint16_t)h), f = number_from_fp16((uint16_t)h);
-        assert_true(isnan(b) ? isnan(number_from_bf16(number_to_bf16(b))) : number_to_bf16(b) == h);
-        assert_true(isnan(f) ? isnan(number_from_fp16(number_to_fp16(f))) : number_to_fp16(f) == h);
+        float b = kvf_bf16_to_float((uint16_t)h), f = kvf_fp16_to_float((uint16_t)h);
+        assert_true(isnan(b) ? isnan(kvf_bf16_to_float(kvf_bf16_from_float(b)))
+                             : kvf_bf16_from_float(b) == h);
+        assert_true(isnan(f) ? isnan(kvf_fp16_to_float(kvf_fp16_from_float(f)))
+                             : kvf_fp16_from_float(f) == h);
     }
-    assert_int_equal(number_to_fp16(65520.0f), 0x7c00);
-    assert_int_equal(number_to_fp16(0x1.8p-24f), 2); /* a tie: to even */
-    assert_int_equal(number_to_fp16(0x1p-25f), 0);
-    assert_int_equal(number_to_bf16(0x1.01p0f), 0x3f80);
+    assert_int_equal(kvf_fp16_from_float(65520.0f), 0x7c00);
+    assert_int_equal(kvf_fp16_from_float(0x1.8p-24f), 2); /* a tie: to even */
+    assert_int_equal(kvf_fp16_from_float(0x1p-25f), 0);
+    assert_int_equal(kvf_bf16_from_float(0x1.01p0f), 0x3f80);
 }
 
 int main(void)

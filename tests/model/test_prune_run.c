@@ -9,10 +9,10 @@
  * the logits of the steps after the prompt, decoded with a budget that makes selection matter.
  */
 
+#include "common/convert.h"
 #include "generate.h"
 #include "layer_ops.h"
 #include "model_fixture.h"
-#include "number_formats.h"
 #include "random_model.h"
 #include "transformer.h"
 

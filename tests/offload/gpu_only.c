@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/clock.h"
 #include "device.h"
 
 #define PAGES      512u

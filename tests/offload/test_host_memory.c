@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/headroom.h"
+#include "common/text.h"
 #include "offload_rig.h"
 
 #define MIB ((uint64_t)1 << 20)

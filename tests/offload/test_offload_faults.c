@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
 #include "offload_rig.h"
 #include "page_pool.h"
 #include "residency.h"

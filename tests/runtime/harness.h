@@ -23,7 +23,7 @@
 
 #include <kvferry/kvferry.h>
 
-#include "convert.h"
+#include "common/convert.h"
 
 /* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
  */

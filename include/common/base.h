@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_BASE_H
-#define KVF_KERNELS_BASE_H
+#ifndef KVF_COMMON_BASE_H
+#define KVF_COMMON_BASE_H
 
 /*
- * What every folder shares: assertions by level, small arithmetic, compiler attributes. C, and C++
- * for the sake of CUDA sources, where the same small functions run on the device.
+ * The floor that all folders stand on, clients included: assertions by level, small arithmetic,
+ * compiler attributes, KVF_TRY. C, and C++ for CUDA sources, where the same small functions run on
+ * the device. It is not installed; examples and the public headers do without it.
  *
  * A failed assertion is a programmer's error and stops the process; it is never used for bad input.
  * Level 0 is cheap and always on; level 1 is on in debug builds; level 2 walks whole structures
@@ -14,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+
+#include <kvferry/kvferry.h>
 
 #ifndef KVF_ASSERT_LEVEL
 #define KVF_ASSERT_LEVEL 0
@@ -47,6 +50,14 @@
 #else
 #define KVF_PRINTF(text, first)
 #endif
+
+/* Leave the function with the status of a call that failed. */
+#define KVF_TRY(call)                                                                              \
+    do {                                                                                           \
+        kvf_status kvf_try_status_ = (call);                                                       \
+        if (kvf_try_status_ != KVF_OK)                                                             \
+            return kvf_try_status_;                                                                \
+    } while (0)
 
 KVF_INLINE uint32_t kvf_min_u32(uint32_t a, uint32_t b)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_CONVERT_H
-#define KVF_KERNELS_CONVERT_H
+#ifndef KVF_COMMON_CONVERT_H
+#define KVF_COMMON_CONVERT_H
 
 /*
  * Scalar conversions between fp32 and the element types of a cache.
@@ -15,7 +15,7 @@
 
 #include <kvferry/kvferry.h>
 
-#include "base.h"
+#include "common/base.h"
 
 KVF_INLINE uint32_t kvf_float_bits(float x)
 {

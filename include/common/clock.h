@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_COMMON_CLOCK_H
+#define KVF_COMMON_CLOCK_H
+
+/*
+ * The clock that never goes back. It knows no date; only differences mean something.
+ */
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t kvf_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static inline double kvf_now_ms(void)
+{
+    return (double)kvf_now_ns() * 1e-6;
+}
+
+static inline double kvf_now_seconds(void)
+{
+    return (double)kvf_now_ns() * 1e-9;
+}
+
+#endif

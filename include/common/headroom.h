@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_COMMON_HEADROOM_H
+#define KVF_COMMON_HEADROOM_H
+
+/*
+ * What Linux says is left of memory: /proc/meminfo, and the memory controller of cgroups, versions
+ * 1 and 2. It reads small files and changes nothing. Of several limits the smallest counts; a
+ * number that cannot be read is UINT64_MAX.
+ */
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Version 1 writes a huge number for "no limit". */
+#define KVF_CGROUP_UNLIMITED ((uint64_t)1 << 60)
+
+/* The number that a file begins with; 0 if there is none. */
+static inline int kvf_file_number(const char *path, uint64_t *out)
+{
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return 0;
+    unsigned long long value;
+    int is_read = fscanf(file, "%llu", &value) == 1;
+    fclose(file);
+    if (is_read)
+        *out = value;
+    return is_read;
+}
+
+/* The sum of the values of two keys in a file of "key value" lines (a colon and "kB" are fine). */
+static inline uint64_t kvf_file_keys(const char *path, const char *first, const char *second)
+{
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return 0;
+    char line[256];
+    uint64_t sum = 0;
+    while (fgets(line, sizeof line, file)) {
+        char key[64];
+        unsigned long long value;
+        if (sscanf(line, "%63[^: ]%*[: ]%llu", key, &value) != 2)
+            continue;
+        if (strcmp(key, first) == 0 || strcmp(key, second) == 0)
+            sum += value;
+    }
+    fclose(file);
+    return sum;
+}
+
+/* MemAvailable of the machine. */
+static inline uint64_t kvf_machine_headroom(void)
+{
+    const uint64_t kib = kvf_file_keys("/proc/meminfo", "MemAvailable", "MemAvailable");
+    return kib > 0 ? kib * 1024 : UINT64_MAX;
+}
+
+/* Of one directory; file cache counts as room, because the kernel gives it up first. */
+static inline uint64_t kvf_cgroup_room(const char *directory, int version)
+{
+    static const struct {
+        const char *limit, *usage, *inactive, *active;
+    } names[] = {{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                  "total_active_file"},
+                 {"memory.max", "memory.current", "inactive_file", "active_file"}};
+    const int v = version - 1;
+    char path[1400];
+    uint64_t limit, usage;
+    snprintf(path, sizeof path, "%s/%s", directory, names[v].limit);
+    if (!kvf_file_number(path, &limit) || limit >= KVF_CGROUP_UNLIMITED)
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/%s", directory, names[v].usage);
+    if (!kvf_file_number(path, &usage))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/memory.stat", directory);
+    const uint64_t cache = kvf_file_keys(path, names[v].inactive, names[v].active);
+    usage = cache < usage ? usage - cache : 0;
+    return usage < limit ? limit - usage : 0;
+}
+
+/* The least over a directory and its parents, up to `base`. */
+static inline uint64_t kvf_cgroup_tree_room(const char *base, const char *below, int version)
+{
+    char path[1024];
+    uint64_t least = UINT64_MAX;
+    int length = snprintf(path, sizeof path, "%s%s", base, below);
+    if (length < 0 || (size_t)length >= sizeof path)
+        return UINT64_MAX;
+    size_t stop = strlen(base);
+    for (;;) {
+        uint64_t here = kvf_cgroup_room(path, version);
+        least = here < least ? here : least;
+        char *slash = strrchr(path, '/');
+        if (strlen(path) <= stop || !slash)
+            return least;
+        *slash = '\0';
+    }
+}
+
+/* Room below the limits of this process; "/proc/self/cgroup" and "/sys/fs/cgroup", which tests
+ * replace. */
+static inline uint64_t kvf_cgroup_headroom(const char *proc_self_cgroup, const char *sys_fs_cgroup)
+{
+    FILE *file = fopen(proc_self_cgroup, "r");
+    if (!file)
+        return UINT64_MAX;
+    char line[768];
+    uint64_t least = UINT64_MAX;
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = '\0';
+        const char *controllers = strchr(line, ':');
+        const char *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path)
+            continue;
+        size_t length = (size_t)(path - controllers) - 1;
+        char base[256];
+        uint64_t found = UINT64_MAX;
+        if (length == 0) {
+            snprintf(base, sizeof base, "%s", sys_fs_cgroup);
+            found = kvf_cgroup_tree_room(base, path + 1, 2);
+        } else if (length == 6 && strncmp(controllers + 1, "memory", 6) == 0) {
+            snprintf(base, sizeof base, "%s/memory", sys_fs_cgroup);
+            found = kvf_cgroup_tree_room(base, path + 1, 1);
+        }
+        least = found < least ? found : least;
+    }
+    fclose(file);
+    return least;
+}
+
+#endif
