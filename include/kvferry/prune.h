@@ -13,15 +13,18 @@
  * set (OFFLOAD).
  *
  *     kvf_prune_config pc;
- *     kvf_prune_config_init(&pc, "fastkv");
+ *     kvf_prune_config_init(&pc, kvf_prune_policy_find("fastkv"));
  *     cc.observe_window = pc.settings.window;        // before kvf_cache_open
  *     kvf_prune_open(cache, &pc, &prune, &error);
  *
  *     kvf_prune_begin(prune, sequence, tokens);
  *     for each layer:
- *         for each chunk: kvf_prefill(cache, &chunk, stream); kvf_prune_append(prune, &chunk,
- * stream); kvf_prune_layer(prune, sequence, layer, stream, &result); the rest of the layer (MLP)
- *         gather hidden states by result.propagate, or start over if result.restart
+ *         for each chunk:
+ *             kvf_prefill(cache, &chunk, stream);
+ *             kvf_prune_append(prune, &chunk, stream);
+ *         kvf_prune_layer(prune, sequence, layer, stream, &result);
+ *         gather hidden states by result.propagate, or start over if result.restart;
+ *         the rest of the layer (MLP)
  *
  * Indexes are indexes into the tokens of that layer, ascending. Ties go to the lower index. Where a
  * share of n tokens is meant, it is floor(n * share).
@@ -109,6 +112,7 @@ typedef enum kvf_prune_needs {
     KVF_PRUNE_LOGITS = 1u << 2,   /**< raw q.k of the last query instead, unscaled, not pooled */
     KVF_PRUNE_SUMS = 1u << 3,     /**< attention summed over all queries of the prompt instead */
     KVF_PRUNE_WEIGHTED = 1u << 4, /**< with SCORES: query w of the window counts (w + 1) / W */
+    KVF_PRUNE_ALL = (1u << 5) - 1,
 } kvf_prune_needs;
 
 /** Shape of one query head's attention, averaged over the window, renormalised without it. */
@@ -120,12 +124,15 @@ typedef struct kvf_prune_profile {
 
 /** What a policy sees of one layer of one sequence. */
 typedef struct kvf_prune_view {
+    const kvf_prune_settings *settings;
+    void *user;  /**< kvf_prune_policy.user */
+    void *state; /**< of the sequence, zeroed when its prompt begins; NULL without state_bytes */
     uint32_t layer, layers;
     uint32_t kv_heads, query_heads;
     uint32_t tokens;     /**< that this layer holds */
     uint32_t prompt;     /**< tokens of the prompt before anything was propagated */
     uint32_t pass;       /**< 0; 1 after a restart */
-    uint32_t window;     /**< settings.window, at most tokens */
+    uint32_t window;     /**< settings->window, at most tokens */
     uint32_t candidates; /**< columns of scores: tokens - window with SCORES, tokens with LOGITS and
                               SUMS, 0 if nothing was measured */
     const float *scores; /**< [kv_heads, candidates] */
@@ -150,34 +157,47 @@ typedef struct kvf_prune_shape {
     uint32_t layers, kv_heads, query_heads, tokens_max;
 } kvf_prune_shape;
 
-/** A policy. All functions are pure: same numbers in, same answer out; they must not call the
- * library. */
+/** What a policy does beyond choosing what a layer keeps. */
+typedef enum kvf_prune_reach {
+    KVF_PRUNE_REACH_LAYER,     /**< nothing */
+    KVF_PRUNE_REACH_PROPAGATE, /**< hands fewer tokens to deeper layers */
+    KVF_PRUNE_REACH_RESTART,   /**< starts over with fewer tokens */
+} kvf_prune_reach;
+
+/** A policy: what it needs, and how it decides. All functions are pure: the same numbers in give
+ * the same answer; they must not call the library. Every field but size, name and decide may be 0
+ * or NULL. */
 typedef struct kvf_prune_policy {
     size_t size;        /**< sizeof(kvf_prune_policy) */
     const char *name;   /**< as in --prune */
     const char *source; /**< the paper, for people */
-    /** Defaults of this policy, over the common ones. May be NULL. */
+    const char *takes;  /**< names of the settings that it looks at, separated by spaces; NULL = it
+                             may look at any */
+    kvf_prune_reach reach; /**< chunked eviction refuses more than LAYER */
+    uint32_t needs;        /**< OR of kvf_prune_needs, the same for every layer */
+    /** Instead of `needs`, where they differ from layer to layer. Of the view, what is measured and
+     * how many tokens there are is not known yet; before a prompt the state is zero. */
+    uint32_t (*needs_at)(const kvf_prune_view *view);
+    /** Defaults of this policy, over the common ones. */
     void (*defaults)(kvf_prune_settings *settings);
     /** Returns NULL, or writes what is wrong (field, value, fix) to text and returns it. Common
-     * ranges were checked before. May be NULL. */
+     * ranges were checked before. */
     const char *(*check)(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                          char *text, size_t capacity);
-    /** Bytes of state per sequence, zeroed before each prompt. May be NULL: none. */
+    /** Bytes of state per sequence. */
     size_t (*state_bytes)(const kvf_prune_settings *settings, const kvf_prune_shape *shape);
-    /** OR of kvf_prune_needs for a layer that is about to come. */
-    uint32_t (*needs)(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                      const void *state, uint32_t layer, uint32_t pass);
-    void (*decide)(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                   void *state, kvf_prune_answer *answer);
-    void *user; /**< passed to decide */
+    void (*decide)(const kvf_prune_view *view, kvf_prune_answer *answer);
+    void *user; /**< for view->user */
 } kvf_prune_policy;
 
-/** The library's own policies by name: full, streaming, h2o, snapkv, pyramidkv, pyramidinfer,
- * gemfilter, fastkv, asl, structkv. NULL if there is none. Thread: any. */
+/** The library's own policy of this name, such as "fastkv"; NULL if there is none. Thread: any. */
 KVF_API const kvf_prune_policy *kvf_prune_policy_find(const char *name);
 
 /** The library's own policies, 0, 1, ...; NULL after the last. Thread: any. */
 KVF_API const kvf_prune_policy *kvf_prune_policy_at(uint32_t index);
+
+/** 1 if the policy looks at the field @p setting of kvf_prune_settings. Thread: any. */
+KVF_API int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting);
 
 typedef struct kvf_prune_config {
     size_t size; /**< set by init */

@@ -407,45 +407,14 @@ kvf_status cli_settings_read(const json_value *object, const char *what, cli_pru
 
 /* ---- policies ---- */
 
-#define SCORING                                                                                    \
-    (SETTING_BIT(SETTING_WINDOW) | SETTING_BIT(SETTING_POOL) | SETTING_BIT(SETTING_POOL_WIDTH) |   \
-     SETTING_BIT(SETTING_GROUP_REDUCE) | SETTING_BIT(SETTING_WINDOW_MEAN))
-#define KEEPING    (SETTING_BIT(SETTING_KEEP) | SETTING_BIT(SETTING_KEEP_TOKENS))
-#define PROPAGATED (SETTING_BIT(SETTING_PROPAGATE) | SETTING_BIT(SETTING_PROPAGATE_TOKENS))
-
-/* What each policy of the library looks at, its file in runtime/prune/ tells. */
-static const struct {
-    const char *policy;
-    uint32_t mask;
-} looks_at[] = {
-    {"full", 0},
-    {"streaming", KEEPING | SETTING_BIT(SETTING_SINK_TOKENS)},
-    {"h2o", KEEPING | SETTING_BIT(SETTING_SINK_TOKENS) | SETTING_BIT(SETTING_RECENT_SHARE) |
-                SETTING_BIT(SETTING_GROUP_REDUCE)},
-    {"snapkv", KEEPING | SCORING},
-    {"pyramidkv", KEEPING | SCORING | SETTING_BIT(SETTING_BETA)},
-    {"pyramidinfer", PROPAGATED | SCORING | SETTING_BIT(SETTING_SINK_TOKENS)},
-    {"gemfilter", KEEPING | SETTING_BIT(SETTING_LAYER) | SETTING_BIT(SETTING_WINDOW) |
-                      SETTING_BIT(SETTING_POOL) | SETTING_BIT(SETTING_POOL_WIDTH) |
-                      SETTING_BIT(SETTING_GROUP_REDUCE)},
-    {"fastkv", KEEPING | PROPAGATED | SCORING | SETTING_BIT(SETTING_LAYER)},
-    {"asl", KEEPING | PROPAGATED | SCORING | SETTING_BIT(SETTING_LAYER) |
-                SETTING_BIT(SETTING_LAYER_MIN) | SETTING_BIT(SETTING_LAYER_MAX) |
-                SETTING_BIT(SETTING_LAYERS_OBSERVED) | SETTING_BIT(SETTING_THRESHOLD) |
-                SETTING_BIT(SETTING_TWO_PASS)},
-    {"structkv", KEEPING | PROPAGATED | SCORING | SETTING_BIT(SETTING_LAYER) |
-                     SETTING_BIT(SETTING_LAYER_MIN) | SETTING_BIT(SETTING_LAYER_MAX) |
-                     SETTING_BIT(SETTING_DECAY) | SETTING_BIT(SETTING_WEIGHTS) |
-                     SETTING_BIT(SETTING_MASS_SHARE) | SETTING_BIT(SETTING_PIVOT) |
-                     SETTING_BIT(SETTING_BLOCK_TOKENS)},
-};
-
 uint32_t cli_settings_of(const char *policy)
 {
-    for (size_t i = 0; i < sizeof looks_at / sizeof *looks_at; i++)
-        if (strcmp(looks_at[i].policy, policy) == 0)
-            return looks_at[i].mask;
-    return UINT32_MAX;
+    const kvf_prune_policy *known = kvf_prune_policy_find(policy);
+    uint32_t mask = 0;
+    for (unsigned s = 0; s < SETTING_COUNT; s++)
+        if (kvf_prune_policy_takes(known, rows[s].name))
+            mask |= SETTING_BIT(s);
+    return mask;
 }
 
 #define LISTING_INDENT  15

@@ -72,18 +72,10 @@ typedef struct recorder {
     uint32_t *counts;            /* [layers] */
 } recorder;
 
-static uint32_t needs_profile(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                              const void *state, uint32_t layer, uint32_t pass)
+static void record_profile(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings, (void)shape, (void)state, (void)layer, (void)pass;
-    return KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE;
-}
-
-static void record_profile(void *user, const kvf_prune_settings *settings,
-                           const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
-{
-    recorder *r = user;
-    (void)settings, (void)state, (void)answer; /* keep all, propagate all */
+    recorder *r = view->user;
+    (void)answer; /* keep all, propagate all */
     if (!view->profile)
         return;
     const kvf_structkv_measures m = kvf_structkv_measure(view->profile, view->query_heads);
@@ -139,7 +131,7 @@ static kvf_status measure_structkv(cli_tune *tune, double *figures, cli_progress
         .size = sizeof policy,
         .name = "profile",
         .source = "records the shape of attention",
-        .needs = needs_profile,
+        .needs = KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE,
         .decide = record_profile,
         .user = &r,
     };

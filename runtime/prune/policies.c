@@ -17,44 +17,57 @@
 #include "choose.h"
 #include "kernels.h"
 
-/* What a policy does beyond choosing what a layer keeps. */
-typedef enum reach {
-    REACH_LAYER,     /* nothing */
-    REACH_PROPAGATE, /* hands fewer tokens to deeper layers */
-    REACH_RESTART,   /* starts over */
-} reach;
+/* What the others are compared with, and what leaves pruning to streaming heads or retrieval. */
+static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    (void)view;
+    (void)answer; /* preset: keep all, propagate all */
+}
 
-static const struct {
-    const kvf_prune_policy *policy;
-    reach reach;
-} policies[] = {
-    {&kvf_prune_full, REACH_LAYER},        {&kvf_prune_streaming, REACH_LAYER},
-    {&kvf_prune_h2o, REACH_LAYER},         {&kvf_prune_snapkv, REACH_LAYER},
-    {&kvf_prune_pyramidkv, REACH_LAYER},   {&kvf_prune_pyramidinfer, REACH_PROPAGATE},
-    {&kvf_prune_gemfilter, REACH_RESTART}, {&kvf_prune_fastkv, REACH_PROPAGATE},
-    {&kvf_prune_asl, REACH_PROPAGATE},     {&kvf_prune_structkv, REACH_PROPAGATE},
-};
+static const kvf_prune_policy full = {.size = sizeof(kvf_prune_policy),
+                                      .name = "full",
+                                      .source = "nothing is pruned",
+                                      .takes = "",
+                                      .decide = keep_all};
+
+/* kvf_prune_<name> of prune_<name>.c, in the order of help; the build knows which there are. */
+#define DECLARE(name) extern const kvf_prune_policy kvf_prune_##name;
+#define ADDRESS(name) &kvf_prune_##name,
+KVF_PRUNE_POLICIES(DECLARE)
+static const kvf_prune_policy *const policies[] = {&full, KVF_PRUNE_POLICIES(ADDRESS)};
 
 #define POLICIES (sizeof policies / sizeof *policies)
 
 const kvf_prune_policy *kvf_prune_policy_at(uint32_t index)
 {
-    return index < POLICIES ? policies[index].policy : NULL;
+    return index < POLICIES ? policies[index] : NULL;
 }
 
 const kvf_prune_policy *kvf_prune_policy_find(const char *name)
 {
     for (size_t i = 0; name && i < POLICIES; i++)
-        if (strcmp(policies[i].policy->name, name) == 0)
-            return policies[i].policy;
+        if (strcmp(policies[i]->name, name) == 0)
+            return policies[i];
     return NULL;
+}
+
+int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting)
+{
+    const char *at = policy->takes;
+    while (at && *at) {
+        const size_t size = strcspn(at, " ");
+        if (strlen(setting) == size && memcmp(at, setting, size) == 0)
+            return 1;
+        at += size + strspn(at + size, " ");
+    }
+    return !policy->takes;
 }
 
 void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
 {
     *config = (kvf_prune_config){
         .size = sizeof *config,
-        .policy = policy ? policy : &kvf_prune_full,
+        .policy = policy ? policy : &full,
         .settings = {.size = sizeof config->settings,
                      .keep = 1.0f,
                      .propagate = 1.0f,
@@ -264,24 +277,12 @@ static void check_policy(complaint *c, const kvf_prune_policy *policy)
                  policy->size, sizeof *policy);
     else if (!policy->name)
         complain(c, "policy->name = NULL: give the policy a name");
-    else if (!policy->needs)
-        complain(c,
-                 "policy->needs = NULL: policy %s must tell what it needs measured; a function "
-                 "that returns KVF_PRUNE_NOTHING will do",
-                 policy->name);
+    else if (policy->needs & ~(uint32_t)KVF_PRUNE_ALL)
+        complain(c, "policy->needs = %#x: policy %s may need %#x (kvf_prune_needs); clear the rest",
+                 policy->needs, policy->name, KVF_PRUNE_ALL);
     else if (!policy->decide)
         complain(c, "policy->decide = NULL: policy %s must decide what a layer keeps",
                  policy->name);
-}
-
-static reach reach_of(const kvf_prune_config *config)
-{
-    if (config->settings.two_pass)
-        return REACH_RESTART;
-    for (size_t i = 0; i < POLICIES; i++)
-        if (policies[i].policy == config->policy)
-            return policies[i].reach;
-    return REACH_LAYER;
 }
 
 static void check_eviction(complaint *c, const kvf_prune_config *config)
@@ -296,12 +297,13 @@ static void check_eviction(complaint *c, const kvf_prune_config *config)
                  "eviction = %s: drops tokens between chunks, but retention = OFFLOAD keeps "
                  "them; set retention = EVICT, or eviction = NONE",
                  eviction);
-    if (reach_of(config) == REACH_RESTART)
+    if (s->two_pass || config->policy->reach == KVF_PRUNE_REACH_RESTART)
         complain(c,
                  "eviction = %s: policy %s%s starts over with other tokens, which a prompt in "
                  "chunks cannot; take another policy, or eviction = NONE",
                  eviction, config->policy->name, s->two_pass ? " with two_pass = 1" : "");
-    if (reach_of(config) == REACH_PROPAGATE && (s->propagate < 1.0f || s->propagate_tokens))
+    if (config->policy->reach == KVF_PRUNE_REACH_PROPAGATE &&
+        (s->propagate < 1.0f || s->propagate_tokens))
         complain(c,
                  "eviction = %s: policy %s hands fewer tokens to deeper layers, which a prompt "
                  "in chunks cannot; set propagate = 1, take another policy, or eviction = NONE",
@@ -342,6 +344,11 @@ kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prun
     for (size_t i = 0; i < sizeof whole_configs / sizeof *whole_configs; i++)
         check_whole(&c, config, whole_configs + i);
     check_eviction(&c, config);
+    if (!config->settings.window && config->policy->takes &&
+        kvf_prune_policy_takes(config->policy, "window"))
+        complain(&c,
+                 "window = 0: the policy looks at attention of the newest queries; set at least "
+                 "1");
     if (c.is_made || !config->policy->check)
         return report(&c, error);
     char own[sizeof error->text] = "";
@@ -349,18 +356,6 @@ kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prun
     if (wrong)
         complain(&c, "%s", wrong);
     return report(&c, error);
-}
-
-const char *kvf_prune_window_problem(const kvf_prune_settings *settings,
-                                     const kvf_prune_shape *shape, char *text, size_t capacity)
-{
-    (void)shape;
-    if (settings->window)
-        return NULL;
-    snprintf(text, capacity,
-             "window = 0: the policy looks at attention of the newest queries; "
-             "set at least 1");
-    return text;
 }
 
 const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_t tokens,

@@ -10,25 +10,15 @@
 
 #include "kvferry/prune.h"
 
-extern const kvf_prune_policy kvf_prune_full;
-extern const kvf_prune_policy kvf_prune_streaming;
-extern const kvf_prune_policy kvf_prune_h2o;
-extern const kvf_prune_policy kvf_prune_snapkv;
-extern const kvf_prune_policy kvf_prune_pyramidkv;
-extern const kvf_prune_policy kvf_prune_pyramidinfer;
-extern const kvf_prune_policy kvf_prune_gemfilter;
-extern const kvf_prune_policy kvf_prune_fastkv;
-extern const kvf_prune_policy kvf_prune_asl;
-extern const kvf_prune_policy kvf_prune_structkv;
+/* What several policies look at, for kvf_prune_policy.takes. */
+#define KVF_TAKES_KEEP      "keep keep_tokens "
+#define KVF_TAKES_PROPAGATE "propagate propagate_tokens "
+#define KVF_TAKES_SCORES    "window pool pool_width group_reduce window_mean "
 
 /* Whether a prompt of so many tokens can be pruned with checked settings. Returns NULL, or writes
  * what is wrong (field, value, fix) to text and returns it. */
 const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_t tokens,
                                      char *text, size_t capacity);
-
-/* A policy's check where a window is needed. */
-const char *kvf_prune_window_problem(const kvf_prune_settings *settings,
-                                     const kvf_prune_shape *shape, char *text, size_t capacity);
 
 /* `layer`, or what AUTO stands for. */
 uint32_t kvf_fastkv_layer(const kvf_prune_settings *settings, uint32_t layers);

@@ -167,12 +167,20 @@ static kvf_status check_needs(kvf_prune *prune, uint32_t layer, uint32_t needs)
     return KVF_OK;
 }
 
-static uint32_t needs_of(const kvf_prune *prune, const kvf_prune_slot *slot)
+kvf_prune_view kvf_prune_view_of(const kvf_prune *prune, const kvf_prune_slot *slot)
 {
-    const kvf_prune_policy *policy = prune->policy;
-    return policy->needs ? policy->needs(&prune->config.settings, &prune->shape, slot->state,
-                                         slot->layer, slot->pass)
-                         : KVF_PRUNE_NOTHING;
+    return (kvf_prune_view){.settings = &prune->config.settings,
+                            .user = prune->policy->user,
+                            .state = slot->state,
+                            .layer = slot->layer,
+                            .layers = prune->shape.layers,
+                            .kv_heads = prune->shape.kv_heads,
+                            .query_heads = prune->shape.query_heads,
+                            .tokens = slot->tokens,
+                            .prompt = slot->prompt,
+                            .pass = slot->pass,
+                            .window = kvf_min_u32(prune->config.settings.window, slot->tokens),
+                            .positions = slot->sequence->layers[slot->layer].positions};
 }
 
 /* The newest queries over the tokens before them, or the last query over all. */
@@ -269,8 +277,9 @@ kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_
 {
     kvf_prune_slot *slot = NULL;
     KVF_TRY(kvf_prune_slot_find(prune, args->sequence, args->layer, &slot));
-    const uint32_t needs = needs_of(prune, slot),
-                   length = args->sequence->layers[slot->layer].length;
+    const kvf_prune_view view = kvf_prune_view_of(prune, slot);
+    const uint32_t needs = kvf_prune_needs_at(prune->policy, &view);
+    const uint32_t length = args->sequence->layers[slot->layer].length;
     if (!(needs & KVF_PRUNE_SUMS))
         return KVF_OK;
     KVF_TRY(check_needs(prune, slot->layer, needs));
@@ -352,16 +361,14 @@ static kvf_status check_answer(kvf_prune *prune, const kvf_prune_view *view,
 }
 
 /* A policy may point the lists elsewhere only by writing them: the arrays are the pruner's. */
-kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
-                            const kvf_prune_settings *settings, const kvf_prune_view *view,
-                            kvf_prune_answer *answer)
+kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     const uint64_t start = kvf_now_ns();
     *answer = (kvf_prune_answer){.keep = prune->keep,
                                  .keep_count = view->tokens,
                                  .propagate = prune->propagate,
                                  .propagate_count = view->tokens};
-    prune->policy->decide(prune->policy->user, settings, view, slot->state, answer);
+    prune->policy->decide(view, answer);
     answer->keep = prune->keep;
     answer->propagate = prune->propagate;
     const kvf_status status = check_answer(prune, view, answer);
@@ -478,21 +485,12 @@ static kvf_status apply(kvf_prune *prune, kvf_prune_slot *slot, const kvf_prune_
 static kvf_status prune_layer(kvf_prune *prune, kvf_prune_slot *slot, kvf_stream *stream,
                               kvf_prune_result *result)
 {
-    const kvf_layer *layer = &slot->sequence->layers[slot->layer];
-    const uint32_t needs = needs_of(prune, slot);
-    kvf_prune_view view = {.layer = slot->layer,
-                           .layers = prune->shape.layers,
-                           .kv_heads = prune->shape.kv_heads,
-                           .query_heads = prune->shape.query_heads,
-                           .tokens = slot->tokens,
-                           .prompt = slot->prompt,
-                           .pass = slot->pass,
-                           .window = kvf_min_u32(prune->config.settings.window, slot->tokens),
-                           .positions = layer->positions};
+    kvf_prune_view view = kvf_prune_view_of(prune, slot);
+    const uint32_t needs = kvf_prune_needs_at(prune->policy, &view);
     kvf_prune_answer answer;
     KVF_TRY(check_needs(prune, slot->layer, needs));
     KVF_TRY(measure(prune, slot, needs, &view, stream));
-    KVF_TRY(kvf_prune_decide(prune, slot, &prune->config.settings, &view, &answer));
+    KVF_TRY(kvf_prune_decide(prune, &view, &answer));
     KVF_TRY(apply(prune, slot, &view, &answer, stream));
     const bool is_short = answer.propagate_count < view.tokens;
     *result = (kvf_prune_result){.keep_count = answer.restart ? 0 : answer.keep_count,

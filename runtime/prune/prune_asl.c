@@ -74,8 +74,7 @@ static void asl_defaults(kvf_prune_settings *settings)
 static const char *asl_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                              char *text, size_t capacity)
 {
-    if (kvf_prune_window_problem(settings, shape, text, capacity))
-        return text;
+    (void)shape;
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
         return NULL;
     if (settings->layers_observed < 2 || settings->layers_observed > 64) {
@@ -98,18 +97,18 @@ static bool keeps_some(const kvf_prune_settings *settings)
     return !settings->two_pass && (settings->keep_tokens || settings->keep < 1.0f);
 }
 
-static uint32_t asl_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                          const void *state, uint32_t layer, uint32_t pass)
+static uint32_t asl_needs(const kvf_prune_view *view)
 {
-    const asl_state *s = state;
-    const asl_layers at = asl_layers_of(settings, shape->layers);
+    const kvf_prune_settings *settings = view->settings;
+    const asl_state *s = view->state;
+    const asl_layers at = asl_layers_of(settings, view->layers);
     const bool propagates = settings->propagate_tokens || settings->propagate < 1.0f;
-    if (pass || s->is_chosen)
+    if (view->pass || s->is_chosen)
         return KVF_PRUNE_NOTHING;
     if (keeps_some(settings))
         return KVF_PRUNE_SCORES;
-    return propagates && !s->is_idle && layer >= at.ranked && layer <= at.last ? KVF_PRUNE_SCORES
-                                                                               : KVF_PRUNE_NOTHING;
+    const bool is_ranked = view->layer >= at.ranked && view->layer <= at.last;
+    return propagates && !s->is_idle && is_ranked ? KVF_PRUNE_SCORES : KVF_PRUNE_NOTHING;
 }
 
 /* Ranks of the candidates into row; order of the token at equal scores. Stable counting sorts by
@@ -197,11 +196,10 @@ static void propagate_best(const kvf_prune_view *view, const uint32_t *row, uint
     answer->propagate_count = count + window;
 }
 
-static void asl_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
+static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    asl_state *s = state;
+    const kvf_prune_settings *settings = view->settings;
+    asl_state *s = view->state;
     const asl_layers at = asl_layers_of(settings, view->layers);
     const bool is_given = settings->layer != KVF_PRUNE_LAYER_AUTO;
     const uint32_t rows = is_given ? 1 : settings->layers_observed;
@@ -237,8 +235,11 @@ const kvf_prune_policy kvf_prune_asl = {
     .name = "asl",
     .source = "Taniguchi et al., Adaptive Layer Selection for Layer-Wise Token Pruning in LLM "
               "Inference (ASL)",
+    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES
+    "layer layer_min layer_max layers_observed threshold two_pass",
+    .reach = KVF_PRUNE_REACH_PROPAGATE,
     .defaults = asl_defaults,
     .check = asl_check,
     .state_bytes = asl_state_bytes,
-    .needs = asl_needs,
+    .needs_at = asl_needs,
     .decide = asl_decide};

@@ -90,17 +90,15 @@ static kvf_status find_chunk(kvf_prune *prune, kvf_sequence *sequence, chunk *c)
 
 /* ---- asking the policy ---- */
 
-static kvf_status find_needs(kvf_prune *prune, const chunk *c, uint32_t *needs)
+static kvf_status find_needs(kvf_prune *prune, const chunk *c, question *q)
 {
-    const kvf_prune_policy *policy = prune->policy;
-    *needs = policy->needs ? policy->needs(&prune->config.settings, &prune->shape, c->slot->state,
-                                           c->layer, 0)
-                           : KVF_PRUNE_NOTHING;
-    if (*needs & ~(uint32_t)(KVF_PRUNE_SCORES | KVF_PRUNE_WEIGHTED))
+    q->view = kvf_prune_view_of(prune, c->slot);
+    q->needs = kvf_prune_needs_at(prune->policy, &q->view);
+    if (q->needs & ~(uint32_t)(KVF_PRUNE_SCORES | KVF_PRUNE_WEIGHTED))
         KVF_FAIL(prune->context, KVF_UNSUPPORTED,
                  "policy '%s' at layer %u looks at more than the scores of the newest queries "
                  "(%#x), which a chunk cannot tell; take another policy, or eviction = NONE",
-                 policy->name, c->layer, *needs);
+                 prune->policy->name, c->layer, q->needs);
     return KVF_OK;
 }
 
@@ -121,7 +119,6 @@ static kvf_status check_budget(kvf_prune *prune, const chunk *c, uint32_t budget
 
 static kvf_status ask_of(kvf_prune *prune, const chunk *c, question *q)
 {
-    const kvf_layer *layer = &c->slot->sequence->layers[c->layer];
     const bool scores = q->needs & KVF_PRUNE_SCORES;
     const uint32_t seen = c->slot->appended + c->tokens;
     const uint32_t budget = scores ? kvf_keep_count(&prune->config.settings, c->tokens)
@@ -130,13 +127,9 @@ static kvf_status ask_of(kvf_prune *prune, const chunk *c, question *q)
         KVF_TRY(check_budget(prune, c, budget));
     q->settings = prune->config.settings;
     q->begin = scores ? c->held : 0;
-    q->view = (kvf_prune_view){.layer = c->layer,
-                               .layers = prune->shape.layers,
-                               .kv_heads = prune->shape.kv_heads,
-                               .query_heads = prune->shape.query_heads,
-                               .prompt = c->slot->prompt,
-                               .tokens = c->tokens + (scores ? c->patch : c->held),
-                               .positions = layer->positions + q->begin};
+    q->view.settings = &q->settings;
+    q->view.tokens = c->tokens + (scores ? c->patch : c->held);
+    q->view.positions += q->begin;
     if (scores && c->patch)
         q->settings.window = c->patch;
     else if (scores)
@@ -175,7 +168,7 @@ static kvf_status measure(kvf_prune *prune, const chunk *c, question *q, kvf_str
 static kvf_status decide(kvf_prune *prune, const chunk *c, const question *q,
                          kvf_prune_answer *answer)
 {
-    KVF_TRY(kvf_prune_decide(prune, c->slot, &q->settings, &q->view, answer));
+    KVF_TRY(kvf_prune_decide(prune, &q->view, answer));
     if (answer->restart || answer->propagate_count < q->view.tokens)
         KVF_FAIL(prune->context, KVF_UNSUPPORTED,
                  "policy '%s' at layer %u shortens deeper layers, which chunked eviction cannot; "
@@ -260,10 +253,10 @@ static void advance(kvf_prune *prune, const chunk *c, uint32_t kept)
 
 static kvf_status prune_chunk(kvf_prune *prune, const chunk *c, kvf_stream *stream)
 {
-    question q = {.needs = 0};
+    question q;
     kvf_prune_answer answer;
     uint32_t kept;
-    KVF_TRY(find_needs(prune, c, &q.needs));
+    KVF_TRY(find_needs(prune, c, &q));
     KVF_TRY(ask_of(prune, c, &q));
     if (q.view.candidates)
         KVF_TRY(measure(prune, c, &q, stream));

@@ -37,21 +37,10 @@ uint32_t kvf_fastkv_layer(const kvf_prune_settings *settings, uint32_t layers)
     return layers < 2 ? 0 : layers / 2 - 1;
 }
 
-static uint32_t fastkv_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                             const void *state, uint32_t layer, uint32_t pass)
-{
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES;
-}
-
 /* Tokens that a KV head may keep; not limited by those that there are. */
-static uint32_t fastkv_capacity(const kvf_prune_settings *settings, const kvf_prune_view *view,
-                                bool is_behind)
+static uint32_t fastkv_capacity(const kvf_prune_view *view, bool is_behind)
 {
+    const kvf_prune_settings *settings = view->settings;
     if (settings->keep_tokens)
         return settings->keep_tokens;
     const double keep = kvf_share_value(settings->keep);
@@ -63,14 +52,12 @@ static uint32_t fastkv_capacity(const kvf_prune_settings *settings, const kvf_pr
     return kvf_share_count(view->tokens, rest);
 }
 
-static void fastkv_decide(void *user, const kvf_prune_settings *settings,
-                          const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void fastkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t layer = kvf_fastkv_layer(settings, view->layers);
     answer->is_chosen = view->layer == layer;
-    const uint32_t capacity = fastkv_capacity(settings, view, view->layer > layer);
+    const uint32_t capacity = fastkv_capacity(view, view->layer > layer);
     if (view->tokens < capacity)
         return;
     kvf_answer_keep_top(view, capacity, answer);
@@ -83,7 +70,8 @@ const kvf_prune_policy kvf_prune_fastkv = {
     .name = "fastkv",
     .source = "Jo et al., FastKV: Decoupling of Context Reduction and KV Cache Compression for "
               "Prefill-Decoding Acceleration, 2025",
+    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES "layer",
+    .reach = KVF_PRUNE_REACH_PROPAGATE,
     .defaults = fastkv_defaults,
-    .check = kvf_prune_window_problem,
-    .needs = fastkv_needs,
+    .needs = KVF_PRUNE_SCORES,
     .decide = fastkv_decide};

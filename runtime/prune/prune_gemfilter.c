@@ -14,6 +14,7 @@
  */
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "choose.h"
@@ -36,13 +37,14 @@ uint32_t kvf_gemfilter_layer(const kvf_prune_settings *settings, uint32_t layers
     return (uint32_t)((uint64_t)layers * 13 / 32);
 }
 
-static uint32_t gemfilter_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                                const void *state, uint32_t layer, uint32_t pass)
+static bool is_filter(const kvf_prune_view *view)
 {
-    (void)state;
-    if (pass || layer != kvf_gemfilter_layer(settings, shape->layers))
-        return KVF_PRUNE_NOTHING;
-    return KVF_PRUNE_LOGITS;
+    return !view->pass && view->layer == kvf_gemfilter_layer(view->settings, view->layers);
+}
+
+static uint32_t gemfilter_needs(const kvf_prune_view *view)
+{
+    return is_filter(view) ? KVF_PRUNE_LOGITS : KVF_PRUNE_NOTHING;
 }
 
 /* Sums are kept as their bits, in memory of the answer. */
@@ -70,13 +72,11 @@ static float smooth(const kvf_prune_settings *settings, const uint32_t *sums, ui
     return settings->pool == KVF_POOL_MAX ? most : (float)(total / (double)settings->pool_width);
 }
 
-static void gemfilter_decide(void *user, const kvf_prune_settings *settings,
-                             const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void gemfilter_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t n = view->tokens;
-    if (view->pass || view->layer != kvf_gemfilter_layer(settings, view->layers))
+    if (!is_filter(view))
         return;
     answer->is_chosen = 1;
     const uint32_t forced = view->window > 1 ? view->window : 0;
@@ -102,7 +102,8 @@ const kvf_prune_policy kvf_prune_gemfilter = {
     .name = "gemfilter",
     .source = "Shi et al., Discovering the Gems in Early Layers: Accelerating Long-Context LLMs "
               "with 1000x Input Token Reduction, 2024",
+    .takes = KVF_TAKES_KEEP "layer window pool pool_width group_reduce",
+    .reach = KVF_PRUNE_REACH_RESTART,
     .defaults = gemfilter_defaults,
-    .check = kvf_prune_window_problem,
-    .needs = gemfilter_needs,
+    .needs_at = gemfilter_needs,
     .decide = gemfilter_decide};

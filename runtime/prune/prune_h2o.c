@@ -21,22 +21,9 @@ static void h2o_defaults(kvf_prune_settings *settings)
     settings->group_reduce = KVF_GROUP_SUM;
 }
 
-static uint32_t h2o_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                          const void *state, uint32_t layer, uint32_t pass)
+static void h2o_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SUMS;
-}
-
-static void h2o_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
-{
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t count = kvf_max_u32(1, kvf_keep_count(settings, view->tokens));
     if (count >= view->tokens || view->candidates == 0)
         return;
@@ -61,6 +48,7 @@ const kvf_prune_policy kvf_prune_h2o = {
     .name = "h2o",
     .source = "Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large "
               "Language Models, NeurIPS 2023",
+    .takes = KVF_TAKES_KEEP "group_reduce sink_tokens recent_share",
     .defaults = h2o_defaults,
-    .needs = h2o_needs,
+    .needs = KVF_PRUNE_SUMS,
     .decide = h2o_decide};

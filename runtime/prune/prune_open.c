@@ -86,14 +86,19 @@ static kvf_status take_host(kvf_prune *prune)
     return KVF_OK;
 }
 
-/* What the policy needs of any layer, as it says with fresh state. */
-static uint32_t all_needs(const kvf_prune *prune)
+uint32_t kvf_prune_all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape,
+                             void *state)
 {
-    uint32_t needs = prune->config.eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;
-    for (uint32_t pass = 0; prune->policy->needs && pass < 2; pass++)
-        for (uint32_t layer = 0; layer < prune->shape.layers; layer++)
-            needs |= prune->policy->needs(&prune->config.settings, &prune->shape,
-                                          prune->slots[0].state, layer, pass);
+    uint32_t needs = config->eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;
+    kvf_prune_view view = {.settings = &config->settings,
+                           .user = config->policy->user,
+                           .state = state,
+                           .layers = shape->layers,
+                           .kv_heads = shape->kv_heads,
+                           .query_heads = shape->query_heads};
+    for (; view.pass < 2; view.pass++)
+        for (view.layer = 0; view.layer < shape->layers; view.layer++)
+            needs |= kvf_prune_needs_at(config->policy, &view);
     return needs;
 }
 
@@ -192,7 +197,7 @@ static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
     prune->policy = config->policy;
     prune->bytes = kvf_prune_measure_bytes(prune->cache, &prune->config, 0);
     KVF_TRY(take_host(prune));
-    prune->needs = all_needs(prune);
+    prune->needs = kvf_prune_all_needs(&prune->config, &prune->shape, prune->slots[0].state);
     prune->bytes = kvf_prune_measure_bytes(prune->cache, &prune->config, prune->needs);
     KVF_TRY(check_window(prune));
     KVF_TRY(take_pinned(prune));

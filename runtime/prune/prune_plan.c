@@ -7,20 +7,7 @@
  * configuration that has no memory. Invariant: nothing stays allocated.
  */
 
-#include <stdbool.h>
-
 #include "pruner.h"
-
-/* What the policy needs of any layer, as it says with fresh state. */
-static uint32_t needs_of(const kvf_prune_config *config, const kvf_prune_shape *shape,
-                         const void *state)
-{
-    uint32_t needs = config->eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;
-    for (uint32_t pass = 0; pass < 2; pass++)
-        for (uint32_t layer = 0; layer < shape->layers; layer++)
-            needs |= config->policy->needs(&config->settings, shape, state, layer, pass);
-    return needs;
-}
 
 static kvf_status plan_make(kvf_cache *cache, const kvf_cache_config *cache_config,
                             const kvf_prune_config *config, kvf_prune_plan *plan)
@@ -43,7 +30,7 @@ static kvf_status plan_make(kvf_cache *cache, const kvf_cache_config *cache_conf
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the state of '%s' (%zu bytes)",
                  policy->name, bytes);
     const kvf_prune_bytes b =
-        kvf_prune_measure_bytes(cache, config, needs_of(config, &shape, state));
+        kvf_prune_measure_bytes(cache, config, kvf_prune_all_needs(config, &shape, state));
     kvf_free(context, state);
     *plan = (kvf_prune_plan){
         .device_bytes = b.scores + b.heads + b.sums + b.work + b.keep_work,

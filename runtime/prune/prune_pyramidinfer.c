@@ -31,22 +31,16 @@ static void pyramidinfer_defaults(kvf_prune_settings *settings)
     settings->group_reduce = KVF_GROUP_MEAN_SOFTMAX;
 }
 
-static uint32_t pyramidinfer_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                                   const void *state, uint32_t layer, uint32_t pass)
+static uint32_t pyramidinfer_needs(const kvf_prune_view *view)
 {
-    (void)settings;
-    (void)state;
-    (void)pass;
-    if (layer + 1 >= shape->layers)
+    if (view->layer + 1 >= view->layers)
         return KVF_PRUNE_NOTHING;
     return KVF_PRUNE_SCORES | KVF_PRUNE_WEIGHTED;
 }
 
-static void pyramidinfer_decide(void *user, const kvf_prune_settings *settings,
-                                const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void pyramidinfer_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t next = view->layer + 1;
     if (next >= view->layers)
         return;
@@ -67,7 +61,8 @@ const kvf_prune_policy kvf_prune_pyramidinfer = {
     .name = "pyramidinfer",
     .source = "Yang et al., PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM "
               "Inference, Findings of ACL 2024",
+    .takes = KVF_TAKES_PROPAGATE KVF_TAKES_SCORES "sink_tokens",
+    .reach = KVF_PRUNE_REACH_PROPAGATE,
     .defaults = pyramidinfer_defaults,
-    .check = kvf_prune_window_problem,
-    .needs = pyramidinfer_needs,
+    .needs_at = pyramidinfer_needs,
     .decide = pyramidinfer_decide};

@@ -25,17 +25,6 @@ static void pyramidkv_defaults(kvf_prune_settings *settings)
     settings->beta = 20;
 }
 
-static uint32_t pyramidkv_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                                const void *state, uint32_t layer, uint32_t pass)
-{
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES;
-}
-
 uint32_t kvf_pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune_view *view,
                              uint32_t capacity)
 {
@@ -54,11 +43,9 @@ uint32_t kvf_pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune
     return (uint32_t)(most - view->layer * step);
 }
 
-static void pyramidkv_decide(void *user, const kvf_prune_settings *settings,
-                             const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void pyramidkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t capacity = settings->keep_tokens
                                   ? settings->keep_tokens
                                   : kvf_share_count(view->tokens, kvf_share_value(settings->keep));
@@ -72,7 +59,7 @@ const kvf_prune_policy kvf_prune_pyramidkv = {
     .name = "pyramidkv",
     .source = "Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information "
               "Funneling, 2024",
+    .takes = KVF_TAKES_KEEP KVF_TAKES_SCORES "beta",
     .defaults = pyramidkv_defaults,
-    .check = kvf_prune_window_problem,
-    .needs = pyramidkv_needs,
+    .needs = KVF_PRUNE_SCORES,
     .decide = pyramidkv_decide};

@@ -22,23 +22,9 @@ static void snapkv_defaults(kvf_prune_settings *settings)
     settings->pool_width = 5;
 }
 
-static uint32_t snapkv_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                             const void *state, uint32_t layer, uint32_t pass)
+static void snapkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES;
-}
-
-static void snapkv_decide(void *user, const kvf_prune_settings *settings,
-                          const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
-{
-    (void)user;
-    (void)state;
-    kvf_answer_keep_top(view, kvf_keep_count(settings, view->tokens), answer);
+    kvf_answer_keep_top(view, kvf_keep_count(view->settings, view->tokens), answer);
 }
 
 const kvf_prune_policy kvf_prune_snapkv = {
@@ -46,7 +32,7 @@ const kvf_prune_policy kvf_prune_snapkv = {
     .name = "snapkv",
     .source = "Li et al., SnapKV: LLM Knows What You Are Looking For Before Generation, NeurIPS "
               "2024",
+    .takes = KVF_TAKES_KEEP KVF_TAKES_SCORES,
     .defaults = snapkv_defaults,
-    .check = kvf_prune_window_problem,
-    .needs = snapkv_needs,
+    .needs = KVF_PRUNE_SCORES,
     .decide = snapkv_decide};

@@ -18,22 +18,9 @@ static void streaming_defaults(kvf_prune_settings *settings)
     settings->sink_tokens = 4;
 }
 
-static uint32_t streaming_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                                const void *state, uint32_t layer, uint32_t pass)
+static void streaming_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_NOTHING;
-}
-
-static void streaming_decide(void *user, const kvf_prune_settings *settings,
-                             const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
-{
-    (void)user;
-    (void)state;
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t count = kvf_max_u32(1, kvf_keep_count(settings, view->tokens));
     if (count >= view->tokens)
         return;
@@ -52,6 +39,6 @@ const kvf_prune_policy kvf_prune_streaming = {
     .size = sizeof(kvf_prune_policy),
     .name = "streaming",
     .source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024",
+    .takes = KVF_TAKES_KEEP "sink_tokens",
     .defaults = streaming_defaults,
-    .needs = streaming_needs,
     .decide = streaming_decide};

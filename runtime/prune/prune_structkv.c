@@ -66,8 +66,6 @@ static void structkv_defaults(kvf_prune_settings *settings)
 static const char *structkv_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                                   char *text, size_t capacity)
 {
-    if (kvf_prune_window_problem(settings, shape, text, capacity))
-        return text;
     if (settings->pivot != KVF_PIVOT_ONLINE && settings->layer == KVF_PRUNE_LAYER_AUTO) {
         snprintf(text, capacity,
                  "layer = AUTO: a %s pivot is a layer that is given; set layer to one of 0 to %u, "
@@ -112,31 +110,32 @@ static uint32_t first_layer(const kvf_prune_settings *settings, uint32_t layers)
     return settings->layer_min != KVF_PRUNE_LAYER_AUTO ? settings->layer_min : layers / 3;
 }
 
-static uint32_t structkv_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                               const void *state, uint32_t layer, uint32_t pass)
+/* Whether centrality still counts at this layer. */
+static bool gathers(const kvf_prune_view *view, const structkv_state *s)
 {
-    const structkv_state *s = state;
-    (void)pass;
+    return !s->is_idle && !s->is_past && view->layer <= last_layer(view->settings, view->layers);
+}
+
+static uint32_t structkv_needs(const kvf_prune_view *view)
+{
+    const kvf_prune_settings *settings = view->settings;
     const bool keeps_some = settings->keep_tokens || settings->keep < 1.0f;
     const bool propagates = settings->propagate_tokens || settings->propagate < 1.0f;
-    const bool gathers =
-        propagates && !s->is_idle && !s->is_past && layer <= last_layer(settings, shape->layers);
-    if (!gathers)
+    if (!propagates || !gathers(view, view->state))
         return keeps_some ? KVF_PRUNE_SCORES : KVF_PRUNE_NOTHING;
     return is_given(settings) ? KVF_PRUNE_SCORES
                               : (uint32_t)KVF_PRUNE_SCORES | (uint32_t)KVF_PRUNE_PROFILE;
 }
 
 /* Saliency, and centrality with it; the product of two floats is exact in a double. */
-static void accumulate(const kvf_prune_settings *settings, const kvf_prune_view *view, bool gathers,
-                       const structkv_arrays *a)
+static void accumulate(const kvf_prune_view *view, bool is_gathered, const structkv_arrays *a)
 {
     for (uint32_t j = 0; j < view->candidates; j++) {
         const float saliency = (float)(kvf_choose_sum(view, j) / view->kv_heads);
         a->saliency[j] = saliency;
-        if (gathers)
-            a->centrality[j] =
-                (float)((double)settings->decay * (double)a->centrality[j] + (double)saliency);
+        if (is_gathered)
+            a->centrality[j] = (float)((double)view->settings->decay * (double)a->centrality[j] +
+                                       (double)saliency);
     }
 }
 
@@ -163,11 +162,11 @@ static uint32_t select_blocks(const kvf_prune_view *view, const float *values, u
 
 /* The best `budget` candidates and the window to ids; returns how many, or view->tokens for all,
  * with ids untouched. */
-static uint32_t select_best(const kvf_prune_settings *settings, const kvf_prune_view *view,
-                            const float *values, uint32_t budget, uint32_t *ids)
+static uint32_t select_best(const kvf_prune_view *view, const float *values, uint32_t budget,
+                            uint32_t *ids)
 {
-    if (settings->block_tokens)
-        return select_blocks(view, values, budget, settings->block_tokens, ids);
+    if (view->settings->block_tokens)
+        return select_blocks(view, values, budget, view->settings->block_tokens, ids);
     if (budget >= view->candidates)
         return view->tokens;
     kvf_choose_best(values, view->candidates, budget, ids);
@@ -175,9 +174,9 @@ static uint32_t select_best(const kvf_prune_settings *settings, const kvf_prune_
     return budget + view->tokens - view->candidates;
 }
 
-static bool is_pivot(const kvf_prune_settings *settings, const kvf_prune_view *view,
-                     structkv_state *s, const structkv_arrays *a)
+static bool is_pivot(const kvf_prune_view *view, structkv_state *s, const structkv_arrays *a)
 {
+    const kvf_prune_settings *settings = view->settings;
     const uint32_t last = last_layer(settings, view->layers);
     if (is_given(settings) || view->layer >= last)
         return view->layer == last;
@@ -188,27 +187,24 @@ static bool is_pivot(const kvf_prune_settings *settings, const kvf_prune_view *v
     return kvf_structkv_is_past(a->scores, s->measured, first_layer(settings, view->layers));
 }
 
-static void structkv_decide(void *user, const kvf_prune_settings *settings,
-                            const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void structkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)user;
-    structkv_state *s = state;
+    const kvf_prune_settings *settings = view->settings;
+    structkv_state *s = view->state;
     const structkv_arrays a = arrays_of(s, view->layers, view->candidates);
     const uint32_t propagated = kvf_propagate_count(settings, view->prompt);
     if (view->candidates == 0)
         return;
     s->is_idle = propagated >= view->candidates && !s->is_past;
-    const bool gathers =
-        !s->is_idle && !s->is_past && view->layer <= last_layer(settings, view->layers);
-    accumulate(settings, view, gathers, &a);
-    if (gathers && is_pivot(settings, view, s, &a)) {
+    const bool is_gathered = gathers(view, s);
+    accumulate(view, is_gathered, &a);
+    if (is_gathered && is_pivot(view, s, &a)) {
         s->is_past = 1;
         answer->is_chosen = 1;
-        answer->propagate_count =
-            select_best(settings, view, a.centrality, propagated, answer->propagate);
+        answer->propagate_count = select_best(view, a.centrality, propagated, answer->propagate);
     }
-    const uint32_t kept = select_best(settings, view, a.saliency,
-                                      kvf_keep_count(settings, view->prompt), answer->keep);
+    const uint32_t kept =
+        select_best(view, a.saliency, kvf_keep_count(settings, view->prompt), answer->keep);
     if (kept == view->tokens)
         return;
     for (uint32_t h = 1; h < view->kv_heads; h++)
@@ -221,8 +217,11 @@ const kvf_prune_policy kvf_prune_structkv = {
     .name = "structkv",
     .source = "StructKV: global in-degree centrality, dynamic pivot detection, structural "
               "propagation and decoupling",
+    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES
+    "layer layer_min layer_max decay weights mass_share pivot block_tokens",
+    .reach = KVF_PRUNE_REACH_PROPAGATE,
     .defaults = structkv_defaults,
     .check = structkv_check,
     .state_bytes = structkv_state_bytes,
-    .needs = structkv_needs,
+    .needs_at = structkv_needs,
     .decide = structkv_decide};

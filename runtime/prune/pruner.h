@@ -78,6 +78,20 @@ struct kvf_prune {
 kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_config *config,
                                         uint32_t needs);
 
+/* What the policy needs of the layer of a view that says where, and not yet what. */
+static inline uint32_t kvf_prune_needs_at(const kvf_prune_policy *policy,
+                                          const kvf_prune_view *view)
+{
+    return policy->needs_at ? policy->needs_at(view) : policy->needs;
+}
+
+/* What it needs of any layer, as it says with fresh state. */
+uint32_t kvf_prune_all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape,
+                             void *state);
+
+/* What a policy sees of the layer that a slot is at, before anything is measured. */
+kvf_prune_view kvf_prune_view_of(const kvf_prune *prune, const kvf_prune_slot *slot);
+
 /* The slot of a prompt that is under way and at this layer. */
 KVF_CHECKED kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
                                            kvf_prune_slot **out);
@@ -87,11 +101,9 @@ KVF_CHECKED kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *seque
 KVF_CHECKED kvf_status kvf_prune_read(kvf_prune *prune, kvf_sequence *sequence, const float *from,
                                       size_t count, kvf_stream *stream, const float **host);
 
-/* Ask the policy with these settings, and check what it says: ids are in prune->keep and
- * prune->propagate. */
-KVF_CHECKED kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_slot *slot,
-                                        const kvf_prune_settings *settings,
-                                        const kvf_prune_view *view, kvf_prune_answer *answer);
+/* Ask the policy, and check what it says: ids are in prune->keep and prune->propagate. */
+KVF_CHECKED kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_view *view,
+                                        kvf_prune_answer *answer);
 
 /* The time since the last mark of this kind goes to *sum, in stream order; NULL starts it. */
 KVF_CHECKED kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream);

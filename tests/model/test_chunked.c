@@ -366,26 +366,13 @@ typedef struct spy {
     bool is_wrong;
 } spy;
 
-static uint32_t spy_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                          const void *state, uint32_t layer, uint32_t pass)
+static void spy_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES;
-}
-
-static void spy_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
-{
-    (void)state;
-    spy *s = user;
+    spy *s = view->user;
     const uint32_t chunk = s->calls / LAYERS, first = chunk * s->chunk;
     const uint32_t own = PROMPT - first < s->chunk ? PROMPT - first : s->chunk;
     s->is_wrong |= view->layer != s->calls++ % LAYERS;
-    s->is_wrong |= view->window != QUERIES || settings->window != QUERIES;
+    s->is_wrong |= view->window != QUERIES || view->settings->window != QUERIES;
     s->is_wrong |= view->tokens != own && view->tokens != own + QUERIES;
     s->is_wrong |= view->candidates != view->tokens - QUERIES;
     s->is_wrong |= view->prompt != PROMPT || view->pass != 0;
@@ -422,7 +409,7 @@ static void a_policy_sees_the_chunk(void **state)
         const kvf_prune_policy policy = {.size = sizeof policy,
                                          .name = "spy",
                                          .source = "this test",
-                                         .needs = spy_needs,
+                                         .needs = KVF_PRUNE_SCORES,
                                          .decide = spy_decide,
                                          .user = &s};
         rig r;

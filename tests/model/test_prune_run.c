@@ -362,11 +362,10 @@ typedef struct spy {
     uint32_t restarts;
 } spy;
 
-static void spy_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
+static void spy_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    spy *s = user;
-    s->inner->decide(s->inner->user, settings, view, state, answer);
+    spy *s = view->user;
+    s->inner->decide(view, answer);
     if (!answer->restart && answer->propagate_count == view->tokens)
         return;
     s->restarts += answer->restart;
@@ -398,23 +397,8 @@ static uint32_t pick_strided(const kvf_prune_view *view, uint32_t stride, uint32
     return count;
 }
 
-static uint32_t needs_nothing(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                              const void *state, uint32_t layer, uint32_t pass)
+static void pivot_by_length(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_NOTHING;
-}
-
-static void pivot_by_length(void *user, const kvf_prune_settings *settings,
-                            const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
-{
-    (void)user;
-    (void)settings;
-    (void)state;
     if (view->pass > 0 || view->layer != view->prompt % 3)
         return;
     answer->propagate_count = pick_strided(view, 2 + view->prompt % 2, answer->propagate);
@@ -423,12 +407,9 @@ static void pivot_by_length(void *user, const kvf_prune_settings *settings,
 }
 
 /* Shortens twice, then starts over. */
-static void shorten_and_restart(void *user, const kvf_prune_settings *settings,
-                                const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void shorten_and_restart(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    spy *s = user;
-    (void)settings;
-    (void)state;
+    spy *s = view->user;
     if (view->pass > 0 || view->layer == 3)
         return;
     answer->propagate_count = pick_strided(view, 2, answer->propagate);
@@ -439,15 +420,12 @@ static void shorten_and_restart(void *user, const kvf_prune_settings *settings,
         s->ids[i] = view->positions[answer->propagate[i]];
 }
 
-static kvf_prune_policy own_policy(void (*decide)(void *, const kvf_prune_settings *,
-                                                  const kvf_prune_view *, void *,
-                                                  kvf_prune_answer *),
+static kvf_prune_policy own_policy(void (*decide)(const kvf_prune_view *, kvf_prune_answer *),
                                    void *user)
 {
     return (kvf_prune_policy){.size = sizeof(kvf_prune_policy),
                               .name = "own",
                               .source = "test",
-                              .needs = needs_nothing,
                               .decide = decide,
                               .user = user};
 }
@@ -507,12 +485,9 @@ static void restart_is_a_fresh_run(void **state)
 /* ---- offload ---- */
 
 /* Propagates at layer 1 what a spy saw, and keeps all. */
-static void propagate_the_same(void *user, const kvf_prune_settings *settings,
-                               const kvf_prune_view *view, void *state, kvf_prune_answer *answer)
+static void propagate_the_same(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    const spy *s = user;
-    (void)settings;
-    (void)state;
+    const spy *s = view->user;
     if (view->layer != 1)
         return;
     memcpy(answer->propagate, s->ids, s->count * sizeof *s->ids);

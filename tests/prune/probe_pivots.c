@@ -167,13 +167,19 @@ static void print_answer(const kvf_prune_view *view, const kvf_prune_answer *a)
         print_ids(a->propagate, a->propagate_count);
 }
 
+static kvf_prune_view new_view(void)
+{
+    return (kvf_prune_view){.settings = &probe.config.settings,
+                            .layers = probe.shape.layers,
+                            .kv_heads = probe.shape.kv_heads,
+                            .query_heads = probe.shape.query_heads,
+                            .window = probe.config.settings.window};
+}
+
 static void decide(const char *args)
 {
     const kvf_prune_policy *policy = probe.config.policy;
-    kvf_prune_view view = {.layers = probe.shape.layers,
-                           .kv_heads = probe.shape.kv_heads,
-                           .query_heads = probe.shape.query_heads,
-                           .window = probe.config.settings.window};
+    kvf_prune_view view = new_view();
     uint32_t index, is_profiled;
     if (sscanf(args,
                "%" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32,
@@ -197,7 +203,8 @@ static void decide(const char *args)
     view.scores = view.candidates ? scores : NULL;
     view.profile = is_profiled ? profile : NULL;
     view.positions = positions;
-    policy->decide(policy->user, &probe.config.settings, &view, state_at(index), &answer);
+    view.state = state_at(index);
+    policy->decide(&view, &answer);
     memcpy(&guard, probe.state[index] + probe.state_bytes, sizeof guard);
     if (guard != GUARD || keep[room] != GUARD || propagate[view.tokens] != GUARD ||
         answer.keep != keep || answer.propagate != propagate)
@@ -255,11 +262,12 @@ static void transition(const char *args)
 static void needs(const char *args)
 {
     const kvf_prune_policy *policy = probe.config.policy;
-    uint32_t index, layer, pass;
-    if (sscanf(args, "%" SCNu32 " %" SCNu32 " %" SCNu32, &index, &layer, &pass) != 3)
+    kvf_prune_view view = new_view();
+    uint32_t index;
+    if (sscanf(args, "%" SCNu32 " %" SCNu32 " %" SCNu32, &index, &view.layer, &view.pass) != 3)
         die("needs", "takes three numbers");
-    printf("%" PRIu32 "\n",
-           policy->needs(&probe.config.settings, &probe.shape, state_at(index), layer, pass));
+    view.state = state_at(index);
+    printf("%" PRIu32 "\n", policy->needs_at ? policy->needs_at(&view) : policy->needs);
 }
 
 static void check(void)

@@ -178,17 +178,17 @@ static void print_answer(const answer_copy *copy)
 }
 
 /* An embedder's own policy: the library's, watched. */
-static void record(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                   void *state, kvf_prune_answer *answer)
+static void record(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    probe *p = user;
-    p->inner->decide(p->inner->user, settings, view, state, answer);
+    probe *p = view->user;
+    p->inner->decide(view, answer);
     copy_answer(&p->seen, view, answer);
 }
 
 static void decide(probe *p, const char *args)
 {
-    kvf_prune_view view = {.layers = p->shape.layers,
+    kvf_prune_view view = {.settings = &p->config.settings,
+                           .layers = p->shape.layers,
                            .kv_heads = p->shape.kv_heads,
                            .query_heads = p->shape.query_heads};
     if (sscanf(args, "%" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32, &view.layer,
@@ -204,13 +204,14 @@ static void decide(probe *p, const char *args)
     view.positions = positions;
     if (view.layer == 0)
         reset_state(p);
+    view.state = p->state;
     kvf_prune_answer answer = {.keep =
                                    take((size_t)view.kv_heads * view.tokens, sizeof *answer.keep),
                                .keep_count = view.tokens,
                                .propagate = take(view.tokens, sizeof *answer.propagate),
                                .propagate_count = view.tokens};
     uint32_t *keep = answer.keep, *propagate = answer.propagate;
-    p->inner->decide(p->inner->user, &p->config.settings, &view, p->state, &answer);
+    p->inner->decide(&view, &answer);
     copy_answer(&p->seen, &view, &answer);
     print_answer(&p->seen);
     free(keep);

@@ -29,17 +29,6 @@ static void own_defaults(kvf_prune_settings *settings)
     settings->window = 4;
 }
 
-static uint32_t own_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                          const void *state, uint32_t layer, uint32_t pass)
-{
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES;
-}
-
 static uint32_t spaced(const own *o, const kvf_prune_view *view, uint32_t *ids)
 {
     uint32_t count = 0;
@@ -49,12 +38,9 @@ static uint32_t spaced(const own *o, const kvf_prune_view *view, uint32_t *ids)
     return count;
 }
 
-static void own_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
+static void own_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)settings;
-    (void)state;
-    own *o = user;
+    own *o = view->user;
     o->calls++;
     o->layers_seen |= 1u << view->layer;
     o->tokens[view->layer] = view->tokens;
@@ -86,7 +72,7 @@ static void scene_open(scene *s, kvf_retention retention)
                                    .name = "every-third",
                                    .source = "this test",
                                    .defaults = own_defaults,
-                                   .needs = own_needs,
+                                   .needs = KVF_PRUNE_SCORES,
                                    .decide = own_decide,
                                    .user = &s->own};
     kvf_prune_config pc;

@@ -256,27 +256,14 @@ static const char *own_check(const kvf_prune_settings *settings, const kvf_prune
     return text;
 }
 
-static uint32_t own_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                          const void *state, uint32_t layer, uint32_t pass)
-{
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_NOTHING;
-}
-
 /* Every beta-th token, and the window. */
-static void own_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                       void *state, kvf_prune_answer *answer)
+static void own_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)state;
-    ++*(uint32_t *)user;
+    ++*(uint32_t *)view->user;
     uint32_t count = 0;
     for (uint32_t h = 0; h < view->kv_heads; h++)
         for (uint32_t j = 0; j < view->tokens; j++)
-            if (j % settings->beta == 0 || view->tokens - j <= view->window)
+            if (j % view->settings->beta == 0 || view->tokens - j <= view->window)
                 answer->keep[count++] = j;
     answer->keep_count = count / view->kv_heads;
 }
@@ -288,7 +275,6 @@ static kvf_prune_policy own_policy(uint32_t *calls)
                               .source = "this test",
                               .defaults = own_defaults,
                               .check = own_check,
-                              .needs = own_needs,
                               .decide = own_decide,
                               .user = calls};
 }
@@ -323,9 +309,9 @@ static void refuses_policies_with_parts_missing(void **state)
     expect_refusal("name", &config, &shape_llama,
                    (const char *const[]){"policy->name = NULL:", "a name", "give"});
     own = own_policy(&calls);
-    own.needs = NULL;
+    own.needs = KVF_PRUNE_ALL + 1;
     expect_refusal("needs", &config, &shape_llama,
-                   (const char *const[]){"policy->needs = NULL:", "own", "KVF_PRUNE_NOTHING"});
+                   (const char *const[]){"policy->needs = 0x20:", "own", "kvf_prune_needs"});
     own = own_policy(&calls);
     own.decide = NULL;
     expect_refusal("decide", &config, &shape_llama,

@@ -59,12 +59,10 @@ static uint32_t stride_ids(const kvf_prune_view *view, uint32_t stride, uint32_t
     return count;
 }
 
-static void told_decide(void *user, const kvf_prune_settings *settings, const kvf_prune_view *view,
-                        void *state, kvf_prune_answer *answer)
+static void told_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    told *t = user;
-    uint32_t *count = state;
-    (void)settings;
+    told *t = view->user;
+    uint32_t *count = view->state;
     assert_int_equal(answer->keep_count, view->tokens); /* preset: keep and propagate all */
     assert_int_equal(answer->propagate_count, view->tokens);
     assert_int_equal(answer->restart, 0);
@@ -97,14 +95,9 @@ static void told_decide(void *user, const kvf_prune_settings *settings, const kv
 }
 
 /* `beta` means nothing to this policy, so it carries what to measure. */
-static uint32_t told_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                           const void *state, uint32_t layer, uint32_t pass)
+static uint32_t told_needs(const kvf_prune_view *view)
 {
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return settings->beta & 0xffu;
+    return view->settings->beta & 0xffu;
 }
 
 static size_t told_state_bytes(const kvf_prune_settings *settings, const kvf_prune_shape *shape)
@@ -120,7 +113,7 @@ static kvf_prune_policy told_policy(told *t)
                               .name = "told",
                               .source = "test",
                               .state_bytes = told_state_bytes,
-                              .needs = told_needs,
+                              .needs_at = told_needs,
                               .decide = told_decide,
                               .user = t};
 }
@@ -834,25 +827,9 @@ static void other_caches_and_small_windows_are_refused(void **state)
 }
 
 /* Asks for what it did not say at open. */
-static uint32_t moody_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                            const void *state, uint32_t layer, uint32_t pass)
+static uint32_t moody_needs(const kvf_prune_view *view)
 {
-    (void)settings;
-    (void)shape;
-    (void)layer;
-    (void)pass;
-    return *(const uint32_t *)state > 1 ? KVF_PRUNE_PROFILE : KVF_PRUNE_SCORES;
-}
-
-static uint32_t greedy_needs(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
-                             const void *state, uint32_t layer, uint32_t pass)
-{
-    (void)settings;
-    (void)shape;
-    (void)state;
-    (void)layer;
-    (void)pass;
-    return KVF_PRUNE_SCORES | KVF_PRUNE_LOGITS;
+    return *(const uint32_t *)view->state > 1 ? KVF_PRUNE_PROFILE : KVF_PRUNE_SCORES;
 }
 
 static void needs_that_cannot_be_met_are_refused(void **state)
@@ -861,7 +838,7 @@ static void needs_that_cannot_be_met_are_refused(void **state)
     static rig r;
     const kvf_cache_config cc = cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
-    r.policy.needs = moody_needs;
+    r.policy.needs_at = moody_needs;
     rig_prune(&r);
     progress p = begin(&r, PROMPT);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -873,7 +850,8 @@ static void needs_that_cannot_be_met_are_refused(void **state)
     rig_close(&r);
 
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
-    r.policy.needs = greedy_needs;
+    r.policy.needs_at = NULL;
+    r.policy.needs = KVF_PRUNE_SCORES | KVF_PRUNE_LOGITS;
     rig_prune(&r);
     p = begin(&r, PROMPT);
     fill_layer(&r, &p);
