@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "link_rig.h"
+#include "settings.h"
 
 #define MIB       ((uint64_t)1 << 20)
 #define COUNT_MAX 65536u
@@ -37,48 +38,75 @@ void kvf_link_case_defaults(kvf_link_case *c)
                          .seed = 1};
 }
 
-typedef struct range {
-    const char *name;
-    uint64_t value, low, high;
-} range;
+/* Methods that move pages. */
+#define MOVER(name, value, text, meaning) [value] = (name) < KVF_TRANSFER_GATHER ? "" : (text),
+
+#define FIELD(field)       KVF_FIELD(kvf_link_case, field)
+#define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (double)(least), .high = (double)(most)
+
+static const kvf_setting rows[] = {
+    {FIELD(numa_node), COUNT(-1, 1023),
+     .meaning = "NUMA node of the pool; -1 = the library's choice"},
+    {FIELD(huge_pages), KVF_NAMED(KVF_HUGE_PAGES_LIST), .meaning = "memory pages of the pool"},
+    {FIELD(what), KVF_NAMED(KVF_LINK_WHAT_LIST), .meaning = "what is measured"},
+    {FIELD(pattern), KVF_NAMED(KVF_LINK_PATTERN_LIST), .meaning = "which pages are brought"},
+    {FIELD(method), .kind = KVF_SETTING_NAME, .high = KVF_NAMES_HIGH(KVF_TRANSFER_LIST),
+     .names = (const char *const[]){KVF_TRANSFER_LIST(MOVER) NULL},
+     .meaning = "how pages are brought"},
+    {FIELD(writeback_percent), COUNT(0, 100),
+     .meaning = "bytes to the host at the same time, in per cent of those to the device"},
+    {FIELD(chunk_bytes), COUNT(0, 1024 * MIB),
+     .meaning = "bytes of a staging chunk; 0 = the library's choice"},
+    {FIELD(depth), COUNT(0, 1024),
+     .meaning = "chunks of the staging ring; 0 = the library's choice"},
+    {FIELD(workers), COUNT(0, 256), .meaning = "threads that gather; 0 = the runtime's setting"},
+    {FIELD(blocks), COUNT(0, KVF_MOVE_BLOCKS_MAX),
+     .meaning = "blocks of the device that read mapped pages; 0 = the library's choice"},
+    {FIELD(page_bytes), COUNT(64, MIB), .meaning = "bytes of a page, a multiple of 64"},
+    {FIELD(pages), COUNT(1, COUNT_MAX), .meaning = "pages of one fetch"},
+    {FIELD(run_pages), COUNT(1, COUNT_MAX), .meaning = "neighbours of a run (pattern runs)"},
+    {FIELD(zipf), .kind = KVF_SETTING_REAL, .low = 0.1, .high = 4,
+     .meaning = "exponent (pattern zipf)"},
+    {FIELD(pool_bytes), COUNT(1, MIB << 24), .meaning = "host memory that pages are taken from"},
+    {FIELD(layers), COUNT(1, 1024), .meaning = "fetches of a step (cadence)"},
+    {FIELD(gap_ns), COUNT(0, 1000000000),
+     .meaning = "compute after each fetch, in ns (cadence, tax)"},
+    {FIELD(repetitions), COUNT(1, COUNT_MAX), .meaning = "measured, per case"},
+    {FIELD(warmup), COUNT(0, COUNT_MAX), .meaning = "not measured, per case"},
+    {FIELD(seed), COUNT(0, UINT64_MAX), .meaning = "of the pages chosen"},
+    {FIELD(slots_in_order), .kind = KVF_SETTING_SWITCH,
+     .meaning = "slots follow each other; off = scattered, as a cache has them"},
+};
+
+#define ROWS (sizeof rows / sizeof *rows)
+
+const kvf_setting *kvf_link_setting(uint32_t index)
+{
+    return index < ROWS ? &rows[index] : NULL;
+}
 
 static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
 {
     kvf_context *context = bench->device->context;
-    const kvf_transfer first =
-        bench->config.choice != NULL ? KVF_TRANSFER_AUTO : KVF_TRANSFER_GATHER;
-    const uint64_t bytes = (uint64_t)c->pages * c->page_bytes;
-    const range ranges[] = {
-        {"size", c->size, sizeof *c, sizeof *c},
-        {"what", c->what, KVF_LINK_BOTH, KVF_LINK_TAX},
-        {"pattern", c->pattern, KVF_LINK_UNIFORM, KVF_LINK_RUNS},
-        {"method", c->method, first, KVF_TRANSFER_BATCH},
-        {"page_bytes", c->page_bytes, 64, MIB},
-        {"pages", c->pages, 1, COUNT_MAX},
-        {"run_pages", c->run_pages, 1, COUNT_MAX},
-        {"pool_bytes", c->pool_bytes, c->what == KVF_LINK_PIN ? MIB : bytes, MIB << 24},
-        {"chunk_bytes", c->chunk_bytes, 0, 1024 * MIB},
-        {"depth", c->depth, 0, 1024},
-        {"workers", c->workers, 0, 256},
-        {"blocks", c->blocks, 0, KVF_MOVE_BLOCKS_MAX},
-        {"huge_pages", c->huge_pages, KVF_HUGE_PAGES_AUTO, KVF_HUGE_PAGES_REQUIRED},
-        {"writeback_percent", c->writeback_percent, 0, 100},
-        {"layers", c->layers, 1, 1024},
-        {"gap_ns", c->gap_ns, 0, 1000000000},
-        {"repetitions", c->repetitions, 1, COUNT_MAX},
-        {"warmup", c->warmup, 0, COUNT_MAX},
-    };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
-            return kvf_fail(context, KVF_INVALID, 0,
-                            "%s is %llu; it must be %llu to %llu in this case", ranges[i].name,
-                            (unsigned long long)ranges[i].value, (unsigned long long)ranges[i].low,
-                            (unsigned long long)ranges[i].high);
+    const uint64_t least = c->what == KVF_LINK_PIN ? MIB : (uint64_t)c->pages * c->page_bytes;
+    char text[384];
+    if (c->size != sizeof *c)
+        KVF_FAIL(context, KVF_INVALID,
+                 "size = %zu: this library knows %zu; call kvf_link_case_init", c->size, sizeof *c);
+    if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
+        KVF_FAIL(context, KVF_INVALID, "%s", text);
+    if (c->method < KVF_TRANSFER_GATHER &&
+        !(c->method == KVF_TRANSFER_AUTO && bench->config.choice))
+        KVF_FAIL(context, KVF_INVALID,
+                 "method = %s: moves no page by itself; take gather or mapped",
+                 kvf_transfer_name(c->method));
+    if (c->pool_bytes < least)
+        KVF_FAIL(context, KVF_INVALID,
+                 "pool_bytes = %llu: must be at least %llu in this case; raise it, or lower pages "
+                 "or page_bytes",
+                 (unsigned long long)c->pool_bytes, (unsigned long long)least);
     if (c->page_bytes % 64 != 0)
-        return kvf_fail(context, KVF_INVALID, 0, "page_bytes is %zu; it must be a multiple of 64",
-                        c->page_bytes);
-    if (!(c->zipf >= 0.1 && c->zipf <= 4))
-        return kvf_fail(context, KVF_INVALID, 0, "zipf is %g; it must be 0.1 to 4", c->zipf);
+        KVF_FAIL(context, KVF_INVALID, "page_bytes = %zu: must be a multiple of 64", c->page_bytes);
     return KVF_OK;
 }
 

@@ -10,6 +10,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,16 +135,22 @@ static void list(const kvf_setting *s, char *text, size_t capacity)
 
 const char *kvf_setting_range(const kvf_setting *s, char *text, size_t capacity)
 {
-    const char *many = s->count == 3 ? "three numbers, each " : "a number ";
+    const char *what = s->count == 3 ? "three numbers, each" : "a number";
     switch (s->kind) {
     case KVF_SETTING_WHOLE:
-        snprintf(text, capacity, "a whole number from %.0f to %.0f", s->low, s->high);
+        if (s->high >= 0x1p63)
+            snprintf(text, capacity, "a whole number of at least %.0f", s->low);
+        else
+            snprintf(text, capacity, "a whole number from %.0f to %.0f", s->low, s->high);
         break;
     case KVF_SETTING_REAL:
-        snprintf(text, capacity, "%sfrom %g to %g", many, s->low, s->high);
+        if (s->high >= (double)FLT_MAX)
+            snprintf(text, capacity, "%s at least %g", what, s->low);
+        else
+            snprintf(text, capacity, "%s from %g to %g", what, s->low, s->high);
         break;
     case KVF_SETTING_SHARE:
-        snprintf(text, capacity, "%sabove %g, at most %g", many, s->low, s->high);
+        snprintf(text, capacity, "%s above %g, at most %g", what, s->low, s->high);
         break;
     case KVF_SETTING_SWITCH:
         snprintf(text, capacity, "on or off");

@@ -210,6 +210,10 @@ typedef struct kvf_prune_config {
     uint32_t compat_bf16;    /**< 1 = scores are rounded to bf16 where FastKV's code rounds; 0 */
 } kvf_prune_config;
 
+/** The settings of kvf_prune_config and its `settings`, 0, 1, ...; NULL behind the last. Thread:
+ * any. */
+KVF_API const kvf_setting *kvf_prune_setting(uint32_t index);
+
 /** Defaults for a policy, @p policy NULL = full. */
 KVF_API void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy);
 

@@ -43,7 +43,7 @@ _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bit
 #define FIELD(field)       KVF_FIELD(kvf_cache_config, field)
 #define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
 
-static const kvf_setting settings[] = {
+static const kvf_setting rows[] = {
     {FIELD(layers), COUNT(1, 1024), .meaning = "layers of the model"},
     {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
@@ -95,17 +95,17 @@ static const kvf_setting settings[] = {
      .meaning = "newest queries that can score tokens; 0 = none"},
 };
 
-#define SETTINGS (sizeof settings / sizeof *settings)
+#define ROWS (sizeof rows / sizeof *rows)
 
 const kvf_setting *kvf_cache_setting(uint32_t index)
 {
-    return index < SETTINGS ? &settings[index] : NULL;
+    return index < ROWS ? &rows[index] : NULL;
 }
 
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
 {
     char text[384];
-    if (kvf_settings_wrong(settings, SETTINGS, c, text, sizeof text))
+    if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
     const uint32_t d = c->head_dim;
     if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)

@@ -25,7 +25,7 @@ void kvf_runtime_config_init(kvf_runtime_config *config)
 #define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
 #define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
 
-static const kvf_setting settings[] = {
+static const kvf_setting rows[] = {
     {FIELD(device), KVF_NAMED(KVF_DEVICE_LIST), .meaning = "where attention runs"},
     {FIELD(device_ordinal), COUNT(0, 1023), .meaning = "which GPU"},
     {FIELD(threads), COUNT(0, THREADS_MAX),
@@ -43,11 +43,11 @@ static const kvf_setting settings[] = {
      .meaning = "file that keeps what was measured of the link"},
 };
 
-#define SETTINGS (sizeof settings / sizeof *settings)
+#define ROWS (sizeof rows / sizeof *rows)
 
 const kvf_setting *kvf_runtime_setting(uint32_t index)
 {
-    return index < SETTINGS ? &settings[index] : NULL;
+    return index < ROWS ? &rows[index] : NULL;
 }
 
 /* Errors from before there is a context. */
@@ -74,7 +74,7 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
                       "against the header of the library that is linked",
                       c->size, sizeof *c);
     char text[384];
-    if (kvf_settings_wrong(settings, SETTINGS, c, text, sizeof text))
+    if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         return refuse(error, KVF_INVALID, "%s", text);
     if (c->host_visible > 1)
         return refuse(error, KVF_INVALID, "host_visible = %u: 0 or 1", c->host_visible);

@@ -9,6 +9,7 @@
 
 #include "policies.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 
 #include "choose.h"
 #include "kernels.h"
+#include "settings.h"
 
 /* What the others are compared with, and what leaves pruning to streaming heads or retrieval. */
 static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)
@@ -115,73 +117,67 @@ static void complain(complaint *c, const char *format, ...)
     va_end(args);
 }
 
-/* A field of 32 bits and what it may be. */
-typedef struct whole {
-    const char *name;
-    size_t offset;
-    uint32_t low, high;
-    const char *fix;
-} whole;
-
-typedef struct real {
-    const char *name;
-    size_t offset;
-    float low, high;
-    int is_open; /* 1: low itself is refused */
-    const char *fix;
-} real;
-
 _Static_assert(sizeof(kvf_pool_kind) == sizeof(uint32_t), "enums are read as 32 bits");
 
-#define SETTING(name) #name, offsetof(kvf_prune_settings, name)
-#define CONFIG(name)  #name, offsetof(kvf_prune_config, name)
+#define SETTING(field)                                                                             \
+    .name = #field, .offset = offsetof(kvf_prune_config, settings.field),                          \
+    .bytes = sizeof(((kvf_prune_settings *)0)->field)
+#define CONFIG(field)      KVF_FIELD(kvf_prune_config, field)
+#define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
+#define LAYER              COUNT(0, 1023), .special = "auto", .special_value = KVF_PRUNE_LAYER_AUTO
+#define SHARE              .kind = KVF_SETTING_SHARE, .high = 1
+#define REAL(least, most)  .kind = KVF_SETTING_REAL, .low = (least), .high = (most)
+#define SWITCH             .kind = KVF_SETTING_SWITCH
 
-static const whole whole_settings[] = {
-    {SETTING(window), 0, KVF_OBSERVE_WINDOW_MAX, "newest queries that score"},
-    {SETTING(pool), KVF_POOL_MAX, KVF_POOL_AVERAGE, "a kvf_pool_kind"},
-    {SETTING(pool_width), 1, 1023, "an odd number of tokens, 1 = no pooling"},
-    {SETTING(group_reduce), KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_SUM, "a kvf_group_reduce"},
-    {SETTING(window_mean), 0, 1, "1 = mean over the window's queries, 0 = sum"},
-    {SETTING(beta), 1, UINT32_MAX, "the last layer gets a beta-th of the mean; published: 20"},
-    {SETTING(pivot), KVF_PIVOT_ONLINE, KVF_PIVOT_FIXED, "a kvf_pivot"},
-    {SETTING(layers_observed), 1, UINT32_MAX, "layers whose ranks are compared; published: 8"},
-    {SETTING(two_pass), 0, 1, "1 = run again on the chosen tokens"},
+static const kvf_setting rows[] = {
+    {SETTING(keep), SHARE, .meaning = "share of the prompt that a KV head keeps"},
+    {SETTING(keep_tokens), COUNT(0, UINT32_MAX),
+     .meaning = "tokens that a KV head keeps; 0 = the share counts"},
+    {SETTING(propagate), SHARE, .meaning = "share of the prompt that deeper layers get"},
+    {SETTING(propagate_tokens), COUNT(0, UINT32_MAX),
+     .meaning = "tokens that deeper layers get; 0 = the share counts"},
+    {SETTING(layer), LAYER, .meaning = "layer that propagates, filters or is the pivot, from 0"},
+    {SETTING(window), COUNT(0, KVF_OBSERVE_WINDOW_MAX),
+     .meaning = "newest queries, which score the others and whose tokens are kept"},
+    {SETTING(pool), KVF_NAMED(KVF_POOL_LIST), .meaning = "how scores of neighbours are smoothed"},
+    {SETTING(pool_width), COUNT(1, 1023),
+     .meaning = "an odd number of neighbours; 1 = no smoothing"},
+    {SETTING(group_reduce), KVF_NAMED(KVF_GROUP_LIST),
+     .meaning = "one score from those of a group of query heads"},
+    {SETTING(window_mean), SWITCH, .meaning = "mean over the window's queries; off = their sum"},
+    {SETTING(sink_tokens), COUNT(0, UINT32_MAX), .meaning = "first tokens, always kept"},
+    {SETTING(recent_share), REAL(0, 1), .meaning = "of what is kept, the part that is newest"},
+    {SETTING(beta), COUNT(1, UINT32_MAX),
+     .meaning = "the last layer gets a beta-th of the mean; published: 20"},
+    {SETTING(decay), REAL(0, 1),
+     .meaning = "what centrality keeps from layer to layer; published: 0.9"},
+    {SETTING(weights), REAL(0, FLT_MAX), .count = 3,
+     .meaning = "of entropy, sparsity and variance; published: 0.2, 0.3, 0.5"},
+    {SETTING(mass_share), SHARE,
+     .meaning = "share of tokens whose mass is the sparsity; published: 0.1"},
+    {SETTING(pivot), KVF_NAMED(KVF_PIVOT_LIST), .meaning = "where the pivot comes from"},
+    {SETTING(block_tokens), COUNT(0, UINT32_MAX),
+     .meaning = "keep and propagate whole blocks of so many tokens; 0 = tokens"},
+    {SETTING(layer_min), LAYER, .meaning = "first layer that may be chosen"},
+    {SETTING(layer_max), LAYER, .meaning = "last layer that may be chosen"},
+    {SETTING(layers_observed), COUNT(1, UINT32_MAX),
+     .meaning = "layers whose ranks are compared; published: 8"},
+    {SETTING(threshold), REAL(0, 1e9),
+     .meaning = "ratio of variances to fall below; published: 0.3"},
+    {SETTING(two_pass), SWITCH, .meaning = "run again from layer 0 on the chosen tokens"},
+    {CONFIG(retention), KVF_NAMED(KVF_RETENTION_LIST), .meaning = "what becomes of the rest"},
+    {CONFIG(eviction), KVF_NAMED(KVF_EVICTION_LIST),
+     .meaning = "what is dropped after each chunk of the prompt"},
+    {CONFIG(chunk_queries), COUNT(1, KVF_OBSERVE_WINDOW_MAX),
+     .meaning = "newest queries, which score a chunk"},
+    {CONFIG(compat_bf16), SWITCH, .meaning = "round where the published code rounds"},
 };
 
-static const whole whole_configs[] = {
-    {CONFIG(retention), KVF_RETENTION_OFFLOAD, KVF_RETENTION_EVICT, "a kvf_retention"},
-    {CONFIG(eviction), KVF_EVICTION_NONE, KVF_EVICTION_PATCHED, "a kvf_eviction"},
-    {CONFIG(chunk_queries), 1, KVF_OBSERVE_WINDOW_MAX, "queries that score a chunk"},
-    {CONFIG(compat_bf16), 0, 1, "1 = round where the published code rounds"},
-};
+#define ROWS (sizeof rows / sizeof *rows)
 
-static const real real_settings[] = {
-    {SETTING(keep), 0.0f, 1.0f, 1, "the share that a KV head keeps"},
-    {SETTING(propagate), 0.0f, 1.0f, 1, "the share that deeper layers get"},
-    {SETTING(recent_share), 0.0f, 1.0f, 0, "of what is kept, the part that is newest"},
-    {SETTING(decay), 0.0f, 1.0f, 0, "what centrality keeps from layer to layer; published: 0.9"},
-    {SETTING(mass_share), 0.0f, 1.0f, 1, "the share of tokens whose mass counts; published: 0.1"},
-    {SETTING(threshold), 0.0f, 1e9f, 0, "the ratio of variances to fall below; published: 0.3"},
-};
-
-static void check_whole(complaint *c, const void *base, const whole *w)
+const kvf_setting *kvf_prune_setting(uint32_t index)
 {
-    uint32_t value;
-    memcpy(&value, (const char *)base + w->offset, sizeof value);
-    if (value < w->low)
-        complain(c, "%s = %u: must be at least %u (%s)", w->name, value, w->low, w->fix);
-    if (value > w->high)
-        complain(c, "%s = %u: must be at most %u (%s)", w->name, value, w->high, w->fix);
-}
-
-static void check_real(complaint *c, const void *base, const real *r)
-{
-    float value;
-    memcpy(&value, (const char *)base + r->offset, sizeof value);
-    const int is_high = r->is_open ? value > r->low : value >= r->low;
-    if (!is_high || !(value <= r->high))
-        complain(c, "%s = %g: must be %s %g and at most %g (%s)", r->name, (double)value,
-                 r->is_open ? "above" : "at least", (double)r->low, (double)r->high, r->fix);
+    return index < ROWS ? &rows[index] : NULL;
 }
 
 static void check_layers(complaint *c, const kvf_prune_settings *s, const kvf_prune_shape *shape)
@@ -250,17 +246,9 @@ static void check_settings(complaint *c, const kvf_prune_settings *s, const kvf_
     if (s->size != sizeof *s)
         complain(c, "settings.size = %zu: this library knows %zu; call kvf_prune_config_init",
                  s->size, sizeof *s);
-    for (size_t i = 0; i < sizeof whole_settings / sizeof *whole_settings; i++)
-        check_whole(c, s, whole_settings + i);
-    for (size_t i = 0; i < sizeof real_settings / sizeof *real_settings; i++)
-        check_real(c, s, real_settings + i);
     if (s->pool_width % 2 == 0)
         complain(c, "pool_width = %u: must be odd; take %u or %u", s->pool_width, s->pool_width - 1,
                  s->pool_width + 1);
-    for (uint32_t i = 0; i < 3; i++)
-        if (!(s->weights[i] >= 0.0f) || !isfinite(s->weights[i]))
-            complain(c, "weights[%u] = %g: must be 0 or more; published: 0.2, 0.3, 0.5", i,
-                     (double)s->weights[i]);
     check_layers(c, s, shape);
     if (s->window > shape->tokens_max)
         complain(c, "window = %u: the longest prompt has %u tokens; lower window", s->window,
@@ -340,9 +328,10 @@ kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prun
     if (c.is_made)
         return report(&c, error);
     check_policy(&c, config->policy);
+    char range[384];
+    if (kvf_settings_wrong(rows, ROWS, config, range, sizeof range))
+        complain(&c, "%s", range);
     check_settings(&c, &config->settings, shape);
-    for (size_t i = 0; i < sizeof whole_configs / sizeof *whole_configs; i++)
-        check_whole(&c, config, whole_configs + i);
     check_eviction(&c, config);
     if (!config->settings.window && config->policy->takes &&
         kvf_prune_policy_takes(config->policy, "window"))
