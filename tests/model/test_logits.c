@@ -6,10 +6,20 @@
  *
  * The goldens and the ids come from make_logits_goldens.py. Two comparisons, both relative (norm of
  * the difference by norm): with HF in the model's own type, over all rows; and with HF in fp32 on
- * the same weights, row by row, where the worst counts. The tolerances are 2e-2 in bf16 (HF's own
- * rounding measures 1e-2 over all rows, and 3e-2 in the worst row of the recall model), 1e-4 in
- * fp32; fp16 has three more bits than bf16, so 2.5e-3 = 2e-2 / 8. On a GPU what enters a matrix
- * product is rounded as HF rounds it, so there the worst row may be off by as much as HF's own.
+ * the same weights, row by row. The tolerances are 2e-2 in bf16 (HF's own rounding measures 1e-2
+ * over all rows), 1e-4 in fp32; fp16 has three more bits than bf16, so 2.5e-3 = 2e-2 / 8.
+ *
+ * A row of a trained model may lie between two answers; then rounding to bf16 alone, anywhere,
+ * moves it by more than 2e-2: HF's bf16 run is off by 3.0e-2 and 2.9e-2 in two rows of the recall
+ * model. How far the runner is off there depends on what it rounds. It keeps activations in fp32,
+ * and rounds keys and values; products that multiply bf16 in hardware, on a CPU that can and on a
+ * GPU, round the activations that enter them too. HF rounds all of that and every other result,
+ * with the same unit roundoff 2^-8. So, to first order, the runner's deviation is a sum over a
+ * subset of HF's independent terms, and its distribution over rows lies below HF's. Which rows are
+ * the worst is chance, and the order of a sum in a library decides it. Therefore rows are compared
+ * by rank: the k-th worst may be off by the tolerance or by HF's k-th worst, whichever is more. At
+ * most two rows of the recall model gain by that, and nothing does in fp32 or where weights are
+ * widened.
  */
 
 #include "model_fixture.h"
@@ -123,16 +133,21 @@ static deviation row_deviation(const float *got, const float *want, uint32_t cou
     return sum;
 }
 
+static double relative(deviation d)
+{
+    return sqrt(d.difference / d.norm);
+}
+
+/* NaN first, then the worst. */
+static int worst_first(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return isnan(y) - isnan(x) + (y > x) - (y < x);
+}
+
 static double tolerance(kvf_dtype dtype)
 {
     return dtype == KVF_FP32 ? 1e-4 : dtype == KVF_FP16 ? 2.5e-3 : 2e-2;
-}
-
-static double worst_tolerance(const rig *r)
-{
-    const bool rounds_as_hf =
-        kvf_runtime_device(r->runtime) == KVF_DEVICE_CUDA && r->model.dtype != KVF_FP32;
-    return tolerance(r->model.dtype) * (rounds_as_hf ? 1.5 : 1.0);
 }
 
 static float *read_golden(const golden *g, const char *suffix, uint32_t columns)
@@ -145,6 +160,23 @@ static float *read_golden(const golden *g, const char *suffix, uint32_t columns)
     return rows;
 }
 
+/* Rows by rank: see the head of this file. */
+static void judge_rows(kvf_dtype dtype, bool rounds, double *rows, double *rows_of_hf)
+{
+    qsort(rows, STEPS + 1, sizeof *rows, worst_first);
+    qsort(rows_of_hf, STEPS + 1, sizeof *rows_of_hf, worst_first);
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i <= STEPS; i++) {
+        const bool as_hf = rounds && rows_of_hf[i] > tolerance(dtype);
+        const double most = as_hf ? rows_of_hf[i] : tolerance(dtype);
+        if (i == 0 || as_hf || !(rows[i] <= most))
+            print_message("  row of rank %u: relative error %.1e (at most %.1e)\n", i, rows[i],
+                          most);
+        failed += !(rows[i] <= most);
+    }
+    assert_int_equal(failed, 0);
+}
+
 static void compare(const char *directory, const golden *g, const uint32_t *ids)
 {
     rig r = {0};
@@ -153,26 +185,28 @@ static void compare(const char *directory, const golden *g, const uint32_t *ids)
     float *own = read_golden(g, ".f32", columns), *exact = read_golden(g, ".exact.f32", columns);
     feed_prompt(&r, ids, g->prompt - 1);
     deviation whole = {0};
-    double worst = 0.0;
+    double rows[STEPS + 1], rows_of_hf[STEPS + 1];
     for (uint32_t i = 0; i <= STEPS; i++) {
         check(kvf_transformer_decode(r.transformer, r.cache, &r.sequence, ids + g->prompt - 1 + i,
                                      1, true, r.stream),
               kvf_runtime_error(r.runtime));
         check(kvf_stream_wait(r.stream), kvf_runtime_error(r.runtime));
         const float *logits = kvf_transformer_logits(r.transformer, 0);
-        deviation row = row_deviation(logits, own + i * columns, columns, g->stride);
+        const float *own_row = own + i * columns, *exact_row = exact + i * columns;
+        deviation row = row_deviation(logits, own_row, columns, g->stride);
         whole.difference += row.difference;
         whole.norm += row.norm;
-        row = row_deviation(logits, exact + i * columns, columns, g->stride);
-        if (!(sqrt(row.difference / row.norm) <= worst))
-            worst = sqrt(row.difference / row.norm);
+        rows[i] = relative(row_deviation(logits, exact_row, columns, g->stride));
+        rows_of_hf[i] = relative(row_deviation(own_row, exact_row, columns, 1));
     }
     check(kvf_transformer_check(r.transformer, NULL), NULL);
-    double overall = sqrt(whole.difference / whole.norm), most = tolerance(r.model.dtype);
-    print_message("%-12s %u threads: relative error %.1e (at most %.1e), worst row %.1e (%.1e)\n",
-                  g->name, g->threads, overall, most, worst, worst_tolerance(&r));
-    assert_true(overall <= most);
-    assert_true(worst <= worst_tolerance(&r));
+    const kvf_dtype dtype = r.model.dtype;
+    print_message("%-12s %u threads: relative error %.1e (at most %.1e)\n", g->name, g->threads,
+                  relative(whole), tolerance(dtype));
+    const bool rounds =
+        g->bf16 != KVF_LINEAR_BF16_OFF || kvf_runtime_device(r.runtime) == KVF_DEVICE_CUDA;
+    judge_rows(dtype, rounds, rows, rows_of_hf);
+    assert_true(relative(whole) <= tolerance(dtype));
     free(own);
     free(exact);
     rig_close(&r);
@@ -225,7 +259,9 @@ int main(void)
     };
     static golden wide = RANDOM("qwen2-bf16", 2);
     static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
-    wide.bf16 = KVF_LINEAR_BF16_OFF;
+    static golden wide_recall;
+    wide_recall = recall;
+    wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
     struct CMUnitTest tests[16] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0]; count++)
@@ -236,5 +272,8 @@ int main(void)
         .name = "qwen2-bf16, widened to fp32", .test_func = compare_random, .initial_state = &wide};
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
+    tests[count++] = (struct CMUnitTest){.name = "recall, widened to fp32",
+                                         .test_func = compare_recall,
+                                         .initial_state = &wide_recall};
     return _cmocka_run_group_tests("logits", tests, count, NULL, NULL);
 }
