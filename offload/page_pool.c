@@ -11,15 +11,31 @@
 
 #include <string.h>
 
+#include "common/carve.h"
+
 #define NONE UINT32_MAX
+
+static void carve(kvf_page_pool *pool, kvf_carver *carver)
+{
+    KVF_CARVE(carver, pool->next, pool->block_count);
+    KVF_CARVE(carver, pool->references, pool->block_count);
+}
+
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count)
+{
+    kvf_page_pool pool = {.block_count = block_count};
+    kvf_carver carver = {0};
+    carve(&pool, &carver);
+    return carver.bytes;
+}
 
 static kvf_status take_tables(kvf_page_pool *pool)
 {
-    pool->next = kvf_alloc(pool->context, pool->block_count, sizeof *pool->next);
-    pool->references = kvf_alloc(pool->context, pool->block_count, sizeof *pool->references);
-    if (pool->next == NULL || pool->references == NULL)
+    pool->tables = kvf_alloc(pool->context, 1, kvf_page_pool_table_bytes(pool->block_count));
+    if (!pool->tables)
         return kvf_fail(pool->context, KVF_OUT_OF_MEMORY, 0,
                         "no memory for the tables of %u host blocks", pool->block_count);
+    carve(pool, &(kvf_carver){.base = pool->tables});
     for (uint32_t i = 0; i < pool->block_count; i++)
         pool->next[i] = i + 1 < pool->block_count ? i + 1 : NONE;
     pool->free_head = 0;
@@ -65,8 +81,7 @@ void kvf_page_pool_destroy(kvf_page_pool *pool)
     if (pool == NULL || pool->context == NULL)
         return;
     kvf_host_memory_destroy(pool->context, &pool->memory);
-    kvf_free(pool->context, pool->references);
-    kvf_free(pool->context, pool->next);
+    kvf_free(pool->context, pool->tables);
     memset(pool, 0, sizeof *pool);
 }
 

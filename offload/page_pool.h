@@ -28,7 +28,8 @@ typedef struct kvf_page_pool {
     uint32_t blocks_per_arena;
     uint32_t block_count;
     uint32_t free_count;
-    uint32_t free_head;   /* UINT32_MAX = none */
+    uint32_t free_head; /* UINT32_MAX = none */
+    char *tables;
     uint32_t *next;       /* [block_count] free list */
     uint32_t *references; /* [block_count] */
 } kvf_page_pool;
@@ -38,6 +39,8 @@ KVF_CHECKED kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *de
                                             size_t block_bytes, uint32_t block_count,
                                             kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
+/* What its tables take, besides the blocks. */
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count);
 
 /* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
 KVF_CHECKED kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);

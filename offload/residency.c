@@ -11,13 +11,40 @@
 
 #include <string.h>
 
-static kvf_status take(kvf_device *device, uint64_t count, uint64_t size, void **out)
+static void carve(kvf_residency *r, kvf_carver *tables, kvf_carver *slots)
 {
-    if (size != 0 && count > SIZE_MAX / size)
-        return kvf_fail(device->context, KVF_INVALID, 0,
-                        "residency tables of %llu x %llu bytes overflow; lower lists or slots",
-                        (unsigned long long)count, (unsigned long long)size);
-    return device->ops->memory_alloc(device, (size_t)(count * size), out);
+    KVF_CARVE(tables, r->slot_of_page, r->lists, r->pages_max);
+    KVF_CARVE(tables, r->page_of_slot, r->lists, r->slots);
+    KVF_CARVE(slots, r->slot_memory, r->lists, r->slots, r->slot_bytes);
+}
+
+void kvf_residency_needs(uint32_t lists, uint32_t pages_max, uint32_t slots, size_t slot_bytes,
+                         kvf_carver *tables, kvf_carver *slot_memory)
+{
+    kvf_residency r = {
+        .lists = lists, .pages_max = pages_max, .slots = slots, .slot_bytes = slot_bytes};
+    carve(&r, tables, slot_memory);
+}
+
+static kvf_status take(kvf_residency *r)
+{
+    const kvf_device_ops *ops = r->device->ops;
+    kvf_carver tables = {0}, slots = {0};
+    void *base = NULL;
+    carve(r, &tables, &slots);
+    if (tables.is_too_large || slots.is_too_large)
+        return kvf_fail(r->device->context, KVF_OUT_OF_DEVICE_MEMORY, 0,
+                        "residency of %u lists, %u pages, %u slots of %zu bytes is more than any "
+                        "memory; lower lists or slots",
+                        r->lists, r->pages_max, r->slots, r->slot_bytes);
+    KVF_TRY(ops->memory_alloc(r->device, tables.bytes, &base));
+    r->tables = base;
+    if (slots.bytes) {
+        KVF_TRY(ops->memory_alloc(r->device, slots.bytes, &base));
+        r->slot_memory = base;
+    }
+    carve(r, &(kvf_carver){.base = r->tables}, &(kvf_carver){.base = r->slot_memory});
+    return KVF_OK;
 }
 
 kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pages_max,
@@ -33,20 +60,8 @@ kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pag
                        .pages_max = pages_max,
                        .slots = slots,
                        .slot_bytes = slot_bytes};
-    uint64_t all_slots = (uint64_t)lists * slots;
-    uint64_t all_pages = (uint64_t)lists * pages_max;
-    void *pointer = NULL;
     kvf_stream *stream = NULL;
-    kvf_status status = take(device, all_pages, sizeof(int32_t), &pointer);
-    r.slot_of_page = pointer;
-    if (status == KVF_OK) {
-        status = take(device, all_slots, sizeof(int32_t), &pointer);
-        r.page_of_slot = pointer;
-    }
-    if (status == KVF_OK && slot_bytes > 0) {
-        status = take(device, all_slots, slot_bytes, &pointer);
-        r.slot_memory = pointer;
-    }
+    kvf_status status = take(&r);
     if (status == KVF_OK)
         status = device->ops->stream_create(device, KVF_PRIORITY_NORMAL, &stream);
     if (status == KVF_OK)
@@ -68,8 +83,7 @@ void kvf_residency_destroy(kvf_residency *residency)
         return;
     kvf_device *device = residency->device;
     device->ops->memory_free(device, residency->slot_memory);
-    device->ops->memory_free(device, residency->page_of_slot);
-    device->ops->memory_free(device, residency->slot_of_page);
+    device->ops->memory_free(device, residency->tables);
     memset(residency, 0, sizeof *residency);
 }
 

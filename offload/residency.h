@@ -13,6 +13,7 @@
  * Invariant, per list: page_of_slot[s] == p >= 0  <=>  slot_of_page[p] == s.
  */
 
+#include "common/carve.h"
 #include "device.h"
 
 typedef struct kvf_residency {
@@ -21,6 +22,7 @@ typedef struct kvf_residency {
     uint32_t pages_max; /* per list */
     uint32_t slots;     /* per list */
     size_t slot_bytes;
+    char *tables;
     int32_t *slot_of_page; /* device [lists, pages_max] */
     int32_t *page_of_slot; /* device [lists, slots] */
     char *slot_memory;     /* device [lists, slots, slot_bytes]; NULL if slot_bytes == 0 */
@@ -29,6 +31,9 @@ typedef struct kvf_residency {
 KVF_CHECKED kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pages_max,
                                             uint32_t slots, size_t slot_bytes, kvf_residency *out);
 void kvf_residency_destroy(kvf_residency *residency);
+/* Added to what it will take in device memory. */
+void kvf_residency_needs(uint32_t lists, uint32_t pages_max, uint32_t slots, size_t slot_bytes,
+                         kvf_carver *tables, kvf_carver *slot_memory);
 
 /* Forget what lists first .. first+count-1 hold, in stream order. */
 KVF_CHECKED kvf_status kvf_residency_clear(kvf_residency *residency, uint32_t first, uint32_t count,

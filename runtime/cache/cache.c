@@ -7,73 +7,81 @@
  * is left behind whichever reservation fails.
  */
 
-#include <string.h>
-
 #include "masked.h"
 #include "select.h"
 
-static kvf_status take_host(kvf_cache *cache)
+/* ---- plan ---- */
+
+static kvf_status plan(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
 {
-    const kvf_cache_config *c = &cache->config;
-    const size_t rows = (size_t)c->sequences_max * c->layers;
-    const size_t pages = cache->dims.paging.pages_max;
-    cache->sequences = kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sequences);
-    cache->layers = kvf_alloc(cache->context, rows, sizeof *cache->layers);
-    cache->blocks = kvf_alloc(cache->context, rows, pages * sizeof *cache->blocks);
-    cache->positions = kvf_alloc(cache->context, rows, c->tokens_max * sizeof *cache->positions);
-    cache->ahead = kvf_alloc(cache->context, c->layers, sizeof *cache->ahead);
-    cache->host_counters = kvf_alloc(cache->context, c->layers, sizeof *cache->host_counters);
-    cache->footprint.rows = kvf_alloc(cache->context, rows, sizeof *cache->footprint.rows);
-    cache->footprint.spans =
-        kvf_alloc(cache->context, c->sequences_max, sizeof *cache->footprint.spans);
-    cache->replaced =
-        kvf_alloc(cache->context, cache->dims.spare_blocks + 1, sizeof *cache->replaced);
-    cache->sealed_before =
-        kvf_alloc(cache->context, c->sequences_max, sizeof *cache->sealed_before);
-    if (!cache->replaced || !cache->sealed_before || !cache->sequences || !cache->layers ||
-        !cache->blocks || !cache->positions || !cache->host_counters || !cache->ahead ||
-        !cache->footprint.rows || !cache->footprint.spans)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
-                 "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
-                 "tokens_max",
-                 c->sequences_max, (unsigned long long)cache->plan.host_table_bytes);
-    for (uint32_t s = 0; s < c->sequences_max; s++) {
-        kvf_sequence *sequence = &cache->sequences[s];
-        *sequence = (kvf_sequence){
-            .cache = cache, .slot = s, .layers = cache->layers + (size_t)s * c->layers};
-        for (uint32_t i = 0; i < c->layers; i++) {
-            sequence->layers[i].blocks = cache->blocks + ((size_t)s * c->layers + i) * pages;
-            sequence->layers[i].positions =
-                cache->positions + ((size_t)s * c->layers + i) * c->tokens_max;
-        }
-    }
+    KVF_TRY(kvf_config_resolve(cache->runtime, config, &cache->config, &cache->dims));
+    cache->policy = kvf_select_find(cache->config.select);
+    return cache->config.head_mask ? kvf_masked_plan(cache, config, r) : kvf_layout_plan(cache, r);
+}
+
+kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
+                               kvf_cache_plan *out, kvf_error *error)
+{
+    kvf_cache cache = {.runtime = runtime, .context = runtime->context, .device = runtime->device};
+    kvf_reservation unused;
+    const kvf_status status = plan(&cache, config, &unused);
+    if (status == KVF_OK)
+        *out = cache.plan;
+    kvf_masked_close(&cache);
+    return kvf_runtime_report(runtime, status, error);
+}
+
+/* ---- reservations ---- */
+
+static kvf_status take_device(kvf_cache *cache, kvf_carver *carver)
+{
+    void *base = NULL;
+    if (carver->bytes)
+        KVF_TRY(cache->device->ops->memory_alloc(cache->device, carver->bytes, &base));
+    *carver = (kvf_carver){.base = base};
     return KVF_OK;
 }
 
-static kvf_status take_device(kvf_cache *cache)
-{
-    struct {
-        uint64_t bytes;
-        char **pointer;
-    } parts[] = {{cache->layout.device_kv, &cache->device_kv},
-                 {cache->layout.device_digest, &cache->device_digest},
-                 {cache->layout.device_table, &cache->device_table}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        void *pointer = NULL;
-        if (parts[i].bytes == 0)
-            continue;
-        KVF_TRY(cache->device->ops->memory_alloc(cache->device, parts[i].bytes, &pointer));
-        *parts[i].pointer = pointer;
-    }
-    return KVF_OK;
-}
-
-static kvf_status take_control(kvf_cache *cache)
+static kvf_status take_control(kvf_cache *cache, kvf_reservation *r)
 {
     kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
-    memory.bytes = memory.granule = cache->layout.control;
-    return kvf_host_memory_create(cache->context, cache->device, &memory, &cache->control);
+    memory.bytes = memory.granule = r->control.bytes; /* one granule, so one arena */
+    KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &cache->control_memory));
+    r->control = (kvf_carver){.base = cache->control_memory.arenas[0].host};
+    r->control_device = (kvf_carver){.base = cache->control_memory.arenas[0].device};
+    return KVF_OK;
+}
+
+/* Room for what was planned; afterwards the carvers of `r` stand at its beginning. */
+static kvf_status take_memory(kvf_cache *cache, kvf_reservation *r)
+{
+    kvf_carver *const device[] = {&r->kv, &r->digest, &r->table};
+    cache->host_memory = kvf_alloc(cache->context, 1, r->host.bytes);
+    if (!cache->host_memory)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
+                 "no memory for the tables of %u sequences (%llu bytes); lower sequences_max or "
+                 "tokens_max",
+                 cache->config.sequences_max, (unsigned long long)r->host.bytes);
+    r->host = (kvf_carver){.base = cache->host_memory};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) {
+        KVF_TRY(take_device(cache, device[i]));
+        cache->device_memory[i] = device[i]->base;
+    }
+    return take_control(cache, r);
+}
+
+static void link_sequences(kvf_cache *cache)
+{
+    const kvf_cache_config *c = &cache->config;
+    for (uint32_t s = 0; s < c->sequences_max; s++)
+        cache->sequences[s] = (kvf_sequence){
+            .cache = cache, .slot = s, .layers = cache->layers + (size_t)s * c->layers};
+    for (size_t n = 0; n < (size_t)c->sequences_max * c->layers; n++) {
+        cache->layers[n].positions = cache->positions + n * c->tokens_max;
+        if (cache->blocks)
+            cache->layers[n].blocks = cache->blocks + n * cache->dims.paging.pages_max;
+    }
 }
 
 static kvf_status take_pages(kvf_cache *cache)
@@ -83,14 +91,13 @@ static kvf_status take_pages(kvf_cache *cache)
     const kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     KVF_TRY(kvf_page_pool_create(cache->context, cache->device, &memory, kvf_block_bytes(p),
                                  cache->dims.block_count, &cache->pool));
-    KVF_TRY(take_control(cache));
-    const size_t slot_bytes = c->transfer == KVF_TRANSFER_DIRECT ? 0 : kvf_page_bytes(&p->shape);
     KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
-                                 p->pages_max, p->slots, slot_bytes, &cache->residency));
+                                 p->pages_max, p->slots, kvf_cache_slot_bytes(cache),
+                                 &cache->residency));
     if (cache->dims.shadow_slots)
         KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                      p->pages_max, cache->dims.shadow_slots, 0, &cache->shadow));
-    kvf_transfer_config transfer = kvf_cache_transfer_config(cache->runtime, c, &cache->dims);
+    kvf_transfer_config transfer = kvf_cache_transfer_config(cache);
     kvf_transfer_choice choice;
     transfer.pool = &cache->pool.memory;
     if (c->transfer == KVF_TRANSFER_AUTO) {
@@ -105,9 +112,8 @@ static kvf_status take_frames(kvf_cache *cache)
     for (uint32_t i = 0; i < KVF_FRAMES; i++) {
         kvf_frame *frame = &cache->frames[i];
         KVF_TRY(cache->device->ops->event_create(cache->device, &frame->done));
-        const size_t offset = i * kvf_round_up(cache->dims.frame_bytes, 64);
-        frame->host = kvf_control_host(cache, cache->layout.control_frames + offset);
-        frame->device = kvf_table_at(cache, cache->layout.frames + offset);
+        frame->host = cache->control.frames + i * cache->dims.frame_bytes;
+        frame->device = cache->tables.frames + i * cache->dims.frame_bytes;
     }
     return KVF_OK;
 }
@@ -123,33 +129,25 @@ static kvf_status take_order(kvf_cache *cache)
     return take_frames(cache);
 }
 
-/* A cache with streaming heads has its pages in inner caches. */
-static kvf_status open_masked(kvf_cache *cache, const kvf_cache_config *config)
+static kvf_status open_cache(kvf_cache *cache, const kvf_cache_config *config)
 {
-    KVF_TRY(kvf_masked_open(cache, config));
-    KVF_TRY(take_host(cache));
-    KVF_TRY(take_device(cache));
-    KVF_TRY(take_control(cache));
-    KVF_TRY(take_frames(cache));
+    kvf_reservation r;
+    KVF_TRY(plan(cache, config, &r));
+    KVF_TRY(take_memory(cache, &r));
+    if (cache->masked) { /* its pages are in inner caches */
+        KVF_TRY(kvf_masked_open(cache, config, &r));
+        KVF_TRY(take_frames(cache));
+    } else {
+        kvf_layout_carve(cache, &r);
+        KVF_TRY(take_pages(cache));
+        KVF_TRY(take_order(cache));
+    }
+    link_sequences(cache);
     kvf_cache_stats_reset(cache);
     return KVF_OK;
 }
 
-static kvf_status open_cache(kvf_cache *cache, const kvf_cache_config *config)
-{
-    KVF_TRY(kvf_config_resolve(cache->runtime, config, &cache->config, &cache->dims));
-    cache->policy = kvf_select_find(cache->config.select);
-    if (cache->config.head_mask)
-        return open_masked(cache, config);
-    KVF_TRY(kvf_layout_make(cache->runtime, &cache->config, &cache->dims, &cache->layout,
-                            &cache->plan));
-    KVF_TRY(take_host(cache));
-    KVF_TRY(take_device(cache));
-    KVF_TRY(take_pages(cache));
-    KVF_TRY(take_order(cache));
-    kvf_cache_stats_reset(cache);
-    return KVF_OK;
-}
+/* ---- open and close ---- */
 
 kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, kvf_cache **out,
                           kvf_error *error)
@@ -195,23 +193,12 @@ void kvf_cache_close(kvf_cache *cache)
     if (cache->residency.device)
         kvf_residency_destroy(&cache->residency);
     kvf_residency_destroy(&cache->shadow);
-    if (cache->control.arenas)
-        kvf_host_memory_destroy(cache->context, &cache->control);
+    if (cache->control_memory.arenas)
+        kvf_host_memory_destroy(cache->context, &cache->control_memory);
     kvf_page_pool_destroy(&cache->pool);
-    char *const device[] = {cache->device_table, cache->device_digest, cache->device_kv};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
-        if (device[i])
-            ops->memory_free(cache->device, device[i]);
-    kvf_free(cache->context, cache->sealed_before);
-    kvf_free(cache->context, cache->replaced);
-    kvf_free(cache->context, cache->footprint.spans);
-    kvf_free(cache->context, cache->footprint.rows);
-    kvf_free(cache->context, cache->host_counters);
-    kvf_free(cache->context, cache->ahead);
-    kvf_free(cache->context, cache->positions);
-    kvf_free(cache->context, cache->blocks);
-    kvf_free(cache->context, cache->layers);
-    kvf_free(cache->context, cache->sequences);
+    for (size_t i = sizeof cache->device_memory / sizeof *cache->device_memory; i-- > 0;)
+        ops->memory_free(cache->device, cache->device_memory[i]);
+    kvf_free(cache->context, cache->host_memory);
     kvf_free(cache->context, cache);
 }
 

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 
 #include "footprint.h"
+#include "layout.h"
 #include "page_pool.h"
 #include "paging.h"
 #include "residency.h"
@@ -33,7 +34,7 @@ typedef struct kvf_select_policy kvf_select_policy;
 typedef struct kvf_masked kvf_masked;
 
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */
-typedef struct kvf_dims {
+struct kvf_dims {
     kvf_paging paging;
     uint32_t rest_tokens;   /* of the budget, beyond sink and window */
     uint32_t static_tokens; /* most of a static set, sink not included */
@@ -60,34 +61,7 @@ typedef struct kvf_dims {
     uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
     uint32_t block_count;   /* of the pool, spare ones included */
     size_t frame_bytes;
-} kvf_dims;
-
-/* Byte offsets into the three device reservations and the control memory. */
-typedef struct kvf_layout {
-    /* device_kv */
-    uint64_t rings, stores, arena;
-    /* device_digest */
-    uint64_t digests;
-    /* device_table */
-    uint64_t blocks, bits, store_index, store_count, order, queries, share;
-    uint64_t scores, reduced, topk_work, choose, ids, id_count, list_ids, list_count;
-    uint64_t slot_of_id, missed, misses, miss_count, masks;
-    uint64_t ahead_ids, ahead_count, ahead_list_ids, ahead_list_count, ahead_marks;
-    uint64_t ahead_slot_of_id, ahead_missed, ahead_misses, ahead_miss_count;
-    uint64_t ahead_from, ahead_to, ahead_fetch_count;
-    uint64_t from, to, fetch_count;
-    uint64_t spans, span_count, partial_o, partial_lse, lse;
-    uint64_t verify_out, verify_lse;
-    uint64_t jobs, chunk_fault, frames, arena_pool, device_counters;
-    uint64_t cover_spans, cover_index, cover_count, row_max, row_sum, token_score, token_work;
-    uint64_t token_ids, token_count, token_ids_b, token_count_b, first, count, take, limit;
-    /* control: host memory that the device sees */
-    uint64_t control_frames, counters, faults, stamp;
-    uint64_t mirror_choose, mirror_scores, mirror_bits, mirror_ids, mirror_count;
-    uint64_t mirror_indptr, mirror_indices, mirror_last;
-    /* sums */
-    uint64_t device_kv, device_digest, device_table, control, residency, slots;
-} kvf_layout;
+};
 
 /* What the host keeps of one layer of one sequence. */
 typedef struct kvf_layer {
@@ -152,11 +126,14 @@ struct kvf_cache {
     kvf_cache_config config; /* resolved */
     kvf_cache_plan plan;
     kvf_dims dims;
-    kvf_layout layout;
     const kvf_select_policy *policy;
 
-    char *device_kv, *device_digest, *device_table;
-    kvf_host_memory control;
+    kvf_tables tables;
+    kvf_control control;        /* as the host sees it */
+    kvf_control control_device; /* the same memory, as the device sees it */
+    kvf_host_memory control_memory;
+    char *device_memory[3]; /* what tables are carved from: kv, digest, table */
+    char *host_memory;      /* what sequences ... sealed_before are carved from */
     kvf_page_pool pool;
     kvf_residency residency;
     kvf_residency shadow; /* what would be resident without speculation; tables only */
@@ -192,13 +169,6 @@ struct kvf_cache {
 /* config.c: settings -> sizes. `resolved` gets the defaults. */
 KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                                           kvf_cache_config *resolved, kvf_dims *dims);
-/* layout.c: sizes -> bytes. KVF_INVALID if they overflow. */
-KVF_CHECKED kvf_status kvf_layout_make(kvf_runtime *runtime, const kvf_cache_config *config,
-                                       const kvf_dims *dims, kvf_layout *layout,
-                                       kvf_cache_plan *plan);
-kvf_transfer_config kvf_cache_transfer_config(const kvf_runtime *runtime,
-                                              const kvf_cache_config *config, const kvf_dims *dims);
-
 /* One thread at a time: asserted in debug builds, refused otherwise. */
 KVF_CHECKED kvf_status kvf_cache_enter(kvf_cache *cache);
 void kvf_cache_leave(kvf_cache *cache);
@@ -218,35 +188,22 @@ static inline size_t kvf_row_number(const kvf_cache *cache, const kvf_sequence *
     return (size_t)sequence->slot * cache->config.layers + layer;
 }
 
-static inline void *kvf_table_at(const kvf_cache *cache, uint64_t offset)
-{
-    return cache->device_table + offset;
-}
-
-/* The control memory is one granule, so one arena. */
-static inline char *kvf_control_host(const kvf_cache *cache, uint64_t offset)
-{
-    return cache->control.arenas[0].host + offset;
-}
-
-static inline char *kvf_control_device(const kvf_cache *cache, uint64_t offset)
-{
-    return cache->control.arenas[0].device + offset;
-}
-
 static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, uint32_t layer)
 {
     /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
-    void *counters = cache->dims.needs_mirror
-                         ? kvf_table_at(cache, cache->layout.device_counters)
-                         : (void *)kvf_control_device(cache, cache->layout.counters);
-    return (kvf_layer_counters *)counters + layer;
+    return (cache->dims.needs_mirror ? cache->tables.counters : cache->control_device.counters) +
+           layer;
 }
 
 /* 0: pages are attended where they live. */
 static inline bool kvf_moves_pages(const kvf_cache *cache)
 {
     return cache->config.transfer != KVF_TRANSFER_DIRECT;
+}
+
+static inline size_t kvf_cache_slot_bytes(const kvf_cache *cache)
+{
+    return kvf_moves_pages(cache) ? kvf_page_bytes(&cache->dims.paging.shape) : 0;
 }
 
 static inline uint32_t kvf_sealed_pages(const kvf_cache *cache, uint32_t length)

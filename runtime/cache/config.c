@@ -12,7 +12,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "masked.h"
 #include "select.h"
 #include "settings.h"
 
@@ -326,17 +325,4 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
     dims->block_count = (uint32_t)pages;
     return KVF_OK;
-}
-
-kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
-                               kvf_cache_plan *plan, kvf_error *error)
-{
-    kvf_cache_config resolved;
-    kvf_dims dims;
-    kvf_layout layout;
-    kvf_status status = kvf_config_resolve(runtime, config, &resolved, &dims);
-    if (status == KVF_OK)
-        status = resolved.head_mask ? kvf_masked_plan(runtime, config, &resolved, &dims, plan)
-                                    : kvf_layout_make(runtime, &resolved, &dims, &layout, plan);
-    return kvf_runtime_report(runtime, status, error);
 }

@@ -31,8 +31,7 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
     if (sequence->generation == 0) {
         if (cache->last_done)
             KVF_TRY(cache->device->ops->event_wait(cache->last_done));
-        void *faults = kvf_control_host(cache, cache->layout.faults);
-        __atomic_store_n((uint64_t *)faults + sequence->slot, UINT64_MAX, __ATOMIC_RELAXED);
+        __atomic_store_n(&cache->control.faults[sequence->slot], UINT64_MAX, __ATOMIC_RELAXED);
         sequence->generation = GENERATION_FIRST;
     } else {
         sequence->generation--;
@@ -166,8 +165,8 @@ kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence, kvf_stre
 bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
 {
     const kvf_cache *cache = sequence->cache;
-    void *faults = kvf_control_host(cache, cache->layout.faults);
-    const uint64_t fault = __atomic_load_n((uint64_t *)faults + sequence->slot, __ATOMIC_RELAXED);
+    const uint64_t fault =
+        __atomic_load_n(&cache->control.faults[sequence->slot], __ATOMIC_RELAXED);
     *layer = (uint32_t)(fault >> 32) & 0xfffu;
     *token = (uint32_t)fault;
     return fault >> 44 == sequence->generation;

@@ -13,17 +13,12 @@
 #include "masked.h"
 #include "select.h"
 
-static kvf_layer_counters *counters_of(const kvf_cache *cache, uint32_t layer)
-{
-    return (kvf_layer_counters *)(void *)kvf_control_host(cache, cache->layout.counters) + layer;
-}
-
 /* Where counters live in device memory: to the host, or back. The caller's streams are waited for.
  */
 static void copy_counters(const kvf_cache *cache, bool is_back)
 {
     const kvf_device_ops *ops = cache->device->ops;
-    void *host = kvf_control_device(cache, cache->layout.counters);
+    void *host = cache->control_device.counters;
     void *device = kvf_counters_device(cache, 0);
     const size_t bytes = cache->config.layers * sizeof(kvf_layer_counters);
     if (!cache->dims.needs_mirror || cache->recording)
@@ -37,7 +32,7 @@ static void copy_counters(const kvf_cache *cache, bool is_back)
 
 static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
 {
-    const kvf_layer_counters *c = counters_of(cache, layer);
+    const kvf_layer_counters *c = &cache->control.counters[layer];
     const kvf_layer_host_counters *h = &cache->host_counters[layer];
     const kvf_paging *p = &cache->dims.paging;
     const uint64_t share = p->lists / p->kv_heads; /* lists of a KV head: mean over them */
@@ -114,7 +109,7 @@ void kvf_cache_stats_reset(kvf_cache *cache)
     }
     copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_layer_counters *c = counters_of(cache, i);
+        kvf_layer_counters *c = &cache->control.counters[i];
         const uint32_t low = c->static_min, high = c->static_max;
         const bool has_chosen = is_auto && high && low <= high;
         *c = (kvf_layer_counters){.static_min = is_auto ? UINT32_MAX : cache->dims.static_tokens,

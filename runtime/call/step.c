@@ -45,7 +45,7 @@ void *kvf_step_take(kvf_step *step, size_t bytes, const void **device)
 
 kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer)
 {
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_layer *state = &sequence->layers[layer];
     const size_t n = kvf_row_number(cache, sequence, layer);
@@ -56,28 +56,21 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
     const uint32_t list = (uint32_t)(n * p->lists);
-    void *faults = kvf_control_device(cache, l->faults);
     return (kvf_row){
-        .blocks = (void **)kvf_table_at(cache, l->blocks) + n * p->pages_max,
-        .ring = cache->device_kv + l->rings + n * p->ring_blocks * kvf_block_bytes(p),
-        .digests = cache->device_digest + l->digests +
-                   n * head_pages * kvf_digest_bytes(p->shape.head_dim, p->subs),
-        .bits = (uint64_t *)kvf_table_at(cache, l->bits) + n * head_pages,
-        .store = cache->device_kv + l->stores + stored * p->kv_heads * p->store_pages * page,
-        .store_index = (uint32_t *)kvf_table_at(cache, l->store_index) +
-                       stored * p->kv_heads * kvf_store_tokens(p),
-        .store_count = (uint32_t *)kvf_table_at(cache, l->store_count) + stored * p->kv_heads,
-        .order = cache->dims.is_physical ? (uint32_t *)kvf_table_at(cache, l->order) +
-                                               stored * head_pages * p->shape.page_size
-                                         : NULL,
-        .queries = (char *)kvf_table_at(cache, l->queries) + n * query,
+        .blocks = t->blocks + n * p->pages_max,
+        .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
+        .digests = t->digests + n * head_pages * kvf_digest_bytes(p->shape.head_dim, p->subs),
+        .bits = t->bits + n * head_pages,
+        .store = t->stores + stored * p->kv_heads * p->store_pages * page,
+        .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
+        .store_count = t->store_count + stored * p->kv_heads,
+        .order = t->order ? t->order + stored * head_pages * p->shape.page_size : NULL,
+        .queries = t->queries + n * query,
         .slot_of_page = kvf_residency_slot_of_page(&cache->residency, list),
         .slots =
             cache->residency.slot_bytes ? kvf_residency_slot(&cache->residency, list, 0) : NULL,
-        .share = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO
-                     ? (uint32_t *)kvf_table_at(cache, l->share) + n * 2
-                     : NULL,
-        .fault = (uint64_t *)faults + sequence->slot,
+        .share = t->share ? t->share + n * 2 : NULL,
+        .fault = cache->control_device.faults + sequence->slot,
         .fault_key = sequence->generation << 12 | layer,
         .static_tokens = cache->dims.static_tokens,
         .chosen_pages = cache->dims.dynamic_pages,
@@ -146,9 +139,7 @@ kvf_status kvf_step_end(kvf_step *step, kvf_status status)
 
 kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
 {
-    const kvf_stamp_args args = {
-        .last = (uint64_t *)(void *)kvf_control_device(step->cache, step->cache->layout.stamp),
-        .sum = sum};
+    const kvf_stamp_args args = {.last = step->cache->control_device.stamp, .sum = sum};
     return step->cache->config.phase_times ? KVF_LAUNCH(step, stamp, args, 1) : KVF_OK;
 }
 
@@ -195,10 +186,10 @@ static const float *list_score(const kvf_step *step, uint32_t list)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
-    const uint64_t base =
-        cache->policy->per_query_head ? cache->layout.scores : cache->layout.reduced;
+    const float *scores =
+        cache->policy->per_query_head ? cache->tables.scores : cache->tables.reduced;
     const uint32_t chosen = list / (p->lists / cache->dims.choose_lists);
-    return (const float *)kvf_table_at(cache, base) + (size_t)chosen * step->stride;
+    return scores ? scores + (size_t)chosen * step->stride : NULL;
 }
 
 void kvf_step_lists(kvf_step *step)

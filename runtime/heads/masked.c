@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "append.h"
-#include "carve.h"
 #include "select.h"
 #include "streaming_heads.h"
 
@@ -69,90 +68,109 @@ static void count_heads(const kvf_cache_config *c, kvf_masked_sizes *z)
     for (uint32_t i = 0; i < c->layers; i++) {
         const uint32_t r = retrieval_heads(c, i), s = c->kv_heads - r;
         z->streaming_max = kvf_max_u32(z->streaming_max, s);
-        z->packed_retrieval = kvf_max_u32(z->packed_retrieval, s ? r : 0);
-        z->packed_streaming = kvf_max_u32(z->packed_streaming, r ? s : 0);
+        z->packed[0] = kvf_max_u32(z->packed[0], s ? r : 0);
+        z->packed[1] = kvf_max_u32(z->packed[1], r ? s : 0);
     }
     for (uint32_t r = 1; r <= c->kv_heads; r++)
         z->parts += layers_with(c, r) != 0;
 }
 
-static void carve_tables(const kvf_cache_config *c, kvf_masked_sizes *z, carver *table)
+/* What of the outer cache does not exist takes no room. */
+static void shape_outer(kvf_cache *cache)
 {
-    const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
-    const uint64_t row = kvf_row_bytes(&z->ring.shape);
-    const uint64_t heads[2] = {z->packed_retrieval, z->packed_streaming};
-    for (uint32_t kind = 0; kind < 2; kind++) {
-        z->q[kind] = carve(table, rows, heads[kind], z->group, row);
-        z->k[kind] = carve(table, rows, heads[kind], 1, row);
-        z->v[kind] = carve(table, rows, heads[kind], 1, row);
-        z->out[kind] = carve(table, rows, heads[kind], z->group, row);
-        z->lse[kind] = carve(table, c->sequences_max, heads[kind], z->group, sizeof(float));
-    }
-    const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
-    const uint64_t splits = lists * kvf_div_ceil_u32(z->blocks, z->split);
-    z->spans = carve(table, lists, z->blocks, 1, sizeof(kvf_span));
-    z->span_count = carve(table, lists, 1, 1, sizeof(uint32_t));
-    z->partial_o = carve(table, splits, z->group, c->head_dim, sizeof(float));
-    z->partial_lse = carve(table, splits, z->group, 1, sizeof(float));
-    z->chunk_fault = carve(table, 1, 1, 1, sizeof(uint32_t));
-    z->frame_bytes =
+    const kvf_cache_config *c = &cache->config;
+    const kvf_masked_sizes *z = &cache->masked->sizes;
+    kvf_dims *d = &cache->dims;
+    d->paging.pages_max = 0;
+    d->needs_mirror = d->arena_blocks = d->ahead_max = d->shadow_slots = d->is_physical = 0;
+    d->spare_blocks = d->block_count = 0;
+    d->frame_bytes =
         kvf_round_up(c->sequences_max * sizeof(kvf_row) + c->kv_heads * sizeof(uint32_t) +
                          KVF_MASKED_JOBS_MAX * sizeof(kvf_heads_job) +
                          ((size_t)3 * z->chunk_blocks + z->window_blocks) * sizeof(void *) + 8 * 64,
                      64);
-    z->frames = carve(table, KVF_FRAMES, z->frame_bytes, 1, 1);
 }
 
-static void carve_outer(const kvf_cache_config *c, const kvf_masked_sizes *z, carver *host)
+static void carve_tables(kvf_cache *cache, kvf_carver *k)
 {
-    const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
-    (void)carve(host, c->sequences_max, 1, 1, sizeof(kvf_sequence));
-    (void)carve(host, rows, 1, 1, sizeof(kvf_layer));
-    (void)carve(host, rows, c->tokens_max, 1, sizeof(uint32_t));
-    (void)carve(host, rows, 1, 1, sizeof(kvf_footprint_row));
-    (void)carve(host, c->sequences_max, 1, 1, sizeof(kvf_footprint_span));
-    (void)carve(host, c->layers, c->kv_heads, 1, 1 + sizeof(uint32_t));
-    (void)carve(host, c->layers, 1, 1, sizeof(kvf_masked_layer) + sizeof(uint32_t));
-    (void)carve(host, z->parts, 1, 1, sizeof(kvf_masked_part));
-    (void)carve(host, c->sequences_max, z->parts + UINT64_C(1), 1, sizeof(kvf_sequence *));
-}
-
-/* Sizes of a resolved configuration, and where the rings of each layer begin; layers may be NULL.
- */
-static kvf_status measure(kvf_runtime *runtime, const kvf_cache_config *c, const kvf_dims *d,
-                          kvf_masked_sizes *z, kvf_masked_layer *layers)
-{
-    carver kv = {0}, table = {0}, control = {0}, host = {0};
-    *z = (kvf_masked_sizes){0};
-    count_blocks(c, d, z);
-    count_heads(c, z);
-    const size_t page = kvf_page_bytes(&z->ring.shape);
-    for (uint32_t i = 0; i < c->layers; i++) {
-        const uint64_t at =
-            carve(&kv, c->sequences_max, z->blocks, c->kv_heads - retrieval_heads(c, i), page);
-        if (layers)
-            layers[i].rings = at;
+    const kvf_cache_config *c = &cache->config;
+    kvf_masked *m = cache->masked;
+    const kvf_masked_sizes *z = &m->sizes;
+    const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
+    const uint64_t row = kvf_row_bytes(&z->ring.shape);
+    const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
+    const uint64_t splits = lists * kvf_div_ceil_u32(z->blocks, z->split);
+    for (uint32_t kind = 0; kind < 2; kind++) {
+        KVF_CARVE(k, m->q[kind], rows, z->packed[kind], z->group, row);
+        KVF_CARVE(k, m->k[kind], rows, z->packed[kind], row);
+        KVF_CARVE(k, m->v[kind], rows, z->packed[kind], row);
+        KVF_CARVE(k, m->out[kind], rows, z->packed[kind], z->group, row);
+        KVF_CARVE(k, m->lse[kind], c->sequences_max, z->packed[kind], z->group);
     }
-    z->chunk = carve(&kv, z->chunk_blocks, z->streaming_max, page, 1);
-    carve_tables(c, z, &table);
-    z->control_frames = carve(&control, KVF_FRAMES, z->frame_bytes, 1, 1);
-    z->faults = carve(&control, c->sequences_max, 1, 1, sizeof(uint64_t));
-    carve_outer(c, z, &host);
-    z->kv_bytes = kv.total;
-    z->table_bytes = table.total;
-    z->control_bytes = (control.total + 4095) / 4096 * 4096;
-    z->host_bytes = host.total;
-    if (kv.is_too_large || table.is_too_large || host.is_too_large ||
-        z->control_bytes > KVF_ARENA_BYTES_MAX ||
-        (uint64_t)c->sequences_max * z->streaming_max * z->blocks > UINT32_MAX)
-        KVF_FAIL(runtime->context, KVF_INVALID,
-                 "streaming_recent = %u with %u layers and sequences_max = %u is more than any "
-                 "memory; lower streaming_recent, sequences_max or prefill_chunk_max",
-                 c->streaming_recent, c->layers, c->sequences_max);
-    return KVF_OK;
+    KVF_CARVE(k, cache->tables.spans, lists, z->blocks);
+    KVF_CARVE(k, cache->tables.span_count, lists);
+    KVF_CARVE(k, cache->tables.partial_o, splits, z->group, c->head_dim);
+    KVF_CARVE(k, cache->tables.partial_lse, splits, z->group);
+    KVF_CARVE(k, cache->tables.chunk_fault, 1);
+    KVF_CARVE(k, cache->tables.frames, KVF_FRAMES, cache->dims.frame_bytes);
+}
+
+static void carve_host(kvf_cache *cache, kvf_carver *k)
+{
+    const kvf_cache_config *c = &cache->config;
+    kvf_masked *m = cache->masked;
+    KVF_CARVE(k, m->mask, c->layers, c->kv_heads);
+    KVF_CARVE(k, m->heads, c->layers, c->kv_heads);
+    KVF_CARVE(k, m->layer_of, c->layers);
+    KVF_CARVE(k, m->layers, c->layers);
+    KVF_CARVE(k, m->parts, m->sizes.parts);
+    KVF_CARVE(k, m->inner, c->sequences_max, m->sizes.parts);
+    KVF_CARVE(k, m->batch, c->sequences_max);
+    kvf_layout_carve_host(cache, k);
+}
+
+static void carve_outer(kvf_cache *cache, kvf_reservation *r)
+{
+    const kvf_cache_config *c = &cache->config;
+    kvf_masked *m = cache->masked;
+    const uint64_t page = kvf_page_bytes(&m->sizes.ring.shape);
+    carve_host(cache, &r->host);
+    for (uint32_t i = 0; i < c->layers; i++) {
+        char *rings;
+        KVF_CARVE(&r->kv, rings, c->sequences_max, m->sizes.blocks,
+                  c->kv_heads - retrieval_heads(c, i), page);
+        if (m->layers)
+            m->layers[i].rings = rings;
+    }
+    KVF_CARVE(&r->kv, m->chunk, m->sizes.chunk_blocks, m->sizes.streaming_max, page);
+    carve_tables(cache, &r->table);
+    kvf_layout_carve_control(cache, &r->control, &cache->control);
+    kvf_layout_carve_control(cache, &r->control_device, &cache->control_device);
 }
 
 /* ---- plan ---- */
+
+static kvf_status plan_outer(kvf_cache *cache, kvf_reservation *r)
+{
+    const kvf_cache_config *c = &cache->config;
+    kvf_masked_sizes *z = &cache->masked->sizes;
+    count_blocks(c, &cache->dims, z);
+    count_heads(c, z);
+    shape_outer(cache);
+    *r = (kvf_reservation){0};
+    carve_outer(cache, r);
+    if (kvf_reservation_is_too_large(r) || r->control.bytes > KVF_ARENA_BYTES_MAX ||
+        (uint64_t)c->sequences_max * z->streaming_max * z->blocks > UINT32_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "streaming_recent = %u with %u layers and sequences_max = %u is more than any "
+                 "memory; lower streaming_recent, sequences_max or prefill_chunk_max",
+                 c->streaming_recent, c->layers, c->sequences_max);
+    cache->plan = (kvf_cache_plan){.device_kv_bytes = r->kv.bytes,
+                                   .device_table_bytes = r->table.bytes,
+                                   .host_table_bytes = r->host.bytes + r->control.bytes,
+                                   .transfer = c->transfer};
+    return KVF_OK;
+}
 
 static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
 {
@@ -168,57 +186,25 @@ static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
     sum->transfer = p->transfer;
 }
 
-static kvf_cache_plan outer_plan(const kvf_masked_sizes *z, kvf_transfer transfer)
+kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
 {
-    return (kvf_cache_plan){.device_kv_bytes = z->kv_bytes,
-                            .device_table_bytes = z->table_bytes,
-                            .host_table_bytes = z->host_bytes + z->control_bytes,
-                            .transfer = transfer};
-}
-
-kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
-                           const kvf_cache_config *resolved, const kvf_dims *dims,
-                           kvf_cache_plan *plan)
-{
-    kvf_masked_sizes sizes;
-    KVF_TRY(measure(runtime, resolved, dims, &sizes, NULL));
-    *plan = outer_plan(&sizes, resolved->transfer);
-    for (uint32_t r = 1; r <= resolved->kv_heads; r++) {
-        const uint32_t layers = layers_with(resolved, r);
-        const kvf_cache_config part = part_config(config, r, layers);
-        kvf_cache_config part_resolved;
-        kvf_dims part_dims;
-        kvf_layout layout;
-        kvf_cache_plan part_plan;
+    cache->masked = kvf_alloc(cache->context, 1, sizeof *cache->masked);
+    if (!cache->masked)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
+    KVF_TRY(plan_outer(cache, r));
+    for (uint32_t heads = 1; heads <= cache->config.kv_heads; heads++) {
+        const uint32_t layers = layers_with(&cache->config, heads);
+        const kvf_cache_config part = part_config(config, heads, layers);
+        kvf_cache_plan plan;
         if (layers == 0)
             continue;
-        KVF_TRY(kvf_config_resolve(runtime, &part, &part_resolved, &part_dims));
-        KVF_TRY(kvf_layout_make(runtime, &part_resolved, &part_dims, &layout, &part_plan));
-        add_plan(plan, &part_plan);
+        KVF_TRY(kvf_cache_plan_make(cache->runtime, &part, &plan, NULL));
+        add_plan(&cache->plan, &plan);
     }
     return KVF_OK;
 }
 
 /* ---- open and close ---- */
-
-static kvf_status take_host(kvf_cache *cache, kvf_masked *m)
-{
-    const kvf_cache_config *c = &cache->config;
-    const size_t heads = (size_t)c->layers * c->kv_heads;
-    m->mask = kvf_alloc(cache->context, heads, sizeof *m->mask);
-    m->heads = kvf_alloc(cache->context, heads, sizeof *m->heads);
-    m->layer_of = kvf_alloc(cache->context, c->layers, sizeof *m->layer_of);
-    m->parts = kvf_alloc(cache->context, m->sizes.parts, sizeof *m->parts);
-    m->inner =
-        kvf_alloc(cache->context, (size_t)c->sequences_max * m->sizes.parts, sizeof *m->inner);
-    m->batch = kvf_alloc(cache->context, c->sequences_max, sizeof *m->batch);
-    if (!m->mask || !m->heads || !m->layer_of || !m->parts || !m->inner || !m->batch)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY,
-                 "no memory for the tables of a head mask (%llu bytes)",
-                 (unsigned long long)m->sizes.host_bytes);
-    memcpy(m->mask, c->head_mask, heads);
-    return KVF_OK;
-}
 
 static void list_heads(const kvf_cache_config *c, kvf_masked *m, uint32_t layer)
 {
@@ -250,9 +236,7 @@ static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kv
         c.select_fn = select_outer;
         c.select_user = part;
     }
-    KVF_TRY(kvf_cache_open(cache->runtime, &c, &part->cache, NULL));
-    add_plan(&cache->plan, &part->cache->plan);
-    return KVF_OK;
+    return kvf_cache_open(cache->runtime, &c, &part->cache, NULL);
 }
 
 static kvf_status open_parts(kvf_cache *cache, const kvf_cache_config *config, kvf_masked *m)
@@ -278,39 +262,14 @@ static kvf_status open_parts(kvf_cache *cache, const kvf_cache_config *config, k
     return KVF_OK;
 }
 
-/* What of the outer cache does not exist takes no room. */
-static void shape_outer(kvf_cache *cache, const kvf_masked_sizes *z)
+kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
 {
-    kvf_dims *d = &cache->dims;
-    d->paging.pages_max = 0;
-    d->arena_blocks = d->ahead_max = d->shadow_slots = d->is_physical = 0;
-    d->spare_blocks = d->block_count = 0;
-    d->frame_bytes = z->frame_bytes;
-    cache->layout = (kvf_layout){.control_frames = z->control_frames,
-                                 .faults = z->faults,
-                                 .frames = z->frames,
-                                 .device_kv = z->kv_bytes,
-                                 .device_table = z->table_bytes,
-                                 .control = z->control_bytes};
-}
-
-kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config)
-{
-    kvf_masked *m = kvf_alloc(cache->context, 1, sizeof *m);
-    if (!m)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    cache->masked = m;
-    m->layers = kvf_alloc(cache->context, cache->config.layers, sizeof *m->layers);
-    if (!m->layers)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask of %u layers",
-                 cache->config.layers);
-    KVF_TRY(measure(cache->runtime, &cache->config, &cache->dims, &m->sizes, m->layers));
-    KVF_TRY(take_host(cache, m));
+    kvf_masked *m = cache->masked;
+    carve_outer(cache, r);
+    memcpy(m->mask, cache->config.head_mask, (size_t)cache->config.layers * cache->config.kv_heads);
     cache->config.head_mask = m->mask;
-    cache->plan = outer_plan(&m->sizes, cache->config.transfer);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         list_heads(&cache->config, m, i);
-    shape_outer(cache, &m->sizes);
     return open_parts(cache, config, m);
 }
 
@@ -321,13 +280,6 @@ void kvf_masked_close(kvf_cache *cache)
         return;
     for (uint32_t i = m->parts ? m->sizes.parts : 0; i-- > 0;)
         kvf_cache_close(m->parts[i].cache);
-    kvf_free(cache->context, m->batch);
-    kvf_free(cache->context, m->inner);
-    kvf_free(cache->context, m->parts);
-    kvf_free(cache->context, m->layer_of);
-    kvf_free(cache->context, m->heads);
-    kvf_free(cache->context, m->mask);
-    kvf_free(cache->context, m->layers);
     kvf_free(cache->context, m);
     cache->masked = NULL;
 }

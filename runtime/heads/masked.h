@@ -33,12 +33,11 @@ typedef struct kvf_masked_layer {
     uint32_t part; /* its inner cache, and the layer there; unused if retrieval is 0 */
     uint32_t inner;
     const uint32_t *heads; /* [kv_heads] retrieval heads, then streaming heads, each ascending */
-    uint64_t rings;        /* in device_kv: [sequences_max, blocks, streaming, page bytes] */
+    char *rings;           /* [sequences_max, blocks, streaming, page bytes] */
     uint64_t steps;        /* decode steps since the last reset, all heads */
     uint64_t attended;     /* tokens, by streaming heads in them */
 } kvf_masked_layer;
 
-/* Sizes, and offsets into the reservations of the outer cache. */
 typedef struct kvf_masked_sizes {
     kvf_ring ring;          /* heads is that of each layer */
     uint32_t group;         /* query heads per KV head */
@@ -47,24 +46,13 @@ typedef struct kvf_masked_sizes {
     uint32_t window_blocks; /* pages that a chunk attends to at most */
     uint32_t split;         /* spans per split of a decode step */
     uint32_t parts;
-    uint32_t streaming_max;                      /* most of a layer */
-    uint32_t packed_retrieval, packed_streaming; /* most of a layer that has both kinds */
-    uint64_t ring_bytes;                         /* of all rings */
-    size_t frame_bytes;
-    /* device_kv */
-    uint64_t chunk; /* [chunk_blocks, streaming, page bytes] */
-    /* device_table; rows = the longest chunk or the largest batch */
-    uint64_t q[2], k[2], v[2], out[2]; /* packed: of retrieval heads, of streaming heads */
-    uint64_t lse[2];
-    uint64_t spans, span_count, partial_o, partial_lse, chunk_fault, frames;
-    /* control */
-    uint64_t control_frames, faults;
-    /* sums */
-    uint64_t kv_bytes, table_bytes, control_bytes, host_bytes;
+    uint32_t streaming_max; /* most of a layer */
+    uint32_t packed[2];     /* most retrieval and streaming heads of a layer that has both kinds */
 } kvf_masked_sizes;
 
 struct kvf_masked {
     kvf_masked_sizes sizes;
+    /* in host memory */
     uint8_t *mask;            /* [layers, kv_heads], a copy */
     uint32_t *heads;          /* [layers, kv_heads], see kvf_masked_layer */
     uint32_t *layer_of;       /* [layers], of all parts */
@@ -72,15 +60,24 @@ struct kvf_masked {
     kvf_masked_part *parts;   /* [sizes.parts] */
     kvf_sequence **inner;     /* [sequences_max, parts] */
     kvf_sequence **batch;     /* [sequences_max], of a call */
+    /* in device memory, besides those tables of the outer cache that are not NULL; rows = tokens of
+     * the longest chunk, or sequences_max */
+    char *chunk;   /* [chunk_blocks, streaming_max, page bytes] */
+    char *q[2];    /* [rows, packed, group, head_dim]: of retrieval heads, of streaming heads */
+    char *k[2];    /* [rows, packed, head_dim] */
+    char *v[2];    /* [rows, packed, head_dim] */
+    char *out[2];  /* [rows, packed, group, head_dim] */
+    float *lse[2]; /* [sequences_max, packed, group] */
 };
 
-/* Plan and open. `config` is as the user gave it; its mask has at least one streaming head, and
- * resolved->head_mask is the same. */
-KVF_CHECKED kvf_status kvf_masked_plan(kvf_runtime *runtime, const kvf_cache_config *config,
-                                       const kvf_cache_config *resolved, const kvf_dims *dims,
-                                       kvf_cache_plan *plan);
-/* Inner caches, layout, plan and dims of the outer one. A copy of the mask goes into its config. */
-KVF_CHECKED kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config);
+/* cache->masked, plan and dims of the outer cache, and the bytes of its reservations. The resolved
+ * mask has at least one streaming head; `config` is as the user gave it. */
+KVF_CHECKED kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config,
+                                       kvf_reservation *r);
+/* Arrays of the outer cache to their places, and the inner caches. A copy of the mask goes into its
+ * config. */
+KVF_CHECKED kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config,
+                                       kvf_reservation *r);
 void kvf_masked_close(kvf_cache *cache); /* NULL masked is fine */
 
 /* The inner sequences of one that was made, forked, or is about to end. */

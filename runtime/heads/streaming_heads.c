@@ -31,20 +31,19 @@ static char *blocks_of(const kvf_cache *cache, const kvf_masked_layer *layer, ui
 {
     const kvf_masked_sizes *z = &cache->masked->sizes;
     const size_t block = layer->streaming * kvf_page_bytes(&z->ring.shape);
-    return cache->device_kv + layer->rings + (size_t)slot * z->blocks * block;
+    return layer->rings + (size_t)slot * z->blocks * block;
 }
 
 kvf_masked_heads kvf_masked_heads_of(const kvf_masked_call *call, bool is_streaming)
 {
-    const kvf_cache *cache = call->step->cache;
-    const kvf_masked_sizes *z = sizes_of(call);
+    const kvf_masked *m = call->step->cache->masked;
     if (!call->is_mixed)
         return (kvf_masked_heads){call->q, call->k, call->v, call->out, call->lse};
-    return (kvf_masked_heads){.q = call->q ? kvf_table_at(cache, z->q[is_streaming]) : NULL,
-                              .k = kvf_table_at(cache, z->k[is_streaming]),
-                              .v = kvf_table_at(cache, z->v[is_streaming]),
-                              .out = call->q ? kvf_table_at(cache, z->out[is_streaming]) : NULL,
-                              .lse = call->lse ? kvf_table_at(cache, z->lse[is_streaming]) : NULL};
+    return (kvf_masked_heads){.q = call->q ? m->q[is_streaming] : NULL,
+                              .k = m->k[is_streaming],
+                              .v = m->v[is_streaming],
+                              .out = call->q ? m->out[is_streaming] : NULL,
+                              .lse = call->lse ? m->lse[is_streaming] : NULL};
 }
 
 /* The heads of a kind: from `all` to `packed`, or back. */
@@ -115,9 +114,8 @@ void kvf_masked_take_jobs(kvf_masked_call *call)
 static kvf_row row_of(const kvf_masked_call *call, const kvf_sequence *sequence, uint32_t tokens)
 {
     const kvf_cache *cache = call->step->cache;
-    void *faults = kvf_control_device(cache, cache->layout.faults);
     return (kvf_row){.ring = blocks_of(cache, call->layer, sequence->slot),
-                     .fault = (uint64_t *)faults + sequence->slot,
+                     .fault = cache->control_device.faults + sequence->slot,
                      .fault_key = sequence->generation << 12 | call->step->layer,
                      .length = sequence->layers[call->step->layer].length + tokens};
 }
@@ -127,7 +125,7 @@ static kvf_row row_of(const kvf_masked_call *call, const kvf_sequence *sequence,
 static void *chunk_block(const kvf_masked_call *call, uint32_t i)
 {
     const kvf_masked_sizes *z = sizes_of(call);
-    return call->step->cache->device_kv + z->chunk +
+    return call->step->cache->masked->chunk +
            (size_t)i * call->layer->streaming * kvf_page_bytes(&z->ring.shape);
 }
 
@@ -205,7 +203,7 @@ static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_
                                     .k = heads.k,
                                     .v = heads.v,
                                     .blocks = c->chunk,
-                                    .fault = kvf_table_at(cache, sizes_of(call)->chunk_fault)};
+                                    .fault = cache->tables.chunk_fault};
     /* A row without sealed pages: only what repack met is passed on to its fault word. */
     const kvf_seal_args note = {.paging = {.shape = c->ring.shape, .kv_heads = 1},
                                 .rows = 1,
@@ -267,8 +265,8 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
                                 .row = row,
                                 .k = call->k,
                                 .v = call->v,
-                                .spans = kvf_table_at(cache, z->spans),
-                                .span_count = kvf_table_at(cache, z->span_count)};
+                                .spans = cache->tables.spans,
+                                .span_count = cache->tables.span_count};
     const kvf_attend_args attend = {.shape = z->ring.shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = call->rows * ring.ring.heads,
@@ -279,8 +277,8 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
                                     .q = heads.q,
                                     .spans = ring.spans,
                                     .span_count = ring.span_count,
-                                    .partial_o = kvf_table_at(cache, z->partial_o),
-                                    .partial_lse = kvf_table_at(cache, z->partial_lse)};
+                                    .partial_o = cache->tables.partial_o,
+                                    .partial_lse = cache->tables.partial_lse};
     const kvf_merge_args merge = {.shape = z->ring.shape,
                                   .lists = attend.lists,
                                   .group = z->group,

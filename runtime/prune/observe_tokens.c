@@ -96,13 +96,13 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 static kvf_status cover(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_cover_args args = {.paging = cache->dims.paging,
                                  .spans_max = cache->dims.cover_max,
                                  .row = step->row,
-                                 .spans = kvf_table_at(cache, l->cover_spans),
-                                 .span_index = kvf_table_at(cache, l->cover_index),
-                                 .span_count = kvf_table_at(cache, l->cover_count)};
+                                 .spans = t->cover.spans,
+                                 .span_index = t->cover.span_index,
+                                 .span_count = t->cover.span_count};
     return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
 }
 
@@ -110,7 +110,7 @@ static kvf_status cover(kvf_step *step)
 static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row *row = step->row_host;
     kvf_observe_args a = {.shape = p->shape,
@@ -128,12 +128,12 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
                           .accumulates = 1,
                           .token_first = args->begin,
                           .q = args->q,
-                          .spans = kvf_table_at(cache, l->cover_spans),
-                          .span_index = kvf_table_at(cache, l->cover_index),
-                          .span_count = kvf_table_at(cache, l->cover_count),
-                          .row_max = kvf_table_at(cache, l->row_max),
-                          .row_sum = kvf_table_at(cache, l->row_sum),
-                          .score = kvf_table_at(cache, l->token_score)};
+                          .spans = t->cover.spans,
+                          .span_index = t->cover.span_index,
+                          .span_count = t->cover.span_count,
+                          .row_max = t->row_max,
+                          .row_sum = t->row_sum,
+                          .score = t->token_score};
     if (!args->q) { /* the newest of the ring, whose newest belongs to the last token */
         a.q = row->queries;
         a.ring_slots = p->query_window;

@@ -23,7 +23,7 @@ static kvf_status put_scores(kvf_step *step, const float *scores)
                                 .width = 1,
                                 .out_stride = cache->dims.cover_max * cache->config.page_size,
                                 .in = scores,
-                                .out = kvf_table_at(cache, cache->layout.token_score)};
+                                .out = cache->tables.token_score};
     return KVF_LAUNCH(step, pool, args, kvf_pool_tasks(&args));
 }
 

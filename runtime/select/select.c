@@ -35,7 +35,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .q = step->q,
                                   .digests = step->digests,
                                   .pages = step->pages,
-                                  .scores = kvf_table_at(cache, cache->layout.scores)};
+                                  .scores = cache->tables.scores};
     KVF_TRY(KVF_LAUNCH(step, score, score, kvf_score_tasks(&score)));
     if (policy->per_query_head)
         return KVF_OK;
@@ -48,27 +48,26 @@ kvf_status kvf_select_score(kvf_step *step)
                                     .scale = cache->config.softmax_scale,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
-                                    .out = kvf_table_at(cache, cache->layout.reduced)};
+                                    .out = cache->tables.reduced};
     return KVF_LAUNCH(step, reduce, reduce, kvf_reduce_tasks(&reduce));
 }
 
 kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *r)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const bool is_shared = cache->dims.choose_lists < p->lists;
-    const kvf_topk_args top = {
-        .lists = step->rows * cache->dims.choose_lists,
-        .stride = step->stride,
-        .ids_max = r->ids_max,
-        .work_stride = p->pages_max,
-        .scores = kvf_table_at(cache, cache->policy->per_query_head ? l->scores : l->reduced),
-        .count = step->choose_pages,
-        .k = r->k,
-        .ids = is_shared ? r->list_ids : r->ids,
-        .id_count = is_shared ? r->list_count : r->id_count,
-        .work = kvf_table_at(cache, l->topk_work)};
+    const kvf_topk_args top = {.lists = step->rows * cache->dims.choose_lists,
+                               .stride = step->stride,
+                               .ids_max = r->ids_max,
+                               .work_stride = p->pages_max,
+                               .scores = cache->policy->per_query_head ? t->scores : t->reduced,
+                               .count = step->choose_pages,
+                               .k = r->k,
+                               .ids = is_shared ? r->list_ids : r->ids,
+                               .id_count = is_shared ? r->list_count : r->id_count,
+                               .work = t->topk_work};
     KVF_TRY(KVF_LAUNCH(step, topk, top, kvf_topk_tasks(&top)));
     if (!is_shared)
         return KVF_OK;
@@ -85,13 +84,13 @@ kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *r)
 kvf_status kvf_choose_top(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
-    const kvf_ranking ranking = {.k = kvf_table_at(cache, l->choose),
+    const kvf_tables *t = &cache->tables;
+    const kvf_ranking ranking = {.k = t->choose,
                                  .ids_max = cache->dims.ids_max,
-                                 .ids = kvf_table_at(cache, l->ids),
-                                 .id_count = kvf_table_at(cache, l->id_count),
-                                 .list_ids = kvf_table_at(cache, l->list_ids),
-                                 .list_count = kvf_table_at(cache, l->list_count)};
+                                 .ids = t->ids,
+                                 .id_count = t->id_count,
+                                 .list_ids = t->list_ids,
+                                 .list_count = t->list_count};
     return kvf_choose_ranked(step, &ranking);
 }
 
@@ -102,8 +101,8 @@ kvf_status kvf_choose_newest(kvf_step *step)
                                   .rows = step->rows,
                                   .ids_max = cache->dims.ids_max,
                                   .row = step->row,
-                                  .choose = kvf_table_at(cache, cache->layout.choose),
-                                  .ids = kvf_table_at(cache, cache->layout.ids),
-                                  .id_count = kvf_table_at(cache, cache->layout.id_count)};
+                                  .choose = cache->tables.choose,
+                                  .ids = cache->tables.ids,
+                                  .id_count = cache->tables.id_count};
     return KVF_LAUNCH(step, newest, args, step->rows * cache->dims.paging.lists);
 }

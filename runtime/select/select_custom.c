@@ -74,18 +74,17 @@ static kvf_status copy_in(kvf_step *step, const custom_call *call)
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const size_t lists = (size_t)step->rows * p->lists;
-    KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_choose),
-                      kvf_table_at(cache, l->choose), lists * sizeof *call->choose));
-    KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_scores),
-                      kvf_table_at(cache, l->reduced),
+    KVF_TRY(ops->copy(step->stream, cache->control_device.mirror.choose, t->choose,
+                      lists * sizeof *call->choose));
+    KVF_TRY(ops->copy(step->stream, cache->control_device.mirror.scores, t->reduced,
                       lists * step->stride * sizeof *call->scores));
-    const size_t bits = (size_t)p->lists * p->pages_max * sizeof *call->bits;
+    const size_t bits = (size_t)p->lists * p->pages_max;
     for (uint32_t b = 0; b < step->rows; b++)
-        KVF_TRY(ops->copy(step->stream, kvf_control_device(cache, l->mirror_bits) + b * bits,
-                          step->row_host[b].bits, bits));
+        KVF_TRY(ops->copy(step->stream, cache->control_device.mirror.bits + b * bits,
+                          step->row_host[b].bits, bits * sizeof *call->bits));
     return KVF_OK;
 }
 
@@ -93,37 +92,36 @@ static kvf_status copy_out(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const size_t lists = (size_t)step->rows * cache->dims.paging.lists;
-    KVF_TRY(ops->copy(step->stream, kvf_table_at(cache, l->ids),
-                      kvf_control_device(cache, l->mirror_ids),
+    KVF_TRY(ops->copy(step->stream, t->ids, cache->control_device.mirror.ids,
                       lists * cache->dims.ids_max * sizeof(int32_t)));
-    return ops->copy(step->stream, kvf_table_at(cache, l->id_count),
-                     kvf_control_device(cache, l->mirror_count), lists * sizeof(uint32_t));
+    return ops->copy(step->stream, t->id_count, cache->control_device.mirror.id_count,
+                     lists * sizeof(uint32_t));
 }
 
 static kvf_status choose_by_function(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     custom_call call = {.cache = cache,
                         .stream = step->stream,
                         .row = step->row_host,
                         .rows = step->rows,
                         .layer = step->layer,
                         .stride = step->stride,
-                        .choose = kvf_table_at(cache, l->choose),
-                        .scores = kvf_table_at(cache, l->reduced),
-                        .ids = kvf_table_at(cache, l->ids),
-                        .id_count = kvf_table_at(cache, l->id_count)};
+                        .choose = t->choose,
+                        .scores = t->reduced,
+                        .ids = t->ids,
+                        .id_count = t->id_count};
     if (!cache->dims.needs_mirror)
         return ops->host_call(step->stream, choose_on_stream, &call, sizeof call);
-    call.choose = (void *)kvf_control_host(cache, l->mirror_choose);
-    call.scores = (void *)kvf_control_host(cache, l->mirror_scores);
-    call.bits = (void *)kvf_control_host(cache, l->mirror_bits);
-    call.ids = (void *)kvf_control_host(cache, l->mirror_ids);
-    call.id_count = (void *)kvf_control_host(cache, l->mirror_count);
+    call.choose = cache->control.mirror.choose;
+    call.scores = cache->control.mirror.scores;
+    call.bits = cache->control.mirror.bits;
+    call.ids = cache->control.mirror.ids;
+    call.id_count = cache->control.mirror.id_count;
     KVF_TRY(copy_in(step, &call));
     KVF_TRY(ops->host_call(step->stream, choose_on_stream, &call, sizeof call));
     return copy_out(step);

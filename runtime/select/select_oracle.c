@@ -11,7 +11,7 @@
 static kvf_status choose_row(kvf_step *step, uint32_t index)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row *row = &step->row_host[index];
     const size_t query = (size_t)cache->config.query_heads * cache->config.head_dim *
@@ -20,23 +20,20 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
                                  .q = (const char *)step->q + index * query,
-                                 .limit = (const uint32_t *)kvf_table_at(cache, l->limit) +
-                                          row->query_slot,
+                                 .limit = t->cover.limit + row->query_slot,
                                  .window = 1};
     const size_t first = (size_t)index * p->lists;
-    const kvf_mask_args mask = {
-        .paging = *p,
-        .ids_max = cache->dims.ids_max,
-        .tokens_max = cache->dims.tokens_max,
-        .tokens = kvf_table_at(cache, l->token_ids),
-        .token_count = kvf_table_at(cache, l->token_count),
-        .ids = (int32_t *)kvf_table_at(cache, l->ids) + first * cache->dims.ids_max,
-        .id_count = (uint32_t *)kvf_table_at(cache, l->id_count) + first,
-        .masks = (uint64_t *)kvf_table_at(cache, l->masks) + first * cache->dims.ids_max};
+    const kvf_mask_args mask = {.paging = *p,
+                                .ids_max = cache->dims.ids_max,
+                                .tokens_max = cache->dims.tokens_max,
+                                .tokens = t->token_ids,
+                                .token_count = t->token_count,
+                                .ids = t->ids + first * cache->dims.ids_max,
+                                .id_count = t->id_count + first,
+                                .masks = t->masks + first * cache->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
-    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, l->token_ids),
-                                kvf_table_at(cache, l->token_count)));
+    KVF_TRY(kvf_step_top_tokens(step, t->token_ids, t->token_count));
     return KVF_LAUNCH(step, mask, mask, p->lists);
 }
 
@@ -44,7 +41,7 @@ static kvf_status choose_tokens(kvf_step *step)
 {
     for (uint32_t b = 0; b < step->rows; b++)
         KVF_TRY(choose_row(step, b));
-    step->masks = kvf_table_at(step->cache, step->cache->layout.masks);
+    step->masks = step->cache->tables.masks;
     return KVF_OK;
 }
 

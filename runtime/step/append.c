@@ -74,11 +74,6 @@ void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const 
 
 /* ---- sealing ---- */
 
-static kvf_digest_job *jobs_of(const kvf_cache *cache)
-{
-    return kvf_table_at(cache, cache->layout.jobs);
-}
-
 /* Bits, sink, digests of the pages that this call seals; the page tables name their present place.
  */
 static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
@@ -88,7 +83,7 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
     const kvf_seal_args args = {.paging = *p,
                                 .rows = step->rows,
                                 .row = step->row,
-                                .jobs = jobs_of(cache),
+                                .jobs = cache->tables.jobs,
                                 .chunk_fault = chunk_fault,
                                 .chunk_first = chunk_first};
     const kvf_digest_args digest = {.shape = p->shape,
@@ -215,7 +210,7 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
-    uint32_t *fault = kvf_table_at(cache, cache->layout.chunk_fault);
+    uint32_t *fault = cache->tables.chunk_fault;
     const kvf_repack_args a = {.shape = p->shape,
                                .kv_heads = p->kv_heads,
                                .tokens = args->tokens,

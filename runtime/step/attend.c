@@ -13,16 +13,16 @@
 static kvf_status submit(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_fetch_args fetch = {.paging = cache->dims.paging,
                                   .rows = step->rows,
                                   .ids_max = cache->dims.ids_max,
                                   .row = step->row,
-                                  .misses = kvf_table_at(cache, l->misses),
-                                  .miss_count = kvf_table_at(cache, l->miss_count),
-                                  .from = kvf_table_at(cache, l->from),
-                                  .to = kvf_table_at(cache, l->to),
-                                  .count = kvf_table_at(cache, l->fetch_count)};
+                                  .misses = t->misses,
+                                  .miss_count = t->miss_count,
+                                  .from = t->from,
+                                  .to = t->to,
+                                  .count = t->fetch_count};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
     if (!step->is_recorded)
@@ -33,20 +33,20 @@ static kvf_status submit(kvf_step *step)
 kvf_status kvf_step_resolve(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
                                       .ids_max = cache->dims.ids_max,
                                       .slots = cache->dims.paging.slots,
                                       .stride = step->stride,
-                                      .ids = kvf_table_at(cache, l->ids),
-                                      .id_count = kvf_table_at(cache, l->id_count),
+                                      .ids = t->ids,
+                                      .id_count = t->id_count,
                                       .scores = step->list_scores,
                                       .slot_of_page = step->slot_of_page,
                                       .page_of_slot = step->page_of_slot,
-                                      .slot_of_id = kvf_table_at(cache, l->slot_of_id),
-                                      .missed = kvf_table_at(cache, l->missed),
-                                      .misses = kvf_table_at(cache, l->misses),
-                                      .miss_count = kvf_table_at(cache, l->miss_count)};
+                                      .slot_of_id = t->slot_of_id,
+                                      .missed = t->missed,
+                                      .misses = t->misses,
+                                      .miss_count = t->miss_count};
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
     return kvf_moves_pages(cache) ? submit(step) : KVF_OK;
 }
@@ -54,19 +54,19 @@ kvf_status kvf_step_resolve(kvf_step *step)
 kvf_status kvf_step_assemble(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_assemble_args assemble = {.paging = cache->dims.paging,
                                         .rows = step->rows,
                                         .ids_max = cache->dims.ids_max,
                                         .spans_max = cache->dims.spans_max,
                                         .row = step->row,
-                                        .ids = kvf_table_at(cache, l->ids),
-                                        .id_count = kvf_table_at(cache, l->id_count),
-                                        .slot_of_id = kvf_table_at(cache, l->slot_of_id),
-                                        .missed = kvf_table_at(cache, l->missed),
+                                        .ids = t->ids,
+                                        .id_count = t->id_count,
+                                        .slot_of_id = t->slot_of_id,
+                                        .missed = t->missed,
                                         .masks = step->masks,
-                                        .spans = kvf_table_at(cache, l->spans),
-                                        .span_count = kvf_table_at(cache, l->span_count),
+                                        .spans = t->spans,
+                                        .span_count = t->span_count,
                                         .counters = kvf_counters_device(cache, step->layer)};
     const uint32_t lists = step->rows * cache->dims.paging.lists;
     return KVF_LAUNCH(step, assemble, assemble, kvf_div_ceil_u32(lists, KVF_ASSEMBLE_LISTS));
@@ -85,8 +85,8 @@ kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
                                   .q = a->q,
                                   .spans = a->spans,
                                   .span_count = a->span_count,
-                                  .partial_o = kvf_table_at(cache, cache->layout.partial_o),
-                                  .partial_lse = kvf_table_at(cache, cache->layout.partial_lse)};
+                                  .partial_o = cache->tables.partial_o,
+                                  .partial_lse = cache->tables.partial_lse};
     return KVF_LAUNCH(step, attend, args, kvf_attend_tasks(&args));
 }
 
@@ -99,8 +99,8 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .splits_max = kvf_div_ceil_u32(a->spans_max, cache->dims.split),
                                  .split = cache->dims.split,
                                  .span_count = a->span_count,
-                                 .partial_o = kvf_table_at(cache, cache->layout.partial_o),
-                                 .partial_lse = kvf_table_at(cache, cache->layout.partial_lse),
+                                 .partial_o = cache->tables.partial_o,
+                                 .partial_lse = cache->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse};
     return KVF_LAUNCH(step, merge, args, kvf_merge_tasks(&args));
@@ -114,8 +114,8 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .group = p->kv_heads * p->group / p->lists,
                              .spans_max = cache->dims.spans_max,
                              .q = step->q,
-                             .spans = kvf_table_at(cache, cache->layout.spans),
-                             .span_count = kvf_table_at(cache, cache->layout.span_count),
+                             .spans = cache->tables.spans,
+                             .span_count = cache->tables.span_count,
                              .out = out,
                              .lse = lse};
     if (kvf_moves_pages(cache)) {
@@ -131,7 +131,7 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t heads = cache->config.query_heads;
     const size_t first = (size_t)index * heads;
@@ -139,17 +139,17 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const kvf_cover_args cover = {.paging = *p,
                                   .spans_max = cache->dims.cover_max,
                                   .row = step->row + index,
-                                  .spans = kvf_table_at(cache, l->cover_spans),
-                                  .span_index = kvf_table_at(cache, l->cover_index),
-                                  .span_count = kvf_table_at(cache, l->cover_count)};
+                                  .spans = t->cover.spans,
+                                  .span_index = t->cover.span_index,
+                                  .span_count = t->cover.span_count};
     const kvf_attention a = {.lists = p->kv_heads,
                              .group = p->group,
                              .spans_max = cover.spans_max,
                              .q = (const char *)step->q + bytes,
                              .spans = cover.spans,
                              .span_count = cover.span_count,
-                             .out = kvf_table_at(cache, l->verify_out),
-                             .lse = kvf_table_at(cache, l->verify_lse)};
+                             .out = t->verify_out,
+                             .lse = t->verify_lse};
     const kvf_compare_args compare = {.shape = p->shape,
                                       .heads = heads,
                                       .out = (const char *)out + bytes,

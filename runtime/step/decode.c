@@ -147,7 +147,7 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
                                .q = args->q,
                                .k = args->k,
                                .v = args->v,
-                               .choose = kvf_table_at(cache, cache->layout.choose),
+                               .choose = cache->tables.choose,
                                .choose_lists = cache->dims.choose_lists};
     KVF_TRY(KVF_LAUNCH(step, append, a, step->rows));
     return kvf_step_seal(step);
@@ -198,7 +198,7 @@ kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const
 {
     const kvf_cache *cache = step->cache;
     kvf_layer_counters *counters = kvf_counters_device(cache, step->layer);
-    float *lse = args->lse ? args->lse : kvf_table_at(cache, cache->layout.lse);
+    float *lse = args->lse ? args->lse : cache->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
     KVF_TRY(kvf_ahead_join(step));
     KVF_TRY(kvf_step_resolve(step));

@@ -21,13 +21,13 @@ static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
                           .ids_max = cache->dims.ids_max,
                           .spans_max = cache->dims.spans_max,
                           .row = step->row,
-                          .ids = kvf_table_at(cache, cache->layout.ids),
-                          .id_count = kvf_table_at(cache, cache->layout.id_count),
+                          .ids = cache->tables.ids,
+                          .id_count = cache->tables.id_count,
                           .indptr = lists->indptr,
                           .indices = lists->indices,
                           .last_page_len = lists->last_page_len,
-                          .spans = kvf_table_at(cache, cache->layout.spans),
-                          .span_count = kvf_table_at(cache, cache->layout.span_count)};
+                          .spans = cache->tables.spans,
+                          .span_count = cache->tables.span_count};
 }
 
 uint32_t kvf_select_pages_max(const kvf_cache *cache)
@@ -108,8 +108,7 @@ const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint3
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
     kvf_arena_wait_page(sequence, layer, page);
     const size_t n = kvf_row_number(cache, sequence, layer);
-    const char *ring =
-        cache->device_kv + cache->layout.rings + n * p->ring_blocks * kvf_block_bytes(p);
+    const char *ring = cache->tables.rings + n * p->ring_blocks * kvf_block_bytes(p);
     const char *block = page < state->sealed
                             ? kvf_page_pool_device(&cache->pool, state->blocks[page])
                             : ring + page % p->ring_blocks * kvf_block_bytes(p);
@@ -163,7 +162,6 @@ static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kv
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    const kvf_layout *l = &cache->layout;
     lists_check c = {.stream = step->stream,
                      .row = step->row_host,
                      .indptr = lists->indptr,
@@ -176,12 +174,12 @@ static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kv
                      .indices_max = INT32_MAX};
     if (cache->dims.needs_mirror) {
         c.indices_max = kvf_min_u32(lists->capacity, c.lists * c.spans_max);
-        c.indptr = c.cleared = (void *)kvf_control_host(cache, l->mirror_indptr);
-        c.indices = (void *)kvf_control_host(cache, l->mirror_indices);
-        c.last_page_len = (void *)kvf_control_host(cache, l->mirror_last);
-        csr->indptr = (void *)kvf_control_device(cache, l->mirror_indptr);
-        csr->indices = (void *)kvf_control_device(cache, l->mirror_indices);
-        csr->last_page_len = (void *)kvf_control_device(cache, l->mirror_last);
+        c.indptr = c.cleared = cache->control.mirror.indptr;
+        c.indices = cache->control.mirror.indices;
+        c.last_page_len = cache->control.mirror.last_page_len;
+        csr->indptr = cache->control_device.mirror.indptr;
+        csr->indices = cache->control_device.mirror.indices;
+        csr->last_page_len = cache->control_device.mirror.last_page_len;
         KVF_TRY(
             ops->copy(step->stream, csr->indptr, lists->indptr, (c.lists + 1) * sizeof *c.indptr));
         KVF_TRY(ops->copy(step->stream, csr->indices, lists->indices,

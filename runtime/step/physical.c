@@ -50,7 +50,7 @@ void kvf_physical_prepare(kvf_step *step, uint32_t index)
 kvf_status kvf_physical_permute(kvf_step *step, const kvf_observation *all)
 {
     kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t sealed = step->row_host[all->index].sealed;
     const kvf_permute_args args = {.paging = *p,
@@ -59,11 +59,11 @@ kvf_status kvf_physical_permute(kvf_step *step, const kvf_observation *all)
                                    .ids_max = cache->dims.tokens_max,
                                    .row = step->row + all->index,
                                    .after = step->row_after + all->index,
-                                   .spans = kvf_table_at(cache, l->cover_spans),
-                                   .span_index = kvf_table_at(cache, l->cover_index),
-                                   .ids = kvf_table_at(cache, l->token_ids),
-                                   .id_count = kvf_table_at(cache, l->token_count),
-                                   .jobs = kvf_table_at(cache, l->jobs),
+                                   .spans = t->cover.spans,
+                                   .span_index = t->cover.span_index,
+                                   .ids = t->token_ids,
+                                   .id_count = t->token_count,
+                                   .jobs = t->jobs,
                                    .counters = kvf_counters_device(cache, step->layer)};
     const kvf_digest_args digest = {.shape = p->shape,
                                     .kind = cache->config.digest,

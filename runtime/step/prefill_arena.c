@@ -14,13 +14,7 @@
 
 static char *block_of(const kvf_cache *cache, uint32_t page)
 {
-    return cache->device_kv + cache->layout.arena + page * kvf_block_bytes(&cache->dims.paging);
-}
-
-/* Pool addresses of the owner's pages, on the device. */
-static void **pool_of(const kvf_cache *cache)
-{
-    return kvf_table_at(cache, cache->layout.arena_pool);
+    return cache->tables.arena + page * kvf_block_bytes(&cache->dims.paging);
 }
 
 static kvf_status wait_written(kvf_step *step)
@@ -44,8 +38,8 @@ static kvf_status leave(kvf_step *step)
     KVF_TRY(wait_written(step));
     if (count == 0)
         return KVF_OK;
-    return cache->device->ops->copy(step->stream, row.blocks + first, pool_of(cache) + first,
-                                    count * sizeof *row.blocks);
+    return cache->device->ops->copy(step->stream, row.blocks + first,
+                                    cache->tables.arena_pool + first, count * sizeof *row.blocks);
 }
 
 kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer, uint32_t sealed)
@@ -91,7 +85,7 @@ kvf_status kvf_arena_write_back(kvf_step *step)
     kvf_prefill_arena *a = &cache->arena;
     if (step->sealed_pages == 0)
         return KVF_OK;
-    KVF_TRY(ops->copy(step->stream, pool_of(cache) + a->end, (const void *)step->pool,
+    KVF_TRY(ops->copy(step->stream, cache->tables.arena_pool + a->end, (const void *)step->pool,
                       step->sealed_pages * sizeof(void *)));
     KVF_TRY(ops->event_record(cache->sealed, step->stream));
     KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));

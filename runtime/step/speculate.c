@@ -19,8 +19,7 @@ uint32_t kvf_ahead_words(const kvf_cache *cache)
 
 uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number)
 {
-    return (uint32_t *)kvf_table_at(cache, cache->layout.ahead_marks) +
-           number * cache->dims.paging.lists * kvf_ahead_words(cache);
+    return cache->tables.ahead.marks + number * cache->dims.paging.lists * kvf_ahead_words(cache);
 }
 
 /* Rows whose residency is the shadow, and whose pages are read where they live. */
@@ -130,28 +129,28 @@ static kvf_status mark(kvf_step *step, const kvf_resolve_args *resolve, uint32_t
 kvf_status kvf_ahead_note(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
                                 .ids_max = cache->dims.ids_max,
                                 .slots = cache->dims.shadow_slots,
                                 .stride = step->stride,
-                                .ids = kvf_table_at(cache, l->ids),
-                                .id_count = kvf_table_at(cache, l->id_count),
+                                .ids = t->ids,
+                                .id_count = t->id_count,
                                 .scores = step->list_scores,
                                 .slot_of_page = step->shadow_slot_of_page,
                                 .page_of_slot = step->shadow_page_of_slot,
-                                .slot_of_id = kvf_table_at(cache, l->slot_of_id),
-                                .missed = kvf_table_at(cache, l->missed)};
+                                .slot_of_id = t->slot_of_id,
+                                .missed = t->missed};
     if (cache->dims.ahead_max == 0)
         return KVF_OK;
     KVF_TRY(mark(step, &resolve, 1));
     if (cache->dims.shadow_slots == 0)
         return KVF_OK;
     /* The results are not wanted, only the tables. */
-    resolve.slot_of_id = kvf_table_at(cache, l->ahead_slot_of_id);
-    resolve.missed = kvf_table_at(cache, l->ahead_missed);
-    resolve.misses = kvf_table_at(cache, l->ahead_misses);
-    resolve.miss_count = kvf_table_at(cache, l->ahead_miss_count);
+    resolve.slot_of_id = t->ahead.slot_of_id;
+    resolve.missed = t->ahead.missed;
+    resolve.misses = t->ahead.misses;
+    resolve.miss_count = t->ahead.miss_count;
     return KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve));
 }
 
@@ -159,20 +158,20 @@ kvf_status kvf_ahead_note(kvf_step *step)
 static kvf_status rank(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_ranking ranking = {.k = step->ahead_k,
                                  .ids_max = cache->dims.ahead_max,
-                                 .ids = kvf_table_at(cache, l->ahead_ids),
-                                 .id_count = kvf_table_at(cache, l->ahead_count),
-                                 .list_ids = kvf_table_at(cache, l->ahead_list_ids),
-                                 .list_count = kvf_table_at(cache, l->ahead_list_count)};
+                                 .ids = t->ahead.ids,
+                                 .id_count = t->ahead.id_count,
+                                 .list_ids = t->ahead.list_ids,
+                                 .list_count = t->ahead.list_count};
     return kvf_choose_ranked(step, &ranking);
 }
 
 static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
 {
     kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     kvf_ahead *ahead = step->is_recorded ? &cache->recording->ahead : &cache->ahead[step->layer];
     const size_t first = (size_t)step->layer * cache->config.sequences_max *
                          cache->dims.paging.lists * cache->dims.ahead_max;
@@ -182,10 +181,9 @@ static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
                                   .row = step->row,
                                   .misses = resolve->misses,
                                   .miss_count = resolve->miss_count,
-                                  .from = (const void **)kvf_table_at(cache, l->ahead_from) + first,
-                                  .to = (void **)kvf_table_at(cache, l->ahead_to) + first,
-                                  .count = (uint32_t *)kvf_table_at(cache, l->ahead_fetch_count) +
-                                           step->layer};
+                                  .from = t->ahead.from + first,
+                                  .to = t->ahead.to + first,
+                                  .count = t->ahead.fetch_count + step->layer};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     /* In a recording, that of the layer before: the transfer stream has passed it by now. */
     KVF_TRY(kvf_ahead_join_one(step, ahead));
@@ -200,22 +198,22 @@ static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
 kvf_status kvf_ahead_fetch(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     if (cache->dims.ahead_max == 0)
         return KVF_OK;
     const kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
                                       .ids_max = cache->dims.ahead_max,
                                       .slots = cache->dims.paging.slots,
                                       .stride = step->stride,
-                                      .ids = kvf_table_at(cache, l->ahead_ids),
-                                      .id_count = kvf_table_at(cache, l->ahead_count),
+                                      .ids = t->ahead.ids,
+                                      .id_count = t->ahead.id_count,
                                       .scores = step->list_scores,
                                       .slot_of_page = step->slot_of_page,
                                       .page_of_slot = step->page_of_slot,
-                                      .slot_of_id = kvf_table_at(cache, l->ahead_slot_of_id),
-                                      .missed = kvf_table_at(cache, l->ahead_missed),
-                                      .misses = kvf_table_at(cache, l->ahead_misses),
-                                      .miss_count = kvf_table_at(cache, l->ahead_miss_count)};
+                                      .slot_of_id = t->ahead.slot_of_id,
+                                      .missed = t->ahead.missed,
+                                      .misses = t->ahead.misses,
+                                      .miss_count = t->ahead.miss_count};
     KVF_TRY(rank(step));
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
     KVF_TRY(mark(step, &resolve, 0));

@@ -15,18 +15,18 @@
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_cover_args args = {.paging = cache->dims.paging,
                                  .resident = o->resident,
                                  .spans_max = cache->dims.cover_max,
                                  .row = step->row + o->index,
-                                 .spans = kvf_table_at(cache, l->cover_spans),
-                                 .span_index = kvf_table_at(cache, l->cover_index),
-                                 .span_count = kvf_table_at(cache, l->cover_count),
-                                 .first = kvf_table_at(cache, l->first),
-                                 .count = kvf_table_at(cache, l->count),
-                                 .take = kvf_table_at(cache, l->take),
-                                 .limit = kvf_table_at(cache, l->limit),
+                                 .spans = t->cover.spans,
+                                 .span_index = t->cover.span_index,
+                                 .span_count = t->cover.span_count,
+                                 .first = t->cover.first,
+                                 .count = t->cover.count,
+                                 .take = t->cover.take,
+                                 .limit = t->cover.limit,
                                  .take_tokens = o->take_tokens};
     return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
 }
@@ -34,7 +34,7 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_observe_args args = {.shape = p->shape,
                                    .kv_heads = p->kv_heads,
@@ -49,12 +49,12 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
                                    .limit_first = o->limit_first,
                                    .q = o->q,
                                    .limit = o->limit,
-                                   .spans = kvf_table_at(cache, l->cover_spans),
-                                   .span_index = kvf_table_at(cache, l->cover_index),
-                                   .span_count = kvf_table_at(cache, l->cover_count),
-                                   .row_max = kvf_table_at(cache, l->row_max),
-                                   .row_sum = kvf_table_at(cache, l->row_sum),
-                                   .score = kvf_table_at(cache, l->token_score)};
+                                   .spans = t->cover.spans,
+                                   .span_index = t->cover.span_index,
+                                   .span_count = t->cover.span_count,
+                                   .row_max = t->row_max,
+                                   .row_sum = t->row_sum,
+                                   .score = t->token_score};
     KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
     return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
 }
@@ -62,19 +62,19 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
 kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const uint32_t stride = cache->dims.cover_max * cache->config.page_size;
     const kvf_topk_args args = {.lists = cache->config.kv_heads,
                                 .stride = stride,
                                 .ids_max = cache->dims.tokens_max,
                                 .work_stride = stride,
-                                .scores = kvf_table_at(cache, l->token_score),
-                                .first = kvf_table_at(cache, l->first),
-                                .count = kvf_table_at(cache, l->count),
-                                .k = kvf_table_at(cache, l->take),
+                                .scores = t->token_score,
+                                .first = t->cover.first,
+                                .count = t->cover.count,
+                                .k = t->cover.take,
                                 .ids = ids,
                                 .id_count = count,
-                                .work = kvf_table_at(cache, l->token_work)};
+                                .work = t->token_work};
     return KVF_LAUNCH(step, topk, args, kvf_topk_tasks(&args));
 }
 
@@ -87,7 +87,7 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
                          kvf_dtype_bytes(cache->config.dtype);
     kvf_observation one = *all;
     one.q = (const char *)all->q + slot * bytes;
-    one.limit = (const uint32_t *)kvf_table_at(cache, cache->layout.limit) + slot;
+    one.limit = cache->tables.cover.limit + slot;
     one.window = 1;
     one.ring_slots = 0;
     KVF_TRY(kvf_step_observe(step, &one));
@@ -99,36 +99,32 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
 static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_layer *layer)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_row *row = &step->row_host[all->index];
     const uint32_t newest = row->query_slot, slots = cache->dims.paging.query_window;
     const kvf_overlap_args args = {.paging = cache->dims.paging,
                                    .row = step->row + all->index,
                                    .rest = cache->dims.rest_tokens,
                                    .ids_max = cache->dims.tokens_max,
-                                   .a = kvf_table_at(cache, l->token_ids),
-                                   .a_count = kvf_table_at(cache, l->token_count),
-                                   .b = kvf_table_at(cache, l->token_ids_b),
-                                   .b_count = kvf_table_at(cache, l->token_count_b),
-                                   .choose = (uint32_t *)kvf_table_at(cache, l->choose) +
-                                             (size_t)all->index * cache->dims.choose_lists,
+                                   .a = t->token_ids,
+                                   .a_count = t->token_count,
+                                   .b = t->token_ids_b,
+                                   .b_count = t->token_count_b,
+                                   .choose =
+                                       t->choose + (size_t)all->index * cache->dims.choose_lists,
                                    .choose_lists = cache->dims.choose_lists,
                                    .counters = kvf_counters_device(cache, step->layer)};
     kvf_observation whole = *all;
     whole.take_tokens = cache->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
     if (all->window) {
-        KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots,
-                             kvf_table_at(cache, l->token_ids),
-                             kvf_table_at(cache, l->token_count)));
-        KVF_TRY(top_of_query(step, all, newest, kvf_table_at(cache, l->token_ids_b),
-                             kvf_table_at(cache, l->token_count_b)));
+        KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots, t->token_ids,
+                             t->token_count));
+        KVF_TRY(top_of_query(step, all, newest, t->token_ids_b, t->token_count_b));
     } else { /* no query was kept, which says nothing about them */
         const size_t bytes = cache->config.kv_heads * sizeof(uint32_t);
-        KVF_TRY(
-            cache->device->ops->fill(step->stream, kvf_table_at(cache, l->token_count), 0, bytes));
-        KVF_TRY(cache->device->ops->fill(step->stream, kvf_table_at(cache, l->token_count_b), 0,
-                                         bytes));
+        KVF_TRY(cache->device->ops->fill(step->stream, t->token_count, 0, bytes));
+        KVF_TRY(cache->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
     }
     layer->has_share = all->window && row->sealed * cache->config.page_size >
                                           cache->dims.rest_tokens + cache->config.sink_tokens;
@@ -138,7 +134,7 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
 static kvf_status pack(kvf_step *step, const kvf_observation *all)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_layout *l = &cache->layout;
+    const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row *after = &step->row_after_host[all->index];
     const kvf_pack_args args = {.paging = *p,
@@ -147,14 +143,14 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .ids_max = cache->dims.tokens_max,
                                 .jobs_max = cache->dims.pack_jobs,
                                 .row = step->row + all->index,
-                                .spans = kvf_table_at(cache, l->cover_spans),
-                                .span_index = kvf_table_at(cache, l->cover_index),
-                                .ids = kvf_table_at(cache, l->token_ids),
-                                .id_count = kvf_table_at(cache, l->token_count),
+                                .spans = t->cover.spans,
+                                .span_index = t->cover.span_index,
+                                .ids = t->token_ids,
+                                .id_count = t->token_count,
                                 .store = after->store,
                                 .store_index = after->store_index,
                                 .store_count = after->store_count,
-                                .jobs = kvf_table_at(cache, l->jobs),
+                                .jobs = t->jobs,
                                 .counters = kvf_counters_device(cache, step->layer)};
     const kvf_digest_args digest = {.shape = p->shape,
                                     .kind = cache->config.digest,
@@ -174,7 +170,7 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
     kvf_observation o = {.index = index,
                          .resident = resident,
                          .q = row->queries,
-                         .limit = kvf_table_at(cache, cache->layout.limit),
+                         .limit = cache->tables.cover.limit,
                          .window = kvf_min_u32(row->query_count, cache->config.local_tokens)};
     if (o.window < row->query_count) { /* more are kept, for pruning */
         o.limit = NULL;
@@ -189,8 +185,7 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
 static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
     const kvf_cache *cache = step->cache;
-    KVF_TRY(kvf_step_top_tokens(step, kvf_table_at(cache, cache->layout.token_ids),
-                                kvf_table_at(cache, cache->layout.token_count)));
+    KVF_TRY(kvf_step_top_tokens(step, cache->tables.token_ids, cache->tables.token_count));
     return cache->dims.is_physical ? kvf_physical_permute(step, all) : pack(step, all);
 }
 

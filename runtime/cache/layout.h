@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_LAYOUT_H
+#define KVF_RUNTIME_LAYOUT_H
+
+/*
+ * Arrays of a cache by name, type and shape, and the reservations that they are carved from.
+ *
+ * Knows nothing of who writes them. An array that these settings do not need is NULL. Shapes:
+ * rows = sequences_max * layers, S = sequences_max, lists = paging.lists, chosen =
+ * dims.choose_lists; the other names are those of kvf_dims and kvf_paging.
+ */
+
+#include "common/carve.h"
+#include "paging.h"
+#include "runtime.h"
+
+typedef struct kvf_dims kvf_dims;
+
+/* In device memory. What a row has belongs to it for its life; the rest is of one call. */
+typedef struct kvf_tables {
+    /* of a row: reservation kv */
+    char *rings;  /* [rows, ring_blocks, kv_heads, page bytes] */
+    char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
+    char *arena;  /* [arena_blocks, kv_heads, page bytes]; see prefill_arena.h */
+    /* reservation digest */
+    char *digests; /* [rows, kv_heads, pages_max, digest bytes] */
+    /* reservation table, with all that follows */
+    void **blocks;         /* [rows, pages_max] */
+    uint64_t *bits;        /* [rows, kv_heads, pages_max] */
+    uint32_t *store_index; /* [2, rows, kv_heads, store tokens] */
+    uint32_t *store_count; /* [2, rows, kv_heads] */
+    uint32_t *order;       /* [2, rows, kv_heads, pages_max, page_size] of physical refreshes */
+    char *queries;         /* [rows, query_window, query_heads, head_dim] */
+    uint32_t *share;       /* [rows, 2] of static_ratio = auto */
+
+    /* choosing */
+    float *scores;        /* [S, query_heads, pages_max] */
+    float *reduced;       /* [S, chosen, pages_max] */
+    uint32_t *topk_work;  /* [S, chosen, pages_max] */
+    uint32_t *choose;     /* [S, chosen] */
+    int32_t *ids;         /* [S, lists, ids_max] */
+    uint32_t *id_count;   /* [S, lists] */
+    int32_t *list_ids;    /* [S, chosen, ids_max] where one choice serves several lists */
+    uint32_t *list_count; /* [S, chosen] */
+    uint64_t *masks;      /* [S, lists, ids_max] of a policy that chooses tokens */
+
+    /* fetching and attending */
+    int32_t *slot_of_id;  /* [S, lists, ids_max] */
+    uint32_t *missed;     /* [S, lists, ids_max] */
+    kvf_miss *misses;     /* [S, lists, ids_max] */
+    uint32_t *miss_count; /* [S, lists] */
+    const void **from;    /* [S, lists, ids_max] */
+    void **to;            /* [S, lists, ids_max] */
+    uint32_t *fetch_count;
+    kvf_span *spans;      /* [S, lists, spans_max] */
+    uint32_t *span_count; /* [S, lists] */
+    float *partial_o;     /* [splits, query_heads, head_dim] of a step, or of a row to verify */
+    float *partial_lse;   /* [splits, query_heads] */
+    float *lse;           /* [S, query_heads] */
+    char *verify_out;     /* [query_heads, head_dim] */
+    float *verify_lse;    /* [query_heads] */
+
+    /* ahead of need; the shadow's results go here too: wide = max(ahead_max, ids_max) */
+    struct {
+        int32_t *ids;          /* [S, lists, ahead_max] */
+        uint32_t *id_count;    /* [S, lists] */
+        int32_t *list_ids;     /* [S, chosen, ahead_max] */
+        uint32_t *list_count;  /* [S, chosen] */
+        int32_t *slot_of_id;   /* [S, lists, wide] */
+        uint32_t *missed;      /* [S, lists, wide] */
+        kvf_miss *misses;      /* [S, lists, wide] */
+        uint32_t *miss_count;  /* [S, lists] */
+        const void **from;     /* [layers, S, lists, ahead_max] */
+        void **to;             /* [layers, S, lists, ahead_max] */
+        uint32_t *fetch_count; /* [layers] */
+        uint32_t *marks;       /* [rows, lists, slots / 32] */
+    } ahead;
+
+    /* one row looked at in full; see kvf_cover_args */
+    struct {
+        kvf_span *spans;      /* [kv_heads, cover_max] */
+        uint32_t *span_index; /* [kv_heads, cover_max] */
+        uint32_t *span_count; /* [kv_heads] */
+        uint32_t *first;      /* [kv_heads] */
+        uint32_t *count;      /* [kv_heads] */
+        uint32_t *take;       /* [kv_heads] */
+        uint32_t *limit;      /* [query_window] */
+    } cover;
+    float *row_max;          /* [kv_heads, chunks of spans, group * observe_max] */
+    float *row_sum;          /* the same */
+    float *token_score;      /* [kv_heads, cover_max, page_size] */
+    uint32_t *token_work;    /* [kv_heads, cover_max, page_size] */
+    int32_t *token_ids;      /* [kv_heads, tokens_max of dims] */
+    uint32_t *token_count;   /* [kv_heads] */
+    int32_t *token_ids_b;    /* the same once more, of static_ratio = auto */
+    uint32_t *token_count_b; /* [kv_heads] */
+
+    kvf_digest_job *jobs;         /* [jobs_max] */
+    uint32_t *chunk_fault;        /* [1] */
+    kvf_layer_counters *counters; /* [layers] where the control memory only takes copies */
+    void **arena_pool;            /* [arena_blocks] */
+    char *frames;                 /* [KVF_FRAMES, frame_bytes] */
+} kvf_tables;
+
+/* Host memory that the device sees: carved twice, from the address of either. */
+typedef struct kvf_control {
+    char *frames;                 /* [KVF_FRAMES, frame_bytes] */
+    kvf_layer_counters *counters; /* [layers] */
+    uint64_t *faults;             /* [S] */
+    uint64_t *stamp;
+    /* What a function of the host reads and writes of the device, where it cannot do so in place:
+     * of a custom choice, or of page lists that are checked. */
+    struct {
+        uint32_t *choose;       /* [S, lists] */
+        float *scores;          /* [S, lists, pages_max] */
+        uint64_t *bits;         /* [S, lists, pages_max] */
+        int32_t *ids;           /* [S, lists, ids_max] */
+        uint32_t *id_count;     /* [S, lists] */
+        int32_t *indptr;        /* [S * lists + 1] */
+        int32_t *indices;       /* [S, lists, spans_max] */
+        int32_t *last_page_len; /* [S, lists] */
+    } mirror;
+} kvf_control;
+
+typedef struct kvf_reservation {
+    kvf_carver kv, digest, table;       /* device memory */
+    kvf_carver control, control_device; /* the same bytes */
+    kvf_carver host;
+} kvf_reservation;
+
+/* From settings and dims: the bytes of `r`, and the plan. KVF_INVALID if they overflow. */
+KVF_CHECKED kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r);
+/* Every array to its place. */
+void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r);
+
+/* Parts of it, for a cache whose pages lie in others (masked.h). */
+void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *carver, kvf_control *out);
+void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *carver);
+bool kvf_reservation_is_too_large(const kvf_reservation *r);
+
+kvf_transfer_config kvf_cache_transfer_config(const kvf_cache *cache);
+
+#endif
