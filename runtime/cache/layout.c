@@ -36,68 +36,58 @@ static void carve_rows(kvf_cache *cache, kvf_reservation *r)
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
 }
 
-/* Room to choose on as many sequences as there may be. */
-static void carve_choice(kvf_cache *cache, kvf_carver *k)
+/* Room for what `s` sequences choose, with tables of misses that are `wide`. */
+static void carve_choice(const kvf_cache *cache, kvf_carver *k, uint64_t s, uint64_t wide,
+                         uint64_t flights, kvf_choice *choice)
 {
     const kvf_dims *d = &cache->dims;
+    const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
+    const uint64_t moved = kvf_moves_pages(cache) ? lists : 0;
+    KVF_CARVE(k, choice->ids, lists, choice->ids_max);
+    KVF_CARVE(k, choice->id_count, lists);
+    KVF_CARVE(k, choice->list_ids, d->choose_lists < d->paging.lists ? chosen : 0, choice->ids_max);
+    KVF_CARVE(k, choice->list_count, chosen);
+    KVF_CARVE(k, choice->slot_of_id, lists, wide);
+    KVF_CARVE(k, choice->missed, lists, wide);
+    KVF_CARVE(k, choice->misses, lists, wide);
+    KVF_CARVE(k, choice->miss_count, lists);
+    KVF_CARVE(k, choice->from, flights, moved, choice->ids_max);
+    KVF_CARVE(k, choice->to, flights, moved, choice->ids_max);
+    KVF_CARVE(k, choice->fetch_count, moved ? flights : 0);
+}
+
+/* Room to choose on as many sequences as there may be. */
+static void carve_choices(kvf_cache *cache, kvf_carver *k)
+{
+    const kvf_cache_config *c = &cache->config;
+    const kvf_dims *d = &cache->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t s = cache->config.sequences_max, lists = s * p->lists;
-    const uint64_t chosen = s * d->choose_lists;
-    const kvf_select_policy *policy = kvf_select_find(cache->config.select);
+    const uint64_t s = c->sequences_max, ahead = d->ahead_max ? s : 0;
+    const kvf_select_policy *policy = kvf_select_find(c->select);
     const uint64_t scored = policy->scores_pages ? p->pages_max : 0;
     kvf_tables *t = &cache->tables;
-    KVF_CARVE(k, t->scores, s, cache->config.query_heads, scored);
-    KVF_CARVE(k, t->reduced, chosen, scored);
-    KVF_CARVE(k, t->topk_work, chosen, scored);
-    KVF_CARVE(k, t->choose, chosen);
-    KVF_CARVE(k, t->ids, lists, d->ids_max);
-    KVF_CARVE(k, t->id_count, lists);
-    KVF_CARVE(k, t->list_ids, d->choose_lists < p->lists ? chosen : 0, d->ids_max);
-    KVF_CARVE(k, t->list_count, chosen);
-    KVF_CARVE(k, t->masks, policy->by_token ? lists : 0, d->ids_max);
+    t->now.ids_max = d->ids_max;
+    t->ahead.ids_max = d->ahead_max;
+    carve_choice(cache, k, s, d->ids_max, 1, &t->now);
+    carve_choice(cache, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
+    KVF_CARVE(k, t->choose, s, d->choose_lists);
+    KVF_CARVE(k, t->scores, s, c->query_heads, scored);
+    KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
+    KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
+    KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
+    KVF_CARVE(k, t->marks, c->layers, ahead, p->lists, kvf_div_ceil_u32(p->slots, 32));
 }
 
-static void carve_ahead(kvf_cache *cache, kvf_carver *k)
-{
-    const kvf_dims *d = &cache->dims;
-    const kvf_paging *p = &d->paging;
-    const uint64_t s = d->ahead_max ? cache->config.sequences_max : 0;
-    const uint64_t lists = s * p->lists, chosen = s * d->choose_lists;
-    const uint64_t layers = cache->config.layers, flying = kvf_moves_pages(cache) ? lists : 0;
-    const uint64_t wide = kvf_max_u32(d->ahead_max, d->ids_max);
-    kvf_tables *t = &cache->tables;
-    KVF_CARVE(k, t->ahead.ids, lists, d->ahead_max);
-    KVF_CARVE(k, t->ahead.id_count, lists);
-    KVF_CARVE(k, t->ahead.list_ids, d->choose_lists < p->lists ? chosen : 0, d->ahead_max);
-    KVF_CARVE(k, t->ahead.list_count, chosen);
-    KVF_CARVE(k, t->ahead.slot_of_id, lists, wide);
-    KVF_CARVE(k, t->ahead.missed, lists, wide);
-    KVF_CARVE(k, t->ahead.misses, lists, wide);
-    KVF_CARVE(k, t->ahead.miss_count, lists);
-    KVF_CARVE(k, t->ahead.from, layers, flying, d->ahead_max);
-    KVF_CARVE(k, t->ahead.to, layers, flying, d->ahead_max);
-    KVF_CARVE(k, t->ahead.fetch_count, flying ? layers : 0);
-    KVF_CARVE(k, t->ahead.marks, layers, lists, kvf_div_ceil_u32(p->slots, 32));
-}
-
-/* Room to fetch and attend, and the arguments of calls. */
+/* Room to attend, and the arguments of calls. */
 static void carve_step(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     const kvf_dims *d = &cache->dims;
     const uint64_t s = c->sequences_max, lists = s * d->paging.lists;
-    const uint64_t moves = kvf_moves_pages(cache) ? lists : 0;
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense = c->verify_interval ? kvf_div_ceil_u32(d->cover_max, d->split) : 0;
     const uint64_t splits = dense > s * d->splits_max ? dense : s * d->splits_max;
     kvf_tables *t = &cache->tables;
-    KVF_CARVE(k, t->slot_of_id, lists, d->ids_max);
-    KVF_CARVE(k, t->missed, lists, d->ids_max);
-    KVF_CARVE(k, t->misses, lists, d->ids_max);
-    KVF_CARVE(k, t->miss_count, lists);
-    KVF_CARVE(k, t->from, moves, d->ids_max);
-    KVF_CARVE(k, t->to, moves, d->ids_max);
-    KVF_CARVE(k, t->fetch_count, 1);
     KVF_CARVE(k, t->spans, lists, d->spans_max);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, c->query_heads, c->head_dim);
@@ -188,8 +178,7 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)
 {
     carve_rows(cache, r);
-    carve_choice(cache, &r->table);
-    carve_ahead(cache, &r->table);
+    carve_choices(cache, &r->table);
     carve_step(cache, &r->table);
     carve_cover(cache, &r->table);
     kvf_layout_carve_control(cache, &r->control, &cache->control);

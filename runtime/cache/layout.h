@@ -16,6 +16,23 @@
 
 typedef struct kvf_dims kvf_dims;
 
+/* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
+ * at once: 1, or one per layer. */
+typedef struct kvf_choice {
+    uint32_t ids_max;      /* most pages that a list chooses */
+    int32_t *ids;          /* [S, lists, ids_max] */
+    uint32_t *id_count;    /* [S, lists] */
+    int32_t *list_ids;     /* [S, chosen, ids_max] where one choice serves several lists */
+    uint32_t *list_count;  /* [S, chosen] */
+    int32_t *slot_of_id;   /* [S, lists, ids_max] */
+    uint32_t *missed;      /* [S, lists, ids_max] */
+    kvf_miss *misses;      /* [S, lists, ids_max] */
+    uint32_t *miss_count;  /* [S, lists] */
+    const void **from;     /* [flights, S, lists, ids_max] */
+    void **to;             /* [flights, S, lists, ids_max] */
+    uint32_t *fetch_count; /* [flights] */
+} kvf_choice;
+
 /* In device memory. What a row has belongs to it for its life; the rest is of one call. */
 typedef struct kvf_tables {
     /* of a row: reservation kv */
@@ -33,25 +50,17 @@ typedef struct kvf_tables {
     char *queries;         /* [rows, query_window, query_heads, head_dim] */
     uint32_t *share;       /* [rows, 2] of static_ratio = auto */
 
-    /* choosing */
-    float *scores;        /* [S, query_heads, pages_max] */
-    float *reduced;       /* [S, chosen, pages_max] */
-    uint32_t *topk_work;  /* [S, chosen, pages_max] */
-    uint32_t *choose;     /* [S, chosen] */
-    int32_t *ids;         /* [S, lists, ids_max] */
-    uint32_t *id_count;   /* [S, lists] */
-    int32_t *list_ids;    /* [S, chosen, ids_max] where one choice serves several lists */
-    uint32_t *list_count; /* [S, chosen] */
-    uint64_t *masks;      /* [S, lists, ids_max] of a policy that chooses tokens */
+    /* choosing and fetching; what the shadow would do goes to `ahead` too, whose misses are as wide
+     * as either */
+    kvf_choice now, ahead;
+    uint32_t *choose;    /* [S, chosen] pages to choose */
+    float *scores;       /* [S, query_heads, pages_max] */
+    float *reduced;      /* [S, chosen, pages_max] */
+    uint32_t *topk_work; /* [S, chosen, pages_max] */
+    uint64_t *masks;     /* [S, lists, ids_max] of a policy that chooses tokens */
+    uint32_t *marks;     /* [rows, lists, slots / 32] of pages that came ahead of need */
 
-    /* fetching and attending */
-    int32_t *slot_of_id;  /* [S, lists, ids_max] */
-    uint32_t *missed;     /* [S, lists, ids_max] */
-    kvf_miss *misses;     /* [S, lists, ids_max] */
-    uint32_t *miss_count; /* [S, lists] */
-    const void **from;    /* [S, lists, ids_max] */
-    void **to;            /* [S, lists, ids_max] */
-    uint32_t *fetch_count;
+    /* attending */
     kvf_span *spans;      /* [S, lists, spans_max] */
     uint32_t *span_count; /* [S, lists] */
     float *partial_o;     /* [splits, query_heads, head_dim] of a step, or of a row to verify */
@@ -59,22 +68,6 @@ typedef struct kvf_tables {
     float *lse;           /* [S, query_heads] */
     char *verify_out;     /* [query_heads, head_dim] */
     float *verify_lse;    /* [query_heads] */
-
-    /* ahead of need; the shadow's results go here too: wide = max(ahead_max, ids_max) */
-    struct {
-        int32_t *ids;          /* [S, lists, ahead_max] */
-        uint32_t *id_count;    /* [S, lists] */
-        int32_t *list_ids;     /* [S, chosen, ahead_max] */
-        uint32_t *list_count;  /* [S, chosen] */
-        int32_t *slot_of_id;   /* [S, lists, wide] */
-        uint32_t *missed;      /* [S, lists, wide] */
-        kvf_miss *misses;      /* [S, lists, wide] */
-        uint32_t *miss_count;  /* [S, lists] */
-        const void **from;     /* [layers, S, lists, ahead_max] */
-        void **to;             /* [layers, S, lists, ahead_max] */
-        uint32_t *fetch_count; /* [layers] */
-        uint32_t *marks;       /* [rows, lists, slots / 32] */
-    } ahead;
 
     /* one row looked at in full; see kvf_cover_args */
     struct {

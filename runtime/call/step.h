@@ -94,6 +94,10 @@ KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
 
 /* attend.c */
+kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *choice);
+/* Misses of a choice on their way. */
+KVF_CHECKED kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *choice, uint32_t flight,
+                                      uint32_t *ticket);
 KVF_CHECKED kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
 KVF_CHECKED kvf_status kvf_step_assemble(kvf_step *step); /* spans */
 KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
@@ -130,6 +134,8 @@ typedef struct kvf_observation {
     uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
 } kvf_observation;
 KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+/* What every launch over a cover shares. */
+kvf_observe_args kvf_step_observe_args(const kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
 /* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
 KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);

@@ -93,47 +93,22 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 
 /* ---- launches ---- */
 
-static kvf_status cover(kvf_step *step)
-{
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_cover_args args = {.paging = cache->dims.paging,
-                                 .spans_max = cache->dims.cover_max,
-                                 .row = step->row,
-                                 .spans = t->cover.spans,
-                                 .span_index = t->cover.span_index,
-                                 .span_count = t->cover.span_count};
-    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
-}
-
 /* What all launches share. */
 static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &step->cache->dims.paging;
     const kvf_row *row = step->row_host;
-    kvf_observe_args a = {.shape = p->shape,
-                          .kv_heads = p->kv_heads,
-                          .group = p->group,
-                          .spans_max = cache->dims.cover_max,
-                          .window_mean = args->window_mean,
-                          .group_reduce = args->group_reduce,
-                          .scale = cache->config.softmax_scale,
-                          .limit_first = args->first,
-                          .window_total = args->window,
-                          .is_weighted = args->is_weighted,
-                          .is_raw = args->is_raw,
-                          .rounds_bf16 = args->rounds_bf16,
-                          .accumulates = 1,
-                          .token_first = args->begin,
-                          .q = args->q,
-                          .spans = t->cover.spans,
-                          .span_index = t->cover.span_index,
-                          .span_count = t->cover.span_count,
-                          .row_max = t->row_max,
-                          .row_sum = t->row_sum,
-                          .score = t->token_score};
+    kvf_observe_args a = kvf_step_observe_args(step);
+    a.window_mean = args->window_mean;
+    a.group_reduce = args->group_reduce;
+    a.limit_first = args->first;
+    a.window_total = args->window;
+    a.is_weighted = args->is_weighted;
+    a.is_raw = args->is_raw;
+    a.rounds_bf16 = args->rounds_bf16;
+    a.accumulates = 1;
+    a.token_first = args->begin;
+    a.q = args->q;
     if (!args->q) { /* the newest of the ring, whose newest belongs to the last token */
         a.q = row->queries;
         a.ring_slots = p->query_window;
@@ -246,7 +221,7 @@ static kvf_status enqueue(scoring *s)
     const bool is_apart = by_max && args->accumulates && s->members > 1;
     float *out = is_apart ? s->work : args->out;
     KVF_TRY(kvf_step_send(s->step));
-    KVF_TRY(cover(s->step));
+    KVF_TRY(kvf_step_cover(s->step, &(kvf_observation){0}));
     for (uint32_t m = 0; m < s->members; m++) {
         KVF_TRY(score_member(s, m));
         if (args->heads)

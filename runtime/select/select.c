@@ -52,7 +52,7 @@ kvf_status kvf_select_score(kvf_step *step)
     return KVF_LAUNCH(step, reduce, reduce, kvf_reduce_tasks(&reduce));
 }
 
-kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *r)
+kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice *c)
 {
     const kvf_cache *cache = step->cache;
     const kvf_tables *t = &cache->tables;
@@ -60,38 +60,30 @@ kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *r)
     const bool is_shared = cache->dims.choose_lists < p->lists;
     const kvf_topk_args top = {.lists = step->rows * cache->dims.choose_lists,
                                .stride = step->stride,
-                               .ids_max = r->ids_max,
+                               .ids_max = c->ids_max,
                                .work_stride = p->pages_max,
                                .scores = cache->policy->per_query_head ? t->scores : t->reduced,
                                .count = step->choose_pages,
-                               .k = r->k,
-                               .ids = is_shared ? r->list_ids : r->ids,
-                               .id_count = is_shared ? r->list_count : r->id_count,
+                               .k = k,
+                               .ids = is_shared ? c->list_ids : c->ids,
+                               .id_count = is_shared ? c->list_count : c->id_count,
                                .work = t->topk_work};
     KVF_TRY(KVF_LAUNCH(step, topk, top, kvf_topk_tasks(&top)));
     if (!is_shared)
         return KVF_OK;
     const kvf_spread_args spread = {.rows = step->rows,
                                     .lists = p->lists,
-                                    .ids_max = r->ids_max,
+                                    .ids_max = c->ids_max,
                                     .from = top.ids,
                                     .from_count = top.id_count,
-                                    .ids = r->ids,
-                                    .id_count = r->id_count};
+                                    .ids = c->ids,
+                                    .id_count = c->id_count};
     return KVF_LAUNCH(step, spread, spread, step->rows * p->lists);
 }
 
 kvf_status kvf_choose_top(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_ranking ranking = {.k = t->choose,
-                                 .ids_max = cache->dims.ids_max,
-                                 .ids = t->ids,
-                                 .id_count = t->id_count,
-                                 .list_ids = t->list_ids,
-                                 .list_count = t->list_count};
-    return kvf_choose_ranked(step, &ranking);
+    return kvf_choose_ranked(step, step->cache->tables.choose, &step->cache->tables.now);
 }
 
 kvf_status kvf_choose_newest(kvf_step *step)
@@ -102,7 +94,7 @@ kvf_status kvf_choose_newest(kvf_step *step)
                                   .ids_max = cache->dims.ids_max,
                                   .row = step->row,
                                   .choose = cache->tables.choose,
-                                  .ids = cache->tables.ids,
-                                  .id_count = cache->tables.id_count};
+                                  .ids = cache->tables.now.ids,
+                                  .id_count = cache->tables.now.id_count};
     return KVF_LAUNCH(step, newest, args, step->rows * cache->dims.paging.lists);
 }

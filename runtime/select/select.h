@@ -35,16 +35,10 @@ const kvf_select_policy *kvf_select_find(kvf_select select);
 /* Digest scores of the step, and for policies with groups their reduction: step->list_scores. */
 KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
-/* The best pages of each list by score, ascending. */
-typedef struct kvf_ranking {
-    const uint32_t *k; /* [rows * choose_lists] how many */
-    uint32_t ids_max;
-    int32_t *ids;         /* [rows * lists, ids_max] */
-    uint32_t *id_count;   /* [rows * lists] */
-    int32_t *list_ids;    /* [rows * choose_lists, ids_max] where one choice serves all lists */
-    uint32_t *list_count; /* [rows * choose_lists] */
-} kvf_ranking;
-KVF_CHECKED kvf_status kvf_choose_ranked(kvf_step *step, const kvf_ranking *ranking);
+/* The best k [rows * choose_lists] pages of each list by score, ascending, into ids and id_count.
+ */
+KVF_CHECKED kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k,
+                                         const kvf_choice *choice);
 
 /* Shared ways to choose. */
 KVF_CHECKED kvf_status kvf_choose_top(kvf_step *step);

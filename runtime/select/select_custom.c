@@ -94,9 +94,9 @@ static kvf_status copy_out(kvf_step *step)
     const kvf_device_ops *ops = cache->device->ops;
     const kvf_tables *t = &cache->tables;
     const size_t lists = (size_t)step->rows * cache->dims.paging.lists;
-    KVF_TRY(ops->copy(step->stream, t->ids, cache->control_device.mirror.ids,
+    KVF_TRY(ops->copy(step->stream, t->now.ids, cache->control_device.mirror.ids,
                       lists * cache->dims.ids_max * sizeof(int32_t)));
-    return ops->copy(step->stream, t->id_count, cache->control_device.mirror.id_count,
+    return ops->copy(step->stream, t->now.id_count, cache->control_device.mirror.id_count,
                      lists * sizeof(uint32_t));
 }
 
@@ -113,8 +113,8 @@ static kvf_status choose_by_function(kvf_step *step)
                         .stride = step->stride,
                         .choose = t->choose,
                         .scores = t->reduced,
-                        .ids = t->ids,
-                        .id_count = t->id_count};
+                        .ids = t->now.ids,
+                        .id_count = t->now.id_count};
     if (!cache->dims.needs_mirror)
         return ops->host_call(step->stream, choose_on_stream, &call, sizeof call);
     call.choose = cache->control.mirror.choose;

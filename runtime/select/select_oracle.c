@@ -28,8 +28,8 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
                                 .tokens_max = cache->dims.tokens_max,
                                 .tokens = t->token_ids,
                                 .token_count = t->token_count,
-                                .ids = t->ids + first * cache->dims.ids_max,
-                                .id_count = t->id_count + first,
+                                .ids = t->now.ids + first * cache->dims.ids_max,
+                                .id_count = t->now.id_count + first,
                                 .masks = t->masks + first * cache->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));

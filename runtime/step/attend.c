@@ -10,45 +10,50 @@
 
 #include "select.h"
 
-static kvf_status submit(kvf_step *step)
+kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
 {
-    kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
+    return (kvf_resolve_args){.lists = step->rows * step->cache->dims.paging.lists,
+                              .ids_max = c->ids_max,
+                              .slots = step->cache->dims.paging.slots,
+                              .stride = step->stride,
+                              .ids = c->ids,
+                              .id_count = c->id_count,
+                              .scores = step->list_scores,
+                              .slot_of_page = step->slot_of_page,
+                              .page_of_slot = step->page_of_slot,
+                              .slot_of_id = c->slot_of_id,
+                              .missed = c->missed,
+                              .misses = c->misses,
+                              .miss_count = c->miss_count};
+}
+
+kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, uint32_t *ticket)
+{
+    const kvf_cache *cache = step->cache;
+    const size_t first =
+        (size_t)flight * cache->config.sequences_max * cache->dims.paging.lists * c->ids_max;
     const kvf_fetch_args fetch = {.paging = cache->dims.paging,
                                   .rows = step->rows,
-                                  .ids_max = cache->dims.ids_max,
+                                  .ids_max = c->ids_max,
                                   .row = step->row,
-                                  .misses = t->misses,
-                                  .miss_count = t->miss_count,
-                                  .from = t->from,
-                                  .to = t->to,
-                                  .count = t->fetch_count};
+                                  .misses = c->misses,
+                                  .miss_count = c->miss_count,
+                                  .from = c->from + first,
+                                  .to = c->to + first,
+                                  .count = c->fetch_count + flight};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
     if (!step->is_recorded)
         KVF_TRY(kvf_transfer_wait_room(cache->transfer));
-    return kvf_transfer_submit(cache->transfer, &request, step->stream, &step->ticket);
+    return kvf_transfer_submit(cache->transfer, &request, step->stream, ticket);
 }
 
 kvf_status kvf_step_resolve(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
-                                      .ids_max = cache->dims.ids_max,
-                                      .slots = cache->dims.paging.slots,
-                                      .stride = step->stride,
-                                      .ids = t->ids,
-                                      .id_count = t->id_count,
-                                      .scores = step->list_scores,
-                                      .slot_of_page = step->slot_of_page,
-                                      .page_of_slot = step->page_of_slot,
-                                      .slot_of_id = t->slot_of_id,
-                                      .missed = t->missed,
-                                      .misses = t->misses,
-                                      .miss_count = t->miss_count};
+    const kvf_choice *now = &step->cache->tables.now;
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, now);
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
-    return kvf_moves_pages(cache) ? submit(step) : KVF_OK;
+    return kvf_moves_pages(step->cache) ? kvf_step_fetch(step, now, 0, &step->ticket) : KVF_OK;
 }
 
 kvf_status kvf_step_assemble(kvf_step *step)
@@ -60,10 +65,10 @@ kvf_status kvf_step_assemble(kvf_step *step)
                                         .ids_max = cache->dims.ids_max,
                                         .spans_max = cache->dims.spans_max,
                                         .row = step->row,
-                                        .ids = t->ids,
-                                        .id_count = t->id_count,
-                                        .slot_of_id = t->slot_of_id,
-                                        .missed = t->missed,
+                                        .ids = t->now.ids,
+                                        .id_count = t->now.id_count,
+                                        .slot_of_id = t->now.slot_of_id,
+                                        .missed = t->now.missed,
                                         .masks = step->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
@@ -136,18 +141,12 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const uint32_t heads = cache->config.query_heads;
     const size_t first = (size_t)index * heads;
     const size_t bytes = first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const kvf_cover_args cover = {.paging = *p,
-                                  .spans_max = cache->dims.cover_max,
-                                  .row = step->row + index,
-                                  .spans = t->cover.spans,
-                                  .span_index = t->cover.span_index,
-                                  .span_count = t->cover.span_count};
     const kvf_attention a = {.lists = p->kv_heads,
                              .group = p->group,
-                             .spans_max = cover.spans_max,
+                             .spans_max = cache->dims.cover_max,
                              .q = (const char *)step->q + bytes,
-                             .spans = cover.spans,
-                             .span_count = cover.span_count,
+                             .spans = t->cover.spans,
+                             .span_count = t->cover.span_count,
                              .out = t->verify_out,
                              .lse = t->verify_lse};
     const kvf_compare_args compare = {.shape = p->shape,
@@ -157,7 +156,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                                       .lse = lse + first,
                                       .dense_lse = a.lse,
                                       .counters = kvf_counters_device(cache, step->layer)};
-    KVF_TRY(KVF_LAUNCH(step, cover, cover, p->kv_heads));
+    KVF_TRY(kvf_step_cover(step, &(kvf_observation){.index = index}));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
     return KVF_LAUNCH(step, compare, compare, 1);

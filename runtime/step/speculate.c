@@ -19,7 +19,7 @@ uint32_t kvf_ahead_words(const kvf_cache *cache)
 
 uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number)
 {
-    return cache->tables.ahead.marks + number * cache->dims.paging.lists * kvf_ahead_words(cache);
+    return cache->tables.marks + number * cache->dims.paging.lists * kvf_ahead_words(cache);
 }
 
 /* Rows whose residency is the shadow, and whose pages are read where they live. */
@@ -129,93 +129,44 @@ static kvf_status mark(kvf_step *step, const kvf_resolve_args *resolve, uint32_t
 kvf_status kvf_ahead_note(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
-                                .ids_max = cache->dims.ids_max,
-                                .slots = cache->dims.shadow_slots,
-                                .stride = step->stride,
-                                .ids = t->ids,
-                                .id_count = t->id_count,
-                                .scores = step->list_scores,
-                                .slot_of_page = step->shadow_slot_of_page,
-                                .page_of_slot = step->shadow_page_of_slot,
-                                .slot_of_id = t->slot_of_id,
-                                .missed = t->missed};
+    const kvf_choice *ahead = &cache->tables.ahead;
+    kvf_resolve_args resolve = kvf_step_resolve_args(step, &cache->tables.now);
     if (cache->dims.ahead_max == 0)
         return KVF_OK;
     KVF_TRY(mark(step, &resolve, 1));
     if (cache->dims.shadow_slots == 0)
         return KVF_OK;
     /* The results are not wanted, only the tables. */
-    resolve.slot_of_id = t->ahead.slot_of_id;
-    resolve.missed = t->ahead.missed;
-    resolve.misses = t->ahead.misses;
-    resolve.miss_count = t->ahead.miss_count;
+    resolve.slots = cache->dims.shadow_slots;
+    resolve.slot_of_page = step->shadow_slot_of_page;
+    resolve.page_of_slot = step->shadow_page_of_slot;
+    resolve.slot_of_id = ahead->slot_of_id;
+    resolve.missed = ahead->missed;
+    resolve.misses = ahead->misses;
+    resolve.miss_count = ahead->miss_count;
     return KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve));
 }
 
-/* What ranks best, more of it than a step chooses, into ahead_ids. */
-static kvf_status rank(kvf_step *step)
-{
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_ranking ranking = {.k = step->ahead_k,
-                                 .ids_max = cache->dims.ahead_max,
-                                 .ids = t->ahead.ids,
-                                 .id_count = t->ahead.id_count,
-                                 .list_ids = t->ahead.list_ids,
-                                 .list_count = t->ahead.list_count};
-    return kvf_choose_ranked(step, &ranking);
-}
-
-static kvf_status submit(kvf_step *step, const kvf_resolve_args *resolve)
+static kvf_status submit(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
     kvf_ahead *ahead = step->is_recorded ? &cache->recording->ahead : &cache->ahead[step->layer];
-    const size_t first = (size_t)step->layer * cache->config.sequences_max *
-                         cache->dims.paging.lists * cache->dims.ahead_max;
-    const kvf_fetch_args fetch = {.paging = cache->dims.paging,
-                                  .rows = step->rows,
-                                  .ids_max = resolve->ids_max,
-                                  .row = step->row,
-                                  .misses = resolve->misses,
-                                  .miss_count = resolve->miss_count,
-                                  .from = t->ahead.from + first,
-                                  .to = t->ahead.to + first,
-                                  .count = t->ahead.fetch_count + step->layer};
-    const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     /* In a recording, that of the layer before: the transfer stream has passed it by now. */
     KVF_TRY(kvf_ahead_join_one(step, ahead));
-    KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
-    if (!step->is_recorded)
-        KVF_TRY(kvf_transfer_wait_room(cache->transfer));
-    KVF_TRY(kvf_transfer_submit(cache->transfer, &request, step->stream, &ahead->ticket));
+    KVF_TRY(kvf_step_fetch(step, &cache->tables.ahead, step->layer, &ahead->ticket));
     ahead->is_open = 1;
     return KVF_OK;
 }
 
+/* What ranks best, more of it than a step chooses. */
 kvf_status kvf_ahead_fetch(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    if (cache->dims.ahead_max == 0)
+    const kvf_choice *ahead = &step->cache->tables.ahead;
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, ahead);
+    if (step->cache->dims.ahead_max == 0)
         return KVF_OK;
-    const kvf_resolve_args resolve = {.lists = step->rows * cache->dims.paging.lists,
-                                      .ids_max = cache->dims.ahead_max,
-                                      .slots = cache->dims.paging.slots,
-                                      .stride = step->stride,
-                                      .ids = t->ahead.ids,
-                                      .id_count = t->ahead.id_count,
-                                      .scores = step->list_scores,
-                                      .slot_of_page = step->slot_of_page,
-                                      .page_of_slot = step->page_of_slot,
-                                      .slot_of_id = t->ahead.slot_of_id,
-                                      .missed = t->ahead.missed,
-                                      .misses = t->ahead.misses,
-                                      .miss_count = t->ahead.miss_count};
-    KVF_TRY(rank(step));
+    KVF_TRY(kvf_choose_ranked(step, step->ahead_k, ahead));
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
     KVF_TRY(mark(step, &resolve, 0));
-    return kvf_moves_pages(cache) ? submit(step, &resolve) : KVF_OK;
+    return kvf_moves_pages(step->cache) ? submit(step) : KVF_OK;
 }

@@ -31,30 +31,35 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
     return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
 }
 
-kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
+kvf_observe_args kvf_step_observe_args(const kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
-    const kvf_observe_args args = {.shape = p->shape,
-                                   .kv_heads = p->kv_heads,
-                                   .group = p->group,
-                                   .window = o->window,
-                                   .spans_max = cache->dims.cover_max,
-                                   .window_mean = 1,
-                                   .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
-                                   .scale = cache->config.softmax_scale,
-                                   .ring_slots = o->ring_slots,
-                                   .ring_first = o->ring_first,
-                                   .limit_first = o->limit_first,
-                                   .q = o->q,
-                                   .limit = o->limit,
-                                   .spans = t->cover.spans,
-                                   .span_index = t->cover.span_index,
-                                   .span_count = t->cover.span_count,
-                                   .row_max = t->row_max,
-                                   .row_sum = t->row_sum,
-                                   .score = t->token_score};
+    return (kvf_observe_args){.shape = p->shape,
+                              .kv_heads = p->kv_heads,
+                              .group = p->group,
+                              .spans_max = cache->dims.cover_max,
+                              .scale = cache->config.softmax_scale,
+                              .spans = t->cover.spans,
+                              .span_index = t->cover.span_index,
+                              .span_count = t->cover.span_count,
+                              .row_max = t->row_max,
+                              .row_sum = t->row_sum,
+                              .score = t->token_score};
+}
+
+kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
+{
+    kvf_observe_args args = kvf_step_observe_args(step);
+    args.window = o->window;
+    args.window_mean = 1;
+    args.group_reduce = KVF_GROUP_MEAN_SOFTMAX;
+    args.ring_slots = o->ring_slots;
+    args.ring_first = o->ring_first;
+    args.limit_first = o->limit_first;
+    args.q = o->q;
+    args.limit = o->limit;
     KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
     return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
 }
