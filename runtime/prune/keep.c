@@ -23,14 +23,14 @@
 
 #define CHUNK_TOKENS 512u
 
-/* Parts of the caller's memory, in bytes from its start. */
-typedef struct keep_parts {
-    size_t k, v, queries; /* of one chunk; queries before there is one */
-    size_t ring;          /* copy of the ring */
-    size_t blocks;        /* [pages_max] where pages were */
-    size_t ids;           /* [kv_heads, count] */
-    size_t total;
-} keep_parts;
+/* What the caller's memory is carved into. */
+typedef struct keep_work {
+    char *k, *v;   /* of one chunk */
+    char *queries; /* that stay */
+    char *ring;    /* copy of the ring */
+    void **blocks; /* [pages_max] where pages were */
+    uint32_t *ids; /* [kv_heads, count] */
+} keep_work;
 
 typedef struct keeping {
     kvf_cache *cache;
@@ -43,8 +43,7 @@ typedef struct keeping {
     uint32_t length; /* before */
     uint32_t sealed; /* before */
     uint32_t pages;  /* sealed ones that stay */
-    char *work;
-    keep_parts parts;
+    keep_work work;
 } keeping;
 
 static uint32_t chunk_tokens(const kvf_cache *cache)
@@ -52,24 +51,26 @@ static uint32_t chunk_tokens(const kvf_cache *cache)
     return kvf_min_u32(cache->config.prefill_chunk_max, CHUNK_TOKENS);
 }
 
-static keep_parts parts_of(const kvf_cache *cache)
+static keep_work carve_work(const kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     const kvf_paging *p = &cache->dims.paging;
-    const size_t row = c->head_dim * kvf_dtype_bytes(c->dtype);
-    const size_t half = kvf_round_up(chunk_tokens(cache) * c->kv_heads * row, 64);
-    const size_t queries = kvf_round_up(p->query_window * c->query_heads * row, 64);
-    keep_parts parts = {.v = half};
-    parts.ring = 2 * half > queries ? 2 * half : queries;
-    parts.blocks = parts.ring + p->ring_blocks * kvf_block_bytes(p);
-    parts.ids = parts.blocks + kvf_round_up(p->pages_max * sizeof(void *), 64);
-    parts.total = parts.ids + (size_t)c->kv_heads * c->tokens_max * sizeof(uint32_t);
-    return parts;
+    const uint64_t row = kvf_row_bytes(&p->shape);
+    keep_work w;
+    KVF_CARVE(k, w.k, chunk_tokens(cache), c->kv_heads, row);
+    KVF_CARVE(k, w.v, chunk_tokens(cache), c->kv_heads, row);
+    KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
+    KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
+    KVF_CARVE(k, w.blocks, p->pages_max);
+    KVF_CARVE(k, w.ids, c->kv_heads, c->tokens_max);
+    return w;
 }
 
 size_t kvf_keep_work_bytes(const kvf_cache *cache)
 {
-    return parts_of(cache).total;
+    kvf_carver carver = {0};
+    (void)carve_work(cache, &carver);
+    return carver.bytes;
 }
 
 /* ---- checks ---- */
@@ -195,12 +196,11 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
         return KVF_OK;
     for (uint32_t i = 0; i < stay; i++) {
         const uint32_t slot = (k->layer->queries - stay + i) % p->query_window;
-        KVF_TRY(ops->copy(k->stream, k->work + k->parts.queries + i * bytes,
-                          row->queries + slot * bytes, bytes));
+        KVF_TRY(
+            ops->copy(k->stream, k->work.queries + i * bytes, row->queries + slot * bytes, bytes));
     }
     k->layer->queries = stay;
-    return stay ? ops->copy(k->stream, row->queries, k->work + k->parts.queries, stay * bytes)
-                : KVF_OK;
+    return stay ? ops->copy(k->stream, row->queries, k->work.queries, stay * bytes) : KVF_OK;
 }
 
 /* Where pages lie now, with those of the ring in its copy. */
@@ -209,9 +209,8 @@ static kvf_status copy_pages(kvf_step *step, const keeping *k, const kvf_row *ro
     const kvf_device_ops *ops = step->cache->device->ops;
     const kvf_paging *p = &step->cache->dims.paging;
     const uint32_t pages = kvf_row_pages(p, row);
-    void **blocks = (void **)(void *)(k->work + k->parts.blocks);
-    KVF_TRY(ops->copy(k->stream, k->work + k->parts.ring, row->ring,
-                      p->ring_blocks * kvf_block_bytes(p)));
+    void **blocks = k->work.blocks;
+    KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
     if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
     return pages > k->sealed ? ops->copy(k->stream, blocks + k->sealed, tail,
@@ -244,12 +243,12 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
     void **tail = kvf_step_take(step, (pages - k->sealed) * sizeof *tail, &tail_device);
     uint32_t *count = kvf_step_take(step, p->kv_heads * sizeof *count, &count_device);
     for (uint32_t i = k->sealed; i < pages; i++)
-        tail[i - k->sealed] = k->work + k->parts.ring + i % p->ring_blocks * kvf_block_bytes(p);
+        tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         count[h] = kvf_min_u32(p->sink, k->pages * p->shape.page_size);
     KVF_TRY(kvf_step_send(step));
-    KVF_TRY(ops->copy(k->stream, k->work + k->parts.ids, k->ids,
-                      (size_t)p->kv_heads * k->count * sizeof *k->ids));
+    KVF_TRY(
+        ops->copy(k->stream, k->work.ids, k->ids, (size_t)p->kv_heads * k->count * sizeof *k->ids));
     KVF_TRY(ops->event_record(step->frame->done, k->stream));
     KVF_TRY(copy_pages(step, k, &row, tail_device));
     KVF_TRY(keep_queries(k, &row));
@@ -269,15 +268,14 @@ static kvf_status start(const keeping *k)
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 {
     const kvf_cache *cache = k->cache;
-    const kvf_take_args args = {
-        .shape = cache->dims.paging.shape,
-        .kv_heads = cache->config.kv_heads,
-        .count = tokens,
-        .stride = k->count,
-        .blocks = (const void *const *)(const void *)(k->work + k->parts.blocks),
-        .ids = (const uint32_t *)(const void *)(k->work + k->parts.ids) + first,
-        .k = k->work + k->parts.k,
-        .v = k->work + k->parts.v};
+    const kvf_take_args args = {.shape = cache->dims.paging.shape,
+                                .kv_heads = cache->config.kv_heads,
+                                .count = tokens,
+                                .stride = k->count,
+                                .blocks = (const void *const *)k->work.blocks,
+                                .ids = k->work.ids + first,
+                                .k = k->work.k,
+                                .v = k->work.v};
     kvf_step step;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
     return kvf_step_end(&step, KVF_LAUNCH(&step, take, args, kvf_take_tasks(&args)));
@@ -294,8 +292,8 @@ static kvf_status append_rest(const keeping *k)
                                  &(kvf_prefill_args){.sequence = k->sequence,
                                                      .layer = k->index,
                                                      .tokens = tokens,
-                                                     .k = k->work + k->parts.k,
-                                                     .v = k->work + k->parts.v,
+                                                     .k = k->work.k,
+                                                     .v = k->work.v,
                                                      .positions = layer->positions + first},
                                  k->stream));
     }
@@ -356,8 +354,7 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
                  .index = layer,
                  .ids = ids,
                  .count = count,
-                 .work = work,
-                 .parts = parts_of(cache)};
+                 .work = carve_work(cache, &(kvf_carver){.base = work})};
     const kvf_status status = keep(&k, work);
     kvf_cache_leave(cache);
     return status;

@@ -106,8 +106,7 @@ void kvf_prune_advance(kvf_prune *prune, kvf_prune_slot *slot, uint32_t kept)
 /* Where the device sees a word of the clock. */
 static uint64_t *clock_word(const kvf_prune *prune, const uint64_t *word)
 {
-    return (uint64_t *)(void *)(prune->pinned_device +
-                                ((const char *)word - (char *)prune->pinned));
+    return (uint64_t *)(void *)(prune->pinned_device + ((const char *)word - prune->pinned));
 }
 
 kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream)
@@ -124,7 +123,7 @@ static kvf_status bring(kvf_prune *prune, void *host, const void *from, size_t b
 {
     if (!prune->cache->dims.needs_mirror && host != prune->profile_host)
         return KVF_OK;
-    char *to = prune->pinned_device + ((char *)host - (char *)prune->pinned);
+    char *to = prune->pinned_device + ((char *)host - prune->pinned);
     return prune->cache->device->ops->copy(stream, to, from, bytes);
 }
 
@@ -421,8 +420,7 @@ static kvf_status seed(kvf_prune *prune, const kvf_prune_slot *slot, const kvf_p
     mask_scores(prune, view, answer);
     KVF_TRY(kvf_prune_mark(prune, NULL, stream));
     if (prune->cache->dims.needs_mirror) {
-        const char *from =
-            prune->pinned_device + ((char *)prune->scores_host - (char *)prune->pinned);
+        const char *from = prune->pinned_device + ((char *)prune->scores_host - prune->pinned);
         KVF_TRY(ops->copy(stream, prune->scores, from, count * sizeof(float)));
     }
     KVF_TRY(kvf_sequence_seed(prune->cache, slot->sequence, slot->layer, prune->scores, stream));

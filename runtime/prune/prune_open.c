@@ -13,13 +13,6 @@
 
 #include "pruner.h"
 
-#define PART_ALIGN 256u
-
-static size_t aligned(size_t bytes)
-{
-    return kvf_round_up(bytes, PART_ALIGN);
-}
-
 /* ---- sizes ---- */
 
 static kvf_prune_shape shape_of(const kvf_cache_config *c)
@@ -30,59 +23,80 @@ static kvf_prune_shape shape_of(const kvf_cache_config *c)
                              .tokens_max = c->tokens_max};
 }
 
-static size_t state_bytes(const kvf_prune_config *config, const kvf_prune_shape *shape)
+static void carve_host(kvf_prune *prune, kvf_carver *k)
 {
-    const kvf_prune_policy *policy = config->policy;
-    return policy->state_bytes ? aligned(policy->state_bytes(&config->settings, shape)) : 0;
+    const kvf_prune_policy *policy = prune->policy;
+    const kvf_prune_shape *shape = &prune->shape;
+    const uint32_t sequences = prune->cache->config.sequences_max;
+    if (policy->state_bytes)
+        prune->state_bytes = policy->state_bytes(&prune->config.settings, shape);
+    KVF_CARVE(k, prune->slots, sequences);
+    KVF_CARVE(k, prune->keep, shape->kv_heads, shape->tokens_max);
+    KVF_CARVE(k, prune->propagate, shape->tokens_max);
+    for (uint32_t i = 0; i < sequences; i++) {
+        char *state;
+        KVF_CARVE(k, state, prune->state_bytes);
+        if (prune->slots)
+            prune->slots[i].state = state;
+    }
 }
 
-kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_config *config,
-                                        uint32_t needs)
+static void carve_pinned(kvf_prune *prune, kvf_carver *k)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_prune_shape shape = shape_of(c);
-    const size_t row = c->tokens_max * sizeof(float);
+    const kvf_prune_shape *shape = &prune->shape;
+    KVF_CARVE(k, prune->clock, 1);
+    KVF_CARVE(k, prune->profile_host, prune->needs & KVF_PRUNE_PROFILE ? shape->query_heads : 0);
+    KVF_CARVE(k, prune->scores_host, prune->cache->dims.needs_mirror ? shape->kv_heads : 0,
+              shape->tokens_max);
+}
+
+static void carve_device(kvf_prune *prune, kvf_carver *k)
+{
+    const kvf_prune_config *config = &prune->config;
+    const kvf_prune_shape *shape = &prune->shape;
     const bool evicts =
         config->retention == KVF_RETENTION_EVICT || config->eviction != KVF_EVICTION_NONE;
-    const size_t profile = c->query_heads * sizeof(kvf_prune_profile);
-    kvf_prune_bytes b = {
-        .scores = aligned(c->kv_heads * row),
-        .work = needs ? aligned(kvf_scores_work_floats(cache) * sizeof(float)) : 0,
-        .keep_work = evicts ? aligned(kvf_keep_work_bytes(cache)) : 0,
-        .host = aligned(sizeof(kvf_prune_clock)),
-        .ids = (c->kv_heads + 1) * row,
-        .state = c->sequences_max * state_bytes(config, &shape),
-    };
-    if (needs & KVF_PRUNE_SUMS)
-        b.sums = c->sequences_max * b.scores;
-    if (cache->dims.needs_mirror)
-        b.host += b.scores;
-    if (needs & KVF_PRUNE_PROFILE) {
-        b.heads = aligned(c->query_heads * row) + aligned(profile);
-        b.host += aligned(profile);
+    const uint32_t heads = prune->needs & KVF_PRUNE_PROFILE ? shape->query_heads : 0;
+    KVF_CARVE(k, prune->scores, shape->kv_heads, shape->tokens_max);
+    KVF_CARVE(k, prune->work, prune->needs ? kvf_scores_work_floats(prune->cache) : 0);
+    KVF_CARVE(k, prune->keep_work, evicts ? kvf_keep_work_bytes(prune->cache) : 0);
+    KVF_CARVE(k, prune->heads, heads, shape->tokens_max);
+    KVF_CARVE(k, prune->profile, heads);
+    for (uint32_t i = 0; i < prune->cache->config.sequences_max; i++) {
+        float *sums;
+        KVF_CARVE(k, sums, prune->needs & KVF_PRUNE_SUMS ? shape->kv_heads : 0, shape->tokens_max);
+        if (prune->slots)
+            prune->slots[i].sums = sums;
     }
-    return b;
+}
+
+kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *config, uint32_t needs)
+{
+    kvf_prune prune = {.cache = cache,
+                       .config = *config,
+                       .policy = config->policy,
+                       .shape = shape_of(&cache->config),
+                       .needs = needs};
+    kvf_carver host = {0}, device = {0};
+    carve_host(&prune, &host);
+    carve_pinned(&prune, &host);
+    carve_device(&prune, &device);
+    return (kvf_prune_plan){.device_bytes = device.bytes, .host_bytes = host.bytes};
 }
 
 /* ---- reservations ---- */
 
 static kvf_status take_host(kvf_prune *prune)
 {
-    const uint32_t sequences = prune->cache->config.sequences_max;
-    const size_t bytes = state_bytes(&prune->config, &prune->shape);
-    const size_t row = prune->shape.tokens_max * sizeof(uint32_t);
-    prune->slots = kvf_alloc(prune->context, sequences, sizeof *prune->slots);
-    prune->keep = kvf_alloc(prune->context, prune->shape.kv_heads, row);
-    prune->propagate = kvf_alloc(prune->context, 1, row);
-    prune->state = kvf_alloc(prune->context, sequences, bytes ? bytes : 1);
-    if (!prune->slots || !prune->keep || !prune->propagate || !prune->state)
+    kvf_carver carver = {0};
+    carve_host(prune, &carver);
+    prune->host_memory = kvf_alloc(prune->context, 1, carver.bytes);
+    if (!prune->host_memory)
         KVF_FAIL(prune->context, KVF_OUT_OF_MEMORY,
-                 "no memory for the tables of pruning with '%s' (%zu bytes); lower tokens_max or "
+                 "no memory for the tables of pruning with '%s' (%llu bytes); lower tokens_max or "
                  "sequences_max",
-                 prune->policy->name, prune->bytes.ids + prune->bytes.state);
-    for (uint32_t i = 0; bytes && i < sequences; i++)
-        prune->slots[i].state = prune->state + i * bytes;
-    prune->state_bytes = bytes;
+                 prune->policy->name, (unsigned long long)carver.bytes);
+    carve_host(prune, &(kvf_carver){.base = prune->host_memory});
     return KVF_OK;
 }
 
@@ -104,48 +118,26 @@ uint32_t kvf_prune_all_needs(const kvf_prune_config *config, const kvf_prune_sha
 
 static kvf_status take_pinned(kvf_prune *prune)
 {
+    kvf_carver carver = {0};
     void *host = NULL, *device = NULL;
-    KVF_TRY(kvf_pinned_alloc(prune->cache->runtime, prune->bytes.host, &host, &device));
-    memset(host, 0, prune->bytes.host);
+    carve_pinned(prune, &carver);
+    KVF_TRY(kvf_pinned_alloc(prune->cache->runtime, carver.bytes, &host, &device));
+    memset(host, 0, carver.bytes);
     prune->pinned = host;
     prune->pinned_device = device;
-    char *next = host;
-    prune->clock = (void *)next;
-    next += aligned(sizeof *prune->clock);
-    if (prune->bytes.heads) {
-        prune->profile_host = (void *)next;
-        next += aligned(prune->shape.query_heads * sizeof *prune->profile_host);
-    }
-    if (prune->cache->dims.needs_mirror)
-        prune->scores_host = (void *)next;
+    carve_pinned(prune, &(kvf_carver){.base = prune->pinned});
     return KVF_OK;
 }
 
 static kvf_status take_device(kvf_prune *prune)
 {
     const kvf_device_ops *ops = prune->cache->device->ops;
-    const kvf_prune_bytes *b = &prune->bytes;
+    kvf_carver carver = {0};
     void *base = NULL;
-    KVF_TRY(ops->memory_alloc(prune->cache->device,
-                              b->scores + b->heads + b->sums + b->work + b->keep_work, &base));
+    carve_device(prune, &carver);
+    KVF_TRY(ops->memory_alloc(prune->cache->device, carver.bytes, &base));
     prune->device_memory = base;
-    char *next = base;
-    prune->scores = (void *)next;
-    next += b->scores;
-    if (b->work)
-        prune->work = (void *)next;
-    next += b->work;
-    if (b->keep_work)
-        prune->keep_work = next;
-    next += b->keep_work;
-    if (b->heads) {
-        prune->heads = (void *)next;
-        prune->profile = (void *)(next + aligned(prune->shape.query_heads *
-                                                 (size_t)prune->shape.tokens_max * sizeof(float)));
-    }
-    next += b->heads;
-    for (uint32_t i = 0; b->sums && i < prune->cache->config.sequences_max; i++)
-        prune->slots[i].sums = (void *)(next + i * b->scores);
+    carve_device(prune, &(kvf_carver){.base = prune->device_memory});
     if (!prune->cache->dims.needs_mirror)
         prune->scores_host = prune->scores;
     return KVF_OK;
@@ -195,10 +187,8 @@ static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
     KVF_TRY(check(prune, config));
     prune->config = *config;
     prune->policy = config->policy;
-    prune->bytes = kvf_prune_measure_bytes(prune->cache, &prune->config, 0);
     KVF_TRY(take_host(prune));
     prune->needs = kvf_prune_all_needs(&prune->config, &prune->shape, prune->slots[0].state);
-    prune->bytes = kvf_prune_measure_bytes(prune->cache, &prune->config, prune->needs);
     KVF_TRY(check_window(prune));
     KVF_TRY(take_pinned(prune));
     KVF_TRY(take_device(prune));
@@ -238,10 +228,7 @@ void kvf_prune_close(kvf_prune *prune)
     if (prune->device_memory)
         device->ops->memory_free(device, prune->device_memory);
     kvf_pinned_free(prune->cache->runtime, prune->pinned);
-    kvf_free(prune->context, prune->state);
-    kvf_free(prune->context, prune->propagate);
-    kvf_free(prune->context, prune->keep);
-    kvf_free(prune->context, prune->slots);
+    kvf_free(prune->context, prune->host_memory);
     kvf_free(prune->context, prune);
 }
 

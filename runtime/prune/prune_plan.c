@@ -29,13 +29,8 @@ static kvf_status plan_make(kvf_cache *cache, const kvf_cache_config *cache_conf
     if (!state)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the state of '%s' (%zu bytes)",
                  policy->name, bytes);
-    const kvf_prune_bytes b =
-        kvf_prune_measure_bytes(cache, config, kvf_prune_all_needs(config, &shape, state));
+    *plan = kvf_prune_measure(cache, config, kvf_prune_all_needs(config, &shape, state));
     kvf_free(context, state);
-    *plan = (kvf_prune_plan){
-        .device_bytes = b.scores + b.heads + b.sums + b.work + b.keep_work,
-        .host_bytes = b.host + b.ids + b.state,
-    };
     return KVF_OK;
 }
 

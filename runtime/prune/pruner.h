@@ -30,13 +30,6 @@ typedef struct kvf_prune_slot {
     float *sums;           /* [kv_heads, tokens_max] device; NULL = no layer needs them */
 } kvf_prune_slot;
 
-/* Bytes per object, for the account of memory. None depends on the window. */
-typedef struct kvf_prune_bytes {
-    size_t scores, heads, sums, work, keep_work; /* device; keep_work: pages of a layer (EVICT) */
-    size_t host;                                 /* pinned copies */
-    size_t ids, state;
-} kvf_prune_bytes;
-
 /* Sums that the device writes in stream order. */
 typedef struct kvf_prune_clock {
     uint64_t last, observe_ns, retain_ns;
@@ -49,34 +42,34 @@ struct kvf_prune {
     const kvf_prune_policy *policy;
     kvf_prune_shape shape;
     uint32_t needs; /* OR over layers and passes, with fresh state */
-    kvf_prune_bytes bytes;
 
-    float *scores;   /* [kv_heads, tokens_max] device */
-    float *heads;    /* [query_heads, tokens_max] device; NULL = no layer needs a profile */
-    float *work;     /* of kvf_sequence_scores, device */
-    void *keep_work; /* of kvf_sequence_keep, device; NULL = nothing is evicted */
+    /* in device memory */
+    float *scores;              /* [kv_heads, tokens_max] */
+    float *heads;               /* [query_heads, tokens_max]; NULL = no layer needs a profile */
+    kvf_prune_profile *profile; /* [query_heads]; likewise */
+    float *work;                /* of kvf_sequence_scores */
+    char *keep_work;            /* of kvf_sequence_keep; NULL = nothing is evicted */
 
-    void *pinned;       /* what the next four are part of */
-    float *scores_host; /* [kv_heads, tokens_max] */
-    kvf_prune_clock *clock;
+    /* pinned */
+    float *scores_host;              /* [kv_heads, tokens_max] */
     kvf_prune_profile *profile_host; /* [query_heads]; NULL = no layer needs one */
-    char *pinned_device;             /* the device's alias of `pinned` */
+    kvf_prune_clock *clock;
 
-    kvf_prune_profile *profile; /* [query_heads] device */
-    void *device_memory;        /* what scores ... profile are part of */
-    uint32_t *keep;             /* [kv_heads, tokens_max] */
-    uint32_t *propagate;        /* [tokens_max] */
-    kvf_prune_slot *slots;      /* [sequences_max] */
-    char *state;                /* [sequences_max, state_bytes] */
-    size_t state_bytes;
-    kvf_event *retained;   /* after the last reader of `scores` and its copy */
-    uint32_t is_retaining; /* 1: `retained` was recorded, and not waited for */
-    kvf_prune_stats stats; /* but for the sums in `clock` */
+    /* in host memory */
+    uint32_t *keep;        /* [kv_heads, tokens_max] */
+    uint32_t *propagate;   /* [tokens_max] */
+    kvf_prune_slot *slots; /* [sequences_max] */
+    size_t state_bytes;    /* of the policy, per slot */
+
+    char *device_memory, *host_memory;
+    char *pinned, *pinned_device; /* the same, as host and device see it */
+    kvf_event *retained;          /* after the last reader of `scores` and its copy */
+    uint32_t is_retaining;        /* 1: `retained` was recorded, and not waited for */
+    kvf_prune_stats stats;        /* but for the sums in `clock` */
 };
 
-/* Bytes that an object for this cache reserves; `needs` as in the object. */
-kvf_prune_bytes kvf_prune_measure_bytes(const kvf_cache *cache, const kvf_prune_config *config,
-                                        uint32_t needs);
+/* What an object for this cache reserves; `needs` as in the object. None depends on the window. */
+kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *config, uint32_t needs);
 
 /* What the policy needs of the layer of a view that says where, and not yet what. */
 static inline uint32_t kvf_prune_needs_at(const kvf_prune_policy *policy,

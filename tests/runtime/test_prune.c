@@ -914,16 +914,21 @@ static void memory_does_not_grow_with_the_window(void **state)
                                      KVF_PRUNE_SUMS};
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         r.config.settings.window = 8;
-        const kvf_prune_bytes b = kvf_prune_measure_bytes(r.w.cache, &r.config, needs[i]);
+        const kvf_prune_plan b = kvf_prune_measure(r.w.cache, &r.config, needs[i]);
         r.config.settings.window = 64;
-        const kvf_prune_bytes wide = kvf_prune_measure_bytes(r.w.cache, &r.config, needs[i]);
+        const kvf_prune_plan wide = kvf_prune_measure(r.w.cache, &r.config, needs[i]);
         assert_memory_equal(&b, &wide, sizeof b);
-        assert_int_equal(b.keep_work, 0);
-        assert_int_equal(b.heads != 0, (needs[i] & KVF_PRUNE_PROFILE) != 0);
-        const size_t sums = b.sums / cc.sequences_max;
-        const double device = share(&cc, b.scores + b.work + b.heads + sums);
-        assert_true(device <= 8.0);
-        assert_true(device + share(&cc, b.host + b.ids) <= 8.0);
+        const size_t heads = cc.tokens_max * cc.query_heads * sizeof(float);
+        const size_t row = cc.tokens_max * cc.kv_heads * sizeof(float);
+        const size_t sums = needs[i] & KVF_PRUNE_SUMS ? cc.sequences_max * row : 0;
+        /* scores, work and sums, one profile per head where a layer needs one, and no pages */
+        size_t device = row + (needs[i] ? row : 0) + sums;
+        if (needs[i] & KVF_PRUNE_PROFILE)
+            device += heads + kvf_round_up(cc.query_heads * sizeof(kvf_prune_profile), 64);
+        assert_int_equal(b.device_bytes, device);
+        assert_true(share(&cc, b.device_bytes - sums + sums / cc.sequences_max) <= 8.0);
+        assert_true(share(&cc, b.device_bytes - sums + sums / cc.sequences_max + b.host_bytes) <=
+                    8.0);
     }
     rig_close(&r);
 }
