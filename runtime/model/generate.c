@@ -24,75 +24,47 @@ static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_er
     return model_fail(error, status, "%s", kvf_status_text(status));
 }
 
-/* A pruned prompt goes in one call: a policy looks at all of it. */
-static kvf_status prefill_pruned(const kvf_session *session, const kvf_prefill_request *request,
-                                 kvf_error *error)
-{
-    const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
-    const kvf_prompt prompt = {
-        .sequence = request->sequence, .ids = request->ids, .count = request->count};
-    if (request->count > prompt_max)
-        return model_fail(error, KVF_INVALID,
-                          "the prompt has %u tokens, and only %u fit one prefill, which pruning "
-                          "needs; open the transformer with a larger prompt_max",
-                          request->count, prompt_max);
-    const kvf_status status =
-        finish(session,
-               kvf_transformer_prefill_pruned(session->transformer, session->cache, session->prune,
-                                              &prompt, 1, session->stream),
-               error);
-    if (status == KVF_OK && request->progress)
-        (void)request->progress(request->user, request->count, request->count);
-    return status;
-}
-
 static bool evicts(const kvf_session *session)
 {
     return session->prune && kvf_prune_config_get(session->prune)->eviction != KVF_EVICTION_NONE;
 }
 
-/* What is evicted depends on where the prompt ends, so its chunks go in one call. */
-static kvf_status prefill_chunked(const kvf_session *session, const kvf_prefill_request *request,
-                                  kvf_error *error)
+/* Whether such a prompt can go in: by chunks where the session has them or the pruner needs them,
+ * else whole where there is a pruner. */
+static kvf_status check_prompt(const kvf_session *session, uint32_t count, kvf_error *error)
 {
-    const kvf_status status =
-        finish(session,
-               kvf_transformer_prefill_chunked(session->transformer, session->cache, session->prune,
-                                               request->sequence, request->ids, request->count,
-                                               session->chunk, session->stream),
-               error);
-    if (status == KVF_OK && request->progress)
-        (void)request->progress(request->user, request->count, request->count);
-    return status;
+    const uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
+    if (session->chunk || evicts(session))
+        KVF_TRY(kvf_transformer_chunk_check(session->transformer, session->prune, count,
+                                            session->chunk, error));
+    if (session->prune && !evicts(session) && count > prompt_max)
+        return model_fail(error, KVF_INVALID,
+                          "the prompt has %u tokens, and only %u fit one prefill, which pruning "
+                          "needs; open the transformer with a larger prompt_max",
+                          count, prompt_max);
+    return KVF_OK;
 }
 
 kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
                                 kvf_stop *stop, kvf_error *error)
 {
-    uint32_t prompt_max = kvf_transformer_prompt_max(session->transformer);
+    kvf_transformer *transformer = session->transformer;
     *stop = KVF_STOP_LENGTH;
-    if (request->count > 0 && (session->chunk || evicts(session))) {
-        const kvf_status status = kvf_transformer_chunk_check(
-            session->transformer, session->prune, request->count, session->chunk, error);
-        if (status != KVF_OK)
-            return status;
-        prompt_max = session->chunk;
-    }
-    if (request->count > 0 && evicts(session))
-        return prefill_chunked(session, request, error);
-    if (session->prune && request->count > 0)
-        return prefill_pruned(session, request, error);
+    if (request->count == 0)
+        return KVF_OK;
+    KVF_TRY(check_prompt(session, request->count, error));
+    /* A pruned prompt goes in one call: a policy looks at all of it, and what is evicted from
+     * chunks depends on where the prompt ends. */
+    const uint32_t piece_max = session->prune   ? request->count
+                               : session->chunk ? session->chunk
+                                                : kvf_transformer_prompt_max(transformer);
     for (uint32_t done = 0; done < request->count;) {
-        uint32_t chunk = request->count - done;
-        if (chunk > prompt_max)
-            chunk = prompt_max;
-        kvf_status status =
-            kvf_transformer_prefill(session->transformer, session->cache, request->sequence,
-                                    request->ids + done, chunk, session->stream);
-        status = finish(session, status, error);
-        if (status != KVF_OK)
-            return status;
-        done += chunk;
+        const uint32_t rest = request->count - done, piece = rest < piece_max ? rest : piece_max;
+        const kvf_status status = kvf_transformer_prefill_chunked(
+            transformer, session->cache, session->prune, request->sequence, request->ids + done,
+            piece, evicts(session) ? session->chunk : piece, session->stream);
+        KVF_TRY(finish(session, status, error));
+        done += piece;
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
             *stop = KVF_STOP_CALLER;

@@ -16,6 +16,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KVF_TRY(call)                                                                              \
+    do {                                                                                           \
+        kvf_status kvf_try_status_ = (call);                                                       \
+        if (kvf_try_status_ != KVF_OK)                                                             \
+            return kvf_try_status_;                                                                \
+    } while (0)
+
 /** Growable token ids. Zero-initialise; ids are the owner's until kvf_token_ids_free. */
 typedef struct kvf_token_ids {
     uint32_t *ids;

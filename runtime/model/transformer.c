@@ -1,49 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Runs a transformer: enqueues the operations of every layer in order.
+ * Decode steps, and the parts of a layer that prefill uses too.
  *
- * It knows the order of operations; what they are on a device is transformer_host.c and
- * transformer_cuda.c, and shapes were checked at open. A prompt that fits the hidden states goes
- * layer by layer: all of it through one layer, in chunks, before the next. Where the device can
- * record, the second step of the same batch is recorded and later ones are replayed.
+ * It knows the order of operations; what they are on a device is in transformer_host.c and
+ * transformer_cuda.c, and shapes were checked at open. Where the device can record, the second step
+ * of the same batch is recorded and later ones are replayed.
  */
 
 #include "transformer_ops.h"
 
 #include <assert.h>
 #include <string.h>
-
-#include "common/base.h"
-
-static kvf_status attend(const transformer_step *s, uint32_t layer, const uint32_t *positions)
-{
-    const transformer_buffers *b = &s->t->buffers;
-    if (s->decode) {
-        kvf_decode_args args = {
-            .layer = layer,
-            .batch = s->rows,
-            .sequences = s->sequences,
-            .q = b->q,
-            .k = b->k,
-            .v = b->v,
-            .positions = positions,
-            .out = b->attended,
-        };
-        return kvf_decode(s->cache, &args, s->stream);
-    }
-    kvf_prefill_args args = {
-        .sequence = s->sequences[0],
-        .layer = layer,
-        .tokens = s->rows,
-        .q = b->q,
-        .k = b->k,
-        .v = b->v,
-        .positions = positions,
-        .out = b->attended,
-    };
-    return kvf_prefill(s->cache, &args, s->stream);
-}
 
 kvf_status transformer_project(const transformer_step *s, uint32_t layer)
 {
@@ -59,21 +27,7 @@ kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
     return s->t->ops->mlp(s, l);
 }
 
-static kvf_status run_attention(const transformer_step *s, uint32_t layer,
-                                const uint32_t *positions)
-{
-    KVF_TRY(transformer_project(s, layer));
-    return attend(s, layer, positions);
-}
-
-static kvf_status run_rest(const transformer_step *s, uint32_t layer)
-{
-    KVF_TRY(s->t->ops->output(s, &s->t->layers[layer]));
-    return transformer_mlp(s, layer);
-}
-
-/* Position of the next token of a sequence. */
-static uint32_t next_position(const kvf_sequence *sequence)
+uint32_t transformer_next_position(const kvf_sequence *sequence)
 {
     uint32_t length = kvf_sequence_length(sequence, 0);
     return length == 0 ? 0 : kvf_sequence_position(sequence, 0, length - 1) + 1;
@@ -87,41 +41,6 @@ bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32
     return true;
 }
 
-/* ---- prefill ---- */
-
-/* One layer of the prompt, chunk by chunk. The last one stops at its attention: nobody reads more.
- */
-static kvf_status prefill_layer(transformer_step s, uint32_t layer, uint32_t count,
-                                const uint32_t *positions)
-{
-    const uint32_t chunk = s.t->options.chunk_max;
-    const bool is_last = layer + 1 == s.t->model.layers;
-    for (s.first = 0; s.first < count; s.first += s.rows) {
-        s.rows = count - s.first < chunk ? count - s.first : chunk;
-        KVF_TRY(run_attention(&s, layer, positions + s.first));
-        if (!is_last)
-            KVF_TRY(run_rest(&s, layer));
-    }
-    return KVF_OK;
-}
-
-kvf_status kvf_transformer_prefill(kvf_transformer *t, kvf_cache *cache, kvf_sequence *sequence,
-                                   const uint32_t *ids, uint32_t count, kvf_stream *stream)
-{
-    if (count == 0 || count > kvf_transformer_prompt_max(t) ||
-        !transformer_ids_valid(t, ids, count))
-        return KVF_INVALID;
-    uint32_t first = next_position(sequence);
-    for (uint32_t i = 0; i < count; i++)
-        t->positions[i] = first + i;
-    transformer_step s = {
-        .t = t, .cache = cache, .sequences = &sequence, .stream = stream, .rows = count};
-    KVF_TRY(t->ops->start(&s, ids, t->positions));
-    for (uint32_t layer = 0; layer < t->model.layers; layer++)
-        KVF_TRY(prefill_layer(s, layer, count, t->positions));
-    return KVF_OK;
-}
-
 uint32_t kvf_transformer_prompt_max(const kvf_transformer *t)
 {
     return transformer_hidden_rows(&t->options);
@@ -129,92 +48,116 @@ uint32_t kvf_transformer_prompt_max(const kvf_transformer *t)
 
 /* ---- decode ---- */
 
-static kvf_status decode_layers(const transformer_step *s, bool wants_logits,
-                                const uint32_t *positions)
+typedef struct decode_run {
+    transformer_step step; /* a row is a sequence */
+    kvf_cache *cache;
+    kvf_sequence *const *sequences;
+    bool wants_logits;
+} decode_run;
+
+static kvf_status attend(const decode_run *r, uint32_t layer, const uint32_t *positions)
 {
+    const transformer_buffers *b = &r->step.t->buffers;
+    const kvf_decode_args args = {.layer = layer,
+                                  .batch = r->step.rows,
+                                  .sequences = r->sequences,
+                                  .q = b->q,
+                                  .k = b->k,
+                                  .v = b->v,
+                                  .positions = positions,
+                                  .out = b->attended};
+    return kvf_decode(r->cache, &args, r->step.stream);
+}
+
+static kvf_status decode_layers(const decode_run *r, const uint32_t *positions)
+{
+    const transformer_step *s = &r->step;
     const kvf_transformer *t = s->t;
     for (uint32_t layer = 0; layer < t->model.layers; layer++) {
-        KVF_TRY(run_attention(s, layer, positions));
-        if (wants_logits || layer + 1 < t->model.layers)
-            KVF_TRY(run_rest(s, layer));
+        KVF_TRY(transformer_project(s, layer));
+        KVF_TRY(attend(r, layer, positions));
+        if (!r->wants_logits && layer + 1 == t->model.layers)
+            return KVF_OK;
+        KVF_TRY(t->ops->output(s, &t->layers[layer]));
+        KVF_TRY(transformer_mlp(s, layer));
     }
-    if (!wants_logits)
-        return KVF_OK;
     KVF_TRY(t->ops->norm(s, t->final_norm));
     return t->ops->logits(s);
 }
 
-/* Whether the last steps were of this batch; a step of another one forgets the recording. */
-static bool is_same_batch(transformer_recording *r, const transformer_step *s, bool wants_logits)
+static void drop_recording(transformer_recording *r)
 {
-    const bool same = r->cache == s->cache && r->stream == s->stream && r->batch == s->rows &&
-                      r->wants_logits == wants_logits &&
-                      memcmp(r->sequences, s->sequences, s->rows * sizeof(kvf_sequence *)) == 0;
-    if (same)
-        return true;
     kvf_recording_destroy(r->recording);
     r->recording = NULL;
-    r->cache = s->cache;
+}
+
+/* Whether the last steps were of this batch; a step of another one forgets the recording. */
+static bool is_same_batch(transformer_recording *r, const decode_run *run)
+{
+    const transformer_step *s = &run->step;
+    const size_t bytes = s->rows * sizeof(kvf_sequence *);
+    if (r->cache == run->cache && r->stream == s->stream && r->batch == s->rows &&
+        r->wants_logits == run->wants_logits && memcmp(r->sequences, run->sequences, bytes) == 0)
+        return true;
+    drop_recording(r);
+    r->cache = run->cache;
     r->stream = s->stream;
     r->batch = s->rows;
-    r->wants_logits = wants_logits;
+    r->wants_logits = run->wants_logits;
     r->seen = 0;
-    memcpy(r->sequences, s->sequences, s->rows * sizeof(kvf_sequence *));
+    memcpy(r->sequences, run->sequences, bytes);
     return false;
 }
 
 /* A failure to record is no failure of the step: it is enqueued instead. */
-static void record(const transformer_step *s, bool wants_logits)
+static void record(transformer_recording *r, const decode_run *run)
 {
-    transformer_recording *r = &s->t->recording;
-    kvf_status status = kvf_record_begin(s->cache, s->sequences, s->rows, s->stream);
+    kvf_status status =
+        kvf_record_begin(run->cache, run->sequences, run->step.rows, run->step.stream);
     if (status == KVF_OK) {
-        status = decode_layers(s, wants_logits, NULL);
-        const kvf_status ended = kvf_record_end(s->cache, &r->recording);
+        status = decode_layers(run, NULL);
+        const kvf_status ended = kvf_record_end(run->cache, &r->recording);
         status = status == KVF_OK ? ended : status;
     }
     if (status == KVF_OK)
         return;
-    kvf_recording_destroy(r->recording);
-    r->recording = NULL;
+    drop_recording(r);
     r->is_refused = true;
 }
 
-static kvf_status decode_step(const transformer_step *s, bool wants_logits)
+static kvf_status decode_step(const decode_run *run)
 {
-    transformer_recording *r = &s->t->recording;
-    if (!s->t->ops->can_record || r->is_refused)
-        return decode_layers(s, wants_logits, s->t->positions);
-    if (is_same_batch(r, s, wants_logits) && !r->recording && r->seen >= 1)
-        record(s, wants_logits);
+    const kvf_transformer *t = run->step.t;
+    transformer_recording *r = &run->step.t->recording;
+    if (!t->ops->can_record || r->is_refused)
+        return decode_layers(run, t->positions);
+    if (is_same_batch(r, run) && !r->recording && r->seen >= 1)
+        record(r, run);
     if (r->recording && kvf_replay_is_possible(r->recording))
-        return kvf_replay(r->recording, s->stream);
+        return kvf_replay(r->recording, run->step.stream);
     r->seen++;
-    return decode_layers(s, wants_logits, s->t->positions);
+    return decode_layers(run, t->positions);
 }
 
 kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
                                   kvf_sequence *const *sequences, const uint32_t *ids,
                                   uint32_t batch, bool want_logits, kvf_stream *stream)
 {
+    const decode_run run = {.step = {.t = t, .stream = stream, .rows = batch},
+                            .cache = cache,
+                            .sequences = sequences,
+                            .wants_logits = want_logits};
     if (batch == 0 || batch > t->options.batch_max || !transformer_ids_valid(t, ids, batch))
         return KVF_INVALID;
     for (uint32_t i = 0; i < batch; i++)
-        t->positions[i] = next_position(sequences[i]);
-    transformer_step s = {.t = t,
-                          .cache = cache,
-                          .sequences = sequences,
-                          .stream = stream,
-                          .rows = batch,
-                          .decode = true};
-    KVF_TRY(t->ops->start(&s, ids, t->positions));
-    return decode_step(&s, want_logits);
+        t->positions[i] = transformer_next_position(sequences[i]);
+    KVF_TRY(t->ops->start(&run.step, ids, t->positions));
+    return decode_step(&run);
 }
 
 void kvf_transformer_forget(kvf_transformer *t)
 {
-    kvf_recording_destroy(t->recording.recording);
-    t->recording.recording = NULL;
+    drop_recording(&t->recording);
     t->recording.cache = NULL;
 }
 

@@ -6,9 +6,9 @@
  * What a device does for a transformer, behind one table: transformer_host.c and
  * transformer_cuda.c.
  *
- * transformer.c knows the order of operations and no device; a device knows operations and no
- * order. Invariant: an operation only enqueues, and reads only what earlier operations of the same
- * stream wrote.
+ * transformer.c and transformer_prefill.c know the order of operations and no device; a device
+ * knows operations and no order. Invariant: an operation only enqueues, and reads only what earlier
+ * operations of the same stream wrote.
  */
 
 #include "transformer_parts.h"
@@ -16,12 +16,9 @@
 /* Some rows on their way: row i is row first + i of the hidden states. */
 typedef struct transformer_step {
     kvf_transformer *t;
-    kvf_cache *cache;
-    kvf_sequence *const *sequences;
     kvf_stream *stream;
     uint32_t first;
     uint32_t rows;
-    bool decode; /* a row is a sequence; otherwise a token of sequences[0] */
 } transformer_step;
 
 struct transformer_ops {
@@ -63,11 +60,12 @@ extern const transformer_ops transformer_host_ops;
 extern const transformer_ops transformer_cuda_ops;
 #endif
 
-/* transformer.c, for the files that know other orders of layers: normed rows to queries, keys and
- * values; MLP with its norm; whether all ids are tokens. */
+/* transformer.c, for prefill as well: normed rows to queries, keys and values; MLP with its norm;
+ * whether all ids are tokens; position of a sequence's next token. */
 kvf_status transformer_project(const transformer_step *s, uint32_t layer);
 kvf_status transformer_mlp(const transformer_step *s, uint32_t layer);
 bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count);
+uint32_t transformer_next_position(const kvf_sequence *sequence);
 
 static inline uint32_t transformer_query_width(const kvf_model_config *m)
 {

@@ -41,10 +41,11 @@ typedef struct transformer_buffers {
 
 typedef struct transformer_ops transformer_ops;
 
-/* A prompt of a pruned prefill: where its rows of hidden states are, and how far it has come. */
+/* A prompt of a prefill: where its rows of hidden states are, and how far it has come. */
 typedef struct transformer_prompt {
     uint32_t first;
     uint32_t count; /* rows that the next layer gets */
+    uint32_t patch; /* of these, the last ones that score a chunk and are dropped again */
     uint32_t layer; /* the next one */
 } transformer_prompt;
 
@@ -71,7 +72,7 @@ struct kvf_transformer {
     kvf_linear embedding;        /* weight and dtype only */
     uint32_t *positions;         /* host [rows of hidden states] */
     uint32_t *index;             /* likewise: rows to gather, ids to start over with */
-    transformer_prompt *prompts; /* [batch_max] of a pruned prefill */
+    transformer_prompt *prompts; /* [batch_max] of a prefill */
     const float *final_norm;
     kvf_linear head;
     transformer_buffers buffers;

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Prefill: rows of hidden states through all layers, one layer after the other.
+ *
+ * There is one driver. A plain prompt is one chunk without a pruner; chunk by chunk, the driver
+ * runs once per chunk; a batch that is pruned layer by layer lies in the hidden states one prompt
+ * behind the other. A layer first attends with all rows of a prompt, then the policy looks at it,
+ * then the rows that go on are gathered, and only they go through the MLP.
+ *
+ * It knows the order of operations, no policy and no device. Every row is computed alone, and a
+ * prompt is cut into operations by itself, so neither the order nor what lies beside a prompt
+ * changes a bit. Invariant: row i is the token of positions[i].
+ *
+ * Chunked eviction is after Bhaskar et al. (PruLong), 2025, section 3. With patched eviction the
+ * prompt's last tokens follow every chunk but the last, at the positions right behind it, as in the
+ * published code; the next chunk uses those positions again.
+ */
+
+#include "transformer_ops.h"
+
+/* A prefill on its way. */
+typedef struct prefill_run {
+    kvf_transformer *t;
+    kvf_cache *cache;
+    kvf_prune *prune; /* NULL = nothing is pruned */
+    const kvf_prompt *prompts;
+    uint32_t batch;
+    kvf_stream *stream;
+    bool evicts;    /* the pruner evicts from chunks; else it decides layer by layer */
+    bool completes; /* the last layer goes on to its end, for the last row */
+} prefill_run;
+
+static transformer_step step_of(const prefill_run *r, uint32_t index)
+{
+    return (transformer_step){.t = r->t,
+                              .stream = r->stream,
+                              .first = r->t->prompts[index].first,
+                              .rows = r->t->prompts[index].count};
+}
+
+/* ---- one layer ---- */
+
+/* The operation that follows `s` in a prompt's rows; false after the last. */
+static bool next_rows(const transformer_prompt *p, transformer_step *s)
+{
+    const uint32_t rest = p->first + p->count - s->first - s->rows;
+    const uint32_t most = s->t->options.chunk_max;
+    s->first += s->rows;
+    s->rows = rest < most ? rest : most;
+    return s->rows > 0;
+}
+
+static kvf_status attend(const prefill_run *r, uint32_t index, const transformer_step *s,
+                         uint32_t layer)
+{
+    const transformer_buffers *b = &r->t->buffers;
+    const kvf_prefill_args args = {.sequence = r->prompts[index].sequence,
+                                   .layer = layer,
+                                   .tokens = s->rows,
+                                   .q = b->q,
+                                   .k = b->k,
+                                   .v = b->v,
+                                   .positions = r->t->positions + s->first,
+                                   .out = b->attended};
+    KVF_TRY(kvf_prefill(r->cache, &args, r->stream));
+    return r->prune && !r->evicts ? kvf_prune_append(r->prune, &args, r->stream) : KVF_OK;
+}
+
+/* All rows of a prompt; of the last layer nobody reads more than keys and values. */
+static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t layer)
+{
+    const bool ends = layer + 1 == r->t->model.layers && !r->completes;
+    transformer_step s = step_of(r, index);
+    s.rows = 0;
+    while (next_rows(&r->t->prompts[index], &s)) {
+        KVF_TRY(transformer_project(&s, layer));
+        KVF_TRY(attend(r, index, &s, layer));
+        if (!ends)
+            KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer]));
+    }
+    return KVF_OK;
+}
+
+static kvf_status run_mlp(const prefill_run *r, uint32_t index, uint32_t layer)
+{
+    const transformer_prompt *p = &r->t->prompts[index];
+    transformer_step s = step_of(r, index);
+    if (layer + 1 == r->t->model.layers) {
+        s.first = p->first + p->count - 1;
+        s.rows = 1;
+        return r->completes ? transformer_mlp(&s, layer) : KVF_OK;
+    }
+    s.rows = 0;
+    while (next_rows(p, &s))
+        KVF_TRY(transformer_mlp(&s, layer));
+    return KVF_OK;
+}
+
+/* Only the rows of `propagate` go on. */
+static kvf_status shorten(const prefill_run *r, uint32_t index, const kvf_prune_result *result)
+{
+    transformer_prompt *p = &r->t->prompts[index];
+    uint32_t *positions = r->t->positions + p->first, *rows = r->t->index + p->first;
+    for (uint32_t i = 0; i < result->propagate_count; i++) {
+        rows[i] = p->first + result->propagate[i];
+        positions[i] = positions[result->propagate[i]];
+    }
+    p->count = result->propagate_count;
+    const transformer_step s = step_of(r, index);
+    return r->t->ops->gather(&s, rows);
+}
+
+/* The chosen tokens from the embedding on, as a prompt of their own. Until then a row's position is
+ * its index in the prompt. */
+static kvf_status start_over(const prefill_run *r, uint32_t index, const kvf_prune_result *result)
+{
+    transformer_prompt *p = &r->t->prompts[index];
+    uint32_t *positions = r->t->positions + p->first, *ids = r->t->index + p->first;
+    for (uint32_t i = 0; i < result->propagate_count; i++)
+        ids[i] = r->prompts[index].ids[positions[result->propagate ? result->propagate[i] : i]];
+    for (uint32_t i = 0; i < result->propagate_count; i++)
+        positions[i] = i;
+    p->count = result->propagate_count;
+    p->layer = 0;
+    const transformer_step s = step_of(r, index);
+    return r->t->ops->start(&s, ids, positions);
+}
+
+static kvf_status run_layer(const prefill_run *r, uint32_t index)
+{
+    transformer_prompt *p = &r->t->prompts[index];
+    kvf_sequence *sequence = r->prompts[index].sequence;
+    const uint32_t layer = p->layer++;
+    kvf_prune_result result = {0};
+    KVF_TRY(run_attention(r, index, layer));
+    if (r->evicts)
+        KVF_TRY(
+            kvf_prune_chunk(r->prune, sequence, layer, p->count - p->patch, p->patch, r->stream));
+    else if (r->prune)
+        KVF_TRY(kvf_prune_layer(r->prune, sequence, layer, r->stream, &result));
+    if (result.restart)
+        return start_over(r, index, &result);
+    if (result.propagate && p->layer < r->t->model.layers)
+        KVF_TRY(shorten(r, index, &result));
+    return run_mlp(r, index, layer);
+}
+
+/* ---- all layers ---- */
+
+static uint32_t lowest_layer(const prefill_run *r)
+{
+    uint32_t lowest = r->t->model.layers;
+    for (uint32_t i = 0; i < r->batch; i++)
+        if (r->t->prompts[i].layer < lowest)
+            lowest = r->t->prompts[i].layer;
+    return lowest;
+}
+
+/* A prompt that started over is behind and catches up alone. */
+static kvf_status run_layers(const prefill_run *r)
+{
+    for (uint32_t layer = 0; layer < r->t->model.layers; layer = lowest_layer(r))
+        for (uint32_t i = 0; i < r->batch; i++)
+            if (r->t->prompts[i].layer == layer)
+                KVF_TRY(run_layer(r, i));
+    return KVF_OK;
+}
+
+/* `count` more rows of hidden states for a prompt: these ids, at positions from `position` on. */
+static kvf_status add_rows(const prefill_run *r, uint32_t index, const uint32_t *ids,
+                           uint32_t count, uint32_t position)
+{
+    transformer_prompt *p = &r->t->prompts[index];
+    transformer_step s = step_of(r, index);
+    s.first += p->count;
+    s.rows = count;
+    for (uint32_t i = 0; i < count; i++)
+        r->t->positions[s.first + i] = position + i;
+    p->count += count;
+    return count ? r->t->ops->start(&s, ids, r->t->positions + s.first) : KVF_OK;
+}
+
+/* ---- whole prompts, layer by layer ---- */
+
+static bool fits(const prefill_run *r)
+{
+    uint64_t rows = 0;
+    if (r->batch == 0 || r->batch > r->t->options.batch_max)
+        return false;
+    for (uint32_t i = 0; i < r->batch; i++) {
+        rows += r->prompts[i].count;
+        if (r->prompts[i].count == 0 || rows > kvf_transformer_prompt_max(r->t) ||
+            !transformer_ids_valid(r->t, r->prompts[i].ids, r->prompts[i].count))
+            return false;
+    }
+    return true;
+}
+
+static kvf_status prefill_batch(const prefill_run *r)
+{
+    uint32_t first = 0;
+    if (!fits(r))
+        return KVF_INVALID;
+    for (uint32_t i = 0; r->prune && i < r->batch; i++)
+        KVF_TRY(kvf_prune_begin(r->prune, r->prompts[i].sequence, r->prompts[i].count));
+    for (uint32_t i = 0; i < r->batch; first += r->prompts[i++].count) {
+        r->t->prompts[i] = (transformer_prompt){.first = first};
+        KVF_TRY(add_rows(r, i, r->prompts[i].ids, r->prompts[i].count, 0));
+    }
+    return run_layers(r);
+}
+
+kvf_status kvf_transformer_prefill_pruned(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
+                                          const kvf_prompt *prompts, uint32_t batch,
+                                          kvf_stream *stream)
+{
+    const prefill_run run = {.t = t,
+                             .cache = cache,
+                             .prune = prune,
+                             .prompts = prompts,
+                             .batch = batch,
+                             .stream = stream};
+    return prefill_batch(&run);
+}
+
+kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
+                                  const kvf_prompt *prompt, float *hidden, kvf_stream *stream)
+{
+    const prefill_run run = {.t = t,
+                             .cache = cache,
+                             .prune = prune,
+                             .prompts = prompt,
+                             .batch = 1,
+                             .stream = stream,
+                             .completes = true};
+    KVF_TRY(prefill_batch(&run));
+    transformer_step s = step_of(&run, 0);
+    s.first += s.rows - 1;
+    s.rows = 1;
+    return t->ops->read_hidden(&s, hidden);
+}
+
+/* ---- one prompt, chunk by chunk ---- */
+
+static const kvf_prune_config *eviction_of(const kvf_prune *prune)
+{
+    const kvf_prune_config *config = prune ? kvf_prune_config_get(prune) : NULL;
+    return config && config->eviction != KVF_EVICTION_NONE ? config : NULL;
+}
+
+/* Tokens behind every chunk but the last. */
+static uint32_t patch_of(const kvf_prune_config *config, uint32_t count, uint32_t chunk)
+{
+    const bool patches = config && config->eviction == KVF_EVICTION_PATCHED && chunk < count;
+    return patches ? config->chunk_queries : 0;
+}
+
+kvf_status kvf_transformer_chunk_check(const kvf_transformer *t, const kvf_prune *prune,
+                                       uint32_t count, uint32_t chunk, kvf_error *error)
+{
+    const uint32_t rows_max = kvf_transformer_prompt_max(t);
+    if (chunk == 0 || chunk > rows_max)
+        return model_fail(error, KVF_INVALID, "chunk = %u: must be 1 to %u tokens", chunk,
+                          rows_max);
+    if (count == 0)
+        return model_fail(error, KVF_INVALID, "the prompt is empty; it needs at least one token");
+    const kvf_prune_config *config = eviction_of(prune);
+    if (!config)
+        return KVF_OK;
+    const uint32_t queries = config->chunk_queries, patch = patch_of(config, count, chunk);
+    if (queries > count)
+        return model_fail(error, KVF_INVALID,
+                          "chunk_queries = %u is longer than the prompt of %u tokens; lower it, or "
+                          "do not evict from such a prompt",
+                          queries, count);
+    if (patch > chunk)
+        return model_fail(error, KVF_INVALID,
+                          "chunk = %u: the patch of chunk_queries = %u tokens is longer; take "
+                          "longer chunks, or lower chunk_queries",
+                          chunk, queries);
+    if (patch > rows_max - chunk)
+        return model_fail(error, KVF_INVALID,
+                          "chunk = %u: with the patch of %u tokens that is more than %u at once; "
+                          "take chunks of at most %u",
+                          chunk, patch, rows_max, rows_max > patch ? rows_max - patch : 1);
+    return KVF_OK;
+}
+
+/* `tokens` from place `done` of the prompt on, then the patch. */
+static kvf_status run_chunk(const prefill_run *r, uint32_t done, uint32_t tokens, uint32_t patch,
+                            uint32_t position)
+{
+    const kvf_prompt *prompt = r->prompts;
+    r->t->prompts[0] = (transformer_prompt){.patch = patch};
+    KVF_TRY(add_rows(r, 0, prompt->ids + done, tokens, position));
+    KVF_TRY(add_rows(r, 0, prompt->ids + prompt->count - patch, patch, position + tokens));
+    return run_layers(r);
+}
+
+kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
+                                           kvf_sequence *sequence, const uint32_t *ids,
+                                           uint32_t count, uint32_t chunk, kvf_stream *stream)
+{
+    const kvf_prompt prompt = {.sequence = sequence, .ids = ids, .count = count};
+    const kvf_prune_config *eviction = eviction_of(prune);
+    const prefill_run run = {.t = t,
+                             .cache = cache,
+                             .prune = prune,
+                             .prompts = &prompt,
+                             .batch = 1,
+                             .stream = stream,
+                             .evicts = eviction};
+    kvf_error error;
+    KVF_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
+    if (prune && !eviction)
+        return prefill_batch(&run);
+    if (!transformer_ids_valid(t, ids, count))
+        return KVF_INVALID;
+    if (prune)
+        KVF_TRY(kvf_prune_begin(prune, sequence, count));
+    const uint32_t position = transformer_next_position(sequence);
+    for (uint32_t done = 0, tokens; done < count; done += tokens) {
+        tokens = count - done < chunk ? count - done : chunk;
+        const uint32_t patch = done + tokens < count ? patch_of(eviction, count, chunk) : 0;
+        if (done > 0) /* ids and positions of the chunk before were read */
+            KVF_TRY(kvf_stream_wait(stream));
+        KVF_TRY(run_chunk(&run, done, tokens, patch, position + done));
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_transformer_prefill(kvf_transformer *t, kvf_cache *cache, kvf_sequence *sequence,
+                                   const uint32_t *ids, uint32_t count, kvf_stream *stream)
+{
+    return kvf_transformer_prefill_chunked(t, cache, NULL, sequence, ids, count, count, stream);
+}
