@@ -74,7 +74,7 @@ static kvf_status encode_chat(const kvf_model_config *model, const kvf_tokenizer
         return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
     const kvf_chat_message message = {.role = KVF_ROLE_USER, .text = text->bytes};
     const kvf_chat chat = {
-        .format = kvf_chat_format_of(model->family),
+        .format = model->architecture->chat,
         .messages = &message,
         .count = 1,
         .generate = true,

@@ -60,7 +60,7 @@ void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weig
     for (size_t i = 0; i < kvf_weights_count(weights); i++)
         hash = hash_tensor(hash, kvf_weights_at(weights, i));
     *out = (cli_model_print){
-        .family = kvf_model_family_name(model->family),
+        .family = model->architecture->family,
         .layers = model->layers,
         .query_heads = model->query_heads,
         .kv_heads = model->kv_heads,

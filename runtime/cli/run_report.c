@@ -249,7 +249,7 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_object(j, NULL);
     cli_json_text(j, "kvferry", kvf_version());
     cli_json_text(j, "model", run->options.model);
-    cli_json_text(j, "family", kvf_model_family_name(run->model.family));
+    cli_json_text(j, "family", run->model.architecture->family);
     cli_json_integer(j, "prompt_tokens", run->prompt.count);
     cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);

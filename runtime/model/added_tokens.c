@@ -7,6 +7,7 @@
 #include "normalize.h"
 #include "utf8.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,17 +15,6 @@
 #define WORD_CHARACTER "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]"
 
 /* ---- reading ---- */
-
-static kvf_status read_flag(const json_value *entry, const char *field, bool *out, kvf_error *error)
-{
-    const json_value *value = json_get(entry, field);
-    if (value != NULL && value->kind != JSON_TRUE && value->kind != JSON_FALSE)
-        return model_fail(error, KVF_CORRUPT,
-                          "tokenizer.json: added_tokens: %s is %s, not a boolean", field,
-                          json_kind_name(value));
-    *out = value != NULL && value->kind == JSON_TRUE;
-    return KVF_OK;
-}
 
 /* HF ignores the ids of the file and counts on from the vocabulary: insist that both agree. */
 static kvf_status check_id(const added_tokens *self, const added_token *token,
@@ -36,7 +26,7 @@ static kvf_status check_id(const added_tokens *self, const added_token *token,
         for (size_t i = 0; i < self->count; i++)
             if (self->list[i].id >= expected)
                 expected = self->list[i].id + 1;
-        if (expected < vocabulary->size && vocabulary->tokens[expected].text != NULL)
+        if (expected < vocabulary->size && vocabulary->tokens[expected].text)
             return model_fail(error, KVF_CORRUPT,
                               "tokenizer.json: added_tokens: the id %u of \"%.80s\" belongs to "
                               "\"%.80s\" already",
@@ -55,7 +45,7 @@ static kvf_status copy_text(char **out, const char *text, size_t size,
                             const kvf_allocator *allocator, kvf_error *error)
 {
     *out = model_alloc(allocator, size + 1);
-    if (*out == NULL)
+    if (!*out)
         return model_out_of_memory(error, size + 1, "an added token");
     memcpy(*out, text, size);
     (*out)[size] = '\0';
@@ -68,37 +58,29 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
 {
     const json_value *content = json_get(entry, "content");
     const json_value *id = json_get(entry, "id");
-    if (content == NULL || content->kind != JSON_STRING || content->size == 0 || id == NULL ||
+    if (!content || content->kind != JSON_STRING || content->size == 0 || !id ||
         id->kind != JSON_INTEGER || id->as.integer >= UINT32_MAX)
         return model_fail(
             error, KVF_CORRUPT,
             "tokenizer.json: added_tokens[%zu] needs a content that is not empty and an "
             "id",
             self->count);
-    static const char *const fields[] = {"id",          "content", "special", "normalized",
-                                         "single_word", "lstrip",  "rstrip",  NULL};
-    const json_value *unknown = json_unknown_key(entry, fields);
-    if (unknown != NULL)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "tokenizer.json: added_tokens[%zu] has the unknown field \"%.80s\"",
-                          self->count, unknown->key);
+    static const char *const known[] = {"id",          "content", "special", "normalized",
+                                        "single_word", "lstrip",  "rstrip",  NULL};
+    char what[48];
+    snprintf(what, sizeof what, "tokenizer.json: added_tokens[%zu]", self->count);
+    KVF_TRY(json_check_keys(entry, what, known, error));
     added_token *token = &self->list[self->count];
     *token = (added_token){.size = content->size, .id = (uint32_t)id->as.integer};
-    kvf_status status =
-        copy_text(&token->text, content->as.string, content->size, allocator, error);
-    if (status != KVF_OK)
-        return status;
-    status = check_id(self, token, vocabulary, error);
+    KVF_TRY(copy_text(&token->text, content->as.string, content->size, allocator, error));
+    const kvf_status status = check_id(self, token, vocabulary, error);
     self->count++;
-    if (status == KVF_OK)
-        status = read_flag(entry, "special", &token->special, error);
-    if (status == KVF_OK)
-        status = read_flag(entry, "normalized", &token->normalized, error);
-    if (status == KVF_OK)
-        status = read_flag(entry, "single_word", &token->single_word, error);
-    if (status == KVF_OK)
-        status = read_flag(entry, "lstrip", &token->lstrip, error);
-    return status == KVF_OK ? read_flag(entry, "rstrip", &token->rstrip, error) : status;
+    KVF_TRY(status);
+    KVF_TRY(json_read_flag(entry, what, "special", false, &token->special, error));
+    KVF_TRY(json_read_flag(entry, what, "normalized", false, &token->normalized, error));
+    KVF_TRY(json_read_flag(entry, what, "single_word", false, &token->single_word, error));
+    KVF_TRY(json_read_flag(entry, what, "lstrip", false, &token->lstrip, error));
+    return json_read_flag(entry, what, "rstrip", false, &token->rstrip, error);
 }
 
 static int compare_patterns(const void *a, const void *b)
@@ -130,15 +112,12 @@ static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc,
 {
     added_patterns *patterns = normalized ? &self->normalized : &self->raw;
     patterns->list = model_alloc_zero(allocator, self->count, sizeof *patterns->list);
-    if (patterns->list == NULL)
+    if (!patterns->list)
         return model_out_of_memory(error, self->count * sizeof *patterns->list, "added tokens");
     for (uint32_t i = 0; i < self->count; i++) {
         if (self->list[i].normalized != normalized)
             continue;
-        kvf_status status =
-            add_pattern(patterns, &self->list[i], i, normalized && nfc, allocator, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized && nfc, allocator, error));
     }
     if (patterns->count != 0)
         qsort(patterns->list, patterns->count, sizeof *patterns->list, compare_patterns);
@@ -154,19 +133,14 @@ static kvf_status read_all(added_tokens *self, const json_value *array,
                            const token_vocabulary *vocabulary, bool nfc,
                            const kvf_allocator *allocator, kvf_error *error)
 {
-    for (const json_value *entry = json_first(array); entry != NULL;
-         entry = json_next(array, entry)) {
-        kvf_status status = read_token(self, entry, vocabulary, allocator, error);
-        if (status != KVF_OK)
-            return status;
-    }
-    kvf_status status = make_patterns(self, false, nfc, allocator, error);
-    if (status == KVF_OK)
-        status = make_patterns(self, true, nfc, allocator, error);
-    for (size_t i = 0; i < self->count && status == KVF_OK; i++)
-        if (self->list[i].single_word && self->word == NULL)
-            status = regex_create_native(WORD_CHARACTER, allocator, &self->word, error);
-    return status;
+    for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
+        KVF_TRY(read_token(self, entry, vocabulary, allocator, error));
+    KVF_TRY(make_patterns(self, false, nfc, allocator, error));
+    KVF_TRY(make_patterns(self, true, nfc, allocator, error));
+    for (size_t i = 0; i < self->count; i++)
+        if (self->list[i].single_word && !self->word)
+            KVF_TRY(regex_create_native(WORD_CHARACTER, allocator, &self->word, error));
+    return KVF_OK;
 }
 
 kvf_status added_tokens_create(added_tokens *self, const json_value *array,
@@ -174,13 +148,13 @@ kvf_status added_tokens_create(added_tokens *self, const json_value *array,
                                const kvf_allocator *allocator, kvf_error *error)
 {
     *self = (added_tokens){0};
-    if (array == NULL || array->kind == JSON_NULL)
+    if (!array || array->kind == JSON_NULL)
         return KVF_OK;
     if (array->kind != JSON_ARRAY)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: added_tokens is %s, not an array",
                           json_kind_name(array));
     self->list = model_alloc_zero(allocator, array->size, sizeof *self->list);
-    if (self->list == NULL)
+    if (!self->list)
         return model_out_of_memory(error, array->size * sizeof *self->list, "added tokens");
     kvf_status status = read_all(self, array, vocabulary, nfc, allocator, error);
     if (status != KVF_OK)
@@ -278,13 +252,12 @@ static kvf_status stands_alone(const added_search *search, size_t start, size_t 
 {
     bool before = false;
     bool after = false;
-    kvf_status status = KVF_OK;
     if (start > 0)
-        status = is_word(search, previous_character(search->text, start), &before, error);
-    if (status == KVF_OK && end < search->size)
-        status = is_word(search, end, &after, error);
+        KVF_TRY(is_word(search, previous_character(search->text, start), &before, error));
+    if (end < search->size)
+        KVF_TRY(is_word(search, end, &after, error));
     *alone = !before && !after;
-    return status;
+    return KVF_OK;
 }
 
 static size_t skip_space_left(const added_search *search, size_t at, size_t limit)
@@ -318,18 +291,15 @@ kvf_status added_tokens_next(const added_search *search, size_t from, size_t tak
     *found = false;
     for (size_t at = from; search->patterns->count != 0 && at < search->size;) {
         const added_pattern *pattern = longest_at(search, at);
-        if (pattern == NULL) {
+        if (!pattern) {
             at++;
             continue;
         }
         const added_token *token = &search->tokens->list[pattern->token];
         size_t end = at + pattern->size;
         bool alone = true;
-        if (token->single_word) {
-            kvf_status status = stands_alone(search, at, end, &alone, error);
-            if (status != KVF_OK)
-                return status;
-        }
+        if (token->single_word)
+            KVF_TRY(stands_alone(search, at, end, &alone, error));
         if (!alone) {
             at = end;
             continue;

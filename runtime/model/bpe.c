@@ -48,11 +48,11 @@ static bool split_merge(const json_value *merge, merge_text *out)
     if (merge->kind != JSON_STRING)
         return false;
     const char *space = memchr(merge->as.string, ' ', merge->size);
-    if (space == NULL)
+    if (!space)
         return false;
     size_t left_size = (size_t)(space - merge->as.string);
     *out = (merge_text){merge->as.string, space + 1, left_size, merge->size - left_size - 1};
-    return memchr(out->right, ' ', out->right_size) == NULL;
+    return !memchr(out->right, ' ', out->right_size);
 }
 
 static void insert_merge(bpe *self, bpe_merge merge)
@@ -94,25 +94,22 @@ static kvf_status read_merges(bpe *self, const json_value *merges,
                               const token_vocabulary *vocabulary, const kvf_allocator *allocator,
                               kvf_error *error)
 {
-    if (merges == NULL || merges->kind != JSON_ARRAY)
+    if (!merges || merges->kind != JSON_ARRAY)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.merges is %s, not an array",
                           json_kind_name(merges));
     self->slots = 16;
     while (self->slots < (size_t)merges->size * 2)
         self->slots *= 2;
     self->merges = model_alloc(allocator, self->slots * sizeof *self->merges);
-    if (self->merges == NULL)
+    if (!self->merges)
         return model_out_of_memory(error, self->slots * sizeof *self->merges, "the merges");
     memset(self->merges, 0xff, self->slots * sizeof *self->merges);
     kvf_text joined = {0};
     kvf_status status = KVF_OK;
     uint32_t rank = 0;
-    for (const json_value *merge = json_first(merges); merge != NULL;
-         merge = json_next(merges, merge)) {
+    for (const json_value *merge = json_first(merges); merge && status == KVF_OK;
+         merge = json_next(merges, merge))
         status = read_merge(self, merge, rank++, vocabulary, allocator, &joined, error);
-        if (status != KVF_OK)
-            break;
-    }
     kvf_text_free(allocator, &joined);
     return status;
 }
@@ -139,7 +136,7 @@ static kvf_status check_options(const json_value *model, uint32_t bytes_missing,
     char shown[96];
     for (size_t i = 0; i < 2 && bytes_missing != 0; i++) {
         const json_value *value = json_get_set(model, of_unknown[i]);
-        if (value != NULL && value->kind != JSON_FALSE)
+        if (value && value->kind != JSON_FALSE)
             return model_fail(error, KVF_UNSUPPORTED,
                               "tokenizer.json: model.%s is %s while %u bytes have no token; only "
                               "byte-level vocabularies are supported",
@@ -147,22 +144,17 @@ static kvf_status check_options(const json_value *model, uint32_t bytes_missing,
     }
     for (size_t i = 0; i < 2; i++) {
         const json_value *value = json_get_set(model, of_words[i]);
-        if (value != NULL && !json_is_string(value, ""))
+        if (value && !json_is_string(value, ""))
             return model_fail(error, KVF_UNSUPPORTED,
                               "tokenizer.json: model.%s is %s; only null is supported", of_words[i],
                               json_show(value, shown, sizeof shown));
     }
     const json_value *dropout = json_get_set(model, "dropout");
-    if (dropout != NULL && !(json_is_number(dropout) && json_number(dropout) == 0))
+    if (dropout && !(json_is_number(dropout) && json_number(dropout) == 0))
         return model_fail(error, KVF_UNSUPPORTED,
                           "tokenizer.json: model.dropout is %s; set it to null, encoding at random "
                           "is for training",
                           json_show(dropout, shown, sizeof shown));
-    const json_value *ignore = json_get_set(model, "ignore_merges");
-    if (ignore != NULL && ignore->kind != JSON_TRUE && ignore->kind != JSON_FALSE)
-        return model_fail(error, KVF_CORRUPT,
-                          "tokenizer.json: model.ignore_merges is %s, not a boolean",
-                          json_show(ignore, shown, sizeof shown));
     return KVF_OK;
 }
 
@@ -170,11 +162,11 @@ kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary
                       const kvf_allocator *allocator, kvf_error *error)
 {
     *self = (bpe){0};
-    kvf_status status = check_options(model, read_bytes(self, vocabulary), error);
-    const json_value *ignore = json_get_set(model, "ignore_merges");
-    self->ignore_merges = ignore != NULL && ignore->kind == JSON_TRUE;
-    if (status == KVF_OK)
-        status = read_merges(self, json_get(model, "merges"), vocabulary, allocator, error);
+    KVF_TRY(check_options(model, read_bytes(self, vocabulary), error));
+    KVF_TRY(json_read_flag(model, "tokenizer.json: model", "ignore_merges", false,
+                           &self->ignore_merges, error));
+    const kvf_status status =
+        read_merges(self, json_get(model, "merges"), vocabulary, allocator, error);
     if (status != KVF_OK)
         bpe_destroy(self, allocator);
     return status;
@@ -207,7 +199,7 @@ static kvf_status reserve(bpe_scratch *scratch, size_t symbols, const kvf_alloca
     scratch->capacity = 0;
     scratch->symbols = model_alloc(allocator, capacity * sizeof *scratch->symbols);
     scratch->heap = model_alloc(allocator, 3 * capacity * sizeof *scratch->heap);
-    if (scratch->symbols == NULL || scratch->heap == NULL)
+    if (!scratch->symbols || !scratch->heap)
         return model_out_of_memory(error, 3 * capacity * sizeof *scratch->heap, "a long word");
     scratch->capacity = capacity;
     return KVF_OK;
@@ -251,7 +243,7 @@ static void consider(const bpe *self, bpe_scratch *scratch, uint32_t position, s
     if (left->next == BPE_END)
         return;
     const bpe_merge *merge = find_merge(self, left->id, scratch->symbols[left->next].id);
-    if (merge != NULL)
+    if (merge)
         heap_push(scratch->heap, count,
                   (bpe_candidate){.rank = merge->rank, .position = position, .id = merge->id});
 }
@@ -270,7 +262,7 @@ static void merge_all(const bpe *self, bpe_scratch *scratch, uint32_t count)
             continue;
         bpe_symbol *right = &symbols[left->next];
         const bpe_merge *merge = find_merge(self, left->id, right->id);
-        if (merge == NULL || merge->id != top.id)
+        if (!merge || merge->id != top.id)
             continue; /* the symbols changed since the candidate was found */
         left->id = top.id;
         left->next = right->next;
@@ -294,9 +286,7 @@ static kvf_status find_whole(const token_vocabulary *vocabulary, const char *wor
     for (size_t i = 0; i < size; i++) {
         char spelled[4];
         size_t length = utf8_encode(byte_alphabet_char((uint8_t)word[i]), spelled);
-        kvf_status status = kvf_text_append(allocator, &scratch->spelled, spelled, length, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(kvf_text_append(allocator, &scratch->spelled, spelled, length, error));
     }
     *id = vocabulary_find(vocabulary, scratch->spelled.bytes, scratch->spelled.size);
     return KVF_OK;
@@ -308,13 +298,11 @@ kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const
 {
     if (self->ignore_merges) {
         uint32_t id;
-        kvf_status status = find_whole(vocabulary, word, size, scratch, allocator, &id, error);
-        if (status != KVF_OK || id != VOCABULARY_NONE)
-            return status != KVF_OK ? status : kvf_token_ids_push(allocator, ids, id, error);
+        KVF_TRY(find_whole(vocabulary, word, size, scratch, allocator, &id, error));
+        if (id != VOCABULARY_NONE)
+            return kvf_token_ids_push(allocator, ids, id, error);
     }
-    kvf_status status = reserve(scratch, size, allocator, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(reserve(scratch, size, allocator, error));
     uint32_t count = 0;
     for (size_t i = 0; i < size; i++) {
         uint32_t id = self->byte_id[(unsigned char)word[i]];
@@ -328,7 +316,7 @@ kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const
         return KVF_OK;
     scratch->symbols[count - 1].next = BPE_END;
     merge_all(self, scratch, count);
-    for (uint32_t i = 0; i != BPE_END && status == KVF_OK; i = scratch->symbols[i].next)
-        status = kvf_token_ids_push(allocator, ids, scratch->symbols[i].id, error);
-    return status;
+    for (uint32_t i = 0; i != BPE_END; i = scratch->symbols[i].next)
+        KVF_TRY(kvf_token_ids_push(allocator, ids, scratch->symbols[i].id, error));
+    return KVF_OK;
 }

@@ -109,7 +109,7 @@ static void write_llama3(chat_writer *writer, const kvf_chat *chat)
     size_t first = has_system(chat) ? 1 : 0;
     put(writer, "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
                 "Cutting Knowledge Date: December 2023\nToday Date: ");
-    put(writer, chat->date != NULL ? chat->date : "26 Jul 2024");
+    put(writer, chat->date ? chat->date : "26 Jul 2024");
     put(writer, "\n\n");
     if (first == 1)
         put_span(writer, trim(chat->messages[0].text));
@@ -214,13 +214,13 @@ static void split_thinking(const char *text, chat_span *thinking, chat_span *ans
     *answer = whole(text);
     *thinking = (chat_span){text, 0};
     const char *first = strstr(text, close);
-    if (first == NULL)
+    if (!first)
         return;
     const char *last = find_last(*answer, close);
     *answer = trim_newlines_left(whole(last + sizeof close - 1));
     *thinking = trim_newlines_right((chat_span){text, (size_t)(first - text)});
     const char *start = find_last(*thinking, open);
-    if (start != NULL) {
+    if (start) {
         start += sizeof open - 1;
         thinking->size -= (size_t)(start - thinking->bytes);
         thinking->bytes = start;
@@ -256,17 +256,6 @@ static void write_qwen3(chat_writer *writer, const kvf_chat *chat)
 }
 
 /* ---- public ---- */
-
-kvf_chat_format kvf_chat_format_of(kvf_model_family family)
-{
-    static const kvf_chat_format formats[] = {
-        [KVF_FAMILY_LLAMA] = KVF_CHAT_LLAMA3,
-        [KVF_FAMILY_MISTRAL] = KVF_CHAT_MISTRAL,
-        [KVF_FAMILY_QWEN2] = KVF_CHAT_QWEN2,
-        [KVF_FAMILY_QWEN3] = KVF_CHAT_QWEN3,
-    };
-    return formats[family];
-}
 
 kvf_status kvf_chat_render(const kvf_chat *chat, const kvf_allocator *allocator, kvf_text *text,
                            kvf_error *error)

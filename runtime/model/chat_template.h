@@ -14,13 +14,6 @@
 
 typedef enum kvf_chat_role { KVF_ROLE_SYSTEM, KVF_ROLE_USER, KVF_ROLE_ASSISTANT } kvf_chat_role;
 
-typedef enum kvf_chat_format {
-    KVF_CHAT_LLAMA3,  /**< Llama-3.1 and later: dates in the system turn */
-    KVF_CHAT_MISTRAL, /**< V3-Tekken: [INST]text[/INST] without spaces */
-    KVF_CHAT_QWEN2,   /**< ChatML; a default system prompt */
-    KVF_CHAT_QWEN3,   /**< ChatML; thinking of past turns is dropped */
-} kvf_chat_format;
-
 typedef struct kvf_chat_message {
     kvf_chat_role role;
     const char *text; /**< UTF-8, zero-terminated */
@@ -35,8 +28,6 @@ typedef struct kvf_chat {
     bool skip_thinking; /**< Qwen3 with generate: an empty <think> block first */
     const char *date;   /**< Llama-3: "26 Jul 2024" if NULL */
 } kvf_chat;
-
-kvf_chat_format kvf_chat_format_of(kvf_model_family family);
 
 /**
  * Append the rendered chat to @p text.

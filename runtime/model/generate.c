@@ -122,23 +122,16 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->first_ms = 0.0;
     for (uint32_t i = 0; i < request->count; i++) {
         bool want_logits = i + 1 == request->count && request->tokens > 0;
-        kvf_status status =
-            step(session, request->sequence, request->ids[i], want_logits, result, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(step(session, request->sequence, request->ids[i], want_logits, result, error));
     }
     while (result->generated < request->tokens) {
         uint32_t id = 0;
-        kvf_status status = choose(session, request, result, &id, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(choose(session, request, result, &id, error));
         if (result->generated == 1)
             result->first_ms = kvf_now_ms() - start;
         if (result->stop != KVF_STOP_LENGTH || result->generated == request->tokens)
             break;
-        status = step(session, request->sequence, id, true, result, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(step(session, request->sequence, id, true, result, error));
     }
     return KVF_OK;
 }

@@ -142,11 +142,9 @@ static kvf_status read_line(const mask_reader *r, const char *text, size_t size,
     for (uint32_t column = 1; column <= columns; column++) {
         const char *tab = memchr(text, '\t', size);
         const size_t bytes = tab ? (size_t)(tab - text) : size;
-        kvf_status status = read_value(r, text, bytes, (mask_place){line, column});
-        if (status != KVF_OK)
-            return status;
-        text += bytes + (tab != NULL);
-        size -= bytes + (tab != NULL);
+        KVF_TRY(read_value(r, text, bytes, (mask_place){line, column}));
+        text += bytes + !!tab;
+        size -= bytes + !!tab;
     }
     return KVF_OK;
 }
@@ -160,11 +158,9 @@ static kvf_status read_lines(const mask_reader *r, const char *text, size_t size
         const char *newline = memchr(text, '\n', size);
         const size_t bytes = newline ? (size_t)(newline - text) : size;
         const size_t kept = bytes && text[bytes - 1] == '\r' ? bytes - 1 : bytes;
-        kvf_status status = read_line(r, text, kept, ++line);
-        if (status != KVF_OK)
-            return status;
-        text += bytes + (newline != NULL);
-        size -= bytes + (newline != NULL);
+        KVF_TRY(read_line(r, text, kept, ++line));
+        text += bytes + !!newline;
+        size -= bytes + !!newline;
     }
     if (line == r->layers)
         return KVF_OK;
@@ -197,7 +193,7 @@ static kvf_status choose(const mask_reader *r, uint8_t *mask)
     if (r->sparsity < 0.0)
         return KVF_OK;
     ranked_head *order = model_alloc(NULL, heads * sizeof *order);
-    if (order == NULL)
+    if (!order)
         return model_out_of_memory(r->error, heads * sizeof *order, "a head mask");
     for (size_t i = 0; i < heads; i++)
         order[i] = (ranked_head){r->values[i], (uint32_t)i};
@@ -233,8 +229,8 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
                                                   path, layers, kv_heads)
                                      : status;
     r.values = model_alloc(NULL, heads * sizeof *r.values);
-    status = r.values == NULL ? model_out_of_memory(error, heads * sizeof *r.values, "a head mask")
-                              : read_lines(&r, text.bytes, text.size);
+    status = !r.values ? model_out_of_memory(error, heads * sizeof *r.values, "a head mask")
+                       : read_lines(&r, text.bytes, text.size);
     if (status == KVF_OK)
         status = choose(&r, mask);
     model_free(NULL, r.values);

@@ -54,7 +54,7 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
         json_value *grown = NULL;
         if (capacity < UINT32_MAX)
             grown = model_alloc(&document->allocator, capacity * sizeof *grown);
-        if (grown == NULL)
+        if (!grown)
             return model_out_of_memory(reader->error, capacity * sizeof *grown, reader->what);
         if (document->count != 0)
             memcpy(grown, document->values, document->count * sizeof *grown);
@@ -93,8 +93,8 @@ static kvf_status fail_duplicate(json_reader *reader, const json_value *value)
 static kvf_status check_duplicates(json_reader *reader, const json_value *object)
 {
     if (object->size <= 8) {
-        for (const json_value *a = json_first(object); a != NULL; a = json_next(object, a))
-            for (const json_value *b = json_next(object, a); b != NULL; b = json_next(object, b))
+        for (const json_value *a = json_first(object); a; a = json_next(object, a))
+            for (const json_value *b = json_next(object, a); b; b = json_next(object, b))
                 if (same_key(a, b))
                     return fail_duplicate(reader, a);
         return KVF_OK;
@@ -104,18 +104,16 @@ static kvf_status check_duplicates(json_reader *reader, const json_value *object
         slots *= 2;
     const kvf_allocator *allocator = &reader->document->allocator;
     const json_value **table = model_alloc_zero(allocator, slots, sizeof *table);
-    if (table == NULL)
+    if (!table)
         return model_out_of_memory(reader->error, slots * sizeof *table, reader->what);
     kvf_status status = KVF_OK;
-    for (const json_value *child = json_first(object); child != NULL;
+    for (const json_value *child = json_first(object); child && status == KVF_OK;
          child = json_next(object, child)) {
         size_t slot = hash_key(child) & (slots - 1);
-        while (table[slot] != NULL && !same_key(table[slot], child))
+        while (table[slot] && !same_key(table[slot], child))
             slot = (slot + 1) & (slots - 1);
-        if (table[slot] != NULL) {
+        if (table[slot])
             status = fail_duplicate(reader, child);
-            break;
-        }
         table[slot] = child;
     }
     model_free(allocator, table);
@@ -145,7 +143,7 @@ static kvf_status set_number(json_reader *reader, const cJSON *item, json_value 
 static uint32_t finish_string(const json_reader *reader, char *string)
 {
     size_t size = strlen(string);
-    for (char *at = string; reader->has_nul && (at = strstr(at, NUL_STAND_IN)) != NULL; at++) {
+    for (char *at = string; reader->has_nul && (at = strstr(at, NUL_STAND_IN)); at++) {
         size_t tail = size - (size_t)(at - string) - 3;
         memmove(at + 1, at + 3, tail + 1);
         *at = '\0';
@@ -156,7 +154,7 @@ static uint32_t finish_string(const json_reader *reader, char *string)
 
 static kvf_status set_value(json_reader *reader, const cJSON *item, json_value *value)
 {
-    if (item->string != NULL) {
+    if (item->string) {
         value->key = item->string;
         value->key_size = finish_string(reader, item->string);
     }
@@ -182,17 +180,14 @@ static kvf_status add_tree(json_reader *reader, const cJSON *item, uint32_t dept
         return model_fail(reader->error, KVF_CORRUPT, "%s: values nested too deeply, more than %u",
                           reader->what, JSON_DEPTH_MAX);
     json_value value = {.kind = JSON_NULL};
-    kvf_status status = set_value(reader, item, &value);
     size_t index = 0;
-    if (status == KVF_OK)
-        status = add_value(reader, value, &index);
+    KVF_TRY(set_value(reader, item, &value));
+    KVF_TRY(add_value(reader, value, &index));
     uint32_t members = 0;
-    for (const cJSON *child = item->child; child != NULL && status == KVF_OK; child = child->next) {
-        status = add_tree(reader, child, depth + 1);
-        members++;
-    }
-    if (status != KVF_OK || (value.kind != JSON_OBJECT && value.kind != JSON_ARRAY))
-        return status;
+    for (const cJSON *child = item->child; child; child = child->next, members++)
+        KVF_TRY(add_tree(reader, child, depth + 1));
+    if (value.kind != JSON_OBJECT && value.kind != JSON_ARRAY)
+        return KVF_OK;
     json_value *self = &reader->document->values[index];
     self->size = members;
     self->skip = (uint32_t)(reader->document->count - index);
@@ -220,11 +215,11 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
     reader->document->tree = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
     const int number = errno;
     pthread_mutex_unlock(&parse_lock);
-    if (reader->document->tree == NULL)
+    if (!reader->document->tree)
         return number == ENOMEM ? model_out_of_memory(reader->error, bytes, reader->what)
                                 : fail_at(reader, (size_t)(end - text), "text that is not JSON");
     for (size_t at = (size_t)(end - text); at < bytes; at++)
-        if (strchr(" \t\r\n", text[at]) == NULL || text[at] == '\0')
+        if (!strchr(" \t\r\n", text[at]) || text[at] == '\0')
             return fail_at(reader, at, "text after the JSON value");
     return add_tree(reader, reader->document->tree, 0);
 }
@@ -234,7 +229,7 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
 static kvf_status parse_with_nul(json_reader *reader, const char *text, size_t bytes, size_t nul)
 {
     char *copy = model_alloc(&reader->document->allocator, bytes);
-    if (copy == NULL)
+    if (!copy)
         return model_out_of_memory(reader->error, bytes, reader->what);
     memcpy(copy, text, bytes);
     kvf_status status = KVF_OK;
@@ -267,9 +262,9 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
     if (bytes >= UINT32_MAX)
         return model_fail(error, KVF_CORRUPT, "%s: %zu bytes of JSON are too many", what, bytes);
     json_document *document = model_alloc_zero(allocator, 1, sizeof *document);
-    if (document == NULL)
+    if (!document)
         return model_out_of_memory(error, sizeof *document, what);
-    if (allocator != NULL)
+    if (allocator)
         document->allocator = *allocator;
     json_reader reader = {.document = document, .what = what, .error = error};
     kvf_status status = read_document(&reader, text, bytes);
@@ -283,7 +278,7 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
 
 void json_free(json_document *document)
 {
-    if (document == NULL)
+    if (!document)
         return;
     kvf_allocator allocator = document->allocator;
     cJSON_Delete(document->tree);
@@ -300,11 +295,10 @@ const json_value *json_root(const json_document *document)
 
 const json_value *json_get(const json_value *object, const char *key)
 {
-    if (object == NULL || object->kind != JSON_OBJECT)
+    if (!object || object->kind != JSON_OBJECT)
         return NULL;
     size_t length = strlen(key);
-    for (const json_value *child = json_first(object); child != NULL;
-         child = json_next(object, child))
+    for (const json_value *child = json_first(object); child; child = json_next(object, child))
         if (child->key_size == length && memcmp(child->key, key, length) == 0)
             return child;
     return NULL;
@@ -313,32 +307,56 @@ const json_value *json_get(const json_value *object, const char *key)
 const json_value *json_get_set(const json_value *object, const char *key)
 {
     const json_value *value = json_get(object, key);
-    return value != NULL && value->kind != JSON_NULL ? value : NULL;
+    return value && value->kind != JSON_NULL ? value : NULL;
 }
 
 const json_value *json_unknown_key(const json_value *object, const char *const *known)
 {
-    for (const json_value *child = json_first(object); child != NULL;
-         child = json_next(object, child)) {
+    for (const json_value *child = json_first(object); child; child = json_next(object, child)) {
         const char *const *key = known;
-        while (*key != NULL &&
+        while (*key &&
                (strlen(*key) != child->key_size || memcmp(*key, child->key, child->key_size) != 0))
             key++;
-        if (*key == NULL)
+        if (!*key)
             return child;
     }
     return NULL;
 }
 
+kvf_status json_check_keys(const json_value *object, const char *what, const char *const *known,
+                           kvf_error *error)
+{
+    if (!object || object->kind != JSON_OBJECT)
+        return model_fail(error, KVF_CORRUPT, "%s is %s, not an object", what,
+                          json_kind_name(object));
+    const json_value *unknown = json_unknown_key(object, known);
+    if (!unknown)
+        return KVF_OK;
+    return model_fail(error, KVF_UNSUPPORTED, "%s has the unknown field \"%.80s\"", what,
+                      unknown->key);
+}
+
+kvf_status json_read_flag(const json_value *object, const char *what, const char *field,
+                          bool fallback, bool *out, kvf_error *error)
+{
+    char shown[96];
+    const json_value *value = json_get_set(object, field);
+    *out = value ? value->kind == JSON_TRUE : fallback;
+    if (!value || value->kind == JSON_TRUE || value->kind == JSON_FALSE)
+        return KVF_OK;
+    return model_fail(error, KVF_CORRUPT, "%s.%s is %s, not a boolean", what, field,
+                      json_show(value, shown, sizeof shown));
+}
+
 bool json_is_string(const json_value *value, const char *text)
 {
-    return value != NULL && value->kind == JSON_STRING && value->size == strlen(text) &&
+    return value && value->kind == JSON_STRING && value->size == strlen(text) &&
            memcmp(value->as.string, text, value->size) == 0;
 }
 
 bool json_is_number(const json_value *value)
 {
-    return value != NULL && (value->kind == JSON_INTEGER || value->kind == JSON_REAL);
+    return value && (value->kind == JSON_INTEGER || value->kind == JSON_REAL);
 }
 
 double json_number(const json_value *value)
@@ -353,16 +371,16 @@ const char *json_kind_name(const json_value *value)
         [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",    [JSON_STRING] = "a string",
         [JSON_ARRAY] = "an array",   [JSON_OBJECT] = "an object",
     };
-    return value == NULL ? "absent" : names[value->kind];
+    return value ? names[value->kind] : "absent";
 }
 
 const char *json_show(const json_value *value, char *buffer, size_t size)
 {
-    if (value != NULL && value->kind == JSON_STRING)
+    if (value && value->kind == JSON_STRING)
         snprintf(buffer, size, "\"%.80s\"", value->as.string);
-    else if (value != NULL && value->kind == JSON_INTEGER)
+    else if (value && value->kind == JSON_INTEGER)
         snprintf(buffer, size, "%llu", (unsigned long long)value->as.integer);
-    else if (value != NULL && value->kind == JSON_REAL)
+    else if (value && value->kind == JSON_REAL)
         snprintf(buffer, size, "%.9g", value->as.real);
     else
         snprintf(buffer, size, "%s", json_kind_name(value));

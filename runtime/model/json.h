@@ -61,6 +61,15 @@ const json_value *json_get_set(const json_value *object, const char *key);
 /** The first member of an object whose key is not in the NULL-terminated list @p known, or NULL. */
 const json_value *json_unknown_key(const json_value *object, const char *const *known);
 
+/** Members of an object that must be one: KVF_CORRUPT if @p what is none, KVF_UNSUPPORTED if it has
+ * a key that is not in the NULL-terminated list @p known. */
+KVF_CHECKED kvf_status json_check_keys(const json_value *object, const char *what,
+                                       const char *const *known, kvf_error *error);
+
+/** A member that is true or false; @p fallback if absent or null. KVF_CORRUPT for anything else. */
+KVF_CHECKED kvf_status json_read_flag(const json_value *object, const char *what, const char *field,
+                                      bool fallback, bool *out, kvf_error *error);
+
 bool json_is_string(const json_value *value, const char *text);
 const char *json_kind_name(const json_value *value);
 

@@ -341,9 +341,7 @@ static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_c
 kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *call,
                               kvf_stream *stream)
 {
-    kvf_status status = call_check(engine, call);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(call_check(engine, call));
     bool vector = call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
     linear_args args = {.engine = engine, .call = *call};
     uint32_t panels = 0;
@@ -358,11 +356,8 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     }
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels);
-    if (narrow && engine->narrow_x) {
-        status = kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows);
-        if (status != KVF_OK)
-            return status;
-    }
+    if (narrow && engine->narrow_x)
+        KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
     args.tasks = panels < engine->threads ? panels : engine->threads;
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
 }

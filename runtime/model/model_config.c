@@ -16,15 +16,37 @@
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
-const char *kvf_model_family_name(kvf_model_family family)
+/* To add an architecture without a new operation, add a row; a chat format of its own is one
+ * function in chat_template.c. */
+static const kvf_architecture architectures[] = {
+    {.name = "LlamaForCausalLM",
+     .family = "llama",
+     .chat = KVF_CHAT_LLAMA3,
+     .has_one_kv_head_each = true},
+    {.name = "MistralForCausalLM",
+     .family = "mistral",
+     .chat = KVF_CHAT_MISTRAL,
+     .has_windows = true},
+    {.name = "MinistralForCausalLM",
+     .family = "mistral",
+     .chat = KVF_CHAT_MISTRAL,
+     .has_windows = true},
+    {.name = "Qwen2ForCausalLM", .family = "qwen2", .chat = KVF_CHAT_QWEN2, .qkv_bias = true},
+    {.name = "Qwen3ForCausalLM",
+     .family = "qwen3",
+     .chat = KVF_CHAT_QWEN3,
+     .qk_norm = true,
+     .head_dim = 128},
+};
+
+#define ARCHITECTURES (sizeof architectures / sizeof *architectures)
+
+const kvf_architecture *kvf_architecture_find(const char *name)
 {
-    static const char *const names[] = {
-        [KVF_FAMILY_LLAMA] = "llama",
-        [KVF_FAMILY_MISTRAL] = "mistral",
-        [KVF_FAMILY_QWEN2] = "qwen2",
-        [KVF_FAMILY_QWEN3] = "qwen3",
-    };
-    return names[family];
+    for (size_t i = 0; i < ARCHITECTURES; i++)
+        if (strcmp(architectures[i].name, name) == 0)
+            return &architectures[i];
+    return NULL;
 }
 
 /* ---- fields ---- */
@@ -53,9 +75,9 @@ uint32_t config_u32(config_reader *reader, const json_value *object, const char 
                     config_range range)
 {
     const json_value *value = json_get_set(object, field);
-    if (value == NULL && range.optional)
+    if (!value && range.optional)
         return range.fallback;
-    if (value == NULL || value->kind != JSON_INTEGER || value->as.integer < range.min ||
+    if (!value || value->kind != JSON_INTEGER || value->as.integer < range.min ||
         value->as.integer > range.max) {
         char expected[96];
         snprintf(expected, sizeof expected, "a whole number from %u to %u", range.min, range.max);
@@ -69,7 +91,7 @@ double config_positive(config_reader *reader, const json_value *object, const ch
                        double fallback)
 {
     const json_value *value = json_get_set(object, field);
-    if (value == NULL && fallback > 0)
+    if (!value && fallback > 0)
         return fallback;
     if (!json_is_number(value) || !(json_number(value) > 0)) {
         config_reject(reader, field, value, "a number above 0");
@@ -81,7 +103,7 @@ double config_positive(config_reader *reader, const json_value *object, const ch
 bool config_bool(config_reader *reader, const json_value *object, const char *field, bool fallback)
 {
     const json_value *value = json_get_set(object, field);
-    if (value == NULL)
+    if (!value)
         return fallback;
     if (value->kind != JSON_TRUE && value->kind != JSON_FALSE)
         config_reject(reader, field, value, "true or false");
@@ -117,49 +139,41 @@ static const struct {
 
 static bool is_unset(const json_value *value)
 {
-    return value == NULL || value->kind == JSON_FALSE ||
+    return !value || value->kind == JSON_FALSE ||
            (json_is_number(value) && json_number(value) == 0) ||
            ((value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) && value->size == 0);
 }
 
-static void check_unsupported(config_reader *reader)
+static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
+    (void)config;
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
         const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
         if (!is_unset(value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
     const json_value *act = json_get_set(reader->root, "hidden_act");
-    if (act != NULL && !json_is_string(act, "silu"))
+    if (act && !json_is_string(act, "silu"))
         config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
 }
 
-static void read_family(config_reader *reader, kvf_model_config *config)
+static void read_architecture(config_reader *reader, kvf_model_config *config)
 {
-    static const struct {
-        const char *architecture;
-        kvf_model_family family;
-    } known[] = {
-        {"LlamaForCausalLM", KVF_FAMILY_LLAMA},       {"MistralForCausalLM", KVF_FAMILY_MISTRAL},
-        {"MinistralForCausalLM", KVF_FAMILY_MISTRAL}, {"Qwen2ForCausalLM", KVF_FAMILY_QWEN2},
-        {"Qwen3ForCausalLM", KVF_FAMILY_QWEN3},
-    };
+    char fix[256] = "supported are ";
     const json_value *list = json_get_set(reader->root, "architectures");
-    if (list == NULL || list->kind != JSON_ARRAY || list->size != 1) {
+    if (!list || list->kind != JSON_ARRAY || list->size != 1) {
         config_reject(reader, "architectures", list, "a list of one name");
         return;
     }
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (json_is_string(list + 1, known[i].architecture)) {
-            config->family = known[i].family;
-            config->qkv_bias = config->family == KVF_FAMILY_QWEN2;
-            config->qk_norm = config->family == KVF_FAMILY_QWEN3;
-            return;
-        }
+    for (size_t i = 0; i < ARCHITECTURES; i++) {
+        const size_t used = strlen(fix);
+        const char *comma = i == 0 ? "" : i + 1 < ARCHITECTURES ? ", " : " and ";
+        snprintf(fix + used, sizeof fix - used, "%s%s", comma, architectures[i].name);
+        if (json_is_string(list + 1, architectures[i].name))
+            config->architecture = &architectures[i];
     }
-    config_refuse(reader, "architectures", list + 1,
-                  "supported are LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM, "
-                  "Qwen2ForCausalLM and Qwen3ForCausalLM");
+    if (!config->architecture)
+        config_refuse(reader, "architectures", list + 1, fix);
 }
 
 /*
@@ -175,23 +189,21 @@ static void check_window(config_reader *reader, kvf_model_config *config)
     const json_value *window = json_get_set(reader->root, "sliding_window");
     bool layered = false;
     const json_value *types = json_get_set(reader->root, "layer_types");
-    if (types != NULL && types->kind != JSON_ARRAY) {
+    if (types && types->kind != JSON_ARRAY) {
         config_reject(reader, "layer_types", types, "a list of names");
         return;
     }
-    if (types != NULL) {
-        for (const json_value *type = json_first(types); type != NULL;
-             type = json_next(types, type)) {
+    if (types) {
+        for (const json_value *type = json_first(types); type; type = json_next(types, type)) {
             bool sliding = json_is_string(type, "sliding_attention");
             if (!json_is_string(type, "full_attention") &&
-                !(sliding && config->family == KVF_FAMILY_MISTRAL && window != NULL))
+                !(sliding && config->architecture->has_windows && window))
                 config_refuse(reader, "layer_types", type,
                               "only \"full_attention\" is supported, use another model");
             layered = layered || sliding;
         }
     }
-    if (config->family != KVF_FAMILY_MISTRAL || window == NULL ||
-        (types != NULL && types->size != 0 && !layered))
+    if (!config->architecture->has_windows || !window || (types && types->size != 0 && !layered))
         return;
     if (window->kind != JSON_INTEGER || window->as.integer == 0) {
         config_reject(reader, "sliding_window", window, "null or a whole number above 0");
@@ -212,10 +224,9 @@ static void read_head_dim(config_reader *reader, kvf_model_config *config)
 {
     const json_value *value = json_get_set(reader->root, "head_dim");
     config_range range = {.min = 1, .max = 65536, .optional = true};
-    range.fallback = config->family == KVF_FAMILY_QWEN3 ? 128 /* what Transformers assumes */
-                                                        : config->hidden_size / config->query_heads;
-    if (value == NULL && config->family != KVF_FAMILY_QWEN3 &&
-        config->hidden_size % config->query_heads != 0)
+    const uint32_t assumed = config->architecture->head_dim;
+    range.fallback = assumed ? assumed : config->hidden_size / config->query_heads;
+    if (!value && !assumed && config->hidden_size % config->query_heads != 0)
         config_reject(reader, "hidden_size", json_get(reader->root, "hidden_size"),
                       "a multiple of num_attention_heads");
     config->head_dim = config_u32(reader, reader->root, "head_dim", range);
@@ -235,9 +246,8 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
 {
     const json_value *root = reader->root;
     config_range range = {.min = 1, .max = 1024};
-    /* Transformers' default is the number of query heads for Llama only. */
     range.optional =
-        config->family == KVF_FAMILY_LLAMA || json_get(root, "num_key_value_heads") != NULL;
+        config->architecture->has_one_kv_head_each || json_get(root, "num_key_value_heads");
     range.fallback = config->query_heads;
     config->kv_heads = config_u32(reader, root, "num_key_value_heads", range);
     if (config->query_heads % config->kv_heads != 0)
@@ -276,10 +286,10 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)
 {
-    const char *field = json_get_set(reader->root, "dtype") != NULL ? "dtype" : "torch_dtype";
+    const char *field = json_get_set(reader->root, "dtype") ? "dtype" : "torch_dtype";
     const json_value *value = json_get_set(reader->root, field);
     config->dtype = KVF_BF16;
-    if (value == NULL || json_is_string(value, "bfloat16"))
+    if (!value || json_is_string(value, "bfloat16"))
         return;
     if (json_is_string(value, "float16"))
         config->dtype = KVF_FP16;
@@ -311,13 +321,13 @@ static void add_eos(config_reader *reader, kvf_model_config *config, const json_
 static void read_special_ids(config_reader *reader, kvf_model_config *config)
 {
     const json_value *eos = json_get_set(reader->root, "eos_token_id");
-    if (eos != NULL && eos->kind == JSON_ARRAY) {
-        for (const json_value *id = json_first(eos); id != NULL; id = json_next(eos, id))
+    if (eos && eos->kind == JSON_ARRAY) {
+        for (const json_value *id = json_first(eos); id; id = json_next(eos, id))
             add_eos(reader, config, id);
-    } else if (eos != NULL) {
+    } else if (eos) {
         add_eos(reader, config, eos);
     }
-    if (json_get_set(reader->root, "bos_token_id") != NULL) {
+    if (json_get_set(reader->root, "bos_token_id")) {
         config->bos_id = config_u32(reader, reader->root, "bos_token_id",
                                     (config_range){.min = 0, .max = config->vocab_size - 1});
         config->bos_known = true;
@@ -326,96 +336,56 @@ static void read_special_ids(config_reader *reader, kvf_model_config *config)
 
 /* ---- public ---- */
 
-static kvf_status parse_config(const json_document *document, kvf_model_config *config,
-                               kvf_error *error)
-{
-    config_reader reader = {.root = json_root(document), .file = "config.json", .error = error};
-    if (reader.root->kind != JSON_OBJECT)
-        return model_fail(error, KVF_CORRUPT, "config.json holds %s, not an object",
-                          json_kind_name(reader.root));
-    read_family(&reader, config);
-    if (reader.status == KVF_OK)
-        check_unsupported(&reader);
-    if (reader.status == KVF_OK)
-        read_geometry(&reader, config);
-    if (reader.status == KVF_OK)
-        check_window(&reader, config);
-    if (reader.status == KVF_OK)
-        config_read_rope(&reader, config);
-    if (reader.status == KVF_OK)
-        read_dtype(&reader, config);
-    if (reader.status == KVF_OK)
-        read_special_ids(&reader, config);
-    return reader.status;
-}
+typedef void (*read_part_fn)(config_reader *reader, kvf_model_config *config);
 
-static kvf_status parse_generation(const char *text, size_t bytes, const kvf_allocator *allocator,
-                                   kvf_model_config *config, kvf_error *error)
+/* Reads one part after the other, up to the first failure. @p parts end with NULL. */
+static kvf_status parse(const char *file, const char *text, size_t bytes,
+                        const kvf_allocator *allocator, const read_part_fn *parts,
+                        kvf_model_config *config, kvf_error *error)
 {
     json_document *document;
-    kvf_status status =
-        json_parse(text, bytes, "generation_config.json", allocator, &document, error);
-    if (status != KVF_OK)
-        return status;
-    config_reader reader = {
-        .root = json_root(document), .file = "generation_config.json", .error = error};
+    KVF_TRY(json_parse(text, bytes, file, allocator, &document, error));
+    config_reader reader = {.root = json_root(document), .file = file, .error = error};
     if (reader.root->kind != JSON_OBJECT)
-        status = model_fail(error, KVF_CORRUPT, "generation_config.json holds %s, not an object",
-                            json_kind_name(reader.root));
-    else
-        read_special_ids(&reader, config);
+        reader.status = model_fail(error, KVF_CORRUPT, "%s holds %s, not an object", file,
+                                   json_kind_name(reader.root));
+    for (; *parts && reader.status == KVF_OK; parts++)
+        (*parts)(&reader, config);
     json_free(document);
-    return status != KVF_OK ? status : reader.status;
+    return reader.status;
 }
 
 kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const char *generation,
                                   size_t generation_bytes, const kvf_allocator *allocator,
                                   kvf_model_config *out, kvf_error *error)
 {
+    static const read_part_fn all[] = {
+        read_architecture, check_unsupported, read_geometry,    check_window,
+        config_read_rope,  read_dtype,        read_special_ids, NULL};
+    static const read_part_fn ids[] = {read_special_ids, NULL};
     kvf_model_config result = {0};
-    json_document *document;
-    kvf_status status =
-        json_parse(config, config_bytes, "config.json", allocator, &document, error);
-    if (status != KVF_OK)
-        return status;
-    status = parse_config(document, &result, error);
-    json_free(document);
-    if (status == KVF_OK && generation != NULL)
-        status = parse_generation(generation, generation_bytes, allocator, &result, error);
-    if (status == KVF_OK)
-        *out = result;
-    return status;
-}
-
-static kvf_status read_both(const char *config_path, const char *generation_path,
-                            const kvf_allocator *allocator, kvf_model_config *out, kvf_error *error)
-{
-    kvf_text config;
-    kvf_text generation = {0};
-    kvf_status status = model_read_file(allocator, config_path, CONFIG_BYTES_MAX, &config, error);
-    if (status != KVF_OK)
-        return status;
-    if (access(generation_path, F_OK) == 0)
-        status = model_read_file(allocator, generation_path, CONFIG_BYTES_MAX, &generation, error);
-    if (status == KVF_OK)
-        status = kvf_model_config_parse(config.bytes, config.size, generation.bytes,
-                                        generation.size, allocator, out, error);
-    kvf_text_free(allocator, &generation);
-    kvf_text_free(allocator, &config);
-    return status;
+    KVF_TRY(parse("config.json", config, config_bytes, allocator, all, &result, error));
+    if (generation)
+        KVF_TRY(parse("generation_config.json", generation, generation_bytes, allocator, ids,
+                      &result, error));
+    *out = result;
+    return KVF_OK;
 }
 
 kvf_status kvf_model_config_read(const char *directory, const kvf_allocator *allocator,
                                  kvf_model_config *out, kvf_error *error)
 {
-    char *config = NULL;
-    char *generation = NULL;
-    kvf_status status = model_path(allocator, directory, "config.json", &config, error);
+    char path[MODEL_PATH_BYTES];
+    kvf_text config, generation = {0};
+    model_path(path, directory, "config.json");
+    KVF_TRY(model_read_file(allocator, path, CONFIG_BYTES_MAX, &config, error));
+    kvf_status status = KVF_OK;
+    if (access(model_path(path, directory, "generation_config.json"), F_OK) == 0)
+        status = model_read_file(allocator, path, CONFIG_BYTES_MAX, &generation, error);
     if (status == KVF_OK)
-        status = model_path(allocator, directory, "generation_config.json", &generation, error);
-    if (status == KVF_OK)
-        status = read_both(config, generation, allocator, out, error);
-    model_free(allocator, generation);
-    model_free(allocator, config);
+        status = kvf_model_config_parse(config.bytes, config.size, generation.bytes,
+                                        generation.size, allocator, out, error);
+    kvf_text_free(allocator, &generation);
+    kvf_text_free(allocator, &config);
     return status;
 }

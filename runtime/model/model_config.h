@@ -16,12 +16,28 @@
 #define KVF_EOS_MAX              8u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
-typedef enum kvf_model_family {
-    KVF_FAMILY_LLAMA,   /**< LlamaForCausalLM: Llama-3.x */
-    KVF_FAMILY_MISTRAL, /**< MistralForCausalLM, MinistralForCausalLM */
-    KVF_FAMILY_QWEN2,   /**< Qwen2ForCausalLM: biases on q, k, v */
-    KVF_FAMILY_QWEN3,   /**< Qwen3ForCausalLM: RMS norm on each head of q and k */
-} kvf_model_family;
+typedef enum kvf_chat_format {
+    KVF_CHAT_LLAMA3,  /**< Llama-3.1 and later: dates in the system turn */
+    KVF_CHAT_MISTRAL, /**< V3-Tekken: [INST]text[/INST] without spaces */
+    KVF_CHAT_QWEN2,   /**< ChatML; a default system prompt */
+    KVF_CHAT_QWEN3,   /**< ChatML; thinking of past turns is dropped */
+} kvf_chat_format;
+
+/** What sets an architecture apart: one row of a table in model_config.c. */
+typedef struct kvf_architecture {
+    const char *name;   /**< in config.json */
+    const char *family; /**< "llama", "mistral", "qwen2" or "qwen3" */
+    kvf_chat_format chat;
+    bool qkv_bias;    /**< q_proj, k_proj and v_proj have biases */
+    bool qk_norm;     /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
+    bool has_windows; /**< sliding_window counts */
+    /* What Transformers assumes where config.json says nothing: */
+    bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
+    uint32_t head_dim;         /**< 0 = hidden_size / query heads */
+} kvf_architecture;
+
+/** NULL if it is not supported. */
+const kvf_architecture *kvf_architecture_find(const char *name);
 
 typedef enum kvf_rope_kind {
     KVF_ROPE_DEFAULT,
@@ -43,7 +59,7 @@ typedef struct kvf_rope_config {
 } kvf_rope_config;
 
 typedef struct kvf_model_config {
-    kvf_model_family family;
+    const kvf_architecture *architecture;
     uint32_t vocab_size;
     uint32_t hidden_size;
     uint32_t intermediate_size;
@@ -55,8 +71,6 @@ typedef struct kvf_model_config {
     double norm_eps;
     kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when the file says nothing */
     bool tied_embeddings; /**< lm_head is embed_tokens; no lm_head.weight then */
-    bool qkv_bias;        /**< q_proj, k_proj and v_proj have biases (Qwen2) */
-    bool qk_norm;         /**< q_norm and k_norm [head_dim], before RoPE (Qwen3) */
     kvf_rope_config rope;
     bool bos_known;
     uint32_t bos_id;
@@ -80,9 +94,6 @@ KVF_CHECKED kvf_status kvf_model_config_parse(const char *config, size_t config_
                                               const char *generation, size_t generation_bytes,
                                               const kvf_allocator *allocator, kvf_model_config *out,
                                               kvf_error *error);
-
-/** "llama", "mistral", "qwen2" or "qwen3". */
-const char *kvf_model_family_name(kvf_model_family family);
 
 typedef struct kvf_rope_table {
     uint32_t count;                           /**< head_dim / 2 */

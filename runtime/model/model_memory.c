@@ -18,7 +18,7 @@ void *model_alloc(const kvf_allocator *allocator, size_t bytes)
         bytes = 1;
     if (bytes > PTRDIFF_MAX)
         return NULL;
-    if (allocator != NULL && allocator->alloc != NULL)
+    if (allocator && allocator->alloc)
         return allocator->alloc(allocator->user, bytes, 16);
     return malloc(bytes);
 }
@@ -28,17 +28,17 @@ void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t byte
     if (bytes != 0 && count > PTRDIFF_MAX / bytes)
         return NULL;
     void *pointer = model_alloc(allocator, count * bytes);
-    if (pointer != NULL)
+    if (pointer)
         memset(pointer, 0, count * bytes);
     return pointer;
 }
 
 void model_free(const kvf_allocator *allocator, void *pointer)
 {
-    if (pointer == NULL)
+    if (!pointer)
         return;
-    if (allocator != NULL && allocator->alloc != NULL) {
-        if (allocator->free != NULL)
+    if (allocator && allocator->alloc) {
+        if (allocator->free)
             allocator->free(allocator->user, pointer);
         return;
     }
@@ -48,7 +48,7 @@ void model_free(const kvf_allocator *allocator, void *pointer)
 static void error_write(kvf_error *error, kvf_status status, int foreign, const char *format,
                         va_list list)
 {
-    if (error == NULL)
+    if (!error)
         return;
     error->status = status;
     error->foreign = foreign;
@@ -75,7 +75,7 @@ kvf_status model_fail_errno(kvf_error *error, int number, const char *format, ..
     va_start(list, format);
     error_write(error, KVF_SYSTEM, number, format, list);
     va_end(list);
-    if (error != NULL) {
+    if (error) {
         char reason[128] = "";
         const char *text = strerror_r(number, reason, sizeof reason);
         size_t used = strlen(error->text);
@@ -108,7 +108,7 @@ kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids
     if (ids->count == ids->capacity) {
         size_t capacity = grown_capacity(ids->capacity, ids->count + 1, sizeof *ids->ids);
         uint32_t *grown = capacity != 0 ? model_alloc(allocator, capacity * sizeof *grown) : NULL;
-        if (grown == NULL)
+        if (!grown)
             return model_out_of_memory(error, capacity * sizeof *grown, "token ids");
         if (ids->count != 0)
             memcpy(grown, ids->ids, ids->count * sizeof *grown);
@@ -134,7 +134,7 @@ kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text, const
     if (text->size + size >= text->capacity) {
         size_t capacity = grown_capacity(text->capacity, text->size + size + 1, 1);
         char *grown = capacity != 0 ? model_alloc(allocator, capacity) : NULL;
-        if (grown == NULL)
+        if (!grown)
             return model_out_of_memory(error, capacity, "text");
         if (text->size != 0)
             memcpy(grown, text->bytes, text->size);
@@ -164,9 +164,7 @@ static kvf_status read_stream(const kvf_allocator *allocator, FILE *file, const 
         if (got > bytes_max - out->size)
             return model_fail(error, KVF_CORRUPT, "%s is larger than the %zu bytes allowed", path,
                               bytes_max);
-        kvf_status status = kvf_text_append(allocator, out, block, got, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(kvf_text_append(allocator, out, block, got, error));
     }
     if (ferror(file))
         return model_fail_errno(error, errno, "%s cannot be read", path);
@@ -178,7 +176,7 @@ kvf_status model_read_file(const kvf_allocator *allocator, const char *path, siz
 {
     *out = (kvf_text){0};
     FILE *file = fopen(path, "rbe");
-    if (file == NULL)
+    if (!file)
         return model_fail_errno(error, errno, "%s cannot be opened", path);
     kvf_status status = read_stream(allocator, file, path, bytes_max, out, error);
     fclose(file);
@@ -187,14 +185,8 @@ kvf_status model_read_file(const kvf_allocator *allocator, const char *path, siz
     return status;
 }
 
-kvf_status model_path(const kvf_allocator *allocator, const char *directory, const char *name,
-                      char **out, kvf_error *error)
+const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const char *name)
 {
-    size_t bytes = strlen(directory) + strlen(name) + 2;
-    char *path = model_alloc(allocator, bytes);
-    if (path == NULL)
-        return model_out_of_memory(error, bytes, "a path");
-    snprintf(path, bytes, "%s/%s", directory, name);
-    *out = path;
-    return KVF_OK;
+    snprintf(path, MODEL_PATH_BYTES, "%s/%s", directory, name);
+    return path;
 }

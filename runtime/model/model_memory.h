@@ -11,6 +11,7 @@
  */
 
 #include <kvferry/kvferry.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,8 +66,9 @@ kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
 /** Read a whole file of at most @p bytes_max. */
 KVF_CHECKED kvf_status model_read_file(const kvf_allocator *allocator, const char *path,
                                        size_t bytes_max, kvf_text *out, kvf_error *error);
-/** directory + "/" + name, freed with model_free. */
-KVF_CHECKED kvf_status model_path(const kvf_allocator *allocator, const char *directory,
-                                  const char *name, char **out, kvf_error *error);
+/** Room for a path; one that was cut short is too long for the system, which then says so. */
+#define MODEL_PATH_BYTES (PATH_MAX + 1)
+/** directory + "/" + name. @return @p path */
+const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const char *name);
 
 #endif

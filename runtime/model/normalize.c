@@ -81,15 +81,14 @@ static kvf_status append_encoded(const code_points *points, const kvf_allocator 
 {
     char block[1024];
     size_t used = 0;
-    kvf_status status = KVF_OK;
-    for (size_t i = 0; i < points->count && status == KVF_OK; i++) {
+    for (size_t i = 0; i < points->count; i++) {
         used += utf8_encode((uint32_t)points->list[i], block + used);
         if (used > sizeof block - 4 || i + 1 == points->count) {
-            status = kvf_text_append(allocator, out, block, used, error);
+            KVF_TRY(kvf_text_append(allocator, out, block, used, error));
             used = 0;
         }
     }
-    return status;
+    return KVF_OK;
 }
 
 /* ---- segments ---- */
@@ -121,14 +120,12 @@ static kvf_status append_segment(const char *text, size_t size, size_t character
         model_free(allocator, room->list);
         *room = (segment_room){0};
         room->list = model_alloc(allocator, 2 * points * sizeof *room->list);
-        if (room->list == NULL)
+        if (!room->list)
             return model_out_of_memory(error, 2 * points * sizeof *room->list, "normalisation");
         room->points = points;
     }
     code_points points = {.list = room->list};
-    kvf_status status = decompose(text, size, &points, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(decompose(text, size, &points, error));
     order(&points, room->list + room->points);
     utf8proc_ssize_t composed = utf8proc_normalize_utf32(
         points.list, (utf8proc_ssize_t)points.count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
@@ -142,30 +139,25 @@ static kvf_status append_segments(const char *text, size_t size, segment_room *r
     size_t copied = 0; /* everything before is in out */
     size_t start = 0;  /* of the current segment */
     size_t characters = 0;
-    kvf_status status = KVF_OK;
-    for (size_t at = 0; at <= size && status == KVF_OK;) {
+    for (size_t at = 0, length; at <= size; at += length, characters++) {
         uint32_t code = 0;
-        size_t length = at < size ? utf8_decode(text + at, size - at, &code) : 1;
+        length = at < size ? utf8_decode(text + at, size - at, &code) : 1;
         if (at == size || starts_segment(code)) {
             uint32_t first = 0;
             bool plain = at == start ||
                          (characters == 1 && utf8_decode(text + start, at - start, &first) != 0 &&
                           starts_segment(first));
             if (!plain) {
-                status = kvf_text_append(allocator, out, text + copied, start - copied, error);
-                if (status == KVF_OK)
-                    status = append_segment(text + start, at - start, characters, room, allocator,
-                                            out, error);
+                KVF_TRY(kvf_text_append(allocator, out, text + copied, start - copied, error));
+                KVF_TRY(append_segment(text + start, at - start, characters, room, allocator, out,
+                                       error));
                 copied = at;
             }
             start = at;
             characters = 0;
         }
-        characters++;
-        at += length;
     }
-    return status == KVF_OK ? kvf_text_append(allocator, out, text + copied, size - copied, error)
-                            : status;
+    return kvf_text_append(allocator, out, text + copied, size - copied, error);
 }
 
 kvf_status nfc_append(const char *text, size_t size, const kvf_allocator *allocator, kvf_text *out,

@@ -58,8 +58,8 @@ static kvf_status translate_property(regex_translation *t)
     while (letters < 3 && ahead(t, 3 + letters) != '}' && ahead(t, 3 + letters) != '\0')
         letters++;
     bool known = ahead(t, 2) == '{' && (letters == 1 || letters == 2) &&
-                 strchr("LMNPSZ", ahead(t, 3)) != NULL &&
-                 (letters == 1 || strchr("ulmotcdefkis", ahead(t, 4)) != NULL);
+                 strchr("LMNPSZ", ahead(t, 3)) &&
+                 (letters == 1 || strchr("ulmotcdefkis", ahead(t, 4)));
     return known ? copy(t, 4 + letters) : refuse(t, "a property other than a general category");
 }
 
@@ -80,7 +80,7 @@ static kvf_status translate_escape(regex_translation *t)
         t->at += 2;
         return emit(t, "\\x{b}");
     }
-    if (c != '\0' && strchr("rntf.*+?()[]{}|^$\\/-&#'\"!,:;<=>@_`~% ", c) != NULL)
+    if (c != '\0' && strchr("rntf.*+?()[]{}|^$\\/-&#'\"!,:;<=>@_`~% ", c))
         return copy(t, 2);
     return refuse(t, "an escape");
 }
@@ -109,7 +109,7 @@ static kvf_status translate_group(regex_translation *t)
 {
     if (ahead(t, 1) != '?')
         return copy(t, 1);
-    if (ahead(t, 2) != '\0' && strchr(":=!>", ahead(t, 2)) != NULL)
+    if (ahead(t, 2) != '\0' && strchr(":=!>", ahead(t, 2)))
         return copy(t, 3);
     if (ahead(t, 2) == 'i' && ahead(t, 3) == ':')
         return copy(t, 4);
@@ -153,13 +153,13 @@ static kvf_status translate_inside(regex_translation *t)
 
 static kvf_status translate(regex_translation *t)
 {
-    kvf_status status = emit(t, "");
-    while (status == KVF_OK && t->at < t->size) {
+    KVF_TRY(emit(t, ""));
+    while (t->at < t->size) {
         if (t->pattern[t->at] == '\0')
             return refuse(t, "a zero byte");
-        status = t->in_brackets ? translate_inside(t) : translate_outside(t);
+        KVF_TRY(t->in_brackets ? translate_inside(t) : translate_outside(t));
     }
-    return status;
+    return KVF_OK;
 }
 
 /* ---- matching ---- */
@@ -191,14 +191,14 @@ static kvf_status compile(regex_pattern *self, const char *pattern, size_t size,
     int code = 0;
     PCRE2_SIZE offset = 0;
     pcre2_compile_context *context = pcre2_compile_context_create(self->memory);
-    if (context == NULL)
+    if (!context)
         return model_out_of_memory(error, 0, "a regular expression");
     pcre2_set_parens_nest_limit(context, 64);
     self->code =
         pcre2_compile((PCRE2_SPTR)pattern, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
                       &code, &offset, context);
     pcre2_compile_context_free(context);
-    if (self->code == NULL) {
+    if (!self->code) {
         PCRE2_UCHAR reason[128] = "";
         pcre2_get_error_message(code, reason, sizeof reason);
         if (code == PCRE2_ERROR_HEAP_FAILED)
@@ -218,14 +218,13 @@ static kvf_status create(const char *pattern, size_t size, const kvf_allocator *
                          regex_pattern **out, kvf_error *error)
 {
     regex_pattern *self = model_alloc_zero(allocator, 1, sizeof *self);
-    if (self == NULL)
+    if (!self)
         return model_out_of_memory(error, sizeof *self, "a regular expression");
     self->allocator = allocator;
     self->memory =
         pcre2_general_context_create(pcre_alloc, pcre_free, (void *)(uintptr_t)allocator);
-    kvf_status status = self->memory != NULL
-                            ? compile(self, pattern, size, error)
-                            : model_out_of_memory(error, 0, "a regular expression");
+    kvf_status status = self->memory ? compile(self, pattern, size, error)
+                                     : model_out_of_memory(error, 0, "a regular expression");
     if (status != KVF_OK) {
         regex_destroy(self);
         return status;
@@ -254,7 +253,7 @@ kvf_status regex_create_native(const char *pattern, const kvf_allocator *allocat
 
 void regex_destroy(regex_pattern *pattern)
 {
-    if (pattern == NULL)
+    if (!pattern)
         return;
     pcre2_code_free(pattern->code);
     pcre2_general_context_free(pattern->memory);
@@ -264,12 +263,12 @@ void regex_destroy(regex_pattern *pattern)
 kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out, kvf_error *error)
 {
     regex_scan *scan = model_alloc_zero(pattern->allocator, 1, sizeof *scan);
-    if (scan == NULL)
+    if (!scan)
         return model_out_of_memory(error, sizeof *scan, "a regular expression's match");
     scan->allocator = pattern->allocator;
     scan->data = pcre2_match_data_create(1, pattern->memory);
     scan->limits = pcre2_match_context_create(pattern->memory);
-    if (scan->data == NULL || scan->limits == NULL) {
+    if (!scan->data || !scan->limits) {
         regex_scan_destroy(scan);
         return model_out_of_memory(error, 0, "a regular expression's match");
     }
@@ -279,7 +278,7 @@ kvf_status regex_scan_create(const regex_pattern *pattern, regex_scan **out, kvf
 
 void regex_scan_destroy(regex_scan *scan)
 {
-    if (scan == NULL)
+    if (!scan)
         return;
     pcre2_match_context_free(scan->limits);
     pcre2_match_data_free(scan->data);

@@ -16,53 +16,45 @@
 
 static const double pi = 3.14159265358979323846;
 
-static const char *const known_keys[] = {
-    "rope_type",
-    "type",
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-};
+static const char *const known_keys[] = {"rope_type",
+                                         "type",
+                                         "rope_theta",
+                                         "factor",
+                                         "low_freq_factor",
+                                         "high_freq_factor",
+                                         "beta_fast",
+                                         "beta_slow",
+                                         "attention_factor",
+                                         "mscale",
+                                         "mscale_all_dim",
+                                         "truncate",
+                                         "partial_rotary_factor",
+                                         "original_max_position_embeddings",
+                                         NULL};
 
 static void check_keys(config_reader *reader, const json_value *scaling)
 {
-    for (const json_value *member = json_first(scaling); member != NULL;
-         member = json_next(scaling, member)) {
-        bool known = false;
-        for (size_t i = 0; i < sizeof known_keys / sizeof *known_keys && !known; i++)
-            known = strcmp(member->key, known_keys[i]) == 0;
-        if (known)
-            continue;
-        if (reader->status == KVF_OK)
-            reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
-                                        "%s: the RoPE settings have the field \"%.80s\", which is "
-                                        "not known here; use another model",
-                                        reader->file, member->key);
-    }
+    const json_value *unknown = json_unknown_key(scaling, known_keys);
+    if (unknown && reader->status == KVF_OK)
+        reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
+                                    "%s: the RoPE settings have the field \"%.80s\", which is not "
+                                    "known here; use another model",
+                                    reader->file, unknown->key);
 }
 
 static void check_partial(config_reader *reader, const json_value *object)
 {
     const json_value *partial = json_get_set(object, "partial_rotary_factor");
-    if (partial != NULL && !(json_is_number(partial) && json_number(partial) == 1))
+    if (partial && !(json_is_number(partial) && json_number(partial) == 1))
         config_refuse(reader, "partial_rotary_factor", partial,
                       "heads that are rotated in part are not supported, use another model");
 }
 
 static void read_kind(config_reader *reader, const json_value *scaling, kvf_rope_config *rope)
 {
-    const char *field = json_get_set(scaling, "rope_type") != NULL ? "rope_type" : "type";
+    const char *field = json_get_set(scaling, "rope_type") ? "rope_type" : "type";
     const json_value *kind = json_get_set(scaling, field);
-    if (kind == NULL || json_is_string(kind, "default"))
+    if (!kind || json_is_string(kind, "default"))
         rope->kind = KVF_ROPE_DEFAULT;
     else if (json_is_string(kind, "linear"))
         rope->kind = KVF_ROPE_LINEAR;
@@ -79,7 +71,7 @@ static double read_original(config_reader *reader, const json_value *scaling,
                             const kvf_model_config *config)
 {
     static const char field[] = "original_max_position_embeddings";
-    const json_value *object = json_get_set(reader->root, field) != NULL ? reader->root : scaling;
+    const json_value *object = json_get_set(reader->root, field) ? reader->root : scaling;
     return config_positive(reader, object, field, config->positions_max);
 }
 
@@ -93,7 +85,7 @@ static double number_or(config_reader *reader, const json_value *object, const c
                         double fallback)
 {
     const json_value *value = json_get_set(object, field);
-    if (value == NULL)
+    if (!value)
         return fallback;
     if (!json_is_number(value) || json_number(value) < 0)
         config_reject(reader, field, value, "a number, not negative");
@@ -137,21 +129,21 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
     kvf_rope_config *rope = &config->rope;
     const json_value *scaling = json_get_set(reader->root, "rope_scaling");
     const char *field = "rope_scaling";
-    if (scaling == NULL || (scaling->kind == JSON_OBJECT && scaling->size == 0)) {
+    if (!scaling || (scaling->kind == JSON_OBJECT && scaling->size == 0)) {
         field = "rope_parameters";
         scaling = json_get_set(reader->root, field);
     }
     *rope = (kvf_rope_config){.factor = 1, .attention_factor = 1};
-    if (scaling != NULL && scaling->kind != JSON_OBJECT) {
+    if (scaling && scaling->kind != JSON_OBJECT) {
         config_reject(reader, field, scaling, "null or an object");
         return;
     }
-    if (scaling != NULL)
+    if (scaling)
         check_keys(reader, scaling);
     check_partial(reader, reader->root);
     check_partial(reader, scaling);
     read_kind(reader, scaling, rope);
-    bool inside = json_get_set(scaling, "rope_theta") != NULL;
+    bool inside = json_get_set(scaling, "rope_theta");
     rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta", 10000);
     if (rope->theta <= 1)
         config_reject(reader, "rope_theta", json_get(inside ? scaling : reader->root, "rope_theta"),

@@ -28,7 +28,7 @@ typedef struct weight_file {
     const char *bytes;
     size_t size;
     bool mapped; /* else the caller's memory */
-    char *name;  /* for messages */
+    char *name;  /* of the shard's path or of the image, for messages */
     json_document *header;
 } weight_file;
 
@@ -73,8 +73,7 @@ static kvf_status read_dtype(const tensor_reader *reader, const json_value *entr
         *out = KVF_FP32;
     else
         return model_fail(
-            reader->error,
-            dtype != NULL && dtype->kind == JSON_STRING ? KVF_UNSUPPORTED : KVF_CORRUPT,
+            reader->error, dtype && dtype->kind == JSON_STRING ? KVF_UNSUPPORTED : KVF_CORRUPT,
             "%s: tensor %.120s has dtype %s; BF16, F16 and F32 are supported, convert "
             "the model to one of them",
             reader->file->name, entry->key, json_show(dtype, shown, sizeof shown));
@@ -86,14 +85,14 @@ static kvf_status read_shape(const tensor_reader *reader, const json_value *entr
                              kvf_tensor *tensor)
 {
     const json_value *shape = json_get(entry, "shape");
-    if (shape == NULL || shape->kind != JSON_ARRAY || shape->size > KVF_TENSOR_RANK_MAX)
+    if (!shape || shape->kind != JSON_ARRAY || shape->size > KVF_TENSOR_RANK_MAX)
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: shape must be an array of at most %u sizes",
                           reader->file->name, entry->key, KVF_TENSOR_RANK_MAX);
     tensor->rank = shape->size;
     uint64_t bytes = kvf_weights_dtype_bytes(tensor->dtype);
     uint32_t axis = 0;
-    for (const json_value *size = json_first(shape); size != NULL; size = json_next(shape, size)) {
+    for (const json_value *size = json_first(shape); size; size = json_next(shape, size)) {
         if (size->kind != JSON_INTEGER)
             return model_fail(reader->error, KVF_CORRUPT,
                               "%s: tensor %.120s: shape[%u] is not a whole number",
@@ -113,7 +112,7 @@ static kvf_status read_offsets(const tensor_reader *reader, const json_value *en
                                kvf_tensor *tensor)
 {
     const json_value *offsets = json_get(entry, "data_offsets");
-    if (offsets == NULL || offsets->kind != JSON_ARRAY || offsets->size != 2 ||
+    if (!offsets || offsets->kind != JSON_ARRAY || offsets->size != 2 ||
         offsets[1].kind != JSON_INTEGER || offsets[2].kind != JSON_INTEGER)
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: data_offsets must be two whole numbers",
@@ -152,12 +151,9 @@ static kvf_status read_tensor(const tensor_reader *reader, const json_value *ent
                           "%s: tensor %.120s has a zero byte in its name", reader->file->name,
                           entry->key);
     *tensor = (kvf_tensor){.name = entry->key};
-    kvf_status status = read_dtype(reader, entry, &tensor->dtype);
-    if (status == KVF_OK)
-        status = read_shape(reader, entry, tensor);
-    if (status == KVF_OK)
-        status = read_offsets(reader, entry, tensor);
-    return status;
+    KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
+    KVF_TRY(read_shape(reader, entry, tensor));
+    return read_offsets(reader, entry, tensor);
 }
 
 /* ---- one file ---- */
@@ -171,7 +167,7 @@ static kvf_status grow_tensors(kvf_weights *weights, size_t more, kvf_error *err
         NULL; /* not zeroed: a lying header must not cost memory that it never uses */
     if (needed <= SIZE_MAX / sizeof *grown)
         grown = model_alloc(&weights->allocator, needed * sizeof *grown);
-    if (grown == NULL)
+    if (!grown)
         return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
     if (weights->count != 0)
         memcpy(grown, weights->tensors, weights->count * sizeof *grown);
@@ -203,34 +199,29 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
                           " bytes does not fit a file of %zu (limit %u); "
                           "this is no safetensors file, or it is truncated",
                           file->name, header_bytes, file->size, HEADER_BYTES_MAX);
-    kvf_status status = json_parse(file->bytes + 8, (size_t)header_bytes, file->name,
-                                   &weights->allocator, &file->header, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(json_parse(file->bytes + 8, (size_t)header_bytes, file->name, &weights->allocator,
+                       &file->header, error));
     const json_value *root = json_root(file->header);
     if (root->kind != JSON_OBJECT)
         return model_fail(error, KVF_CORRUPT, "%s: the header is %s, not an object", file->name,
                           json_kind_name(root));
-    status = grow_tensors(weights, root->size, error);
+    KVF_TRY(grow_tensors(weights, root->size, error));
     tensor_reader reader = {.file = file,
                             .data_start = 8 + header_bytes,
                             .data_bytes = file->size - 8 - header_bytes,
                             .error = error};
-    for (const json_value *entry = json_first(root); entry != NULL;
-         entry = json_next(root, entry)) {
-        if (status != KVF_OK)
-            return status;
+    for (const json_value *entry = json_first(root); entry; entry = json_next(root, entry)) {
         if (strcmp(entry->key, "__metadata__") == 0)
             continue;
-        status = read_tensor(&reader, entry, &weights->tensors[weights->count]);
-        if (status == KVF_OK)
-            weights->bytes += weights->tensors[weights->count++].bytes;
+        KVF_TRY(read_tensor(&reader, entry, &weights->tensors[weights->count]));
+        weights->bytes += weights->tensors[weights->count++].bytes;
     }
-    return status;
+    return KVF_OK;
 }
 
-static kvf_status map_file(weight_file *file, const char *path, kvf_error *error)
+static kvf_status map_file(weight_file *file, kvf_error *error)
 {
+    const char *path = file->name;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return model_fail_errno(error, errno, "%s cannot be opened", path);
@@ -274,7 +265,7 @@ static int compare_addresses(const void *a, const void *b)
 static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
 {
     const kvf_tensor **order = model_alloc_zero(&weights->allocator, weights->count, sizeof *order);
-    if (order == NULL)
+    if (!order)
         return model_out_of_memory(error, weights->count * sizeof *order, "the tensor table");
     for (size_t i = 0; i < weights->count; i++)
         order[i] = &weights->tensors[i];
@@ -303,34 +294,32 @@ static kvf_status finish(kvf_weights *weights, kvf_error *error)
     return check_overlaps(weights, error);
 }
 
-static kvf_status create(size_t files, const kvf_allocator *allocator, kvf_weights **out,
-                         kvf_error *error)
+/* Room for so many files. */
+static kvf_status reserve_files(kvf_weights *weights, size_t count, kvf_error *error)
 {
-    kvf_weights *weights = model_alloc_zero(allocator, 1, sizeof *weights);
-    if (weights == NULL)
-        return model_out_of_memory(error, sizeof *weights, "the weights");
-    if (allocator != NULL)
-        weights->allocator = *allocator;
-    weights->files = model_alloc_zero(allocator, files, sizeof *weights->files);
-    if (weights->files == NULL) {
-        kvf_weights_close(weights);
-        return model_out_of_memory(error, files * sizeof *weights->files, "the weights");
-    }
-    *out = weights;
+    weights->files = model_alloc_zero(&weights->allocator, count, sizeof *weights->files);
+    return weights->files
+               ? KVF_OK
+               : model_out_of_memory(error, count * sizeof *weights->files, "the weights");
+}
+
+static kvf_status add_file(kvf_weights *weights, const char *name, kvf_error *error)
+{
+    const size_t bytes = strlen(name) + 1;
+    weight_file *file = &weights->files[weights->files_count];
+    file->name = model_alloc(&weights->allocator, bytes);
+    if (!file->name)
+        return model_out_of_memory(error, bytes, "a name");
+    memcpy(file->name, name, bytes);
+    weights->files_count++;
     return KVF_OK;
 }
 
-/* Map and read one more file of the directory. */
-static kvf_status add_file(kvf_weights *weights, const char *directory, const char *name,
-                           kvf_error *error)
+static kvf_status read_files(kvf_weights *weights, kvf_error *error)
 {
-    weight_file *file = &weights->files[weights->files_count++];
-    kvf_status status = model_path(&weights->allocator, directory, name, &file->name, error);
-    if (status == KVF_OK)
-        status = map_file(file, file->name, error);
-    if (status == KVF_OK)
-        status = read_header(weights, file, error);
-    return status;
+    for (size_t i = 0; i < weights->files_count; i++)
+        KVF_TRY(read_header(weights, &weights->files[i], error));
+    return finish(weights, error);
 }
 
 /* ---- shards ---- */
@@ -341,7 +330,7 @@ static kvf_status check_shard_name(const json_value *shard, const char *index_pa
     if (shard->kind != JSON_STRING || shard->size == 0 || strlen(shard->as.string) != shard->size)
         return model_fail(error, KVF_CORRUPT, "%s: weight_map: tensor %.120s has no file name",
                           index_path, shard->key);
-    if (strchr(shard->as.string, '/') != NULL || strchr(shard->as.string, '\\') != NULL ||
+    if (strchr(shard->as.string, '/') || strchr(shard->as.string, '\\') ||
         strcmp(shard->as.string, ".") == 0 || strcmp(shard->as.string, "..") == 0)
         return model_fail(
             error, KVF_CORRUPT,
@@ -351,28 +340,33 @@ static kvf_status check_shard_name(const json_value *shard, const char *index_pa
     return KVF_OK;
 }
 
-/* The distinct shard names, in the order of the index. @p names has room for FILES_MAX. */
-static kvf_status list_shards(const json_value *map, const char *index_path, const char **names,
-                              size_t *count, kvf_error *error)
+static const char *shard_name(const weight_file *file)
 {
-    *count = 0;
-    const char *last = NULL;
-    for (const json_value *shard = json_first(map); shard != NULL; shard = json_next(map, shard)) {
-        kvf_status status = check_shard_name(shard, index_path, error);
-        if (status != KVF_OK)
-            return status;
-        if (last != NULL && strcmp(last, shard->as.string) == 0)
+    return strrchr(file->name, '/') + 1;
+}
+
+static weight_file *find_shard(const kvf_weights *weights, const char *name)
+{
+    for (size_t i = 0; i < weights->files_count; i++)
+        if (strcmp(shard_name(&weights->files[i]), name) == 0)
+            return &weights->files[i];
+    return NULL;
+}
+
+/* The distinct shards, in the order of the index. */
+static kvf_status list_shards(kvf_weights *weights, const char *directory, const json_value *map,
+                              const char *index_path, kvf_error *error)
+{
+    char path[MODEL_PATH_BYTES];
+    KVF_TRY(reserve_files(weights, map->size < FILES_MAX ? map->size : FILES_MAX, error));
+    for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
+        KVF_TRY(check_shard_name(shard, index_path, error));
+        if (find_shard(weights, shard->as.string))
             continue;
-        last = shard->as.string;
-        size_t known = 0;
-        while (known < *count && strcmp(names[known], last) != 0)
-            known++;
-        if (known < *count)
-            continue;
-        if (*count == FILES_MAX)
+        if (weights->files_count == FILES_MAX)
             return model_fail(error, KVF_UNSUPPORTED, "%s names more than %u files", index_path,
                               FILES_MAX);
-        names[(*count)++] = last;
+        KVF_TRY(add_file(weights, model_path(path, directory, shard->as.string), error));
     }
     return KVF_OK;
 }
@@ -381,19 +375,11 @@ static kvf_status list_shards(const json_value *map, const char *index_path, con
 static kvf_status check_map(const kvf_weights *weights, const json_value *map,
                             const char *index_path, kvf_error *error)
 {
-    for (const json_value *shard = json_first(map); shard != NULL; shard = json_next(map, shard)) {
+    for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
+        const weight_file *file = find_shard(weights, shard->as.string);
         const kvf_tensor *tensor =
             strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
-        bool found = false;
-        for (size_t i = 0; tensor != NULL && i < weights->files_count && !found; i++) {
-            const weight_file *file = &weights->files[i];
-            const char *name = strrchr(file->name, '/') + 1;
-            uintptr_t start = (uintptr_t)file->bytes;
-            uintptr_t data = (uintptr_t)tensor->data;
-            found =
-                strcmp(name, shard->as.string) == 0 && data >= start && data - start <= file->size;
-        }
-        if (!found)
+        if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes > file->size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
                               index_path, shard->key, shard->as.string);
@@ -405,145 +391,117 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
     return KVF_OK;
 }
 
-static kvf_status open_mapped(const char *directory, const json_value *map, const char *index_path,
-                              const char **names, kvf_weights *weights, size_t count,
-                              kvf_error *error)
+static kvf_status map_shard(weight_file *file, const char *index_path, kvf_error *error)
 {
-    kvf_status status = KVF_OK;
-    for (size_t i = 0; i < count && status == KVF_OK; i++) {
-        status = add_file(weights, directory, names[i], error);
-        if (status == KVF_SYSTEM && error != NULL) {
-            kvf_error cause = *error;
-            model_fail(error, KVF_SYSTEM, "shard %.120s, named by %.120s: %.200s", names[i],
-                       index_path, cause.text);
-            error->foreign = cause.foreign;
-        }
-    }
-    if (status == KVF_OK)
-        status = finish(weights, error);
-    return status == KVF_OK ? check_map(weights, map, index_path, error) : status;
+    const kvf_status status = map_file(file, error);
+    if (status != KVF_SYSTEM || !error)
+        return status;
+    const kvf_error cause = *error;
+    model_fail(error, KVF_SYSTEM, "shard %.120s, named by %.120s: %.200s", shard_name(file),
+               index_path, cause.text);
+    error->foreign = cause.foreign;
+    return KVF_SYSTEM;
 }
 
-static kvf_status open_shards(const char *directory, const json_document *index,
-                              const char *index_path, const kvf_allocator *allocator,
-                              kvf_weights **out, kvf_error *error)
+static kvf_status open_shards(kvf_weights *weights, const char *directory, const json_value *map,
+                              const char *index_path, kvf_error *error)
 {
-    const json_value *map = json_get(json_root(index), "weight_map");
-    if (map == NULL || map->kind != JSON_OBJECT || map->size == 0)
+    if (!map || map->kind != JSON_OBJECT || map->size == 0)
         return model_fail(error, KVF_CORRUPT, "%s: weight_map is %s, not an object with tensors",
                           index_path, json_kind_name(map));
-    const char **names = model_alloc_zero(allocator, FILES_MAX, sizeof *names);
-    if (names == NULL)
-        return model_out_of_memory(error, FILES_MAX * sizeof *names, "shard names");
-    size_t count;
-    kvf_weights *weights = NULL;
-    kvf_status status = list_shards(map, index_path, names, &count, error);
-    if (status == KVF_OK)
-        status = create(count, allocator, &weights, error);
-    if (status == KVF_OK)
-        status = open_mapped(directory, map, index_path, names, weights, count, error);
-    model_free(allocator, names);
-    if (status != KVF_OK) {
-        kvf_weights_close(weights);
-        return status;
-    }
-    *out = weights;
-    return KVF_OK;
+    KVF_TRY(list_shards(weights, directory, map, index_path, error));
+    for (size_t i = 0; i < weights->files_count; i++)
+        KVF_TRY(map_shard(&weights->files[i], index_path, error));
+    KVF_TRY(read_files(weights, error));
+    return check_map(weights, map, index_path, error);
 }
 
-static kvf_status open_index(const char *directory, const char *path,
-                             const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
+static kvf_status open_index(kvf_weights *weights, const char *directory, const char *path,
+                             kvf_error *error)
 {
+    const kvf_allocator *allocator = &weights->allocator;
     kvf_text text;
-    kvf_status status = model_read_file(allocator, path, INDEX_BYTES_MAX, &text, error);
-    if (status != KVF_OK)
-        return status;
     json_document *index = NULL;
-    status = json_parse(text.bytes, text.size, path, allocator, &index, error);
+    KVF_TRY(model_read_file(allocator, path, INDEX_BYTES_MAX, &text, error));
+    kvf_status status = json_parse(text.bytes, text.size, path, allocator, &index, error);
     kvf_text_free(allocator, &text);
     if (status == KVF_OK)
-        status = open_shards(directory, index, path, allocator, out, error);
+        status =
+            open_shards(weights, directory, json_get(json_root(index), "weight_map"), path, error);
     json_free(index);
     return status;
 }
 
-static kvf_status open_single(const char *directory, const kvf_allocator *allocator,
-                              kvf_weights **out, kvf_error *error)
+static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error *error)
 {
-    kvf_weights *weights;
-    kvf_status status = create(1, allocator, &weights, error);
-    if (status != KVF_OK)
-        return status;
-    status = add_file(weights, directory, "model.safetensors", error);
-    if (status == KVF_OK)
-        status = finish(weights, error);
-    if (status != KVF_OK) {
-        kvf_weights_close(weights);
-        return status;
-    }
-    *out = weights;
-    return KVF_OK;
+    KVF_TRY(reserve_files(weights, 1, error));
+    KVF_TRY(add_file(weights, path, error));
+    KVF_TRY(map_file(&weights->files[0], error));
+    return read_files(weights, error);
+}
+
+static kvf_status open_directory(kvf_weights *weights, const char *directory, kvf_error *error)
+{
+    char path[MODEL_PATH_BYTES];
+    if (access(model_path(path, directory, "model.safetensors"), F_OK) == 0)
+        return open_single(weights, path, error);
+    if (access(model_path(path, directory, "model.safetensors.index.json"), F_OK) == 0)
+        return open_index(weights, directory, path, error);
+    return model_fail(error, KVF_SYSTEM,
+                      "%.300s holds neither model.safetensors nor model.safetensors.index.json; "
+                      "convert the model to safetensors",
+                      directory);
+}
+
+static kvf_status open_memory(kvf_weights *weights, const void *bytes, size_t size,
+                              kvf_error *error)
+{
+    KVF_TRY(reserve_files(weights, 1, error));
+    KVF_TRY(add_file(weights, "safetensors in memory", error));
+    weights->files[0].bytes = bytes;
+    weights->files[0].size = size;
+    return read_files(weights, error);
 }
 
 /* ---- public ---- */
 
+static kvf_status create(const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
+{
+    *out = model_alloc_zero(allocator, 1, sizeof **out);
+    if (!*out)
+        return model_out_of_memory(error, sizeof **out, "the weights");
+    if (allocator)
+        (*out)->allocator = *allocator;
+    return KVF_OK;
+}
+
+/* Hands the weights out if all went well, else closes them. */
+static kvf_status conclude(kvf_status status, kvf_weights **out)
+{
+    if (status != KVF_OK) {
+        kvf_weights_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
 kvf_status kvf_weights_open(const char *directory, const kvf_allocator *allocator,
                             kvf_weights **out, kvf_error *error)
 {
-    *out = NULL;
-    char *single = NULL;
-    char *index = NULL;
-    kvf_status status = model_path(allocator, directory, "model.safetensors", &single, error);
-    if (status == KVF_OK)
-        status = model_path(allocator, directory, "model.safetensors.index.json", &index, error);
-    if (status == KVF_OK) {
-        if (access(single, F_OK) == 0)
-            status = open_single(directory, allocator, out, error);
-        else if (access(index, F_OK) == 0)
-            status = open_index(directory, index, allocator, out, error);
-        else
-            status = model_fail(error, KVF_SYSTEM,
-                                "%.300s holds neither model.safetensors nor "
-                                "model.safetensors.index.json; convert the model to safetensors",
-                                directory);
-    }
-    model_free(allocator, index);
-    model_free(allocator, single);
-    return status;
+    KVF_TRY(create(allocator, out, error));
+    return conclude(open_directory(*out, directory, error), out);
 }
 
 kvf_status kvf_weights_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
                                    kvf_weights **out, kvf_error *error)
 {
-    static const char name[] = "safetensors in memory";
-    *out = NULL;
-    kvf_weights *weights;
-    kvf_status status = create(1, allocator, &weights, error);
-    if (status != KVF_OK)
-        return status;
-    weight_file *file = &weights->files[weights->files_count++];
-    file->bytes = bytes;
-    file->size = size;
-    file->name = model_alloc(allocator, sizeof name);
-    if (file->name == NULL) {
-        status = model_out_of_memory(error, sizeof name, "a name");
-    } else {
-        memcpy(file->name, name, sizeof name);
-        status = read_header(weights, file, error);
-    }
-    if (status == KVF_OK)
-        status = finish(weights, error);
-    if (status != KVF_OK) {
-        kvf_weights_close(weights);
-        return status;
-    }
-    *out = weights;
-    return KVF_OK;
+    KVF_TRY(create(allocator, out, error));
+    return conclude(open_memory(*out, bytes, size, error), out);
 }
 
 void kvf_weights_close(kvf_weights *weights)
 {
-    if (weights == NULL)
+    if (!weights)
         return;
     kvf_allocator allocator = weights->allocator;
     for (size_t i = 0; i < weights->files_count; i++) {
@@ -594,7 +552,7 @@ kvf_status kvf_weights_find(const kvf_weights *weights, const char *name, uint32
                             const uint64_t *shape, const kvf_tensor **out, kvf_error *error)
 {
     const kvf_tensor *tensor = kvf_weights_get(weights, name);
-    if (tensor == NULL)
+    if (!tensor)
         return model_fail(error, KVF_CORRUPT,
                           "tensor %.120s is missing; the weights do not belong to this config.json",
                           name);

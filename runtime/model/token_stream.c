@@ -52,9 +52,7 @@ static kvf_status put_byte(kvf_token_stream *stream, uint8_t byte, const stream_
 {
     if (stream->pending_count != 0 && !continues(stream, byte)) {
         stream->pending_count = 0;
-        kvf_status status = put(out, replacement, 3);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(put(out, replacement, 3));
     }
     if (stream->pending_count == 0 && character_length(byte) == 0)
         return put(out, replacement, 3);
@@ -81,20 +79,20 @@ static bool is_byte_level(const char *text, size_t size)
 static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t size, bool added,
                             const stream_output *out)
 {
-    kvf_status status = KVF_OK;
     if (!stream->tokenizer->byte_level_decoder) {
-        if (stream->started)
-            status = put(out, " ", 1);
+        const bool is_first = !stream->started;
         stream->started = true;
-        return status == KVF_OK ? put(out, text, size) : status;
+        if (!is_first)
+            KVF_TRY(put(out, " ", 1));
+        return put(out, text, size);
     }
     bool mapped = !added && is_byte_level(text, size);
-    for (size_t at = 0; at < size && status == KVF_OK;) {
+    for (size_t at = 0; at < size;) {
         uint32_t code = (unsigned char)text[at];
         at += mapped ? utf8_decode(text + at, size - at, &code) : 1;
-        status = put_byte(stream, (uint8_t)(mapped ? byte_alphabet_byte(code) : (int)code), out);
+        KVF_TRY(put_byte(stream, (uint8_t)(mapped ? byte_alphabet_byte(code) : (int)code), out));
     }
-    return status;
+    return KVF_OK;
 }
 
 kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text *text,
@@ -108,7 +106,7 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
     if (added != VOCABULARY_NONE)
         return put_token(stream, tokenizer->added.list[added].text,
                          tokenizer->added.list[added].size, true, &out);
-    if (id >= tokenizer->vocabulary.size || tokenizer->vocabulary.tokens[id].text == NULL)
+    if (id >= tokenizer->vocabulary.size || !tokenizer->vocabulary.tokens[id].text)
         return KVF_OK;
     return put_token(stream, tokenizer->vocabulary.tokens[id].text,
                      tokenizer->vocabulary.tokens[id].size, false, &out);

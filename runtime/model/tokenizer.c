@@ -23,17 +23,15 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocat
 {
     *out = NULL;
     json_document *document;
-    kvf_status status = json_parse(json, bytes, "tokenizer.json", allocator, &document, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(json_parse(json, bytes, "tokenizer.json", allocator, &document, error));
     kvf_tokenizer *tokenizer = model_alloc_zero(allocator, 1, sizeof *tokenizer);
-    if (tokenizer == NULL) {
+    if (!tokenizer) {
         json_free(document);
         return model_out_of_memory(error, sizeof *tokenizer, "the tokenizer");
     }
-    if (allocator != NULL)
+    if (allocator)
         tokenizer->allocator = *allocator;
-    status = tokenizer_read(tokenizer, json_root(document), error);
+    const kvf_status status = tokenizer_read(tokenizer, json_root(document), error);
     json_free(document);
     if (status != KVF_OK) {
         kvf_tokenizer_close(tokenizer);
@@ -46,24 +44,19 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocat
 kvf_status kvf_tokenizer_open(const char *directory, const kvf_allocator *allocator,
                               kvf_tokenizer **out, kvf_error *error)
 {
-    *out = NULL;
-    char *path;
+    char path[MODEL_PATH_BYTES];
     kvf_text text;
-    kvf_status status = model_path(allocator, directory, "tokenizer.json", &path, error);
-    if (status != KVF_OK)
-        return status;
-    status = model_read_file(allocator, path, TOKENIZER_BYTES_MAX, &text, error);
-    model_free(allocator, path);
-    if (status != KVF_OK)
-        return status;
-    status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
+    *out = NULL;
+    model_path(path, directory, "tokenizer.json");
+    KVF_TRY(model_read_file(allocator, path, TOKENIZER_BYTES_MAX, &text, error));
+    const kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
     kvf_text_free(allocator, &text);
     return status;
 }
 
 void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
 {
-    if (tokenizer == NULL)
+    if (!tokenizer)
         return;
     const kvf_allocator allocator = tokenizer->allocator;
     for (size_t i = 0; i < tokenizer->steps_count; i++)
@@ -156,37 +149,30 @@ static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece
     const split_step *step = &state->tokenizer->steps[index];
     bool keep_matches = step->kind == SPLIT_WORDS || step->keep_matches;
     bool keep_others = step->kind != SPLIT_WORDS;
-    kvf_status status = KVF_OK;
-    for (size_t at = 0; at < piece.size && status == KVF_OK;) {
-        size_t start;
-        size_t end;
-        status = regex_find(step->pattern, state->scans[index], piece.bytes, piece.size, at, &start,
-                            &end, state->error);
-        if (status == KVF_OK && keep_others && start > at)
-            status = split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at});
-        if (status == KVF_OK && keep_matches && end > start)
-            status = split_piece(state, index + 1, (text_piece){piece.bytes + start, end - start});
-        at = end;
+    for (size_t at = 0, start, end; at < piece.size; at = end) {
+        KVF_TRY(regex_find(step->pattern, state->scans[index], piece.bytes, piece.size, at, &start,
+                           &end, state->error));
+        if (keep_others && start > at)
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at}));
+        if (keep_matches && end > start)
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, end - start}));
     }
-    return status;
+    return KVF_OK;
 }
 
 static kvf_status split_by_space(encode_state *state, size_t index, text_piece piece)
 {
     size_t start = 0;
-    kvf_status status = KVF_OK;
-    for (size_t at = 0; at <= piece.size && status == KVF_OK;) {
+    for (size_t at = 0, length; at <= piece.size; at += length) {
         uint32_t code = ' ';
-        size_t length = at < piece.size ? utf8_decode(piece.bytes + at, piece.size - at, &code) : 1;
-        if (utf8_is_space(code)) {
-            if (at > start)
-                status =
-                    split_piece(state, index + 1, (text_piece){piece.bytes + start, at - start});
-            start = at + length;
-        }
-        at += length;
+        length = at < piece.size ? utf8_decode(piece.bytes + at, piece.size - at, &code) : 1;
+        if (!utf8_is_space(code))
+            continue;
+        if (at > start)
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, at - start}));
+        start = at + length;
     }
-    return status;
+    return KVF_OK;
 }
 
 /* A space before the piece unless it starts with one. The copy lives until the piece is encoded:
@@ -234,23 +220,18 @@ static kvf_status encode_around(encode_state *state, const added_patterns *patte
                            .word_scan = state->word_scan,
                            .text = piece.bytes,
                            .size = piece.size};
-    size_t taken = 0;
-    size_t from = 0;
+    added_match match = {0};
     for (;;) {
-        added_match match;
+        const size_t taken = match.end;
         bool found;
-        kvf_status status = added_tokens_next(&search, from, taken, &match, &found, state->error);
-        size_t until = found ? match.start : piece.size;
-        if (status == KVF_OK && until > taken)
-            status = next(state, (text_piece){piece.bytes + taken, until - taken});
-        if (status != KVF_OK || !found)
-            return status;
-        status =
-            kvf_token_ids_push(&state->tokenizer->allocator, state->ids, match.id, state->error);
-        if (status != KVF_OK)
-            return status;
-        from = match.resume;
-        taken = match.end;
+        KVF_TRY(added_tokens_next(&search, match.resume, taken, &match, &found, state->error));
+        const size_t until = found ? match.start : piece.size;
+        if (until > taken)
+            KVF_TRY(next(state, (text_piece){piece.bytes + taken, until - taken}));
+        if (!found)
+            return KVF_OK;
+        KVF_TRY(
+            kvf_token_ids_push(&state->tokenizer->allocator, state->ids, match.id, state->error));
     }
 }
 
@@ -276,22 +257,20 @@ static kvf_status encode_normalized(encode_state *state, text_piece piece)
 
 static kvf_status push_all(encode_state *state, const uint32_t *ids, size_t count)
 {
-    kvf_status status = KVF_OK;
-    for (size_t i = 0; i < count && status == KVF_OK; i++)
-        status = kvf_token_ids_push(&state->tokenizer->allocator, state->ids, ids[i], state->error);
-    return status;
+    for (size_t i = 0; i < count; i++)
+        KVF_TRY(kvf_token_ids_push(&state->tokenizer->allocator, state->ids, ids[i], state->error));
+    return KVF_OK;
 }
 
 static kvf_status prepare(encode_state *state)
 {
     const kvf_tokenizer *tokenizer = state->tokenizer;
-    kvf_status status = KVF_OK;
-    for (size_t i = 0; i < tokenizer->steps_count && status == KVF_OK; i++)
-        if (tokenizer->steps[i].pattern != NULL)
-            status = regex_scan_create(tokenizer->steps[i].pattern, &state->scans[i], state->error);
-    if (status == KVF_OK && tokenizer->added.word != NULL)
-        status = regex_scan_create(tokenizer->added.word, &state->word_scan, state->error);
-    return status;
+    for (size_t i = 0; i < tokenizer->steps_count; i++)
+        if (tokenizer->steps[i].pattern)
+            KVF_TRY(regex_scan_create(tokenizer->steps[i].pattern, &state->scans[i], state->error));
+    if (tokenizer->added.word)
+        KVF_TRY(regex_scan_create(tokenizer->added.word, &state->word_scan, state->error));
+    return KVF_OK;
 }
 
 static kvf_status encode_text(encode_state *state, text_piece text, bool add_special)

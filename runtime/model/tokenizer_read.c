@@ -29,35 +29,27 @@ typedef struct part_field {
     const json_value *object;
 } part_field;
 
+static part_field part_of(const json_value *root, const char *what, const char *field)
+{
+    return (part_field){what, json_get(root, field)};
+}
+
 static kvf_status unsupported(part_field part, const char *field, const char *fix, kvf_error *error)
 {
     char shown[96];
-    return model_fail(error, KVF_UNSUPPORTED, "tokenizer.json: %s.%s is %s; %s", part.part, field,
+    return model_fail(error, KVF_UNSUPPORTED, "%s.%s is %s; %s", part.part, field,
                       json_show(json_get(part.object, field), shown, sizeof shown), fix);
 }
 
 static kvf_status check_fields(part_field part, const char *const *known, kvf_error *error)
 {
-    if (part.object->kind != JSON_OBJECT)
-        return model_fail(error, KVF_CORRUPT, "tokenizer.json: %s is %s, not an object", part.part,
-                          json_kind_name(part.object));
-    const json_value *unknown = json_unknown_key(part.object, known);
-    if (unknown != NULL)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "tokenizer.json: %s has the field \"%.80s\", which is not known here",
-                          part.part, unknown->key);
-    return KVF_OK;
+    return json_check_keys(part.object, part.part, known, error);
 }
 
 static kvf_status read_flag(part_field part, const char *field, bool fallback, bool *out,
                             kvf_error *error)
 {
-    const json_value *value = json_get_set(part.object, field);
-    *out = value == NULL ? fallback : value->kind == JSON_TRUE;
-    if (value != NULL && value->kind != JSON_TRUE && value->kind != JSON_FALSE)
-        return model_fail(error, KVF_CORRUPT, "tokenizer.json: %s.%s is %s, not a boolean",
-                          part.part, field, json_kind_name(value));
-    return KVF_OK;
+    return json_read_flag(part.object, part.part, field, fallback, out, error);
 }
 
 /* Parts that may be a Sequence: call read for each member, or for the part itself. */
@@ -66,24 +58,18 @@ typedef kvf_status (*read_part_fn)(kvf_tokenizer *tokenizer, part_field part, kv
 static kvf_status read_sequence(kvf_tokenizer *tokenizer, part_field part, const char *list_field,
                                 read_part_fn read, kvf_error *error)
 {
-    if (part.object == NULL || part.object->kind == JSON_NULL)
+    if (!part.object || part.object->kind == JSON_NULL)
         return KVF_OK;
     if (!json_is_string(json_get(part.object, "type"), "Sequence"))
         return read(tokenizer, part, error);
     const char *const known[] = {"type", list_field, NULL};
-    kvf_status status = check_fields(part, known, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(check_fields(part, known, error));
     const json_value *list = json_get(part.object, list_field);
-    if (list == NULL || list->kind != JSON_ARRAY)
-        return model_fail(error, KVF_CORRUPT, "tokenizer.json: %s.%s is %s, not an array",
-                          part.part, list_field, json_kind_name(list));
-    for (const json_value *member = json_first(list); member != NULL;
-         member = json_next(list, member)) {
-        status = read(tokenizer, (part_field){part.part, member}, error);
-        if (status != KVF_OK)
-            return status;
-    }
+    if (!list || list->kind != JSON_ARRAY)
+        return model_fail(error, KVF_CORRUPT, "%s.%s is %s, not an array", part.part, list_field,
+                          json_kind_name(list));
+    for (const json_value *member = json_first(list); member; member = json_next(list, member))
+        KVF_TRY(read(tokenizer, (part_field){part.part, member}, error));
     return KVF_OK;
 }
 
@@ -122,16 +108,15 @@ static kvf_status quote(kvf_tokenizer *tokenizer, const json_value *literal, reg
 {
     kvf_text quoted = {0};
     kvf_status status = KVF_OK;
+    if (literal->size == 0)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer.json: pre_tokenizer.pattern is an empty string");
     for (uint32_t i = 0; i < literal->size && status == KVF_OK; i++) {
-        char c = literal->as.string[i];
-        if (c != '\0' && strchr(".*+?()[]{}|^$\\", c) != NULL)
-            status = kvf_text_append(&tokenizer->allocator, &quoted, "\\", 1, error);
-        if (status == KVF_OK)
-            status = kvf_text_append(&tokenizer->allocator, &quoted, &c, 1, error);
+        const char piece[2] = {'\\', literal->as.string[i]};
+        const bool is_plain = !piece[1] || !strchr(".*+?()[]{}|^$\\", piece[1]);
+        status = kvf_text_append(&tokenizer->allocator, &quoted, piece + is_plain, is_plain ? 1 : 2,
+                                 error);
     }
-    if (status == KVF_OK && literal->size == 0)
-        status = model_fail(error, KVF_UNSUPPORTED,
-                            "tokenizer.json: pre_tokenizer.pattern is an empty string");
     if (status == KVF_OK)
         status = regex_create(quoted.bytes, quoted.size, &tokenizer->allocator, out, error);
     kvf_text_free(&tokenizer->allocator, &quoted);
@@ -143,11 +128,8 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
     static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
     split_step step = {.kind = SPLIT_PATTERN};
     bool invert;
-    kvf_status status = check_fields(part, known, error);
-    if (status == KVF_OK)
-        status = read_flag(part, "invert", false, &invert, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(check_fields(part, known, error));
+    KVF_TRY(read_flag(part, "invert", false, &invert, error));
     if (invert)
         return unsupported(part, "invert", "only false is supported", error);
     const json_value *behavior = json_get(part.object, "behavior");
@@ -157,44 +139,39 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
     const json_value *pattern = json_get(part.object, "pattern");
     const json_value *regex = json_get(pattern, "Regex");
     const json_value *literal = json_get(pattern, "String");
-    if (pattern == NULL || pattern->kind != JSON_OBJECT || pattern->size != 1 ||
-        (regex == NULL) == (literal == NULL) ||
-        (regex != NULL ? regex : literal)->kind != JSON_STRING)
+    if (!pattern || pattern->kind != JSON_OBJECT || pattern->size != 1 || !regex == !literal ||
+        (regex ? regex : literal)->kind != JSON_STRING)
         return unsupported(part, "pattern", "{\"Regex\": …} and {\"String\": …} are supported",
                            error);
-    if (literal != NULL)
-        status = quote(tokenizer, literal, &step.pattern, error);
+    if (literal)
+        KVF_TRY(quote(tokenizer, literal, &step.pattern, error));
     else
-        status = regex_create(regex->as.string, regex->size, &tokenizer->allocator, &step.pattern,
-                              error);
-    return status == KVF_OK ? add_step(tokenizer, step, error) : status;
+        KVF_TRY(regex_create(regex->as.string, regex->size, &tokenizer->allocator, &step.pattern,
+                             error));
+    return add_step(tokenizer, step, error);
 }
 
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                         NULL};
-    bool prefix;
-    bool use_regex;
-    kvf_status status = check_fields(part, known, error);
-    if (status == KVF_OK)
-        status = read_flag(part, "add_prefix_space", true, &prefix, error);
-    if (status == KVF_OK)
-        status = read_flag(part, "use_regex", true, &use_regex, error);
-    if (status == KVF_OK && prefix)
-        status = add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error);
-    if (status == KVF_OK && use_regex) {
+    bool prefix, use_regex;
+    KVF_TRY(check_fields(part, known, error));
+    KVF_TRY(read_flag(part, "add_prefix_space", true, &prefix, error));
+    KVF_TRY(read_flag(part, "use_regex", true, &use_regex, error));
+    if (prefix)
+        KVF_TRY(add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error));
+    if (use_regex) {
         split_step step = {.kind = SPLIT_PATTERN, .keep_matches = true};
-        status = regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, &tokenizer->allocator,
-                              &step.pattern, error);
-        if (status == KVF_OK)
-            status = add_step(tokenizer, step, error);
+        KVF_TRY(regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, &tokenizer->allocator,
+                             &step.pattern, error));
+        KVF_TRY(add_step(tokenizer, step, error));
     }
-    if (status == KVF_OK && tokenizer->byte_level_split)
-        status = model_fail(error, KVF_UNSUPPORTED,
-                            "tokenizer.json: pre_tokenizer: ByteLevel is there twice");
+    if (tokenizer->byte_level_split)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer.json: pre_tokenizer: ByteLevel is there twice");
     tokenizer->byte_level_split = true;
-    return status;
+    return KVF_OK;
 }
 
 static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
@@ -205,22 +182,17 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
         return read_split(tokenizer, part, error);
     if (json_is_string(type, "ByteLevel"))
         return read_byte_level(tokenizer, part, error);
-    kvf_status status = KVF_OK;
-    split_step step = {.kind = SPLIT_WHITE_SPACE};
-    if (json_is_string(type, "Whitespace")) {
-        step.kind = SPLIT_WORDS;
-        status = regex_create_native(WORDS_PATTERN, &tokenizer->allocator, &step.pattern, error);
-    } else if (!json_is_string(type, "WhitespaceSplit")) {
-        return part.object->kind == JSON_OBJECT
-                   ? unsupported(part, "type",
-                                 "Sequence, Split, ByteLevel, Whitespace and WhitespaceSplit are "
-                                 "supported",
-                                 error)
-                   : check_fields(part, known, error);
-    }
-    if (status == KVF_OK)
-        status = add_step(tokenizer, step, error);
-    return status == KVF_OK ? check_fields(part, known, error) : status;
+    const bool is_words = json_is_string(type, "Whitespace");
+    split_step step = {.kind = is_words ? SPLIT_WORDS : SPLIT_WHITE_SPACE};
+    if (part.object->kind == JSON_OBJECT && !is_words && !json_is_string(type, "WhitespaceSplit"))
+        return unsupported(part, "type",
+                           "Sequence, Split, ByteLevel, Whitespace and WhitespaceSplit are "
+                           "supported",
+                           error);
+    KVF_TRY(check_fields(part, known, error));
+    if (is_words)
+        KVF_TRY(regex_create_native(WORDS_PATTERN, &tokenizer->allocator, &step.pattern, error));
+    return add_step(tokenizer, step, error);
 }
 
 /* ---- model ---- */
@@ -228,15 +200,13 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
 static kvf_status read_word_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "vocab", "unk_token", NULL};
-    kvf_status status = check_fields(part, known, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(check_fields(part, known, error));
     const json_value *unknown = json_get_set(part.object, "unk_token");
-    if (unknown != NULL && unknown->kind != JSON_STRING)
+    if (unknown && unknown->kind != JSON_STRING)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.unk_token is %s, not a string",
                           json_kind_name(unknown));
     tokenizer->unknown_id = VOCABULARY_NONE;
-    if (unknown != NULL)
+    if (unknown)
         tokenizer->unknown_id =
             vocabulary_find(&tokenizer->vocabulary, unknown->as.string, unknown->size);
     return KVF_OK;
@@ -255,9 +225,7 @@ static kvf_status read_bpe(kvf_tokenizer *tokenizer, part_field part, kvf_error 
                                         "vocab",
                                         "merges",
                                         NULL};
-    kvf_status status = check_fields(part, known, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(check_fields(part, known, error));
     tokenizer->is_bpe = true;
     return bpe_create(&tokenizer->bpe, part.object, &tokenizer->vocabulary, &tokenizer->allocator,
                       error);
@@ -265,17 +233,15 @@ static kvf_status read_bpe(kvf_tokenizer *tokenizer, part_field part, kvf_error 
 
 static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    if (part.object == NULL || part.object->kind != JSON_OBJECT)
+    if (!part.object || part.object->kind != JSON_OBJECT)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model is %s, not an object",
                           json_kind_name(part.object));
     const json_value *type = json_get(part.object, "type");
     bool word_level = json_is_string(type, "WordLevel");
     if (!word_level && !json_is_string(type, "BPE"))
         return unsupported(part, "type", "BPE and WordLevel are supported", error);
-    kvf_status status = vocabulary_create(&tokenizer->vocabulary, json_get(part.object, "vocab"),
-                                          &tokenizer->allocator, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(vocabulary_create(&tokenizer->vocabulary, json_get(part.object, "vocab"),
+                              &tokenizer->allocator, error));
     return word_level ? read_word_level(tokenizer, part, error) : read_bpe(tokenizer, part, error);
 }
 
@@ -285,16 +251,16 @@ static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_erro
 static kvf_status add_frame(kvf_tokenizer *tokenizer, const json_value *specials,
                             const json_value *name, bool before, kvf_error *error)
 {
-    if (name == NULL || name->kind != JSON_STRING)
+    if (!name || name->kind != JSON_STRING)
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: post_processor.single: a SpecialToken has no id");
     const json_value *ids = json_get(json_get(specials, name->as.string), "ids");
-    if (ids == NULL || ids->kind != JSON_ARRAY)
+    if (!ids || ids->kind != JSON_ARRAY)
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: post_processor.special_tokens does not give the ids of "
                           "\"%.80s\"",
                           name->as.string);
-    for (const json_value *id = json_first(ids); id != NULL; id = json_next(ids, id)) {
+    for (const json_value *id = json_first(ids); id; id = json_next(ids, id)) {
         size_t *count = before ? &tokenizer->prefix_count : &tokenizer->suffix_count;
         if (id->kind != JSON_INTEGER || id->as.integer >= tokenizer->size)
             return model_fail(
@@ -314,27 +280,22 @@ static kvf_status add_frame(kvf_tokenizer *tokenizer, const json_value *specials
 static kvf_status read_template(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "single", "pair", "special_tokens", NULL};
-    kvf_status status = check_fields(part, known, error);
+    KVF_TRY(check_fields(part, known, error));
     const json_value *single = json_get(part.object, "single");
-    if (status == KVF_OK && (single == NULL || single->kind != JSON_ARRAY))
-        status = model_fail(error, KVF_CORRUPT,
-                            "tokenizer.json: post_processor.single is %s, not an array",
-                            json_kind_name(single));
-    if (status == KVF_OK && tokenizer->prefix_count + tokenizer->suffix_count != 0)
-        status = model_fail(error, KVF_UNSUPPORTED,
-                            "tokenizer.json: post_processor: TemplateProcessing is there twice");
-    if (status != KVF_OK)
-        return status;
+    if (!single || single->kind != JSON_ARRAY)
+        return model_fail(error, KVF_CORRUPT,
+                          "tokenizer.json: post_processor.single is %s, not an array",
+                          json_kind_name(single));
+    if (tokenizer->prefix_count + tokenizer->suffix_count != 0)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer.json: post_processor: TemplateProcessing is there twice");
     bool seen = false;
-    for (const json_value *piece = json_first(single); piece != NULL;
-         piece = json_next(single, piece)) {
+    for (const json_value *piece = json_first(single); piece; piece = json_next(single, piece)) {
         const json_value *special = json_get(piece, "SpecialToken");
         const json_value *sequence = json_get(piece, "Sequence");
-        if (special != NULL) {
-            status = add_frame(tokenizer, json_get(part.object, "special_tokens"),
-                               json_get(special, "id"), !seen, error);
-            if (status != KVF_OK)
-                return status;
+        if (special) {
+            KVF_TRY(add_frame(tokenizer, json_get(part.object, "special_tokens"),
+                              json_get(special, "id"), !seen, error));
         } else if (json_is_string(json_get(sequence, "id"), "A") && !seen) {
             seen = true;
         } else {
@@ -365,7 +326,7 @@ static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_er
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                         NULL};
-    if (part.object == NULL || part.object->kind == JSON_NULL)
+    if (!part.object || part.object->kind == JSON_NULL)
         return KVF_OK;
     if (part.object->kind == JSON_OBJECT &&
         !json_is_string(json_get(part.object, "type"), "ByteLevel"))
@@ -384,7 +345,7 @@ static kvf_status index_added(kvf_tokenizer *tokenizer, kvf_error *error)
             tokenizer->size = tokenizer->added.list[i].id + 1;
     size_t bytes = (size_t)tokenizer->size * sizeof *tokenizer->added_of_id;
     tokenizer->added_of_id = model_alloc(&tokenizer->allocator, bytes);
-    if (tokenizer->added_of_id == NULL)
+    if (!tokenizer->added_of_id)
         return model_out_of_memory(error, bytes, "added tokens");
     memset(tokenizer->added_of_id, 0xff, bytes);
     for (uint32_t i = 0; i < tokenizer->added.count; i++)
@@ -392,52 +353,39 @@ static kvf_status index_added(kvf_tokenizer *tokenizer, kvf_error *error)
     return KVF_OK;
 }
 
-static kvf_status check_whole(const kvf_tokenizer *tokenizer, part_field root, kvf_error *error)
+static kvf_status check_whole(part_field root, kvf_error *error)
 {
     static const char *const known[] = {
         "version",       "truncation",     "padding", "added_tokens", "normalizer",
         "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
-    (void)tokenizer;
-    kvf_status status = check_fields(root, known, error);
-    if (status != KVF_OK)
-        return status;
-    if (json_get_set(root.object, "truncation") != NULL)
+    KVF_TRY(check_fields(root, known, error));
+    if (json_get_set(root.object, "truncation"))
         return unsupported(root, "truncation", "set it to null", error);
-    if (json_get_set(root.object, "padding") != NULL)
+    if (json_get_set(root.object, "padding"))
         return unsupported(root, "padding", "set it to null", error);
     const json_value *version = json_get_set(root.object, "version");
-    if (version != NULL && !json_is_string(version, "1.0"))
+    if (version && !json_is_string(version, "1.0"))
         return unsupported(root, "version", "1.0 is supported", error);
     return KVF_OK;
 }
 
 kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_error *error)
 {
-    kvf_status status = check_whole(tokenizer, (part_field){"the file", root}, error);
-    if (status == KVF_OK)
-        status = read_sequence(tokenizer, (part_field){"normalizer", json_get(root, "normalizer")},
-                               "normalizers", read_normalizer, error);
-    if (status == KVF_OK)
-        status =
-            read_sequence(tokenizer, (part_field){"pre_tokenizer", json_get(root, "pre_tokenizer")},
-                          "pretokenizers", read_pre_tokenizer, error);
-    if (status == KVF_OK)
-        status = read_model(tokenizer, (part_field){"model", json_get(root, "model")}, error);
-    if (status == KVF_OK && tokenizer->is_bpe != tokenizer->byte_level_split)
-        status = model_fail(error, KVF_UNSUPPORTED,
-                            "tokenizer.json: BPE is supported with a ByteLevel pre_tokenizer, and "
-                            "WordLevel without");
-    if (status == KVF_OK)
-        status = added_tokens_create(&tokenizer->added, json_get(root, "added_tokens"),
-                                     &tokenizer->vocabulary, tokenizer->nfc, &tokenizer->allocator,
-                                     error);
-    if (status == KVF_OK)
-        status = index_added(tokenizer, error);
-    if (status == KVF_OK)
-        status = read_sequence(tokenizer,
-                               (part_field){"post_processor", json_get(root, "post_processor")},
-                               "processors", read_post_processor, error);
-    if (status == KVF_OK)
-        status = read_decoder(tokenizer, (part_field){"decoder", json_get(root, "decoder")}, error);
-    return status;
+    const part_field normalizer = part_of(root, "tokenizer.json: normalizer", "normalizer");
+    const part_field splits = part_of(root, "tokenizer.json: pre_tokenizer", "pre_tokenizer");
+    const part_field frame = part_of(root, "tokenizer.json: post_processor", "post_processor");
+    KVF_TRY(check_whole((part_field){"tokenizer.json: the file", root}, error));
+    KVF_TRY(read_sequence(tokenizer, normalizer, "normalizers", read_normalizer, error));
+    KVF_TRY(read_sequence(tokenizer, splits, "pretokenizers", read_pre_tokenizer, error));
+    KVF_TRY(read_model(tokenizer, part_of(root, "tokenizer.json: model", "model"), error));
+    if (tokenizer->is_bpe != tokenizer->byte_level_split)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer.json: BPE is supported with a ByteLevel pre_tokenizer, and "
+                          "WordLevel without");
+    KVF_TRY(added_tokens_create(&tokenizer->added, json_get(root, "added_tokens"),
+                                &tokenizer->vocabulary, tokenizer->nfc, &tokenizer->allocator,
+                                error));
+    KVF_TRY(index_added(tokenizer, error));
+    KVF_TRY(read_sequence(tokenizer, frame, "processors", read_post_processor, error));
+    return read_decoder(tokenizer, part_of(root, "tokenizer.json: decoder", "decoder"), error);
 }

@@ -143,12 +143,12 @@ static void bind_layer(binder *b, uint32_t index)
     l->gate = bind_linear(b, layer_name(n, index, "mlp.gate_proj.weight"), inner, hidden);
     l->up = bind_linear(b, layer_name(n, index, "mlp.up_proj.weight"), inner, hidden);
     l->down = bind_linear(b, layer_name(n, index, "mlp.down_proj.weight"), hidden, inner);
-    if (m->qkv_bias) {
+    if (m->architecture->qkv_bias) {
         l->query.bias = bind_vector(b, layer_name(n, index, "self_attn.q_proj.bias"), q);
         l->key.bias = bind_vector(b, layer_name(n, index, "self_attn.k_proj.bias"), kv);
         l->value.bias = bind_vector(b, layer_name(n, index, "self_attn.v_proj.bias"), kv);
     }
-    if (m->qk_norm) {
+    if (m->architecture->qk_norm) {
         l->query_norm =
             bind_vector(b, layer_name(n, index, "self_attn.q_norm.weight"), m->head_dim);
         l->key_norm = bind_vector(b, layer_name(n, index, "self_attn.k_norm.weight"), m->head_dim);
@@ -198,9 +198,7 @@ static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
         !t->recording.sequences)
         return model_out_of_memory(error, vector_count(&t->model) * sizeof *t->vectors,
                                    "norms and biases");
-    kvf_status status = bind_weights(t, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(bind_weights(t, error));
     return t->ops->open(t, error);
 }
 

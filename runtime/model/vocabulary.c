@@ -32,8 +32,7 @@ static kvf_status measure(token_vocabulary *self, const json_value *object, size
                           kvf_error *error)
 {
     *blob_bytes = 0;
-    for (const json_value *entry = json_first(object); entry != NULL;
-         entry = json_next(object, entry)) {
+    for (const json_value *entry = json_first(object); entry; entry = json_next(object, entry)) {
         if (entry->kind != JSON_INTEGER ||
             entry->as.integer >= (uint64_t)object->size + VOCABULARY_GAP_MAX)
             return model_fail(error, KVF_CORRUPT,
@@ -54,11 +53,10 @@ static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_err
 {
     char *out = self->blob;
     memset(self->table, 0xff, self->slots * sizeof *self->table);
-    for (const json_value *entry = json_first(object); entry != NULL;
-         entry = json_next(object, entry)) {
+    for (const json_value *entry = json_first(object); entry; entry = json_next(object, entry)) {
         uint32_t id = (uint32_t)entry->as.integer;
         vocabulary_token *token = &self->tokens[id];
-        if (token->text != NULL)
+        if (token->text)
             return model_fail(
                 error, KVF_CORRUPT,
                 "tokenizer.json: model.vocab: \"%.80s\" and \"%.80s\" both have id %u", token->text,
@@ -78,20 +76,19 @@ kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
                              const kvf_allocator *allocator, kvf_error *error)
 {
     *self = (token_vocabulary){0};
-    if (object == NULL || object->kind != JSON_OBJECT)
+    if (!object || object->kind != JSON_OBJECT)
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.vocab is %s, not an object",
                           json_kind_name(object));
     size_t blob_bytes;
-    kvf_status status = measure(self, object, &blob_bytes, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(measure(self, object, &blob_bytes, error));
     self->slots = 16;
     while (self->slots < (size_t)self->count * 2)
         self->slots *= 2;
     self->blob = model_alloc(allocator, blob_bytes);
     self->tokens = model_alloc_zero(allocator, self->size, sizeof *self->tokens);
     self->table = model_alloc(allocator, self->slots * sizeof *self->table);
-    if (self->blob == NULL || self->tokens == NULL || self->table == NULL)
+    kvf_status status = KVF_OK;
+    if (!self->blob || !self->tokens || !self->table)
         status = model_out_of_memory(error, blob_bytes, "the vocabulary");
     else
         status = fill(self, object, error);

@@ -72,12 +72,12 @@ static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
     plan_add(plan, layer, "mlp.gate_proj.weight", m->intermediate_size, h);
     plan_add(plan, layer, "mlp.up_proj.weight", m->intermediate_size, h);
     plan_add(plan, layer, "mlp.down_proj.weight", h, m->intermediate_size);
-    if (m->qkv_bias) {
+    if (m->architecture->qkv_bias) {
         plan_add(plan, layer, "self_attn.q_proj.bias", q, 0);
         plan_add(plan, layer, "self_attn.k_proj.bias", kv, 0);
         plan_add(plan, layer, "self_attn.v_proj.bias", kv, 0);
     }
-    if (m->qk_norm) {
+    if (m->architecture->qk_norm) {
         plan_add(plan, layer, "self_attn.q_norm.weight", m->head_dim, 0);
         plan_add(plan, layer, "self_attn.k_norm.weight", m->head_dim, 0);
     }

@@ -139,10 +139,10 @@ static void refuses_broken_text(void **state)
 static void families_have_formats(void **state)
 {
     (void)state;
-    assert_int_equal(kvf_chat_format_of(KVF_FAMILY_LLAMA), KVF_CHAT_LLAMA3);
-    assert_int_equal(kvf_chat_format_of(KVF_FAMILY_MISTRAL), KVF_CHAT_MISTRAL);
-    assert_int_equal(kvf_chat_format_of(KVF_FAMILY_QWEN2), KVF_CHAT_QWEN2);
-    assert_int_equal(kvf_chat_format_of(KVF_FAMILY_QWEN3), KVF_CHAT_QWEN3);
+    assert_int_equal(kvf_architecture_find("LlamaForCausalLM")->chat, KVF_CHAT_LLAMA3);
+    assert_int_equal(kvf_architecture_find("MistralForCausalLM")->chat, KVF_CHAT_MISTRAL);
+    assert_int_equal(kvf_architecture_find("Qwen2ForCausalLM")->chat, KVF_CHAT_QWEN2);
+    assert_int_equal(kvf_architecture_find("Qwen3ForCausalLM")->chat, KVF_CHAT_QWEN3);
 }
 
 static void survives_failing_allocation(void **state)
