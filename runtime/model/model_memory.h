@@ -10,19 +10,13 @@
  * Invariant: a function that fails has filled the error and left nothing allocated.
  */
 
-#include <kvferry/kvferry.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVF_TRY(call)                                                                              \
-    do {                                                                                           \
-        kvf_status kvf_try_status_ = (call);                                                       \
-        if (kvf_try_status_ != KVF_OK)                                                             \
-            return kvf_try_status_;                                                                \
-    } while (0)
+#include "common/base.h"
 
 /** Growable token ids. Zero-initialise; ids are the owner's until kvf_token_ids_free. */
 typedef struct kvf_token_ids {

@@ -9,7 +9,6 @@
  * type. Invariant: after open every pointer of a layer is device memory.
  */
 
-#include "common/base.h"
 #include "matmul_cublas.h"
 #include "row_ops.h"
 #include "transformer_ops.h"

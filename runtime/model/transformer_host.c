@@ -8,7 +8,6 @@
  * of one launch write disjoint rows or columns.
  */
 
-#include "common/base.h"
 #include "layer_ops.h"
 #include "transformer_ops.h"
 
