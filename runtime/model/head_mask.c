@@ -5,12 +5,13 @@
  *
  * It checks everything before it chooses anything: the number of lines and of values on each, and
  * every value. A last line without a newline counts, carriage returns before a newline do not, and
- * neither do empty lines at the end. Numbers are read as in C, whatever the locale says elsewhere:
- * digits, a point, an exponent.
+ * neither do empty lines at the end. Numbers are digits, a point, an exponent, whatever locale the
+ * program is in.
  */
 
 #include "head_mask.h"
 
+#include <locale.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ typedef struct mask_reader {
     uint32_t kv_heads;
     double sparsity;
     double *values; /* [layers, kv_heads] */
+    locale_t plain; /* C */
     kvf_error *error;
 } mask_reader;
 
@@ -63,33 +65,6 @@ static bool is_number(const char *text)
     return *at == '\0';
 }
 
-/* As strtod in the C locale, which a program may have left: digits by hand. */
-static double number_of(const char *text)
-{
-    const bool is_negative = *text == '-';
-    const char *at = text + (*text == '-' || *text == '+');
-    double value = 0.0;
-    int scale = 0, zeros = 0; /* zeros at the end of a fraction change nothing */
-    for (; *at >= '0' && *at <= '9'; at++)
-        value = value * 10.0 + (*at - '0');
-    if (*at == '.')
-        for (at++; *at >= '0' && *at <= '9'; at++) {
-            zeros++;
-            if (*at == '0')
-                continue;
-            value = value * pow(10.0, zeros) + (*at - '0');
-            scale -= zeros;
-            zeros = 0;
-        }
-    if (*at == 'e' || *at == 'E') {
-        const long exponent = strtol(at + 1, NULL, 10);
-        scale += exponent > 1000 ? 1000 : exponent < -1000 ? -1000 : (int)exponent;
-    }
-    if (value != 0.0) /* powers up to 22 are exact, so 1.0 is 1 and 0.5 is a half */
-        value = scale < 0 ? value / pow(10.0, -scale) : value * pow(10.0, scale);
-    return is_negative ? -value : value;
-}
-
 static kvf_status read_value(const mask_reader *r, const char *text, size_t size, mask_place place)
 {
     char copy[VALUE_BYTES_MAX + 1];
@@ -113,7 +88,7 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
                           "%s, line %u, column %u: \"%.*s\" is not a number; values are separated "
                           "by tabs, and NaN and infinity are none",
                           r->path, place.line, place.column, shown, text);
-    const double value = number_of(copy);
+    const double value = strtod_l(copy, NULL, r->plain);
     if (r->sparsity < 0.0 && value != 0.0 && value != 1.0)
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: %.*s is neither 0 nor 1; give the share of "
@@ -228,11 +203,15 @@ kvf_status kvf_head_mask_read(const char *path, uint32_t layers, uint32_t kv_hea
                                                   "KV heads; is it the right file?",
                                                   path, layers, kv_heads)
                                      : status;
+    r.plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
     r.values = model_alloc(NULL, heads * sizeof *r.values);
-    status = !r.values ? model_out_of_memory(error, heads * sizeof *r.values, "a head mask")
-                       : read_lines(&r, text.bytes, text.size);
+    status = r.plain && r.values
+                 ? read_lines(&r, text.bytes, text.size)
+                 : model_out_of_memory(error, heads * sizeof *r.values, "a head mask");
     if (status == KVF_OK)
         status = choose(&r, mask);
+    if (r.plain)
+        freelocale(r.plain);
     model_free(NULL, r.values);
     kvf_text_free(NULL, &text);
     return status;

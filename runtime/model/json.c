@@ -51,14 +51,11 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
     json_document *document = reader->document;
     if (document->count == document->capacity) {
         size_t capacity = document->capacity != 0 ? document->capacity * 2 : 64;
-        json_value *grown = NULL;
-        if (capacity < UINT32_MAX)
-            grown = model_alloc(&document->allocator, capacity * sizeof *grown);
+        const size_t bytes = capacity < UINT32_MAX ? capacity * sizeof value : 0;
+        json_value *grown = model_grow(&document->allocator, document->values,
+                                       document->count * sizeof value, bytes);
         if (!grown)
-            return model_out_of_memory(reader->error, capacity * sizeof *grown, reader->what);
-        if (document->count != 0)
-            memcpy(grown, document->values, document->count * sizeof *grown);
-        model_free(&document->allocator, document->values);
+            return model_out_of_memory(reader->error, capacity * sizeof value, reader->what);
         document->values = grown;
         document->capacity = capacity;
     }
@@ -69,14 +66,6 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
 }
 
 /* ---- what cJSON lets pass ---- */
-
-static uint64_t hash_key(const json_value *value)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (uint32_t i = 0; i < value->key_size; i++)
-        hash = (hash ^ (unsigned char)value->key[i]) * 0x100000001b3u;
-    return hash ^ hash >> 29;
-}
 
 static bool same_key(const json_value *a, const json_value *b)
 {
@@ -109,7 +98,7 @@ static kvf_status check_duplicates(json_reader *reader, const json_value *object
     kvf_status status = KVF_OK;
     for (const json_value *child = json_first(object); child && status == KVF_OK;
          child = json_next(object, child)) {
-        size_t slot = hash_key(child) & (slots - 1);
+        size_t slot = model_hash(child->key, child->key_size) & (slots - 1);
         while (table[slot] && !same_key(table[slot], child))
             slot = (slot + 1) & (slots - 1);
         if (table[slot])

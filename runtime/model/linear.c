@@ -42,6 +42,7 @@ typedef struct linear_args {
     kvf_linear_engine *engine;
     kvf_linear_call call;
     uint32_t panels[KVF_LINEAR_PARTS_MAX];
+    uint32_t panel_count; /* their sum */
     uint32_t y_stride;
     uint32_t tasks;
 } linear_args;
@@ -182,11 +183,6 @@ void kvf_linear_engine_close(kvf_linear_engine *engine)
     free(engine);
 }
 
-const kvf_linear_kernels *kvf_linear_engine_kernels(const kvf_linear_engine *engine)
-{
-    return engine->kernels;
-}
-
 bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
 {
     return atomic_load(&engine->failed);
@@ -248,49 +244,55 @@ static void vector_task(const void *raw, uint32_t task)
     }
 }
 
-static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
+static float *scratch_of(const linear_args *args, uint32_t task)
+{
+    return (float *)(void *)(args->engine->scratch + args->engine->scratch_bytes * task);
+}
+
+static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape shape,
+                       uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
     kvf_linear_engine *engine = args->engine;
-    float *y = call->y + p->y_offset;
-    float *product = (float *)(void *)(engine->scratch + engine->scratch_bytes * task);
-    kvf_matmul_shape shape = {
-        .rows = call->rows,
-        .outputs = p->outputs,
-        .inputs = p->part->inputs,
-        .a_stride = p->part->inputs,
-        .b_stride = p->part->inputs,
-        .c_stride = call->accumulate ? p->outputs : args->y_stride,
-    };
-    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x,
-                         (const uint16_t *)(const void *)p->weight, call->accumulate ? product : y))
-        return false;
+    float *y = call->y + p->y_offset, *product = call->accumulate ? scratch_of(args, task) : y;
     if (call->accumulate)
-        for (uint32_t row = 0; row < call->rows; row++)
-            for (uint32_t i = 0; i < p->outputs; i++)
-                y[(size_t)row * args->y_stride + i] += product[(size_t)row * p->outputs + i];
+        shape.c_stride = p->outputs;
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x,
+                         (const uint16_t *)(const void *)p->weight, product))
+        return false;
+    for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
+        for (uint32_t i = 0; i < p->outputs; i++)
+            y[(size_t)row * args->y_stride + i] += product[(size_t)row * p->outputs + i];
     return true;
 }
 
-static bool panel_fp32(const linear_args *args, const panel *p, uint32_t task)
+static bool panel_fp32(const linear_args *args, const panel *p, kvf_matmul_shape shape,
+                       uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
-    kvf_linear_engine *engine = args->engine;
     const void *weight = p->weight;
     if (p->part->dtype != KVF_FP32) {
-        float *wide = (float *)(void *)(engine->scratch + engine->scratch_bytes * task);
-        engine->kernels->widen[p->part->dtype](weight, (size_t)p->outputs * p->part->inputs, wide);
+        float *wide = scratch_of(args, task);
+        args->engine->kernels->widen[p->part->dtype](weight, (size_t)p->outputs * p->part->inputs,
+                                                     wide);
         weight = wide;
     }
-    kvf_matmul_shape shape = {
-        .rows = call->rows,
+    return kvf_matmul_fp32(&shape, call->x, weight, call->y + p->y_offset, call->accumulate);
+}
+
+static bool panel_multiply(const linear_args *args, const panel *p, uint32_t task)
+{
+    const uint32_t inputs = p->part->inputs;
+    const kvf_matmul_shape shape = {
+        .rows = args->call.rows,
         .outputs = p->outputs,
-        .inputs = p->part->inputs,
-        .a_stride = p->part->inputs,
-        .b_stride = p->part->inputs,
+        .inputs = inputs,
+        .a_stride = inputs,
+        .b_stride = inputs,
         .c_stride = args->y_stride,
     };
-    return kvf_matmul_fp32(&shape, call->x, weight, call->y + p->y_offset, call->accumulate);
+    return args->engine->narrow_x && p->part->dtype == KVF_BF16 ? panel_bf16(args, p, shape, task)
+                                                                : panel_fp32(args, p, shape, task);
 }
 
 /* One task is every tasks-th panel, so that scratch can belong to the task. */
@@ -298,13 +300,9 @@ static void matrix_task(const void *raw, uint32_t task)
 {
     const linear_args *args = raw;
     const kvf_linear_call *call = &args->call;
-    uint32_t panels = 0;
-    for (uint32_t i = 0; i < call->part_count; i++)
-        panels += args->panels[i];
-    for (uint32_t index = task; index < panels; index += args->tasks) {
+    for (uint32_t index = task; index < args->panel_count; index += args->tasks) {
         panel p = panel_find(args, index, false);
-        bool bf16 = args->engine->narrow_x && p.part->dtype == KVF_BF16;
-        if (!(bf16 ? panel_bf16(args, &p, task) : panel_fp32(args, &p, task))) {
+        if (!panel_multiply(args, &p, task)) {
             atomic_store(&args->engine->failed, true);
             return;
         }
@@ -344,20 +342,19 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     KVF_TRY(call_check(engine, call));
     bool vector = call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
     linear_args args = {.engine = engine, .call = *call};
-    uint32_t panels = 0;
     bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
         uint32_t size = vector ? vector_panel(part) : matrix_panel(part->inputs);
         args.panels[i] = (part->outputs + size - 1) / size;
         args.y_stride += part->outputs;
-        panels += args.panels[i];
+        args.panel_count += args.panels[i];
         narrow = narrow || part->dtype == KVF_BF16;
     }
     if (vector)
-        return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels);
+        return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
     if (narrow && engine->narrow_x)
         KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
-    args.tasks = panels < engine->threads ? panels : engine->threads;
+    args.tasks = kvf_min_u32(args.panel_count, engine->threads);
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
 }

@@ -76,9 +76,6 @@ void kvf_linear_engine_close(kvf_linear_engine *engine);
 /** Whether a product has failed for want of memory. Look after kvf_stream_wait. */
 bool kvf_linear_engine_failed(const kvf_linear_engine *engine);
 
-/** The kernels in force. */
-const kvf_linear_kernels *kvf_linear_engine_kernels(const kvf_linear_engine *engine);
-
 /**
  * Enqueue a product.
  *

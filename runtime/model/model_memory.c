@@ -45,6 +45,25 @@ void model_free(const kvf_allocator *allocator, void *pointer)
     free(pointer);
 }
 
+void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes)
+{
+    void *grown = bytes ? model_alloc(allocator, bytes) : NULL;
+    if (!grown)
+        return NULL;
+    if (used != 0)
+        memcpy(grown, pointer, used);
+    model_free(allocator, pointer);
+    return grown;
+}
+
+uint64_t model_hash(const char *bytes, size_t size)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3u;
+    return hash ^ hash >> 32;
+}
+
 static void error_write(kvf_error *error, kvf_status status, int foreign, const char *format,
                         va_list list)
 {
@@ -107,12 +126,10 @@ kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids
 {
     if (ids->count == ids->capacity) {
         size_t capacity = grown_capacity(ids->capacity, ids->count + 1, sizeof *ids->ids);
-        uint32_t *grown = capacity != 0 ? model_alloc(allocator, capacity * sizeof *grown) : NULL;
+        const size_t bytes = capacity * sizeof *ids->ids;
+        uint32_t *grown = model_grow(allocator, ids->ids, ids->count * sizeof *ids->ids, bytes);
         if (!grown)
-            return model_out_of_memory(error, capacity * sizeof *grown, "token ids");
-        if (ids->count != 0)
-            memcpy(grown, ids->ids, ids->count * sizeof *grown);
-        model_free(allocator, ids->ids);
+            return model_out_of_memory(error, bytes, "token ids");
         ids->ids = grown;
         ids->capacity = capacity;
     }
@@ -133,12 +150,9 @@ kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text, const
         return model_out_of_memory(error, size, "text");
     if (text->size + size >= text->capacity) {
         size_t capacity = grown_capacity(text->capacity, text->size + size + 1, 1);
-        char *grown = capacity != 0 ? model_alloc(allocator, capacity) : NULL;
+        char *grown = model_grow(allocator, text->bytes, text->size, capacity);
         if (!grown)
             return model_out_of_memory(error, capacity, "text");
-        if (text->size != 0)
-            memcpy(grown, text->bytes, text->size);
-        model_free(allocator, text->bytes);
         text->bytes = grown;
         text->capacity = capacity;
     }

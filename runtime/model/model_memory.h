@@ -48,6 +48,11 @@ void *model_alloc(const kvf_allocator *allocator, size_t bytes);
 /** As model_alloc for count x bytes, zeroed; NULL on overflow too. */
 void *model_alloc_zero(const kvf_allocator *allocator, size_t count, size_t bytes);
 void model_free(const kvf_allocator *allocator, void *pointer);
+/** @p pointer, freed, and its first @p used bytes in @p bytes others; NULL changes nothing. */
+void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes);
+
+/** FNV-1a, folded. */
+uint64_t model_hash(const char *bytes, size_t size);
 
 /** Fill @p error (may be NULL) and return @p status. */
 kvf_status model_fail(kvf_error *error, kvf_status status, const char *format, ...)

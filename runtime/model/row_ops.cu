@@ -5,7 +5,7 @@
  *
  * All are bound by memory: start reads one row of the embedding and writes one of fp32; norm reads
  * 4 and writes 2 bytes per channel (the row is read twice, the second time from L1); rotate reads
- * 4 and writes 2; activate reads 8 and writes 2; argmax reads 4; gather reads and writes 4, the
+ * 4 and writes 2; activate reads 8 and writes 2; gather reads and writes 4, the
  * same bits. Within the tolerance of tests/model/check_row_ops.c they agree with the host: sums are
  * fp32, by thread and then by a tree over the block, the same for the same width.
  */
@@ -140,36 +140,6 @@ static __global__ void activate_kernel(const __grid_constant__ kvf_row_activate_
     ((T *)a.y)[i] = kvf_from_float<T>(gate / (1.0f + expf(-gate)) * up);
 }
 
-/* Larger number first, then lower index; UINT32_MAX is no candidate. */
-static __device__ uint32_t better(const float *x, uint32_t a, uint32_t b)
-{
-    if (a == UINT32_MAX || b == UINT32_MAX)
-        return a == UINT32_MAX ? b : a;
-    if (x[a] != x[b])
-        return x[a] > x[b] ? a : b;
-    return a < b ? a : b;
-}
-
-/* One block per row. Shared: [WARPS] indices. */
-static __global__ void argmax_kernel(const __grid_constant__ kvf_row_argmax_args a)
-{
-    uint32_t *partial = (uint32_t *)(void *)kvf_shared();
-    const float *x = a.x + (size_t)blockIdx.x * a.width;
-    uint32_t best = UINT32_MAX;
-    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-        if (isfinite(x[i]))
-            best = better(x, best, i);
-    for (uint32_t step = 16; step > 0; step >>= 1)
-        best = better(x, best, __shfl_xor_sync(KVF_FULL_WARP, best, (int)step));
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = best;
-    __syncthreads();
-    for (uint32_t w = 0; w < WARPS && threadIdx.x == 0; w++)
-        best = better(x, best, partial[w]);
-    if (threadIdx.x == 0)
-        a.best[blockIdx.x] = best;
-}
-
 /* One block per row. */
 static __global__ void gather_kernel(const __grid_constant__ kvf_row_gather_args a)
 {
@@ -219,12 +189,6 @@ extern "C" int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *st
 {
     const size_t channels = (size_t)args->rows * args->width;
     LAUNCH_BY_TYPE(activate_kernel, (unsigned)((channels + THREADS - 1) / THREADS), 0, args);
-}
-
-extern "C" int kvf_row_argmax_cuda(const kvf_row_argmax_args *args, void *stream)
-{
-    return (int)kvf_cuda_launch(argmax_kernel, dim3(args->rows), dim3(THREADS),
-                                WARPS * sizeof(uint32_t), (cudaStream_t)stream, *args);
 }
 
 extern "C" int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream)

@@ -73,14 +73,6 @@ typedef struct kvf_row_activate_args {
     void *y;              /* [rows, width] dtype, out */
 } kvf_row_activate_args;
 
-/* The lowest index of the largest finite number of every row; UINT32_MAX if there is none. */
-typedef struct kvf_row_argmax_args {
-    uint32_t rows;
-    uint32_t width;
-    const float *x; /* [rows, width] */
-    uint32_t *best; /* [rows] out */
-} kvf_row_argmax_args;
-
 /* to[i] = from[index[i]], row by row; they do not overlap. */
 typedef struct kvf_row_gather_args {
     uint32_t rows;
@@ -96,7 +88,6 @@ int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream);
 int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream);
 int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream);
 int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *stream);
-int kvf_row_argmax_cuda(const kvf_row_argmax_args *args, void *stream);
 int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream);
 
 #ifdef __cplusplus

@@ -163,15 +163,13 @@ static kvf_status grow_tensors(kvf_weights *weights, size_t more, kvf_error *err
     size_t needed = weights->count + more;
     if (needed <= weights->capacity)
         return KVF_OK;
-    kvf_tensor *grown =
-        NULL; /* not zeroed: a lying header must not cost memory that it never uses */
+    /* Not zeroed: a header that lies must not cost memory that is never used. */
+    kvf_tensor *grown = NULL;
     if (needed <= SIZE_MAX / sizeof *grown)
-        grown = model_alloc(&weights->allocator, needed * sizeof *grown);
+        grown = model_grow(&weights->allocator, weights->tensors, weights->count * sizeof *grown,
+                           needed * sizeof *grown);
     if (!grown)
         return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
-    if (weights->count != 0)
-        memcpy(grown, weights->tensors, weights->count * sizeof *grown);
-    model_free(&weights->allocator, weights->tensors);
     weights->tensors = grown;
     weights->capacity = needed;
     return KVF_OK;

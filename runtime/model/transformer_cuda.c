@@ -53,11 +53,6 @@ static kvf_status launched(const transformer_step *s, int status)
     return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
 }
 
-static float *hidden_rows(const transformer_step *s)
-{
-    return s->t->buffers.hidden + (size_t)s->first * s->t->model.hidden_size;
-}
-
 static kvf_status multiply(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
                            const void *x, float *y, bool accumulate)
 {
@@ -92,7 +87,7 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
                                      .position = device + all,
                                      .embedding = t->embedding.weight,
                                      .inv_freq = p->inv_freq,
-                                     .hidden = hidden_rows(s),
+                                     .hidden = transformer_hidden_at(s),
                                      .cosine = t->buffers.cosine + row * half,
                                      .sine = t->buffers.sine + row * half};
     return launched(s, kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
@@ -138,7 +133,7 @@ static kvf_status cuda_read_hidden(const transformer_step *s, float *out)
 {
     const size_t bytes = s->t->model.hidden_size * sizeof *out;
     const pinned *row = &part_of(s->t)->logits;
-    KVF_TRY(kvf_memory_copy(s->stream, row->device, hidden_rows(s), bytes));
+    KVF_TRY(kvf_memory_copy(s->stream, row->device, transformer_hidden_at(s), bytes));
     KVF_TRY(kvf_stream_wait(s->stream));
     memcpy(out, row->host, bytes);
     return KVF_OK;
@@ -150,7 +145,7 @@ static kvf_status cuda_norm(const transformer_step *s, const float *weight)
                                     .rows = s->rows,
                                     .width = s->t->model.hidden_size,
                                     .eps = (float)s->t->model.norm_eps,
-                                    .x = hidden_rows(s),
+                                    .x = transformer_hidden_at(s),
                                     .weight = weight,
                                     .y = s->t->buffers.normed};
     return launched(s, kvf_row_norm_cuda(&args, kvf_stream_native(s->stream)));
@@ -184,7 +179,8 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
 
 static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l)
 {
-    return multiply(s, &l->output, l->output.outputs, s->t->buffers.attended, hidden_rows(s), true);
+    return multiply(s, &l->output, l->output.outputs, s->t->buffers.attended,
+                    transformer_hidden_at(s), true);
 }
 
 static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l)
@@ -198,7 +194,7 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
     KVF_TRY(launched(s, kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
-    return multiply(s, &l->down, l->down.outputs, b->activated, hidden_rows(s), true);
+    return multiply(s, &l->down, l->down.outputs, b->activated, transformer_hidden_at(s), true);
 }
 
 static kvf_status cuda_logits(const transformer_step *s)
@@ -213,13 +209,6 @@ static const float *cuda_logits_row(const kvf_transformer *t, uint32_t row)
 {
     const float *logits = (const float *)(const void *)part_of(t)->logits.host;
     return logits + (size_t)row * t->model.vocab_size;
-}
-
-static kvf_status cuda_check(const kvf_transformer *t, kvf_error *error)
-{
-    (void)t;
-    (void)error;
-    return KVF_OK;
 }
 
 /* ---- buffers ---- */
@@ -479,10 +468,8 @@ const transformer_ops transformer_cuda_ops = {
     .read_hidden = cuda_read_hidden,
     .logits = cuda_logits,
     .logits_row = cuda_logits_row,
-    .check = cuda_check,
     .open = cuda_open,
     .close = cuda_close,
     .bytes = cuda_bytes,
     .can_record = 1,
-    .copies_weights = 1,
 };

@@ -169,11 +169,6 @@ static kvf_status multiply(const transformer_step *s, kvf_linear_call call)
     return kvf_linear_enqueue(host_of(s->t)->engine, &call, s->stream);
 }
 
-static float *hidden_rows(const transformer_step *s)
-{
-    return s->t->buffers.hidden + (size_t)s->first * s->t->model.hidden_size;
-}
-
 static kvf_status host_start(const transformer_step *s, const uint32_t *ids,
                              const uint32_t *positions)
 {
@@ -188,7 +183,7 @@ static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
     const uint32_t hidden = s->t->model.hidden_size, half = s->t->rope.count;
     const size_t angle = (size_t)s->first * half;
     gather_args args = {
-        .base = {hidden_rows(s), b->cosine + angle, b->sine + angle},
+        .base = {transformer_hidden_at(s), b->cosine + angle, b->sine + angle},
         .width = {hidden, half, half},
         .first = s->first,
         .rows = s->rows,
@@ -204,7 +199,7 @@ static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
 static kvf_status host_read_hidden(const transformer_step *s, float *out)
 {
     KVF_TRY(kvf_stream_wait(s->stream));
-    memcpy(out, hidden_rows(s), s->t->model.hidden_size * sizeof *out);
+    memcpy(out, transformer_hidden_at(s), s->t->model.hidden_size * sizeof *out);
     return KVF_OK;
 }
 
@@ -229,7 +224,7 @@ static kvf_status host_output(const transformer_step *s, const transformer_layer
     return multiply(s, (kvf_linear_call){.parts = {&l->output},
                                          .part_count = 1,
                                          .x = host_of(s->t)->attended_wide,
-                                         .y = hidden_rows(s),
+                                         .y = transformer_hidden_at(s),
                                          .accumulate = true});
 }
 
@@ -243,7 +238,7 @@ static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l
     return multiply(s, (kvf_linear_call){.parts = {&l->down},
                                          .part_count = 1,
                                          .x = b->activated,
-                                         .y = hidden_rows(s),
+                                         .y = transformer_hidden_at(s),
                                          .accumulate = true});
 }
 

@@ -42,7 +42,7 @@ struct transformer_ops {
     kvf_status (*logits)(const transformer_step *s);
     /* Logits of a row, readable by the host after a wait. */
     const float *(*logits_row)(const kvf_transformer *t, uint32_t row);
-    /* Whether all products since open were done. */
+    /* Whether all products since open were done; NULL = they were. */
     kvf_status (*check)(const kvf_transformer *t, kvf_error *error);
     /* After weights are bound: what else the device needs. */
     kvf_status (*open)(kvf_transformer *t, kvf_error *error);
@@ -51,8 +51,6 @@ struct transformer_ops {
     uint64_t (*bytes)(const kvf_transformer_options *options, uint32_t threads);
     /* 1: a decode step can be recorded. Then ids and positions are taken from fixed places. */
     uint32_t can_record;
-    /* 1: weights are copied to the device. */
-    uint32_t copies_weights;
 };
 
 extern const transformer_ops transformer_host_ops;
@@ -66,6 +64,12 @@ kvf_status transformer_project(const transformer_step *s, uint32_t layer);
 kvf_status transformer_mlp(const transformer_step *s, uint32_t layer);
 bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count);
 uint32_t transformer_next_position(const kvf_sequence *sequence);
+
+/* Where the hidden states of a step begin. */
+static inline float *transformer_hidden_at(const transformer_step *s)
+{
+    return s->t->buffers.hidden + (size_t)s->first * s->t->model.hidden_size;
+}
 
 static inline uint32_t transformer_query_width(const kvf_model_config *m)
 {

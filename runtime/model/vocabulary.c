@@ -6,19 +6,11 @@
 
 #include <string.h>
 
-static uint64_t hash_bytes(const char *bytes, size_t size)
-{
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3u;
-    return hash ^ hash >> 32;
-}
-
 uint32_t vocabulary_find(const token_vocabulary *self, const char *text, size_t size)
 {
     if (self->slots == 0 || size > self->longest)
         return VOCABULARY_NONE;
-    size_t slot = hash_bytes(text, size) & (self->slots - 1);
+    size_t slot = model_hash(text, size) & (self->slots - 1);
     for (; self->table[slot] != VOCABULARY_NONE; slot = (slot + 1) & (self->slots - 1)) {
         const vocabulary_token *token = &self->tokens[self->table[slot]];
         if (token->size == size && memcmp(token->text, text, size) == 0)
@@ -64,7 +56,7 @@ static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_err
         memcpy(out, entry->key, (size_t)entry->key_size + 1);
         *token = (vocabulary_token){.text = out, .size = entry->key_size};
         out += (size_t)entry->key_size + 1;
-        size_t slot = hash_bytes(token->text, token->size) & (self->slots - 1);
+        size_t slot = model_hash(token->text, token->size) & (self->slots - 1);
         while (self->table[slot] != VOCABULARY_NONE)
             slot = (slot + 1) & (self->slots - 1);
         self->table[slot] = id;
