@@ -13,6 +13,7 @@ import sys
 
 # What the files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
+MODEL = ["runtime/model/" + room for room in ("formats", "matrix", "tokenizer", "transformer")]
 MAY_SEE = {
     "include": [],
     "include/common": ["include"],
@@ -21,12 +22,16 @@ MAY_SEE = {
     "kernels/cuda": FLOOR + ["kernels", "tests/emu"],
     "offload": FLOOR + ["kernels"],
     "runtime": FLOOR + ["kernels", "offload"],
-    "runtime/model": FLOOR + ["kernels/cuda"],
-    "runtime/cli": FLOOR + ["runtime/model"],
-    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime", "runtime/model",
-                      "runtime/cli", "tests/emu"],
+    "runtime/model/formats": FLOOR,
+    "runtime/model/tokenizer": FLOOR + ["runtime/model/formats"],
+    "runtime/model/matrix": FLOOR + ["runtime/model/formats"],
+    "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
+                                          "kernels/cuda"],
+    "runtime/cli": FLOOR + MODEL,
+    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime", "runtime/cli",
+                      "tests/emu"] + MODEL,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
-    "bench": FLOOR + ["kernels", "offload", "runtime", "runtime/model", "runtime/cli", "tests"],
+    "bench": FLOOR + ["kernels", "offload", "runtime", "runtime/cli", "tests"] + MODEL,
     "examples": ["include"],
 }
 CUDA = ["kernels", "offload", "runtime/model", "tests"]
