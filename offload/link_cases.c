@@ -68,7 +68,9 @@ static kvf_status ring_open(kvf_link_rig *rig, ring_case *r)
     const size_t chunk = c->chunk_bytes > 0 ? c->chunk_bytes : (size_t)1 << 20;
     r->per_chunk = chunk > c->page_bytes ? (uint32_t)(chunk / c->page_bytes) : 1;
     r->depth = c->depth > 0 ? c->depth : 3;
-    r->workers = c->workers > 0 ? c->workers : rig->bench->config.gather_threads;
+    r->workers = c->what == KVF_LINK_MEMCPY ? 1
+                 : c->workers > 0           ? c->workers
+                                            : rig->bench->config.gather_threads;
     kvf_host_memory_config memory = rig->bench->config.memory;
     memory.granule = r->per_chunk * c->page_bytes;
     memory.bytes = memory.granule * r->depth;
@@ -93,15 +95,9 @@ static char *ring_page(const kvf_link_rig *rig, const ring_case *r, uint32_t pag
     return r->ring.arenas[0].host + page % (r->per_chunk * (size_t)r->depth) * rig->c->page_bytes;
 }
 
-/* The workers fill chunk after chunk; compared afterwards: what the ring still holds. */
-static kvf_status repeat_gather(kvf_link_rig *rig, ring_case *r, uint32_t at, uint64_t *verified)
+/* The workers fill chunk after chunk. */
+static void gather_pages(const ring_case *r, const kvf_link_case *c)
 {
-    const kvf_link_case *c = rig->c;
-    for (uint32_t i = 0; i < c->pages; i++) {
-        r->from[i] = kvf_link_page_host(rig->bench, c->page_bytes, rig->ids[i]);
-        r->to[i] = ring_page(rig, r, i);
-    }
-    const uint64_t began = kvf_now_ns();
     for (uint32_t first = 0; first < c->pages; first += r->per_chunk) {
         kvf_copy_args args = {.bytes = c->page_bytes,
                               .count = kvf_min_u32(r->per_chunk, c->pages - first),
@@ -111,6 +107,27 @@ static kvf_status repeat_gather(kvf_link_rig *rig, ring_case *r, uint32_t at, ui
                               .to = r->to + first};
         kvf_gather_run(r->gather, &args);
     }
+}
+
+static void copy_pages(const ring_case *r, const kvf_link_case *c)
+{
+    for (uint32_t i = 0; i < c->pages; i++)
+        memcpy(r->to[i], r->from[i], c->page_bytes);
+}
+
+/* GATHER or MEMCPY; compared afterwards: what the ring still holds. */
+static kvf_status repeat_staging(kvf_link_rig *rig, ring_case *r, uint32_t at, uint64_t *verified)
+{
+    const kvf_link_case *c = rig->c;
+    for (uint32_t i = 0; i < c->pages; i++) {
+        r->from[i] = kvf_link_page_host(rig->bench, c->page_bytes, rig->ids[i]);
+        r->to[i] = ring_page(rig, r, i);
+    }
+    const uint64_t began = kvf_now_ns();
+    if (c->what == KVF_LINK_MEMCPY)
+        copy_pages(r, c);
+    else
+        gather_pages(r, c);
     rig->total[at] = rig->gather[at] = kvf_now_ns() - began;
     if (verified == NULL)
         return KVF_OK;
@@ -120,7 +137,7 @@ static kvf_status repeat_gather(kvf_link_rig *rig, ring_case *r, uint32_t at, ui
                                kvf_link_page_offset(rig->bench, c->page_bytes, rig->ids[i]),
                                c->page_bytes))
             return kvf_fail(rig->device->context, KVF_CORRUPT, 0,
-                            "page %u of the pool was not gathered whole", rig->ids[i]);
+                            "page %u of the pool did not reach staging whole", rig->ids[i]);
         *verified += c->page_bytes;
     }
     return KVF_OK;
@@ -181,7 +198,7 @@ static kvf_status run_ring(kvf_link_rig *rig, ring_case *r, kvf_link_result *res
         if (copies)
             KVF_TRY(repeat_copy(rig, r, at));
         else
-            KVF_TRY(repeat_gather(rig, r, at, i == 0 || is_last ? &result->verified_bytes : NULL));
+            KVF_TRY(repeat_staging(rig, r, at, i == 0 || is_last ? &result->verified_bytes : NULL));
     }
     if (copies)
         KVF_TRY(verify_copy(rig, r, &result->verified_bytes));
@@ -395,6 +412,7 @@ kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result)
     result->bytes = (uint64_t)rig->c->pages * rig->c->page_bytes;
     switch (rig->c->what) {
     case KVF_LINK_GATHER:
+    case KVF_LINK_MEMCPY:
     case KVF_LINK_COPY:
         return run_part(rig, result);
     case KVF_LINK_PEAK:

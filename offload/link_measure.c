@@ -209,9 +209,9 @@ static void sum_up(kvf_link_rig *rig, uint64_t *samples_ns, kvf_link_result *res
     kvf_link_times_sum_up(rig->alone, c->what == KVF_LINK_TAX ? n : 0, &result->alone);
     kvf_link_times_sum_up(rig->fetch, c->what == KVF_LINK_CADENCE ? n * rig->lists : 0,
                           &result->fetch);
-    result->writeback_bytes = c->what == KVF_LINK_GATHER || c->what == KVF_LINK_TAX
-                                  ? 0
-                                  : rig->back_bytes * c->repetitions;
+    const int writes_back =
+        c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY && c->what != KVF_LINK_TAX;
+    result->writeback_bytes = writes_back ? rig->back_bytes * c->repetitions : 0;
 }
 
 static kvf_status run_pages(kvf_link_bench *bench, const kvf_link_case *c, uint64_t *samples_ns,

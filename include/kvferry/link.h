@@ -39,7 +39,9 @@ typedef struct kvf_link kvf_link;
       "one contiguous copy of `pages * page_bytes`: what the link can do")                         \
     X(KVF_LINK_PIN, 4, "pin", "what it costs to touch, register and unregister `pool_bytes`")      \
     X(KVF_LINK_CADENCE, 5, "cadence", "`layers` fetches in a row, compute of `gap_ns` after each") \
-    X(KVF_LINK_TAX, 6, "tax", "compute alone, then the same compute while pages are brought")
+    X(KVF_LINK_TAX, 6, "tax", "compute alone, then the same compute while pages are brought")      \
+    X(KVF_LINK_MEMCPY, 7, "memcpy",                                                                \
+      "one core copies page after page into staging: the baseline of GATHER")
 
 typedef enum kvf_link_what { KVF_LINK_WHAT_LIST(KVF_ENUMERATOR) } kvf_link_what;
 
@@ -95,7 +97,7 @@ typedef struct kvf_link_result {
     kvf_link_times
         fetch; /**< CADENCE: of each fetch on the caller's stream, layers x repetitions */
     kvf_link_times alone;     /**< TAX: the compute with nothing beside it */
-    uint64_t bytes;           /**< to the device (GATHER: to staging), per repetition */
+    uint64_t bytes;           /**< to the device (GATHER, MEMCPY: to staging), per repetition */
     uint64_t copies;          /**< that were submitted, per repetition */
     uint64_t writeback_bytes; /**< to the host during all measured repetitions */
     uint64_t verified_bytes;  /**< compared with what the pool holds; none differed */

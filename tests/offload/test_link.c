@@ -98,12 +98,13 @@ static void test_kinds(void **state)
     (void)state;
     link_rig l;
     open_link(&l);
-    for (uint32_t what = KVF_LINK_GATHER; what <= KVF_LINK_TAX; what++) {
+    for (uint32_t what = KVF_LINK_GATHER; what <= KVF_LINK_MEMCPY; what++) {
         kvf_link_case c = small_case();
         kvf_link_result r;
+        const int is_staging = what == KVF_LINK_GATHER || what == KVF_LINK_MEMCPY;
         c.what = (kvf_link_what)what;
-        c.pages = what == KVF_LINK_GATHER ? 100 : 40; /* more than the ring */
-        c.writeback_percent = what == KVF_LINK_PEAK ? 100 : 0;
+        c.pages = is_staging ? 100 : 40; /* more than the ring */
+        c.writeback_percent = what == KVF_LINK_PEAK || what == KVF_LINK_MEMCPY ? 100 : 0;
         RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
         assert_times(&r.total, 1);
         assert_times(&r.copying, what == KVF_LINK_COPY || what == KVF_LINK_PEAK);
@@ -114,7 +115,9 @@ static void test_kinds(void **state)
         assert_int_equal(r.touch_s_per_gib > 0, what == KVF_LINK_PIN);
         const uint64_t bytes = what == KVF_LINK_PIN ? 0 : (uint64_t)c.pages * c.page_bytes;
         assert_int_equal(r.bytes, what == KVF_LINK_CADENCE ? 3 * bytes : bytes);
-        if (what == KVF_LINK_GATHER)
+        if (is_staging)
+            assert_int_equal(r.workers, what == KVF_LINK_MEMCPY ? 1 : 2);
+        if (is_staging)
             assert_int_equal(r.verified_bytes, 2 * 48 * 4096); /* what the ring still holds */
         else
             assert_int_equal(r.verified_bytes, bytes);
