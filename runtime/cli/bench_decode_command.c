@@ -7,8 +7,9 @@
  * The floor of a step is the larger of two times: what it must read on the device over the read
  * bandwidth, and what it moved over the link's peak, both measured in the same run. Keys and values
  * are random; queries drift slowly, so that a step chooses mostly the pages of the step before, as
- * real ones do. A step is several layers, enqueued together and waited for once; figures are per
- * layer. It knows the public API only.
+ * real ones do. A step is several layers, enqueued together and waited for once, as a model does;
+ * figures are per layer. Layers have keys of their own, so digests come from memory and not from a
+ * cache that only one layer would fit into. It knows the public API only.
  */
 
 #include "bench_link.h"
@@ -25,7 +26,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- output ---- */
 
@@ -37,8 +37,10 @@ enum column {
     METHOD,
     SPECULATE,
     MEDIAN,
+    P10,
     P95,
     P99,
+    MEAN,
     HOST,
     FLOOR,
     OF_FLOOR,
@@ -46,7 +48,17 @@ enum column {
     READ,
     MOVED,
     HITS,
+    VS_DENSE,
+    OVERHEAD,
+    REFRESH,
     FORESEEN,
+    APPEND_US, /* phases: in the order of kvf_stats */
+    SCORE_US,
+    SELECT_US,
+    GATHER_US,
+    COPY_US,
+    ATTEND_US,
+    REFRESH_US,
     DEVICE_BYTES,
     HOST_BYTES,
     STATUS,
@@ -61,8 +73,10 @@ static const cli_column columns[COLUMN_COUNT] = {
     [METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
     [SPECULATE] = {"speculate", "spec", CLI_CELL_INTEGER, 0},
     [MEDIAN] = {"layer_us", "us/layer", CLI_CELL_REAL, 1},
+    [P10] = {"layer_p10_us", "p10", CLI_CELL_REAL, 1},
     [P95] = {"layer_p95_us", "p95", CLI_CELL_REAL, 1},
     [P99] = {"layer_p99_us", "p99", CLI_CELL_REAL, 1},
+    [MEAN] = {"layer_mean_us", NULL, CLI_CELL_REAL, 1},
     [HOST] = {"enqueue_us", "enqueue", CLI_CELL_REAL, 1},
     [FLOOR] = {"floor_us", "floor", CLI_CELL_REAL, 1},
     [OF_FLOOR] = {"times_floor", "x floor", CLI_CELL_REAL, 2},
@@ -70,7 +84,17 @@ static const cli_column columns[COLUMN_COUNT] = {
     [READ] = {"read_bytes", "MiB read", CLI_CELL_REAL, 2},
     [MOVED] = {"moved_bytes", "MiB moved", CLI_CELL_REAL, 3},
     [HITS] = {"hit_rate", "hits", CLI_CELL_REAL, 3},
+    [VS_DENSE] = {"faster_than_dense", "vs dense", CLI_CELL_REAL, 1},
+    [OVERHEAD] = {"overhead", "overhead", CLI_CELL_REAL, 3},
+    [REFRESH] = {"refresh", "refresh", CLI_CELL_REAL, 3},
     [FORESEEN] = {"pages_ahead_used", NULL, CLI_CELL_INTEGER, 0},
+    [APPEND_US] = {"append_us", NULL, CLI_CELL_REAL, 1},
+    [SCORE_US] = {"score_us", NULL, CLI_CELL_REAL, 1},
+    [SELECT_US] = {"select_us", NULL, CLI_CELL_REAL, 1},
+    [GATHER_US] = {"gather_us", NULL, CLI_CELL_REAL, 1},
+    [COPY_US] = {"copy_us", NULL, CLI_CELL_REAL, 1},
+    [ATTEND_US] = {"attend_us", NULL, CLI_CELL_REAL, 1},
+    [REFRESH_US] = {"refresh_us", NULL, CLI_CELL_REAL, 1},
     [DEVICE_BYTES] = {"device_bytes", NULL, CLI_CELL_INTEGER, 0},
     [HOST_BYTES] = {"host_bytes", NULL, CLI_CELL_INTEGER, 0},
     [STATUS] = {"status", "", CLI_CELL_TEXT, 0},
@@ -95,8 +119,10 @@ typedef struct decode_bench {
     void *out;
     double read_rate; /* bytes per ns on the device */
     double link_rate; /* bytes per ns over the link */
+    double dense_ns;  /* median of dense attention over this context; NAN = not measured */
     uint64_t random;
     cli_table table;
+    cli_output json;
     bool failed;
 } decode_bench;
 
@@ -123,7 +149,8 @@ static void drift_queries(decode_bench *b, uint32_t batch)
 /* What a case runs on. */
 typedef struct decode_case {
     kvf_cache_config config;
-    uint32_t context, batch;
+    uint32_t context, batch, steps;
+    bool is_dense; /* what the other cases of its context are compared with */
     kvf_cache *cache;
     kvf_sequence *sequences[64];
     kvf_recording *recording;
@@ -205,9 +232,9 @@ static double percentile(const double *sorted, uint32_t count, double p)
 }
 
 /* What one layer of one step must read on the device: attended keys and values, and digests. */
-static double bytes_to_read(const decode_bench *b, const decode_case *c, const kvf_stats *s)
+static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
-    const double layer_steps = (double)b->o.steps * c->config.layers;
+    const double layer_steps = (double)c->steps * c->config.layers;
     const double token = 2.0 * c->config.head_dim * 2.0;
     const double pages = (double)c->context / c->config.page_size * c->config.kv_heads * c->batch;
     const bool has_digests =
@@ -215,36 +242,73 @@ static double bytes_to_read(const decode_bench *b, const decode_case *c, const k
     return (double)s->tokens_attended / layer_steps * token + (has_digests ? pages * token : 0.0);
 }
 
-static void set_result(const decode_bench *b, const decode_case *c, double *step, double *host,
-                       cli_cell *row)
+/* Sorts step and host. */
+static void set_times(const decode_bench *b, const decode_case *c, double *step, double *host,
+                      cli_cell *row)
 {
-    kvf_stats s;
-    const double layer_steps = (double)b->o.steps * c->config.layers;
-    const kvf_cache_plan *plan = kvf_cache_memory(c->cache);
-    kvf_cache_stats(c->cache, &s);
-    qsort(step, b->o.steps, sizeof *step, ascending);
-    qsort(host, b->o.steps, sizeof *host, ascending);
-    const double read = bytes_to_read(b, c, &s), moved = (double)s.bytes_to_device / layer_steps;
-    const double floor_ns = fmax(read / b->read_rate, moved / b->link_rate);
-    const double median = percentile(step, b->o.steps, 0.5);
-    cli_cell_text(&row[METHOD], decode_method_name(plan->transfer));
+    double mean = 0.0;
+    for (uint32_t i = 0; i < c->steps; i++)
+        mean += step[i] / c->steps;
+    qsort(step, c->steps, sizeof *step, ascending);
+    qsort(host, c->steps, sizeof *host, ascending);
+    const double median = percentile(step, c->steps, 0.5);
     cli_cell_real(&row[MEDIAN], 1e-3 * median);
-    cli_cell_real(&row[P95], 1e-3 * percentile(step, b->o.steps, 0.95));
-    cli_cell_real(&row[P99], 1e-3 * percentile(step, b->o.steps, 0.99));
-    cli_cell_real(&row[HOST], 1e-3 * percentile(host, b->o.steps, 0.5));
-    cli_cell_real(&row[FLOOR], 1e-3 * floor_ns);
-    cli_cell_real(&row[OF_FLOOR], median / floor_ns);
+    cli_cell_real(&row[P10], 1e-3 * percentile(step, c->steps, 0.1));
+    cli_cell_real(&row[P95], 1e-3 * percentile(step, c->steps, 0.95));
+    cli_cell_real(&row[P99], 1e-3 * percentile(step, c->steps, 0.99));
+    cli_cell_real(&row[MEAN], 1e-3 * mean);
+    cli_cell_real(&row[HOST], 1e-3 * percentile(host, c->steps, 0.5));
+    cli_cell_real(&row[VS_DENSE], b->dense_ns / median * c->batch);
+}
+
+/* What the device did, where it has the times. Overhead is none of attention, scoring and the
+ * renewal of static sets: append, select and whatever the clock has beyond the sum of the parts. */
+static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
+{
+    const double per_us = 1e3 * c->steps * c->config.layers, mean_us = row[MEAN].real;
+    const uint64_t ns[] = {s->append_ns, s->score_ns,  s->select_ns, s->gather_ns,
+                           s->copy_ns,   s->attend_ns, s->refresh_ns};
+    if (!s->attend_ns)
+        return;
+    for (size_t i = 0; i < sizeof ns / sizeof *ns; i++)
+        cli_cell_real(&row[APPEND_US + i], (double)ns[i] / per_us);
+    const double work_us = (double)(s->attend_ns + s->score_ns + s->refresh_ns) / per_us;
+    cli_cell_real(&row[OVERHEAD], 1.0 - fmin(1.0, work_us / mean_us));
+    cli_cell_real(&row[REFRESH], row[REFRESH_US].real / mean_us);
+}
+
+static void set_work(const decode_bench *b, const decode_case *c, const kvf_stats *s, cli_cell *row)
+{
+    const double layer_steps = (double)c->steps * c->config.layers;
+    const kvf_cache_plan *plan = kvf_cache_memory(c->cache);
+    const double read = bytes_to_read(c, s), moved = (double)s->bytes_to_device / layer_steps;
+    const double floor_us = 1e-3 * fmax(read / b->read_rate, moved / b->link_rate);
+    cli_cell_text(&row[METHOD], decode_method_name(plan->transfer));
+    cli_cell_real(&row[FLOOR], floor_us);
+    cli_cell_real(&row[OF_FLOOR], row[MEDIAN].real / floor_us);
     cli_cell_real(&row[TOKENS],
-                  (double)s.tokens_attended / layer_steps / c->batch / c->config.kv_heads);
+                  (double)s->tokens_attended / layer_steps / c->batch / c->config.kv_heads);
     cli_cell_real(&row[READ], read / 1048576.0);
     cli_cell_real(&row[MOVED], moved / 1048576.0);
-    cli_cell_real(&row[HITS], (double)s.hits / fmax(1.0, (double)s.pages_selected));
+    cli_cell_real(&row[HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
     if (c->config.speculate)
-        cli_cell_integer(&row[FORESEEN], s.pages_ahead_used);
+        cli_cell_integer(&row[FORESEEN], s->pages_ahead_used);
     cli_cell_integer(&row[DEVICE_BYTES],
                      plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes);
     cli_cell_integer(&row[HOST_BYTES],
                      plan->host_kv_bytes + plan->host_staging_bytes + plan->host_table_bytes);
+}
+
+static void set_result(decode_bench *b, const decode_case *c, double *step, double *host,
+                       cli_cell *row)
+{
+    kvf_stats s;
+    kvf_cache_stats(c->cache, &s);
+    set_times(b, c, step, host, row);
+    set_phases(c, &s, row);
+    set_work(b, c, &s, row);
+    if (c->is_dense)
+        b->dense_ns = 1e3 * row[MEDIAN].real;
 }
 
 static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
@@ -265,10 +329,10 @@ static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
     const kvf_status recorded = b->o.record ? record_step(b, c) : KVF_OK;
     if (recorded != KVF_OK)
         return recorded;
-    double *step = calloc(b->o.steps, sizeof *step), *host = calloc(b->o.steps, sizeof *host);
+    double *step = calloc(c->steps, sizeof *step), *host = calloc(c->steps, sizeof *host);
     kvf_status status = step && host ? KVF_OK : KVF_OUT_OF_MEMORY;
     kvf_cache_stats_reset(c->cache);
-    for (uint32_t i = 0; i < b->o.steps && status == KVF_OK; i++) {
+    for (uint32_t i = 0; i < c->steps && status == KVF_OK; i++) {
         status = one_step(b, c, ns);
         step[i] = ns[0];
         host[i] = ns[1];
@@ -280,27 +344,57 @@ static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
     return status;
 }
 
-static void run_case(decode_bench *b, const int64_t *v, cli_cell *row)
+/* The case of one combination of values. */
+static decode_case case_of(const decode_bench *b, const int64_t *v)
 {
     decode_case c = {.config = b->o.cache,
                      .context = (uint32_t)v[DECODE_CONTEXT],
-                     .batch = (uint32_t)v[DECODE_BATCH]};
-    kvf_error error = {0};
+                     .batch = (uint32_t)v[DECODE_BATCH],
+                     .steps = b->o.steps};
     c.config.query_heads = c.config.kv_heads * b->o.group;
     c.config.budget_tokens = (uint32_t)v[DECODE_BUDGET];
     c.config.select = (kvf_select)v[DECODE_SELECT];
     c.config.transfer = (kvf_transfer)v[DECODE_METHOD];
     c.config.speculate = (uint32_t)v[DECODE_SPECULATE];
-    c.config.sequences_max = c.batch;
-    c.config.tokens_max = c.context + b->o.steps + b->o.warmup + 2;
     c.config.prefill_chunk_max = CHUNK;
-    cli_cell_integer(&row[CONTEXT], c.context);
-    cli_cell_integer(&row[BUDGET], c.config.budget_tokens);
-    cli_cell_integer(&row[BATCH], c.batch);
-    cli_cell_text(&row[SELECT], decode_select_name(c.config.select));
-    cli_cell_text(&row[METHOD], decode_method_name(c.config.transfer));
-    if (c.config.speculate)
+    return c;
+}
+
+/* Full attention over the same context. */
+static decode_case dense_case_of(const decode_bench *b, const int64_t *v)
+{
+    decode_case c = case_of(b, v);
+    c.is_dense = true;
+    c.batch = 1;
+    c.steps = b->o.dense_steps;
+    c.config.select = KVF_SELECT_FULL;
+    c.config.transfer = KVF_TRANSFER_AUTO;
+    c.config.speculate = 0;
+    return c;
+}
+
+static void set_names(const decode_case *c, cli_cell *row)
+{
+    cli_cell_integer(&row[CONTEXT], c->context);
+    if (!c->is_dense)
+        cli_cell_integer(&row[BUDGET], c->config.budget_tokens);
+    cli_cell_integer(&row[BATCH], c->batch);
+    cli_cell_text(&row[SELECT], decode_select_name(c->config.select));
+    cli_cell_text(&row[METHOD], decode_method_name(c->config.transfer));
+    if (c->config.speculate)
         cli_cell_integer(&row[SPECULATE], 1);
+}
+
+/* @return false if there is no memory for a row */
+static bool run_case(decode_bench *b, decode_case c)
+{
+    cli_cell *row = cli_table_row(&b->table);
+    kvf_error error = {0};
+    if (!row)
+        return false;
+    set_names(&c, row);
+    c.config.sequences_max = c.batch;
+    c.config.tokens_max = c.context + c.steps + b->o.warmup + 2;
     b->random = b->o.seed;
     memset(b->drift, 0, kv_count(b, 64) * b->o.group * sizeof *b->drift);
     kvf_status status = kvf_cache_open(b->runtime, &c.config, &c.cache, &error);
@@ -313,7 +407,7 @@ static void run_case(decode_bench *b, const int64_t *v, cli_cell *row)
     kvf_recording_destroy(c.recording);
     kvf_cache_close(c.cache);
     if (status == KVF_OK)
-        return;
+        return true;
     /* What does not fit or does not exist here is an answer of its own. */
     const bool is_lack = status == KVF_UNSUPPORTED || status == KVF_OUT_OF_MEMORY ||
                          status == KVF_OUT_OF_DEVICE_MEMORY || status == KVF_PIN_FAILED;
@@ -322,6 +416,7 @@ static void run_case(decode_bench *b, const int64_t *v, cli_cell *row)
                                                           : kvf_status_name(status));
     fprintf(stderr, "\nkvferry: %s\n", error.text);
     b->failed = b->failed || !is_lack;
+    return true;
 }
 
 /* ---- the floor ---- */
@@ -413,23 +508,25 @@ static kvf_status reserve(decode_bench *b)
 static void run_cases(decode_bench *b)
 {
     const uint64_t cases = cli_axes_product(b->o.axes, DECODE_AXIS_COUNT);
+    const uint64_t per_context = cases / b->o.axes[DECODE_CONTEXT].count;
+    bool go_on = true;
     cli_progress progress;
     cli_progress_begin(&progress, "measuring", cases, "cases");
-    for (uint64_t n = 0; n < cases && !cli_interrupted(); n++) {
+    for (uint64_t n = 0; n < cases && go_on && !cli_interrupted(); n++) {
         int64_t values[DECODE_AXIS_COUNT];
         cli_axes_at(b->o.axes, DECODE_AXIS_COUNT, n, values);
-        cli_cell *row = cli_table_row(&b->table);
-        if (!row) {
-            b->failed = true;
-            break;
+        if (n % per_context == 0) {
+            b->dense_ns = NAN;
+            go_on = !b->o.dense_steps || run_case(b, dense_case_of(b, values));
         }
-        run_case(b, values, row);
+        go_on = go_on && run_case(b, case_of(b, values));
         cli_progress_at(&progress, n + 1);
     }
     cli_progress_end(&progress);
+    b->failed = b->failed || !go_on;
 }
 
-static bool write_results(const decode_bench *b)
+static bool write_results(decode_bench *b)
 {
     const kvf_cache_config *c = &b->o.cache;
     const char *device = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
@@ -452,10 +549,8 @@ static bool write_results(const decode_bench *b)
             "%u, bf16, pages of %u\n",
             kvf_runtime_device_name(b->runtime), device, b->read_rate, b->link_rate, c->layers,
             c->kv_heads, b->o.group, c->head_dim, c->page_size);
-    if (cli_table_write(&b->table, b->o.format, facts, stdout))
-        return true;
-    fputs("kvferry: the results could not be written\n", stderr);
-    return false;
+    return cli_table_write(&b->table, b->o.format, facts, stdout) &&
+           cli_table_save(&b->table, facts, &b->json);
 }
 
 static int run_all(decode_bench *b)
@@ -483,7 +578,8 @@ int cli_bench_decode_main(int argc, char **argv)
         return parsed;
     cli_calibration_choose(&b.o.runtime, calibration);
     cli_interrupt_watch();
-    const int status = run_all(&b);
+    const int status = !b.o.json || cli_output_open(&b.json, b.o.json) ? run_all(&b) : 1;
+    cli_output_discard(&b.json);
     if (b.runtime) {
         kvf_pinned_free(b.runtime, b.kv.host);
         kvf_pinned_free(b.runtime, b.q.host);

@@ -62,11 +62,13 @@ enum option_id {
     OPT_PAGE_SIZE,
     OPT_SLOTS,
     OPT_STEPS,
+    OPT_DENSE,
     OPT_WARMUP,
     OPT_SEED,
     OPT_THREADS,
     OPT_RECORD,
     OPT_FORMAT,
+    OPT_JSON,
     OPT_DEVICE,
     OPT_ORDINAL,
     OPT_UNPINNED,
@@ -86,11 +88,13 @@ static const struct {
     {"page-size", OPT_PAGE_SIZE, "N", "tokens; 32"},
     {"slots", OPT_SLOTS, "N", "pages per KV head on the device; twice the selected ones"},
     {"steps", OPT_STEPS, "N", "measured; 100"},
+    {"dense-steps", OPT_DENSE, "N", "of full attention, batch 1, to compare with; 0 = none; 0"},
     {"warmup", OPT_WARMUP, "N", "not measured; 8"},
     {"seed", OPT_SEED, "N", "of keys, values and queries; 1"},
     {"threads", OPT_THREADS, "N", "compute threads of the host device; one per usable core"},
     {"record", OPT_RECORD, NULL, "replay a recorded step (CUDA)"},
     {"format", OPT_FORMAT, "NAME", "also -o: table, csv, json, jsonl or md; table"},
+    {"json", OPT_JSON, "FILE", "write every figure there as well"},
     {"device", OPT_DEVICE, "NAME", "auto, host or cuda; auto"},
     {"device-ordinal", OPT_ORDINAL, "N", "which GPU; 0"},
     {"allow-unpinned", OPT_UNPINNED, NULL, "go on with pageable memory where pinning fails"},
@@ -135,6 +139,8 @@ static bool take(int id, const char *text, decode_options *o)
         return cli_bench_u32("--slots", text, 1, 1u << 24, &o->cache.slots);
     case OPT_STEPS:
         return cli_bench_u32("--steps", text, 1, 1u << 20, &o->steps);
+    case OPT_DENSE:
+        return cli_bench_u32("--dense-steps", text, 0, 1u << 20, &o->dense_steps);
     case OPT_WARMUP:
         return cli_bench_u32("--warmup", text, 0, 1u << 20, &o->warmup);
     case OPT_SEED:
@@ -148,6 +154,9 @@ static bool take(int id, const char *text, decode_options *o)
         return o->record = true;
     case OPT_FORMAT:
         return cli_bench_format(text, &o->format);
+    case OPT_JSON:
+        o->json = text;
+        return true;
     case OPT_DEVICE:
         return cli_bench_device(text, &o->runtime.device);
     case OPT_ORDINAL:

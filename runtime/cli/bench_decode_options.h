@@ -21,10 +21,11 @@ typedef struct decode_options {
     cli_axis axes[DECODE_AXIS_COUNT];
     kvf_runtime_config runtime;
     kvf_cache_config cache; /* geometry and page size */
-    uint32_t group, steps, warmup;
+    uint32_t group, steps, dense_steps, warmup;
     uint64_t seed;
     bool record;
     cli_format format;
+    const char *json;
 } decode_options;
 
 /** @return -1 to go on, else the exit status */

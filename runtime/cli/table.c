@@ -240,5 +240,14 @@ bool cli_table_write(const cli_table *table, cli_format format, const cli_fact *
         is_whole = write_jsonl(table, file);
     else
         write_for_people(table, format == CLI_FORMAT_MARKDOWN, file);
-    return fflush(file) == 0 && !ferror(file) && is_whole;
+    if (fflush(file) == 0 && !ferror(file) && is_whole)
+        return true;
+    fputs("kvferry: the results could not be written\n", stderr);
+    return false;
+}
+
+bool cli_table_save(const cli_table *table, const cli_fact *facts, cli_output *output)
+{
+    return !output->file || (cli_table_write(table, CLI_FORMAT_JSON, facts, output->file) &&
+                             cli_output_commit(output));
 }

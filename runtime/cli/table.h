@@ -10,6 +10,7 @@
  */
 
 #include "model_memory.h"
+#include "output_file.h"
 
 #include <stdio.h>
 
@@ -64,8 +65,11 @@ typedef struct cli_fact {
     double number;
 } cli_fact;
 
-/** @param facts  ends with a name NULL. @return false if writing failed or memory ran out */
+/** @param facts  ends with a name NULL. @return false after a message */
 bool cli_table_write(const cli_table *table, cli_format format, const cli_fact *facts, FILE *file);
+
+/** As JSON to an output that is open or, if nobody asked for it, zero; commits it. */
+bool cli_table_save(const cli_table *table, const cli_fact *facts, cli_output *output);
 
 /** @return whether there is such a format */
 bool cli_format_parse(const char *text, cli_format *out);
