@@ -14,7 +14,6 @@
 #include "bench_suites.h"
 #include "calibration_file.h"
 #include "interrupt.h"
-#include "output_file.h"
 #include "progress.h"
 
 #include <stdlib.h>
@@ -27,6 +26,7 @@ static const cli_column columns[LINK_COLUMN_COUNT] = {
     [LINK_WHAT] = {"what", "what", CLI_CELL_TEXT, 0},
     [LINK_METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
     [LINK_PATTERN] = {"pattern", "pattern", CLI_CELL_TEXT, 0},
+    [LINK_SLOTS] = {"slots", "slots", CLI_CELL_TEXT, 0},
     [LINK_PAGE_BYTES] = {"page_bytes", "page B", CLI_CELL_INTEGER, 0},
     [LINK_PAGES] = {"pages", "pages", CLI_CELL_INTEGER, 0},
     [LINK_BYTES] = {"bytes", NULL, CLI_CELL_INTEGER, 0},
@@ -45,6 +45,7 @@ static const cli_column columns[LINK_COLUMN_COUNT] = {
     [LINK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 2},
     [LINK_STREAM_RATE] = {"on_stream_gb_per_s", "on stream", CLI_CELL_REAL, 2},
     [LINK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
+    [LINK_TIMES_BASE] = {"times_base", "x base", CLI_CELL_REAL, 2},
     [LINK_GATHER_US] = {"gather_us", "gather us", CLI_CELL_REAL, 1},
     [LINK_COPIES] = {"copies", NULL, CLI_CELL_INTEGER, 0},
     [LINK_FETCH_P50] = {"fetch_p50_us", "fetch p50", CLI_CELL_REAL, 1},
@@ -79,6 +80,8 @@ static void set_names(cli_cell *row, const char *suite, const kvf_link_case *c)
         cli_cell_text(&row[LINK_METHOD], link_method_name(c->method));
         cli_cell_text(&row[LINK_PATTERN], link_pattern_name(c->pattern));
     }
+    if (has_method && c->slots_in_order)
+        cli_cell_text(&row[LINK_SLOTS], "in order");
     if (c->numa_node >= 0)
         cli_cell_text(&row[LINK_NODE], node);
     if (c->what == KVF_LINK_PIN)
@@ -132,7 +135,8 @@ static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_res
     if (r->copies)
         cli_cell_integer(&row[LINK_COPIES], r->copies);
     cli_cell_integer(&row[LINK_VERIFIED], r->verified_bytes);
-    if (row[LINK_RATE].is_set && peak > 0.0 && c->what != KVF_LINK_GATHER)
+    const bool crosses = c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY;
+    if (row[LINK_RATE].is_set && peak > 0.0 && crosses)
         cli_cell_real(&row[LINK_OF_PEAK], row[LINK_RATE].real / peak);
 }
 
@@ -143,7 +147,7 @@ typedef struct link_run {
     kvf_runtime *runtime;
     kvf_link *link;
     cli_table table;
-    cli_output samples;
+    cli_output samples, json;
     uint64_t *samples_ns; /* [repetitions] */
     double peak;          /* GB/s */
     uint64_t done;
@@ -187,6 +191,21 @@ static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
     return true;
 }
 
+/* Rows of one suite, from `first` on: each against its baseline, where both were measured. */
+static void set_ratios(cli_table *t, uint32_t first, const cli_axis axes[LINK_AXIS_COUNT])
+{
+    for (uint32_t row = first; row < t->row_count; row++) {
+        const uint64_t base = link_baseline(axes, row - first);
+        if (base >= t->row_count - first)
+            continue;
+        const cli_cell *over = cli_table_at(t, row, LINK_RATE);
+        const cli_cell *under = cli_table_at(t, first + (uint32_t)base, LINK_RATE);
+        if (over->is_set && under->is_set)
+            cli_cell_real(&t->cells[(size_t)row * t->column_count + LINK_TIMES_BASE],
+                          over->real / under->real);
+    }
+}
+
 static void run_suites(link_run *run, uint64_t total)
 {
     cli_progress progress;
@@ -198,6 +217,7 @@ static void run_suites(link_run *run, uint64_t total)
             continue;
         link_suite_axes(i, &run->options, run->runtime, axes);
         const uint64_t cases = cli_axes_product(axes, LINK_AXIS_COUNT);
+        const uint32_t first = run->table.row_count;
         for (uint64_t n = 0; n < cases && go_on; n++) {
             int64_t values[LINK_AXIS_COUNT];
             cli_axes_at(axes, LINK_AXIS_COUNT, n, values);
@@ -205,6 +225,7 @@ static void run_suites(link_run *run, uint64_t total)
             go_on = run_case(run, link_suite_name(i), &c) && !cli_interrupted();
             cli_progress_at(&progress, ++run->done);
         }
+        set_ratios(&run->table, first, axes);
     }
     cli_progress_end(&progress);
 }
@@ -240,14 +261,17 @@ static bool measure_peak(link_run *run)
 
 /* ---- fit ---- */
 
-/* Rows of one line: the same suite, method and page size. */
+static bool is_same_text(const cli_table *t, uint32_t a, uint32_t b, uint32_t column)
+{
+    return strcmp(cli_table_at(t, a, column)->text, cli_table_at(t, b, column)->text) == 0;
+}
+
+/* Rows of one line: the same suite, method, pattern, slots and page size. */
 static bool is_same_line(const cli_table *t, uint32_t a, uint32_t b)
 {
-    return strcmp(cli_table_at(t, a, LINK_METHOD)->text, cli_table_at(t, b, LINK_METHOD)->text) ==
-               0 &&
-           strcmp(cli_table_at(t, b, LINK_SUITE)->text, "methods") == 0 &&
-           strcmp(cli_table_at(t, a, LINK_PATTERN)->text, cli_table_at(t, b, LINK_PATTERN)->text) ==
-               0 &&
+    return strcmp(cli_table_at(t, b, LINK_SUITE)->text, "methods") == 0 &&
+           is_same_text(t, a, b, LINK_METHOD) && is_same_text(t, a, b, LINK_PATTERN) &&
+           is_same_text(t, a, b, LINK_SLOTS) &&
            cli_table_at(t, a, LINK_PAGE_BYTES)->integer ==
                cli_table_at(t, b, LINK_PAGE_BYTES)->integer;
 }
@@ -301,6 +325,8 @@ static bool open_run(link_run *run, kvf_error *error)
         fputs("kvferry: no memory for the samples\n", stderr);
         return false;
     }
+    if (o->json && !cli_output_open(&run->json, o->json))
+        return false;
     if (!o->samples)
         return true;
     if (!cli_output_open(&run->samples, o->samples))
@@ -323,11 +349,8 @@ static bool write_results(link_run *run)
                               {NULL, NULL, 0.0}};
     fprintf(stderr, "%s (%s): peak %.2f GB/s, one contiguous copy\n",
             kvf_runtime_device_name(run->runtime), device, run->peak);
-    if (!cli_table_write(&run->table, run->options.format, facts, stdout)) {
-        fputs("kvferry: the results could not be written\n", stderr);
-        return false;
-    }
-    return true;
+    return cli_table_write(&run->table, run->options.format, facts, stdout) &&
+           cli_table_save(&run->table, facts, &run->json);
 }
 
 static int run_all(link_run *run)
@@ -361,6 +384,7 @@ int cli_bench_link_main(int argc, char **argv)
     cli_interrupt_watch();
     const int status = open_run(&run, &error) ? run_all(&run) : 1;
     cli_output_discard(&run.samples);
+    cli_output_discard(&run.json);
     cli_table_free(&run.table);
     free(run.samples_ns);
     kvf_link_close(run.link);

@@ -17,10 +17,9 @@
 /* ---- suites ---- */
 
 static const cli_axis_name what_names[] = {
-    {"both", KVF_LINK_BOTH}, {"gather", KVF_LINK_GATHER},
-    {"copy", KVF_LINK_COPY}, {"peak", KVF_LINK_PEAK},
-    {"pin", KVF_LINK_PIN},   {"cadence", KVF_LINK_CADENCE},
-    {"tax", KVF_LINK_TAX},   {NULL, 0},
+    {"both", KVF_LINK_BOTH}, {"gather", KVF_LINK_GATHER}, {"copy", KVF_LINK_COPY},
+    {"peak", KVF_LINK_PEAK}, {"pin", KVF_LINK_PIN},       {"cadence", KVF_LINK_CADENCE},
+    {"tax", KVF_LINK_TAX},   {"memcpy", KVF_LINK_MEMCPY}, {NULL, 0},
 };
 static const cli_axis_name method_names[] = {
     {"gather", KVF_TRANSFER_GATHER},
@@ -35,6 +34,7 @@ static const cli_axis_name pattern_names[] = {
     {"runs", KVF_LINK_RUNS},
     {NULL, 0},
 };
+static const cli_axis_name switch_names[] = {{"off", 0}, {"on", 1}, {NULL, 0}};
 static const cli_axis_name huge_names[] = {
     {"auto", KVF_HUGE_PAGES_AUTO},
     {"off", KVF_HUGE_PAGES_OFF},
@@ -49,6 +49,7 @@ enum axis_id {
     AXIS_WHAT,
     AXIS_PATTERN,
     AXIS_METHOD,
+    AXIS_SLOTS,
     AXIS_WRITEBACK,
     AXIS_CHUNK,
     AXIS_DEPTH,
@@ -79,7 +80,7 @@ static const axis_row axis_rows[AXIS_COUNT] = {
                    0,
                    {1, {KVF_HUGE_PAGES_AUTO}}},
     [AXIS_WHAT] = {"what",
-                   "both, gather, copy, peak, pin, cadence, tax",
+                   "both, gather, copy, peak, pin, cadence, tax, memcpy",
                    what_names,
                    0,
                    0,
@@ -92,6 +93,12 @@ static const axis_row axis_rows[AXIS_COUNT] = {
                       {1, {KVF_LINK_UNIFORM}}},
     [AXIS_METHOD] =
         {"method", "gather, mapped, batch, each", method_names, 0, 0, {1, {KVF_TRANSFER_GATHER}}},
+    [AXIS_SLOTS] = {"slots-in-order",
+                    "on, off: slots follow each other, or lie scattered, as a cache has them",
+                    switch_names,
+                    0,
+                    0,
+                    {1, {0}}},
     [AXIS_WRITEBACK] =
         {"writeback", "bytes to the host at the same time, in per cent", NULL, 0, 400, {1, {0}}},
     [AXIS_CHUNK] = {"chunk",
@@ -145,9 +152,9 @@ static const suite suites[] = {
       {AXIS_PAGE_BYTES, {6, {4096, 8192, 16384, 32768, 65536, 131072}}},
       {AXIS_PAGES, {5, {1, 16, 64, 256, 1024}}}}},
     {"parts",
-     "gathering alone, copying alone, both",
+     "gathering alone, beside plain memcpy; copying alone; both",
      true,
-     {{AXIS_WHAT, {3, {KVF_LINK_GATHER, KVF_LINK_COPY, KVF_LINK_BOTH}}},
+     {{AXIS_WHAT, {4, {KVF_LINK_MEMCPY, KVF_LINK_GATHER, KVF_LINK_COPY, KVF_LINK_BOTH}}},
       {AXIS_PAGES, {3, {64, 256, 1024}}}}},
     {"patterns",
      "uniform, zipf and runs, by method",
@@ -213,6 +220,7 @@ enum option_id {
     OPT_FORMAT,
     OPT_PLOT,
     OPT_SAMPLES,
+    OPT_JSON,
     OPT_REPETITIONS,
     OPT_WARMUP,
     OPT_SEED,
@@ -236,6 +244,7 @@ static const struct {
     {"all", OPT_ALL, NULL, "every suite"},
     {"list", OPT_LIST, NULL, "print the suites with their cases and stop"},
     {"format", OPT_FORMAT, "NAME", "also -o: table, csv, json, jsonl or md; table"},
+    {"json", OPT_JSON, "FILE", "write every figure there as well"},
     {"plot", OPT_PLOT, "DIR", "draw bandwidth, a heat map and latencies as SVG and PNG (gnuplot)"},
     {"samples", OPT_SAMPLES, "FILE", "write the time of every repetition, one line each"},
     {"repetitions", OPT_REPETITIONS, "N", "measured, per case; 20"},
@@ -276,8 +285,10 @@ static void print_help(FILE *file)
     for (size_t i = 0; i < OTHER_COUNT; i++)
         print_option(file, other_rows[i].name, other_rows[i].argument, other_rows[i].help);
     fputs("\nBandwidth is bytes over the median time from submission until the bytes are there; "
-          "on_stream\nis the same on the clock of the stream that copies. Exit status: 0 done, 1 "
-          "something failed,\n2 wrong usage, 130 interrupted.\n",
+          "on_stream\nis the same on the clock of the stream that copies; x base sets gathering "
+          "against memcpy, and\nboth against copy, of the same pages. Exit status: 0 done, 1 "
+          "something "
+          "failed, 2 wrong usage,\n130 interrupted.\n",
           file);
 }
 
@@ -308,6 +319,9 @@ static bool take(int id, const char *text, link_options *o)
         return true;
     case OPT_SAMPLES:
         o->samples = text;
+        return true;
+    case OPT_JSON:
+        o->json = text;
         return true;
     case OPT_REPETITIONS:
         return cli_bench_u32("--repetitions", text, 1, 65536, &o->base.repetitions);
@@ -452,6 +466,7 @@ kvf_link_case link_case_of(const link_options *o, const int64_t *v)
     c.what = (kvf_link_what)v[AXIS_WHAT];
     c.pattern = (kvf_link_pattern)v[AXIS_PATTERN];
     c.method = (kvf_transfer)v[AXIS_METHOD];
+    c.slots_in_order = (uint32_t)v[AXIS_SLOTS];
     c.writeback_percent = (uint32_t)v[AXIS_WRITEBACK];
     c.chunk_bytes = (size_t)v[AXIS_CHUNK];
     c.depth = (uint32_t)v[AXIS_DEPTH];
@@ -460,6 +475,21 @@ kvf_link_case link_case_of(const link_options *o, const int64_t *v)
     c.page_bytes = (size_t)v[AXIS_PAGE_BYTES];
     c.pages = (uint32_t)v[AXIS_PAGES];
     return c;
+}
+
+uint64_t link_baseline(const cli_axis axes[LINK_AXIS_COUNT], uint64_t n)
+{
+    int64_t wanted[AXIS_COUNT], values[AXIS_COUNT];
+    cli_axes_at(axes, AXIS_COUNT, n, wanted);
+    if (wanted[AXIS_WHAT] != KVF_LINK_GATHER && wanted[AXIS_WHAT] != KVF_LINK_BOTH)
+        return UINT64_MAX;
+    wanted[AXIS_WHAT] = wanted[AXIS_WHAT] == KVF_LINK_GATHER ? KVF_LINK_MEMCPY : KVF_LINK_COPY;
+    for (uint64_t i = 0; i < cli_axes_product(axes, AXIS_COUNT); i++) {
+        cli_axes_at(axes, AXIS_COUNT, i, values);
+        if (memcmp(values, wanted, sizeof values) == 0)
+            return i;
+    }
+    return UINT64_MAX;
 }
 
 void link_print_list(const link_options *o)

@@ -15,7 +15,7 @@
 #include <kvferry/link.h>
 
 #define LINK_SUITE_COUNT 13u
-#define LINK_AXIS_COUNT  12u
+#define LINK_AXIS_COUNT  13u
 
 typedef struct link_options {
     bool chosen[LINK_SUITE_COUNT];
@@ -23,6 +23,7 @@ typedef struct link_options {
     cli_format format;
     const char *plot;
     const char *samples;
+    const char *json;
     bool list;
     kvf_link_case base;
     kvf_runtime_config runtime;
@@ -38,6 +39,9 @@ void link_suite_axes(uint32_t suite, const link_options *o, const kvf_runtime *r
                      cli_axis axes[LINK_AXIS_COUNT]);
 /** The case of one combination of values. */
 kvf_link_case link_case_of(const link_options *o, const int64_t *values);
+/** The case of the same sweep that case @p n is measured against: gathering against memcpy, the
+    whole against its copies, all else alike. UINT64_MAX = it has none. */
+uint64_t link_baseline(const cli_axis axes[LINK_AXIS_COUNT], uint64_t n);
 
 /** Names of settings. "" if there is none. */
 const char *link_what_name(kvf_link_what what);

@@ -42,6 +42,7 @@ suites = {r["suite"] for r in rows}
 assert suites == {"peak", "methods", "parts", "patterns", "staging", "workers", "blocks", "numa",
                   "huge-pages", "writeback", "cadence", "pin", "tax"}, suites
 assert j["peak_gb_per_s"] > 0
+base = {"gather": "memcpy", "both": "copy"}
 for r in rows:
     if "status" in r:
         assert r["status"] == "not here", r
@@ -52,6 +53,16 @@ for r in rows:
             1 if r["what"] == "both" else r["bytes"] // (r["page_bytes"] * r["pages"])), r
     if r["what"] == "cadence":
         assert r["fetch_p50_us"] <= r["fetch_p95_us"] <= r["fetch_p99_us"], r
+parts = {(r["what"], r["pages"], r["page_bytes"]): r for r in rows if r["suite"] == "parts"}
+assert len(parts) == 16, parts.keys()
+for (what, pages, page_bytes), r in parts.items(): # a part against what it is compared with
+    assert ("times_base" in r) == (what in base), r
+    if what in base:
+        under = parts[base[what], pages, page_bytes]["gb_per_s"]
+        assert abs(r["times_base"] * under / r["gb_per_s"] - 1) < 1e-6, r
+    if what in ("memcpy", "gather"):
+        assert r["verified_bytes"] > 0 and "of_peak" not in r, r
+assert not any("times_base" in r for r in rows if r["suite"] == "methods") # no copy alone there
 methods = {r["method"] for r in rows if r["suite"] == "methods" and "median_us" in r}
 assert {"gather", "mapped", "each"} <= methods, methods
 fitted = [r for r in rows if "fit_r_squared" in r]
@@ -70,16 +81,17 @@ w = sys.argv[1] + "/"
 rows = json.load(open(w + "json"))["results"]
 lines = [json.loads(l) for l in open(w + "jsonl")]
 table = list(csv.DictReader(open(w + "csv")))
-assert len(rows) == len(lines) == len(table) == 3, (len(rows), len(lines), len(table))
-assert [r["what"] for r in rows] == [r["what"] for r in table] == ["gather", "copy", "both"]
-assert open(w + "md").read().count("\n|") == 4 and len(open(w + "table").readlines()) == 4
+assert len(rows) == len(lines) == len(table) == 4, (len(rows), len(lines), len(table))
+assert [r["what"] for r in rows] == [r["what"] for r in table] == ["memcpy", "gather", "copy",
+                                                                 "both"]
+assert open(w + "md").read().count("\n|") == 5 and len(open(w + "table").readlines()) == 5
 PY
 
 # ---- samples, the same seed, pictures
 # shellcheck disable=SC2086
 "$kvferry" bench link parts $quick --repetitions 5 --pages 8 --samples "$work/samples" -o csv \
     >"$work/csv" 2>"$work/err" || fail "--samples: $(cat "$work/err")"
-[ "$(wc -l <"$work/samples")" -eq 16 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 16"
+[ "$(wc -l <"$work/samples")" -eq 21 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 21"
 if command -v gnuplot >/dev/null; then
     # shellcheck disable=SC2086
     "$kvferry" bench link methods staging cadence $quick --page-bytes 4K,16K --pages 1,8 --plot "$work/plots" >"$work/out" \
@@ -91,6 +103,20 @@ if command -v gnuplot >/dev/null; then
 else
     echo "gnuplot is not installed: pictures were not checked"
 fi
+
+# ---- slots in order, and a file beside the table
+# shellcheck disable=SC2086
+"$kvferry" bench link methods $quick --page-bytes 4K --pages 1,16 --slots-in-order off,on --method each,gather \
+    --json "$work/slots" >"$work/out" 2>"$work/err" || fail "--slots-in-order: $(cat "$work/err")"
+python3 - "$work/slots" "$work/out" <<'PY' || fail "--slots-in-order: the rows"
+import json, sys
+rows = json.load(open(sys.argv[1]))["results"]
+assert len(rows) == 8 and len(open(sys.argv[2]).readlines()) == 9
+assert [r.get("slots") for r in rows].count("in order") == 4
+assert all(r["verified_bytes"] == 2 * r["bytes"] for r in rows)
+lines = {(r["method"], r.get("slots")): r["fit_intercept_us"] for r in rows} # a line for each order
+assert len(lines) == 4 and len(set(lines.values())) == 4, lines
+PY
 
 # ---- decode
 "$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 1 --kv-heads 2 \
@@ -104,6 +130,29 @@ assert all(r["layer_us"] > 0 and r["floor_us"] > 0 and r["enqueue_us"] > 0 for r
 hybrid = [r for r in rows if r["select"] == "hybrid"]
 assert all(r["tokens_attended"] <= 256 for r in hybrid)
 assert {r["method"] for r in rows} == {"gather", "mapped"}
+assert all(r["layer_p10_us"] <= r["layer_us"] <= r["layer_p95_us"] <= r["layer_p99_us"] for r in rows)
+assert not any("faster_than_dense" in r for r in rows)
+PY
+"$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 2 --kv-heads 2 \
+    --head-dim 64 --steps 5 --dense-steps 3 --warmup 1 --method gather --batch 1,2 --json "$work/decode" \
+    >"$work/out" 2>"$work/err" || fail "bench decode --dense-steps: $(cat "$work/err")"
+python3 - "$work/decode" "$device" <<'PY' || fail "bench decode --dense-steps: the rows"
+import json, sys
+rows = json.load(open(sys.argv[1]))["results"]
+assert [(r["context_tokens"], r["select"], r["batch"]) for r in rows] == [
+    (c, s, b) for c in (1024, 2048) for s, b in (("full", 1), ("hybrid", 1), ("hybrid", 2))], rows
+parts = ["append_us", "score_us", "select_us", "gather_us", "copy_us", "attend_us", "refresh_us"]
+for i, r in enumerate(rows):
+    dense = rows[i - i % 3]
+    assert ("faster_than_dense" in r) == (r is not dense) and ("budget_tokens" in r) == (r is not dense), r
+    if r is not dense:
+        ratio = dense["layer_us"] / r["layer_us"] * r["batch"]
+        assert abs(r["faster_than_dense"] / ratio - 1) < 1e-6, (r, ratio)
+    if sys.argv[2] == "host": # where phases have times
+        assert all(r[p] >= 0 for p in parts) and r["attend_us"] > 0, r
+        work = r["attend_us"] + r["score_us"] + r["refresh_us"]
+        assert abs(r["overhead"] - max(0, 1 - work / r["layer_mean_us"])) < 1e-6, r
+        assert abs(r["refresh"] - r["refresh_us"] / r["layer_mean_us"]) < 1e-6, r
 PY
 
 # ---- mistakes
@@ -117,6 +166,9 @@ expect 2 "--format is 'xml'" link -o xml
 expect 2 "--zipf is '9'" link --zipf 9
 expect 2 "usage: kvferry bench link" nothing
 expect 2 "--batch has '65'" decode --batch 65
+expect 2 "give off, on" link --slots-in-order sorted
+expect 1 "cannot be created" link peak --device "$device" --pool 4M --json "$work/none/file"
+expect 1 "cannot be created" decode --device "$device" --json "$work/none/file"
 expect 1 "no folder" link peak --device "$device" --repetitions 1 --pool 4M --pages 1 --plot /dev/null
 expect 0 "" link --list
 expect 0 "" link --help
