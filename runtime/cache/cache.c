@@ -8,7 +8,6 @@
  */
 
 #include "masked.h"
-#include "select.h"
 
 /* ---- plan ---- */
 

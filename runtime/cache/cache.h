@@ -23,6 +23,7 @@
 #include "paging.h"
 #include "residency.h"
 #include "runtime.h"
+#include "select_policy.h"
 #include "transfer.h"
 
 /* Calls whose arguments are in flight; the next one waits for the oldest. */
@@ -30,7 +31,6 @@
 /* Partial results are formed over this many tokens. */
 #define KVF_SPLIT_TOKENS 512u
 
-typedef struct kvf_select_policy kvf_select_policy;
 typedef struct kvf_masked kvf_masked;
 
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "select.h"
+#include "cache.h"
 #include "settings.h"
 
 #define TOKENS_MAX (1u << 26)
@@ -118,9 +118,10 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID,
                  "query_heads = %u: with kv_heads = %u a group has %u heads, at most %u work",
                  c->query_heads, c->kv_heads, c->query_heads / c->kv_heads, KVF_GROUP_MAX_HEADS);
-    if (c->select == KVF_SELECT_CUSTOM && !c->select_fn)
+    if (kvf_select_find(c->select)->calls_function && !c->select_fn)
         KVF_FAIL(context, KVF_INVALID,
-                 "select_fn = NULL: KVF_SELECT_CUSTOM needs a function that chooses the pages");
+                 "select_fn = NULL: select = %s needs a function that chooses the pages",
+                 kvf_select_name(c->select));
     return KVF_OK;
 }
 
@@ -153,10 +154,8 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->static_ratio = 0.0f;
     if (policy->static_use == KVF_STATIC_WHOLE)
         c->static_ratio = 1.0f;
-    if (c->select == KVF_SELECT_QUEST)
-        c->digest = KVF_DIGEST_MINMAX;
-    if (c->select == KVF_SELECT_ARKVALE)
-        c->digest = KVF_DIGEST_CUBOID_MEAN;
+    if (policy->sets_digest)
+        c->digest = policy->digest;
     if (c->transfer == KVF_TRANSFER_AUTO && runtime->properties.shares_host_memory)
         c->transfer = KVF_TRANSFER_DIRECT;
     /* A stamp is a launch of its own: cheap where a launch is a function call. */
@@ -223,7 +222,7 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
                  c->slots, dims->ids_max, c->budget_tokens);
     dims->paging.slots = c->slots;
     /* Only a policy that ranks pages can tell what comes next. */
-    if (policy->choose != kvf_choose_top || dims->dynamic_pages == 0)
+    if (!policy->ranks_pages || dims->dynamic_pages == 0)
         c->speculate = 0;
     if (!c->speculate) {
         c->speculate_pages = 0;

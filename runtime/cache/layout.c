@@ -9,7 +9,7 @@
 
 #include "layout.h"
 
-#include "select.h"
+#include "cache.h"
 
 /* Per row of the cache: one (sequence, layer). */
 static void carve_rows(kvf_cache *cache, kvf_reservation *r)
@@ -136,7 +136,7 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     const kvf_dims *d = &cache->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t lists = (uint64_t)cache->config.sequences_max * p->lists;
-    const uint64_t chosen = cache->config.select == KVF_SELECT_CUSTOM ? lists : 0;
+    const uint64_t chosen = kvf_select_find(cache->config.select)->calls_function ? lists : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
     KVF_CARVE(k, t->mirror.choose, chosen);
     KVF_CARVE(k, t->mirror.scores, chosen, p->pages_max);

@@ -12,7 +12,6 @@
 #include "masked.h"
 #include "prefill_arena.h"
 #include "retain.h"
-#include "select.h"
 #include "step.h"
 
 #define GENERATION_FIRST 0xffffeu /* of 20 bits; all ones marks a word without fault */

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "masked.h"
-#include "select.h"
 
 /* Where counters live in device memory: to the host, or back. The caller's streams are waited for.
  */

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "physical.h"
-#include "select.h"
 #include "speculate.h"
 
 #define FRAME_ALIGN 64u

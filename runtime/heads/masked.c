@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "append.h"
-#include "select.h"
 #include "streaming_heads.h"
 
 /* ---- sizes ---- */

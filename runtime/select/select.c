@@ -1,26 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The table of policies, digest scores, and the ways to choose that several policies share.
+ * Digest scores, and the ways to choose.
  *
  * Knows nothing of residency or attention. Ids of every list ascend; no list has more than
  * dims.ids_max.
  */
 
 #include "select.h"
-
-static const kvf_select_policy *const policies[] = {
-    &kvf_select_hybrid,  &kvf_select_full,      &kvf_select_static,
-    &kvf_select_dynamic, &kvf_select_streaming, &kvf_select_quest,
-    &kvf_select_arkvale, &kvf_select_oracle,    &kvf_select_custom};
-
-const kvf_select_policy *kvf_select_find(kvf_select select)
-{
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
-        if (policies[i]->select == select)
-            return policies[i];
-    return NULL;
-}
 
 kvf_status kvf_select_score(kvf_step *step)
 {
@@ -81,12 +68,12 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
     return KVF_LAUNCH(step, spread, spread, step->rows * p->lists);
 }
 
-kvf_status kvf_choose_top(kvf_step *step)
+static kvf_status choose_top(kvf_step *step)
 {
     return kvf_choose_ranked(step, step->cache->tables.choose, &step->cache->tables.now);
 }
 
-kvf_status kvf_choose_newest(kvf_step *step)
+static kvf_status choose_newest(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_newest_args args = {.paging = cache->dims.paging,
@@ -97,4 +84,15 @@ kvf_status kvf_choose_newest(kvf_step *step)
                                   .ids = cache->tables.now.ids,
                                   .id_count = cache->tables.now.id_count};
     return KVF_LAUNCH(step, newest, args, step->rows * cache->dims.paging.lists);
+}
+
+kvf_status kvf_select_choose(kvf_step *step)
+{
+    static kvf_status (*const ways[])(kvf_step * step) = {
+        [KVF_CHOOSE_TOP] = choose_top,
+        [KVF_CHOOSE_NEWEST] = choose_newest,
+        [KVF_CHOOSE_TOKENS] = kvf_choose_tokens,
+        [KVF_CHOOSE_FUNCTION] = kvf_choose_by_function,
+    };
+    return ways[step->cache->policy->choose](step);
 }

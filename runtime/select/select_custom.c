@@ -100,7 +100,7 @@ static kvf_status copy_out(kvf_step *step)
                      lists * sizeof(uint32_t));
 }
 
-static kvf_status choose_by_function(kvf_step *step)
+kvf_status kvf_choose_by_function(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
@@ -126,9 +126,3 @@ static kvf_status choose_by_function(kvf_step *step)
     KVF_TRY(ops->host_call(step->stream, choose_on_stream, &call, sizeof call));
     return copy_out(step);
 }
-
-const kvf_select_policy kvf_select_custom = {.select = KVF_SELECT_CUSTOM,
-                                             .name = "custom",
-                                             .static_use = KVF_STATIC_CONFIGURED,
-                                             .scores_pages = 1,
-                                             .choose = choose_by_function};

@@ -37,16 +37,10 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     return KVF_LAUNCH(step, mask, mask, p->lists);
 }
 
-static kvf_status choose_tokens(kvf_step *step)
+kvf_status kvf_choose_tokens(kvf_step *step)
 {
     for (uint32_t b = 0; b < step->rows; b++)
         KVF_TRY(choose_row(step, b));
     step->masks = step->cache->tables.masks;
     return KVF_OK;
 }
-
-const kvf_select_policy kvf_select_oracle = {.select = KVF_SELECT_ORACLE,
-                                             .name = "oracle",
-                                             .static_use = KVF_STATIC_NONE,
-                                             .by_token = 1,
-                                             .choose = choose_tokens};

@@ -15,7 +15,6 @@
 #include "decode.h"
 #include "masked.h"
 #include "prefill_arena.h"
-#include "select.h"
 
 /* ---- blocks and positions, on the host ---- */
 

@@ -8,7 +8,7 @@
  * splits are fixed and merged in order, that changes no bit.
  */
 
-#include "select.h"
+#include "step.h"
 
 kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
 {

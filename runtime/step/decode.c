@@ -190,7 +190,7 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
         KVF_TRY(kvf_select_score(step));
         KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
     }
-    KVF_TRY(step->cache->policy->choose(step));
+    KVF_TRY(kvf_select_choose(step));
     return kvf_step_flip(step);
 }
 

@@ -13,7 +13,6 @@
 #include "masked.h"
 #include "physical.h"
 #include "prefill_arena.h"
-#include "select.h"
 #include "speculate.h"
 
 typedef struct copier {

@@ -11,7 +11,6 @@
 #include "decode.h"
 #include "masked.h"
 #include "prefill_arena.h"
-#include "select.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
 {
@@ -53,7 +52,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s does not choose whole pages per KV head; use another policy for page "
                  "lists",
-                 cache->policy->name);
+                 kvf_select_name(cache->config.select));
     if (cache->dims.static_tokens)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "

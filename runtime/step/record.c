@@ -14,7 +14,6 @@
 
 #include "append.h"
 #include "prefill_arena.h"
-#include "select.h"
 #include "speculate.h"
 
 /* ---- making and unmaking ---- */
@@ -59,10 +58,10 @@ static kvf_status check_settings(kvf_cache *cache, kvf_sequence *const *sequence
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "transfer = %s needs the host in every step; open the cache with mapped or auto",
                  kvf_transfer_name(c->transfer));
-    if (c->select == KVF_SELECT_CUSTOM || c->select == KVF_SELECT_ORACLE)
+    if (!cache->policy->can_record)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s needs the host in every step; use a policy that runs on the device",
-                 cache->policy->name);
+                 kvf_select_name(c->select));
     if (cache->recording)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this cache is being recorded already; call kvf_record_end first");

@@ -10,7 +10,6 @@
  */
 
 #include "physical.h"
-#include "select.h"
 
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {
