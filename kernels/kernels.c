@@ -30,11 +30,6 @@ uint32_t kvf_score_tasks(const kvf_score_args *a)
     return a->lists * kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES);
 }
 
-uint32_t kvf_super_tasks(const kvf_super_args *a)
-{
-    return a->lists * kvf_div_ceil_u32(a->supers_max, KVF_SUPER_TASK);
-}
-
 uint32_t kvf_reduce_tasks(const kvf_reduce_args *a)
 {
     return a->outputs;

@@ -68,7 +68,7 @@ typedef struct kvf_digest_job {
     void *digest; /* [subs, 2, head_dim] bf16 */
     uint64_t skip;
     uint32_t count;
-    uint32_t reserved;
+    uint32_t padding; /* 0 */
 } kvf_digest_job;
 
 typedef struct kvf_digest_args {
@@ -87,47 +87,21 @@ KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
 /* ---- score: queries against digests ----
  * scores[l, g, p] = max over sub-boxes of sum_d max(q_d lo_d, q_d hi_d), fp32, for p < pages[l];
  * -INFINITY if every sub-box of the page is empty. Rows beyond pages[l] are not written.
- * With `chosen`, only the pages of those supers are read; every other page gets -INFINITY.
  * A task is KVF_SCORE_PAGES consecutive pages of one list.
  */
 #define KVF_SCORE_PAGES 256u
-#define KVF_SUPER_PAGES 16u
 
 typedef struct kvf_score_args {
     kvf_shape shape;
     uint32_t subs;
     uint32_t lists;
-    uint32_t group;               /* query heads per list, 1 .. 16 */
-    uint32_t pages_max;           /* row stride of scores, >= every pages[l] */
-    const void *q;                /* [lists, group, head_dim] dtype */
-    const void *const *digests;   /* [lists] -> [pages, subs, 2, head_dim] bf16 */
-    const uint32_t *pages;        /* [lists] */
-    float *scores;                /* [lists, group, pages_max] */
-    uint32_t chosen_max;          /* row stride of chosen */
-    const int32_t *chosen;        /* [lists, chosen_max] supers, ascending; NULL = every page */
-    const uint32_t *chosen_count; /* [lists] */
-} kvf_score_args;
-
-/* ---- super: the second level of digests ----
- * Super s of a list is the smallest box that contains the boxes of pages s * KVF_SUPER_PAGES ..:
- * min of lo and max of hi, channel by channel, NaN ignored; the first value where several are
- * equal. An empty box changes nothing; a super of empty boxes is empty. A super is scored as a page
- * with one box, and no page of it scores higher. Per list supers first .. first + count - 1 are
- * built, as far as the list has pages. A task is KVF_SUPER_TASK supers of one list.
- */
-#define KVF_SUPER_TASK 16u
-
-typedef struct kvf_super_args {
-    uint32_t head_dim;
-    uint32_t subs; /* boxes per page */
-    uint32_t lists;
-    uint32_t supers_max;        /* >= every count */
+    uint32_t group;             /* query heads per list, 1 .. 16 */
+    uint32_t pages_max;         /* row stride of scores, >= every pages[l] */
+    const void *q;              /* [lists, group, head_dim] dtype */
     const void *const *digests; /* [lists] -> [pages, subs, 2, head_dim] bf16 */
     const uint32_t *pages;      /* [lists] */
-    const uint32_t *first;      /* [lists]; NULL = 0 */
-    const uint32_t *count;      /* [lists]; NULL = supers_max */
-    void *const *supers;        /* [lists] -> [ceil(pages / KVF_SUPER_PAGES), 2, head_dim] bf16 */
-} kvf_super_args;
+    float *scores;              /* [lists, group, pages_max] */
+} kvf_score_args;
 
 /* ---- reduce: scores of query heads into scores of lists ----
  * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
@@ -360,7 +334,6 @@ typedef struct kvf_take_args {
     uint32_t kv_heads;
     uint32_t count;            /* tokens per KV head */
     uint32_t stride;           /* row stride of ids */
-    uint32_t reserved;         /* 0 */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     const uint32_t *ids;       /* [kv_heads, stride] */
     void *k;                   /* [count, kv_heads, head_dim] dtype */
@@ -501,7 +474,6 @@ typedef struct kvf_resolve_args {
 #define KVF_KERNEL_LIST(X)                                                                         \
     X(digest)                                                                                      \
     X(score)                                                                                       \
-    X(super)                                                                                       \
     X(reduce)                                                                                      \
     X(topk)                                                                                        \
     X(attend)                                                                                      \
@@ -529,7 +501,6 @@ typedef struct kvf_kernels {
 /* Tasks of one launch; the same for every implementation. */
 uint32_t kvf_digest_tasks(const kvf_digest_args *a);
 uint32_t kvf_score_tasks(const kvf_score_args *a);
-uint32_t kvf_super_tasks(const kvf_super_args *a);
 uint32_t kvf_reduce_tasks(const kvf_reduce_args *a);
 uint32_t kvf_topk_tasks(const kvf_topk_args *a);
 uint32_t kvf_attend_tasks(const kvf_attend_args *a);

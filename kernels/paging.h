@@ -286,7 +286,6 @@ typedef struct kvf_csr_args {
 typedef struct kvf_compare_args {
     kvf_shape shape;
     uint32_t heads;
-    uint32_t reserved;
     const void *out; /* [heads, head_dim] dtype */
     const void *dense;
     const float *lse; /* [heads] */
@@ -302,7 +301,6 @@ typedef struct kvf_ahead_args {
     uint32_t lists;
     uint32_t ids_max;
     uint32_t is_use;
-    uint32_t reserved;
     const uint32_t *id_count;     /* [lists] */
     const int32_t *slot_of_id;    /* [lists, ids_max] */
     const uint32_t *missed;       /* [lists, ids_max] */
@@ -328,7 +326,6 @@ typedef struct kvf_frame_args {
 typedef struct kvf_writeback_args {
     kvf_paging paging;
     uint32_t rows;
-    uint32_t reserved;
     const kvf_row *row; /* [rows] */
 } kvf_writeback_args;
 

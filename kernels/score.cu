@@ -13,9 +13,6 @@
  * as A and B agree, so lane c of a row takes channels 8c .. 8c + 7 of every 32. A query in fp16
  * (fp32) is the sum of two (three) bf16 numbers, exactly, unless it is subnormal.
  *
- * With two levels a block looks up which of its 16 supers are chosen; warps take turns at the boxes
- * of those only, and the rest of the row is filled without being read.
- *
  * Bound: one read of the digests: subs * 4 * head_dim bytes per page, and 4 * group written. At
  * head_dim 128, 8 KiB per 16 boxes take 16 loads, 8 shared loads of 512 bytes and 16 products of
  * 16 x 8 x 16 per 8 heads (fp16: twice, fp32: three times as many). With 4 blocks on a
@@ -154,51 +151,6 @@ store_scores(const kvf_score_args &a, uint32_t list, uint32_t box, uint32_t boxe
         }
 }
 
-/* Bit i: super i of the block's pages is scored. All lanes of a warp call it together. */
-static __device__ __forceinline__ uint32_t scored_supers(const kvf_score_args &a, uint32_t list,
-                                                         uint32_t first_page, uint32_t end_page)
-{
-    const uint32_t supers = kvf_div_ceil_u32(end_page - first_page, KVF_SUPER_PAGES);
-    const uint32_t all = (1u << supers) - 1; /* at most 16 */
-    if (!a.chosen)
-        return all;
-    const int32_t *chosen = a.chosen + (size_t)list * a.chosen_max;
-    const uint32_t count = a.chosen_count[list];
-    const uint32_t super = first_page / KVF_SUPER_PAGES + threadIdx.x % KVF_WARP_LANES;
-    uint32_t low = 0, high = count;
-    while (low < high) {
-        const uint32_t middle = (low + high) / 2;
-        if ((uint32_t)chosen[middle] < super)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return all & __ballot_sync(KVF_FULL_WARP, low < count && (uint32_t)chosen[low] == super);
-}
-
-static __device__ void fill_others(const kvf_score_args &a, uint32_t list, uint32_t first_page,
-                                   uint32_t end_page, uint32_t supers)
-{
-    float *out = a.scores + (size_t)list * a.group * a.pages_max;
-    for (uint32_t page = first_page + threadIdx.x; page < end_page; page += THREADS)
-        if (!(supers >> (page - first_page) / KVF_SUPER_PAGES & 1))
-            for (uint32_t g = 0; g < a.group; g++)
-                out[(size_t)g * a.pages_max + page] = -INFINITY;
-}
-
-/* First box of the block's turn-th 16 boxes that are scored; `none` if there are not as many. */
-static __device__ __forceinline__ uint32_t box_of_turn(uint32_t supers, uint32_t turn,
-                                                       uint32_t subs, uint32_t first_page,
-                                                       uint32_t none)
-{
-    for (uint32_t skip = turn / subs; skip; skip--)
-        supers &= supers - 1;
-    if (!supers)
-        return none;
-    const uint32_t page = first_page + ((uint32_t)__ffs((int)supers) - 1) * KVF_SUPER_PAGES;
-    return kvf_min_u32(none, page * subs + turn % subs * BOXES);
-}
-
 template <typename T, uint32_t HEAD_BLOCKS>
 static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
     score_pages(const __grid_constant__ kvf_score_args a)
@@ -209,19 +161,14 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
     const uint32_t pages = a.pages[list], first_page = blockIdx.x * KVF_SCORE_PAGES;
     if (first_page >= pages)
         return;
-    const uint32_t end_page = kvf_min_u32(pages, first_page + KVF_SCORE_PAGES);
-    const uint32_t supers = scored_supers(a, list, first_page, end_page);
-    if (a.chosen)
-        fill_others(a, list, first_page, end_page, supers);
-    if (!supers)
-        return;
-    const uint32_t boxes = pages * a.subs, end = end_page * a.subs;
+    const uint32_t boxes = pages * a.subs;
+    const uint32_t end = kvf_min_u32(pages, first_page + KVF_SCORE_PAGES) * a.subs;
     const size_t box_bytes = 4 * (size_t)head_dim;
     const char *digests = (const char *)a.digests[list];
     uint4 *queries = (uint4 *)kvf_shared();
     loads x;
     for (uint32_t turn = warp;; turn += WARPS) {
-        const uint32_t box = box_of_turn(supers, turn, a.subs, first_page, end);
+        const uint32_t box = first_page * a.subs + turn * BOXES;
         if (turn != warp && box >= end)
             break;
         /* Rows past the end repeat the last one, and are not stored. */

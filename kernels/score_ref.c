@@ -7,7 +7,6 @@
  */
 
 #include <math.h>
-#include <stdbool.h>
 
 #include "common/convert.h"
 #include "page_rows.h"
@@ -28,14 +27,6 @@ static float box_score(const uint16_t *lo, const void *q, kvf_dtype dtype, uint3
     return (float)sum;
 }
 
-static bool is_chosen(const kvf_score_args *a, uint32_t list, uint32_t page)
-{
-    for (uint32_t i = 0; a->chosen && i < a->chosen_count[list]; i++)
-        if (a->chosen[(size_t)list * a->chosen_max + i] == (int32_t)(page / KVF_SUPER_PAGES))
-            return true;
-    return !a->chosen;
-}
-
 void kvf_score_ref(const void *args, uint32_t task)
 {
     const kvf_score_args *a = args;
@@ -50,9 +41,8 @@ void kvf_score_ref(const void *args, uint32_t task)
         for (uint32_t p = first; p < end; p++) {
             const uint16_t *digest =
                 kvf_offset(a->digests[list], p * kvf_digest_bytes(head_dim, a->subs));
-            const uint32_t subs = is_chosen(a, list, p) ? a->subs : 0;
             float best = -INFINITY;
-            for (uint32_t sub = 0; sub < subs; sub++) {
+            for (uint32_t sub = 0; sub < a->subs; sub++) {
                 float x =
                     box_score(digest + (size_t)sub * 2 * head_dim, q, a->shape.dtype, head_dim);
                 best = x > best ? x : best;

@@ -127,47 +127,6 @@ static void score_range(const kvf_score_args *a, uint32_t list, uint32_t page, u
         score_rows(a, list, g, 1, page, count);
 }
 
-static void skip_range(const kvf_score_args *a, uint32_t list, uint32_t page, uint32_t end)
-{
-    for (uint32_t g = 0; g < a->group; g++) {
-        float *out = a->scores + ((size_t)list * a->group + g) * a->pages_max;
-        for (uint32_t p = page; p < end; p++)
-            out[p] = -INFINITY;
-    }
-}
-
-/* Index of the first chosen super at or above `super`. */
-static uint32_t find_chosen(const int32_t *chosen, uint32_t count, uint32_t super)
-{
-    uint32_t low = 0, high = count;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        if ((uint32_t)chosen[middle] < super)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Runs of chosen supers are scored, what lies between them is not read. */
-static void score_chosen(const kvf_score_args *a, uint32_t list, uint32_t page, uint32_t end)
-{
-    const int32_t *chosen = a->chosen + (size_t)list * a->chosen_max;
-    const uint32_t count = a->chosen_count[list];
-    uint32_t i = find_chosen(chosen, count, page / KVF_SUPER_PAGES);
-    while (page < end) {
-        const uint32_t first =
-            i < count ? kvf_min_u32(end, (uint32_t)chosen[i] * KVF_SUPER_PAGES) : end;
-        skip_range(a, list, page, first);
-        for (page = first; i < count && page == (uint32_t)chosen[i] * KVF_SUPER_PAGES; i++)
-            page += KVF_SUPER_PAGES;
-        page = kvf_min_u32(page, end);
-        if (page > first)
-            score_range(a, list, first, page - first);
-    }
-}
-
 void KVF_SIMD_NAME(score)(const void *args, uint32_t task)
 {
     const kvf_score_args *a = args;
@@ -176,9 +135,5 @@ void KVF_SIMD_NAME(score)(const void *args, uint32_t task)
     const uint32_t page = task % tiles * KVF_SCORE_PAGES;
     if (page >= a->pages[list])
         return;
-    const uint32_t count = kvf_min_u32(a->pages[list] - page, KVF_SCORE_PAGES);
-    if (a->chosen)
-        score_chosen(a, list, page, page + count);
-    else
-        score_range(a, list, page, count);
+    score_range(a, list, page, kvf_min_u32(a->pages[list] - page, KVF_SCORE_PAGES));
 }

@@ -13,7 +13,6 @@
 #define KVF_SIMD_KERNEL_LIST(X)                                                                    \
     X(digest)                                                                                      \
     X(score)                                                                                       \
-    X(super)                                                                                       \
     X(reduce)                                                                                      \
     X(topk)                                                                                        \
     X(attend)                                                                                      \

@@ -79,8 +79,3 @@ void kvf_gather_help(kvf_gather *gather)
 {
     kvf_team_help(gather->team);
 }
-
-uint32_t kvf_gather_threads(const kvf_gather *gather)
-{
-    return kvf_team_threads(gather->team);
-}

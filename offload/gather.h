@@ -31,6 +31,4 @@ void kvf_gather_end(kvf_gather *gather);
  * anything. */
 void kvf_gather_help(kvf_gather *gather);
 
-uint32_t kvf_gather_threads(const kvf_gather *gather);
-
 #endif

@@ -172,13 +172,3 @@ kvf_status kvf_staging_submit(kvf_staging *staging, const kvf_chunk *chunk, kvf_
     pthread_mutex_unlock(&staging->lock);
     return status;
 }
-
-size_t kvf_staging_chunk_bytes(const kvf_staging *staging)
-{
-    return staging->chunk_bytes;
-}
-
-uint64_t kvf_staging_bytes(const kvf_staging *staging)
-{
-    return staging->memory.bytes;
-}

@@ -39,7 +39,5 @@ KVF_CHECKED kvf_status kvf_staging_try_reserve(kvf_staging *staging, kvf_chunk *
 /* The chunk is in use until everything now on `stream` is done. */
 KVF_CHECKED kvf_status kvf_staging_submit(kvf_staging *staging, const kvf_chunk *chunk,
                                           kvf_stream *stream);
-size_t kvf_staging_chunk_bytes(const kvf_staging *staging);
-uint64_t kvf_staging_bytes(const kvf_staging *staging); /* of all chunks */
 
 #endif

@@ -127,7 +127,7 @@ static __device__ __forceinline__ void kvf_job_set(kvf_digest_job *job, const vo
     job->digest = digest;
     job->skip = skip;
     job->count = count;
-    job->reserved = 0;
+    job->padding = 0;
 }
 
 static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *page, uint64_t skip,

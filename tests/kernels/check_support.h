@@ -122,7 +122,6 @@ void check_prefill(check *c);
 void check_observe(check *c);
 void check_digest(check *c);
 void check_score(check *c);
-void check_levels(check *c);
 void check_reduce(check *c);
 void check_topk(check *c);
 void check_pool(check *c);
