@@ -4,7 +4,7 @@
 
 /*
  * The kernels of the CUDA device: for every operation of the table a launcher kvf_<op>_cuda, in
- * `kernels/<op>.cu`.
+ * `kernels/<family>/<op>.cu`.
  *
  * A launcher takes the same arguments as the reference, chooses grid and block from what the host
  * knows (shapes and maxima, never counts that live on the device), enqueues, and returns a

@@ -11,7 +11,7 @@
  * says how many tasks a launch has; it depends on the arguments only, never on the machine.
  *
  * Every pointer in the arguments is device memory (or host memory at its device alias).
- * `kernels/<op>_ref.c` is the specification in plain C, with sums in double; `<op>_simd.c` is built
+ * `<family>/<op>_ref.c` is the specification in plain C, sums in double; `<op>_simd.c` is built
  * once per instruction set and must agree with it as `tests/kernels/check_kernels.c` states.
  *
  * A page is K [page_size, head_dim] followed by V [page_size, head_dim], contiguous, in `dtype`.
