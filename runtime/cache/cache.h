@@ -169,17 +169,20 @@ struct kvf_cache {
 /* config.c: settings -> sizes. `resolved` gets the defaults. */
 KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                                           kvf_cache_config *resolved, kvf_dims *dims);
-/* One thread at a time: asserted in debug builds, refused otherwise. */
-KVF_CHECKED kvf_status kvf_cache_enter(kvf_cache *cache);
-void kvf_cache_leave(kvf_cache *cache);
 
-/* sequence.c */
-KVF_CHECKED kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
-/* Whether a key or value of the sequence was not finite; inner caches are not asked. */
-bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
-/* fork.c: host state and device copies; on failure the cache is broken. */
-KVF_CHECKED kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
-                                        kvf_stream *stream);
+/* cache.c: settings and sizes first, and the plan unless there are streaming heads. *out is to be
+ * destroyed even on failure. */
+KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config,
+                                        kvf_reservation *r, kvf_cache **out);
+/* Then every reservation it will ever make. */
+KVF_CHECKED kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r);
+/* Parts of it, for a cache whose pages lie in others: what was planned, before anything is carved
+ * from it; and frames and sequences, after that. */
+KVF_CHECKED kvf_status kvf_cache_take_memory(kvf_cache *cache, kvf_reservation *r);
+KVF_CHECKED kvf_status kvf_cache_take_frames(kvf_cache *cache);
+/* Until every call is done. */
+void kvf_cache_wait(kvf_cache *cache);
+void kvf_cache_destroy(kvf_cache *cache); /* NULL is fine, and half of a cache */
 
 /* Number of (sequence, layer) among all. */
 static inline size_t kvf_row_number(const kvf_cache *cache, const kvf_sequence *sequence,

@@ -7,7 +7,7 @@
  * first and newest tokens, whatever the layer's length.
  */
 
-#include "masked.h"
+#include "cache.h"
 
 /* ---- what lengths mean ---- */
 
@@ -26,27 +26,31 @@ typedef struct holder {
     uint64_t sealed_max; /* sealed tokens of a retrieval head that the device may hold as well */
 } holder;
 
+void kvf_footprint_shape(kvf_cache *cache, uint32_t layer, uint32_t retrieval,
+                         const kvf_cache *pages)
+{
+    const kvf_paging *p = &pages->dims.paging;
+    kvf_footprint_layer *shape = &cache->footprint.layers[layer];
+    *shape = (kvf_footprint_layer){.retrieval = retrieval,
+                                   .streaming = cache->config.kv_heads - retrieval};
+    if (retrieval)
+        shape->chosen = pages->dims.static_tokens;
+    if (retrieval && kvf_moves_pages(pages))
+        shape->chosen += (uint64_t)(p->lists / p->kv_heads) * p->slots * p->shape.page_size;
+}
+
 /* The sink is always on the device; static set and slots are filled from the first decode step on,
- * and count as full. With a head mask they are those of the retrieval heads' own cache. */
+ * and count as full. */
 static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t layer)
 {
-    const uint32_t streaming = kvf_masked_streaming_heads(cache, layer);
-    const uint32_t retrieval = cache->config.kv_heads - streaming;
-    const kvf_cache *pages = cache->masked && retrieval
-                                 ? cache->masked->parts[cache->masked->layers[layer].part].cache
-                                 : cache;
-    const kvf_paging *p = &pages->dims.paging;
-    holder h = {.retrieval = retrieval,
-                .streaming = streaming,
-                .ring = kvf_masked_streaming_tokens(cache, UINT32_MAX),
-                .page = cache->config.page_size,
-                .local = cache->config.local_tokens,
-                .sealed_max = cache->config.sink_tokens};
-    if (state->steps && retrieval)
-        h.sealed_max += pages->dims.static_tokens;
-    if (state->steps && retrieval && kvf_moves_pages(pages))
-        h.sealed_max += (uint64_t)(p->lists / p->kv_heads) * p->slots * h.page;
-    return h;
+    const kvf_cache_config *c = &cache->config;
+    const kvf_footprint_layer *shape = &cache->footprint.layers[layer];
+    return (holder){.retrieval = shape->retrieval,
+                    .streaming = shape->streaming,
+                    .ring = (uint64_t)c->streaming_sink + c->streaming_recent,
+                    .page = c->page_size,
+                    .local = c->local_tokens,
+                    .sealed_max = c->sink_tokens + (state->steps ? shape->chosen : 0)};
 }
 
 static uint64_t ring_at(const holder *h, uint64_t length)
@@ -274,7 +278,7 @@ static double share(uint64_t part, uint64_t whole)
     return whole ? (double)part / (double)whole : 0.0;
 }
 
-void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
+void kvf_footprint_read(const kvf_cache *cache, kvf_footprint *footprint)
 {
     const kvf_footprint_meter *meter = &cache->footprint;
     kvf_footprint f = meter->ended;

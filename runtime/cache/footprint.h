@@ -28,6 +28,12 @@ typedef struct kvf_footprint_row {
     uint64_t device_max; /* likewise on the device */
 } kvf_footprint_row;
 
+/* Of one layer: set at open. */
+typedef struct kvf_footprint_layer {
+    uint32_t retrieval, streaming; /* KV heads */
+    uint64_t chosen; /* tokens of a retrieval head in static set and slots, were they full */
+} kvf_footprint_layer;
+
 /* Steps of one sequence, as full attention would count them. */
 typedef struct kvf_footprint_span {
     uint64_t first; /* counted from here: a fork, or the last reset */
@@ -35,11 +41,16 @@ typedef struct kvf_footprint_span {
 } kvf_footprint_span;
 
 typedef struct kvf_footprint_meter {
-    kvf_footprint_row *rows;   /* [sequences_max, layers] */
-    kvf_footprint_span *spans; /* [sequences_max] */
+    kvf_footprint_layer *layers; /* [layers] */
+    kvf_footprint_row *rows;     /* [sequences_max, layers] */
+    kvf_footprint_span *spans;   /* [sequences_max] */
     uint64_t entry_steps, device_entry_steps;
     kvf_footprint ended; /* sums over sequences that are no more; shares unused */
 } kvf_footprint_meter;
+
+/* `retrieval` KV heads of a layer have their pages in `pages`, the others are streaming heads. */
+void kvf_footprint_shape(kvf_cache *cache, uint32_t layer, uint32_t retrieval,
+                         const kvf_cache *pages);
 
 /* A sequence begins; its slot is its own. */
 void kvf_footprint_begin(kvf_cache *cache, const kvf_sequence *sequence);
@@ -62,5 +73,6 @@ void kvf_footprint_rewind(kvf_cache *cache, const kvf_sequence *sequence, uint32
                           uint32_t tokens);
 
 void kvf_footprint_reset(kvf_cache *cache);
+void kvf_footprint_read(const kvf_cache *cache, kvf_footprint *footprint);
 
 #endif

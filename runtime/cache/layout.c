@@ -169,6 +169,7 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->positions, rows, c->tokens_max);
     KVF_CARVE(k, cache->host_counters, c->layers);
     KVF_CARVE(k, cache->ahead, c->layers);
+    KVF_CARVE(k, cache->footprint.layers, c->layers);
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);
     KVF_CARVE(k, cache->sealed_before, c->sequences_max);

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sequences: slots of a cache that are alive, their blocks, forks.
+ * Sequences: slots of a cache that are alive, and their blocks.
  *
- * Knows nothing of attention. A destroyed sequence gives its blocks back at once: whoever gets them
+ * Knows nothing of attention. An ended sequence gives its blocks back at once: whoever gets them
  * writes them later in the order of the cache's work, after every reader that is still enqueued.
  */
 
-#include <string.h>
-
-#include "masked.h"
-#include "prefill_arena.h"
-#include "retain.h"
-#include "step.h"
+#include "sequence.h"
 
 #define GENERATION_FIRST 0xffffeu /* of 20 bits; all ones marks a word without fault */
 
@@ -46,7 +41,7 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
     return KVF_OK;
 }
 
-static kvf_status create(kvf_cache *cache, kvf_sequence **out)
+kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
 {
     kvf_sequence *sequence = find_free(cache);
     if (!sequence)
@@ -59,53 +54,11 @@ static kvf_status create(kvf_cache *cache, kvf_sequence **out)
     return KVF_OK;
 }
 
-kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
-{
-    *out = NULL;
-    KVF_TRY(kvf_cache_enter(cache));
-    kvf_status status = create(cache, out);
-    if (status == KVF_OK && cache->masked) {
-        status = kvf_masked_create(cache, *out);
-        if (status != KVF_OK) {
-            kvf_sequence_destroy(*out);
-            *out = NULL;
-        }
-    }
-    kvf_cache_leave(cache);
-    return status;
-}
-
-static kvf_status fork_sequence(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
-                                kvf_sequence **out)
-{
-    kvf_sequence *child = NULL;
-    KVF_TRY(kvf_sequence_check(cache, parent));
-    KVF_TRY(create(cache, &child));
-    const kvf_status status = kvf_fork_enqueue(cache, parent, child, stream);
-    if (status != KVF_OK) {
-        kvf_sequence_destroy(child);
-        return status;
-    }
-    *out = child;
-    return KVF_OK;
-}
-
-kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
-                             kvf_sequence **out)
-{
-    *out = NULL;
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = fork_sequence(cache, parent, stream, out);
-    kvf_cache_leave(cache);
-    return status;
-}
-
 static void release(kvf_sequence *sequence)
 {
     kvf_cache *cache = sequence->cache;
-    if (cache->masked)
-        kvf_masked_release(sequence);
-    kvf_arena_forget(cache, sequence);
+    if (cache->arena.owner == sequence)
+        cache->arena.owner = NULL; /* its write-back may still run */
     cache->is_unsettled = cache->dims.ahead_max != 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
@@ -116,11 +69,8 @@ static void release(kvf_sequence *sequence)
     sequence->is_alive = 0;
 }
 
-void kvf_sequence_destroy(kvf_sequence *sequence)
+void kvf_sequence_end(kvf_sequence *sequence)
 {
-    if (!sequence)
-        return;
-    KVF_ASSERT(sequence->is_alive);
     kvf_footprint_end(sequence->cache, sequence);
     release(sequence);
 }
@@ -134,12 +84,8 @@ static bool has_steps(const kvf_cache *cache, const kvf_sequence *sequence)
     return seen != 0;
 }
 
-static kvf_status clear(kvf_cache *cache, kvf_sequence *sequence)
+kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence)
 {
-    if (cache->recording)
-        KVF_FAIL(
-            cache->context, KVF_INVALID,
-            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
     const kvf_status status = kvf_sequence_check(cache, sequence);
     if (status != KVF_OK && status != KVF_NOT_FINITE)
         return status; /* what was not finite goes with its tokens */
@@ -148,17 +94,7 @@ static kvf_status clear(kvf_cache *cache, kvf_sequence *sequence)
         kvf_footprint_begin(cache, sequence);
     }
     release(sequence);
-    KVF_TRY(renew(cache, sequence));
-    return cache->masked ? kvf_masked_create(cache, sequence) : KVF_OK;
-}
-
-kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence, kvf_stream *stream)
-{
-    (void)stream; /* later calls overwrite what they need in the cache's order */
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = clear(cache, sequence);
-    kvf_cache_leave(cache);
-    return status;
+    return renew(cache, sequence);
 }
 
 bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
@@ -181,24 +117,22 @@ kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)
     if (!sequence->is_alive)
         KVF_FAIL(cache->context, KVF_INVALID, "the sequence was destroyed; create another");
     uint32_t layer, token;
-    if (kvf_sequence_fault(sequence, &layer, &token) ||
-        (cache->masked && kvf_masked_fault(sequence, &layer, &token)))
-        KVF_FAIL(cache->context, KVF_NOT_FINITE,
-                 "layer %u, token %u: its key or value is NaN or infinite; destroy this sequence "
-                 "and look for the overflow in the model (other sequences are not affected)",
-                 layer, token);
+    return kvf_sequence_fault(sequence, &layer, &token) ? kvf_sequence_fail(cache, layer, token)
+                                                        : KVF_OK;
+}
+
+kvf_status kvf_sequence_fail(kvf_cache *cache, uint32_t layer, uint32_t token)
+{
+    KVF_FAIL(cache->context, KVF_NOT_FINITE,
+             "layer %u, token %u: its key or value is NaN or infinite; destroy this sequence "
+             "and look for the overflow in the model (other sequences are not affected)",
+             layer, token);
+}
+
+kvf_status kvf_layer_check(kvf_cache *cache, uint32_t layer)
+{
+    if (layer >= cache->config.layers)
+        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", layer,
+                 cache->config.layers - 1);
     return KVF_OK;
-}
-
-uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
-{
-    KVF_ASSERT(layer < sequence->cache->config.layers);
-    return sequence->layers[layer].length;
-}
-
-uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uint32_t index)
-{
-    KVF_ASSERT(layer < sequence->cache->config.layers);
-    KVF_ASSERT(index < sequence->layers[layer].length);
-    return sequence->layers[layer].positions[index];
 }

@@ -7,26 +7,30 @@
  * transfer engine does not know layers, so its figures are in the totals only.
  */
 
+#include "stats.h"
+
 #include <math.h>
-#include <string.h>
 
-#include "masked.h"
-
-/* Where counters live in device memory: to the host, or back. The caller's streams are waited for.
- */
-static void copy_counters(const kvf_cache *cache, bool is_back)
+static void copy_counters(const kvf_cache *cache, void *to, const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
-    void *host = cache->control_device.counters;
-    void *device = kvf_counters_device(cache, 0);
-    const size_t bytes = cache->config.layers * sizeof(kvf_layer_counters);
-    if (!cache->dims.needs_mirror || cache->recording)
+    if (!cache->dims.needs_mirror)
         return;
     kvf_status status =
-        ops->copy(cache->writeback, is_back ? device : host, is_back ? host : device, bytes);
+        ops->copy(cache->writeback, to, from, cache->config.layers * sizeof(kvf_layer_counters));
     if (status == KVF_OK)
         status = ops->stream_wait(cache->writeback);
     (void)status; /* a device that fails here fails in the caller's next wait too */
+}
+
+void kvf_stats_bring(const kvf_cache *cache)
+{
+    copy_counters(cache, cache->control_device.counters, kvf_counters_device(cache, 0));
+}
+
+void kvf_stats_send(const kvf_cache *cache)
+{
+    copy_counters(cache, kvf_counters_device(cache, 0), cache->control_device.counters);
 }
 
 static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
@@ -67,28 +71,17 @@ static void finish(kvf_stats *s)
         s->static_tokens_min = s->static_tokens_max;
 }
 
-void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+void kvf_stats_read_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
 {
-    KVF_ASSERT(layer < cache->config.layers);
-    if (cache->masked) {
-        kvf_masked_stats(cache, layer, stats);
-        return;
-    }
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    copy_counters(cache, false);
     add_layer(cache, layer, stats);
     finish(stats);
 }
 
-void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
+void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats)
 {
     kvf_transfer_stats moved;
-    if (cache->masked) {
-        kvf_masked_stats(cache, UINT32_MAX, stats);
-        return;
-    }
     *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++)
         add_layer(cache, i, stats);
     finish(stats);
@@ -98,15 +91,9 @@ void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
     stats->copy_ns = moved.copy_ns;
 }
 
-void kvf_cache_stats_reset(kvf_cache *cache)
+void kvf_stats_reset(kvf_cache *cache)
 {
     const bool is_auto = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO;
-    if (cache->masked) {
-        kvf_masked_stats_reset(cache);
-        kvf_footprint_reset(cache);
-        return;
-    }
-    copy_counters(cache, false);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer_counters *c = &cache->control.counters[i];
         const uint32_t low = c->static_min, high = c->static_max;
@@ -119,7 +106,5 @@ void kvf_cache_stats_reset(kvf_cache *cache)
         }
         cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
-    kvf_footprint_reset(cache);
-    copy_counters(cache, true);
     kvf_transfer_stats_reset(cache->transfer);
 }

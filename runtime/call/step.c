@@ -18,10 +18,6 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 {
     const kvf_device_ops *ops = cache->device->ops;
     kvf_frame *frame = &cache->frames[cache->next_frame];
-    if (cache->recording)
-        KVF_FAIL(
-            cache->context, KVF_INVALID,
-            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
     if (frame->is_busy)
         KVF_TRY(ops->event_wait(frame->done));
     if (cache->last_done && cache->last_stream != stream)

@@ -41,6 +41,7 @@ typedef struct kvf_step {
     int32_t *const *page_of_slot;
 
     /* of speculation, likewise */
+    kvf_ahead *ahead;        /* of a recording; NULL = the layer's own */
     const uint32_t *ahead_k; /* of lists that are chosen for: pages to rank */
     uint32_t *const *marks;
     int32_t *const *shadow_slot_of_page;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening a cache with a head mask, and calls on it: which inner cache a layer belongs to, and what
- * the host keeps of sequences.
+ * Calls on a cache with a head mask: sequences of inner caches, packed heads, sums of statistics.
  *
  * Knows nothing of rings (streaming_heads.c) or of what inner caches do. A call that an inner cache
  * refuses has changed nothing: packing writes scratch memory only.
@@ -13,275 +12,12 @@
 #include <string.h>
 
 #include "append.h"
+#include "decode.h"
+#include "fork.h"
+#include "lists.h"
+#include "sequence.h"
+#include "stats.h"
 #include "streaming_heads.h"
-
-/* ---- sizes ---- */
-
-static uint32_t retrieval_heads(const kvf_cache_config *c, uint32_t layer)
-{
-    uint32_t count = 0;
-    for (uint32_t h = 0; h < c->kv_heads; h++)
-        count += c->head_mask[(size_t)layer * c->kv_heads + h];
-    return count;
-}
-
-/* Layers with r retrieval heads; at most r = kv_heads. */
-static uint32_t layers_with(const kvf_cache_config *c, uint32_t r)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < c->layers; i++)
-        count += retrieval_heads(c, i) == r;
-    return count;
-}
-
-/* The inner cache of layers with r retrieval heads. */
-static kvf_cache_config part_config(const kvf_cache_config *config, uint32_t r, uint32_t layers)
-{
-    kvf_cache_config c = *config;
-    c.head_mask = NULL;
-    c.layers = layers;
-    c.query_heads = config->query_heads / config->kv_heads * r;
-    c.kv_heads = r;
-    c.observe_window = 0; /* pruning is refused */
-    return c;
-}
-
-static void count_blocks(const kvf_cache_config *c, const kvf_dims *d, kvf_masked_sizes *z)
-{
-    const uint32_t page_size = c->page_size, pages = d->paging.pages_max;
-    const uint32_t recent = kvf_div_ceil_u32(c->streaming_recent - 1, page_size) + 1;
-    kvf_ring *ring = &z->ring;
-    *ring = (kvf_ring){
-        .shape = d->paging.shape, .sink = c->streaming_sink, .recent = c->streaming_recent};
-    ring->sink_blocks = kvf_min_u32(kvf_div_ceil_u32(c->streaming_sink, page_size), pages);
-    ring->ring_blocks = kvf_max_u32(1, kvf_min_u32(recent, pages - ring->sink_blocks));
-    z->blocks = ring->sink_blocks + ring->ring_blocks;
-    z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, page_size) + 1;
-    z->window_blocks = z->blocks + z->chunk_blocks + 1;
-    z->split = kvf_max_u32(1, KVF_SPLIT_TOKENS / page_size);
-    z->group = c->query_heads / c->kv_heads;
-}
-
-static void count_heads(const kvf_cache_config *c, kvf_masked_sizes *z)
-{
-    for (uint32_t i = 0; i < c->layers; i++) {
-        const uint32_t r = retrieval_heads(c, i), s = c->kv_heads - r;
-        z->streaming_max = kvf_max_u32(z->streaming_max, s);
-        z->packed[0] = kvf_max_u32(z->packed[0], s ? r : 0);
-        z->packed[1] = kvf_max_u32(z->packed[1], r ? s : 0);
-    }
-    for (uint32_t r = 1; r <= c->kv_heads; r++)
-        z->parts += layers_with(c, r) != 0;
-}
-
-/* What of the outer cache does not exist takes no room. */
-static void shape_outer(kvf_cache *cache)
-{
-    const kvf_cache_config *c = &cache->config;
-    const kvf_masked_sizes *z = &cache->masked->sizes;
-    kvf_dims *d = &cache->dims;
-    d->paging.pages_max = 0;
-    d->needs_mirror = d->arena_blocks = d->ahead_max = d->shadow_slots = d->is_physical = 0;
-    d->spare_blocks = d->block_count = 0;
-    d->frame_bytes =
-        kvf_round_up(c->sequences_max * sizeof(kvf_row) + c->kv_heads * sizeof(uint32_t) +
-                         KVF_MASKED_JOBS_MAX * sizeof(kvf_heads_job) +
-                         ((size_t)3 * z->chunk_blocks + z->window_blocks) * sizeof(void *) + 8 * 64,
-                     64);
-}
-
-static void carve_tables(kvf_cache *cache, kvf_carver *k)
-{
-    const kvf_cache_config *c = &cache->config;
-    kvf_masked *m = cache->masked;
-    const kvf_masked_sizes *z = &m->sizes;
-    const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
-    const uint64_t row = kvf_row_bytes(&z->ring.shape);
-    const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
-    const uint64_t splits = lists * kvf_div_ceil_u32(z->blocks, z->split);
-    for (uint32_t kind = 0; kind < 2; kind++) {
-        KVF_CARVE(k, m->q[kind], rows, z->packed[kind], z->group, row);
-        KVF_CARVE(k, m->k[kind], rows, z->packed[kind], row);
-        KVF_CARVE(k, m->v[kind], rows, z->packed[kind], row);
-        KVF_CARVE(k, m->out[kind], rows, z->packed[kind], z->group, row);
-        KVF_CARVE(k, m->lse[kind], c->sequences_max, z->packed[kind], z->group);
-    }
-    KVF_CARVE(k, cache->tables.spans, lists, z->blocks);
-    KVF_CARVE(k, cache->tables.span_count, lists);
-    KVF_CARVE(k, cache->tables.partial_o, splits, z->group, c->head_dim);
-    KVF_CARVE(k, cache->tables.partial_lse, splits, z->group);
-    KVF_CARVE(k, cache->tables.chunk_fault, 1);
-    KVF_CARVE(k, cache->tables.frames, KVF_FRAMES, cache->dims.frame_bytes);
-}
-
-static void carve_host(kvf_cache *cache, kvf_carver *k)
-{
-    const kvf_cache_config *c = &cache->config;
-    kvf_masked *m = cache->masked;
-    KVF_CARVE(k, m->mask, c->layers, c->kv_heads);
-    KVF_CARVE(k, m->heads, c->layers, c->kv_heads);
-    KVF_CARVE(k, m->layer_of, c->layers);
-    KVF_CARVE(k, m->layers, c->layers);
-    KVF_CARVE(k, m->parts, m->sizes.parts);
-    KVF_CARVE(k, m->inner, c->sequences_max, m->sizes.parts);
-    KVF_CARVE(k, m->batch, c->sequences_max);
-    kvf_layout_carve_host(cache, k);
-}
-
-static void carve_outer(kvf_cache *cache, kvf_reservation *r)
-{
-    const kvf_cache_config *c = &cache->config;
-    kvf_masked *m = cache->masked;
-    const uint64_t page = kvf_page_bytes(&m->sizes.ring.shape);
-    carve_host(cache, &r->host);
-    for (uint32_t i = 0; i < c->layers; i++) {
-        char *rings;
-        KVF_CARVE(&r->kv, rings, c->sequences_max, m->sizes.blocks,
-                  c->kv_heads - retrieval_heads(c, i), page);
-        if (m->layers)
-            m->layers[i].rings = rings;
-    }
-    KVF_CARVE(&r->kv, m->chunk, m->sizes.chunk_blocks, m->sizes.streaming_max, page);
-    carve_tables(cache, &r->table);
-    kvf_layout_carve_control(cache, &r->control, &cache->control);
-    kvf_layout_carve_control(cache, &r->control_device, &cache->control_device);
-}
-
-/* ---- plan ---- */
-
-static kvf_status plan_outer(kvf_cache *cache, kvf_reservation *r)
-{
-    const kvf_cache_config *c = &cache->config;
-    kvf_masked_sizes *z = &cache->masked->sizes;
-    count_blocks(c, &cache->dims, z);
-    count_heads(c, z);
-    shape_outer(cache);
-    *r = (kvf_reservation){0};
-    carve_outer(cache, r);
-    if (kvf_reservation_is_too_large(r) || r->control.bytes > KVF_ARENA_BYTES_MAX ||
-        (uint64_t)c->sequences_max * z->streaming_max * z->blocks > UINT32_MAX)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "streaming_recent = %u with %u layers and sequences_max = %u is more than any "
-                 "memory; lower streaming_recent, sequences_max or prefill_chunk_max",
-                 c->streaming_recent, c->layers, c->sequences_max);
-    cache->plan = (kvf_cache_plan){.device_kv_bytes = r->kv.bytes,
-                                   .device_table_bytes = r->table.bytes,
-                                   .host_table_bytes = r->host.bytes + r->control.bytes,
-                                   .transfer = c->transfer};
-    return KVF_OK;
-}
-
-static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
-{
-    sum->host_kv_bytes += p->host_kv_bytes;
-    sum->host_staging_bytes += p->host_staging_bytes;
-    sum->host_table_bytes += p->host_table_bytes;
-    sum->device_kv_bytes += p->device_kv_bytes;
-    sum->device_digest_bytes += p->device_digest_bytes;
-    sum->device_table_bytes += p->device_table_bytes;
-    sum->static_tokens = p->static_tokens; /* the same for all */
-    sum->dynamic_pages = p->dynamic_pages;
-    sum->slots = p->slots;
-    sum->transfer = p->transfer;
-}
-
-kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
-{
-    cache->masked = kvf_alloc(cache->context, 1, sizeof *cache->masked);
-    if (!cache->masked)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    KVF_TRY(plan_outer(cache, r));
-    for (uint32_t heads = 1; heads <= cache->config.kv_heads; heads++) {
-        const uint32_t layers = layers_with(&cache->config, heads);
-        const kvf_cache_config part = part_config(config, heads, layers);
-        kvf_cache_plan plan;
-        if (layers == 0)
-            continue;
-        KVF_TRY(kvf_cache_plan_make(cache->runtime, &part, &plan, NULL));
-        add_plan(&cache->plan, &plan);
-    }
-    return KVF_OK;
-}
-
-/* ---- open and close ---- */
-
-static void list_heads(const kvf_cache_config *c, kvf_masked *m, uint32_t layer)
-{
-    const uint8_t *mask = m->mask + (size_t)layer * c->kv_heads;
-    uint32_t *heads = m->heads + (size_t)layer * c->kv_heads;
-    kvf_masked_layer *l = &m->layers[layer];
-    uint32_t streaming = l->retrieval = retrieval_heads(c, layer), retrieval = 0;
-    l->streaming = c->kv_heads - l->retrieval;
-    l->heads = heads;
-    for (uint32_t h = 0; h < c->kv_heads; h++)
-        heads[mask[h] ? retrieval++ : streaming++] = h;
-}
-
-/* A custom policy sees layers and heads of the outer cache. */
-static uint32_t select_outer(void *user, const kvf_select_view *view, int32_t *ids)
-{
-    const kvf_masked_part *part = user;
-    const kvf_cache_config *c = &part->outer->config;
-    kvf_select_view outer = *view;
-    outer.layer = part->layer_of[view->layer];
-    outer.kv_head = part->outer->masked->layers[outer.layer].heads[view->kv_head];
-    return c->select_fn(c->select_user, &outer, ids);
-}
-
-static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kvf_masked_part *part)
-{
-    kvf_cache_config c = part_config(config, part->heads, part->layers);
-    if (c.select == KVF_SELECT_CUSTOM) {
-        c.select_fn = select_outer;
-        c.select_user = part;
-    }
-    return kvf_cache_open(cache->runtime, &c, &part->cache, NULL);
-}
-
-static kvf_status open_parts(kvf_cache *cache, const kvf_cache_config *config, kvf_masked *m)
-{
-    uint32_t n = 0, done = 0;
-    for (uint32_t r = 1; r <= cache->config.kv_heads; r++) {
-        const uint32_t layers = layers_with(&cache->config, r);
-        if (layers == 0)
-            continue;
-        kvf_masked_part *part = &m->parts[n];
-        *part = (kvf_masked_part){
-            .outer = cache, .heads = r, .layers = layers, .layer_of = m->layer_of + done};
-        for (uint32_t i = 0, inner = 0; i < cache->config.layers; i++)
-            if (m->layers[i].retrieval == r) {
-                m->layers[i].part = n;
-                m->layers[i].inner = inner;
-                part->layer_of[inner++] = i;
-            }
-        KVF_TRY(open_part(cache, config, part));
-        done += layers;
-        n++;
-    }
-    return KVF_OK;
-}
-
-kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
-{
-    kvf_masked *m = cache->masked;
-    carve_outer(cache, r);
-    memcpy(m->mask, cache->config.head_mask, (size_t)cache->config.layers * cache->config.kv_heads);
-    cache->config.head_mask = m->mask;
-    for (uint32_t i = 0; i < cache->config.layers; i++)
-        list_heads(&cache->config, m, i);
-    return open_parts(cache, config, m);
-}
-
-void kvf_masked_close(kvf_cache *cache)
-{
-    kvf_masked *m = cache->masked;
-    if (!m)
-        return;
-    for (uint32_t i = m->parts ? m->sizes.parts : 0; i-- > 0;)
-        kvf_cache_close(m->parts[i].cache);
-    kvf_free(cache->context, m);
-    cache->masked = NULL;
-}
 
 /* ---- sequences ---- */
 
@@ -291,21 +27,31 @@ static kvf_sequence **inner_of(const kvf_sequence *sequence)
     return m->inner + (size_t)sequence->slot * m->sizes.parts;
 }
 
-kvf_status kvf_masked_create(kvf_cache *cache, kvf_sequence *sequence)
-{
-    const kvf_masked *m = cache->masked;
-    for (uint32_t i = 0; i < m->sizes.parts; i++)
-        KVF_TRY(kvf_sequence_create(m->parts[i].cache, &inner_of(sequence)[i]));
-    return KVF_OK;
-}
-
-void kvf_masked_release(kvf_sequence *sequence)
+void kvf_masked_end(kvf_sequence *sequence)
 {
     const kvf_masked *m = sequence->cache->masked;
     for (uint32_t i = 0; i < m->sizes.parts; i++) {
-        kvf_sequence_destroy(inner_of(sequence)[i]);
+        if (inner_of(sequence)[i])
+            kvf_sequence_end(inner_of(sequence)[i]);
         inner_of(sequence)[i] = NULL;
     }
+    kvf_sequence_end(sequence);
+}
+
+kvf_status kvf_masked_begin(kvf_cache *cache, kvf_sequence **out)
+{
+    const kvf_masked *m = cache->masked;
+    kvf_sequence *sequence = NULL;
+    KVF_TRY(kvf_sequence_begin(cache, &sequence));
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; status == KVF_OK && i < m->sizes.parts; i++)
+        status = kvf_sequence_begin(m->parts[i].cache, &inner_of(sequence)[i]);
+    if (status != KVF_OK) {
+        kvf_masked_end(sequence);
+        return status;
+    }
+    *out = sequence;
+    return KVF_OK;
 }
 
 /* Nothing of the outer cache has changed unless the inner one broke. */
@@ -315,16 +61,15 @@ static kvf_status end_refused(kvf_step *step, const kvf_cache *inner, kvf_status
     return status != KVF_OK ? status : ended;
 }
 
-kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
-                           kvf_stream *stream)
+static kvf_status fork_parts(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
+                             kvf_stream *stream)
 {
     const kvf_masked *m = cache->masked;
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     for (uint32_t i = 0; i < m->sizes.parts; i++) {
         kvf_cache *part = m->parts[i].cache;
-        const kvf_status status =
-            kvf_sequence_fork(part, inner_of(parent)[i], stream, &inner_of(child)[i]);
+        const kvf_status status = kvf_fork(part, inner_of(parent)[i], stream, &inner_of(child)[i]);
         if (status != KVF_OK)
             return end_refused(&step, part, status);
     }
@@ -342,6 +87,20 @@ kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_sequence 
     return kvf_step_end(&step, kvf_streaming_fork(&step, parent, child));
 }
 
+kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                           kvf_sequence **out)
+{
+    kvf_sequence *child = NULL;
+    KVF_TRY(kvf_sequence_begin(cache, &child));
+    const kvf_status status = fork_parts(cache, parent, child, stream);
+    if (status != KVF_OK) {
+        kvf_masked_end(child);
+        return status;
+    }
+    *out = child;
+    return KVF_OK;
+}
+
 bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
 {
     const kvf_masked *m = sequence->cache->masked;
@@ -356,15 +115,6 @@ bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *t
 }
 
 /* ---- calls ---- */
-
-/* Text in terms of the outer cache. */
-static kvf_status explain(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t count,
-                          kvf_status status)
-{
-    for (uint32_t b = 0; status == KVF_NOT_FINITE && b < count; b++)
-        KVF_TRY(kvf_sequence_check(cache, sequences[b]));
-    return status;
-}
 
 static void note(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer, uint32_t tokens,
                  const uint32_t *positions)
@@ -388,8 +138,7 @@ static kvf_status prefill_inner(kvf_cache *cache, const kvf_prefill_args *args,
                                     .v = heads->v,
                                     .positions = args->positions,
                                     .out = heads->out};
-    return explain(cache, &args->sequence, 1,
-                   kvf_prefill(m->parts[layer->part].cache, &inner, stream));
+    return kvf_prefill_chunk(m->parts[layer->part].cache, &inner, stream);
 }
 
 kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
@@ -429,16 +178,6 @@ kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args, kv
     return kvf_step_end(&step, status);
 }
 
-static kvf_status check_decode(kvf_cache *cache, const kvf_decode_args *args)
-{
-    if (!args->k || !args->v)
-        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
-    for (uint32_t b = 0; b < args->batch; b++)
-        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer], 1,
-                                 args->positions ? args->positions + b : NULL));
-    return KVF_OK;
-}
-
 static kvf_status decode_inner(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_masked_heads *heads, kvf_stream *stream)
 {
@@ -455,8 +194,13 @@ static kvf_status decode_inner(kvf_cache *cache, const kvf_decode_args *args,
                                    .lse = heads->lse};
     for (uint32_t b = 0; b < args->batch; b++)
         m->batch[b] = inner_of(args->sequences[b])[layer->part];
-    return explain(cache, args->sequences, args->batch,
-                   kvf_decode(m->parts[layer->part].cache, &inner, stream));
+    return kvf_decode_step(m->parts[layer->part].cache, &inner, stream);
+}
+
+/* Tokens that one streaming head holds of `length`: what the newest of them attends to. */
+static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)
+{
+    return kvf_min_u32(length, c->streaming_sink + c->streaming_recent);
 }
 
 static void note_step(kvf_cache *cache, const kvf_decode_args *args)
@@ -468,7 +212,7 @@ static void note_step(kvf_cache *cache, const kvf_decode_args *args)
         note(cache, args->sequences[b], args->layer, 1,
              args->positions ? args->positions + b : NULL);
         layer->attended +=
-            (uint64_t)layer->streaming * kvf_masked_streaming_tokens(cache, state->length);
+            (uint64_t)layer->streaming * streaming_tokens(&cache->config, state->length);
     }
     layer->steps += args->batch;
 }
@@ -478,7 +222,6 @@ kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_
     const kvf_masked *m = cache->masked;
     const kvf_masked_layer *layer = &m->layers[args->layer];
     kvf_step step;
-    KVF_TRY(check_decode(cache, args));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     step.layer = args->layer;
     kvf_masked_call call = {.step = &step,
@@ -515,7 +258,7 @@ const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer
     const kvf_masked_layer *l = &sequence->cache->masked->layers[layer];
     for (uint32_t i = 0; i < l->retrieval; i++)
         if (l->heads[i] == kv_head)
-            return kvf_page_address(inner_of(sequence)[l->part], l->inner, i, page);
+            return kvf_lists_page_address(inner_of(sequence)[l->part], l->inner, i, page);
     return NULL;
 }
 
@@ -548,33 +291,54 @@ static void add_stats(kvf_stats *sum, const kvf_stats *s)
     sum->pages_ahead_used += s->pages_ahead_used;
 }
 
-void kvf_masked_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+/* What streaming heads count, and the end of a sum. */
+static void finish_stats(const kvf_cache *cache, uint32_t first, uint32_t end, kvf_stats *stats)
 {
     const kvf_masked *m = cache->masked;
-    const bool is_all = layer == UINT32_MAX;
-    kvf_stats part;
-    *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    for (uint32_t i = 0; is_all && i < m->sizes.parts; i++) {
-        kvf_cache_stats(m->parts[i].cache, &part);
-        add_stats(stats, &part);
-    }
-    if (!is_all && m->layers[layer].retrieval) {
-        kvf_cache_layer_stats(m->parts[m->layers[layer].part].cache, m->layers[layer].inner, &part);
-        add_stats(stats, &part);
-    }
-    if (stats->static_tokens_min > stats->static_tokens_max)
-        stats->static_tokens_min = stats->static_tokens_max;
-    for (uint32_t i = is_all ? 0 : layer; i < (is_all ? cache->config.layers : layer + 1); i++) {
+    stats->static_tokens_min = kvf_min_u32(stats->static_tokens_min, stats->static_tokens_max);
+    for (uint32_t i = first; i < end; i++) {
         stats->steps += m->layers[i].steps;
         stats->tokens_attended += m->layers[i].attended;
     }
 }
 
+void kvf_masked_stats(const kvf_cache *cache, kvf_stats *stats)
+{
+    const kvf_masked *m = cache->masked;
+    kvf_stats part;
+    *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
+    for (uint32_t i = 0; i < m->sizes.parts; i++) {
+        kvf_stats_bring(m->parts[i].cache);
+        kvf_stats_read(m->parts[i].cache, &part);
+        add_stats(stats, &part);
+    }
+    finish_stats(cache, 0, cache->config.layers, stats);
+}
+
+void kvf_masked_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+{
+    const kvf_masked_layer *l = &cache->masked->layers[layer];
+    kvf_stats part;
+    *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
+    if (l->retrieval) {
+        const kvf_cache *pages = cache->masked->parts[l->part].cache;
+        kvf_stats_bring(pages);
+        kvf_stats_read_layer(pages, l->inner, &part);
+        add_stats(stats, &part);
+    }
+    finish_stats(cache, layer, layer + 1, stats);
+}
+
 void kvf_masked_stats_reset(kvf_cache *cache)
 {
     kvf_masked *m = cache->masked;
-    for (uint32_t i = 0; i < m->sizes.parts; i++)
-        kvf_cache_stats_reset(m->parts[i].cache);
+    for (uint32_t i = 0; i < m->sizes.parts; i++) {
+        kvf_cache *pages = m->parts[i].cache;
+        kvf_stats_bring(pages);
+        kvf_stats_reset(pages);
+        kvf_stats_send(pages);
+        kvf_footprint_reset(pages);
+    }
     for (uint32_t i = 0; i < cache->config.layers; i++)
         m->layers[i].steps = m->layers[i].attended = 0;
 }

@@ -74,17 +74,17 @@ struct kvf_masked {
  * mask has at least one streaming head; `config` is as the user gave it. */
 KVF_CHECKED kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config,
                                        kvf_reservation *r);
-/* Arrays of the outer cache to their places, and the inner caches. A copy of the mask goes into its
- * config. */
-KVF_CHECKED kvf_status kvf_masked_open(kvf_cache *cache, const kvf_cache_config *config,
-                                       kvf_reservation *r);
-void kvf_masked_close(kvf_cache *cache); /* NULL masked is fine */
+/* Every reservation, and the inner caches. A copy of the mask goes into the outer config. */
+KVF_CHECKED kvf_status kvf_masked_reserve(kvf_cache *cache, const kvf_cache_config *config,
+                                          kvf_reservation *r);
+/* What is around the outer cache; half of it is fine. Waits for calls. */
+void kvf_masked_close(kvf_cache *cache);
 
-/* The inner sequences of one that was made, forked, or is about to end. */
-KVF_CHECKED kvf_status kvf_masked_create(kvf_cache *cache, kvf_sequence *sequence);
-KVF_CHECKED kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
-                                       kvf_stream *stream);
-void kvf_masked_release(kvf_sequence *sequence);
+/* Sequences with their inner ones. */
+KVF_CHECKED kvf_status kvf_masked_begin(kvf_cache *cache, kvf_sequence **out);
+KVF_CHECKED kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                                       kvf_sequence **out);
+void kvf_masked_end(kvf_sequence *sequence);
 /* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
 bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
 
@@ -98,21 +98,8 @@ KVF_CHECKED kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args
 const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                     uint32_t page);
 
-/* `layer` UINT32_MAX: all of them. */
-void kvf_masked_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+void kvf_masked_stats(const kvf_cache *cache, kvf_stats *stats);
+void kvf_masked_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
 void kvf_masked_stats_reset(kvf_cache *cache);
-
-/* ---- for those who count ---- */
-
-static inline uint32_t kvf_masked_streaming_heads(const kvf_cache *cache, uint32_t layer)
-{
-    return cache->masked ? cache->masked->layers[layer].streaming : 0;
-}
-
-/* Tokens that one streaming head holds of `length`: what the newest of them attends to. */
-static inline uint32_t kvf_masked_streaming_tokens(const kvf_cache *cache, uint32_t length)
-{
-    return kvf_min_u32(length, cache->config.streaming_sink + cache->config.streaming_recent);
-}
 
 #endif

@@ -14,11 +14,10 @@
  * digests of its pages say what left them.
  */
 
-#include <string.h>
-
 #include "append.h"
 #include "prefill_arena.h"
 #include "retain.h"
+#include "sequence.h"
 #include "speculate.h"
 
 #define CHUNK_TOKENS 512u
@@ -94,16 +93,16 @@ static kvf_status check_ids(const keeping *k)
     return KVF_OK;
 }
 
-static kvf_status check(const keeping *k, const void *work)
+static kvf_status check(const keeping *k)
 {
     kvf_context *context = k->cache->context;
     if (k->count == 0 || k->count > k->length)
         KVF_FAIL(context, KVF_INVALID,
                  "count = %u: layer %u holds %u tokens; keep 1 to all of them", k->count, k->index,
                  k->length);
-    if (!k->ids || !work)
+    if (!k->ids || !k->work.k)
         KVF_FAIL(context, KVF_INVALID, "ids or work is NULL; pass both");
-    KVF_ASSERT((uintptr_t)work % 16 == 0);
+    KVF_ASSERT((uintptr_t)k->work.k % 16 == 0);
     if (k->layer->is_permuted)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "restructure = physical: a refresh has moved the tokens of layer %u; drop tokens "
@@ -322,40 +321,21 @@ static kvf_status shorten(keeping *k)
     return KVF_OK;
 }
 
-static kvf_status keep(keeping *k, void *work)
-{
-    kvf_cache *cache = k->cache;
-    if (cache->recording)
-        KVF_FAIL(
-            cache->context, KVF_INVALID,
-            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
-    if (k->index >= cache->config.layers)
-        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", k->index,
-                 cache->config.layers - 1);
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask is set: streaming heads hold other tokens than the rest; open the "
-                 "cache without a mask");
-    KVF_TRY(kvf_sequence_check(cache, k->sequence));
-    k->layer = &k->sequence->layers[k->index];
-    k->length = k->layer->length;
-    k->sealed = k->layer->sealed;
-    KVF_TRY(check(k, work));
-    return k->count == k->length ? KVF_OK : shorten(k); /* all, in order, is what there is */
-}
-
 kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                              const uint32_t *ids, uint32_t count, void *work, kvf_stream *stream)
 {
-    KVF_TRY(kvf_cache_enter(cache));
+    KVF_TRY(kvf_layer_check(cache, layer));
+    KVF_TRY(kvf_sequence_check(cache, sequence));
     keeping k = {.cache = cache,
                  .sequence = sequence,
                  .stream = stream,
+                 .layer = &sequence->layers[layer],
                  .index = layer,
                  .ids = ids,
                  .count = count,
+                 .length = sequence->layers[layer].length,
+                 .sealed = sequence->layers[layer].sealed,
                  .work = carve_work(cache, &(kvf_carver){.base = work})};
-    const kvf_status status = keep(&k, work);
-    kvf_cache_leave(cache);
-    return status;
+    KVF_TRY(check(&k));
+    return count == k.length ? KVF_OK : shorten(&k); /* all, in order, is what there is */
 }

@@ -10,8 +10,8 @@
  * that buffer and what the caller gives, whatever the number of queries.
  */
 
-#include "decode.h"
 #include "retain.h"
+#include "sequence.h"
 #include "step.h"
 
 /* One call: `observe` is common to all its launches. */
@@ -34,7 +34,6 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
 {
-    KVF_TRY(kvf_buffers_check(cache, args->q, NULL, NULL, NULL));
     const uint32_t kept = kvf_min_u32(layer->queries, cache->dims.paging.query_window);
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
@@ -67,13 +66,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
         KVF_FAIL(cache->context, KVF_INVALID,
                  "observe_window = 0: nothing was reserved; open the cache with the window's "
                  "number of queries");
-    if (args->layer >= c->layers)
-        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u",
-                 args->layer, c->layers - 1);
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask is set: streaming heads hold too few tokens to score them; open the "
-                 "cache without a mask");
+    KVF_TRY(kvf_layer_check(cache, args->layer));
     KVF_TRY(kvf_sequence_check(cache, sequence));
     if (args->pool_width % 2 == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "pool_width = %u: must be odd; 1 = none",
@@ -231,8 +224,8 @@ static kvf_status enqueue(scoring *s)
     return is_apart ? add_work(s) : KVF_OK;
 }
 
-static kvf_status scores(kvf_cache *cache, kvf_sequence *sequence, const kvf_scores_args *args,
-                         float *work, kvf_stream *stream)
+kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
+                               const kvf_scores_args *args, float *work, kvf_stream *stream)
 {
     kvf_step step;
     KVF_TRY(check(cache, sequence, args));
@@ -246,13 +239,4 @@ static kvf_status scores(kvf_cache *cache, kvf_sequence *sequence, const kvf_sco
     scoring s = {.step = &step, .args = args, .work = work};
     s.observe = observe_args(&step, args);
     return kvf_step_end(&step, enqueue(&s));
-}
-
-kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
-                               const kvf_scores_args *args, float *work, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = scores(cache, sequence, args, work, stream);
-    kvf_cache_leave(cache);
-    return status;
 }

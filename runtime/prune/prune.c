@@ -16,6 +16,7 @@
 #include "policies.h"
 #include "profile.h"
 #include "pruner.h"
+#include "sequence.h"
 
 /* ---- slots ---- */
 
@@ -35,7 +36,7 @@ static kvf_status check_empty(kvf_prune *prune, const kvf_sequence *sequence)
     return KVF_OK;
 }
 
-static kvf_status begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
+kvf_status kvf_pruner_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
 {
     const kvf_prune_shape *shape = &prune->shape;
     KVF_TRY(kvf_sequence_check(prune->cache, sequence));
@@ -59,14 +60,6 @@ static kvf_status begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t token
     if (slot->state)
         memset(slot->state, 0, prune->state_bytes);
     return KVF_OK;
-}
-
-kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
-{
-    KVF_TRY(kvf_cache_enter(prune->cache));
-    const kvf_status status = begin(prune, sequence, tokens);
-    kvf_cache_leave(prune->cache);
-    return status;
 }
 
 kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
@@ -272,7 +265,7 @@ static kvf_status add_queries(kvf_prune *prune, kvf_prune_slot *slot, const kvf_
     return KVF_OK;
 }
 
-kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_pruner_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_stream *stream)
 {
     kvf_prune_slot *slot = NULL;
     KVF_TRY(kvf_prune_slot_find(prune, args->sequence, args->layer, &slot));
@@ -449,10 +442,10 @@ static kvf_status retain(kvf_prune *prune, const kvf_prune_slot *slot, const kvf
                            stream);
 }
 
-static kvf_status start_over(kvf_prune *prune, kvf_prune_slot *slot, kvf_stream *stream)
+static kvf_status start_over(kvf_prune *prune, kvf_prune_slot *slot)
 {
     kvf_footprint_restart(prune->cache, slot->sequence, slot->tokens);
-    KVF_TRY(kvf_sequence_clear(prune->cache, slot->sequence, stream));
+    KVF_TRY(kvf_sequence_clear(prune->cache, slot->sequence));
     slot->generation = slot->sequence->generation;
     slot->pass++;
     slot->layer = 0;
@@ -474,7 +467,7 @@ static kvf_status apply(kvf_prune *prune, kvf_prune_slot *slot, const kvf_prune_
     if (shortens && !view->scores && !view->profile) /* else it was waited for */
         KVF_TRY(wait_for(prune, slot->sequence, stream));
     if (answer->restart)
-        return start_over(prune, slot, stream);
+        return start_over(prune, slot);
     KVF_TRY(retain(prune, slot, view, answer, stream));
     kvf_prune_advance(prune, slot, answer->keep_count);
     return KVF_OK;
@@ -498,15 +491,10 @@ static kvf_status prune_layer(kvf_prune *prune, kvf_prune_slot *slot, kvf_stream
     return KVF_OK;
 }
 
-kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
-                           kvf_stream *stream, kvf_prune_result *result)
+kvf_status kvf_pruner_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                            kvf_stream *stream, kvf_prune_result *result)
 {
     kvf_prune_slot *slot = NULL;
-    if (prune->config.eviction != KVF_EVICTION_NONE)
-        KVF_FAIL(prune->context, KVF_INVALID,
-                 "eviction = %s: layers are pruned after each chunk; call kvf_prune_chunk, or open "
-                 "the pruner with NONE",
-                 prune->config.eviction == KVF_EVICTION_NAIVE ? "NAIVE" : "PATCHED");
     KVF_TRY(kvf_prune_slot_find(prune, sequence, layer, &slot));
     if (sequence->layers[layer].length != slot->tokens)
         KVF_FAIL(prune->context, KVF_INVALID,

@@ -77,10 +77,6 @@ static kvf_status check_chunk(kvf_prune *prune, const chunk *c)
 
 static kvf_status find_chunk(kvf_prune *prune, kvf_sequence *sequence, chunk *c)
 {
-    if (prune->config.eviction == KVF_EVICTION_NONE)
-        KVF_FAIL(prune->context, KVF_INVALID,
-                 "eviction = NONE: chunks are not pruned; call kvf_prune_layer after the whole "
-                 "prompt, or open the pruner with NAIVE or PATCHED");
     KVF_TRY(kvf_prune_slot_find(prune, sequence, c->layer, &c->slot));
     c->is_last = c->tokens == c->slot->prompt - c->slot->appended;
     KVF_TRY(check_chunk(prune, c));
@@ -268,8 +264,8 @@ static kvf_status prune_chunk(kvf_prune *prune, const chunk *c, kvf_stream *stre
     return KVF_OK;
 }
 
-kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
-                           uint32_t tokens, uint32_t patch, kvf_stream *stream)
+kvf_status kvf_pruner_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                            uint32_t tokens, uint32_t patch, kvf_stream *stream)
 {
     chunk c = {.layer = layer, .tokens = tokens, .patch = patch};
     KVF_TRY(find_chunk(prune, sequence, &c));

@@ -148,10 +148,6 @@ static kvf_status take_device(kvf_prune *prune)
 static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
 {
     kvf_error error;
-    if (prune->cache->masked)
-        KVF_FAIL(prune->context, KVF_UNSUPPORTED,
-                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
-                 "the cache without a mask, or do not prune");
     if (!config || config->size != sizeof *config)
         KVF_FAIL(prune->context, KVF_INVALID,
                  "config is NULL or its size is not %zu: call kvf_prune_config_init first",
@@ -195,31 +191,20 @@ static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
     return prune->cache->device->ops->event_create(prune->cache->device, &prune->retained);
 }
 
-kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out,
-                          kvf_error *error)
+kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
 {
-    *out = NULL;
-    kvf_prune *prune = kvf_alloc(cache->context, 1, sizeof *prune);
+    kvf_prune *prune = *out = kvf_alloc(cache->context, 1, sizeof *prune);
     if (!prune)
-        return kvf_runtime_report(cache->runtime,
-                                  kvf_fail(cache->context, KVF_OUT_OF_MEMORY, 0,
-                                           "no memory for a pruner of %zu bytes", sizeof *prune),
-                                  error);
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a pruner of %zu bytes",
+                 sizeof *prune);
     prune->cache = cache;
     prune->context = cache->context;
     prune->shape = shape_of(&cache->config);
     prune->stats.chosen_layer = KVF_PRUNE_LAYER_AUTO;
-    const kvf_status status = open_prune(prune, config);
-    (void)kvf_runtime_report(cache->runtime, status, error);
-    if (status != KVF_OK) {
-        kvf_prune_close(prune);
-        return status;
-    }
-    *out = prune;
-    return KVF_OK;
+    return open_prune(prune, config);
 }
 
-void kvf_prune_close(kvf_prune *prune)
+void kvf_pruner_close(kvf_prune *prune)
 {
     if (!prune)
         return;
@@ -230,16 +215,4 @@ void kvf_prune_close(kvf_prune *prune)
     kvf_pinned_free(prune->cache->runtime, prune->pinned);
     kvf_free(prune->context, prune->host_memory);
     kvf_free(prune->context, prune);
-}
-
-const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
-{
-    return &prune->config;
-}
-
-void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
-{
-    *stats = prune->stats;
-    stats->observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
-    stats->retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
 }

@@ -9,12 +9,10 @@
 
 #include "pruner.h"
 
-static kvf_status plan_make(kvf_cache *cache, const kvf_cache_config *cache_config,
-                            const kvf_prune_config *config, kvf_prune_plan *plan)
+kvf_status kvf_pruner_plan(kvf_cache *cache, const kvf_prune_config *config, kvf_prune_plan *plan)
 {
     kvf_error error;
     kvf_context *context = cache->context;
-    KVF_TRY(kvf_config_resolve(cache->runtime, cache_config, &cache->config, &cache->dims));
     const kvf_cache_config *c = &cache->config;
     const kvf_prune_shape shape = {.layers = c->layers,
                                    .kv_heads = c->kv_heads,
@@ -32,22 +30,4 @@ static kvf_status plan_make(kvf_cache *cache, const kvf_cache_config *cache_conf
     *plan = kvf_prune_measure(cache, config, kvf_prune_all_needs(config, &shape, state));
     kvf_free(context, state);
     return KVF_OK;
-}
-
-kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
-                               const kvf_prune_config *config, kvf_prune_plan *plan,
-                               kvf_error *error)
-{
-    kvf_status status = KVF_OK;
-    kvf_cache *cache = kvf_alloc(runtime->context, 1, sizeof *cache);
-    if (!cache) {
-        status = kvf_fail(runtime->context, KVF_OUT_OF_MEMORY, 0,
-                          "no memory for a plan of %zu bytes", sizeof *cache);
-    } else {
-        cache->runtime = runtime;
-        cache->context = runtime->context;
-        status = plan_make(cache, cache_config, config, plan);
-        kvf_free(runtime->context, cache);
-    }
-    return kvf_runtime_report(runtime, status, error);
 }

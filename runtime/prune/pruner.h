@@ -68,6 +68,22 @@ struct kvf_prune {
     kvf_prune_stats stats;        /* but for the sums in `clock` */
 };
 
+/* What kvferry/prune.h says of kvf_prune_open and so on. *out is to be closed even on failure;
+ * close takes NULL. */
+KVF_CHECKED kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config,
+                                       kvf_prune **out);
+void kvf_pruner_close(kvf_prune *prune);
+KVF_CHECKED kvf_status kvf_pruner_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens);
+KVF_CHECKED kvf_status kvf_pruner_append(kvf_prune *prune, const kvf_prefill_args *args,
+                                         kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_pruner_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                        kvf_stream *stream, kvf_prune_result *result);
+KVF_CHECKED kvf_status kvf_pruner_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                                        uint32_t tokens, uint32_t patch, kvf_stream *stream);
+/* Of a cache that need not have memory. */
+KVF_CHECKED kvf_status kvf_pruner_plan(kvf_cache *cache, const kvf_prune_config *config,
+                                       kvf_prune_plan *plan);
+
 /* What an object for this cache reserves; `needs` as in the object. None depends on the window. */
 kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *config, uint32_t needs);
 

@@ -8,8 +8,8 @@
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
  * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold
- * after every call. A cache with streaming heads (head_mask) takes kvf_sequence_clear only, and a
- * layer whose pages a refresh has re-formed (restructure = physical) neither scores, seeds nor
+ * after every call. The cache has no streaming heads and is not being recorded, and a layer whose
+ * pages a refresh has re-formed (restructure = physical) neither scores, seeds nor
  * keeps: KVF_UNSUPPORTED.
  */
 
@@ -62,9 +62,5 @@ size_t kvf_keep_work_bytes(const kvf_cache *cache);
 KVF_CHECKED kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                                          const uint32_t *ids, uint32_t count, void *work,
                                          kvf_stream *stream);
-
-/* The sequence is empty again, as after kvf_sequence_create. */
-KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence,
-                                          kvf_stream *stream);
 
 #endif

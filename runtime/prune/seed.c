@@ -10,8 +10,8 @@
 #include "physical.h"
 #include "prefill_arena.h"
 #include "retain.h"
+#include "sequence.h"
 #include "speculate.h"
-#include "step.h"
 
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)
@@ -41,18 +41,12 @@ static kvf_status enqueue(kvf_step *step, const float *scores)
     return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->refresh_ns);
 }
 
-static kvf_status seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
-                       const float *scores, kvf_stream *stream)
+kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                             const float *scores, kvf_stream *stream)
 {
-    if (layer >= cache->config.layers)
-        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", layer,
-                 cache->config.layers - 1);
+    KVF_TRY(kvf_layer_check(cache, layer));
     if (!scores)
         KVF_FAIL(cache->context, KVF_INVALID, "scores is NULL; pass those of the layer's tokens");
-    if (cache->masked)
-        KVF_FAIL(
-            cache->context, KVF_UNSUPPORTED,
-            "head_mask is set: streaming heads have no static set; open the cache without a mask");
     KVF_TRY(kvf_sequence_check(cache, sequence));
     kvf_layer *state = &sequence->layers[layer];
     if (cache->dims.static_tokens == 0)
@@ -77,13 +71,4 @@ static kvf_status seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
     state->needs_exact = 0;
     state->since_refresh = 0;
     return KVF_OK;
-}
-
-kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
-                             const float *scores, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = seed(cache, sequence, layer, scores, stream);
-    kvf_cache_leave(cache);
-    return status;
 }

@@ -9,11 +9,7 @@
  * the page table points to the pool before anything of the step needs it there (kvf_step_flip).
  */
 
-#include <string.h>
-
 #include "append.h"
-#include "decode.h"
-#include "masked.h"
 #include "prefill_arena.h"
 
 /* ---- blocks and positions, on the host ---- */
@@ -163,24 +159,6 @@ kvf_status kvf_step_flip(kvf_step *step)
 
 /* ---- prefill ---- */
 
-static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
-{
-    if (!args || !args->k || !args->v)
-        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the keys and values");
-    if (args->q && !args->out)
-        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL with q set; pass both or q = NULL");
-    if (args->layer >= cache->config.layers)
-        KVF_FAIL(cache->context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u",
-                 args->layer, cache->config.layers - 1);
-    if (args->tokens == 0 || args->tokens > cache->config.prefill_chunk_max)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
-                 cache->config.prefill_chunk_max);
-    KVF_TRY(kvf_sequence_check(cache, args->sequence));
-    return kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
-                            args->positions);
-}
-
 /* The last queries of a chunk go to the ring of queries; query number n is in slot n % window. */
 static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf_layer *layer)
 {
@@ -272,12 +250,8 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, ui
     return attend_chunk(step, args, base);
 }
 
-static kvf_status prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
 {
-    KVF_TRY(check_prefill(cache, args));
-    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
-    if (cache->masked)
-        return kvf_masked_prefill(cache, args, stream);
     kvf_layer *layer = &args->sequence->layers[args->layer];
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
@@ -307,12 +281,4 @@ kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_
     step.sequences = &args->sequence;
     kvf_step_rows(&step, &sealed_before);
     return kvf_step_end(&step, enqueue_pages(&step, args, base));
-}
-
-kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = prefill(cache, args, stream);
-    kvf_cache_leave(cache);
-    return status;
 }

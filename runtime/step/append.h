@@ -16,6 +16,9 @@ KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for pages layer->sealed .. end-1. */
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
+/* A chunk of a prompt; arguments were checked. */
+KVF_CHECKED kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args,
+                                         kvf_stream *stream);
 /* A chunk of tokens that the layer has had before, without queries (args->q is not read): what is
  * known of queries and of the footprint stays. Pages take the blocks that the layer holds. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,

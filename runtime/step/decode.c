@@ -9,65 +9,12 @@
 
 #include "decode.h"
 
-#include <string.h>
-
 #include "append.h"
-#include "masked.h"
 #include "prefill_arena.h"
-#include "record.h"
 #include "select.h"
 #include "speculate.h"
 
-/* ---- checks and bookkeeping on the host ---- */
-
-kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k, const void *v,
-                             const void *out)
-{
-    const struct {
-        const char *name;
-        const void *address;
-    } buffers[] = {{"q", q}, {"k", k}, {"v", v}, {"out", out}};
-    if (cache->runtime->properties.shares_host_memory)
-        return KVF_OK;
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
-        if ((uintptr_t)buffers[i].address % 16 != 0)
-            KVF_FAIL(cache->context, KVF_INVALID,
-                     "%s = %p: on this device it must be a multiple of 16 bytes", buffers[i].name,
-                     buffers[i].address);
-    return KVF_OK;
-}
-
-kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args)
-{
-    kvf_context *context = cache->context;
-    if (!args || !args->q || !args->sequences)
-        KVF_FAIL(context, KVF_INVALID, "q or sequences is NULL; pass the batch");
-    if (args->layer >= cache->config.layers)
-        KVF_FAIL(context, KVF_INVALID, "layer = %u: the cache has layers 0 to %u", args->layer,
-                 cache->config.layers - 1);
-    if (args->batch == 0 || args->batch > cache->config.sequences_max)
-        KVF_FAIL(context, KVF_INVALID, "batch = %u: 1 to sequences_max = %u", args->batch,
-                 cache->config.sequences_max);
-    for (uint32_t b = 0; b < args->batch; b++) {
-        KVF_TRY(kvf_sequence_check(cache, args->sequences[b]));
-        for (uint32_t i = 0; i < b; i++)
-            if (args->sequences[i] == args->sequences[b])
-                KVF_FAIL(context, KVF_INVALID,
-                         "sequences[%u] is also sequences[%u]; a batch has each sequence once", b,
-                         i);
-    }
-    return KVF_OK;
-}
-
-static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
-{
-    if (!args->k || !args->v)
-        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
-    for (uint32_t b = 0; b < args->batch; b++)
-        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer], 1,
-                                 args->positions ? args->positions + b : NULL));
-    return KVF_OK;
-}
+/* ---- bookkeeping on the host ---- */
 
 static kvf_status acquire(kvf_cache *cache, const kvf_decode_args *args)
 {
@@ -120,7 +67,6 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
                               kvf_due *due)
 {
     kvf_cache *cache = step->cache;
-    KVF_TRY(check_append(cache, args));
     KVF_TRY(kvf_step_begin(cache, stream, step));
     KVF_TRY(acquire(cache, args));
     step->layer = args->layer;
@@ -213,26 +159,10 @@ kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const
     return kvf_ahead_fetch(step);
 }
 
-static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_decode_step(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
     kvf_step step = {.cache = cache};
     kvf_due due;
-    KVF_TRY(kvf_decode_check(cache, args));
-    if (!args->out)
-        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
-    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
-    if (cache->masked)
-        return kvf_masked_decode(cache, args, stream);
-    if (cache->recording)
-        return kvf_record_decode(cache, args, stream);
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
     return kvf_step_end(&step, kvf_decode_enqueue(&step, args, &due));
-}
-
-kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = decode(cache, args, stream);
-    kvf_cache_leave(cache);
-    return status;
 }

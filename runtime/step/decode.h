@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_DECODE_H
 
 /*
- * The first half of a decode step, shared by kvf_decode and kvf_select_pages.
+ * A decode step, whole and in the parts that page lists and recordings share with it.
  */
 
 #include "step.h"
@@ -14,11 +14,9 @@ typedef struct kvf_due {
     uint32_t verifies;
 } kvf_due;
 
-KVF_CHECKED kvf_status kvf_decode_check(kvf_cache *cache, const kvf_decode_args *args);
-
-/* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
-KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
-                                         const void *v, const void *out);
+/* One step of a layer; arguments were checked. */
+KVF_CHECKED kvf_status kvf_decode_step(kvf_cache *cache, const kvf_decode_args *args,
+                                       kvf_stream *stream);
 
 /* Whether the next step of this layer, after which `sealed` pages are sealed, renews its static
  * set, or is verified. */
@@ -38,7 +36,7 @@ KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args 
 KVF_CHECKED kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
                                          const kvf_due *due);
 
-/* The whole step: append to verification. */
+/* All of it: append to verification. */
 KVF_CHECKED kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args,
                                           const kvf_due *due);
 

@@ -8,11 +8,13 @@
  * chosen among resident tokens, is the one its parent would choose.
  */
 
+#include "fork.h"
+
 #include <string.h>
 
-#include "masked.h"
 #include "physical.h"
 #include "prefill_arena.h"
+#include "sequence.h"
 #include "speculate.h"
 
 typedef struct copier {
@@ -89,12 +91,10 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
     }
 }
 
-kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
-                            kvf_stream *stream)
+static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
+                          kvf_stream *stream)
 {
     kvf_step step;
-    if (cache->masked)
-        return kvf_masked_fork(cache, parent, child, stream);
     if (cache->dims.is_physical)
         KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
@@ -128,4 +128,17 @@ kvf_status kvf_fork_enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence
         c.status = KVF_LAUNCH(&step, table, table, cache->config.layers);
     KVF_TRY(kvf_step_end(&step, c.status));
     return cache->dims.is_physical ? kvf_physical_fork(cache, parent, child, stream) : KVF_OK;
+}
+
+kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream, kvf_sequence **out)
+{
+    kvf_sequence *child = NULL;
+    KVF_TRY(kvf_sequence_begin(cache, &child));
+    const kvf_status status = enqueue(cache, parent, child, stream);
+    if (status != KVF_OK) {
+        kvf_sequence_end(child);
+        return status;
+    }
+    *out = child;
+    return KVF_OK;
 }

@@ -7,9 +7,9 @@
  * because the caller's kernel reads pages where kvf_page_address says.
  */
 
-#include "append.h"
+#include "lists.h"
+
 #include "decode.h"
-#include "masked.h"
 #include "prefill_arena.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
@@ -29,36 +29,11 @@ static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
                           .span_count = cache->tables.span_count};
 }
 
-uint32_t kvf_select_pages_max(const kvf_cache *cache)
+uint32_t kvf_lists_pages_max(const kvf_cache *cache)
 {
     const kvf_dims *d = &cache->dims;
     const uint32_t sink_pages = kvf_div_ceil_u32(d->paging.sink, d->paging.shape.page_size);
     return kvf_min_u32(d->paging.pages_max, sink_pages + d->window_pages + d->ids_max);
-}
-
-static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
-                              const kvf_page_lists *lists)
-{
-    KVF_TRY(kvf_decode_check(cache, args));
-    KVF_TRY(kvf_buffers_check(cache, args->q, args->k, args->v, args->out));
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
-                 "open the cache without a mask");
-    if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
-    if (cache->dims.paging.lists != cache->dims.paging.kv_heads || cache->policy->by_token)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "select = %s does not choose whole pages per KV head; use another policy for page "
-                 "lists",
-                 kvf_select_name(cache->config.select));
-    if (cache->dims.static_tokens)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
-                 "cache with static_ratio 0",
-                 (double)cache->config.static_ratio);
-    return KVF_OK;
 }
 
 static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
@@ -70,39 +45,21 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
     return kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns);
 }
 
-static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
-                               const kvf_page_lists *lists, kvf_stream *stream)
+kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(check_lists(cache, args, lists));
-    const uint64_t needed =
-        (uint64_t)args->batch * cache->config.kv_heads * kvf_select_pages_max(cache);
-    if (lists->capacity < needed)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "capacity = %u: batch %u x %u KV heads x kvf_select_pages_max() = %llu are needed",
-                 lists->capacity, args->batch, cache->config.kv_heads, (unsigned long long)needed);
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
     return kvf_step_end(&step, enqueue_select(&step, args, &due, lists));
 }
 
-kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = select_pages(cache, args, lists, stream);
-    kvf_cache_leave(cache);
-    return status;
-}
-
-const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
-                             uint32_t page)
+const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                                   uint32_t page)
 {
     const kvf_cache *cache = sequence->cache;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_layer *state = &sequence->layers[layer];
-    if (cache->masked)
-        return kvf_masked_page_address(sequence, layer, kv_head, page);
     KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
     kvf_arena_wait_page(sequence, layer, page);
@@ -212,16 +169,9 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->attend_ns);
 }
 
-static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
-                               const kvf_page_lists *lists, kvf_stream *stream)
+kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
 {
-    KVF_TRY(check_lists(cache, args, lists));
-    if (!args->out)
-        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
-    for (uint32_t b = 0; b < args->batch; b++)
-        if (args->sequences[b]->layers[args->layer].length == 0)
-            KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
-                     args->layer);
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     step.layer = args->layer;
@@ -232,13 +182,4 @@ static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
         cache->sealed_before[b] = args->sequences[b]->layers[args->layer].sealed;
     kvf_step_rows(&step, cache->sealed_before);
     return kvf_step_end(&step, enqueue_attend(&step, args, lists));
-}
-
-kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = attend_pages(cache, args, lists, stream);
-    kvf_cache_leave(cache);
-    return status;
 }

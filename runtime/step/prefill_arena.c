@@ -116,12 +116,6 @@ kvf_status kvf_arena_settle(kvf_step *step)
     return wait_written(step);
 }
 
-void kvf_arena_forget(kvf_cache *cache, const kvf_sequence *sequence)
-{
-    if (cache->arena.owner == sequence)
-        cache->arena.owner = NULL;
-}
-
 void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t page)
 {
     const kvf_cache *cache = sequence->cache;

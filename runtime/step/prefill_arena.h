@@ -34,8 +34,6 @@ KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequen
 /* Whoever it is leaves, and no write-back is left in flight: the pool may be written on the step's
  * stream. */
 KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step);
-/* A sequence ends. Its write-back may still run. */
-void kvf_arena_forget(kvf_cache *cache, const kvf_sequence *sequence);
 /* The host waits if this page is still on its way. */
 void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t page);
 

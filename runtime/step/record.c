@@ -14,14 +14,13 @@
 
 #include "append.h"
 #include "prefill_arena.h"
+#include "sequence.h"
 #include "speculate.h"
 
 /* ---- making and unmaking ---- */
 
-void kvf_recording_destroy(kvf_recording *recording)
+void kvf_recording_close(kvf_recording *recording)
 {
-    if (!recording)
-        return;
     kvf_cache *cache = recording->cache;
     const kvf_device_ops *ops = cache->device->ops;
     /* No replay is under way, so nothing has to wait for the last one. */
@@ -43,32 +42,6 @@ void kvf_recording_destroy(kvf_recording *recording)
     kvf_free(cache->context, recording);
 }
 
-static kvf_status check_settings(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch)
-{
-    const kvf_cache_config *c = &cache->config;
-    if (!cache->runtime->properties.can_capture)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "the %s device cannot record work; enqueue every step", cache->device->ops->name);
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask has streaming heads, whose steps cannot be recorded; enqueue every "
-                 "step, or open the cache without a mask");
-    if (c->transfer != KVF_TRANSFER_MAPPED && c->transfer != KVF_TRANSFER_AUTO &&
-        c->transfer != KVF_TRANSFER_DIRECT)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "transfer = %s needs the host in every step; open the cache with mapped or auto",
-                 kvf_transfer_name(c->transfer));
-    if (!cache->policy->can_record)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "select = %s needs the host in every step; use a policy that runs on the device",
-                 kvf_select_name(c->select));
-    if (cache->recording)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "this cache is being recorded already; call kvf_record_end first");
-    const kvf_decode_args args = {.batch = batch, .sequences = sequences, .q = &args};
-    return kvf_decode_check(cache, &args);
-}
-
 /* A frame of its own for one call: `host` may be scratch. */
 static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, char *host)
 {
@@ -80,6 +53,7 @@ static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, cha
                       .frame = frame,
                       .rows = r->batch,
                       .sequences = r->sequences,
+                      .ahead = &r->ahead,
                       .is_recorded = 1};
 }
 
@@ -158,11 +132,10 @@ static kvf_status bring_frame(kvf_recording *r)
                                       layers);
 }
 
-static kvf_status begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
-                        kvf_stream *stream)
+kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                               kvf_stream *stream)
 {
     const kvf_device_ops *ops = cache->device->ops;
-    KVF_TRY(check_settings(cache, sequences, batch));
     kvf_recording *r = kvf_alloc(cache->context, 1, sizeof *r);
     if (!r)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
@@ -172,22 +145,13 @@ static kvf_status begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32
     if (status == KVF_OK)
         status = ops->capture_begin(stream);
     if (status != KVF_OK) {
-        kvf_recording_destroy(r);
+        kvf_recording_close(r);
         return status;
     }
     r->stream = stream;
     r->failure = bring_frame(r);
     cache->recording = r;
     return KVF_OK; /* a failure from here on is reported by the end */
-}
-
-kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
-                            kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = begin(cache, sequences, batch, stream);
-    kvf_cache_leave(cache);
-    return status;
 }
 
 static kvf_status check_call(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -234,23 +198,19 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     return kvf_decode_enqueue(&step, args, &none);
 }
 
-kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
 {
-    kvf_recording *r = cache->recording;
     const kvf_status status = record_call(r, args, stream);
     if (r->failure == KVF_OK)
         r->failure = status;
     return status;
 }
 
-static kvf_status end(kvf_cache *cache, kvf_recording **out)
+kvf_status kvf_recording_end(kvf_recording *r, kvf_recording **out)
 {
+    kvf_cache *cache = r->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    kvf_recording *r = cache->recording;
     kvf_frame frame;
-    if (!r)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "this cache is not being recorded; call kvf_record_begin first");
     kvf_step step = part_step(r, 0, &frame, r->ring.arenas[0].host);
     kvf_status status = r->failure;
     if (status == KVF_OK)
@@ -264,20 +224,11 @@ static kvf_status end(kvf_cache *cache, kvf_recording **out)
     r->stream = NULL;
     cache->recording = NULL;
     if (status != KVF_OK) {
-        kvf_recording_destroy(r);
+        kvf_recording_close(r);
         return status;
     }
     *out = r;
     return KVF_OK;
-}
-
-kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
-{
-    *out = NULL;
-    KVF_TRY(kvf_cache_enter(cache));
-    const kvf_status status = end(cache, out);
-    kvf_cache_leave(cache);
-    return status;
 }
 
 /* ---- running it again ---- */
@@ -330,9 +281,9 @@ static bool is_plain(const kvf_recording *r)
     return true;
 }
 
-int kvf_replay_is_possible(const kvf_recording *recording)
+bool kvf_recording_can_replay(const kvf_recording *r)
 {
-    return is_alive(recording) && is_plain(recording) && has_room(recording);
+    return is_alive(r) && is_plain(r) && has_room(r);
 }
 
 static kvf_status check_replay(kvf_recording *r)
@@ -397,15 +348,11 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
     return KVF_OK;
 }
 
-static kvf_status replay(kvf_recording *r, kvf_stream *stream)
+kvf_status kvf_recording_replay(kvf_recording *r, kvf_stream *stream)
 {
     kvf_cache *cache = r->cache;
     const kvf_device_ops *ops = cache->device->ops;
     const uint32_t turn = (uint32_t)(r->replays % KVF_REPLAYS);
-    if (cache->recording)
-        KVF_FAIL(
-            cache->context, KVF_INVALID,
-            "this cache is being recorded: until kvf_record_end only kvf_decode may be called");
     KVF_TRY(check_replay(r));
     if (r->is_busy[turn])
         KVF_TRY(ops->event_wait(r->done[turn]));
@@ -424,13 +371,5 @@ static kvf_status replay(kvf_recording *r, kvf_stream *stream)
     cache->last_done = r->done[turn];
     if (status != KVF_OK)
         cache->broken = status;
-    return status;
-}
-
-kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
-{
-    KVF_TRY(kvf_cache_enter(recording->cache));
-    const kvf_status status = replay(recording, stream);
-    kvf_cache_leave(recording->cache);
     return status;
 }

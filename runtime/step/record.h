@@ -39,8 +39,15 @@ struct kvf_recording {
     kvf_status failure; /* of a call while recording */
 };
 
-/* kvf_decode while the cache is recorded. */
-KVF_CHECKED kvf_status kvf_record_decode(kvf_cache *cache, const kvf_decode_args *args,
-                                         kvf_stream *stream);
+/* Settings and sequences were checked. From then on cache->recording is set, until the end. */
+KVF_CHECKED kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences,
+                                           uint32_t batch, kvf_stream *stream);
+/* A step of one layer; nothing runs. */
+KVF_CHECKED kvf_status kvf_recording_decode(kvf_recording *recording, const kvf_decode_args *args,
+                                            kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_recording_end(kvf_recording *recording, kvf_recording **out);
+bool kvf_recording_can_replay(const kvf_recording *recording);
+KVF_CHECKED kvf_status kvf_recording_replay(kvf_recording *recording, kvf_stream *stream);
+void kvf_recording_close(kvf_recording *recording);
 
 #endif

@@ -9,7 +9,6 @@
 
 #include "speculate.h"
 
-#include "record.h"
 #include "select.h"
 
 uint32_t kvf_ahead_words(const kvf_cache *cache)
@@ -150,7 +149,7 @@ kvf_status kvf_ahead_note(kvf_step *step)
 static kvf_status submit(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
-    kvf_ahead *ahead = step->is_recorded ? &cache->recording->ahead : &cache->ahead[step->layer];
+    kvf_ahead *ahead = step->ahead ? step->ahead : &cache->ahead[step->layer];
     /* In a recording, that of the layer before: the transfer stream has passed it by now. */
     KVF_TRY(kvf_ahead_join_one(step, ahead));
     KVF_TRY(kvf_step_fetch(step, &cache->tables.ahead, step->layer, &ahead->ticket));

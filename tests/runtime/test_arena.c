@@ -15,6 +15,7 @@
 
 #include "cache.h"
 #include "retain.h"
+#include "sequence.h"
 
 #define ALIVE  4u
 #define LAYERS 2u
@@ -148,8 +149,7 @@ static void one_call(history *h)
         keep_some(h, i, layer);
     } else if (what == 17) {
         for (uint32_t k = 0; k < 2; k++)
-            test_ok(&h->sides[k].w, kvf_sequence_clear(h->sides[k].w.cache, h->sides[k].s[i],
-                                                       h->sides[k].w.stream));
+            test_ok(&h->sides[k].w, kvf_sequence_clear(h->sides[k].w.cache, h->sides[k].s[i]));
     } else if (what == 0) {
         for (uint32_t k = 0; k < 2; k++) {
             kvf_sequence_destroy(h->sides[k].s[i]);

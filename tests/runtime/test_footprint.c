@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "retain.h"
+#include "sequence.h"
 
 #define PAGE   8u
 #define LOCAL  16u
@@ -399,7 +400,7 @@ static void random_restart(rig *r, test_random *random, naive_sequence *s)
         return;
     const uint32_t again = 1 + test_random_below(random, (uint32_t)steps);
     kvf_footprint_restart(r->w.cache, s->s, again);
-    test_ok(&r->w, kvf_sequence_clear(r->w.cache, s->s, r->w.stream));
+    test_ok(&r->w, kvf_sequence_clear(r->w.cache, s->s));
     s->again = steps - again;
     for (uint32_t i = 0; i < LAYERS; i++)
         s->layers[i].length = s->layers[i].seen = s->layers[i].steps = 0;

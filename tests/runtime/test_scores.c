@@ -8,6 +8,7 @@
  */
 
 #include "retain_world.h"
+#include "sequence.h"
 
 #include <math.h>
 
@@ -253,7 +254,7 @@ static void chunks_add_up_to_the_prompt(void **state)
     float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
     double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
     for (uint32_t kind = 0; kind < 3; kind++) {
-        test_ok(&w, kvf_sequence_clear(w.cache, s, w.stream));
+        test_ok(&w, kvf_sequence_clear(w.cache, s));
         memset(out, 0, all * sizeof *out);
         kvf_scores_args a = {.candidates = n,
                              .pool_width = 1,

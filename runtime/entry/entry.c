@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every function of kvferry.h that takes a cache, a sequence or a recording: it enters, checks what
+ * it was given, refuses, hands over, and leaves.
+ *
+ * Here, and nowhere below, it is asked whether a cache has streaming heads and whether it is being
+ * recorded. Knows nothing of how the work is done. A call that is refused has changed nothing.
+ */
+
+#include "entry.h"
+
+#include "append.h"
+#include "decode.h"
+#include "fork.h"
+#include "lists.h"
+#include "masked.h"
+#include "record.h"
+#include "sequence.h"
+#include "stats.h"
+
+kvf_status kvf_enter(kvf_cache *cache)
+{
+    const bool was_in_use = atomic_flag_test_and_set_explicit(&cache->in_use, memory_order_acquire);
+    KVF_ASSERT_DEBUG(!was_in_use);
+    if (was_in_use)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "two threads use one cache at once; give each thread a cache, or take a lock");
+    if (cache->broken == KVF_OK)
+        return KVF_OK;
+    return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
+                                     "an earlier call on this cache failed half-way; close it and "
+                                     "open another"));
+}
+
+kvf_status kvf_enter_idle(kvf_cache *cache)
+{
+    KVF_TRY(kvf_enter(cache));
+    if (!cache->recording)
+        return KVF_OK;
+    return kvf_leave(cache, kvf_fail(cache->context, KVF_INVALID, 0,
+                                     "this cache is being recorded: until kvf_record_end only "
+                                     "kvf_decode may be called"));
+}
+
+kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
+{
+    atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
+    return status;
+}
+
+/* ---- caches ---- */
+
+/* A cache that holds no memory yet: settings, sizes, plan. */
+static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf_reservation *r,
+                       kvf_cache **out)
+{
+    KVF_TRY(kvf_cache_create(runtime, config, r, out));
+    return (*out)->config.head_mask ? kvf_masked_plan(*out, config, r) : KVF_OK;
+}
+
+kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
+                               kvf_cache_plan *out, kvf_error *error)
+{
+    kvf_cache *cache = NULL;
+    kvf_reservation unused;
+    const kvf_status status = plan(runtime, config, &unused, &cache);
+    if (status == KVF_OK)
+        *out = cache->plan;
+    kvf_cache_close(cache);
+    return kvf_runtime_report(runtime, status, error);
+}
+
+kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, kvf_cache **out,
+                          kvf_error *error)
+{
+    kvf_cache *cache = NULL;
+    kvf_reservation r;
+    *out = NULL;
+    kvf_status status = plan(runtime, config, &r, &cache);
+    if (status == KVF_OK)
+        status =
+            cache->masked ? kvf_masked_reserve(cache, config, &r) : kvf_cache_reserve(cache, &r);
+    (void)kvf_runtime_report(runtime, status, error);
+    if (status != KVF_OK) {
+        kvf_cache_close(cache);
+        return status;
+    }
+    *out = cache;
+    return KVF_OK;
+}
+
+void kvf_cache_close(kvf_cache *cache)
+{
+    if (cache && cache->masked)
+        kvf_masked_close(cache);
+    kvf_cache_destroy(cache);
+}
+
+const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache)
+{
+    return &cache->config;
+}
+
+const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
+{
+    return &cache->plan;
+}
+
+/* ---- statistics ---- */
+
+void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
+{
+    if (cache->masked) {
+        kvf_masked_stats(cache, stats);
+        return;
+    }
+    if (!cache->recording)
+        kvf_stats_bring(cache);
+    kvf_stats_read(cache, stats);
+}
+
+void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
+{
+    KVF_ASSERT(layer < cache->config.layers);
+    if (cache->masked) {
+        kvf_masked_layer_stats(cache, layer, stats);
+        return;
+    }
+    if (!cache->recording)
+        kvf_stats_bring(cache);
+    kvf_stats_read_layer(cache, layer, stats);
+}
+
+void kvf_cache_stats_reset(kvf_cache *cache)
+{
+    kvf_footprint_reset(cache);
+    if (cache->masked) {
+        kvf_masked_stats_reset(cache);
+        return;
+    }
+    if (!cache->recording)
+        kvf_stats_bring(cache);
+    kvf_stats_reset(cache);
+    if (!cache->recording)
+        kvf_stats_send(cache);
+}
+
+void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
+{
+    kvf_footprint_read(cache, footprint);
+}
+
+/* ---- sequences ---- */
+
+/* A live sequence of this cache whose tokens are finite. */
+static kvf_status check_sequence(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    uint32_t layer, token;
+    KVF_TRY(kvf_sequence_check(cache, sequence));
+    if (cache->masked && kvf_masked_fault(sequence, &layer, &token))
+        return kvf_sequence_fail(cache, layer, token);
+    return KVF_OK;
+}
+
+kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_enter(cache));
+    return kvf_leave(cache,
+                     cache->masked ? kvf_masked_begin(cache, out) : kvf_sequence_begin(cache, out));
+}
+
+kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
+                             kvf_sequence **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_enter_idle(cache));
+    kvf_status status = check_sequence(cache, parent);
+    if (status == KVF_OK)
+        status = cache->masked ? kvf_masked_fork(cache, parent, stream, out)
+                               : kvf_fork(cache, parent, stream, out);
+    return kvf_leave(cache, status);
+}
+
+void kvf_sequence_destroy(kvf_sequence *sequence)
+{
+    if (!sequence)
+        return;
+    KVF_ASSERT(sequence->is_alive);
+    if (sequence->cache->masked)
+        kvf_masked_end(sequence);
+    else
+        kvf_sequence_end(sequence);
+}
+
+uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
+{
+    KVF_ASSERT(layer < sequence->cache->config.layers);
+    return sequence->layers[layer].length;
+}
+
+uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uint32_t index)
+{
+    KVF_ASSERT(layer < sequence->cache->config.layers);
+    KVF_ASSERT(index < sequence->layers[layer].length);
+    return sequence->layers[layer].positions[index];
+}
+
+/* ---- what prefill and decode are given ---- */
+
+kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k, const void *v,
+                             const void *out)
+{
+    const struct {
+        const char *name;
+        const void *address;
+    } buffers[] = {{"q", q}, {"k", k}, {"v", v}, {"out", out}};
+    if (cache->runtime->properties.shares_host_memory)
+        return KVF_OK;
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if ((uintptr_t)buffers[i].address % 16 != 0)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "%s = %p: on this device it must be a multiple of 16 bytes", buffers[i].name,
+                     buffers[i].address);
+    return KVF_OK;
+}
+
+static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
+{
+    if (!args || !args->k || !args->v)
+        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the keys and values");
+    if (args->q && !args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL with q set; pass both or q = NULL");
+    KVF_TRY(kvf_layer_check(cache, args->layer));
+    if (args->tokens == 0 || args->tokens > cache->config.prefill_chunk_max)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
+                 cache->config.prefill_chunk_max);
+    KVF_TRY(check_sequence(cache, args->sequence));
+    KVF_TRY(kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
+                             args->positions));
+    return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
+}
+
+static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch)
+{
+    if (batch == 0 || batch > cache->config.sequences_max)
+        KVF_FAIL(cache->context, KVF_INVALID, "batch = %u: 1 to sequences_max = %u", batch,
+                 cache->config.sequences_max);
+    for (uint32_t b = 0; b < batch; b++) {
+        KVF_TRY(check_sequence(cache, sequences[b]));
+        for (uint32_t i = 0; i < b; i++)
+            if (sequences[i] == sequences[b])
+                KVF_FAIL(cache->context, KVF_INVALID,
+                         "sequences[%u] is also sequences[%u]; a batch has each sequence once", b,
+                         i);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
+{
+    if (!args || !args->q || !args->sequences)
+        KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+    KVF_TRY(kvf_layer_check(cache, args->layer));
+    KVF_TRY(check_batch(cache, args->sequences, args->batch));
+    return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
+}
+
+static kvf_status check_out(kvf_cache *cache, const kvf_decode_args *args)
+{
+    if (!args->out)
+        KVF_FAIL(cache->context, KVF_INVALID, "out is NULL; pass room for the outputs");
+    return KVF_OK;
+}
+
+/* One more token of every sequence. */
+static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
+{
+    if (!args->k || !args->v)
+        KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
+    for (uint32_t b = 0; b < args->batch; b++)
+        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer], 1,
+                                 args->positions ? args->positions + b : NULL));
+    return KVF_OK;
+}
+
+/* ---- prefill and decode ---- */
+
+kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    kvf_status status = check_prefill(cache, args);
+    if (status == KVF_OK)
+        status = cache->masked ? kvf_masked_prefill(cache, args, stream)
+                               : kvf_prefill_chunk(cache, args, stream);
+    return kvf_leave(cache, status);
+}
+
+static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(check_step(cache, args));
+    KVF_TRY(check_out(cache, args));
+    if (cache->recording)
+        return kvf_recording_decode(cache->recording, args, stream);
+    KVF_TRY(check_append(cache, args));
+    return cache->masked ? kvf_masked_decode(cache, args, stream)
+                         : kvf_decode_step(cache, args, stream);
+}
+
+kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(cache));
+    return kvf_leave(cache, decode(cache, args, stream));
+}
+
+/* ---- recordings ---- */
+
+static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                               kvf_stream *stream)
+{
+    const kvf_cache_config *c = &cache->config;
+    if (!cache->runtime->properties.can_capture)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "the %s device cannot record work; enqueue every step", cache->device->ops->name);
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask has streaming heads, whose steps cannot be recorded; enqueue every "
+                 "step, or open the cache without a mask");
+    if (c->transfer != KVF_TRANSFER_MAPPED && c->transfer != KVF_TRANSFER_AUTO &&
+        c->transfer != KVF_TRANSFER_DIRECT)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "transfer = %s needs the host in every step; open the cache with mapped or auto",
+                 kvf_transfer_name(c->transfer));
+    if (!cache->policy->can_record)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "select = %s needs the host in every step; use a policy that runs on the device",
+                 kvf_select_name(cache->config.select));
+    if (cache->recording)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "this cache is being recorded already; call kvf_record_end first");
+    if (!sequences)
+        KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
+    KVF_TRY(check_batch(cache, sequences, batch));
+    return kvf_recording_begin(cache, sequences, batch, stream);
+}
+
+kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                            kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(cache));
+    return kvf_leave(cache, record_begin(cache, sequences, batch, stream));
+}
+
+kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_enter(cache));
+    if (cache->recording)
+        return kvf_leave(cache, kvf_recording_end(cache->recording, out));
+    return kvf_leave(cache, kvf_fail(cache->context, KVF_INVALID, 0,
+                                     "this cache is not being recorded; call kvf_record_begin "
+                                     "first"));
+}
+
+int kvf_replay_is_possible(const kvf_recording *recording)
+{
+    return kvf_recording_can_replay(recording);
+}
+
+kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(recording->cache));
+    return kvf_leave(recording->cache, kvf_recording_replay(recording, stream));
+}
+
+void kvf_recording_destroy(kvf_recording *recording)
+{
+    if (recording)
+        kvf_recording_close(recording);
+}
+
+/* ---- selection on its own ---- */
+
+uint32_t kvf_select_pages_max(const kvf_cache *cache)
+{
+    return kvf_lists_pages_max(cache);
+}
+
+static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
+                              const kvf_page_lists *lists)
+{
+    KVF_TRY(check_step(cache, args));
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
+                 "open the cache without a mask");
+    if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
+    if (cache->dims.paging.lists != cache->dims.paging.kv_heads || cache->policy->by_token)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "select = %s does not choose whole pages per KV head; use another policy for page "
+                 "lists",
+                 kvf_select_name(cache->config.select));
+    if (cache->dims.static_tokens)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
+                 "cache with static_ratio 0",
+                 (double)cache->config.static_ratio);
+    return KVF_OK;
+}
+
+static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(check_lists(cache, args, lists));
+    const uint64_t needed =
+        (uint64_t)args->batch * cache->config.kv_heads * kvf_lists_pages_max(cache);
+    if (lists->capacity < needed)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "capacity = %u: batch %u x %u KV heads x kvf_select_pages_max() = %llu are needed",
+                 lists->capacity, args->batch, cache->config.kv_heads, (unsigned long long)needed);
+    KVF_TRY(check_append(cache, args));
+    return kvf_lists_select(cache, args, lists, stream);
+}
+
+kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, select_pages(cache, args, lists, stream));
+}
+
+static kvf_status attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                               const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(check_lists(cache, args, lists));
+    KVF_TRY(check_out(cache, args));
+    for (uint32_t b = 0; b < args->batch; b++)
+        if (args->sequences[b]->layers[args->layer].length == 0)
+            KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
+                     args->layer);
+    return kvf_lists_attend(cache, args, lists, stream);
+}
+
+kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, attend_pages(cache, args, lists, stream));
+}
+
+const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                             uint32_t page)
+{
+    return sequence->cache->masked ? kvf_masked_page_address(sequence, layer, kv_head, page)
+                                   : kvf_lists_page_address(sequence, layer, kv_head, page);
+}

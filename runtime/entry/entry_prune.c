@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every function of kvferry/prune.h that takes a cache or a pruner; see entry.c.
+ */
+
+#include "entry.h"
+#include "pruner.h"
+
+kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
+                               const kvf_prune_config *config, kvf_prune_plan *plan,
+                               kvf_error *error)
+{
+    kvf_cache *cache = NULL;
+    kvf_reservation unused;
+    kvf_status status = kvf_cache_create(runtime, cache_config, &unused, &cache);
+    if (status == KVF_OK)
+        status = kvf_pruner_plan(cache, config, plan);
+    kvf_cache_destroy(cache);
+    return kvf_runtime_report(runtime, status, error);
+}
+
+static kvf_status open_pruner(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
+{
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
+                 "the cache without a mask, or do not prune");
+    return kvf_pruner_open(cache, config, out);
+}
+
+kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out,
+                          kvf_error *error)
+{
+    *out = NULL;
+    const kvf_status status = open_pruner(cache, config, out);
+    (void)kvf_runtime_report(cache->runtime, status, error);
+    if (status != KVF_OK) {
+        kvf_pruner_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void kvf_prune_close(kvf_prune *prune)
+{
+    kvf_pruner_close(prune);
+}
+
+const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune)
+{
+    return &prune->config;
+}
+
+void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
+{
+    *stats = prune->stats;
+    stats->observe_ns += __atomic_load_n(&prune->clock->observe_ns, __ATOMIC_RELAXED);
+    stats->retain_ns += __atomic_load_n(&prune->clock->retain_ns, __ATOMIC_RELAXED);
+}
+
+kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence, uint32_t tokens)
+{
+    KVF_TRY(kvf_enter(prune->cache));
+    return kvf_leave(prune->cache, kvf_pruner_begin(prune, sequence, tokens));
+}
+
+kvf_status kvf_prune_append(kvf_prune *prune, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(prune->cache));
+    kvf_status status = kvf_buffers_check(prune->cache, args->q, NULL, NULL, NULL);
+    if (status == KVF_OK)
+        status = kvf_pruner_append(prune, args, stream);
+    return kvf_leave(prune->cache, status);
+}
+
+static kvf_status prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                              kvf_stream *stream, kvf_prune_result *result)
+{
+    if (prune->config.eviction != KVF_EVICTION_NONE)
+        KVF_FAIL(prune->context, KVF_INVALID,
+                 "eviction = %s: layers are pruned after each chunk; call kvf_prune_chunk, or open "
+                 "the pruner with NONE",
+                 prune->config.eviction == KVF_EVICTION_NAIVE ? "NAIVE" : "PATCHED");
+    return kvf_pruner_layer(prune, sequence, layer, stream, result);
+}
+
+kvf_status kvf_prune_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                           kvf_stream *stream, kvf_prune_result *result)
+{
+    KVF_TRY(kvf_enter_idle(prune->cache));
+    return kvf_leave(prune->cache, prune_layer(prune, sequence, layer, stream, result));
+}
+
+static kvf_status prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                              uint32_t tokens, uint32_t patch, kvf_stream *stream)
+{
+    if (prune->config.eviction == KVF_EVICTION_NONE)
+        KVF_FAIL(prune->context, KVF_INVALID,
+                 "eviction = NONE: chunks are not pruned; call kvf_prune_layer after the whole "
+                 "prompt, or open the pruner with NAIVE or PATCHED");
+    return kvf_pruner_chunk(prune, sequence, layer, tokens, patch, stream);
+}
+
+kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
+                           uint32_t tokens, uint32_t patch, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(prune->cache));
+    return kvf_leave(prune->cache, prune_chunk(prune, sequence, layer, tokens, patch, stream));
+}
