@@ -27,6 +27,7 @@
 #include <kvferry/kvferry.h>
 
 #include "bench_report.h"
+#include "common/random.h"
 
 typedef struct options {
     uint32_t tokens, layers, kv_heads, group, head_dim, page_size, budget, steps, dense_steps,
@@ -64,14 +65,6 @@ typedef struct row {
 #define CHUNK      512u
 #define WARM_STEPS 8u
 
-static uint64_t next_random(bench *b)
-{
-    uint64_t z = (b->random += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static uint16_t bf16_of(float x)
 {
     uint32_t u;
@@ -90,14 +83,14 @@ static float normal_of(uint64_t bits)
 static void fill(bench *b, uint16_t *to, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        to[i] = bf16_of(normal_of(next_random(b)));
+        to[i] = bf16_of(normal_of(kvf_random_next(&b->random)));
 }
 
 static void drift_queries(bench *b)
 {
     const size_t count = (size_t)b->o.batch * b->o.kv_heads * b->o.group * b->o.head_dim;
     for (size_t i = 0; i < count; i++) {
-        b->q_state[i] = 0.95f * b->q_state[i] + 0.31f * normal_of(next_random(b));
+        b->q_state[i] = 0.95f * b->q_state[i] + 0.31f * normal_of(kvf_random_next(&b->random));
         b->q[i] = bf16_of(2.0f * b->q_state[i]);
     }
 }

@@ -15,11 +15,11 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 #include <tuple>
 #include <type_traits>
 #include <vector_functions.h>
 
+#include "common/clock.h"
 #include "emu_block.h"
 #include "emu_fiber.h"
 #include "emu_launch.h"
@@ -297,9 +297,7 @@ static inline void kvf_store_release_system(uint32_t *word, uint32_t value)
 
 static inline uint64_t kvf_device_ns(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return kvf_now_ns();
 }
 
 /* ---- asynchronous copies ---- */

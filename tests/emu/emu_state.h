@@ -101,7 +101,6 @@ void word_sleep(const Word &word, uint32_t seen, uint64_t timeout_ns);
 void word_wake(Word &word);
 /* Until (int32_t)(word - value) >= 0. */
 void word_wait(const Word &word, uint32_t value, std::memory_order order);
-uint64_t now_ns();
 /* Maybe pause, if this thread works off a stream that has a seed. */
 void maybe_delay();
 /* A random number of this stream; 0 without a seed. */

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <unordered_set>
 
+#include "common/clock.h"
 #include "emu_state.h"
 
 namespace emu
@@ -42,13 +43,6 @@ void word_wait(const Word &word, uint32_t value, std::memory_order order)
             return;
         word_sleep(word, seen, 100000000u);
     }
-}
-
-uint64_t now_ns()
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* ---- delays ---- */
@@ -274,7 +268,7 @@ cudaError_t submit(cudaStream_t stream, Work work, const char *name)
 static void event_complete(CUevent_st *event, uint64_t record)
 {
     CUevent_st::Slot &slot = event->slots[record % CUevent_st::SLOTS];
-    slot.ns.store(now_ns(), std::memory_order_relaxed);
+    slot.ns.store(kvf_now_ns(), std::memory_order_relaxed);
     slot.done.store(record, std::memory_order_release);
     event->changes.fetch_add(1, std::memory_order_relaxed);
     word_wake(event->changes);

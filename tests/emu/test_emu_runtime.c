@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/clock.h"
+
 #define STREAMS    4u
 #define CELLS      12u
 #define CELL_WORDS 48u
@@ -304,13 +306,6 @@ static void test_full_queue(void **state)
     OK(cudaFreeHost(words));
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* 400 entries: about 100 pauses of 100 us on average. */
 static void test_delays(void **state)
 {
@@ -321,11 +316,11 @@ static void test_delays(void **state)
     kvf_emu_set_config(&config);
     cudaStream_t stream = rig_stream();
     uint32_t *word = rig_pinned(1);
-    const uint64_t start = now_ns();
+    const uint64_t start = kvf_now_ns();
     for (uint32_t i = 0; i < 400; i++)
         OK(rig_write_word(stream, word, i));
     OK(cudaStreamSynchronize(stream));
-    assert_true(now_ns() - start >= 4000000);
+    assert_true(kvf_now_ns() - start >= 4000000);
     OK(cudaStreamDestroy(stream));
     OK(cudaFreeHost(word));
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "check_support.h"
+#include "common/clock.h"
 #include "page_rows.h"
 
 #define HEAD_DIM  128u
@@ -40,17 +41,17 @@ static double best_time(check *c, const kvf_kernels *table, kvf_task_fn fn, cons
                         uint32_t tasks)
 {
     double best = INFINITY;
-    const double start = check_seconds();
+    const double start = kvf_now_seconds();
     if (c->cuda && table == c->var) {
         const char *error = check_cuda_time(c->cuda, fn, w->args, tasks, TIMES, &best);
         if (error)
             check_fail(c, "%s: launch: %s", w->op, error);
         return best * 1e-9;
     }
-    for (uint32_t i = 0; i < TIMES && check_seconds() - start < 0.5; i++) {
-        const double t = check_seconds();
+    for (uint32_t i = 0; i < TIMES && kvf_now_seconds() - start < 0.5; i++) {
+        const double t = kvf_now_seconds();
         check_run(c, table, fn, w->args, tasks, false);
-        best = fmin(best, check_seconds() - t);
+        best = fmin(best, kvf_now_seconds() - t);
     }
     return best;
 }

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "check_support.h"
+#include "common/clock.h"
 #include "cuda_kernels.h"
 
 static const struct {
@@ -85,7 +86,7 @@ static void compare_all(check *c, const char *op)
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         if (!is_listed(op, checks[i].name))
             continue;
-        const double start = check_seconds();
+        const double start = kvf_now_seconds();
         const uint32_t failures = c->failures;
         c->op = checks[i].name;
         c->cases = c->run = 0;
@@ -93,7 +94,7 @@ static void compare_all(check *c, const char *op)
         checks[i].run(c);
         check_end(c);
         printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
-               check_seconds() - start, c->failures == failures ? "ok" : "FAILED");
+               kvf_now_seconds() - start, c->failures == failures ? "ok" : "FAILED");
     }
 }
 

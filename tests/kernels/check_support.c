@@ -10,9 +10,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/convert.h"
+#include "common/random.h"
 
 #define GUARD       64u
 #define GUARD_BYTE  0xa5
@@ -29,31 +29,21 @@ const char *check_dtype_name(kvf_dtype dtype)
     return names[dtype];
 }
 
-double check_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 uint64_t check_random(check *c)
 {
-    uint64_t z = c->state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
+    return kvf_random_next(&c->state);
 }
 
 uint32_t check_below(check *c, uint32_t n)
 {
-    return (uint32_t)(((check_random(c) >> 32) * n) >> 32);
+    return kvf_random_below(&c->state, n);
 }
 
 double check_normal(check *c)
 {
     double sum = -6.0;
     for (int i = 0; i < 12; i++)
-        sum += (double)(check_random(c) >> 11) * 0x1p-53;
+        sum += kvf_random_unit(&c->state);
     return sum;
 }
 

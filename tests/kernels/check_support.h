@@ -109,8 +109,6 @@ void check_elements(check *c, const char *what, const void *got, const void *wan
                     size_t count, double absolute, double relative);
 KVF_PRINTF(2, 3) void check_fail(check *c, const char *format, ...);
 
-double check_seconds(void);
-
 extern const uint32_t check_head_dims[5];
 extern const uint32_t check_page_sizes[4];
 const char *check_dtype_name(kvf_dtype dtype);

@@ -13,6 +13,7 @@
  * CUDA device.
  */
 
+#include "common/random.h"
 #include "layer_ops.h"
 #include "row_ops.h"
 
@@ -48,10 +49,7 @@ static void stop(const char *what)
 
 static double next_uniform(rig *r)
 {
-    uint64_t z = (r->random += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return kvf_random_unit(&r->random);
 }
 
 /* ---- buffers ---- */

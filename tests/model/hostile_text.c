@@ -4,6 +4,7 @@
 
 #include "hostile_text.h"
 
+#include "common/random.h"
 #include "model_fixture.h"
 #include "utf8.h"
 
@@ -73,11 +74,7 @@ void hostile_text_close(hostile_text *self)
 
 static uint64_t below(uint64_t *state, uint64_t n)
 {
-    *state += 0x9e3779b97f4a7c15u;
-    uint64_t z = *state;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (z ^ z >> 31) % n;
+    return kvf_random_next(state) % n;
 }
 
 static void append(kvf_text *out, const void *bytes, size_t size)

@@ -9,6 +9,7 @@
 
 #include "random_model.h"
 #include "common/convert.h"
+#include "common/random.h"
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -40,11 +41,7 @@ random_stream random_stream_of(const char *name)
 
 uint64_t random_stream_next(random_stream *stream)
 {
-    stream->state += 0x9e3779b97f4a7c15u;
-    uint64_t z = stream->state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return kvf_random_next(&stream->state);
 }
 
 static void plan_add(model_plan *plan, int layer, const char *name, uint64_t rows, uint64_t columns)

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/random.h"
+
 kvf_device_kind rig_kind(void)
 {
     const char *wanted = getenv("KVF_TEST_DEVICE");
@@ -78,15 +80,12 @@ rig_random rig_seed(const char *test, uint64_t seed)
 
 uint64_t rig_next(rig_random *r)
 {
-    uint64_t z = (r->state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return kvf_random_next(&r->state);
 }
 
 uint32_t rig_below(rig_random *r, uint32_t limit)
 {
-    return (uint32_t)((rig_next(r) >> 32) * limit >> 32);
+    return kvf_random_below(&r->state, limit);
 }
 
 int rig_refuse(void *user, const char *what)

@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "choose.h"
+#include "common/random.h"
 #include "policies.h"
 
 static const kvf_prune_shape shape_llama = {
@@ -445,20 +446,12 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static void fill_row(float *row, uint32_t n, uint32_t kind, uint64_t *seed)
 {
     static const float odd[] = {0.0f,   -0.0f,   INFINITY, -INFINITY, NAN,
                                 1e-45f, -1e-45f, 3e38f,    -3e38f,    1.0f};
     for (uint32_t j = 0; j < n; j++) {
-        const uint32_t r = (uint32_t)next_random(seed);
+        const uint32_t r = (uint32_t)kvf_random_next(seed);
         if (kind == 0)
             row[j] = odd[r % (sizeof odd / sizeof *odd)];
         else if (kind == 1)
@@ -481,8 +474,8 @@ static void chooses_as_a_sort_would(void **state)
     ranked order[ROW_MAX];
     uint32_t ids[ROW_MAX], keys[ROW_MAX], wanted[ROW_MAX];
     for (uint32_t turn = 0; turn < 4000; turn++) {
-        const uint32_t n = 1 + (uint32_t)(next_random(&seed) % ROW_MAX);
-        uint32_t count = (uint32_t)(next_random(&seed) % (n + 1));
+        const uint32_t n = 1 + (uint32_t)(kvf_random_next(&seed) % ROW_MAX);
+        uint32_t count = (uint32_t)(kvf_random_next(&seed) % (n + 1));
         count = turn % 17 == 0 ? n : turn % 19 == 0 ? 0 : count;
         fill_row(row, n, turn % 4, &seed);
         for (uint32_t j = 0; j < n; j++) {

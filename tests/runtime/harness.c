@@ -11,28 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/random.h"
+
 uint64_t test_random_next(test_random *r)
 {
-    uint64_t z = (r->state += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
+    return kvf_random_next(&r->state);
 }
 
 uint32_t test_random_below(test_random *r, uint32_t count)
 {
-    return (uint32_t)((test_random_next(r) >> 32) * count >> 32);
+    return kvf_random_below(&r->state, count);
 }
 
-/* Sum of twelve uniform numbers: no libm, so the same bits everywhere. */
 float test_random_normal(test_random *r)
 {
-    float sum = -6.0f;
-    for (int i = 0; i < 6; i++) {
-        uint64_t bits = test_random_next(r);
-        sum += (float)(bits >> 40) * 0x1p-24f + (float)(bits & 0xffffffu) * 0x1p-24f;
-    }
-    return sum;
+    return kvf_random_normal(&r->state);
 }
 
 void test_seed_print(const char *test, uint64_t seed)

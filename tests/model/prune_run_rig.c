@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * See prune_run_rig.h. Knows nothing of what a test wants to prove.
+ */
+
+#include "prune_run_rig.h"
+#include "random_model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void rig_open(rig *r, kvf_select select, uint32_t budget)
+{
+    char config[1024];
+    kvf_error error;
+    kvf_runtime_config rc;
+    kvf_cache_config cc;
+    *r = (rig){0};
+    snprintf(config, sizeof config,
+             "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": %u,"
+             " \"intermediate_size\": 192, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
+             " \"num_key_value_heads\": %u, \"head_dim\": 64, \"vocab_size\": %u,"
+             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
+             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
+             " \"torch_dtype\": \"bfloat16\"}",
+             HIDDEN, LAYERS, HEADS, VOCAB);
+    r->directory = fixture_directory_create();
+    assert_true(random_model_write(r->directory, config));
+    kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
+    rc.threads = 2;
+    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
+    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
+    const kvf_transformer_options options = {.runtime = r->runtime,
+                                             .model = &r->model,
+                                             .weights = r->weights,
+                                             .chunk_max = CHUNK,
+                                             .prompt_max = PROMPTS,
+                                             .batch_max = BATCH,
+                                             .isa_mask = KVF_ISA_ALL};
+    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
+    kvf_cache_config_init(&cc);
+    kvf_transformer_geometry(&options, &cc);
+    cc.tokens_max = PROMPT + STEPS;
+    cc.sequences_max = BATCH;
+    cc.page_size = 8;
+    cc.local_tokens = 16;
+    cc.budget_tokens = budget;
+    cc.select = select;
+    cc.observe_window = WINDOW;
+    if (kvf_cache_open(r->runtime, &cc, &r->cache, &error) != KVF_OK)
+        fail_msg("kvf_cache_open: %s", error.text);
+}
+
+void rig_close(rig *r)
+{
+    kvf_transformer_close(r->transformer);
+    kvf_cache_close(r->cache);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+    fixture_directory_remove(r->directory);
+}
+
+void rig_must(const rig *r, kvf_status status, const char *what)
+{
+    if (status != KVF_OK)
+        fail_msg("%s: %s %s", what, kvf_status_name(status), kvf_runtime_error(r->runtime)->text);
+}
+
+/* ---- a run and what comes out of it ---- */
+
+static uint32_t id_of(uint32_t sequence, uint32_t index)
+{
+    return (index * index * 7u + index * 37u + sequence * 11u) % VOCAB;
+}
+
+void rig_note_layers(const kvf_sequence *s, outcome *o)
+{
+    memset(o, 0, sizeof *o);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        o->lengths[layer] = kvf_sequence_length(s, layer);
+        for (uint32_t i = 0; i < o->lengths[layer]; i++)
+            o->positions[layer][i] = kvf_sequence_position(s, layer, i);
+    }
+}
+
+void rig_decode(rig *r, kvf_sequence *s, outcome *o)
+{
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const uint32_t id = id_of(9, step);
+        rig_must(r, kvf_transformer_decode(r->transformer, r->cache, &s, &id, 1, true, r->stream),
+                 "kvf_transformer_decode");
+        rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+        memcpy(o->logits[step], kvf_transformer_logits(r->transformer, 0), sizeof o->logits[step]);
+    }
+    kvf_transformer_forget(r->transformer);
+}
+
+kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config)
+{
+    kvf_prune *prune = NULL;
+    kvf_error error;
+    if (kvf_prune_open(r->cache, config, &prune, &error) != KVF_OK)
+        fail_msg("kvf_prune_open: %s", error.text);
+    return prune;
+}
+
+batch one_prompt(uint32_t sequence, uint32_t length)
+{
+    batch b = {.count = 1, .lengths = {length}};
+    for (uint32_t i = 0; i < length; i++)
+        b.ids[0][i] = id_of(sequence, i);
+    return b;
+}
+
+void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outcome *out,
+                   kvf_prune_stats *stats)
+{
+    kvf_sequence *s[BATCH] = {NULL};
+    kvf_prompt prompts[BATCH];
+    kvf_prune *prune = rig_open_prune(r, config);
+    for (uint32_t i = 0; i < b->count; i++) {
+        rig_must(r, kvf_sequence_create(r->cache, &s[i]), "kvf_sequence_create");
+        prompts[i] = (kvf_prompt){.sequence = s[i], .ids = b->ids[i], .count = b->lengths[i]};
+    }
+    rig_must(r,
+             kvf_transformer_prefill_pruned(r->transformer, r->cache, prune, prompts, b->count,
+                                            r->stream),
+             "kvf_transformer_prefill_pruned");
+    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    if (stats)
+        kvf_prune_stats_get(prune, stats);
+    for (uint32_t i = 0; i < b->count; i++)
+        rig_note_layers(s[i], &out[i]);
+    for (uint32_t i = 0; i < b->count; i++) {
+        rig_decode(r, s[i], &out[i]);
+        kvf_sequence_destroy(s[i]);
+    }
+    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    kvf_prune_close(prune);
+}
+
+void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats)
+{
+    const batch b = one_prompt(0, PROMPT);
+    rig_run_batch(r, config, &b, out, stats);
+}
+
+void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out)
+{
+    kvf_sequence *s = NULL;
+    rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
+    rig_must(r, kvf_transformer_prefill(r->transformer, r->cache, s, ids, count, r->stream),
+             "kvf_transformer_prefill");
+    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    rig_note_layers(s, out);
+    rig_decode(r, s, out);
+    kvf_sequence_destroy(s);
+}
+
+void outcome_expect_same(const outcome *a, const outcome *b, const char *what)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        if (a->lengths[layer] != b->lengths[layer] ||
+            memcmp(a->positions[layer], b->positions[layer], sizeof a->positions[layer]) != 0)
+            fail_msg("%s: layer %u holds other tokens (%u and %u)", what, layer, a->lengths[layer],
+                     b->lengths[layer]);
+    for (uint32_t step = 0; step < STEPS; step++)
+        if (memcmp(a->logits[step], b->logits[step], sizeof a->logits[step]) != 0)
+            fail_msg("%s: other logits at step %u", what, step);
+}
+
+bool outcome_is_same_logits(const outcome *a, const outcome *b)
+{
+    return memcmp(a->logits, b->logits, sizeof a->logits) == 0;
+}
+
+double outcome_distance(const outcome *a, const outcome *b)
+{
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t step = 0; step < STEPS; step++)
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            const double x = (double)a->logits[step][i], y = (double)b->logits[step][i];
+            difference += (x - y) * (x - y);
+            norm += y * y;
+        }
+    return sqrt(difference / norm);
+}
+
+kvf_prune_config rig_config_of(const char *name)
+{
+    kvf_prune_config config;
+    const kvf_prune_policy *policy = kvf_prune_policy_find(name);
+    assert_non_null(policy);
+    kvf_prune_config_init(&config, policy);
+    return config;
+}
+
+/* ---- policies of the tests' own ---- */
+
+static void spy_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    spy *s = view->user;
+    s->inner->decide(view, answer);
+    if (!answer->restart && answer->propagate_count == view->tokens)
+        return;
+    s->restarts += answer->restart;
+    s->count = answer->propagate_count;
+    for (uint32_t i = 0; i < s->count; i++)
+        s->ids[i] =
+            view->positions[answer->propagate_count < view->tokens ? answer->propagate[i] : i];
+}
+
+kvf_prune_policy spy_policy(spy *s, const char *name)
+{
+    s->inner = kvf_prune_policy_find(name);
+    assert_non_null(s->inner);
+    kvf_prune_policy policy = *s->inner;
+    policy.name = "spy";
+    policy.decide = spy_decide;
+    policy.user = s;
+    return policy;
+}
+
+uint32_t pick_strided(const kvf_prune_view *view, uint32_t stride, uint32_t *ids)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->tokens; i++)
+        if (i % stride == 0 || i >= view->tokens - view->window)
+            ids[count++] = i;
+    return count;
+}
+
+kvf_prune_policy own_policy(void (*decide)(const kvf_prune_view *, kvf_prune_answer *), void *user)
+{
+    return (kvf_prune_policy){.size = sizeof(kvf_prune_policy),
+                              .name = "own",
+                              .source = "test",
+                              .decide = decide,
+                              .user = user};
+}

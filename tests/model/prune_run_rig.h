@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_MODEL_PRUNE_RUN_RIG_H
+#define KVF_TESTS_MODEL_PRUNE_RUN_RIG_H
+
+/*
+ * What the tests of pruned prefill share: a small random model, a run of a prompt or of a batch by
+ * it, and everything that comes out of a run: lengths and positions of every layer, and the logits
+ * of the steps after the prompt, decoded with a budget that makes selection matter.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "model_fixture.h"
+#include "transformer.h"
+
+#define LAYERS  4u
+#define HEADS   2u
+#define VOCAB   200u
+#define HIDDEN  128u
+#define PROMPT  150u
+#define STEPS   5u
+#define CHUNK   17u
+#define BATCH   3u
+#define WINDOW  8u
+#define PROMPTS (2 * PROMPT + 20u) /* rows of a batch */
+
+typedef struct rig {
+    char *directory;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_model_config model;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+} rig;
+
+void rig_open(rig *r, kvf_select select, uint32_t budget);
+void rig_close(rig *r);
+
+/* A status that must be; on failure says the library's text. */
+void rig_must(const rig *r, kvf_status status, const char *what);
+
+/* ---- a run and what comes out of it ---- */
+
+typedef struct outcome {
+    uint32_t lengths[LAYERS];
+    uint32_t positions[LAYERS][PROMPT];
+    float logits[STEPS][VOCAB];
+} outcome;
+
+/* Prompts of these lengths and ids in one call. */
+typedef struct batch {
+    uint32_t count;
+    uint32_t lengths[BATCH];
+    uint32_t ids[BATCH][PROMPT];
+} batch;
+
+batch one_prompt(uint32_t sequence, uint32_t length);
+void rig_note_layers(const kvf_sequence *s, outcome *o);
+void rig_decode(rig *r, kvf_sequence *s, outcome *o);
+kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config);
+kvf_prune_config rig_config_of(const char *name);
+
+void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outcome *out,
+                   kvf_prune_stats *stats);
+void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats);
+
+/* The same prompt without a pruner. */
+void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out);
+
+void outcome_expect_same(const outcome *a, const outcome *b, const char *what);
+bool outcome_is_same_logits(const outcome *a, const outcome *b);
+
+/* Of all logits, relative. */
+double outcome_distance(const outcome *a, const outcome *b);
+
+/* ---- policies of the tests' own ---- */
+
+/* What a wrapped policy said of the last restart or propagation, as indexes of its layer. */
+typedef struct spy {
+    const kvf_prune_policy *inner;
+    uint32_t ids[PROMPT];
+    uint32_t count;
+    uint32_t restarts;
+} spy;
+
+kvf_prune_policy spy_policy(spy *s, const char *name);
+
+/* Tokens i % stride == 0, and the window. */
+uint32_t pick_strided(const kvf_prune_view *view, uint32_t stride, uint32_t *ids);
+
+kvf_prune_policy own_policy(void (*decide)(const kvf_prune_view *, kvf_prune_answer *), void *user);
+
+#endif

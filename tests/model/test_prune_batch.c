@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Pruned prefill of prompts and sessions: a batch is its prompts one by one, lengths and true
+ * positions of deeper layers are what the policy said, the hidden state is what the head sees, a
+ * session prunes its prompt, and bad prompts are refused.
+ */
+
+#include "common/convert.h"
+#include "generate.h"
+#include "layer_ops.h"
+#include "prune_run_rig.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- batches ---- */
+
+/* The layer and the stride follow from the length of the prompt. Keeps all. */
+static void pivot_by_length(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    if (view->pass > 0 || view->layer != view->prompt % 3)
+        return;
+    answer->propagate_count = pick_strided(view, 2 + view->prompt % 2, answer->propagate);
+    answer->restart = view->prompt % 3 == 1;
+    answer->is_chosen = 1;
+}
+
+static void expect_batch_is_alone(rig *r, const kvf_prune_config *config, const char *what)
+{
+    static const uint32_t lengths[BATCH] = {PROMPT, 61, 97}; /* pivots 0 and 1 twice: % 3 */
+    static outcome together[BATCH], alone;
+    kvf_prune_stats all, each;
+    batch b = {.count = BATCH};
+    uint64_t computed = 0;
+    for (uint32_t i = 0; i < BATCH; i++) {
+        const batch one = one_prompt(i, lengths[i]);
+        b.lengths[i] = lengths[i];
+        memcpy(b.ids[i], one.ids[0], sizeof b.ids[i]);
+    }
+    rig_run_batch(r, config, &b, together, &all);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        const batch one = one_prompt(i, lengths[i]);
+        rig_run_batch(r, config, &one, &alone, &each);
+        computed += each.tokens_computed;
+        outcome_expect_same(&alone, &together[i], what);
+    }
+    assert_int_equal(all.prompts, BATCH);
+    assert_int_equal(all.tokens_computed, computed);
+}
+
+static void batch_is_its_prompts_alone(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"fastkv",   "snapkv",       "h2o",
+                                        "structkv", "pyramidinfer", "gemfilter"};
+    rig r;
+    rig_open(&r, KVF_SELECT_HYBRID, 64);
+    const kvf_prune_policy policy = own_policy(pivot_by_length, NULL);
+    kvf_prune_config config;
+    kvf_prune_config_init(&config, &policy);
+    config.settings.window = 3;
+    expect_batch_is_alone(&r, &config, "own pivots and restarts");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        config = rig_config_of(names[i]);
+        config.settings.window = config.settings.window ? WINDOW : 0;
+        config.settings.keep = 0.3f;
+        config.settings.propagate = 0.5f;
+        config.retention = i % 2 ? KVF_RETENTION_EVICT : KVF_RETENTION_OFFLOAD;
+        expect_batch_is_alone(&r, &config, names[i]);
+    }
+    rig_close(&r);
+}
+
+static void deeper_layers_hold_what_was_propagated(void **state)
+{
+    (void)state;
+    static outcome got;
+    rig r;
+    spy s = {0};
+    rig_open(&r, KVF_SELECT_HYBRID, 64);
+    kvf_prune_config config = rig_config_of("fastkv");
+    const kvf_prune_policy policy = spy_policy(&s, "fastkv");
+    config.policy = &policy;
+    config.settings.layer = 1;
+    config.settings.propagate = 0.3f;
+    rig_run_one(&r, &config, &got, NULL);
+    assert_int_equal(s.count, PROMPT * 3 / 10);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(got.lengths[layer], layer <= 1 ? PROMPT : s.count);
+        for (uint32_t i = 0; i < got.lengths[layer]; i++)
+            assert_int_equal(got.positions[layer][i], layer <= 1 ? i : s.ids[i]);
+    }
+    rig_close(&r);
+}
+
+/* ---- hidden states ---- */
+
+static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
+{
+    kvf_sequence *s = NULL;
+    kvf_prune *prune = config ? rig_open_prune(r, config) : NULL;
+    const batch b = one_prompt(0, PROMPT);
+    rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
+    const kvf_prompt prompt = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
+    rig_must(r, kvf_transformer_hidden(r->transformer, r->cache, prune, &prompt, hidden, r->stream),
+             "kvf_transformer_hidden");
+    kvf_sequence_destroy(s);
+    kvf_prune_close(prune);
+}
+
+/* Final norm and head, in double. */
+static void head_of(const rig *r, const float *hidden, double *logits)
+{
+    const kvf_tensor *norm = NULL, *table = NULL;
+    kvf_error error;
+    float weight[HIDDEN], row[HIDDEN];
+    const uint64_t norm_shape[2] = {HIDDEN, 0}, table_shape[2] = {VOCAB, HIDDEN};
+    double square = 0.0;
+    rig_must(r, kvf_weights_find(r->weights, "model.norm.weight", 1, norm_shape, &norm, &error),
+             "norm");
+    rig_must(
+        r,
+        kvf_weights_find(r->weights, "model.embed_tokens.weight", 2, table_shape, &table, &error),
+        "embedding");
+    kvf_numbers_widen(norm->data, norm->dtype, HIDDEN, weight);
+    for (uint32_t i = 0; i < HIDDEN; i++)
+        square += (double)hidden[i] * (double)hidden[i];
+    const double scale = 1.0 / sqrt(square / HIDDEN + 1e-6);
+    for (uint32_t id = 0; id < VOCAB; id++) {
+        const size_t bytes = HIDDEN * kvf_weights_dtype_bytes(table->dtype);
+        kvf_numbers_widen((const unsigned char *)table->data + id * bytes, table->dtype, HIDDEN,
+                          row);
+        logits[id] = 0.0;
+        for (uint32_t i = 0; i < HIDDEN; i++)
+            logits[id] += (double)hidden[i] * scale * (double)weight[i] * (double)row[i];
+    }
+}
+
+static void hidden_state_is_what_the_head_sees(void **state)
+{
+    (void)state;
+    static float hidden[HIDDEN], pruned[HIDDEN];
+    double logits[VOCAB];
+    rig r;
+    rig_open(&r, KVF_SELECT_FULL, 64);
+    const batch b = one_prompt(0, PROMPT);
+    kvf_sequence *s = NULL;
+    hidden_of(&r, NULL, hidden);
+    head_of(&r, hidden, logits);
+    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    rig_must(&r, kvf_transformer_prefill(r.transformer, r.cache, s, b.ids[0], PROMPT - 1, r.stream),
+             "kvf_transformer_prefill");
+    rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
+    rig_must(&r,
+             kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[0][PROMPT - 1], 1, true,
+                                    r.stream),
+             "kvf_transformer_decode");
+    rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
+    const float *want = kvf_transformer_logits(r.transformer, 0);
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        difference += ((double)want[i] - logits[i]) * ((double)want[i] - logits[i]);
+        norm += (double)want[i] * (double)want[i];
+    }
+    assert_true(sqrt(difference / norm) < 1e-2); /* bf16 in other places */
+    kvf_transformer_forget(r.transformer);
+    kvf_sequence_destroy(s);
+
+    kvf_prune_config config = rig_config_of("full");
+    hidden_of(&r, &config, pruned);
+    assert_memory_equal(pruned, hidden, sizeof hidden);
+    config = rig_config_of("fastkv");
+    config.settings.propagate = 1.0f; /* keeping comes after a layer's attention */
+    hidden_of(&r, &config, pruned);
+    assert_memory_equal(pruned, hidden, sizeof hidden);
+    config.settings.propagate = 0.2f;
+    hidden_of(&r, &config, pruned);
+    assert_memory_not_equal(pruned, hidden, sizeof hidden);
+    rig_close(&r);
+}
+
+/* ---- sessions and bad input ---- */
+
+static void session_prunes_its_prompt(void **state)
+{
+    (void)state;
+    static outcome want, got;
+    rig r;
+    kvf_error error;
+    kvf_stop stop;
+    kvf_sequence *s = NULL;
+    const batch b = one_prompt(0, PROMPT);
+    rig_open(&r, KVF_SELECT_HYBRID, 64);
+    const kvf_prune_config config = rig_config_of("fastkv");
+    rig_run_one(&r, &config, &want, NULL);
+    kvf_prune *prune = rig_open_prune(&r, &config);
+    const kvf_session session = {.runtime = r.runtime,
+                                 .transformer = r.transformer,
+                                 .cache = r.cache,
+                                 .stream = r.stream,
+                                 .prune = prune};
+    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    kvf_prefill_request request = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
+    rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error), "kvf_generate_prefill");
+    assert_int_equal(stop, KVF_STOP_LENGTH);
+    rig_note_layers(s, &got);
+    rig_decode(&r, s, &got);
+    outcome_expect_same(&want, &got, "a session");
+    request.count = 5; /* not empty any more */
+    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
+                   "not empty");
+    kvf_sequence_destroy(s);
+    kvf_prune_close(prune);
+    rig_close(&r);
+}
+
+static void bad_prompts_are_refused(void **state)
+{
+    (void)state;
+    rig r;
+    kvf_error error;
+    kvf_stop stop;
+    kvf_sequence *s = NULL;
+    static uint32_t ids[PROMPTS + 1];
+    rig_open(&r, KVF_SELECT_HYBRID, 64);
+    const kvf_prune_config config = rig_config_of("fastkv");
+    kvf_prune *prune = rig_open_prune(&r, &config);
+    const kvf_session session = {.runtime = r.runtime,
+                                 .transformer = r.transformer,
+                                 .cache = r.cache,
+                                 .stream = r.stream,
+                                 .prune = prune};
+    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    kvf_prefill_request request = {.sequence = s, .ids = ids, .count = PROMPTS + 1};
+    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
+                   "prompt_max");
+    request.count = WINDOW - 1;
+    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
+                   "window");
+    request.count = WINDOW + 1; /* of which a tenth is less than the window */
+    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
+                   "keep");
+    kvf_prompt prompts[BATCH + 1] = {{.sequence = s, .ids = ids, .count = PROMPT}};
+    for (uint32_t i = 1; i <= BATCH; i++)
+        prompts[i] = prompts[0];
+    assert_int_equal(
+        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, BATCH + 1, r.stream),
+        KVF_INVALID);
+    assert_int_equal(
+        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, 0, r.stream),
+        KVF_INVALID);
+    ids[3] = VOCAB;
+    assert_int_equal(
+        kvf_transformer_prefill_pruned(r.transformer, r.cache, prune, prompts, 1, r.stream),
+        KVF_INVALID);
+    ids[3] = 0;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) /* nothing of it touched the sequence */
+        assert_int_equal(kvf_sequence_length(s, layer), 0);
+    request.count = PROMPT;
+    rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error), "kvf_generate_prefill");
+    kvf_sequence_destroy(s);
+    kvf_prune_close(prune);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batch_is_its_prompts_alone),
+        cmocka_unit_test(deeper_layers_hold_what_was_propagated),
+        cmocka_unit_test(hidden_state_is_what_the_head_sees),
+        cmocka_unit_test(session_prunes_its_prompt),
+        cmocka_unit_test(bad_prompts_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_OFFLOAD_TRANSFER_RIG_H
+#define KVF_TESTS_OFFLOAD_TRANSFER_RIG_H
+
+/*
+ * What the tests of transfer share: pages of a pool, slots with guards between them, and requests
+ * that name both, as the device sees them.
+ *
+ * Knows nothing of methods. Sources are never written after they are filled.
+ */
+
+#include "transfer.h"
+
+#include <stdatomic.h>
+
+#include "offload_rig.h"
+#include "page_pool.h"
+
+#define SOURCES  200u
+#define SLOTS    96u
+#define REQUESTS 12u
+#define GUARD    0xa5
+
+/* Requests as the device sees them; filled by work on the stream, never by the caller. */
+typedef struct tables {
+    const void *from[REQUESTS][SLOTS];
+    void *to[REQUESTS][SLOTS];
+    uint32_t count[REQUESTS];
+} tables;
+
+typedef struct plan {
+    size_t page_bytes;
+    uint32_t count[REQUESTS];
+    uint32_t source[REQUESTS][SLOTS];
+    uint32_t slot[REQUESTS][SLOTS];
+} plan;
+
+typedef struct bench_memory {
+    kvf_page_pool pool; /* [SOURCES] blocks of a page, in several arenas */
+    char *slots;        /* [REQUESTS, region_bytes] */
+    tables *device;
+} bench_memory;
+
+/* Of one request; the slots of odd ones end before it does. */
+size_t plan_region_bytes(const plan *p);
+
+void plan_make(plan *p, rig_random *random, size_t page_bytes);
+
+void transfer_open_memory(rig *r, const plan *p, bench_memory *m);
+void transfer_close_memory(rig *r, bench_memory *m);
+
+typedef struct write_args {
+    const plan *plan;
+    const bench_memory *memory;
+    uint32_t request;
+} write_args;
+
+/* A task: fills the tables of a request. */
+void transfer_write_request(const void *raw, uint32_t task);
+
+typedef struct check_args {
+    const plan *plan;
+    const bench_memory *memory;
+    uint32_t request;
+    atomic_uint *wrong;
+} check_args;
+
+/* In stream order after the join: every page is there, every guard is whole, every other slot
+ * untouched. */
+void transfer_check_request(const void *raw, uint32_t task);
+
+/* Fills the tables on the stream and submits; waits for room where there is none. */
+void transfer_enqueue(rig *r, kvf_transfer_engine *engine, const plan *p, const bench_memory *m,
+                      uint32_t q, kvf_stream *stream, uint32_t *ticket);
+
+kvf_transfer_config transfer_engine_config(kvf_transfer method, size_t page_bytes);
+
+#endif

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * See cuda_scenes.h. Knows nothing of what a test wants to prove.
+ */
+
+#include "cuda_scenes.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <kvferry/link.h>
+
+/* A hang detector: a play takes milliseconds, and a second or so under a sanitizer. */
+#define PLAY_SECONDS 60
+
+/* ---- the allocator ---- */
+
+static void *heap_alloc(void *user, size_t bytes, size_t alignment)
+{
+    heap *h = user;
+    void *p = NULL;
+    if (posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment, bytes))
+        return NULL;
+    __atomic_fetch_add(&h->live, 1, __ATOMIC_RELAXED);
+    return p;
+}
+
+static void heap_free(void *user, void *p)
+{
+    heap *h = user;
+    if (p)
+        __atomic_fetch_sub(&h->live, 1, __ATOMIC_RELAXED);
+    free(p);
+}
+
+/* ---- the watchdog ---- */
+
+static char watched[256];
+
+static void on_alarm(int number)
+{
+    (void)number;
+    const ssize_t written = write(2, watched, strlen(watched));
+    (void)written;
+    abort();
+}
+
+void scene_watch(const char *what, uint64_t nth)
+{
+    snprintf(watched, sizeof watched, "# hangs: %s with call %llu failing\n", what,
+             (unsigned long long)nth);
+    alarm(PLAY_SECONDS);
+}
+
+void scene_watch_start(void)
+{
+    signal(SIGALRM, on_alarm);
+}
+
+/* ---- a runtime with the inputs of all scenes ---- */
+
+kvf_runtime_config stage_config(stage *st)
+{
+    kvf_runtime_config rc = test_runtime_config();
+    rc.device = KVF_DEVICE_CUDA;
+    rc.host_visible = 0;
+    rc.allow_unpinned = 0;
+    rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = &st->heap};
+    return rc;
+}
+
+static void *upload(stage *st, kvf_stream *stream, const void *from, size_t bytes)
+{
+    void *p = NULL;
+    test_expect(st->runtime, kvf_memory_alloc(st->runtime, bytes, &p), KVF_OK);
+    if (from)
+        test_expect(st->runtime, kvf_memory_copy(stream, p, from, bytes), KVF_OK);
+    return p;
+}
+
+kvf_cache_config stage_small_config(void)
+{
+    kvf_cache_config cc = test_config_small();
+    cc.layers = LAYERS;
+    cc.tokens_max = 128;
+    cc.prefill_chunk_max = 32;
+    cc.budget_tokens = 48;
+    cc.refresh_interval = 2;
+    cc.sequences_max = 2;
+    cc.transfer = KVF_TRANSFER_GATHER;
+    return cc;
+}
+
+void stage_open(stage *st)
+{
+    kvf_error error = {0};
+    kvf_stream *stream = NULL;
+    test_tokens t;
+    const kvf_cache_config cc = stage_small_config();
+    *st = (stage){0};
+    const kvf_runtime_config rc = stage_config(st);
+    if (kvf_runtime_open(&rc, &st->runtime, &error) != KVF_OK)
+        fail_msg("kvf_runtime_open: %s", error.text);
+    test_tokens_make(
+        &t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 5, .sharpness = 2.0f, .topics = 4});
+    test_expect(st->runtime, kvf_stream_create(st->runtime, &stream), KVF_OK);
+    const size_t row = (size_t)LAYERS * TOKENS * DIM * sizeof(float);
+    st->q = upload(st, stream, t.q, row * HEADS);
+    st->k = upload(st, stream, t.k, row * KV_HEADS);
+    st->v = upload(st, stream, t.v, row * KV_HEADS);
+    st->out = upload(st, stream, NULL, row * HEADS);
+    test_expect(st->runtime, kvf_stream_wait(stream), KVF_OK);
+    kvf_stream_destroy(stream);
+    test_tokens_free(&t);
+}
+
+void stage_close(stage *st)
+{
+    kvf_memory_free(st->runtime, st->q);
+    kvf_memory_free(st->runtime, st->k);
+    kvf_memory_free(st->runtime, st->v);
+    kvf_memory_free(st->runtime, st->out);
+    kvf_runtime_close(st->runtime);
+    assert_int_equal(st->heap.live, 0);
+}
+
+/* ---- plays ---- */
+
+typedef struct actors {
+    stage *st;
+    kvf_stream *stream;
+    kvf_cache *cache;
+    kvf_sequence *s[2];
+    kvf_recording *recording;
+    int32_t *lists; /* device memory */
+    kvf_error error;
+} actors;
+
+static float *token_of(char *base, uint32_t heads, uint32_t layer, uint32_t token)
+{
+    return (float *)(void *)base + ((size_t)layer * TOKENS + token) * heads * DIM;
+}
+
+static kvf_status prefill_all(actors *a)
+{
+    stage *st = a->st;
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (uint32_t first = 0; first < PROMPT; first += 28) {
+            const kvf_prefill_args p = {.sequence = a->s[0],
+                                        .layer = layer,
+                                        .tokens = 28,
+                                        .q = token_of(st->q, HEADS, layer, first),
+                                        .k = token_of(st->k, KV_HEADS, layer, first),
+                                        .v = token_of(st->v, KV_HEADS, layer, first),
+                                        .out = st->out};
+            const kvf_status status = kvf_prefill(a->cache, &p, a->stream);
+            if (status != KVF_OK)
+                return status;
+        }
+    return KVF_OK;
+}
+
+static kvf_decode_args step_of(actors *a, uint32_t layer, uint32_t token)
+{
+    stage *st = a->st;
+    return (kvf_decode_args){.layer = layer,
+                             .batch = 1,
+                             .sequences = a->s,
+                             .q = token_of(st->q, HEADS, layer, token),
+                             .k = token_of(st->k, KV_HEADS, layer, token),
+                             .v = token_of(st->v, KV_HEADS, layer, token),
+                             .out = st->out};
+}
+
+static kvf_status decode_token(actors *a, uint32_t token)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const kvf_decode_args d = step_of(a, layer, token);
+        const kvf_status status = kvf_decode(a->cache, &d, a->stream);
+        if (status != KVF_OK)
+            return status;
+    }
+    return KVF_OK;
+}
+
+static kvf_status open_actors(actors *a, stage *st, const scene *s)
+{
+    kvf_cache_config cc = stage_small_config();
+    *a = (actors){.st = st};
+    if (s->adjust)
+        s->adjust(&cc);
+    kvf_status status = kvf_stream_create(st->runtime, &a->stream);
+    if (status == KVF_OK) {
+        status = kvf_cache_open(st->runtime, &cc, &a->cache, &a->error);
+        if (status != KVF_OK && (a->error.status != status || !a->error.text[0]))
+            fail_msg("%s: kvf_cache_open: %s, and its error is %s \"%s\"", s->name,
+                     kvf_status_name(status), kvf_status_name(a->error.status), a->error.text);
+    }
+    if (status == KVF_OK)
+        status = kvf_sequence_create(a->cache, &a->s[0]);
+    return status;
+}
+
+/* Outputs to the host, and everything back. */
+static kvf_status close_actors(actors *a, kvf_status status, float *out)
+{
+    if (status == KVF_OK)
+        status = kvf_memory_copy(a->stream, out, a->st->out, OUT_FLOATS * sizeof *out);
+    if (a->stream) {
+        const kvf_status waited = kvf_stream_wait(a->stream);
+        if (status == KVF_OK)
+            status = waited;
+    }
+    kvf_stream_destroy(a->stream); /* waits again where the wait was refused */
+    kvf_recording_destroy(a->recording);
+    kvf_memory_free(a->st->runtime, a->lists);
+    kvf_sequence_destroy(a->s[1]);
+    kvf_sequence_destroy(a->s[0]);
+    kvf_cache_close(a->cache);
+    return status;
+}
+
+static kvf_status play_decode(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = prefill_all(&a);
+    if (status == KVF_OK)
+        status = decode_token(&a, PROMPT);
+    if (status == KVF_OK)
+        status = kvf_sequence_fork(a.cache, a.s[0], a.stream, &a.s[1]);
+    for (uint32_t i = 1; i < STEPS && status == KVF_OK; i++)
+        status = decode_token(&a, PROMPT + i);
+    status = close_actors(&a, status, out);
+    return status;
+}
+
+/* Statistics are read while everything is alive; they have no status, so only the rest counts. */
+static kvf_status play_stats(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_stats stats;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = decode_token(&a, 0);
+    if (status == KVF_OK)
+        status = kvf_stream_wait(a.stream);
+    if (status == KVF_OK) {
+        kvf_cache_stats(a.cache, &stats);
+        kvf_cache_layer_stats(a.cache, 1, &stats);
+        kvf_cache_stats_reset(a.cache);
+    }
+    return close_actors(&a, status, out);
+}
+
+static kvf_status play_pages(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    const uint32_t lists = KV_HEADS;
+    if (status == KVF_OK)
+        status = prefill_all(&a);
+    const uint32_t most = a.cache ? kvf_select_pages_max(a.cache) : 1;
+    void *memory = NULL;
+    if (status == KVF_OK)
+        status = kvf_memory_alloc(st->runtime, (lists + 1 + lists * most + lists) * sizeof(int32_t),
+                                  &memory);
+    a.lists = memory;
+    if (status == KVF_OK) {
+        const kvf_page_lists pl = {.indptr = a.lists,
+                                   .indices = a.lists + lists + 1,
+                                   .capacity = lists * most,
+                                   .last_page_len = a.lists + lists + 1 + lists * most};
+        const kvf_decode_args d = step_of(&a, 0, PROMPT);
+        status = kvf_select_pages(a.cache, &d, &pl, a.stream);
+        if (status == KVF_OK)
+            status = kvf_attend_pages(a.cache, &d, &pl, a.stream);
+    }
+    return close_actors(&a, status, out);
+}
+
+static kvf_status play_recording(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = prefill_all(&a);
+    if (status == KVF_OK)
+        status = decode_token(&a, PROMPT);
+    if (status == KVF_OK)
+        status = kvf_record_begin(a.cache, a.s, 1, a.stream);
+    if (status == KVF_OK) {
+        status = decode_token(&a, PROMPT + 1);
+        const kvf_status ended = kvf_record_end(a.cache, &a.recording);
+        if (status == KVF_OK)
+            status = ended;
+        else if (ended == KVF_OK)
+            fail_msg("%s: a call failed while recording, and the recording came out", s->name);
+    }
+    if (status == KVF_OK && !kvf_replay_is_possible(a.recording))
+        fail_msg("%s: the recording cannot be replayed", s->name);
+    if (status == KVF_OK)
+        status = kvf_replay(a.recording, a.stream);
+    return close_actors(&a, status, out);
+}
+
+static kvf_status play_memory(stage *st, const scene *s, float *out)
+{
+    kvf_stream *stream = NULL, *wrapped = NULL;
+    void *device = NULL, *host = NULL, *alias = NULL;
+    (void)s;
+    kvf_status status = kvf_stream_create(st->runtime, &stream);
+    if (status == KVF_OK)
+        status = kvf_stream_wrap(st->runtime, kvf_stream_native(stream), &wrapped);
+    if (status == KVF_OK)
+        status = kvf_memory_alloc(st->runtime, 4096, &device);
+    if (status == KVF_OK)
+        status = kvf_pinned_alloc(st->runtime, 4096, &host, &alias);
+    if (status == KVF_OK) {
+        memset(host, 5, 4096);
+        status = kvf_memory_copy(wrapped, device, alias, 4096);
+    }
+    if (status == KVF_OK)
+        status = kvf_memory_copy(wrapped, out, device, OUT_FLOATS * sizeof *out);
+    if (status == KVF_OK)
+        status = kvf_stream_wait(wrapped);
+    kvf_stream_destroy(wrapped);
+    kvf_stream_destroy(stream);
+    kvf_pinned_free(st->runtime, host);
+    kvf_memory_free(st->runtime, device);
+    return status;
+}
+
+static kvf_status play_link(stage *st, const scene *s, float *out)
+{
+    static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_MAPPED,
+                                           KVF_TRANSFER_BATCH, KVF_TRANSFER_EACH};
+    kvf_link *link = NULL;
+    (void)s;
+    memset(out, 0, OUT_FLOATS * sizeof *out);
+    kvf_status status = kvf_link_open(st->runtime, &link);
+    for (size_t i = 0; i < 4 && status == KVF_OK; i++) {
+        kvf_link_case c;
+        kvf_link_result r;
+        kvf_link_case_init(&c);
+        c.method = methods[i];
+        c.page_bytes = 1024;
+        c.pages = 4;
+        c.pool_bytes = 65536;
+        c.huge_pages = KVF_HUGE_PAGES_OFF;
+        c.repetitions = 1;
+        c.warmup = 0;
+        status = kvf_link_measure(link, &c, NULL, &r);
+    }
+    kvf_link_close(link);
+    return status;
+}
+
+/* ---- the scenes ---- */
+
+static void by_mapped(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_MAPPED;
+}
+
+static void by_batch(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_BATCH;
+}
+
+static void by_each(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_EACH;
+}
+
+static void speculating(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_AUTO;
+    cc->speculate = 1;
+    cc->verify_interval = 2;
+}
+
+static void physical(kvf_cache_config *cc)
+{
+    cc->restructure = KVF_RESTRUCTURE_PHYSICAL;
+    cc->refresh = KVF_REFRESH_EXACT;
+}
+
+static void without_static(kvf_cache_config *cc)
+{
+    cc->select = KVF_SELECT_DYNAMIC;
+    cc->static_ratio = 0.0f;
+}
+
+static void recordable(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_MAPPED;
+    cc->refresh_interval = 128;
+}
+
+static uint32_t choose_first(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    uint32_t n = 0;
+    (void)user;
+    while (n < view->pages_max && n < view->pages) {
+        ids[n] = (int32_t)n;
+        n++;
+    }
+    return n;
+}
+
+static void custom(kvf_cache_config *cc)
+{
+    cc->select = KVF_SELECT_CUSTOM;
+    cc->select_fn = choose_first;
+}
+
+const scene memory_scene = {"memory and streams", play_memory, NULL};
+const scene gather_scene = {"decode by gather", play_decode, NULL};
+const scene mapped_scene = {"decode by mapped", play_decode, by_mapped};
+const scene batch_scene = {"decode by batch", play_decode, by_batch};
+const scene each_scene = {"decode by each", play_decode, by_each};
+const scene speculate_scene = {"speculation", play_decode, speculating};
+const scene physical_scene = {"physical refresh", play_decode, physical};
+const scene custom_scene = {"custom policy", play_decode, custom};
+const scene pages_scene = {"page lists", play_pages, without_static};
+const scene record_scene = {"recorded decode", play_recording, recordable};
+const scene stats_scene = {"statistics", play_stats, NULL};
+const scene link_scene = {"link", play_link, NULL};
+
+uint64_t scene_count_calls(stage *st, const scene *s, float *wanted)
+{
+    kvf_emu_counts counts;
+    scene_watch(s->name, 0);
+    kvf_emu_reset();
+    const kvf_status status = s->play(st, s, wanted);
+    if (status != KVF_OK)
+        fail_msg("%s: %s, \"%s\"", s->name, kvf_status_name(status),
+                 kvf_runtime_error(st->runtime)->text);
+    kvf_emu_get_counts(&counts);
+    alarm(0);
+    return counts.calls;
+}

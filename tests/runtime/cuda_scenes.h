@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_CUDA_SCENES_H
+#define KVF_TESTS_RUNTIME_CUDA_SCENES_H
+
+/*
+ * Scenes on the emulated device, for tests in which CUDA calls fail. A scene is a whole use of the
+ * library on one runtime; it ends with the first status that is not KVF_OK, and gives everything
+ * back. A play that hangs ends the program with the number of the call.
+ *
+ * Knows nothing of what the calls are.
+ */
+
+#include "harness.h"
+
+#include <driver_types.h>
+
+#include "emu_control.h"
+
+#define LAYERS     2u
+#define PROMPT     56u
+#define STEPS      3u
+#define TOKENS     (PROMPT + STEPS)
+#define HEADS      4u
+#define KV_HEADS   2u
+#define DIM        64u
+#define OUT_FLOATS (HEADS * DIM)
+
+typedef struct heap {
+    int64_t live;
+} heap;
+
+/* ---- a runtime with the inputs of all scenes ---- */
+
+typedef struct stage {
+    heap heap;
+    kvf_runtime *runtime;
+    char *q, *k, *v, *out; /* device memory: [LAYERS, TOKENS, heads, DIM] floats, [OUT_FLOATS] */
+} stage;
+
+typedef struct scene scene;
+typedef kvf_status (*play_fn)(stage *st, const scene *s, float *out);
+struct scene {
+    const char *name;
+    play_fn play;
+    void (*adjust)(kvf_cache_config *cc);
+};
+
+kvf_runtime_config stage_config(stage *st);
+kvf_cache_config stage_small_config(void);
+void stage_open(stage *st);
+void stage_close(stage *st);
+
+/* ---- the watchdog ---- */
+
+/* Of the whole program: call it first. */
+void scene_watch_start(void);
+/* From here to alarm(0): a play of `what` in which call `nth` fails. */
+void scene_watch(const char *what, uint64_t nth);
+
+/* ---- the scenes ---- */
+
+/* Plays once without a fault, for the outputs. @return the CUDA calls that it made */
+uint64_t scene_count_calls(stage *st, const scene *s, float *wanted);
+
+extern const scene memory_scene, gather_scene, mapped_scene, batch_scene, each_scene,
+    speculate_scene, physical_scene, custom_scene, pages_scene, record_scene, stats_scene,
+    link_scene;
+
+#endif

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What the pruner refuses, by name: nonsense that a policy answers, wrong calls, and keys that are
+ * not finite. Another prompt goes on afterwards.
+ */
+
+#include "prune_rig.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- nonsense ---- */
+
+static void keeps_too_few(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    (void)view;
+    answer->keep_count = WINDOW - 1;
+}
+
+static void keeps_too_many(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    answer->keep_count = view->tokens + 1;
+}
+
+static void all_but_one(const kvf_prune_view *view, kvf_prune_answer *answer, uint32_t missing)
+{
+    answer->keep_count = view->tokens - 1;
+    for (uint32_t h = 0; h < view->kv_heads; h++)
+        for (uint32_t i = 0; i < view->tokens - 1; i++)
+            answer->keep[h * (view->tokens - 1) + i] = i < missing ? i : i + 1;
+}
+
+static void drops_the_window(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    all_but_one(view, answer, view->tokens - 2);
+}
+
+static void keeps_one_twice(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    all_but_one(view, answer, 5);
+    answer->keep[answer->keep_count + 7] = answer->keep[answer->keep_count + 6];
+}
+
+static void keeps_what_is_not_there(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    all_but_one(view, answer, 5);
+    answer->keep[3] = UINT32_MAX;
+}
+
+static void propagates_nothing(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    (void)view;
+    answer->propagate_count = 0;
+}
+
+static void propagates_too_many(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    answer->propagate_count = view->tokens + 1;
+}
+
+static void propagates_backwards(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    answer->propagate_count = view->tokens - 1;
+    for (uint32_t i = 0; i < view->tokens - 1; i++)
+        answer->propagate[i] = view->tokens - 1 - i;
+}
+
+static void starts_over_again(const kvf_prune_view *view, kvf_prune_answer *answer)
+{
+    (void)view;
+    answer->restart = 1;
+}
+
+static void nonsense_is_refused_by_name(void **state)
+{
+    (void)state;
+    static rig r;
+    static const struct {
+        void (*nonsense)(const kvf_prune_view *view, kvf_prune_answer *answer);
+        const char *text;
+    } cases[] = {
+        {keeps_too_few, "keep_count = 5"},
+        {keeps_too_many, "keep_count = 161"},
+        {drops_the_window, "keep lacks token 158"},
+        {keeps_one_twice, "keep[7] = 7 follows 7"},
+        {keeps_what_is_not_there, "keep[3] = 4294967295"},
+        {propagates_nothing, "propagate_count = 0"},
+        {propagates_too_many, "propagate_count = 161"},
+        {propagates_backwards, "propagate[1] = 158 follows 159"},
+        {starts_over_again, "restart loop"},
+    };
+    const kvf_cache_config cc = rig_cache_config();
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    rig_prune(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        r.told.nonsense = cases[i].nonsense;
+        progress p = rig_begin(&r, PROMPT);
+        rig_fill_layer(&r, &p);
+        kvf_status status = rig_prune_layer(&r, &p);
+        if (cases[i].nonsense == starts_over_again) { /* once is no loop */
+            assert_int_equal(status, KVF_OK);
+            rig_fill_layer(&r, &p);
+            status = rig_prune_layer(&r, &p);
+        }
+        assert_int_equal(status, KVF_INVALID);
+        rig_expect_text(&r, "'told'");
+        rig_expect_text(&r, cases[i].text);
+        r.told.nonsense = NULL;
+        assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID); /* it can only be destroyed */
+        rig_expect_text(&r, "destroy the sequence");
+        kvf_sequence_destroy(p.sequence);
+        const progress good = rig_run(&r, PROMPT);
+        kvf_sequence_destroy(good.sequence);
+    }
+    rig_close(&r);
+}
+
+/* ---- bad input ---- */
+
+static void expect_refused(rig *r, kvf_status got, const char *part)
+{
+    assert_int_equal(got, KVF_INVALID);
+    rig_expect_text(r, part);
+}
+
+static void wrong_calls_are_refused(void **state)
+{
+    (void)state;
+    static rig r;
+    const kvf_cache_config cc = rig_cache_config();
+    kvf_prune_result result;
+    rig_open(&r, &cc, KVF_PRUNE_SUMS);
+    rig_prune(&r);
+    kvf_sequence *s = test_sequence(&r.w);
+    expect_refused(&r, kvf_prune_layer(r.prune, s, 0, r.w.stream, &result), "kvf_prune_begin");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, 0), "0");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, TOKENS + 1), "tokens_max = 163");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, WINDOW - 1), "window = 6");
+    expect_refused(&r, kvf_prune_begin(r.prune, NULL, PROMPT), "sequence is NULL");
+    kvf_sequence_destroy(s);
+
+    progress p = rig_begin(&r, PROMPT);
+    expect_refused(&r, kvf_prune_layer(r.prune, p.sequence, 1, r.w.stream, &result),
+                   "next layer of this prompt is 0");
+    rig_fill_chunk(&r, &p, 0, CHUNK, true);
+    expect_refused(&r, kvf_prune_layer(r.prune, p.sequence, 0, r.w.stream, &result),
+                   "48 of 160 tokens");
+    expect_refused(&r, kvf_prune_begin(r.prune, p.sequence, PROMPT), "not empty");
+    const kvf_prefill_args again = rig_chunk_args(&r, &p, 0, CHUNK);
+    expect_refused(&r, kvf_prune_append(r.prune, &again, r.w.stream),
+                   "once after every kvf_prefill");
+    kvf_sequence_destroy(p.sequence);
+    rig_close(&r);
+}
+
+/* A chunk whose queries were not seen. */
+static void missing_sums_are_refused(void **state)
+{
+    (void)state;
+    static rig r;
+    const kvf_cache_config cc = rig_cache_config();
+    rig_open(&r, &cc, KVF_PRUNE_SUMS);
+    rig_prune(&r);
+    progress p = rig_begin(&r, PROMPT);
+    for (uint32_t first = 0; first < PROMPT; first += CHUNK)
+        rig_fill_chunk(&r, &p, first, CHUNK, first + CHUNK < PROMPT);
+    assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID);
+    rig_expect_text(&r, "144 of 160");
+    kvf_sequence_destroy(p.sequence);
+    rig_close(&r);
+}
+
+static void other_caches_and_small_windows_are_refused(void **state)
+{
+    (void)state;
+    static rig r, other;
+    kvf_cache_config cc = rig_cache_config();
+    kvf_error error;
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    rig_prune(&r);
+    rig_open(&other, &cc, KVF_PRUNE_SCORES);
+    kvf_sequence *s = test_sequence(&other.w);
+    expect_refused(&r, kvf_prune_begin(r.prune, s, PROMPT), "another cache");
+    kvf_sequence_destroy(s);
+    rig_close(&other);
+    rig_close(&r);
+
+    cc.observe_window = WINDOW - 1;
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    assert_int_equal(kvf_prune_open(r.w.cache, &r.config, &r.prune, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "observe_window = 5"));
+    assert_null(r.prune);
+    r.config.settings.keep = 0.0f;
+    assert_int_equal(kvf_prune_open(r.w.cache, &r.config, &r.prune, &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "keep = 0"));
+    assert_int_equal(kvf_prune_open(r.w.cache, NULL, &r.prune, NULL), KVF_INVALID);
+    kvf_prune_close(NULL);
+    rig_close(&r);
+}
+
+/* Asks for what it did not say at open. */
+static uint32_t moody_needs(const kvf_prune_view *view)
+{
+    return *(const uint32_t *)view->state > 1 ? KVF_PRUNE_PROFILE : KVF_PRUNE_SCORES;
+}
+
+static void needs_that_cannot_be_met_are_refused(void **state)
+{
+    (void)state;
+    static rig r;
+    const kvf_cache_config cc = rig_cache_config();
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    r.policy.needs_at = moody_needs;
+    rig_prune(&r);
+    progress p = rig_begin(&r, PROMPT);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        rig_fill_layer(&r, &p);
+        assert_int_equal(rig_prune_layer(&r, &p), layer < 2 ? KVF_OK : KVF_INVALID);
+    }
+    rig_expect_text(&r, "'told'");
+    kvf_sequence_destroy(p.sequence);
+    rig_close(&r);
+
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    r.policy.needs_at = NULL;
+    r.policy.needs = KVF_PRUNE_SCORES | KVF_PRUNE_LOGITS;
+    rig_prune(&r);
+    p = rig_begin(&r, PROMPT);
+    rig_fill_layer(&r, &p);
+    assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID);
+    rig_expect_text(&r, "exclude each other");
+    kvf_sequence_destroy(p.sequence);
+    rig_close(&r);
+}
+
+/* No policy sees NaN; another prompt goes on. */
+static void keys_that_are_not_finite_stop_the_prompt(void **state)
+{
+    (void)state;
+    static rig r;
+    const kvf_cache_config cc = rig_cache_config();
+    rig_open(&r, &cc, KVF_PRUNE_SCORES);
+    rig_prune(&r);
+    progress p = rig_begin(&r, PROMPT);
+    float *key = test_k(&r.t, 0, 70);
+    const float before = *key;
+    *key = NAN;
+    for (uint32_t first = 0; first < PROMPT; first += CHUNK) {
+        const uint32_t n = PROMPT - first < CHUNK ? PROMPT - first : CHUNK;
+        const kvf_prefill_args args = rig_chunk_args(&r, &p, first, n);
+        const kvf_status status = kvf_prefill(r.w.cache, &args, r.w.stream);
+        if (first <= CHUNK)
+            test_expect(r.w.runtime, status, KVF_OK);
+        test_wait(&r.w);
+    }
+    kvf_prune_result result;
+    assert_int_equal(kvf_prune_layer(r.prune, p.sequence, 0, r.w.stream, &result), KVF_NOT_FINITE);
+    assert_int_equal(r.told.calls, 0);
+    kvf_sequence_destroy(p.sequence);
+    *key = before;
+    const progress good = rig_run(&r, PROMPT);
+    kvf_sequence_destroy(good.sequence);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nonsense_is_refused_by_name),
+        cmocka_unit_test(wrong_calls_are_refused),
+        cmocka_unit_test(missing_sums_are_refused),
+        cmocka_unit_test(other_caches_and_small_windows_are_refused),
+        cmocka_unit_test(needs_that_cannot_be_met_are_refused),
+        cmocka_unit_test(keys_that_are_not_finite_stop_the_prompt),
+    };
+    test_seed_print("prune_refused", PRUNE_SEED);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
