@@ -32,11 +32,6 @@ static kvf_status take(kvf_residency *r)
     kvf_carver tables = {0}, slots = {0};
     void *base = NULL;
     carve(r, &tables, &slots);
-    if (tables.is_too_large || slots.is_too_large)
-        return kvf_fail(r->device->context, KVF_OUT_OF_DEVICE_MEMORY, 0,
-                        "residency of %u lists, %u pages, %u slots of %zu bytes is more than any "
-                        "memory; lower lists or slots",
-                        r->lists, r->pages_max, r->slots, r->slot_bytes);
     KVF_TRY(ops->memory_alloc(r->device, tables.bytes, &base));
     r->tables = base;
     if (slots.bytes) {

@@ -201,10 +201,9 @@ kvf_transfer_config kvf_cache_transfer_config(const kvf_cache *cache)
                                  .memory = kvf_runtime_memory(cache->runtime)};
 }
 
-bool kvf_reservation_is_too_large(const kvf_reservation *r)
+uint64_t kvf_reservation_bytes(const kvf_reservation *r)
 {
-    return r->kv.is_too_large || r->digest.is_too_large || r->table.is_too_large ||
-           r->control.is_too_large || r->host.is_too_large;
+    return r->kv.bytes + r->digest.bytes + r->table.bytes + r->control.bytes + r->host.bytes;
 }
 
 kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
@@ -223,8 +222,8 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
                         &residency, &slots);
     if (d->shadow_slots)
         kvf_residency_needs((uint32_t)lists, p->pages_max, d->shadow_slots, 0, &residency, &slots);
-    if (kvf_reservation_is_too_large(r) || pool.is_too_large || residency.is_too_large ||
-        slots.is_too_large || lists > UINT32_MAX || chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
+    if (kvf_reservation_bytes(r) + pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX ||
+        lists > UINT32_MAX || chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "tokens_max = %u with %u layers and sequences_max = %u is more than any memory; "
                  "lower tokens_max, sequences_max or budget_tokens",

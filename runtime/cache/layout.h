@@ -129,7 +129,7 @@ void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r);
 /* Parts of it, for a cache whose pages lie in others (masked.h). */
 void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *carver, kvf_control *out);
 void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *carver);
-bool kvf_reservation_is_too_large(const kvf_reservation *r);
+uint64_t kvf_reservation_bytes(const kvf_reservation *r);
 
 kvf_transfer_config kvf_cache_transfer_config(const kvf_cache *cache);
 

@@ -155,7 +155,7 @@ static kvf_status plan_outer(kvf_cache *cache, kvf_reservation *r)
     shape_outer(cache);
     *r = (kvf_reservation){0};
     carve_outer(cache, r);
-    if (kvf_reservation_is_too_large(r) || r->control.bytes > KVF_ARENA_BYTES_MAX ||
+    if (kvf_reservation_bytes(r) > KVF_CARVE_MAX || r->control.bytes > KVF_ARENA_BYTES_MAX ||
         (uint64_t)c->sequences_max * z->streaming_max * z->blocks > UINT32_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "streaming_recent = %u with %u layers and sequences_max = %u is more than any "

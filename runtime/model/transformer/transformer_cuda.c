@@ -215,9 +215,9 @@ static const float *cuda_logits_row(const kvf_transformer *t, uint32_t row)
 
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
 {
-    transformer_slicer s = {.base = base};
-    transformer_lay_out(options, kvf_weights_dtype_bytes(options->model->dtype), &s, b);
-    return s.offset;
+    kvf_carver k = {.base = base};
+    transformer_lay_out(options, kvf_weights_dtype_bytes(options->model->dtype), &k, b);
+    return k.bytes;
 }
 
 static size_t words_bytes(const kvf_transformer_options *options)

@@ -271,12 +271,12 @@ static size_t lay_out(const kvf_transformer_options *options, void *base, transf
 {
     const size_t all = transformer_hidden_rows(options);
     const size_t q = transformer_query_width(options->model);
-    transformer_slicer s = {.base = base};
-    b->ids = transformer_slice(&s, all, sizeof(uint32_t));
-    b->positions = transformer_slice(&s, all, sizeof(uint32_t));
-    *attended_wide = transformer_slice(&s, transformer_rows(options) * q, sizeof(float));
-    transformer_lay_out(options, sizeof(float), &s, b);
-    return s.offset;
+    kvf_carver k = {.base = base};
+    KVF_CARVE(&k, b->ids, all);
+    KVF_CARVE(&k, b->positions, all);
+    KVF_CARVE(&k, *attended_wide, transformer_rows(options), q);
+    transformer_lay_out(options, sizeof(float), &k, b);
+    return k.bytes;
 }
 
 static kvf_linear_limits linear_limits(const kvf_transformer_options *options)

@@ -38,25 +38,25 @@ static const transformer_ops *ops_of(const kvf_runtime *runtime)
     return &transformer_host_ops;
 }
 
-void transformer_lay_out(const kvf_transformer_options *options, size_t own, transformer_slicer *s,
+void transformer_lay_out(const kvf_transformer_options *options, size_t own, kvf_carver *k,
                          transformer_buffers *b)
 {
     const kvf_model_config *m = options->model;
-    size_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
-    size_t element = kvf_weights_dtype_bytes(m->dtype);
-    size_t q = transformer_query_width(m), kv = transformer_kv_width(m), wide = sizeof(float);
-    b->cosine = transformer_slice(s, all * (m->head_dim / 2), wide);
-    b->sine = transformer_slice(s, all * (m->head_dim / 2), wide);
-    b->hidden = transformer_slice(s, all * m->hidden_size, wide);
-    b->normed = transformer_slice(s, rows * m->hidden_size, own);
-    b->qkv = transformer_slice(s, rows * (q + 2 * kv), wide);
-    b->q = transformer_slice(s, rows * q, element);
-    b->k = transformer_slice(s, rows * kv, element);
-    b->v = transformer_slice(s, rows * kv, element);
-    b->attended = transformer_slice(s, rows * q, element);
-    b->gate_up = transformer_slice(s, transformer_scratch_floats(options), wide);
-    b->activated = transformer_slice(s, rows * m->intermediate_size, own);
-    b->logits = transformer_slice(s, (size_t)options->batch_max * m->vocab_size, wide);
+    const uint64_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
+    const uint64_t q = transformer_query_width(m), kv = transformer_kv_width(m);
+    const size_t element = kvf_weights_dtype_bytes(m->dtype);
+    KVF_CARVE(k, b->cosine, all, m->head_dim / 2);
+    KVF_CARVE(k, b->sine, all, m->head_dim / 2);
+    KVF_CARVE(k, b->hidden, all, m->hidden_size);
+    KVF_CARVE_OF(k, b->normed, own, rows, m->hidden_size);
+    KVF_CARVE(k, b->qkv, rows, q + 2 * kv);
+    KVF_CARVE_OF(k, b->q, element, rows, q);
+    KVF_CARVE_OF(k, b->k, element, rows, kv);
+    KVF_CARVE_OF(k, b->v, element, rows, kv);
+    KVF_CARVE_OF(k, b->attended, element, rows, q);
+    KVF_CARVE(k, b->gate_up, transformer_scratch_floats(options));
+    KVF_CARVE_OF(k, b->activated, own, rows, m->intermediate_size);
+    KVF_CARVE(k, b->logits, options->batch_max, m->vocab_size);
 }
 
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads)
@@ -185,19 +185,25 @@ static size_t vector_count(const kvf_model_config *m)
     return m->hidden_size + m->layers * layer;
 }
 
+static void carve(kvf_transformer *t, kvf_carver *k)
+{
+    const uint32_t rows = transformer_hidden_rows(&t->options);
+    KVF_CARVE(k, t->layers, t->model.layers);
+    KVF_CARVE(k, t->vectors, vector_count(&t->model));
+    KVF_CARVE(k, t->positions, rows);
+    KVF_CARVE(k, t->index, rows);
+    KVF_CARVE(k, t->prompts, t->options.batch_max);
+    KVF_CARVE(k, t->recording.sequences, t->options.batch_max);
+}
+
 static kvf_status transformer_fill(kvf_transformer *t, kvf_error *error)
 {
-    const kvf_transformer_options *options = &t->options;
-    t->layers = calloc(t->model.layers, sizeof *t->layers);
-    t->vectors = calloc(vector_count(&t->model), sizeof *t->vectors);
-    t->positions = calloc(transformer_hidden_rows(options), sizeof *t->positions);
-    t->index = calloc(transformer_hidden_rows(options), sizeof *t->index);
-    t->prompts = calloc(options->batch_max, sizeof *t->prompts);
-    t->recording.sequences = calloc(options->batch_max, sizeof(kvf_sequence *));
-    if (!t->layers || !t->vectors || !t->positions || !t->index || !t->prompts ||
-        !t->recording.sequences)
-        return model_out_of_memory(error, vector_count(&t->model) * sizeof *t->vectors,
-                                   "norms and biases");
+    kvf_carver carver = {0};
+    carve(t, &carver);
+    t->memory = calloc(1, carver.bytes);
+    if (!t->memory)
+        return model_out_of_memory(error, carver.bytes, "norms and biases");
+    carve(t, &(kvf_carver){.base = t->memory});
     KVF_TRY(bind_weights(t, error));
     return t->ops->open(t, error);
 }
@@ -233,12 +239,7 @@ void kvf_transformer_close(kvf_transformer *t)
     kvf_transformer_forget(t);
     if (t->ops)
         t->ops->close(t);
-    free(t->recording.sequences);
-    free(t->prompts);
-    free(t->index);
-    free(t->positions);
-    free(t->vectors);
-    free(t->layers);
+    free(t->memory);
     free(t);
 }
 

@@ -11,6 +11,7 @@
  * operations of the same stream wrote.
  */
 
+#include "common/carve.h"
 #include "transformer_parts.h"
 
 /* Some rows on their way: row i is row first + i of the hidden states. */
@@ -103,22 +104,9 @@ static inline size_t transformer_scratch_floats(const kvf_transformer_options *o
     return mlp > row ? mlp : row;
 }
 
-/* Hands out a reservation in slices; with base NULL it only adds up. */
-typedef struct transformer_slicer {
-    unsigned char *base;
-    size_t offset;
-} transformer_slicer;
-
-static inline void *transformer_slice(transformer_slicer *s, size_t count, size_t element)
-{
-    void *start = s->base ? s->base + s->offset : NULL;
-    s->offset += (count * element + 63) / 64 * 64;
-    return start;
-}
-
 /* The buffers that every device has; `normed` and `activated`, the operands of matrix products,
  * have elements of @p own bytes. */
-void transformer_lay_out(const kvf_transformer_options *options, size_t own, transformer_slicer *s,
+void transformer_lay_out(const kvf_transformer_options *options, size_t own, kvf_carver *k,
                          transformer_buffers *b);
 
 #endif

@@ -67,6 +67,7 @@ struct kvf_transformer {
     kvf_rope_table rope;
     const transformer_ops *ops;
     void *device;                /* of the ops */
+    char *memory;                /* what layers ... prompts and recording.sequences are part of */
     transformer_layer *layers;   /* [model.layers] */
     float *vectors;              /* norms and biases, widened */
     kvf_linear embedding;        /* weight and dtype only */
