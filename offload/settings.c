@@ -116,8 +116,8 @@ static void list(const kvf_setting *s, char *text, size_t capacity)
     size_t count = 0, used = 0;
     for (; s->names && s->names[count] && count < TEXT_MAX; count++)
         words[count] = s->names[count];
-    for (double x = s->low; !s->names && x <= s->high && count < TEXT_MAX; x *= 2) {
-        snprintf(numbers[count], sizeof numbers[count], "%.0f", x);
+    for (uint32_t x = (uint32_t)s->low; !s->names && x <= s->high && count < TEXT_MAX; x *= 2) {
+        snprintf(numbers[count], sizeof numbers[count], "%u", x);
         words[count] = numbers[count];
         count++;
     }

@@ -3,45 +3,32 @@
 #define KVF_CLI_AXES_H
 
 /*
- * Axes of a sweep: short lists of numbers or names, from the command line or by default, and the
- * walk over all their combinations.
+ * Axes of a sweep: options with several values, as text separated by commas, and the walk over all
+ * their combinations.
  *
- * It knows lists, not what is measured. Invariant: every axis has at least one value.
+ * It knows lists, not what is measured. Invariant: every value of a list is one of its option.
  */
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "options.h"
 
-#define CLI_AXIS_VALUES_MAX 24u
+#define CLI_AXES_MAX 16u
 
 typedef struct cli_axis {
-    uint32_t count;
-    int64_t values[CLI_AXIS_VALUES_MAX];
+    const cli_option *option;
+    const char *values;
 } cli_axis;
 
-/* A name that a value may have on the command line. */
-typedef struct cli_axis_name {
-    const char *name;
-    int64_t value;
-} cli_axis_name;
+/** How many values a list has. */
+uint32_t cli_axis_count(const char *values);
 
-/**
- * Read "4K,16K" or "uniform,zipf".
- *
- * @param option  for messages, e.g. "--page-bytes"
- * @param names   ends with a name NULL; NULL = numbers, with suffixes K, M and G (1024)
- * @return false after a message on stderr
- */
-bool cli_axis_parse(const char *option, const char *text, const cli_axis_name *names, int64_t least,
-                    int64_t most, cli_axis *out);
-
-/** Name of a value; "" if it has none. */
-const char *cli_axis_value_name(const cli_axis_name *names, int64_t value);
+#define CLI_WORD_BYTES 64u
+/** One value of a list. */
+void cli_axis_at(const char *values, uint64_t index, char word[CLI_WORD_BYTES]);
 
 /** Combinations of @p count axes. */
 uint64_t cli_axes_product(const cli_axis *axes, uint32_t count);
 
-/** The values [count] of combination @p index; the last axis turns fastest. */
-void cli_axes_at(const cli_axis *axes, uint32_t count, uint64_t index, int64_t *values);
+/** Set the fields of @p options to combination @p index; the last axis turns fastest. */
+void cli_axes_set(const cli_axis *axes, uint32_t count, uint64_t index, void *options);
 
 #endif

@@ -110,7 +110,8 @@ typedef struct pinned {
 } pinned;
 
 typedef struct decode_bench {
-    decode_options o;
+    decode_options o; /* of the case that is measured */
+    decode_sweep sweep;
     kvf_runtime *runtime;
     kvf_stream *stream;
     pinned kv; /* [CHUNK or batch, kv_heads, head_dim] bf16, keys and values alike */
@@ -152,7 +153,7 @@ typedef struct decode_case {
     uint32_t context, batch, steps;
     bool is_dense; /* what the other cases of its context are compared with */
     kvf_cache *cache;
-    kvf_sequence *sequences[64];
+    kvf_sequence *sequences[DECODE_BATCH_MAX];
     kvf_recording *recording;
 } decode_case;
 
@@ -281,9 +282,11 @@ static void set_work(const decode_bench *b, const decode_case *c, const kvf_stat
 {
     const double layer_steps = (double)c->steps * c->config.layers;
     const kvf_cache_plan *plan = kvf_cache_memory(c->cache);
+    const kvf_cache_config in_force = {.transfer = plan->transfer};
+    char text[32];
     const double read = bytes_to_read(c, s), moved = (double)s->bytes_to_device / layer_steps;
     const double floor_us = 1e-3 * fmax(read / b->read_rate, moved / b->link_rate);
-    cli_cell_text(&row[METHOD], decode_method_name(plan->transfer));
+    cli_cell_text(&row[METHOD], cli_show(kvf_cache_setting, "transfer", &in_force, text));
     cli_cell_real(&row[FLOOR], floor_us);
     cli_cell_real(&row[OF_FLOOR], row[MEDIAN].real / floor_us);
     cli_cell_real(&row[TOKENS],
@@ -345,25 +348,19 @@ static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
 }
 
 /* The case of one combination of values. */
-static decode_case case_of(const decode_bench *b, const int64_t *v)
+static decode_case case_of(const decode_bench *b)
 {
-    decode_case c = {.config = b->o.cache,
-                     .context = (uint32_t)v[DECODE_CONTEXT],
-                     .batch = (uint32_t)v[DECODE_BATCH],
-                     .steps = b->o.steps};
+    decode_case c = {
+        .config = b->o.cache, .context = b->o.context, .batch = b->o.batch, .steps = b->o.steps};
     c.config.query_heads = c.config.kv_heads * b->o.group;
-    c.config.budget_tokens = (uint32_t)v[DECODE_BUDGET];
-    c.config.select = (kvf_select)v[DECODE_SELECT];
-    c.config.transfer = (kvf_transfer)v[DECODE_METHOD];
-    c.config.speculate = (uint32_t)v[DECODE_SPECULATE];
     c.config.prefill_chunk_max = CHUNK;
     return c;
 }
 
 /* Full attention over the same context. */
-static decode_case dense_case_of(const decode_bench *b, const int64_t *v)
+static decode_case dense_case_of(const decode_bench *b)
 {
-    decode_case c = case_of(b, v);
+    decode_case c = case_of(b);
     c.is_dense = true;
     c.batch = 1;
     c.steps = b->o.dense_steps;
@@ -375,12 +372,13 @@ static decode_case dense_case_of(const decode_bench *b, const int64_t *v)
 
 static void set_names(const decode_case *c, cli_cell *row)
 {
+    char text[32];
     cli_cell_integer(&row[CONTEXT], c->context);
     if (!c->is_dense)
         cli_cell_integer(&row[BUDGET], c->config.budget_tokens);
     cli_cell_integer(&row[BATCH], c->batch);
-    cli_cell_text(&row[SELECT], decode_select_name(c->config.select));
-    cli_cell_text(&row[METHOD], decode_method_name(c->config.transfer));
+    cli_cell_text(&row[SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
+    cli_cell_text(&row[METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
     if (c->config.speculate)
         cli_cell_integer(&row[SPECULATE], 1);
 }
@@ -396,7 +394,7 @@ static bool run_case(decode_bench *b, decode_case c)
     c.config.sequences_max = c.batch;
     c.config.tokens_max = c.context + c.steps + b->o.warmup + 2;
     b->random = b->o.seed;
-    memset(b->drift, 0, kv_count(b, 64) * b->o.group * sizeof *b->drift);
+    memset(b->drift, 0, kv_count(b, DECODE_BATCH_MAX) * b->o.group * sizeof *b->drift);
     kvf_status status = kvf_cache_open(b->runtime, &c.config, &c.cache, &error);
     if (status == KVF_OK) {
         status = run_steps(b, &c, row);
@@ -486,7 +484,7 @@ static kvf_status measure_link(decode_bench *b)
 
 static kvf_status reserve(decode_bench *b)
 {
-    const size_t kv = kv_count(b, CHUNK) * 2, q = kv_count(b, 64) * b->o.group * 2;
+    const size_t kv = kv_count(b, CHUNK) * 2, q = kv_count(b, DECODE_BATCH_MAX) * b->o.group * 2;
     void *host = NULL;
     kvf_status status = kvf_stream_create(b->runtime, &b->stream);
     if (status == KVF_OK)
@@ -497,7 +495,7 @@ static kvf_status reserve(decode_bench *b)
     b->q.host = status == KVF_OK ? host : NULL;
     if (status == KVF_OK)
         status = kvf_memory_alloc(b->runtime, q, &b->out);
-    b->drift = calloc(kv_count(b, 64) * b->o.group, sizeof *b->drift);
+    b->drift = calloc(kv_count(b, DECODE_BATCH_MAX) * b->o.group, sizeof *b->drift);
     if (status == KVF_OK && !b->drift)
         return KVF_OUT_OF_MEMORY;
     if (status == KVF_OK)
@@ -507,19 +505,20 @@ static kvf_status reserve(decode_bench *b)
 
 static void run_cases(decode_bench *b)
 {
-    const uint64_t cases = cli_axes_product(b->o.axes, DECODE_AXIS_COUNT);
-    const uint64_t per_context = cases / b->o.axes[DECODE_CONTEXT].count;
+    const decode_sweep *s = &b->sweep;
+    const uint64_t cases = cli_axes_product(s->axes, s->axis_count);
+    const char *contexts = cli_option_find(&s->command, "context")->given;
+    const uint64_t per_context = contexts ? cases / cli_axis_count(contexts) : cases;
     bool go_on = true;
     cli_progress progress;
     cli_progress_begin(&progress, "measuring", cases, "cases");
     for (uint64_t n = 0; n < cases && go_on && !cli_interrupted(); n++) {
-        int64_t values[DECODE_AXIS_COUNT];
-        cli_axes_at(b->o.axes, DECODE_AXIS_COUNT, n, values);
+        cli_axes_set(s->axes, s->axis_count, n, &b->o);
         if (n % per_context == 0) {
             b->dense_ns = NAN;
-            go_on = !b->o.dense_steps || run_case(b, dense_case_of(b, values));
+            go_on = !b->o.dense_steps || run_case(b, dense_case_of(b));
         }
-        go_on = go_on && run_case(b, case_of(b, values));
+        go_on = go_on && run_case(b, case_of(b));
         cli_progress_at(&progress, n + 1);
     }
     cli_progress_end(&progress);
@@ -557,7 +556,7 @@ static int run_all(decode_bench *b)
 {
     kvf_error error = {0};
     if (kvf_runtime_open(&b->o.runtime, &b->runtime, &error) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", error.text);
+        cli_complain(&b->sweep.command, error.text);
         return 1;
     }
     if (reserve(b) != KVF_OK) {
@@ -573,7 +572,7 @@ int cli_bench_decode_main(int argc, char **argv)
 {
     decode_bench b = {.table = {.columns = columns, .column_count = COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
-    const int parsed = decode_options_parse(argc, argv, &b.o);
+    const int parsed = decode_options_parse(argc, argv, &b.sweep, &b.o);
     if (parsed >= 0)
         return parsed;
     cli_calibration_choose(&b.o.runtime, calibration);

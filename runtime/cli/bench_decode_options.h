@@ -7,20 +7,12 @@
 #include "axes.h"
 #include "table.h"
 
-enum decode_axis {
-    DECODE_CONTEXT,
-    DECODE_BUDGET,
-    DECODE_BATCH,
-    DECODE_SELECT,
-    DECODE_METHOD,
-    DECODE_SPECULATE,
-    DECODE_AXIS_COUNT
-};
+#define DECODE_BATCH_MAX 64u
 
 typedef struct decode_options {
-    cli_axis axes[DECODE_AXIS_COUNT];
     kvf_runtime_config runtime;
-    kvf_cache_config cache; /* geometry and page size */
+    kvf_cache_config cache;
+    uint32_t context, batch;
     uint32_t group, steps, dense_steps, warmup;
     uint64_t seed;
     bool record;
@@ -28,11 +20,13 @@ typedef struct decode_options {
     const char *json;
 } decode_options;
 
-/** @return -1 to go on, else the exit status */
-int decode_options_parse(int argc, char **argv, decode_options *out);
+typedef struct decode_sweep {
+    cli_command command;
+    cli_axis axes[CLI_AXES_MAX];
+    uint32_t axis_count;
+} decode_sweep;
 
-/** Names of settings. "" if there is none. */
-const char *decode_select_name(kvf_select select);
-const char *decode_method_name(kvf_transfer method);
+/** @return -1 to go on, else the exit status */
+int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_options *out);
 
 #endif

@@ -70,15 +70,15 @@ static double micro(uint64_t ns)
 
 static void set_names(cli_cell *row, const char *suite, const kvf_link_case *c)
 {
-    char node[16];
+    char node[16], text[32];
     snprintf(node, sizeof node, "%d", c->numa_node);
     cli_cell_text(&row[LINK_SUITE], suite);
-    cli_cell_text(&row[LINK_WHAT], link_what_name(c->what));
+    cli_cell_text(&row[LINK_WHAT], cli_show(kvf_link_setting, "what", c, text));
     const bool has_method =
         c->what == KVF_LINK_BOTH || c->what == KVF_LINK_CADENCE || c->what == KVF_LINK_TAX;
     if (has_method) {
-        cli_cell_text(&row[LINK_METHOD], link_method_name(c->method));
-        cli_cell_text(&row[LINK_PATTERN], link_pattern_name(c->pattern));
+        cli_cell_text(&row[LINK_METHOD], cli_show(kvf_link_setting, "method", c, text));
+        cli_cell_text(&row[LINK_PATTERN], cli_show(kvf_link_setting, "pattern", c, text));
     }
     if (has_method && c->slots_in_order)
         cli_cell_text(&row[LINK_SLOTS], "in order");
@@ -144,6 +144,7 @@ static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_res
 
 typedef struct link_run {
     link_options options;
+    link_sweep sweep;
     kvf_runtime *runtime;
     kvf_link *link;
     cli_table table;
@@ -192,10 +193,10 @@ static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
 }
 
 /* Rows of one suite, from `first` on: each against its baseline, where both were measured. */
-static void set_ratios(cli_table *t, uint32_t first, const cli_axis axes[LINK_AXIS_COUNT])
+static void set_ratios(cli_table *t, uint32_t first, const cli_axis *axes, uint32_t count)
 {
     for (uint32_t row = first; row < t->row_count; row++) {
-        const uint64_t base = link_baseline(axes, row - first);
+        const uint64_t base = link_baseline(axes, count, row - first);
         if (base >= t->row_count - first)
             continue;
         const cli_cell *over = cli_table_at(t, row, LINK_RATE);
@@ -212,31 +213,29 @@ static void run_suites(link_run *run, uint64_t total)
     cli_progress_begin(&progress, "measuring", total, "cases");
     bool go_on = true;
     for (uint32_t i = 0; i < LINK_SUITE_COUNT && go_on; i++) {
-        cli_axis axes[LINK_AXIS_COUNT];
+        cli_axis axes[CLI_AXES_MAX];
         if (!run->options.chosen[i])
             continue;
-        link_suite_axes(i, &run->options, run->runtime, axes);
-        const uint64_t cases = cli_axes_product(axes, LINK_AXIS_COUNT);
+        const uint32_t count = link_suite_axes(i, &run->sweep, run->runtime, axes);
         const uint32_t first = run->table.row_count;
-        for (uint64_t n = 0; n < cases && go_on; n++) {
-            int64_t values[LINK_AXIS_COUNT];
-            cli_axes_at(axes, LINK_AXIS_COUNT, n, values);
-            const kvf_link_case c = link_case_of(&run->options, values);
-            go_on = run_case(run, link_suite_name(i), &c) && !cli_interrupted();
+        for (uint64_t n = 0; n < cli_axes_product(axes, count) && go_on; n++) {
+            link_options o = run->options;
+            cli_axes_set(axes, count, n, &o);
+            go_on = run_case(run, link_suite_name(i), &o.base) && !cli_interrupted();
             cli_progress_at(&progress, ++run->done);
         }
-        set_ratios(&run->table, first, axes);
+        set_ratios(&run->table, first, axes, count);
     }
     cli_progress_end(&progress);
 }
 
-static uint64_t count_cases(const link_run *run)
+static uint64_t count_cases(link_run *run)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++) {
-        cli_axis axes[LINK_AXIS_COUNT];
-        link_suite_axes(i, &run->options, run->runtime, axes);
-        total += run->options.chosen[i] ? cli_axes_product(axes, LINK_AXIS_COUNT) : 0;
+        cli_axis axes[CLI_AXES_MAX];
+        const uint32_t count = link_suite_axes(i, &run->sweep, run->runtime, axes);
+        total += run->options.chosen[i] ? cli_axes_product(axes, count) : 0;
     }
     return total;
 }
@@ -285,15 +284,17 @@ static void set_fit(cli_cell *row, const kvf_link_line *line)
     cli_cell_real(&row[LINK_R2], line->r_squared);
 }
 
+#define FIT_POINTS_MAX 24u
+
 static void fit_lines(cli_table *t)
 {
     for (uint32_t first = 0; first < t->row_count; first++) {
-        double x[CLI_AXIS_VALUES_MAX], y[CLI_AXIS_VALUES_MAX];
+        double x[FIT_POINTS_MAX], y[FIT_POINTS_MAX];
         uint32_t count = 0;
         kvf_link_line line;
         if (!is_same_line(t, first, first) || cli_table_at(t, first, LINK_R2)->is_set)
             continue;
-        for (uint32_t i = first; i < t->row_count && count < CLI_AXIS_VALUES_MAX; i++)
+        for (uint32_t i = first; i < t->row_count && count < FIT_POINTS_MAX; i++)
             if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set) {
                 x[count] = (double)cli_table_at(t, i, LINK_BYTES)->integer;
                 y[count++] = cli_table_at(t, i, LINK_MEDIAN)->real;
@@ -313,7 +314,7 @@ static bool open_run(link_run *run, kvf_error *error)
     const link_options *o = &run->options;
     char header[] = "suite,row,repetition,ns\n";
     if (kvf_runtime_open(&o->runtime, &run->runtime, error) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", error->text);
+        cli_complain(&run->sweep.command, error->text);
         return false;
     }
     if (kvf_link_open(run->runtime, &run->link) != KVF_OK) {
@@ -371,13 +372,11 @@ int cli_bench_link_main(int argc, char **argv)
     link_run run = {.table = {.columns = columns, .column_count = LINK_COLUMN_COUNT}};
     kvf_error error = {0};
     char calibration[CLI_CALIBRATION_BYTES];
-    kvf_link_case_init(&run.options.base);
-    kvf_runtime_config_init(&run.options.runtime);
-    const int parsed = link_options_parse(argc, argv, &run.options);
+    const int parsed = link_options_parse(argc, argv, &run.sweep, &run.options);
     if (parsed >= 0)
         return parsed;
     if (run.options.list) {
-        link_print_list(&run.options);
+        link_print_list(&run.sweep, &run.options);
         return 0;
     }
     cli_calibration_choose(&run.options.runtime, calibration);

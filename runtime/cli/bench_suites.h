@@ -15,39 +15,40 @@
 #include <kvferry/link.h>
 
 #define LINK_SUITE_COUNT 13u
-#define LINK_AXIS_COUNT  13u
 
 typedef struct link_options {
     bool chosen[LINK_SUITE_COUNT];
-    cli_axis axes[LINK_AXIS_COUNT]; /* count 0 = not given */
+    bool all, list;
     cli_format format;
     const char *plot;
     const char *samples;
     const char *json;
-    bool list;
+    uint32_t gap_us;
     kvf_link_case base;
     kvf_runtime_config runtime;
 } link_options;
 
+/** The command line, with the lists that were given. */
+typedef struct link_sweep {
+    cli_command command;
+    char usage[2048];
+    char nodes[128]; /* NUMA nodes that can be asked for */
+} link_sweep;
+
 /** @return -1 to go on, else the exit status */
-int link_options_parse(int argc, char **argv, link_options *out);
+int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *out);
 
 const char *link_suite_name(uint32_t suite);
 
-/** Axes of a suite under the options. @p runtime NULL: NUMA nodes are not known. */
-void link_suite_axes(uint32_t suite, const link_options *o, const kvf_runtime *runtime,
-                     cli_axis axes[LINK_AXIS_COUNT]);
-/** The case of one combination of values. */
-kvf_link_case link_case_of(const link_options *o, const int64_t *values);
+/** Axes of a suite under the options. @p runtime NULL: NUMA nodes are not known. @return how many
+ */
+uint32_t link_suite_axes(uint32_t suite, link_sweep *sweep, const kvf_runtime *runtime,
+                         cli_axis axes[CLI_AXES_MAX]);
+
 /** The case of the same sweep that case @p n is measured against: gathering against memcpy, the
     whole against its copies, all else alike. UINT64_MAX = it has none. */
-uint64_t link_baseline(const cli_axis axes[LINK_AXIS_COUNT], uint64_t n);
+uint64_t link_baseline(const cli_axis *axes, uint32_t count, uint64_t n);
 
-/** Names of settings. "" if there is none. */
-const char *link_what_name(kvf_link_what what);
-const char *link_method_name(kvf_transfer method);
-const char *link_pattern_name(kvf_link_pattern pattern);
-
-void link_print_list(const link_options *o);
+void link_print_list(link_sweep *sweep, const link_options *o);
 
 #endif

@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * `kvferry info`: what the library says about machine and build, and what the runner adds.
- *
- * It knows how to show a JSON object to people. Invariant: --json prints exactly one object, the
- * library's own with a member "runner".
- */
+/* `kvferry info`: asks the library about machine and build. What it says is info_report.c's. */
 
 #include "calibration_file.h"
-#include "common/text.h"
-#include "json.h"
-#include "json_writer.h"
-#include "matmul.h"
+#include "options.h"
 #include "run.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The library's description, freed with free; NULL after a message. */
 static char *describe(kvf_runtime *runtime)
@@ -33,161 +24,52 @@ static char *describe(kvf_runtime *runtime)
     return text;
 }
 
-static void describe_runner(cli_json *j)
-{
-    char matmul[64];
-    kvf_matmul_describe(matmul, sizeof matmul);
-    cli_json_object(j, "runner");
-    cli_json_text(j, "matrix_products", matmul);
-    cli_json_bool(j, "bf16_in_hardware", kvf_matmul_bf16_native());
-    cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
-    cli_json_text(j, "families", "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3");
-    cli_json_end(j, '}');
-}
+typedef struct info_options {
+    bool as_json;
+    kvf_runtime_config runtime;
+} info_options;
 
-/* The library's object, without its last brace, and the runner's member. */
-static bool merge(const char *description, cli_json *j)
+static void set_defaults(void *options)
 {
-    const char *end = strrchr(description, '}');
-    if (!end)
-        return false;
-    size_t size = (size_t)(end - description);
-    while (size > 0 && strchr(" \n\t", description[size - 1]))
-        size--;
-    if (kvf_text_append(NULL, &j->text, description, size, NULL) != KVF_OK)
-        return false;
-    j->comma = size > 1;
-    describe_runner(j);
-    cli_json_end(j, '}');
-    return !j->failed;
-}
-
-static bool is_scalar(const json_value *value)
-{
-    return value->kind != JSON_OBJECT && value->kind != JSON_ARRAY;
-}
-
-static bool ends_with_bytes(const json_value *value)
-{
-    size_t size = value->key ? strlen(value->key) : 0;
-    return size >= 5 && strcmp(value->key + size - 5, "bytes") == 0;
-}
-
-static void show_scalar(const json_value *value)
-{
-    char buffer[64];
-    if (value->kind == JSON_STRING)
-        fputs(value->as.string[0] ? value->as.string : "-", stdout);
-    else if (value->kind == JSON_TRUE || value->kind == JSON_FALSE)
-        fputs(value->kind == JSON_TRUE ? "yes" : "no", stdout);
-    else if (value->kind == JSON_NULL)
-        fputs(ends_with_bytes(value) ? "no limit known" : "-", stdout);
-    else if (value->kind == JSON_INTEGER && ends_with_bytes(value))
-        fputs(kvf_bytes_text(value->as.integer, buffer), stdout);
-    else
-        fputs(json_show(value, buffer, sizeof buffer), stdout);
-}
-
-/* "key" in words, at a depth, padded to one column for the values. */
-static void show_key(const json_value *value, uint32_t index, int depth)
-{
-    char key[64];
-    if (value->key)
-        snprintf(key, sizeof key, "%s", value->key);
-    else
-        snprintf(key, sizeof key, "%u", index + 1);
-    for (char *c = key; *c; c++)
-        if (*c == '_')
-            *c = ' ';
-    printf("%*s%-*s ", 2 * depth, "", 26 - 2 * depth, key);
-}
-
-/* Scalars of an array in one line. @return false if it holds anything else */
-static bool show_row(const json_value *parent)
-{
-    for (const json_value *child = json_first(parent); child; child = json_next(parent, child))
-        if (parent->kind != JSON_ARRAY || !is_scalar(child))
-            return false;
-    const char *comma = "";
-    for (const json_value *child = json_first(parent); child; child = json_next(parent, child)) {
-        fputs(comma, stdout);
-        show_scalar(child);
-        comma = ", ";
-    }
-    puts(json_first(parent) ? "" : "none");
-    return true;
-}
-
-/* A tree as indented lines. The reader bounds its depth, so recursion is bounded. */
-static void show(const json_value *parent, int depth)
-{
-    uint32_t index = 0;
-    for (const json_value *child = json_first(parent); child;
-         child = json_next(parent, child), index++) {
-        show_key(child, index, depth);
-        if (is_scalar(child)) {
-            show_scalar(child);
-            puts("");
-        } else if (!show_row(child)) {
-            puts("");
-            show(child, depth + 1);
-        }
-    }
-}
-
-static int print_info(kvf_runtime *runtime, bool as_json)
-{
-    char *description = describe(runtime);
-    cli_json j = {0};
-    json_document *document = NULL;
-    kvf_error error = {0};
-    int result = 1;
-    if (description && merge(description, &j)) {
-        if (as_json) {
-            puts(j.text.bytes);
-            result = 0;
-        } else if (json_parse(j.text.bytes, j.text.size, "the description", NULL, &document,
-                              &error) == KVF_OK) {
-            show(json_root(document), 0);
-            result = 0;
-        } else {
-            fprintf(stderr, "kvferry: %s\n", error.text);
-        }
-    }
-    if (fflush(stdout) != 0) {
-        perror("kvferry: standard output");
-        result = 1;
-    }
-    json_free(document);
-    cli_json_free(&j);
-    free(description);
-    return result;
+    info_options *o = options;
+    o->as_json = false;
+    kvf_runtime_config_init(&o->runtime);
 }
 
 int cli_info_main(int argc, char **argv)
 {
-    bool as_json = argc == 2 && strcmp(argv[1], "--json") == 0;
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        puts("usage: kvferry info [--json]\n\nWhat this machine and this build have and lack.");
-        return 0;
-    }
-    if (argc > 1 && !as_json) {
-        fprintf(stderr, "kvferry: unknown option '%s'; did you mean --json?\n", argv[1]);
-        return 2;
-    }
+    static const cli_option rows[] = {
+        {.is = {"json", KVF_SETTING_SWITCH, CLI_FIELD(info_options, as_json),
+                .meaning = "print one JSON object"}}};
+    cli_command command = {.name = "info",
+                           .usage = "usage: kvferry info [OPTION...]\n\n"
+                                    "Tell what this machine and this build have and lack.",
+                           .stray = "see kvferry info --help",
+                           .defaults = set_defaults};
+    info_options o;
     char calibration[CLI_CALIBRATION_BYTES];
-    kvf_runtime_config config;
-    kvf_runtime_config_init(&config);
-    cli_calibration_choose(&config, calibration);
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
-    if (kvf_runtime_open(&config, &runtime, &error) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", error.text);
+    cli_heading(&command, "Output:");
+    cli_add(&command, rows, 1, 0);
+    cli_add_runtime(&command, offsetof(info_options, runtime));
+    const int parsed = cli_parse(&command, argc, argv, &o);
+    if (parsed >= 0)
+        return parsed;
+    cli_calibration_choose(&o.runtime, calibration);
+    if (kvf_runtime_open(&o.runtime, &runtime, &error) != KVF_OK) {
+        cli_complain(&command, error.text);
         return 1;
     }
     if (kvf_runtime_calibrate(runtime) != KVF_OK)
         fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(runtime)->text);
-    int result = print_info(runtime, as_json);
+    char *description = describe(runtime);
+    bool is_said = description && cli_info_print(description, o.as_json);
+    if (fflush(stdout) != 0) {
+        perror("kvferry: standard output");
+        is_said = false;
+    }
+    free(description);
     kvf_runtime_close(runtime);
-    return result;
+    return is_said ? 0 : 1;
 }

@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void put(cli_json *json, const char *bytes, size_t size)
@@ -99,6 +100,28 @@ void cli_json_null(cli_json *json, const char *key)
 {
     start(json, key);
     put(json, "null", 4);
+}
+
+/* Reals are as short as tells them apart, not the double behind a float. */
+void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, const void *config)
+{
+    char text[64];
+    const char *at = kvf_setting_show(s, config, text, sizeof text);
+    const bool is_real = s->kind == KVF_SETTING_REAL || s->kind == KVF_SETTING_SHARE;
+    if (s->kind == KVF_SETTING_SWITCH) {
+        cli_json_integer(json, key, strcmp(text, "on") == 0);
+    } else if (s->kind == KVF_SETTING_NAME || (s->special && strcmp(text, s->special) == 0)) {
+        cli_json_text(json, key, text);
+    } else if (!is_real) {
+        cli_json_integer(json, key, strtoull(text, NULL, 10));
+    } else if (s->count <= 1) {
+        cli_json_real(json, key, strtod(text, NULL));
+    } else {
+        cli_json_array(json, key);
+        for (uint32_t i = 0; i < s->count; i++, at += strcspn(at, ",") + 1)
+            cli_json_real(json, NULL, strtod(at, NULL));
+        cli_json_end(json, ']');
+    }
 }
 
 void cli_json_free(cli_json *json)

@@ -27,6 +27,9 @@ void cli_json_integer(cli_json *json, const char *key, uint64_t value);
 void cli_json_real(cli_json *json, const char *key, double value); /* null if not finite */
 void cli_json_bool(cli_json *json, const char *key, bool value);
 void cli_json_null(cli_json *json, const char *key);
+/** A field of a config of the library, under @p key. */
+void cli_json_setting(cli_json *json, const char *key, const kvf_setting *setting,
+                      const void *config);
 void cli_json_free(cli_json *json);
 
 #endif

@@ -3,52 +3,109 @@
 #define KVF_CLI_OPTIONS_H
 
 /*
- * The command line of `kvferry run`: names, ranges, help, and suggestions for what was misspelt.
+ * The options of every subcommand: rows in; a filled struct, messages and help out.
  *
- * It knows text and ranges, not models. Invariant: options that were parsed are in their ranges,
- * and whatever depends on the model or the machine is left to those who know them.
+ * A row says what kvf_setting says of a field, here of the subcommand's own struct of options; the
+ * library's settings become rows by themselves. It knows text and ranges, not what an option is
+ * for. Invariant: whatever is refused was told on stderr: the option, what was given, and what to
+ * give instead.
  */
 
-#include "option_values.h"
-#include "prune_options.h"
-#include "sampling.h"
-
+#include <kvferry/kvferry.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
-typedef struct cli_run_options {
-    const char *model;
-    const char *prompt; /* exactly one of these three, or none: standard input */
-    const char *prompt_file;
-    const char *token_ids_file;
-    const char *ask_file; /* NULL = one continuation of the prompt */
-    const char *stats;    /* "json" = to standard error, else a file; NULL = none */
-    const char *emit_ids_file;
-    const char *dump_logits_file;
-    uint32_t tokens;         /* to generate */
-    uint32_t context_tokens; /* 0 = prompt + tokens */
-    bool chat;
-    bool dry_run;
-    bool ignore_eos;
-    bool help;
-    kvf_sampling_config sampling;
-    kvf_runtime_config runtime;
-    kvf_cache_config cache; /* geometry and tokens_max are not set */
-    cli_prune_options prune;
-} cli_run_options;
+typedef struct cli_option {
+    kvf_setting is;       /* name: without the dashes; offset: from @c base */
+    const char *argument; /* in the help; NULL = as the kind has it; a switch has none then */
+    const char *absent;   /* in the help: what holds without it; NULL = the value, "" = nothing */
+    /* Reads the text into @p at, the struct of the row; NULL = kvf_setting_parse. @return false
+     * after a message */
+    bool (*take)(const struct cli_option *option, const char *text, void *at);
+    char letter;  /* 0 = none */
+    bool is_list; /* values of a sweep, separated by commas */
 
-/** @return whether to go on; false after a message on stderr: exit with 2 */
-bool cli_run_options_parse(int argc, char **argv, cli_run_options *out);
+    /* Filled here. */
+    size_t base; /* of the row's struct in that of the subcommand */
+    const char *heading;
+    const char *given; /* NULL = not given; the last one counts */
+    const char *field; /* of the library; NULL = the row is the subcommand's own */
+    char spelled[28];
+} cli_option;
 
-void cli_run_help(FILE *file);
+/* Shape of a row: the field of a struct. */
+#define CLI_FIELD(type, field) .offset = offsetof(type, field), .bytes = sizeof(((type *)0)->field)
 
-/** Names of settings, for statistics. Never NULL. */
-const char *cli_select_name(kvf_select value);
-const char *cli_digest_name(kvf_digest_kind value);
-const char *cli_group_reduce_name(kvf_group_reduce value);
-const char *cli_refresh_name(kvf_refresh value);
-const char *cli_restructure_name(kvf_restructure value);
-const char *cli_transfer_name(kvf_transfer value);
-const char *cli_dtype_name(kvf_dtype value);
-const char *cli_device_name(kvf_device_kind value);
+#define CLI_OPTIONS_MAX 96u
+
+typedef struct cli_command {
+    const char *name;  /* for messages: "run" */
+    const char *usage; /* the help begins with it */
+    const char *notes; /* the help ends with it; may be NULL */
+    const char *stray; /* what to do with a word that belongs to no option; used without `word` */
+    void (*defaults)(void *options);
+    bool (*word)(const char *word, void *options); /* NULL = no words */
+    cli_option options[CLI_OPTIONS_MAX];
+    uint32_t count;
+    const char *heading; /* of the next row */
+} cli_command;
+
+/** How a field of the library is an option. */
+typedef enum cli_how {
+    CLI_PLAIN,
+    CLI_HIDDEN, /* it is none */
+    CLI_FLAG,   /* a switch without an argument */
+    CLI_LIST,   /* several values: a sweep */
+} cli_how;
+
+typedef struct cli_spelling {
+    const char *field;  /* NULL behind the last */
+    const char *option; /* NULL = the field with dashes */
+    cli_how how;
+    const char *absent; /* as in cli_option; NULL = that of cli_settings */
+} cli_spelling;
+
+typedef struct cli_settings {
+    const kvf_setting *(*at)(uint32_t index);
+    size_t base;                   /* of the config in the struct of options */
+    const cli_spelling *spellings; /* may be NULL; others are plain */
+    bool only;                     /* others are no options */
+    const char *absent;            /* as in cli_option */
+    bool (*take)(const cli_option *option, const char *text, void *at);
+} cli_settings;
+
+/* ---- a subcommand and its options ---- */
+
+/** The next row begins a group with this heading. */
+void cli_heading(cli_command *command, const char *heading);
+void cli_add(cli_command *command, const cli_option *rows, size_t count, size_t base);
+void cli_add_settings(cli_command *command, const cli_settings *settings);
+/** Those of a kvf_runtime_config at @p base. */
+void cli_add_runtime(cli_command *command, size_t base);
+
+/** Set the defaults, then what the command line says. @return -1 to go on, else the exit status */
+int cli_parse(cli_command *command, int argc, char **argv, void *options);
+
+/** The option of this name, which must exist. */
+const cli_option *cli_option_find(const cli_command *command, const char *name);
+
+/** An error of the library, with the option that sets the field which the text begins with. */
+void cli_complain(const cli_command *command, const char *text);
+
+/** The field of a config of the library, as text. @return @p text */
+const char *cli_show(const kvf_setting *(*at)(uint32_t index), const char *field,
+                     const void *config, char text[32]);
+
+/* ---- for those who read a value themselves ---- */
+
+/** "kvferry: --name is 'text'; give ..." @p give NULL = the range. @return false */
+bool cli_refuse(const cli_option *option, const char *text, const char *give);
+/** The candidate nearest to a misspelt word, or NULL if none is near. names ends with NULL. */
+const char *cli_suggest(const char *word, const char *const *names);
+
+/** Words of a text behind an indent, in lines of at most 100 columns. @p column is where the line
+ * is. */
+void cli_print_words(FILE *file, int indent, int *column, const char *text);
 
 #endif

@@ -10,7 +10,7 @@
  */
 
 #include "model_config.h"
-#include "options.h"
+#include "run_options.h"
 #include "tokenizer.h"
 
 /**

@@ -86,9 +86,8 @@ static void write_figures(cli_json *json, const char *key, const double *values,
 /* What a layer was found with: not the layer itself, nor what is decided when it is used. */
 static uint32_t settings_mask(const char *policy)
 {
-    return cli_settings_of(policy) &
-           ~(SETTING_BIT(SETTING_LAYER) | SETTING_BIT(SETTING_KEEP) |
-             SETTING_BIT(SETTING_KEEP_TOKENS) | SETTING_BIT(SETTING_PIVOT));
+    return cli_settings_of(policy) & ~(cli_setting_bit("layer") | cli_setting_bit("keep") |
+                                       cli_setting_bit("keep_tokens") | cli_setting_bit("pivot"));
 }
 
 static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tuned)
@@ -98,7 +97,8 @@ static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tun
     cli_json_object(json, policy);
     cli_json_integer(json, "layer", tuned->layer);
     cli_json_integer(json, "first_layer", tuned->first);
-    cli_settings_write(json, "settings", &tuned->settings, settings_mask(policy));
+    const kvf_prune_config config = {.settings = tuned->settings};
+    cli_settings_write(json, "settings", &config, settings_mask(policy));
     write_figures(json, "scores", tuned->scores, tuned->count);
     write_figures(json, "entropy", tuned->entropy, tuned->count);
     write_figures(json, "sparsity", tuned->sparsity, tuned->count);
@@ -244,11 +244,11 @@ static kvf_status read_section(const json_value *section, const char *where, con
         status = cli_settings_read(settings, inner, out, error);
     if (status != KVF_OK)
         return status;
-    out->settings.layer = layer;
-    out->given |= SETTING_BIT(SETTING_LAYER);
+    out->config.settings.layer = layer;
+    out->given |= cli_setting_bit("layer");
     if (is_structkv) {
-        out->settings.pivot = KVF_PIVOT_CALIBRATED;
-        out->given |= SETTING_BIT(SETTING_PIVOT);
+        out->config.settings.pivot = KVF_PIVOT_CALIBRATED;
+        out->given |= cli_setting_bit("pivot");
     }
     return KVF_OK;
 }

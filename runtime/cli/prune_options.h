@@ -19,27 +19,22 @@ typedef struct cli_prune_options {
     const char *config_file;        /* of kvferry tune; NULL = none */
     const char *mask_file;          /* NULL = every head retrieves */
     double mask_sparsity;           /* negative = the file has 0 and 1 */
-    uint32_t streaming_sink, streaming_recent;
-    uint32_t chunk_tokens;  /* 0 = not said */
-    uint32_t chunk_queries; /* 0 = not said */
-    kvf_retention retention;
-    kvf_eviction eviction;
-    bool is_retention_given, is_streaming_given;
-    bool wants_list; /* --prune help */
+    uint32_t chunk_tokens;          /* 0 = not said */
+    bool wants_list;                /* --prune help */
     cli_prune_values values;
 } cli_prune_options;
 
-/** Rows for the table of options; ids from CLI_PRUNE_FIRST up. */
-#define CLI_PRUNE_FIRST 512
-const cli_option *cli_prune_rows(size_t *count);
+/** The options of pruning; @p base is where cli_prune_options is. */
+void cli_prune_add(cli_command *command, size_t base);
+/** Of these, the settings which a layer is found with. */
+void cli_prune_add_found_with(cli_command *command, size_t base);
+/** The options of head masks; @p cache is where kvf_cache_config is. */
+void cli_prune_add_mask(cli_command *command, size_t base, size_t cache);
 
 void cli_prune_options_init(cli_prune_options *options);
 
-/** @return false after a message on stderr */
-bool cli_prune_take(const cli_option *row, const char *text, cli_prune_options *out);
-
 /** What can be said without a model. @return false after a message on stderr */
-bool cli_prune_check(const cli_prune_options *options);
+bool cli_prune_check(const cli_prune_options *options, const cli_command *command);
 
 /**
  * The pruning that was asked for. Options must have a policy.

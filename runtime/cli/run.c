@@ -133,7 +133,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     kvf_transformer_geometry(&options, c);
     c->tokens_max = run->options.context_tokens ? run->options.context_tokens : tokens_needed(run);
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
-    if (run->options.prune.eviction == KVF_EVICTION_PATCHED)
+    if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;
     if (run->options.ask_file) {
         /* The document, and one fork at a time with its own window and answer. */
@@ -286,7 +286,7 @@ static int prepare(cli_run *run, kvf_error *error)
     if (status == KVF_OK)
         status = make_plan(run, error);
     if (status != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", error->text);
+        cli_complain(&run->command, error->text);
         return 1;
     }
     if (run->options.dry_run || isatty(STDERR_FILENO))
@@ -303,12 +303,9 @@ int cli_run_main(int argc, char **argv)
     cli_run run = {0};
     kvf_error error = {0};
     char calibration[CLI_CALIBRATION_BYTES];
-    if (!cli_run_options_parse(argc, argv, &run.options))
-        return 2;
-    if (run.options.help || run.options.prune.wants_list) {
-        run.options.help ? cli_run_help(stdout) : cli_policies_print(stdout);
-        return 0;
-    }
+    const int parsed = cli_run_options_parse(argc, argv, &run.command, &run.options);
+    if (parsed >= 0)
+        return parsed;
     run.options.runtime.log = log_line;
     cli_calibration_choose(&run.options.runtime, calibration);
     cli_interrupt_watch();

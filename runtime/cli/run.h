@@ -12,9 +12,9 @@
 #include "generate.h"
 #include "json_writer.h"
 #include "memory_plan.h"
-#include "options.h"
 #include "output_file.h"
 #include "prompt.h"
+#include "run_options.h"
 #include "tokenizer.h"
 
 /* What one question, or the one continuation, took. */
@@ -30,6 +30,7 @@ typedef struct cli_answer {
 
 typedef struct cli_run {
     cli_run_options options;
+    cli_command command;
     kvf_model_config model;
     kvf_tokenizer *tokenizer; /* NULL: ids in, ids out */
     kvf_weights *weights;
@@ -100,5 +101,7 @@ int cli_tune_main(int argc, char **argv);
 
 /** `kvferry info`. @return exit status */
 int cli_info_main(int argc, char **argv);
+/** What the library says, for people or as JSON. @return false after a message */
+bool cli_info_print(const char *description, bool as_json);
 
 #endif

@@ -34,8 +34,6 @@ static kvf_status prepare_mask(cli_run *run, kvf_error *error)
     if (status != KVF_OK)
         return status;
     c->head_mask = run->head_mask;
-    c->streaming_sink = o->streaming_sink;
-    c->streaming_recent = o->streaming_recent;
     for (size_t i = 0; i < heads; i++)
         run->streaming_heads += run->head_mask[i] == 0;
     if (run->streaming_heads > 0 && o->policy)
@@ -108,7 +106,7 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
     if (!o->policy)
         return KVF_OK;
     kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
-    if (status == KVF_OK && o->eviction != KVF_EVICTION_NONE)
+    if (status == KVF_OK && o->values.config.eviction != KVF_EVICTION_NONE)
         status = kvf_transformer_chunk_check(run->transformer, run->prune, prefill_tokens(run),
                                              cli_run_prune_chunk(run), error);
     return status;
@@ -118,7 +116,7 @@ uint32_t cli_run_prune_chunk(const cli_run *run)
 {
     const cli_prune_options *o = &run->options.prune;
     const uint32_t tokens = prefill_tokens(run);
-    if (o->policy && o->eviction == KVF_EVICTION_NONE)
+    if (o->policy && o->values.config.eviction == KVF_EVICTION_NONE)
         return 0;
     return tokens > 0 && o->chunk_tokens > tokens ? tokens : o->chunk_tokens;
 }
@@ -131,8 +129,9 @@ void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
         options->chunk_max = o->chunk_tokens;
     /* A policy looks at whole layers: the prompt goes layer by layer, unless it is chunked. */
     if (chunk)
-        options->prompt_max =
-            o->eviction == KVF_EVICTION_PATCHED ? chunk + run->prune_config.chunk_queries : chunk;
+        options->prompt_max = o->values.config.eviction == KVF_EVICTION_PATCHED
+                                  ? chunk + run->prune_config.chunk_queries
+                                  : chunk;
     else if (o->policy)
         options->prompt_max = (uint32_t)run->prompt.count;
 }
@@ -182,8 +181,8 @@ static void write_mask(cli_json *j, const cli_run *run)
         cli_json_real(j, "sparsity", o->mask_sparsity);
     cli_json_integer(j, "heads", (uint64_t)run->model.layers * run->model.kv_heads);
     cli_json_integer(j, "streaming_heads", run->streaming_heads);
-    cli_json_integer(j, "streaming_sink", o->streaming_sink);
-    cli_json_integer(j, "streaming_recent", o->streaming_recent);
+    cli_json_integer(j, "streaming_sink", run->options.cache.streaming_sink);
+    cli_json_integer(j, "streaming_recent", run->options.cache.streaming_recent);
     cli_json_end(j, '}');
 }
 
@@ -192,20 +191,21 @@ static void write_pruning(cli_json *j, const cli_run *run)
     const cli_prune_options *o = &run->options.prune;
     const kvf_prune_config *c = &run->prune_config;
     const kvf_prune_stats *s = &run->prune_stats;
+    char text[32];
     const double overhead = (double)(s->observe_ns + s->decide_ns + s->retain_ns) * 1e-6;
     if (!run->prune)
         return;
     cli_json_object(j, "prune");
     cli_json_text(j, "policy", o->policy->name);
-    cli_json_text(j, "retention", cli_retention_name(c->retention));
-    cli_json_text(j, "eviction", cli_eviction_name(c->eviction));
+    cli_json_text(j, "retention", cli_show(kvf_prune_setting, "retention", c, text));
+    cli_json_text(j, "eviction", cli_show(kvf_prune_setting, "eviction", c, text));
     if (o->chunk_tokens)
         cli_json_integer(j, "chunk_tokens", o->chunk_tokens);
     if (c->eviction != KVF_EVICTION_NONE)
         cli_json_integer(j, "chunk_queries", c->chunk_queries);
     if (o->config_file)
         cli_json_text(j, "config", o->config_file);
-    cli_settings_write(j, "settings", &c->settings, cli_settings_of(o->policy->name));
+    cli_settings_write(j, "settings", c, cli_settings_of(o->policy->name));
     if (s->prompts > 0) {
         if (s->chosen_layer == KVF_PRUNE_LAYER_AUTO)
             cli_json_null(j, "chosen_layer");

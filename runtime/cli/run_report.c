@@ -179,34 +179,25 @@ static void write_memory(cli_json *j, const cli_run *run)
                          run->plan.prune_device_bytes + run->plan.prune_host_bytes);
 }
 
+/* Fields have their own names but for a few that are said from the user's side. */
+static const char *setting_key(const char *field)
+{
+    return strcmp(field, "refresh") == 0             ? "refresh_mode"
+           : strcmp(field, "tokens_max") == 0        ? "context_tokens"
+           : strcmp(field, "prefill_chunk_max") == 0 ? "prefill_chunk"
+                                                     : field;
+}
+
 static void write_settings(cli_json *j, const cli_run *run)
 {
     const kvf_cache_config *c = kvf_cache_settings(run->cache);
     const kvf_sampling_config *s = &run->options.sampling;
+    const kvf_setting *setting;
     cli_json_object(j, "settings");
-    cli_json_text(j, "select", cli_select_name(c->select));
-    cli_json_integer(j, "budget_tokens", c->budget_tokens);
-    cli_json_integer(j, "page_size", c->page_size);
-    cli_json_integer(j, "sink_tokens", c->sink_tokens);
-    cli_json_integer(j, "local_tokens", c->local_tokens);
-    if (c->static_ratio == KVF_STATIC_RATIO_AUTO)
-        cli_json_text(j, "static_ratio", "auto");
-    else
-        cli_json_real(j, "static_ratio", (double)c->static_ratio);
-    cli_json_integer(j, "refresh_interval", c->refresh_interval);
-    cli_json_text(j, "refresh_mode", cli_refresh_name(c->refresh));
-    cli_json_text(j, "restructure", cli_restructure_name(c->restructure));
-    cli_json_text(j, "transfer", cli_transfer_name(c->transfer));
-    cli_json_integer(j, "speculate", c->speculate);
-    cli_json_integer(j, "slots", c->slots);
-    cli_json_text(j, "digest", cli_digest_name(c->digest));
-    cli_json_integer(j, "sub_digests", c->sub_digests);
-    cli_json_text(j, "group_reduce", cli_group_reduce_name(c->group_reduce));
-    cli_json_integer(j, "verify_interval", c->verify_interval);
-    cli_json_integer(j, "context_tokens", c->tokens_max);
-    cli_json_integer(j, "prefill_chunk", c->prefill_chunk_max);
-    cli_json_text(j, "dtype", cli_dtype_name(c->dtype));
-    cli_json_text(j, "device", cli_device_name(kvf_runtime_device(run->runtime)));
+    for (uint32_t i = 0; (setting = kvf_cache_setting(i)) != NULL; i++)
+        cli_json_setting(j, setting_key(setting->name), setting, c);
+    cli_json_text(j, "device",
+                  kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host");
     cli_json_integer(j, "threads", kvf_runtime_threads(run->runtime));
     cli_json_real(j, "temperature", s->temperature);
     cli_json_real(j, "top_p", s->top_p);

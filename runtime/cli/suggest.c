@@ -6,7 +6,7 @@
  * It knows words only. Invariant: a suggestion differs in fewer letters than the word has.
  */
 
-#include "option_values.h"
+#include "options.h"
 
 #include <string.h>
 

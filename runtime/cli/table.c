@@ -13,21 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const format_names[] = {[CLI_FORMAT_TABLE] = "table",
-                                           [CLI_FORMAT_CSV] = "csv",
-                                           [CLI_FORMAT_JSON] = "json",
-                                           [CLI_FORMAT_JSONL] = "jsonl",
-                                           [CLI_FORMAT_MARKDOWN] = "md"};
-
-bool cli_format_parse(const char *text, cli_format *out)
-{
-    for (size_t i = 0; i < sizeof format_names / sizeof *format_names; i++)
-        if (strcmp(text, format_names[i]) == 0) {
-            *out = (cli_format)i;
-            return true;
-        }
-    return false;
-}
+const char *const cli_format_names[] = {
+    [CLI_FORMAT_TABLE] = "table", [CLI_FORMAT_CSV] = "csv",     [CLI_FORMAT_JSON] = "json",
+    [CLI_FORMAT_JSONL] = "jsonl", [CLI_FORMAT_MARKDOWN] = "md", NULL};
 
 /* ---- cells ---- */
 

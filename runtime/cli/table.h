@@ -71,7 +71,7 @@ bool cli_table_write(const cli_table *table, cli_format format, const cli_fact *
 /** As JSON to an output that is open or, if nobody asked for it, zero; commits it. */
 bool cli_table_save(const cli_table *table, const cli_fact *facts, cli_output *output);
 
-/** @return whether there is such a format */
-bool cli_format_parse(const char *text, cli_format *out);
+/** Names of the formats; ends with NULL. */
+extern const char *const cli_format_names[];
 
 #endif

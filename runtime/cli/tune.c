@@ -196,19 +196,16 @@ int cli_tune_main(int argc, char **argv)
     cli_tune tune = {0};
     kvf_error error = {0};
     char calibration[CLI_CALIBRATION_BYTES];
-    if (!cli_tune_options_parse(argc, argv, &tune.options))
-        return 2;
-    if (tune.options.help) {
-        cli_tune_help(stdout);
-        return 0;
-    }
+    const int parsed = cli_tune_options_parse(argc, argv, &tune.command, &tune.options);
+    if (parsed >= 0)
+        return parsed;
     const char *out = tune.options.out;
     tune.options.runtime.log = log_line;
     cli_calibration_choose(&tune.options.runtime, calibration);
     cli_interrupt_watch();
     int result = 1;
     if (open_input(&tune, &error) != KVF_OK || open_machine(&tune, &error) != KVF_OK)
-        fprintf(stderr, "kvferry: %s\n", error.text);
+        cli_complain(&tune.command, error.text);
     else if (!out || strcmp(out, "-") == 0 || cli_output_open(&tune.output, out))
         result = measure_and_report(&tune, &error);
     close_tune(&tune);

@@ -25,17 +25,18 @@ typedef struct cli_tune_options {
     uint32_t text_count;
     const char *out;  /* NULL = nothing is written; "-" = standard output */
     const char *plot; /* a folder, or NULL */
+    uint32_t method;  /* one of two, or both */
     bool fastkv, structkv;
     bool are_layers_given;
     uint32_t layer_first, layer_last;
     uint32_t samples, tokens;
     cli_prune_options prune; /* settings only */
     kvf_runtime_config runtime;
-    bool help;
 } cli_tune_options;
 
 typedef struct cli_tune {
     cli_tune_options options;
+    cli_command command;
     kvf_model_config model;
     kvf_tokenizer *tokenizer;
     kvf_weights *weights;
@@ -52,9 +53,8 @@ typedef struct cli_tune {
     bool interrupted;
 } cli_tune;
 
-/** @return whether to go on; false after a message on stderr: exit with 2 */
-bool cli_tune_options_parse(int argc, char **argv, cli_tune_options *out);
-void cli_tune_help(FILE *file);
+/** @return -1 to go on, else the exit status */
+int cli_tune_options_parse(int argc, char **argv, cli_command *command, cli_tune_options *out);
 
 /** Pieces of equal length, evenly from all texts. */
 KVF_CHECKED kvf_status cli_tune_read(cli_tune *tune, kvf_error *error);

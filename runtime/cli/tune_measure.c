@@ -58,7 +58,7 @@ static kvf_status run_piece(const cli_tune *tune, kvf_prune *prune, uint32_t ind
 void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)
 {
     kvf_prune_config_init(out, kvf_prune_policy_find(policy));
-    cli_settings_apply(&tune->options.prune.values, &out->settings);
+    cli_settings_apply(&tune->options.prune.values, out);
     /* What is kept changes nothing of a prefill's hidden states. */
     out->settings.keep = 1.0f;
     out->settings.keep_tokens = 0;

@@ -158,15 +158,15 @@ PY
 # ---- mistakes
 expect 2 "did you mean methods" link method
 expect 2 "--page-bytes has '3x'" link --page-bytes 3x
-expect 2 "give numbers from 64 to 1048576" link --page-bytes 16
-expect 2 "give gather, mapped, batch, each" link --method dma
-expect 2 "is no option" link --nothing
+expect 2 "--page-bytes has '16'; give a whole number from 64 to 1048576" link --page-bytes 16
+expect 2 "--method has 'dma'; give gather, each, mapped or batch" link --method dma
+expect 2 "unknown option '--nothing'" link --nothing
 expect 2 "needs a value" link --pages
 expect 2 "--format is 'xml'" link -o xml
 expect 2 "--zipf is '9'" link --zipf 9
 expect 2 "usage: kvferry bench link" nothing
 expect 2 "--batch has '65'" decode --batch 65
-expect 2 "give off, on" link --slots-in-order sorted
+expect 2 "--slots-in-order has 'sorted'; give on or off" link --slots-in-order sorted
 expect 1 "cannot be created" link peak --device "$device" --pool 4M --json "$work/none/file"
 expect 1 "cannot be created" decode --device "$device" --json "$work/none/file"
 expect 1 "no folder" link peak --device "$device" --repetitions 1 --pool 4M --pages 1 --plot /dev/null

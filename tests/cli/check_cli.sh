@@ -47,6 +47,27 @@ run="run --model $model -n 4"
 try 0 --help; prints 'usage: kvferry COMMAND'
 try 0 --version; prints '^kvferry [0-9]*\.[0-9]*\.[0-9]*$'
 try 0 run --help; prints 'static-ratio'
+# README's tables name options that exist, with the defaults that hold
+cat >tables.py <<'PY'
+import re, sys
+held, rows = {}, 0
+for block in re.split(r"\n(?=  (?:-., )?--)", open(sys.argv[1]).read()):
+    name = re.search(r"--([a-z-]+)", block)
+    value = re.search(r"\(default: (.*?)\)", " ".join(block.split()))
+    held[name[1]] = value[1] if value else None
+for line in open(sys.argv[2]):
+    row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
+    if not row:
+        continue
+    names, values = re.findall(r"`--([a-z-]+)", row[1]), row[2].strip().split(", ")
+    assert all(name in held for name in names), line
+    if len(names) == len(values) and all(re.match(r"`|[0-9]", v) for v in values):
+        assert [held[n] for n in names] == [v.strip("`") for v in values], line
+        rows += 1
+assert rows >= 9, rows
+PY
+check 'README tells the defaults of run --help' python3 tables.py out "$model/../../../README.md"
+check 'every default of the cache is told' test "$(grep -c 'default: ' out)" -ge 40
 try 2; says 'usage:'; silent
 try 2 rum; says "did you mean 'run'"
 try 2 run --modle x; says 'did you mean --model'
@@ -54,7 +75,7 @@ try 2 run; says '\-\-model DIR is needed'
 try 2 run --model; says 'needs a value'
 try 2 run --model x stray; says "'stray' belongs to no option"
 try 2 run --model x --prompt a --prompt-file b; says 'only one of'
-try 2 run --model x --page-size 24; says 'page-size is 24; give 8, 16, 32 or 64'
+try 2 run --model x --page-size 24; says "page-size is '24'; give 8, 16, 32 or 64"
 try 2 run --model x --budget 12x; says "budget is '12x'; give a whole number from 1"
 try 2 run --model x --budget -5; says "budget is '-5'"
 try 2 run --model x --threads 99999999999999999999; says 'threads'
@@ -62,8 +83,12 @@ try 2 run --model x --static-ratio 1.5; says 'from 0 to 1'
 try 2 run --model x --temperature nan; says 'temperature'
 try 2 run --model x --select hybird; says "did you mean 'hybrid'"
 try 2 run --model x --verify sparse; says 'dense:N'
+try 2 run --model x --verify dense:0; says "verify is 'dense:0'; give dense or dense:N"
+try 2 run --model x --select custom; says "select is 'custom'; give hybrid, full"
+try 2 run --model x --local 65537; says "local is '65537'; give a whole number from 1 to 65536"
 try 2 run --model x --sub-digests 3; says '1, 2 or 4'
-try 2 info --jsno; says '\-\-json'
+try 2 info --jsno; says 'did you mean --json'
+try 0 info --help; prints 'default: auto'
 
 # info
 try 0 info; prints 'matrix products'
@@ -81,7 +106,7 @@ echo '5 six' >ids.txt
 try 1 $run --token-ids ids.txt; says "'six"; silent
 try 1 $run --prompt "$text" --context 10; says 'raise --context'; silent
 try 1 run --model "$model" -n 40000 --prompt "$text"; says 'max_position_embeddings'; silent
-try 1 $run --prompt "$text" --budget 64; says 'budget_tokens = 64'; silent
+try 1 $run --prompt "$text" --budget 64; says '\-\-budget: budget_tokens = 64: at least'; silent
 try 1 $run --prompt "$text" --context 60000000; says 'shorten the prompt'; silent
 : >empty.txt
 try 1 $run --prompt "$text" --ask empty.txt; says 'no question'

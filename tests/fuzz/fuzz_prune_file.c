@@ -26,17 +26,18 @@ static void check_values(const cli_prune_values *values)
 {
     kvf_prune_config config;
     kvf_prune_config_init(&config, NULL);
-    cli_settings_apply(values, &config.settings);
-    fuzz_require((values->given & SETTING_BIT(SETTING_LAYER)) != 0);
+    cli_settings_apply(values, &config);
+    fuzz_require((values->given & cli_setting_bit("layer")) != 0);
     fuzz_require(config.settings.layer < model.layers);
     fuzz_require(config.settings.keep > 0.0f && config.settings.keep <= 1.0f);
     fuzz_require(config.settings.propagate > 0.0f && config.settings.propagate <= 1.0f);
-    for (unsigned i = 0; i < SETTING_COUNT; i++) {
+    const kvf_setting *s;
+    for (uint32_t i = 0; (s = kvf_prune_setting(i)) != NULL; i++) {
         char text[64];
         cli_prune_values again = {0};
-        if (values->given & SETTING_BIT(i))
-            fuzz_require(cli_setting_parse(
-                (cli_setting)i, cli_setting_show((cli_setting)i, &config.settings, text), &again));
+        if (values->given >> i & 1)
+            fuzz_require(
+                cli_setting_parse(s, kvf_setting_show(s, &config, text, sizeof text), &again));
     }
 }
 

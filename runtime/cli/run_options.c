@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command line of `kvferry run`; see the header. */
+
+#include "run_options.h"
+
+#include <string.h>
+
+#define FIELD(field) CLI_FIELD(cli_run_options, field)
+#define TEXT         KVF_SETTING_TEXT
+#define WHOLE        KVF_SETTING_WHOLE
+#define SWITCH       KVF_SETTING_SWITCH
+
+static bool take_verify(const cli_option *option, const char *text, void *at)
+{
+    const char *every = strcmp(text, "dense") == 0 ? "1" : text + 6;
+    if (strncmp(text, "dense:", 6) != 0 && strcmp(text, "dense") != 0)
+        return cli_refuse(option, text, "dense or dense:N");
+    return kvf_setting_parse(&option->is, every, at) ||
+           cli_refuse(option, text, "dense or dense:N");
+}
+
+static const cli_option of_input[] = {
+    {.is = {"model", TEXT, FIELD(model),
+            .meaning = "Hugging Face directory: config.json, tokenizer.json, *.safetensors"},
+     .argument = "DIR"},
+    {.is = {"prompt", TEXT, FIELD(prompt), .meaning = "the prompt"},
+     .argument = "TEXT",
+     .absent = "read standard input"},
+    {.is = {"prompt-file", TEXT, FIELD(prompt_file), .meaning = "the prompt, as UTF-8 text"}},
+    {.is = {"token-ids", TEXT, FIELD(token_ids_file),
+            .meaning = "the prompt as numbers, separated by spaces, commas or lines"}},
+    {.is = {"ask", TEXT, FIELD(ask_file),
+            .meaning = "one question per line, each answered on its own after the prompt"}},
+    {.is = {"chat", SWITCH, FIELD(chat),
+            .meaning = "apply the chat format: the prompt is a message of a user"}},
+    {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
+     .letter = 'n'},
+    {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
+    {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
+            .meaning = "tokens to reserve memory for"},
+     .absent = "what the prompt and --tokens need"},
+};
+
+static const cli_option of_sampling[] = {
+    {.is = {"temperature", KVF_SETTING_REAL, FIELD(sampling.temperature), .high = 100,
+            .meaning = "divide logits by it; 0 = always take the likeliest token"}},
+    {.is = {"top-p", KVF_SETTING_SHARE, FIELD(sampling.top_p), .high = 1,
+            .meaning = "draw from the likeliest tokens with this mass"}},
+    {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
+            .meaning = "draw from so many likeliest tokens; 0 = all"}},
+    {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}},
+};
+
+static const cli_option of_output[] = {
+    {.is = {"verify", WHOLE, FIELD(cache.verify_interval), .low = 1, .high = UINT32_MAX,
+            .meaning = "every N-th step, attend densely too and report recall; dense = every step"},
+     .argument = "dense[:N]",
+     .absent = "never",
+     .take = take_verify},
+    {.is = {"stats", TEXT, FIELD(stats),
+            .meaning = "write statistics as JSON; json = to standard error"}},
+    {.is = {"emit-ids", TEXT, FIELD(emit_ids_file),
+            .meaning = "write the generated token ids, one per line"}},
+    {.is = {"dump-logits", TEXT, FIELD(dump_logits_file),
+            .meaning = "write logits as float32 [generated, vocab]"}},
+    {.is = {"dry-run", SWITCH, FIELD(dry_run), .meaning = "print the memory plan and stop"}},
+};
+
+/* What the model, the prompt or another option sets is none. */
+static const cli_spelling of_cache[] = {
+    {"budget_tokens", "budget", CLI_PLAIN, NULL},
+    {"sink_tokens", "sink", CLI_PLAIN, NULL},
+    {"local_tokens", "local", CLI_PLAIN, NULL},
+    {"refresh_interval", "refresh", CLI_PLAIN, NULL},
+    {"refresh", "refresh-mode", CLI_PLAIN, NULL},
+    {"layers", NULL, CLI_HIDDEN, NULL},
+    {"query_heads", NULL, CLI_HIDDEN, NULL},
+    {"kv_heads", NULL, CLI_HIDDEN, NULL},
+    {"head_dim", NULL, CLI_HIDDEN, NULL},
+    {"dtype", NULL, CLI_HIDDEN, NULL},
+    {"softmax_scale", NULL, CLI_HIDDEN, NULL},
+    {"sequences_max", NULL, CLI_HIDDEN, NULL},
+    {"tokens_max", NULL, CLI_HIDDEN, NULL},
+    {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
+    {"verify_interval", NULL, CLI_HIDDEN, NULL},
+    {"streaming_sink", NULL, CLI_HIDDEN, NULL},
+    {"streaming_recent", NULL, CLI_HIDDEN, NULL},
+    {"observe_window", NULL, CLI_HIDDEN, NULL},
+    {0},
+};
+
+/* What can be said without looking at the model. */
+static bool check_together(const cli_command *command, const cli_run_options *o)
+{
+    int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->token_ids_file != NULL);
+    const char *problem = NULL;
+    if (!o->model)
+        problem = "--model DIR is needed";
+    else if (prompts > 1)
+        problem = "give only one of --prompt, --prompt-file and --token-ids";
+    else if (o->chat && o->token_ids_file)
+        problem = "--chat needs text, not --token-ids";
+    else if (o->ask_file && o->chat)
+        problem = "--ask continues plain text; leave --chat out";
+    else if (o->ask_file && o->tokens == 0)
+        problem = "--ask needs -n of at least 1";
+    if (problem)
+        fprintf(stderr, "kvferry: %s; see kvferry run --help\n", problem);
+    return !problem && cli_prune_check(&o->prune, command);
+}
+
+static void set_defaults(void *options)
+{
+    cli_run_options *o = options;
+    *o = (cli_run_options){.tokens = 128, .sampling = {.top_p = 1.0}};
+    kvf_runtime_config_init(&o->runtime);
+    kvf_cache_config_init(&o->cache);
+    cli_prune_options_init(&o->prune);
+}
+
+int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options *out)
+{
+    c->name = "run";
+    c->usage = "usage: kvferry run --model DIR [OPTION...]\n\n"
+               "Read a prompt, generate tokens. Tokens go to standard output, all else to standard "
+               "error.";
+    c->stray = "a prompt is given with --prompt";
+    c->defaults = set_defaults;
+    cli_heading(c, "Input:");
+    cli_add(c, of_input, sizeof of_input / sizeof *of_input, 0);
+    cli_heading(c, "Cache:");
+    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
+                                        .base = offsetof(cli_run_options, cache),
+                                        .spellings = of_cache});
+    cli_add_runtime(c, offsetof(cli_run_options, runtime));
+    cli_heading(c, "Sampling:");
+    cli_add(c, of_sampling, sizeof of_sampling / sizeof *of_sampling, 0);
+    cli_heading(c, "Output:");
+    cli_add(c, of_output, sizeof of_output / sizeof *of_output, 0);
+    cli_heading(c, "Pruning the prompt:");
+    cli_prune_add(c, offsetof(cli_run_options, prune));
+    cli_heading(c, "Heads that only stream:");
+    cli_prune_add_mask(c, offsetof(cli_run_options, prune), offsetof(cli_run_options, cache));
+    const int parsed = cli_parse(c, argc, argv, out);
+    if (parsed >= 0)
+        return parsed;
+    if (out->prune.wants_list) {
+        cli_policies_print(stdout);
+        return 0;
+    }
+    return check_together(c, out) ? -1 : 2;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_RUN_OPTIONS_H
+#define KVF_CLI_RUN_OPTIONS_H
+
+/*
+ * The command line of `kvferry run`.
+ *
+ * It knows rows, not models. Invariant: options that were parsed are in their ranges, and whatever
+ * depends on the model or the machine is left to those who know them.
+ */
+
+#include "options.h"
+#include "prune_options.h"
+#include "sampling.h"
+
+typedef struct cli_run_options {
+    const char *model;
+    const char *prompt; /* exactly one of these three, or none: standard input */
+    const char *prompt_file;
+    const char *token_ids_file;
+    const char *ask_file; /* NULL = one continuation of the prompt */
+    const char *stats;    /* "json" = to standard error, else a file; NULL = none */
+    const char *emit_ids_file;
+    const char *dump_logits_file;
+    uint32_t tokens;         /* to generate */
+    uint32_t context_tokens; /* 0 = prompt + tokens */
+    bool chat;
+    bool dry_run;
+    bool ignore_eos;
+    kvf_sampling_config sampling;
+    kvf_runtime_config runtime;
+    kvf_cache_config cache; /* geometry and tokens_max are not set */
+    cli_prune_options prune;
+} cli_run_options;
+
+/** @return -1 to go on, else the exit status */
+int cli_run_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
+
+#endif
