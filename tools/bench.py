@@ -2,41 +2,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run every benchmark, one at a time, and write what it says to bench/results/.
 
-usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a program's name
+usage: bench.py --build FOLDER [--into FOLDER] [NAME...]    NAME: a part of a benchmark's name
 
-A benchmark is a program bench_* below FOLDER/bench/. It prints a table, kept as NAME.txt under the
-machine and the command, and writes every figure to NAME.json; --into keeps those of one machine
-apart. The tables of answers and attention recall, by method and budget and by way of pruning, come
-last, from the kvferry command.
+A benchmark is a program bench_* below FOLDER/bench/, or a row of COMMANDS. It prints a table, kept
+as NAME.txt under the machine and the command, and writes every figure to NAME.json; --into keeps
+those of one machine apart. The tables of answers and attention recall, by method and budget and by
+way of pruning, come last, from the kvferry command.
 """
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
+from recall_table import machine  # noqa: E402
+
+# Of `kvferry bench`, on the host device.
+COMMANDS = {
+    "bench_decode": "decode --context 128K --budget 1024 --select hybrid,dynamic"
+                    " --method direct,gather,each --batch 1,4 --steps 300 --dense-steps 15",
+    "bench_link_parts": "link parts --page-bytes 16K --pages 4096 --pool 1G"
+                        " --chunk 512K,1M,2M,4M --slots-in-order on",
+    "bench_link_methods": "link methods --page-bytes 16K --pages 4096 --pool 1G"
+                          " --slots-in-order off,on",
+}
 
 
-def machine():
-    name = platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            name = next((line.split(":", 1)[1].strip() for line in f
-                         if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return "%s, %d cores" % (name, len(os.sched_getaffinity(0)))
-
-
-def programs(build):
+def benchmarks(build):
+    """(name, command) of each."""
     found = []
-    for folder, _, names in os.walk(os.path.join(build, "bench")):
+    for folder, _, names in os.walk(os.path.join(ROOT, build, "bench")):
         for name in names:
             path = os.path.join(folder, name)
             if name.startswith("bench_") and "." not in name and os.access(path, os.X_OK):
-                found.append(path)
+                found.append((name, [os.path.relpath(path, ROOT)]))
+    command = os.path.join(build, "runtime", "cli", "kvferry")
+    if os.access(os.path.join(ROOT, command), os.X_OK):
+        found += [(name, [command, "bench"] + options.split() + ["--device", "host"])
+                  for name, options in COMMANDS.items()]
     return sorted(found)
 
 
@@ -77,12 +82,10 @@ def main():
     def wanted(name):
         return not args.names or any(n in name for n in args.names)
 
-    for path in programs(os.path.join(ROOT, args.build)):
-        name = os.path.basename(path)
+    for name, command in benchmarks(args.build):
         if wanted(name):
-            shown = os.path.relpath(path, ROOT)
             json_path = os.path.join(args.into, name + ".json")
-            failed += not run(name, [shown, "--json", json_path], args.into)
+            failed += not run(name, command + ["--json", json_path], args.into)
     command = os.path.join(args.build, "runtime", "cli", "kvferry")
     for name in ("recall_table", "prune_table"):
         if os.access(os.path.join(ROOT, command), os.X_OK) and wanted(name):
