@@ -4,22 +4,20 @@
  * Decode attention at 128K tokens and gathering of pages, against what the memory gives in the same
  * run.
  *
- *     bench_attend [--tokens N] [--rounds N] [--threads N] [--isa MASK] [--json FILE]
- *
  * 8 KV heads, 4 query heads each, head_dim 128, bf16, pages of 32 tokens, 1024 tokens attended. The
  * contenders take turns, round after round, so that what else the machine does meets all of them;
- * each figure is the median over the rounds, with the quartiles. `busy` is the processor time of
- * the slowest thread, `wall` what the clock says. Layers are visited in turn: nothing is found in a
- * cache that a model would not find there.
+ * each figure is the median over the rounds, with the 10th and 90th percentile. `busy` is the
+ * processor time of the slowest thread, `wall` what the clock says. Layers are visited in turn:
+ * nothing is found in a cache that a model would not find there.
  */
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/utsname.h>
 
+#include "bench_report.h"
 #include "bench_team.h"
+#include "common/random.h"
 #include "kernels.h"
 
 #define HEADS         8u
@@ -79,19 +77,13 @@ static void *memory(size_t bytes)
     return p;
 }
 
-static uint64_t next_random(uint64_t *x)
-{
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    return *x ^= *x << 17;
-}
-
 /* bf16 numbers of magnitude 0.5 to 1, random sign. */
 static void fill(void *to, size_t bytes, uint64_t seed)
 {
     uint64_t *p = to;
     for (size_t i = 0; i < bytes / 8; i++)
-        p[i] = (next_random(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
+        p[i] =
+            (kvf_random_next(&seed) & UINT64_C(0x807f807f807f807f)) | UINT64_C(0x3f003f003f003f00);
 }
 
 /* ---- the contenders: each is called by every member of the team ---- */
@@ -287,23 +279,16 @@ static const struct {
 };
 
 typedef struct figure {
-    double low; /* quartile */
-    double median;
-    double high;
+    double p[3]; /* 10th percentile, median, 90th */
 } figure;
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static figure figure_of(const double *values, uint32_t count)
 {
     double sorted[ROUNDS_MAX];
+    figure f;
     memcpy(sorted, values, count * sizeof *values);
-    qsort(sorted, count, sizeof *sorted, ascending);
-    return (figure){sorted[count / 4], sorted[count / 2], sorted[count - 1 - count / 4]};
+    bench_percentiles(sorted, count, f.p);
+    return f;
 }
 
 /* Random pages of the pool; into the ring, over and over, or each into a place of its own. */
@@ -311,20 +296,20 @@ static void aim_gather(state *s, uint64_t *seed, bool ring)
 {
     const size_t page = kvf_page_bytes(&shape), pages = s->pool_bytes / page;
     for (uint32_t i = 0; i < GATHER_PAGES; i++) {
-        s->from[i] = s->pool + next_random(seed) % pages * page;
+        s->from[i] = s->pool + kvf_random_next(seed) % pages * page;
         s->to[i] = s->slots + (ring ? i % RING_PAGES : i) * page;
     }
     if (!ring) /* slots that were not written lately */
         for (uint32_t i = 0; i < GATHER_PAGES; i++)
-            s->to[i] = s->slots + (RING_PAGES + next_random(seed) % (16 * GATHER_PAGES)) * page;
+            s->to[i] = s->slots + (RING_PAGES + kvf_random_below(seed, 16 * GATHER_PAGES)) * page;
 }
 
-static void open_state(state *s, uint32_t tokens, uint32_t isa)
+static void open_state(state *s, uint32_t pages, uint32_t isa)
 {
     const size_t page = kvf_page_bytes(&shape), digest = kvf_digest_bytes(HEAD_DIM, 1);
     if (kvf_kernels_init(&s->kernels, isa) != KVF_OK)
         exit(1);
-    s->pages = tokens / PAGE_SIZE;
+    s->pages = pages;
     const size_t lists = (size_t)HEADS * s->pages, rows = (size_t)HEADS * GROUP;
     s->pool_bytes = LAYERS * lists * page;
     s->pool = memory(s->pool_bytes);
@@ -389,7 +374,7 @@ static void aim_sparse(state *s, uint64_t *seed)
     for (uint32_t h = 0; h < HEADS; h++)
         for (uint32_t i = NEAR_PAGES; i < BUDGET_PAGES; i++)
             s->sparse[h * BUDGET_PAGES + i] =
-                s->dense[next_random(seed) % (LAYERS * (size_t)HEADS * s->pages)];
+                s->dense[kvf_random_below(seed, LAYERS * HEADS * s->pages)];
 }
 
 static double bytes_of(const state *s, int contender)
@@ -430,8 +415,7 @@ static void run_rounds(state *s, team *t, results *r)
                 aim_sparse(s, &seed);
             if (i >= RING_COPY)
                 aim_gather(s, &seed, i < SLOT_COPY);
-            next_random(&seed);
-            s->q[seed % (HEADS * GROUP * HEAD_DIM)] ^= 0x8000;
+            s->q[kvf_random_below(&seed, HEADS * GROUP * HEAD_DIM)] ^= 0x8000;
             const team_times x = contenders[i].alone ? team_alone(contenders[i].fn, s)
                                                      : team_run(t, contenders[i].fn, s);
             if (round == 0) /* warms up */
@@ -469,61 +453,56 @@ static const target targets[] = {
     {"gather to slots: memcpy time / copy time", SLOT_MEMCPY, SLOT_COPY, false, 1.2},
 };
 
+static figure target_ratio(const state *s, const results *r, const target *t, bool busy)
+{
+    const double scale = t->bandwidth ? bytes_of(s, t->under) / bytes_of(s, t->over) : 1.0;
+    return ratio(r, busy, t->over, scale, t->under);
+}
+
 static void print_table(const state *s, const results *r)
 {
-    printf("%-30s %10s %12s %12s %25s\n", "", "MiB", "busy ms", "wall ms", "GB/s busy (quartiles)");
+    printf("%-30s %10s %12s %12s %25s\n", "", "MiB", "busy ms", "wall ms", "GB/s busy (p10 - p90)");
     for (int i = 0; i < CONTENDERS; i++) {
         const figure busy = figure_of(r->busy[i], r->rounds),
                      wall = figure_of(r->wall[i], r->rounds);
         const double bytes = bytes_of(s, i);
         printf("%-30s %10.1f %12.3f %12.3f %9.2f (%.2f - %.2f)\n", contenders[i].name,
-               bytes / 1048576.0, busy.median * 1e3, wall.median * 1e3, bytes / busy.median * 1e-9,
-               bytes / busy.high * 1e-9, bytes / busy.low * 1e-9);
+               bytes / 1048576.0, busy.p[1] * 1e3, wall.p[1] * 1e3, bytes / busy.p[1] * 1e-9,
+               bytes / busy.p[2] * 1e-9, bytes / busy.p[0] * 1e-9);
     }
-    printf("\n%-42s %8s %18s %8s %18s %8s\n", "ratio", "busy", "(quartiles)", "wall", "(quartiles)",
+    printf("\n%-42s %8s %18s %8s %18s %8s\n", "ratio", "busy", "(p10 - p90)", "wall", "(p10 - p90)",
            "target");
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         const target *t = &targets[i];
-        const double scale = t->bandwidth ? bytes_of(s, t->under) / bytes_of(s, t->over) : 1.0;
-        const figure b = ratio(r, true, t->over, scale, t->under);
-        const figure w = ratio(r, false, t->over, scale, t->under);
-        printf("%-42s %8.2f (%7.2f - %6.2f) %8.2f (%7.2f - %6.2f) %8.2f %s\n", t->name, b.median,
-               b.low, b.high, w.median, w.low, w.high, t->at_least,
-               t->at_least == 0.0        ? ""
-               : w.median >= t->at_least ? "met"
-                                         : "missed");
+        const figure b = target_ratio(s, r, t, true), w = target_ratio(s, r, t, false);
+        printf("%-42s %8.2f (%7.2f - %6.2f) %8.2f (%7.2f - %6.2f) %8.2f %s\n", t->name, b.p[1],
+               b.p[0], b.p[2], w.p[1], w.p[0], w.p[2], t->at_least,
+               t->at_least == 0.0      ? ""
+               : w.p[1] >= t->at_least ? "met"
+                                       : "missed");
     }
 }
 
-static bool write_json(const char *path, const state *s, const results *r, uint32_t threads)
+static void write_json(FILE *f, const state *s, const results *r, uint32_t threads)
 {
-    FILE *f = fopen(path, "w");
-    struct utsname machine;
-    if (!f || uname(&machine) != 0)
-        return false;
-    fprintf(f, "{\n  \"bench\": \"attend\", \"machine\": \"%s\", \"threads\": %u, \"isa\": %u,\n",
-            machine.machine, threads, s->kernels.isa);
-    fprintf(f, "  \"tokens\": %u, \"rounds\": %u,\n  \"contenders\": [\n", s->pages * PAGE_SIZE,
-            r->rounds);
+    fprintf(f, "  \"threads\": %u, \"isa\": %u, \"tokens\": %u, \"rounds\": %u,\n", threads,
+            s->kernels.isa, s->pages * PAGE_SIZE, r->rounds);
+    fprintf(f, "  \"contenders\": [\n");
     for (int i = 0; i < CONTENDERS; i++) {
-        const figure b = figure_of(r->busy[i], r->rounds), w = figure_of(r->wall[i], r->rounds);
-        fprintf(f,
-                "    {\"name\": \"%s\", \"bytes\": %.0f, \"busy_ms\": [%.4f, %.4f, %.4f], "
-                "\"wall_ms\": [%.4f, %.4f, %.4f]}%s\n",
-                contenders[i].name, bytes_of(s, i), b.low * 1e3, b.median * 1e3, b.high * 1e3,
-                w.low * 1e3, w.median * 1e3, w.high * 1e3, i + 1 < CONTENDERS ? "," : "");
+        fprintf(f, "    {\"name\": \"%s\", \"bytes\": %.0f, ", contenders[i].name, bytes_of(s, i));
+        bench_json_three(f, "busy_seconds", figure_of(r->busy[i], r->rounds).p, ", ");
+        bench_json_three(f, "wall_seconds", figure_of(r->wall[i], r->rounds).p,
+                         i + 1 < CONTENDERS ? "},\n" : "}],\n");
     }
-    fprintf(f, "  ],\n  \"ratios\": [\n");
+    fprintf(f, "  \"ratios\": [\n");
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         const target *t = &targets[i];
-        const double scale = t->bandwidth ? bytes_of(s, t->under) / bytes_of(s, t->over) : 1.0;
-        fprintf(f, "    {\"name\": \"%s\", \"busy\": %.4f, \"wall\": %.4f, \"target\": %.2f}%s\n",
-                t->name, ratio(r, true, t->over, scale, t->under).median,
-                ratio(r, false, t->over, scale, t->under).median, t->at_least,
-                i + 1 < sizeof targets / sizeof *targets ? "," : "");
+        fprintf(f, "    {\"name\": \"%s\", \"target\": %.2f, ", t->name, t->at_least);
+        bench_json_three(f, "busy", target_ratio(s, r, t, true).p, ", ");
+        bench_json_three(f, "wall", target_ratio(s, r, t, false).p,
+                         i + 1 < sizeof targets / sizeof *targets ? "},\n" : "}]\n");
     }
-    fprintf(f, "  ]\n}\n");
-    return fclose(f) == 0;
+    bench_json_close(f);
 }
 
 int main(int argc, char **argv)
@@ -531,40 +510,25 @@ int main(int argc, char **argv)
     static state s;
     static results r = {.rounds = 15};
     static team t;
-    const char *json = NULL;
     uint32_t tokens = 131072, threads = 2, isa = KVF_ISA_ALL;
-    for (int i = 1; i < argc; i += 2) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (value && strcmp(argv[i], "--tokens") == 0)
-            tokens = (uint32_t)strtoul(value, NULL, 10);
-        else if (value && strcmp(argv[i], "--rounds") == 0)
-            r.rounds = (uint32_t)strtoul(value, NULL, 10);
-        else if (value && strcmp(argv[i], "--threads") == 0)
-            threads = (uint32_t)strtoul(value, NULL, 10);
-        else if (value && strcmp(argv[i], "--isa") == 0)
-            isa = (uint32_t)strtoul(value, NULL, 10);
-        else if (value && strcmp(argv[i], "--json") == 0)
-            json = value;
-        else {
-            fprintf(stderr, "usage: bench_attend [--tokens N] [--rounds N] [--threads N] "
-                            "[--isa MASK] [--json FILE]\n");
-            return 2;
-        }
-    }
-    if (tokens < 8192 || tokens % PAGE_SIZE || r.rounds == 0 || r.rounds > ROUNDS_MAX ||
-        threads == 0 || threads > HEADS) {
-        fprintf(stderr, "tokens: a multiple of 32, at least 8192; rounds 1..%u; threads 1..%u\n",
-                ROUNDS_MAX, HEADS);
-        return 2;
-    }
-    open_state(&s, tokens, isa);
+    const bench_option options[] = {{"--tokens", &tokens, 8192, 1u << 25, NULL},
+                                    {"--rounds", &r.rounds, 1, ROUNDS_MAX, NULL},
+                                    {"--threads", &threads, 1, HEADS, NULL},
+                                    {"--isa", &isa, 0, UINT32_MAX, NULL},
+                                    {0}};
+    const bench_args args = bench_args_read(argc, argv, options);
+    open_state(&s, tokens / PAGE_SIZE, isa);
     fill_state(&s);
     if (!team_open(&t, threads))
         return 1;
     printf("%u tokens, %u KV heads x %u, d = %u, bf16, %u tokens attended, %u threads, isa %u\n\n",
-           tokens, HEADS, GROUP, HEAD_DIM, BUDGET_PAGES * PAGE_SIZE, threads, s.kernels.isa);
+           s.pages * PAGE_SIZE, HEADS, GROUP, HEAD_DIM, BUDGET_PAGES * PAGE_SIZE, threads,
+           s.kernels.isa);
     run_rounds(&s, &t, &r);
     team_close(&t);
     print_table(&s, &r);
-    return !json || write_json(json, &s, &r, threads) ? 0 : 1;
+    FILE *json = bench_json_open(&args);
+    if (json)
+        write_json(json, &s, &r, threads);
+    return 0;
 }

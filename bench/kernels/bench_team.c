@@ -6,20 +6,20 @@
 
 #include "bench_team.h"
 
-#include <time.h>
+#include "common/clock.h"
 
-static double now(clockid_t clock)
+static double busy_seconds(void)
 {
     struct timespec t;
-    clock_gettime(clock, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static void run_member(team *t, uint32_t member)
 {
-    const double start = now(CLOCK_THREAD_CPUTIME_ID);
+    const double start = busy_seconds();
     t->fn(t->arg, member, t->members);
-    t->busy[member] = now(CLOCK_THREAD_CPUTIME_ID) - start;
+    t->busy[member] = busy_seconds() - start;
 }
 
 static void *thread_main(void *arg)
@@ -62,11 +62,11 @@ team_times team_run(team *t, team_fn fn, void *arg)
     team_times times = {.busy = 0.0};
     t->fn = fn;
     t->arg = arg;
-    const double start = now(CLOCK_MONOTONIC);
+    const double start = kvf_now_seconds();
     pthread_barrier_wait(&t->begin);
     run_member(t, 0);
     pthread_barrier_wait(&t->end);
-    times.wall = now(CLOCK_MONOTONIC) - start;
+    times.wall = kvf_now_seconds() - start;
     for (uint32_t i = 0; i < t->members; i++)
         times.busy = t->busy[i] > times.busy ? t->busy[i] : times.busy;
     return times;
@@ -75,9 +75,9 @@ team_times team_run(team *t, team_fn fn, void *arg)
 team_times team_alone(team_fn fn, void *arg)
 {
     team_times times;
-    const double start = now(CLOCK_MONOTONIC), busy = now(CLOCK_THREAD_CPUTIME_ID);
+    const double start = kvf_now_seconds(), busy = busy_seconds();
     fn(arg, 0, 1);
-    times.busy = now(CLOCK_THREAD_CPUTIME_ID) - busy;
-    times.wall = now(CLOCK_MONOTONIC) - start;
+    times.busy = busy_seconds() - busy;
+    times.wall = kvf_now_seconds() - start;
     return times;
 }

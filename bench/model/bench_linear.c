@@ -12,12 +12,12 @@
  */
 
 #include "bench_report.h"
+#include "common/clock.h"
 #include "linear.h"
 #include "matmul.h"
 #include "random_model.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define OUTPUTS     8192u
 #define INPUTS      4096u
@@ -94,9 +94,9 @@ static void measure(const bench *b, uint32_t rows, double median[WAYS])
     double seconds[WAYS][REPETITIONS];
     for (uint32_t r = 0; r < REPETITIONS; r++)
         for (uint32_t w = 0; w < WAYS; w++) {
-            double start = bench_seconds();
+            double start = kvf_now_seconds();
             bool done = ways[w].run(b, rows);
-            seconds[w][r] = done ? bench_seconds() - start : 0.0;
+            seconds[w][r] = done ? kvf_now_seconds() - start : 0.0;
         }
     for (uint32_t w = 0; w < WAYS; w++) {
         double p[3];
@@ -148,13 +148,14 @@ static double best_of_onednn(const double median[WAYS])
 int main(int argc, char **argv)
 {
     static const uint32_t rows[] = {1, 2, 3, 4, 8, 16, 64};
+    const bench_args args = bench_args_read(argc, argv, &(bench_option){0});
     bench b = {0};
     if (!fill(&b)) {
         fputs("bench_linear: no memory\n", stderr);
         drop(&b);
         return 1;
     }
-    FILE *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? fopen(argv[2], "w") : NULL;
+    FILE *json = bench_json_open(&args);
     char onednn[64];
     kvf_matmul_describe(onednn, sizeof onednn);
     double gigabytes = (double)OUTPUTS * INPUTS * 2e-9;
@@ -162,12 +163,9 @@ int main(int argc, char **argv)
            onednn, b.kernels->name, REPETITIONS);
     printf("%5s %9s %14s %12s %12s %13s %9s\n", "rows", "kernel", "onednn panels", "onednn fp32",
            "onednn bf16", "kernel GB/s", "speed-up");
-    if (json) {
-        fputs("{\n", json);
-        bench_json_machine(json, argc, argv);
+    if (json)
         fprintf(json, "  \"onednn\": \"%s\",\n  \"kernel\": \"%s\",\n  \"rows\": [", onednn,
                 b.kernels->name);
-    }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double m[WAYS];
         measure(&b, rows[i], m);
@@ -181,7 +179,8 @@ int main(int argc, char **argv)
                     i ? "," : "", rows[i], m[0], m[1], m[2], m[3], speed_up);
     }
     if (json)
-        fputs("\n  ]\n}\n", json);
+        fputs("\n  ]\n", json);
+    bench_json_close(json);
     drop(&b);
-    return json && fclose(json) != 0;
+    return 0;
 }

@@ -12,13 +12,12 @@
  * tokens that go on only; so with few layers half depth gains more than with many.
  */
 
+#include "bench_model.h"
 #include "bench_report.h"
+#include "common/clock.h"
 #include "random_model.h"
-#include "transformer.h"
 
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define ROUNDS_MAX 64u
 #define CASES_MAX  12u
@@ -55,81 +54,31 @@ typedef struct measured {
 } measured;
 
 typedef struct rig {
-    char directory[512]; /* of a random model; empty = the model was there */
-    const char *model_path;
+    const char *path, *random_config; /* one of them */
     uint32_t tokens, rounds;
-    kvf_model_config model;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
+    bench_model m;
     uint32_t *ids;
 } rig;
 
-/* ---- a model ---- */
-
-static kvf_status open_runner(rig *r, kvf_error *error)
-{
-    kvf_runtime_config rc;
-    kvf_cache_config cc;
-    kvf_runtime_config_init(&rc);
-    rc.device = KVF_DEVICE_HOST;
-    rc.allow_unpinned = 1;
-    kvf_cache_config_init(&cc);
-    kvf_transformer_options options = {.model = &r->model,
-                                       .chunk_max = CHUNK,
-                                       .prompt_max = r->tokens,
-                                       .batch_max = 1,
-                                       .isa_mask = KVF_ISA_ALL};
-    kvf_status status = kvf_runtime_open(&rc, &r->runtime, error);
-    if (status == KVF_OK)
-        status = kvf_stream_create(r->runtime, &r->stream);
-    if (status == KVF_OK)
-        status = kvf_model_config_read(r->model_path, NULL, &r->model, error);
-    if (status == KVF_OK)
-        status = kvf_weights_open(r->model_path, NULL, &r->weights, error);
-    options.runtime = r->runtime;
-    options.weights = r->weights;
-    if (status == KVF_OK)
-        status = kvf_transformer_open(&options, &r->transformer, error);
-    kvf_transformer_geometry(&options, &cc);
-    cc.tokens_max = r->tokens + 64;
-    cc.observe_window = WINDOW_MAX;
-    return status == KVF_OK ? kvf_cache_open(r->runtime, &cc, &r->cache, error) : status;
-}
-
 static bool rig_open(rig *r)
 {
-    kvf_error error = {0};
-    kvf_status status = open_runner(r, &error);
+    kvf_cache_config cc;
+    kvf_cache_config_init(&cc);
+    cc.tokens_max = r->tokens + 64;
+    cc.observe_window = WINDOW_MAX;
     r->ids = calloc(r->tokens, sizeof *r->ids);
-    if (status != KVF_OK || !r->ids) {
-        fprintf(stderr, "bench_prune: %s %s\n", kvf_status_name(status), error.text);
+    if (!r->ids || !bench_model_open(&r->m, r->path, r->random_config, CHUNK, r->tokens, &cc))
         return false;
-    }
     random_stream stream = random_stream_of("prompt");
     for (uint32_t i = 0; i < r->tokens; i++)
-        r->ids[i] = (uint32_t)(random_stream_next(&stream) % r->model.vocab_size);
+        r->ids[i] = (uint32_t)(random_stream_next(&stream) % r->m.config.vocab_size);
     return true;
 }
 
 static void rig_close(rig *r)
 {
-    char path[640];
-    kvf_cache_close(r->cache);
-    kvf_transformer_close(r->transformer);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    kvf_weights_close(r->weights);
+    bench_model_close(&r->m);
     free(r->ids);
-    if (!r->directory[0])
-        return;
-    snprintf(path, sizeof path, "%s/config.json", r->directory);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/model.safetensors", r->directory);
-    unlink(path);
-    rmdir(r->directory);
 }
 
 /* ---- one prompt ---- */
@@ -146,13 +95,13 @@ static kvf_status open_prune(rig *r, const plan *p, kvf_prune **out)
     s->propagate = p->propagate_tokens ? 1.0f : p->propagate;
     s->propagate_tokens = p->propagate_tokens;
     if (p->is_half)
-        s->layer = r->model.layers / 2 - 1;
+        s->layer = r->m.config.layers / 2 - 1;
     if (p->is_late) {
-        s->layer_max = r->model.layers - 1;
+        s->layer_max = r->m.config.layers - 1;
         s->layers_observed = 2;
         s->threshold = 0.0f;
     }
-    const kvf_status status = kvf_prune_open(r->cache, &pc, out, &error);
+    const kvf_status status = kvf_prune_open(r->m.cache, &pc, out, &error);
     if (status != KVF_OK)
         fprintf(stderr, "bench_prune: %s: %s\n", p->name, error.text);
     return status;
@@ -161,16 +110,11 @@ static kvf_status open_prune(rig *r, const plan *p, kvf_prune **out)
 static kvf_status prefill(rig *r, const plan *p, kvf_prune *prune, kvf_sequence *sequence)
 {
     if (!prune)
-        return kvf_transformer_prefill(r->transformer, r->cache, sequence, r->ids, p->tokens,
-                                       r->stream);
+        return kvf_transformer_prefill(r->m.transformer, r->m.cache, sequence, r->ids, p->tokens,
+                                       r->m.stream);
     const kvf_prompt prompt = {.sequence = sequence, .ids = r->ids, .count = p->tokens};
-    return kvf_transformer_prefill_pruned(r->transformer, r->cache, prune, &prompt, 1, r->stream);
-}
-
-static kvf_status wait_after(rig *r, kvf_status status)
-{
-    const kvf_status waited = kvf_stream_wait(r->stream);
-    return status == KVF_OK ? waited : status;
+    return kvf_transformer_prefill_pruned(r->m.transformer, r->m.cache, prune, &prompt, 1,
+                                          r->m.stream);
 }
 
 static void read_stats(const kvf_prune *prune, sample *out, measured *m)
@@ -191,18 +135,19 @@ static kvf_status run_once(rig *r, const plan *p, sample *out, measured *m)
     kvf_sequence *sequence = NULL;
     kvf_status status = p->policy ? open_prune(r, p, &prune) : KVF_OK;
     if (status == KVF_OK)
-        status = kvf_sequence_create(r->cache, &sequence);
-    const double start = bench_seconds();
+        status = kvf_sequence_create(r->m.cache, &sequence);
+    const double start = kvf_now_seconds();
     if (status == KVF_OK)
-        status = wait_after(r, prefill(r, p, prune, sequence));
-    out->seconds = bench_seconds() - start;
+        status = bench_model_wait(&r->m, prefill(r, p, prune, sequence));
+    out->seconds = kvf_now_seconds() - start;
     if (status == KVF_OK)
-        status = wait_after(r, kvf_transformer_decode(r->transformer, r->cache, &sequence, r->ids,
-                                                      1, true, r->stream));
-    out->first_token_seconds = bench_seconds() - start;
+        status =
+            bench_model_wait(&r->m, kvf_transformer_decode(r->m.transformer, r->m.cache, &sequence,
+                                                           r->ids, 1, true, r->m.stream));
+    out->first_token_seconds = kvf_now_seconds() - start;
     if (prune && status == KVF_OK)
         read_stats(prune, out, m);
-    kvf_transformer_forget(r->transformer);
+    kvf_transformer_forget(r->m.transformer);
     kvf_sequence_destroy(sequence);
     kvf_prune_close(prune);
     return status;
@@ -261,7 +206,7 @@ static void print_table(const rig *r, const char *title, const measured *m, uint
 {
     printf("%s, %u layers, %u tokens, %u threads, %u rounds: medians (10th to 90th percentile)\n"
            "shares are of full prefill of the same round\n\n",
-           title, r->model.layers, r->tokens, kvf_runtime_threads(r->runtime), r->rounds);
+           title, r->m.config.layers, r->tokens, kvf_runtime_threads(r->m.runtime), r->rounds);
     printf("%-26s %9s %8s %16s %8s %8s %8s %22s\n", "case", "seconds", "computed", "full / this",
            "observe", "decide", "retain", "longer than full");
     for (uint32_t i = 0; i < count; i++)
@@ -274,32 +219,26 @@ static void print_table(const rig *r, const char *title, const measured *m, uint
     printf("\n");
 }
 
-static void json_three(FILE *f, const char *name, const double v[3], const char *end)
-{
-    fprintf(f, "\"%s\": {\"p10\": %.6g, \"p50\": %.6g, \"p90\": %.6g}%s", name, v[0], v[1], v[2],
-            end);
-}
-
 static void json_model(FILE *f, const char *name, const rig *r, const measured *m, uint32_t count,
                        const char *end)
 {
     fprintf(f,
             "  \"%s\": {\"layers\": %u, \"tokens\": %u, \"threads\": %u, \"rounds\": %u, "
             "\"cases\": [\n",
-            name, r->model.layers, r->tokens, kvf_runtime_threads(r->runtime), r->rounds);
+            name, r->m.config.layers, r->tokens, kvf_runtime_threads(r->m.runtime), r->rounds);
     for (uint32_t i = 0; i < count; i++) {
         fprintf(f, "    {\"name\": \"%s\", \"tokens\": %u, \"compute_rate\": %.4f,\n     ",
                 m[i].plan->name, m[i].plan->tokens, m[i].rate);
         if (m[i].chosen != KVF_PRUNE_LAYER_AUTO)
             fprintf(f, "\"chosen_layer\": %u, ", m[i].chosen);
-        json_three(f, "seconds", m[i].seconds, ", ");
-        json_three(f, "ttft_seconds", m[i].ttft, ",\n     ");
-        json_three(f, "ttft_share", m[i].ttft_share, ", ");
-        json_three(f, "speedup", m[i].speedup, ", ");
-        json_three(f, "longer_share", m[i].extra, ",\n     ");
-        json_three(f, "observe_share", m[i].observe, ", ");
-        json_three(f, "decide_share", m[i].decide, ", ");
-        json_three(f, "retain_share", m[i].retain, "}");
+        bench_json_three(f, "seconds", m[i].seconds, ", ");
+        bench_json_three(f, "ttft_seconds", m[i].ttft, ",\n     ");
+        bench_json_three(f, "ttft_share", m[i].ttft_share, ", ");
+        bench_json_three(f, "speedup", m[i].speedup, ", ");
+        bench_json_three(f, "longer_share", m[i].extra, ",\n     ");
+        bench_json_three(f, "observe_share", m[i].observe, ", ");
+        bench_json_three(f, "decide_share", m[i].decide, ", ");
+        bench_json_three(f, "retain_share", m[i].retain, "}");
         fputs(i + 1 < count ? ",\n" : "\n", f);
     }
     fprintf(f, "  ]}%s\n", end);
@@ -360,7 +299,7 @@ typedef struct asl_check {
 
 static asl_check check_asl(const rig *r, const measured *m)
 {
-    const double layers = r->model.layers, chosen = m[ASL].chosen;
+    const double layers = r->m.config.layers, chosen = m[ASL].chosen;
     return (asl_check){.chosen = m[ASL].chosen,
                        .measured = m[ASL].ttft_share[1],
                        .predicted = (chosen + 1.0) / layers + (layers - chosen - 1.0) / layers *
@@ -415,65 +354,13 @@ static void large_plans(plan *p, uint32_t tokens)
     p[LARGE_STRUCT].policy = "structkv";
 }
 
-/* A folder with a random model, to be removed by rig_close. */
-static bool write_large(rig *r, uint32_t layers)
-{
-    char config[sizeof large_config + 16];
-    const char *base = getenv("TMPDIR");
-    snprintf(config, sizeof config, large_config, layers);
-    snprintf(r->directory, sizeof r->directory, "%s/kvf-bench-XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(r->directory)) {
-        perror(r->directory);
-        r->directory[0] = '\0';
-        return false;
-    }
-    r->model_path = r->directory;
-    return random_model_write(r->directory, config);
-}
-
 /* ---- main ---- */
 
 typedef struct options {
-    const char *model, *json;
+    const char *model;
     uint32_t tokens, rounds;
     uint32_t large_layers, large_tokens, large_rounds; /* 0 layers: leave it out */
 } options;
-
-static uint32_t number(const char *text)
-{
-    return (uint32_t)strtoul(text, NULL, 10);
-}
-
-static bool parse(int argc, char **argv, options *o)
-{
-    *o = (options){.model = "examples/recall/model",
-                   .tokens = 16384,
-                   .rounds = 7,
-                   .large_layers = 4,
-                   .large_tokens = 8192,
-                   .large_rounds = 3};
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--json") == 0)
-            o->json = argv[i + 1];
-        else if (strcmp(argv[i], "--model") == 0)
-            o->model = argv[i + 1];
-        else if (strcmp(argv[i], "--tokens") == 0)
-            o->tokens = number(argv[i + 1]);
-        else if (strcmp(argv[i], "--rounds") == 0)
-            o->rounds = number(argv[i + 1]);
-        else if (strcmp(argv[i], "--large-layers") == 0)
-            o->large_layers = number(argv[i + 1]);
-        else if (strcmp(argv[i], "--large-tokens") == 0)
-            o->large_tokens = number(argv[i + 1]);
-        else if (strcmp(argv[i], "--large-rounds") == 0)
-            o->large_rounds = number(argv[i + 1]);
-        else
-            return false;
-    }
-    return argc % 2 == 1 && o->tokens >= 1024 && o->rounds >= 1 && o->rounds <= ROUNDS_MAX &&
-           o->large_layers != 1 && o->large_tokens >= 1024 && o->large_rounds >= 1 &&
-           o->large_rounds <= ROUNDS_MAX;
-}
 
 static void load_average(double *out)
 {
@@ -498,10 +385,11 @@ static kvf_status run_recall(rig *r, measured *m, asl_check *asl)
 static kvf_status run_large(rig *r, uint32_t layers, measured *m)
 {
     static plan plans[LARGE_CASES];
+    char config[sizeof large_config + 16];
+    snprintf(config, sizeof config, large_config, layers);
+    r->random_config = config;
     large_plans(plans, r->tokens);
-    if (!write_large(r, layers) || !rig_open(r))
-        return KVF_SYSTEM;
-    kvf_status status = measure(r, plans, LARGE_CASES, m);
+    kvf_status status = rig_open(r) ? measure(r, plans, LARGE_CASES, m) : KVF_SYSTEM;
     if (status != KVF_OK)
         return status;
     print_table(r, "random model with layers of Llama-3.1-8B", m, LARGE_CASES);
@@ -512,13 +400,21 @@ static kvf_status run_large(rig *r, uint32_t layers, measured *m)
 
 int main(int argc, char **argv)
 {
-    options o;
-    if (!parse(argc, argv, &o)) {
-        fprintf(stderr, "usage: bench_prune [--json FILE] [--model DIR] [--tokens N] [--rounds N] "
-                        "[--large-layers N] [--large-tokens N] [--large-rounds N]\n");
-        return 2;
-    }
-    rig small = {.model_path = o.model, .tokens = o.tokens, .rounds = o.rounds};
+    options o = {.model = "examples/recall/model",
+                 .tokens = 16384,
+                 .rounds = 7,
+                 .large_layers = 4,
+                 .large_tokens = 8192,
+                 .large_rounds = 3};
+    const bench_option table[] = {{.name = "--model", .text = &o.model},
+                                  {"--tokens", &o.tokens, 1024, 1u << 24, NULL},
+                                  {"--rounds", &o.rounds, 1, ROUNDS_MAX, NULL},
+                                  {"--large-layers", &o.large_layers, 0, 256, NULL},
+                                  {"--large-tokens", &o.large_tokens, 1024, 1u << 24, NULL},
+                                  {"--large-rounds", &o.large_rounds, 1, ROUNDS_MAX, NULL},
+                                  {0}};
+    const bench_args args = bench_args_read(argc, argv, table);
+    rig small = {.path = o.model, .tokens = o.tokens, .rounds = o.rounds};
     rig large = {.tokens = o.large_tokens, .rounds = o.large_rounds};
     measured m[RECALL_CASES], n[LARGE_CASES];
     asl_check asl = {0};
@@ -531,10 +427,8 @@ int main(int argc, char **argv)
     if (status == KVF_OK)
         printf("load average over a minute: %.1f before, %.1f after, this program included\n",
                load[0], load[1]);
-    FILE *json = status == KVF_OK && o.json ? fopen(o.json, "w") : NULL;
+    FILE *json = status == KVF_OK ? bench_json_open(&args) : NULL;
     if (json) {
-        fputs("{\n", json);
-        bench_json_machine(json, argc, argv);
         fprintf(json,
                 "  \"load_average\": [%.2f, %.2f],\n"
                 "  \"asl\": {\"chosen_layer\": %u, \"ttft_ratio\": %.4f, \"predicted\": %.4f},\n",
@@ -542,11 +436,9 @@ int main(int argc, char **argv)
         json_model(json, "recall", &small, m, RECALL_CASES, o.large_layers ? "," : "");
         if (o.large_layers)
             json_model(json, "llama_shaped", &large, n, LARGE_CASES, "");
-        fputs("}\n", json);
-        if (fclose(json) != 0)
-            perror(o.json);
     }
+    bench_json_close(json);
     rig_close(&small);
     rig_close(&large);
-    return status == KVF_OK ? 0 : 1;
+    return status != KVF_OK;
 }

@@ -8,14 +8,11 @@
  * of the same threads over the same mapped weights. The two take turns; medians.
  */
 
+#include "bench_model.h"
 #include "bench_report.h"
-#include "random_model.h"
-#include "transformer.h"
+#include "common/clock.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS       30u
 #define PROMPT      64u
@@ -29,72 +26,6 @@ static const char config[] =
     "\"silu\","
     " \"max_position_embeddings\": 4096, \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-5,"
     " \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}";
-
-typedef struct rig {
-    char directory[512];
-    kvf_model_config model;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
-    kvf_sequence *sequence;
-} rig;
-
-/* Everything or a message. */
-static bool rig_open(rig *r)
-{
-    kvf_error error = {0};
-    kvf_runtime_config rc;
-    kvf_cache_config cc;
-    const char *base = getenv("TMPDIR");
-    snprintf(r->directory, sizeof r->directory, "%s/kvf-bench-XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(r->directory) || !random_model_write(r->directory, config))
-        return false;
-    kvf_runtime_config_init(&rc);
-    rc.device = KVF_DEVICE_HOST; /* buffers below are host memory */
-    rc.allow_unpinned = 1;
-    kvf_cache_config_init(&cc);
-    kvf_transformer_options options = {
-        .model = &r->model, .chunk_max = PROMPT, .batch_max = 1, .isa_mask = KVF_ISA_ALL};
-    kvf_status status = kvf_runtime_open(&rc, &r->runtime, &error);
-    if (status == KVF_OK)
-        status = kvf_stream_create(r->runtime, &r->stream);
-    if (status == KVF_OK)
-        status = kvf_model_config_read(r->directory, NULL, &r->model, &error);
-    if (status == KVF_OK)
-        status = kvf_weights_open(r->directory, NULL, &r->weights, &error);
-    options.runtime = r->runtime;
-    options.weights = r->weights;
-    if (status == KVF_OK)
-        status = kvf_transformer_open(&options, &r->transformer, &error);
-    kvf_transformer_geometry(&options, &cc);
-    cc.tokens_max = CONTEXT;
-    cc.select = KVF_SELECT_FULL;
-    if (status == KVF_OK)
-        status = kvf_cache_open(r->runtime, &cc, &r->cache, &error);
-    if (status == KVF_OK)
-        status = kvf_sequence_create(r->cache, &r->sequence);
-    if (status != KVF_OK)
-        fprintf(stderr, "bench_runner: %s %s\n", kvf_status_name(status), error.text);
-    return status == KVF_OK;
-}
-
-static void rig_close(rig *r)
-{
-    char path[640];
-    kvf_sequence_destroy(r->sequence);
-    kvf_cache_close(r->cache);
-    kvf_transformer_close(r->transformer);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    kvf_weights_close(r->weights);
-    snprintf(path, sizeof path, "%s/config.json", r->directory);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/model.safetensors", r->directory);
-    unlink(path);
-    rmdir(r->directory);
-}
 
 /* ---- bandwidth ---- */
 
@@ -120,31 +51,26 @@ static void read_task(const void *raw, uint32_t task)
 }
 
 /* Bytes per second of reading all weights once. */
-static double read_all(rig *r, kvf_status *status)
+static double read_all(bench_model *m, kvf_status *status)
 {
     atomic_uint_fast64_t sum = 0;
-    double start = bench_seconds();
-    for (size_t i = 0; i < kvf_weights_count(r->weights) && *status == KVF_OK; i++) {
-        read_args args = {kvf_weights_at(r->weights, i), &sum};
+    double start = kvf_now_seconds();
+    for (size_t i = 0; i < kvf_weights_count(m->weights) && *status == KVF_OK; i++) {
+        read_args args = {kvf_weights_at(m->weights, i), &sum};
         *status =
-            kvf_stream_launch(r->stream, read_task, &args, sizeof args,
+            kvf_stream_launch(m->stream, read_task, &args, sizeof args,
                               (uint32_t)((args.tensor->bytes + SLICE_BYTES - 1) / SLICE_BYTES));
     }
-    kvf_status waited = kvf_stream_wait(r->stream);
-    if (*status == KVF_OK)
-        *status = waited;
-    return (double)kvf_weights_bytes(r->weights) / (bench_seconds() - start);
+    *status = bench_model_wait(m, *status);
+    return (double)kvf_weights_bytes(m->weights) / (kvf_now_seconds() - start);
 }
 
-static double decode_one(rig *r, uint32_t id, kvf_status *status)
+static double decode_one(bench_model *m, kvf_sequence *sequence, uint32_t id, kvf_status *status)
 {
-    double start = bench_seconds();
-    *status =
-        kvf_transformer_decode(r->transformer, r->cache, &r->sequence, &id, 1, true, r->stream);
-    kvf_status waited = kvf_stream_wait(r->stream);
-    if (*status == KVF_OK)
-        *status = waited;
-    return bench_seconds() - start;
+    double start = kvf_now_seconds();
+    *status = bench_model_wait(
+        m, kvf_transformer_decode(m->transformer, m->cache, &sequence, &id, 1, true, m->stream));
+    return kvf_now_seconds() - start;
 }
 
 typedef struct result {
@@ -152,23 +78,23 @@ typedef struct result {
     double bandwidth[3], step[3];
 } result;
 
-static kvf_status measure(rig *r, result *out)
+static kvf_status measure(bench_model *m, result *out)
 {
     uint32_t ids[PROMPT];
     double bandwidth[STEPS], step[STEPS];
+    kvf_sequence *sequence = NULL; /* the cache's */
     for (uint32_t i = 0; i < PROMPT; i++)
         ids[i] = i * 31u % 1000u;
-    double start = bench_seconds();
-    kvf_status status =
-        kvf_transformer_prefill(r->transformer, r->cache, r->sequence, ids, PROMPT, r->stream);
-    kvf_status waited = kvf_stream_wait(r->stream);
-    out->prefill_seconds = bench_seconds() - start;
+    kvf_status status = kvf_sequence_create(m->cache, &sequence);
+    double start = kvf_now_seconds();
     if (status == KVF_OK)
-        status = waited;
+        status = bench_model_wait(
+            m, kvf_transformer_prefill(m->transformer, m->cache, sequence, ids, PROMPT, m->stream));
+    out->prefill_seconds = kvf_now_seconds() - start;
     for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++) {
-        bandwidth[i] = read_all(r, &status);
+        bandwidth[i] = read_all(m, &status);
         if (status == KVF_OK)
-            step[i] = decode_one(r, i, &status);
+            step[i] = decode_one(m, sequence, i, &status);
     }
     if (status != KVF_OK)
         return status;
@@ -177,51 +103,47 @@ static kvf_status measure(rig *r, result *out)
     return KVF_OK;
 }
 
-static void print_json(const char *path, int argc, char **argv, const rig *r, const result *m,
-                       double share)
+static void report(const bench_model *m, const result *r, const bench_args *args)
 {
-    FILE *json = fopen(path, "w");
-    if (!json) {
-        perror(path);
+    const uint64_t bytes = kvf_transformer_weight_bytes(m->transformer);
+    const uint32_t threads = kvf_runtime_threads(m->runtime);
+    const double floor_seconds = (double)bytes / r->bandwidth[1];
+    const double share = floor_seconds / r->step[1];
+    printf("random model, %.0f MB of bf16 weights, %u threads; medians of %u (p10 to p90)\n",
+           (double)bytes * 1e-6, threads, STEPS);
+    printf("read bandwidth   %8.1f GB/s (%.1f to %.1f)\n", r->bandwidth[1] * 1e-9,
+           r->bandwidth[0] * 1e-9, r->bandwidth[2] * 1e-9);
+    printf("decode step      %8.2f ms   (%.2f to %.2f)\n", r->step[1] * 1e3, r->step[0] * 1e3,
+           r->step[2] * 1e3);
+    printf("weights alone    %8.2f ms   %.0f%% of a step (the goal is 60%%)\n", floor_seconds * 1e3,
+           share * 100.0);
+    printf("prefill          %8.0f tokens/s (%u tokens)\n", PROMPT / r->prefill_seconds, PROMPT);
+    FILE *json = bench_json_open(args);
+    if (!json)
         return;
-    }
-    fputs("{\n", json);
-    bench_json_machine(json, argc, argv);
     fprintf(json,
             "  \"threads\": %u,\n  \"weight_bytes\": %llu,\n  \"prefill_tokens\": %u,\n"
-            "  \"prefill_ms\": %.2f,\n  \"read_bytes_per_s\": {\"p10\": %.4g, \"p50\": %.4g, "
-            "\"p90\": %.4g},\n  \"step_ms\": {\"p10\": %.3f, \"p50\": %.3f, \"p90\": %.3f},\n"
-            "  \"share_of_bandwidth\": %.3f\n}\n",
-            kvf_runtime_threads(r->runtime),
-            (unsigned long long)kvf_transformer_weight_bytes(r->transformer), PROMPT,
-            m->prefill_seconds * 1e3, m->bandwidth[0], m->bandwidth[1], m->bandwidth[2],
-            m->step[0] * 1e3, m->step[1] * 1e3, m->step[2] * 1e3, share);
-    if (fclose(json) != 0)
-        perror(path);
+            "  \"prefill_seconds\": %.5f,\n  \"share_of_bandwidth\": %.3f,\n  ",
+            threads, (unsigned long long)bytes, PROMPT, r->prefill_seconds, share);
+    bench_json_three(json, "read_bytes_per_s", r->bandwidth, ",\n  ");
+    bench_json_three(json, "step_seconds", r->step, "\n");
+    bench_json_close(json);
 }
 
 int main(int argc, char **argv)
 {
-    rig r = {0};
-    result m = {0};
+    const bench_args args = bench_args_read(argc, argv, &(bench_option){0});
+    bench_model m = {0};
+    result r = {0};
+    kvf_cache_config cc;
+    kvf_cache_config_init(&cc);
+    cc.tokens_max = CONTEXT;
+    cc.select = KVF_SELECT_FULL;
     kvf_status status = KVF_SYSTEM;
-    if (rig_open(&r))
-        status = measure(&r, &m);
-    if (status == KVF_OK) {
-        double bytes = (double)kvf_transformer_weight_bytes(r.transformer);
-        double floor_seconds = bytes / m.bandwidth[1], share = floor_seconds / m.step[1];
-        printf("random model, %.0f MB of bf16 weights, %u threads; medians of %u (p10 to p90)\n",
-               bytes * 1e-6, kvf_runtime_threads(r.runtime), STEPS);
-        printf("read bandwidth   %8.1f GB/s (%.1f to %.1f)\n", m.bandwidth[1] * 1e-9,
-               m.bandwidth[0] * 1e-9, m.bandwidth[2] * 1e-9);
-        printf("decode step      %8.2f ms   (%.2f to %.2f)\n", m.step[1] * 1e3, m.step[0] * 1e3,
-               m.step[2] * 1e3);
-        printf("weights alone    %8.2f ms   %.0f%% of a step (the goal is 60%%)\n",
-               floor_seconds * 1e3, share * 100.0);
-        printf("prefill          %8.0f tokens/s (%u tokens)\n", PROMPT / m.prefill_seconds, PROMPT);
-        if (argc == 3 && strcmp(argv[1], "--json") == 0)
-            print_json(argv[2], argc, argv, &r, &m, share);
-    }
-    rig_close(&r);
-    return status == KVF_OK ? 0 : 1;
+    if (bench_model_open(&m, NULL, config, PROMPT, 0, &cc))
+        status = measure(&m, &r);
+    if (status == KVF_OK)
+        report(&m, &r, &args);
+    bench_model_close(&m);
+    return status != KVF_OK;
 }

@@ -5,17 +5,15 @@
  * is spread over the team, the gain of spreading, a round trip to a waiting caller, a hop between
  * streams by an event.
  *
- * usage: bench_launch [--json FILE] [--rounds N]
- *
  * A decode step issues about ten launches per layer. Figures are nanoseconds, medians with 10th and
  * 90th percentile; every case is measured in every round.
  */
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "bench_report.h"
 #include "common/clock.h"
 #include "device.h"
 
@@ -47,7 +45,7 @@ static void check(const bench *b, kvf_status status)
     if (status == KVF_OK)
         return;
     fprintf(stderr, "bench_launch: %d: %s\n", (int)status,
-            b->context != NULL ? b->context->error.text : "no context");
+            b->context ? b->context->error.text : "no context");
     exit(1);
 }
 
@@ -140,66 +138,39 @@ static double measure(bench *b, case_id id)
     return id == HOP ? ns / 2 : ns;
 }
 
-static int by_value(const void *a, const void *b)
+static void report(bench *b, uint32_t rounds, const bench_args *args)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static int report(bench *b, uint32_t rounds, const char *json, const char *command)
-{
-    FILE *file = json != NULL ? fopen(json, "w") : NULL;
-    if (json != NULL && file == NULL) {
-        fprintf(stderr, "bench_launch: %s cannot be written\n", json);
-        return 1;
-    }
     kvf_device_properties properties;
     b->devices[1]->ops->properties(b->devices[1], &properties);
     printf("%u compute threads, %u rounds of %u, nanoseconds each\n\n%-42s %8s %8s %8s\n",
            properties.compute_threads, rounds, REPEATS, "case", "p10", "median", "p90");
-    if (file != NULL)
-        fprintf(file,
-                "{\"machine\": \"%s\", \"command\": \"%s\", \"threads\": %u, \"rounds\": %u,\n "
-                "\"ns\": {",
-                properties.name, command, properties.compute_threads, rounds);
+    FILE *json = bench_json_open(args);
+    if (json)
+        fprintf(json, "  \"threads\": %u, \"rounds\": %u,\n  \"ns\": {\n",
+                properties.compute_threads, rounds);
     for (int id = 0; id < CASE_COUNT; id++) {
-        double *v = b->ns[id];
-        qsort(v, rounds, sizeof *v, by_value);
-        double p10 = v[rounds / 10], median = v[rounds / 2], p90 = v[rounds - 1 - rounds / 10];
-        printf("%-42s %8.0f %8.0f %8.0f\n", case_names[id], p10, median, p90);
-        if (file != NULL)
-            fprintf(file, "%s\n  \"%s\": {\"p10\": %.0f, \"median\": %.0f, \"p90\": %.0f}",
-                    id > 0 ? "," : "", case_names[id], p10, median, p90);
+        double p[3];
+        bench_percentiles(b->ns[id], rounds, p);
+        printf("%-42s %8.0f %8.0f %8.0f\n", case_names[id], p[0], p[1], p[2]);
+        if (json)
+            bench_json_three(json, case_names[id], p, id + 1 < CASE_COUNT ? ",\n" : "}\n");
     }
-    if (file != NULL)
-        fprintf(file, "}}\n");
-    return file != NULL && fclose(file) != 0;
+    bench_json_close(json);
 }
 
 int main(int argc, char **argv)
 {
     static bench b;
-    const char *json = NULL;
     uint32_t rounds = 41;
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--json") == 0)
-            json = argv[i + 1];
-        else if (strcmp(argv[i], "--rounds") == 0)
-            rounds = (uint32_t)strtoul(argv[i + 1], NULL, 10);
-        else
-            rounds = 0;
-    }
-    if (argc % 2 == 0 || rounds < 1 || rounds > ROUNDS_MAX) {
-        fprintf(stderr, "usage: bench_launch [--json FILE] [--rounds 1-%u]\n", ROUNDS_MAX);
-        return 2;
-    }
+    const bench_option options[] = {{"--rounds", &rounds, 1, ROUNDS_MAX, NULL}, {0}};
+    const bench_args args = bench_args_read(argc, argv, options);
     open_bench(&b);
     for (int id = 0; id < CASE_COUNT; id++)
         (void)measure(&b, (case_id)id);
     for (uint32_t round = 0; round < rounds; round++)
         for (int id = 0; id < CASE_COUNT; id++)
             b.ns[id][round] = measure(&b, (case_id)id);
-    int failed = report(&b, rounds, json, argv[0]);
+    report(&b, rounds, &args);
     close_bench(&b);
-    return failed;
+    return 0;
 }
