@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check the direction of #include lines: include -> kernels -> offload -> runtime -> clients.
+"""Check the direction of #include lines: include -> kernels -> offload -> runtime -> clients, and
+from room to room in runtime.
 
 usage: check_includes.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
 
@@ -14,6 +15,9 @@ import sys
 # What the files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
 MODEL = ["runtime/model/" + room for room in ("formats", "matrix", "tokenizer", "transformer")]
+# Rooms of the core, from below: each sees those before it.
+CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
+                                       "entry")]
 MAY_SEE = {
     "include": [],
     "include/common": ["include"],
@@ -21,19 +25,19 @@ MAY_SEE = {
     # Under KVF_EMULATED the language of kernels comes from the emulator.
     "kernels/cuda": FLOOR + ["kernels", "tests/emu"],
     "offload": FLOOR + ["kernels"],
-    "runtime": FLOOR + ["kernels", "offload"],
     "runtime/model/formats": FLOOR,
     "runtime/model/tokenizer": FLOOR + ["runtime/model/formats"],
     "runtime/model/matrix": FLOOR + ["runtime/model/formats"],
     "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
                                           "kernels/cuda"],
     "runtime/cli": FLOOR + MODEL,
-    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime", "runtime/cli",
-                      "tests/emu"] + MODEL,
+    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime/cli", "tests/emu"] +
+             CORE + MODEL,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
-    "bench": FLOOR + ["kernels", "offload", "runtime", "runtime/cli", "tests"] + MODEL,
+    "bench": FLOOR + ["kernels", "offload", "runtime/cli", "tests"] + CORE + MODEL,
     "examples": ["include"],
 }
+MAY_SEE.update({room: FLOOR + ["kernels", "offload"] + CORE[:i] for i, room in enumerate(CORE)})
 CUDA = ["kernels", "offload", "runtime/model", "tests"]
 # Headers of other libraries, and the only folders that may name them, with the folders inside.
 FOREIGN = {

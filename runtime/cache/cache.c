@@ -9,6 +9,10 @@
 
 #include "cache.h"
 
+#include "calibrate.h"
+#include "config.h"
+#include "layout.h"
+#include "select_policy.h"
 #include "stats.h"
 
 static kvf_status take_device(kvf_cache *cache, kvf_carver *carver)

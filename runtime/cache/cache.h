@@ -166,11 +166,7 @@ struct kvf_cache {
     atomic_flag in_use;
 };
 
-/* config.c: settings -> sizes. `resolved` gets the defaults. */
-KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
-                                          kvf_cache_config *resolved, kvf_dims *dims);
-
-/* cache.c: settings and sizes first, and the plan unless there are streaming heads. *out is to be
+/* Settings and sizes first, and the plan unless there are streaming heads. *out is to be
  * destroyed even on failure. */
 KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config,
                                         kvf_reservation *r, kvf_cache **out);

@@ -7,12 +7,13 @@
  * kvf_config_resolve, sink + static tokens + chosen pages + the largest window fit in the budget.
  */
 
+#include "config.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "cache.h"
 #include "settings.h"
 
 #define TOKENS_MAX (1u << 26)

@@ -7,10 +7,9 @@
  * after the call that had it is done.
  */
 
-#include <string.h>
+#include "step.h"
 
-#include "physical.h"
-#include "speculate.h"
+#include "ahead.h"
 
 #define FRAME_ALIGN 64u
 
@@ -154,26 +153,6 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer
     KVF_TRY(ops->fill(step->stream, row.store_count, 0, p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;
-}
-
-void kvf_step_rows_after(kvf_step *step)
-{
-    const kvf_cache *cache = step->cache;
-    const void *device = NULL;
-    step->row_after_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
-    step->row_after = device;
-    for (uint32_t b = 0; b < step->rows; b++) {
-        kvf_layer *state = &step->sequences[b]->layers[step->layer];
-        state->store ^= state->is_due;
-        state->has_static |= state->is_due;
-        const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
-        step->row_after_host[b] = step->row_host[b];
-        step->row_after_host[b].store = other.store;
-        step->row_after_host[b].store_index = other.store_index;
-        step->row_after_host[b].store_count = other.store_count;
-        if (cache->dims.is_physical && state->is_due)
-            kvf_physical_prepare(step, b);
-    }
 }
 
 /* Score rows by list: reduced ones where there is a group or a shared choice, else the raw ones. */

@@ -70,9 +70,6 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
 /* Rows of the step, from what the host knows after its bookkeeping; `sealed_before` [rows]. */
 void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before);
 
-/* Rows again, with the other store where a refresh is due, and the host's note of it. */
-void kvf_step_rows_after(kvf_step *step);
-
 /* Per-list pointers and counts, for scoring, choosing and resolving. */
 void kvf_step_lists(kvf_step *step);
 
@@ -88,57 +85,5 @@ KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
 KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
-
-/* append.c. seal: bits, sink and digests of the pages that this call completes, and their way from
- * the ring to the pool. flip: wait for that and point the page tables there. */
-KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
-KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
-
-/* attend.c */
-kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *choice);
-/* Misses of a choice on their way. */
-KVF_CHECKED kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *choice, uint32_t flight,
-                                      uint32_t *ticket);
-KVF_CHECKED kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
-KVF_CHECKED kvf_status kvf_step_assemble(kvf_step *step); /* spans */
-KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
-/* Attend densely to row `index` and compare. */
-KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
-                                       const float *lse);
-/* Partial results of `lists` lists, then merged. */
-typedef struct kvf_attention {
-    uint32_t lists;
-    uint32_t group;
-    uint32_t spans_max;
-    const void *q;
-    const kvf_span *spans;
-    const uint32_t *span_count;
-    void *out;
-    float *lse;
-} kvf_attention;
-KVF_CHECKED kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
-KVF_CHECKED kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
-
-/* static_set.c: renew the static set of row `index` of the step. */
-KVF_CHECKED kvf_status kvf_static_refresh(kvf_step *step, uint32_t index);
-/* The same with scores of the caller, which `put` puts into token_score. */
-KVF_CHECKED kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
-                                       kvf_status (*put)(kvf_step *step, const float *scores));
-/* Attention of the last `window` queries of a row over its tokens, into token_score. */
-typedef struct kvf_observation {
-    uint32_t index;        /* row of the step */
-    uint32_t resident;     /* see kvf_cover_args */
-    uint32_t take_tokens;  /* 0 = the row's share */
-    const void *q;         /* [window, query heads, head_dim] */
-    const uint32_t *limit; /* on the device, [window]; NULL = limit_first */
-    uint32_t window;
-    uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
-} kvf_observation;
-KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
-/* What every launch over a cover shares. */
-kvf_observe_args kvf_step_observe_args(const kvf_step *step);
-KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
-/* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
-KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);
 
 #endif

@@ -8,9 +8,9 @@
  * written once, under the lock, before anybody reads it.
  */
 
-#include <string.h>
+#include "calibrate.h"
 
-#include "runtime.h"
+#include <string.h>
 
 kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path)
 {

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "calibrate.h"
 #include "settings.h"
 
 #define THREADS_MAX 1024u

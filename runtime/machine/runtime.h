@@ -32,13 +32,6 @@ struct kvf_runtime {
 /* The policy for host memory; bytes and granule are still to be set. */
 kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);
 
-/* calibrate.c: the lock and the path; close takes a runtime that was never opened that far. */
-KVF_CHECKED kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path);
-void kvf_calibration_close(kvf_runtime *rt);
-/* What AUTO takes for pages of this size; NULL if nothing was measured. */
-const kvf_transfer_choice *kvf_runtime_choose(kvf_runtime *runtime, size_t page_bytes,
-                                              kvf_transfer_choice *choice);
-
 /* Hands the last error to the caller's struct, if there is one; returns `status`. */
 kvf_status kvf_runtime_report(const kvf_runtime *runtime, kvf_status status, kvf_error *error);
 

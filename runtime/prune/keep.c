@@ -14,11 +14,11 @@
  * digests of its pages say what left them.
  */
 
+#include "ahead.h"
 #include "append.h"
 #include "prefill_arena.h"
 #include "retain.h"
 #include "sequence.h"
-#include "speculate.h"
 
 #define CHUNK_TOKENS 512u
 

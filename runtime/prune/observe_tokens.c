@@ -13,6 +13,7 @@
 #include "retain.h"
 #include "sequence.h"
 #include "step.h"
+#include "token_scores.h"
 
 /* One call: `observe` is common to all its launches. */
 typedef struct scoring {

@@ -7,11 +7,12 @@
  * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
  */
 
+#include "ahead.h"
 #include "physical.h"
 #include "prefill_arena.h"
 #include "retain.h"
 #include "sequence.h"
-#include "speculate.h"
+#include "static_set.h"
 
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)

@@ -27,4 +27,9 @@ KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args
 void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens,
                      const uint32_t *positions);
 
+/* Seal: bits, sink and digests of the pages that this call completes, and their way from
+ * the ring to the pool. Flip: wait for that and point the page tables there. */
+KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
+
 #endif

@@ -8,7 +8,9 @@
  * splits are fixed and merged in order, that changes no bit.
  */
 
-#include "step.h"
+#include "attend.h"
+
+#include "token_scores.h"
 
 kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
 {

@@ -9,10 +9,13 @@
 
 #include "decode.h"
 
+#include "ahead.h"
 #include "append.h"
+#include "attend.h"
 #include "prefill_arena.h"
 #include "select.h"
 #include "speculate.h"
+#include "static_set.h"
 
 /* ---- bookkeeping on the host ---- */
 

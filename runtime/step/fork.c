@@ -12,10 +12,10 @@
 
 #include <string.h>
 
+#include "ahead.h"
 #include "physical.h"
 #include "prefill_arena.h"
 #include "sequence.h"
-#include "speculate.h"
 
 typedef struct copier {
     kvf_step *step;

@@ -9,8 +9,10 @@
 
 #include "lists.h"
 
+#include "attend.h"
 #include "decode.h"
 #include "prefill_arena.h"
+#include "select.h"
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
 {

@@ -11,10 +11,11 @@
 
 #include <string.h>
 
-#include "append.h"
 #include "physical.h"
+
+#include "ahead.h"
+#include "append.h"
 #include "prefill_arena.h"
-#include "speculate.h"
 
 /* New blocks in place of those that are there. */
 static void replace_blocks(kvf_cache *cache, kvf_layer *layer)

@@ -6,7 +6,7 @@
  * restructure = physical: what a refresh and a fork do differently. Used only if dims.is_physical.
  */
 
-#include "step.h"
+#include "token_scores.h"
 
 /* Row `index` of the step is due: new blocks, their addresses in the frame. On the host. */
 void kvf_physical_prepare(kvf_step *step, uint32_t index);

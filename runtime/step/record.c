@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "ahead.h"
 #include "append.h"
 #include "prefill_arena.h"
 #include "sequence.h"

@@ -9,17 +9,9 @@
 
 #include "speculate.h"
 
+#include "ahead.h"
+#include "attend.h"
 #include "select.h"
-
-uint32_t kvf_ahead_words(const kvf_cache *cache)
-{
-    return kvf_div_ceil_u32(cache->dims.paging.slots, 32);
-}
-
-uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number)
-{
-    return cache->tables.marks + number * cache->dims.paging.lists * kvf_ahead_words(cache);
-}
 
 /* Rows whose residency is the shadow, and whose pages are read where they live. */
 static void take_shadow_rows(kvf_step *step)
@@ -69,46 +61,6 @@ void kvf_ahead_lists(kvf_step *step)
     step->shadow_page_of_slot = device[3];
     if (!step->is_recorded) /* a recorded step renews no static set */
         take_shadow_rows(step);
-}
-
-kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead)
-{
-    if (!ahead->is_open)
-        return KVF_OK;
-    ahead->is_open = 0;
-    return kvf_transfer_join(step->cache->transfer, ahead->ticket, step->stream);
-}
-
-static kvf_status join(kvf_step *step, uint32_t layer)
-{
-    return kvf_ahead_join_one(step, &step->cache->ahead[layer]);
-}
-
-/* A replay begins after whatever was under way, and ends after what it began itself. */
-kvf_status kvf_ahead_join(kvf_step *step)
-{
-    return step->cache->dims.ahead_max && !step->is_recorded ? join(step, step->layer) : KVF_OK;
-}
-
-kvf_status kvf_ahead_settle(kvf_step *step)
-{
-    kvf_cache *cache = step->cache;
-    cache->is_unsettled = 0;
-    for (uint32_t i = 0; cache->dims.ahead_max && i < cache->config.layers; i++)
-        KVF_TRY(join(step, i));
-    return KVF_OK;
-}
-
-kvf_status kvf_ahead_clear(kvf_step *step, size_t number)
-{
-    kvf_cache *cache = step->cache;
-    const uint32_t lists = cache->dims.paging.lists;
-    if (cache->dims.ahead_max == 0)
-        return KVF_OK;
-    if (cache->dims.shadow_slots)
-        KVF_TRY(kvf_residency_clear(&cache->shadow, (uint32_t)number * lists, lists, step->stream));
-    return cache->device->ops->fill(step->stream, kvf_ahead_marks(cache, number), 0,
-                                    (size_t)lists * kvf_ahead_words(cache) * sizeof(uint32_t));
 }
 
 /* Bits of the slots after a resolve that wrote slot_of_id and missed. */

@@ -20,20 +20,9 @@
 
 /* Per-list pointers and counts in the frame; rows as a refresh sees them. After kvf_step_lists. */
 void kvf_ahead_lists(kvf_step *step);
-/* Before slots are given away: what the last step of this layer began has arrived. */
-KVF_CHECKED kvf_status kvf_ahead_join(kvf_step *step);
 /* After kvf_step_resolve: count what was of use, and keep the shadow. */
 KVF_CHECKED kvf_status kvf_ahead_note(kvf_step *step);
 /* After the attention of the step, while its scores are there. */
 KVF_CHECKED kvf_status kvf_ahead_fetch(kvf_step *step);
-/* Join one, if it is open. */
-KVF_CHECKED kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead);
-/* Join every layer's. */
-KVF_CHECKED kvf_status kvf_ahead_settle(kvf_step *step);
-/* Forget what (sequence, layer) `number` has. */
-KVF_CHECKED kvf_status kvf_ahead_clear(kvf_step *step, size_t number);
-/* Bits of the slots of a (sequence, layer), and the words of one list. */
-uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number);
-uint32_t kvf_ahead_words(const kvf_cache *cache);
 
 #endif

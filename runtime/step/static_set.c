@@ -9,77 +9,29 @@
  * are. The first refresh after a prefill is exact: it looks at all tokens.
  */
 
+#include "static_set.h"
+
 #include "physical.h"
+#include "token_scores.h"
 
-kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
+void kvf_step_rows_after(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_cover_args args = {.paging = cache->dims.paging,
-                                 .resident = o->resident,
-                                 .spans_max = cache->dims.cover_max,
-                                 .row = step->row + o->index,
-                                 .spans = t->cover.spans,
-                                 .span_index = t->cover.span_index,
-                                 .span_count = t->cover.span_count,
-                                 .first = t->cover.first,
-                                 .count = t->cover.count,
-                                 .take = t->cover.take,
-                                 .limit = t->cover.limit,
-                                 .take_tokens = o->take_tokens};
-    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
-}
-
-kvf_observe_args kvf_step_observe_args(const kvf_step *step)
-{
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
-    return (kvf_observe_args){.shape = p->shape,
-                              .kv_heads = p->kv_heads,
-                              .group = p->group,
-                              .spans_max = cache->dims.cover_max,
-                              .scale = cache->config.softmax_scale,
-                              .spans = t->cover.spans,
-                              .span_index = t->cover.span_index,
-                              .span_count = t->cover.span_count,
-                              .row_max = t->row_max,
-                              .row_sum = t->row_sum,
-                              .score = t->token_score};
-}
-
-kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
-{
-    kvf_observe_args args = kvf_step_observe_args(step);
-    args.window = o->window;
-    args.window_mean = 1;
-    args.group_reduce = KVF_GROUP_MEAN_SOFTMAX;
-    args.ring_slots = o->ring_slots;
-    args.ring_first = o->ring_first;
-    args.limit_first = o->limit_first;
-    args.q = o->q;
-    args.limit = o->limit;
-    KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
-    return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
-}
-
-kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
-{
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const uint32_t stride = cache->dims.cover_max * cache->config.page_size;
-    const kvf_topk_args args = {.lists = cache->config.kv_heads,
-                                .stride = stride,
-                                .ids_max = cache->dims.tokens_max,
-                                .work_stride = stride,
-                                .scores = t->token_score,
-                                .first = t->cover.first,
-                                .count = t->cover.count,
-                                .k = t->cover.take,
-                                .ids = ids,
-                                .id_count = count,
-                                .work = t->token_work};
-    return KVF_LAUNCH(step, topk, args, kvf_topk_tasks(&args));
+    const void *device = NULL;
+    step->row_after_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
+    step->row_after = device;
+    for (uint32_t b = 0; b < step->rows; b++) {
+        kvf_layer *state = &step->sequences[b]->layers[step->layer];
+        state->store ^= state->is_due;
+        state->has_static |= state->is_due;
+        const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
+        step->row_after_host[b] = step->row_host[b];
+        step->row_after_host[b].store = other.store;
+        step->row_after_host[b].store_index = other.store_index;
+        step->row_after_host[b].store_count = other.store_count;
+        if (cache->dims.is_physical && state->is_due)
+            kvf_physical_prepare(step, b);
+    }
 }
 
 /* Tokens that single query `slot` of the kept ones ranks highest. */

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_CONFIG_H
+#define KVF_RUNTIME_CONFIG_H
+
+/*
+ * Settings of a cache, and the sizes that follow from them.
+ */
+
+#include "cache.h"
+
+/* Settings -> sizes. `resolved` gets the defaults. */
+KVF_CHECKED kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
+                                          kvf_cache_config *resolved, kvf_dims *dims);
+
+#endif

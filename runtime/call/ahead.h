@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_AHEAD_H
+#define KVF_RUNTIME_AHEAD_H
+
+/*
+ * What calls have to know of pages that are on their way ahead of need; see speculate.h. All
+ * functions do nothing if dims.ahead_max is 0.
+ */
+
+#include "step.h"
+
+/* Before slots are given away: what the last step of this layer began has arrived. */
+KVF_CHECKED kvf_status kvf_ahead_join(kvf_step *step);
+/* Join one, if it is open. */
+KVF_CHECKED kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead);
+/* Join every layer's. */
+KVF_CHECKED kvf_status kvf_ahead_settle(kvf_step *step);
+/* Forget what (sequence, layer) `number` has. */
+KVF_CHECKED kvf_status kvf_ahead_clear(kvf_step *step, size_t number);
+/* Bits of the slots of a (sequence, layer), and the words of one list. */
+uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number);
+uint32_t kvf_ahead_words(const kvf_cache *cache);
+
+#endif

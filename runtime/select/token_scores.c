@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How much queries look at single tokens: every place of a row's tokens listed, attention summed
+ * over the queries, the best taken.
+ *
+ * Knows nothing of what the tokens are for.
+ */
+
+#include "token_scores.h"
+
+kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_tables *t = &cache->tables;
+    const kvf_cover_args args = {.paging = cache->dims.paging,
+                                 .resident = o->resident,
+                                 .spans_max = cache->dims.cover_max,
+                                 .row = step->row + o->index,
+                                 .spans = t->cover.spans,
+                                 .span_index = t->cover.span_index,
+                                 .span_count = t->cover.span_count,
+                                 .first = t->cover.first,
+                                 .count = t->cover.count,
+                                 .take = t->cover.take,
+                                 .limit = t->cover.limit,
+                                 .take_tokens = o->take_tokens};
+    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
+}
+
+kvf_observe_args kvf_step_observe_args(const kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_tables *t = &cache->tables;
+    const kvf_paging *p = &cache->dims.paging;
+    return (kvf_observe_args){.shape = p->shape,
+                              .kv_heads = p->kv_heads,
+                              .group = p->group,
+                              .spans_max = cache->dims.cover_max,
+                              .scale = cache->config.softmax_scale,
+                              .spans = t->cover.spans,
+                              .span_index = t->cover.span_index,
+                              .span_count = t->cover.span_count,
+                              .row_max = t->row_max,
+                              .row_sum = t->row_sum,
+                              .score = t->token_score};
+}
+
+kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
+{
+    kvf_observe_args args = kvf_step_observe_args(step);
+    args.window = o->window;
+    args.window_mean = 1;
+    args.group_reduce = KVF_GROUP_MEAN_SOFTMAX;
+    args.ring_slots = o->ring_slots;
+    args.ring_first = o->ring_first;
+    args.limit_first = o->limit_first;
+    args.q = o->q;
+    args.limit = o->limit;
+    KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
+    return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
+}
+
+kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_tables *t = &cache->tables;
+    const uint32_t stride = cache->dims.cover_max * cache->config.page_size;
+    const kvf_topk_args args = {.lists = cache->config.kv_heads,
+                                .stride = stride,
+                                .ids_max = cache->dims.tokens_max,
+                                .work_stride = stride,
+                                .scores = t->token_score,
+                                .first = t->cover.first,
+                                .count = t->cover.count,
+                                .k = t->cover.take,
+                                .ids = ids,
+                                .id_count = count,
+                                .work = t->token_work};
+    return KVF_LAUNCH(step, topk, args, kvf_topk_tasks(&args));
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_TOKEN_SCORES_H
+#define KVF_RUNTIME_TOKEN_SCORES_H
+
+/*
+ * Scores of single tokens of one row of a step.
+ */
+
+#include "step.h"
+
+/* Attention of the last `window` queries of a row over its tokens, into token_score. */
+typedef struct kvf_observation {
+    uint32_t index;        /* row of the step */
+    uint32_t resident;     /* see kvf_cover_args */
+    uint32_t take_tokens;  /* 0 = the row's share */
+    const void *q;         /* [window, query heads, head_dim] */
+    const uint32_t *limit; /* on the device, [window]; NULL = limit_first */
+    uint32_t window;
+    uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
+} kvf_observation;
+KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+/* What every launch over a cover shares. */
+kvf_observe_args kvf_step_observe_args(const kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
+/* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
+KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count);
+
+#endif
