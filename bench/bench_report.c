@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/percentile.h"
+
 /* ---- options ---- */
 
 static const char *program(const char *path)
@@ -65,18 +67,12 @@ bench_args bench_args_read(int argc, char **argv, const bench_option *options)
 
 /* ---- figures ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 void bench_percentiles(double *values, size_t count, double out[3])
 {
-    qsort(values, count, sizeof *values, ascending);
-    out[0] = values[count / 10];
-    out[1] = values[count / 2];
-    out[2] = values[count - 1 - count / 10];
+    static const unsigned percents[3] = {10, 50, 90};
+    kvf_sort(values, count);
+    for (int i = 0; i < 3; i++)
+        out[i] = kvf_percentile(values, count, percents[i]);
 }
 
 /* ---- JSON ---- */

@@ -19,6 +19,7 @@
 #include "calibration_file.h"
 #include "common/clock.h"
 #include "common/convert.h"
+#include "common/percentile.h"
 #include "common/random.h"
 #include "interrupt.h"
 #include "progress.h"
@@ -221,17 +222,6 @@ static kvf_status record_step(const decode_bench *b, decode_case *c)
     return status == KVF_OK ? ended : status;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double percentile(const double *sorted, uint32_t count, double p)
-{
-    return sorted[(uint32_t)(p * (count - 1) + 0.5)];
-}
-
 /* What one layer of one step must read on the device: attended keys and values, and digests. */
 static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
@@ -250,15 +240,15 @@ static void set_times(const decode_bench *b, const decode_case *c, double *step,
     double mean = 0.0;
     for (uint32_t i = 0; i < c->steps; i++)
         mean += step[i] / c->steps;
-    qsort(step, c->steps, sizeof *step, ascending);
-    qsort(host, c->steps, sizeof *host, ascending);
-    const double median = percentile(step, c->steps, 0.5);
+    kvf_sort(step, c->steps);
+    kvf_sort(host, c->steps);
+    const double median = kvf_percentile(step, c->steps, 50);
     cli_cell_real(&row[MEDIAN], 1e-3 * median);
-    cli_cell_real(&row[P10], 1e-3 * percentile(step, c->steps, 0.1));
-    cli_cell_real(&row[P95], 1e-3 * percentile(step, c->steps, 0.95));
-    cli_cell_real(&row[P99], 1e-3 * percentile(step, c->steps, 0.99));
+    cli_cell_real(&row[P10], 1e-3 * kvf_percentile(step, c->steps, 10));
+    cli_cell_real(&row[P95], 1e-3 * kvf_percentile(step, c->steps, 95));
+    cli_cell_real(&row[P99], 1e-3 * kvf_percentile(step, c->steps, 99));
     cli_cell_real(&row[MEAN], 1e-3 * mean);
-    cli_cell_real(&row[HOST], 1e-3 * percentile(host, c->steps, 0.5));
+    cli_cell_real(&row[HOST], 1e-3 * kvf_percentile(host, c->steps, 50));
     cli_cell_real(&row[VS_DENSE], b->dense_ns / median * c->batch);
 }
 

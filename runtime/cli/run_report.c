@@ -7,6 +7,7 @@
  * what was not measured is left out.
  */
 
+#include "common/percentile.h"
 #include "common/text.h"
 #include "json_writer.h"
 #include "run.h"
@@ -22,19 +23,6 @@ typedef struct step_times {
     double p50, p95, mean;
 } step_times;
 
-static int compare_ms(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The sample at a share of the sorted ones, nearest rank. */
-static double percentile(const double *sorted, uint32_t count, double share)
-{
-    uint32_t rank = (uint32_t)(share * (double)count);
-    return sorted[rank < count ? rank : count - 1];
-}
-
 static step_times times_of(const double *step_ms, uint32_t count)
 {
     step_times t = {.count = count};
@@ -42,9 +30,9 @@ static step_times times_of(const double *step_ms, uint32_t count)
     if (!sorted)
         return t;
     memcpy(sorted, step_ms, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, compare_ms);
-    t.p50 = percentile(sorted, count, 0.50);
-    t.p95 = percentile(sorted, count, 0.95);
+    kvf_sort(sorted, count);
+    t.p50 = kvf_percentile(sorted, count, 50);
+    t.p95 = kvf_percentile(sorted, count, 95);
     for (uint32_t i = 0; i < count; i++)
         t.mean += sorted[i] / count;
     free(sorted);
