@@ -105,7 +105,7 @@ kvf_status kvf_cache_take_frames(kvf_cache *cache)
     for (uint32_t i = 0; i < KVF_FRAMES; i++) {
         kvf_frame *frame = &cache->frames[i];
         KVF_TRY(cache->device->ops->event_create(cache->device, &frame->done));
-        frame->host = cache->control.frames + i * cache->dims.frame_bytes;
+        frame->host.base = cache->control.frames + i * cache->dims.frame_bytes;
         frame->device = cache->tables.frames + i * cache->dims.frame_bytes;
     }
     return KVF_OK;
@@ -127,15 +127,7 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
 
 /* ---- open and close ---- */
 
-static kvf_status plan(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
-{
-    KVF_TRY(kvf_config_resolve(cache->runtime, config, &cache->config, &cache->dims));
-    cache->policy = kvf_select_find(cache->config.select);
-    return cache->config.head_mask ? KVF_OK : kvf_layout_plan(cache, r);
-}
-
-kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config,
-                            kvf_reservation *r, kvf_cache **out)
+kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config, kvf_cache **out)
 {
     kvf_cache *cache = *out = kvf_alloc(runtime->context, 1, sizeof *cache);
     if (!cache)
@@ -145,7 +137,9 @@ kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config
     cache->context = runtime->context;
     cache->device = runtime->device;
     atomic_flag_clear(&cache->in_use);
-    return plan(cache, config, r);
+    KVF_TRY(kvf_config_resolve(runtime, config, &cache->config, &cache->dims));
+    cache->policy = kvf_select_find(cache->config.select);
+    return KVF_OK;
 }
 
 void kvf_cache_wait(kvf_cache *cache)

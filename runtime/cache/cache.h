@@ -44,12 +44,10 @@ struct kvf_dims {
     uint32_t split;         /* spans per split */
     uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
     uint32_t window_pages;  /* most pages that are not sealed */
-    uint32_t rows_max;      /* rows of one frame */
     uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
     uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
     uint32_t observe_max;   /* queries of one launch of observe; 0 = unused */
-    uint32_t score_lists;   /* lists that are scored, per row */
-    uint32_t addresses_max; /* blocks that one call seals */
+    uint32_t chunk_pages;   /* blocks that a prefill call seals */
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
@@ -60,7 +58,7 @@ struct kvf_dims {
     uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
     uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
     uint32_t block_count;   /* of the pool, spare ones included */
-    size_t frame_bytes;
+    size_t frame_bytes;     /* of the largest call; see calls.h */
 };
 
 /* What the host keeps of one layer of one sequence. */
@@ -93,9 +91,8 @@ struct kvf_sequence {
 
 /* Arguments of one call: built on the host, copied to the device in stream order. */
 typedef struct kvf_frame {
-    char *host;
+    kvf_carver host; /* over NULL it is dry: what a call takes is only added up */
     char *device;
-    size_t used;
     kvf_event *done;
     uint32_t is_busy;
 } kvf_frame;
@@ -166,11 +163,11 @@ struct kvf_cache {
     atomic_flag in_use;
 };
 
-/* Settings and sizes first, and the plan unless there are streaming heads. *out is to be
- * destroyed even on failure. */
+/* Settings and sizes first; the plan follows from them (kvf_calls_plan, kvf_masked_plan). *out is
+ * to be destroyed even on failure. */
 KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config,
-                                        kvf_reservation *r, kvf_cache **out);
-/* Then every reservation it will ever make. */
+                                        kvf_cache **out);
+/* Then every reservation it will ever make, as planned. */
 KVF_CHECKED kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r);
 /* Parts of it, for a cache whose pages lie in others: what was planned, before anything is carved
  * from it; and frames and sequences, after that. */

@@ -204,7 +204,6 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
     p->query_window =
         kvf_min_u32(kvf_max_u32(c->local_tokens, c->observe_window), KVF_OBSERVE_WINDOW_MAX);
     dims->choose_lists = policy->per_layer ? 1 : p->lists;
-    dims->score_lists = p->lists;
     dims->window_pages = kvf_div_ceil_u32(c->local_tokens + c->page_size - 1, c->page_size);
 }
 
@@ -239,9 +238,6 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
     dims->ahead_max =
         kvf_min_u32(kvf_min_u32(pages_max, c->slots), dims->dynamic_pages + c->speculate_pages);
     dims->paging.slots = c->slots;
-    const size_t row_bytes = sizeof(kvf_row) + dims->choose_lists * sizeof(uint32_t) +
-                             dims->paging.lists * (size_t)3 * sizeof(void *);
-    dims->frame_bytes += kvf_round_up(c->sequences_max * row_bytes + 5 * 64, 64);
     return KVF_OK;
 }
 
@@ -268,20 +264,10 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
     dims->is_physical = c->restructure == KVF_RESTRUCTURE_PHYSICAL && dims->static_tokens;
     dims->spare_blocks = dims->is_physical ? p->pages_max : 0;
-    dims->rows_max = kvf_max_u32(c->sequences_max, c->layers);
-    const uint32_t chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
-    dims->addresses_max = kvf_max_u32(c->sequences_max, chunk_pages);
-    const uint32_t refresh_jobs = kvf_max_u32(dims->pack_jobs, dims->spare_blocks);
-    dims->jobs_max = (uint64_t)kvf_max_u32(dims->addresses_max, refresh_jobs) * p->kv_heads;
-    const size_t addresses = (dims->arena_blocks ? 2 : 1) * (size_t)dims->addresses_max +
-                             (size_t)c->sequences_max * dims->spare_blocks;
-    const size_t row_bytes = dims->score_lists * (sizeof(void *) + sizeof(uint32_t)) +
-                             dims->choose_lists * sizeof(uint32_t) +
-                             p->lists * (size_t)3 * sizeof(void *);
-    dims->frame_bytes =
-        kvf_round_up(((size_t)dims->rows_max + c->sequences_max) * sizeof(kvf_row) +
-                         addresses * sizeof(void *) + c->sequences_max * (row_bytes + 64) + 11 * 64,
-                     64);
+    dims->chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
+    const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_pages);
+    const uint32_t refreshed = kvf_max_u32(dims->pack_jobs, dims->spare_blocks);
+    dims->jobs_max = (uint64_t)kvf_max_u32(sealed, refreshed) * p->kv_heads;
 }
 
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,

@@ -11,8 +11,6 @@
 
 #include "ahead.h"
 
-#define FRAME_ALIGN 64u
-
 kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 {
     const kvf_device_ops *ops = cache->device->ops;
@@ -22,19 +20,32 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
     if (cache->last_done && cache->last_stream != stream)
         KVF_TRY(ops->stream_wait_event(stream, cache->last_done));
     cache->next_frame = (cache->next_frame + 1) % KVF_FRAMES;
-    frame->used = 0;
+    frame->host.bytes = 0;
     *step = (kvf_step){.cache = cache, .stream = stream, .frame = frame};
     return KVF_OK;
 }
 
-void *kvf_step_take(kvf_step *step, size_t bytes, const void **device)
+void *kvf_step_take(kvf_step *step, size_t size, size_t count)
 {
-    kvf_frame *frame = step->frame;
-    const size_t offset = frame->used;
-    frame->used += kvf_round_up(bytes, FRAME_ALIGN);
-    KVF_ASSERT(frame->used <= step->cache->dims.frame_bytes);
-    *device = frame->device + offset;
-    return frame->host + offset;
+    kvf_carver *host = &step->frame->host;
+    void *array = kvf_carve(host, size, &(uint64_t){count}, 1);
+    KVF_ASSERT(!host->base || host->bytes <= step->cache->dims.frame_bytes);
+    return array;
+}
+
+const void *kvf_step_seen(const kvf_step *step, const void *array)
+{
+    const kvf_frame *frame = step->frame;
+    return array ? frame->device + ((const char *)array - frame->host.base) : NULL;
+}
+
+size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_pages,
+                        void (*take)(kvf_step *step))
+{
+    kvf_frame frame = {0};
+    kvf_step step = {.cache = cache, .frame = &frame, .rows = rows, .sealed_pages = sealed_pages};
+    take(&step);
+    return frame.host.bytes;
 }
 
 kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer)
@@ -77,19 +88,25 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
     };
 }
 
+/* Of all rows; each row of a recorded step has room for one. */
+static uint32_t pages_to_seal(const kvf_step *step, const uint32_t *sealed_before)
+{
+    uint32_t pages = 0;
+    for (uint32_t b = 0; b < step->rows; b++)
+        pages += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
+    return step->is_recorded ? step->rows : pages;
+}
+
 void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
 {
     kvf_cache *cache = step->cache;
-    const void *device = NULL, *pool_device = NULL;
-    step->row_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
-    step->row = device;
-    step->sealed_pages = 0;
-    for (uint32_t b = 0; b < step->rows; b++)
-        step->sealed_pages += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
-    if (step->is_recorded)
-        step->sealed_pages = step->rows;
-    step->pool_host = kvf_step_take(step, step->sealed_pages * sizeof(void *), &pool_device);
     uint32_t job = 0;
+    if (step->sequences)
+        step->sealed_pages = pages_to_seal(step, sealed_before);
+    KVF_TAKE(step, step->row_host, step->row, step->rows);
+    KVF_TAKE(step, step->pool_host, step->pool, step->sealed_pages);
+    if (!step->row_host)
+        return;
     step->stride = step->is_recorded ? cache->dims.paging.pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_layer *state = &step->sequences[b]->layers[step->layer];
@@ -100,7 +117,7 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
             job = b;
         KVF_ASSERT(job + row->sealed - sealed_before[b] <= step->sealed_pages);
         row->job_first = job;
-        row->pool = (void *const *)pool_device + job;
+        row->pool = step->pool ? step->pool + job : NULL;
         step->stride = kvf_max_u32(step->stride, row->sealed);
         for (uint32_t p = sealed_before[b]; p < row->sealed; p++)
             step->pool_host[job++] = kvf_page_pool_device(&cache->pool, state->blocks[p]);
@@ -113,8 +130,8 @@ kvf_status kvf_step_send(kvf_step *step)
         return KVF_OK; /* the frame is brought by the recording itself */
     if (step->cache->is_unsettled)
         KVF_TRY(kvf_ahead_settle(step));
-    return step->cache->device->ops->copy(step->stream, step->frame->device, step->frame->host,
-                                          step->frame->used);
+    return step->cache->device->ops->copy(step->stream, step->frame->device, step->frame->host.base,
+                                          step->frame->host.bytes);
 }
 
 kvf_status kvf_step_end(kvf_step *step, kvf_status status)
@@ -163,7 +180,7 @@ static const float *list_score(const kvf_step *step, uint32_t list)
     const float *scores =
         cache->policy->per_query_head ? cache->tables.scores : cache->tables.reduced;
     const uint32_t chosen = list / (p->lists / cache->dims.choose_lists);
-    return scores ? scores + (size_t)chosen * step->stride : NULL;
+    return scores + (size_t)chosen * step->stride;
 }
 
 void kvf_step_lists(kvf_step *step)
@@ -171,13 +188,18 @@ void kvf_step_lists(kvf_step *step)
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t lists = step->rows * p->lists, chosen = step->rows * cache->dims.choose_lists;
-    const void *device[6];
-    const void **digests = kvf_step_take(step, lists * sizeof *digests, &device[0]);
-    uint32_t *pages = kvf_step_take(step, lists * sizeof *pages, &device[1]);
-    uint32_t *choose_pages = kvf_step_take(step, chosen * sizeof *choose_pages, &device[2]);
-    const float **scores = kvf_step_take(step, lists * sizeof *scores, &device[3]);
-    int32_t **slot_of_page = kvf_step_take(step, lists * sizeof *slot_of_page, &device[4]);
-    int32_t **page_of_slot = kvf_step_take(step, lists * sizeof *page_of_slot, &device[5]);
+    const void **digests;
+    uint32_t *pages, *choose_pages;
+    const float **scores;
+    int32_t **slot_of_page, **page_of_slot;
+    KVF_TAKE(step, digests, step->digests, lists);
+    KVF_TAKE(step, pages, step->pages, lists);
+    KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
+    KVF_TAKE(step, scores, step->list_scores, cache->policy->scores_pages ? lists : 0);
+    KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
+    KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
+    if (!digests)
+        return;
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / p->lists, list = l % p->lists;
         const kvf_row *row = &step->row_host[b];
@@ -185,16 +207,11 @@ void kvf_step_lists(kvf_step *step)
             (uint32_t)kvf_row_number(cache, step->sequences[b], step->layer) * p->lists + list;
         digests[l] = kvf_row_digest(p, row, 0, kvf_list_head(p, list));
         pages[l] = row->sealed;
-        scores[l] = list_score(step, l);
+        if (scores)
+            scores[l] = list_score(step, l);
         slot_of_page[l] = kvf_residency_slot_of_page(&cache->residency, number);
         page_of_slot[l] = kvf_residency_page_of_slot(&cache->residency, number);
     }
     for (uint32_t i = 0; i < chosen; i++)
         choose_pages[i] = step->row_host[i / cache->dims.choose_lists].sealed;
-    step->digests = device[0];
-    step->pages = device[1];
-    step->choose_pages = device[2];
-    step->list_scores = cache->policy->scores_pages ? device[3] : NULL;
-    step->slot_of_page = device[4];
-    step->page_of_slot = device[5];
 }

@@ -61,13 +61,24 @@ typedef struct kvf_step {
  * in order behind its last call. */
 KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
 
-/* Room in the frame; *device is where the device will see it. */
-void *kvf_step_take(kvf_step *step, size_t bytes, const void **device);
+/* Room for `count` elements in the frame: `array` is where the host writes them, `seen` where the
+ * device will read them. Both are NULL if there are none, and of a dry step, which has no memory
+ * and no sequences: it only finds out how large a frame is (kvf_step_measure). */
+#define KVF_TAKE(step, array, seen, count)                                                         \
+    ((array) = kvf_step_take((step), sizeof *(array), (count)),                                    \
+     (seen) = kvf_step_seen((step), (array)), (void)sizeof((array) == (seen)))
+void *kvf_step_take(kvf_step *step, size_t size, size_t count);
+const void *kvf_step_seen(const kvf_step *step, const void *array);
+
+/* Bytes of the frame of a dry step. */
+size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_pages,
+                        void (*take)(kvf_step *step));
 
 /* Where the arrays of one (sequence, layer) are, and what the host knows of it. */
 kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer);
 
-/* Rows of the step, from what the host knows after its bookkeeping; `sealed_before` [rows]. */
+/* Rows of the step, from what the host knows after its bookkeeping; `sealed_before` [rows]. A dry
+ * step says how many pages it seals. */
 void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before);
 
 /* Per-list pointers and counts, for scoring, choosing and resolving. */

@@ -11,6 +11,7 @@
 #include "entry.h"
 
 #include "append.h"
+#include "calls.h"
 #include "decode.h"
 #include "fork.h"
 #include "lists.h"
@@ -55,8 +56,8 @@ kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf_reservation *r,
                        kvf_cache **out)
 {
-    KVF_TRY(kvf_cache_create(runtime, config, r, out));
-    return (*out)->config.head_mask ? kvf_masked_plan(*out, config, r) : KVF_OK;
+    KVF_TRY(kvf_cache_create(runtime, config, out));
+    return (*out)->config.head_mask ? kvf_masked_plan(*out, config, r) : kvf_calls_plan(*out, r);
 }
 
 kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,

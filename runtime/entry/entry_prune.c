@@ -12,8 +12,7 @@ kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cac
                                kvf_error *error)
 {
     kvf_cache *cache = NULL;
-    kvf_reservation unused;
-    kvf_status status = kvf_cache_create(runtime, cache_config, &unused, &cache);
+    kvf_status status = kvf_cache_create(runtime, cache_config, &cache);
     if (status == KVF_OK)
         status = kvf_pruner_plan(cache, config, plan);
     kvf_cache_destroy(cache);

@@ -125,6 +125,27 @@ static void note(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer, uint3
     kvf_footprint_append(cache, sequence, layer, tokens);
 }
 
+static void take_chunk(kvf_step *step)
+{
+    kvf_masked_call call = {.step = step};
+    kvf_masked_take_jobs(&call);
+    kvf_streaming_take_most(&call);
+}
+
+static void take_batch(kvf_step *step)
+{
+    kvf_masked_call call = {.step = step, .rows = step->rows};
+    kvf_masked_take_jobs(&call);
+    (void)kvf_streaming_take_rows(&call, NULL);
+}
+
+size_t kvf_masked_frame_bytes(kvf_cache *cache)
+{
+    const size_t chunk = kvf_step_measure(cache, 1, 0, take_chunk);
+    const size_t batch = kvf_step_measure(cache, cache->config.sequences_max, 0, take_batch);
+    return chunk > batch ? chunk : batch;
+}
+
 static kvf_status prefill_inner(kvf_cache *cache, const kvf_prefill_args *args,
                                 const kvf_masked_heads *heads, kvf_stream *stream)
 {

@@ -74,6 +74,8 @@ struct kvf_masked {
  * mask has at least one streaming head; `config` is as the user gave it. */
 KVF_CHECKED kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config,
                                        kvf_reservation *r);
+/* As large as its largest call. */
+size_t kvf_masked_frame_bytes(kvf_cache *cache);
 /* Every reservation, and the inner caches. A copy of the mask goes into the outer config. */
 KVF_CHECKED kvf_status kvf_masked_reserve(kvf_cache *cache, const kvf_cache_config *config,
                                           kvf_reservation *r);

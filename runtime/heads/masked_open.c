@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "calls.h"
 #include "masked.h"
 #include "streaming_heads.h"
 
@@ -74,17 +75,11 @@ static void count_heads(const kvf_cache_config *c, kvf_masked_sizes *z)
 /* What of the outer cache does not exist takes no room. */
 static void shape_outer(kvf_cache *cache)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_masked_sizes *z = &cache->masked->sizes;
     kvf_dims *d = &cache->dims;
     d->paging.pages_max = 0;
     d->needs_mirror = d->arena_blocks = d->ahead_max = d->shadow_slots = d->is_physical = 0;
     d->spare_blocks = d->block_count = 0;
-    d->frame_bytes =
-        kvf_round_up(c->sequences_max * sizeof(kvf_row) + c->kv_heads * sizeof(uint32_t) +
-                         KVF_MASKED_JOBS_MAX * sizeof(kvf_heads_job) +
-                         ((size_t)3 * z->chunk_blocks + z->window_blocks) * sizeof(void *) + 8 * 64,
-                     64);
+    d->frame_bytes = kvf_masked_frame_bytes(cache);
 }
 
 static void carve_tables(kvf_cache *cache, kvf_carver *k)
@@ -186,7 +181,9 @@ static kvf_status plan_part(kvf_cache *cache, kvf_cache_config config)
 {
     kvf_cache *part = NULL;
     kvf_reservation unused;
-    const kvf_status status = kvf_cache_create(cache->runtime, &config, &unused, &part);
+    kvf_status status = kvf_cache_create(cache->runtime, &config, &part);
+    if (status == KVF_OK)
+        status = kvf_calls_plan(part, &unused);
     if (status == KVF_OK)
         add_plan(&cache->plan, &part->plan);
     kvf_cache_destroy(part);
@@ -240,7 +237,8 @@ static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kv
         c.select_fn = select_outer;
         c.select_user = part;
     }
-    KVF_TRY(kvf_cache_create(cache->runtime, &c, &r, &part->cache));
+    KVF_TRY(kvf_cache_create(cache->runtime, &c, &part->cache));
+    KVF_TRY(kvf_calls_plan(part->cache, &r));
     return kvf_cache_reserve(part->cache, &r);
 }
 

@@ -78,14 +78,16 @@ static kvf_heads_job unpack(kvf_heads_job job, const void *from, void *to)
 void kvf_masked_take_jobs(kvf_masked_call *call)
 {
     const kvf_masked_sizes *z = sizes_of(call);
-    const uint32_t count = call->layer->retrieval + call->layer->streaming;
+    const uint32_t count = call->step->cache->config.kv_heads;
     const size_t row = kvf_row_bytes(&z->ring.shape);
-    const void *heads_device, *device;
-    uint32_t *heads = kvf_step_take(call->step, count * sizeof *heads, &heads_device);
-    kvf_heads_job *jobs = kvf_step_take(call->step, KVF_MASKED_JOBS_MAX * sizeof *jobs, &device);
+    uint32_t *heads;
+    kvf_heads_job *jobs;
+    KVF_TAKE(call->step, heads, call->heads, count);
+    KVF_TAKE(call->step, jobs, call->pack.jobs, KVF_MASKED_JOBS_MAX);
+    if (!heads)
+        return;
     memcpy(heads, call->layer->heads, count * sizeof *heads);
-    call->heads = heads_device;
-    call->pack = (kvf_heads_args){.rows = call->rows, .jobs = device};
+    call->pack.rows = call->rows;
     call->unpack = call->pack;
     if (!call->is_mixed)
         return;
@@ -129,40 +131,32 @@ static void *chunk_block(const kvf_masked_call *call, uint32_t i)
            (size_t)i * call->layer->streaming * kvf_page_bytes(&z->ring.shape);
 }
 
-/* Pages that queries of the chunk attend to. */
-static void take_window(const kvf_masked_call *call, kvf_streaming_chunk *c, uint32_t first,
-                        uint32_t last)
+/* What a chunk has in the frame; `seen` has where the device finds it. */
+typedef struct chunk_tables {
+    kvf_row *row;
+    void **chunk;
+    const void **window;
+    const void **from;
+    void **to;
+} chunk_tables;
+
+static chunk_tables take_tables(kvf_step *step, uint32_t pages, uint32_t window_pages,
+                                kvf_streaming_chunk *seen)
 {
-    const uint32_t pages = last + 1 - c->shift;
-    const void *device;
-    const void **window = kvf_step_take(call->step, pages * sizeof *window, &device);
-    KVF_ASSERT(pages <= sizes_of(call)->window_blocks);
-    for (uint32_t i = 0; i < pages; i++) {
-        const uint32_t page = i < c->ring.sink_blocks ? i : i + c->shift;
-        window[i] = page >= first ? chunk_block(call, page - first)
-                                  : kvf_ring_page(&c->ring, c->blocks, page, 0);
-    }
-    c->window = device;
+    chunk_tables t;
+    KVF_TAKE(step, t.row, seen->row, 1);
+    KVF_TAKE(step, t.chunk, seen->chunk, pages);
+    KVF_TAKE(step, t.window, seen->window, window_pages);
+    KVF_TAKE(step, t.from, seen->keep.from, pages);
+    KVF_TAKE(step, t.to, seen->keep.to, pages);
+    return t;
 }
 
-/* Pages of the chunk that are of the sink, or among the newest. */
-static void take_kept(const kvf_masked_call *call, kvf_streaming_chunk *c, uint32_t first,
-                      uint32_t last)
+void kvf_streaming_take_most(const kvf_masked_call *call)
 {
-    const uint32_t pages = last + 1 - first;
-    const void *from_device, *to_device;
-    const void **from = kvf_step_take(call->step, pages * sizeof *from, &from_device);
-    void **to = kvf_step_take(call->step, pages * sizeof *to, &to_device);
-    c->keep = (kvf_copy_args){.bytes = c->ring.heads * kvf_page_bytes(&c->ring.shape),
-                              .per_task = 1,
-                              .from = from_device,
-                              .to = to_device};
-    for (uint32_t page = first; page <= last; page++) {
-        if (page >= c->ring.sink_blocks && page + c->ring.ring_blocks <= last)
-            continue;
-        from[c->keep.count] = chunk_block(call, page - first);
-        to[c->keep.count++] = kvf_ring_page(&c->ring, c->blocks, page, 0);
-    }
+    kvf_streaming_chunk unused;
+    (void)take_tables(call->step, sizes_of(call)->chunk_blocks, sizes_of(call)->window_blocks,
+                      &unused);
 }
 
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
@@ -170,22 +164,31 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
 {
     const kvf_cache *cache = call->step->cache;
     const uint32_t page_size = sizes_of(call)->ring.shape.page_size;
-    const void *row_device, *chunk_device;
-    kvf_row *row = kvf_step_take(call->step, sizeof *row, &row_device);
-    *row = row_of(call, sequence, call->rows);
+    const kvf_row row = row_of(call, sequence, call->rows);
     kvf_streaming_chunk c = {.ring = ring_of(cache, call->layer),
-                             .blocks = row->ring,
-                             .base = row->length - call->rows,
-                             .row = row_device};
-    const uint32_t first = c.base / page_size, last = (row->length - 1) / page_size;
-    void **chunk = kvf_step_take(call->step, (last + 1 - first) * sizeof *chunk, &chunk_device);
-    KVF_ASSERT(last - first < sizes_of(call)->chunk_blocks);
-    for (uint32_t page = first; page <= last; page++)
-        chunk[page - first] = chunk_block(call, page - first);
-    c.chunk = chunk_device;
+                             .blocks = row.ring,
+                             .base = row.length - call->rows,
+                             .keep.per_task = 1};
+    const uint32_t first = c.base / page_size, last = (row.length - 1) / page_size;
     c.shift = kvf_ring_first(&c.ring, c.base + 1) - c.ring.sink_blocks;
-    take_window(call, &c, first, last);
-    take_kept(call, &c, first, last);
+    c.keep.bytes = c.ring.heads * kvf_page_bytes(&c.ring.shape);
+    const uint32_t window_pages = last + 1 - c.shift;
+    const chunk_tables t = take_tables(call->step, last + 1 - first, window_pages, &c);
+    KVF_ASSERT(last - first < sizes_of(call)->chunk_blocks);
+    KVF_ASSERT(window_pages <= sizes_of(call)->window_blocks);
+    *t.row = row;
+    for (uint32_t i = 0; i < window_pages; i++) { /* what queries of the chunk attend to */
+        const uint32_t page = i < c.ring.sink_blocks ? i : i + c.shift;
+        t.window[i] = page >= first ? chunk_block(call, page - first)
+                                    : kvf_ring_page(&c.ring, c.blocks, page, 0);
+    }
+    for (uint32_t page = first; page <= last; page++) {
+        t.chunk[page - first] = chunk_block(call, page - first);
+        if (page >= c.ring.sink_blocks && page + c.ring.ring_blocks <= last)
+            continue; /* neither of the sink nor among the newest: not kept */
+        t.from[c.keep.count] = t.chunk[page - first];
+        t.to[c.keep.count++] = kvf_ring_page(&c.ring, c.blocks, page, 0);
+    }
     return c;
 }
 
@@ -244,11 +247,12 @@ kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streamin
 
 const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences)
 {
-    const void *device;
-    kvf_row *row = kvf_step_take(call->step, call->rows * sizeof *row, &device);
-    for (uint32_t b = 0; b < call->rows; b++)
+    kvf_row *row;
+    const kvf_row *seen;
+    KVF_TAKE(call->step, row, seen, call->rows);
+    for (uint32_t b = 0; row && b < call->rows; b++)
         row[b] = row_of(call, sequences[b], 1);
-    return device;
+    return seen;
 }
 
 kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)

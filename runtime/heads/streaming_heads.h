@@ -38,7 +38,7 @@ typedef struct kvf_masked_heads {
 } kvf_masked_heads;
 kvf_masked_heads kvf_masked_heads_of(const kvf_masked_call *call, bool is_streaming);
 
-/* Into the frame, before it is sent: what pack and unpack move. */
+/* Into the frame, before it is sent: what pack and unpack move. A step may be dry in what takes. */
 void kvf_masked_take_jobs(kvf_masked_call *call);
 
 /* A chunk of one sequence; lengths do not count it yet. */
@@ -54,6 +54,8 @@ typedef struct kvf_streaming_chunk {
 } kvf_streaming_chunk;
 kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
                                              const kvf_sequence *sequence);
+/* As much as a chunk may take, in a dry step. */
+void kvf_streaming_take_most(const kvf_masked_call *call);
 KVF_CHECKED kvf_status kvf_streaming_prefill(const kvf_masked_call *call,
                                              const kvf_streaming_chunk *chunk);
 

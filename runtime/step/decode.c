@@ -66,6 +66,13 @@ void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *se
     }
 }
 
+void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before)
+{
+    kvf_step_rows(step, sealed_before);
+    kvf_step_lists(step);
+    kvf_ahead_lists(step);
+}
+
 kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_due *due)
 {
@@ -77,9 +84,7 @@ kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_s
     step->sequences = args->sequences;
     step->q = args->q;
     kvf_decode_note(cache, args, cache->sealed_before, due);
-    kvf_step_rows(step, cache->sealed_before);
-    kvf_step_lists(step);
-    kvf_ahead_lists(step);
+    kvf_decode_take(step, cache->sealed_before);
     if (due->refreshes)
         kvf_step_rows_after(step);
     return KVF_OK;

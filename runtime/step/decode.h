@@ -27,6 +27,8 @@ bool kvf_verify_is_due(const kvf_cache *cache, const kvf_layer *layer);
 void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
                      kvf_due *due);
 
+/* What a step has in its frame; if it renews static sets, kvf_step_rows_after comes behind it. */
+void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before);
 /* Host bookkeeping of one token per row; the frame is filled, nothing is enqueued. A refusal has
  * changed nothing. */
 KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,

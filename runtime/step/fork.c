@@ -91,6 +91,11 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
     }
 }
 
+void kvf_fork_take(kvf_step *step)
+{
+    KVF_TAKE(step, step->row_host, step->row, step->rows);
+}
+
 static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
                           kvf_stream *stream)
 {
@@ -102,15 +107,15 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
     if (c.status == KVF_OK)
         c.status = kvf_ahead_settle(&step);
     share(cache, parent, child);
-    const void *device = NULL;
-    kvf_row *rows = kvf_step_take(&step, cache->config.layers * sizeof *rows, &device);
+    step.rows = cache->config.layers;
+    kvf_fork_take(&step);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const uint32_t lists = cache->dims.paging.lists;
         const kvf_row from = kvf_step_row(cache, parent, i);
-        rows[i] = kvf_step_row(cache, child, i);
+        step.row_host[i] = kvf_step_row(cache, child, i);
         if (parent->layers[i].is_fresh)
             continue; /* nothing was ever written for it */
-        copy_layer(&c, &rows[i], &from);
+        copy_layer(&c, &step.row_host[i], &from);
         const size_t to = kvf_row_number(cache, child, i), of = kvf_row_number(cache, parent, i);
         copy_residency(&c, &cache->residency, (uint32_t)to * lists, (uint32_t)of * lists);
         if (cache->dims.shadow_slots)
@@ -121,7 +126,7 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
     }
     /* What is not sealed lies in the child's own ring: sealed_before == sealed. */
     const kvf_table_args table = {
-        .paging = cache->dims.paging, .rows = cache->config.layers, .row = device};
+        .paging = cache->dims.paging, .rows = cache->config.layers, .row = step.row};
     if (c.status == KVF_OK)
         c.status = kvf_step_send(&step);
     if (c.status == KVF_OK)

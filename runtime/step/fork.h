@@ -6,10 +6,13 @@
  * A second sequence from the same tokens.
  */
 
-#include "cache.h"
+#include "step.h"
 
 /* The parent was checked. A failure after the first copy breaks the cache. */
 KVF_CHECKED kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
                                 kvf_sequence **out);
+
+/* What a fork has in its frame: a row per layer. */
+void kvf_fork_take(kvf_step *step);
 
 #endif

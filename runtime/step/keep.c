@@ -231,6 +231,27 @@ static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *
                                     cache->config.kv_heads * sizeof *row->store_count);
 }
 
+/* What comes in the frame: pages of the ring in their copy, and tokens of the sink that stay. */
+typedef struct keep_tables {
+    void **tail;
+    uint32_t *count;
+    void *const *tail_device;
+    const uint32_t *count_device;
+} keep_tables;
+
+static keep_tables take_tables(kvf_step *step, uint32_t tail_pages)
+{
+    keep_tables t;
+    KVF_TAKE(step, t.tail, t.tail_device, tail_pages);
+    KVF_TAKE(step, t.count, t.count_device, step->cache->config.kv_heads);
+    return t;
+}
+
+void kvf_keep_take(kvf_step *step)
+{
+    (void)take_tables(step, step->cache->dims.paging.ring_blocks);
+}
+
 static kvf_status enqueue_start(kvf_step *step, const keeping *k)
 {
     kvf_cache *cache = k->cache;
@@ -238,20 +259,18 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row row = kvf_step_row(cache, k->sequence, k->index);
     const uint32_t pages = kvf_row_pages(p, &row);
-    const void *tail_device = NULL, *count_device = NULL;
-    void **tail = kvf_step_take(step, (pages - k->sealed) * sizeof *tail, &tail_device);
-    uint32_t *count = kvf_step_take(step, p->kv_heads * sizeof *count, &count_device);
+    const keep_tables t = take_tables(step, pages - k->sealed);
     for (uint32_t i = k->sealed; i < pages; i++)
-        tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
+        t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
-        count[h] = kvf_min_u32(p->sink, k->pages * p->shape.page_size);
+        t.count[h] = kvf_min_u32(p->sink, k->pages * p->shape.page_size);
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(
         ops->copy(k->stream, k->work.ids, k->ids, (size_t)p->kv_heads * k->count * sizeof *k->ids));
     KVF_TRY(ops->event_record(step->frame->done, k->stream));
-    KVF_TRY(copy_pages(step, k, &row, tail_device));
+    KVF_TRY(copy_pages(step, k, &row, t.tail_device));
     KVF_TRY(keep_queries(k, &row));
-    KVF_TRY(reset_tables(step, k, &row, count_device));
+    KVF_TRY(reset_tables(step, k, &row, t.count_device));
     KVF_TRY(kvf_arena_shorten(step, k->sequence, k->index, k->pages));
     return ops->event_wait(step->frame->done); /* the ids are the caller's */
 }

@@ -35,15 +35,18 @@ static void replace_blocks(kvf_cache *cache, kvf_layer *layer)
 void kvf_physical_prepare(kvf_step *step, uint32_t index)
 {
     kvf_cache *cache = step->cache;
-    kvf_layer *layer = &step->sequences[index]->layers[step->layer];
+    kvf_layer *layer = step->sequences ? &step->sequences[index]->layers[step->layer] : NULL;
+    void **addresses;
+    void *const *device;
+    KVF_TAKE(step, addresses, device, layer ? layer->sealed : cache->dims.paging.pages_max);
+    if (!addresses)
+        return;
     kvf_row *after = &step->row_after_host[index];
-    const void *device = NULL;
-    void **addresses = kvf_step_take(step, layer->sealed * sizeof *addresses, &device);
     replace_blocks(cache, layer);
     layer->is_permuted = 1;
     for (uint32_t p = 0; p < layer->sealed; p++)
         addresses[p] = kvf_page_pool_device(&cache->pool, layer->blocks[p]);
-    after->pool = (void *const *)device;
+    after->pool = device;
     after->sealed_before = 0;
     after->order = kvf_step_row(cache, step->sequences[index], step->layer).order;
 }

@@ -67,15 +67,15 @@ kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence, uint3
 
 void kvf_arena_place(kvf_step *step)
 {
-    kvf_row *row = &step->row_host[0];
-    const void *device = NULL;
-    void **blocks = kvf_step_take(step, step->sealed_pages * sizeof *blocks, &device);
+    kvf_row *row = step->row_host;
+    void *const *device;
+    KVF_TAKE(step, step->arena_host, device, step->sealed_pages);
+    if (!step->arena_host)
+        return;
     KVF_ASSERT(step->rows == 1 && step->cache->arena.end == row->sealed_before);
     for (uint32_t i = 0; i < step->sealed_pages; i++)
-        blocks[i] = block_of(step->cache, row->sealed_before + i);
-    step->arena_host = blocks;
-    step->pool = row->pool;
-    row->pool = (void *const *)device;
+        step->arena_host[i] = block_of(step->cache, row->sealed_before + i);
+    row->pool = device;
 }
 
 kvf_status kvf_arena_write_back(kvf_step *step)

@@ -43,43 +43,27 @@ void kvf_recording_close(kvf_recording *recording)
     kvf_free(cache->context, recording);
 }
 
-/* A frame of its own for one call: `host` may be scratch. */
+/* A frame of its own for one call; dry if `host` is NULL. */
 static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, char *host)
 {
-    /* Nothing on the device yet: only the size is asked for. */
-    *frame =
-        (kvf_frame){.host = host, .device = r->device ? r->device + part * r->part_bytes : host};
+    *frame = (kvf_frame){.host.base = host,
+                         .device = r->device ? r->device + part * r->part_bytes : NULL};
     return (kvf_step){.cache = r->cache,
                       .stream = r->stream,
                       .frame = frame,
                       .rows = r->batch,
-                      .sequences = r->sequences,
-                      .ahead = &r->ahead,
+                      .sequences = host ? r->sequences : NULL,
+                      .sealed_pages = r->batch,
                       .is_recorded = 1};
 }
 
-static void fill_part(kvf_step *step, const uint32_t *sealed_before)
-{
-    kvf_step_rows(step, sealed_before);
-    kvf_step_lists(step);
-    kvf_ahead_lists(step);
-}
-
 /* As much of a frame as a recorded call uses; the same for every layer. */
-static kvf_status measure(kvf_recording *r)
+static size_t measure(kvf_recording *r)
 {
-    kvf_cache *cache = r->cache;
     kvf_frame frame;
-    char *scratch = kvf_alloc(cache->context, cache->dims.frame_bytes, 1);
-    if (!scratch)
-        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
-    kvf_step step = part_step(r, 0, &frame, scratch);
-    for (uint32_t b = 0; b < r->batch; b++)
-        cache->sealed_before[b] = r->sequences[b]->layers[0].sealed;
-    fill_part(&step, cache->sealed_before);
-    r->part_bytes = frame.used;
-    kvf_free(cache->context, scratch);
-    return KVF_OK;
+    kvf_step step = part_step(r, 0, &frame, NULL);
+    kvf_decode_take(&step, NULL);
+    return frame.host.bytes;
 }
 
 static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
@@ -98,7 +82,7 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
         r->sequences[b] = sequences[b];
         r->generations[b] = sequences[b]->generation;
     }
-    KVF_TRY(measure(r));
+    r->part_bytes = measure(r);
     kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
     memory.bytes = kvf_round_up((size_t)KVF_REPLAYS * layers * r->part_bytes, 4096);
@@ -192,8 +176,8 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     step.q = args->q;
     for (uint32_t b = 0; b < r->batch; b++)
         cache->sealed_before[b] = r->sequences[b]->layers[args->layer].sealed;
-    fill_part(&step, cache->sealed_before);
-    KVF_ASSERT(frame.used == r->part_bytes);
+    kvf_decode_take(&step, cache->sealed_before);
+    KVF_ASSERT(frame.host.bytes == r->part_bytes);
     r->has_layer[args->layer] = 1;
     r->layers[r->parts++] = args->layer;
     return kvf_decode_enqueue(&step, args, &none);
@@ -331,7 +315,7 @@ static void note_part(kvf_recording *r, uint32_t part, char *host)
         cache->host_counters[args.layer].bytes_to_host +=
             (layer_of(r, part, b)->sealed - cache->sealed_before[b]) *
             kvf_block_bytes(&cache->dims.paging);
-    fill_part(&step, cache->sealed_before);
+    kvf_decode_take(&step, cache->sealed_before);
 }
 
 /* What the cache's order asks of this stream before a graph that reads and writes everything. */

@@ -13,8 +13,8 @@
  * keeps: KVF_UNSUPPORTED.
  */
 
-#include "cache.h"
 #include "kvferry/prune.h"
+#include "step.h"
 
 /* How much queries look at the tokens of a layer (observe, then pool, then reduce the group). */
 typedef struct kvf_scores_args {
@@ -59,6 +59,7 @@ KVF_CHECKED kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequenc
  * The position of an index is the highest over KV heads. Waits for the stream until the ids are
  * read. KVF_FULL, which changes nothing, only where pages are shared with a fork. */
 size_t kvf_keep_work_bytes(const kvf_cache *cache);
+void kvf_keep_take(kvf_step *step); /* what it has in its frame */
 KVF_CHECKED kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                                          const uint32_t *ids, uint32_t count, void *work,
                                          kvf_stream *stream);

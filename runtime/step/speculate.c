@@ -13,20 +13,28 @@
 #include "attend.h"
 #include "select.h"
 
-/* Rows whose residency is the shadow, and whose pages are read where they live. */
-static void take_shadow_rows(kvf_step *step)
+/* Lists and rows whose residency is the shadow; pages of the rows are read where they live. */
+static void take_shadow(kvf_step *step, uint32_t lists)
 {
     const kvf_cache *cache = step->cache;
-    const void *device = NULL;
-    kvf_row *rows = kvf_step_take(step, step->rows * sizeof *rows, &device);
-    for (uint32_t b = 0; b < step->rows; b++) {
-        const size_t number = kvf_row_number(cache, step->sequences[b], step->layer);
+    const uint32_t per_row = cache->dims.paging.lists;
+    int32_t **slot_of_page, **page_of_slot;
+    kvf_row *rows;
+    KVF_TAKE(step, slot_of_page, step->shadow_slot_of_page, lists);
+    KVF_TAKE(step, page_of_slot, step->shadow_page_of_slot, lists);
+    /* A recorded step renews no static set. */
+    KVF_TAKE(step, rows, step->row_shadow, step->is_recorded ? 0 : step->rows);
+    for (uint32_t l = 0; slot_of_page && l < lists; l++) {
+        const size_t number = kvf_row_number(cache, step->sequences[l / per_row], step->layer);
+        const uint32_t list = (uint32_t)number * per_row + l % per_row;
+        slot_of_page[l] = kvf_residency_slot_of_page(&cache->shadow, list);
+        page_of_slot[l] = kvf_residency_page_of_slot(&cache->shadow, list);
+    }
+    for (uint32_t b = 0; rows && b < step->rows; b++) {
         rows[b] = step->row_host[b];
         rows[b].slots = NULL;
-        rows[b].slot_of_page =
-            kvf_residency_slot_of_page(&cache->shadow, (uint32_t)number * cache->dims.paging.lists);
+        rows[b].slot_of_page = slot_of_page[b * per_row];
     }
-    step->row_shadow = device;
 }
 
 void kvf_ahead_lists(kvf_step *step)
@@ -34,33 +42,19 @@ void kvf_ahead_lists(kvf_step *step)
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t lists = step->rows * p->lists, chosen = step->rows * cache->dims.choose_lists;
-    const void *device[4];
+    uint32_t *k, **marks;
     if (cache->dims.ahead_max == 0)
         return;
-    uint32_t *k = kvf_step_take(step, chosen * sizeof *k, &device[0]);
-    uint32_t **marks = kvf_step_take(step, lists * sizeof *marks, &device[1]);
-    for (uint32_t i = 0; i < chosen; i++)
+    KVF_TAKE(step, k, step->ahead_k, chosen);
+    KVF_TAKE(step, marks, step->marks, lists);
+    for (uint32_t i = 0; k && i < chosen; i++)
         k[i] = step->row_host[i / cache->dims.choose_lists].attend_all ? 0 : cache->dims.ahead_max;
-    for (uint32_t l = 0; l < lists; l++) {
+    for (uint32_t l = 0; marks && l < lists; l++) {
         const size_t number = kvf_row_number(cache, step->sequences[l / p->lists], step->layer);
         marks[l] = kvf_ahead_marks(cache, number) + (size_t)(l % p->lists) * kvf_ahead_words(cache);
     }
-    step->ahead_k = device[0];
-    step->marks = device[1];
-    if (cache->dims.shadow_slots == 0)
-        return;
-    int32_t **slot_of_page = kvf_step_take(step, lists * sizeof *slot_of_page, &device[2]);
-    int32_t **page_of_slot = kvf_step_take(step, lists * sizeof *page_of_slot, &device[3]);
-    for (uint32_t l = 0; l < lists; l++) {
-        const size_t number = kvf_row_number(cache, step->sequences[l / p->lists], step->layer);
-        const uint32_t list = (uint32_t)number * p->lists + l % p->lists;
-        slot_of_page[l] = kvf_residency_slot_of_page(&cache->shadow, list);
-        page_of_slot[l] = kvf_residency_page_of_slot(&cache->shadow, list);
-    }
-    step->shadow_slot_of_page = device[2];
-    step->shadow_page_of_slot = device[3];
-    if (!step->is_recorded) /* a recorded step renews no static set */
-        take_shadow_rows(step);
+    if (cache->dims.shadow_slots)
+        take_shadow(step, lists);
 }
 
 /* Bits of the slots after a resolve that wrote slot_of_id and missed. */

@@ -17,10 +17,10 @@
 void kvf_step_rows_after(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const void *device = NULL;
-    step->row_after_host = kvf_step_take(step, step->rows * sizeof(kvf_row), &device);
-    step->row_after = device;
-    for (uint32_t b = 0; b < step->rows; b++) {
+    KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
+    for (uint32_t b = 0; !step->sequences && cache->dims.is_physical && b < step->rows; b++)
+        kvf_physical_prepare(step, b);
+    for (uint32_t b = 0; step->sequences && b < step->rows; b++) {
         kvf_layer *state = &step->sequences[b]->layers[step->layer];
         state->store ^= state->is_due;
         state->has_static |= state->is_due;
