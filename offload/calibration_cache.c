@@ -46,10 +46,10 @@ static uint64_t checksum(const char *text, size_t bytes)
 static char *read_file(kvf_context *context, const char *path, size_t *bytes)
 {
     FILE *file = fopen(path, "rb");
-    if (file == NULL)
+    if (!file)
         return NULL;
     char *text = kvf_alloc(context, FILE_BYTES_MAX + 1, 1);
-    if (text != NULL) {
+    if (text) {
         *bytes = fread(text, 1, FILE_BYTES_MAX + 1, file);
         if (ferror(file) || *bytes > FILE_BYTES_MAX) {
             kvf_free(context, text);
@@ -155,7 +155,7 @@ int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration
 {
     size_t bytes = 0, length = 0;
     char *text = read_file(context, path, &bytes);
-    if (text == NULL) {
+    if (!text) {
         if (errno != ENOENT)
             snprintf(out->note, sizeof out->note, "calibration %.160s cannot be read: %.60s", path,
                      strerror(errno));
@@ -225,7 +225,7 @@ static int write_all(kvf_context *context, FILE *file, const char *path, const k
     char *text = read_file(context, path, &bytes);
     (void)fwrite(record, 1, length, file);
     /* What grows without end has old keys at its end. */
-    if (text != NULL && bytes + length <= FILE_BYTES_MAX)
+    if (text && bytes + length <= FILE_BYTES_MAX)
         write_others(file, text, bytes, c->key);
     kvf_free(context, text);
     return fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
@@ -236,12 +236,12 @@ int kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration
     const size_t length = strlen(path) + 8;
     char *temporary = kvf_alloc(context, length, 1);
     int is_written = 0, code = ENOMEM;
-    if (temporary != NULL) {
+    if (temporary) {
         snprintf(temporary, length, "%s.XXXXXX", path);
         const int descriptor = mkstemp(temporary);
         FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
         code = errno;
-        if (file != NULL) {
+        if (file) {
             is_written = write_all(context, file, path, calibration);
             code = errno;
             if (fclose(file) != 0 && is_written) {

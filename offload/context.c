@@ -36,13 +36,13 @@ kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log, vo
 {
     *out = NULL;
     kvf_allocator own = {.alloc = default_alloc, .free = default_free, .user = NULL};
-    if (allocator != NULL && (allocator->alloc != NULL || allocator->free != NULL)) {
-        if (allocator->alloc == NULL || allocator->free == NULL)
+    if (allocator && (allocator->alloc || allocator->free)) {
+        if (!allocator->alloc || !allocator->free)
             return KVF_INVALID;
         own = *allocator;
     }
     kvf_context *context = own.alloc(own.user, sizeof *context, 64);
-    if (context == NULL)
+    if (!context)
         return KVF_OUT_OF_MEMORY;
     memset(context, 0, sizeof *context);
     context->allocator = own;
@@ -58,7 +58,7 @@ kvf_status kvf_context_create(const kvf_allocator *allocator, kvf_log_fn log, vo
 
 void kvf_context_destroy(kvf_context *context)
 {
-    if (context == NULL)
+    if (!context)
         return;
     kvf_allocator allocator = context->allocator;
     pthread_mutex_destroy(&context->lock);
@@ -84,7 +84,7 @@ void kvf_context_uncount(kvf_context *context, uint64_t bytes)
 
 int kvf_context_refuses(kvf_context *context, const char *what)
 {
-    return context->fault != NULL && context->fault(context->fault_user, what) != 0;
+    return context->fault && context->fault(context->fault_user, what) != 0;
 }
 
 void *kvf_alloc(kvf_context *context, size_t count, size_t size)
@@ -94,7 +94,7 @@ void *kvf_alloc(kvf_context *context, size_t count, size_t size)
         return NULL;
     bytes = count * size;
     char *base = context->allocator.alloc(context->allocator.user, bytes + BLOCK_HEAD_BYTES, 64);
-    if (base == NULL)
+    if (!base)
         return NULL;
     KVF_ASSERT(((uintptr_t)base & 63) == 0);
     memset(base, 0, bytes + BLOCK_HEAD_BYTES);
@@ -105,7 +105,7 @@ void *kvf_alloc(kvf_context *context, size_t count, size_t size)
 
 void kvf_free(kvf_context *context, void *pointer)
 {
-    if (pointer == NULL)
+    if (!pointer)
         return;
     char *base = (char *)pointer - BLOCK_HEAD_BYTES;
     kvf_context_uncount(context, ((block_head *)(void *)base)->bytes);
@@ -134,7 +134,7 @@ void kvf_context_error(kvf_context *context, kvf_error *error)
 
 void kvf_log(kvf_context *context, int level, const char *format, ...)
 {
-    if (context->log == NULL)
+    if (!context->log)
         return;
     char line[512];
     va_list list;

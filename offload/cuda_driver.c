@@ -37,12 +37,12 @@ static void *find(const char *name, unsigned version)
     typedef int (*proc_address_fn)(const char *, void **, int, unsigned long long, int *);
     void *call = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     int result = 1;
-    if (library == NULL)
+    if (!library)
         return NULL;
     proc_address_fn proc_address = NULL;
     void *symbol = dlsym(library, "cuGetProcAddress_v2");
     memcpy(&proc_address, &symbol, sizeof proc_address);
-    if (proc_address == NULL || proc_address(name, &call, (int)version, 0, &result) != 0)
+    if (!proc_address || proc_address(name, &call, (int)version, 0, &result) != 0)
         result = 1;
     dlclose(library); /* the runtime holds it open */
     return result == 0 ? call : NULL;
@@ -59,7 +59,7 @@ void kvf_cuda_driver_find(kvf_cuda_device *device)
 {
     kvf_cuda_driver *d = &device->driver;
     FIND(d->batch, "cuMemcpyBatchAsync", 13000);
-    if (d->batch == NULL)
+    if (!d->batch)
         FIND(d->batch_12, "cuMemcpyBatchAsync", 12080);
     FIND(d->write_word, "cuStreamWriteValue32", 12000);
     FIND(d->wait_word, "cuStreamWaitValue32", 12000);
@@ -85,11 +85,10 @@ static cudaError_t batch_part(const kvf_cuda_driver *driver, void *const *to,
         sources[i] = (uintptr_t)from[i];
         sizes[i] = bytes;
     }
-    return of_driver(
-        driver->batch != NULL
-            ? driver->batch(targets, sources, sizes, count, &attributes, &first, 1, stream)
-            : driver->batch_12(targets, sources, sizes, count, &attributes, &first, 1, &failed,
-                               stream));
+    return of_driver(driver->batch ? driver->batch(targets, sources, sizes, count, &attributes,
+                                                   &first, 1, stream)
+                                   : driver->batch_12(targets, sources, sizes, count, &attributes,
+                                                      &first, 1, &failed, stream));
 }
 
 cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to,
@@ -108,7 +107,7 @@ cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uin
 {
     const kvf_cuda_word_fn call = is_wait ? driver->wait_word : driver->write_word;
     /* Flags 0: wait until (int32_t)(*word - value) >= 0; write after a fence. */
-    if (call != NULL && (!is_capturing || driver->can_capture_words))
+    if (call && (!is_capturing || driver->can_capture_words))
         return of_driver(call(stream, (uintptr_t)word, value, 0));
     const kvf_word_args args = {.word = word, .value = value};
     return (cudaError_t)(is_wait ? kvf_wait_word_cuda(&args, 1, stream)
@@ -184,7 +183,7 @@ static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
         error = cudaGraphLaunch(runnable, p->device->own);
     if (error == cudaSuccess)
         error = cudaStreamSynchronize(p->device->own);
-    if (runnable != NULL)
+    if (runnable)
         (void)cudaGraphExecDestroy(runnable);
     return error;
 }
@@ -207,7 +206,7 @@ static int works(probe *p, cudaError_t (*enqueue)(const probe *), int (*arrived)
     }
     if (error == cudaSuccess)
         error = is_recorded ? run_recorded(p, graph) : cudaStreamSynchronize(stream);
-    if (graph != NULL)
+    if (graph)
         (void)cudaGraphDestroy(graph);
     memset(p->seen, 0x55, sizeof p->seen);
     if (error == cudaSuccess)
@@ -227,13 +226,12 @@ kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
     KVF_TRY(kvf_cuda_failed(device, cudaMalloc(&memory, sizeof p.seen),
                             "memory to try the driver with could not be had"));
     p.memory = memory;
-    const int has_batch = device->driver.batch != NULL || device->driver.batch_12 != NULL;
+    const int has_batch = device->driver.batch || device->driver.batch_12;
     out->can_copy_batch = has_batch && works(&p, enqueue_batch, batch_arrived, 0);
     /* Before 13.1 a recorded batch is dropped without a word, or refused. */
     out->can_capture_batch = out->can_copy_batch && out->driver_version >= 13010 &&
                              works(&p, enqueue_batch, batch_arrived, 1);
-    device->driver.can_capture_words =
-        device->driver.write_word != NULL && device->driver.wait_word != NULL;
+    device->driver.can_capture_words = device->driver.write_word && device->driver.wait_word;
     if (device->driver.can_capture_words)
         device->driver.can_capture_words = (uint32_t)works(&p, enqueue_words, words_arrived, 1);
     /* Without the driver's calls: by the kernels. */

@@ -20,7 +20,7 @@ struct kvf_graph {
 static void free_graph(kvf_graph *graph)
 {
     kvf_context *context = graph->device->base.context;
-    while (graph->calls != NULL) {
+    while (graph->calls) {
         kvf_cuda_call *next = graph->calls->next;
         kvf_free(context, graph->calls);
         graph->calls = next;
@@ -33,12 +33,12 @@ kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device)
     kvf_cuda_call *call = kvf_alloc(device->base.context, 1, sizeof *call);
     pthread_mutex_lock(&device->lock);
     kvf_graph *graph = device->recording;
-    if (graph != NULL && call != NULL) {
+    if (graph && call) {
         call->next = graph->calls;
         graph->calls = call;
     }
     pthread_mutex_unlock(&device->lock);
-    if (graph == NULL) { /* somebody else records this stream, and nobody would free it */
+    if (!graph) { /* somebody else records this stream, and nobody would free it */
         kvf_free(device->base.context, call);
         return NULL;
     }
@@ -49,7 +49,7 @@ kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device)
 static int begin_recording(kvf_cuda_device *device, kvf_graph *graph)
 {
     pthread_mutex_lock(&device->lock);
-    const int is_free = device->recording == NULL;
+    const int is_free = !device->recording;
     if (is_free)
         device->recording = graph;
     pthread_mutex_unlock(&device->lock);
@@ -73,11 +73,11 @@ kvf_status kvf_cuda_capture_begin(kvf_stream *base)
     int before;
     if (!device->properties.can_capture)
         KVF_FAIL(context, KVF_UNSUPPORTED, "this driver cannot record words in graphs; update it");
-    if (stream == NULL)
+    if (!stream)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "the default stream cannot be recorded; use one of your own");
     kvf_graph *graph = kvf_alloc(context, 1, sizeof *graph);
-    if (graph == NULL)
+    if (!graph)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a graph");
     graph->device = device;
     if (!begin_recording(device, graph)) {
@@ -105,14 +105,14 @@ kvf_status kvf_cuda_capture_end(kvf_stream *base, kvf_graph **out)
     int before;
     *out = NULL;
     kvf_graph *graph = end_recording(device);
-    if (graph == NULL)
+    if (!graph)
         KVF_FAIL(device->base.context, KVF_INVALID, "no stream of this device is being recorded");
     kvf_cuda_enter_release(device, &before); /* whatever happens, the stream is free after this */
     cudaError_t error = cudaStreamEndCapture(kvf_cuda_of_stream(base)->handle, &recorded);
     if (error == cudaSuccess)
         error = cudaGraphInstantiate(&graph->runnable, recorded, 0);
     const kvf_status status = kvf_cuda_failed(device, error, "a recording could not be ended");
-    if (recorded != NULL)
+    if (recorded)
         (void)kvf_cuda_failed(device, cudaGraphDestroy(recorded), "a graph's outline");
     kvf_cuda_leave(device, before);
     if (status != KVF_OK) {
@@ -127,7 +127,7 @@ int kvf_cuda_is_capturing(kvf_stream *base)
 {
     enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
     const cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
-    if (stream == NULL || atomic_load(&kvf_cuda_device_of(base)->lost) != 0)
+    if (!stream || atomic_load(&kvf_cuda_device_of(base)->lost) != 0)
         return 0;
     if (kvf_cuda_failed(kvf_cuda_device_of(base), cudaStreamIsCapturing(stream, &state),
                         "whether a stream is being recorded could not be asked") != KVF_OK)
@@ -150,7 +150,7 @@ kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)
 void kvf_cuda_graph_destroy(kvf_graph *graph)
 {
     int before;
-    if (graph == NULL)
+    if (!graph)
         return;
     kvf_cuda_enter_release(graph->device, &before);
     (void)kvf_cuda_failed(graph->device, cudaGraphExecDestroy(graph->runnable),

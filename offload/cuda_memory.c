@@ -37,14 +37,14 @@ static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, int is
 {
     pthread_mutex_lock(&device->lock);
     kvf_cuda_block **link = &device->blocks;
-    while (*link != NULL &&
+    while (*link &&
            ((*link)->pointer != pointer || ((*link)->kind == BLOCK_REGISTERED) != is_registered))
         link = &(*link)->next;
     kvf_cuda_block *block = *link;
-    if (block != NULL)
+    if (block)
         *link = block->next;
     pthread_mutex_unlock(&device->lock);
-    if (block != NULL)
+    if (block)
         kvf_context_uncount(device->base.context, block->bytes);
     return block;
 }
@@ -115,8 +115,8 @@ kvf_status kvf_cuda_memory_alloc(kvf_device *base, size_t bytes, void **out)
     int before;
     *out = NULL;
     kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
-    if (block == NULL)
-        return kvf_fail(base->context, KVF_OUT_OF_MEMORY, 0, "no memory for a block's entry");
+    if (!block)
+        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a block's entry");
     block->kind = device->is_host_visible ? BLOCK_PINNED : BLOCK_DEVICE;
     block->bytes = bytes;
     kvf_status status = kvf_cuda_enter(device, &before);
@@ -137,10 +137,10 @@ void kvf_cuda_memory_free(kvf_device *base, void *pointer)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     int before;
-    if (pointer == NULL)
+    if (!pointer)
         return;
     kvf_cuda_block *block = take(device, pointer, 0);
-    KVF_ASSERT(block != NULL);
+    KVF_ASSERT(block);
     kvf_cuda_enter_release(device, &before);
     (void)kvf_cuda_failed(device, free_block(block), "device memory could not be freed");
     kvf_cuda_leave(device, before);
@@ -173,7 +173,7 @@ static cudaError_t register_chunk(kvf_cuda_device *device, char *host, size_t by
     if (error != cudaSuccess)
         return error;
     error = cudaHostGetDevicePointer(alias, host, 0);
-    if (error == cudaSuccess && expected != NULL && *alias != expected)
+    if (error == cudaSuccess && expected && *alias != expected)
         error = cudaErrorNotSupported;
     if (error != cudaSuccess) {
         (void)cudaHostUnregister(host);
@@ -219,8 +219,8 @@ kvf_status kvf_cuda_host_register(kvf_device *base, void *host, size_t bytes, vo
     int before;
     *alias = NULL;
     kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
-    if (block == NULL)
-        return kvf_fail(base->context, KVF_OUT_OF_MEMORY, 0, "no memory for a region's entry");
+    if (!block)
+        KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a region's entry");
     *block = (kvf_cuda_block){.kind = BLOCK_REGISTERED, .pointer = host, .bytes = bytes};
     kvf_status status = kvf_cuda_enter(device, &before);
     if (status == KVF_OK) {
@@ -241,7 +241,7 @@ void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
     kvf_cuda_device *device = kvf_cuda_of(base);
     int before;
     kvf_cuda_block *block = take(device, host, 1);
-    KVF_ASSERT(block != NULL && block->bytes == bytes);
+    KVF_ASSERT(block && block->bytes == bytes);
     kvf_cuda_enter_release(device, &before);
     unregister_chunks(device, host, chunks_of(bytes));
     kvf_cuda_leave(device, before);

@@ -61,7 +61,7 @@ static kvf_status status_of(kvf_cuda_device *device, atomic_int *own, kvf_cuda_s
         return (kvf_status)status;
     pthread_mutex_lock(&device->lock);
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX && status == KVF_OK; i++)
-        if ((atomic_load(&set->bits[i / 64]) >> i % 64 & 1) && device->streams[i] != NULL)
+        if ((atomic_load(&set->bits[i / 64]) >> i % 64 & 1) && device->streams[i])
             status = atomic_load(&device->streams[i]->status);
     pthread_mutex_unlock(&device->lock);
     return (kvf_status)status;
@@ -74,7 +74,7 @@ static int take_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
     int is_full = 1;
     pthread_mutex_lock(&device->lock);
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX && is_full; i++)
-        if (device->streams[i] == NULL) {
+        if (!device->streams[i]) {
             device->streams[i] = stream;
             stream->index = i;
             set_add(&stream->upstream, i);
@@ -93,9 +93,9 @@ static void give_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
     pthread_mutex_lock(&device->lock);
     device->streams[stream->index] = NULL;
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX; i++)
-        if (device->streams[i] != NULL && set_remove(&device->streams[i]->upstream, stream->index))
+        if (device->streams[i] && set_remove(&device->streams[i]->upstream, stream->index))
             status_set(&device->streams[i]->status, status);
-    for (kvf_cuda_event *e = device->events; e != NULL; e = e->next)
+    for (kvf_cuda_event *e = device->events; e; e = e->next)
         if (set_remove(&e->upstream, stream->index))
             status_set(&e->status, status);
     pthread_mutex_unlock(&device->lock);
@@ -116,14 +116,13 @@ static kvf_status make_stream(kvf_cuda_device *device, kvf_cuda_stream **out)
     kvf_context *context = device->base.context;
     kvf_cuda_stream *stream =
         kvf_context_refuses(context, "stream") ? NULL : kvf_alloc(context, 1, sizeof *stream);
-    if (stream == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream (%zu bytes)",
-                        sizeof *stream);
+    if (!stream)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a stream (%zu bytes)", sizeof *stream);
     stream->base.device = &device->base;
     stream->calls = kvf_alloc(context, KVF_CUDA_CALLS_MAX, sizeof *stream->calls);
-    if (stream->calls == NULL) {
+    if (!stream->calls) {
         kvf_free(context, stream);
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream's calls");
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a stream's calls");
     }
     pthread_condattr_t attributes;
     if (pthread_mutex_init(&stream->lock, NULL) != 0 || pthread_condattr_init(&attributes) != 0 ||
@@ -131,14 +130,14 @@ static kvf_status make_stream(kvf_cuda_device *device, kvf_cuda_stream **out)
         pthread_cond_init(&stream->returned, &attributes) != 0) {
         kvf_free(context, stream->calls);
         kvf_free(context, stream);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a stream could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for a stream could not be made");
     }
     pthread_condattr_destroy(&attributes);
     if (!take_index(device, stream)) {
         free_stream(stream);
-        return kvf_fail(context, KVF_FULL, 0,
-                        "%u streams of the CUDA device are alive, which is the limit; destroy some",
-                        KVF_CUDA_STREAMS_MAX);
+        KVF_FAIL(context, KVF_FULL,
+                 "%u streams of the CUDA device are alive, which is the limit; destroy some",
+                 KVF_CUDA_STREAMS_MAX);
     }
     *out = stream;
     return KVF_OK;
@@ -202,7 +201,7 @@ kvf_status kvf_cuda_stream_wait(kvf_stream *base)
 
 void kvf_cuda_stream_destroy(kvf_stream *base)
 {
-    if (base == NULL)
+    if (!base)
         return;
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
@@ -242,9 +241,8 @@ kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
     *out = NULL;
     kvf_cuda_event *event =
         kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
-    if (event == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for an event (%zu bytes)",
-                        sizeof *event);
+    if (!event)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for an event (%zu bytes)", sizeof *event);
     event->base.device = base;
     kvf_status status = kvf_cuda_enter(device, &before);
     if (status == KVF_OK) {
@@ -259,7 +257,7 @@ kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
     pthread_mutex_lock(&device->lock);
     event->next = device->events;
     event->link = &device->events;
-    if (event->next != NULL)
+    if (event->next)
         event->next->link = &event->next;
     device->events = event;
     pthread_mutex_unlock(&device->lock);
@@ -270,7 +268,7 @@ kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
 void kvf_cuda_event_destroy(kvf_event *base)
 {
     int before;
-    if (base == NULL)
+    if (!base)
         return;
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
@@ -280,7 +278,7 @@ void kvf_cuda_event_destroy(kvf_event *base)
     kvf_cuda_leave(device, before);
     pthread_mutex_lock(&device->lock);
     *event->link = event->next;
-    if (event->next != NULL)
+    if (event->next)
         event->next->link = event->link;
     pthread_mutex_unlock(&device->lock);
     kvf_free(base->device->context, event);

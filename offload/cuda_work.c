@@ -90,7 +90,7 @@ kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *co
         KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
                  "batches of copies need an NVIDIA driver for CUDA 12.8 or later; use another "
                  "transfer method");
-    if (stream->handle == NULL)
+    if (!stream->handle)
         KVF_FAIL(base->device->context, KVF_UNSUPPORTED,
                  "the driver takes no batch of copies on the default stream; use one of your own");
     const int is_capturing = device->properties.can_capture_batch ? 0 : kvf_cuda_is_capturing(base);
@@ -124,10 +124,10 @@ static kvf_status check_args(kvf_stream *stream, size_t args_bytes)
 {
     if (args_bytes <= KVF_LAUNCH_ARGS_MAX)
         return KVF_OK;
-    return kvf_fail(stream->device->context, KVF_INVALID, 0,
-                    "arguments of a launch take %zu bytes, at most %u are copied; pass a pointer "
-                    "instead",
-                    args_bytes, KVF_LAUNCH_ARGS_MAX);
+    KVF_FAIL(stream->device->context, KVF_INVALID,
+             "arguments of a launch take %zu bytes, at most %u are copied; pass a pointer "
+             "instead",
+             args_bytes, KVF_LAUNCH_ARGS_MAX);
 }
 
 kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const void *args,
@@ -150,7 +150,7 @@ static void CUDART_CB run_call(void *raw)
 {
     kvf_cuda_call *call = raw;
     kvf_cuda_stream *stream = call->stream;
-    if (stream == NULL) {
+    if (!stream) {
         call->fn(call->args, 0);
         return;
     }
@@ -216,7 +216,7 @@ static kvf_cuda_call *take_call(kvf_cuda_stream *stream)
     kvf_cuda_call *call =
         is_lost ? NULL : &stream->calls[stream->calls_made++ % KVF_CUDA_CALLS_MAX];
     pthread_mutex_unlock(&stream->lock);
-    if (call != NULL)
+    if (call)
         call->stream = stream;
     return call;
 }
@@ -242,18 +242,18 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
         return KVF_DEVICE_FAILED;
     }
     kvf_cuda_call *call = is_capturing ? kvf_cuda_graph_call(device) : take_call(stream);
-    if (call == NULL) {
+    if (!call) {
         kvf_cuda_leave(device, before);
         if (atomic_load(&device->lost) != 0)
             return kvf_cuda_failed(device, cudaErrorUnknown, "a host call");
-        return kvf_fail(device->base.context, KVF_OUT_OF_MEMORY, 0,
-                        "no memory for a recorded host call (%zu bytes)", sizeof *call);
+        KVF_FAIL(device->base.context, KVF_OUT_OF_MEMORY,
+                 "no memory for a recorded host call (%zu bytes)", sizeof *call);
     }
     call->fn = fn;
     if (args_bytes > 0)
         memcpy(call->args, args, args_bytes);
     const cudaError_t error = cudaLaunchHostFunc(stream->handle, run_call, call);
-    if (error != cudaSuccess && call->stream != NULL)
+    if (error != cudaSuccess && call->stream)
         give_call(stream);
     return leave_after(stream, before, error, "a host call could not be enqueued");
 }

@@ -31,9 +31,9 @@ static void cuda_close(kvf_device *base)
     kvf_cuda_device *device = kvf_cuda_of(base);
     int before;
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX; i++)
-        KVF_ASSERT(device->streams[i] == NULL);
-    KVF_ASSERT(device->blocks == NULL && device->events == NULL && device->recording == NULL);
-    if (device->own != NULL) {
+        KVF_ASSERT(!device->streams[i]);
+    KVF_ASSERT(!device->blocks && !device->events && !device->recording);
+    if (device->own) {
         kvf_cuda_enter_release(device, &before);
         (void)kvf_cuda_failed(device, cudaStreamDestroy(device->own), "a stream");
         kvf_cuda_leave(device, before);
@@ -170,7 +170,7 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
     *out = NULL;
     const int count = kvf_cuda_count(text);
     if (count == 0)
-        return kvf_fail(context, KVF_UNSUPPORTED, 0, "%s", text);
+        KVF_FAIL(context, KVF_UNSUPPORTED, "%s", text);
     if (config->ordinal >= (uint32_t)count)
         return kvf_fail(
             context, KVF_INVALID, (int)cudaErrorInvalidDevice,
@@ -178,8 +178,8 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
             "or see CUDA_VISIBLE_DEVICES",
             config->ordinal, count, count == 1 ? "" : "s", count - 1);
     kvf_cuda_device *device = kvf_alloc(context, 1, sizeof *device);
-    if (device == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the CUDA device");
+    if (!device)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the CUDA device");
     device->base.ops = &cuda_ops;
     device->base.context = context;
     device->ordinal = (int)config->ordinal;
@@ -187,7 +187,7 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
     device->delay_seed = config->delay_seed;
     if (pthread_mutex_init(&device->lock, NULL) != 0) {
         kvf_free(context, device);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for the device could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for the device could not be made");
     }
     kvf_status status = kvf_kernels_init_cuda(&device->base.kernels);
     if (status == KVF_OK)

@@ -89,15 +89,15 @@ static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out
             block = map_memory(context, bytes);
         } else {
             block = kvf_alloc(context, 1, bytes + MEMORY_HEAD_BYTES);
-            block = block != NULL ? block + MEMORY_HEAD_BYTES : NULL;
+            block = block ? block + MEMORY_HEAD_BYTES : NULL;
         }
     }
-    if (block == NULL) {
+    if (!block) {
         char need[32], have[32];
-        return kvf_fail(context, KVF_OUT_OF_DEVICE_MEMORY, 0,
-                        "the host device has no %s of memory (%s available); lower sequences_max, "
-                        "tokens_max, slots or budget_tokens",
-                        kvf_bytes_text(bytes, need), kvf_bytes_text(available_bytes(), have));
+        KVF_FAIL(context, KVF_OUT_OF_DEVICE_MEMORY,
+                 "the host device has no %s of memory (%s available); lower sequences_max, "
+                 "tokens_max, slots or budget_tokens",
+                 kvf_bytes_text(bytes, need), kvf_bytes_text(available_bytes(), have));
     }
     *out = block;
     return KVF_OK;
@@ -105,10 +105,10 @@ static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out
 
 static void host_memory_free(kvf_device *device, void *pointer)
 {
-    if (pointer == NULL)
+    if (!pointer)
         return;
     memory_head head = *(memory_head *)(void *)((char *)pointer - MEMORY_HEAD_BYTES);
-    if (head.map == NULL) {
+    if (!head.map) {
         kvf_free(device->context, (char *)pointer - MEMORY_HEAD_BYTES);
         return;
     }
@@ -153,14 +153,14 @@ static void read_name(char name[64])
 {
     snprintf(name, 64, "host CPU");
     FILE *file = fopen("/proc/cpuinfo", "r");
-    if (file == NULL)
+    if (!file)
         return;
     char line[256];
-    while (fgets(line, sizeof line, file) != NULL) {
+    while (fgets(line, sizeof line, file)) {
         if (strncmp(line, "model name", 10) != 0)
             continue;
         const char *text = strchr(line, ':');
-        if (text == NULL)
+        if (!text)
             break;
         text += strspn(text, ": \t");
         snprintf(name, 64, "%.*s", (int)kvf_min_u32((uint32_t)strcspn(text, "\n"), 63), text);
@@ -231,7 +231,7 @@ static kvf_status host_graph_launch(kvf_graph *graph, kvf_stream *stream)
 
 static void host_graph_destroy(kvf_graph *graph)
 {
-    KVF_ASSERT(graph == NULL); /* there never is one */
+    KVF_ASSERT(!graph); /* there never is one */
 }
 
 /* ---- opening and closing ---- */
@@ -288,11 +288,11 @@ kvf_status kvf_device_host_open(kvf_context *context, const kvf_device_config *c
 {
     *out = NULL;
     if (config->threads < 1 || config->threads > THREADS_MAX)
-        return kvf_fail(context, KVF_INVALID, 0, "threads is %u; it must be 1 to %u",
-                        config->threads, THREADS_MAX);
+        KVF_FAIL(context, KVF_INVALID, "threads is %u; it must be 1 to %u", config->threads,
+                 THREADS_MAX);
     kvf_host_device *device = kvf_alloc(context, 1, sizeof *device);
-    if (device == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the host device");
+    if (!device)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the host device");
     device->base.ops = &host_ops;
     device->base.context = context;
     device->config = *config;

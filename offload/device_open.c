@@ -36,7 +36,7 @@ static kvf_status open_cuda(kvf_context *context, const kvf_device_config *confi
     char text[256];
     (void)config;
     *out = NULL;
-    return kvf_fail(context, KVF_UNSUPPORTED, 0, "%s", kvf_device_cuda_absence(text));
+    KVF_FAIL(context, KVF_UNSUPPORTED, "%s", kvf_device_cuda_absence(text));
 #endif
 }
 
@@ -46,8 +46,7 @@ static kvf_status open_auto(kvf_context *context, const kvf_device_config *confi
     char text[256];
     if (kvf_device_cuda_absence(text)[0] != '\0') {
         if (config->ordinal != 0)
-            return kvf_fail(context, KVF_INVALID, 0, "device_ordinal is %u, and %s",
-                            config->ordinal, text);
+            KVF_FAIL(context, KVF_INVALID, "device_ordinal is %u, and %s", config->ordinal, text);
         kvf_log(context, KVF_LOG_NOTE, "the host device is used: %s", text);
         return kvf_device_host_open(context, config, out);
     }
@@ -73,13 +72,13 @@ kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
     case KVF_DEVICE_CUDA:
         return open_cuda(context, config, out);
     }
-    return kvf_fail(context, KVF_UNSUPPORTED, 0,
-                    "device kind %d is unknown; use auto, host or cuda", (int)kind);
+    KVF_FAIL(context, KVF_UNSUPPORTED, "device kind %d is unknown; use auto, host or cuda",
+             (int)kind);
 }
 
 void kvf_device_close(kvf_device *device)
 {
-    if (device != NULL)
+    if (device)
         device->ops->close(device);
 }
 

@@ -26,18 +26,18 @@ kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_
     kvf_context *context = device->context;
     KVF_ASSERT(threads >= 1);
     kvf_gather *gather = kvf_alloc(context, 1, sizeof *gather);
-    if (gather == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the gather workers");
+    if (!gather)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the gather workers");
     gather->context = context;
     kvf_kernels host;
     if (kvf_kernels_init(&host, KVF_ISA_ALL) != KVF_OK) {
         kvf_free(context, gather);
-        return kvf_fail(context, KVF_UNSUPPORTED, 0, "no kernel to gather pages with");
+        KVF_FAIL(context, KVF_UNSUPPORTED, "no kernel to gather pages with");
     }
     gather->copy = device->ops->kind == KVF_DEVICE_HOST ? device->kernels.copy : host.copy;
     if (kvf_team_job_init(&gather->job, 0) != KVF_OK) {
         kvf_free(context, gather);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for the gather workers could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for the gather workers could not be made");
     }
     kvf_team_config config = {
         .threads = threads, .has_guests = 1, .cpus = cpus, .name = "kvf-gather"};
@@ -52,7 +52,7 @@ kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_
 
 void kvf_gather_destroy(kvf_gather *gather)
 {
-    if (gather == NULL)
+    if (!gather)
         return;
     kvf_team_destroy(gather->team);
     kvf_team_job_fini(&gather->job);

@@ -93,15 +93,14 @@ kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
     kvf_context *context = device->context;
     host_event *event =
         kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
-    if (event == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for an event (%zu bytes)",
-                        sizeof *event);
+    if (!event)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for an event (%zu bytes)", sizeof *event);
     event->base.device = device;
     atomic_init(&event->changes, 0);
     if (pthread_mutex_init(&event->lock, NULL) != 0 ||
         pthread_cond_init(&event->fired, NULL) != 0) {
         kvf_free(context, event);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for an event could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for an event could not be made");
     }
     *out = &event->base;
     return KVF_OK;
@@ -109,7 +108,7 @@ kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
 
 void kvf_host_event_destroy(kvf_event *base)
 {
-    if (base == NULL)
+    if (!base)
         return;
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);

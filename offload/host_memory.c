@@ -87,7 +87,7 @@ static int map_normal(kvf_context *context, kvf_arena *arena, int wants_huge)
 
 static void unmap(kvf_context *context, kvf_arena *arena)
 {
-    if (arena->host == NULL)
+    if (!arena->host)
         return;
     munmap(arena->host, arena->mapped_bytes);
     kvf_context_uncount(context, arena->mapped_bytes);
@@ -167,12 +167,12 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
 static int has_huge_pages(const kvf_arena *arena)
 {
     FILE *file = fopen("/proc/self/smaps", "r");
-    if (file == NULL)
+    if (!file)
         return 0;
     char line[512];
     uint64_t size = 0, huge = 0;
     int is_inside = 0;
-    while (fgets(line, sizeof line, file) != NULL) {
+    while (fgets(line, sizeof line, file)) {
         unsigned long long first, last, kib;
         if (sscanf(line, "%llx-%llx ", &first, &last) == 2) {
             is_inside = first < (uintptr_t)arena->host + arena->mapped_bytes &&
@@ -248,7 +248,7 @@ static kvf_status create_touch_team(kvf_context *context, const kvf_host_memory_
 {
     uint32_t threads = kvf_max_u32(config->touch_threads, 1);
     const uint32_t *cpus = NULL;
-    int32_t index = config->topology != NULL && config->node >= 0
+    int32_t index = config->topology && config->node >= 0
                         ? kvf_topology_find(config->topology, config->node)
                         : -1;
     if (index >= 0 && config->topology->nodes[index].cpu_count > 0) {
@@ -268,15 +268,13 @@ static kvf_status check(kvf_context *context, kvf_device *device,
 {
     if (config->bytes == 0 || config->granule == 0 || config->granule > KVF_ARENA_BYTES_MAX ||
         config->arena_bytes_max > KVF_ARENA_BYTES_MAX || config->bytes > (uint64_t)1 << 62)
-        return kvf_fail(
-            context, KVF_INVALID, 0,
-            "host memory of %llu bytes in pieces of %zu: a piece must be 1 byte to 1 GiB",
-            (unsigned long long)config->bytes, config->granule);
+        KVF_FAIL(context, KVF_INVALID,
+                 "host memory of %llu bytes in pieces of %zu: a piece must be 1 byte to 1 GiB",
+                 (unsigned long long)config->bytes, config->granule);
     if (config->node >= 0 &&
-        (config->topology == NULL || kvf_topology_find(config->topology, config->node) < 0))
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "numa_node is %d, and this machine has no such node; set it to -1",
-                        config->node);
+        (!config->topology || kvf_topology_find(config->topology, config->node) < 0))
+        KVF_FAIL(context, KVF_INVALID,
+                 "numa_node is %d, and this machine has no such node; set it to -1", config->node);
     kvf_headroom headroom;
     kvf_headroom_read(config->topology, config->node, &headroom);
     kvf_device_properties properties;
@@ -297,9 +295,9 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
     uint64_t wanted = (memory.bytes + per_arena - 1) / per_arena;
     kvf_team *team = NULL;
     memory.arenas = kvf_alloc(context, wanted, sizeof *memory.arenas);
-    if (memory.arenas == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for the list of %llu arenas",
-                        (unsigned long long)wanted);
+    if (!memory.arenas)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the list of %llu arenas",
+                 (unsigned long long)wanted);
     kvf_status status = create_touch_team(context, config, &team);
     uint64_t left = memory.bytes;
     while (status == KVF_OK && left > 0) {
@@ -321,7 +319,7 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
 
 void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory)
 {
-    if (memory == NULL || memory->arenas == NULL)
+    if (!memory || !memory->arenas)
         return;
     for (uint32_t i = memory->arena_count; i-- > 0;) {
         kvf_arena *arena = &memory->arenas[i];

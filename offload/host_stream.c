@@ -262,9 +262,9 @@ static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
     atomic_init(&stream->done, 0);
     stream->wake_at = UINT64_MAX;
     stream->ring = kvf_alloc(context, KVF_STREAM_QUEUE_MAX, sizeof *stream->ring);
-    if (stream->ring == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream's queue (%zu bytes)",
-                        KVF_STREAM_QUEUE_MAX * sizeof *stream->ring);
+    if (!stream->ring)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a stream's queue (%zu bytes)",
+                 KVF_STREAM_QUEUE_MAX * sizeof *stream->ring);
     pthread_mutex_lock(&device->lock);
     uint32_t number = ++device->stream_total;
     pthread_mutex_unlock(&device->lock);
@@ -277,7 +277,7 @@ static kvf_status stream_init(host_stream *stream, kvf_host_device *device,
         pthread_mutex_init(&stream->lock, NULL) != 0 ||
         pthread_cond_init(&stream->filled, NULL) != 0 ||
         pthread_cond_init(&stream->drained, NULL) != 0)
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a stream could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for a stream could not be made");
     return kvf_thread_start(context, &stream->thread, name, -1, stream_main, stream);
 }
 
@@ -288,9 +288,8 @@ kvf_status kvf_host_stream_create(kvf_device *base, kvf_stream_priority priority
     kvf_context *context = base->context;
     host_stream *stream =
         kvf_context_refuses(context, "stream") ? NULL : kvf_alloc(context, 1, sizeof *stream);
-    if (stream == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a stream (%zu bytes)",
-                        sizeof *stream);
+    if (!stream)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a stream (%zu bytes)", sizeof *stream);
     kvf_status status = stream_init(stream, device, priority);
     if (status != KVF_OK) {
         kvf_free(context, stream->ring);
@@ -306,7 +305,7 @@ kvf_status kvf_host_stream_create(kvf_device *base, kvf_stream_priority priority
 
 void kvf_host_stream_destroy(kvf_stream *base)
 {
-    if (base == NULL)
+    if (!base)
         return;
     host_stream *stream = of_stream(base);
     kvf_host_device *device = stream->device;
@@ -449,10 +448,10 @@ static kvf_status enqueue_fn(kvf_stream *base, entry_kind kind, kvf_task_fn fn, 
                              size_t args_bytes, uint32_t tasks)
 {
     if (args_bytes > KVF_LAUNCH_ARGS_MAX)
-        return kvf_fail(base->device->context, KVF_INVALID, 0,
-                        "arguments of a launch take %zu bytes, at most %u are copied; pass a "
-                        "pointer instead",
-                        args_bytes, KVF_LAUNCH_ARGS_MAX);
+        KVF_FAIL(base->device->context, KVF_INVALID,
+                 "arguments of a launch take %zu bytes, at most %u are copied; pass a "
+                 "pointer instead",
+                 args_bytes, KVF_LAUNCH_ARGS_MAX);
     if (tasks == 0)
         return KVF_OK;
     host_stream *stream = of_stream(base);

@@ -59,7 +59,7 @@ static void work_on(kvf_team_job *job)
 static kvf_team_job *find_job(const kvf_team *team)
 {
     kvf_team_job *job = team->jobs;
-    while (job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) >= job->tasks)
+    while (job && atomic_load_explicit(&job->next, memory_order_relaxed) >= job->tasks)
         job = job->below;
     return job;
 }
@@ -94,7 +94,7 @@ static void *helper_main(void *argument)
     pthread_mutex_lock(&team->lock);
     while (!team->is_closing) {
         kvf_team_job *job = find_job(team);
-        if (job != NULL) {
+        if (job) {
             join_job(team, job);
             has_spun = 0;
         } else if (!has_spun) {
@@ -151,26 +151,26 @@ kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config, 
     *out = NULL;
     KVF_ASSERT(config->threads >= 1);
     kvf_team *team = kvf_alloc(context, 1, sizeof *team);
-    if (team == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a team of threads");
+    if (!team)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a team of threads");
     team->context = context;
     team->threads = config->threads;
     team->has_guests = config->has_guests;
     atomic_init(&team->announced, 0);
     if (pthread_mutex_init(&team->lock, NULL) != 0 || pthread_cond_init(&team->work, NULL) != 0) {
         kvf_free(context, team);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a team of threads could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for a team of threads could not be made");
     }
     kvf_status status = KVF_OK;
     uint32_t wanted = config->threads - 1;
     if (wanted > 0) {
         team->helpers = kvf_alloc(context, wanted, sizeof *team->helpers);
-        if (team->helpers == NULL)
+        if (!team->helpers)
             status = kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u threads", wanted);
     }
     for (uint32_t i = 0; status == KVF_OK && i < wanted; i++) {
         team->helpers[i].team = team;
-        int64_t cpu = config->cpus != NULL ? (int64_t)config->cpus[i + 1] : -1;
+        int64_t cpu = config->cpus ? (int64_t)config->cpus[i + 1] : -1;
         status = kvf_thread_start(context, &team->helpers[i].thread, config->name, cpu, helper_main,
                                   &team->helpers[i]);
         if (status == KVF_OK)
@@ -186,10 +186,10 @@ kvf_status kvf_team_create(kvf_context *context, const kvf_team_config *config, 
 
 void kvf_team_destroy(kvf_team *team)
 {
-    if (team == NULL)
+    if (!team)
         return;
     pthread_mutex_lock(&team->lock);
-    KVF_ASSERT(team->jobs == NULL);
+    KVF_ASSERT(!team->jobs);
     team->is_closing = 1;
     atomic_fetch_add_explicit(&team->announced, 1, memory_order_relaxed);
     pthread_cond_broadcast(&team->work);
@@ -220,7 +220,7 @@ static void announce(kvf_team *team, kvf_team_job *job)
 {
     pthread_mutex_lock(&team->lock);
     kvf_team_job **link = &team->jobs;
-    while (*link != NULL && (*link)->priority >= job->priority)
+    while (*link && (*link)->priority >= job->priority)
         link = &(*link)->below;
     job->below = *link;
     *link = job;
@@ -292,7 +292,7 @@ void kvf_team_help(kvf_team *team)
 {
     pthread_mutex_lock(&team->lock);
     kvf_team_job *job = find_job(team);
-    if (job != NULL)
+    if (job)
         join_job(team, job);
     pthread_mutex_unlock(&team->lock);
 }

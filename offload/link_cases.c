@@ -32,7 +32,7 @@ static kvf_status repeat_both(kvf_link_rig *rig, uint32_t at)
     KVF_TRY(kvf_link_rig_fetch(rig, 0, rig->stream));
     KVF_TRY(rig->ops->stream_wait(rig->stream));
     rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream != NULL)
+    if (rig->back_stream)
         KVF_TRY(rig->ops->stream_wait(rig->back_stream));
     kvf_transfer_stats_read(rig->engine, &after);
     rig->copying[at] = after.copy_ns - before.copy_ns;
@@ -77,16 +77,16 @@ static kvf_status ring_open(kvf_link_rig *rig, ring_case *r)
     memory.arena_bytes_max = memory.bytes > KVF_ARENA_BYTES_MAX ? 0 : memory.bytes;
     memory.node = rig->bench->pool_node;
     if (memory.bytes > KVF_ARENA_BYTES_MAX)
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "a staging ring of %u chunks of %zu bytes is larger than 1 GiB; lower "
-                        "depth or chunk_bytes",
-                        r->depth, memory.granule);
+        KVF_FAIL(context, KVF_INVALID,
+                 "a staging ring of %u chunks of %zu bytes is larger than 1 GiB; lower "
+                 "depth or chunk_bytes",
+                 r->depth, memory.granule);
     KVF_TRY(kvf_host_memory_create(context, rig->device, &memory, &r->ring));
     KVF_TRY(kvf_gather_create(rig->device, r->workers, NULL, &r->gather));
     r->from = kvf_alloc(context, c->pages, sizeof *r->from);
     r->to = kvf_alloc(context, c->pages, sizeof *r->to);
-    if (r->from == NULL || r->to == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u pages", c->pages);
+    if (!r->from || !r->to)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %u pages", c->pages);
     return KVF_OK;
 }
 
@@ -129,15 +129,15 @@ static kvf_status repeat_staging(kvf_link_rig *rig, ring_case *r, uint32_t at, u
     else
         gather_pages(r, c);
     rig->total[at] = rig->gather[at] = kvf_now_ns() - began;
-    if (verified == NULL)
+    if (!verified)
         return KVF_OK;
     const uint32_t room = r->per_chunk * r->depth;
     for (uint32_t i = c->pages > room ? c->pages - room : 0; i < c->pages; i++) {
         if (!kvf_link_is_right(r->to[i],
                                kvf_link_page_offset(rig->bench, c->page_bytes, rig->ids[i]),
                                c->page_bytes))
-            return kvf_fail(rig->device->context, KVF_CORRUPT, 0,
-                            "page %u of the pool did not reach staging whole", rig->ids[i]);
+            KVF_FAIL(rig->device->context, KVF_CORRUPT,
+                     "page %u of the pool did not reach staging whole", rig->ids[i]);
         *verified += c->page_bytes;
     }
     return KVF_OK;
@@ -158,7 +158,7 @@ static kvf_status repeat_copy(kvf_link_rig *rig, ring_case *r, uint32_t at)
     KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
     KVF_TRY(rig->ops->stream_wait(rig->stream));
     rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream != NULL)
+    if (rig->back_stream)
         KVF_TRY(rig->ops->stream_wait(rig->back_stream));
     return elapsed(rig, &rig->copying[at]);
 }
@@ -174,9 +174,9 @@ static kvf_status verify_copy(kvf_link_rig *rig, const ring_case *r, uint64_t *v
             rig->ops->copy(rig->stream, bounce->device, rig->slots + i * page_bytes, page_bytes));
         KVF_TRY(rig->ops->stream_wait(rig->stream));
         if (memcmp(bounce->host, ring_page(rig, r, i), page_bytes) != 0)
-            return kvf_fail(rig->device->context, KVF_CORRUPT, 0,
-                            "the copy of a staging chunk did not arrive whole at byte %zu",
-                            i * page_bytes);
+            KVF_FAIL(rig->device->context, KVF_CORRUPT,
+                     "the copy of a staging chunk did not arrive whole at byte %zu",
+                     i * page_bytes);
         *verified += page_bytes;
     }
     return KVF_OK;
@@ -227,9 +227,9 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
     const size_t bytes = c->pages * c->page_bytes;
     const kvf_arena *arena = &rig->bench->pool.arenas[0];
     if (bytes > arena->bytes)
-        return kvf_fail(rig->device->context, KVF_INVALID, 0,
-                        "a contiguous copy of %zu bytes does not fit an arena of %zu; lower pages",
-                        bytes, arena->bytes);
+        KVF_FAIL(rig->device->context, KVF_INVALID,
+                 "a contiguous copy of %zu bytes does not fit an arena of %zu; lower pages", bytes,
+                 arena->bytes);
     const size_t room = (arena->bytes - bytes) / PEAK_ROUND + 1;
     size_t offset = 0;
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
@@ -244,7 +244,7 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
         KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
         KVF_TRY(rig->ops->stream_wait(rig->stream));
         rig->total[at] = kvf_now_ns() - began;
-        if (rig->back_stream != NULL)
+        if (rig->back_stream)
             KVF_TRY(rig->ops->stream_wait(rig->back_stream));
         KVF_TRY(elapsed(rig, &rig->copying[at]));
     }
@@ -254,8 +254,8 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
         KVF_TRY(rig->ops->copy(rig->stream, bounce->device, rig->slots + done, part));
         KVF_TRY(rig->ops->stream_wait(rig->stream));
         if (!kvf_link_is_right(bounce->host, offset + done, part))
-            return kvf_fail(rig->device->context, KVF_CORRUPT, 0,
-                            "a contiguous copy did not arrive whole behind byte %zu", done);
+            KVF_FAIL(rig->device->context, KVF_CORRUPT,
+                     "a contiguous copy did not arrive whole behind byte %zu", done);
     }
     result->verified_bytes += bytes;
     result->copies = 1;
@@ -277,7 +277,7 @@ static kvf_status repeat_cadence(kvf_link_rig *rig, kvf_event *const *events, ui
     }
     KVF_TRY(rig->ops->stream_wait(rig->stream));
     rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream != NULL)
+    if (rig->back_stream)
         KVF_TRY(rig->ops->stream_wait(rig->back_stream));
     for (uint32_t l = 0; l < rig->lists; l++)
         KVF_TRY(rig->ops->event_elapsed(events[2 * l], events[2 * l + 1],
@@ -307,8 +307,8 @@ static kvf_status with_events(kvf_link_rig *rig, kvf_link_result *result)
     kvf_context *context = rig->device->context;
     const size_t count = 2 * (size_t)rig->lists;
     kvf_event **events = kvf_alloc(context, count, sizeof(kvf_event *));
-    if (events == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %zu events", count);
+    if (!events)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %zu events", count);
     kvf_status status = run_cadence(rig, events, result);
     (void)rig->ops->stream_wait(rig->stream);
     for (size_t i = 0; i < count; i++)
@@ -382,7 +382,7 @@ static void describe(const kvf_link_rig *rig, kvf_link_result *result)
 {
     const kvf_link_case *c = rig->c;
     kvf_transfer_stats stats;
-    if (rig->engine == NULL)
+    if (!rig->engine)
         return;
     kvf_transfer_stats_read(rig->engine, &stats);
     kvf_transfer_shape shape;

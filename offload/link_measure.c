@@ -180,12 +180,11 @@ static kvf_status run_pin(kvf_link_bench *bench, const kvf_link_case *c, uint64_
 {
     kvf_context *context = bench->device->context;
     uint64_t *totals = kvf_alloc(context, c->repetitions, sizeof *totals);
-    if (totals == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u repetitions",
-                        c->repetitions);
+    if (!totals)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %u repetitions", c->repetitions);
     kvf_status status = measure_pin(bench, c, totals, result);
     if (status == KVF_OK) {
-        if (samples_ns != NULL)
+        if (samples_ns)
             memcpy(samples_ns, totals, c->repetitions * sizeof *totals);
         kvf_link_times_sum_up(totals, c->repetitions, &result->total);
     }
@@ -201,7 +200,7 @@ static void sum_up(kvf_link_rig *rig, uint64_t *samples_ns, kvf_link_result *res
         c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY || c->what == KVF_LINK_PEAK;
     const int gathers = c->what == KVF_LINK_GATHER ||
                         (c->what == KVF_LINK_BOTH && c->method == KVF_TRANSFER_GATHER);
-    if (samples_ns != NULL)
+    if (samples_ns)
         memcpy(samples_ns, rig->total, n * sizeof *samples_ns);
     kvf_link_times_sum_up(rig->total, n, &result->total);
     kvf_link_times_sum_up(rig->copying, times_copies ? n : 0, &result->copying);
@@ -251,8 +250,8 @@ kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *
     *out = NULL;
     KVF_ASSERT(config->gather_threads >= 1);
     kvf_link_bench *bench = kvf_alloc(device->context, 1, sizeof *bench);
-    if (bench == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for a link bench");
+    if (!bench)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for a link bench");
     bench->device = device;
     bench->config = *config;
     *out = bench;
@@ -261,7 +260,7 @@ kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *
 
 void kvf_link_bench_close(kvf_link_bench *bench)
 {
-    if (bench == NULL)
+    if (!bench)
         return;
     kvf_link_pool_drop(bench);
     kvf_free(bench->device->context, bench);

@@ -35,8 +35,8 @@ static kvf_status open_memory(kvf_link_rig *rig)
     void *memory = NULL;
     rig->ids = kvf_alloc(context, (size_t)rig->lists * c->pages, sizeof *rig->ids);
     rig->slot_of = kvf_alloc(context, c->pages, sizeof *rig->slot_of);
-    if (rig->ids == NULL || rig->slot_of == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u pages", c->pages);
+    if (!rig->ids || !rig->slot_of)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %u pages", c->pages);
     for (uint32_t i = 0; i < c->pages; i++)
         rig->slot_of[i] = i;
     for (uint32_t i = c->slots_in_order ? 0 : c->pages; i-- > 1;) {
@@ -82,14 +82,14 @@ static kvf_status open_samples(kvf_link_rig *rig)
     uint64_t **samples[] = {&rig->total, &rig->copying, &rig->gather, &rig->alone};
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
         *samples[i] = kvf_alloc(rig->device->context, count, sizeof **samples[i]);
-        if (*samples[i] == NULL)
-            return kvf_fail(rig->device->context, KVF_OUT_OF_MEMORY, 0,
-                            "no memory for %zu repetitions", count);
+        if (!*samples[i])
+            KVF_FAIL(rig->device->context, KVF_OUT_OF_MEMORY, "no memory for %zu repetitions",
+                     count);
     }
     rig->fetch = kvf_alloc(rig->device->context, count * rig->lists, sizeof *rig->fetch);
-    return rig->fetch != NULL ? KVF_OK
-                              : kvf_fail(rig->device->context, KVF_OUT_OF_MEMORY, 0,
-                                         "no memory for %zu repetitions", count);
+    return rig->fetch ? KVF_OK
+                      : kvf_fail(rig->device->context, KVF_OUT_OF_MEMORY, 0,
+                                 "no memory for %zu repetitions", count);
 }
 
 static kvf_status open_engine(kvf_link_rig *rig)
@@ -118,10 +118,10 @@ kvf_status kvf_link_rig_open(kvf_link_rig *rig)
     rig->random = c->seed;
     rig->pool_pages = kvf_link_pool_pages(rig->bench, c->page_bytes);
     if (rig->pool_pages < c->pages || rig->pool_pages > UINT32_MAX)
-        return kvf_fail(device->context, KVF_INVALID, 0,
-                        "a pool of %llu pages cannot give %u at once: raise pool_bytes, or lower "
-                        "pages",
-                        (unsigned long long)rig->pool_pages, c->pages);
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "a pool of %llu pages cannot give %u at once: raise pool_bytes, or lower "
+                 "pages",
+                 (unsigned long long)rig->pool_pages, c->pages);
     KVF_TRY(rig->ops->stream_create(device, KVF_PRIORITY_NORMAL, &rig->stream));
     KVF_TRY(rig->ops->event_create(device, &rig->begin));
     KVF_TRY(rig->ops->event_create(device, &rig->end));
@@ -228,10 +228,10 @@ kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes)
             if (!kvf_link_is_right(bounce->host + i * page_bytes,
                                    kvf_link_page_offset(rig->bench, page_bytes, ids[first + i]),
                                    page_bytes))
-                return kvf_fail(rig->device->context, KVF_CORRUPT, 0,
-                                "page %u of the pool did not arrive whole in slot %u by '%s'",
-                                ids[first + i], rig->slot_of[first + i],
-                                kvf_transfer_name(rig->c->method));
+                KVF_FAIL(rig->device->context, KVF_CORRUPT,
+                         "page %u of the pool did not arrive whole in slot %u by '%s'",
+                         ids[first + i], rig->slot_of[first + i],
+                         kvf_transfer_name(rig->c->method));
     }
     *bytes += (uint64_t)rig->c->pages * page_bytes;
     return KVF_OK;

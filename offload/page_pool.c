@@ -33,8 +33,8 @@ static kvf_status take_tables(kvf_page_pool *pool)
 {
     pool->tables = kvf_alloc(pool->context, 1, kvf_page_pool_table_bytes(pool->block_count));
     if (!pool->tables)
-        return kvf_fail(pool->context, KVF_OUT_OF_MEMORY, 0,
-                        "no memory for the tables of %u host blocks", pool->block_count);
+        KVF_FAIL(pool->context, KVF_OUT_OF_MEMORY, "no memory for the tables of %u host blocks",
+                 pool->block_count);
     carve(pool, &(kvf_carver){.base = pool->tables});
     for (uint32_t i = 0; i < pool->block_count; i++)
         pool->next[i] = i + 1 < pool->block_count ? i + 1 : NONE;
@@ -49,13 +49,13 @@ kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
 {
     memset(out, 0, sizeof *out);
     if (block_bytes == 0 || block_bytes > KVF_ARENA_BYTES_MAX || block_bytes % 64 != 0)
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "a host block of %zu bytes: it must be a multiple of 64 and at most 1 GiB; "
-                        "lower page_size or kv_heads",
-                        block_bytes);
+        KVF_FAIL(context, KVF_INVALID,
+                 "a host block of %zu bytes: it must be a multiple of 64 and at most 1 GiB; "
+                 "lower page_size or kv_heads",
+                 block_bytes);
     if (block_count == 0 || block_count == NONE)
-        return kvf_fail(context, KVF_INVALID, 0, "a pool of %u blocks; it must be 1 to %u",
-                        block_count, NONE - 1);
+        KVF_FAIL(context, KVF_INVALID, "a pool of %u blocks; it must be 1 to %u", block_count,
+                 NONE - 1);
     kvf_page_pool pool = {.context = context,
                           .block_bytes = block_bytes,
                           .block_count = block_count,
@@ -78,7 +78,7 @@ kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
 
 void kvf_page_pool_destroy(kvf_page_pool *pool)
 {
-    if (pool == NULL || pool->context == NULL)
+    if (!pool || !pool->context)
         return;
     kvf_host_memory_destroy(pool->context, &pool->memory);
     kvf_free(pool->context, pool->tables);

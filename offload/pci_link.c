@@ -15,7 +15,7 @@ static int read_line(const char *root, const char *pci_address, const char *name
     char path[512];
     snprintf(path, sizeof path, "%s/bus/pci/devices/%s/%s", root, pci_address, name);
     FILE *file = fopen(path, "r");
-    if (file == NULL)
+    if (!file)
         return 0;
     const int is_read = fgets(line, 64, file) != NULL;
     fclose(file);
@@ -26,7 +26,7 @@ void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t
                        uint32_t *width)
 {
     static const double speeds[] = {2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0}; /* GT/s */
-    const char *root = sysfs_root != NULL ? sysfs_root : "/sys";
+    const char *root = sysfs_root ? sysfs_root : "/sys";
     char line[64];
     double speed = 0.0;
     unsigned lanes = 0;

@@ -47,9 +47,9 @@ kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pag
 {
     memset(out, 0, sizeof *out);
     if (lists == 0 || pages_max == 0 || slots == 0 || pages_max > INT32_MAX || slots > INT32_MAX)
-        return kvf_fail(device->context, KVF_INVALID, 0,
-                        "residency of %u lists, %u pages, %u slots: each must be 1 to %d", lists,
-                        pages_max, slots, INT32_MAX);
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "residency of %u lists, %u pages, %u slots: each must be 1 to %d", lists,
+                 pages_max, slots, INT32_MAX);
     kvf_residency r = {.device = device,
                        .lists = lists,
                        .pages_max = pages_max,
@@ -74,7 +74,7 @@ kvf_status kvf_residency_create(kvf_device *device, uint32_t lists, uint32_t pag
 
 void kvf_residency_destroy(kvf_residency *residency)
 {
-    if (residency == NULL || residency->device == NULL)
+    if (!residency || !residency->device)
         return;
     kvf_device *device = residency->device;
     device->ops->memory_free(device, residency->slot_memory);
@@ -108,7 +108,7 @@ int32_t *kvf_residency_page_of_slot(const kvf_residency *residency, uint32_t lis
 void *kvf_residency_slot(const kvf_residency *residency, uint32_t list, int32_t slot)
 {
     KVF_ASSERT_DEBUG(list < residency->lists && slot >= 0 && (uint32_t)slot < residency->slots);
-    if (residency->slot_memory == NULL)
+    if (!residency->slot_memory)
         return NULL;
     return residency->slot_memory +
            ((size_t)list * residency->slots + (size_t)slot) * residency->slot_bytes;

@@ -54,17 +54,17 @@ kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
     *out = NULL;
     if (config->depth == 0 || config->chunk_bytes == 0 ||
         config->chunk_bytes > KVF_ARENA_BYTES_MAX || config->chunk_bytes % 64 != 0)
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "a staging ring of %u chunks of %zu bytes: depth must be at least 1, a "
-                        "chunk a multiple of 64 and at most 1 GiB",
-                        config->depth, config->chunk_bytes);
+        KVF_FAIL(context, KVF_INVALID,
+                 "a staging ring of %u chunks of %zu bytes: depth must be at least 1, a "
+                 "chunk a multiple of 64 and at most 1 GiB",
+                 config->depth, config->chunk_bytes);
     kvf_staging *staging = kvf_alloc(context, 1, sizeof *staging);
-    if (staging == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a staging ring");
+    if (!staging)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a staging ring");
     if (pthread_mutex_init(&staging->lock, NULL) != 0 ||
         pthread_cond_init(&staging->submitted, NULL) != 0) {
         kvf_free(context, staging);
-        return kvf_fail(context, KVF_SYSTEM, 0, "a lock for a staging ring could not be made");
+        KVF_FAIL(context, KVF_SYSTEM, "a lock for a staging ring could not be made");
     }
     staging->context = context;
     staging->device = device;
@@ -72,7 +72,7 @@ kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
     staging->depth = config->depth;
     kvf_status status = KVF_OK;
     staging->ring = kvf_alloc(context, config->depth, sizeof *staging->ring);
-    if (staging->ring == NULL)
+    if (!staging->ring)
         status = kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for %u staging chunks",
                           config->depth);
     if (status == KVF_OK) {
@@ -93,9 +93,9 @@ kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
 
 void kvf_staging_destroy(kvf_staging *staging)
 {
-    if (staging == NULL)
+    if (!staging)
         return;
-    for (uint32_t i = 0; staging->ring != NULL && i < staging->depth; i++) {
+    for (uint32_t i = 0; staging->ring && i < staging->depth; i++) {
         if (staging->ring[i].state == CHUNK_IN_FLIGHT)
             (void)staging->device->ops->event_wait(staging->ring[i].copied);
         staging->device->ops->event_destroy(staging->ring[i].copied);

@@ -46,12 +46,12 @@ int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id)
 
 static int is_this_machine(const kvf_topology_source *source)
 {
-    return source == NULL || (source->synthetic == NULL && source->xml_path == NULL);
+    return !source || (!source->synthetic && !source->xml_path);
 }
 
 static const char *sysfs_root(const kvf_topology_source *source)
 {
-    return source != NULL && source->sysfs_root != NULL ? source->sysfs_root : "/sys";
+    return source && source->sysfs_root ? source->sysfs_root : "/sys";
 }
 
 static kvf_status load(kvf_context *context, const kvf_topology_source *source,
@@ -59,7 +59,7 @@ static kvf_status load(kvf_context *context, const kvf_topology_source *source,
 {
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "hwloc could not start");
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "hwloc could not start");
     int code = 0;
     /* PCI of this machine is asked of sysfs, where hwloc would look too; only replays need objects.
      */
@@ -67,7 +67,7 @@ static kvf_status load(kvf_context *context, const kvf_topology_source *source,
         code = hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
         if (code == 0)
             code = hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_IMPORT_SUPPORT);
-        if (code == 0 && source->xml_path != NULL)
+        if (code == 0 && source->xml_path)
             code = hwloc_topology_set_xml(topology, source->xml_path);
         else if (code == 0)
             code = hwloc_topology_set_synthetic(topology, source->synthetic);
@@ -77,9 +77,9 @@ static kvf_status load(kvf_context *context, const kvf_topology_source *source,
     if (code != 0) {
         hwloc_topology_destroy(topology);
         if (is_this_machine(source))
-            return kvf_fail(context, KVF_SYSTEM, 0, "hwloc could not read this machine");
-        return kvf_fail(context, KVF_INVALID, 0, "hwloc could not read the topology '%s'",
-                        source->xml_path != NULL ? source->xml_path : source->synthetic);
+            KVF_FAIL(context, KVF_SYSTEM, "hwloc could not read this machine");
+        KVF_FAIL(context, KVF_INVALID, "hwloc could not read the topology '%s'",
+                 source->xml_path ? source->xml_path : source->synthetic);
     }
     *out = topology;
     return KVF_OK;
@@ -90,14 +90,14 @@ static uint64_t node_free_bytes(const char *root, unsigned id)
     char path[512];
     snprintf(path, sizeof path, "%s/devices/system/node/node%u/meminfo", root, id);
     FILE *file = fopen(path, "r");
-    if (file == NULL)
+    if (!file)
         return 0;
     char line[256];
     uint64_t bytes = 0;
-    while (fgets(line, sizeof line, file) != NULL) {
+    while (fgets(line, sizeof line, file)) {
         const char *at = strstr(line, "MemFree:");
         unsigned long long kib;
-        if (at != NULL && sscanf(at, "MemFree: %llu", &kib) == 1)
+        if (at && sscanf(at, "MemFree: %llu", &kib) == 1)
             bytes = (uint64_t)kib * 1024;
     }
     fclose(file);
@@ -128,8 +128,8 @@ static void add_node(kvf_topology *out, hwloc_obj_t object, hwloc_const_bitmap_t
 static uint32_t count_cores(hwloc_topology_t topology, hwloc_const_bitmap_t usable, uint32_t cpus)
 {
     uint32_t cores = 0;
-    for (hwloc_obj_t core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, NULL);
-         core != NULL; core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core))
+    for (hwloc_obj_t core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, NULL); core;
+         core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core))
         if (hwloc_bitmap_intersects(core->cpuset, usable))
             cores++;
     return cores > 0 ? cores : cpus;
@@ -142,9 +142,9 @@ kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *so
     hwloc_topology_t topology;
     KVF_TRY(load(context, source, &topology));
     hwloc_bitmap_t usable = hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology));
-    if (usable == NULL) {
+    if (!usable) {
         hwloc_topology_destroy(topology);
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "hwloc has no memory");
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "hwloc has no memory");
     }
     if (is_this_machine(source)) {
         kvf_topology affinity;
@@ -155,11 +155,11 @@ kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *so
     }
     out->known = hwloc_topology_get_support(topology)->discovery->numa != 0;
     for (hwloc_obj_t node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, NULL);
-         node != NULL && out->node_count < KVF_NODES_MAX;
+         node && out->node_count < KVF_NODES_MAX;
          node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) {
         add_node(out, node, usable);
         kvf_node *last = &out->nodes[out->node_count - 1];
-        if (is_this_machine(source) || source->sysfs_root != NULL)
+        if (is_this_machine(source) || source->sysfs_root)
             last->free_bytes = node_free_bytes(sysfs_root(source), node->os_index);
     }
     if (out->node_count == 0 || out->cpu_count == 0) {
@@ -185,7 +185,7 @@ static int32_t sysfs_node(const char *root, const char *pci_address, int *is_tol
     int node = -1;
     *is_told = 0;
     FILE *file = fopen(path, "r");
-    if (file != NULL) {
+    if (file) {
         *is_told = fscanf(file, "%d", &node) == 1;
         fclose(file);
     }
@@ -196,26 +196,24 @@ int32_t kvf_topology_node_of_pci(kvf_context *context, const kvf_topology_source
                                  const char *pci_address)
 {
     unsigned domain, bus, device, function;
-    if (pci_address == NULL ||
-        sscanf(pci_address, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4)
+    if (!pci_address || sscanf(pci_address, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4)
         return -1;
     hwloc_topology_t topology;
     if (load(context, source, &topology) != KVF_OK)
         return -1;
     int32_t node = -1;
     int is_told = 0;
-    if (is_this_machine(source) || source->sysfs_root != NULL)
+    if (is_this_machine(source) || source->sysfs_root)
         node = sysfs_node(sysfs_root(source), pci_address, &is_told);
     if (!is_told) {
         hwloc_obj_t object = hwloc_get_pcidev_by_busid(topology, domain, bus, device, function);
-        hwloc_obj_t holder =
-            object != NULL ? hwloc_get_non_io_ancestor_obj(topology, object) : NULL;
-        if (holder != NULL && holder->nodeset != NULL && hwloc_bitmap_weight(holder->nodeset) == 1)
+        hwloc_obj_t holder = object ? hwloc_get_non_io_ancestor_obj(topology, object) : NULL;
+        if (holder && holder->nodeset && hwloc_bitmap_weight(holder->nodeset) == 1)
             node = hwloc_bitmap_first(holder->nodeset);
     }
     /* Only a node that exists, and only if nodes are known at all. */
     if (node >= 0 && (!hwloc_topology_get_support(topology)->discovery->numa ||
-                      hwloc_get_numanode_obj_by_os_index(topology, (unsigned)node) == NULL))
+                      !hwloc_get_numanode_obj_by_os_index(topology, (unsigned)node)))
         node = -1;
     hwloc_topology_destroy(topology);
     return node;
@@ -226,10 +224,10 @@ int32_t kvf_topology_node_of_pci(kvf_context *context, const kvf_topology_source
 kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *source,
                              kvf_topology *out)
 {
-    if (source != NULL && (source->synthetic != NULL || source->xml_path != NULL))
-        return kvf_fail(context, KVF_UNSUPPORTED, 0,
-                        "this build has no hwloc and cannot replay a topology; install "
-                        "libhwloc-dev and build again");
+    if (source && (source->synthetic || source->xml_path))
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "this build has no hwloc and cannot replay a topology; install "
+                 "libhwloc-dev and build again");
     read_unknown(out);
     return KVF_OK;
 }

@@ -33,7 +33,7 @@ static const kvf_transfer_ops *find_method(kvf_transfer method)
 const char *kvf_transfer_name(kvf_transfer method)
 {
     const kvf_transfer_ops *ops = find_method(method);
-    return ops != NULL ? ops->name : "auto";
+    return ops ? ops->name : "auto";
 }
 
 kvf_transfer_choice kvf_transfer_choice_default(void)
@@ -49,14 +49,14 @@ static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares
 {
     kvf_transfer_choice choice = kvf_transfer_choice_default();
     kvf_transfer method = config->method;
-    if (method == KVF_TRANSFER_AUTO && config->choice != NULL)
+    if (method == KVF_TRANSFER_AUTO && config->choice)
         return *config->choice;
     if (method == KVF_TRANSFER_AUTO && !shares_memory)
         return choice;
     if (method == KVF_TRANSFER_AUTO)
         method = KVF_TRANSFER_DIRECT;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        choice.method[b] = find_method(method) != NULL ? method : KVF_TRANSFER_AUTO;
+        choice.method[b] = find_method(method) ? method : KVF_TRANSFER_AUTO;
     return choice;
 }
 
@@ -70,15 +70,15 @@ static int shares_memory(const kvf_device *device)
 static kvf_status check(kvf_context *context, const kvf_transfer_config *config)
 {
     if (config->page_bytes == 0 || config->page_bytes % 64 != 0)
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "pages of %zu bytes cannot be moved: it must be a multiple of 64",
-                        config->page_bytes);
+        KVF_FAIL(context, KVF_INVALID,
+                 "pages of %zu bytes cannot be moved: it must be a multiple of 64",
+                 config->page_bytes);
     if (config->pages_max == 0 || config->requests_max == 0 || config->gather_threads == 0 ||
         config->requests_max > 1u << 20)
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "transfer of %u pages, %u requests, gather_threads %u: each must be at "
-                        "least 1, and requests at most 2^20",
-                        config->pages_max, config->requests_max, config->gather_threads);
+        KVF_FAIL(context, KVF_INVALID,
+                 "transfer of %u pages, %u requests, gather_threads %u: each must be at "
+                 "least 1, and requests at most 2^20",
+                 config->pages_max, config->requests_max, config->gather_threads);
     return KVF_OK;
 }
 
@@ -90,11 +90,11 @@ static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_ch
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
         kvf_transfer method = choice->method[b];
         engine->by_bucket[b] = find_method(method);
-        if (engine->by_bucket[b] == NULL)
-            return kvf_fail(context, KVF_UNSUPPORTED, 0,
-                            "transfer method %d is not in this build; use auto, direct, gather, "
-                            "each, mapped or batch",
-                            (int)engine->config.method);
+        if (!engine->by_bucket[b])
+            KVF_FAIL(context, KVF_UNSUPPORTED,
+                     "transfer method %d is not in this build; use auto, direct, gather, "
+                     "each, mapped or batch",
+                     (int)engine->config.method);
         engine->methods |= 1u << method;
         if (method != KVF_TRANSFER_MAPPED)
             continue;
@@ -106,11 +106,11 @@ static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_ch
     }
     const uint32_t direct = 1u << KVF_TRANSFER_DIRECT;
     if (ranges > 1 || ((engine->methods & direct) != 0 && engine->methods != direct))
-        return kvf_fail(context, KVF_INVALID, 0,
-                        "a transfer choice has 'mapped' in %u ranges, or 'direct' "
-                        "in a part: one "
-                        "range, and direct alone",
-                        ranges);
+        KVF_FAIL(context, KVF_INVALID,
+                 "a transfer choice has 'mapped' in %u ranges, or 'direct' "
+                 "in a part: one "
+                 "range, and direct alone",
+                 ranges);
     return KVF_OK;
 }
 
@@ -146,9 +146,8 @@ static kvf_status place_words(kvf_transfer_engine *engine)
     char *host = NULL, *alias = NULL;
     if (engine->shares) {
         engine->plain_words = kvf_alloc(device->context, count, sizeof *engine->plain_words);
-        if (engine->plain_words == NULL)
-            return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests",
-                            count);
+        if (!engine->plain_words)
+            KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for %u requests", count);
     } else {
         kvf_host_memory_config memory = engine->config.memory;
         memory.bytes = memory.granule = kvf_round_up(each * count, 4096);
@@ -159,7 +158,7 @@ static kvf_status place_words(kvf_transfer_engine *engine)
     }
     for (uint32_t i = 0; i < count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
-        if (host == NULL) {
+        if (!host) {
             slot->words = slot->device_words = engine->plain_words + i;
         } else {
             char *lists = host + (size_t)count * sizeof *slot->words + i * 2 * list_bytes;
@@ -209,14 +208,14 @@ static kvf_status reserve(kvf_transfer_engine *engine)
     engine->next_ticket = engine->next_recorded =
         engine->slot_count + (engine->config.first_ticket & ~(engine->slot_count - 1));
     engine->slots = kvf_alloc(device->context, engine->slot_count, sizeof *engine->slots);
-    if (engine->slots == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for %u requests",
-                        engine->config.requests_max);
+    if (!engine->slots)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for %u requests",
+                 engine->config.requests_max);
     if (pthread_mutex_init(&engine->lock, NULL) != 0 ||
         pthread_mutex_init(&engine->clock_lock, NULL) != 0 ||
         pthread_cond_init(&engine->news, NULL) != 0 ||
         pthread_cond_init(&engine->changed, NULL) != 0)
-        return kvf_fail(device->context, KVF_SYSTEM, 0, "a lock for transfers could not be made");
+        KVF_FAIL(device->context, KVF_SYSTEM, "a lock for transfers could not be made");
     engine->has_locks = 1;
     KVF_TRY(place_words(engine));
     KVF_TRY(create_events(engine));
@@ -238,8 +237,8 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
     kvf_context *context = device->context;
     KVF_TRY(check(context, config));
     kvf_transfer_engine *engine = kvf_alloc(context, 1, sizeof *engine);
-    if (engine == NULL)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0, "no memory for a transfer engine");
+    if (!engine)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a transfer engine");
     engine->device = device;
     engine->config = *config;
     engine->shares = (uint32_t)shares_memory(device);
@@ -265,7 +264,7 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
 
 void kvf_transfer_close(kvf_transfer_engine *engine)
 {
-    if (engine == NULL)
+    if (!engine)
         return;
     const kvf_device_ops *ops = engine->device->ops;
     kvf_context *context = engine->device->context;
@@ -275,7 +274,7 @@ void kvf_transfer_close(kvf_transfer_engine *engine)
     for (size_t i = METHOD_COUNT; i-- > 0;)
         methods[i]->close(engine);
     kvf_transfer_clocks_destroy(engine);
-    for (uint32_t i = engine->slots != NULL ? engine->slot_count : 0; i-- > 0;) {
+    for (uint32_t i = engine->slots ? engine->slot_count : 0; i-- > 0;) {
         kvf_event *events[] = {engine->slots[i].recorded_arrived, engine->slots[i].recorded_begin,
                                engine->slots[i].arrived, engine->slots[i].begin,
                                engine->slots[i].sent};
@@ -349,10 +348,10 @@ static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfe
                                   kvf_stream *stream, uint32_t *ticket)
 {
     if ((engine->methods >> KVF_TRANSFER_MAPPED & 1) == 0)
-        return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
-                        "transfer '%s' takes a thread of the host and cannot be recorded; use "
-                        "mapped or auto",
-                        kvf_transfer_name(kvf_transfer_method(engine)));
+        KVF_FAIL(engine->device->context, KVF_UNSUPPORTED,
+                 "transfer '%s' takes a thread of the host and cannot be recorded; use "
+                 "mapped or auto",
+                 kvf_transfer_name(kvf_transfer_method(engine)));
     kvf_transfer_slot slot = *kvf_transfer_slot_of(engine, engine->next_recorded);
     slot.request = *request;
     KVF_TRY(kvf_transfer_mapped_enqueue(engine, &slot, stream, 1));
@@ -367,8 +366,8 @@ static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, in
     *is_recorded = ops->is_capturing(stream);
     if (*is_recorded >= 0)
         return KVF_OK;
-    return kvf_fail(engine->device->context, KVF_DEVICE_FAILED, 0,
-                    "the device could not say whether a stream is being recorded");
+    KVF_FAIL(engine->device->context, KVF_DEVICE_FAILED,
+             "the device could not say whether a stream is being recorded");
 }
 
 /* Errors travel along events, and those of a stream that failed shall not reach the next one. */
@@ -480,7 +479,7 @@ static void sum_needs(uint32_t used, int shares, const kvf_transfer_config *conf
     *host_bytes = *device_bytes = 0;
     for (size_t i = 0; i < METHOD_COUNT; i++) {
         uint64_t host = 0, device = 0;
-        if ((used >> methods[i]->method & 1) == 0 || methods[i]->needs == NULL)
+        if ((used >> methods[i]->method & 1) == 0 || !methods[i]->needs)
             continue;
         methods[i]->needs(config, &host, &device);
         *host_bytes += host;

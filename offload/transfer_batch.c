@@ -17,12 +17,12 @@ static kvf_status batch_open(kvf_transfer_engine *engine)
     kvf_device_properties properties;
     engine->device->ops->properties(engine->device, &properties);
     if (!properties.can_copy_batch && !properties.shares_host_memory)
-        return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
-                        "transfer 'batch' needs a driver for CUDA 12.8 or later, "
-                        "and that of %s is "
-                        "for %u.%u; use auto, gather or mapped",
-                        properties.name, properties.driver_version / 1000,
-                        properties.driver_version % 1000 / 10);
+        KVF_FAIL(engine->device->context, KVF_UNSUPPORTED,
+                 "transfer 'batch' needs a driver for CUDA 12.8 or later, "
+                 "and that of %s is "
+                 "for %u.%u; use auto, gather or mapped",
+                 properties.name, properties.driver_version / 1000,
+                 properties.driver_version % 1000 / 10);
     return KVF_OK;
 }
 

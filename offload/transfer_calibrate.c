@@ -215,7 +215,7 @@ kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_config *confi
     if (properties.shares_host_memory && !config->is_forced)
         return KVF_OK;
     KVF_TRY(make_key(device, config, out));
-    if (config->path != NULL && !config->must_measure &&
+    if (config->path && !config->must_measure &&
         kvf_calibration_load(device->context, config->path, out))
         return KVF_OK;
     char stale[sizeof out->note];
@@ -225,7 +225,7 @@ kvf_status kvf_calibrate(kvf_device *device, const kvf_calibration_config *confi
         *out = (kvf_calibration){.page_bytes = out->page_bytes};
         return status;
     }
-    if (config->path == NULL || !out->is_measured)
+    if (!config->path || !out->is_measured)
         return KVF_OK;
     if (kvf_calibration_save(device->context, config->path, out))
         memcpy(out->note, stale, sizeof stale);

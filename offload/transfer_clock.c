@@ -68,22 +68,22 @@ kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *str
     kvf_status status = KVF_OK;
     pthread_mutex_lock(&engine->clock_lock);
     *clock = find(engine, KVF_CLOCK_FREE);
-    while (*clock == NULL && status == KVF_OK) {
+    while (!*clock && status == KVF_OK) {
         read_done(engine);
         *clock = find(engine, KVF_CLOCK_FREE);
         kvf_transfer_clock *busy = find(engine, KVF_CLOCK_CLOSED);
-        if (*clock != NULL || !may_wait || busy == NULL)
+        if (*clock || !may_wait || !busy)
             break;
         pthread_mutex_unlock(&engine->clock_lock);
         status = ops->event_wait(busy->end);
         pthread_mutex_lock(&engine->clock_lock);
     }
-    if (*clock != NULL)
+    if (*clock)
         (*clock)->state = KVF_CLOCK_OPEN;
     pthread_mutex_unlock(&engine->clock_lock);
-    if (status == KVF_OK && *clock != NULL)
+    if (status == KVF_OK && *clock)
         status = ops->event_record((*clock)->begin, stream);
-    if (status != KVF_OK && *clock != NULL) {
+    if (status != KVF_OK && *clock) {
         pthread_mutex_lock(&engine->clock_lock);
         (*clock)->state = KVF_CLOCK_FREE;
         pthread_mutex_unlock(&engine->clock_lock);
@@ -95,7 +95,7 @@ kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *str
 kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,
                                    kvf_transfer_clock *clock)
 {
-    if (clock == NULL)
+    if (!clock)
         return KVF_OK;
     kvf_status status = engine->device->ops->event_record(clock->end, stream);
     pthread_mutex_lock(&engine->clock_lock);

@@ -14,10 +14,10 @@ static kvf_status direct_open(kvf_transfer_engine *engine)
     kvf_device_properties properties;
     engine->device->ops->properties(engine->device, &properties);
     if (!properties.shares_host_memory)
-        return kvf_fail(engine->device->context, KVF_UNSUPPORTED, 0,
-                        "transfer 'direct' needs a device that shares host memory, and %s does "
-                        "not; use auto or gather",
-                        properties.name);
+        KVF_FAIL(engine->device->context, KVF_UNSUPPORTED,
+                 "transfer 'direct' needs a device that shares host memory, and %s does "
+                 "not; use auto or gather",
+                 properties.name);
     return KVF_OK;
 }
 

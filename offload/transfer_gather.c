@@ -63,7 +63,7 @@ static void gather_needs(const kvf_transfer_config *config, uint64_t *host_bytes
 static void gather_close(kvf_transfer_engine *engine)
 {
     gather_method *m = engine->method[KVF_TRANSFER_GATHER];
-    if (m == NULL)
+    if (!m)
         return;
     kvf_device *device = engine->device;
     device->ops->memory_free(device, m->landed);
@@ -83,8 +83,8 @@ static kvf_status note_addresses(kvf_transfer_engine *engine, gather_method *m)
     const size_t count = (size_t)m->depth * m->pages_per_chunk;
     const void **landed = kvf_alloc(device->context, count, sizeof *landed);
     kvf_status status = KVF_OK;
-    if (landed == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
+    if (!landed)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
     for (uint32_t i = 0; i < m->depth && status == KVF_OK; i++) {
         kvf_chunk chunk;
         status = kvf_staging_reserve(m->staging, &chunk);
@@ -108,14 +108,14 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     const kvf_transfer_config *config = &engine->config;
-    if (config->pool == NULL && !engine->shares)
-        return kvf_fail(device->context, KVF_INVALID, 0,
-                        "transfer 'gather' must know the pool on a device with "
-                        "memory of its own");
+    if (!config->pool && !engine->shares)
+        KVF_FAIL(device->context, KVF_INVALID,
+                 "transfer 'gather' must know the pool on a device with "
+                 "memory of its own");
     gather_method *m = kvf_alloc(device->context, 1, sizeof *m);
     engine->method[KVF_TRANSFER_GATHER] = m;
-    if (m == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
+    if (!m)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
     m->pages_per_chunk = kvf_transfer_chunk_pages(config);
     m->depth = kvf_transfer_depth(config);
     size_t pages = (size_t)m->pages_per_chunk * m->depth;
@@ -126,8 +126,8 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
     KVF_TRY(kvf_gather_create(device, config->gather_threads, config->gather_cpus, &m->gather));
     m->staged_to = kvf_alloc(device->context, pages, sizeof *m->staged_to);
     m->sources = kvf_alloc(device->context, m->pages_per_chunk, sizeof *m->sources);
-    if (m->staged_to == NULL || m->sources == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'gather'");
+    if (!m->staged_to || !m->sources)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
     void *memory = NULL;
     KVF_TRY(device->ops->memory_alloc(device, pages * config->page_bytes, &memory));
     m->landing = memory;
@@ -160,9 +160,9 @@ static kvf_status find_sources(const kvf_transfer_engine *engine, gather_method 
 {
     for (uint32_t i = 0; i < count; i++) {
         m->sources[i] = host_address(engine, m, from[i]);
-        if (m->sources[i] == NULL)
-            return kvf_fail(engine->device->context, KVF_CORRUPT, 0,
-                            "a request names a page at %p, which is not in the pool", from[i]);
+        if (!m->sources[i])
+            KVF_FAIL(engine->device->context, KVF_CORRUPT,
+                     "a request names a page at %p, which is not in the pool", from[i]);
     }
     return KVF_OK;
 }
@@ -215,8 +215,8 @@ static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_
     kvf_status status = KVF_OK;
     uint64_t began = kvf_now_ns();
     if (kvf_context_refuses(context, "gather"))
-        return kvf_fail(context, KVF_SYSTEM, 0, "the gather workers are gone");
-    if (engine->config.pool != NULL)
+        KVF_FAIL(context, KVF_SYSTEM, "the gather workers are gone");
+    if (engine->config.pool)
         KVF_TRY(find_sources(engine, m, list->from + first, count));
     /* Past the cache: 8.9 to 10.3 GB/s of gather and copy at 1 MiB chunks in
      * every run (Zen 4 in a virtual machine, two cores); through the cache
@@ -225,7 +225,7 @@ static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_
                             .count = count,
                             .per_task = GATHER_PAGES,
                             .stream = 1,
-                            .from = engine->config.pool != NULL ? m->sources : list->from + first,
+                            .from = engine->config.pool ? m->sources : list->from + first,
                             .to = m->staged_to + (size_t)chunk->index * m->pages_per_chunk};
     kvf_gather_begin(m->gather, &gather);
     if (engine->shares)

@@ -29,7 +29,7 @@ typedef struct mapped_method {
 static void mapped_close(kvf_transfer_engine *engine)
 {
     mapped_method *m = engine->method[KVF_TRANSFER_MAPPED];
-    if (m == NULL)
+    if (!m)
         return;
     engine->device->ops->memory_free(engine->device, m->arrived);
     kvf_free(engine->device->context, m);
@@ -42,15 +42,14 @@ static kvf_status mapped_open(kvf_transfer_engine *engine)
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
     if (engine->config.blocks > KVF_MOVE_BLOCKS_MAX)
-        return kvf_fail(device->context, KVF_INVALID, 0,
-                        "transfer 'mapped' with %u blocks: at most %u", engine->config.blocks,
-                        KVF_MOVE_BLOCKS_MAX);
+        KVF_FAIL(device->context, KVF_INVALID, "transfer 'mapped' with %u blocks: at most %u",
+                 engine->config.blocks, KVF_MOVE_BLOCKS_MAX);
     if (engine->config.blocks == 0)
         engine->config.blocks = BLOCKS;
     mapped_method *m = kvf_alloc(device->context, 1, sizeof *m);
     engine->method[KVF_TRANSFER_MAPPED] = m;
-    if (m == NULL)
-        return kvf_fail(device->context, KVF_OUT_OF_MEMORY, 0, "no memory for 'mapped'");
+    if (!m)
+        KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'mapped'");
     if (properties.can_bulk_copy && !engine->config.loads_only)
         m->stages =
             kvf_min_u32(KVF_MOVE_STAGES_MAX, (uint32_t)(properties.shared_memory_max /

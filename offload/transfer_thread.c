@@ -269,13 +269,13 @@ static void fail_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, u
     const int is_gone = is_device_gone(engine);
     pthread_mutex_lock(&engine->lock);
     slot->status = status;
-    if (slot->joined != NULL && !is_gone) {
+    if (slot->joined && !is_gone) {
         joined = slot->joined;
         slot->is_told = 1;
     }
     pthread_mutex_unlock(&engine->lock);
     /* It waits for the word below, so it is still there. */
-    if (joined != NULL)
+    if (joined)
         engine->device->ops->stream_fail(joined, status);
     finish(engine, slot, ticket);
 }
@@ -286,9 +286,8 @@ static kvf_status send_request(kvf_transfer_engine *engine, kvf_transfer_slot *s
     const kvf_device_ops *ops = engine->device->ops;
     kvf_context *context = engine->device->context;
     if (list->count > engine->config.pages_max)
-        return kvf_fail(context, KVF_CORRUPT, 0,
-                        "a request names %u pages, the engine was opened for %u", list->count,
-                        engine->config.pages_max);
+        KVF_FAIL(context, KVF_CORRUPT, "a request names %u pages, the engine was opened for %u",
+                 list->count, engine->config.pages_max);
     KVF_TRY(engine->by_bucket[kvf_transfer_bucket(list->count)]->move(engine, list));
     /* Counted first: whoever sees the word sees the counters. */
     kvf_transfer_count(&engine->counters.pages, list->count);
@@ -360,7 +359,7 @@ kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine)
     const uint32_t *cpus = engine->config.gather_cpus;
     engine->submitted = engine->sent = engine->next_ticket;
     KVF_TRY(kvf_thread_start(engine->device->context, &engine->thread, "kvf-transfer",
-                             cpus != NULL ? (int64_t)cpus[0] : -1, thread_main, engine));
+                             cpus ? (int64_t)cpus[0] : -1, thread_main, engine));
     engine->has_thread = 1;
     return KVF_OK;
 }

@@ -28,7 +28,7 @@ kvf_status kvf_writeback_enqueue(kvf_stream *stream, const kvf_writeback_job *ar
             const size_t part = bytes - at < chunk ? bytes - at : chunk;
             KVF_TRY(stream->device->ops->copy(stream, (char *)block->to + at,
                                               (const char *)block->from + at, part));
-            if (copies != NULL)
+            if (copies)
                 ++*copies;
         }
         first += length;
