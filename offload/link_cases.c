@@ -391,19 +391,9 @@ static void describe(const kvf_link_rig *rig, kvf_link_result *result)
     result->depth = shape.depth;
     result->blocks = shape.blocks;
     result->chunk_bytes = shape.chunk_bytes;
-    switch (c->method) {
-    case KVF_TRANSFER_GATHER:
-        result->copies = (c->pages * c->page_bytes + shape.chunk_bytes - 1) / shape.chunk_bytes;
-        break;
-    case KVF_TRANSFER_EACH:
-        result->copies = c->pages;
-        break;
-    default:
-        result->copies = 1;
-        break;
-    }
-    if (c->what == KVF_LINK_CADENCE)
-        result->copies *= rig->lists;
+    result->copies = rig->lists;
+    if (shape.pages_per_copy)
+        result->copies *= kvf_div_ceil_u32(c->pages, shape.pages_per_copy);
 }
 
 kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result)

@@ -198,8 +198,8 @@ static void sum_up(kvf_link_rig *rig, uint64_t *samples_ns, kvf_link_result *res
     const uint32_t n = c->repetitions;
     const int times_copies =
         c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY || c->what == KVF_LINK_PEAK;
-    const int gathers = c->what == KVF_LINK_GATHER ||
-                        (c->what == KVF_LINK_BOTH && c->method == KVF_TRANSFER_GATHER);
+    const int gathers =
+        c->what == KVF_LINK_GATHER || (c->what == KVF_LINK_BOTH && result->workers > 0);
     if (samples_ns)
         memcpy(samples_ns, rig->total, n * sizeof *samples_ns);
     kvf_link_times_sum_up(rig->total, n, &result->total);

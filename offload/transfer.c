@@ -4,59 +4,69 @@
  * The transfer engine: tickets, order, back-pressure, counters. Methods move
  * the bytes.
  *
- * A request is handed to the engine's thread (transfer_thread.c), to the device
- * (transfer_mapped.c) or, where the count decides and only the device knows it,
- * to both, and the one that it is not for lets it pass. Nothing of it waits on
- * the caller's thread.
+ * A request is handed to the engine's thread (transfer_thread.c), to the method of the device or,
+ * where the count decides and only the device knows it, to both, and the one that it is not for
+ * lets it pass. Nothing of it waits on the caller's thread. Knows no method by name, but for what
+ * AUTO takes.
  */
 
 #include <string.h>
 
 #include "transfer_method.h"
 
-static const kvf_transfer_ops *const methods[] = {
-    &kvf_transfer_direct_ops, &kvf_transfer_gather_ops, &kvf_transfer_each_ops,
-    &kvf_transfer_mapped_ops, &kvf_transfer_batch_ops,
-};
+#define ROW(NAME, name) [KVF_TRANSFER_##NAME] = &kvf_transfer_##name,
+static const kvf_transfer_ops *const methods[KVF_TRANSFER_METHODS] = {KVF_TRANSFER_ROWS(ROW)};
 
-#define METHOD_COUNT  (sizeof methods / sizeof *methods)
-#define MAPPED_BUCKET 6u /* from 2^6 = 64 pages on, `gather` is the better guess */
+/* What AUTO takes on a device of its own memory that was never measured: the one for few pages and
+ * for what is recorded, the other from 2^6 = 64 pages on. */
+#define AUTO_FEW    KVF_TRANSFER_MAPPED
+#define AUTO_MANY   KVF_TRANSFER_GATHER
+#define MANY_BUCKET 6u
 
-static const kvf_transfer_ops *find_method(kvf_transfer method)
+const kvf_transfer_ops *kvf_transfer_find(kvf_transfer method)
 {
-    for (size_t i = 0; i < METHOD_COUNT; i++)
-        if (methods[i]->method == method)
-            return methods[i];
-    return NULL;
+    return (uint32_t)method < KVF_TRANSFER_METHODS ? methods[method] : NULL;
 }
 
 const char *kvf_transfer_name(kvf_transfer method)
 {
-    const kvf_transfer_ops *ops = find_method(method);
-    return ops ? ops->name : "auto";
+    return KVF_NAMES(KVF_TRANSFER_LIST)[method];
+}
+
+kvf_transfer kvf_transfer_in_force(kvf_transfer method, int shares_memory)
+{
+    return method == KVF_TRANSFER_AUTO && shares_memory ? KVF_TRANSFER_DIRECT : method;
+}
+
+int kvf_transfer_moves(kvf_transfer method)
+{
+    const kvf_transfer_ops *ops = kvf_transfer_find(method);
+    return !ops || ops->move || ops->enqueue;
+}
+
+int kvf_transfer_can_record(kvf_transfer method)
+{
+    const kvf_transfer_ops *ops = kvf_transfer_find(method);
+    return !ops || !ops->move;
 }
 
 kvf_transfer_choice kvf_transfer_choice_default(void)
 {
     kvf_transfer_choice choice;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        choice.method[b] = b < MAPPED_BUCKET ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
+        choice.method[b] = b < MANY_BUCKET ? AUTO_FEW : AUTO_MANY;
     return choice;
 }
 
-/* Which method takes which bucket. All AUTO where the method is not known. */
+/* Which method takes which bucket. */
 static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares_memory)
 {
     kvf_transfer_choice choice = kvf_transfer_choice_default();
-    kvf_transfer method = config->method;
-    if (method == KVF_TRANSFER_AUTO && config->choice)
+    const kvf_transfer method = kvf_transfer_in_force(config->method, shares_memory);
+    if (config->method == KVF_TRANSFER_AUTO && config->choice)
         return *config->choice;
-    if (method == KVF_TRANSFER_AUTO && !shares_memory)
-        return choice;
-    if (method == KVF_TRANSFER_AUTO)
-        method = KVF_TRANSFER_DIRECT;
-    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        choice.method[b] = find_method(method) ? method : KVF_TRANSFER_AUTO;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS && method != KVF_TRANSFER_AUTO; b++)
+        choice.method[b] = method;
     return choice;
 }
 
@@ -82,34 +92,33 @@ static kvf_status check(kvf_context *context, const kvf_transfer_config *config)
     return KVF_OK;
 }
 
-/* Take over a choice; it must be whole, and `mapped` in it a single range. */
+/* Take over a choice: it must be whole, and what the device takes in it a single range. */
 static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_choice *choice)
 {
     kvf_context *context = engine->device->context;
-    uint32_t ranges = 0;
+    uint32_t ranges = 0, moves = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
-        kvf_transfer method = choice->method[b];
-        engine->by_bucket[b] = find_method(method);
-        if (!engine->by_bucket[b])
-            KVF_FAIL(context, KVF_UNSUPPORTED,
-                     "transfer method %d is not in this build; use auto, direct, gather, "
-                     "each, mapped or batch",
+        const kvf_transfer method = choice->method[b];
+        const kvf_transfer_ops *ops = kvf_transfer_find(method);
+        engine->by_bucket[b] = ops;
+        if (!ops)
+            KVF_FAIL(context, KVF_UNSUPPORTED, "transfer method %d is not in this build; use auto",
                      (int)engine->config.method);
         engine->methods |= 1u << method;
-        if (method != KVF_TRANSFER_MAPPED)
+        moves += (uint32_t)kvf_transfer_moves(method);
+        if (!ops->enqueue)
             continue;
-        if (b == 0 || choice->method[b - 1] != KVF_TRANSFER_MAPPED) {
+        if (b == 0 || choice->method[b - 1] != method) {
             ranges++;
-            engine->mapped_low = b == 0 ? 0 : 1u << b;
+            engine->on_device = ops;
+            engine->device_low = b == 0 ? 0 : 1u << b;
         }
-        engine->mapped_high = b + 1 == KVF_TRANSFER_BUCKETS ? UINT32_MAX : 1u << (b + 1);
+        engine->device_high = b + 1 == KVF_TRANSFER_BUCKETS ? UINT32_MAX : 1u << (b + 1);
     }
-    const uint32_t direct = 1u << KVF_TRANSFER_DIRECT;
-    if (ranges > 1 || ((engine->methods & direct) != 0 && engine->methods != direct))
+    if (ranges > 1 || (moves > 0 && moves < KVF_TRANSFER_BUCKETS))
         KVF_FAIL(context, KVF_INVALID,
-                 "a transfer choice has 'mapped' in %u ranges, or 'direct' "
-                 "in a part: one "
-                 "range, and direct alone",
+                 "a transfer choice has the device in %u ranges, or 'direct' in a part: one range, "
+                 "and direct alone",
                  ranges);
     return KVF_OK;
 }
@@ -132,9 +141,12 @@ static size_t slot_bytes(const kvf_transfer_config *config)
            2 * kvf_round_up((size_t)config->pages_max * sizeof(void *), 64);
 }
 
-static int uses_thread(uint32_t used)
+static int uses_thread(const kvf_transfer_engine *engine)
 {
-    return (used & ~(1u << KVF_TRANSFER_DIRECT | 1u << KVF_TRANSFER_MAPPED)) != 0;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        if (engine->by_bucket[b]->move)
+            return 1;
+    return 0;
 }
 
 static kvf_status place_words(kvf_transfer_engine *engine)
@@ -182,23 +194,30 @@ static kvf_status create_events(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     const kvf_device_ops *ops = device->ops;
-    const int has_mapped = engine->methods >> KVF_TRANSFER_MAPPED & 1;
     for (uint32_t i = 0; i < engine->slot_count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
-        if (uses_thread(engine->methods))
+        if (uses_thread(engine))
             KVF_TRY(ops->event_create(device, &slot->sent));
-        if (!has_mapped)
+        if (!engine->on_device)
             continue;
         KVF_TRY(ops->event_create(device, &slot->begin));
         KVF_TRY(ops->event_create(device, &slot->arrived));
         KVF_TRY(ops->event_create(device, &slot->recorded_begin));
         KVF_TRY(ops->event_create(device, &slot->recorded_arrived));
     }
-    if (has_mapped)
+    if (engine->on_device)
         KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->read_stream));
-    if (uses_thread(engine->methods))
+    if (uses_thread(engine))
         KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->copy_stream));
     return kvf_transfer_clocks_create(engine);
+}
+
+static kvf_status open_methods(kvf_transfer_engine *engine)
+{
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++)
+        if ((engine->methods >> m & 1) && methods[m]->open)
+            KVF_TRY(methods[m]->open(engine));
+    return KVF_OK;
 }
 
 static kvf_status reserve(kvf_transfer_engine *engine)
@@ -219,15 +238,13 @@ static kvf_status reserve(kvf_transfer_engine *engine)
     engine->has_locks = 1;
     KVF_TRY(place_words(engine));
     KVF_TRY(create_events(engine));
-    for (size_t i = 0; i < METHOD_COUNT; i++)
-        if (engine->methods >> methods[i]->method & 1)
-            KVF_TRY(methods[i]->open(engine));
-    return uses_thread(engine->methods) ? kvf_transfer_thread_start(engine) : KVF_OK;
+    KVF_TRY(open_methods(engine));
+    return uses_thread(engine) ? kvf_transfer_thread_start(engine) : KVF_OK;
 }
 
-static int is_direct(const kvf_transfer_engine *engine)
+static int is_in_place(const kvf_transfer_engine *engine)
 {
-    return engine->methods == 1u << KVF_TRANSFER_DIRECT;
+    return !kvf_transfer_moves(kvf_transfer_method(engine));
 }
 
 kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *config,
@@ -246,11 +263,13 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
     kvf_transfer_stats_reset(engine);
     const kvf_transfer_choice choice = resolve(config, (int)engine->shares);
     kvf_status status = take_choice(engine, &choice);
-    /* Recorded requests go by `mapped`, also where no size of others does. */
-    if (config->method == KVF_TRANSFER_AUTO && !engine->shares)
-        engine->methods |= 1u << KVF_TRANSFER_MAPPED;
+    /* Recorded requests go by the device, also where no size of others does. */
+    if (config->method == KVF_TRANSFER_AUTO && !engine->shares && !engine->on_device) {
+        engine->methods |= 1u << AUTO_FEW;
+        engine->on_device = methods[AUTO_FEW];
+    }
     if (status == KVF_OK)
-        status = is_direct(engine) ? kvf_transfer_direct_ops.open(engine) : reserve(engine);
+        status = is_in_place(engine) ? open_methods(engine) : reserve(engine);
     engine->config.gather_cpus = NULL; /* borrowed for the call only */
     engine->config.memory.topology = NULL;
     engine->config.choice = NULL;
@@ -271,8 +290,9 @@ void kvf_transfer_close(kvf_transfer_engine *engine)
     kvf_transfer_thread_stop(engine);
     ops->stream_destroy(engine->copy_stream);
     ops->stream_destroy(engine->read_stream);
-    for (size_t i = METHOD_COUNT; i-- > 0;)
-        methods[i]->close(engine);
+    for (uint32_t m = KVF_TRANSFER_METHODS; m-- > 0;)
+        if ((engine->methods >> m & 1) && methods[m]->close)
+            methods[m]->close(engine);
     kvf_transfer_clocks_destroy(engine);
     for (uint32_t i = engine->slots ? engine->slot_count : 0; i-- > 0;) {
         kvf_event *events[] = {engine->slots[i].recorded_arrived, engine->slots[i].recorded_begin,
@@ -303,23 +323,18 @@ kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine)
 
 void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out)
 {
-    const kvf_transfer_config *config = &engine->config;
-    const int gathers = engine->methods >> KVF_TRANSFER_GATHER & 1;
     *out = (kvf_transfer_shape){0};
-    if (gathers)
-        *out = (kvf_transfer_shape){.workers = config->gather_threads,
-                                    .depth = kvf_transfer_depth(config),
-                                    .chunk_bytes =
-                                        kvf_transfer_chunk_pages(config) * config->page_bytes};
-    if (engine->methods >> KVF_TRANSFER_MAPPED & 1)
-        out->blocks = config->blocks;
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++)
+        if ((engine->methods >> m & 1) && methods[m]->shape)
+            methods[m]->shape(&engine->config, out);
 }
 
 /* ---- requests ---- */
 
-static int has_mapped(const kvf_transfer_engine *engine)
+/* 1: the device may take requests that are not recorded. */
+static int asks_device(const kvf_transfer_engine *engine)
 {
-    return engine->mapped_low < engine->mapped_high;
+    return engine->device_low < engine->device_high;
 }
 
 /* 1 if the request that stands in the way of the next one is done; -1: the device could not say,
@@ -330,7 +345,7 @@ static int has_room(kvf_transfer_engine *engine)
     const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
     if (engine->has_thread && !kvf_transfer_thread_is_through(engine, slot, ticket))
         return 0;
-    return has_mapped(engine) ? engine->device->ops->event_is_done(slot->arrived) : 1;
+    return asks_device(engine) ? engine->device->ops->event_is_done(slot->arrived) : 1;
 }
 
 /* `mapped` alone: the request whose slot is used again should have written its word. */
@@ -347,14 +362,14 @@ static void check_word(kvf_transfer_engine *engine, const kvf_transfer_slot *slo
 static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfer_request *request,
                                   kvf_stream *stream, uint32_t *ticket)
 {
-    if ((engine->methods >> KVF_TRANSFER_MAPPED & 1) == 0)
+    if (!engine->on_device)
         KVF_FAIL(engine->device->context, KVF_UNSUPPORTED,
                  "transfer '%s' takes a thread of the host and cannot be recorded; use "
                  "mapped or auto",
                  kvf_transfer_name(kvf_transfer_method(engine)));
     kvf_transfer_slot slot = *kvf_transfer_slot_of(engine, engine->next_recorded);
     slot.request = *request;
-    KVF_TRY(kvf_transfer_mapped_enqueue(engine, &slot, stream, 1));
+    KVF_TRY(engine->on_device->enqueue(engine, &slot, stream, 1));
     *ticket = engine->next_recorded++;
     return KVF_OK;
 }
@@ -386,7 +401,7 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
                                kvf_stream *stream, uint32_t *ticket)
 {
     *ticket = engine->next_ticket;
-    if (is_direct(engine))
+    if (is_in_place(engine))
         return KVF_OK;
     int is_recorded;
     KVF_TRY(look(engine, stream, &is_recorded));
@@ -409,7 +424,7 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     slot->request = *request;
     pthread_mutex_unlock(&engine->lock);
     kvf_status status =
-        has_mapped(engine) ? kvf_transfer_mapped_enqueue(engine, slot, stream, 0) : KVF_OK;
+        asks_device(engine) ? engine->on_device->enqueue(engine, slot, stream, 0) : KVF_OK;
     if (status != KVF_OK) {
         /* The caller knows; the word shall not tell it once more. */
         if (!engine->has_thread)
@@ -445,7 +460,7 @@ static kvf_status tell(kvf_transfer_engine *engine, kvf_stream *stream)
 
 kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_stream *stream)
 {
-    if (is_direct(engine))
+    if (is_in_place(engine))
         return KVF_OK;
     const kvf_device_ops *ops = engine->device->ops;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
@@ -453,7 +468,7 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
     KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return ops->stream_wait_event(stream, slot->recorded_arrived);
-    if (has_mapped(engine))
+    if (asks_device(engine))
         KVF_TRY(ops->stream_wait_event(stream, slot->arrived));
     if (engine->has_thread)
         return kvf_transfer_thread_join(engine, slot, ticket, stream);
@@ -462,11 +477,11 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
 
 kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 {
-    if (is_direct(engine) || has_room(engine) == 1)
+    if (is_in_place(engine) || has_room(engine) == 1)
         return KVF_OK;
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
-    if (has_mapped(engine))
+    if (asks_device(engine))
         KVF_TRY(engine->device->ops->event_wait(slot->arrived));
     return engine->has_thread ? kvf_transfer_thread_wait(engine, slot, ticket) : KVF_OK;
 }
@@ -476,16 +491,19 @@ kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 static void sum_needs(uint32_t used, int shares, const kvf_transfer_config *config,
                       uint64_t *host_bytes, uint64_t *device_bytes)
 {
+    int moves = 0;
     *host_bytes = *device_bytes = 0;
-    for (size_t i = 0; i < METHOD_COUNT; i++) {
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++) {
         uint64_t host = 0, device = 0;
-        if ((used >> methods[i]->method & 1) == 0 || !methods[i]->needs)
+        if ((used >> m & 1) == 0)
             continue;
-        methods[i]->needs(config, &host, &device);
+        moves |= kvf_transfer_moves((kvf_transfer)m);
+        if (methods[m]->needs)
+            methods[m]->needs(config, &host, &device);
         *host_bytes += host;
         *device_bytes += device;
     }
-    if (used != 1u << KVF_TRANSFER_DIRECT && !shares)
+    if (moves && !shares)
         *host_bytes += kvf_round_up(slot_bytes(config) * slots_for(config), 4096);
 }
 
@@ -496,7 +514,7 @@ void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *con
     const kvf_transfer_choice choice = resolve(config, shares);
     uint32_t used = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        if (choice.method[b] != KVF_TRANSFER_AUTO)
+        if (kvf_transfer_find(choice.method[b]))
             used |= 1u << choice.method[b];
     sum_needs(used, shares, config, host_bytes, device_bytes);
 }

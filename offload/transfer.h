@@ -18,16 +18,17 @@
  */
 
 #include "gather.h"
+#include "settings.h"
 #include "staging.h"
 
-#define KVF_TRANSFER_METHODS (KVF_TRANSFER_BATCH + 1)
+#define KVF_TRANSFER_METHODS (KVF_NAMES_HIGH(KVF_TRANSFER_LIST) + 1)
 /* Requests by size: bucket b has 2^b .. 2^(b+1) - 1 pages, the last one all
  * that are larger. */
 #define KVF_TRANSFER_BUCKETS 17u
 
 typedef struct kvf_transfer_engine kvf_transfer_engine;
 
-/* Which method takes which requests. Those that `mapped` takes must be
+/* Which method takes which requests. Those that the device takes must be
  * neighbours. */
 typedef struct kvf_transfer_choice {
     kvf_transfer method[KVF_TRANSFER_BUCKETS];
@@ -74,6 +75,7 @@ typedef struct kvf_transfer_stats {
 /* What is in force; 0 where no method in use has it. */
 typedef struct kvf_transfer_shape {
     uint32_t workers, depth, blocks;
+    uint32_t pages_per_copy; /* 0 = all of a request */
     size_t chunk_bytes;
 } kvf_transfer_shape;
 
@@ -85,6 +87,13 @@ void kvf_transfer_close(kvf_transfer_engine *engine);
 /* The method in force; AUTO if it differs by size. */
 kvf_transfer kvf_transfer_method(const kvf_transfer_engine *engine);
 const char *kvf_transfer_name(kvf_transfer method);
+
+/* What AUTO stands for where that does not depend on sizes; AUTO where it does. */
+kvf_transfer kvf_transfer_in_force(kvf_transfer method, int shares_memory);
+/* 0: pages are attended where they lie, which needs a device that shares host memory. */
+int kvf_transfer_moves(kvf_transfer method);
+/* 0: needs a thread of the host for every request. */
+int kvf_transfer_can_record(kvf_transfer method);
 void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out);
 
 /*

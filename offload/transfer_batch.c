@@ -26,11 +26,6 @@ static kvf_status batch_open(kvf_transfer_engine *engine)
     return KVF_OK;
 }
 
-static void batch_close(kvf_transfer_engine *engine)
-{
-    (void)engine;
-}
-
 static kvf_status batch_move(kvf_transfer_engine *engine, const kvf_transfer_list *list)
 {
     const kvf_device_ops *ops = engine->device->ops;
@@ -45,11 +40,5 @@ static kvf_status batch_move(kvf_transfer_engine *engine, const kvf_transfer_lis
     return status != KVF_OK ? status : stopped;
 }
 
-const kvf_transfer_ops kvf_transfer_batch_ops = {
-    .method = KVF_TRANSFER_BATCH,
-    .name = "batch",
-    .open = batch_open,
-    .close = batch_close,
-    .move = batch_move,
-    .needs = NULL,
-};
+const kvf_transfer_ops kvf_transfer_batch = {
+    .open = batch_open, .move = batch_move, .copies_pages = 1};

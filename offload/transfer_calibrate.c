@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "transfer_method.h"
 
 #define PAGE_BYTES  ((size_t)16384)
 #define BUDGET_NS   UINT64_C(4000000000)
@@ -25,11 +26,8 @@
 #define POINTS_MIN  3u /* for a line that means something */
 
 static const uint32_t counts[] = {1, 4, 16, 64, 256, 1024};
-static const kvf_transfer candidates[] = {KVF_TRANSFER_MAPPED, KVF_TRANSFER_GATHER,
-                                          KVF_TRANSFER_BATCH, KVF_TRANSFER_EACH};
 
-#define COUNTS     (sizeof counts / sizeof *counts)
-#define CANDIDATES (sizeof candidates / sizeof *candidates)
+#define COUNTS (sizeof counts / sizeof *counts)
 
 /* ---- measuring ---- */
 
@@ -43,7 +41,7 @@ typedef struct session {
     kvf_link_bench *bench;
     kvf_link_case c;
     uint64_t until_ns;
-    points of[CANDIDATES];
+    points of[KVF_TRANSFER_METHODS];
 } session;
 
 static int has_time(const session *s, double ns)
@@ -75,12 +73,12 @@ static kvf_status measure(session *s, double expected_ns, double *out)
 static kvf_status measure_all(session *s)
 {
     for (size_t i = 0; i < COUNTS; i++)
-        for (size_t m = 0; m < CANDIDATES; m++) {
+        for (uint32_t m = 1; m < KVF_TRANSFER_METHODS; m++) {
             points *p = &s->of[m];
             double ns = 0;
-            if (p->is_over)
+            if (p->is_over || !kvf_transfer_moves((kvf_transfer)m))
                 continue;
-            s->c.method = candidates[m];
+            s->c.method = (kvf_transfer)m;
             s->c.pages = counts[i];
             const double last = p->count > 0 ? p->ns[p->count - 1] : 0;
             KVF_TRY(measure(s, i > 0 ? last * counts[i] / counts[i - 1] : 0, &ns));
@@ -105,18 +103,19 @@ static kvf_status measure_peak(session *s, kvf_calibration *out)
     return status;
 }
 
-/* What it costs that a second method stands ready: few pages by `mapped` alone, and beside
- * `gather`, which does not get them. */
-static kvf_status measure_extra(session *s, kvf_calibration *out)
+/* What it costs that a second method stands ready: few pages by the usual one alone, and beside the
+ * other, which does not get them. */
+static kvf_status measure_extra(session *s, const kvf_transfer_choice *usual, kvf_calibration *out)
 {
+    const points *few = &s->of[usual->method[0]];
     double alone = 0, beside = 0;
-    if (s->of[0].count == 0 || s->of[1].count == 0)
+    if (few->count == 0 || s->of[usual->method[KVF_TRANSFER_BUCKETS - 1]].count == 0)
         return KVF_OK;
     s->c.pages = 4;
-    s->c.method = KVF_TRANSFER_MAPPED;
-    KVF_TRY(measure(s, s->of[0].ns[0], &alone));
+    s->c.method = usual->method[0];
+    KVF_TRY(measure(s, few->ns[0], &alone));
     s->c.method = KVF_TRANSFER_AUTO;
-    KVF_TRY(measure(s, s->of[0].ns[0], &beside));
+    KVF_TRY(measure(s, few->ns[0], &beside));
     if (alone > 0 && beside > alone)
         out->extra_ns = beside - alone;
     return KVF_OK;
@@ -124,9 +123,9 @@ static kvf_status measure_extra(session *s, kvf_calibration *out)
 
 static void fit_all(const session *s, kvf_calibration *out)
 {
-    for (size_t m = 0; m < CANDIDATES; m++) {
+    for (size_t m = 0; m < KVF_TRANSFER_METHODS; m++) {
         const points *p = &s->of[m];
-        kvf_calibration_fit *fit = &out->fit[candidates[m]];
+        kvf_calibration_fit *fit = &out->fit[m];
         kvf_link_line line;
         if (p->count < POINTS_MIN ||
             kvf_link_line_fit(p->bytes, p->ns, p->count, 1, &line) != KVF_OK || line.slope <= 0)
@@ -157,7 +156,7 @@ static kvf_status measure_device(kvf_device *device, const kvf_calibration_confi
     if (status == KVF_OK)
         status = measure_all(&s);
     if (status == KVF_OK)
-        status = measure_extra(&s, out);
+        status = measure_extra(&s, &mixed, out);
     kvf_link_bench_close(s.bench);
     if (status == KVF_OK)
         fit_all(&s, out);
@@ -242,8 +241,7 @@ double kvf_calibration_cost_ns(const kvf_calibration *calibration, kvf_transfer 
     const kvf_calibration_fit *fit = &calibration->fit[method];
     if (!fit->is_measured)
         return INFINITY;
-    /* One copy per page costs what the copy costs, however small the page is. */
-    const int by_page = method == KVF_TRANSFER_EACH || method == KVF_TRANSFER_BATCH;
+    const int by_page = kvf_transfer_find(method)->copies_pages;
     const size_t bytes =
         by_page && page_bytes < calibration->page_bytes ? calibration->page_bytes : page_bytes;
     const double ns = fit->intercept_ns + fit->ns_per_byte * (double)bytes * pages;
@@ -257,37 +255,37 @@ static uint32_t middle(uint32_t bucket)
     return bucket == 0 ? 1 : (uint32_t)(1.41421356 * (double)(1u << bucket));
 }
 
-/* The best method of the engine's thread for a bucket; AUTO if none was measured. */
-static kvf_transfer best_of_thread(const kvf_calibration *calibration, size_t page_bytes,
-                                   uint32_t bucket, double *ns)
+/* The best method of the device, or of the engine's thread, for a bucket; AUTO if none was
+ * measured. */
+static kvf_transfer best_of(const kvf_calibration *calibration, int on_device, size_t page_bytes,
+                            uint32_t bucket, double *ns)
 {
     kvf_transfer best = KVF_TRANSFER_AUTO;
     *ns = INFINITY;
-    for (size_t m = 0; m < CANDIDATES; m++) {
+    for (uint32_t m = 1; m < KVF_TRANSFER_METHODS; m++) {
         const double cost =
-            kvf_calibration_cost_ns(calibration, candidates[m], page_bytes, middle(bucket));
-        if (candidates[m] == KVF_TRANSFER_MAPPED || cost >= *ns)
+            kvf_calibration_cost_ns(calibration, (kvf_transfer)m, page_bytes, middle(bucket));
+        if (kvf_transfer_can_record((kvf_transfer)m) != on_device || cost >= *ns)
             continue;
-        best = candidates[m];
+        best = (kvf_transfer)m;
         *ns = cost;
     }
     return best;
 }
 
-/* Sum over buckets of cost over the least cost, with `mapped` in low .. high-1 and the thread's
- * best elsewhere. */
+/* Sum over buckets of cost over the least cost, with the device's best in low .. high-1 and the
+ * thread's elsewhere. */
 static double regret(const kvf_calibration *calibration, size_t page_bytes, uint32_t low,
                      uint32_t high)
 {
     const int is_mixed = low < high && !(low == 0 && high == KVF_TRANSFER_BUCKETS);
     double sum = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
-        double thread;
-        const double mapped =
-            kvf_calibration_cost_ns(calibration, KVF_TRANSFER_MAPPED, page_bytes, middle(b));
-        (void)best_of_thread(calibration, page_bytes, b, &thread);
-        const double least = mapped < thread ? mapped : thread;
-        const double cost = b >= low && b < high ? mapped : thread;
+        double thread, device;
+        (void)best_of(calibration, 0, page_bytes, b, &thread);
+        (void)best_of(calibration, 1, page_bytes, b, &device);
+        const double least = device < thread ? device : thread;
+        const double cost = b >= low && b < high ? device : thread;
         sum += (cost + (is_mixed ? calibration->extra_ns : 0)) / least;
     }
     return sum;
@@ -310,8 +308,9 @@ void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_byte
             best_low = low;
             best_high = high;
         }
+    /* An engine has one method of the device: the best where its range begins. */
+    const kvf_transfer device = best_of(calibration, 1, page_bytes, best_low, &ns);
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        out->method[b] = b >= best_low && b < best_high
-                             ? KVF_TRANSFER_MAPPED
-                             : best_of_thread(calibration, page_bytes, b, &ns);
+        out->method[b] =
+            b >= best_low && b < best_high ? device : best_of(calibration, 0, page_bytes, b, &ns);
 }

@@ -3,8 +3,7 @@
 /*
  * direct: nothing moves, kernels read pages where they live.
  *
- * Only for a device that shares host memory. Its table has no `move`, which
- * tells the engine to take no stream, no event and no staging.
+ * Only for a device that shares host memory.
  */
 
 #include "transfer_method.h"
@@ -21,16 +20,4 @@ static kvf_status direct_open(kvf_transfer_engine *engine)
     return KVF_OK;
 }
 
-static void direct_close(kvf_transfer_engine *engine)
-{
-    (void)engine;
-}
-
-const kvf_transfer_ops kvf_transfer_direct_ops = {
-    .method = KVF_TRANSFER_DIRECT,
-    .name = "direct",
-    .open = direct_open,
-    .close = direct_close,
-    .move = NULL,
-    .needs = NULL,
-};
+const kvf_transfer_ops kvf_transfer_direct = {.open = direct_open};

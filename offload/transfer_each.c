@@ -10,17 +10,6 @@
 
 #include "transfer_method.h"
 
-static kvf_status each_open(kvf_transfer_engine *engine)
-{
-    (void)engine;
-    return KVF_OK;
-}
-
-static void each_close(kvf_transfer_engine *engine)
-{
-    (void)engine;
-}
-
 static kvf_status each_move(kvf_transfer_engine *engine, const kvf_transfer_list *list)
 {
     const kvf_device_ops *ops = engine->device->ops;
@@ -35,11 +24,11 @@ static kvf_status each_move(kvf_transfer_engine *engine, const kvf_transfer_list
     return status != KVF_OK ? status : stopped;
 }
 
-const kvf_transfer_ops kvf_transfer_each_ops = {
-    .method = KVF_TRANSFER_EACH,
-    .name = "each",
-    .open = each_open,
-    .close = each_close,
-    .move = each_move,
-    .needs = NULL,
-};
+static void each_shape(const kvf_transfer_config *config, kvf_transfer_shape *out)
+{
+    (void)config;
+    out->pages_per_copy = 1;
+}
+
+const kvf_transfer_ops kvf_transfer_each = {
+    .move = each_move, .shape = each_shape, .copies_pages = 1};

@@ -38,7 +38,7 @@ typedef struct gather_method {
     uint32_t depth;
 } gather_method;
 
-uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config)
+static uint32_t chunk_pages(const kvf_transfer_config *config)
 {
     size_t bytes = config->chunk_bytes > 0 ? config->chunk_bytes : CHUNK_BYTES;
     size_t pages = bytes / config->page_bytes;
@@ -47,7 +47,7 @@ uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config)
     return pages > 0 ? (uint32_t)pages : 1;
 }
 
-uint32_t kvf_transfer_depth(const kvf_transfer_config *config)
+static uint32_t chunk_depth(const kvf_transfer_config *config)
 {
     return config->depth > 0 ? config->depth : DEPTH;
 }
@@ -55,7 +55,7 @@ uint32_t kvf_transfer_depth(const kvf_transfer_config *config)
 static void gather_needs(const kvf_transfer_config *config, uint64_t *host_bytes,
                          uint64_t *device_bytes)
 {
-    uint64_t pages = (uint64_t)kvf_transfer_chunk_pages(config) * kvf_transfer_depth(config);
+    uint64_t pages = (uint64_t)chunk_pages(config) * chunk_depth(config);
     *host_bytes = pages * config->page_bytes;
     *device_bytes = pages * (config->page_bytes + sizeof(void *));
 }
@@ -116,8 +116,8 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
     engine->method[KVF_TRANSFER_GATHER] = m;
     if (!m)
         KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
-    m->pages_per_chunk = kvf_transfer_chunk_pages(config);
-    m->depth = kvf_transfer_depth(config);
+    m->pages_per_chunk = chunk_pages(config);
+    m->depth = chunk_depth(config);
     size_t pages = (size_t)m->pages_per_chunk * m->depth;
     kvf_staging_config staging = {.chunk_bytes = m->pages_per_chunk * config->page_bytes,
                                   .depth = m->depth,
@@ -269,11 +269,16 @@ static kvf_status gather_move(kvf_transfer_engine *engine, const kvf_transfer_li
     return status;
 }
 
-const kvf_transfer_ops kvf_transfer_gather_ops = {
-    .method = KVF_TRANSFER_GATHER,
-    .name = "gather",
-    .open = gather_open,
-    .close = gather_close,
-    .move = gather_move,
-    .needs = gather_needs,
-};
+static void gather_shape(const kvf_transfer_config *config, kvf_transfer_shape *out)
+{
+    out->workers = config->gather_threads;
+    out->depth = chunk_depth(config);
+    out->pages_per_copy = chunk_pages(config);
+    out->chunk_bytes = out->pages_per_copy * config->page_bytes;
+}
+
+const kvf_transfer_ops kvf_transfer_gather = {.open = gather_open,
+                                              .close = gather_close,
+                                              .move = gather_move,
+                                              .needs = gather_needs,
+                                              .shape = gather_shape};

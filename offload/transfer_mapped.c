@@ -60,8 +60,8 @@ static kvf_status mapped_open(kvf_transfer_engine *engine)
     return KVF_OK;
 }
 
-kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                                       kvf_stream *stream, int is_recorded)
+static kvf_status mapped_enqueue(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                                 kvf_stream *stream, int is_recorded)
 {
     const kvf_device_ops *ops = engine->device->ops;
     kvf_stream *own = engine->read_stream;
@@ -74,8 +74,8 @@ kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine, const kvf_tr
                           .from = slot->request.from,
                           .to = slot->request.to,
                           .count = slot->request.count,
-                          .low = is_recorded ? 0 : engine->mapped_low,
-                          .high = is_recorded ? most : kvf_min_u32(engine->mapped_high, most),
+                          .low = is_recorded ? 0 : engine->device_low,
+                          .high = is_recorded ? most : kvf_min_u32(engine->device_high, most),
                           .blocks = engine->config.blocks,
                           .stages = m->stages};
     /* A word that stays behind says that the count was too large: nobody else takes it then. */
@@ -97,11 +97,10 @@ kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine, const kvf_tr
     return ops->event_record(arrived, own);
 }
 
-const kvf_transfer_ops kvf_transfer_mapped_ops = {
-    .method = KVF_TRANSFER_MAPPED,
-    .name = "mapped",
-    .open = mapped_open,
-    .close = mapped_close,
-    .move = NULL,
-    .needs = NULL,
-};
+static void mapped_shape(const kvf_transfer_config *config, kvf_transfer_shape *out)
+{
+    out->blocks = config->blocks ? config->blocks : BLOCKS;
+}
+
+const kvf_transfer_ops kvf_transfer_mapped = {
+    .open = mapped_open, .close = mapped_close, .enqueue = mapped_enqueue, .shape = mapped_shape};

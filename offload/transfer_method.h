@@ -37,7 +37,7 @@ typedef struct kvf_transfer_slot {
     const void **device_from; /* the same at their aliases */
     void **device_to;
     kvf_event *sent;                              /* on the copy stream, after the last copy */
-    kvf_event *begin, *arrived;                   /* of `mapped`: round its kernel */
+    kvf_event *begin, *arrived;                   /* of `on_device`: round its kernel */
     kvf_event *recorded_begin, *recorded_arrived; /* the same in a recording */
     /* guarded by the engine's lock */
     kvf_status status;
@@ -58,24 +58,34 @@ typedef struct kvf_transfer_list {
     uint32_t count;
 } kvf_transfer_list;
 
+/* A method: transfer_<name>.c. It has `move` if it works on the engine's thread, `enqueue` if on
+ * the device alone, which can be recorded, and neither if pages are attended where they lie, for
+ * which the engine takes no stream, no event and no staging. Others may be NULL or 0. */
 typedef struct kvf_transfer_ops {
-    kvf_transfer method;
-    const char *name;
     /* Reserve what the method needs; on failure close is called, which must take
      * a half-open engine. */
     kvf_status (*open)(kvf_transfer_engine *engine);
     void (*close)(kvf_transfer_engine *engine);
-    /* On the engine's thread: enqueue all copies on copy_stream. NULL: not on
-     * that thread. */
+    /* On the engine's thread: enqueue all copies on copy_stream. */
     kvf_status (*move)(kvf_transfer_engine *engine, const kvf_transfer_list *list);
+    /* Enqueue the request beside `stream`, between `begin` and `arrived` of the slot. It moves
+     * nothing if the count is outside of [device_low, device_high) and the call is not recorded. */
+    kvf_status (*enqueue)(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                          kvf_stream *stream, int is_recorded);
     void (*needs)(const kvf_transfer_config *config, uint64_t *host_bytes, uint64_t *device_bytes);
+    /* What of `out` it has. */
+    void (*shape)(const kvf_transfer_config *config, kvf_transfer_shape *out);
+    int copies_pages; /* 1: a copy per page costs what a copy costs, however small the page */
 } kvf_transfer_ops;
 
-extern const kvf_transfer_ops kvf_transfer_direct_ops;
-extern const kvf_transfer_ops kvf_transfer_gather_ops;
-extern const kvf_transfer_ops kvf_transfer_each_ops;
-extern const kvf_transfer_ops kvf_transfer_mapped_ops;
-extern const kvf_transfer_ops kvf_transfer_batch_ops;
+/* KVF_TRANSFER_<NAME> is kvf_transfer_<name>. */
+#define KVF_TRANSFER_ROWS(X)                                                                       \
+    X(DIRECT, direct) X(GATHER, gather) X(EACH, each) X(MAPPED, mapped) X(BATCH, batch)
+#define KVF_TRANSFER_EXTERN(NAME, name) extern const kvf_transfer_ops kvf_transfer_##name;
+KVF_TRANSFER_ROWS(KVF_TRANSFER_EXTERN)
+
+/* NULL for AUTO, and what is no method. */
+const kvf_transfer_ops *kvf_transfer_find(kvf_transfer method);
 
 #define KVF_TRANSFER_CLOCKS 32u
 
@@ -89,12 +99,13 @@ struct kvf_transfer_engine {
     kvf_device *device;
     kvf_transfer_config config;
     const kvf_transfer_ops *by_bucket[KVF_TRANSFER_BUCKETS];
-    uint32_t methods;                 /* bit m: method m is open or being opened */
-    uint32_t mapped_low, mapped_high; /* `mapped` takes low <= count < high; equal = none */
-    uint32_t shares;                  /* 1: the host reads the device's memory */
-    kvf_stream *copy_stream;          /* carries the copies of the thread */
-    kvf_stream *read_stream;          /* carries the kernels of `mapped` */
-    kvf_transfer_slot *slots;         /* [slot_count] */
+    uint32_t methods;                  /* bit m: method m is open or being opened */
+    const kvf_transfer_ops *on_device; /* the method that works there; NULL = none */
+    uint32_t device_low, device_high;  /* it takes low <= count < high; equal = none */
+    uint32_t shares;                   /* 1: the host reads the device's memory */
+    kvf_stream *copy_stream;           /* carries the copies of the thread */
+    kvf_stream *read_stream;           /* carries the kernels of `on_device` */
+    kvf_transfer_slot *slots;          /* [slot_count] */
     uint32_t slot_count;
     uint32_t next_ticket;   /* of the caller */
     uint32_t next_recorded; /* of the caller */
@@ -152,13 +163,6 @@ int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transf
 KVF_CHECKED kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
                                                 kvf_transfer_slot *slot, uint32_t ticket);
 
-/* ---- transfer_mapped.c ---- */
-
-/* Enqueue the kernel beside `stream`, between `begin` and `arrived`. */
-KVF_CHECKED kvf_status kvf_transfer_mapped_enqueue(kvf_transfer_engine *engine,
-                                                   const kvf_transfer_slot *slot,
-                                                   kvf_stream *stream, int is_recorded);
-
 /* ---- transfer_clock.c ---- */
 
 KVF_CHECKED kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
@@ -172,11 +176,6 @@ KVF_CHECKED kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_
                                                kvf_transfer_clock *clock);
 /* Add the spans that are done. */
 void kvf_transfer_clocks_read(kvf_transfer_engine *engine);
-
-/* ---- transfer_gather.c ---- */
-
-uint32_t kvf_transfer_chunk_pages(const kvf_transfer_config *config);
-uint32_t kvf_transfer_depth(const kvf_transfer_config *config);
 
 static inline void kvf_transfer_count(atomic_uint_fast64_t *counter, uint64_t amount)
 {

@@ -111,8 +111,8 @@ kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine, kvf_transfer_sl
         word_call call = {.engine = engine, .slot = slot, .ticket = slot->ticket};
         KVF_TRY(ops->host_call(stream, ring, &call, sizeof call));
     } else {
-        kvf_publish_args publish = {.low = engine->mapped_low,
-                                    .high = engine->mapped_high,
+        kvf_publish_args publish = {.low = engine->device_low,
+                                    .high = engine->device_high,
                                     .list_max = engine->config.pages_max,
                                     .ticket = slot->ticket,
                                     .count = slot->request.count,
@@ -310,7 +310,7 @@ static void run_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, ui
         list.to = slot->request.to;
         list.count = *slot->request.count;
         if (list.count == 0 ||
-            (list.count >= engine->mapped_low && list.count < engine->mapped_high)) {
+            (list.count >= engine->device_low && list.count < engine->device_high)) {
             finish(engine, slot, ticket);
             return;
         }
