@@ -38,7 +38,7 @@ void kvf_link_case_defaults(kvf_link_case *c)
                          .seed = 1};
 }
 
-/* Methods that move pages. */
+/* Methods that move pages; those that do not come first. */
 #define MOVER(name, value, text, meaning) [value] = (name) < KVF_TRANSFER_GATHER ? "" : (text),
 
 #define FIELD(field)       KVF_FIELD(kvf_link_case, field)
@@ -95,8 +95,8 @@ static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
                  "size = %zu: this library knows %zu; call kvf_link_case_init", c->size, sizeof *c);
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
-    if (c->method < KVF_TRANSFER_GATHER &&
-        !(c->method == KVF_TRANSFER_AUTO && bench->config.choice))
+    if (!kvf_transfer_moves(c->method) ||
+        (c->method == KVF_TRANSFER_AUTO && !bench->config.choice))
         KVF_FAIL(context, KVF_INVALID,
                  "method = %s: moves no page by itself; take gather or mapped",
                  kvf_transfer_name(c->method));

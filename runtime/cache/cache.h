@@ -194,7 +194,7 @@ static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, ui
 /* 0: pages are attended where they live. */
 static inline bool kvf_moves_pages(const kvf_cache *cache)
 {
-    return cache->config.transfer != KVF_TRANSFER_DIRECT;
+    return kvf_transfer_moves(cache->config.transfer);
 }
 
 static inline size_t kvf_cache_slot_bytes(const kvf_cache *cache)

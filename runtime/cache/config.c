@@ -157,8 +157,7 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->static_ratio = 1.0f;
     if (policy->sets_digest)
         c->digest = policy->digest;
-    if (c->transfer == KVF_TRANSFER_AUTO && runtime->properties.shares_host_memory)
-        c->transfer = KVF_TRANSFER_DIRECT;
+    c->transfer = kvf_transfer_in_force(c->transfer, runtime->properties.shares_host_memory != 0);
     /* A stamp is a launch of its own: cheap where a launch is a function call. */
     if (c->phase_times == 2)
         c->phase_times = runtime->device->ops->kind == KVF_DEVICE_HOST;
@@ -290,9 +289,10 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
     dims->needs_mirror = !runtime->properties.shares_host_memory;
-    if (resolved->transfer == KVF_TRANSFER_DIRECT && !runtime->properties.shares_host_memory)
+    if (!kvf_transfer_moves(resolved->transfer) && !runtime->properties.shares_host_memory)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "transfer = direct: this device cannot attend host memory in place; use auto");
+                 "transfer = %s: this device cannot attend host memory in place; use auto",
+                 kvf_transfer_name(resolved->transfer));
     KVF_TRY(divide_budget(context, policy, resolved, dims));
     count_lists(policy, resolved, dims);
     if (runtime->prefill_arena == 1 ||

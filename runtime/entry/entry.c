@@ -329,8 +329,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, whose steps cannot be recorded; enqueue every "
                  "step, or open the cache without a mask");
-    if (c->transfer != KVF_TRANSFER_MAPPED && c->transfer != KVF_TRANSFER_AUTO &&
-        c->transfer != KVF_TRANSFER_DIRECT)
+    if (!kvf_transfer_can_record(c->transfer))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "transfer = %s needs the host in every step; open the cache with mapped or auto",
                  kvf_transfer_name(c->transfer));

@@ -233,7 +233,7 @@ static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kv
 {
     kvf_reservation r;
     kvf_cache_config c = part_config(config, part->heads, part->layers);
-    if (c.select == KVF_SELECT_CUSTOM) {
+    if (kvf_select_find(c.select)->calls_function) {
         c.select_fn = select_outer;
         c.select_user = part;
     }
