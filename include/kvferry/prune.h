@@ -171,15 +171,14 @@ typedef struct kvf_prune_policy {
     size_t size;        /**< sizeof(kvf_prune_policy) */
     const char *name;   /**< as in --prune */
     const char *source; /**< the paper, for people */
-    const char *takes;  /**< names of the settings that it looks at, separated by spaces; NULL = it
-                             may look at any */
+    /** The settings that it looks at, separated by spaces, with its defaults where they are not the
+     * common ones: "keep=0.1 keep_tokens window=32". NULL = any, with the common defaults. */
+    const char *settings;
     kvf_prune_reach reach; /**< chunked eviction refuses more than LAYER */
     uint32_t needs;        /**< OR of kvf_prune_needs, the same for every layer */
     /** Instead of `needs`, where they differ from layer to layer. Of the view, what is measured and
      * how many tokens there are is not known yet; before a prompt the state is zero. */
     uint32_t (*needs_at)(const kvf_prune_view *view);
-    /** Defaults of this policy, over the common ones. */
-    void (*defaults)(kvf_prune_settings *settings);
     /** Returns NULL, or writes what is wrong (field, value, fix) to text and returns it. Common
      * ranges were checked before. */
     const char *(*check)(const kvf_prune_settings *settings, const kvf_prune_shape *shape,

@@ -29,7 +29,7 @@ static void keep_all(const kvf_prune_view *view, kvf_prune_answer *answer)
 static const kvf_prune_policy full = {.size = sizeof(kvf_prune_policy),
                                       .name = "full",
                                       .source = "nothing is pruned",
-                                      .takes = "",
+                                      .settings = "",
                                       .decide = keep_all};
 
 /* kvf_prune_<name> of prune_<name>.c, in the order of help; the build knows which there are. */
@@ -51,70 +51,6 @@ const kvf_prune_policy *kvf_prune_policy_find(const char *name)
         if (strcmp(policies[i]->name, name) == 0)
             return policies[i];
     return NULL;
-}
-
-int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting)
-{
-    const char *at = policy->takes;
-    while (at && *at) {
-        const size_t size = strcspn(at, " ");
-        if (strlen(setting) == size && memcmp(at, setting, size) == 0)
-            return 1;
-        at += size + strspn(at + size, " ");
-    }
-    return !policy->takes;
-}
-
-void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
-{
-    *config = (kvf_prune_config){
-        .size = sizeof *config,
-        .policy = policy ? policy : &full,
-        .settings = {.size = sizeof config->settings,
-                     .keep = 1.0f,
-                     .propagate = 1.0f,
-                     .layer = KVF_PRUNE_LAYER_AUTO,
-                     .pool = KVF_POOL_MAX,
-                     .pool_width = 1,
-                     .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
-                     .recent_share = 0.5f,
-                     .beta = 20,
-                     .decay = 0.9f,
-                     .weights = {0.2f, 0.3f, 0.5f},
-                     .mass_share = 0.1f,
-                     .pivot = KVF_PIVOT_ONLINE,
-                     .layer_min = KVF_PRUNE_LAYER_AUTO,
-                     .layer_max = KVF_PRUNE_LAYER_AUTO,
-                     .layers_observed = 8,
-                     .threshold = 0.3f},
-        .retention = KVF_RETENTION_OFFLOAD,
-        .eviction = KVF_EVICTION_NONE,
-        .chunk_queries = 64,
-    };
-    if (config->policy->defaults)
-        config->policy->defaults(&config->settings);
-}
-
-/* ---- check ---- */
-
-/* Where a complaint goes; the first one counts. */
-typedef struct complaint {
-    char *text;
-    size_t capacity;
-    int is_made;
-} complaint;
-
-static void complain(complaint *c, const char *format, ...) KVF_PRINTF(2, 3);
-
-static void complain(complaint *c, const char *format, ...)
-{
-    if (c->is_made)
-        return;
-    c->is_made = 1;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(c->text, c->capacity, format, args);
-    va_end(args);
 }
 
 _Static_assert(sizeof(kvf_pool_kind) == sizeof(uint32_t), "enums are read as 32 bits");
@@ -178,6 +114,97 @@ static const kvf_setting rows[] = {
 const kvf_setting *kvf_prune_setting(uint32_t index)
 {
     return index < ROWS ? &rows[index] : NULL;
+}
+
+/* ---- the settings of a policy ---- */
+
+/* A word of kvf_prune_policy.settings: a name, and what stands behind '='. */
+typedef struct word {
+    char name[32], value[32];
+} word;
+
+/* @return where the next one begins; NULL behind the last */
+static const char *next_word(const char *at, word *w)
+{
+    int size = 0;
+    *w = (word){0};
+    if (!at || sscanf(at, " %31[^= ]%n=%31[^ ]%n", w->name, &size, w->value, &size) < 1)
+        return NULL;
+    return at + size;
+}
+
+/* Defaults over those of @p config. @return the first word that is no setting, or NULL */
+static const char *apply(const kvf_prune_policy *policy, kvf_prune_config *config)
+{
+    word w;
+    for (const char *at = policy->settings, *next; (next = next_word(at, &w)); at = next) {
+        size_t i = 0;
+        while (i < ROWS && strcmp(rows[i].name, w.name) != 0)
+            i++;
+        if (i == ROWS || (w.value[0] && !kvf_setting_parse(&rows[i], w.value, config)))
+            return at + (*at == ' ');
+    }
+    return NULL;
+}
+
+int kvf_prune_policy_takes(const kvf_prune_policy *policy, const char *setting)
+{
+    word w;
+    for (const char *at = policy->settings; (at = next_word(at, &w));)
+        if (strcmp(w.name, setting) == 0)
+            return 1;
+    return !policy->settings;
+}
+
+void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy)
+{
+    *config = (kvf_prune_config){
+        .size = sizeof *config,
+        .policy = policy ? policy : &full,
+        .settings = {.size = sizeof config->settings,
+                     .keep = 1.0f,
+                     .propagate = 1.0f,
+                     .layer = KVF_PRUNE_LAYER_AUTO,
+                     .pool = KVF_POOL_MAX,
+                     .pool_width = 1,
+                     .group_reduce = KVF_GROUP_MEAN_SOFTMAX,
+                     .recent_share = 0.5f,
+                     .beta = 20,
+                     .decay = 0.9f,
+                     .weights = {0.2f, 0.3f, 0.5f},
+                     .mass_share = 0.1f,
+                     .pivot = KVF_PIVOT_ONLINE,
+                     .layer_min = KVF_PRUNE_LAYER_AUTO,
+                     .layer_max = KVF_PRUNE_LAYER_AUTO,
+                     .layers_observed = 8,
+                     .threshold = 0.3f},
+        .retention = KVF_RETENTION_OFFLOAD,
+        .eviction = KVF_EVICTION_NONE,
+        .chunk_queries = 64,
+    };
+    (void)apply(config->policy, config);
+}
+
+/* ---- check ---- */
+
+/* Where a complaint goes; the first one counts. */
+typedef struct complaint {
+    char *text;
+    size_t capacity;
+    int is_made;
+} complaint;
+
+static void complain(complaint *c, const char *format, ...) KVF_PRINTF(2, 3);
+
+static void complain(complaint *c, const char *format, ...)
+{
+    if (c->is_made)
+        return;
+    c->is_made = 1;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->text, c->capacity, format, args);
+    va_end(args);
 }
 
 static void check_layers(complaint *c, const kvf_prune_settings *s, const kvf_prune_shape *shape)
@@ -258,6 +285,8 @@ static void check_settings(complaint *c, const kvf_prune_settings *s, const kvf_
 
 static void check_policy(complaint *c, const kvf_prune_policy *policy)
 {
+    kvf_prune_config scratch;
+    const char *wrong;
     if (policy->size != sizeof *policy)
         complain(c,
                  "policy->size = %zu: this library knows %zu; set it to "
@@ -271,6 +300,11 @@ static void check_policy(complaint *c, const kvf_prune_policy *policy)
     else if (!policy->decide)
         complain(c, "policy->decide = NULL: policy %s must decide what a layer keeps",
                  policy->name);
+    else if ((wrong = apply(policy, &scratch)))
+        complain(c,
+                 "policy->settings of policy %s: '%.*s' is no setting with a value in its range; "
+                 "write NAME or NAME=VALUE with names of kvf_prune_settings",
+                 policy->name, (int)strcspn(wrong, " "), wrong);
 }
 
 static void check_eviction(complaint *c, const kvf_prune_config *config)
@@ -333,7 +367,7 @@ kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prun
         complain(&c, "%s", range);
     check_settings(&c, &config->settings, shape);
     check_eviction(&c, config);
-    if (!config->settings.window && config->policy->takes &&
+    if (!config->settings.window && config->policy->settings &&
         kvf_prune_policy_takes(config->policy, "window"))
         complain(&c,
                  "window = 0: the policy looks at attention of the newest queries; set at least "

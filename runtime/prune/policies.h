@@ -10,11 +10,6 @@
 
 #include "kvferry/prune.h"
 
-/* What several policies look at, for kvf_prune_policy.takes. */
-#define KVF_TAKES_KEEP      "keep keep_tokens "
-#define KVF_TAKES_PROPAGATE "propagate propagate_tokens "
-#define KVF_TAKES_SCORES    "window pool pool_width group_reduce window_mean "
-
 /* Whether a prompt of so many tokens can be pruned with checked settings. Returns NULL, or writes
  * what is wrong (field, value, fix) to text and returns it. */
 const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_t tokens,

@@ -61,16 +61,6 @@ static asl_layers asl_layers_of(const kvf_prune_settings *settings, uint32_t lay
     return at;
 }
 
-static void asl_defaults(kvf_prune_settings *settings)
-{
-    settings->keep_tokens = 2048;
-    settings->propagate_tokens = 2048;
-    settings->window = 32;
-    settings->pool = KVF_POOL_AVERAGE;
-    settings->pool_width = 7;
-    settings->group_reduce = KVF_GROUP_SUM;
-}
-
 static const char *asl_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                              char *text, size_t capacity)
 {
@@ -235,10 +225,10 @@ const kvf_prune_policy kvf_prune_asl = {
     .name = "asl",
     .source = "Taniguchi et al., Adaptive Layer Selection for Layer-Wise Token Pruning in LLM "
               "Inference (ASL)",
-    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES
-    "layer layer_min layer_max layers_observed threshold two_pass",
+    .settings = "keep keep_tokens=2048 propagate propagate_tokens=2048 window=32 pool=avg "
+                "pool_width=7 group_reduce=sum window_mean layer layer_min layer_max "
+                "layers_observed threshold two_pass",
     .reach = KVF_PRUNE_REACH_PROPAGATE,
-    .defaults = asl_defaults,
     .check = asl_check,
     .state_bytes = asl_state_bytes,
     .needs_at = asl_needs,

@@ -20,16 +20,6 @@
 #include "common/base.h"
 #include "policies.h"
 
-static void fastkv_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->propagate = 0.2f;
-    settings->window = 8;
-    settings->pool = KVF_POOL_MAX;
-    settings->pool_width = 7;
-    settings->group_reduce = KVF_GROUP_SUM;
-}
-
 uint32_t kvf_fastkv_layer(const kvf_prune_settings *settings, uint32_t layers)
 {
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
@@ -70,8 +60,8 @@ const kvf_prune_policy kvf_prune_fastkv = {
     .name = "fastkv",
     .source = "Jo et al., FastKV: Decoupling of Context Reduction and KV Cache Compression for "
               "Prefill-Decoding Acceleration, 2025",
-    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES "layer",
+    .settings = "keep=0.1 keep_tokens propagate=0.2 propagate_tokens layer window=8 pool=max "
+                "pool_width=7 group_reduce=sum window_mean",
     .reach = KVF_PRUNE_REACH_PROPAGATE,
-    .defaults = fastkv_defaults,
     .needs = KVF_PRUNE_SCORES,
     .decide = fastkv_decide};

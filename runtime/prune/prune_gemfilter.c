@@ -21,15 +21,6 @@
 #include "common/base.h"
 #include "policies.h"
 
-static void gemfilter_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->window = 1;
-    settings->pool = KVF_POOL_AVERAGE;
-    settings->pool_width = 5;
-    settings->group_reduce = KVF_GROUP_SUM;
-}
-
 uint32_t kvf_gemfilter_layer(const kvf_prune_settings *settings, uint32_t layers)
 {
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
@@ -102,8 +93,7 @@ const kvf_prune_policy kvf_prune_gemfilter = {
     .name = "gemfilter",
     .source = "Shi et al., Discovering the Gems in Early Layers: Accelerating Long-Context LLMs "
               "with 1000x Input Token Reduction, 2024",
-    .takes = KVF_TAKES_KEEP "layer window pool pool_width group_reduce",
+    .settings = "keep=0.1 keep_tokens layer window=1 pool=avg pool_width=5 group_reduce=sum",
     .reach = KVF_PRUNE_REACH_RESTART,
-    .defaults = gemfilter_defaults,
     .needs_at = gemfilter_needs,
     .decide = gemfilter_decide};

@@ -14,13 +14,6 @@
 #include "common/base.h"
 #include "policies.h"
 
-static void h2o_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->recent_share = 0.5f;
-    settings->group_reduce = KVF_GROUP_SUM;
-}
-
 static void h2o_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     const kvf_prune_settings *settings = view->settings;
@@ -48,7 +41,6 @@ const kvf_prune_policy kvf_prune_h2o = {
     .name = "h2o",
     .source = "Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large "
               "Language Models, NeurIPS 2023",
-    .takes = KVF_TAKES_KEEP "group_reduce sink_tokens recent_share",
-    .defaults = h2o_defaults,
+    .settings = "keep=0.1 keep_tokens recent_share=0.5 sink_tokens group_reduce=sum",
     .needs = KVF_PRUNE_SUMS,
     .decide = h2o_decide};

@@ -21,16 +21,6 @@
 
 #define PI 3.14159265358979323846
 
-static void pyramidinfer_defaults(kvf_prune_settings *settings)
-{
-    settings->propagate = 0.2f;
-    settings->window = 32;
-    settings->window_mean = 1;
-    settings->pool_width = 1;
-    settings->sink_tokens = 4;
-    settings->group_reduce = KVF_GROUP_MEAN_SOFTMAX;
-}
-
 static uint32_t pyramidinfer_needs(const kvf_prune_view *view)
 {
     if (view->layer + 1 >= view->layers)
@@ -61,8 +51,8 @@ const kvf_prune_policy kvf_prune_pyramidinfer = {
     .name = "pyramidinfer",
     .source = "Yang et al., PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM "
               "Inference, Findings of ACL 2024",
-    .takes = KVF_TAKES_PROPAGATE KVF_TAKES_SCORES "sink_tokens",
+    .settings = "propagate=0.2 propagate_tokens sink_tokens=4 window=32 window_mean=on pool "
+                "pool_width=1 group_reduce=mean-softmax",
     .reach = KVF_PRUNE_REACH_PROPAGATE,
-    .defaults = pyramidinfer_defaults,
     .needs_at = pyramidinfer_needs,
     .decide = pyramidinfer_decide};

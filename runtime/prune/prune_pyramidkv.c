@@ -16,15 +16,6 @@
 #include "common/base.h"
 #include "policies.h"
 
-static void pyramidkv_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->window = 8;
-    settings->pool = KVF_POOL_MAX;
-    settings->pool_width = 7;
-    settings->beta = 20;
-}
-
 uint32_t kvf_pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune_view *view,
                              uint32_t capacity)
 {
@@ -59,7 +50,7 @@ const kvf_prune_policy kvf_prune_pyramidkv = {
     .name = "pyramidkv",
     .source = "Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information "
               "Funneling, 2024",
-    .takes = KVF_TAKES_KEEP KVF_TAKES_SCORES "beta",
-    .defaults = pyramidkv_defaults,
+    .settings = "keep=0.1 keep_tokens window=8 pool=max pool_width=7 group_reduce window_mean "
+                "beta=20",
     .needs = KVF_PRUNE_SCORES,
     .decide = pyramidkv_decide};

@@ -14,14 +14,6 @@
 #include "choose.h"
 #include "policies.h"
 
-static void snapkv_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->window = 32;
-    settings->pool = KVF_POOL_AVERAGE;
-    settings->pool_width = 5;
-}
-
 static void snapkv_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     kvf_answer_keep_top(view, kvf_keep_count(view->settings, view->tokens), answer);
@@ -32,7 +24,6 @@ const kvf_prune_policy kvf_prune_snapkv = {
     .name = "snapkv",
     .source = "Li et al., SnapKV: LLM Knows What You Are Looking For Before Generation, NeurIPS "
               "2024",
-    .takes = KVF_TAKES_KEEP KVF_TAKES_SCORES,
-    .defaults = snapkv_defaults,
+    .settings = "keep=0.1 keep_tokens window=32 pool=avg pool_width=5 group_reduce window_mean",
     .needs = KVF_PRUNE_SCORES,
     .decide = snapkv_decide};

@@ -12,12 +12,6 @@
 #include "common/base.h"
 #include "policies.h"
 
-static void streaming_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->sink_tokens = 4;
-}
-
 static void streaming_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     const kvf_prune_settings *settings = view->settings;
@@ -39,6 +33,5 @@ const kvf_prune_policy kvf_prune_streaming = {
     .size = sizeof(kvf_prune_policy),
     .name = "streaming",
     .source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024",
-    .takes = KVF_TAKES_KEEP "sink_tokens",
-    .defaults = streaming_defaults,
+    .settings = "keep=0.1 keep_tokens sink_tokens=4",
     .decide = streaming_decide};

@@ -53,16 +53,6 @@ static structkv_arrays arrays_of(structkv_state *s, uint32_t layers, uint32_t ca
     return a;
 }
 
-static void structkv_defaults(kvf_prune_settings *settings)
-{
-    settings->keep = 0.1f;
-    settings->propagate = 0.2f;
-    settings->window = 8;
-    settings->pool = KVF_POOL_MAX;
-    settings->pool_width = 7;
-    settings->layer_min = 0;
-}
-
 static const char *structkv_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                                   char *text, size_t capacity)
 {
@@ -217,10 +207,10 @@ const kvf_prune_policy kvf_prune_structkv = {
     .name = "structkv",
     .source = "StructKV: global in-degree centrality, dynamic pivot detection, structural "
               "propagation and decoupling",
-    .takes = KVF_TAKES_KEEP KVF_TAKES_PROPAGATE KVF_TAKES_SCORES
-    "layer layer_min layer_max decay weights mass_share pivot block_tokens",
+    .settings = "keep=0.1 keep_tokens propagate=0.2 propagate_tokens window=8 pool=max "
+                "pool_width=7 group_reduce window_mean layer layer_min=0 layer_max decay weights "
+                "mass_share pivot block_tokens",
     .reach = KVF_PRUNE_REACH_PROPAGATE,
-    .defaults = structkv_defaults,
     .check = structkv_check,
     .state_bytes = structkv_state_bytes,
     .needs_at = structkv_needs,

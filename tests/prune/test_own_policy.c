@@ -24,11 +24,6 @@ typedef struct own {
     uint32_t positions[2][TOKENS];
 } own;
 
-static void own_defaults(kvf_prune_settings *settings)
-{
-    settings->window = 4;
-}
-
 static uint32_t spaced(const own *o, const kvf_prune_view *view, uint32_t *ids)
 {
     uint32_t count = 0;
@@ -71,7 +66,7 @@ static void scene_open(scene *s, kvf_retention retention)
     s->policy = (kvf_prune_policy){.size = sizeof s->policy,
                                    .name = "every-third",
                                    .source = "this test",
-                                   .defaults = own_defaults,
+                                   .settings = "window=4",
                                    .needs = KVF_PRUNE_SCORES,
                                    .decide = own_decide,
                                    .user = &s->own};

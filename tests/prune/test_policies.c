@@ -243,12 +243,6 @@ static void refuses_eviction_of_what_starts_over(void **state)
 
 /* ---- an embedder's own policy ---- */
 
-static void own_defaults(kvf_prune_settings *settings)
-{
-    settings->window = 2;
-    settings->beta = 3;
-}
-
 static const char *own_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                              char *text, size_t capacity)
 {
@@ -276,7 +270,7 @@ static kvf_prune_policy own_policy(uint32_t *calls)
     return (kvf_prune_policy){.size = sizeof(kvf_prune_policy),
                               .name = "own",
                               .source = "this test",
-                              .defaults = own_defaults,
+                              .settings = "window=2 beta=3",
                               .check = own_check,
                               .decide = own_decide,
                               .user = calls};
@@ -315,6 +309,13 @@ static void refuses_policies_with_parts_missing(void **state)
     own.needs = KVF_PRUNE_ALL + 1;
     expect_refusal("needs", &config, &shape_llama,
                    (const char *const[]){"policy->needs = 0x20:", "own", "kvf_prune_needs"});
+    own = own_policy(&calls);
+    own.settings = "keep widow=4";
+    expect_refusal("settings", &config, &shape_llama,
+                   (const char *const[]){"policy->settings", "own", "'widow=4'"});
+    own.settings = "keep=2";
+    expect_refusal("settings", &config, &shape_llama,
+                   (const char *const[]){"policy->settings", "own", "'keep=2'"});
     own = own_policy(&calls);
     own.decide = NULL;
     expect_refusal("decide", &config, &shape_llama,
