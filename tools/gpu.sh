@@ -102,8 +102,8 @@ run_bench() {
     # The link, and a decode step.
     for what in link decode; do
         part "bench $what" timeout --kill-after=10 "${GPU_BENCH_SECONDS:-240}" \
-            build-gpu-bench/runtime/cli/kvferry bench $what --device cuda -o json \
-            >"bench/results/$name/$what.json"
+            build-gpu-bench/runtime/cli/kvferry bench $what --device cuda \
+            --json "bench/results/$name/$what.json"
     done
     build-gpu-bench/runtime/cli/kvferry info >"bench/results/$name/info.txt"
     KVF_TEST_DEVICE=cuda part "benchmarks" python3 tools/bench.py --build build-gpu-bench \
