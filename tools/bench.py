@@ -50,7 +50,7 @@ def run(name, command, results):
     print("== %s" % name, flush=True)
     begin = time.monotonic()
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, text=True,
-                               stdout=subprocess.PIPE)
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)
