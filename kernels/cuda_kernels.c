@@ -7,8 +7,8 @@
 kvf_status kvf_kernels_init_cuda(kvf_kernels *table)
 {
     *table = (kvf_kernels){
-#define KVF_CUDA_ENTRY(op) .op = (kvf_task_fn)(void (*)(void))kvf_##op##_cuda,
-        KVF_KERNEL_LIST(KVF_CUDA_ENTRY)
+#define KVF_CUDA_ENTRY(family, op) .op = (kvf_task_fn)(void (*)(void))kvf_##op##_cuda,
+        KVF_KERNEL_LIST(KVF_CUDA_ENTRY, KVF_CUDA_ENTRY)
 #undef KVF_CUDA_ENTRY
     };
     return KVF_OK;

@@ -8,12 +8,11 @@
  *
  * A launcher takes the same arguments as the reference, chooses grid and block from what the host
  * knows (shapes and maxima, never counts that live on the device), enqueues, and returns a
- * cudaError_t as int. `tasks` is that of kvf_<op>_tasks or of the caller; a launcher may ignore it.
+ * cudaError_t as int. `tasks` is that of kvf_<op>_tasks; a launcher may ignore it.
  * It allocates nothing, waits for nothing, and may be recorded in a graph.
  */
 
 #include "kernels.h"
-#include "paging.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,8 +21,9 @@ extern "C" {
 /* `stream` is a cudaStream_t. */
 typedef int (*kvf_cuda_launch_fn)(const void *args, uint32_t tasks, void *stream);
 
-#define KVF_CUDA_LAUNCHER(op) int kvf_##op##_cuda(const void *args, uint32_t tasks, void *stream);
-KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER)
+#define KVF_CUDA_LAUNCHER(family, op)                                                              \
+    int kvf_##op##_cuda(const void *args, uint32_t tasks, void *stream);
+KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER, KVF_CUDA_LAUNCHER)
 
 /* Beside the table: a word of mapped host memory, written or waited for in stream order; see
  * write_word and wait_word of the device. */
@@ -32,8 +32,8 @@ typedef struct kvf_word_args {
     uint32_t value;
 } kvf_word_args;
 
-KVF_CUDA_LAUNCHER(write_word)
-KVF_CUDA_LAUNCHER(wait_word)
+KVF_CUDA_LAUNCHER(move, write_word)
+KVF_CUDA_LAUNCHER(move, wait_word)
 #undef KVF_CUDA_LAUNCHER
 
 /* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device

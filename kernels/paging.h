@@ -3,20 +3,103 @@
 #define KVF_KERNELS_PAGING_H
 
 /*
- * Kernels that keep page tables, page lists and static sets: bookkeeping, no arithmetic on keys
- * except where a digest is widened by a key.
+ * Pages, and rows of pages: what most kernels are about.
+ *
+ * A page is K [page_size, head_dim] followed by V [page_size, head_dim], contiguous, in `dtype`.
  *
  * A *row* is one layer of one sequence, described by a kvf_row whose pointers are device memory. A
  * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
  * heads). Page p of a row holds tokens p * page_size ... and lies, for KV head h, at blocks[p] + h
  * * page bytes. Pages below `sealed` are complete, have a digest and may be selected; the others
  * are the window.
- *
- * Each of these kernels has one form on the host device, the one in <op>_ref.c.
  */
 
-#include "kernels.h"
-#include "page_rows.h"
+#include <kvferry/kvferry.h>
+
+#include "common/base.h"
+
+/* How many tasks a launch of `op` has, from its arguments `a`. */
+#define KVF_TASKS(op, args, count)                                                                 \
+    KVF_INLINE uint32_t kvf_##op##_tasks(const args *a)                                            \
+    {                                                                                              \
+        (void)a;                                                                                   \
+        return (count);                                                                            \
+    }
+
+#define KVF_GROUP_MAX_HEADS 16u
+#define KVF_PAGE_SIZE_MAX   64u
+#define KVF_HEAD_DIM_MAX    256u
+
+/* Shapes that every kernel on pages needs. */
+typedef struct kvf_shape {
+    kvf_dtype dtype;
+    uint32_t head_dim;  /* 64, 80, 96, 128 or 256 */
+    uint32_t page_size; /* 8, 16, 32 or 64 tokens */
+} kvf_shape;
+
+KVF_INLINE size_t kvf_dtype_bytes(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? 4 : 2;
+}
+
+/* Bytes of K (or V) of one page; V begins there. */
+KVF_INLINE size_t kvf_half_page_bytes(const kvf_shape *s)
+{
+    return (size_t)s->page_size * s->head_dim * kvf_dtype_bytes(s->dtype);
+}
+
+KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
+{
+    return 2 * kvf_half_page_bytes(s);
+}
+
+/* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
+typedef struct kvf_span {
+    const void *page;
+    uint64_t skip;
+    uint32_t count;   /* tokens that exist in the page, 0 .. page_size */
+    uint32_t fetched; /* 1: the bytes arrive with this step's fetch; attended in the second pass */
+} kvf_span;
+
+KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
+{
+    return (size_t)subs * 2 * head_dim * 2;
+}
+
+/* ---- where rows of a page are ---- */
+
+KVF_INLINE const void *kvf_offset(const void *base, size_t bytes)
+{
+    return (const uint8_t *)base + bytes;
+}
+
+KVF_INLINE void *kvf_offset_mut(void *base, size_t bytes)
+{
+    return (uint8_t *)base + bytes;
+}
+
+KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
+{
+    return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
+}
+
+KVF_INLINE const void *kvf_page_key(const kvf_shape *s, const void *page, uint32_t token)
+{
+    return kvf_offset(page, token * kvf_row_bytes(s));
+}
+
+KVF_INLINE const void *kvf_page_value(const kvf_shape *s, const void *page, uint32_t token)
+{
+    return kvf_offset(page, kvf_half_page_bytes(s) + token * kvf_row_bytes(s));
+}
+
+/* Bit t is set iff token t exists and is not skipped. */
+KVF_INLINE uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
+{
+    return count >= 64 ? ~skip : ~skip & ((UINT64_C(1) << count) - 1);
+}
+
+/* ---- rows of pages ---- */
 
 /* What all rows of a cache share. */
 typedef struct kvf_paging {
@@ -76,313 +159,6 @@ typedef struct kvf_layer_counters {
     uint32_t static_min, static_max;
     uint64_t pages_ahead, pages_ahead_used;
 } kvf_layer_counters;
-
-/* ---- stamp: the time in stream order. sum += now - *last; *last = now. One task. ---- */
-typedef struct kvf_stamp_args {
-    uint64_t *last;
-    uint64_t *sum; /* NULL = only set *last */
-} kvf_stamp_args;
-
-/* ---- table: page tables of rows. Entries sealed_before .. pages(length)-1: a sealed page gets its
- * address of `pool`, the others that of their ring block. One task per row. */
-typedef struct kvf_table_args {
-    kvf_paging paging;
-    uint32_t rows;
-    const kvf_row *row; /* [rows] */
-} kvf_table_args;
-
-/* ---- append: one token per row into the window. A token that begins a page takes the page's ring
- * block. Keeps the query, notes what is not finite, and writes how many pages each list chooses.
- * One task per row. */
-typedef struct kvf_append_args {
-    kvf_paging paging;
-    uint32_t rows;
-    const kvf_row *row; /* [rows] */
-    const void *q;      /* [rows, kv_heads, group, head_dim] */
-    const void *k;      /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
-    const void *v;
-    uint32_t *choose; /* [rows * choose_lists] out */
-    uint32_t choose_lists;
-} kvf_append_args;
-
-/* ---- seal: pages sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
- * the front of the store, write digest jobs (row's first job at job_first * kv_heads). Folds
- * chunk_fault (relative to chunk_first) into the row's fault word. One task per (row, KV head). */
-typedef struct kvf_seal_args {
-    kvf_paging paging;
-    uint32_t rows;
-    const kvf_row *row; /* [rows] */
-    kvf_digest_job *jobs;
-    const uint32_t *chunk_fault; /* [1] of a prefill chunk, one row; may be NULL */
-    uint32_t chunk_first;
-} kvf_seal_args;
-
-/* ---- newest: the last min(choose, sealed) pages of each list. One task per list. ---- */
-typedef struct kvf_newest_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    const kvf_row *row;     /* [rows] */
-    const uint32_t *choose; /* [rows * lists] */
-    int32_t *ids;           /* [rows * lists, ids_max] out */
-    uint32_t *id_count;     /* [rows * lists] out */
-} kvf_newest_args;
-
-/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list. ---- */
-typedef struct kvf_spread_args {
-    uint32_t rows;
-    uint32_t lists;
-    uint32_t ids_max;
-    const int32_t *from;        /* [rows, ids_max] */
-    const uint32_t *from_count; /* [rows] */
-    int32_t *ids;               /* [rows * lists, ids_max] out */
-    uint32_t *id_count;         /* [rows * lists] out */
-} kvf_spread_args;
-
-/* ---- mask: chosen tokens into pages and what to skip of them (oracle). One task per list; one
- * row. */
-typedef struct kvf_mask_args {
-    kvf_paging paging;
-    uint32_t ids_max;
-    uint32_t tokens_max;         /* row stride of tokens */
-    const int32_t *tokens;       /* [lists, tokens_max] ascending */
-    const uint32_t *token_count; /* [lists] */
-    int32_t *ids;                /* [lists, ids_max] out */
-    uint32_t *id_count;          /* [lists] out */
-    uint64_t *masks;             /* [lists, ids_max] out: bit set = not chosen */
-} kvf_mask_args;
-
-/* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
- * id. A chosen page lies in its slot and is `fetched` if it missed; without slots it lies where it
- * lives. A task is KVF_ASSEMBLE_LISTS lists. */
-#define KVF_ASSEMBLE_LISTS 8u
-
-typedef struct kvf_assemble_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    uint32_t spans_max;
-    const kvf_row *row;           /* [rows] */
-    const int32_t *ids;           /* [rows * lists, ids_max] */
-    const uint32_t *id_count;     /* [rows * lists] */
-    const int32_t *slot_of_id;    /* [rows * lists, ids_max] */
-    const uint32_t *missed;       /* [rows * lists, ids_max] */
-    const uint64_t *masks;        /* [rows * lists, ids_max] more to skip; may be NULL */
-    kvf_span *spans;              /* [rows * lists, spans_max] out */
-    uint32_t *span_count;         /* [rows * lists] out */
-    kvf_layer_counters *counters; /* added to, atomically */
-} kvf_assemble_args;
-
-/* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
-typedef struct kvf_fetch_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    const kvf_row *row;         /* [rows] */
-    const kvf_miss *misses;     /* [rows * lists, ids_max] */
-    const uint32_t *miss_count; /* [rows * lists] */
-    const void **from;          /* out */
-    void **to;                  /* out */
-    uint32_t *count;            /* [1] out */
-} kvf_fetch_args;
-
-/* ---- cover: the tokens of one row as spans, for observe and for dense attention. resident == 0:
- * every page in order, so that position i of the result is token i. resident == 1: store pages,
- * chosen pages that have a slot, by ascending id and without static tokens, then the window. Also
- * the candidates for the static set (first, count, both in tokens from the first span) and how many
- * to take. One task per KV head. */
-typedef struct kvf_cover_args {
-    kvf_paging paging;
-    uint32_t resident;
-    uint32_t spans_max;
-    const kvf_row *row;   /* [1] */
-    kvf_span *spans;      /* [kv_heads, spans_max] out */
-    uint32_t *span_index; /* [kv_heads, spans_max] out */
-    uint32_t *span_count; /* [kv_heads] out */
-    uint32_t *first;      /* [kv_heads] out; the rest may be NULL together */
-    uint32_t *count;      /* [kv_heads] out */
-    uint32_t *take;  /* [kv_heads] out: the row's static tokens, or take_tokens if that is not 0 */
-    uint32_t *limit; /* [query_window] out: token of each kept query */
-    uint32_t take_tokens;
-} kvf_cover_args;
-
-/* ---- overlap: how static the attention of a layer is. S tokens = page_size * floor(mean_h |a_h
- * and b_h| / page_size) of the `rest` of the budget; pages get what is left. Writes row->share and
- * choose. One task. */
-typedef struct kvf_overlap_args {
-    kvf_paging paging;
-    const kvf_row *row; /* [1] */
-    uint32_t rest;      /* tokens of the budget to divide */
-    uint32_t ids_max;   /* row stride of a and b */
-    const int32_t *a;   /* [kv_heads, ids_max] ascending */
-    const uint32_t *a_count;
-    const int32_t *b;
-    const uint32_t *b_count;
-    uint32_t *choose; /* [choose_lists] of this row, out */
-    uint32_t choose_lists;
-    kvf_layer_counters *counters;
-} kvf_overlap_args;
-
-/* ---- pack: a new static store out of the old one and of pages. Ids are positions in the spans of
- * `cover`. Updates bits; pages whose bits changed get a digest job if they can be read (resident ==
- * 0, or in a slot), else their digest is widened by the returning keys. Unused jobs have page NULL.
- * One task per KV head. */
-typedef struct kvf_pack_args {
-    kvf_paging paging;
-    uint32_t resident;
-    uint32_t spans_max;
-    uint32_t ids_max;
-    uint32_t jobs_max;  /* per KV head, >= 2 * static tokens or pages_max */
-    const kvf_row *row; /* [1]; its store is the old one */
-    const kvf_span *spans;
-    const uint32_t *span_index;
-    const int32_t *ids;       /* [kv_heads, ids_max] ascending */
-    const uint32_t *id_count; /* [kv_heads] */
-    char *store;              /* new ones, as in kvf_row */
-    uint32_t *store_index;
-    uint32_t *store_count;
-    kvf_digest_job *jobs; /* [kv_heads, jobs_max] out */
-    kvf_layer_counters *counters;
-} kvf_pack_args;
-
-/* ---- permute: as pack, but pages are re-formed in the order sink, static set, rest, in the blocks
- * after->pool. Clears nothing of residency. Jobs: every sealed page, [kv_heads, sealed]. One task
- * per KV head. */
-typedef struct kvf_permute_args {
-    kvf_paging paging;
-    uint32_t resident;
-    uint32_t spans_max;
-    uint32_t ids_max;
-    const kvf_row *row;   /* [1] as it was */
-    const kvf_row *after; /* [1] with the other store and order, and new blocks in pool */
-    const kvf_span *spans;
-    const uint32_t *span_index;
-    const int32_t *ids;       /* [kv_heads, ids_max] ascending */
-    const uint32_t *id_count; /* [kv_heads] */
-    kvf_digest_job *jobs;     /* [kv_heads, sealed] out */
-    kvf_layer_counters *counters;
-} kvf_permute_args;
-
-/* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
- * One task. */
-/* ---- csr_in: CSR lists as spans. One task per list. ---- */
-typedef struct kvf_csr_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    uint32_t spans_max;
-    const kvf_row *row;       /* [rows] */
-    const int32_t *ids;       /* csr_out: [rows * lists, ids_max] */
-    const uint32_t *id_count; /* csr_out */
-    int32_t *indptr;          /* [rows * lists + 1] */
-    int32_t *indices;
-    int32_t *last_page_len; /* [rows * lists] */
-    kvf_span *spans;        /* csr_in: out */
-    uint32_t *span_count;   /* csr_in: out */
-} kvf_csr_args;
-
-/* ---- compare: sparse against dense results of one row. verified += heads, recall_sum +=
- * e^(lse_sparse - lse_dense), error_max = max |out - dense|. One task, sums in order. */
-typedef struct kvf_compare_args {
-    kvf_shape shape;
-    uint32_t heads;
-    const void *out; /* [heads, head_dim] dtype */
-    const void *dense;
-    const float *lse; /* [heads] */
-    const float *dense_lse;
-    kvf_layer_counters *counters;
-} kvf_compare_args;
-
-/* ---- ahead: slots that were filled ahead of need, one bit per slot. After such a resolve (is_use
- * == 0): the bits of its misses are set and counted. After that of a step (is_use == 1): a set bit
- * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared. One
- * task per list. */
-typedef struct kvf_ahead_args {
-    uint32_t lists;
-    uint32_t ids_max;
-    uint32_t is_use;
-    const uint32_t *id_count;     /* [lists] */
-    const int32_t *slot_of_id;    /* [lists, ids_max] */
-    const uint32_t *missed;       /* [lists, ids_max] */
-    uint32_t *const *marks;       /* [lists] -> [ceil(slots / 32)] */
-    kvf_layer_counters *counters; /* added to, atomically */
-} kvf_ahead_args;
-
-/* ---- frame: arguments of a recorded step. The host writes them into a ring of frames; every part
- * goes to its fixed place, and the part's turn moves on, so that the next run of the same recording
- * finds the next frame. Turns wrap at 2^32: `frames` is a power of two. One task per part. */
-typedef struct kvf_frame_args {
-    uint32_t frames;
-    uint32_t parts;
-    size_t bytes;     /* of a part, a multiple of 16 */
-    const char *from; /* [frames, parts, bytes], host memory at its device alias */
-    char *to;         /* [parts, bytes] */
-    uint32_t *turns;  /* [parts] runs so far */
-} kvf_frame_args;
-
-/* ---- writeback: the blocks that a decode step sealed, from the ring to the pool: pages
- * sealed_before .. sealed-1 of each row. The same copies as the host enqueues one by one, for a
- * recorded step, whose pages the host does not know. One task per row. */
-typedef struct kvf_writeback_args {
-    kvf_paging paging;
-    uint32_t rows;
-    const kvf_row *row; /* [rows] */
-} kvf_writeback_args;
-
-/* ---- heads: chosen heads of rows. Per job, head from_head[i] of every row of `from` becomes head
- * to_head[i] of that row of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are not
- * named keep what they have. A task is KVF_HEADS_ROWS rows of one job. */
-#define KVF_HEADS_ROWS 8u
-
-typedef struct kvf_heads_job {
-    const void *from; /* [rows, from_heads, bytes] */
-    void *to;         /* [rows, to_heads, bytes] */
-    const uint32_t *from_head;
-    const uint32_t *to_head;
-    uint32_t from_heads;
-    uint32_t to_heads;
-    uint32_t count;
-    uint32_t bytes; /* a multiple of 4 */
-} kvf_heads_job;
-
-typedef struct kvf_heads_args {
-    uint32_t rows;
-    uint32_t job_count;
-    const kvf_heads_job *jobs; /* [job_count] */
-} kvf_heads_args;
-
-KVF_INLINE uint32_t kvf_heads_tasks(const kvf_heads_args *a)
-{
-    return a->job_count * kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS);
-}
-
-/* ---- ring: one token per row into the rings of its streaming heads, and the spans that it attends
- * to: tokens below sink and the newest `recent`. kvf_row.ring is [sink_blocks + ring_blocks, heads,
- * page bytes]: the pages of the sink, then page p in block (p - sink_blocks) % ring_blocks of the
- * others. Notes what is not finite. One task per (row, head). Invariant: ring_blocks pages hold
- * `recent` consecutive tokens wherever they begin, or sink and ring hold every token there may be.
- */
-typedef struct kvf_ring {
-    kvf_shape shape;
-    uint32_t heads;
-    uint32_t sink;
-    uint32_t recent;
-    uint32_t sink_blocks;
-    uint32_t ring_blocks; /* at least 1 */
-} kvf_ring;
-
-typedef struct kvf_ring_args {
-    kvf_ring ring;
-    uint32_t rows;
-    uint32_t kv_heads;    /* of k and v */
-    uint32_t spans_max;   /* >= sink_blocks + ring_blocks */
-    const uint32_t *head; /* [ring.heads] of kv_heads; NULL = 0, 1, ... */
-    const kvf_row *row;   /* [rows]: ring, fault, fault_key, length; nothing else is looked at */
-    const void *k;        /* [rows, kv_heads, head_dim] */
-    const void *v;
-    kvf_span *spans;      /* [rows * ring.heads, spans_max] out */
-    uint32_t *span_count; /* [rows * ring.heads] out */
-} kvf_ring_args;
 
 /* ---- where things of a row are ---- */
 
@@ -468,55 +244,6 @@ KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
         return 0;
     const uint32_t tokens = kvf_min_u32(p->shape.page_size, p->sink - first);
     return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
-}
-
-/* ---- rings of streaming heads ---- */
-
-/* Block of page p among those of a row. */
-KVF_INLINE uint32_t kvf_ring_block(const kvf_ring *r, uint32_t page)
-{
-    return page < r->sink_blocks ? page : r->sink_blocks + (page - r->sink_blocks) % r->ring_blocks;
-}
-
-KVF_INLINE char *kvf_ring_page(const kvf_ring *r, char *blocks, uint32_t page, uint32_t head)
-{
-    return blocks + ((size_t)kvf_ring_block(r, page) * r->heads + head) * kvf_page_bytes(&r->shape);
-}
-
-/* Tokens below `sink`, and those from the result on, are what the newest of `length` sees. */
-KVF_INLINE uint32_t kvf_ring_recent(const kvf_ring *r, uint32_t length)
-{
-    return length > r->recent ? length - r->recent : 0;
-}
-
-/* The first page behind those of the sink that the newest of `length` tokens sees. */
-KVF_INLINE uint32_t kvf_ring_first(const kvf_ring *r, uint32_t length)
-{
-    return kvf_max_u32(r->sink_blocks, kvf_ring_recent(r, length) / r->shape.page_size);
-}
-
-KVF_INLINE uint32_t kvf_ring_spans(const kvf_ring *r, uint32_t length)
-{
-    const uint32_t pages = kvf_div_ceil_u32(length, r->shape.page_size);
-    const uint32_t first = kvf_ring_first(r, length);
-    return kvf_min_u32(r->sink_blocks, pages) + (pages > first ? pages - first : 0);
-}
-
-/* Span i of what the newest of `length` tokens attends to. */
-KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t length, uint32_t head,
-                                  uint32_t i)
-{
-    const uint32_t page_size = r->shape.page_size, recent = kvf_ring_recent(r, length);
-    const uint32_t page = i < r->sink_blocks ? i : kvf_ring_first(r, length) + (i - r->sink_blocks);
-    const uint32_t first = page * page_size;
-    const uint32_t from = r->sink > first ? kvf_min_u32(r->sink - first, page_size) : 0;
-    const uint32_t end = recent > first ? kvf_min_u32(recent - first, page_size) : 0;
-    kvf_span span;
-    span.page = kvf_ring_page(r, blocks, page, head);
-    span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
-    span.count = kvf_min_u32(page_size, length - first);
-    span.fetched = 0;
-    return span;
 }
 
 #ifndef __cplusplus

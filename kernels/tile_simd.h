@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-#include "page_rows.h"
+#include "paging.h"
 #include "simd.h"
 
 #define TILE_KEYS 64u

@@ -9,32 +9,19 @@
 
 #include "kernels.h"
 
-/* Kernels that have a vectorised form; resolve is table look-ups, and its reference is used. */
-#define KVF_SIMD_KERNEL_LIST(X)                                                                    \
-    X(digest)                                                                                      \
-    X(score)                                                                                       \
-    X(reduce)                                                                                      \
-    X(topk)                                                                                        \
-    X(attend)                                                                                      \
-    X(merge)                                                                                       \
-    X(prefill)                                                                                     \
-    X(repack)                                                                                      \
-    X(observe_stats)                                                                               \
-    X(observe_score)                                                                               \
-    X(pool)                                                                                        \
-    X(copy)
+#define KVF_KERNEL_NONE(family, op)
 
-#define KVF_VARIANT_REF(op) void kvf_##op##_ref(const void *args, uint32_t task);
-KVF_KERNEL_LIST(KVF_VARIANT_REF)
+#define KVF_VARIANT_REF(family, op) void kvf_##op##_ref(const void *args, uint32_t task);
+KVF_KERNEL_LIST(KVF_VARIANT_REF, KVF_VARIANT_REF)
 #undef KVF_VARIANT_REF
 
-#define KVF_VARIANT_SIMD(op)                                                                       \
+#define KVF_VARIANT_SIMD(family, op)                                                               \
     void kvf_##op##_baseline(const void *args, uint32_t task);                                     \
     void kvf_##op##_avx2(const void *args, uint32_t task);                                         \
     void kvf_##op##_avx512(const void *args, uint32_t task);                                       \
     void kvf_##op##_avx512_bf16(const void *args, uint32_t task);                                  \
     void kvf_##op##_neon(const void *args, uint32_t task);
-KVF_SIMD_KERNEL_LIST(KVF_VARIANT_SIMD)
+KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_VARIANT_SIMD)
 #undef KVF_VARIANT_SIMD
 
 #endif

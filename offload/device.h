@@ -147,6 +147,11 @@ struct kvf_event {
     kvf_device *device;
 };
 
+/* Enqueue a kernel of the device's table: `args` is its kvf_<op>_args, taken by value. */
+#define KVF_ENQUEUE(stream, op, args)                                                              \
+    ((stream)->device->ops->launch((stream), (stream)->device->kernels.op, &(args), sizeof(args),  \
+                                   kvf_##op##_tasks(&(args))))
+
 /* AUTO: the CUDA device where the build, the driver and a GPU are there, else the host device. */
 KVF_CHECKED kvf_status kvf_device_open(kvf_context *context, kvf_device_kind kind,
                                        const kvf_device_config *config, kvf_device **out);

@@ -242,8 +242,7 @@ kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes)
 static kvf_status launch_once(kvf_link_rig *rig, kvf_stream *stream)
 {
     const kvf_prefill_kernel_args *a = &rig->compute.args;
-    return rig->ops->launch(stream, rig->device->kernels.prefill, a, sizeof *a,
-                            kvf_prefill_tasks(a));
+    return KVF_ENQUEUE(stream, prefill, *a);
 }
 
 kvf_status kvf_link_compute_enqueue(kvf_link_rig *rig, kvf_stream *stream)

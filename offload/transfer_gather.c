@@ -194,8 +194,7 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
                              .stream = 1,
                              .from = m->landed + at,
                              .to = list->device_to + first};
-    return ops->launch(engine->copy_stream, engine->device->kernels.copy, &scatter, sizeof scatter,
-                       kvf_copy_tasks(&scatter));
+    return KVF_ENQUEUE(engine->copy_stream, copy, scatter);
 }
 
 /* On the copy stream's thread, which has nothing to copy before this chunk is

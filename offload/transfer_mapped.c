@@ -88,8 +88,7 @@ static kvf_status mapped_enqueue(kvf_transfer_engine *engine, const kvf_transfer
     KVF_TRY(ops->stream_wait_event(own, begin));
     if (!is_recorded)
         KVF_TRY(kvf_transfer_clock_start(engine, own, 0, &clock));
-    kvf_status status =
-        ops->launch(own, engine->device->kernels.move, &move, sizeof move, kvf_move_tasks(&move));
+    kvf_status status = KVF_ENQUEUE(own, move, move);
     kvf_status stopped = kvf_transfer_clock_stop(engine, own, clock);
     if (status != KVF_OK || stopped != KVF_OK)
         return status != KVF_OK ? status : stopped;

@@ -123,7 +123,7 @@ kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine, kvf_transfer_sl
                                     .out_count = &words->count,
                                     .request = &words->request,
                                     .done = &words->done};
-        KVF_TRY(ops->launch(stream, engine->device->kernels.publish, &publish, sizeof publish, 1));
+        KVF_TRY(KVF_ENQUEUE(stream, publish, publish));
     }
     pthread_mutex_lock(&engine->lock);
     engine->submitted = slot->ticket + 1;

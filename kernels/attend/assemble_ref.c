@@ -7,8 +7,6 @@
  * is in one span only: store and pages are disjoint by the static bits.
  */
 
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 typedef struct list_sums {

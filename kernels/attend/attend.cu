@@ -26,7 +26,6 @@
  */
 
 #include "cuda_kernels.h"
-#include "page_rows.h"
 #include "plain.cuh"
 #include "split.h"
 #include "tile.cuh"

@@ -10,7 +10,6 @@
 #include <math.h>
 
 #include "common/convert.h"
-#include "page_rows.h"
 #include "split.h"
 #include "variants.h"
 

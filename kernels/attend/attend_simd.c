@@ -17,7 +17,6 @@
 
 #include <math.h>
 
-#include "page_rows.h"
 #include "simd.h"
 #include "split.h"
 #include "variants.h"

@@ -8,7 +8,6 @@
 #include <math.h>
 
 #include "common/convert.h"
-#include "paging.h"
 #include "variants.h"
 
 void kvf_compare_ref(const void *args, uint32_t task)

@@ -5,7 +5,6 @@
  * were chosen. Every list ascends and has each page once: sink pages, chosen pages, window pages.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_csr_out_ref(const void *args, uint32_t task)

@@ -10,7 +10,6 @@
 
 #include <math.h>
 
-#include "page_rows.h"
 #include "simd.h"
 #include "variants.h"
 

@@ -23,7 +23,6 @@
  */
 
 #include "cuda_kernels.h"
-#include "page_rows.h"
 #include "plain.cuh"
 
 #define WARPS 4u

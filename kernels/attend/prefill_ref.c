@@ -11,7 +11,6 @@
 #include <stdbool.h>
 
 #include "common/convert.h"
-#include "page_rows.h"
 #include "variants.h"
 
 typedef struct query_row {

@@ -11,7 +11,6 @@
  */
 
 #include "cuda.cuh"
-#include "page_rows.h"
 #include "paging.h"
 
 #define KVF_WARP_THREADS 32u

@@ -10,8 +10,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 /* Exponent all ones, for `bytes` of elements; a loop without branches, so that it is vectorised. */

@@ -8,7 +8,6 @@
  * bypass the cache save the reading of what is about to be overwritten. Moves bits, nothing else.
  */
 
-#include "page_rows.h"
 #include "simd.h"
 #include "variants.h"
 

@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 void kvf_heads_ref(const void *args, uint32_t task)

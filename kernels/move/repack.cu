@@ -11,7 +11,6 @@
  */
 
 #include "cuda_kernels.h"
-#include "page_rows.h"
 #include "tile.cuh"
 
 #define THREADS 128u

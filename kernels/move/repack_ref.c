@@ -10,7 +10,6 @@
 
 #include "common/convert.h"
 #include "fault.h"
-#include "page_rows.h"
 #include "variants.h"
 
 static int row_is_finite(const kvf_shape *s, const void *row)

@@ -7,7 +7,6 @@
  */
 
 #include "fault.h"
-#include "page_rows.h"
 #include "simd.h"
 #include "variants.h"
 

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "common/convert.h"
-#include "paging.h"
 #include "variants.h"
 
 /* False if an element is not finite. */

@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 static void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)

@@ -6,7 +6,6 @@
  */
 
 #include "common/clock.h"
-#include "paging.h"
 #include "variants.h"
 
 void kvf_stamp_ref(const void *args, uint32_t task)

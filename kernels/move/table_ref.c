@@ -5,7 +5,6 @@
  * what the pages hold.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_table_ref(const void *args, uint32_t task)

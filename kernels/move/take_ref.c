@@ -9,7 +9,6 @@
 
 #include <string.h>
 
-#include "page_rows.h"
 #include "variants.h"
 
 void kvf_take_ref(const void *args, uint32_t task)

@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_writeback_ref(const void *args, uint32_t task)

@@ -9,7 +9,6 @@
  * than every kept query, so their span index is 0.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 typedef struct covering {

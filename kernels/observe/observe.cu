@@ -27,7 +27,6 @@
 
 #include "common/convert.h"
 #include "cuda_kernels.h"
-#include "page_rows.h"
 #include "plain.cuh"
 
 #define STATS_WARPS   4u

@@ -12,8 +12,6 @@
 #include <string.h>
 
 #include "common/convert.h"
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 /* One KV head of one launch. */

@@ -13,8 +13,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "page_rows.h"
-#include "paging.h"
 #include "variants.h"
 
 /* One KV head of one launch. */

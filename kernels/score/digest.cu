@@ -25,7 +25,6 @@
 
 #include "cuda/cuda.cuh"
 #include "cuda/words.cuh"
-#include "page_rows.h"
 
 #define WARPS 4u
 #define LOADS 8u

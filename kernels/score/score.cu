@@ -29,7 +29,6 @@
 
 #include "cuda/cuda.cuh"
 #include "cuda/words.cuh"
-#include "page_rows.h"
 
 #define THREADS 128u
 #define WARPS   (THREADS / KVF_WARP_LANES)

@@ -9,7 +9,6 @@
 #include <math.h>
 
 #include "common/convert.h"
-#include "page_rows.h"
 #include "variants.h"
 
 static float box_score(const uint16_t *lo, const void *q, kvf_dtype dtype, uint32_t head_dim)

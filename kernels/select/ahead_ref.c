@@ -7,7 +7,6 @@
  * step chose it.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_ahead_ref(const void *args, uint32_t task)

@@ -5,7 +5,6 @@
  * Knows nothing of how they travel.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_fetch_ref(const void *args, uint32_t task)

@@ -5,7 +5,6 @@
  * of why they were chosen.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_mask_ref(const void *args, uint32_t task)

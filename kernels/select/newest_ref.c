@@ -4,7 +4,6 @@
  * The newest pages of each list; with as many as there are, all of them. Knows nothing of scores.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_newest_ref(const void *args, uint32_t task)

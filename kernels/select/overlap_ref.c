@@ -7,7 +7,6 @@
  * Knows nothing of scores. Static tokens and pages together never exceed `rest`.
  */
 
-#include "paging.h"
 #include "variants.h"
 
 static uint32_t common(const int32_t *a, uint32_t a_count, const int32_t *b, uint32_t b_count)

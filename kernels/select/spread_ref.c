@@ -6,7 +6,6 @@
 
 #include <string.h>
 
-#include "paging.h"
 #include "variants.h"
 
 void kvf_spread_ref(const void *args, uint32_t task)

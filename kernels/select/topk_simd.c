@@ -11,7 +11,6 @@
 
 #include <math.h>
 
-#include "page_rows.h"
 #include "simd.h"
 #include "variants.h"
 

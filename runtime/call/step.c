@@ -151,7 +151,7 @@ kvf_status kvf_step_end(kvf_step *step, kvf_status status)
 kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
 {
     const kvf_stamp_args args = {.last = step->cache->control_device.stamp, .sum = sum};
-    return step->cache->config.phase_times ? KVF_LAUNCH(step, stamp, args, 1) : KVF_OK;
+    return step->cache->config.phase_times ? KVF_LAUNCH(step, stamp, args) : KVF_OK;
 }
 
 kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer)

@@ -53,9 +53,7 @@ typedef struct kvf_step {
 } kvf_step;
 
 /* Launch a kernel of the table: arguments by value. */
-#define KVF_LAUNCH(step, op, args, tasks)                                                          \
-    ((step)->cache->device->ops->launch((step)->stream, (step)->cache->device->kernels.op,         \
-                                        &(args), sizeof(args), (tasks)))
+#define KVF_LAUNCH(step, op, args) KVF_ENQUEUE((step)->stream, op, args)
 
 /* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work
  * in order behind its last call. */

@@ -184,7 +184,7 @@ kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args, kv
         chunk = kvf_streaming_take_chunk(&call, args->sequence);
     kvf_status status = kvf_step_send(&step);
     if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.pack, kvf_heads_tasks(&call.pack));
+        status = KVF_LAUNCH(&step, heads, call.pack);
     if (status == KVF_OK && layer->retrieval) {
         const kvf_masked_heads heads = kvf_masked_heads_of(&call, false);
         status = prefill_inner(cache, args, &heads, stream);
@@ -195,7 +195,7 @@ kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args, kv
     if (status == KVF_OK && layer->streaming)
         status = kvf_streaming_prefill(&call, &chunk);
     if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.unpack, kvf_heads_tasks(&call.unpack));
+        status = KVF_LAUNCH(&step, heads, call.unpack);
     return kvf_step_end(&step, status);
 }
 
@@ -258,7 +258,7 @@ kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_
     const kvf_row *row = layer->streaming ? kvf_streaming_take_rows(&call, args->sequences) : NULL;
     kvf_status status = kvf_step_send(&step);
     if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.pack, kvf_heads_tasks(&call.pack));
+        status = KVF_LAUNCH(&step, heads, call.pack);
     if (status == KVF_OK && layer->retrieval) {
         const kvf_masked_heads heads = kvf_masked_heads_of(&call, false);
         status = decode_inner(cache, args, &heads, stream);
@@ -269,7 +269,7 @@ kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_
     if (status == KVF_OK && layer->streaming)
         status = kvf_streaming_decode(&call, row);
     if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.unpack, kvf_heads_tasks(&call.unpack));
+        status = KVF_LAUNCH(&step, heads, call.unpack);
     return kvf_step_end(&step, status);
 }
 

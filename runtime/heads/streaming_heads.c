@@ -218,8 +218,8 @@ static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_
                           kvf_ring_page(&c->ring, c->blocks, c->base / page_size, 0),
                           c->keep.bytes));
     KVF_TRY(ops->fill(step->stream, repack.fault, 0xff, sizeof *repack.fault));
-    KVF_TRY(KVF_LAUNCH(step, repack, repack, kvf_repack_tasks(&repack)));
-    return KVF_LAUNCH(step, seal, note, 1);
+    KVF_TRY(KVF_LAUNCH(step, repack, repack));
+    return KVF_LAUNCH(step, seal, note);
 }
 
 kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streaming_chunk *c)
@@ -239,8 +239,8 @@ kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streamin
                                             .out = heads.out};
     KVF_TRY(append_chunk(call, c));
     if (heads.q)
-        KVF_TRY(KVF_LAUNCH(step, prefill, attend, kvf_prefill_tasks(&attend)));
-    return KVF_LAUNCH(step, copy, c->keep, kvf_copy_tasks(&c->keep));
+        KVF_TRY(KVF_LAUNCH(step, prefill, attend));
+    return KVF_LAUNCH(step, copy, c->keep);
 }
 
 /* ---- decode ---- */
@@ -293,9 +293,9 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
                                   .partial_lse = attend.partial_lse,
                                   .out = heads.out,
                                   .lse = heads.lse};
-    KVF_TRY(KVF_LAUNCH(step, ring, ring, attend.lists));
-    KVF_TRY(KVF_LAUNCH(step, attend, attend, kvf_attend_tasks(&attend)));
-    return KVF_LAUNCH(step, merge, merge, kvf_merge_tasks(&merge));
+    KVF_TRY(KVF_LAUNCH(step, ring, ring));
+    KVF_TRY(KVF_LAUNCH(step, attend, attend));
+    return KVF_LAUNCH(step, merge, merge);
 }
 
 kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)

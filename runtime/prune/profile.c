@@ -17,7 +17,6 @@ _Static_assert(offsetof(kvf_prune_profile, variance) == 2 * sizeof(float), "thir
 kvf_status kvf_prune_profile_enqueue(kvf_prune *prune, uint32_t candidates, kvf_stream *stream)
 {
     const kvf_prune_settings *settings = &prune->config.settings;
-    const kvf_device *device = prune->cache->device;
     const kvf_profile_args args = {.rows = prune->shape.query_heads,
                                    .stride = candidates,
                                    .count = candidates,
@@ -25,6 +24,5 @@ kvf_status kvf_prune_profile_enqueue(kvf_prune *prune, uint32_t candidates, kvf_
                                                           kvf_share_value(settings->mass_share)),
                                    .scores = prune->heads,
                                    .out = (void *)prune->profile};
-    return device->ops->launch(stream, device->kernels.profile, &args, sizeof args,
-                               kvf_profile_tasks(&args));
+    return KVF_ENQUEUE(stream, profile, args);
 }

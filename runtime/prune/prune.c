@@ -104,10 +104,9 @@ static uint64_t *clock_word(const kvf_prune *prune, const uint64_t *word)
 
 kvf_status kvf_prune_mark(kvf_prune *prune, uint64_t *sum, kvf_stream *stream)
 {
-    const kvf_device *device = prune->cache->device;
     const kvf_stamp_args args = {.last = clock_word(prune, &prune->clock->last),
                                  .sum = sum ? clock_word(prune, sum) : NULL};
-    return device->ops->launch(stream, device->kernels.stamp, &args, sizeof args, 1);
+    return KVF_ENQUEUE(stream, stamp, args);
 }
 
 /* Device memory to where the host reads it: nothing where it reads it anyway. */

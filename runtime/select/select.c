@@ -23,7 +23,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .digests = step->digests,
                                   .pages = step->pages,
                                   .scores = cache->tables.scores};
-    KVF_TRY(KVF_LAUNCH(step, score, score, kvf_score_tasks(&score)));
+    KVF_TRY(KVF_LAUNCH(step, score, score));
     if (policy->per_query_head)
         return KVF_OK;
     const uint32_t outputs = step->rows * cache->dims.choose_lists;
@@ -36,7 +36,7 @@ kvf_status kvf_select_score(kvf_step *step)
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
                                     .out = cache->tables.reduced};
-    return KVF_LAUNCH(step, reduce, reduce, kvf_reduce_tasks(&reduce));
+    return KVF_LAUNCH(step, reduce, reduce);
 }
 
 kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice *c)
@@ -55,7 +55,7 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
                                .ids = is_shared ? c->list_ids : c->ids,
                                .id_count = is_shared ? c->list_count : c->id_count,
                                .work = t->topk_work};
-    KVF_TRY(KVF_LAUNCH(step, topk, top, kvf_topk_tasks(&top)));
+    KVF_TRY(KVF_LAUNCH(step, topk, top));
     if (!is_shared)
         return KVF_OK;
     const kvf_spread_args spread = {.rows = step->rows,
@@ -65,7 +65,7 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
                                     .from_count = top.id_count,
                                     .ids = c->ids,
                                     .id_count = c->id_count};
-    return KVF_LAUNCH(step, spread, spread, step->rows * p->lists);
+    return KVF_LAUNCH(step, spread, spread);
 }
 
 static kvf_status choose_top(kvf_step *step)
@@ -83,7 +83,7 @@ static kvf_status choose_newest(kvf_step *step)
                                   .choose = cache->tables.choose,
                                   .ids = cache->tables.now.ids,
                                   .id_count = cache->tables.now.id_count};
-    return KVF_LAUNCH(step, newest, args, step->rows * cache->dims.paging.lists);
+    return KVF_LAUNCH(step, newest, args);
 }
 
 kvf_status kvf_select_choose(kvf_step *step)

@@ -35,7 +35,7 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
     KVF_TRY(kvf_step_top_tokens(step, t->token_ids, t->token_count));
-    return KVF_LAUNCH(step, mask, mask, p->lists);
+    return KVF_LAUNCH(step, mask, mask);
 }
 
 kvf_status kvf_choose_tokens(kvf_step *step)

@@ -25,7 +25,7 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
                                  .take = t->cover.take,
                                  .limit = t->cover.limit,
                                  .take_tokens = o->take_tokens};
-    return KVF_LAUNCH(step, cover, args, cache->dims.paging.kv_heads);
+    return KVF_LAUNCH(step, cover, args);
 }
 
 kvf_observe_args kvf_step_observe_args(const kvf_step *step)
@@ -57,8 +57,8 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
     args.limit_first = o->limit_first;
     args.q = o->q;
     args.limit = o->limit;
-    KVF_TRY(KVF_LAUNCH(step, observe_stats, args, kvf_observe_tasks(&args)));
-    return KVF_LAUNCH(step, observe_score, args, kvf_observe_tasks(&args));
+    KVF_TRY(KVF_LAUNCH(step, observe_stats, args));
+    return KVF_LAUNCH(step, observe_score, args);
 }
 
 kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
@@ -77,5 +77,5 @@ kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
                                 .ids = ids,
                                 .id_count = count,
                                 .work = t->token_work};
-    return KVF_LAUNCH(step, topk, args, kvf_topk_tasks(&args));
+    return KVF_LAUNCH(step, topk, args);
 }

@@ -92,8 +92,8 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
     else
         step->cache->host_counters[step->layer].bytes_to_host +=
             step->sealed_pages * kvf_block_bytes(p);
-    KVF_TRY(KVF_LAUNCH(step, seal, args, step->rows * p->kv_heads));
-    return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
+    KVF_TRY(KVF_LAUNCH(step, seal, args));
+    return KVF_LAUNCH(step, digest, digest);
 }
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t page)
@@ -109,8 +109,7 @@ static kvf_status write_back(kvf_step *step)
     if (step->is_recorded) {
         const kvf_writeback_args args = {
             .paging = cache->dims.paging, .rows = step->rows, .row = step->row};
-        return cache->device->ops->launch(cache->writeback, cache->device->kernels.writeback, &args,
-                                          sizeof args, step->rows);
+        return KVF_ENQUEUE(cache->writeback, writeback, args);
     }
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_row *row = &step->row_host[b];
@@ -146,7 +145,7 @@ static kvf_status point_tables(kvf_step *step)
 {
     const kvf_table_args args = {
         .paging = step->cache->dims.paging, .rows = step->rows, .row = step->row};
-    return KVF_LAUNCH(step, table, args, step->rows);
+    return KVF_LAUNCH(step, table, args);
 }
 
 kvf_status kvf_step_flip(kvf_step *step)
@@ -197,7 +196,7 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
                                .blocks = step->row_host[0].blocks + base / p->shape.page_size,
                                .fault = fault};
     KVF_TRY(cache->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
-    KVF_TRY(KVF_LAUNCH(step, repack, a, kvf_repack_tasks(&a)));
+    KVF_TRY(KVF_LAUNCH(step, repack, a));
     return seal(step, fault, base);
 }
 
@@ -213,7 +212,7 @@ static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uin
                                        .q = args->q,
                                        .blocks = (const void *const *)step->row_host[0].blocks,
                                        .out = args->out};
-    return args->q ? KVF_LAUNCH(step, prefill, a, kvf_prefill_tasks(&a)) : KVF_OK;
+    return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
 
 /* Pages of the chunk, in the pool or the arena. */

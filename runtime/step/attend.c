@@ -44,7 +44,7 @@ kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, 
                                   .to = c->to + first,
                                   .count = c->fetch_count + flight};
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
-    KVF_TRY(KVF_LAUNCH(step, fetch, fetch, 1));
+    KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
     if (!step->is_recorded)
         KVF_TRY(kvf_transfer_wait_room(cache->transfer));
     return kvf_transfer_submit(cache->transfer, &request, step->stream, ticket);
@@ -54,7 +54,7 @@ kvf_status kvf_step_resolve(kvf_step *step)
 {
     const kvf_choice *now = &step->cache->tables.now;
     const kvf_resolve_args resolve = kvf_step_resolve_args(step, now);
-    KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
+    KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
     return kvf_moves_pages(step->cache) ? kvf_step_fetch(step, now, 0, &step->ticket) : KVF_OK;
 }
 
@@ -75,8 +75,7 @@ kvf_status kvf_step_assemble(kvf_step *step)
                                         .spans = t->spans,
                                         .span_count = t->span_count,
                                         .counters = kvf_counters_device(cache, step->layer)};
-    const uint32_t lists = step->rows * cache->dims.paging.lists;
-    return KVF_LAUNCH(step, assemble, assemble, kvf_div_ceil_u32(lists, KVF_ASSEMBLE_LISTS));
+    return KVF_LAUNCH(step, assemble, assemble);
 }
 
 kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -94,7 +93,7 @@ kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
                                   .span_count = a->span_count,
                                   .partial_o = cache->tables.partial_o,
                                   .partial_lse = cache->tables.partial_lse};
-    return KVF_LAUNCH(step, attend, args, kvf_attend_tasks(&args));
+    return KVF_LAUNCH(step, attend, args);
 }
 
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
@@ -110,7 +109,7 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .partial_lse = cache->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse};
-    return KVF_LAUNCH(step, merge, args, kvf_merge_tasks(&args));
+    return KVF_LAUNCH(step, merge, args);
 }
 
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
@@ -161,5 +160,5 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     KVF_TRY(kvf_step_cover(step, &(kvf_observation){.index = index}));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
-    return KVF_LAUNCH(step, compare, compare, 1);
+    return KVF_LAUNCH(step, compare, compare);
 }

@@ -103,7 +103,7 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
                                .v = args->v,
                                .choose = cache->tables.choose,
                                .choose_lists = cache->dims.choose_lists};
-    KVF_TRY(KVF_LAUNCH(step, append, a, step->rows));
+    KVF_TRY(KVF_LAUNCH(step, append, a));
     return kvf_step_seal(step);
 }
 

@@ -130,7 +130,7 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
     if (c.status == KVF_OK)
         c.status = kvf_step_send(&step);
     if (c.status == KVF_OK)
-        c.status = KVF_LAUNCH(&step, table, table, cache->config.layers);
+        c.status = KVF_LAUNCH(&step, table, table);
     KVF_TRY(kvf_step_end(&step, c.status));
     return cache->dims.is_physical ? kvf_physical_fork(cache, parent, child, stream) : KVF_OK;
 }

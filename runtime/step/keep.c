@@ -296,7 +296,7 @@ static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
                                 .v = k->work.v};
     kvf_step step;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    return kvf_step_end(&step, KVF_LAUNCH(&step, take, args, kvf_take_tasks(&args)));
+    return kvf_step_end(&step, KVF_LAUNCH(&step, take, args));
 }
 
 static kvf_status append_rest(const keeping *k)

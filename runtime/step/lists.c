@@ -43,7 +43,7 @@ static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, co
 {
     KVF_TRY(kvf_decode_select(step, args, due));
     const kvf_csr_args csr = csr_args(step, lists);
-    KVF_TRY(KVF_LAUNCH(step, csr_out, csr, 1));
+    KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
     return kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns);
 }
 
@@ -165,7 +165,7 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(check_in_order(step, lists, &csr));
     KVF_TRY(kvf_step_stamp(step, NULL));
-    KVF_TRY(KVF_LAUNCH(step, csr_in, csr, a.lists));
+    KVF_TRY(KVF_LAUNCH(step, csr_in, csr));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
     return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->attend_ns);

@@ -143,10 +143,10 @@ static kvf_status score_member(scoring *s, uint32_t member)
         a->group_first = s->members > 1 && s->pieces > 1 ? member : 0;
         a->group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;
         if (!a->is_raw && (s->pieces > 1 || member == 0))
-            KVF_TRY(KVF_LAUNCH(step, observe_stats, *a, kvf_observe_tasks(a)));
+            KVF_TRY(KVF_LAUNCH(step, observe_stats, *a));
         a->group_first = s->members > 1 ? member : 0;
         a->group_count = s->members > 1 ? 1 : 0;
-        KVF_TRY(KVF_LAUNCH(step, observe_score, *a, kvf_observe_tasks(a)));
+        KVF_TRY(KVF_LAUNCH(step, observe_score, *a));
     }
     return KVF_OK;
 }
@@ -171,7 +171,7 @@ static kvf_status put_heads(const scoring *s, uint32_t member)
     const size_t count = s->args->candidates - s->args->begin;
     kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
     a.fold = s->args->accumulates ? KVF_FOLD_ADD : KVF_FOLD_SET;
-    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+    return KVF_LAUNCH(s->step, pool, a);
 }
 
 /* Pool, and reduce into `out`, which has something already if `is_there`. */
@@ -190,7 +190,7 @@ static kvf_status fold_member(const scoring *s, uint32_t member, float *out, boo
     /* Published code keeps what it pools and reduces in bf16 too. */
     if (args->rounds_bf16)
         a.rounds_bf16 = KVF_POOL_ROUNDS_X | (is_last ? KVF_POOL_ROUNDS_OUT : 0);
-    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+    return KVF_LAUNCH(s->step, pool, a);
 }
 
 /* A maximum is complete before it is added to what is there. */
@@ -200,7 +200,7 @@ static kvf_status add_work(const scoring *s)
     a.stride = a.count;
     a.in = s->work;
     a.fold = KVF_FOLD_ADD;
-    return KVF_LAUNCH(s->step, pool, a, kvf_pool_tasks(&a));
+    return KVF_LAUNCH(s->step, pool, a);
 }
 
 static kvf_status enqueue(scoring *s)

@@ -77,9 +77,9 @@ kvf_status kvf_physical_permute(kvf_step *step, const kvf_observation *all)
     const kvf_table_args table = {.paging = *p, .rows = 1, .row = args.after};
     const size_t number = kvf_row_number(cache, step->sequences[all->index], step->layer);
     cache->host_counters[step->layer].bytes_to_host += sealed * kvf_block_bytes(p);
-    KVF_TRY(KVF_LAUNCH(step, permute, args, p->kv_heads));
-    KVF_TRY(KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest)));
-    KVF_TRY(KVF_LAUNCH(step, table, table, 1));
+    KVF_TRY(KVF_LAUNCH(step, permute, args));
+    KVF_TRY(KVF_LAUNCH(step, digest, digest));
+    KVF_TRY(KVF_LAUNCH(step, table, table));
     KVF_TRY(kvf_residency_clear(&cache->residency, (uint32_t)number * p->lists, p->lists,
                                 step->stream));
     return kvf_ahead_clear(step, number);
@@ -120,7 +120,7 @@ static kvf_status copy_blocks(kvf_step *step, const kvf_layer *parent, kvf_layer
     kvf_step_rows(step, &none_before);
     const kvf_table_args table = {.paging = *p, .rows = 1, .row = step->row};
     KVF_TRY(kvf_step_send(step));
-    return KVF_LAUNCH(step, table, table, 1);
+    return KVF_LAUNCH(step, table, table);
 }
 
 kvf_status kvf_physical_fork(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child,

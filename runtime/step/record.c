@@ -113,8 +113,7 @@ static kvf_status bring_frame(kvf_recording *r)
                                  .from = r->ring.arenas[0].device,
                                  .to = r->device,
                                  .turns = (uint32_t *)(void *)(r->device + layers * r->part_bytes)};
-    return cache->device->ops->launch(r->stream, cache->device->kernels.frame, &args, sizeof args,
-                                      layers);
+    return KVF_ENQUEUE(r->stream, frame, args);
 }
 
 kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,

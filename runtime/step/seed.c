@@ -25,7 +25,7 @@ static kvf_status put_scores(kvf_step *step, const float *scores)
                                 .out_stride = cache->dims.cover_max * cache->config.page_size,
                                 .in = scores,
                                 .out = cache->tables.token_score};
-    return KVF_LAUNCH(step, pool, args, kvf_pool_tasks(&args));
+    return KVF_LAUNCH(step, pool, args);
 }
 
 static kvf_status enqueue(kvf_step *step, const float *scores)

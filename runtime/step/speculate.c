@@ -68,7 +68,7 @@ static kvf_status mark(kvf_step *step, const kvf_resolve_args *resolve, uint32_t
                                  .missed = resolve->missed,
                                  .marks = step->marks,
                                  .counters = kvf_counters_device(step->cache, step->layer)};
-    return KVF_LAUNCH(step, ahead, args, args.lists);
+    return KVF_LAUNCH(step, ahead, args);
 }
 
 kvf_status kvf_ahead_note(kvf_step *step)
@@ -89,7 +89,7 @@ kvf_status kvf_ahead_note(kvf_step *step)
     resolve.missed = ahead->missed;
     resolve.misses = ahead->misses;
     resolve.miss_count = ahead->miss_count;
-    return KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve));
+    return KVF_LAUNCH(step, resolve, resolve);
 }
 
 static kvf_status submit(kvf_step *step)
@@ -111,7 +111,7 @@ kvf_status kvf_ahead_fetch(kvf_step *step)
     if (step->cache->dims.ahead_max == 0)
         return KVF_OK;
     KVF_TRY(kvf_choose_ranked(step, step->ahead_k, ahead));
-    KVF_TRY(KVF_LAUNCH(step, resolve, resolve, kvf_resolve_tasks(&resolve)));
+    KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
     KVF_TRY(mark(step, &resolve, 0));
     return kvf_moves_pages(step->cache) ? submit(step) : KVF_OK;
 }

@@ -84,7 +84,7 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
     }
     layer->has_share = all->window && row->sealed * cache->config.page_size >
                                           cache->dims.rest_tokens + cache->config.sink_tokens;
-    return KVF_LAUNCH(step, overlap, args, 1);
+    return KVF_LAUNCH(step, overlap, args);
 }
 
 static kvf_status pack(kvf_step *step, const kvf_observation *all)
@@ -113,8 +113,8 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                     .subs = p->subs,
                                     .job_count = p->kv_heads * args.jobs_max,
                                     .jobs = args.jobs};
-    KVF_TRY(KVF_LAUNCH(step, pack, args, p->kv_heads));
-    return KVF_LAUNCH(step, digest, digest, kvf_digest_tasks(&digest));
+    KVF_TRY(KVF_LAUNCH(step, pack, args));
+    return KVF_LAUNCH(step, digest, digest);
 }
 
 /* The newest queries of a row, as many as the local window has. */

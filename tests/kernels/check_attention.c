@@ -18,7 +18,6 @@
 #include <string.h>
 
 #include "check_support.h"
-#include "page_rows.h"
 
 typedef struct bounds {
     double logit; /* D */
@@ -142,7 +141,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
     for (int i = 0; i < 2; i++) {
         o[i] = a.partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
         lse[i] = a.partial_lse = check_out(c, part_rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, attend, &a, kvf_attend_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, attend, &a, i);
     }
     const size_t tokens = (size_t)a.split * shape->page_size;
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
@@ -211,7 +210,7 @@ static void merge_case(check *c, const kvf_shape *shape)
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         out_lse[i] = check_out(c, rows * sizeof(float));
         a.lse = with_lse ? out_lse[i] : NULL;
-        CHECK_RUN(c, i ? c->var : c->ref, merge, &a, kvf_merge_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, merge, &a, i);
     }
     /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
     const double weight = 5e4 * 0x1p-23;
@@ -276,7 +275,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
         lse[i] = a.lse = check_out(c, rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, kvf_prefill_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, i);
     }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens);
@@ -332,8 +331,8 @@ static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kern
     b.score = a->score = check_out(c, scores * sizeof(float));
     for (size_t i = 0; a->accumulates && i < scores; i++)
         b.score[i] = (float)(i % 7);
-    CHECK_RUN(c, k, observe_stats, a, kvf_observe_tasks(a), back);
-    CHECK_RUN(c, k, observe_score, a, kvf_observe_tasks(a), back);
+    CHECK_RUN(c, k, observe_stats, a, back);
+    CHECK_RUN(c, k, observe_score, a, back);
     return b;
 }
 

@@ -15,7 +15,6 @@
 
 #include "check_support.h"
 #include "common/clock.h"
-#include "page_rows.h"
 
 #define HEAD_DIM  128u
 #define PAGE_SIZE 32u
@@ -104,7 +103,7 @@ static void bench_attend(check *c)
                         .partial_o = a.partial_o,
                         .partial_lse = a.partial_lse,
                         .out = check_out(c, GROUP * kvf_row_bytes(&shape))};
-    CHECK_RUN(c, c->ref, attend, &a, splits, false);
+    CHECK_RUN(c, c->ref, attend, &a, false);
     report(c, &(work){"merge", "GB/s", splits * GROUP * HEAD_DIM * 4.0, c->ref->merge,
                       c->var->merge, &m, 1, 1});
 }
@@ -153,7 +152,7 @@ static void bench_digest_score(check *c)
     kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
     report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_half_page_bytes(&shape)),
                       c->ref->digest, c->var->digest, &d, PAGES, 64});
-    CHECK_RUN(c, c->var, digest, &d, pages, false);
+    CHECK_RUN(c, c->var, digest, &d, false);
     kvf_score_args a = {.shape = shape,
                         .subs = 1,
                         .lists = 1,
@@ -247,7 +246,7 @@ static void bench_observe(check *c)
     const double work_done = 2.0 * window * GROUP * spans_max * PAGE_SIZE * HEAD_DIM;
     report(c, &(work){"observe_stats", "GF/s", work_done, c->ref->observe_stats,
                       c->var->observe_stats, &a, 4, 1});
-    CHECK_RUN(c, c->var, observe_stats, &a, 4, false);
+    CHECK_RUN(c, c->var, observe_stats, &a, false);
     report(c, &(work){"observe_score", "GF/s", work_done, c->ref->observe_score,
                       c->var->observe_score, &a, 4, 1});
 }

@@ -10,7 +10,6 @@
 
 #include "check_support.h"
 #include "common/convert.h"
-#include "paging.h"
 
 /* `count` distinct heads of `heads`, in any order; NULL: 0, 1, ... */
 static uint32_t *choose_heads(check *c, uint32_t heads, uint32_t count)
@@ -58,7 +57,7 @@ static void heads_case(check *c, uint32_t rows, uint32_t bytes)
         check_track(c, "to", b->to, to_bytes);
     }
     const kvf_heads_args a = {.rows = rows, .job_count = jobs, .jobs = job};
-    CHECK_BOTH(c, heads, &a, kvf_heads_tasks(&a));
+    CHECK_BOTH(c, heads, &a);
     for (uint32_t j = 0; j < jobs; j++)
         for (uint32_t row = 0; row < rows; row++)
             for (uint32_t i = 0; i < job[j].count; i++) {
@@ -70,7 +69,7 @@ static void heads_case(check *c, uint32_t rows, uint32_t bytes)
 }
 
 /* The spans name every token below the sink and the newest ones, once and in order. */
-static void check_spans(check *c, const kvf_ring_args *a, uint32_t task)
+static void ring_spans(check *c, const kvf_ring_args *a, uint32_t task)
 {
     const kvf_ring *r = &a->ring;
     const kvf_row *row = &a->row[task / r->heads];
@@ -149,13 +148,13 @@ static void ring_case(check *c, uint32_t index)
     a.span_count = check_out(c, lists * sizeof *a.span_count);
     check_track(c, "spans", a.spans, lists * a.spans_max * sizeof *a.spans);
     check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
-    CHECK_BOTH(c, ring, &a, (uint32_t)lists);
+    CHECK_BOTH(c, ring, &a);
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / r->heads, head = l % r->heads, token = row[b].length - 1;
         const size_t at = ((size_t)b * a.kv_heads + head_at(a.head, head)) * bytes;
         const char *key = kvf_ring_page(r, row[b].ring, token / r->shape.page_size, head) +
                           token % r->shape.page_size * bytes;
-        check_spans(c, &a, l);
+        ring_spans(c, &a, l);
         check_bits(c, "key", key, (const char *)k + at, bytes);
         check_bits(c, "value", key + page / 2, (const char *)v + at, bytes);
     }

@@ -4,7 +4,8 @@
  * Compares every kernel of every instruction set that this CPU has, and of the CUDA device, with
  * its reference.
  *
- *     check_kernels [--isa baseline,avx2,...] [--op NAME,...] [--seed N] [--case N] [--bench]
+ *     check_kernels [--isa baseline,avx2,...] [--family score,...] [--op NAME,...] [--seed N]
+ *                   [--case N] [--bench]
  *
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
  * emulator the seed chooses a part of the cases of the slowest; `--case` runs one. Prints the first
@@ -19,36 +20,27 @@
 #include "common/clock.h"
 #include "cuda_kernels.h"
 
+/* Every kernel of a family is run by the checks of that family; see missing(). */
 static const struct {
+    const char *family;
     const char *name;
     void (*run)(check *c);
     uint32_t one_in; /* in the emulator, of so many cases one runs */
 } checks[] = {
-    {"convert", check_convert, 1},
-    {"digest", check_digest, 2},
-    {"score", check_score, 4},
-    {"reduce", check_reduce, 1},
-    {"topk", check_topk, 2},
-    {"attend", check_attend, 1},
-    {"merge", check_merge, 1},
-    {"prefill", check_prefill, 2},
-    {"take", check_take, 1},
-    {"repack", check_repack, 1},
-    {"observe", check_observe, 2},
-    {"pool", check_pool, 1},
-    {"copy", check_copy, 1},
-    {"publish", check_publish, 1},
-    {"move", check_move, 1},
-    {"ahead", check_ahead, 1},
-    {"resolve", check_resolve, 1},
-    {"paging", check_paging, 1},
-    {"cover", check_cover, 1},
-    {"pack", check_pack, 1},
-    {"permute", check_permute, 1},
-    {"profile", check_profile, 1},
-    {"heads", check_heads, 1},
-    {"ring", check_ring, 1},
-    {"properties", check_properties, 1},
+    {"common", "convert", check_convert, 1},  {"common", "properties", check_properties, 1},
+    {"score", "digest", check_digest, 2},     {"score", "score", check_score, 4},
+    {"score", "reduce", check_reduce, 1},     {"select", "topk", check_topk, 2},
+    {"select", "lists", check_lists, 1},      {"select", "resolve", check_resolve, 1},
+    {"select", "ahead", check_ahead, 1},      {"attend", "spans", check_spans, 1},
+    {"attend", "attend", check_attend, 1},    {"attend", "merge", check_merge, 1},
+    {"attend", "prefill", check_prefill, 2},  {"move", "rows", check_row_moves, 1},
+    {"move", "ring", check_ring, 1},          {"move", "repack", check_repack, 1},
+    {"move", "take", check_take, 1},          {"move", "heads", check_heads, 1},
+    {"move", "copy", check_copy, 1},          {"move", "publish", check_publish, 1},
+    {"move", "move", check_move, 1},          {"move", "recorded", check_recorded, 1},
+    {"observe", "observe", check_observe, 2}, {"observe", "pool", check_pool, 1},
+    {"observe", "profile", check_profile, 1}, {"observe", "cover", check_cover, 1},
+    {"observe", "pack", check_pack, 1},       {"observe", "permute", check_permute, 1},
 };
 
 static const struct {
@@ -76,15 +68,30 @@ static bool is_listed(const char *list, const char *name)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: check_kernels [--isa LIST] [--op LIST] [--seed N] [--case N] "
-                    "[--bench]\n");
+    fprintf(stderr,
+            "usage: check_kernels [--isa LIST] [--family LIST] [--op LIST] [--seed N] [--case N] "
+            "[--bench]\n");
     return 2;
 }
 
-static void compare_all(check *c, const char *op)
+/* A family that was checked as a whole has run all its kernels, or a kernel has no case. */
+static void missing(check *c, const char *family)
 {
+    size_t i = 0;
+#define MISSING(in, kernel)                                                                        \
+    if (!c->ran[i++] && is_listed(family, #in)) {                                                  \
+        printf("FAIL %s [%s]: no case runs it\n", #kernel, c->isa);                                \
+        c->failures++;                                                                             \
+    }
+    KVF_KERNEL_LIST(MISSING, MISSING)
+#undef MISSING
+}
+
+static void compare_all(check *c, const char *family, const char *op)
+{
+    memset(c->ran, 0, sizeof c->ran);
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-        if (!is_listed(op, checks[i].name))
+        if (!is_listed(op, checks[i].name) || !is_listed(family, checks[i].family))
             continue;
         const double start = kvf_now_seconds();
         const uint32_t failures = c->failures;
@@ -96,18 +103,21 @@ static void compare_all(check *c, const char *op)
         printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
                kvf_now_seconds() - start, c->failures == failures ? "ok" : "FAILED");
     }
+    if (!op && c->only == UINT32_MAX)
+        missing(c, family);
 }
 
-static void compare_or_time(check *c, const char *op, bool bench)
+static void compare_or_time(check *c, const char *family, const char *op, bool bench)
 {
     if (bench)
         bench_kernels(c, op);
     else
-        compare_all(c, op);
+        compare_all(c, family, op);
 }
 
 /* The number of instruction sets compared. */
-static uint32_t compare_cpu(check *c, const char *isa, const char *op, bool bench)
+static uint32_t compare_cpu(check *c, const char *isa, const char *family, const char *op,
+                            bool bench)
 {
     uint32_t compared = 0;
     kvf_kernels var;
@@ -121,13 +131,13 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *op, bool benc
         c->var = &var;
         c->isa = isas[i].name;
         compared++;
-        compare_or_time(c, op, bench);
+        compare_or_time(c, family, op, bench);
     }
     return compared;
 }
 
 /* 1 if the CUDA device was compared. */
-static uint32_t compare_cuda(check *c, const char *op, bool bench)
+static uint32_t compare_cuda(check *c, const char *family, const char *op, bool bench)
 {
     char why[256] = "";
     kvf_kernels var = {0};
@@ -147,7 +157,7 @@ static uint32_t compare_cuda(check *c, const char *op, bool bench)
     if (bench && check_cuda_is_emulated(c->cuda))
         printf("%-12s not timed: the emulator's time says nothing of a GPU\n", c->isa);
     else
-        compare_or_time(c, op, bench);
+        compare_or_time(c, family, op, bench);
     check_cuda_close(c->cuda);
     c->cuda = NULL;
     return 1;
@@ -156,7 +166,7 @@ static uint32_t compare_cuda(check *c, const char *op, bool bench)
 int main(int argc, char **argv)
 {
     static check c; /* large, and the same for every run */
-    const char *isa = NULL, *op = NULL;
+    const char *isa = NULL, *family = NULL, *op = NULL;
     bool bench = false;
     kvf_kernels ref;
     c.seed = 1;
@@ -168,6 +178,8 @@ int main(int argc, char **argv)
             bench = true;
         else if (strcmp(argv[i], "--isa") == 0 && more)
             isa = argv[++i];
+        else if (strcmp(argv[i], "--family") == 0 && more)
+            family = argv[++i];
         else if (strcmp(argv[i], "--op") == 0 && more)
             op = argv[++i];
         else if (strcmp(argv[i], "--seed") == 0 && more)
@@ -181,9 +193,9 @@ int main(int argc, char **argv)
         return 1;
     printf("seed %llu\n", (unsigned long long)c.seed);
     c.ref = &ref;
-    uint32_t compared = compare_cpu(&c, isa, op, bench);
+    uint32_t compared = compare_cpu(&c, isa, family, op, bench);
     if (is_listed(isa, "cuda"))
-        compared += compare_cuda(&c, op, bench);
+        compared += compare_cuda(&c, family, op, bench);
     if (compared == 0) {
         printf("skipped: this CPU or build has none of the devices asked for\n");
         return 77;

@@ -74,7 +74,7 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, outs * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, reduce, &a, kvf_reduce_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, reduce, &a, i);
     }
     double magnitude = 0.0;
     for (size_t i = 0; i < outs * a.rows; i++)
@@ -129,7 +129,7 @@ static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
         ids[i] = a.ids = check_out(c, (size_t)a.lists * a.ids_max * sizeof(int32_t));
         id_count[i] = a.id_count = check_out(c, a.lists * sizeof(uint32_t));
         a.work = check_out(c, (size_t)a.lists * a.work_stride * sizeof(uint32_t));
-        CHECK_RUN(c, i ? c->var : c->ref, topk, &a, kvf_topk_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, topk, &a, i);
     }
     check_bits(c, "id_count", id_count[1], id_count[0], a.lists * sizeof(uint32_t));
     check_bits(c, "ids", ids[1], ids[0], (size_t)a.lists * a.ids_max * sizeof(int32_t));
@@ -174,7 +174,7 @@ void check_pool(check *c)
             out[k] = a.out = check_out(c, written * sizeof(float));
             for (size_t n = 0; n < written; n++)
                 out[k][n] = (float)(n % 5) - 2.0f;
-            CHECK_RUN(c, k ? c->var : c->ref, pool, &a, kvf_pool_tasks(&a), k);
+            CHECK_RUN(c, k ? c->var : c->ref, pool, &a, k);
         }
         /* 13 terms of at most 120, divided by their number; a quarter to 2.25 of it is a product
          * that is rounded, and a sum with it is rounded again. */
@@ -249,7 +249,7 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
         for (uint32_t i = 0; i < 2; i++)
             for (uint32_t n = 0; n < id_count[i]; n++)
                 resident[i] += of_page[i][ids[(size_t)i * k + n]] >= 0;
-        CHECK_BOTH(c, resolve, &a, kvf_resolve_tasks(&a));
+        CHECK_BOTH(c, resolve, &a);
         for (uint32_t i = 0; i < 2; i++) {
             resolve_invariants(c, &a, i, pages);
             if (a.miss_count[i] != id_count[i] - resident[i])
@@ -281,7 +281,7 @@ static void resolve_victims(check *c)
     a.missed = check_out(c, 3 * sizeof(uint32_t));
     a.misses = check_out(c, 3 * sizeof(kvf_miss));
     a.miss_count = check_out(c, sizeof(uint32_t));
-    CHECK_RUN(c, c->var, resolve, &a, kvf_resolve_tasks(&a), false);
+    CHECK_RUN(c, c->var, resolve, &a, false);
     if (a.miss_count[0] != 2 || a.misses[0].page != 4 || a.misses[0].slot != 3 ||
         a.misses[1].page != 5 || a.misses[1].slot != 0 || a.missed[0] != 0 || a.missed[1] != 1 ||
         a.slot_of_id[0] != 2 || of_page[3] != -1 || of_page[1] != -1 || of_page[2] != 1)

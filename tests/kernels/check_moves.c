@@ -15,7 +15,6 @@
 
 #include "check_support.h"
 #include "common/convert.h"
-#include "page_rows.h"
 
 static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, uint32_t subs,
                         check_data data)
@@ -53,7 +52,7 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
     for (int i = 0; i < 2; i++) {
         for (uint32_t k = 0; k < a.job_count; k++)
             jobs[k].digest = out[i] + k * bytes;
-        CHECK_RUN(c, i ? c->var : c->ref, digest, &a, kvf_digest_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, digest, &a, i);
     }
     if (kind == KVF_DIGEST_MINMAX)
         check_bits(c, "digest", out[1], out[0], a.job_count * bytes);
@@ -123,7 +122,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.scores = check_out(c, rows * a.pages_max * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, score, &a, kvf_score_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, score, &a, i);
     }
     const double q_norm = check_norm(q, dtype, rows, head_dim);
     check_elements(c, "scores", out[1], out[0], KVF_FP32, rows * a.pages_max,
@@ -166,7 +165,7 @@ static void copy_case(check *c, size_t bytes, uint32_t count, uint32_t stream, s
         out[i] = check_out(c, bytes * count + shift);
         for (uint32_t k = 0; k < count; k++)
             targets[k] = out[i] + shift + bytes * ((k * 7 + 3) % count);
-        CHECK_RUN(c, i ? c->var : c->ref, copy, &a, kvf_copy_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, copy, &a, i);
     }
     check_bits(c, "copy", out[1], out[0], bytes * count + shift);
 }
@@ -216,7 +215,7 @@ static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint3
         for (uint32_t k = 0; k < blocks; k++)
             targets[k] = out[i] + k * block_bytes;
         a.fault = fault[i] = check_put_out(c, &(uint32_t){UINT32_MAX}, sizeof(uint32_t));
-        CHECK_RUN(c, i ? c->var : c->ref, repack, &a, kvf_repack_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, repack, &a, i);
     }
     check_bits(c, "pages", out[1], out[0], blocks * block_bytes);
     check_bits(c, "fault", fault[1], fault[0], sizeof *fault[0]);
@@ -262,7 +261,7 @@ static void take_case(check *c, const kvf_shape *shape, uint32_t count)
     for (int i = 0; i < 2; i++) {
         k[i] = a.k = check_out(c, bytes);
         v[i] = a.v = check_out(c, bytes);
-        CHECK_RUN(c, i ? c->var : c->ref, take, &a, kvf_take_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, take, &a, i);
     }
     check_bits(c, "k", k[1], k[0], bytes);
     check_bits(c, "v", v[1], v[0], bytes);

@@ -121,7 +121,7 @@ static void profile_case(check *c, uint32_t count, uint32_t top, uint32_t data)
     float *out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = a.out = check_out(c, values * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, profile, &a, kvf_profile_tasks(&a), i);
+        CHECK_RUN(c, i ? c->var : c->ref, profile, &a, i);
     }
     compare(c, what, out[0], want, a.rows, 0x1p-22, fmax(count, 1.0));
     compare(c, what, out[1], out[0], a.rows, (count / 64.0 + 24) * 0x1p-24, fmax(count, 1.0));

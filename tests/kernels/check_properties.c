@@ -11,7 +11,6 @@
 
 #include "check_support.h"
 #include "common/convert.h"
-#include "page_rows.h"
 
 #define D     128u
 #define P     16u
@@ -36,7 +35,7 @@ static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
                                 .subs = subs,
                                 .job_count = 1,
                                 .jobs = check_put(c, &job, sizeof job)};
-    CHECK_RUN(c, c->var, digest, &da, 1, false);
+    CHECK_RUN(c, c->var, digest, &da, false);
     float *score = check_out(c, sizeof *score);
     kvf_score_args sa = {.shape = s,
                          .subs = subs,
@@ -47,7 +46,7 @@ static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
                          .digests = check_put(c, &digest, sizeof digest),
                          .pages = check_put(c, &(uint32_t){1}, sizeof(uint32_t)),
                          .scores = score};
-    CHECK_RUN(c, c->var, score, &sa, 1, false);
+    CHECK_RUN(c, c->var, score, &sa, false);
     for (uint32_t t = 0; t < P; t++) {
         double dot = 0.0, magnitude = 0.0;
         if (job.skip >> t & 1)
@@ -89,7 +88,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
     a.partial_lse = check_out(c, (size_t)splits * GROUP * sizeof(float));
     for (int pass = x->two_passes ? 1 : 0; pass <= (x->two_passes ? 2 : 0); pass++) {
         a.pass = (kvf_pass)pass;
-        CHECK_RUN(c, c->var, attend, &a, kvf_attend_tasks(&a), pass & 1);
+        CHECK_RUN(c, c->var, attend, &a, pass & 1);
     }
     kvf_merge_args m = {.shape = *s,
                         .lists = 1,
@@ -101,7 +100,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
                         .partial_lse = a.partial_lse,
                         .out = out,
                         .lse = lse};
-    CHECK_RUN(c, c->var, merge, &m, kvf_merge_tasks(&m), false);
+    CHECK_RUN(c, c->var, merge, &m, false);
 }
 
 static void attention_properties(check *c, kvf_dtype dtype)
@@ -198,7 +197,7 @@ static void prefill_is_dense(check *c, kvf_dtype dtype)
                                  .blocks = blocks,
                                  .out = out[1],
                                  .lse = lse[1]};
-    CHECK_RUN(c, c->var, prefill, &a, kvf_prefill_tasks(&a), false);
+    CHECK_RUN(c, c->var, prefill, &a, false);
     /* neighbours in the element type */
     const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
     /* Tensor cores take the weights of prefill in the element type: each is off by a factor within

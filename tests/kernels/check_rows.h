@@ -12,8 +12,6 @@
  */
 
 #include "check_support.h"
-#include "page_rows.h"
-#include "paging.h"
 
 typedef struct check_rows_config {
     uint32_t rows;

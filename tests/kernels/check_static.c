@@ -87,7 +87,7 @@ static void cover_case(check *c, uint32_t pages_max)
     } else if (check_below(c, 4) == 0) {
         a.limit = NULL;
     }
-    CHECK_BOTH(c, cover, &a, p->kv_heads);
+    CHECK_BOTH(c, cover, &a);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         cover_properties(c, &a, h);
 }
@@ -111,7 +111,7 @@ typedef struct chosen_tokens {
 static chosen_tokens choose_tokens(check *c, const check_rows *w, bool resident)
 {
     chosen_tokens t = {.cover = cover_args(c, w, resident), .ids_max = w->statics_max};
-    CHECK_RUN(c, c->ref, cover, &t.cover, w->p.kv_heads, false);
+    CHECK_RUN(c, c->ref, cover, &t.cover, false);
     t.ids = check_in(c, (size_t)w->p.kv_heads * t.ids_max * sizeof *t.ids);
     t.id_count = check_in(c, w->p.kv_heads * sizeof *t.id_count);
     for (uint32_t h = 0; h < w->p.kv_heads; h++) {
@@ -192,7 +192,7 @@ static void pack_case(check *c, uint32_t pages_max, uint32_t statics_max)
     check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
     check_track(c, "digests", row->digests,
                 p->kv_heads * p->pages_max * kvf_digest_bytes(p->shape.head_dim, p->subs));
-    CHECK_BOTH(c, pack, &a, p->kv_heads);
+    CHECK_BOTH(c, pack, &a);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         pack_properties(c, &a, h);
 }
@@ -293,7 +293,7 @@ static void permute_case(check *c, uint32_t pages_max)
     check_track(c, "jobs", a.jobs, jobs * sizeof *a.jobs);
     check_track(c, "counters", a.counters, sizeof *a.counters);
     check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
-    CHECK_BOTH(c, permute, &a, p->kv_heads);
+    CHECK_BOTH(c, permute, &a);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         permute_properties(c, &a, h);
 }

@@ -198,9 +198,19 @@ double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_
     return best;
 }
 
+static void note_run(check *c, kvf_task_fn fn)
+{
+    size_t i = 0;
+#define NOTE(family, op) c->ran[i++] |= fn == c->var->op;
+    KVF_KERNEL_LIST(NOTE, NOTE)
+#undef NOTE
+}
+
 void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
                bool backwards)
 {
+    if (table == c->var)
+        note_run(c, fn);
     if (c->cuda && table == c->var) {
         const char *error = check_cuda_run(c->cuda, fn, args, tasks);
         if (error)

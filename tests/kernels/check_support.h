@@ -21,6 +21,7 @@
 
 #define CHECK_BUFFERS_MAX 4096u
 #define CHECK_TRACKED_MAX 32u
+#define CHECK_KERNELS_MAX (sizeof(kvf_kernels) / sizeof(kvf_task_fn))
 
 typedef enum check_data {
     DATA_NORMAL,
@@ -59,7 +60,8 @@ typedef struct check {
     uint32_t one_in; /* of so many cases one runs, chosen by the seed; 1 = all */
     uint32_t only;   /* the one case that runs; UINT32_MAX = all */
     uint32_t failures;
-    bool failed; /* the current case */
+    bool failed;                 /* the current case */
+    bool ran[CHECK_KERNELS_MAX]; /* kernels of `var` that were run, in the order of the table */
     uint32_t buffer_count;
     check_buffer buffers[CHECK_BUFFERS_MAX];
     uint32_t tracked_count;
@@ -92,15 +94,16 @@ double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_
 
 /* Runs every task of a kernel of `table`, which is c->ref or c->var; backwards for the variant,
  * because order must not matter. On a GPU: one launch, and waits for it. */
-#define CHECK_RUN(c, table, op, args, tasks, backwards)                                            \
-    check_run((c), (table), (table)->op, (args), (tasks), (backwards))
+#define CHECK_RUN(c, table, op, args, backwards)                                                   \
+    check_run((c), (table), (table)->op, (args), kvf_##op##_tasks(args), (backwards))
 void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
                bool backwards);
 
 /* For kernels that change what they read: track all that may change, then run the reference and the
  * variant from the same start at the same addresses, so that pointers in results compare too. */
 void check_track(check *c, const char *name, void *data, size_t bytes);
-#define CHECK_BOTH(c, op, args, tasks) check_both((c), (c)->ref->op, (c)->var->op, (args), (tasks))
+#define CHECK_BOTH(c, op, args)                                                                    \
+    check_both((c), (c)->ref->op, (c)->var->op, (args), kvf_##op##_tasks(args))
 void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, const void *args, uint32_t tasks);
 
 void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes);
@@ -132,7 +135,10 @@ void check_publish(check *c);
 void check_move(check *c);
 void check_ahead(check *c);
 void check_convert(check *c);
-void check_paging(check *c);
+void check_lists(check *c);
+void check_spans(check *c);
+void check_row_moves(check *c);
+void check_recorded(check *c);
 void check_cover(check *c);
 void check_pack(check *c);
 void check_permute(check *c);

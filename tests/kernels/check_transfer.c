@@ -40,7 +40,7 @@ void check_publish(check *c)
         check_track(c, "out_count", a.out_count, sizeof *a.out_count);
         check_track(c, "request", a.request, sizeof *a.request);
         check_track(c, "done", a.done, sizeof *a.done);
-        CHECK_BOTH(c, publish, &a, 1);
+        CHECK_BOTH(c, publish, &a);
     }
 }
 
@@ -74,7 +74,7 @@ static void move_case(check *c, size_t bytes, uint32_t n)
     check_track(c, "done", a.done, sizeof *a.done);
     if (check_below(c, 4) == 0)
         a.done = NULL;
-    CHECK_BOTH(c, move, &a, a.blocks);
+    CHECK_BOTH(c, move, &a);
 }
 
 void check_move(check *c)
@@ -109,7 +109,7 @@ static void writeback_case(check *c)
         row->pool = blocks;
         check_track(c, "pool", pool, sealed * block);
     }
-    CHECK_BOTH(c, writeback, &a, w.rows);
+    CHECK_BOTH(c, writeback, &a);
 }
 
 static void ahead_case(check *c)
@@ -142,7 +142,7 @@ static void ahead_case(check *c)
     a.counters = check_put_out(c, &(kvf_layer_counters){.hits = 7}, sizeof *a.counters);
     check_track(c, "marks", bits, (size_t)a.lists * words * sizeof *bits);
     check_track(c, "counters", a.counters, sizeof *a.counters);
-    CHECK_BOTH(c, ahead, &a, a.lists);
+    CHECK_BOTH(c, ahead, &a);
 }
 
 static void frame_case(check *c)
@@ -163,14 +163,19 @@ static void frame_case(check *c)
     check_track(c, "to", a.to, (size_t)a.parts * a.bytes);
     check_track(c, "turns", a.turns, a.parts * sizeof *a.turns);
     for (uint32_t i = 0; i < 3; i++)
-        CHECK_BOTH(c, frame, &a, (uint32_t)a.parts);
+        CHECK_BOTH(c, frame, &a);
 }
 
 void check_ahead(check *c)
 {
+    for (uint32_t i = 0; i < 16; i++)
+        ahead_case(c);
+}
+
+void check_recorded(check *c)
+{
     for (uint32_t i = 0; i < 16; i++) {
         writeback_case(c);
-        ahead_case(c);
         frame_case(c);
     }
 }

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_ATTEND_ARGS_H
+#define KVF_KERNELS_ATTEND_ARGS_H
+
+/*
+ * Contracts, arguments and tasks: what each list attends to, and attention over it.
+ * See kernels.h for what holds for every kernel.
+ */
+
+#include "paging.h"
+
+/* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
+ * id. A chosen page lies in its slot and is `fetched` if it missed; without slots it lies where it
+ * lives. A task is KVF_ASSEMBLE_LISTS lists. */
+#define KVF_ASSEMBLE_LISTS 8u
+
+typedef struct kvf_assemble_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;
+    uint32_t spans_max;
+    const kvf_row *row;           /* [rows] */
+    const int32_t *ids;           /* [rows * lists, ids_max] */
+    const uint32_t *id_count;     /* [rows * lists] */
+    const int32_t *slot_of_id;    /* [rows * lists, ids_max] */
+    const uint32_t *missed;       /* [rows * lists, ids_max] */
+    const uint64_t *masks;        /* [rows * lists, ids_max] more to skip; may be NULL */
+    kvf_span *spans;              /* [rows * lists, spans_max] out */
+    uint32_t *span_count;         /* [rows * lists] out */
+    kvf_layer_counters *counters; /* added to, atomically */
+} kvf_assemble_args;
+KVF_TASKS(assemble, kvf_assemble_args,
+          kvf_div_ceil_u32(a->rows * a->paging.lists, KVF_ASSEMBLE_LISTS))
+
+/* ---- attend: sparse paged attention, split over spans ----
+ * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
+ *   partial_o[l, s, g, :] = sum_t softmax_t(scale q.k_t) v_t   (normalised within the split), fp32
+ *   partial_lse[l, s, g]  = ln sum_t exp(scale q.k_t), -INFINITY if no token is attended
+ * pass ALL computes every split; RESIDENT only splits without a fetched span; FETCHED the others.
+ * A task is one (list, split). The value of a split does not depend on the pass that computed it.
+ */
+typedef enum kvf_pass { KVF_PASS_ALL, KVF_PASS_RESIDENT, KVF_PASS_FETCHED } kvf_pass;
+
+typedef struct kvf_attend_args {
+    kvf_shape shape;
+    kvf_pass pass;
+    uint32_t lists;
+    uint32_t group;
+    uint32_t spans_max; /* row stride of spans */
+    uint32_t split;     /* spans per split */
+    float scale;
+    const void *q;              /* [lists, group, head_dim] dtype */
+    const kvf_span *spans;      /* [lists, spans_max] */
+    const uint32_t *span_count; /* [lists] */
+    float *partial_o;           /* [lists, splits_max = ceil(spans_max/split), group, head_dim] */
+    float *partial_lse;         /* [lists, splits_max, group] */
+} kvf_attend_args;
+KVF_TASKS(attend, kvf_attend_args, kvf_div_ceil_u32(a->spans_max, a->split) * a->lists)
+
+/* ---- merge: partial results by log-sum-exp, in split order ----
+ * out[l, g, :] = sum_s e^(lse_s - lse) o_s; lse[l, g] = ln sum_s e^lse_s. Splits used:
+ * ceil(span_count/split). No attended token: out = 0, lse = -INFINITY. One task per list.
+ */
+typedef struct kvf_merge_args {
+    kvf_shape shape;
+    uint32_t lists;
+    uint32_t group;
+    uint32_t splits_max;
+    uint32_t split;
+    const uint32_t *span_count; /* [lists] */
+    const float *partial_o;     /* [lists, splits_max, group, head_dim] */
+    const float *partial_lse;   /* [lists, splits_max, group] */
+    void *out;                  /* [lists, group, head_dim] dtype */
+    float *lse;                 /* [lists, group]; may be NULL */
+} kvf_merge_args;
+KVF_TASKS(merge, kvf_merge_args, a->lists)
+
+/* ---- prefill: causal attention of a chunk ----
+ * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
+ * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
+ * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
+ * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
+ * query of the launch attends to are not read, nor are their blocks. Keys and values of other
+ * tokens below base + tokens are finite, attended or not. A task is one KV head x KVF_PREFILL_ROWS
+ * consecutive query tokens (all query heads of the group).
+ */
+#define KVF_PREFILL_ROWS 48u
+#define KVF_PREFILL_KEYS 64u
+
+typedef struct kvf_prefill_kernel_args {
+    kvf_shape shape;
+    uint32_t kv_heads;
+    uint32_t group;
+    uint32_t tokens;
+    uint32_t base;
+    uint32_t sink;   /* unused without a window */
+    uint32_t window; /* newest tokens, a query's own included; 0 = all */
+    float scale;
+    const void *q;             /* [tokens, kv_heads, group, head_dim] dtype */
+    const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
+    void *out;                 /* as q */
+    float *lse;                /* [tokens, kv_heads, group]; may be NULL */
+} kvf_prefill_kernel_args;
+KVF_TASKS(prefill, kvf_prefill_kernel_args,
+          kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS) * a->kv_heads)
+
+/* ---- compare: sparse against dense results of one row. verified += heads, recall_sum +=
+ * e^(lse_sparse - lse_dense), error_max = max |out - dense|. One task, sums in order. */
+typedef struct kvf_compare_args {
+    kvf_shape shape;
+    uint32_t heads;
+    const void *out; /* [heads, head_dim] dtype */
+    const void *dense;
+    const float *lse; /* [heads] */
+    const float *dense_lse;
+    kvf_layer_counters *counters;
+} kvf_compare_args;
+KVF_TASKS(compare, kvf_compare_args, 1)
+
+/* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
+ * One task. */
+/* ---- csr_in: CSR lists as spans. One task per list. ---- */
+typedef struct kvf_csr_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;
+    uint32_t spans_max;
+    const kvf_row *row;       /* [rows] */
+    const int32_t *ids;       /* csr_out: [rows * lists, ids_max] */
+    const uint32_t *id_count; /* csr_out */
+    int32_t *indptr;          /* [rows * lists + 1] */
+    int32_t *indices;
+    int32_t *last_page_len; /* [rows * lists] */
+    kvf_span *spans;        /* csr_in: out */
+    uint32_t *span_count;   /* csr_in: out */
+} kvf_csr_args;
+KVF_TASKS(csr_out, kvf_csr_args, 1)
+KVF_TASKS(csr_in, kvf_csr_args, a->rows * a->paging.kv_heads)
+
+#endif

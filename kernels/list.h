@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_LIST_H
+#define KVF_KERNELS_LIST_H
+
+/*
+ * Every kernel, once. The table, the declarations of all variants and launchers, the checks and
+ * meson.build are made of this list; meson reads the lines that begin with PLAIN or SIMD.
+ *
+ *     PLAIN(family, op)    <family>/<op>_ref.c and <op>.cu: one form on the host device
+ *     SIMD(family, op)     <op>_simd.c beside them, built once per instruction set
+ *
+ * The files of an operation in parts (observe_stats, observe_score) have the name before the
+ * underscore.
+ */
+#define KVF_KERNEL_LIST(PLAIN, SIMD)                                                               \
+    SIMD(score, digest)                                                                            \
+    SIMD(score, score)                                                                             \
+    SIMD(score, reduce)                                                                            \
+    SIMD(select, topk)                                                                             \
+    PLAIN(select, newest)                                                                          \
+    PLAIN(select, spread)                                                                          \
+    PLAIN(select, mask)                                                                            \
+    PLAIN(select, resolve)                                                                         \
+    PLAIN(select, fetch)                                                                           \
+    PLAIN(select, ahead)                                                                           \
+    PLAIN(select, overlap)                                                                         \
+    PLAIN(attend, assemble)                                                                        \
+    SIMD(attend, attend)                                                                           \
+    SIMD(attend, merge)                                                                            \
+    SIMD(attend, prefill)                                                                          \
+    PLAIN(attend, compare)                                                                         \
+    PLAIN(attend, csr_out)                                                                         \
+    PLAIN(attend, csr_in)                                                                          \
+    PLAIN(move, append)                                                                            \
+    PLAIN(move, seal)                                                                              \
+    PLAIN(move, table)                                                                             \
+    PLAIN(move, ring)                                                                              \
+    SIMD(move, repack)                                                                             \
+    PLAIN(move, take)                                                                              \
+    PLAIN(move, heads)                                                                             \
+    SIMD(move, copy)                                                                               \
+    PLAIN(move, publish)                                                                           \
+    PLAIN(move, move)                                                                              \
+    PLAIN(move, writeback)                                                                         \
+    PLAIN(move, frame)                                                                             \
+    PLAIN(move, stamp)                                                                             \
+    SIMD(observe, observe_stats)                                                                   \
+    SIMD(observe, observe_score)                                                                   \
+    SIMD(observe, pool)                                                                            \
+    PLAIN(observe, profile)                                                                        \
+    PLAIN(observe, cover)                                                                          \
+    PLAIN(observe, pack)                                                                           \
+    PLAIN(observe, permute)
+
+#endif

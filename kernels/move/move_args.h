@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_MOVE_ARGS_H
+#define KVF_KERNELS_MOVE_ARGS_H
+
+/*
+ * Contracts, arguments and tasks: tokens, pages and page tables, from where they are to where they
+ * are needed.
+ * See kernels.h for what holds for every kernel.
+ */
+
+#include "paging.h"
+#include "score/score_args.h"
+
+/* ---- append: one token per row into the window. A token that begins a page takes the page's ring
+ * block. Keeps the query, notes what is not finite, and writes how many pages each list chooses.
+ * One task per row. */
+typedef struct kvf_append_args {
+    kvf_paging paging;
+    uint32_t rows;
+    const kvf_row *row; /* [rows] */
+    const void *q;      /* [rows, kv_heads, group, head_dim] */
+    const void *k;      /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
+    const void *v;
+    uint32_t *choose; /* [rows * choose_lists] out */
+    uint32_t choose_lists;
+} kvf_append_args;
+KVF_TASKS(append, kvf_append_args, a->rows)
+
+/* ---- seal: pages sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
+ * the front of the store, write digest jobs (row's first job at job_first * kv_heads). Folds
+ * chunk_fault (relative to chunk_first) into the row's fault word. One task per (row, KV head). */
+typedef struct kvf_seal_args {
+    kvf_paging paging;
+    uint32_t rows;
+    const kvf_row *row; /* [rows] */
+    kvf_digest_job *jobs;
+    const uint32_t *chunk_fault; /* [1] of a prefill chunk, one row; may be NULL */
+    uint32_t chunk_first;
+} kvf_seal_args;
+KVF_TASKS(seal, kvf_seal_args, a->rows * a->paging.kv_heads)
+
+/* ---- table: page tables of rows. Entries sealed_before .. pages(length)-1: a sealed page gets its
+ * address of `pool`, the others that of their ring block. One task per row. */
+typedef struct kvf_table_args {
+    kvf_paging paging;
+    uint32_t rows;
+    const kvf_row *row; /* [rows] */
+} kvf_table_args;
+KVF_TASKS(table, kvf_table_args, a->rows)
+
+/* ---- ring: one token per row into the rings of its streaming heads, and the spans that it attends
+ * to: tokens below sink and the newest `recent`. kvf_row.ring is [sink_blocks + ring_blocks, heads,
+ * page bytes]: the pages of the sink, then page p in block (p - sink_blocks) % ring_blocks of the
+ * others. Notes what is not finite. One task per (row, head). Invariant: ring_blocks pages hold
+ * `recent` consecutive tokens wherever they begin, or sink and ring hold every token there may be.
+ */
+typedef struct kvf_ring {
+    kvf_shape shape;
+    uint32_t heads;
+    uint32_t sink;
+    uint32_t recent;
+    uint32_t sink_blocks;
+    uint32_t ring_blocks; /* at least 1 */
+} kvf_ring;
+
+typedef struct kvf_ring_args {
+    kvf_ring ring;
+    uint32_t rows;
+    uint32_t kv_heads;    /* of k and v */
+    uint32_t spans_max;   /* >= sink_blocks + ring_blocks */
+    const uint32_t *head; /* [ring.heads] of kv_heads; NULL = 0, 1, ... */
+    const kvf_row *row;   /* [rows]: ring, fault, fault_key, length; nothing else is looked at */
+    const void *k;        /* [rows, kv_heads, head_dim] */
+    const void *v;
+    kvf_span *spans;      /* [rows * ring.heads, spans_max] out */
+    uint32_t *span_count; /* [rows * ring.heads] out */
+} kvf_ring_args;
+KVF_TASKS(ring, kvf_ring_args, a->rows * a->ring.heads)
+
+/* ---- rings of streaming heads ---- */
+
+/* Block of page p among those of a row. */
+KVF_INLINE uint32_t kvf_ring_block(const kvf_ring *r, uint32_t page)
+{
+    return page < r->sink_blocks ? page : r->sink_blocks + (page - r->sink_blocks) % r->ring_blocks;
+}
+
+KVF_INLINE char *kvf_ring_page(const kvf_ring *r, char *blocks, uint32_t page, uint32_t head)
+{
+    return blocks + ((size_t)kvf_ring_block(r, page) * r->heads + head) * kvf_page_bytes(&r->shape);
+}
+
+/* Tokens below `sink`, and those from the result on, are what the newest of `length` sees. */
+KVF_INLINE uint32_t kvf_ring_recent(const kvf_ring *r, uint32_t length)
+{
+    return length > r->recent ? length - r->recent : 0;
+}
+
+/* The first page behind those of the sink that the newest of `length` tokens sees. */
+KVF_INLINE uint32_t kvf_ring_first(const kvf_ring *r, uint32_t length)
+{
+    return kvf_max_u32(r->sink_blocks, kvf_ring_recent(r, length) / r->shape.page_size);
+}
+
+KVF_INLINE uint32_t kvf_ring_spans(const kvf_ring *r, uint32_t length)
+{
+    const uint32_t pages = kvf_div_ceil_u32(length, r->shape.page_size);
+    const uint32_t first = kvf_ring_first(r, length);
+    return kvf_min_u32(r->sink_blocks, pages) + (pages > first ? pages - first : 0);
+}
+
+/* Span i of what the newest of `length` tokens attends to. */
+KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t length, uint32_t head,
+                                  uint32_t i)
+{
+    const uint32_t page_size = r->shape.page_size, recent = kvf_ring_recent(r, length);
+    const uint32_t page = i < r->sink_blocks ? i : kvf_ring_first(r, length) + (i - r->sink_blocks);
+    const uint32_t first = page * page_size;
+    const uint32_t from = r->sink > first ? kvf_min_u32(r->sink - first, page_size) : 0;
+    const uint32_t end = recent > first ? kvf_min_u32(recent - first, page_size) : 0;
+    kvf_span span;
+    span.page = kvf_ring_page(r, blocks, page, head);
+    span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
+    span.count = kvf_min_u32(page_size, length - first);
+    span.fetched = 0;
+    return span;
+}
+
+/* ---- repack: a chunk in token order into pages ----
+ * Token i of the chunk becomes row (first + i) % page_size of block (first + i) / page_size,
+ * whose page of KV head h starts at blocks[b] + h * page bytes. If a key or value is not
+ * finite, the lowest index i seen is kept in *fault by an atomic minimum (fault starts at
+ * UINT32_MAX). One task per (block, KV head).
+ */
+typedef struct kvf_repack_args {
+    kvf_shape shape;
+    uint32_t kv_heads;
+    uint32_t tokens;
+    uint32_t first;      /* row in blocks[0] of the first token, < page_size */
+    const void *k;       /* [tokens, kv_heads, head_dim] dtype */
+    const void *v;       /* [tokens, kv_heads, head_dim] dtype */
+    void *const *blocks; /* [ceil((first + tokens) / page_size)] */
+    uint32_t *fault;     /* [1] */
+} kvf_repack_args;
+KVF_TASKS(repack, kvf_repack_args,
+          a->tokens ? kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size) * a->kv_heads : 0)
+
+/* ---- take: tokens of pages by index ----
+ * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
+ * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of
+ * one KV head.
+ */
+#define KVF_TAKE_TOKENS 64u
+
+typedef struct kvf_take_args {
+    kvf_shape shape;
+    uint32_t kv_heads;
+    uint32_t count;            /* tokens per KV head */
+    uint32_t stride;           /* row stride of ids */
+    const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
+    const uint32_t *ids;       /* [kv_heads, stride] */
+    void *k;                   /* [count, kv_heads, head_dim] dtype */
+    void *v;
+} kvf_take_args;
+KVF_TASKS(take, kvf_take_args, kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS) * a->kv_heads)
+
+/* ---- heads: chosen heads of rows. Per job, head from_head[i] of every row of `from` becomes head
+ * to_head[i] of that row of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are not
+ * named keep what they have. A task is KVF_HEADS_ROWS rows of one job. */
+#define KVF_HEADS_ROWS 8u
+
+typedef struct kvf_heads_job {
+    const void *from; /* [rows, from_heads, bytes] */
+    void *to;         /* [rows, to_heads, bytes] */
+    const uint32_t *from_head;
+    const uint32_t *to_head;
+    uint32_t from_heads;
+    uint32_t to_heads;
+    uint32_t count;
+    uint32_t bytes; /* a multiple of 4 */
+} kvf_heads_job;
+
+typedef struct kvf_heads_args {
+    uint32_t rows;
+    uint32_t job_count;
+    const kvf_heads_job *jobs; /* [job_count] */
+} kvf_heads_args;
+KVF_TASKS(heads, kvf_heads_args, kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS) * a->job_count)
+
+/* ---- copy: scattered equal blocks of bytes ----
+ * to[i] <- from[i], `bytes` each. The SIMD variants stream past the cache (non-temporal stores over
+ * four interleaved streams) when `stream` is set. A task is `per_task` consecutive blocks.
+ */
+typedef struct kvf_copy_args {
+    size_t bytes; /* a multiple of 16 */
+    uint32_t count;
+    uint32_t per_task;
+    uint32_t stream;
+    const void *const *from; /* [count] */
+    void *const *to;         /* [count] */
+} kvf_copy_args;
+KVF_TASKS(copy, kvf_copy_args, kvf_div_ceil_u32(a->count, a->per_task))
+
+/* ---- publish: a miss list of the device for a thread of the host ----
+ * n = *count. low <= n < high, or n == 0: others move it, *done <- ticket and out_count <- 0. Else
+ * out_count <- n, and the lists are copied unless n > list_max. Then *request <- ticket. A host
+ * thread that has seen the ticket in *request sees the rest; out and words are registered host
+ * memory. One task.
+ */
+typedef struct kvf_publish_args {
+    uint32_t low, high;
+    uint32_t list_max;
+    uint32_t ticket;
+    const uint32_t *count;   /* [1] */
+    const void *const *from; /* [n] */
+    void *const *to;         /* [n] */
+    const void **out_from;   /* [list_max] */
+    void **out_to;           /* [list_max] */
+    uint32_t *out_count;     /* [1] */
+    uint32_t *request;       /* [1] */
+    uint32_t *done;          /* [1] */
+} kvf_publish_args;
+KVF_TASKS(publish, kvf_publish_args, 1)
+
+/* ---- move: pages of registered host memory into slots, as the device finds their list ----
+ * n = *count. If low <= n < high: to[i] <- from[i] for i < n, `bytes` each; then, if done is not
+ * NULL, *done <- value, seen by a host thread or another stream only after every byte. Else nothing
+ * is moved or written. `blocks` bounds what the launch takes of the device; one task per block.
+ * stages == 0: loads and stores; 1 .. KVF_MOVE_STAGES_MAX: bulk copies through as many buffers of
+ * KVF_MOVE_STAGE_BYTES per block, which compute capability 9.0 has (others load and store). All
+ * give the same bytes.
+ */
+#define KVF_MOVE_BLOCKS_MAX  64u
+#define KVF_MOVE_STAGES_MAX  8u
+#define KVF_MOVE_STAGE_BYTES 16384u
+
+typedef struct kvf_move_args {
+    size_t bytes;            /* a multiple of 64 */
+    const void *const *from; /* [n] device aliases of pages, 16-byte aligned */
+    void *const *to;         /* [n] */
+    const uint32_t *count;   /* [1] */
+    uint32_t low, high;
+    uint32_t blocks; /* 1 .. KVF_MOVE_BLOCKS_MAX */
+    uint32_t stages;
+    uint32_t value;
+    uint32_t *arrived; /* [1] of the device, 0 before and after; unused if done is NULL */
+    uint32_t *done;    /* [1] of registered host memory, or NULL */
+} kvf_move_args;
+KVF_TASKS(move, kvf_move_args, a->blocks)
+
+/* ---- writeback: the blocks that a decode step sealed, from the ring to the pool: pages
+ * sealed_before .. sealed-1 of each row. The same copies as the host enqueues one by one, for a
+ * recorded step, whose pages the host does not know. One task per row. */
+typedef struct kvf_writeback_args {
+    kvf_paging paging;
+    uint32_t rows;
+    const kvf_row *row; /* [rows] */
+} kvf_writeback_args;
+KVF_TASKS(writeback, kvf_writeback_args, a->rows)
+
+/* ---- frame: arguments of a recorded step. The host writes them into a ring of frames; every part
+ * goes to its fixed place, and the part's turn moves on, so that the next run of the same recording
+ * finds the next frame. Turns wrap at 2^32: `frames` is a power of two. One task per part. */
+typedef struct kvf_frame_args {
+    uint32_t frames;
+    uint32_t parts;
+    size_t bytes;     /* of a part, a multiple of 16 */
+    const char *from; /* [frames, parts, bytes], host memory at its device alias */
+    char *to;         /* [parts, bytes] */
+    uint32_t *turns;  /* [parts] runs so far */
+} kvf_frame_args;
+KVF_TASKS(frame, kvf_frame_args, a->parts)
+
+/* ---- stamp: the time in stream order. sum += now - *last; *last = now. One task. ---- */
+typedef struct kvf_stamp_args {
+    uint64_t *last;
+    uint64_t *sum; /* NULL = only set *last */
+} kvf_stamp_args;
+KVF_TASKS(stamp, kvf_stamp_args, 1)
+
+#endif

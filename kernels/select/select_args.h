@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_SELECT_ARGS_H
+#define KVF_KERNELS_SELECT_ARGS_H
+
+/*
+ * Contracts, arguments and tasks: pages chosen by score, and the slots that they get.
+ * See kernels.h for what holds for every kernel.
+ */
+
+#include "paging.h"
+
+/* ---- topk: exact, ties to the lower index ----
+ * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
+ * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
+ * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count.
+ */
+typedef struct kvf_topk_args {
+    uint32_t lists;
+    uint32_t stride;  /* row stride of scores */
+    uint32_t ids_max; /* row stride of ids, >= every k */
+    uint32_t work_stride;
+    const float *scores;   /* [lists, stride] */
+    const uint32_t *first; /* [lists]; NULL = 0 */
+    const uint32_t *count; /* [lists] */
+    const uint32_t *k;     /* [lists] */
+    int32_t *ids;          /* [lists, ids_max] */
+    uint32_t *id_count;    /* [lists] */
+    uint32_t *work;
+} kvf_topk_args;
+KVF_TASKS(topk, kvf_topk_args, a->lists)
+
+/* ---- newest: the last min(choose, sealed) pages of each list. One task per list. ---- */
+typedef struct kvf_newest_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;
+    const kvf_row *row;     /* [rows] */
+    const uint32_t *choose; /* [rows * lists] */
+    int32_t *ids;           /* [rows * lists, ids_max] out */
+    uint32_t *id_count;     /* [rows * lists] out */
+} kvf_newest_args;
+KVF_TASKS(newest, kvf_newest_args, a->rows * a->paging.lists)
+
+/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list. ---- */
+typedef struct kvf_spread_args {
+    uint32_t rows;
+    uint32_t lists;
+    uint32_t ids_max;
+    const int32_t *from;        /* [rows, ids_max] */
+    const uint32_t *from_count; /* [rows] */
+    int32_t *ids;               /* [rows * lists, ids_max] out */
+    uint32_t *id_count;         /* [rows * lists] out */
+} kvf_spread_args;
+KVF_TASKS(spread, kvf_spread_args, a->rows * a->lists)
+
+/* ---- mask: chosen tokens into pages and what to skip of them (oracle). One task per list; one
+ * row. */
+typedef struct kvf_mask_args {
+    kvf_paging paging;
+    uint32_t ids_max;
+    uint32_t tokens_max;         /* row stride of tokens */
+    const int32_t *tokens;       /* [lists, tokens_max] ascending */
+    const uint32_t *token_count; /* [lists] */
+    int32_t *ids;                /* [lists, ids_max] out */
+    uint32_t *id_count;          /* [lists] out */
+    uint64_t *masks;             /* [lists, ids_max] out: bit set = not chosen */
+} kvf_mask_args;
+KVF_TASKS(mask, kvf_mask_args, a->paging.lists)
+
+/* ---- resolve: selected pages to slots ----
+ * Per list: pages ids[0..count) that have a slot are hits. Each other one, in id order, gets a
+ * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
+ * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
+ * count always. A resident page beyond `pages` scored pages (cannot happen) or with NaN score
+ * counts as lowest. A task is KVF_RESOLVE_LISTS lists: one list takes a microsecond or two, less
+ * than to wake a thread.
+ */
+#define KVF_RESOLVE_LISTS 8u
+
+typedef struct kvf_miss {
+    int32_t page;
+    int32_t slot;
+} kvf_miss;
+
+typedef struct kvf_resolve_args {
+    uint32_t lists;
+    uint32_t ids_max; /* row stride of ids, of slot_of_id and of misses */
+    uint32_t slots;
+    uint32_t stride;              /* row stride of scores */
+    const int32_t *ids;           /* [lists, ids_max] ascending */
+    const uint32_t *id_count;     /* [lists] */
+    const float *const *scores;   /* [lists] -> [pages]; NULL row: victims by lowest page id */
+    int32_t *const *slot_of_page; /* [lists] -> [pages_max], -1 = none */
+    int32_t *const *page_of_slot; /* [lists] -> [slots], -1 = free */
+    int32_t *slot_of_id;          /* [lists, ids_max] out */
+    uint32_t *missed;             /* [lists, ids_max] out: 1 if the page was not resident */
+    kvf_miss *misses;             /* [lists, ids_max] out */
+    uint32_t *miss_count;         /* [lists] out */
+} kvf_resolve_args;
+KVF_TASKS(resolve, kvf_resolve_args, kvf_div_ceil_u32(a->lists, KVF_RESOLVE_LISTS))
+
+/* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
+typedef struct kvf_fetch_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;
+    const kvf_row *row;         /* [rows] */
+    const kvf_miss *misses;     /* [rows * lists, ids_max] */
+    const uint32_t *miss_count; /* [rows * lists] */
+    const void **from;          /* out */
+    void **to;                  /* out */
+    uint32_t *count;            /* [1] out */
+} kvf_fetch_args;
+KVF_TASKS(fetch, kvf_fetch_args, 1)
+
+/* ---- ahead: slots that were filled ahead of need, one bit per slot. After such a resolve (is_use
+ * == 0): the bits of its misses are set and counted. After that of a step (is_use == 1): a set bit
+ * of a chosen page that was resident is counted as used and cleared; that of a miss is cleared. One
+ * task per list. */
+typedef struct kvf_ahead_args {
+    uint32_t lists;
+    uint32_t ids_max;
+    uint32_t is_use;
+    const uint32_t *id_count;     /* [lists] */
+    const int32_t *slot_of_id;    /* [lists, ids_max] */
+    const uint32_t *missed;       /* [lists, ids_max] */
+    uint32_t *const *marks;       /* [lists] -> [ceil(slots / 32)] */
+    kvf_layer_counters *counters; /* added to, atomically */
+} kvf_ahead_args;
+KVF_TASKS(ahead, kvf_ahead_args, a->lists)
+
+/* ---- overlap: how static the attention of a layer is. S tokens = page_size * floor(mean_h |a_h
+ * and b_h| / page_size) of the `rest` of the budget; pages get what is left. Writes row->share and
+ * choose. One task. */
+typedef struct kvf_overlap_args {
+    kvf_paging paging;
+    const kvf_row *row; /* [1] */
+    uint32_t rest;      /* tokens of the budget to divide */
+    uint32_t ids_max;   /* row stride of a and b */
+    const int32_t *a;   /* [kv_heads, ids_max] ascending */
+    const uint32_t *a_count;
+    const int32_t *b;
+    const uint32_t *b_count;
+    uint32_t *choose; /* [choose_lists] of this row, out */
+    uint32_t choose_lists;
+    kvf_layer_counters *counters;
+} kvf_overlap_args;
+KVF_TASKS(overlap, kvf_overlap_args, 1)
+
+#endif
