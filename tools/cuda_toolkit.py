@@ -4,8 +4,10 @@
 
 usage: cuda_toolkit.py NVCC [TARGET...]
 
-Prints four lines: version (major.minor), include folder, folder of libcudart_static.a, and those
-TARGETs (80, 90, ...) that this nvcc knows. Exits 1 with one line on stderr if it cannot be used.
+Prints four lines: version (major.minor), include folder, folder of libcudart_static.a, and the
+targets to compile for (80 90 ...). TARGET is a compute capability without its dot; `all` means
+every one that is supported, `auto` the GPUs of this machine, or the oldest one where there is none.
+What this nvcc does not know is left out. Exits 1 with one line on stderr if it cannot be used.
 """
 import os
 import re
@@ -13,6 +15,7 @@ import subprocess
 import sys
 
 VERSION_MIN = (12, 4)
+TARGETS = ["80", "86", "89", "90", "100", "120"]
 
 
 def output(*command):
@@ -32,6 +35,32 @@ def first_with(paths, name):
     sys.exit("the toolkit has no " + name)
 
 
+def gpus():
+    """Compute capabilities of the GPUs of this machine, as the driver says."""
+    try:
+        text = output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    except OSError:
+        return []
+    return sorted({m.replace(".", "") for m in re.findall(r"^\d+\.\d$", text, re.M)}, key=int)
+
+
+def targets(asked, known, present):
+    """Of those `asked` for what nvcc knows, oldest first. PTX of the newest goes into every object,
+    and newer GPUs compile it; so one of them finds its predecessor here, and any finds the oldest."""
+    chosen = set()
+    for name in asked or ["auto"]:
+        if name == "all":
+            chosen.update(TARGETS)
+        elif name != "auto":
+            chosen.add(name)
+        elif not present:
+            chosen.add(TARGETS[0])
+        for gpu in present if name == "auto" else []:
+            older = [t for t in TARGETS if t in known and int(t) <= int(gpu)] or TARGETS[:1]
+            chosen.add(gpu if gpu in known and int(gpu) >= int(TARGETS[0]) else older[-1])
+    return sorted(chosen.intersection(known), key=int)
+
+
 def main():
     nvcc = sys.argv[1]
     version = re.search(r"release (\d+)\.(\d+)", output(nvcc, "--version"))
@@ -45,7 +74,7 @@ def main():
     print(first_with(folders(dry_run, "INCLUDES", "-I") + [top + "/include"], "cuda_runtime_api.h"))
     print(first_with(folders(dry_run, "LIBRARIES", "-L") + [top + "/lib64"], "libcudart_static.a"))
     known = re.findall(r"sm_(\d+)", output(nvcc, "--list-gpu-code"))
-    print(" ".join(t for t in sys.argv[2:] if t in known))
+    print(" ".join(targets(sys.argv[2:], known, gpus())))
 
 
 if __name__ == "__main__":
