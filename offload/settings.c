@@ -180,10 +180,11 @@ int kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config
             const value v = get(s, config, k);
             if (is_special(s, v) || is_in_range(s, v))
                 continue;
-            snprintf(index, sizeof index, s->count > 1 ? "[%u]" : "", k);
+            snprintf(index, sizeof index, "[%u]", k);
             snprintf(shown, sizeof shown, is_real(s) ? "%g" : "%.0f", number(s, v));
-            snprintf(text, capacity, "%s%s = %s: must be %s (%s)", s->name, index, shown,
-                     kvf_setting_range(s, range, sizeof range), s->meaning);
+            snprintf(text, capacity, "%s%s = %s: must be %s (%s)", s->name,
+                     s->count > 1 ? index : "", shown, kvf_setting_range(s, range, sizeof range),
+                     s->meaning);
             return 1;
         }
     }

@@ -89,8 +89,7 @@ const cli_option *cli_option_find(const cli_command *c, const char *name)
     for (uint32_t i = 0; i < c->count; i++)
         if (strcmp(c->options[i].is.name, name) == 0)
             return &c->options[i];
-    assert(!"an option of this name");
-    return NULL;
+    abort(); /* the caller knows its options */
 }
 
 const char *cli_show(const kvf_setting *(*at)(uint32_t index), const char *field,
@@ -100,8 +99,7 @@ const char *cli_show(const kvf_setting *(*at)(uint32_t index), const char *field
     for (uint32_t i = 0; (setting = at(i)) != NULL; i++)
         if (strcmp(setting->name, field) == 0)
             return kvf_setting_show(setting, config, text, 32);
-    assert(!"a setting of this name");
-    return "";
+    abort(); /* the caller knows the fields */
 }
 
 /* ---- help ---- */
@@ -153,9 +151,9 @@ static void print_option(const cli_option *o, const void *options, FILE *file)
     char text[TEXT], range[TEXT], value[TEXT];
     if (o->heading)
         fprintf(file, "\n%s\n\n", o->heading);
-    snprintf(text, sizeof text, o->letter ? "-%c, " : "", o->letter);
-    int column =
-        fprintf(file, "  %s--%s %s%s", text, o->is.name, argument_of(o), o->is_list ? ",..." : "");
+    snprintf(text, sizeof text, "-%c, ", o->letter);
+    int column = fprintf(file, "  %s--%s %s%s", o->letter ? text : "", o->is.name, argument_of(o),
+                         o->is_list ? ",..." : "");
     if (column >= INDENT) {
         fputs("\n", file);
         column = 0;
