@@ -4,7 +4,8 @@
 
 #include "axes.h"
 
-#include <assert.h>
+#include "common/base.h"
+
 #include <string.h>
 
 uint32_t cli_axis_count(const char *values)
@@ -40,7 +41,7 @@ void cli_axes_set(const cli_axis *axes, uint32_t count, uint64_t index, void *op
         cli_axis_at(axes[i].values, index % values, word);
         const int is_set =
             kvf_setting_parse(&axes[i].option->is, word, (char *)options + axes[i].option->base);
-        assert(is_set);
+        KVF_ASSERT(is_set);
         (void)is_set;
         index /= values;
     }

@@ -4,7 +4,8 @@
 
 #include "options.h"
 
-#include <assert.h>
+#include "common/base.h"
+
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 
 static cli_option *add(cli_command *c, const cli_option *row, size_t base)
 {
-    assert(c->count < CLI_OPTIONS_MAX);
+    KVF_ASSERT(c->count < CLI_OPTIONS_MAX);
     cli_option *o = &c->options[c->count++];
     *o = *row;
     o->base = base;
@@ -207,7 +208,7 @@ static bool take_list(const cli_option *o, const char *text, void *at)
     char word[TEXT], field[32], *to = (char *)at + o->is.offset;
     size_t size;
     bool fine = true;
-    assert(o->is.bytes <= sizeof field);
+    KVF_ASSERT(o->is.bytes <= sizeof field);
     memcpy(field, to, o->is.bytes);
     for (;; text += size + 1) {
         size = strcspn(text, ",");
