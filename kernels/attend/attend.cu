@@ -48,7 +48,7 @@ static __device__ __forceinline__ bool split_of(const kvf_attend_args *a, kvf_sp
     if (a->pass == KVF_PASS_ALL)
         return true;
     bool fetched = false;
-    for (uint32_t i = threadIdx.x % KVF_LANES; i < out->count; i += KVF_LANES)
+    for (uint32_t i = threadIdx.x % KVF_WARP_LANES; i < out->count; i += KVF_WARP_LANES)
         fetched |= out->spans[i].fetched != 0;
     return (__any_sync(KVF_FULL_WARP, fetched) != 0) == (a->pass == KVF_PASS_FETCHED);
 }
@@ -129,9 +129,9 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
         }
         char *to = slots + s->slot * ring<D>::slot_bytes;
         if (s->next.live) {
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t i = 0; i < kvf_tile<D>::pieces / 2; i++) {
-                const uint32_t piece = i * KVF_LANES + lane;
+                const uint32_t piece = i * KVF_WARP_LANES + lane;
                 const uint32_t row = piece / kvf_tile<D>::pieces;
                 const uint32_t column = piece % kvf_tile<D>::pieces;
                 const bool live = s->next.live >> row & 1;
@@ -161,14 +161,14 @@ static __device__ __forceinline__ void begin_rows(warp_rows<D> *r, const kvf_att
     const uint32_t row = lane / 4, column = lane % 4 * 2;
     const char *q = (const char *)a->q + ((size_t)list * a->group + row) * (2 * D);
     const char *far = row + 8 < a->group ? q + 8 * 2 * D : q;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         r->q[k][0] = kvf_row_word(q, k * 16 + column, row < a->group);
         r->q[k][1] = kvf_row_word(far, k * 16 + column, row + 8 < a->group);
         r->q[k][2] = kvf_row_word(q, k * 16 + column + 8, row < a->group);
         r->q[k][3] = kvf_row_word(far, k * 16 + column + 8, row + 8 < a->group);
     }
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < D / 8; n++)
         r->o[n][0] = r->o[n][1] = r->o[n][2] = r->o[n][3] = 0.0f;
     r->top[0] = r->top[1] = -INFINITY;
@@ -181,19 +181,19 @@ static __device__ __forceinline__ void chunk_logits(float s[2][4], const warp_ro
                                                     const char *keys, uint32_t live, float unit,
                                                     uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < 2; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         uint32_t b[4];
         kvf_load_tiles4(b, kvf_tile_keys<D>(keys, 0, k * 16, lane));
         kvf_mma(s[0], r->q[k], b, T());
         kvf_mma(s[1], r->q[k], b + 2, T());
     }
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < 2; n++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t e = 0; e < 4; e++) {
             const uint32_t token = n * 8 + lane % 4 * 2 + e % 2;
             s[n][e] = live >> token & 1 ? kvf_times(s[n][e], unit) : -INFINITY;
@@ -211,14 +211,14 @@ static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], ui
     const float base = kvf_finite_top(top), factor = kvf_exp2(r->top[side] - base);
     r->top[side] = top;
     float sum = r->sum[side] * factor;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < 2; n++) {
         s[n][e] = kvf_exp2(s[n][e] - base);
         s[n][e + 1] = kvf_exp2(s[n][e + 1] - base);
         sum += s[n][e] + s[n][e + 1];
     }
     r->sum[side] = sum;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < D / 8; n++) {
         r->o[n][e] *= factor;
         r->o[n][e + 1] *= factor;
@@ -231,13 +231,13 @@ static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s
                                                   const char *values, uint32_t lane)
 {
     uint32_t high[4], low[4];
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         const float x = s[i / 2][i % 2 * 2], y = s[i / 2][i % 2 * 2 + 1];
         high[i] = kvf_pair<T>(x, y);
         low[i] = kvf_pair_rest<T>(high[i], x, y);
     }
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         uint32_t b[4];
         kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, 0, k * 16, lane));
@@ -298,7 +298,7 @@ template <uint32_t D>
 static __device__ __forceinline__ void leave_rows(const warp_rows<D> *r, float *part,
                                                   uint32_t group, uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t side = 0; side < 2; side++) {
         const uint32_t row = lane / 4 + 8 * side;
         if (side && group <= 8)
@@ -306,7 +306,7 @@ static __device__ __forceinline__ void leave_rows(const warp_rows<D> *r, float *
         const float sum = kvf_quad_sum(r->sum[side]);
         if (row >= group)
             continue;
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < D / 8; n++)
             *(float2 *)(part + row * (D + 8) + n * 8 + lane % 4 * 2) =
                 make_float2(r->o[n][2 * side], r->o[n][2 * side + 1]);
@@ -344,11 +344,11 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
 /* q [lists, group, D], partial_o [lists, splits_max, group, D], partial_lse [lists, splits_max,
  * group]; WARPS or fewer warps. */
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(WARPS *KVF_LANES)
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     attend_chunks(const __grid_constant__ kvf_attend_args a)
 {
-    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
-    const uint32_t warps = blockDim.x / KVF_LANES;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
+    const uint32_t warps = blockDim.x / KVF_WARP_LANES;
     kvf_split split;
     if (!split_of(&a, &split))
         return;
@@ -372,7 +372,7 @@ static cudaError_t launch_chunks(const kvf_attend_args *a, uint32_t blocks, cuda
     const uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(tokens, CHUNK));
     const size_t rings = (size_t)warps * ring<D>::slots * ring<D>::slot_bytes;
     const size_t parts = (size_t)warps * part_floats<D>(a->group) * sizeof(float);
-    return kvf_cuda_launch(attend_chunks<T, D>, dim3(blocks), dim3(warps * KVF_LANES),
+    return kvf_cuda_launch(attend_chunks<T, D>, dim3(blocks), dim3(warps * KVF_WARP_LANES),
                            rings > parts ? rings : parts, stream, *a);
 }
 
@@ -430,7 +430,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
 {
     const uint32_t d = a->shape.head_dim, page_size = a->shape.page_size;
     const uint32_t count = kvf_min_u32(KVF_PLAIN_TOKENS, split->count * page_size - first);
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
         if (row >= a->group)
@@ -470,7 +470,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     const size_t out = (size_t)blockIdx.x * a.group;
     if (threadIdx.x % KVF_PLAIN_PARTS == 0 && threadIdx.x / KVF_PLAIN_PARTS < a.group)
         a.partial_lse[out + threadIdx.x / KVF_PLAIN_PARTS] = lse;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x;
         if (at / quads >= a.group)

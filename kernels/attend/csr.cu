@@ -42,8 +42,8 @@ static __global__ void csr_out_kernel(const __grid_constant__ kvf_csr_args a)
 {
     const kvf_paging *p = &a.paging;
     const uint32_t lists = a.rows * p->lists, first = blockIdx.x * LISTS;
-    const uint32_t lane = threadIdx.x % KVF_WARP_THREADS;
-    const uint32_t list = first + threadIdx.x / KVF_WARP_THREADS;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t list = first + threadIdx.x / KVF_WARP_LANES;
     uint64_t before = 0;
     for (uint32_t l = threadIdx.x; l < first; l += blockDim.x) {
         const list_parts n = parts_of(&a, l);
@@ -61,7 +61,7 @@ static __global__ void csr_out_kernel(const __grid_constant__ kvf_csr_args a)
     const list_parts n = parts_of(&a, list);
     const int32_t *ids = a.ids + (size_t)list * a.ids_max + n.skipped;
     const uint32_t length = length_of(&n), pages = row->sealed + n.window;
-    for (uint32_t i = lane; i < length; i += KVF_WARP_THREADS)
+    for (uint32_t i = lane; i < length; i += KVF_WARP_LANES)
         a.indices[begin + i] = i < n.sink              ? (int32_t)i
                                : i < n.sink + n.chosen ? ids[i - n.sink]
                                                        : (int32_t)(pages - length + i);
@@ -79,8 +79,8 @@ int kvf_csr_out_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
     if (tasks == 0 || blocks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(csr_out_kernel, dim3(blocks), dim3(LISTS * KVF_WARP_THREADS),
-                                KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch(csr_out_kernel, dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
+                           KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }
 
 static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
@@ -106,6 +106,6 @@ int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(csr_in_kernel, dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                *(const kvf_csr_args *)args);
+    return kvf_cuda_launch(csr_in_kernel, dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                           *(const kvf_csr_args *)args);
 }

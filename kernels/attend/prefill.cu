@@ -111,7 +111,7 @@ template <uint32_t D>
 static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
                                                  const query_tile *t, uint32_t first, size_t values)
 {
-    KVF_UNROLL_FOUR
+#pragma unroll 4
     for (uint32_t i = threadIdx.x; i < plan<D>::keys * kvf_tile<D>::pieces; i += blockDim.x) {
         const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
         const bool exists = first + row < t->keys;
@@ -138,12 +138,12 @@ static __device__ __forceinline__ void
 begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first,
            uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < D / 8; n++)
             w->o[m][n][0] = w->o[m][n][1] = w->o[m][n][2] = w->o[m][n][3] = 0.0f;
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
             const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
             w->limit[m][side] = a->base + (t->first + row) / a->group;
@@ -162,23 +162,23 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
                                                    const char *keys, uint32_t first, float unit,
                                                    uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < plan<D>::keys / 8; n++)
             w->s[m][n][0] = w->s[m][n][1] = w->s[m][n][2] = w->s[m][n][3] = 0.0f;
     }
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         uint32_t q[plan<D>::parts][4];
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t m = 0; m < plan<D>::parts; m++)
             kvf_load_tiles4(q[m], kvf_tile_rows<D>(queries, m * 16, k * 16, lane));
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
             uint32_t b[4];
             kvf_load_tiles4(b, kvf_tile_keys<D>(keys, n * 16, k * 16, lane));
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
                 kvf_mma(w->s[m][2 * n], q[m], b, T());
                 kvf_mma(w->s[m][2 * n + 1], q[m], b + 2, T());
@@ -186,11 +186,11 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
         }
     }
     const bool all_visible = first + plan<D>::keys - 1 <= w->first_limit;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t e = 0; e < 4; e++) {
                 const uint32_t key = first + n * 8 + lane % 4 * 2 + e % 2;
                 w->s[m][n][e] = all_visible || key <= w->limit[m][e / 2]
@@ -208,11 +208,11 @@ static __device__ __forceinline__ void hide(warp_state<D> *w, const kvf_prefill_
 {
     if (first + plan<D>::keys <= a->sink || first + a->window > w->last_limit)
         return;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t e = 0; e < 4; e++)
                 if (is_hidden(a, first + n * 8 + lane % 4 * 2 + e % 2, w->limit[m][e / 2]))
                     w->s[m][n][e] = -INFINITY;
@@ -226,21 +226,21 @@ static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint
 {
     const uint32_t e = 2 * side;
     float top = -INFINITY;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < plan<D>::keys / 8; n++)
         top = fmaxf(top, fmaxf(w->s[m][n][e], w->s[m][n][e + 1]));
     top = fmaxf(w->top[m][side], kvf_quad_max(top));
     const float base = kvf_finite_top(top), factor = kvf_exp2(w->top[m][side] - base);
     w->top[m][side] = top;
     float sum = w->sum[m][side] * factor;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
         w->s[m][n][e] = kvf_exp2(w->s[m][n][e] - base);
         w->s[m][n][e + 1] = kvf_exp2(w->s[m][n][e + 1] - base);
         sum += w->s[m][n][e] + w->s[m][n][e + 1];
     }
     w->sum[m][side] = sum;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < D / 8; n++) {
         w->o[m][n][e] *= factor;
         w->o[m][n][e + 1] *= factor;
@@ -252,21 +252,21 @@ template <typename T, uint32_t D>
 static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *values,
                                                   uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
         uint32_t p[plan<D>::parts][4];
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t m = 0; m < plan<D>::parts; m++) {
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t i = 0; i < 4; i++)
                 p[m][i] = kvf_pair<T>(w->s[m][2 * n + i / 2][i % 2 * 2],
                                       w->s[m][2 * n + i / 2][i % 2 * 2 + 1]);
         }
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
             uint32_t b[4];
             kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, n * 16, k * 16, lane));
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
                 kvf_mma(w->o[m][2 * k], p[m], b, T());
                 kvf_mma(w->o[m][2 * k + 1], p[m], b + 2, T());
@@ -281,9 +281,9 @@ static __device__ __forceinline__ void
 store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const query_tile *t,
            uint32_t first, uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
             const uint32_t row = m * 16 + side * 8 + lane / 4;
             const float sum = kvf_quad_sum(w->sum[m][side]);
@@ -292,14 +292,14 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
             if (a->lse && lane % 4 == 0 && first + row < t->rows)
                 a->lse[row_at(a, t, first + row)] =
                     any ? w->top[m][side] * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t n = 0; n < D / 8; n++)
                 *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
                     kvf_pair<T>(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
         }
     }
     __syncwarp();
-    for (uint32_t i = lane; i < plan<D>::warp_rows * kvf_tile<D>::pieces; i += KVF_LANES) {
+    for (uint32_t i = lane; i < plan<D>::warp_rows * kvf_tile<D>::pieces; i += KVF_WARP_LANES) {
         const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
         if (first + row < t->rows)
             *(uint4 *)((char *)a->out + row_at(a, t, first + row) * (2 * D) + column * 16) =
@@ -315,11 +315,11 @@ static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
 /* q, out [tokens, kv_heads, group, D], blocks [pages] -> [kv_heads] pages, lse [tokens, kv_heads,
  * group]; WARPS or fewer warps. */
 template <typename T, uint32_t D, bool Windowed>
-static __global__ void __launch_bounds__(WARPS *KVF_LANES)
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
 {
-    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
-    const uint32_t block_rows = blockDim.x / KVF_LANES * plan<D>::warp_rows;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
+    const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
     const query_tile t = tile_of(&a, block_rows);
     const size_t values = (size_t)a.shape.page_size * (2 * D);
     const float unit = a.scale * KVF_CUDA_LOG2E;
@@ -351,7 +351,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_LANES)
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
             if (Windowed)
                 hide<D>(&w, &a, first, lane);
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
                 soften<D>(&w, m, 0);
                 soften<D>(&w, m, 1);
@@ -386,7 +386,7 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
     return kvf_cuda_launch(a->window ? prefill_tiles<T, D, true> : prefill_tiles<T, D, false>,
                            dim3(kvf_div_ceil_u32(rows, block_rows), a->kv_heads),
-                           dim3(warps * KVF_LANES), shared, stream, *a);
+                           dim3(warps * KVF_WARP_LANES), shared, stream, *a);
 }
 
 template <typename T>
@@ -436,7 +436,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                                                     kvf_plain_rows *r)
 {
     const uint32_t d = a->shape.head_dim;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
         if (row >= t->rows)
@@ -475,7 +475,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     const uint32_t own = threadIdx.x / KVF_PLAIN_PARTS;
     if (a.lse && threadIdx.x % KVF_PLAIN_PARTS == 0 && own < t.rows)
         a.lse[row_at(&a, &t, own)] = lse;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
         const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / quads;
         if (row >= t.rows)

@@ -23,7 +23,8 @@
 typedef __nv_bfloat16 kvf_bf16;
 typedef __half kvf_half;
 
-#define KVF_FULL_WARP 0xffffffffu
+#define KVF_WARP_LANES 32u
+#define KVF_FULL_WARP  0xffffffffu
 
 #if defined(KVF_EMULATED)
 

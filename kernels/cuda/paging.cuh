@@ -13,8 +13,6 @@
 #include "cuda.cuh"
 #include "paging.h"
 
-#define KVF_WARP_THREADS 32u
-
 /* Words of shared memory that kvf_block_sum and kvf_block_scan need. */
 #define KVF_BLOCK_SCRATCH 64u
 
@@ -23,13 +21,13 @@ static __device__ __forceinline__ uint64_t kvf_block_sum(uint64_t value, void *s
 {
     unsigned long long *sums = (unsigned long long *)scratch;
     unsigned long long sum = value;
-    for (uint32_t step = KVF_WARP_THREADS / 2; step; step /= 2)
+    for (uint32_t step = KVF_WARP_LANES / 2; step; step /= 2)
         sum += __shfl_xor_sync(KVF_FULL_WARP, sum, (int)step);
-    if (threadIdx.x % KVF_WARP_THREADS == 0)
-        sums[threadIdx.x / KVF_WARP_THREADS] = sum;
+    if (threadIdx.x % KVF_WARP_LANES == 0)
+        sums[threadIdx.x / KVF_WARP_LANES] = sum;
     __syncthreads();
     sum = 0;
-    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_THREADS; w++)
+    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_LANES; w++)
         sum += sums[w];
     __syncthreads();
     return sum;
@@ -40,17 +38,17 @@ static __device__ __forceinline__ uint32_t kvf_block_scan(uint32_t value, uint32
                                                           void *scratch)
 {
     uint32_t *sums = (uint32_t *)scratch;
-    const uint32_t lane = threadIdx.x % KVF_WARP_THREADS, warp = threadIdx.x / KVF_WARP_THREADS;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     uint32_t sum = value, before = 0, all = 0;
-    for (uint32_t step = 1; step < KVF_WARP_THREADS; step *= 2) {
+    for (uint32_t step = 1; step < KVF_WARP_LANES; step *= 2) {
         const uint32_t other = __shfl_up_sync(KVF_FULL_WARP, sum, step);
         if (lane >= step)
             sum += other;
     }
-    if (lane == KVF_WARP_THREADS - 1)
+    if (lane == KVF_WARP_LANES - 1)
         sums[warp] = sum;
     __syncthreads();
-    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_THREADS; w++) {
+    for (uint32_t w = 0; w < blockDim.x / KVF_WARP_LANES; w++) {
         before += w < warp ? sums[w] : 0;
         all += sums[w];
     }

@@ -51,7 +51,7 @@ static __device__ __forceinline__ void kvf_plain_begin(kvf_plain_rows *r)
 {
     r->top = -INFINITY;
     r->sum = 0.0f;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++)
         r->o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }

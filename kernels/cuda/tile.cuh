@@ -17,15 +17,6 @@
 #include "cuda.cuh"
 #include "kernels.h"
 
-#if defined(__CUDACC__)
-#define KVF_UNROLL      _Pragma("unroll")
-#define KVF_UNROLL_FOUR _Pragma("unroll 4")
-#else
-#define KVF_UNROLL
-#define KVF_UNROLL_FOUR
-#endif
-
-#define KVF_LANES      32u
 #define KVF_CUDA_LOG2E 1.4426950408889634f
 #define KVF_CUDA_LN2   0.6931471805599453f
 

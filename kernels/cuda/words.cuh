@@ -12,8 +12,6 @@
 #include "common/convert.h"
 #include "cuda.cuh"
 
-#define KVF_WARP_LANES 32u
-
 /* Elements in 16 bytes. */
 template <typename T> struct kvf_word {
     static constexpr uint32_t elements = 16 / sizeof(T);

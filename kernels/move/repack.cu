@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
         uint4 piece[PIECES];
         uint32_t row[PIECES];
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
             const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
             row[i] = begin + in_half / row_pieces;
@@ -56,7 +56,7 @@ static __global__ void __launch_bounds__(THREADS)
             piece[i] = kvf_load_once(from + (token * a.kv_heads + head) * row_pieces * 16 +
                                      in_half % row_pieces * 16);
         }
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
             const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
             if (at >= 2 * pieces)

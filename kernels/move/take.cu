@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(THREADS)
     const uint32_t *ids = a.ids + (size_t)head * a.stride + base;
     for (uint32_t first = threadIdx.x; first < 2 * pieces; first += PIECES * THREADS) {
         uint4 piece[PIECES];
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
             const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
             if (at >= 2 * pieces)
@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(THREADS)
             piece[i] = kvf_load_once(
                 from + ((size_t)(id % page_size) * row_pieces + in_half % row_pieces) * 16);
         }
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
             const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
             if (at >= 2 * pieces)

@@ -103,6 +103,6 @@ int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_cover_args *a = (const kvf_cover_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(cover_kernel, dim3(a->paging.pages_max / PAGES + 1, tasks),
-                                dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch(cover_kernel, dim3(a->paging.pages_max / PAGES + 1, tasks),
+                           dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }

@@ -115,7 +115,7 @@ static __device__ __forceinline__ void load_rows(uint32_t r[kvf_tile<D>::steps][
                                                  const char *near, bool near_exists,
                                                  const char *far, bool far_exists, uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         const uint32_t column = k * 16 + lane % 4 * 2;
         r[k][0] = kvf_row_word(near, column, near_exists);
@@ -136,12 +136,12 @@ static __device__ __forceinline__ void products(float s[tiles][4],
                                                 const uint32_t r[kvf_tile<D>::steps][4],
                                                 const char *slot, uint32_t row, uint32_t lane)
 {
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < tiles; n++)
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < tiles; n += 2) {
             uint32_t b[4];
             kvf_load_tiles4(b, kvf_tile_keys<D>(slot, row + n * 8, k * 16, lane));
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void ask_keys(char *to, uint32_t *positions,
     if (first < c->tokens) {
         for (uint32_t i = threadIdx.x; i < plan<D>::rows; i += blockDim.x)
             positions[i] = position_of(a, c, first + i);
-        KVF_UNROLL_FOUR
+#pragma unroll 4
         for (uint32_t i = threadIdx.x; i < plan<D>::rows * kvf_tile<D>::pieces; i += blockDim.x) {
             const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
             const bool live = position_of(a, c, first + row) != ABSENT;
@@ -205,9 +205,9 @@ static __device__ __forceinline__ void take_logits(row_stats *r, const kvf_obser
                                                    const uint32_t *positions, float unit)
 {
     float x[tiles][2], top = r->top;
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < tiles; n++) {
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             x[n][i] = positions[n * 8 + i] <= r->limit ? logit_of<IS_PLAIN>(a, s[n][e + i], unit)
                                                        : -INFINITY;
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void take_logits(row_stats *r, const kvf_obser
     }
     const float base = kvf_finite_top(top);
     float sum = r->sum * kvf_exp2(r->top - base);
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t n = 0; n < tiles; n++)
         sum += kvf_exp2(x[n][0] - base) + kvf_exp2(x[n][1] - base);
     r->top = top;
@@ -244,15 +244,15 @@ static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, ui
 
 /* D 80, five blocks at a time: left alone, the compiler squeezes it into too few registers. */
 template <typename T, uint32_t D, bool IS_PLAIN>
-static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES, D == 80 ? 5 : 0)
+static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 80 ? 5 : 0)
     stats_tiles(const __grid_constant__ kvf_observe_args a)
 {
-    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t tiles = plan<D>::rows / 8;
     const span_chunk c = chunk_of(&a, blockIdx.x);
     if (c.tokens == 0)
         return;
-    const uint32_t first_row = (blockIdx.y * (blockDim.x / KVF_LANES) + warp) * 16;
+    const uint32_t first_row = (blockIdx.y * (blockDim.x / KVF_WARP_LANES) + warp) * 16;
     const uint32_t rows = rows_of(&a);
     const float unit = a.scale * KVF_CUDA_LOG2E;
     char *slots = kvf_shared();
@@ -260,7 +260,7 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_LANES, D == 80 ? 5 : 0
     uint32_t q[kvf_tile<D>::steps][4];
     row_stats stats[2];
     const char *row_of[2];
-    KVF_UNROLL
+#pragma unroll
     for (uint32_t side = 0; side < 2; side++) {
         const uint32_t row = kvf_min_u32(first_row + side * 8 + lane / 4, rows - 1);
         row_of[side] = query_of(&a, c.head, a.group_first + row / a.window, row % a.window, 2 * D);
@@ -298,10 +298,10 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
 {
     const uint32_t fragments = kvf_div_ceil_u32(rows_of(a), 16);
     const uint32_t warps = kvf_min_u32(STATS_WARPS, fragments);
-    return kvf_cuda_launch(is_plain(a) ? stats_tiles<T, D, true> : stats_tiles<T, D, false>,
-                           dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_LANES),
-                           SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream,
-                           *a);
+    return kvf_cuda_launch(
+        is_plain(a) ? stats_tiles<T, D, true> : stats_tiles<T, D, false>,
+        dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_WARP_LANES),
+        SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream, *a);
 }
 
 /* ---- score ---- */
@@ -408,7 +408,7 @@ static __device__ __forceinline__ void ask_queries(char *to, const kvf_observe_a
     const uint32_t g = a->group_first + n / per_head % kvf_observe_heads(a);
     const uint32_t first = n % per_head * plan<D>::rows;
     if (n < end) {
-        KVF_UNROLL_FOUR
+#pragma unroll 4
         for (uint32_t i = threadIdx.x; i < plan<D>::rows * kvf_tile<D>::pieces; i += blockDim.x) {
             const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
             const bool exists = first + row < a->window;
@@ -432,9 +432,9 @@ add_shares(float sum[2], const kvf_observe_args *a, const uint32_t k[kvf_tile<D>
     for (uint32_t row = 0; row < plan<D>::rows && w + row < r->columns; row += STEP) {
         float s[STEP / 8][4];
         products<T, D, STEP / 8>(s, k, slot, row, lane);
-        KVF_UNROLL
+#pragma unroll
         for (uint32_t n = 0; n < STEP / 8; n++) {
-            KVF_UNROLL
+#pragma unroll
             for (uint32_t e = 0; e < 4; e++) {
                 const uint32_t column = w + row + n * 8 + lane % 4 * 2 + e % 2;
                 const float share = share_of<IS_PLAIN>(a, r, g, column, s[n][e], unit);
@@ -447,11 +447,11 @@ add_shares(float sum[2], const kvf_observe_args *a, const uint32_t k[kvf_tile<D>
 /* score [kv_heads, spans_max * page_size]. Pass p of a block: tokens (p * parts + part) * 16 *
  * warps and on. */
 template <typename T, uint32_t D, bool IS_PLAIN>
-static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
+static __global__ void __launch_bounds__(SCORE_WARPS *KVF_WARP_LANES, 2)
     score_tiles(const __grid_constant__ kvf_observe_args a)
 {
-    const uint32_t lane = threadIdx.x % KVF_LANES, warp = threadIdx.x / KVF_LANES;
-    const uint32_t pass_tokens = blockDim.x / KVF_LANES * 16, step = gridDim.y * pass_tokens;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
+    const uint32_t pass_tokens = blockDim.x / KVF_WARP_LANES * 16, step = gridDim.y * pass_tokens;
     const span_chunk c = chunk_of(&a, blockIdx.x);
     const uint32_t begin = blockIdx.y * pass_tokens;
     if (begin >= c.tokens)
@@ -484,7 +484,7 @@ static __global__ void __launch_bounds__(SCORE_WARPS *KVF_LANES, 2)
                 add_shares<T, D, IS_PLAIN>(sum, &a, k, position, slots + used * plan<D>::slot_bytes,
                                            &scales, g, w, unit, lane);
                 if (i % per_head == per_head - 1) {
-                    KVF_UNROLL
+#pragma unroll
                     for (uint32_t side = 0; side < 2; side++) {
                         score[side] =
                             reduce_head<IS_PLAIN>(&a, score[side], kvf_quad_sum(sum[side]), g);
@@ -512,7 +512,7 @@ static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaS
     /* Two blocks for every processor of a large GPU, where there is that much to do. */
     const uint32_t parts = kvf_min_u32(passes, kvf_div_ceil_u32(264, tasks));
     return kvf_cuda_launch(is_plain(a) ? score_tiles<T, D, true> : score_tiles<T, D, false>,
-                           dim3(tasks, parts), dim3(warps * KVF_LANES),
+                           dim3(tasks, parts), dim3(warps * KVF_WARP_LANES),
                            SLOTS * plan<D>::slot_bytes + scales_bytes(a), stream, *a);
 }
 

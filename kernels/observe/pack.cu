@@ -165,7 +165,7 @@ static __device__ void widen(const packing *k, const widening *w)
         uint16_t *lo = digest + t / (page_size / p->subs) * 2 * dim, *hi = lo + dim;
         if (w->bits >> t & 1)
             continue;
-        for (uint32_t c = threadIdx.x % KVF_WARP_THREADS; c < dim; c += KVF_WARP_THREADS) {
+        for (uint32_t c = threadIdx.x % KVF_WARP_LANES; c < dim; c += KVF_WARP_LANES) {
             const float x = kvf_element_get(old_row(k, i), p->shape.dtype, c);
             if (x < kvf_bf16_to_float(lo[c]))
                 lo[c] = kvf_bf16_down(x);
@@ -245,7 +245,7 @@ static __device__ void renew_bits(packing *k, shared_state *s)
             s->widenings[place].end = end;
         }
         __syncthreads();
-        for (uint32_t w = threadIdx.x / KVF_WARP_THREADS; w < more; w += THREADS / KVF_WARP_THREADS)
+        for (uint32_t w = threadIdx.x / KVF_WARP_LANES; w < more; w += THREADS / KVF_WARP_LANES)
             widen(k, &s->widenings[w]);
         __syncthreads();
     }
@@ -294,7 +294,6 @@ int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(pack_kernel, dim3(PARTS, tasks), dim3(THREADS),
-                                sizeof(shared_state), (cudaStream_t)stream,
-                                *(const kvf_pack_args *)args);
+    return kvf_cuda_launch(pack_kernel, dim3(PARTS, tasks), dim3(THREADS), sizeof(shared_state),
+                           (cudaStream_t)stream, *(const kvf_pack_args *)args);
 }

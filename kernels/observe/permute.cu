@@ -170,6 +170,6 @@ int kvf_permute_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t parts = kvf_min_u32(PARTS_MAX, kvf_div_ceil_u32(tokens_max, THREADS));
     if (tasks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(permute_kernel, dim3(parts, tasks), dim3(THREADS),
-                                THREADS * sizeof(kvf_row_move), (cudaStream_t)stream, *a);
+    return kvf_cuda_launch(permute_kernel, dim3(parts, tasks), dim3(THREADS),
+                           THREADS * sizeof(kvf_row_move), (cudaStream_t)stream, *a);
 }

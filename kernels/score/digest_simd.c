@@ -99,7 +99,7 @@ void KVF_SIMD_NAME(digest)(const void *args, uint32_t task)
 {
     const kvf_digest_args *a = args;
     const kvf_digest_job *job = &a->jobs[task];
-    if (job->page == NULL)
+    if (!job->page)
         return;
     const uint32_t head_dim = a->shape.head_dim, tokens = a->shape.page_size / a->subs;
     if (!job->page)

@@ -18,8 +18,8 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
 {
     const kvf_paging *p = &a.paging;
     const uint32_t lists = a.rows * p->lists, first = blockIdx.x * LISTS;
-    const uint32_t lane = threadIdx.x % KVF_WARP_THREADS;
-    const uint32_t list = first + threadIdx.x / KVF_WARP_THREADS;
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t list = first + threadIdx.x / KVF_WARP_LANES;
     uint64_t before = 0;
     for (uint32_t l = threadIdx.x; l < first; l += blockDim.x)
         before += a.miss_count[l];
@@ -31,7 +31,7 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
         n += a.miss_count[l];
     const uint32_t l = list % p->lists, head = kvf_list_head(p, l), count = a.miss_count[list];
     const kvf_row *row = &a.row[list / p->lists];
-    for (uint32_t i = lane; i < count; i += KVF_WARP_THREADS) {
+    for (uint32_t i = lane; i < count; i += KVF_WARP_LANES) {
         const kvf_miss miss = a.misses[(size_t)list * a.ids_max + i];
         a.from[n + i] = kvf_row_page(p, row, (uint32_t)miss.page, head);
         a.to[n + i] = kvf_row_slot(p, row, l, miss.slot);
@@ -46,6 +46,6 @@ int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
     if (tasks == 0 || blocks == 0)
         return cudaSuccess;
-    return (int)kvf_cuda_launch(fetch_kernel, dim3(blocks), dim3(LISTS * KVF_WARP_THREADS),
-                                KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch(fetch_kernel, dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
+                           KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }
