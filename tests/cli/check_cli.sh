@@ -168,7 +168,7 @@ try 1 $run --prompt "$text" --emit-ids no/such/ids; says 'no/such/ids'; silent
     --stats int.json >out 2>err &
 process=$!
 tries=0
-while [ ! -s out ] && [ $tries -lt 200 ]; do
+while [ ! -s out ] && [ $tries -lt 1200 ]; do
     sleep 0.05
     tries=$((tries + 1))
 done
