@@ -49,7 +49,6 @@
     SIMD(observe, pool)                                                                            \
     PLAIN(observe, profile)                                                                        \
     PLAIN(observe, cover)                                                                          \
-    PLAIN(observe, pack)                                                                           \
-    PLAIN(observe, permute)
+    PLAIN(observe, pack)
 
 #endif

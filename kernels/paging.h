@@ -125,8 +125,7 @@ typedef struct kvf_row {
     char *store;    /* [kv_heads, store_pages, page bytes]: sink, then the static set */
     uint32_t *store_index; /* [kv_heads, store_pages * page_size] token of each entry, ascending */
     uint32_t *store_count; /* [kv_heads] */
-    uint32_t *order; /* [kv_heads, pages_max * page_size] token at each position; NULL = as is */
-    char *queries;   /* [query_window, kv_heads * group, head_dim] */
+    char *queries;         /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
     char *slots;     /* [lists, slots, page bytes]; NULL = pages are attended where they live */
     uint32_t *share; /* [2] static tokens and chosen pages, data dependent; NULL = as below */

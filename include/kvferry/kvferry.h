@@ -384,12 +384,6 @@ typedef enum kvf_group_reduce { KVF_GROUP_LIST(KVF_ENUMERATOR) } kvf_group_reduc
 
 typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
 
-#define KVF_RESTRUCTURE_LIST(X)                                                                    \
-    X(KVF_RESTRUCTURE_LOGICAL, 0, "logical", "a bit per token; pages stay as they are")            \
-    X(KVF_RESTRUCTURE_PHYSICAL, 1, "physical", "pages are formed anew, as published")
-
-typedef enum kvf_restructure { KVF_RESTRUCTURE_LIST(KVF_ENUMERATOR) } kvf_restructure;
-
 #define KVF_TRANSFER_LIST(X)                                                                       \
     X(KVF_TRANSFER_AUTO, 0, "auto", "direct on the host device; on CUDA by size, as measured")     \
     X(KVF_TRANSFER_DIRECT, 1, "direct", "attend pages where they live")                            \
@@ -446,9 +440,8 @@ typedef struct kvf_cache_config {
     float static_ratio;        /**< share of the budget left after sink and window; 0.25 */
     uint32_t refresh_interval; /**< decode steps between refreshes of the static set; 128 */
     kvf_refresh refresh;       /**< RESIDENT; the first one after prefill is always exact */
-    kvf_restructure restructure;   /**< LOGICAL */
-    kvf_digest_kind digest;        /**< MINMAX; ARKVALE selection uses CUBOID_MEAN */
-    uint32_t sub_digests;          /**< boxes per page: 1, 2 or 4; 1 */
+    kvf_digest_kind digest;    /**< MINMAX; ARKVALE selection uses CUBOID_MEAN */
+    uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; 1 */
     kvf_group_reduce group_reduce; /**< MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< AUTO */
     uint32_t slots;          /**< pages per KV head on the device; 0 = twice the selected pages */
@@ -523,9 +516,8 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequenc
 
 /**
  * A second sequence that continues from the same tokens. Sealed pages are shared; the window, the
- * static set, the slots and the tables are copied, on @p stream: no copy of the long past. With
- * restructure physical each sequence rewrites its own pages, so they are copied instead of shared.
- * @return KVF_OK; KVF_FULL when sequences_max are alive, or the page pool has no room for a copy
+ * static set, the slots and the tables are copied, on @p stream: no copy of the long past.
+ * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
                                                  kvf_stream *stream, kvf_sequence **out);

@@ -55,11 +55,6 @@ static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
         kvf_job_set(&a.jobs[job + head], kvf_row_page(p, row, page, head),
                     kvf_row_digest(p, row, page, head), sink, page_size);
     }
-    if (!row->order)
-        return;
-    uint32_t *order = row->order + (size_t)head * p->pages_max * page_size;
-    for (uint32_t i = first * page_size + threadIdx.x; i < end * page_size; i += blockDim.x)
-        order[i] = i;
 }
 
 int kvf_seal_cuda(const void *args, uint32_t tasks, void *stream)

@@ -38,10 +38,6 @@ void kvf_seal_ref(const void *args, uint32_t task)
         kvf_row_bits(p, row, head)[page] = sink;
         if (sink)
             move_sink(p, row, page, head);
-        for (uint32_t i = 0; row->order && i < p->shape.page_size; i++) {
-            const uint32_t token = page * p->shape.page_size + i;
-            row->order[(size_t)head * p->pages_max * p->shape.page_size + token] = token;
-        }
         const size_t job = (size_t)(row->job_first + page - row->sealed_before) * p->kv_heads;
         a->jobs[job + head] = (kvf_digest_job){.page = kvf_row_page(p, row, page, head),
                                                .digest = kvf_row_digest(p, row, page, head),

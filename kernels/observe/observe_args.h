@@ -172,23 +172,4 @@ typedef struct kvf_pack_args {
 } kvf_pack_args;
 KVF_TASKS(pack, kvf_pack_args, a->paging.kv_heads)
 
-/* ---- permute: as pack, but pages are re-formed in the order sink, static set, rest, in the blocks
- * after->pool. Clears nothing of residency. Jobs: every sealed page, [kv_heads, sealed]. One task
- * per KV head. */
-typedef struct kvf_permute_args {
-    kvf_paging paging;
-    uint32_t resident;
-    uint32_t spans_max;
-    uint32_t ids_max;
-    const kvf_row *row;   /* [1] as it was */
-    const kvf_row *after; /* [1] with the other store and order, and new blocks in pool */
-    const kvf_span *spans;
-    const uint32_t *span_index;
-    const int32_t *ids;       /* [kv_heads, ids_max] ascending */
-    const uint32_t *id_count; /* [kv_heads] */
-    kvf_digest_job *jobs;     /* [kv_heads, sealed] out */
-    kvf_layer_counters *counters;
-} kvf_permute_args;
-KVF_TASKS(permute, kvf_permute_args, a->paging.kv_heads)
-
 #endif

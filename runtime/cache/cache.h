@@ -55,9 +55,7 @@ struct kvf_dims {
     uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
-    uint32_t is_physical;   /* 1: a refresh re-forms pages in new blocks */
-    uint32_t spare_blocks;  /* of the pool, for the refresh of one row */
-    uint32_t block_count;   /* of the pool, spare ones included */
+    uint32_t block_count;   /* of the pool */
     size_t frame_bytes;     /* of the largest call; see calls.h */
 };
 
@@ -75,7 +73,6 @@ typedef struct kvf_layer {
     uint32_t is_due;        /* in this call: the static set is renewed */
     uint32_t is_verified;   /* in this call: dense attention is compared */
     uint32_t has_static;    /* a static set was chosen: bits of pages may be set */
-    uint32_t is_permuted;   /* pages were re-formed: token i is not at position i */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
     kvf_block *blocks;      /* [pages_max] */
     uint32_t *positions;    /* [tokens_max] */
@@ -156,7 +153,6 @@ struct kvf_cache {
     kvf_recording *recording; /* under way, or NULL */
     kvf_ahead *ahead;         /* [layers] */
     uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */
-    kvf_block *replaced;     /* [pages_max] of a physical refresh */
     uint32_t *sealed_before; /* [sequences_max] of the call */
     kvf_status broken;       /* a call failed half-way */
     kvf_masked *masked;      /* of a cache with streaming heads, or NULL; see masked.h */

@@ -69,8 +69,6 @@ static const kvf_setting rows[] = {
     {FIELD(refresh_interval), COUNT(1, UINT32_MAX),
      .meaning = "decode steps between refreshes of the static set"},
     {FIELD(refresh), KVF_NAMED(KVF_REFRESH_LIST), .meaning = "keys that a refresh looks at"},
-    {FIELD(restructure), KVF_NAMED(KVF_RESTRUCTURE_LIST),
-     .meaning = "how tokens of the static set leave their pages"},
     {FIELD(digest), KVF_NAMED(KVF_DIGEST_LIST), .meaning = "summary of a page's keys"},
     {FIELD(sub_digests), .kind = KVF_SETTING_POWER, .low = 1, .high = 4,
      .meaning = "boxes per page"},
@@ -261,12 +259,9 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
                         : dims->tokens_max ? p->query_window
                                            : 0;
     dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
-    dims->is_physical = c->restructure == KVF_RESTRUCTURE_PHYSICAL && dims->static_tokens;
-    dims->spare_blocks = dims->is_physical ? p->pages_max : 0;
     dims->chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
     const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_pages);
-    const uint32_t refreshed = kvf_max_u32(dims->pack_jobs, dims->spare_blocks);
-    dims->jobs_max = (uint64_t)kvf_max_u32(sealed, refreshed) * p->kv_heads;
+    dims->jobs_max = (uint64_t)kvf_max_u32(sealed, dims->pack_jobs) * p->kv_heads;
 }
 
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
@@ -302,8 +297,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
 
     KVF_TRY(count_slots(context, policy, resolved, dims));
     const uint64_t pages = (resolved->host_tokens_max + resolved->page_size - 1) /
-                               resolved->page_size * resolved->layers +
-                           dims->spare_blocks;
+                           resolved->page_size * resolved->layers;
     if (resolved->host_tokens_max > UINT64_C(1) << 48 || pages >= UINT32_MAX)
         KVF_FAIL(context, KVF_INVALID,
                  "host_tokens_max = %llu: %u layers of it are more than %u pages; lower it, "

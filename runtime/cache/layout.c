@@ -29,8 +29,6 @@ static void carve_rows(kvf_cache *cache, kvf_reservation *r)
     KVF_CARVE(&r->table, t->bits, rows, p->kv_heads, p->pages_max);
     KVF_CARVE(&r->table, t->store_index, 2, rows, p->kv_heads, kvf_store_tokens(p));
     KVF_CARVE(&r->table, t->store_count, 2, rows, p->kv_heads);
-    KVF_CARVE(&r->table, t->order, d->is_physical ? 2 : 0, rows, p->kv_heads, p->pages_max,
-              c->page_size);
     KVF_CARVE(&r->table, t->queries, rows, p->query_window, c->query_heads, c->head_dim,
               kvf_dtype_bytes(c->dtype));
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
@@ -173,7 +171,6 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);
     KVF_CARVE(k, cache->sealed_before, c->sequences_max);
-    KVF_CARVE(k, cache->replaced, cache->dims.spare_blocks);
 }
 
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)

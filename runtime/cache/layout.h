@@ -46,7 +46,6 @@ typedef struct kvf_tables {
     uint64_t *bits;        /* [rows, kv_heads, pages_max] */
     uint32_t *store_index; /* [2, rows, kv_heads, store tokens] */
     uint32_t *store_count; /* [2, rows, kv_heads] */
-    uint32_t *order;       /* [2, rows, kv_heads, pages_max, page_size] of physical refreshes */
     char *queries;         /* [rows, query_window, query_heads, head_dim] */
     uint32_t *share;       /* [rows, 2] of static_ratio = auto */
 

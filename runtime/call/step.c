@@ -69,7 +69,6 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
         .store = t->stores + stored * p->kv_heads * p->store_pages * page,
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
         .store_count = t->store_count + stored * p->kv_heads,
-        .order = t->order ? t->order + stored * head_pages * p->shape.page_size : NULL,
         .queries = t->queries + n * query,
         .slot_of_page = kvf_residency_slot_of_page(&cache->residency, list),
         .slots =

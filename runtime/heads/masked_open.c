@@ -77,8 +77,7 @@ static void shape_outer(kvf_cache *cache)
 {
     kvf_dims *d = &cache->dims;
     d->paging.pages_max = 0;
-    d->needs_mirror = d->arena_blocks = d->ahead_max = d->shadow_slots = d->is_physical = 0;
-    d->spare_blocks = d->block_count = 0;
+    d->needs_mirror = d->arena_blocks = d->ahead_max = d->shadow_slots = d->block_count = 0;
     d->frame_bytes = kvf_masked_frame_bytes(cache);
 }
 

@@ -18,15 +18,13 @@ kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t token
 {
     const uint32_t sealed = kvf_sealed_pages(cache, layer->length + tokens);
     for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
-        if (cache->pool.free_count > cache->dims.spare_blocks &&
-            kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
+        if (kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
             continue;
         kvf_append_release(cache, layer, p);
         KVF_FAIL(cache->context, KVF_FULL,
                  "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
                  "or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max,
-                 cache->dims.block_count - cache->dims.spare_blocks);
+                 (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
     }
     return KVF_OK;
 }

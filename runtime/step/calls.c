@@ -31,12 +31,6 @@ static void take_chunk(kvf_step *step)
         kvf_arena_place(step);
 }
 
-/* A layer of a fork that has blocks of its own. */
-static void take_copy(kvf_step *step)
-{
-    kvf_step_rows(step, NULL);
-}
-
 kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r)
 {
     const kvf_dims *d = &cache->dims;
@@ -49,7 +43,6 @@ kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r)
         {take_chunk, 1, d->chunk_pages},
         {kvf_keep_take, 1, 0},
         {kvf_fork_take, cache->config.layers, 0},
-        {take_copy, 1, d->spare_blocks},
     };
     cache->dims.frame_bytes = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {

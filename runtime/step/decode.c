@@ -109,13 +109,6 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 
 static kvf_status refresh(kvf_step *step, uint64_t *clock)
 {
-    /* New blocks may be ones that a write-back of this step still names. */
-    if (step->cache->dims.is_physical) {
-        KVF_TRY(kvf_arena_settle(step));
-        KVF_TRY(kvf_ahead_settle(step));
-        KVF_TRY(kvf_step_flip(step));
-        step->sealed_pages = 0;
-    }
     if (step->row_shadow)
         step->row = step->row_shadow;
     for (uint32_t b = 0; b < step->rows; b++)

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "ahead.h"
-#include "physical.h"
 #include "prefill_arena.h"
 #include "sequence.h"
 
@@ -44,9 +43,6 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     copy(c, to->store_index, from->store_index, store * sizeof *to->store_index);
     copy(c, to->store_count, from->store_count, p->kv_heads * sizeof *to->store_count);
     copy(c, to->queries, from->queries, p->query_window * query);
-    if (from->order)
-        copy(c, to->order, from->order,
-             (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof *to->order);
     if (from->share)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
@@ -67,8 +63,7 @@ static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint3
              lists * r->slots * r->slot_bytes);
 }
 
-/* What the host knows, whole before anything can fail: shared blocks get one more reference, and
- * physical restructuring gets blocks of its own. */
+/* What the host knows, whole before anything can fail: shared blocks get one more reference. */
 static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *child)
 {
     kvf_footprint_fork(cache, parent, child);
@@ -81,10 +76,6 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         to->blocks = blocks;
         to->positions = positions;
         memcpy(positions, from->positions, from->length * sizeof *positions);
-        if (cache->dims.is_physical) {
-            kvf_physical_acquire(cache, to);
-            continue;
-        }
         memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
         for (uint32_t p = 0; p < from->sealed; p++)
             kvf_page_pool_share(&cache->pool, blocks[p]);
@@ -100,8 +91,6 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
                           kvf_stream *stream)
 {
     kvf_step step;
-    if (cache->dims.is_physical)
-        KVF_TRY(kvf_physical_check(cache, parent));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     copier c = {.step = &step, .status = kvf_arena_leave_sequence(&step, parent)};
     if (c.status == KVF_OK)
@@ -131,8 +120,7 @@ static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *
         c.status = kvf_step_send(&step);
     if (c.status == KVF_OK)
         c.status = KVF_LAUNCH(&step, table, table);
-    KVF_TRY(kvf_step_end(&step, c.status));
-    return cache->dims.is_physical ? kvf_physical_fork(cache, parent, child, stream) : KVF_OK;
+    return kvf_step_end(&step, c.status);
 }
 
 kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream, kvf_sequence **out)

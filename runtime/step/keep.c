@@ -103,11 +103,6 @@ static kvf_status check(const keeping *k)
     if (!k->ids || !k->work.k)
         KVF_FAIL(context, KVF_INVALID, "ids or work is NULL; pass both");
     KVF_ASSERT((uintptr_t)k->work.k % 16 == 0);
-    if (k->layer->is_permuted)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "restructure = physical: a refresh has moved the tokens of layer %u; drop tokens "
-                 "before decoding, or open the cache with logical restructuring",
-                 k->index);
     return check_ids(k);
 }
 
@@ -120,12 +115,11 @@ static kvf_status own_blocks(const keeping *k)
     uint32_t shared = 0;
     for (uint32_t p = k->pages; p < end; p++)
         shared += kvf_page_pool_references(&cache->pool, blocks[p]) > 1;
-    if (shared > cache->pool.free_count - cache->dims.spare_blocks)
+    if (shared > cache->pool.free_count)
         KVF_FAIL(cache->context, KVF_FULL,
                  "host_tokens_max = %llu: %u pages are shared with a fork and %u are free; destroy "
                  "a sequence, or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max, shared,
-                 cache->pool.free_count - cache->dims.spare_blocks);
+                 (unsigned long long)cache->config.host_tokens_max, shared, cache->pool.free_count);
     for (uint32_t p = k->pages; p < end; p++) {
         kvf_block fresh;
         if (kvf_page_pool_references(&cache->pool, blocks[p]) == 1)

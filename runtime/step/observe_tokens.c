@@ -77,11 +77,6 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
                  "begin = %u, candidates = %u: must ascend, to tokens_max = %u at most",
                  args->begin, args->candidates, c->tokens_max);
     const kvf_layer *layer = &sequence->layers[args->layer];
-    if (layer->is_permuted)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "restructure = physical: a refresh has moved the tokens of layer %u; score them "
-                 "before decoding, or open the cache with logical restructuring",
-                 args->layer);
     return check_queries(cache, layer, args);
 }
 

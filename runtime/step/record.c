@@ -241,7 +241,7 @@ static bool has_room(const kvf_recording *r)
         for (uint32_t b = 0; b < r->batch; b++)
             if (layer_of(r, i, b)->length >= cache->config.tokens_max)
                 return false;
-    return pages_to_seal(r) + cache->dims.spare_blocks <= cache->pool.free_count;
+    return pages_to_seal(r) <= cache->pool.free_count;
 }
 
 static bool is_alive(const kvf_recording *r)
@@ -285,8 +285,7 @@ static kvf_status check_replay(kvf_recording *r)
         KVF_FAIL(cache->context, KVF_FULL,
                  "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
                  "or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max,
-                 cache->dims.block_count - cache->dims.spare_blocks);
+                 (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this step renews a static set or is verified; enqueue it with kvf_decode "

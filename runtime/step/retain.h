@@ -8,9 +8,7 @@
  *
  * Knows no policy. All functions enqueue on the stream and follow the cache's order like any other
  * call; arrays said to be of the host are copied before they return. Invariants of cache.h hold
- * after every call. The cache has no streaming heads and is not being recorded, and a layer whose
- * pages a refresh has re-formed (restructure = physical) neither scores, seeds nor
- * keeps: KVF_UNSUPPORTED.
+ * after every call. The cache has no streaming heads and is not being recorded.
  */
 
 #include "kvferry/prune.h"

@@ -7,9 +7,6 @@
  * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
  */
 
-#include "ahead.h"
-#include "physical.h"
-#include "prefill_arena.h"
 #include "retain.h"
 #include "sequence.h"
 #include "static_set.h"
@@ -33,11 +30,6 @@ static kvf_status enqueue(kvf_step *step, const float *scores)
     kvf_cache *cache = step->cache;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_step_stamp(step, NULL));
-    /* New blocks may be ones that a write-back still names. */
-    if (cache->dims.is_physical) {
-        KVF_TRY(kvf_arena_settle(step));
-        KVF_TRY(kvf_ahead_settle(step));
-    }
     KVF_TRY(kvf_static_seed(step, 0, scores, put_scores));
     return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->refresh_ns);
 }
@@ -52,11 +44,6 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
     kvf_layer *state = &sequence->layers[layer];
     if (cache->dims.static_tokens == 0)
         return KVF_OK;
-    if (state->is_permuted)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "restructure = physical: a refresh has moved the tokens of layer %u; seed it "
-                 "before decoding, or open the cache with logical restructuring",
-                 layer);
     if (state->sealed > 0) {
         kvf_step step;
         KVF_TRY(kvf_step_begin(cache, stream, &step));

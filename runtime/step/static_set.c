@@ -11,15 +11,12 @@
 
 #include "static_set.h"
 
-#include "physical.h"
 #include "token_scores.h"
 
 void kvf_step_rows_after(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
-    for (uint32_t b = 0; !step->sequences && cache->dims.is_physical && b < step->rows; b++)
-        kvf_physical_prepare(step, b);
     for (uint32_t b = 0; step->sequences && b < step->rows; b++) {
         kvf_layer *state = &step->sequences[b]->layers[step->layer];
         state->store ^= state->is_due;
@@ -29,8 +26,6 @@ void kvf_step_rows_after(kvf_step *step)
         step->row_after_host[b].store = other.store;
         step->row_after_host[b].store_index = other.store_index;
         step->row_after_host[b].store_count = other.store_count;
-        if (cache->dims.is_physical && state->is_due)
-            kvf_physical_prepare(step, b);
     }
 }
 
@@ -142,7 +137,7 @@ static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
     const kvf_cache *cache = step->cache;
     KVF_TRY(kvf_step_top_tokens(step, cache->tables.token_ids, cache->tables.token_count));
-    return cache->dims.is_physical ? kvf_physical_permute(step, all) : pack(step, all);
+    return pack(step, all);
 }
 
 kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,

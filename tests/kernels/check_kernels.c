@@ -40,7 +40,7 @@ static const struct {
     {"move", "move", check_move, 1},          {"move", "recorded", check_recorded, 1},
     {"observe", "observe", check_observe, 2}, {"observe", "pool", check_pool, 1},
     {"observe", "profile", check_profile, 1}, {"observe", "cover", check_cover, 1},
-    {"observe", "pack", check_pack, 1},       {"observe", "permute", check_permute, 1},
+    {"observe", "pack", check_pack, 1},
 };
 
 static const struct {

@@ -27,9 +27,6 @@ static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
     check_track(c, "store_index", row->store_index, store_tokens * sizeof(uint32_t));
     check_track(c, "store_count", row->store_count, p->kv_heads * sizeof(uint32_t));
     check_track(c, "fault", row->fault, sizeof *row->fault);
-    if (row->order)
-        check_track(c, "order", row->order,
-                    (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof(uint32_t));
 }
 
 static void stamp_case(check *c)
@@ -135,7 +132,6 @@ static void seal_case(check *c, bool is_chunk)
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = is_chunk ? 1 : 1 + check_below(c, 3),
                                          .pages_max = 1 + check_below(c, is_chunk ? 90 : 20),
-                                         .is_physical = check_below(c, 2),
                                          .blocks_max = 12});
     check_rows_describe(c, &w, "seal");
     uint32_t jobs = 0;

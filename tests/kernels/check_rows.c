@@ -109,26 +109,15 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
     const uint32_t sink = kvf_min_u32(p->sink, tokens);
     const uint32_t count = sink + check_subset(c, tokens - sink, w->statics_max, chosen);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
-    uint32_t *order = row->order ? row->order + (size_t)head * p->pages_max * page_size : NULL;
     uint64_t *bits = kvf_row_bits(p, row, head);
     memset(bits, 0, p->pages_max * sizeof *bits);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t token = i < sink ? i : sink + (uint32_t)chosen[i - sink];
-        const uint32_t position = row->order ? i : token;
-        index[i] = position;
-        bits[position / page_size] |= UINT64_C(1) << position % page_size;
-        store_row(p, row, head, i, position);
-        if (row->order)
-            order[i] = token;
+        index[i] = token;
+        bits[token / page_size] |= UINT64_C(1) << token % page_size;
+        store_row(p, row, head, i, token);
     }
     row->store_count[head] = count;
-    uint32_t next = 0, rest = count;
-    for (uint32_t token = sink; row->order && token < tokens; token++) {
-        if (next < count - sink && sink + (uint32_t)chosen[next] == token)
-            next++;
-        else
-            order[rest++] = token;
-    }
 }
 
 static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without_slots)
@@ -156,7 +145,6 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
 {
     make_shape(c, w, config);
     const kvf_paging *p = &w->p;
-    const size_t tokens = (size_t)p->pages_max * p->shape.page_size;
     int32_t *chosen = malloc(w->statics_max * sizeof *chosen);
     uint32_t job = 0;
     KVF_ASSERT(chosen);
@@ -171,8 +159,6 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
         row->store = noise_out(c, p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape));
         row->store_index = check_out(c, p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t));
         row->store_count = check_out(c, p->kv_heads * sizeof *row->store_count);
-        if (config->is_physical)
-            row->order = check_out(c, p->kv_heads * tokens * sizeof *row->order);
         for (uint32_t h = 0; h < p->kv_heads; h++)
             make_static(c, w, row, h, chosen);
         make_slots(c, p, row, config->without_slots);
@@ -202,8 +188,8 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
 void check_rows_describe(check *c, const check_rows *w, const char *what)
 {
     const kvf_paging *p = &w->p;
-    check_describe(c, "%s, %s d=%u P=%u heads=%u G=%u lists=%u rows=%u pages=%u sink=%u%s%s", what,
+    check_describe(c, "%s, %s d=%u P=%u heads=%u G=%u lists=%u rows=%u pages=%u sink=%u%s", what,
                    check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
                    p->kv_heads, p->group, p->lists, w->rows, p->pages_max, p->sink,
-                   w->row->order ? " physical" : "", w->row->slots ? "" : " without slots");
+                   w->row->slots ? "" : " without slots");
 }

@@ -7,8 +7,8 @@
  * prefill, some decoding and a refresh, with random shapes and contents.
  *
  * Knows no kernel. The invariants of kvf_row hold: sealed pages lie in the pool and the window in
- * the ring; the sink is the front of the store; bit t of a page is set iff its token (its position,
- * if rows are restructured) is in the store; slots hold the pages that they claim.
+ * the ring; the sink is the front of the store; bit t of a page is set iff its token is in
+ * the store; slots hold the pages that they claim.
  */
 
 #include "check_support.h"
@@ -16,7 +16,6 @@
 typedef struct check_rows_config {
     uint32_t rows;
     uint32_t pages_max;
-    bool is_physical;     /* pages are re-formed: rows have an order */
     bool by_kv_head;      /* lists == kv_heads */
     bool without_slots;   /* pages are attended where they live */
     uint32_t statics_max; /* tokens of a static set; 0: random */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on the static set of a row against their references: cover, pack, permute. Bit for bit.
+ * Kernels on the static set of a row against their references: cover and pack. Bit for bit.
  *
  * What they must mean is checked without the reference as well: cover has every token once, pack
- * leaves bits that say exactly what its store holds, permute moves every row intact.
+ * leaves bits that say exactly what its store holds.
  */
 
 #include <stdio.h>
@@ -203,104 +203,4 @@ void check_pack(check *c)
         pack_case(c, 1 + i, 0);
     for (uint32_t i = 0; i < 5; i++) /* the last two take more rounds than a GPU has parts */
         pack_case(c, 1500, i < 3 ? 0 : 6000);
-}
-
-/* The order is one, the store its front, and every row is where the order says. */
-static void permute_properties(check *c, const kvf_permute_args *a, uint32_t head)
-{
-    const kvf_paging *p = &a->paging;
-    const uint32_t page_size = p->shape.page_size, tokens = a->row->sealed * page_size;
-    const size_t bytes = kvf_row_bytes(&p->shape), stride = (size_t)p->pages_max * page_size;
-    const uint32_t *order = a->after->order + head * stride;
-    uint32_t *place = malloc((tokens + 1) * sizeof *place); /* before */
-    KVF_ASSERT(place);
-    memset(place, 0xff, tokens * sizeof *place);
-    for (uint32_t i = 0; i < tokens; i++)
-        place[(a->row->order + head * stride)[i]] = i;
-    for (uint32_t i = 0; i < tokens; i++) {
-        const uint32_t from = order[i] < tokens ? place[order[i]] : UINT32_MAX;
-        if (from == UINT32_MAX) {
-            check_fail(c, "head %u: position %u is token %u, again", head, i, order[i]);
-            break;
-        }
-        place[order[i]] = UINT32_MAX;
-        const char *old = kvf_row_page(p, a->row, from / page_size, head);
-        const char *page =
-            (const char *)a->after->pool[i / page_size] + head * kvf_page_bytes(&p->shape);
-        const char *store = kvf_store_page(p, a->after->store, head, i / page_size);
-        const uint32_t t = from % page_size, to = i % page_size;
-        if (memcmp(kvf_page_key(&p->shape, old, t), kvf_page_key(&p->shape, page, to), bytes) !=
-                0 ||
-            memcmp(kvf_page_value(&p->shape, old, t), kvf_page_value(&p->shape, page, to), bytes) !=
-                0 ||
-            (i < a->after->store_count[head] &&
-             memcmp(kvf_page_key(&p->shape, page, to), kvf_page_key(&p->shape, store, to), bytes) !=
-                 0))
-            check_fail(c, "head %u: position %u is not what token %u was", head, i, order[i]);
-    }
-    free(place);
-}
-
-static void permute_case(check *c, uint32_t pages_max)
-{
-    check_rows w;
-    if (!check_begin(c))
-        return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1,
-                                         .pages_max = pages_max,
-                                         .is_physical = true,
-                                         .without_slots = check_below(c, 3) == 0,
-                                         .blocks_max = 40});
-    const bool resident = check_below(c, 2);
-    check_rows_describe(c, &w, resident ? "permute resident" : "permute");
-    const kvf_paging *p = &w.p;
-    const kvf_row *row = w.row;
-    const chosen_tokens t = choose_tokens(c, &w, resident);
-    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
-    const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
-    const size_t order_bytes =
-        (size_t)p->kv_heads * p->pages_max * p->shape.page_size * sizeof(uint32_t);
-    const size_t block = kvf_block_bytes(p), jobs = (size_t)p->kv_heads * row->sealed;
-    kvf_row *after = check_put(c, row, sizeof *row);
-    char *pool = check_out(c, row->sealed * block);
-    void **blocks = check_in(c, row->sealed * sizeof *blocks);
-    for (uint32_t i = 0; i < row->sealed; i++)
-        blocks[i] = pool + (row->sealed - 1 - i) * block;
-    after->pool = blocks;
-    after->sealed_before = 0;
-    after->store = check_out(c, store_bytes);
-    after->store_index = check_out(c, index_bytes);
-    after->store_count = check_out(c, p->kv_heads * sizeof(uint32_t));
-    after->order = check_out(c, order_bytes);
-    kvf_permute_args a = {.paging = *p,
-                          .resident = resident,
-                          .spans_max = t.cover.spans_max,
-                          .ids_max = t.ids_max,
-                          .row = row,
-                          .after = after,
-                          .spans = t.cover.spans,
-                          .span_index = t.cover.span_index,
-                          .ids = t.ids,
-                          .id_count = t.id_count,
-                          .counters = w.counters};
-    a.jobs = check_out(c, jobs * sizeof *a.jobs);
-    check_track(c, "pool", pool, row->sealed * block);
-    check_track(c, "store", after->store, store_bytes);
-    check_track(c, "store_index", after->store_index, index_bytes);
-    check_track(c, "store_count", after->store_count, p->kv_heads * sizeof(uint32_t));
-    check_track(c, "order", after->order, order_bytes);
-    check_track(c, "jobs", a.jobs, jobs * sizeof *a.jobs);
-    check_track(c, "counters", a.counters, sizeof *a.counters);
-    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
-    CHECK_BOTH(c, permute, &a);
-    for (uint32_t h = 0; h < p->kv_heads; h++)
-        permute_properties(c, &a, h);
-}
-
-void check_permute(check *c)
-{
-    for (uint32_t i = 0; i < 40; i++)
-        permute_case(c, 1 + i);
-    permute_case(c, 400);
 }

@@ -141,7 +141,6 @@ void check_row_moves(check *c);
 void check_recorded(check *c);
 void check_cover(check *c);
 void check_pack(check *c);
-void check_permute(check *c);
 void check_heads(check *c);
 void check_ring(check *c);
 void check_properties(check *c);

@@ -384,9 +384,8 @@ static void speculating(kvf_cache_config *cc)
     cc->verify_interval = 2;
 }
 
-static void physical(kvf_cache_config *cc)
+static void by_exact_refresh(kvf_cache_config *cc)
 {
-    cc->restructure = KVF_RESTRUCTURE_PHYSICAL;
     cc->refresh = KVF_REFRESH_EXACT;
 }
 
@@ -425,7 +424,7 @@ const scene mapped_scene = {"decode by mapped", play_decode, by_mapped};
 const scene batch_scene = {"decode by batch", play_decode, by_batch};
 const scene each_scene = {"decode by each", play_decode, by_each};
 const scene speculate_scene = {"speculation", play_decode, speculating};
-const scene physical_scene = {"physical refresh", play_decode, physical};
+const scene refresh_scene = {"exact refresh", play_decode, by_exact_refresh};
 const scene custom_scene = {"custom policy", play_decode, custom};
 const scene pages_scene = {"page lists", play_pages, without_static};
 const scene record_scene = {"recorded decode", play_recording, recordable};

@@ -117,8 +117,11 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
         l->v = calloc(tokens * kv * d, sizeof *l->v);
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
+        l->order = calloc(kv * tokens, sizeof *l->order);
         l->page_of_slot = calloc(slots + 1, sizeof *l->page_of_slot);
-        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->page_of_slot);
+        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->order && l->page_of_slot);
+        for (size_t t = 0; t < kv * tokens; t++)
+            l->order[t] = (uint32_t)(t % tokens);
         for (size_t s = 0; s < slots; s++)
             l->page_of_slot[s] = -1;
         l->static_tokens = plan->static_tokens;
@@ -134,6 +137,7 @@ void naive_close(naive *n)
         free(l->v);
         free(l->has_q);
         free(l->fixed);
+        free(l->order);
         free(l->page_of_slot);
     }
     free(n->layers);
@@ -153,6 +157,7 @@ void naive_copy(naive *to, const naive *from)
         memcpy(a->v, b->v, tokens * kv * d * sizeof *a->v);
         memcpy(a->has_q, b->has_q, tokens);
         memcpy(a->fixed, b->fixed, kv * tokens);
+        memcpy(a->order, b->order, kv * tokens * sizeof *a->order);
         memcpy(a->page_of_slot, b->page_of_slot,
                (size_t)from->lists * from->plan.slots * sizeof *a->page_of_slot);
         a->length = b->length;
@@ -324,7 +329,8 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
         double sum = 0.0, away = 0.0;
         live = 0;
         for (int pass = 0; pass < 2; pass++)
-            for (uint32_t t = first; t < first + tokens; t++) {
+            for (uint32_t i = first; i < first + tokens; i++) {
+                const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
                 if (t < n->c.sink_tokens || l->fixed[(size_t)kv_head * n->c.tokens_max + t])
                     continue;
                 const float x = key(n, l, kv_head, t)[d];

@@ -14,6 +14,8 @@
  * pages = floor((rest - static) / P). Page p is sealed iff (p+1) P <= length - local. Sink, static
  * tokens and everything unsealed are attended always; of the sealed pages, those with the highest
  * digest scores, without the tokens that are attended anyway. length <= budget: every token.
+ * The published form (forms_anew) differs in this: a refresh puts the sealed tokens of a KV head in
+ * the order sink, static set, rest, and page p is the p-th P of them.
  */
 
 #include <kvferry/kvferry.h>
@@ -25,6 +27,7 @@ typedef struct naive_layer {
     float *q, *k, *v;       /* [tokens_max, heads, head_dim] */
     unsigned char *has_q;   /* [tokens_max] */
     unsigned char *fixed;   /* [kv_heads, tokens_max] 1 = in the static set */
+    uint32_t *order;        /* [kv_heads, tokens_max] token at each place of a page */
     int32_t *page_of_slot;  /* [lists, slots] -1 = free */
     uint32_t steps;         /* decode steps since the static set was chosen */
     uint32_t chosen;        /* 1: a static set was chosen since the last prefill */
@@ -41,6 +44,7 @@ typedef struct naive {
     naive_layer *layers;
     uint32_t lists;          /* of pages: one per KV head; with QUEST one per query head */
     unsigned char *attended; /* [query_heads, tokens_max] by the last decode step */
+    int forms_anew;          /* 1: a refresh forms pages anew, as published */
     double border;           /* smallest relative gap at the border of any choice so far */
 } naive;
 

@@ -155,6 +155,19 @@ static void choose_share(naive *n, naive_layer *l, uint32_t layer)
     free(b);
 }
 
+/* Sink, static set, rest; each in the order of tokens. */
+static void form_pages(const naive *n, naive_layer *l, uint32_t layer)
+{
+    const uint32_t tokens = naive_sealed(n, layer) * n->c.page_size;
+    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
+        uint32_t *order = l->order + (size_t)h * n->c.tokens_max, count = 0;
+        for (int rest = 0; rest < 2; rest++)
+            for (uint32_t t = 0; t < tokens; t++)
+                if (rest != (t < n->c.sink_tokens || l->fixed[(size_t)h * n->c.tokens_max + t]))
+                    order[count++] = t;
+    }
+}
+
 /* The first choice after a prefill sees every key; later ones do if the cache was asked for it. */
 static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
 {
@@ -168,6 +181,8 @@ static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
     if (shares)
         choose_share(n, l, layer);
     choose_static(n, l, layer, !l->chosen || shares || n->c.refresh == KVF_REFRESH_EXACT);
+    if (n->forms_anew)
+        form_pages(n, l, layer);
     l->chosen = 1;
     l->steps = 1;
 }
@@ -258,9 +273,11 @@ static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q
         policy_scores(n, layer, list, q, scores);
         note_border(n, naive_top(scores, sealed, pages_to_take(n, l), taken));
         for (uint32_t h = list * heads; h < (list + 1) * heads; h++)
-            for (uint32_t t = 0; t < l->length; t++)
+            for (uint32_t i = 0; i < l->length; i++) {
+                const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
                 n->attended[(size_t)h * n->c.tokens_max + t] =
-                    t < n->c.sink_tokens || t >= sealed * P || fixed[t] || taken[t / P];
+                    t < n->c.sink_tokens || i >= sealed * P || fixed[t] || taken[i / P];
+            }
         resolve(n, l, list, sealed, taken, scores, r);
     }
     free(scores);

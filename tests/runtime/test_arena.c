@@ -207,18 +207,14 @@ static void an_arena_changes_no_bit(void **state)
     test_seed_print(__func__, seed);
     static const struct {
         kvf_transfer transfer;
-        kvf_restructure restructure;
         uint32_t delay_seed;
-    } ways[] = {{KVF_TRANSFER_DIRECT, KVF_RESTRUCTURE_LOGICAL, 0},
-                {KVF_TRANSFER_GATHER, KVF_RESTRUCTURE_LOGICAL, 31},
-                {KVF_TRANSFER_GATHER, KVF_RESTRUCTURE_PHYSICAL, 37}};
+    } ways[] = {{KVF_TRANSFER_DIRECT, 0}, {KVF_TRANSFER_GATHER, 31}, {KVF_TRANSFER_GATHER, 37}};
     for (uint32_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = test_config_small();
         cc.layers = LAYERS;
         cc.dtype = KVF_BF16;
         cc.sequences_max = ALIVE;
         cc.transfer = ways[i].transfer;
-        cc.restructure = ways[i].restructure;
         run_history(&cc, seed + i, ways[i].delay_seed);
     }
 }

@@ -190,7 +190,7 @@ int main(void)
         SCENE(batch_scene),
         SCENE(each_scene),
         SCENE(speculate_scene),
-        SCENE(physical_scene),
+        SCENE(refresh_scene),
         SCENE(custom_scene),
         SCENE(pages_scene),
         SCENE(record_scene),

@@ -144,17 +144,6 @@ static void check_invariants(herd *h)
         }
 }
 
-/* Physical restructuring copies blocks, for which a full pool has no room. */
-static void fork_one(herd *h, kvf_sequence *parent, kvf_sequence **out)
-{
-    const kvf_status status = kvf_sequence_fork(h->w.cache, parent, h->w.stream, out);
-    if (status == KVF_OK)
-        return;
-    assert_int_equal(h->w.cache->config.restructure, KVF_RESTRUCTURE_PHYSICAL);
-    test_expect(h->w.runtime, status, KVF_FULL);
-    assert_null(*out);
-}
-
 static void one_change(herd *h)
 {
     kvf_sequence **s = &h->s[test_random_below(&h->r, ALIVE)];
@@ -162,7 +151,7 @@ static void one_change(herd *h)
     if (!*s) {
         kvf_sequence *parent = h->s[test_random_below(&h->r, ALIVE)];
         if (parent && what < 8)
-            fork_one(h, parent, s);
+            test_ok(&h->w, kvf_sequence_fork(h->w.cache, parent, h->w.stream, s));
         else
             test_ok(&h->w, kvf_sequence_create(h->w.cache, s));
     } else if (what == 0) {
@@ -178,7 +167,6 @@ static void invariants_hold_through_any_history(void **state)
     (void)state;
     const uint64_t seed = 701;
     test_seed_print(__func__, seed);
-    static const kvf_restructure ways[] = {KVF_RESTRUCTURE_LOGICAL, KVF_RESTRUCTURE_PHYSICAL};
     for (uint32_t m = 0; m < 2; m++) {
         kvf_cache_config cc = test_config_small();
         cc.layers = 2;
@@ -187,7 +175,6 @@ static void invariants_hold_through_any_history(void **state)
         cc.transfer = m                ? KVF_TRANSFER_GATHER
                       : test_on_cuda() ? KVF_TRANSFER_MAPPED
                                        : KVF_TRANSFER_DIRECT;
-        cc.restructure = ways[m];
         herd *h = calloc(1, sizeof *h);
         assert_non_null(h);
         h->r = (test_random){seed + m};

@@ -60,7 +60,6 @@ static const bad_setting bad_settings[] = {
     SET_FLOAT(static_ratio, "nan", NAN),
     SET(refresh_interval, "0", 0),
     SET(refresh, "9", 9),
-    SET(restructure, "9", 9),
     SET(digest, "9", 9),
     SET(sub_digests, "0", 0),
     SET(sub_digests, "3", 3),

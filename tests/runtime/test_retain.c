@@ -193,10 +193,8 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
             test_transfer(i % 2 && !x.arena ? KVF_TRANSFER_DIRECT : KVF_TRANSFER_GATHER);
         x.subset.length = between(&r, 2, 500);
         x.decoded = i % 5 == 2 || i % 4 == 2 ? between(&r, 0, x.subset.length - 1) % 40 : 0;
-        if (i % 8 == 2) { /* before any refresh, as after a prompt */
+        if (i % 8 == 2) /* before any refresh, as after a prompt */
             x.decoded = 0;
-            x.cc.restructure = KVF_RESTRUCTURE_PHYSICAL;
-        }
         x.subset.count = i % 6 == 5 ? x.subset.length : between(&r, 1, x.subset.length);
         x.subset.window = between(&r, 0, 20);
         x.subset.front = i % 3 == 0 ? x.subset.count / 2 : 0;
@@ -286,7 +284,6 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         cc.sequences_max = 2;
         cc.speculate = i == 2;
         cc.static_ratio = i == 3 ? KVF_STATIC_RATIO_AUTO : 0.25f;
-        cc.restructure = i == 4 ? KVF_RESTRUCTURE_PHYSICAL : KVF_RESTRUCTURE_LOGICAL;
         cc.transfer = test_transfer(i ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
         open_world(&w, &cc, i % 3);
         test_tokens_make(&t, &cc,

@@ -17,14 +17,12 @@ static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t he
 {
     const kvf_row row = kvf_step_row(w->cache, s, 0);
     const kvf_paging *p = &w->cache->dims.paging;
-    *index = row.order ? row.order + (size_t)head * p->pages_max * p->shape.page_size
-                       : row.store_index + head * kvf_store_tokens(p);
+    *index = row.store_index + head * kvf_store_tokens(p);
     return row.store_count[head];
 }
 
 typedef struct seed_case {
     float ratio;
-    kvf_restructure restructure;
     uint32_t append_only; /* no queries are kept */
     uint32_t arena;
 } seed_case;
@@ -37,7 +35,6 @@ static void run_seed(const seed_case *x, uint64_t seed)
     kvf_cache_config cc = test_config_small();
     cc.budget_tokens = 128;
     cc.static_ratio = x->ratio;
-    cc.restructure = x->restructure;
     cc.refresh_interval = 9;
     cc.tokens_max = 400;
     cc.transfer = test_transfer(x->arena ? KVF_TRANSFER_GATHER : KVF_TRANSFER_DIRECT);
@@ -93,12 +90,7 @@ static void a_seed_is_the_static_set(void **state)
     const uint64_t seed = 310;
     test_seed_print(__func__, seed);
     static const seed_case cases[] = {
-        {0.25f, KVF_RESTRUCTURE_LOGICAL, 0, 0},
-        {0.25f, KVF_RESTRUCTURE_LOGICAL, 1, 1},
-        {1.0f, KVF_RESTRUCTURE_LOGICAL, 0, 1},
-        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 0},
-        {0.25f, KVF_RESTRUCTURE_PHYSICAL, 0, 1},
-        {KVF_STATIC_RATIO_AUTO, KVF_RESTRUCTURE_LOGICAL, 1, 0},
+        {0.25f, 0, 0}, {0.25f, 1, 1}, {1.0f, 0, 1}, {0.25f, 0, 1}, {KVF_STATIC_RATIO_AUTO, 1, 0},
     };
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++)
         run_seed(&cases[i], seed + i);

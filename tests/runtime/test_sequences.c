@@ -124,13 +124,9 @@ static void fork_equals_copy(void **state)
     static const struct {
         uint32_t prompt, before;
         kvf_transfer transfer;
-        kvf_restructure restructure;
     } rows[] = {
-        {200, 0, KVF_TRANSFER_DIRECT, KVF_RESTRUCTURE_LOGICAL},
-        {203, 13, KVF_TRANSFER_GATHER, KVF_RESTRUCTURE_LOGICAL},
-        {40, 5, KVF_TRANSFER_EACH, KVF_RESTRUCTURE_LOGICAL},
-        {7, 0, KVF_TRANSFER_GATHER, KVF_RESTRUCTURE_LOGICAL},
-        {210, 21, KVF_TRANSFER_GATHER, KVF_RESTRUCTURE_PHYSICAL},
+        {200, 0, KVF_TRANSFER_DIRECT}, {203, 13, KVF_TRANSFER_GATHER}, {40, 5, KVF_TRANSFER_EACH},
+        {7, 0, KVF_TRANSFER_GATHER},   {210, 21, KVF_TRANSFER_GATHER},
     };
     for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fork_case f = {.cc = test_config_small(),
@@ -141,7 +137,6 @@ static void fork_equals_copy(void **state)
         f.cc.sequences_max = 2;
         f.cc.dtype = KVF_BF16;
         f.cc.transfer = rows[i].transfer;
-        f.cc.restructure = rows[i].restructure;
         check_fork(&f, seed + 10 * i);
     }
 }

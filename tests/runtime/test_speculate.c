@@ -59,29 +59,25 @@ static void answers_are_those_of_exact_fetching(void **state)
         kvf_select select;
         kvf_transfer transfer;
         kvf_refresh refresh;
-        kvf_restructure restructure;
         float static_ratio;
         uint32_t slots, pages;
     } ways[] = {
-        {"dynamic, direct", KVF_SELECT_DYNAMIC, KVF_TRANSFER_DIRECT, 0, 0, 0, 0, 0},
-        {"dynamic, gather", KVF_SELECT_DYNAMIC, KVF_TRANSFER_GATHER, 0, 0, 0, 0, 5},
-        {"dynamic, each, few slots", KVF_SELECT_DYNAMIC, KVF_TRANSFER_EACH, 0, 0, 0, 13, 3},
-        {"hybrid, gather", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, 0, 0.25f, 0, 0},
-        {"hybrid, direct", KVF_SELECT_HYBRID, KVF_TRANSFER_DIRECT, 0, 0, 0.25f, 0, 0},
-        {"hybrid, few slots", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, 0, 0.25f, 12, 2},
-        {"hybrid, exact refresh", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, KVF_REFRESH_EXACT, 0,
-         0.25f, 0, 3},
-        {"hybrid, auto", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, 0, KVF_STATIC_RATIO_AUTO, 0, 0},
-        {"hybrid, physical", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, KVF_RESTRUCTURE_PHYSICAL,
-         0.25f, 0, 3},
-        {"quest", KVF_SELECT_QUEST, KVF_TRANSFER_GATHER, 0, 0, 0, 0, 3},
-        {"arkvale", KVF_SELECT_ARKVALE, KVF_TRANSFER_GATHER, 0, 0, 0, 0, 3},
+        {"dynamic, direct", KVF_SELECT_DYNAMIC, KVF_TRANSFER_DIRECT, 0, 0, 0, 0},
+        {"dynamic, gather", KVF_SELECT_DYNAMIC, KVF_TRANSFER_GATHER, 0, 0, 0, 5},
+        {"dynamic, each, few slots", KVF_SELECT_DYNAMIC, KVF_TRANSFER_EACH, 0, 0, 13, 3},
+        {"hybrid, gather", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, 0.25f, 0, 0},
+        {"hybrid, direct", KVF_SELECT_HYBRID, KVF_TRANSFER_DIRECT, 0, 0.25f, 0, 0},
+        {"hybrid, few slots", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, 0.25f, 12, 2},
+        {"hybrid, exact refresh", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, KVF_REFRESH_EXACT, 0.25f,
+         0, 3},
+        {"hybrid, auto", KVF_SELECT_HYBRID, KVF_TRANSFER_GATHER, 0, KVF_STATIC_RATIO_AUTO, 0, 0},
+        {"quest", KVF_SELECT_QUEST, KVF_TRANSFER_GATHER, 0, 0, 0, 3},
+        {"arkvale", KVF_SELECT_ARKVALE, KVF_TRANSFER_GATHER, 0, 0, 0, 3},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         test_scenario sc = scenario_of(ways[i].select, seed + i);
         sc.cc.transfer = ways[i].transfer;
         sc.cc.refresh = ways[i].refresh;
-        sc.cc.restructure = ways[i].restructure;
         sc.cc.static_ratio = ways[i].static_ratio;
         sc.cc.slots = ways[i].slots;
         sc.cc.speculate_pages = ways[i].pages;
@@ -174,7 +170,6 @@ static void forks_and_ends_do_not_disturb(void **state)
         cc.sequences_max = ALIVE;
         cc.host_tokens_max = 700; /* blocks of ended sequences are used again */
         cc.transfer = m == 1 ? KVF_TRANSFER_EACH : KVF_TRANSFER_GATHER;
-        cc.restructure = m == 2 ? KVF_RESTRUCTURE_PHYSICAL : KVF_RESTRUCTURE_LOGICAL;
         if (m == 2)
             cc.host_tokens_max = 0;
         const size_t used = wander(&cc, 0, seed + m, a, &exact);
