@@ -6,8 +6,8 @@
 
 #include "link_measure.h"
 
-kvf_status kvf_link_line_fit(const double *x, const double *y, uint32_t count, int weighted,
-                             kvf_link_line *out)
+kvf_status kvf_link_fit(const double *x, const double *y, uint32_t count, int weighted,
+                        kvf_link_line *out)
 {
     double sw = 0, sx = 0, sy = 0;
     *out = (kvf_link_line){0};

@@ -18,7 +18,7 @@
 #define MIB       ((uint64_t)1 << 20)
 #define COUNT_MAX 65536u
 
-void kvf_link_case_defaults(kvf_link_case *c)
+void kvf_link_case_init(kvf_link_case *c)
 {
     *c = (kvf_link_case){.size = sizeof *c,
                          .what = KVF_LINK_BOTH,
@@ -85,7 +85,7 @@ const kvf_setting *kvf_link_setting(uint32_t index)
     return index < ROWS ? &rows[index] : NULL;
 }
 
-static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
+static kvf_status check(const kvf_link *bench, const kvf_link_case *c)
 {
     kvf_context *context = bench->device->context;
     const uint64_t least = c->what == KVF_LINK_PIN ? MIB : (uint64_t)c->pages * c->page_bytes;
@@ -95,8 +95,7 @@ static kvf_status check(const kvf_link_bench *bench, const kvf_link_case *c)
                  "size = %zu: this library knows %zu; call kvf_link_case_init", c->size, sizeof *c);
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
-    if (!kvf_transfer_moves(c->method) ||
-        (c->method == KVF_TRANSFER_AUTO && !bench->config.choice))
+    if (!kvf_transfer_moves(c->method) || (c->method == KVF_TRANSFER_AUTO && !bench->config.choice))
         KVF_FAIL(context, KVF_INVALID,
                  "method = %s: moves no page by itself; take gather or mapped",
                  kvf_transfer_name(c->method));
@@ -135,7 +134,7 @@ static kvf_status register_again(kvf_device *device, kvf_host_memory *memory, ui
     return KVF_OK;
 }
 
-static kvf_status measure_pin(kvf_link_bench *bench, const kvf_link_case *c, uint64_t *totals,
+static kvf_status measure_pin(kvf_link *bench, const kvf_link_case *c, uint64_t *totals,
                               kvf_link_result *result)
 {
     kvf_device *device = bench->device;
@@ -175,7 +174,7 @@ static kvf_status measure_pin(kvf_link_bench *bench, const kvf_link_case *c, uin
 
 /* ---- a case ---- */
 
-static kvf_status run_pin(kvf_link_bench *bench, const kvf_link_case *c, uint64_t *samples_ns,
+static kvf_status run_pin(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
                           kvf_link_result *result)
 {
     kvf_context *context = bench->device->context;
@@ -213,7 +212,7 @@ static void sum_up(kvf_link_rig *rig, uint64_t *samples_ns, kvf_link_result *res
     result->writeback_bytes = writes_back ? rig->back_bytes * c->repetitions : 0;
 }
 
-static kvf_status run_pages(kvf_link_bench *bench, const kvf_link_case *c, uint64_t *samples_ns,
+static kvf_status run_pages(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
                             kvf_link_result *result)
 {
     KVF_TRY(kvf_link_pool_make(bench, c));
@@ -235,8 +234,8 @@ static kvf_status run_pages(kvf_link_bench *bench, const kvf_link_case *c, uint6
     return status;
 }
 
-kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
-                                  uint64_t *samples_ns, kvf_link_result *result)
+kvf_status kvf_link_measure(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
+                            kvf_link_result *result)
 {
     *result = (kvf_link_result){.numa_node = -1};
     KVF_TRY(check(bench, c));
@@ -245,11 +244,11 @@ kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
 }
 
 kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,
-                               kvf_link_bench **out)
+                               kvf_link **out)
 {
     *out = NULL;
     KVF_ASSERT(config->gather_threads >= 1);
-    kvf_link_bench *bench = kvf_alloc(device->context, 1, sizeof *bench);
+    kvf_link *bench = kvf_alloc(device->context, 1, sizeof *bench);
     if (!bench)
         KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for a link bench");
     bench->device = device;
@@ -258,7 +257,7 @@ kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *
     return KVF_OK;
 }
 
-void kvf_link_bench_close(kvf_link_bench *bench)
+void kvf_link_close(kvf_link *bench)
 {
     if (!bench)
         return;

@@ -3,7 +3,7 @@
 #define KVF_OFFLOAD_LINK_MEASURE_H
 
 /*
- * Measures one case of scattered transfers: <kvferry/link.h> on a device, without a runtime.
+ * Measures one case of scattered transfers: <kvferry/link.h> on a device; a runtime only opens it.
  *
  * A bench keeps a pool whose every 8 bytes say where in the pool they lie, so what arrives can be
  * compared whatever the page size, and a case costs no refill. Invariant: nothing but the pool
@@ -14,8 +14,6 @@
 
 #include "host_memory.h"
 
-typedef struct kvf_link_bench kvf_link_bench;
-
 typedef struct kvf_link_bench_config {
     kvf_host_memory_config memory; /* policy; node and huge_pages are those of a case that asks */
     uint32_t gather_threads;       /* of a case that leaves `workers` 0; >= 1 */
@@ -24,18 +22,7 @@ typedef struct kvf_link_bench_config {
 } kvf_link_bench_config;
 
 KVF_CHECKED kvf_status kvf_link_bench_open(kvf_device *device, const kvf_link_bench_config *config,
-                                           kvf_link_bench **out);
-void kvf_link_bench_close(kvf_link_bench *bench); /* NULL is fine */
-
-/* As kvf_link_measure. */
-KVF_CHECKED kvf_status kvf_link_bench_measure(kvf_link_bench *bench, const kvf_link_case *c,
-                                              uint64_t *samples_ns, kvf_link_result *result);
-
-void kvf_link_case_defaults(kvf_link_case *c);
-
-/* As kvf_link_fit, without a message. */
-KVF_CHECKED kvf_status kvf_link_line_fit(const double *x, const double *y, uint32_t count,
-                                         int weighted, kvf_link_line *out);
+                                           kvf_link **out);
 
 /* Sorts ns[count] and sums it up; percentiles are values that occurred. count 0: all 0. */
 void kvf_link_times_sum_up(uint64_t *ns, uint32_t count, kvf_link_times *out);

@@ -15,14 +15,14 @@
 
 #define MIB ((size_t)1 << 20)
 
-void kvf_link_pool_drop(kvf_link_bench *bench)
+void kvf_link_pool_drop(kvf_link *bench)
 {
     kvf_host_memory_destroy(bench->device->context, &bench->pool);
     bench->pool = (kvf_host_memory){0};
     bench->pool_bytes = 0;
 }
 
-static void fill(kvf_link_bench *bench)
+static void fill(kvf_link *bench)
 {
     uint64_t offset = 0;
     for (uint32_t i = 0; i < bench->pool.arena_count; i++) {
@@ -34,7 +34,7 @@ static void fill(kvf_link_bench *bench)
     }
 }
 
-kvf_status kvf_link_pool_make(kvf_link_bench *bench, const kvf_link_case *c)
+kvf_status kvf_link_pool_make(kvf_link *bench, const kvf_link_case *c)
 {
     const int32_t node = c->numa_node >= 0 ? c->numa_node : bench->config.memory.node;
     const uint64_t bytes = kvf_round_up(c->pool_bytes, MIB);
@@ -56,31 +56,31 @@ kvf_status kvf_link_pool_make(kvf_link_bench *bench, const kvf_link_case *c)
 }
 
 /* Every arena holds whole pages only; all but the last one are of the same size. */
-static uint64_t pages_of_arena(const kvf_link_bench *bench, size_t page_bytes)
+static uint64_t pages_of_arena(const kvf_link *bench, size_t page_bytes)
 {
     return bench->pool.arenas[0].bytes / page_bytes;
 }
 
-uint64_t kvf_link_pool_pages(const kvf_link_bench *bench, size_t page_bytes)
+uint64_t kvf_link_pool_pages(const kvf_link *bench, size_t page_bytes)
 {
     const kvf_host_memory *pool = &bench->pool;
     return (pool->arena_count - 1) * pages_of_arena(bench, page_bytes) +
            pool->arenas[pool->arena_count - 1].bytes / page_bytes;
 }
 
-char *kvf_link_page_host(const kvf_link_bench *bench, size_t page_bytes, uint32_t id)
+char *kvf_link_page_host(const kvf_link *bench, size_t page_bytes, uint32_t id)
 {
     const uint64_t per_arena = pages_of_arena(bench, page_bytes);
     return bench->pool.arenas[id / per_arena].host + id % per_arena * page_bytes;
 }
 
-char *kvf_link_page_device(const kvf_link_bench *bench, size_t page_bytes, uint32_t id)
+char *kvf_link_page_device(const kvf_link *bench, size_t page_bytes, uint32_t id)
 {
     const uint64_t per_arena = pages_of_arena(bench, page_bytes);
     return bench->pool.arenas[id / per_arena].device + id % per_arena * page_bytes;
 }
 
-uint64_t kvf_link_page_offset(const kvf_link_bench *bench, size_t page_bytes, uint32_t id)
+uint64_t kvf_link_page_offset(const kvf_link *bench, size_t page_bytes, uint32_t id)
 {
     const uint64_t per_arena = pages_of_arena(bench, page_bytes);
     return id / per_arena * bench->pool.arenas[0].bytes + id % per_arena * page_bytes;

@@ -12,7 +12,7 @@
 #include "link_measure.h"
 #include "transfer.h"
 
-struct kvf_link_bench {
+struct kvf_link {
     kvf_device *device;
     kvf_link_bench_config config;
     kvf_host_memory pool; /* arenas of whole MiB */
@@ -29,7 +29,7 @@ typedef struct kvf_link_compute {
 } kvf_link_compute;
 
 typedef struct kvf_link_rig {
-    kvf_link_bench *bench;
+    kvf_link *bench;
     const kvf_link_case *c;
     kvf_device *device;
     const kvf_device_ops *ops;
@@ -62,13 +62,13 @@ static inline uint64_t kvf_link_word(uint64_t offset)
     return (offset / 8 + 1) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-KVF_CHECKED kvf_status kvf_link_pool_make(kvf_link_bench *bench, const kvf_link_case *c);
-void kvf_link_pool_drop(kvf_link_bench *bench);
-uint64_t kvf_link_pool_pages(const kvf_link_bench *bench, size_t page_bytes);
+KVF_CHECKED kvf_status kvf_link_pool_make(kvf_link *bench, const kvf_link_case *c);
+void kvf_link_pool_drop(kvf_link *bench);
+uint64_t kvf_link_pool_pages(const kvf_link *bench, size_t page_bytes);
 /* Where page `id` lies, on which side, and its offset for kvf_link_word. */
-char *kvf_link_page_host(const kvf_link_bench *bench, size_t page_bytes, uint32_t id);
-char *kvf_link_page_device(const kvf_link_bench *bench, size_t page_bytes, uint32_t id);
-uint64_t kvf_link_page_offset(const kvf_link_bench *bench, size_t page_bytes, uint32_t id);
+char *kvf_link_page_host(const kvf_link *bench, size_t page_bytes, uint32_t id);
+char *kvf_link_page_device(const kvf_link *bench, size_t page_bytes, uint32_t id);
+uint64_t kvf_link_page_offset(const kvf_link *bench, size_t page_bytes, uint32_t id);
 
 /* 1 if all bytes are those of the pool from `offset` on. */
 int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);

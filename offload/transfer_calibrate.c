@@ -38,7 +38,7 @@ typedef struct points {
 } points;
 
 typedef struct session {
-    kvf_link_bench *bench;
+    kvf_link *bench;
     kvf_link_case c;
     uint64_t until_ns;
     points of[KVF_TRANSFER_METHODS];
@@ -61,7 +61,7 @@ static kvf_status measure(session *s, double expected_ns, double *out)
                                                : (uint32_t)repeats;
     if (!has_time(s, expected_ns * (s->c.repetitions + s->c.warmup)))
         return KVF_OK;
-    const kvf_status status = kvf_link_bench_measure(s->bench, &s->c, NULL, &r);
+    const kvf_status status = kvf_link_measure(s->bench, &s->c, NULL, &r);
     if (status == KVF_UNSUPPORTED)
         return KVF_OK;
     KVF_TRY(status);
@@ -127,8 +127,8 @@ static void fit_all(const session *s, kvf_calibration *out)
         const points *p = &s->of[m];
         kvf_calibration_fit *fit = &out->fit[m];
         kvf_link_line line;
-        if (p->count < POINTS_MIN ||
-            kvf_link_line_fit(p->bytes, p->ns, p->count, 1, &line) != KVF_OK || line.slope <= 0)
+        if (p->count < POINTS_MIN || kvf_link_fit(p->bytes, p->ns, p->count, 1, &line) != KVF_OK ||
+            line.slope <= 0)
             continue;
         *fit = (kvf_calibration_fit){.is_measured = 1,
                                      .intercept_ns = line.intercept,
@@ -147,7 +147,7 @@ static kvf_status measure_device(kvf_device *device, const kvf_calibration_confi
         .memory = config->memory, .gather_threads = config->gather_threads, .choice = &mixed};
     session s = {.until_ns = began + (config->budget_ns > 0 ? config->budget_ns : BUDGET_NS)};
     KVF_TRY(kvf_link_bench_open(device, &bench, &s.bench));
-    kvf_link_case_defaults(&s.c);
+    kvf_link_case_init(&s.c);
     s.c.page_bytes = out->page_bytes;
     s.c.pool_bytes = POOL_BYTES;
     s.c.huge_pages = config->memory.huge_pages;
@@ -157,7 +157,7 @@ static kvf_status measure_device(kvf_device *device, const kvf_calibration_confi
         status = measure_all(&s);
     if (status == KVF_OK)
         status = measure_extra(&s, &mixed, out);
-    kvf_link_bench_close(s.bench);
+    kvf_link_close(s.bench);
     if (status == KVF_OK)
         fit_all(&s, out);
     out->seconds = (double)(kvf_now_ns() - began) * 1e-9;

@@ -19,7 +19,7 @@
 
 typedef struct link_rig {
     rig r;
-    kvf_link_bench *bench;
+    kvf_link *bench;
 } link_rig;
 
 static void open_link(link_rig *l)
@@ -32,14 +32,14 @@ static void open_link(link_rig *l)
 
 static void close_link(link_rig *l)
 {
-    kvf_link_bench_close(l->bench);
+    kvf_link_close(l->bench);
     rig_close(&l->r);
 }
 
 static kvf_link_case small_case(void)
 {
     kvf_link_case c;
-    kvf_link_case_defaults(&c);
+    kvf_link_case_init(&c);
     c.pages = 40;
     c.page_bytes = 4096;
     c.pool_bytes = 4 * MIB;
@@ -75,7 +75,7 @@ static void test_methods(void **state)
             c.slots_in_order = pattern == 1;
             c.writeback_percent = pattern * 50;
             c.seed = 100 + i;
-            RIG_OK(kvf_link_bench_measure(l.bench, &c, samples, &r));
+            RIG_OK(kvf_link_measure(l.bench, &c, samples, &r));
             assert_int_equal(r.bytes, 40 * 4096);
             assert_int_equal(r.verified_bytes, 2 * 40 * 4096); /* the first and the last */
             assert_int_equal(r.copies, i == 0 ? 3 : i == 1 ? 40 : 1);
@@ -105,7 +105,7 @@ static void test_kinds(void **state)
         c.what = (kvf_link_what)what;
         c.pages = is_staging ? 100 : 40; /* more than the ring */
         c.writeback_percent = what == KVF_LINK_PEAK || what == KVF_LINK_MEMCPY ? 100 : 0;
-        RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+        RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
         assert_times(&r.total, 1);
         assert_times(&r.copying, what == KVF_LINK_COPY || what == KVF_LINK_PEAK);
         assert_times(&r.gather, what == KVF_LINK_GATHER);
@@ -134,15 +134,15 @@ static void test_pool(void **state)
     kvf_link_result r;
     open_link(&l);
     kvf_link_case c = small_case();
-    RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+    RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
     const char *host = l.bench->pool.arenas[0].host;
     const uint64_t live = l.r.context->live_bytes;
     c.page_bytes = 16384;
-    RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+    RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
     assert_ptr_equal(l.bench->pool.arenas[0].host, host);
     assert_int_equal(l.r.context->live_bytes, live);
     c.pool_bytes = 8 * MIB;
-    RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+    RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
     assert_int_equal(l.bench->pool.bytes, 8 * MIB);
     close_link(&l);
 }
@@ -157,15 +157,15 @@ static void test_wrong_bytes(void **state)
     open_link(&l);
     kvf_link_case c = small_case();
     c.pages = 1024; /* the whole pool */
-    RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+    RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
     const size_t places[] = {0, 4095, 8 * 4096 + 100, (size_t)(4 * MIB) - 1};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         l.bench->pool.arenas[0].host[places[i]] ^= 1;
-        assert_int_equal(kvf_link_bench_measure(l.bench, &c, NULL, &r), KVF_CORRUPT);
+        assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_CORRUPT);
         assert_non_null(strstr(rig_error(&l.r, &error), "did not arrive whole"));
         l.bench->pool.arenas[0].host[places[i]] ^= 1;
     }
-    RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r));
+    RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
     close_link(&l);
 }
 
@@ -214,7 +214,7 @@ static void test_bad_cases(void **state)
             c.run_pages = 0;
         if (i == 15)
             c.workers = 257;
-        assert_int_equal(kvf_link_bench_measure(l.bench, &c, NULL, &r), KVF_INVALID);
+        assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_INVALID);
         assert_non_null(strstr(rig_error(&l.r, &error), names[i]));
     }
     close_link(&l);
@@ -230,7 +230,7 @@ static void test_patterns(void **state)
     for (uint32_t round = 0; round < 30; round++) {
         const uint32_t pool = 4096 + round * 29;
         kvf_link_case c;
-        kvf_link_case_defaults(&c);
+        kvf_link_case_init(&c);
         c.pages = 1 + round * 141;
         for (uint32_t pattern = 0; pattern < 3; pattern++) {
             uint32_t most = 0;
@@ -261,18 +261,18 @@ static void test_numbers(void **state)
         y[i] = 12000 + 0.02 * x[i];
     }
     for (int weighted = 0; weighted < 2; weighted++) {
-        assert_int_equal(kvf_link_line_fit(x, y, 50, weighted, &line), KVF_OK);
+        assert_int_equal(kvf_link_fit(x, y, 50, weighted, &line), KVF_OK);
         assert_true(fabs(line.intercept - 12000) < 1e-3 && fabs(line.slope - 0.02) < 1e-12);
         assert_true(line.r_squared > 0.999999);
     }
     y[49] *= 2; /* an outlier: the fit says so */
-    assert_int_equal(kvf_link_line_fit(x, y, 50, 0, &line), KVF_OK);
+    assert_int_equal(kvf_link_fit(x, y, 50, 0, &line), KVF_OK);
     assert_true(line.r_squared < 0.95 && line.r_squared > 0.3);
-    assert_int_equal(kvf_link_line_fit(x, y, 1, 0, &line), KVF_INVALID);
+    assert_int_equal(kvf_link_fit(x, y, 1, 0, &line), KVF_INVALID);
     x[1] = x[0];
-    assert_int_equal(kvf_link_line_fit(x, y, 2, 0, &line), KVF_INVALID);
+    assert_int_equal(kvf_link_fit(x, y, 2, 0, &line), KVF_INVALID);
     y[3] = 0;
-    assert_int_equal(kvf_link_line_fit(x, y, 50, 1, &line), KVF_INVALID);
+    assert_int_equal(kvf_link_fit(x, y, 50, 1, &line), KVF_INVALID);
 
     uint64_t ns[200];
     kvf_link_times t;
@@ -302,10 +302,10 @@ static void test_faults(void **state)
         const kvf_link_what kinds[] = {KVF_LINK_BOTH, KVF_LINK_GATHER, KVF_LINK_CADENCE,
                                        KVF_LINK_TAX};
         c.what = kinds[at % 4];
-        RIG_OK(kvf_link_bench_measure(l.bench, &c, NULL, &r)); /* the pool is there */
+        RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r)); /* the pool is there */
         const uint64_t live = l.r.context->live_bytes;
         kvf_device_set_fault(l.r.device, rig_refuse, &fault);
-        kvf_status status = kvf_link_bench_measure(l.bench, &c, NULL, &r);
+        kvf_status status = kvf_link_measure(l.bench, &c, NULL, &r);
         kvf_device_set_fault(l.r.device, NULL, NULL);
         assert_int_equal(l.r.context->live_bytes, live);
         if (status == KVF_OK && fault.refused[0] == '\0')
