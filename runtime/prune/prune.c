@@ -12,9 +12,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "choose.h"
 #include "common/clock.h"
 #include "policies.h"
-#include "profile.h"
 #include "pruner.h"
 #include "sequence.h"
 
@@ -174,32 +174,61 @@ kvf_prune_view kvf_prune_view_of(const kvf_prune *prune, const kvf_prune_slot *s
                             .positions = slot->sequence->layers[slot->layer].positions};
 }
 
-/* The newest queries over the tokens before them, or the last query over all. */
-static kvf_status enqueue_scores(kvf_prune *prune, const kvf_prune_slot *slot, uint32_t needs,
-                                 uint32_t candidates, kvf_stream *stream)
+kvf_scores_args kvf_prune_scores_args(const kvf_prune *prune, const kvf_prune_view *view,
+                                      uint32_t needs, uint32_t window)
 {
-    const kvf_prune_settings *settings = &prune->config.settings;
-    const bool is_raw = needs & KVF_PRUNE_LOGITS;
-    const uint32_t window = is_raw ? 1 : settings->window;
-    const kvf_scores_args args = {.layer = slot->layer,
-                                  .window = window,
-                                  .first = slot->tokens - window,
-                                  .candidates = candidates,
-                                  .window_mean = settings->window_mean,
-                                  .is_weighted = (needs & KVF_PRUNE_WEIGHTED) != 0,
-                                  .is_raw = is_raw,
-                                  .rounds_bf16 = prune->config.compat_bf16,
-                                  .pool = settings->pool,
-                                  .pool_width = is_raw ? 1 : settings->pool_width,
-                                  .group_reduce = settings->group_reduce,
-                                  .out = prune->scores,
-                                  .heads = needs & KVF_PRUNE_PROFILE ? prune->heads : NULL};
+    const kvf_prune_settings *settings = view->settings;
+    return (kvf_scores_args){.layer = view->layer,
+                             .window = window,
+                             .first = view->tokens - window,
+                             .window_mean = settings->window_mean,
+                             .is_weighted = (needs & KVF_PRUNE_WEIGHTED) != 0,
+                             .rounds_bf16 = prune->config.compat_bf16,
+                             .pool = settings->pool,
+                             .pool_width = settings->pool_width,
+                             .group_reduce = settings->group_reduce,
+                             .out = prune->scores};
+}
+
+/* The newest queries over the tokens before them. */
+static kvf_status enqueue_scores(kvf_prune *prune, const kvf_prune_slot *slot, uint32_t needs,
+                                 const kvf_prune_view *view, kvf_stream *stream)
+{
+    kvf_scores_args args = kvf_prune_scores_args(prune, view, needs, prune->config.settings.window);
+    args.candidates = slot->tokens - args.window;
+    args.heads = needs & KVF_PRUNE_PROFILE ? prune->heads : NULL;
     return kvf_sequence_scores(prune->cache, slot->sequence, &args, prune->work, stream);
 }
 
+/* The last query over all. */
+static kvf_status enqueue_logits(kvf_prune *prune, const kvf_prune_slot *slot,
+                                 const kvf_prune_view *view, kvf_stream *stream)
+{
+    kvf_scores_args args = kvf_prune_scores_args(prune, view, KVF_PRUNE_LOGITS, 1);
+    args.candidates = slot->tokens;
+    args.is_raw = 1;
+    args.pool_width = 1;
+    return kvf_sequence_scores(prune->cache, slot->sequence, &args, prune->work, stream);
+}
+
+/* The kernel writes rows of three floats. */
+_Static_assert(sizeof(kvf_prune_profile) == KVF_PROFILE_VALUES * sizeof(float), "no padding");
+_Static_assert(offsetof(kvf_prune_profile, entropy) == 0, "first");
+_Static_assert(offsetof(kvf_prune_profile, mass) == sizeof(float), "second");
+_Static_assert(offsetof(kvf_prune_profile, variance) == 2 * sizeof(float), "third");
+
+/* The shape of each query head's attention, from the vectors that scoring left in heads. */
 static kvf_status enqueue_profile(kvf_prune *prune, uint32_t candidates, kvf_stream *stream)
 {
-    KVF_TRY(kvf_prune_profile_enqueue(prune, candidates, stream));
+    const kvf_prune_settings *settings = &prune->config.settings;
+    const kvf_profile_args args = {.rows = prune->shape.query_heads,
+                                   .stride = candidates,
+                                   .count = candidates,
+                                   .top = kvf_share_count(candidates + settings->window,
+                                                          kvf_share_value(settings->mass_share)),
+                                   .scores = prune->heads,
+                                   .out = (void *)prune->profile};
+    KVF_TRY(KVF_ENQUEUE(stream, profile, args));
     return bring(prune, prune->profile_host, prune->profile,
                  prune->shape.query_heads * sizeof *prune->profile, stream);
 }
@@ -225,11 +254,11 @@ static kvf_status measure(kvf_prune *prune, kvf_prune_slot *slot, uint32_t needs
         return KVF_OK;
     KVF_TRY(kvf_prune_mark(prune, NULL, stream));
     if (looks_back)
-        KVF_TRY(enqueue_scores(prune, slot, needs & ~(uint32_t)KVF_PRUNE_LOGITS, before, stream));
+        KVF_TRY(enqueue_scores(prune, slot, needs, view, stream));
     if (looks_back && needs & KVF_PRUNE_PROFILE)
         KVF_TRY(enqueue_profile(prune, before, stream));
     if (is_raw)
-        KVF_TRY(enqueue_scores(prune, slot, KVF_PRUNE_LOGITS, slot->tokens, stream));
+        KVF_TRY(enqueue_logits(prune, slot, view, stream));
     KVF_TRY(bring(prune, prune->scores_host, from,
                   (size_t)prune->shape.kv_heads * view->candidates * sizeof *from, stream));
     KVF_TRY(kvf_prune_mark(prune, &prune->clock->observe_ns, stream));

@@ -140,20 +140,10 @@ static kvf_status ask_of(kvf_prune *prune, const chunk *c, question *q)
 
 static kvf_status measure(kvf_prune *prune, const chunk *c, question *q, kvf_stream *stream)
 {
-    const kvf_prune_settings *s = &q->settings;
-    const uint32_t window = q->view.window;
-    const kvf_scores_args args = {.layer = c->layer,
-                                  .window = window,
-                                  .first = q->begin + q->view.tokens - window,
-                                  .begin = q->begin,
-                                  .candidates = q->begin + q->view.candidates,
-                                  .window_mean = s->window_mean,
-                                  .is_weighted = (q->needs & KVF_PRUNE_WEIGHTED) != 0,
-                                  .rounds_bf16 = prune->config.compat_bf16,
-                                  .pool = s->pool,
-                                  .pool_width = s->pool_width,
-                                  .group_reduce = s->group_reduce,
-                                  .out = prune->scores};
+    kvf_scores_args args = kvf_prune_scores_args(prune, &q->view, q->needs, q->view.window);
+    args.first += q->begin;
+    args.begin = q->begin;
+    args.candidates = q->begin + q->view.candidates;
     const size_t count = (size_t)q->view.kv_heads * q->view.candidates;
     KVF_TRY(kvf_prune_mark(prune, NULL, stream));
     KVF_TRY(kvf_sequence_scores(prune->cache, c->slot->sequence, &args, prune->work, stream));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening and closing a pruner: every reservation it will ever make.
+ * Opening and closing a pruner: every reservation it will ever make, or what they would be.
  *
  * Knows no policy by name: what to reserve follows from what a policy says it needs of each layer
  * with fresh state. Per KV head and token of a layer that is one score on the device and, where the
@@ -15,12 +15,16 @@
 
 /* ---- sizes ---- */
 
-static kvf_prune_shape shape_of(const kvf_cache_config *c)
+static kvf_prune new_prune(kvf_cache *cache)
 {
-    return (kvf_prune_shape){.layers = c->layers,
-                             .kv_heads = c->kv_heads,
-                             .query_heads = c->query_heads,
-                             .tokens_max = c->tokens_max};
+    const kvf_cache_config *c = &cache->config;
+    return (kvf_prune){.cache = cache,
+                       .context = cache->context,
+                       .shape = {.layers = c->layers,
+                                 .kv_heads = c->kv_heads,
+                                 .query_heads = c->query_heads,
+                                 .tokens_max = c->tokens_max},
+                       .stats = {.chosen_layer = KVF_PRUNE_LAYER_AUTO}};
 }
 
 static void carve_host(kvf_prune *prune, kvf_carver *k)
@@ -72,16 +76,56 @@ static void carve_device(kvf_prune *prune, kvf_carver *k)
 
 kvf_prune_plan kvf_prune_measure(kvf_cache *cache, const kvf_prune_config *config, uint32_t needs)
 {
-    kvf_prune prune = {.cache = cache,
-                       .config = *config,
-                       .policy = config->policy,
-                       .shape = shape_of(&cache->config),
-                       .needs = needs};
+    kvf_prune prune = new_prune(cache);
+    prune.config = *config;
+    prune.policy = config->policy;
+    prune.needs = needs;
     kvf_carver host = {0}, device = {0};
     carve_host(&prune, &host);
     carve_pinned(&prune, &host);
     carve_device(&prune, &device);
     return (kvf_prune_plan){.device_bytes = device.bytes, .host_bytes = host.bytes};
+}
+
+static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
+{
+    kvf_error error;
+    const kvf_status status = kvf_prune_config_check(config, &prune->shape, &error);
+    if (status != KVF_OK)
+        KVF_FAIL(prune->context, status, "%s", error.text);
+    return KVF_OK;
+}
+
+/* What the policy needs of any layer, as it says with fresh state. */
+static uint32_t all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape, void *state)
+{
+    uint32_t needs = config->eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;
+    kvf_prune_view view = {.settings = &config->settings,
+                           .user = config->policy->user,
+                           .state = state,
+                           .layers = shape->layers,
+                           .kv_heads = shape->kv_heads,
+                           .query_heads = shape->query_heads};
+    for (; view.pass < 2; view.pass++)
+        for (view.layer = 0; view.layer < shape->layers; view.layer++)
+            needs |= kvf_prune_needs_at(config->policy, &view);
+    return needs;
+}
+
+kvf_status kvf_pruner_plan(kvf_cache *cache, const kvf_prune_config *config, kvf_prune_plan *plan)
+{
+    kvf_prune prune = new_prune(cache);
+    KVF_TRY(check(&prune, config));
+    const kvf_prune_policy *policy = config->policy;
+    const size_t bytes =
+        policy->state_bytes ? policy->state_bytes(&config->settings, &prune.shape) : 0;
+    void *state = kvf_alloc(cache->context, 1, bytes ? bytes : 1);
+    if (!state)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the state of '%s' (%zu bytes)",
+                 policy->name, bytes);
+    *plan = kvf_prune_measure(cache, config, all_needs(config, &prune.shape, state));
+    kvf_free(cache->context, state);
+    return KVF_OK;
 }
 
 /* ---- reservations ---- */
@@ -98,22 +142,6 @@ static kvf_status take_host(kvf_prune *prune)
                  prune->policy->name, (unsigned long long)carver.bytes);
     carve_host(prune, &(kvf_carver){.base = prune->host_memory});
     return KVF_OK;
-}
-
-uint32_t kvf_prune_all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape,
-                             void *state)
-{
-    uint32_t needs = config->eviction != KVF_EVICTION_NONE ? KVF_PRUNE_SCORES : 0;
-    kvf_prune_view view = {.settings = &config->settings,
-                           .user = config->policy->user,
-                           .state = state,
-                           .layers = shape->layers,
-                           .kv_heads = shape->kv_heads,
-                           .query_heads = shape->query_heads};
-    for (; view.pass < 2; view.pass++)
-        for (view.layer = 0; view.layer < shape->layers; view.layer++)
-            needs |= kvf_prune_needs_at(config->policy, &view);
-    return needs;
 }
 
 static kvf_status take_pinned(kvf_prune *prune)
@@ -143,21 +171,6 @@ static kvf_status take_device(kvf_prune *prune)
     return KVF_OK;
 }
 
-/* ---- open and close ---- */
-
-static kvf_status check(kvf_prune *prune, const kvf_prune_config *config)
-{
-    kvf_error error;
-    if (!config || config->size != sizeof *config)
-        KVF_FAIL(prune->context, KVF_INVALID,
-                 "config is NULL or its size is not %zu: call kvf_prune_config_init first",
-                 sizeof *config);
-    const kvf_status status = kvf_prune_config_check(config, &prune->shape, &error);
-    if (status != KVF_OK)
-        KVF_FAIL(prune->context, status, "%s", error.text);
-    return KVF_OK;
-}
-
 /* The newest queries are kept by the cache, or they cannot be looked with. */
 static kvf_status check_window(const kvf_prune *prune)
 {
@@ -178,13 +191,15 @@ static kvf_status check_window(const kvf_prune *prune)
     return KVF_OK;
 }
 
+/* ---- open and close ---- */
+
 static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
 {
     KVF_TRY(check(prune, config));
     prune->config = *config;
     prune->policy = config->policy;
     KVF_TRY(take_host(prune));
-    prune->needs = kvf_prune_all_needs(&prune->config, &prune->shape, prune->slots[0].state);
+    prune->needs = all_needs(&prune->config, &prune->shape, prune->slots[0].state);
     KVF_TRY(check_window(prune));
     KVF_TRY(take_pinned(prune));
     KVF_TRY(take_device(prune));
@@ -197,10 +212,7 @@ kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config, kvf
     if (!prune)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a pruner of %zu bytes",
                  sizeof *prune);
-    prune->cache = cache;
-    prune->context = cache->context;
-    prune->shape = shape_of(&cache->config);
-    prune->stats.chosen_layer = KVF_PRUNE_LAYER_AUTO;
+    *prune = new_prune(cache);
     return open_prune(prune, config);
 }
 

@@ -94,12 +94,13 @@ static inline uint32_t kvf_prune_needs_at(const kvf_prune_policy *policy,
     return policy->needs_at ? policy->needs_at(view) : policy->needs;
 }
 
-/* What it needs of any layer, as it says with fresh state. */
-uint32_t kvf_prune_all_needs(const kvf_prune_config *config, const kvf_prune_shape *shape,
-                             void *state);
-
 /* What a policy sees of the layer that a slot is at, before anything is measured. */
 kvf_prune_view kvf_prune_view_of(const kvf_prune *prune, const kvf_prune_slot *slot);
+
+/* How the newest `window` queries of a layer score what is before them, by these settings: to
+ * prune->scores. */
+kvf_scores_args kvf_prune_scores_args(const kvf_prune *prune, const kvf_prune_view *view,
+                                      uint32_t needs, uint32_t window);
 
 /* The slot of a prompt that is under way and at this layer. */
 KVF_CHECKED kvf_status kvf_prune_slot_find(kvf_prune *prune, kvf_sequence *sequence, uint32_t layer,
