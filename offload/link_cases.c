@@ -21,6 +21,14 @@ static kvf_status elapsed(kvf_link_rig *rig, uint64_t *ns)
     return rig->ops->event_elapsed(rig->begin, rig->end, ns);
 }
 
+/* What was enqueued since `began` is done: the time of the repetition. */
+static kvf_status finish(kvf_link_rig *rig, uint64_t began, uint32_t at)
+{
+    KVF_TRY(rig->ops->stream_wait(rig->stream));
+    rig->total[at] = kvf_now_ns() - began;
+    return rig->back_stream ? rig->ops->stream_wait(rig->back_stream) : KVF_OK;
+}
+
 /* ---- the methods ---- */
 
 static kvf_status repeat_both(kvf_link_rig *rig, uint32_t at)
@@ -30,10 +38,7 @@ static kvf_status repeat_both(kvf_link_rig *rig, uint32_t at)
     const uint64_t began = kvf_now_ns();
     KVF_TRY(kvf_link_rig_write_back(rig));
     KVF_TRY(kvf_link_rig_fetch(rig, 0, rig->stream));
-    KVF_TRY(rig->ops->stream_wait(rig->stream));
-    rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream)
-        KVF_TRY(rig->ops->stream_wait(rig->back_stream));
+    KVF_TRY(finish(rig, began, at));
     kvf_transfer_stats_read(rig->engine, &after);
     rig->copying[at] = after.copy_ns - before.copy_ns;
     rig->gather[at] = after.gather_ns - before.gather_ns;
@@ -156,10 +161,7 @@ static kvf_status repeat_copy(kvf_link_rig *rig, ring_case *r, uint32_t at)
                                        r->ring.arenas[0].device + n % r->depth * chunk,
                                        bytes - done < chunk ? bytes - done : chunk));
     KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
-    KVF_TRY(rig->ops->stream_wait(rig->stream));
-    rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream)
-        KVF_TRY(rig->ops->stream_wait(rig->back_stream));
+    KVF_TRY(finish(rig, began, at));
     return elapsed(rig, &rig->copying[at]);
 }
 
@@ -242,10 +244,7 @@ static kvf_status run_peak(kvf_link_rig *rig, kvf_link_result *result)
         KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
         KVF_TRY(rig->ops->copy_through(rig->stream, rig->slots, arena->device + offset, bytes));
         KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
-        KVF_TRY(rig->ops->stream_wait(rig->stream));
-        rig->total[at] = kvf_now_ns() - began;
-        if (rig->back_stream)
-            KVF_TRY(rig->ops->stream_wait(rig->back_stream));
+        KVF_TRY(finish(rig, began, at));
         KVF_TRY(elapsed(rig, &rig->copying[at]));
     }
     const kvf_arena *bounce = &rig->control.arenas[0];
@@ -275,10 +274,7 @@ static kvf_status repeat_cadence(kvf_link_rig *rig, kvf_event *const *events, ui
         KVF_TRY(rig->ops->event_record(events[2 * l + 1], rig->stream));
         KVF_TRY(kvf_link_compute_enqueue(rig, rig->stream));
     }
-    KVF_TRY(rig->ops->stream_wait(rig->stream));
-    rig->total[at] = kvf_now_ns() - began;
-    if (rig->back_stream)
-        KVF_TRY(rig->ops->stream_wait(rig->back_stream));
+    KVF_TRY(finish(rig, began, at));
     for (uint32_t l = 0; l < rig->lists; l++)
         KVF_TRY(rig->ops->event_elapsed(events[2 * l], events[2 * l + 1],
                                         &rig->fetch[(size_t)at * rig->lists + l]));
@@ -380,12 +376,9 @@ static kvf_status run_both(kvf_link_rig *rig, kvf_link_result *result)
 /* Copies per repetition, and what the engine took. */
 static void describe(const kvf_link_rig *rig, kvf_link_result *result)
 {
-    const kvf_link_case *c = rig->c;
-    kvf_transfer_stats stats;
+    kvf_transfer_shape shape;
     if (!rig->engine)
         return;
-    kvf_transfer_stats_read(rig->engine, &stats);
-    kvf_transfer_shape shape;
     kvf_transfer_shape_read(rig->engine, &shape);
     result->workers = shape.workers;
     result->depth = shape.depth;
@@ -393,7 +386,7 @@ static void describe(const kvf_link_rig *rig, kvf_link_result *result)
     result->chunk_bytes = shape.chunk_bytes;
     result->copies = rig->lists;
     if (shape.pages_per_copy)
-        result->copies *= kvf_div_ceil_u32(c->pages, shape.pages_per_copy);
+        result->copies *= kvf_div_ceil_u32(rig->c->pages, shape.pages_per_copy);
 }
 
 kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result)
@@ -404,9 +397,11 @@ kvf_status kvf_link_run(kvf_link_rig *rig, kvf_link_result *result)
     case KVF_LINK_GATHER:
     case KVF_LINK_MEMCPY:
     case KVF_LINK_COPY:
-        return run_part(rig, result);
+        status = run_part(rig, result);
+        break;
     case KVF_LINK_PEAK:
-        return run_peak(rig, result);
+        status = run_peak(rig, result);
+        break;
     case KVF_LINK_CADENCE:
         status = with_events(rig, result);
         break;

@@ -140,10 +140,11 @@ void kvf_link_rig_close(kvf_link_rig *rig)
     ops->stream_destroy(rig->back_stream);
     ops->stream_destroy(rig->stream);
     kvf_transfer_close(rig->engine);
-    kvf_link_compute_close(rig);
     ops->event_destroy(rig->end);
     ops->event_destroy(rig->begin);
-    void *memory[] = {rig->back_from, rig->count, rig->to, rig->from, rig->slots};
+    void *memory[] = {
+        rig->compute.q, rig->compute.out, rig->compute.pages, rig->compute.blocks, rig->back_from,
+        rig->count,     rig->to,          rig->from,          rig->slots};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         ops->memory_free(rig->device, memory[i]);
     kvf_host_memory_destroy(context, &rig->back_to);
@@ -301,11 +302,4 @@ kvf_status kvf_link_compute_open(kvf_link_rig *rig, uint64_t length_ns)
                         : launches > LAUNCHES_MAX ? LAUNCHES_MAX
                                                   : (uint32_t)launches;
     return KVF_OK;
-}
-
-void kvf_link_compute_close(kvf_link_rig *rig)
-{
-    void *memory[] = {rig->compute.q, rig->compute.out, rig->compute.pages, rig->compute.blocks};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
-        rig->ops->memory_free(rig->device, memory[i]);
 }

@@ -92,7 +92,6 @@ KVF_CHECKED kvf_status kvf_link_rig_spoil(kvf_link_rig *rig);
 KVF_CHECKED kvf_status kvf_link_rig_verify(kvf_link_rig *rig, uint32_t l, uint64_t *bytes);
 
 KVF_CHECKED kvf_status kvf_link_compute_open(kvf_link_rig *rig, uint64_t length_ns);
-void kvf_link_compute_close(kvf_link_rig *rig);
 KVF_CHECKED kvf_status kvf_link_compute_enqueue(kvf_link_rig *rig, kvf_stream *stream);
 
 /* ---- link_cases.c ---- */
