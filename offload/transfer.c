@@ -488,49 +488,28 @@ kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine)
 
 /* ---- numbers ---- */
 
-static void sum_needs(uint32_t used, int shares, const kvf_transfer_config *config,
-                      uint64_t *host_bytes, uint64_t *device_bytes)
-{
-    int moves = 0;
-    *host_bytes = *device_bytes = 0;
-    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++) {
-        uint64_t host = 0, device = 0;
-        if ((used >> m & 1) == 0)
-            continue;
-        moves |= kvf_transfer_moves((kvf_transfer)m);
-        if (methods[m]->needs)
-            methods[m]->needs(config, &host, &device);
-        *host_bytes += host;
-        *device_bytes += device;
-    }
-    if (moves && !shares)
-        *host_bytes += kvf_round_up(slot_bytes(config) * slots_for(config), 4096);
-}
-
 void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
                         uint64_t *host_bytes, uint64_t *device_bytes)
 {
     const int shares = shares_memory(device);
     const kvf_transfer_choice choice = resolve(config, shares);
     uint32_t used = 0;
+    int moves = 0;
+    *host_bytes = *device_bytes = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        if (kvf_transfer_find(choice.method[b]))
-            used |= 1u << choice.method[b];
-    sum_needs(used, shares, config, host_bytes, device_bytes);
-}
-
-uint64_t kvf_transfer_host_bytes(const kvf_transfer_engine *engine)
-{
-    uint64_t host_bytes, device_bytes;
-    sum_needs(engine->methods, (int)engine->shares, &engine->config, &host_bytes, &device_bytes);
-    return host_bytes;
-}
-
-uint64_t kvf_transfer_device_bytes(const kvf_transfer_engine *engine)
-{
-    uint64_t host_bytes, device_bytes;
-    sum_needs(engine->methods, (int)engine->shares, &engine->config, &host_bytes, &device_bytes);
-    return device_bytes;
+        used |= 1u << choice.method[b];
+    for (uint32_t m = 0; m < KVF_TRANSFER_METHODS; m++) {
+        uint64_t host = 0, own = 0;
+        if ((used >> m & 1) == 0 || !methods[m])
+            continue;
+        moves |= kvf_transfer_moves((kvf_transfer)m);
+        if (methods[m]->needs)
+            methods[m]->needs(config, &host, &own);
+        *host_bytes += host;
+        *device_bytes += own;
+    }
+    if (moves && !shares)
+        *host_bytes += kvf_round_up(slot_bytes(config) * slots_for(config), 4096);
 }
 
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out)

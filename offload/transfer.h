@@ -115,13 +115,8 @@ KVF_CHECKED kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t t
 /* After KVF_BUSY: wait on the host until one more request can be submitted. */
 KVF_CHECKED kvf_status kvf_transfer_wait_room(kvf_transfer_engine *engine);
 
-/* Bytes of pinned memory reserved: staging, and the words and lists that the
- * device writes. */
-uint64_t kvf_transfer_host_bytes(const kvf_transfer_engine *engine);
-/* Bytes of device memory reserved: where chunks land before they are scattered.
- */
-uint64_t kvf_transfer_device_bytes(const kvf_transfer_engine *engine);
-/* The same two numbers before anything is opened. */
+/* What opening reserves: pinned memory for staging, words and lists that the device writes; device
+ * memory where chunks land before they are scattered. */
 void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *config,
                         uint64_t *host_bytes, uint64_t *device_bytes);
 /* Exact after the streams involved are waited for. */
