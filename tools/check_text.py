@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check the text of files: licence line, blanks, line ends, left-over marks, unique names.
+"""Check the text of files: licence line, blanks, line ends, left-over marks, unique names; and that
+README names all there is to choose from.
 
 usage: check_text.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
 """
@@ -60,6 +61,19 @@ def same_names(paths):
             yield found[1], "the name %s is taken by %s" % (name, found[0])
 
 
+def unnamed():
+    """README must name every selection policy, transfer method and prune policy."""
+    def read(path):
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    lists = re.findall(r'X\(KVF_(?:SELECT|TRANSFER)_\w+, \d+, "(\w+)"',
+                       read("include/kvferry/kvferry.h"))
+    policies = re.search(r"prune_policies = ''.*?foreach name : \[(.*?)\]",
+                         read("runtime/meson.build"), re.S).group(1)
+    known = set(re.findall(r"\w+", read("README.md")))
+    return [name for name in lists + re.findall(r"\w+", policies) if name not in known]
+
+
 def main():
     findings = 0
     paths = sys.argv[1:]
@@ -71,6 +85,9 @@ def main():
             findings += 1
     for path, what in same_names(paths):
         print("%s:1: %s" % (path, what))
+        findings += 1
+    for name in unnamed():
+        print("README.md:1: does not name %s" % name)
         findings += 1
     return findings > 0
 

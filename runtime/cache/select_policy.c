@@ -10,10 +10,10 @@
 
 #include "settings.h"
 
-#define TOP      .choose = KVF_CHOOSE_TOP, .scores_pages = true, .ranks_pages = true, .can_record = true
-#define NEWEST   .choose = KVF_CHOOSE_NEWEST, .can_record = true
-#define TOKENS   .choose = KVF_CHOOSE_TOKENS, .by_token = true
-#define FUNCTION .choose = KVF_CHOOSE_FUNCTION, .scores_pages = true, .calls_function = true
+#define TOP      .choose = KVF_CHOOSE_TOP, .scores_pages = 1, .ranks_pages = 1, .can_record = 1
+#define NEWEST   .choose = KVF_CHOOSE_NEWEST, .can_record = 1
+#define TOKENS   .choose = KVF_CHOOSE_TOKENS, .by_token = 1
+#define FUNCTION .choose = KVF_CHOOSE_FUNCTION, .scores_pages = 1, .calls_function = 1
 
 static const kvf_select_policy policies[] = {
     /* A static set of single tokens, renewed now and then, and the best pages of each step by the
@@ -24,7 +24,7 @@ static const kvf_select_policy policies[] = {
 
     /* Every page: dense attention through the same pages, slots and splits as the others. It has no
      * budget; it is what the others are compared with. */
-    [KVF_SELECT_FULL] = {NEWEST, .all_pages = true},
+    [KVF_SELECT_FULL] = {NEWEST, .all_pages = 1},
 
     /* The static set takes the whole budget: tokens that the last refresh found important, as
      * SnapKV ("SnapKV: LLM Knows What You are Looking for Before Generation") keeps them, but
@@ -42,13 +42,12 @@ static const kvf_select_policy policies[] = {
     /* Pages per query head by the digest's upper bound, min and max per channel. After Quest,
      * "Query-Aware Sparsity for Efficient Long-Context LLM Inference". Lists, slots and attention
      * are per query head, so pages that several heads of a group choose are fetched for each. */
-    [KVF_SELECT_QUEST] = {TOP, .per_query_head = true, .sets_digest = true,
-                          .digest = KVF_DIGEST_MINMAX},
+    [KVF_SELECT_QUEST] = {TOP, .per_query_head = 1, .sets_digest = 1, .digest = KVF_DIGEST_MINMAX},
 
     /* One page list per layer, shared by all heads; digest = centre of the box and mean distance
      * from it. After ArkVale, "Efficient Generative LLM Inference with Recallable Key-Value
      * Eviction". */
-    [KVF_SELECT_ARKVALE] = {TOP, .per_layer = true, .sets_digest = true,
+    [KVF_SELECT_ARKVALE] = {TOP, .per_layer = 1, .sets_digest = 1,
                             .digest = KVF_DIGEST_CUBOID_MEAN},
 
     /* True top tokens of each step; for evaluation. See select_oracle.c. */
