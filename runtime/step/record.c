@@ -53,6 +53,7 @@ static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, cha
                       .frame = frame,
                       .rows = r->batch,
                       .sequences = host ? r->sequences : NULL,
+                      .ahead = &r->ahead,
                       .sealed_pages = r->batch,
                       .is_recorded = 1};
 }
