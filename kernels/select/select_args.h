@@ -41,7 +41,8 @@ typedef struct kvf_newest_args {
 } kvf_newest_args;
 KVF_TASKS(newest, kvf_newest_args, a->rows * a->paging.lists)
 
-/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list. ---- */
+/* ---- spread: the ids of source list l / lists, for every list l of a row. One task per list.
+ */
 typedef struct kvf_spread_args {
     uint32_t rows;
     uint32_t lists;
