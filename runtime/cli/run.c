@@ -28,13 +28,6 @@
 
 #define MEMORY_PAGE_BYTES 4096u
 
-static void log_line(void *user, int level, const char *line)
-{
-    (void)user;
-    (void)level;
-    fprintf(stderr, "kvferry: %s\n", line);
-}
-
 /* ---- input ---- */
 
 /* The tokenizer may be absent where ids go in: then ids come out. */
@@ -78,50 +71,65 @@ static kvf_status check_context(const cli_run *run, kvf_error *error)
 static kvf_status open_input(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    kvf_status status = kvf_model_config_read(o->model, NULL, &run->model, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(kvf_model_config_read(o->model, NULL, &run->model, error));
     if (run->model.note[0])
         fprintf(stderr, "kvferry: %s\n", run->model.note);
-    status = kvf_weights_open(o->model, NULL, &run->weights, error);
-    if (status == KVF_OK)
-        status = open_tokenizer(run, error);
-    if (status == KVF_OK && o->ask_file)
-        status =
-            cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error);
-    if (status == KVF_OK)
-        status = cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error);
-    if (status == KVF_OK)
-        status = check_context(run, error);
-    return status == KVF_OK ? cli_run_prune_prepare(run, error) : status;
+    KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
+    KVF_TRY(open_tokenizer(run, error));
+    if (o->ask_file)
+        KVF_TRY(
+            cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
+    KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error));
+    KVF_TRY(check_context(run, error));
+    return cli_run_prune_prepare(run, error);
 }
 
 /* ---- plan ---- */
 
-uint32_t cli_chunk_tokens(const kvf_runtime *runtime)
+void cli_log_line(void *user, int level, const char *line)
 {
-    const bool on_gpu = runtime && kvf_runtime_device(runtime) == KVF_DEVICE_CUDA;
-    return on_gpu ? GPU_CHUNK_TOKENS : CHUNK_TOKENS;
+    (void)user;
+    (void)level;
+    fprintf(stderr, "kvferry: %s\n", line);
+}
+
+static bool is_on_gpu(const kvf_runtime *runtime)
+{
+    return runtime && kvf_runtime_device(runtime) == KVF_DEVICE_CUDA;
+}
+
+void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
+{
+    options->chunk_max =
+        kvf_min_u32(tokens, is_on_gpu(options->runtime) ? GPU_CHUNK_TOKENS : CHUNK_TOKENS);
+    options->batch_max = 1;
+    options->isa_mask = KVF_ISA_ALL;
+}
+
+kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
+                         cli_memory_plan *plan, kvf_error *error)
+{
+    *plan = (cli_memory_plan){
+        .weight_bytes = kvf_weights_bytes(options->weights),
+        .runner_bytes = kvf_transformer_bytes(options, kvf_runtime_threads(options->runtime)),
+        .tokens = cache->tokens_max,
+        .on_gpu = is_on_gpu(options->runtime),
+    };
+    plan->available_bytes = cli_memory_available(&plan->available_by);
+    return kvf_cache_plan_make(options->runtime, cache, &plan->cache, error);
 }
 
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
     const uint32_t tokens = (uint32_t)run->prompt.count;
-    const bool on_gpu = run->runtime && kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA;
-    const uint32_t chunk = cli_chunk_tokens(run->runtime);
-    kvf_transformer_options options = {
-        .runtime = run->runtime,
-        .model = &run->model,
-        .weights = run->weights,
-        .chunk_max = tokens < chunk ? tokens : chunk,
-        /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device.
-         */
-        .prompt_max = on_gpu ? (tokens < PROMPT_TOKENS ? tokens : PROMPT_TOKENS) : 0,
-        .device_ordinal = run->options.runtime.device_ordinal,
-        .batch_max = 1,
-        .isa_mask = KVF_ISA_ALL,
-        .bf16 = KVF_LINEAR_BF16_AUTO,
-    };
+    kvf_transformer_options options = {.runtime = run->runtime,
+                                       .model = &run->model,
+                                       .weights = run->weights,
+                                       .device_ordinal = run->options.runtime.device_ordinal};
+    cli_transformer_fit(&options, tokens);
+    /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
+    if (is_on_gpu(run->runtime))
+        options.prompt_max = kvf_min_u32(tokens, PROMPT_TOKENS);
     cli_run_prune_options(run, &options);
     return options;
 }
@@ -141,15 +149,8 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
                              run->options.tokens + c->local_tokens + 4u * c->page_size;
     }
-    run->plan = (cli_memory_plan){
-        .weight_bytes = kvf_weights_bytes(run->weights),
-        .runner_bytes = kvf_transformer_bytes(&options, kvf_runtime_threads(run->runtime)),
-        .tokens = c->tokens_max,
-        .on_gpu = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA,
-    };
-    run->plan.available_bytes = cli_memory_available(&run->plan.available_by);
-    kvf_status status = kvf_cache_plan_make(run->runtime, c, &run->plan.cache, error);
-    return status == KVF_OK ? cli_run_prune_plan(run, error) : status;
+    KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
+    return cli_run_prune_plan(run, error);
 }
 
 /* ---- open ---- */
@@ -205,16 +206,12 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
 static kvf_status open_machine(cli_run *run, kvf_error *error)
 {
     kvf_transformer_options options = transformer_options(run);
-    kvf_status status = reserve_records(run, error);
-    if (status == KVF_OK)
-        status = kvf_transformer_open(&options, &run->transformer, error);
-    if (status == KVF_OK && kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
+    KVF_TRY(reserve_records(run, error));
+    KVF_TRY(kvf_transformer_open(&options, &run->transformer, error));
+    if (kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
         load_weights(run);
-    if (status == KVF_OK)
-        status = open_cache(run, error);
-    if (status != KVF_OK)
-        return status;
-    status = kvf_stream_create(run->runtime, &run->stream);
+    KVF_TRY(open_cache(run, error));
+    const kvf_status status = kvf_stream_create(run->runtime, &run->stream);
     if (status != KVF_OK)
         return model_fail(error, status, "no stream could be created");
     run->session = (kvf_session){
@@ -306,7 +303,7 @@ int cli_run_main(int argc, char **argv)
     const int parsed = cli_run_options_parse(argc, argv, &run.command, &run.options);
     if (parsed >= 0)
         return parsed;
-    run.options.runtime.log = log_line;
+    run.options.runtime.log = cli_log_line;
     cli_calibration_choose(&run.options.runtime, calibration);
     cli_interrupt_watch();
     double start = kvf_now_ms();

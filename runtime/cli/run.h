@@ -64,8 +64,19 @@ typedef struct cli_run {
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 
-/** Tokens of one operation of a prefill on this device. */
-uint32_t cli_chunk_tokens(const kvf_runtime *runtime);
+/* What `run` and `tune` have in common. */
+
+/** A runtime's log, to stderr. */
+void cli_log_line(void *user, int level, const char *line);
+
+/** Sets what follows from the device and the length of the prompt: chunk_max, batch_max, isa_mask.
+ */
+void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens);
+
+/** What weights, runner and cache will take, and what there is. */
+KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
+                                     const kvf_cache_config *cache, cli_memory_plan *plan,
+                                     kvf_error *error);
 
 /* Pruning and head masks, run_prune.c. */
 

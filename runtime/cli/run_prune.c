@@ -29,10 +29,8 @@ static kvf_status prepare_mask(cli_run *run, kvf_error *error)
     run->head_mask = malloc(heads);
     if (!run->head_mask)
         return model_out_of_memory(error, heads, "the head mask");
-    kvf_status status = kvf_head_mask_read(o->mask_file, run->model.layers, run->model.kv_heads,
-                                           o->mask_sparsity, run->head_mask, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(kvf_head_mask_read(o->mask_file, run->model.layers, run->model.kv_heads,
+                               o->mask_sparsity, run->head_mask, error));
     c->head_mask = run->head_mask;
     for (size_t i = 0; i < heads; i++)
         run->streaming_heads += run->head_mask[i] == 0;
@@ -70,10 +68,8 @@ static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
                           "--prune %s: a prompt of one token has nothing to prune; give a longer "
                           "one, or leave --prune out",
                           o->policy->name);
-    kvf_status status = cli_prune_make(o, &run->model, run->weights, &run->prune_config, error);
-    if (status != KVF_OK)
-        return status;
-    status = kvf_prune_config_check(&run->prune_config, &shape, &why);
+    KVF_TRY(cli_prune_make(o, &run->model, run->weights, &run->prune_config, error));
+    const kvf_status status = kvf_prune_config_check(&run->prune_config, &shape, &why);
     if (status != KVF_OK)
         return model_fail(error, status, "--prune %s: %s", o->policy->name, why.text);
     run->options.cache.observe_window = queries_observed(&run->prune_config);
@@ -82,8 +78,8 @@ static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
 
 kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error)
 {
-    kvf_status status = prepare_mask(run, error);
-    return status == KVF_OK ? prepare_pruning(run, error) : status;
+    KVF_TRY(prepare_mask(run, error));
+    return prepare_pruning(run, error);
 }
 
 kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)

@@ -114,7 +114,7 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     printer p = {
         .run = run,
         .stream = {.tokenizer = run->tokenizer, .skip_special = true},
-        .one_line = run->options.ask_file != NULL,
+        .one_line = run->options.ask_file,
         .first = true,
     };
     kvf_decode_request request = {
@@ -204,7 +204,7 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
         status = cli_run_prune_note(run, error);
     if (status != KVF_OK || run->interrupted)
         return status;
-    if (run->options.ask_file == NULL)
+    if (!run->options.ask_file)
         return answer(run, run->sequence, run->prompt.ids + count, 1, error);
     status = end_document(run, run->prompt.ids + count, error);
     return status == KVF_OK ? ask_all(run, error) : status;

@@ -18,13 +18,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static void log_line(void *user, int level, const char *line)
-{
-    (void)user;
-    (void)level;
-    fprintf(stderr, "kvferry: %s\n", line);
-}
-
 /* The layers that fastkv tries; half depth is where the published layers are. */
 static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
 {
@@ -55,39 +48,16 @@ static kvf_status check_method(const cli_tune *tune, const char *policy, kvf_err
 static kvf_status open_input(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
-    kvf_status status = kvf_model_config_read(o->model, NULL, &tune->model, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(kvf_model_config_read(o->model, NULL, &tune->model, error));
     if (tune->model.note[0])
         fprintf(stderr, "kvferry: %s\n", tune->model.note);
-    status = choose_layers(tune, error);
-    if (status == KVF_OK)
-        status = kvf_weights_open(o->model, NULL, &tune->weights, error);
-    if (status == KVF_OK)
-        status = kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error);
-    if (status == KVF_OK)
-        status = cli_tune_read(tune, error);
-    if (status == KVF_OK && o->fastkv)
-        status = check_method(tune, "fastkv", error);
-    if (status == KVF_OK && o->structkv)
-        status = check_method(tune, "structkv", error);
-    return status;
-}
-
-static kvf_transformer_options transformer_options(const cli_tune *tune)
-{
-    const uint32_t tokens = tune->tuning.tokens, chunk = cli_chunk_tokens(tune->runtime);
-    return (kvf_transformer_options){
-        .runtime = tune->runtime,
-        .model = &tune->model,
-        .weights = tune->weights,
-        .chunk_max = tokens < chunk ? tokens : chunk,
-        .prompt_max = tokens,
-        .device_ordinal = tune->options.runtime.device_ordinal,
-        .batch_max = 1,
-        .isa_mask = KVF_ISA_ALL,
-        .bf16 = KVF_LINEAR_BF16_AUTO,
-    };
+    KVF_TRY(choose_layers(tune, error));
+    KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
+    KVF_TRY(kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error));
+    KVF_TRY(cli_tune_read(tune, error));
+    if (o->fastkv)
+        KVF_TRY(check_method(tune, "fastkv", error));
+    return o->structkv ? check_method(tune, "structkv", error) : KVF_OK;
 }
 
 /* The largest window of the methods in use. */
@@ -102,33 +72,27 @@ static uint32_t window_of(const cli_tune *tune)
 
 static kvf_status open_machine(cli_tune *tune, kvf_error *error)
 {
+    const uint32_t tokens = tune->tuning.tokens;
     kvf_cache_config config;
-    kvf_status status = kvf_runtime_open(&tune->options.runtime, &tune->runtime, error);
-    if (status != KVF_OK)
-        return status;
-    const kvf_transformer_options options = transformer_options(tune);
+    KVF_TRY(kvf_runtime_open(&tune->options.runtime, &tune->runtime, error));
+    kvf_transformer_options options = {.runtime = tune->runtime,
+                                       .model = &tune->model,
+                                       .weights = tune->weights,
+                                       .prompt_max = tokens,
+                                       .device_ordinal = tune->options.runtime.device_ordinal};
+    cli_transformer_fit(&options, tokens);
     kvf_cache_config_init(&config);
     kvf_transformer_geometry(&options, &config);
-    config.tokens_max = tune->tuning.tokens;
+    config.tokens_max = tokens;
     config.observe_window = window_of(tune);
-    tune->plan = (cli_memory_plan){
-        .weight_bytes = kvf_weights_bytes(tune->weights),
-        .runner_bytes = kvf_transformer_bytes(&options, kvf_runtime_threads(tune->runtime)),
-        .tokens = config.tokens_max,
-        .on_gpu = kvf_runtime_device(tune->runtime) == KVF_DEVICE_CUDA,
-    };
-    tune->plan.available_bytes = cli_memory_available(&tune->plan.available_by);
-    status = kvf_cache_plan_make(tune->runtime, &config, &tune->plan.cache, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(cli_plan_make(&options, &config, &tune->plan, error));
     if (!cli_memory_plan_check(&tune->plan))
         return model_fail(error, KVF_OUT_OF_MEMORY, "give fewer --tokens");
-    status = kvf_transformer_open(&options, &tune->transformer, error);
-    if (status == KVF_OK)
-        status = kvf_cache_open(tune->runtime, &config, &tune->cache, error);
-    if (status == KVF_OK && kvf_stream_create(tune->runtime, &tune->stream) != KVF_OK)
-        status = model_fail(error, KVF_OUT_OF_MEMORY, "no stream could be created");
-    return status;
+    KVF_TRY(kvf_transformer_open(&options, &tune->transformer, error));
+    KVF_TRY(kvf_cache_open(tune->runtime, &config, &tune->cache, error));
+    if (kvf_stream_create(tune->runtime, &tune->stream) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_MEMORY, "no stream could be created");
+    return KVF_OK;
 }
 
 static void close_tune(cli_tune *tune)
@@ -200,7 +164,7 @@ int cli_tune_main(int argc, char **argv)
     if (parsed >= 0)
         return parsed;
     const char *out = tune.options.out;
-    tune.options.runtime.log = log_line;
+    tune.options.runtime.log = cli_log_line;
     cli_calibration_choose(&tune.options.runtime, calibration);
     cli_interrupt_watch();
     int result = 1;
