@@ -319,6 +319,9 @@ KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
 
 /* ---- StructKV's pivot on its own ---- */
 
+/* For a program that finds the layer of KVF_PIVOT_CALIBRATED with its own runs of a model, as
+ * `kvferry tune` does: a policy of its own asks for KVF_PRUNE_PROFILE and collects the measures. */
+
 /** Shape of a layer's attention: means over its query heads. */
 typedef struct kvf_structkv_measures {
     double entropy;
