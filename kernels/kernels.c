@@ -9,52 +9,17 @@
 
 #include "kernels.h"
 
+#include "common/cpu_isa.h"
 #include "variants.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 /* What this build may use at most; -Disa=reference runs every test without vector code. */
 #ifndef KVF_ISA_LIMIT
 #define KVF_ISA_LIMIT KVF_ISA_ALL
 #endif
 
-#if defined(__x86_64__)
-static uint32_t cpu_isa(void)
-{
-    uint32_t isa = KVF_ISA_BASELINE;
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    __builtin_cpu_init();
-    /* The builtin asks the operating system about the registers too; f16c is missing from some. */
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C))
-        return isa;
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return isa;
-    isa |= KVF_ISA_AVX2;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-        return isa;
-    isa |= KVF_ISA_AVX512;
-    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5))
-        isa |= KVF_ISA_AVX512_BF16;
-    return isa;
-}
-#elif defined(__aarch64__)
-static uint32_t cpu_isa(void)
-{
-    return KVF_ISA_NEON;
-}
-#else
-static uint32_t cpu_isa(void)
-{
-    return KVF_ISA_REFERENCE;
-}
-#endif
-
 uint32_t kvf_cpu_isa(void)
 {
-    return cpu_isa() & KVF_ISA_LIMIT;
+    return kvf_cpu_has() & KVF_ISA_LIMIT;
 }
 
 typedef struct variant {

@@ -14,8 +14,8 @@
 
 #include <math.h>
 
+#include "common/simd.h"
 #include "paging.h"
-#include "simd.h"
 
 #define TILE_KEYS 64u
 #define TILE_ROWS 48u

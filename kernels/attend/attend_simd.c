@@ -17,7 +17,7 @@
 
 #include <math.h>
 
-#include "simd.h"
+#include "common/simd.h"
 #include "split.h"
 #include "variants.h"
 

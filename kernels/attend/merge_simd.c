@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 typedef struct group_state {

@@ -8,7 +8,7 @@
  * bypass the cache save the reading of what is about to be overwritten. Moves bits, nothing else.
  */
 
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 #if VF_STREAMS

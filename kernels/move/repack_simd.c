@@ -6,8 +6,8 @@
  * for the instruction set at hand.
  */
 
+#include "common/simd.h"
 #include "fault.h"
-#include "simd.h"
 #include "variants.h"
 
 /* Copies one row and says whether all of it is finite: no exponent has all its bits set. */

@@ -8,7 +8,7 @@
 #include <math.h>
 
 #include "common/convert.h"
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 static float to_bf16(float x)

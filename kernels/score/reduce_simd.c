@@ -11,7 +11,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 #define KEPT_MAX 4096u /* 16 KiB of stack */

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 #define BOXES_MAX (KVF_SCORE_PAGES * 4u)

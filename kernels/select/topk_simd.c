@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-#include "simd.h"
+#include "common/simd.h"
 #include "variants.h"
 
 /* Vectors per set: the maxima must be several times k for the bound to be tight. */

@@ -10,6 +10,7 @@
 
 #include "linear.h"
 #include "common/convert.h"
+#include "common/cpu_isa.h"
 #include "matmul.h"
 
 #include <stdatomic.h>
@@ -49,28 +50,34 @@ typedef struct linear_args {
 
 /* ---- choosing kernels ---- */
 
-extern const kvf_linear_kernels kvf_linear_kernels_plain;
-extern const kvf_linear_kernels kvf_linear_kernels_baseline;
-#ifdef KVF_HAVE_LINEAR_X86
-extern const kvf_linear_kernels kvf_linear_kernels_avx2;
-extern const kvf_linear_kernels kvf_linear_kernels_avx512;
-#endif
+extern const kvf_linear_kernels kvf_linear_kernels_plain, kvf_linear_kernels_baseline,
+    kvf_linear_kernels_avx2, kvf_linear_kernels_avx512, kvf_linear_kernels_neon;
 
 const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
 {
-#ifdef KVF_ISA_LIMIT
-    isa_mask &= (uint32_t)KVF_ISA_LIMIT;
+    static const struct {
+        uint32_t isa;
+        const kvf_linear_kernels *kernels;
+    } variants[] = {
+#ifdef KVF_HAVE_AVX512
+        {KVF_ISA_AVX512, &kvf_linear_kernels_avx512},
 #endif
-#ifdef KVF_HAVE_LINEAR_X86
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if ((isa_mask & KVF_ISA_AVX512) && avx2 && __builtin_cpu_supports("avx512f"))
-        return &kvf_linear_kernels_avx512;
-    if ((isa_mask & KVF_ISA_AVX2) && avx2)
-        return &kvf_linear_kernels_avx2;
+#ifdef KVF_HAVE_AVX2
+        {KVF_ISA_AVX2, &kvf_linear_kernels_avx2},
 #endif
-    if (isa_mask & (KVF_ISA_BASELINE | KVF_ISA_NEON))
-        return &kvf_linear_kernels_baseline;
-    return &kvf_linear_kernels_plain;
+#ifdef KVF_HAVE_BASELINE
+        {KVF_ISA_BASELINE, &kvf_linear_kernels_baseline},
+#endif
+#ifdef KVF_HAVE_NEON
+        {KVF_ISA_NEON, &kvf_linear_kernels_neon},
+#endif
+        {KVF_ISA_REFERENCE, &kvf_linear_kernels_plain},
+    };
+    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask;
+    size_t i = 0;
+    while (variants[i].isa && !(variants[i].isa & usable))
+        i++;
+    return variants[i].kernels;
 }
 
 /* ---- the engine ---- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SIMD_AVX512_H
-#define KVF_KERNELS_SIMD_AVX512_H
+#ifndef KVF_COMMON_SIMD_AVX512_H
+#define KVF_COMMON_SIMD_AVX512_H
 
 /*
  * Sixteen lanes: AVX-512 F, BW, DQ and VL, with FMA and F16C. Included by simd.h only; see there

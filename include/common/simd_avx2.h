@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SIMD_AVX2_H
-#define KVF_KERNELS_SIMD_AVX2_H
+#ifndef KVF_COMMON_SIMD_AVX2_H
+#define KVF_COMMON_SIMD_AVX2_H
 
 /* Eight lanes: AVX2 with FMA and F16C. Included by simd.h only; see there for what the names
  * promise. */

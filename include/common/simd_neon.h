@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SIMD_NEON_H
-#define KVF_KERNELS_SIMD_NEON_H
+#ifndef KVF_COMMON_SIMD_NEON_H
+#define KVF_COMMON_SIMD_NEON_H
 
 /* Four lanes: NEON of AArch64. Included by simd.h only; see there for what the names promise. */
 

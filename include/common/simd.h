@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SIMD_H
-#define KVF_KERNELS_SIMD_H
+#ifndef KVF_COMMON_SIMD_H
+#define KVF_COMMON_SIMD_H
 
 /*
  * One vector of fp32 for every instruction set, chosen by what the compiler was told to use.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_KERNELS_SIMD_SSE2_H
-#define KVF_KERNELS_SIMD_SSE2_H
+#ifndef KVF_COMMON_SIMD_SSE2_H
+#define KVF_COMMON_SIMD_SSE2_H
 
 /* Four lanes: SSE2, the least that x86-64 has. Included by simd.h only; see there for what the
  * names promise. */
