@@ -16,7 +16,7 @@
 
 #include <kvferry/kvferry.h>
 
-#include "common/base.h"
+#include "common/convert.h"
 
 /* How many tasks a launch of `op` has, from its arguments `a`. */
 #define KVF_TASKS(op, args, count)                                                                 \
@@ -36,11 +36,6 @@ typedef struct kvf_shape {
     uint32_t head_dim;  /* 64, 80, 96, 128 or 256 */
     uint32_t page_size; /* 8, 16, 32 or 64 tokens */
 } kvf_shape;
-
-KVF_INLINE size_t kvf_dtype_bytes(kvf_dtype dtype)
-{
-    return dtype == KVF_FP32 ? 4 : 2;
-}
 
 /* Bytes of K (or V) of one page; V begins there. */
 KVF_INLINE size_t kvf_half_page_bytes(const kvf_shape *s)

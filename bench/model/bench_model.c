@@ -46,8 +46,7 @@ bool bench_model_open(bench_model *m, const char *path, const char *random_confi
                       uint32_t prompt, kvf_cache_config *cache)
 {
     kvf_error error = {0};
-    kvf_transformer_options options = {
-        .chunk_max = chunk, .prompt_max = prompt, .batch_max = 1, .isa_mask = KVF_ISA_ALL};
+    kvf_transformer_options options = {.chunk_max = chunk, .prompt_max = prompt, .batch_max = 1};
     if (!path && !write_random(m, random_config))
         return false;
     const kvf_status status = open_all(m, path ? path : m->directory, &options, cache, &error);

@@ -98,6 +98,11 @@ KVF_INLINE uint16_t kvf_fp16_from_float(float x)
     return (uint16_t)(sign | kept);
 }
 
+KVF_INLINE size_t kvf_dtype_bytes(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? 4 : 2;
+}
+
 /* Element i of an array of `dtype`. */
 KVF_INLINE float kvf_element_get(const void *base, kvf_dtype dtype, size_t i)
 {

@@ -103,7 +103,6 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
     options->chunk_max =
         kvf_min_u32(tokens, is_on_gpu(options->runtime) ? GPU_CHUNK_TOKENS : CHUNK_TOKENS);
     options->batch_max = 1;
-    options->isa_mask = KVF_ISA_ALL;
 }
 
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,

@@ -69,8 +69,7 @@ KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 /** A runtime's log, to stderr. */
 void cli_log_line(void *user, int level, const char *line);
 
-/** Sets what follows from the device and the length of the prompt: chunk_max, batch_max, isa_mask.
- */
+/** Sets chunk_max, which follows from the device and the prompt, and batch_max. */
 void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens);
 
 /** What weights, runner and cache will take, and what there is. */

@@ -17,7 +17,7 @@ static void check_tensor(const kvf_weights *weights, size_t index, const char *b
     size_t offset = (size_t)((const char *)tensor->data - bytes);
     fuzz_require(offset <= size && tensor->bytes <= size - offset);
     fuzz_require(kvf_weights_get(weights, tensor->name) == tensor);
-    uint64_t product = kvf_weights_dtype_bytes(tensor->dtype);
+    uint64_t product = kvf_dtype_bytes(tensor->dtype);
     for (uint32_t i = 0; i < tensor->rank; i++)
         product *= tensor->shape[i];
     fuzz_require(product == tensor->bytes);

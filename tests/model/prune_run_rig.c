@@ -41,8 +41,7 @@ void rig_open(rig *r, kvf_select select, uint32_t budget)
                                              .weights = r->weights,
                                              .chunk_max = CHUNK,
                                              .prompt_max = PROMPTS,
-                                             .batch_max = BATCH,
-                                             .isa_mask = KVF_ISA_ALL};
+                                             .batch_max = BATCH};
     assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
     kvf_cache_config_init(&cc);
     kvf_transformer_geometry(&options, &cc);

@@ -118,7 +118,7 @@ static bool write_tensor(FILE *file, const tensor_plan *t, kvf_dtype dtype)
     unsigned char block[BLOCK_NUMBERS * sizeof(float)];
     random_stream stream = random_stream_of(t->name);
     double scale = tensor_scale(t);
-    size_t element = kvf_weights_dtype_bytes(dtype);
+    size_t element = kvf_dtype_bytes(dtype);
     for (uint64_t left = tensor_count(t); left > 0;) {
         size_t count = left < BLOCK_NUMBERS ? (size_t)left : BLOCK_NUMBERS;
         for (size_t i = 0; i < count; i++)
@@ -141,7 +141,7 @@ static bool write_header(FILE *file, const model_plan *plan)
     uint64_t offset = 0;
     for (size_t i = 0; i < plan->count; i++) {
         const tensor_plan *t = &plan->tensors[i];
-        uint64_t end = offset + tensor_count(t) * kvf_weights_dtype_bytes(plan->dtype);
+        uint64_t end = offset + tensor_count(t) * kvf_dtype_bytes(plan->dtype);
         char columns[32] = "";
         if (t->rank == 2)
             snprintf(columns, sizeof columns, ",%llu", (unsigned long long)t->shape[1]);

@@ -71,8 +71,7 @@ static void rig_open(rig *r)
                                              .weights = r->weights,
                                              .chunk_max = ROWS,
                                              .prompt_max = HIDDEN,
-                                             .batch_max = 1,
-                                             .isa_mask = KVF_ISA_ALL};
+                                             .batch_max = 1};
     assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
     kvf_cache_config_init(&cc);
     kvf_transformer_geometry(&options, &cc);

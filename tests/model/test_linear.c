@@ -52,7 +52,7 @@ static data data_create(const problem *p)
         d.x[i] = unit(&stream);
     for (uint32_t part = 0; part < p->parts; part++) {
         size_t count = (size_t)p->outputs[part] * p->inputs;
-        void *weight = malloc(count * kvf_weights_dtype_bytes(p->dtype));
+        void *weight = malloc(count * kvf_dtype_bytes(p->dtype));
         for (size_t i = 0; i < count; i++)
             kvf_element_set(weight, p->dtype, i, unit(&stream));
         d.parts[part] = (kvf_linear){

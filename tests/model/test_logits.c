@@ -82,7 +82,6 @@ static void rig_open(rig *r, const char *directory, const golden *g)
         .weights = r->weights,
         .chunk_max = CHUNK,
         .batch_max = 1,
-        .isa_mask = KVF_ISA_ALL,
         .bf16 = g->bf16,
     };
     check(kvf_transformer_open(&options, &r->transformer, &error), &error);

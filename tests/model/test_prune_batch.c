@@ -128,7 +128,7 @@ static void head_of(const rig *r, const float *hidden, double *logits)
         square += (double)hidden[i] * (double)hidden[i];
     const double scale = 1.0 / sqrt(square / HIDDEN + 1e-6);
     for (uint32_t id = 0; id < VOCAB; id++) {
-        const size_t bytes = HIDDEN * kvf_weights_dtype_bytes(table->dtype);
+        const size_t bytes = HIDDEN * kvf_dtype_bytes(table->dtype);
         kvf_numbers_widen((const unsigned char *)table->data + id * bytes, table->dtype, HIDDEN,
                           row);
         logits[id] = 0.0;

@@ -76,8 +76,7 @@ static kvf_transformer_options options_of(rig *r)
                                      .weights = r->weights,
                                      .chunk_max = r->chunk_max ? r->chunk_max : CHUNK,
                                      .prompt_max = r->prompt_max,
-                                     .batch_max = 2,
-                                     .isa_mask = KVF_ISA_ALL};
+                                     .batch_max = 2};
 }
 
 static void rig_open(rig *r, uint32_t threads)

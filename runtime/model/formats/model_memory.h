@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/base.h"
+#include "common/convert.h"
 
 /** Growable token ids. Zero-initialise; ids are the owner's until kvf_token_ids_free. */
 typedef struct kvf_token_ids {

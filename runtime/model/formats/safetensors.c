@@ -42,11 +42,6 @@ struct kvf_weights {
     uint64_t bytes;
 };
 
-size_t kvf_weights_dtype_bytes(kvf_dtype dtype)
-{
-    return dtype == KVF_FP32 ? 4 : 2;
-}
-
 const char *kvf_weights_dtype_name(kvf_dtype dtype)
 {
     return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
@@ -90,7 +85,7 @@ static kvf_status read_shape(const tensor_reader *reader, const json_value *entr
                           "%s: tensor %.120s: shape must be an array of at most %u sizes",
                           reader->file->name, entry->key, KVF_TENSOR_RANK_MAX);
     tensor->rank = shape->size;
-    uint64_t bytes = kvf_weights_dtype_bytes(tensor->dtype);
+    uint64_t bytes = kvf_dtype_bytes(tensor->dtype);
     uint32_t axis = 0;
     for (const json_value *size = json_first(shape); size; size = json_next(shape, size)) {
         if (size->kind != JSON_INTEGER)
@@ -131,7 +126,7 @@ static kvf_status read_offsets(const tensor_reader *reader, const json_value *en
                           " bytes, but its shape and dtype need %" PRIu64,
                           reader->file->name, entry->key, end - begin, tensor->bytes);
     tensor->data = reader->file->bytes + reader->data_start + begin;
-    if ((uintptr_t)tensor->data % kvf_weights_dtype_bytes(tensor->dtype) != 0)
+    if ((uintptr_t)tensor->data % kvf_dtype_bytes(tensor->dtype) != 0)
         return model_fail(reader->error, KVF_UNSUPPORTED,
                           "%s: tensor %.120s starts at byte %" PRIu64
                           ", which is not a multiple of its element size; save the file again with "

@@ -73,7 +73,4 @@ KVF_CHECKED kvf_status kvf_weights_find(const kvf_weights *weights, const char *
 /** "BF16", "F16" or "F32". */
 const char *kvf_weights_dtype_name(kvf_dtype dtype);
 
-/** Bytes of one element: 2 or 4. */
-size_t kvf_weights_dtype_bytes(kvf_dtype dtype);
-
 #endif

@@ -93,7 +93,7 @@ static uint32_t matrix_panel(uint32_t inputs)
 
 static uint32_t vector_panel(const kvf_linear *part)
 {
-    size_t bytes = part->inputs * (part->dtype == KVF_FP32 ? sizeof(float) : sizeof(uint16_t));
+    size_t bytes = part->inputs * kvf_dtype_bytes(part->dtype);
     size_t outputs = VECTOR_PANEL_BYTES / bytes;
     outputs -= outputs % 4;
     if (outputs < 4)
@@ -216,10 +216,10 @@ static panel panel_find(const linear_args *args, uint32_t index, bool vector)
     }
     const kvf_linear *linear = args->call.parts[part];
     uint32_t size = vector ? vector_panel(linear) : matrix_panel(linear->inputs);
-    size_t element = linear->dtype == KVF_FP32 ? sizeof(float) : sizeof(uint16_t);
     panel p = {.part = linear, .first = index * size};
     p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
-    p.weight = (const unsigned char *)linear->weight + element * linear->inputs * p.first;
+    p.weight = (const unsigned char *)linear->weight +
+               kvf_dtype_bytes(linear->dtype) * linear->inputs * p.first;
     p.y_offset = column + p.first;
     return p;
 }

@@ -29,7 +29,6 @@ typedef struct kvf_transformer_options {
     uint32_t prompt_max;           /**< tokens of one prefill call; 0 = chunk_max */
     uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
     uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
-    uint32_t isa_mask;             /**< of kvf_isa */
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 

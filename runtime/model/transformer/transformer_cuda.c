@@ -216,7 +216,7 @@ static const float *cuda_logits_row(const kvf_transformer *t, uint32_t row)
 static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
 {
     kvf_carver k = {.base = base};
-    transformer_lay_out(options, kvf_weights_dtype_bytes(options->model->dtype), &k, b);
+    transformer_lay_out(options, kvf_dtype_bytes(options->model->dtype), &k, b);
     return k.bytes;
 }
 
@@ -294,8 +294,7 @@ static void upload_matrices(uploader *u, kvf_linear *const *parts, uint32_t coun
                                    "a matrix of the model has another element type than "
                                    "config.json's dtype; convert the weights to one type, or run "
                                    "with --device host");
-        const size_t bytes =
-            (size_t)l->outputs * l->inputs * kvf_weights_dtype_bytes(u->t->model.dtype);
+        const size_t bytes = (size_t)l->outputs * l->inputs * kvf_dtype_bytes(u->t->model.dtype);
         void *to = u->status == KVF_OK ? upload(u, l->weight, bytes) : NULL;
         if (u->device)
             l->weight = to;

@@ -47,7 +47,7 @@ static void start_task(const void *raw, uint32_t task)
     const transformer_buffers *b = &t->buffers;
     const size_t row = args->first + task;
     size_t hidden = t->model.hidden_size, half = t->rope.count;
-    size_t element = kvf_weights_dtype_bytes(t->embedding.dtype);
+    size_t element = kvf_dtype_bytes(t->embedding.dtype);
     const unsigned char *table = t->embedding.weight;
     kvf_numbers_widen(table + b->ids[row] * hidden * element, t->embedding.dtype, hidden,
                       b->hidden + row * hidden);
@@ -82,7 +82,7 @@ static void rotate_heads(const row_args *args, float *x, uint32_t heads, const f
 static void store_row(const kvf_transformer *t, void *to, uint32_t row, const float *from,
                       size_t width)
 {
-    size_t bytes = width * kvf_weights_dtype_bytes(t->model.dtype);
+    size_t bytes = width * kvf_dtype_bytes(t->model.dtype);
     kvf_numbers_narrow(from, t->model.dtype, width, (unsigned char *)to + row * bytes);
 }
 
@@ -106,7 +106,7 @@ static void widen_task(const void *raw, uint32_t row)
 {
     const kvf_transformer *t = ((const row_args *)raw)->t;
     size_t width = transformer_query_width(&t->model);
-    size_t bytes = width * kvf_weights_dtype_bytes(t->model.dtype);
+    size_t bytes = width * kvf_dtype_bytes(t->model.dtype);
     kvf_numbers_widen((const unsigned char *)t->buffers.attended + row * bytes, t->model.dtype,
                       width, host_of(t)->attended_wide + row * width);
 }
@@ -290,7 +290,7 @@ static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
     return (kvf_linear_limits){
         .rows_max = transformer_rows(options),
         .inputs_max = widest,
-        .isa_mask = options->isa_mask,
+        .isa_mask = KVF_ISA_ALL,
         .bf16 = options->bf16,
     };
 }

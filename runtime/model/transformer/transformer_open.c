@@ -44,7 +44,7 @@ void transformer_lay_out(const kvf_transformer_options *options, size_t own, kvf
     const kvf_model_config *m = options->model;
     const uint64_t rows = transformer_rows(options), all = transformer_hidden_rows(options);
     const uint64_t q = transformer_query_width(m), kv = transformer_kv_width(m);
-    const size_t element = kvf_weights_dtype_bytes(m->dtype);
+    const size_t element = kvf_dtype_bytes(m->dtype);
     KVF_CARVE(k, b->cosine, all, m->head_dim / 2);
     KVF_CARVE(k, b->sine, all, m->head_dim / 2);
     KVF_CARVE(k, b->hidden, all, m->hidden_size);
@@ -168,7 +168,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
     if (!m->tied_embeddings) {
         /* One row of the embedding is read in a step, which does not count. */
         t->weight_bytes -=
-            (uint64_t)m->vocab_size * m->hidden_size * kvf_weights_dtype_bytes(t->embedding.dtype);
+            (uint64_t)m->vocab_size * m->hidden_size * kvf_dtype_bytes(t->embedding.dtype);
         t->head = bind_linear(&b, "lm_head.weight", m->vocab_size, m->hidden_size);
     } else {
         t->head = t->embedding;
