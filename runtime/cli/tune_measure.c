@@ -210,7 +210,7 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, cli_progress *p
     for (uint32_t i = 0; i < count; i++) {
         if (!isfinite(scores[i]))
             return model_fail(error, KVF_NOT_FINITE,
-                              "hidden states with layer %u are no finite numbers; the weights may "
+                              "hidden states with layer %u are not finite numbers; the weights may "
                               "be damaged, or too large for their type",
                               o->layer_first + i);
         if (scores[i] < scores[best])

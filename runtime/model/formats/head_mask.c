@@ -3,10 +3,9 @@
 /*
  * Head masks: lines of tab-separated values; see the header for what they mean.
  *
- * It checks everything before it chooses anything: the number of lines and of values on each, and
- * every value. A last line without a newline counts, carriage returns before a newline do not, and
- * neither do empty lines at the end. Numbers are digits, a point, an exponent, whatever locale the
- * program is in.
+ * All checks come first: the number of lines, the number of values per line, every value. A last
+ * line without a newline counts; carriage returns before a newline and empty lines at the end are
+ * skipped. Numbers are digits, a point and an exponent in every locale.
  */
 
 #include "head_mask.h"
@@ -86,7 +85,7 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
     if (!fits || !is_number(copy))
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: \"%.*s\" is not a number; values are separated "
-                          "by tabs, and NaN and infinity are none",
+                          "by tabs, and may not be NaN or infinity",
                           r->path, place.line, place.column, shown, text);
     const double value = strtod_l(copy, NULL, r->plain);
     if (r->sparsity < 0.0 && value != 0.0 && value != 1.0)

@@ -3,7 +3,7 @@
 #define KVF_MODEL_JSON_H
 
 /*
- * JSON files that nobody trusts, read by cJSON and checked.
+ * JSON from files that are not trusted, read by cJSON and checked.
  *
  * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is
  * not UTF-8. It does not write JSON.

@@ -82,7 +82,7 @@ typedef struct kvf_model_config {
 /**
  * Read `config.json` and, where present, `generation_config.json` of a directory.
  *
- * @return KVF_OK; KVF_SYSTEM if config.json cannot be read; KVF_CORRUPT if a file is no JSON or a
+ * @return KVF_OK; KVF_SYSTEM if config.json cannot be read; KVF_CORRUPT if a file is not JSON or a
  *         field has the wrong type or range; KVF_UNSUPPORTED names field, value and fix;
  *         KVF_OUT_OF_MEMORY
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory, errors and small files for this folder; see the header. It does not know any format.
+ * Memory, errors and small files for the readers; see the header. It knows no format.
  * Invariant: growth is checked for overflow before it is asked for, and failure changes nothing.
  */
 

@@ -5,9 +5,9 @@
 /*
  * Memory and errors for everything that reads a model directory.
  *
- * All allocation of this folder goes through the caller's kvf_allocator (NULL members: malloc and
- * free), so that a test can let the N-th one fail. This file knows nothing of files or formats.
- * Invariant: a function that fails has filled the error and left nothing allocated.
+ * The readers allocate through the caller's kvf_allocator (NULL members: malloc and free), so that
+ * a test can let the N-th allocation fail. This file knows no format. Invariant: a function that
+ * fails has filled the error and left nothing allocated.
  */
 
 #include <limits.h>
@@ -41,7 +41,7 @@ KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_to
 KVF_CHECKED kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text,
                                        const void *bytes, size_t size, kvf_error *error);
 
-/* ---- for this folder's own files ---- */
+/* ---- for the readers themselves ---- */
 
 /** @return NULL if there is none; 16-byte aligned. @p bytes 0 counts as 1. */
 void *model_alloc(const kvf_allocator *allocator, size_t bytes);

@@ -190,7 +190,7 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
         return model_fail(error, KVF_CORRUPT,
                           "%s: a header of %" PRIu64
                           " bytes does not fit a file of %zu (limit %u); "
-                          "this is no safetensors file, or it is truncated",
+                          "this is not a safetensors file, or it is truncated",
                           file->name, header_bytes, file->size, HEADER_BYTES_MAX);
     KVF_TRY(json_parse(file->bytes + 8, (size_t)header_bytes, file->name, &weights->allocator,
                        &file->header, error));

@@ -6,7 +6,7 @@
  * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16 or
  * fp32, never copied as a whole.
  *
- * A few rows of x go through a matrix-vector kernel of our own, which reads W once at memory
+ * A few rows of x go through a matrix-vector kernel of the runner, which reads W once at memory
  * speed; many rows go through oneDNN, panel by panel of outputs. It knows streams and shapes, not
  * layers. Invariant: which panel a product falls into, and so every bit of it, follows from the
  * shapes alone, never from the number of threads.
@@ -73,7 +73,7 @@ KVF_CHECKED kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_li
 /** Wait for the streams first. */
 void kvf_linear_engine_close(kvf_linear_engine *engine);
 
-/** Whether a product has failed for want of memory. Look after kvf_stream_wait. */
+/** Whether a product failed because memory ran out. Ask after kvf_stream_wait. */
 bool kvf_linear_engine_failed(const kvf_linear_engine *engine);
 
 /**

@@ -3,7 +3,7 @@
 #define KVF_MODEL_MATMUL_H
 
 /*
- * The little of oneDNN that the runner uses, the same for versions 2 and 3.
+ * The part of oneDNN that the runner uses, the same for versions 2 and 3.
  *
  * It knows dense matrices in memory, not models. Invariant: every product runs on the calling
  * thread alone. oneDNN would start a team of its own otherwise, and its results would depend on

@@ -3,7 +3,7 @@
 #define KVF_MODEL_MATMUL_CUBLAS_H
 
 /*
- * The little of cuBLAS that the runner uses. The library is looked up when it is needed, so that
+ * The part of cuBLAS that the runner uses. The library is looked up when it is needed, so that
  * the command starts on machines without it.
  *
  * It knows dense matrices in device memory, not models. Invariant: a product only enqueues on the

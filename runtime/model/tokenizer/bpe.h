@@ -3,8 +3,8 @@
 #define KVF_MODEL_BPE_H
 
 /*
- * Byte-level byte pair encoding of one word. It knows bytes, ids and merge ranks; where words come
- * from is the tokenizer's business.
+ * Byte-level byte pair encoding of one word. It knows bytes, ids and merge ranks, not where words
+ * come from.
  *
  * Merges are applied lowest rank first, leftmost first, from a heap: n log n in the length of the
  * word, so a megabyte without a space costs no more than a megabyte of prose.

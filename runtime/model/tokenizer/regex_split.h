@@ -18,7 +18,7 @@ typedef struct regex_scan regex_scan;
 
 /**
  * @param allocator  must stay where it is until the pattern is destroyed
- * @return KVF_OK; KVF_UNSUPPORTED naming the construct; KVF_CORRUPT if it is no expression
+ * @return KVF_OK; KVF_UNSUPPORTED naming the construct; KVF_CORRUPT if it is not an expression
  */
 KVF_CHECKED kvf_status regex_create(const char *pattern, size_t size,
                                     const kvf_allocator *allocator, regex_pattern **out,

@@ -5,8 +5,8 @@
 /*
  * Prompt in, tokens out: prefill chunk by chunk, then one decode step per token.
  *
- * It knows transformers and sequences, not text, terminals or files; who calls it watches through
- * two functions and may stop it after any chunk or token. Invariant: one kvf_stream_wait per chunk
+ * It knows transformers and sequences, not text, terminals or files. The caller watches through two
+ * functions and may stop it after any chunk or token. Invariant: one kvf_stream_wait per chunk
  * and per token, and nothing is allocated.
  */
 

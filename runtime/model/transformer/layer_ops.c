@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The row operations in plain C: next to the matrix products they take a few per cent of a step.
+ * The row operations in plain C: next to matrix products they take a few per cent of a step.
  *
  * It knows nothing of layers or threads. Invariant: as in layer_ops.h.
  */

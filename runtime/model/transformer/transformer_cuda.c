@@ -19,10 +19,6 @@
 #define UPLOAD_BYTES ((size_t)8 << 20)
 #define MATRIX_ALIGN ((size_t)256)
 
-typedef struct cuda_layer {
-    float *bias; /* [q + 2 kv] device; NULL = none */
-} cuda_layer;
-
 /* Pinned memory as both sides see it. */
 typedef struct pinned {
     char *host;
@@ -35,7 +31,6 @@ typedef struct cuda_part {
     void *reservation;
     void *weights; /* [weight_bytes] */
     float *inv_freq;
-    cuda_layer *layers;
     pinned words;  /* [2, H] ids, then positions */
     pinned logits; /* [batch_max, vocab] */
 } cuda_part;
@@ -47,9 +42,8 @@ static cuda_part *part_of(const kvf_transformer *t)
 
 /* ---- operations ---- */
 
-static kvf_status launched(const transformer_step *s, int status)
+static kvf_status launched(int status)
 {
-    (void)s;
     return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
 }
 
@@ -90,7 +84,7 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
                                      .hidden = transformer_hidden_at(s),
                                      .cosine = t->buffers.cosine + row * half,
                                      .sine = t->buffers.sine + row * half};
-    return launched(s, kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
+    return launched(kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
 }
 
 /* Rows of one array through the scratch, so that none is overwritten before it was read. */
@@ -103,7 +97,7 @@ static kvf_status move_rows(const transformer_step *s, float *array, uint32_t wi
                                       .index = index,
                                       .from = array,
                                       .to = s->t->buffers.gate_up};
-    KVF_TRY(launched(s, kvf_row_gather_cuda(&args, kvf_stream_native(s->stream))));
+    KVF_TRY(launched(kvf_row_gather_cuda(&args, kvf_stream_native(s->stream))));
     return kvf_memory_copy(s->stream, to, args.to, (size_t)s->rows * width * sizeof *to);
 }
 
@@ -148,7 +142,7 @@ static kvf_status cuda_norm(const transformer_step *s, const float *weight)
                                     .x = transformer_hidden_at(s),
                                     .weight = weight,
                                     .y = s->t->buffers.normed};
-    return launched(s, kvf_row_norm_cuda(&args, kvf_stream_native(s->stream)));
+    return launched(kvf_row_norm_cuda(&args, kvf_stream_native(s->stream)));
 }
 
 static kvf_status cuda_project(const transformer_step *s, const transformer_layer *l)
@@ -166,7 +160,7 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
                                       .head_dim = m->head_dim,
                                       .eps = (float)m->norm_eps,
                                       .qkv = b->qkv,
-                                      .bias = part_of(t)->layers[l - t->layers].bias,
+                                      .bias = l->query.bias,
                                       .query_norm = l->query_norm,
                                       .key_norm = l->key_norm,
                                       .cosine = b->cosine + half,
@@ -174,7 +168,7 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
                                       .q = b->q,
                                       .k = b->k,
                                       .v = b->v};
-    return launched(s, kvf_row_rotate_cuda(&args, kvf_stream_native(s->stream)));
+    return launched(kvf_row_rotate_cuda(&args, kvf_stream_native(s->stream)));
 }
 
 static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l)
@@ -193,7 +187,7 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
                                         .width = width,
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
-    KVF_TRY(launched(s, kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
+    KVF_TRY(launched(kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
     return multiply(s, &l->down, l->down.outputs, b->activated, transformer_hidden_at(s), true);
 }
 
@@ -311,18 +305,18 @@ static void upload_vector(uploader *u, const float **vector, size_t count)
         *vector = to;
 }
 
-/* Biases of the three projections as one row. */
-static void upload_bias(uploader *u, uint32_t layer)
+/* Biases of the three projections as one row, which begins at the queries'. */
+static void upload_bias(uploader *u, transformer_layer *l)
 {
-    transformer_layer *l = &u->t->layers[layer];
+    kvf_linear *const parts[] = {&l->query, &l->key, &l->value};
     if (!l->query.bias)
         return;
     align(u);
-    float *row = upload(u, l->query.bias, l->query.outputs * sizeof(float));
-    upload(u, l->key.bias, l->key.outputs * sizeof(float));
-    upload(u, l->value.bias, l->value.outputs * sizeof(float));
-    if (u->device)
-        part_of(u->t)->layers[layer].bias = row;
+    for (size_t i = 0; i < 3; i++) {
+        void *to = upload(u, parts[i]->bias, parts[i]->outputs * sizeof(float));
+        if (u->device)
+            parts[i]->bias = to;
+    }
 }
 
 static void upload_layer(uploader *u, uint32_t index)
@@ -333,7 +327,7 @@ static void upload_layer(uploader *u, uint32_t index)
     upload_matrices(u, (kvf_linear *[]){&l->output}, 1);
     upload_matrices(u, (kvf_linear *[]){&l->gate, &l->up}, 2);
     upload_matrices(u, (kvf_linear *[]){&l->down}, 1);
-    upload_bias(u, index);
+    upload_bias(u, l);
     upload_vector(u, &l->attention_norm, m->hidden_size);
     upload_vector(u, &l->mlp_norm, m->hidden_size);
     upload_vector(u, &l->query_norm, m->head_dim);
@@ -430,9 +424,6 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
     if (!p)
         return model_out_of_memory(error, sizeof *p, "the transformer");
     t->device = p;
-    p->layers = calloc(t->model.layers, sizeof *p->layers);
-    if (!p->layers)
-        return model_out_of_memory(error, t->model.layers * sizeof *p->layers, "the transformer");
     if (kvf_row_use_device(t->options.device_ordinal) != 0)
         return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
                           t->options.device_ordinal);
@@ -453,7 +444,6 @@ static void cuda_close(kvf_transformer *t)
     kvf_memory_free(runtime, p->weights);
     kvf_memory_free(runtime, p->reservation);
     kvf_memory_free(runtime, p->workspace);
-    free(p->layers);
     free(p);
 }
 

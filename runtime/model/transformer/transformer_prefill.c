@@ -67,7 +67,7 @@ static kvf_status attend(const prefill_run *r, uint32_t index, const transformer
     return r->prune && !r->evicts ? kvf_prune_append(r->prune, &args, r->stream) : KVF_OK;
 }
 
-/* All rows of a prompt; of the last layer nobody reads more than keys and values. */
+/* All rows of a prompt; of the last layer only keys and values are read. */
 static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t layer)
 {
     const bool ends = layer + 1 == r->t->model.layers && !r->completes;
