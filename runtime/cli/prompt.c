@@ -20,9 +20,7 @@ static kvf_status read_standard_input(kvf_text *text, kvf_error *error)
 {
     char block[READ_BYTES];
     for (size_t got; (got = fread(block, 1, sizeof block, stdin)) > 0;) {
-        kvf_status status = kvf_text_append(NULL, text, block, got, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(kvf_text_append(NULL, text, block, got, error));
         if (text->size > PROMPT_BYTES_MAX)
             return model_fail(error, KVF_INVALID, "standard input is larger than 1 GiB");
     }
@@ -59,9 +57,7 @@ static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t voc
             return model_fail(error, KVF_INVALID,
                               "%s: token id %llu is out of range; the model has ids 0 to %u", path,
                               id, vocab_size - 1);
-        kvf_status status = kvf_token_ids_push(NULL, ids, (uint32_t)id, error);
-        if (status != KVF_OK)
-            return status;
+        KVF_TRY(kvf_token_ids_push(NULL, ids, (uint32_t)id, error));
         next = after;
     }
     return KVF_OK;

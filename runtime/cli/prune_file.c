@@ -193,18 +193,17 @@ static kvf_status check_model(const json_value *model, const char *where,
         {"kv_heads", ours->kv_heads},       {"head_dim", ours->head_dim},
         {"hidden_size", ours->hidden_size}, {"vocab_size", ours->vocab_size},
     };
-    kvf_status status = need_same_text(model, where, "family", ours->family, error);
-    for (size_t i = 0; status == KVF_OK && i < sizeof numbers / sizeof *numbers; i++) {
+    KVF_TRY(need_same_text(model, where, "family", ours->family, error));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         uint32_t theirs = 0;
-        status = need_integer(model, where, numbers[i].key, 0, UINT32_MAX, &theirs, error);
-        if (status == KVF_OK && theirs != numbers[i].value)
+        KVF_TRY(need_integer(model, where, numbers[i].key, 0, UINT32_MAX, &theirs, error));
+        if (theirs != numbers[i].value)
             return model_fail(error, KVF_INVALID,
                               "%s%s is %u, that of this model is %u: the file was tuned for "
                               "another model; run kvferry tune on this one",
                               where, numbers[i].key, theirs, numbers[i].value);
     }
-    return status == KVF_OK ? need_same_text(model, where, "weights", ours->weights, error)
-                            : status;
+    return need_same_text(model, where, "weights", ours->weights, error);
 }
 
 /* A list of figures, one per layer; null is a figure that could not be measured. */
@@ -230,20 +229,16 @@ static kvf_status read_section(const json_value *section, const char *where, con
     const bool is_structkv = strcmp(policy, "structkv") == 0;
     uint32_t layer = 0, first = 0;
     char inner[160];
-    kvf_status status = need_integer(section, where, "layer", 0, layers - 1, &layer, error);
-    if (status == KVF_OK)
-        status = need_integer(section, where, "first_layer", 0, layers - 1, &first, error);
-    for (size_t i = 0; status == KVF_OK && i < (is_structkv ? 4u : 1u); i++)
-        status = check_figures(section, where, figures[i], layers - first, error);
-    const json_value *settings = status == KVF_OK ? json_get(section, "settings") : NULL;
-    if (status == KVF_OK && !settings)
+    KVF_TRY(need_integer(section, where, "layer", 0, layers - 1, &layer, error));
+    KVF_TRY(need_integer(section, where, "first_layer", 0, layers - 1, &first, error));
+    for (size_t i = 0; i < (is_structkv ? 4u : 1u); i++)
+        KVF_TRY(check_figures(section, where, figures[i], layers - first, error));
+    const json_value *settings = json_get(section, "settings");
+    if (!settings)
         return model_fail(error, KVF_CORRUPT,
                           "%ssettings is missing; let kvferry tune write the file again", where);
     snprintf(inner, sizeof inner, "%ssettings", where);
-    if (status == KVF_OK)
-        status = cli_settings_read(settings, inner, out, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(cli_settings_read(settings, inner, out, error));
     out->config.settings.layer = layer;
     out->given |= cli_setting_bit("layer");
     if (is_structkv) {
@@ -268,30 +263,23 @@ static kvf_status read_document(const json_value *root, const char *what,
     char where[128];
     uint32_t version = 0, count = 0;
     if (root->kind != JSON_OBJECT || !json_get(root, "kvferry_prune"))
-        return model_fail(error, KVF_CORRUPT,
-                          "%s: kvferry_prune is missing; this is no file that kvferry tune wrote",
-                          what);
+        return model_fail(
+            error, KVF_CORRUPT,
+            "%s: kvferry_prune is missing; this is not a file that kvferry tune wrote", what);
     snprintf(where, sizeof where, "%.80s: ", what);
-    kvf_status status = need_integer(root, where, "kvferry_prune", 0, UINT32_MAX, &version, error);
-    if (status == KVF_OK && version != CLI_PRUNE_FILE_VERSION)
+    KVF_TRY(need_integer(root, where, "kvferry_prune", 0, UINT32_MAX, &version, error));
+    if (version != CLI_PRUNE_FILE_VERSION)
         return model_fail(error, KVF_UNSUPPORTED,
                           "%s: kvferry_prune is %u, this version reads %u; let kvferry tune write "
                           "the file again",
                           what, version, CLI_PRUNE_FILE_VERSION);
-    if (status == KVF_OK)
-        status = need_object(root, what, NULL, top, &object, error);
-    if (status == KVF_OK)
-        status = need_object(root, what, "model", of_model, &object, error);
+    KVF_TRY(need_object(root, what, NULL, top, &object, error));
+    KVF_TRY(need_object(root, what, "model", of_model, &object, error));
     snprintf(where, sizeof where, "%.80s: model.", what);
-    if (status == KVF_OK)
-        status = check_model(object, where, model, error);
+    KVF_TRY(check_model(object, where, model, error));
     snprintf(where, sizeof where, "%.80s: ", what);
-    if (status == KVF_OK)
-        status = need_integer(root, where, "samples", 1, UINT32_MAX, &count, error);
-    if (status == KVF_OK)
-        status = need_integer(root, where, "tokens", 1, UINT32_MAX, &count, error);
-    if (status != KVF_OK)
-        return status;
+    KVF_TRY(need_integer(root, where, "samples", 1, UINT32_MAX, &count, error));
+    KVF_TRY(need_integer(root, where, "tokens", 1, UINT32_MAX, &count, error));
     if (strcmp(policy, "fastkv") != 0 && strcmp(policy, "structkv") != 0)
         return model_fail(error, KVF_INVALID,
                           "%s is for fastkv and structkv, not for %s; leave --prune-config out",
@@ -300,10 +288,9 @@ static kvf_status read_document(const json_value *root, const char *what,
         return model_fail(error, KVF_INVALID,
                           "%s has nothing for %s; run kvferry tune with --method %s", what, policy,
                           policy);
-    status = need_object(root, what, policy, of_section, &section, error);
+    KVF_TRY(need_object(root, what, policy, of_section, &section, error));
     snprintf(where, sizeof where, "%.80s: %s.", what, policy);
-    return status == KVF_OK ? read_section(section, where, policy, model->layers, out, error)
-                            : status;
+    return read_section(section, where, policy, model->layers, out, error);
 }
 
 kvf_status cli_prune_file_parse(const char *text, size_t bytes, const char *what,
@@ -312,10 +299,8 @@ kvf_status cli_prune_file_parse(const char *text, size_t bytes, const char *what
 {
     json_document *document = NULL;
     cli_prune_values values = {0};
-    kvf_status status = json_parse(text, bytes, what, NULL, &document, error);
-    if (status != KVF_OK)
-        return status;
-    status = read_document(json_root(document), what, model, policy, &values, error);
+    KVF_TRY(json_parse(text, bytes, what, NULL, &document, error));
+    kvf_status status = read_document(json_root(document), what, model, policy, &values, error);
     json_free(document);
     if (status == KVF_OK)
         *out = values;

@@ -62,15 +62,14 @@ static kvf_status push_piece(cli_tune *tune, const texts *t, size_t index, size_
                              kvf_error *error)
 {
     uint32_t text = 0;
-    kvf_status status = KVF_OK;
     for (; index >= pieces_of(t, text, body); text++)
         index -= pieces_of(t, text, body);
     if (t->has_bos)
-        status = kvf_token_ids_push(NULL, &tune->pieces, t->bos, error);
+        KVF_TRY(kvf_token_ids_push(NULL, &tune->pieces, t->bos, error));
     const uint32_t *ids = t->ids.ids + t->starts[text] + index * body;
-    for (size_t i = 0; status == KVF_OK && i < body; i++)
-        status = kvf_token_ids_push(NULL, &tune->pieces, ids[i], error);
-    return status;
+    for (size_t i = 0; i < body; i++)
+        KVF_TRY(kvf_token_ids_push(NULL, &tune->pieces, ids[i], error));
+    return KVF_OK;
 }
 
 static kvf_status make_pieces(cli_tune *tune, const texts *t, kvf_error *error)
@@ -94,10 +93,9 @@ static kvf_status make_pieces(cli_tune *tune, const texts *t, kvf_error *error)
         fprintf(stderr,
                 "kvferry: the text has %zu pieces of %u tokens; %zu samples instead of %u\n", total,
                 o->tokens, total, o->samples);
-    kvf_status status = KVF_OK;
-    for (size_t i = 0; status == KVF_OK && i < tune->tuning.samples; i++)
-        status = push_piece(tune, t, i * total / tune->tuning.samples, body, error);
-    return status;
+    for (size_t i = 0; i < tune->tuning.samples; i++)
+        KVF_TRY(push_piece(tune, t, i * total / tune->tuning.samples, body, error));
+    return KVF_OK;
 }
 
 kvf_status cli_tune_read(cli_tune *tune, kvf_error *error)
