@@ -6,10 +6,10 @@
  * @file
  * kvferry: decode against a KV cache that does not fit on the device.
  *
- * The whole cache lives in pinned host memory, page by page. The device keeps a bounding box of the
- * keys of every page (its digest), a small static set of tokens, the local window, and a cache of
- * recently used pages. A decode step scores the digests, selects pages, brings the missing ones
- * over, and attends.
+ * The whole cache lives in pinned host memory, page by page. The device keeps a digest of every
+ * page (a box around its keys), a small static set of tokens, the local window, and a cache of
+ * recently used pages. A decode step scores the digests, selects pages, fetches the missing ones,
+ * and attends.
  *
  * Read this file from top to bottom: statuses, the runtime and its streams, the cache and its
  * policy, sequences, prefill, decode, selection on its own, statistics.
@@ -35,11 +35,11 @@
  * Conventions
  * - Handles are opaque. A cache belongs to a runtime; a sequence belongs to a cache. Close in the
  *   reverse order; every close, destroy and free accepts NULL.
- * - Configuration structs are filled by their `_init` function, which sets `size` and the defaults.
- * - Work is enqueued on the caller's stream and runs in order there. Pointers that a call passes
- *   for device use (queries, keys, outputs) must stay valid until the stream has passed that work.
- * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address,
- * and multiples of 16 bytes.
+ * - Fill a configuration struct with its `_init` function, which sets `size` and the defaults.
+ * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
+ *   outputs must stay valid until the stream has done that work.
+ * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
+ *   They are aligned to 16 bytes.
  * - Shapes are row-major, last dimension fastest. Element type is the cache's `dtype` unless said.
  * - One thread at a time may use one cache and its sequences; different caches are independent.
  * - The library never exits, prints, or reads the environment.
@@ -73,8 +73,8 @@ extern "C" {
 #define KVF_STATUS_LIST(X)                                                                         \
     X(KVF_OK, 0, "success")                                                                        \
     X(KVF_INVALID, -1, "an argument or setting is out of its range")                               \
-    X(KVF_OUT_OF_MEMORY, -2, "host memory could not be had")                                       \
-    X(KVF_OUT_OF_DEVICE_MEMORY, -3, "device memory could not be had")                              \
+    X(KVF_OUT_OF_MEMORY, -2, "there is not enough host memory")                                    \
+    X(KVF_OUT_OF_DEVICE_MEMORY, -3, "there is not enough device memory")                           \
     X(KVF_PIN_FAILED, -4, "host memory could not be pinned")                                       \
     X(KVF_FULL, -5, "a limit that was set at open is reached")                                     \
     X(KVF_BUSY, -6, "a bounded queue is full; nothing was queued")                                 \
@@ -127,7 +127,7 @@ typedef struct kvf_setting {
     uint32_t bytes; /**< of an element */
     size_t offset;  /**< of the field in its struct */
     double low, high;
-    const char *const *names; /**< NAME: texts by value, NULL behind the last; "" = text cannot say
+    const char *const *names; /**< NAME: texts by value, NULL after the last; "" = text cannot say
                                  this value (a pointer belongs to it) */
     const char *special;      /**< text of one value out of range, such as "auto"; NULL = none */
     double special_value;
@@ -193,29 +193,29 @@ typedef void (*kvf_log_fn)(void *user, int level, const char *line);
 
 typedef struct kvf_runtime_config {
     size_t size;               /**< set by init */
-    kvf_device_kind device;    /**< AUTO */
+    kvf_device_kind device;    /**< default AUTO */
     uint32_t threads;          /**< compute threads of the host device; 0 = one per usable core */
-    uint32_t gather_threads;   /**< workers of the gather method; 0 = chosen from the cores */
+    uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
     int32_t numa_node;         /**< node for host memory; -1 = nearest the device, by hwloc */
-    kvf_huge_pages huge_pages; /**< AUTO */
-    uint32_t allow_unpinned;   /**< 1 = run on pageable memory where pinning fails; 0 */
-    uint32_t isa_mask;         /**< OR of kvf_isa; KVF_ISA_ALL */
+    kvf_huge_pages huge_pages; /**< default AUTO */
+    uint32_t allow_unpinned;   /**< 1 = run on pageable memory where pinning fails; default 0 */
+    uint32_t isa_mask;         /**< OR of kvf_isa; default KVF_ISA_ALL */
     kvf_allocator allocator;   /**< all NULL = malloc */
-    kvf_log_fn log;            /**< NULL */
+    kvf_log_fn log;            /**< default NULL */
     void *log_user;
     uint32_t delay_seed;     /**< tests only: non-zero makes streams pause at random */
-    uint32_t device_ordinal; /**< of the CUDA device; 0 */
+    uint32_t device_ordinal; /**< of the CUDA device; default 0 */
     uint32_t host_visible;   /**< tests only: device memory is pinned host memory; 0 */
-    uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache chooses
-                             by size (transfer AUTO); 0 = fixed limits; 1 */
-    /** File that keeps what was measured, per GPU, driver and link; NULL = measure in every
-       process. Borrowed for the call. */
+    uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
+                             transfer AUTO is opened; 0 = use fixed limits; default 1 */
+    /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
+       Borrowed for the call. */
     const char *calibration_path;
 } kvf_runtime_config;
 
 KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
 
-/** The settings of a runtime, 0, 1, ...; NULL behind the last. Thread: any. */
+/** The settings of a runtime, 0, 1, ...; NULL after the last. Thread: any. */
 KVF_API const kvf_setting *kvf_runtime_setting(uint32_t index);
 
 /**
@@ -249,8 +249,8 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *
                                                     size_t capacity, size_t *needed);
 
 /**
- * Measure the link now, or read the file, if that was not done yet. Opening a cache with transfer
- * AUTO does it too. kvf_runtime_describe tells the result.
+ * Measure the link now, or read the file, unless that was done before. Opening a cache with
+ * transfer AUTO does it too. kvf_runtime_describe shows the result.
  *
  * @return KVF_OK, also where there is nothing to measure (the host device, calibrate = 0);
  *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY, KVF_PIN_FAILED, KVF_DEVICE_FAILED
@@ -395,23 +395,23 @@ typedef enum kvf_refresh { KVF_REFRESH_LIST(KVF_ENUMERATOR) } kvf_refresh;
 
 typedef enum kvf_transfer { KVF_TRANSFER_LIST(KVF_ENUMERATOR) } kvf_transfer;
 
-/** What a custom policy sees of one KV head of one layer of one sequence. */
+/** What a custom policy sees: one KV head of one layer of one sequence. */
 typedef struct kvf_select_view {
     uint32_t layer;
     uint32_t kv_head;
     uint32_t pages;              /**< sealed pages: the candidates, 0 … pages-1 */
-    uint32_t pages_max;          /**< how many may be chosen */
-    const float *scores;         /**< [pages], reduced over the group; -INFINITY = nothing left */
+    uint32_t pages_max;          /**< most that may be selected */
+    const float *scores;         /**< [pages], reduced over the group; -INFINITY = no token left */
     const uint64_t *static_bits; /**< [pages], bit t = token t is in the sink or the static set */
 } kvf_select_view;
 
 /**
- * Choose pages. Write at most view->pages_max distinct ids, ascending, to @p ids.
+ * Select pages. Write at most view->pages_max distinct ids, ascending, to @p ids.
  * @return how many. Runs on a thread of the stream; must not call the library.
  */
 typedef uint32_t (*kvf_select_fn)(void *user, const kvf_select_view *view, int32_t *ids);
 
-/** static_ratio: chosen per layer after prefill from the overlap of first and last query. */
+/** static_ratio: set per layer after prefill, from the overlap of the first and the last query. */
 #define KVF_STATIC_RATIO_AUTO (-1.0f)
 
 typedef struct kvf_cache_config {
@@ -422,66 +422,71 @@ typedef struct kvf_cache_config {
     uint32_t query_heads; /**< a multiple of kv_heads; group 1 … 16 */
     uint32_t kv_heads;    /**< 1 … 1024 */
     uint32_t head_dim;    /**< 64, 80, 96, 128 or 256 */
-    kvf_dtype dtype;      /**< of queries, keys, values and outputs; BF16 */
+    kvf_dtype dtype;      /**< of queries, keys, values and outputs; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
 
     /* limits: memory is reserved for them at open */
-    uint32_t sequences_max;   /**< 1 */
+    uint32_t sequences_max;   /**< default 1 */
     uint32_t tokens_max;      /**< per sequence, no default */
     uint64_t host_tokens_max; /**< over all sequences, shared pages once; 0 = sequences x tokens */
-    uint32_t prefill_chunk_max; /**< tokens of one prefill call; 512 */
+    uint32_t prefill_chunk_max; /**< tokens of one prefill call; default 512 */
 
     /* policy */
-    uint32_t page_size;        /**< tokens: 8, 16, 32 or 64; 32 */
-    uint32_t budget_tokens;    /**< attended per KV head and step, sink and window included; 1024 */
-    uint32_t sink_tokens;      /**< 4 */
-    uint32_t local_tokens;     /**< the window holds this many to this + page_size - 1; 64 */
-    kvf_select select;         /**< HYBRID */
-    float static_ratio;        /**< share of the budget left after sink and window; 0.25 */
-    uint32_t refresh_interval; /**< decode steps between refreshes of the static set; 128 */
-    kvf_refresh refresh;       /**< RESIDENT; the first one after prefill is always exact */
-    kvf_digest_kind digest;    /**< MINMAX; ARKVALE selection uses CUBOID_MEAN */
-    uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; 1 */
-    kvf_group_reduce group_reduce; /**< MEAN_SOFTMAX */
-    kvf_transfer transfer;         /**< AUTO */
+    uint32_t page_size;        /**< tokens: 8, 16, 32 or 64; default 32 */
+    uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
+                                  default 1024 */
+    uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
+    uint32_t local_tokens;     /**< the local window holds this many to this + page_size - 1
+                                  tokens; default 64 */
+    kvf_select select;         /**< default HYBRID */
+    float static_ratio;        /**< share of the budget left after sink and local window;
+                                  default 0.25 */
+    uint32_t refresh_interval; /**< decode steps between refreshes of the static set; default 128 */
+    kvf_refresh refresh;       /**< default RESIDENT; the first one after prefill is always exact */
+    kvf_digest_kind digest;    /**< default MINMAX; ARKVALE selection uses CUBOID_MEAN */
+    uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
+    kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
+    kvf_transfer transfer;         /**< default AUTO */
     uint32_t slots;          /**< pages per KV head on the device; 0 = twice the selected pages */
     kvf_select_fn select_fn; /**< for KVF_SELECT_CUSTOM */
     void *select_user;
-    uint32_t verify_interval; /**< every N-th step also attends densely and measures; 0 = never */
-    uint32_t speculate;       /**< 1 = after a step, bring pages that the next one may want; 0 */
-    uint32_t speculate_pages; /**< how many per list; 0 = a quarter of the chosen ones */
-    uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; 2 = where it is
-                                 cheap: on the host device; 2 */
+    uint32_t verify_interval; /**< every N-th step also attends densely and compares; default 0 =
+                                 never */
+    uint32_t
+        speculate; /**< 1 = after a step, fetch pages that the next one may select; default 0 */
+    uint32_t speculate_pages; /**< how many per list; default 0 = a quarter of the selected ones */
+    uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; default 2 = only
+                                 where it is cheap, on the host device */
 
-    /* streaming heads: KV heads that attend the first and the newest tokens only */
-    /** [layers, kv_heads]: 1 = retrieval head, as without a mask; 0 = streaming head: its newest
-     * and first tokens live in a ring on the device, and nothing of it on the host. NULL = all 1.
-     * Borrowed for the call. In prefill too, and however the prompt is cut, a query attends to
-     * tokens j < sink and j > its own - recent, at their true positions; budget and select say
-     * nothing of it. Such a cache cannot be recorded, listed (kvf_select_pages) or pruned:
-     * KVF_UNSUPPORTED. Verification and times in kvf_stats are of retrieval heads. */
+    /* streaming heads: KV heads that attend to the first and the newest tokens only */
+    /** [layers, kv_heads]: 1 = retrieval head, as without a mask; 0 = streaming head. A streaming
+     * head keeps its first and newest tokens in a ring on the device and nothing on the host. Its
+     * query attends to tokens j < sink and j > its own - recent, at their true positions, in
+     * prefill too and however the prompt is cut; budget and select do not apply to it. Such a cache
+     * cannot be recorded, listed (kvf_select_pages) or pruned: KVF_UNSUPPORTED. Verification and
+     * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
-    uint32_t streaming_sink;   /**< first tokens that a streaming head attends; 128 */
-    uint32_t streaming_recent; /**< newest tokens, a query's own included; 1024 */
+    uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
+    uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 
     /* pruning */
-    uint32_t observe_window; /**< newest queries of a layer that can be asked how much they look at
-                                each of its tokens, 0 to 128; reserves what that takes; 0 */
+    uint32_t observe_window; /**< newest queries of a layer that are kept to score its tokens, 0 to
+                                128; default 0. Pruning needs them */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
 
-/** The settings of a cache, 0, 1, ...; NULL behind the last. Thread: any. */
+/** The settings of a cache, 0, 1, ...; NULL after the last. Thread: any. */
 KVF_API const kvf_setting *kvf_cache_setting(uint32_t index);
 
-/** What a configuration needs. Bytes; the sums are exact to the last reservation. */
+/** Memory that a configuration needs, in bytes: exactly what is reserved. */
 typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
-    uint64_t device_kv_bytes;    /**< slots + static store + windows */
+    uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
     uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
-    uint32_t static_tokens;      /**< per KV head, sink not included */
+    uint32_t static_tokens;      /**< per KV head, without the sink */
     uint32_t dynamic_pages;      /**< per KV head and step */
     uint32_t slots;              /**< per KV head */
     kvf_transfer transfer;       /**< the method in force */
@@ -494,10 +499,10 @@ KVF_API KVF_CHECKED kvf_status kvf_cache_plan_make(kvf_runtime *runtime,
                                                    kvf_cache_plan *plan, kvf_error *error);
 
 /**
- * Open a cache. Reserves, binds, touches and registers everything that it will ever use.
+ * Open a cache. Reserves, binds, touches and registers all memory that it will ever use.
  *
  * @return KVF_OK; KVF_INVALID names the field; KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY and
- *         KVF_PIN_FAILED say how much was asked, how much there was, and the fix
+ *         KVF_PIN_FAILED say how much was asked for, how much there was, and the fix
  */
 KVF_API KVF_CHECKED kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config,
                                               kvf_cache **out, kvf_error *error);
@@ -505,7 +510,7 @@ KVF_API KVF_CHECKED kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_ca
 /** Close a cache with all its sequences. Wait for the streams that used it first. */
 KVF_API void kvf_cache_close(kvf_cache *cache);
 
-/** The settings in force, defaults resolved. Borrowed. */
+/** The settings in force, with defaults filled in. Borrowed. */
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
@@ -515,8 +520,8 @@ KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
 
 /**
- * A second sequence that continues from the same tokens. Sealed pages are shared; the window, the
- * static set, the slots and the tables are copied, on @p stream: no copy of the long past.
+ * Make a second sequence that continues from the same tokens. Sealed pages are shared. The local
+ * window, the static set, the slots and the tables are copied on @p stream.
  * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
@@ -598,8 +603,8 @@ typedef struct kvf_recording kvf_recording;
  *
  * A recorded step appends the next position of every sequence, and reads and writes the pointers
  * that were passed while recording. Replaying gives the same bits as enqueueing. The host waits for
- * nothing; it writes a few hundred bytes per layer. Needs the CUDA device, transfer MAPPED or AUTO
- * or DIRECT, and a policy that runs on the device (not CUSTOM, not ORACLE).
+ * nothing; it writes a few hundred bytes per layer. It needs the CUDA device, transfer MAPPED or
+ * AUTO or DIRECT, and a policy that runs on the device (not CUSTOM, not ORACLE).
  *
  * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID
  */
@@ -609,8 +614,8 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 /** End recording. On failure nothing is recorded and the cache is usable. */
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
-/** 0 if the next step renews a static set, attends densely for verification, or has no room: such a
- * step is enqueued as usual. */
+/** 0 if the next step refreshes a static set, verifies, or has no room: enqueue such a step as
+ * usual. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
@@ -636,17 +641,17 @@ typedef struct kvf_page_lists {
 KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
 
 /**
- * Append the token and select pages only: the caller attends with a kernel of its own. Every token
- * to attend is in the listed pages: sink pages, window pages and selected pages, each once. Needs a
- * cache with static_ratio 0 (tokens outside pages cannot be said in page lists).
+ * Append the token and select pages only; the caller attends with its own kernel. Every token
+ * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
+ * each once. The cache needs static_ratio 0, because page lists cannot name single tokens.
  * @return as kvf_decode; KVF_UNSUPPORTED if the cache has a static set
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
 
 /**
- * Address of a page: keys [page_size, head_dim], then values. Sealed pages lie in host memory (the
- * device's alias is returned), younger ones on the device. Valid until the sequence appends.
+ * Address of a page: keys [page_size, head_dim], then values. Sealed pages are in host memory (this
+ * is their address for the device), newer ones on the device. Valid until the sequence appends.
  * Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
@@ -663,22 +668,22 @@ KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_deco
 /** Totals since open or the last reset. Read them after kvf_stream_wait. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
-    uint64_t tokens_attended; /**< summed over KV heads; sink and window included */
+    uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
     uint64_t pages_selected;  /**< summed over KV heads */
     uint64_t hits;
     uint64_t misses;
     uint64_t bytes_to_device; /**< pages moved for misses */
     uint64_t bytes_to_host;   /**< sealed pages written back */
     uint64_t bytes_refresh;   /**< host pages read by exact refreshes */
-    uint64_t copies;          /**< copies submitted to bring pages */
+    uint64_t copies;          /**< copies submitted to fetch pages */
     uint64_t refreshes;       /**< of static sets, per layer and sequence */
     uint64_t append_ns, score_ns, select_ns, gather_ns, copy_ns, attend_ns, refresh_ns;
     uint64_t verified; /**< (layer, sequence, query head) attention rows compared */
     double recall_sum; /**< of attention recall over the verified rows */
     double error_max;  /**< max |sparse - dense| over the verified rows */
     uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
-    uint64_t pages_ahead;      /**< brought because the next step may want them (speculate) */
-    uint64_t pages_ahead_used; /**< of those, chosen while they were there: misses saved */
+    uint64_t pages_ahead;      /**< fetched because the next step may select them (speculate) */
+    uint64_t pages_ahead_used; /**< of those, selected while they were there: misses saved */
 } kvf_stats;
 
 KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);
@@ -688,17 +693,16 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
 /**
  * How much KV was held, and for how long (PruLong, section 2.1), since open or the last
  * kvf_cache_stats_reset. An entry is one token of one KV head of one layer. A step is one position
- * of a sequence, of the prompt or generated; a token that a layer never gets is a step of that
- * layer too. At each step an entry counts that was appended and not evicted. Shares are of what
- * full causal attention holds over the same steps; all zero while there were none.
+ * of a sequence, in the prompt or generated; a token that a layer never gets is a step of that
+ * layer too. At each step, every entry counts that was appended and not evicted. Shares are
+ * relative to full causal attention over the same steps; all are zero before the first step.
  *
- * Pages in host memory count as held, chosen or not. An entry counts for the device while it is in
- * the sink, the window, the ring of a streaming head, or, from the first decode step on, the static
- * set or a slot, where static set and slots count as full; every other entry has its only full copy
- * in host pages.
+ * Pages in host memory count as held, whether selected or not. An entry counts for the device while
+ * it is in the sink, the local window, the ring of a streaming head, or, from the first decode step
+ * on, in the static set or a slot (both count as full). Every other entry is in host pages only.
  *
- * A fork counts as a sequence of its own from the fork on. What a restart computes again, and the
- * patch of chunked eviction, counts as held but is no step of full attention.
+ * A fork counts as its own sequence from the fork on. What a restart computes again, and the patch
+ * of chunked eviction, count as held but are no step of full attention.
  */
 typedef struct kvf_footprint {
     double footprint;             /**< KV footprint: entry_steps / full_entry_steps */

@@ -4,12 +4,12 @@
 
 /**
  * @file
- * kvferry/link: what link, NUMA layout and host memory can do for scattered pages.
+ * kvferry/link: how fast scattered pages of host memory reach the device.
  *
- * One case in, one result out. A case says which pages of a pool of host memory are brought to the
- * device, how, and what else happens meanwhile; the result has times of every repetition, on the
- * stream that copies and end to end, and says how many bytes were compared with what should have
- * arrived. On the host device the same matrix is measured with memory copies.
+ * One case in, one result out. A case says which pages of host memory go to the device, how, and
+ * what else happens meanwhile. The result has times over all repetitions, on the stream that copies
+ * and end to end, and the number of bytes that were verified. On the host device the same cases are
+ * measured with memory copies.
  *
  *     kvf_link_open(runtime, &link);
  *     kvf_link_case c;
@@ -37,7 +37,7 @@ typedef struct kvf_link kvf_link;
       "the copies alone: full staging chunks, as many bytes as the pages have")                    \
     X(KVF_LINK_PEAK, 3, "peak",                                                                    \
       "one contiguous copy of `pages * page_bytes`: what the link can do")                         \
-    X(KVF_LINK_PIN, 4, "pin", "what it costs to touch, register and unregister `pool_bytes`")      \
+    X(KVF_LINK_PIN, 4, "pin", "the cost to touch, register and unregister `pool_bytes`")           \
     X(KVF_LINK_CADENCE, 5, "cadence", "`layers` fetches in a row, compute of `gap_ns` after each") \
     X(KVF_LINK_TAX, 6, "tax", "compute alone, then the same compute while pages are brought")      \
     X(KVF_LINK_MEMCPY, 7, "memcpy",                                                                \
@@ -55,29 +55,29 @@ typedef enum kvf_link_pattern { KVF_LINK_PATTERN_LIST(KVF_ENUMERATOR) } kvf_link
 
 typedef struct kvf_link_case {
     size_t size;         /**< set by init */
-    kvf_link_what what;  /**< BOTH */
+    kvf_link_what what;  /**< default BOTH */
     kvf_transfer method; /**< GATHER, EACH, MAPPED or BATCH; of BOTH, CADENCE and TAX; GATHER */
-    kvf_link_pattern pattern;  /**< UNIFORM */
-    uint32_t run_pages;        /**< of RUNS; 8 */
-    double zipf;               /**< exponent of ZIPF, 0.1 … 4; 1 */
-    size_t page_bytes;         /**< a multiple of 64, 64 … 1 MiB; 16384 */
-    uint32_t pages;            /**< of one fetch, 1 … 65536; 256 */
-    uint64_t pool_bytes;       /**< of host memory, at least one fetch; 256 MiB */
-    size_t chunk_bytes;        /**< of staging; 0 = the library's choice */
-    uint32_t depth;            /**< of staging; 0 = the library's choice */
-    uint32_t workers;          /**< that gather, 1 … 256; 0 = the runtime's setting */
-    uint32_t blocks;           /**< of the device that MAPPED takes; 0 = the library's choice */
-    int32_t numa_node;         /**< of the pool and of staging; -1 = the runtime's choice */
-    kvf_huge_pages huge_pages; /**< of the pool; AUTO */
+    kvf_link_pattern pattern;   /**< default UNIFORM */
+    uint32_t run_pages;         /**< of RUNS; default 8 */
+    double zipf;                /**< exponent of ZIPF, 0.1 … 4; default 1 */
+    size_t page_bytes;          /**< a multiple of 64, 64 … 1 MiB; default 16384 */
+    uint32_t pages;             /**< of one fetch, 1 … 65536; default 256 */
+    uint64_t pool_bytes;        /**< of host memory, at least one fetch; default 256 MiB */
+    size_t chunk_bytes;         /**< of staging; 0 = the library's choice */
+    uint32_t depth;             /**< of staging; 0 = the library's choice */
+    uint32_t workers;           /**< that gather, 1 … 256; 0 = the runtime's setting */
+    uint32_t blocks;            /**< of the device that MAPPED takes; 0 = the library's choice */
+    int32_t numa_node;          /**< of the pool and of staging; -1 = the runtime's choice */
+    kvf_huge_pages huge_pages;  /**< of the pool; default AUTO */
+    uint32_t writeback_percent; /**< bytes to the host at the same time, of those to the device;
+                                   default 0 */
+    uint32_t layers;            /**< of CADENCE; default 32 */
+    uint32_t gap_ns;      /**< of CADENCE and TAX: length of one piece of compute; default 100000 */
+    uint32_t repetitions; /**< measured, 1 … 65536; default 20 */
+    uint32_t warmup;      /**< not measured; default 3 */
+    uint64_t seed;        /**< of the pages chosen; each repetition draws anew; default 1 */
     uint32_t
-        writeback_percent; /**< bytes to the host at the same time, of those to the device; 0 */
-    uint32_t layers;       /**< of CADENCE; 32 */
-    uint32_t gap_ns;       /**< of CADENCE and TAX: length of one piece of compute; 100000 */
-    uint32_t repetitions;  /**< measured, 1 … 65536; 20 */
-    uint32_t warmup;       /**< not measured; 3 */
-    uint64_t seed;         /**< of the pages chosen; each repetition chooses anew; 1 */
-    uint32_t
-        slots_in_order; /**< 1: slots follow each other; 0: scattered, as a cache has them; 0 */
+        slots_in_order; /**< 1: slots follow each other; 0: scattered, as in a cache; default 0 */
 } kvf_link_case;
 
 /** Nanoseconds; all 0 where the case does not have that time. */

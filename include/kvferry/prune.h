@@ -6,11 +6,11 @@
  * @file
  * Prefill pruning: which tokens of a prompt enter the cache, and which go on to deeper layers.
  *
- * A policy is a pure function of numbers. After a layer has attended over the whole prompt, it sees
- * how much the newest queries looked at every token, and answers what each KV head keeps, what the
- * deeper layers get, and whether to start over. What it does not keep is either gone (EVICT, as
- * published), or stays in host pages and can be retrieved while the kept tokens become the static
- * set (OFFLOAD).
+ * A policy is a pure function. When a layer has attended over the whole prompt, the policy gets the
+ * attention of the newest queries to every token. It returns what each KV head keeps, what the
+ * deeper layers get, and whether to start over. Tokens that are not kept are deleted (EVICT, as
+ * published), or stay in host pages where they can be retrieved, while the kept tokens become the
+ * static set (OFFLOAD).
  *
  *     kvf_prune_config pc;
  *     kvf_prune_config_init(&pc, kvf_prune_policy_find("fastkv"));
@@ -26,8 +26,8 @@
  *         gather hidden states by result.propagate, or start over if result.restart;
  *         the rest of the layer (MLP)
  *
- * Indexes are indexes into the tokens of that layer, ascending. Ties go to the lower index. Where a
- * share of n tokens is meant, it is floor(n * share).
+ * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
+ * tokens is floor(n * share).
  */
 
 #include "kvferry.h"
@@ -45,14 +45,14 @@ typedef enum kvf_pool_kind { KVF_POOL_LIST(KVF_ENUMERATOR) } kvf_pool_kind;
 #define KVF_RETENTION_LIST(X)                                                                      \
     X(KVF_RETENTION_OFFLOAD, 0, "offload",                                                         \
       "the rest stays in host pages; kept tokens seed the static set")                             \
-    X(KVF_RETENTION_EVICT, 1, "evict", "what is not kept is gone")
+    X(KVF_RETENTION_EVICT, 1, "evict", "what is not kept is deleted")
 
 typedef enum kvf_retention { KVF_RETENTION_LIST(KVF_ENUMERATOR) } kvf_retention;
 
 /** Chunked prefill: what happens after each chunk (PruLong, section on chunked eviction). A policy
- * that scores compresses the chunk alone: floor(tokens x keep) of it stay, what earlier chunks kept
- * is never scored again. One that measures nothing (streaming) decides over all that is held, with
- * its share of all tokens so far. */
+ * that scores compresses the chunk alone: floor(tokens x keep) of it stay, and what earlier chunks
+ * kept is never scored again. A policy that measures nothing (streaming) decides over all that is
+ * held, with its share of all tokens so far. */
 #define KVF_EVICTION_LIST(X)                                                                       \
     X(KVF_EVICTION_NONE, 0, "none", "layers are pruned once, after the whole prompt")              \
     X(KVF_EVICTION_NAIVE, 1, "naive",                                                              \
@@ -64,25 +64,25 @@ typedef enum kvf_eviction { KVF_EVICTION_LIST(KVF_ENUMERATOR) } kvf_eviction;
 
 /** Where StructKV takes its pivot from. */
 #define KVF_PIVOT_LIST(X)                                                                          \
-    X(KVF_PIVOT_ONLINE, 0, "online",                                                               \
-      "the layer where attention turns, found while the prompt is read")                           \
-    X(KVF_PIVOT_CALIBRATED, 1, "calibrated", "`layer`, measured before on other text")             \
+    X(KVF_PIVOT_ONLINE, 0, "online", "the layer where attention changes, found during prefill")    \
+    X(KVF_PIVOT_CALIBRATED, 1, "calibrated", "`layer`, measured on other text before")             \
     X(KVF_PIVOT_FIXED, 2, "fixed", "`layer`")
 
 typedef enum kvf_pivot { KVF_PIVOT_LIST(KVF_ENUMERATOR) } kvf_pivot;
 
 #define KVF_PRUNE_LAYER_AUTO UINT32_MAX
 
-/** What a policy may look at. Fields that a policy does not know are ignored by it. */
+/** What a policy may use. A policy ignores the fields that it does not know. */
 typedef struct kvf_prune_settings {
     size_t size;          /**< set by init */
-    float keep;           /**< share of the prompt that a KV head keeps, window included (structkv:
-                             the window comes on top, here and in the next three); (0, 1] */
-    float propagate;      /**< share that deeper layers get, window included; (0, 1] */
+    float keep;           /**< share of the prompt that a KV head keeps, with the observation window
+                             (structkv: without it, here and in the next three); (0, 1] */
+    float propagate;      /**< share that deeper layers get, with the observation window; (0, 1] */
     uint32_t keep_tokens; /**< instead of the share; 0 = the share counts */
     uint32_t propagate_tokens; /**< likewise */
     uint32_t layer;            /**< propagation, filter or pivot layer; AUTO = the policy's own */
-    uint32_t window; /**< W: newest tokens, whose queries score and which are always kept */
+    uint32_t window; /**< W: the observation window, newest tokens whose queries score the others
+                        and which are always kept */
     kvf_pool_kind pool;
     uint32_t pool_width;           /**< odd; 1 = no pooling */
     kvf_group_reduce group_reduce; /**< over the query heads of a KV head, after pooling */
@@ -101,7 +101,7 @@ typedef struct kvf_prune_settings {
     uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2 */
     uint32_t layers_observed;      /**< asl: L_obs */
     float threshold;               /**< asl: tau */
-    uint32_t two_pass;             /**< asl: run again from layer 0 on the chosen tokens */
+    uint32_t two_pass;             /**< asl: run again from layer 0 with the propagated tokens */
 } kvf_prune_settings;
 
 /** What a policy needs measured at a layer. */
@@ -140,9 +140,9 @@ typedef struct kvf_prune_view {
     const uint32_t *positions;        /**< [tokens] true positions */
 } kvf_prune_view;
 
-/** What a policy answers; preset to: keep all, propagate all. */
+/** What a policy returns; preset to keep all and propagate all. */
 typedef struct kvf_prune_answer {
-    uint32_t *keep;           /**< [kv_heads, keep_count] ascending, window included */
+    uint32_t *keep;           /**< [kv_heads, keep_count] ascending, with the observation window */
     uint32_t keep_count;      /**< per KV head; view->tokens = all, `keep` is not read then */
     uint32_t *propagate;      /**< [propagate_count] ascending */
     uint32_t propagate_count; /**< view->tokens = all, `propagate` is not read then */
@@ -152,7 +152,7 @@ typedef struct kvf_prune_answer {
         is_chosen; /**< 1 = this is the layer that the policy chose (filter, pivot), for stats */
 } kvf_prune_answer;
 
-/** Fixed while a prune object is open. */
+/** Fixed while a pruner is open. */
 typedef struct kvf_prune_shape {
     uint32_t layers, kv_heads, query_heads, tokens_max;
 } kvf_prune_shape;
@@ -164,8 +164,8 @@ typedef enum kvf_prune_reach {
     KVF_PRUNE_REACH_RESTART,   /**< starts over with fewer tokens */
 } kvf_prune_reach;
 
-/** A policy: what it needs, and how it decides. All functions are pure: the same numbers in give
- * the same answer; they must not call the library. Every field but size, name and decide may be 0
+/** A policy: what it needs, and how it decides. All functions are pure: the same input gives the
+ * same answer. They must not call the library. Every field but size, name and decide may be 0
  * or NULL. */
 typedef struct kvf_prune_policy {
     size_t size;        /**< sizeof(kvf_prune_policy) */
@@ -203,13 +203,13 @@ typedef struct kvf_prune_config {
     const kvf_prune_policy
         *policy; /**< one of the library's, or the embedder's; borrowed until close */
     kvf_prune_settings settings;
-    kvf_retention retention; /**< OFFLOAD */
-    kvf_eviction eviction;   /**< NONE */
-    uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; 64 */
-    uint32_t compat_bf16;    /**< 1 = scores are rounded to bf16 where FastKV's code rounds; 0 */
+    kvf_retention retention; /**< default OFFLOAD */
+    kvf_eviction eviction;   /**< default NONE */
+    uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; default 64 */
+    uint32_t compat_bf16;    /**< 1 = round scores to bf16 where FastKV's code rounds; default 0 */
 } kvf_prune_config;
 
-/** The settings of kvf_prune_config and its `settings`, 0, 1, ...; NULL behind the last. Thread:
+/** The settings of kvf_prune_config and its `settings`, 0, 1, ...; NULL after the last. Thread:
  * any. */
 KVF_API const kvf_setting *kvf_prune_setting(uint32_t index);
 
@@ -302,8 +302,8 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *s
                                                uint32_t layer, uint32_t tokens, uint32_t patch,
                                                kvf_stream *stream);
 
-/** Totals of a prune object: of prompts whose last layer is done, but for the times. Read them
- * after kvf_stream_wait. */
+/** Totals of a pruner. Times count at once, the rest when the last layer of a prompt is done. Read
+ * them after kvf_stream_wait. */
 typedef struct kvf_prune_stats {
     uint64_t prompts;
     uint64_t tokens_computed; /**< summed over layers and passes */
@@ -334,12 +334,12 @@ KVF_API kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *prof
                                                    uint32_t heads);
 
 /**
- * At which layer attention stops exploring: StructKV's transition score. With d(M) the change of M
- * against the layer before, scaled to [0, 1] by the least and the greatest change of the layers,
+ * StructKV's transition score: it is high where attention changes. With d(M) the change of M from
+ * the layer before, scaled to [0, 1] by the least and the greatest change over layers,
  *
  *     score[l] = w[0] d(-entropy) + w[1] d(sparsity) + w[2] d(variance),  l >= 1; score[0] = 0.
  *
- * A measure that changes by the same amount everywhere says nothing: its d is 0.
+ * If a measure changes by the same amount everywhere, its d is 0.
  *
  * @param measures  [layers]
  * @param score     receives [layers]
@@ -347,8 +347,9 @@ KVF_API kvf_structkv_measures kvf_structkv_measure(const kvf_prune_profile *prof
 KVF_API void kvf_structkv_transition(const float weights[3], const kvf_structkv_measures *measures,
                                      uint32_t layers, double *score);
 
-/** The calibrated pivot: the layer behind the highest score (ties: the lower layer), at most
- * @p layer_max; that if no score is above 0. Scores of layers below @p layer_min do not compete. */
+/** The calibrated pivot: the layer after the one with the highest score (ties: the lower layer), at
+ * most @p layer_max; @p layer_max if no score is above 0. Layers below @p layer_min do not compete.
+ */
 KVF_API uint32_t kvf_structkv_pivot(const double *score, uint32_t layers, uint32_t layer_min,
                                     uint32_t layer_max);
 
