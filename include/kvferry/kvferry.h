@@ -203,9 +203,7 @@ typedef struct kvf_runtime_config {
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< default NULL */
     void *log_user;
-    uint32_t delay_seed;     /**< tests only: non-zero makes streams pause at random */
     uint32_t device_ordinal; /**< of the CUDA device; default 0 */
-    uint32_t host_visible;   /**< tests only: device memory is pinned host memory; 0 */
     uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
                              transfer AUTO is opened; 0 = use fixed limits; default 1 */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.

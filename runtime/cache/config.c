@@ -290,8 +290,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  kvf_transfer_name(resolved->transfer));
     KVF_TRY(divide_budget(context, policy, resolved, dims));
     count_lists(policy, resolved, dims);
-    if (runtime->prefill_arena == 1 ||
-        (runtime->prefill_arena == 0 && !runtime->properties.shares_host_memory))
+    if (runtime->seams.prefill_arena == 1 ||
+        (runtime->seams.prefill_arena == 0 && !runtime->properties.shares_host_memory))
         dims->arena_blocks = dims->paging.pages_max;
     count_pages(policy, resolved, dims);
 

@@ -77,8 +77,6 @@ static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         return refuse(error, KVF_INVALID, "%s", text);
-    if (c->host_visible > 1)
-        return refuse(error, KVF_INVALID, "host_visible = %u: 0 or 1", c->host_visible);
     if (!c->allocator.alloc != !c->allocator.free)
         return refuse(error, KVF_INVALID,
                       "allocator has only one of alloc and free; set both or neither");
@@ -125,15 +123,21 @@ static kvf_status open_parts(kvf_runtime *rt)
     const kvf_device_config device = {.threads = c->threads,
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,
-                                      .delay_seed = c->delay_seed,
+                                      .delay_seed = rt->seams.delay_seed,
                                       .ordinal = c->device_ordinal,
-                                      .host_visible = c->host_visible};
+                                      .host_visible = rt->seams.host_visible};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
     rt->device->ops->properties(rt->device, &rt->properties);
     return find_node(rt, c->numa_node);
 }
 
 kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out, kvf_error *error)
+{
+    return kvf_runtime_open_with(config, NULL, out, error);
+}
+
+kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_runtime_seams *seams,
+                                 kvf_runtime **out, kvf_error *error)
 {
     if (!out)
         return refuse(error, KVF_INVALID, "out is NULL; it receives the runtime");
@@ -151,6 +155,7 @@ kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
     }
     rt->context = context;
     rt->config = *config;
+    rt->seams = seams ? *seams : (kvf_runtime_seams){0};
     rt->config.calibration_path = NULL; /* borrowed for the call */
     rt->node = -1;
     status = kvf_calibration_open(rt, config->calibration_path);

@@ -14,20 +14,32 @@
 #include "host_memory.h"
 #include "transfer_calibrate.h"
 
+/* What only tests set; all 0 otherwise. */
+typedef struct kvf_runtime_seams {
+    uint32_t delay_seed;    /* not 0: streams pause at random */
+    uint32_t host_visible;  /* 1: memory of the CUDA device is pinned host memory */
+    uint32_t prefill_arena; /* 1: caches have one, 2: none, whatever the device */
+} kvf_runtime_seams;
+
 struct kvf_runtime {
     kvf_context *context;
     kvf_device *device;
     kvf_topology *topology;
     kvf_runtime_config config; /* resolved: threads and gather_threads are not 0 */
     kvf_device_properties properties;
-    int32_t node;           /* for host memory; -1 = do not bind */
-    uint32_t prefill_arena; /* tests: 1 = caches have one, 2 = none, whatever the device; 0 */
+    int32_t node; /* for host memory; -1 = do not bind */
+    kvf_runtime_seams seams;
     pthread_mutex_t calibration_lock;
     uint32_t has_calibration_lock;
     uint32_t is_calibrated; /* calibration is what the link was measured to be */
     char *calibration_path; /* NULL = no file */
     kvf_calibration calibration;
 };
+
+/* kvf_runtime_open; `seams` may be NULL. */
+KVF_CHECKED kvf_status kvf_runtime_open_with(const kvf_runtime_config *config,
+                                             const kvf_runtime_seams *seams, kvf_runtime **out,
+                                             kvf_error *error);
 
 /* The policy for host memory; bytes and granule are still to be set. */
 kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);

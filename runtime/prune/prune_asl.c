@@ -36,7 +36,6 @@ typedef struct asl_state {
     uint32_t has_first;
     uint32_t is_chosen;
     uint32_t is_idle; /* the whole prompt fits into the budget */
-    uint32_t reserved;
 } asl_state;
 
 /* Layers that matter; with a given layer, or without room for the rule, `last` is all. */

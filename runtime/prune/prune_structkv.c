@@ -31,10 +31,9 @@
 
 /* Followed by measures [layers], scores [layers], centrality and saliency [tokens_max]. */
 typedef struct structkv_state {
-    uint32_t measured; /* layers whose measures are there, the first ones */
-    uint32_t is_past;  /* the pivot */
-    uint32_t is_idle;  /* the whole prompt fits into what is propagated */
-    uint32_t reserved;
+    _Alignas(double) uint32_t measured; /* layers whose measures are there, the first ones */
+    uint32_t is_past;                   /* the pivot */
+    uint32_t is_idle;                   /* the whole prompt fits into what is propagated */
 } structkv_state;
 
 typedef struct structkv_arrays {

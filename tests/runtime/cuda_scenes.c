@@ -66,7 +66,7 @@ kvf_runtime_config stage_config(stage *st)
 {
     kvf_runtime_config rc = test_runtime_config();
     rc.device = KVF_DEVICE_CUDA;
-    rc.host_visible = 0;
+    test_seams.host_visible = 0;
     rc.allow_unpinned = 0;
     rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = &st->heap};
     return rc;
@@ -102,7 +102,7 @@ void stage_open(stage *st)
     const kvf_cache_config cc = stage_small_config();
     *st = (stage){0};
     const kvf_runtime_config rc = stage_config(st);
-    if (kvf_runtime_open(&rc, &st->runtime, &error) != KVF_OK)
+    if (test_runtime_open(&rc, &st->runtime, &error) != KVF_OK)
         fail_msg("kvf_runtime_open: %s", error.text);
     test_tokens_make(
         &t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 5, .sharpness = 2.0f, .topics = 4});

@@ -13,6 +13,8 @@
 
 #include "common/random.h"
 
+kvf_runtime_seams test_seams;
+
 uint64_t test_random_next(test_random *r)
 {
     return kvf_random_next(&r->state);
@@ -162,9 +164,14 @@ kvf_runtime_config test_runtime_config(void)
     c.huge_pages = KVF_HUGE_PAGES_OFF;
     c.allow_unpinned = 1;
     c.device = test_on_cuda() ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
-    c.host_visible = (uint32_t)test_on_cuda();
     c.calibrate = 0; /* seconds per runtime, and nothing here depends on it */
+    test_seams = (kvf_runtime_seams){.host_visible = (uint32_t)test_on_cuda()};
     return c;
+}
+
+kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error)
+{
+    return kvf_runtime_open_with(rc, &test_seams, out, error);
 }
 
 int test_on_cuda(void)
@@ -195,12 +202,12 @@ void test_expect_at(kvf_runtime *runtime, kvf_status got, kvf_status wanted, con
 
 void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc)
 {
-    kvf_runtime_config mine = test_runtime_config();
+    const kvf_runtime_config mine = rc ? *rc : test_runtime_config();
     kvf_error error = {0};
     kvf_cache_config fitting = *cc;
     fitting.transfer = test_transfer(cc->transfer);
     *w = (test_world){.config = *cc};
-    kvf_status status = kvf_runtime_open(rc ? rc : &mine, &w->runtime, &error);
+    kvf_status status = test_runtime_open(&mine, &w->runtime, &error);
     if (status != KVF_OK)
         fail_msg("kvf_runtime_open: %s %s", kvf_status_name(status), error.text);
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));

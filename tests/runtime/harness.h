@@ -24,6 +24,7 @@
 #include <kvferry/kvferry.h>
 
 #include "common/convert.h"
+#include "runtime.h"
 
 /* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
  */
@@ -84,8 +85,12 @@ typedef struct test_world {
 /* A small geometry: 1 layer, 2 KV heads, group 2, head_dim 64, fp32, pages of 8, window 16, sink 4.
  */
 kvf_cache_config test_config_small(void);
-kvf_runtime_config test_runtime_config(void); /* 2 threads, 4 KiB pages, unpinned allowed */
-int test_on_cuda(void);                       /* 1: the suite runs on the CUDA device */
+/* 2 threads, 4 KiB pages, unpinned allowed; test_seams are those of the suite's device again. */
+kvf_runtime_config test_runtime_config(void);
+/* What the next test_runtime_open opens with; a test sets it after test_runtime_config. */
+extern kvf_runtime_seams test_seams;
+kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);
+int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
 /* A method that the device has: direct needs a device that shares host memory, else it is mapped.
  */
 kvf_transfer test_transfer(kvf_transfer wanted);

@@ -29,8 +29,8 @@ static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_
 {
     const kvf_runtime_config rc = test_runtime_config();
     *w = (test_world){.config = *cc};
-    test_expect(NULL, kvf_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
-    w->runtime->prefill_arena = arena;
+    test_expect(NULL, test_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
+    w->runtime->seams.prefill_arena = arena;
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));
     test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
 }

@@ -41,11 +41,11 @@ static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint3
 {
     kvf_runtime_config rc = test_runtime_config();
     kvf_cache_config fitting = *cc;
-    rc.delay_seed = delay_seed;
+    test_seams.delay_seed = delay_seed;
     fitting.transfer = test_transfer(cc->transfer);
     x->w.config = *cc;
-    test_expect(NULL, kvf_runtime_open(&rc, &x->w.runtime, NULL), KVF_OK);
-    x->w.runtime->prefill_arena = arena;
+    test_expect(NULL, test_runtime_open(&rc, &x->w.runtime, NULL), KVF_OK);
+    x->w.runtime->seams.prefill_arena = arena;
     test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->w.stream));
     test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
     assert_int_equal(x->w.cache->dims.arena_blocks != 0, arena == 1);

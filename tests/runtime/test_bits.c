@@ -106,7 +106,7 @@ static void delays_do_not_change_bits(void **state)
         test_trace calm, shaken;
         test_run(&sc, &calm);
         for (uint32_t delay = 1; delay <= 2; delay++) {
-            rc.delay_seed = delay * 7919;
+            test_seams.delay_seed = delay * 7919;
             test_run(&sc, &shaken);
             test_same_bits(&calm, &shaken, "delays");
             test_trace_free(&shaken);
@@ -155,7 +155,7 @@ static uint32_t cpu_isa(uint32_t mask)
     rc.isa_mask = mask;
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
-    const kvf_status status = kvf_runtime_open(&rc, &runtime, &error);
+    const kvf_status status = test_runtime_open(&rc, &runtime, &error);
     kvf_runtime_close(runtime);
     return status == KVF_OK;
 }

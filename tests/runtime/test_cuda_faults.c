@@ -153,7 +153,7 @@ static void every_call_of_open_fails(void **state)
         kvf_emu_reset();
         kvf_emu_fail_call(NULL, n,
                           n % 2 ? cudaErrorLaunchOutOfResources : cudaErrorMemoryAllocation, 0);
-        const kvf_status status = kvf_runtime_open(&rc, &st.runtime, &error);
+        const kvf_status status = test_runtime_open(&rc, &st.runtime, &error);
         const int fired = kvf_emu_failed_call() != NULL;
         if (status != KVF_OK) {
             if (!fired || st.runtime || error.status != status || strlen(error.text) < 10)

@@ -32,7 +32,7 @@ static kvf_runtime_config on_cuda(void)
 {
     kvf_runtime_config rc = test_runtime_config();
     rc.device = KVF_DEVICE_CUDA;
-    rc.host_visible = 0;
+    test_seams.host_visible = 0;
     rc.allow_unpinned = 0;
     return rc;
 }
@@ -60,13 +60,13 @@ static void falls_back(const char *why, const char *fix)
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
     kvf_runtime_config rc = on_cuda();
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_UNSUPPORTED);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_UNSUPPORTED);
     assert_null(runtime);
     SAYS(&error, KVF_UNSUPPORTED, why, fix);
     rc.device = KVF_DEVICE_AUTO;
     rc.log = keep_line;
     rc.log_user = line;
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_runtime_device(runtime), KVF_DEVICE_HOST);
     if (!strstr(line, why) || !strstr(line, "host device"))
         fail_msg("the log says \"%s\"", line);
@@ -101,12 +101,12 @@ static void a_device_that_is_not_there(void **state)
     c.devices = 3;
     kvf_emu_set_config(&c);
     rc.device_ordinal = 3;
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_INVALID);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_INVALID);
     SAYS(&error, KVF_INVALID, "device_ordinal is 3", "sees 3 CUDA devices", "0 to 2");
     rc.device = KVF_DEVICE_AUTO; /* a wrong setting is no reason for the host */
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_INVALID);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_INVALID);
     rc.device_ordinal = 2;
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_runtime_device(runtime), KVF_DEVICE_CUDA);
     kvf_runtime_close(runtime);
     kvf_emu_reset();
@@ -155,7 +155,7 @@ static void memory_that_runs_out(void **state)
     kvf_emu_config c = machine();
     c.memory_bytes = (uint64_t)64 << 20;
     kvf_emu_set_config(&c);
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
 
     kvf_cache_config large = test_config_small();
     large.transfer = KVF_TRANSFER_AUTO;
@@ -212,7 +212,7 @@ static void methods_that_are_not_there(void **state)
     kvf_emu_config c = machine();
     c.driver_version = 12040; /* before batches of copies */
     kvf_emu_set_config(&c);
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     kvf_cache_config cc = test_config_small();
     const alive before = alive_now();
     cc.transfer = KVF_TRANSFER_BATCH;
@@ -244,7 +244,7 @@ static void streams_of_others(void **state)
     void *device = NULL;
     char bytes[64] = "somewhere", back[64] = "";
     (void)machine();
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     test_expect(runtime, kvf_memory_alloc(runtime, 64, &device), KVF_OK);
     test_expect(runtime, kvf_stream_create(runtime, &own), KVF_OK);
     test_expect(runtime, kvf_stream_launch(own, task, NULL, 0, 1), KVF_UNSUPPORTED);
@@ -291,7 +291,7 @@ typedef struct world {
 static void world_open(world *x, const kvf_cache_config *cc)
 {
     kvf_runtime_config rc = on_cuda();
-    rc.host_visible = 1; /* tokens are the CPU's */
+    test_seams.host_visible = 1; /* tokens are the CPU's */
     (void)machine();
     test_tokens_make(&x->t, cc, &(test_tokens_spec){.count = 240, .seed = 9, .sharpness = 1.0f});
     test_world_open(&x->w, &rc, cc);

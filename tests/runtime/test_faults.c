@@ -79,7 +79,7 @@ static void runtime_open_survives_every_failure(void **state)
         kvf_runtime *runtime = (kvf_runtime *)&h;
         kvf_error error = {0};
         heap_arm(&h, n);
-        const kvf_status status = kvf_runtime_open(&rc, &runtime, &error);
+        const kvf_status status = test_runtime_open(&rc, &runtime, &error);
         if (!h.failed) {
             assert_int_equal(status, KVF_OK);
             kvf_runtime_close(runtime);
@@ -135,7 +135,7 @@ static void cache_open_survives_every_failure(void **state)
         }
         test_tokens t;
         test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 130, .seed = 3, .sharpness = 1.0f});
-        assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+        assert_int_equal(test_runtime_open(&rc, &runtime, &error), KVF_OK);
         assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
         const int64_t before = h.live;
         int64_t n = 0;
@@ -261,7 +261,7 @@ static void misuse_child(void)
     pthread_barrier_t start;
     pthread_t threads[2];
     pthread_barrier_init(&start, NULL, 2);
-    if (kvf_runtime_open(&rc, &runtime, NULL) != KVF_OK ||
+    if (test_runtime_open(&rc, &runtime, NULL) != KVF_OK ||
         kvf_cache_open(runtime, &cc, &h.cache, NULL) != KVF_OK)
         _exit(2);
     h.start = &start;
@@ -340,7 +340,7 @@ static void a_cache_takes_what_its_plan_says(void **state)
         kvf_runtime *runtime = NULL;
         kvf_cache *cache = NULL;
         kvf_cache_plan p;
-        assert_int_equal(kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
         const uint64_t before = resident_bytes();
         assert_int_equal(kvf_cache_plan_make(runtime, &cc, &p, NULL), KVF_OK);
         assert_true(resident_bytes() < before + (1u << 20)); /* a plan reserves nothing */

@@ -92,7 +92,7 @@ static void every_bad_setting_is_named(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_error error;
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     int failed = 0;
     for (size_t i = 0; i < sizeof bad_settings / sizeof *bad_settings; i++) {
         const bad_setting *b = &bad_settings[i];

@@ -380,7 +380,7 @@ static void streams_take_turns(void **state)
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     kvf_stream *streams[2];
     (void)state;
-    rc.delay_seed = test_on_cuda() ? 0 : 5;
+    test_seams.delay_seed = test_on_cuda() ? 0 : 5;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 100, .seed = 31, .sharpness = 1.5f});
     test_world_open(&w, &rc, &c);
     streams[0] = w.stream;

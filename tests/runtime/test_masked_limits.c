@@ -46,7 +46,7 @@ static void memory_is_what_the_mask_says(void **state)
     kvf_runtime *runtime = NULL;
     const kvf_runtime_config rc = test_runtime_config();
     (void)state;
-    assert_int_equal(kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     kvf_cache_config c = config_masked(NULL);
     c.sequences_max = 2;
     c.tokens_max = 4096;

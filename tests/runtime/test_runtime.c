@@ -27,11 +27,11 @@ static void expect_refused(const kvf_runtime_config *rc, const char *field, cons
 {
     kvf_runtime *runtime = (kvf_runtime *)&field;
     kvf_error error = {0};
-    const kvf_status status = kvf_runtime_open(rc, &runtime, &error);
+    const kvf_status status = test_runtime_open(rc, &runtime, &error);
     if (status != KVF_INVALID || runtime || error.status != KVF_INVALID ||
         !strstr(error.text, field) || !strstr(error.text, value))
         fail_msg("%s = %s: %s, \"%s\"", field, value, kvf_status_name(status), error.text);
-    assert_int_equal(kvf_runtime_open(rc, &runtime, NULL), KVF_INVALID);
+    assert_int_equal(test_runtime_open(rc, &runtime, NULL), KVF_INVALID);
 }
 
 static void *no_memory(void *user, size_t bytes, size_t alignment)
@@ -89,9 +89,9 @@ static void two_runtimes_are_independent(void **state)
     (void)state;
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *a = NULL, *b = NULL;
-    test_expect(NULL, kvf_runtime_open(&rc, &a, NULL), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &a, NULL), KVF_OK);
     rc.threads = 3;
-    test_expect(NULL, kvf_runtime_open(&rc, &b, NULL), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &b, NULL), KVF_OK);
     assert_int_equal(kvf_runtime_threads(a), 2);
     assert_int_equal(kvf_runtime_threads(b), 3);
     void *p = NULL;
@@ -125,10 +125,10 @@ static void streams_run_in_order(void **state)
     for (int d = 0; d < 2; d++) {
         kvf_runtime_config rc = test_runtime_config();
         rc.threads = 3;
-        rc.delay_seed = delays[d];
+        test_seams.delay_seed = delays[d];
         kvf_runtime *runtime = NULL;
         kvf_stream *stream = NULL;
-        test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
         test_expect(runtime, kvf_stream_create(runtime, &stream), KVF_OK);
         void *memory = NULL;
         test_expect(runtime, kvf_memory_alloc(runtime, 100 * sizeof(uint64_t), &memory), KVF_OK);
@@ -163,7 +163,7 @@ static void the_description_is_json(void **state)
     (void)state;
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     size_t needed = 0, again = 0;
     test_expect(runtime, kvf_runtime_describe(runtime, NULL, 0, &needed), KVF_FULL);
     assert_true(needed > 2 && needed < 1u << 20);

@@ -95,7 +95,7 @@ static void delays_do_not_change_answers(void **state)
     for (uint32_t m = 0; m < 3; m++) {
         kvf_runtime_config rc = test_runtime_config();
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + m);
-        rc.delay_seed = 7919 * (m + 1);
+        test_seams.delay_seed = 7919 * (m + 1);
         sc.rc = &rc;
         sc.steps = 36;
         sc.cc.transfer = methods[m];
@@ -120,7 +120,7 @@ static size_t wander(const kvf_cache_config *cc, uint32_t speculate, uint64_t se
     const size_t size = test_dtype_bytes(cc->dtype);
     const size_t row = (size_t)cc->query_heads * cc->head_dim * size;
     mine.speculate = speculate;
-    rc.delay_seed = speculate ? 53 : 0;
+    test_seams.delay_seed = speculate ? 53 : 0;
     test_tokens_make(
         &t, cc, &(test_tokens_spec){.count = COUNT, .seed = seed, .sharpness = 2.5f, .topics = 5});
     test_world_open(&w, &rc, &mine);
@@ -207,7 +207,7 @@ static void settings_say_what_is_in_force(void **state)
     kvf_runtime *runtime = NULL;
     kvf_cache *cache = NULL;
     kvf_error error = {0};
-    test_expect(NULL, kvf_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     test_expect(runtime, kvf_cache_open(runtime, &cc, &cache, &error), KVF_INVALID);
     assert_non_null(strstr(error.text, "speculate = 2"));
     kvf_runtime_close(runtime);
