@@ -6,7 +6,7 @@
  * Tables of settings: the rows are written with these, and a whole struct is checked against them.
  */
 
-#include <kvferry/kvferry.h>
+#include <kvferry/setting.h>
 
 #define KVF_FIELD(type, field)                                                                     \
     .name = #field, .offset = offsetof(type, field), .bytes = sizeof(((type *)0)->field)

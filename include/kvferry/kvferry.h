@@ -102,52 +102,11 @@ KVF_API const char *kvf_status_text(kvf_status status);
 /** Version as "major.minor.patch". Thread: any. */
 KVF_API const char *kvf_version(void);
 
-/* ---- settings ---- */
-
 /*
  * Enums whose values have names are lists X(name, value, text, meaning): `text` is the value on the
- * command line, in statistics and in kvf_setting. Values never change; they count from 0 on.
+ * command line, in statistics and for kvf_setting (setting.h). Values never change; they count from
+ * 0 on.
  */
-
-typedef enum kvf_setting_kind {
-    KVF_SETTING_WHOLE,  /**< an integer, low to high */
-    KVF_SETTING_POWER,  /**< a power of two, low to high */
-    KVF_SETTING_SWITCH, /**< 1 = on, 0 = off */
-    KVF_SETTING_NAME,   /**< an enum: names[value] */
-    KVF_SETTING_REAL,   /**< float or double, low to high */
-    KVF_SETTING_SHARE,  /**< float or double, above low, at most high */
-    KVF_SETTING_TEXT,   /**< const char *, borrowed; NULL = none */
-} kvf_setting_kind;
-
-/** A field of a configuration: what it may be, and what it is for. */
-typedef struct kvf_setting {
-    const char *name; /**< of the field */
-    kvf_setting_kind kind;
-    uint32_t count; /**< elements; above 1 for an array */
-    uint32_t bytes; /**< of an element */
-    size_t offset;  /**< of the field in its struct */
-    double low, high;
-    const char *const *names; /**< NAME: texts by value, NULL after the last; "" = text cannot say
-                                 this value (a pointer belongs to it) */
-    const char *special;      /**< text of one value out of range, such as "auto"; NULL = none */
-    double special_value;
-    const char *meaning; /**< one line */
-} kvf_setting;
-
-/** What a setting may be, in words: "a whole number from 1 to 64". @return @p text */
-KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, size_t capacity);
-
-/**
- * Set the field of @p config from text. Whole numbers may end with K, M or G (1024s), switches are
- * on, off, 1 or 0, arrays are separated by commas; TEXT is borrowed.
- *
- * @return 1; 0 if the text is out of range or no such value: nothing is changed then
- */
-KVF_API int kvf_setting_parse(const kvf_setting *setting, const char *text, void *config);
-
-/** The field of @p config as kvf_setting_parse reads it. @return @p text */
-KVF_API const char *kvf_setting_show(const kvf_setting *setting, const void *config, char *text,
-                                     size_t capacity);
 
 /* ---- runtime ---- */
 
@@ -212,9 +171,6 @@ typedef struct kvf_runtime_config {
 } kvf_runtime_config;
 
 KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
-
-/** The settings of a runtime, 0, 1, ...; NULL after the last. Thread: any. */
-KVF_API const kvf_setting *kvf_runtime_setting(uint32_t index);
 
 /**
  * Open a runtime: its device, its threads, its view of the machine.
@@ -473,9 +429,6 @@ typedef struct kvf_cache_config {
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
-
-/** The settings of a cache, 0, 1, ...; NULL after the last. Thread: any. */
-KVF_API const kvf_setting *kvf_cache_setting(uint32_t index);
 
 /** Memory that a configuration needs, in bytes: exactly what is reserved. */
 typedef struct kvf_cache_plan {

@@ -112,9 +112,6 @@ typedef struct kvf_link_result {
 
 KVF_API void kvf_link_case_init(kvf_link_case *c);
 
-/** The settings of a case, 0, 1, ...; NULL behind the last. Thread: any. */
-KVF_API const kvf_setting *kvf_link_setting(uint32_t index);
-
 /**
  * Open a bench on a runtime. It keeps the pool of the case before, so cases that differ in anything
  * but pool_bytes, numa_node and huge_pages do not pay for it again.

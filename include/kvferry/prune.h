@@ -30,7 +30,7 @@
  * tokens is floor(n * share).
  */
 
-#include "kvferry.h"
+#include <kvferry/kvferry.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -208,10 +208,6 @@ typedef struct kvf_prune_config {
     uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; default 64 */
     uint32_t compat_bf16;    /**< 1 = round scores to bf16 where FastKV's code rounds; default 0 */
 } kvf_prune_config;
-
-/** The settings of kvf_prune_config and its `settings`, 0, 1, ...; NULL after the last. Thread:
- * any. */
-KVF_API const kvf_setting *kvf_prune_setting(uint32_t index);
 
 /** Defaults for a policy, @p policy NULL = full. */
 KVF_API void kvf_prune_config_init(kvf_prune_config *config, const kvf_prune_policy *policy);

@@ -11,6 +11,8 @@
 
 #include "model_memory.h"
 
+#include <kvferry/setting.h>
+
 /** Zero-initialise. */
 typedef struct cli_json {
     kvf_text text;

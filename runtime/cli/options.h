@@ -11,7 +11,7 @@
  * give instead.
  */
 
-#include <kvferry/kvferry.h>
+#include <kvferry/setting.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -10,6 +10,7 @@
 
 #include <kvferry/link.h>
 #include <kvferry/prune.h>
+#include <kvferry/setting.h>
 #include <stdlib.h>
 #include <string.h>
 
