@@ -616,7 +616,7 @@ KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_deco
 
 /* ---- statistics ---- */
 
-/** Totals since open or the last reset. Read them after kvf_stream_wait. */
+/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */

@@ -408,6 +408,7 @@ static void random_restart(rig *r, test_random *random, naive_sequence *s)
 
 static void random_reset(rig *r, naive *m)
 {
+    test_ok(&r->w, kvf_stream_wait(r->w.stream)); /* steps write the counters */
     kvf_cache_stats_reset(r->w.cache);
     m->entry_steps = m->device_entry_steps = 0;
     m->ended = (kvf_footprint){0};
