@@ -242,7 +242,7 @@ static int parse_word(const kvf_setting *s, const char *word, value *out)
     }
     if (s->kind == KVF_SETTING_NAME)
         return parse_name(s, word, out);
-    if (s->kind == KVF_SETTING_SWITCH && strncmp(word, "on", 3) == 0)
+    if (s->kind == KVF_SETTING_SWITCH && strcmp(word, "on") == 0)
         return (int)(out->whole = 1);
     if (s->kind == KVF_SETTING_SWITCH && strcmp(word, "off") == 0)
         return 1;

@@ -9,6 +9,8 @@
 
 #include "sequence.h"
 
+#include <string.h>
+
 #define GENERATION_FIRST 0xffffeu /* of 20 bits; all ones marks a word without fault */
 
 static kvf_sequence *find_free(kvf_cache *cache)
@@ -105,6 +107,16 @@ bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t 
     *layer = (uint32_t)(fault >> 32) & 0xfffu;
     *token = (uint32_t)fault;
     return fault >> 44 == sequence->generation;
+}
+
+void kvf_layer_copy(kvf_layer *to, const kvf_layer *from)
+{
+    kvf_block *const blocks = to->blocks;
+    uint32_t *const positions = to->positions;
+    *to = *from;
+    to->blocks = blocks;
+    to->positions = positions;
+    memcpy(positions, from->positions, from->length * sizeof *positions);
 }
 
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)

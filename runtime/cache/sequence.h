@@ -15,6 +15,9 @@ void kvf_sequence_end(kvf_sequence *sequence);
  * cache's order. */
 KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence);
 
+/* `to` holds what `from` does, in its own arrays; blocks are not copied. */
+void kvf_layer_copy(kvf_layer *to, const kvf_layer *from);
+
 KVF_CHECKED kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence);
 KVF_CHECKED kvf_status kvf_layer_check(kvf_cache *cache, uint32_t layer);
 /* Whether a key or value was not finite, and the refusal of what comes after it. */

@@ -40,20 +40,6 @@ static const cli_spelling of_cache[] = {
     {"select", NULL, CLI_LIST, NULL},
     {"transfer", "method", CLI_LIST, NULL},
     {"speculate", NULL, CLI_LIST, NULL},
-    {"sink_tokens", "sink", CLI_PLAIN, NULL},
-    {"local_tokens", "local", CLI_PLAIN, NULL},
-    {"refresh_interval", "refresh", CLI_PLAIN, NULL},
-    {"refresh", "refresh-mode", CLI_PLAIN, NULL},
-    {"query_heads", NULL, CLI_HIDDEN, NULL},
-    {"dtype", NULL, CLI_HIDDEN, NULL},
-    {"softmax_scale", NULL, CLI_HIDDEN, NULL},
-    {"sequences_max", NULL, CLI_HIDDEN, NULL},
-    {"tokens_max", NULL, CLI_HIDDEN, NULL},
-    {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
-    {"verify_interval", NULL, CLI_HIDDEN, NULL},
-    {"streaming_sink", NULL, CLI_HIDDEN, NULL},
-    {"streaming_recent", NULL, CLI_HIDDEN, NULL},
-    {"observe_window", NULL, CLI_HIDDEN, NULL},
     {0},
 };
 
@@ -82,7 +68,8 @@ int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_opti
     cli_add(c, sweeps, sizeof sweeps / sizeof *sweeps, 0);
     cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
                                         .base = offsetof(decode_options, cache),
-                                        .spellings = of_cache});
+                                        .spellings = of_cache,
+                                        .also = cli_cache_spellings});
     cli_heading(c, "Measurement:");
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
     cli_add_runtime(c, offsetof(decode_options, runtime));

@@ -38,13 +38,41 @@ void cli_add(cli_command *c, const cli_option *rows, size_t count, size_t base)
         add(c, &rows[i], base);
 }
 
+const cli_spelling cli_cache_spellings[] = {
+    {"sink_tokens", "sink", CLI_PLAIN, NULL},
+    {"local_tokens", "local", CLI_PLAIN, NULL},
+    {"refresh_interval", "refresh", CLI_PLAIN, NULL},
+    {"refresh", "refresh-mode", CLI_PLAIN, NULL},
+    {"query_heads", NULL, CLI_HIDDEN, NULL},
+    {"dtype", NULL, CLI_HIDDEN, NULL},
+    {"softmax_scale", NULL, CLI_HIDDEN, NULL},
+    {"sequences_max", NULL, CLI_HIDDEN, NULL},
+    {"tokens_max", NULL, CLI_HIDDEN, NULL},
+    {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
+    {"verify_interval", NULL, CLI_HIDDEN, NULL},
+    {"streaming_sink", NULL, CLI_HIDDEN, NULL},
+    {"streaming_recent", NULL, CLI_HIDDEN, NULL},
+    {"observe_window", NULL, CLI_HIDDEN, NULL},
+    {0},
+};
+
+static const cli_spelling *find_spelling(const cli_spelling *list, const char *field)
+{
+    for (; list && list->field; list++)
+        if (strcmp(list->field, field) == 0)
+            return list;
+    return NULL;
+}
+
 static const cli_spelling *spelling_of(const cli_settings *settings, const char *field)
 {
     static const cli_spelling plain = {0}, hidden = {.how = CLI_HIDDEN};
-    for (const cli_spelling *s = settings->spellings; s && s->field; s++)
-        if (strcmp(s->field, field) == 0)
-            return s;
-    return settings->only ? &hidden : &plain;
+    const cli_spelling *s = find_spelling(settings->spellings, field);
+    if (!s)
+        s = find_spelling(settings->also, field);
+    if (!s)
+        s = settings->only ? &hidden : &plain;
+    return s;
 }
 
 void cli_add_settings(cli_command *c, const cli_settings *settings)

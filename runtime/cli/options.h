@@ -69,11 +69,16 @@ typedef struct cli_spelling {
 typedef struct cli_settings {
     const kvf_setting *(*at)(uint32_t index);
     size_t base;                   /* of the config in the struct of options */
-    const cli_spelling *spellings; /* may be NULL; others are plain */
+    const cli_spelling *spellings; /* may be NULL; others are as in `also` */
+    const cli_spelling *also;      /* may be NULL; others are plain */
     bool only;                     /* others are no options */
     const char *absent;            /* as in cli_option */
     bool (*take)(const cli_option *option, const char *text, void *at);
 } cli_settings;
+
+/* Of kvf_cache_setting, for every command. Hidden is what the model, the prompt or another option
+ * sets. */
+extern const cli_spelling cli_cache_spellings[];
 
 /* ---- a subcommand and its options ---- */
 

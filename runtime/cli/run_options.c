@@ -70,23 +70,9 @@ static const cli_option of_output[] = {
 /* What the model, the prompt or another option sets is none. */
 static const cli_spelling of_cache[] = {
     {"budget_tokens", "budget", CLI_PLAIN, NULL},
-    {"sink_tokens", "sink", CLI_PLAIN, NULL},
-    {"local_tokens", "local", CLI_PLAIN, NULL},
-    {"refresh_interval", "refresh", CLI_PLAIN, NULL},
-    {"refresh", "refresh-mode", CLI_PLAIN, NULL},
     {"layers", NULL, CLI_HIDDEN, NULL},
-    {"query_heads", NULL, CLI_HIDDEN, NULL},
     {"kv_heads", NULL, CLI_HIDDEN, NULL},
     {"head_dim", NULL, CLI_HIDDEN, NULL},
-    {"dtype", NULL, CLI_HIDDEN, NULL},
-    {"softmax_scale", NULL, CLI_HIDDEN, NULL},
-    {"sequences_max", NULL, CLI_HIDDEN, NULL},
-    {"tokens_max", NULL, CLI_HIDDEN, NULL},
-    {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
-    {"verify_interval", NULL, CLI_HIDDEN, NULL},
-    {"streaming_sink", NULL, CLI_HIDDEN, NULL},
-    {"streaming_recent", NULL, CLI_HIDDEN, NULL},
-    {"observe_window", NULL, CLI_HIDDEN, NULL},
     {0},
 };
 
@@ -132,7 +118,8 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     cli_heading(c, "Cache:");
     cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
                                         .base = offsetof(cli_run_options, cache),
-                                        .spellings = of_cache});
+                                        .spellings = of_cache,
+                                        .also = cli_cache_spellings});
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
     cli_heading(c, "Sampling:");
     cli_add(c, of_sampling, sizeof of_sampling / sizeof *of_sampling, 0);

@@ -9,8 +9,6 @@
 
 #include "masked.h"
 
-#include <string.h>
-
 #include "append.h"
 #include "decode.h"
 #include "fork.h"
@@ -74,16 +72,8 @@ static kvf_status fork_parts(kvf_cache *cache, kvf_sequence *parent, kvf_sequenc
             return end_refused(&step, part, status);
     }
     kvf_footprint_fork(cache, parent, child);
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const kvf_layer *from = &parent->layers[i];
-        kvf_layer *to = &child->layers[i];
-        uint32_t *positions = to->positions;
-        kvf_block *blocks = to->blocks;
-        *to = *from;
-        to->positions = positions;
-        to->blocks = blocks;
-        memcpy(positions, from->positions, from->length * sizeof *positions);
-    }
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        kvf_layer_copy(&child->layers[i], &parent->layers[i]);
     return kvf_step_end(&step, kvf_streaming_fork(&step, parent, child));
 }
 

@@ -70,15 +70,10 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *from = &parent->layers[i];
         kvf_layer *to = &child->layers[i];
-        kvf_block *blocks = to->blocks;
-        uint32_t *positions = to->positions;
-        *to = *from;
-        to->blocks = blocks;
-        to->positions = positions;
-        memcpy(positions, from->positions, from->length * sizeof *positions);
-        memcpy(blocks, from->blocks, from->sealed * sizeof *blocks);
+        kvf_layer_copy(to, from);
+        memcpy(to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
         for (uint32_t p = 0; p < from->sealed; p++)
-            kvf_page_pool_share(&cache->pool, blocks[p]);
+            kvf_page_pool_share(&cache->pool, to->blocks[p]);
     }
 }
 
