@@ -5,7 +5,8 @@
 /*
  * Pages, and rows of pages: what most kernels are about.
  *
- * A page is K [page_size, head_dim] followed by V [page_size, head_dim], contiguous, in `dtype`.
+ * A page is [page_size, 2, head_dim] in `dtype`, contiguous: key and value of a token lie side by
+ * side, so pages that follow each other are one longer run of tokens.
  *
  * A *row* is one layer of one sequence, described by a kvf_row whose pointers are device memory. A
  * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
@@ -37,15 +38,21 @@ typedef struct kvf_shape {
     uint32_t page_size; /* 8, 16, 32 or 64 tokens */
 } kvf_shape;
 
-/* Bytes of K (or V) of one page; V begins there. */
-KVF_INLINE size_t kvf_half_page_bytes(const kvf_shape *s)
+/* Bytes of a key, or of a value. */
+KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
 {
-    return (size_t)s->page_size * s->head_dim * kvf_dtype_bytes(s->dtype);
+    return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
+}
+
+/* Bytes of a token: its key, then its value. */
+KVF_INLINE size_t kvf_token_bytes(const kvf_shape *s)
+{
+    return 2 * kvf_row_bytes(s);
 }
 
 KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
 {
-    return 2 * kvf_half_page_bytes(s);
+    return s->page_size * kvf_token_bytes(s);
 }
 
 /* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
@@ -73,19 +80,14 @@ KVF_INLINE void *kvf_offset_mut(void *base, size_t bytes)
     return (uint8_t *)base + bytes;
 }
 
-KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
-{
-    return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
-}
-
 KVF_INLINE const void *kvf_page_key(const kvf_shape *s, const void *page, uint32_t token)
 {
-    return kvf_offset(page, token * kvf_row_bytes(s));
+    return kvf_offset(page, token * kvf_token_bytes(s));
 }
 
 KVF_INLINE const void *kvf_page_value(const kvf_shape *s, const void *page, uint32_t token)
 {
-    return kvf_offset(page, kvf_half_page_bytes(s) + token * kvf_row_bytes(s));
+    return kvf_offset(page, token * kvf_token_bytes(s) + kvf_row_bytes(s));
 }
 
 /* Bit t is set iff token t exists and is not skipped. */

@@ -601,8 +601,9 @@ KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_deco
                                                 const kvf_page_lists *lists, kvf_stream *stream);
 
 /**
- * Address of a page: keys [page_size, head_dim], then values. Sealed pages are in host memory (this
- * is their address for the device), newer ones on the device. Valid until the sequence appends.
+ * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
+ * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
+ * Valid until the sequence appends.
  * Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,

@@ -71,13 +71,13 @@ template <uint32_t D> struct ring {
 
 /* 16 tokens: two runs of 8 rows, each of one page. */
 typedef struct token_chunk {
-    const char *keys[2]; /* [8, D]; only where a token is live */
+    const char *keys[2]; /* of 8 tokens, each before its value; only where a token is live */
     uint32_t live;       /* bits */
 } token_chunk;
 
 static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
                                                        const kvf_split *split, uint32_t index,
-                                                       uint32_t row_bytes)
+                                                       uint32_t token_bytes)
 {
     const uint32_t page_size = a->shape.page_size;
     const uint32_t span = index * CHUNK >> kvf_page_shift(page_size);
@@ -87,9 +87,9 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
         return c;
     c.live = (uint32_t)(span_live(&split->spans[span], page_size) >> row) & 0xffffu;
     if (c.live)
-        c.keys[0] = c.keys[1] = (const char *)split->spans[span].page + row * row_bytes;
+        c.keys[0] = c.keys[1] = (const char *)split->spans[span].page + row * token_bytes;
     if (page_size >= CHUNK) {
-        c.keys[1] += c.live ? 8 * row_bytes : 0;
+        c.keys[1] += c.live ? 8 * token_bytes : 0;
     } else if (span + 1 < split->count) {
         const uint32_t live = (uint32_t)span_live(&split->spans[span + 1], page_size);
         c.live |= live << 8;
@@ -122,10 +122,10 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
         size_t values = 0;
         if (s->issued % 2 == 0) {
             s->next = s->after;
-            s->after = chunk_at(a, split, warp + (chunk + 1) * s->warps, 2 * D);
+            s->after = chunk_at(a, split, warp + (chunk + 1) * s->warps, 4 * D);
             s->queue |= (uint64_t)s->next.live << (chunk - s->taken) * 16;
         } else {
-            values = (size_t)a->shape.page_size * D * 2;
+            values = 2 * D;
         }
         char *to = slots + s->slot * ring<D>::slot_bytes;
         if (s->next.live) {
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
                 const uint32_t column = piece % kvf_tile<D>::pieces;
                 const bool live = s->next.live >> row & 1;
                 const char *from = row < 8 ? s->next.keys[0] : s->next.keys[1];
-                from += live ? values + row % 8 * (2 * D) + column * 16 : 0;
+                from += live ? values + row % 8 * (4 * D) + column * 16 : 0;
                 kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, live ? 16 : 0);
             }
         }
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
     walker s = {};
     s.warps = warps;
     s.count = chunks > warp ? (chunks - warp - 1) / warps + 1 : 0;
-    s.after = chunk_at(a, split, warp, 2 * D);
+    s.after = chunk_at(a, split, warp, 4 * D);
     for (uint32_t i = 0; i + 1 < ring<D>::slots; i++)
         ask<D>(&s, a, split, slots, lane, warp);
     uint32_t slot = 0;
@@ -405,7 +405,7 @@ static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *
     const kvf_span *span = &split->spans[token / page_size];
     if (token / page_size >= split->count || !(span_live(span, page_size) >> token % page_size & 1))
         return NULL;
-    return (const float *)span->page + token % page_size * a->shape.head_dim;
+    return (const float *)span->page + token % page_size * 2 * a->shape.head_dim;
 }
 
 /* Logits of tokens first .. first + KVF_PLAIN_TOKENS - 1, a token per thread. */
@@ -442,7 +442,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
                 continue; /* perhaps there is no such token */
             const float *page = (const float *)split->spans[(first + t) / page_size].page;
             kvf_add_scaled(&r->o[i], weight,
-                           page + (page_size + (first + t) % page_size) * d + at % (d / 4) * 4);
+                           page + (2 * ((first + t) % page_size) + 1) * d + at % (d / 4) * 4);
         }
     }
 }

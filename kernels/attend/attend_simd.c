@@ -7,8 +7,8 @@
  * Knows nothing of pages beyond attend_ref.c. Query rows go in blocks of 4, 2 or 1, and as many
  * keys at a time as fill eight accumulators, so a key is widened once per block and a query vector
  * is loaded once for several keys. Softmax is online, a page at a time; while the keys of a page
- * are read, those of the next page are prefetched, and likewise its values. Only live tokens are
- * touched, so skipping a token gives the bits of a page without it.
+ * are read, the first half of the next page is prefetched, and with its values the second. Only
+ * live tokens are touched, so skipping a token gives the bits of a page without it.
  *
  * Exactness: products and sums in fp32 (fused where the hardware fuses), exponentials to 3e-7. With
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
@@ -194,7 +194,7 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
                                   const kvf_dtype dtype, const kvf_shape *s, const void *values,
                                   const live_list *list, uint32_t d, const char *ahead)
 {
-    const size_t row_bytes = kvf_row_bytes(s);
+    const size_t token_bytes = kvf_token_bytes(s);
     vf2 acc[4];
     for (uint32_t g = 0; g < rows; g++)
         for (uint32_t p = 0; p < pairs; p++) {
@@ -202,7 +202,7 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
             acc[g * pairs + p].b = vf_load(b->o[g] + d + p * VF_PAIR + VF_LANES);
         }
     for (uint32_t j = 0; j < list->count; j++) {
-        const void *v = kvf_offset(values, list->token[j] * row_bytes);
+        const void *v = kvf_offset(values, list->token[j] * token_bytes);
         if (ahead)
             prefetch_lines(ahead + (size_t)j * pairs * 64, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
@@ -221,13 +221,14 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
         }
 }
 
-/* Where in the next page's values the pass that begins at column d of `step` columns prefetches. */
+/* Where in the second half of the next page the pass that begins at column d of `step` columns
+ * prefetches. */
 KVF_ALWAYS_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint32_t d,
                                             uint32_t step, uint32_t lines)
 {
     if (!next)
         return NULL;
-    const size_t half = kvf_half_page_bytes(s), pass = (size_t)s->page_size * lines * 64;
+    const size_t half = kvf_page_bytes(s) / 2, pass = (size_t)s->page_size * lines * 64;
     const size_t at =
         pass < half ? d / step * pass % half : 0; /* a second time: what was dropped */
     return kvf_offset(next, half + (at + pass > half && pass < half ? half - pass : at));
@@ -240,11 +241,11 @@ KVF_ALWAYS_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtyp
 {
     const uint32_t keys = ACCUMULATORS / rows;
     const size_t row_bytes = kvf_row_bytes(s);
-    const void *values = kvf_offset(page, kvf_half_page_bytes(s));
+    const void *values = kvf_page_value(s, page, 0);
     for (uint32_t j = 0; j < list->count; j += keys) {
         const void *key[ACCUMULATORS];
         for (uint32_t k = 0; k < keys; k++)
-            key[k] = kvf_offset(page, list->token[j + k] * row_bytes);
+            key[k] = kvf_page_key(s, page, list->token[j + k]);
         dot_keys(b, rows, dtype, s, key, b->s + j * rows,
                  next ? kvf_offset(next, j * row_bytes) : NULL);
     }

@@ -82,13 +82,13 @@ static __device__ __forceinline__ size_t row_at(const kvf_prefill_kernel_args *a
     return ((size_t)token * a->kv_heads + t->head) * a->group + g;
 }
 
-/* The row of key j in its page; values are half a page further. */
+/* Key j in its page; its value follows it. */
 static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
                                                       uint32_t head, uint32_t j, size_t row_bytes)
 {
     const uint32_t shift = kvf_page_shift(a->shape.page_size);
     const char *block = (const char *)a->blocks[j >> shift];
-    return block + (((size_t)head * 2 << shift) + (j & (a->shape.page_size - 1))) * row_bytes;
+    return block + (((size_t)head << shift) + (j & (a->shape.page_size - 1))) * 2 * row_bytes;
 }
 
 /* ---- 16-bit types ---- */
@@ -321,7 +321,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
     const query_tile t = tile_of(&a, block_rows);
-    const size_t values = (size_t)a.shape.page_size * (2 * D);
+    const size_t values = 2 * D;
     const float unit = a.scale * KVF_CUDA_LOG2E;
     const uint32_t begin = Windowed ? seen_tile(&t, 0, plan<D>::keys) : 0;
     const uint32_t first_row = warp * plan<D>::warp_rows;
@@ -447,8 +447,7 @@ static __device__ __forceinline__ void plain_values(const kvf_plain_shared *stat
             if (is_hidden(a, first + j, limit))
                 continue;
             const float *v = (const float *)key_row(a, t->head, first + j, d * 4);
-            kvf_add_scaled(&r->o[i], state->s[row][j],
-                           v + (size_t)a->shape.page_size * d + at % (d / 4) * 4);
+            kvf_add_scaled(&r->o[i], state->s[row][j], v + d + at % (d / 4) * 4);
         }
     }
 }

@@ -137,8 +137,8 @@ static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *
 }
 
 /* ---- rows of pages ----
- * A move takes the key row at `from` and the value row half a page behind it to `to`, and to `also`
- * unless that is NULL. Rows are a multiple of 16 bytes and aligned to 16. */
+ * A move takes the token at `from`, key and value, to `to`, and to `also` unless that is NULL. Rows
+ * are a multiple of 16 bytes and aligned to 16. */
 
 typedef struct kvf_row_move {
     const char *from;
@@ -153,25 +153,22 @@ typedef struct kvf_row_move {
 static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves, uint32_t count,
                                                       const kvf_shape *shape)
 {
-    const uint32_t vectors = (uint32_t)kvf_row_bytes(shape) / 16, all = count * 2 * vectors;
-    const size_t half_bytes = kvf_half_page_bytes(shape);
+    const uint32_t vectors = (uint32_t)kvf_token_bytes(shape) / 16, all = count * vectors;
     for (uint32_t first = threadIdx.x; first < all; first += KVF_MOVES_IN_FLIGHT * blockDim.x) {
         uint4 data[KVF_MOVES_IN_FLIGHT];
 #pragma unroll
         for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
-            const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
+            const uint32_t i = first + k * blockDim.x;
             if (i < all)
-                data[k] =
-                    kvf_load_once(moves[i / (2 * vectors)].from +
-                                  (part < vectors ? 0 : half_bytes) + part % vectors * (size_t)16);
+                data[k] = kvf_load_once(moves[i / vectors].from + i % vectors * (size_t)16);
         }
 #pragma unroll
         for (uint32_t k = 0; k < KVF_MOVES_IN_FLIGHT; k++) {
-            const uint32_t i = first + k * blockDim.x, part = i % (2 * vectors);
+            const uint32_t i = first + k * blockDim.x;
             if (i >= all)
                 continue;
-            const size_t at = (part < vectors ? 0 : half_bytes) + part % vectors * (size_t)16;
-            const kvf_row_move *move = &moves[i / (2 * vectors)];
+            const size_t at = i % vectors * (size_t)16;
+            const kvf_row_move *move = &moves[i / vectors];
             *(uint4 *)(move->to + at) = data[k];
             if (move->also)
                 *(uint4 *)(move->also + at) = data[k];

@@ -34,10 +34,10 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     char *block = t == 0 ? kvf_row_ring_block(p, row, page) : (char *)row->blocks[page];
     if (t == 0 && head == 0 && threadIdx.x == 0)
         row->blocks[page] = block;
-    char *to = block + head * kvf_page_bytes(&p->shape) + t * bytes;
+    char *to = block + head * kvf_page_bytes(&p->shape) + t * 2 * bytes;
     const bool bad_key = kvf_copy_and_look(to, kvf_offset(a.k, at * bytes), bytes, p->shape.dtype);
-    const bool bad_value = kvf_copy_and_look(to + kvf_half_page_bytes(&p->shape),
-                                             kvf_offset(a.v, at * bytes), bytes, p->shape.dtype);
+    const bool bad_value =
+        kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * bytes), bytes, p->shape.dtype);
     if (bad_key || bad_value)
         kvf_row_fault(row, token);
 }

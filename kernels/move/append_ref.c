@@ -50,9 +50,9 @@ void kvf_append_ref(const void *args, uint32_t task)
     const void *k = kvf_offset(a->k, task * p->kv_heads * bytes);
     const void *v = kvf_offset(a->v, task * p->kv_heads * bytes);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        char *to = kvf_row_page(p, row, page, h) + t * bytes;
+        char *to = kvf_row_page(p, row, page, h) + t * 2 * bytes;
         memcpy(to, kvf_offset(k, h * bytes), bytes);
-        memcpy(to + kvf_half_page_bytes(&p->shape), kvf_offset(v, h * bytes), bytes);
+        memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
     }
     if (has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
         has_no_finite(v, p->kv_heads * bytes, p->shape.dtype))

@@ -61,8 +61,9 @@ static __global__ void __launch_bounds__(THREADS)
             const uint32_t at = first + i * THREADS, in_half = at < pieces ? at : at - pieces;
             if (at >= 2 * pieces)
                 continue;
-            char *to = page + (at < pieces ? 0 : kvf_half_page_bytes(&a.shape));
-            *(uint4 *)(to + ((size_t)begin * row_pieces + in_half) * 16) = piece[i];
+            const size_t to =
+                (size_t)(2 * row[i] + (at >= pieces)) * row_pieces + in_half % row_pieces;
+            *(uint4 *)(page + to * 16) = piece[i];
             if (!piece_is_finite(piece[i], a.shape.dtype))
                 atomicMin(a.fault, block * page_size + row[i] - a.first);
         }

@@ -32,8 +32,9 @@ void kvf_repack_ref(const void *args, uint32_t task)
         const uint32_t token = block * s->page_size + row - a->first;
         const size_t from = ((size_t)token * a->kv_heads + head) * kvf_row_bytes(s);
         const void *k = kvf_offset(a->k, from), *v = kvf_offset(a->v, from);
-        memcpy(page + row * kvf_row_bytes(s), k, kvf_row_bytes(s));
-        memcpy(page + kvf_half_page_bytes(s) + row * kvf_row_bytes(s), v, kvf_row_bytes(s));
+        uint8_t *to = page + row * kvf_token_bytes(s);
+        memcpy(to, k, kvf_row_bytes(s));
+        memcpy(to + kvf_row_bytes(s), v, kvf_row_bytes(s));
         if (!row_is_finite(s, k) || !row_is_finite(s, v))
             kvf_fault_note(a->fault, token);
     }

@@ -55,9 +55,9 @@ void KVF_SIMD_NAME(repack)(const void *args, uint32_t task)
     for (uint32_t row = begin; row < end; row++) {
         const uint32_t token = block * s->page_size + row - a->first;
         const size_t from = ((size_t)token * a->kv_heads + head) * row_bytes;
-        int keys = move_row(s, page + row * row_bytes, kvf_offset(a->k, from));
-        int values =
-            move_row(s, page + kvf_half_page_bytes(s) + row * row_bytes, kvf_offset(a->v, from));
+        uint8_t *to = page + row * 2 * row_bytes;
+        int keys = move_row(s, to, kvf_offset(a->k, from));
+        int values = move_row(s, to + row_bytes, kvf_offset(a->v, from));
         if (!keys || !values)
             kvf_fault_note(a->fault, token);
     }

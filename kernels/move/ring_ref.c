@@ -24,10 +24,10 @@ static bool append(const kvf_ring_args *a, uint32_t row, uint32_t head)
     const uint32_t token = a->row[row].length - 1;
     const void *k = kvf_offset(a->k, at * bytes), *v = kvf_offset(a->v, at * bytes);
     char *to = kvf_ring_page(&a->ring, a->row[row].ring, token / s->page_size, head) +
-               token % s->page_size * bytes;
+               token % s->page_size * 2 * bytes;
     bool is_finite = true;
     memcpy(to, k, bytes);
-    memcpy(to + kvf_half_page_bytes(s), v, bytes);
+    memcpy(to + bytes, v, bytes);
     for (uint32_t d = 0; d < s->head_dim; d++)
         is_finite = is_finite && isfinite(kvf_element_get(k, s->dtype, d)) &&
                     isfinite(kvf_element_get(v, s->dtype, d));

@@ -17,17 +17,15 @@
 static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                  uint32_t first, uint32_t end)
 {
-    const uint32_t page_size = p->shape.page_size,
-                   vectors = (uint32_t)kvf_row_bytes(&p->shape) / 16;
+    const uint32_t page_size = p->shape.page_size;
+    const uint32_t vectors = (uint32_t)kvf_token_bytes(&p->shape) / 16;
     const uint32_t from = first * page_size, to = kvf_min_u32(end * page_size, p->sink);
-    const size_t half_bytes = kvf_half_page_bytes(&p->shape);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     if (from >= to)
         return;
-    for (uint32_t i = threadIdx.x; i < (to - from) * 2 * vectors; i += blockDim.x) {
-        const uint32_t token = from + i / (2 * vectors), part = i % (2 * vectors);
-        const size_t at = (part < vectors ? 0 : half_bytes) +
-                          (token % page_size * vectors + part % vectors) * (size_t)16;
+    for (uint32_t i = threadIdx.x; i < (to - from) * vectors; i += blockDim.x) {
+        const uint32_t token = from + i / vectors;
+        const size_t at = (token % page_size * vectors + i % vectors) * (size_t)16;
         const char *page = kvf_row_page(p, row, token / page_size, head);
         char *store = kvf_store_page(p, row->store, head, token / page_size);
         *(uint4 *)(store + at) = *(const uint4 *)(page + at);

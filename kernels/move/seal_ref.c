@@ -13,13 +13,11 @@
 
 static void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
 {
-    const size_t bytes = kvf_row_bytes(&p->shape), half = kvf_half_page_bytes(&p->shape);
     const uint32_t first = page * p->shape.page_size;
     const uint32_t end = kvf_min_u32(first + p->shape.page_size, p->sink);
     const char *from = kvf_row_page(p, row, page, head);
     char *to = kvf_store_page(p, row->store, head, page); /* entry i is token i here */
-    memcpy(to, from, (end - first) * bytes);
-    memcpy(to + half, from + half, (end - first) * bytes);
+    memcpy(to, from, (end - first) * kvf_token_bytes(&p->shape));
     for (uint32_t i = first; i < end; i++)
         row->store_index[head * kvf_store_tokens(p) + i] = i;
     row->store_count[head] = end;

@@ -35,9 +35,9 @@ static __global__ void __launch_bounds__(THREADS)
             const uint32_t id = ids[in_half / row_pieces];
             const char *page =
                 (const char *)a.blocks[id / page_size] + head * kvf_page_bytes(&a.shape);
-            const char *from = page + (at < pieces ? 0 : kvf_half_page_bytes(&a.shape));
-            piece[i] = kvf_load_once(
-                from + ((size_t)(id % page_size) * row_pieces + in_half % row_pieces) * 16);
+            const size_t from =
+                (size_t)(2 * (id % page_size) + (at >= pieces)) * row_pieces + in_half % row_pieces;
+            piece[i] = kvf_load_once(page + from * 16);
         }
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {

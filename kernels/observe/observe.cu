@@ -83,7 +83,7 @@ static __device__ __forceinline__ const char *key_of(const kvf_observe_args *a, 
                                                      uint32_t token, size_t row_bytes)
 {
     const uint32_t span = token >> kvf_page_shift(a->shape.page_size);
-    return (const char *)c->spans[span].page + (token & (a->shape.page_size - 1)) * row_bytes;
+    return (const char *)c->spans[span].page + (token & (a->shape.page_size - 1)) * 2 * row_bytes;
 }
 
 static __device__ __forceinline__ const char *query_of(const kvf_observe_args *a, uint32_t head,

@@ -73,7 +73,7 @@ static __device__ __forceinline__ const char *old_row(const packing *k, uint32_t
 {
     const kvf_paging *p = &k->a->paging;
     return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
 }
 
 static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry)
@@ -81,7 +81,7 @@ static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry
     const kvf_paging *p = &k->a->paging;
     KVF_ASSERT(entry < kvf_store_tokens(p));
     return kvf_store_page(p, k->a->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
 }
 
 /* Token of id i of the old store; those behind its end are dead and come last. */
@@ -119,7 +119,7 @@ static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t 
     *token = page_token(k, j);
     if (!(kvf_live_bits(span->count, span->skip) >> t & 1))
         return NULL;
-    return (const char *)span->page + t * kvf_row_bytes(&a->paging.shape);
+    return (const char *)span->page + t * kvf_token_bytes(&a->paging.shape);
 }
 
 /* New entries: the old ones of the sink, or those of the merge. */
@@ -286,8 +286,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     a.store_count[head] = k.new_count;
     if (!a.resident)
         kvf_counter_add(&a.counters->bytes_refresh,
-                        from_pages * 2 * kvf_row_bytes(&p->shape) +
-                            ((uint64_t)k.jobs + a.row->sealed) * kvf_half_page_bytes(&p->shape));
+                        from_pages * kvf_token_bytes(&p->shape) +
+                            ((uint64_t)k.jobs + a.row->sealed) * kvf_page_bytes(&p->shape) / 2);
 }
 
 int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)

@@ -31,20 +31,19 @@ static const char *old_row(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
     return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_row_bytes(&p->shape);
+           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
 }
 
-/* `from` is the key row; the value row is half a page on. */
+/* `from` is a key; its value follows. */
 static void add_entry(packing *k, uint32_t token, const char *from)
 {
     const kvf_shape *s = &k->a->paging.shape;
     const uint32_t e = k->new_count++;
-    const size_t bytes = kvf_row_bytes(s), half = kvf_half_page_bytes(s);
+    const size_t bytes = kvf_token_bytes(s);
     KVF_ASSERT(e < kvf_store_tokens(&k->a->paging));
     char *to = kvf_store_page(&k->a->paging, k->a->store, k->head, e / s->page_size) +
                e % s->page_size * bytes;
     memcpy(to, from, bytes);
-    memcpy(to + half, from + half, bytes);
     k->new_index[e] = token;
 }
 
@@ -58,7 +57,7 @@ static const char *row_at(const packing *k, int32_t position, uint32_t *token)
     if (!(kvf_live_bits(a->spans[at].count, a->spans[at].skip) >> t & 1))
         return NULL;
     *token = a->span_index[at] + t;
-    return (const char *)a->spans[at].page + t * kvf_row_bytes(&a->paging.shape);
+    return (const char *)a->spans[at].page + t * kvf_token_bytes(&a->paging.shape);
 }
 
 /* Merge two ascending runs: ids[0 .. split) of the old store and the others of pages. */
@@ -127,7 +126,7 @@ static void renew_digest(packing *k, uint32_t page, uint64_t bits, uint32_t firs
         .digest = kvf_row_digest(p, a->row, page, k->head),
         .skip = bits,
         .count = p->shape.page_size};
-    k->bytes += a->resident ? 0 : kvf_half_page_bytes(&p->shape);
+    k->bytes += a->resident ? 0 : kvf_page_bytes(&p->shape) / 2;
 }
 
 /* Old and new entries page by page. */
@@ -176,6 +175,6 @@ void kvf_pack_ref(const void *args, uint32_t task)
     for (uint32_t i = k.jobs; i < a->jobs_max; i++)
         a->jobs[(size_t)task * a->jobs_max + i] = (kvf_digest_job){0};
     if (!a->resident)
-        k.bytes += a->row->sealed * kvf_half_page_bytes(&p->shape);
+        k.bytes += a->row->sealed * kvf_page_bytes(&p->shape) / 2;
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);
 }

@@ -38,7 +38,7 @@ template <typename T> struct channels {
 /* The rows of a lane: tokens first .. end - 1, and of each the 16 bytes at `offset`. */
 struct run {
     const char *keys;
-    size_t row_bytes;
+    size_t token_bytes; /* from one to the next */
     uint64_t live;
     uint32_t first;
     uint32_t end;
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void for_each_row(const run &r, F use)
 #pragma unroll
         for (uint32_t i = 0; i < LOADS; i++)
             if (t + i < r.end && (r.live >> (t + i) & 1))
-                word[i] = *(const uint4 *)(r.keys + (t + i) * r.row_bytes);
+                word[i] = *(const uint4 *)(r.keys + (t + i) * r.token_bytes);
 #pragma unroll
         for (uint32_t i = 0; i < LOADS; i++) {
             float x[kvf_word<T>::elements];
@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
         const uint32_t begin = sub * tokens, end = begin + tokens;
         for (uint32_t word = lane % chunks; word < words; word += chunks) {
             const uint32_t first = kvf_min_u32(begin + mine * part, end);
-            const run r = {(const char *)job.page + word * (size_t)16, kvf_row_bytes(&a.shape),
+            const run r = {(const char *)job.page + word * (size_t)16, kvf_token_bytes(&a.shape),
                            live, mine < runs ? first : end, kvf_min_u32(first + part, end)};
             channels<T> box;
             uint16_t lo[n], hi[n];

@@ -63,11 +63,8 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
     const uint64_t live = kvf_live_bits(count, skip);
     check_fill(c, page, s->dtype, kvf_page_bytes(s) / kvf_dtype_bytes(s->dtype), data);
     for (uint32_t t = 0; t < s->page_size; t++)
-        if (!(live >> t & 1)) {
-            check_fill_nan(page + t * kvf_row_bytes(s), s->dtype, s->head_dim);
-            check_fill_nan(page + kvf_half_page_bytes(s) + t * kvf_row_bytes(s), s->dtype,
-                           s->head_dim);
-        }
+        if (!(live >> t & 1))
+            check_fill_nan(page + t * kvf_token_bytes(s), s->dtype, 2 * s->head_dim);
     return page;
 }
 
@@ -93,6 +90,20 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
     }
     span.page = make_page(c, s, span.count, span.skip, data);
     return span;
+}
+
+/* Norm of the largest key of a span, and magnitude of the largest value. */
+static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm, double *v_max)
+{
+    for (uint32_t t = 0; t < s->page_size; t++) {
+        const void *value = kvf_page_value(s, span->page, t);
+        *k_norm =
+            fmax(*k_norm, check_norm(kvf_page_key(s, span->page, t), s->dtype, 1, s->head_dim));
+        for (uint32_t d = 0; d < s->head_dim; d++) {
+            const double v = fabs(check_value(value, s->dtype, d));
+            *v_max = isfinite(v) ? fmax(*v_max, v) : *v_max;
+        }
+    }
 }
 
 /* `tokens` of a split at least: 0 for a few spans. */
@@ -124,13 +135,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
         counts[i] = check_below(c, 6) ? a.spans_max : check_below(c, a.spans_max + 1);
     for (size_t i = 0; i < (size_t)a.lists * a.spans_max; i++) {
         spans[i] = make_span(c, shape, data);
-        const size_t half = (size_t)shape->page_size * shape->head_dim;
-        k_norm = fmax(k_norm,
-                      check_norm(spans[i].page, shape->dtype, shape->page_size, shape->head_dim));
-        for (size_t k = 0; k < half; k++) {
-            double v = fabs(check_value(spans[i].page, shape->dtype, half + k));
-            v_max = isfinite(v) ? fmax(v_max, v) : v_max;
-        }
+        span_bounds(shape, &spans[i], &k_norm, &v_max);
     }
     const uint32_t splits = kvf_div_ceil_u32(a.spans_max, a.split);
     const size_t part_rows = (size_t)a.lists * splits * group;
@@ -261,12 +266,11 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
         for (size_t k = 0; k < 2 * half * a.kv_heads; k++)
             v_max = fmax(v_max, fabs(check_value(block, shape->dtype, k)));
         for (uint32_t t = 0; t < shape->page_size; t++)
-            for (uint32_t h = 0; h < 2 * a.kv_heads; h++)
+            for (uint32_t h = 0; h < a.kv_heads; h++)
                 if (b * shape->page_size + t >= base + tokens ||
                     is_unread(&a, b * shape->page_size + t))
-                    check_fill_nan(block + h * kvf_half_page_bytes(shape) +
-                                       t * kvf_row_bytes(shape),
-                                   shape->dtype, shape->head_dim);
+                    check_fill_nan(block + h * kvf_page_bytes(shape) + t * kvf_token_bytes(shape),
+                                   shape->dtype, 2 * shape->head_dim);
     }
     void *out[2];
     float *lse[2];
@@ -419,12 +423,11 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     uint32_t *count = check_in(c, a.kv_heads * sizeof *count);
     uint32_t *limit = check_in(c, a.window * sizeof *limit);
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
-    double k_norm = 0.0;
+    double k_norm = 0.0, unused = 0.0;
     for (size_t i = 0; i < (size_t)a.kv_heads * spans_max; i++) {
         spans[i] = make_span(c, shape, data);
         index[i] = (uint32_t)(i % spans_max) * shape->page_size;
-        k_norm = fmax(k_norm,
-                      check_norm(spans[i].page, shape->dtype, shape->page_size, shape->head_dim));
+        span_bounds(shape, &spans[i], &k_norm, &unused);
     }
     for (uint32_t h = 0; h < a.kv_heads; h++)
         count[h] = check_below(c, 4) ? spans_max : check_below(c, spans_max + 1);

@@ -150,7 +150,7 @@ static void bench_digest_score(check *c)
                                    .digest = digests + i * kvf_digest_bytes(HEAD_DIM, 1),
                                    .count = PAGE_SIZE};
     kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
-    report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_half_page_bytes(&shape)),
+    report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_page_bytes(&shape) / 2),
                       c->ref->digest, c->var->digest, &d, PAGES, 64});
     CHECK_RUN(c, c->var, digest, &d, false);
     kvf_score_args a = {.shape = shape,

@@ -153,10 +153,10 @@ static void ring_case(check *c, uint32_t index)
         const uint32_t b = l / r->heads, head = l % r->heads, token = row[b].length - 1;
         const size_t at = ((size_t)b * a.kv_heads + head_at(a.head, head)) * bytes;
         const char *key = kvf_ring_page(r, row[b].ring, token / r->shape.page_size, head) +
-                          token % r->shape.page_size * bytes;
+                          token % r->shape.page_size * kvf_token_bytes(&r->shape);
         ring_spans(c, &a, l);
         check_bits(c, "key", key, (const char *)k + at, bytes);
-        check_bits(c, "value", key + page / 2, (const char *)v + at, bytes);
+        check_bits(c, "value", key + bytes, (const char *)v + at, bytes);
     }
     for (uint32_t b = 0; b < a.rows; b++)
         if (*row[b].fault !=

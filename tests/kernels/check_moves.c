@@ -46,7 +46,7 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
         const uint64_t live = kvf_live_bits(jobs[i].count, jobs[i].skip);
         for (uint32_t t = 0; t < shape->page_size; t++)
             if (!(live >> t & 1))
-                check_fill_nan(page + t * kvf_row_bytes(shape), shape->dtype, shape->head_dim);
+                check_fill_nan(page + t * kvf_token_bytes(shape), shape->dtype, shape->head_dim);
     }
     a.jobs = jobs;
     for (int i = 0; i < 2; i++) {

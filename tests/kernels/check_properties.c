@@ -106,7 +106,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
 static void attention_properties(check *c, kvf_dtype dtype)
 {
     const kvf_shape s = {dtype, D, P};
-    const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_row_bytes(&s);
+    const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_token_bytes(&s);
     if (!check_begin(c))
         return;
     check_describe(c, "attention, %s", check_dtype_name(dtype));
@@ -127,8 +127,6 @@ static void attention_properties(check *c, kvf_dtype dtype)
             if (spans[i].skip >> t & 1)
                 continue;
             memcpy(dense + packed[i].count * token, kvf_page_key(&s, page, t), token);
-            memcpy(dense + kvf_half_page_bytes(&s) + packed[i].count * token,
-                   kvf_page_value(&s, page, t), token);
             packed[i].count++;
         }
     }

@@ -92,13 +92,11 @@ static void store_row(const kvf_paging *p, const kvf_row *row, uint32_t head, ui
                       uint32_t position)
 {
     const uint32_t page_size = p->shape.page_size;
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const size_t bytes = kvf_token_bytes(&p->shape);
     const char *page = kvf_row_page(p, row, position / page_size, head);
     char *store = kvf_store_page(p, row->store, head, entry / page_size);
     memcpy(kvf_offset_mut(store, entry % page_size * bytes),
            kvf_page_key(&p->shape, page, position % page_size), bytes);
-    memcpy(kvf_offset_mut(store, kvf_half_page_bytes(&p->shape) + entry % page_size * bytes),
-           kvf_page_value(&p->shape, page, position % page_size), bytes);
 }
 
 /* Sink and static set of one KV head; `chosen` is scratch for the tokens of the set. */

@@ -222,7 +222,7 @@ static uint32_t kept_of(const rig *r, const piece *p, uint32_t layer, uint32_t w
 static const float *key_at(const rig *r, uint32_t layer, uint32_t head, uint32_t index)
 {
     const float *page = kvf_page_address(r->s, layer, head, index / 8);
-    return page + (size_t)(index % 8) * DIM;
+    return page + (size_t)(index % 8) * 2 * DIM;
 }
 
 /* Finds every key of a head among those that may be there, in order, values included. */
@@ -238,7 +238,7 @@ static void look_up(const rig *r, uint32_t layer, uint32_t head, const held *all
                 break;
         }
         const float *v = test_v(&r->t, layer, allowed->ids[next]);
-        assert_memory_equal(key + 8 * DIM, v + head * DIM, DIM * sizeof *v);
+        assert_memory_equal(key + DIM, v + head * DIM, DIM * sizeof *v);
         got->ids[i] = allowed->ids[next++];
     }
 }

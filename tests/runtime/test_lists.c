@@ -106,7 +106,7 @@ static double own_attention(const engine *e, uint32_t b, uint32_t head, double *
             for (int32_t t = 0; t < tokens; t++) {
                 double logit = 0.0;
                 for (uint32_t d = 0; d < DIM; d++)
-                    logit += (double)q[d] * (double)page[(uint32_t)t * DIM + d] / 8.0;
+                    logit += (double)q[d] * (double)page[(uint32_t)t * 2 * DIM + d] / 8.0;
                 if (pass == 0) {
                     top = fmax(top, logit);
                     continue;
@@ -114,7 +114,7 @@ static double own_attention(const engine *e, uint32_t b, uint32_t head, double *
                 const double weight = exp(logit - top);
                 sum += weight;
                 for (uint32_t d = 0; d < DIM; d++)
-                    out[d] += weight * (double)page[(PAGE + (uint32_t)t) * DIM + d];
+                    out[d] += weight * (double)page[((uint32_t)t * 2 + 1) * DIM + d];
             }
         }
     for (uint32_t d = 0; d < DIM; d++)
@@ -228,8 +228,8 @@ static void listed_pages_are_the_best(void **state)
         for (uint32_t token = 0; token < prompts[0] + step; token += 7) {
             const float *page = kvf_page_address(e.s[0], 0, 1, token / PAGE);
             const float *k = test_k(&e.t[0], 0, token), *v = test_v(&e.t[0], 0, token);
-            assert_memory_equal(page + (token % PAGE) * DIM, k + DIM, DIM * 4);
-            assert_memory_equal(page + (PAGE + token % PAGE) * DIM, v + DIM, DIM * 4);
+            assert_memory_equal(page + token % PAGE * 2 * DIM, k + DIM, DIM * 4);
+            assert_memory_equal(page + (token % PAGE * 2 + 1) * DIM, v + DIM, DIM * 4);
         }
     }
     print_message("# %u of %u lists compared\n", compared, all);
