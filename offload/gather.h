@@ -7,7 +7,7 @@
  * chunk.
  *
  * The caller works too: a team of one has no thread of its own. Workers spin briefly, then sleep.
- * What they run is the copy kernel of the device's table, in units of 8 to 16 blocks.
+ * What they run is the copy kernel of the device's table, in units of kvf_gather_per_task blocks.
  */
 
 #include "device.h"
@@ -18,6 +18,13 @@ KVF_CHECKED kvf_status kvf_gather_create(kvf_device *device, uint32_t threads,
                                          const uint32_t *cpus /* [threads] or NULL */,
                                          kvf_gather **out);
 void kvf_gather_destroy(kvf_gather *gather);
+
+/* Blocks of one task: 64 KiB of them. Small against a chunk, so that workers end together; large
+ * against a claim, and against what a task reads before its prefetching has caught up. */
+static inline uint32_t kvf_gather_per_task(size_t block_bytes)
+{
+    return block_bytes < 65536 ? (uint32_t)(65536 / block_bytes) : 1;
+}
 
 /* to[i] <- from[i] for all i, done on return. One caller at a time. */
 void kvf_gather_run(kvf_gather *gather, const kvf_copy_args *args);

@@ -106,7 +106,7 @@ static void gather_pages(const ring_case *r, const kvf_link_case *c)
     for (uint32_t first = 0; first < c->pages; first += r->per_chunk) {
         kvf_copy_args args = {.bytes = c->page_bytes,
                               .count = kvf_min_u32(r->per_chunk, c->pages - first),
-                              .per_task = 8,
+                              .per_task = kvf_gather_per_task(c->page_bytes),
                               .stream = 1,
                               .from = r->from + first,
                               .to = r->to + first};

@@ -15,15 +15,21 @@
  * written only between reserve and the event of chunk i.
  */
 
+#include <stdlib.h>
+
 #include "common/clock.h"
 #include "transfer_method.h"
 
-#define CHUNK_BYTES   ((size_t)1 << 20)
-#define DEPTH         3u
-/* Pages of one gather task: small against a chunk, so that workers end
- * together; large against a claim. */
-#define GATHER_PAGES  8u
-#define SCATTER_PAGES 16u
+#define CHUNK_BYTES ((size_t)1 << 20)
+#define DEPTH       3u
+
+/* Addresses that lie together for the device and for the host: neighbouring arenas of the pool are
+ * one run. */
+typedef struct pool_run {
+    uintptr_t device;
+    uintptr_t host;
+    uintptr_t bytes;
+} pool_run;
 
 typedef struct gather_method {
     kvf_staging *staging;
@@ -33,7 +39,8 @@ typedef struct gather_method {
     const void **landed;  /* device [depth, pages_per_chunk] where the scatter reads */
     const void **sources; /* [pages_per_chunk] where the workers read; NULL: as
                              the list says */
-    uint32_t last_arena;  /* where the last page lay */
+    pool_run *runs;       /* [run_count] of the pool, in ascending order */
+    uint32_t run_count;
     uint32_t pages_per_chunk;
     uint32_t depth;
 } gather_method;
@@ -68,6 +75,7 @@ static void gather_close(kvf_transfer_engine *engine)
     kvf_device *device = engine->device;
     device->ops->memory_free(device, m->landed);
     device->ops->memory_free(device, m->landing);
+    kvf_free(device->context, m->runs);
     kvf_free(device->context, m->sources);
     kvf_free(device->context, m->staged_to);
     kvf_gather_destroy(m->gather);
@@ -104,6 +112,38 @@ static kvf_status note_addresses(kvf_transfer_engine *engine, gather_method *m)
     return status != KVF_OK ? status : arrived;
 }
 
+static int by_device(const void *a, const void *b)
+{
+    const uintptr_t x = ((const pool_run *)a)->device, y = ((const pool_run *)b)->device;
+    return (x > y) - (x < y);
+}
+
+/* Learn where the pool lies. */
+static kvf_status note_pool(const kvf_transfer_engine *engine, gather_method *m)
+{
+    const kvf_host_memory *pool = engine->config.pool;
+    if (!pool)
+        return KVF_OK;
+    m->runs = kvf_alloc(engine->device->context, pool->arena_count, sizeof *m->runs);
+    if (!m->runs)
+        KVF_FAIL(engine->device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
+    for (uint32_t i = 0; i < pool->arena_count; i++)
+        m->runs[i] = (pool_run){.device = (uintptr_t)pool->arenas[i].device,
+                                .host = (uintptr_t)pool->arenas[i].host,
+                                .bytes = pool->arenas[i].bytes};
+    qsort(m->runs, pool->arena_count, sizeof *m->runs, by_device);
+    for (uint32_t i = 0; i < pool->arena_count; i++) {
+        const pool_run next = m->runs[i];
+        pool_run *last = m->run_count > 0 ? &m->runs[m->run_count - 1] : NULL;
+        if (last && last->device + last->bytes == next.device &&
+            last->host + last->bytes == next.host)
+            last->bytes += next.bytes;
+        else
+            m->runs[m->run_count++] = next;
+    }
+    return KVF_OK;
+}
+
 static kvf_status gather_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
@@ -118,6 +158,7 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
         KVF_FAIL(device->context, KVF_OUT_OF_MEMORY, "no memory for 'gather'");
     m->pages_per_chunk = chunk_pages(config);
     m->depth = chunk_depth(config);
+    KVF_TRY(note_pool(engine, m));
     size_t pages = (size_t)m->pages_per_chunk * m->depth;
     kvf_staging_config staging = {.chunk_bytes = m->pages_per_chunk * config->page_bytes,
                                   .depth = m->depth,
@@ -136,30 +177,25 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
     return note_addresses(engine, m);
 }
 
-/* The host address of a page; NULL if it is not wholly in the pool. */
-static const char *host_address(const kvf_transfer_engine *engine, gather_method *m,
-                                const void *alias)
+/* The host address of a page; NULL if it is not wholly in the pool. A request names thousands of
+ * them in any order, so the search has no branch to guess. */
+static const char *host_address(const gather_method *m, size_t page_bytes, const void *alias)
 {
-    const kvf_host_memory *pool = engine->config.pool;
-    for (uint32_t i = 0; i < pool->arena_count; i++) {
-        /* Neighbours in a list often lie in one arena. */
-        uint32_t at = m->last_arena + i < pool->arena_count ? m->last_arena + i
-                                                            : m->last_arena + i - pool->arena_count;
-        const kvf_arena *arena = &pool->arenas[at];
-        uintptr_t offset = (uintptr_t)alias - (uintptr_t)arena->device;
-        if (offset < arena->bytes && engine->config.page_bytes <= arena->bytes - offset) {
-            m->last_arena = at;
-            return arena->host + offset;
-        }
-    }
-    return NULL;
+    const uintptr_t address = (uintptr_t)alias;
+    const pool_run *run = m->runs;
+    for (uint32_t n = m->run_count; n > 1; n -= n / 2)
+        run += run[n / 2].device <= address ? n / 2 : 0;
+    const uintptr_t offset = address - run->device;
+    if (offset >= run->bytes || page_bytes > run->bytes - offset)
+        return NULL;
+    return (const char *)(run->host + offset);
 }
 
 static kvf_status find_sources(const kvf_transfer_engine *engine, gather_method *m,
                                const void *const *from, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        m->sources[i] = host_address(engine, m, from[i]);
+        m->sources[i] = host_address(m, engine->config.page_bytes, from[i]);
         if (!m->sources[i])
             KVF_FAIL(engine->device->context, KVF_CORRUPT,
                      "a request names a page at %p, which is not in the pool", from[i]);
@@ -190,7 +226,7 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
                       count * page_bytes));
     kvf_copy_args scatter = {.bytes = page_bytes,
                              .count = count,
-                             .per_task = SCATTER_PAGES,
+                             .per_task = kvf_gather_per_task(page_bytes),
                              .stream = 1,
                              .from = m->landed + at,
                              .to = list->device_to + first};
@@ -222,7 +258,7 @@ static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_
      * gave 11.6 in some runs and 5.2 in others. */
     kvf_copy_args gather = {.bytes = engine->config.page_bytes,
                             .count = count,
-                            .per_task = GATHER_PAGES,
+                            .per_task = kvf_gather_per_task(engine->config.page_bytes),
                             .stream = 1,
                             .from = engine->config.pool ? m->sources : list->from + first,
                             .to = m->staged_to + (size_t)chunk->index * m->pages_per_chunk};

@@ -188,8 +188,8 @@ typedef struct kvf_heads_args {
 KVF_TASKS(heads, kvf_heads_args, kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS) * a->job_count)
 
 /* ---- copy: scattered equal blocks of bytes ----
- * to[i] <- from[i], `bytes` each. The SIMD variants stream past the cache (non-temporal stores over
- * four interleaved streams) when `stream` is set. A task is `per_task` consecutive blocks.
+ * to[i] <- from[i], `bytes` each. The SIMD variants store past the cache when `stream` is set and
+ * the blocks are whole lines of the destination. A task is `per_task` consecutive blocks.
  */
 typedef struct kvf_copy_args {
     size_t bytes; /* a multiple of 16 */

@@ -251,21 +251,34 @@ static void bench_observe(check *c)
                       c->var->observe_score, &a, 4, 1});
 }
 
-static void bench_moves(check *c)
+/* Random blocks of a pool that no cache holds, to targets in order. */
+static void bench_copy(check *c, const char *name, size_t bytes, uint32_t count)
 {
-    const uint32_t count = 2048;
-    const size_t bytes = kvf_page_bytes(&shape);
-    uint8_t *pool = check_in(c, count * bytes), *to = check_in(c, 64 * bytes);
-    const void **from = check_in(c, 64 * sizeof *from);
-    void **targets = check_in(c, 64 * sizeof *targets);
-    memset(pool, 1, count * bytes);
-    for (uint32_t i = 0; i < 64; i++) {
-        from[i] = pool + check_below(c, count) * bytes;
+    const size_t pool_bytes = (size_t)512 << 20;
+    uint8_t *pool = check_in(c, pool_bytes), *to = check_in(c, count * bytes);
+    const void **from = check_in(c, count * sizeof *from);
+    void **targets = check_in(c, count * sizeof *targets);
+    memset(pool, 1, pool_bytes);
+    memset(to, 1, count * bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        from[i] = pool + check_below(c, (uint32_t)(pool_bytes / bytes)) * bytes;
         targets[i] = to + i * bytes;
     }
-    kvf_copy_args a = {
-        .bytes = bytes, .count = 64, .per_task = 16, .stream = 1, .from = from, .to = targets};
-    report(c, &(work){"copy", "GB/s", 64.0 * (double)bytes, c->ref->copy, c->var->copy, &a, 4, 4});
+    kvf_copy_args a = {.bytes = bytes,
+                       .count = count,
+                       .per_task = (uint32_t)(65536 / bytes),
+                       .stream = 1,
+                       .from = from,
+                       .to = targets};
+    report(c, &(work){name, "GB/s", (double)count * (double)bytes, c->ref->copy, c->var->copy, &a,
+                      kvf_copy_tasks(&a), 1});
+}
+
+static void bench_moves(check *c)
+{
+    bench_copy(c, "copy 16K", 16384, 4096);
+    if (check_begin(c))
+        bench_copy(c, "copy 512", 512, 131072);
 }
 
 void bench_kernels(check *c, const char *op)

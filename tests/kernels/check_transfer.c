@@ -83,6 +83,11 @@ void check_move(check *c)
     static const uint32_t counts[] = {0, 1, 2, 7, 40};
     for (uint32_t i = 0; i < 70; i++)
         move_case(c, bytes[i % 7], counts[i / 7 % 5]);
+    /* Rows: several of them are one turn of a warp, and one stage of bulk copies. */
+    static const size_t rows[] = {64, 128, 192, 256, 512, 576, 1024, 2048, 2560};
+    static const uint32_t row_counts[] = {1, 3, 8, 31, 65, 300, 1000};
+    for (uint32_t i = 0; i < 63; i++)
+        move_case(c, rows[i % 9], row_counts[i / 9]);
 }
 
 static void writeback_case(check *c)

@@ -97,6 +97,15 @@ static void test_same_bytes(void **state)
         {KVF_TRANSFER_BATCH, 2560, 0, 3, 1, 3, 0},
         {KVF_TRANSFER_BATCH, 4096, 0, 3, 1, 12, 12},
         {KVF_TRANSFER_EACH, 20480, 0, 3, 1, 5, 13},
+        /* pages of one token */
+        {KVF_TRANSFER_GATHER, 256, 0, 3, 2, 4, 14},
+        {KVF_TRANSFER_GATHER, 512, 2048, 2, 1, 4, 0}, /* 4 pages */
+        {KVF_TRANSFER_GATHER, 1024, 40000, 3, 3, 4, 15},
+        {KVF_TRANSFER_MAPPED, 256, 0, 3, 1, 4, 16},
+        {KVF_TRANSFER_MAPPED, 512, 0, 3, 1, 4, 0},
+        {KVF_TRANSFER_MAPPED, 1024, 0, 3, 1, 4, 17},
+        {KVF_TRANSFER_EACH, 256, 0, 3, 1, 4, 18},
+        {KVF_TRANSFER_BATCH, 256, 0, 3, 1, 4, 19},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         rig_random random = rig_seed("transfer", 100 + i);
