@@ -116,6 +116,22 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
     return status == KVF_OK ? check_ids(model, ids, error) : status;
 }
 
+kvf_status cli_text_read(const char *path, const kvf_model_config *model,
+                         const kvf_tokenizer *tokenizer, kvf_token_ids *ids, kvf_error *error)
+{
+    kvf_text text = {0};
+    kvf_status status = model_read_file(NULL, path, PROMPT_BYTES_MAX, &text, error);
+    if (status == KVF_OK)
+        status = kvf_tokenizer_encode(tokenizer, text.bytes, text.size, false, ids, error);
+    kvf_text_free(NULL, &text);
+    if (status == KVF_OK && ids->count == 0)
+        return model_fail(error, KVF_INVALID, "%s holds no token", path);
+    if (status == KVF_OK && ids->count > UINT32_MAX / 4)
+        return model_fail(error, KVF_INVALID, "%s has %zu tokens, more than %u", path, ids->count,
+                          UINT32_MAX / 4);
+    return status == KVF_OK ? check_ids(model, ids, error) : status;
+}
+
 static kvf_status add_question(const kvf_tokenizer *tokenizer, const char *line, size_t size,
                                cli_questions *out, kvf_error *error)
 {

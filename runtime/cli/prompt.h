@@ -22,6 +22,11 @@ KVF_CHECKED kvf_status cli_prompt_read(const cli_run_options *options,
                                        const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
                                        kvf_error *error);
 
+/** What follows the prompt, for `score`: no special tokens in front. @return as cli_prompt_read */
+KVF_CHECKED kvf_status cli_text_read(const char *path, const kvf_model_config *model,
+                                     const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
+                                     kvf_error *error);
+
 /** Questions, one after the other: question i is ids[starts[i] … starts[i + 1] - 1]. */
 typedef struct cli_questions {
     kvf_token_ids ids;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry run`: opens everything in the order in which it can fail, cheapest first, so that a
- * mistake is told before memory is reserved.
+ * `kvferry run` and `kvferry score`: open everything in the order in which it can fail, cheapest
+ * first, so that a mistake is told before memory is reserved.
  *
  * It knows what depends on what. Invariant: whatever was opened is closed on every path, in
  * reverse.
@@ -35,7 +35,7 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
     kvf_status status = kvf_tokenizer_open(o->model, NULL, &run->tokenizer, error);
-    if (status == KVF_SYSTEM && o->token_ids_file && !o->ask_file) {
+    if (status == KVF_SYSTEM && o->token_ids_file && !o->ask_file && !o->text_file) {
         fprintf(stderr, "kvferry: %s; token ids are printed instead of text\n", error->text);
         return KVF_OK;
     }
@@ -44,24 +44,31 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 
 static uint32_t tokens_needed(const cli_run *run)
 {
-    return (uint32_t)run->prompt.count + run->questions.longest + run->options.tokens;
+    return (uint32_t)(run->prompt.count + run->text.count) + run->questions.longest +
+           run->options.tokens;
 }
 
 static kvf_status check_context(const cli_run *run, kvf_error *error)
 {
     uint32_t needed = tokens_needed(run), context = run->options.context_tokens;
+    const bool scores = run->options.text_file != NULL;
+    const char *name = scores ? "--text" : "-n";
+    char rest[48];
+    if (scores)
+        snprintf(rest, sizeof rest, "a text of %zu", run->text.count);
+    else
+        snprintf(rest, sizeof rest, "-n %u", run->options.tokens);
     if (context > 0 && needed > context)
         return model_fail(error, KVF_FULL,
-                          "the prompt of %zu tokens and -n %u need %u tokens, --context is %u; "
-                          "raise --context, or shorten the prompt or -n",
-                          run->prompt.count, run->options.tokens, needed, context);
+                          "the prompt of %zu tokens and %s need %u tokens, --context is %u; "
+                          "raise --context, or shorten the prompt or %s",
+                          run->prompt.count, rest, needed, context, name);
     if (context == 0 && needed > run->model.positions_max)
         return model_fail(error, KVF_FULL,
-                          "the prompt of %zu tokens and -n %u need %u tokens, the model was made "
-                          "for %u (max_position_embeddings); shorten the prompt or -n, or give "
+                          "the prompt of %zu tokens and %s need %u tokens, the model was made "
+                          "for %u (max_position_embeddings); shorten the prompt or %s, or give "
                           "--context %u to go past that",
-                          run->prompt.count, run->options.tokens, needed, run->model.positions_max,
-                          needed);
+                          run->prompt.count, rest, needed, run->model.positions_max, name, needed);
     if (context > run->model.positions_max)
         fprintf(stderr, "kvferry: --context %u is past the %u positions the model was made for\n",
                 context, run->model.positions_max);
@@ -79,6 +86,8 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
+    if (o->text_file)
+        KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error));
     KVF_TRY(check_context(run, error));
     return cli_run_prune_prepare(run, error);
@@ -194,10 +203,12 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
 static kvf_status reserve_records(cli_run *run, kvf_error *error)
 {
     run->answer_max = run->options.ask_file ? run->questions.count : 1;
-    size_t steps = run->questions.ids.count + 1 + (size_t)run->answer_max * run->options.tokens;
+    size_t steps = run->questions.ids.count + run->text.count + 1 +
+                   (size_t)run->answer_max * run->options.tokens;
     run->answers = calloc(run->answer_max, sizeof *run->answers);
     run->step_ms = calloc(steps, sizeof *run->step_ms);
-    if (!run->answers || !run->step_ms)
+    run->losses = calloc(steps, sizeof *run->losses);
+    if (!run->answers || !run->step_ms || !run->losses)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
     return kvf_sampler_create(&run->options.sampling, run->model.vocab_size, &run->sampler, error);
 }
@@ -245,9 +256,11 @@ static void close_run(cli_run *run)
     kvf_transformer_close(run->transformer);
     kvf_stream_destroy(run->stream);
     kvf_sampler_destroy(run->sampler);
+    free(run->losses);
     free(run->step_ms);
     free(run->answers);
     kvf_runtime_close(run->runtime);
+    kvf_token_ids_free(NULL, &run->text);
     kvf_token_ids_free(NULL, &run->prompt);
     cli_questions_free(&run->questions);
     kvf_tokenizer_close(run->tokenizer);
@@ -256,14 +269,17 @@ static void close_run(cli_run *run)
 
 /* ---- run ---- */
 
-/* Generate and tell. @return exit status */
+/* Generate or score, and tell. @return exit status */
 static int run_and_report(cli_run *run, kvf_error *error)
 {
-    kvf_status status = cli_run_generate(run, error);
+    const bool scores = run->options.text_file != NULL;
+    kvf_status status = scores ? cli_run_score(run, error) : cli_run_generate(run, error);
     bool written = cli_output_commit(&run->ids_output);
     written = cli_output_commit(&run->logits_output) && written;
     cli_run_summary(run);
     written = cli_run_write_stats(run) && written;
+    if (scores && status == KVF_OK)
+        written = cli_run_print_score(run) && written;
     if (status != KVF_OK) {
         fprintf(stderr, "kvferry: %s\n", error->text);
         return 1;
@@ -294,12 +310,14 @@ static int prepare(cli_run *run, kvf_error *error)
     return open_outputs(run) ? -1 : 1;
 }
 
-int cli_run_main(int argc, char **argv)
+static int run_command(int argc, char **argv,
+                       int (*parse)(int argc, char **argv, cli_command *command,
+                                    cli_run_options *out))
 {
     cli_run run = {0};
     kvf_error error = {0};
     char calibration[CLI_CALIBRATION_BYTES];
-    const int parsed = cli_run_options_parse(argc, argv, &run.command, &run.options);
+    const int parsed = parse(argc, argv, &run.command, &run.options);
     if (parsed >= 0)
         return parsed;
     run.options.runtime.log = cli_log_line;
@@ -319,4 +337,14 @@ int cli_run_main(int argc, char **argv)
     }
     close_run(&run);
     return result;
+}
+
+int cli_run_main(int argc, char **argv)
+{
+    return run_command(argc, argv, cli_run_options_parse);
+}
+
+int cli_score_main(int argc, char **argv)
+{
+    return run_command(argc, argv, cli_score_options_parse);
 }

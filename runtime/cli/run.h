@@ -3,9 +3,10 @@
 #define KVF_CLI_RUN_H
 
 /*
- * `kvferry run`: what its files share.
+ * `kvferry run` and `kvferry score`: what their files share.
  *
- * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_report.c tells.
+ * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_score.c
+ * scores, run_report.c tells.
  * Invariant: a run that is zero or half open can be closed.
  */
 
@@ -36,6 +37,9 @@ typedef struct cli_run {
     kvf_weights *weights;
     kvf_token_ids prompt;
     cli_questions questions;
+    kvf_token_ids text; /* of `score` */
+    float *losses;      /* [scored] of its tokens */
+    uint32_t scored;
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_transformer *transformer;
@@ -63,6 +67,13 @@ typedef struct cli_run {
 
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
+
+/** Prefill and score. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
+
+/** The prompt but for its last token, which is a decode step, so that selection applies to what
+ * follows. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
 
 /* What `run` and `tune` have in common. */
 
@@ -103,8 +114,12 @@ void cli_run_summary(const cli_run *run);
 /** The statistics where the user asked for them. @return false after a message */
 bool cli_run_write_stats(const cli_run *run);
 
-/** The command. @return exit status */
+/** The result of `score`, to standard output. @return false after a message */
+bool cli_run_print_score(const cli_run *run);
+
+/** The commands. @return exit status */
 int cli_run_main(int argc, char **argv);
+int cli_score_main(int argc, char **argv);
 
 /** `kvferry tune`. @return exit status */
 int cli_tune_main(int argc, char **argv);

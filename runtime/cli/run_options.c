@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command line of `kvferry run`; see the header. */
+/* The command lines of `kvferry run` and `kvferry score`; see the header. */
 
 #include "run_options.h"
 
@@ -30,6 +30,9 @@ static const cli_option of_input[] = {
     {.is = {"prompt-file", TEXT, FIELD(prompt_file), .meaning = "the prompt, as UTF-8 text"}},
     {.is = {"token-ids", TEXT, FIELD(token_ids_file),
             .meaning = "the prompt as numbers, separated by spaces, commas or lines"}},
+};
+
+static const cli_option of_answers[] = {
     {.is = {"ask", TEXT, FIELD(ask_file),
             .meaning = "one question per line, each answered on its own after the prompt"}},
     {.is = {"chat", SWITCH, FIELD(chat),
@@ -37,9 +40,17 @@ static const cli_option of_input[] = {
     {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
      .letter = 'n'},
     {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
+};
+
+static const cli_option of_text[] = {
+    {.is = {"text", TEXT, FIELD(text_file), .meaning = "what follows the prompt, as UTF-8 text"},
+     .argument = "FILE"},
+};
+
+static const cli_option of_context[] = {
     {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
             .meaning = "tokens to reserve memory for"},
-     .absent = "what the prompt and --tokens need"},
+     .absent = "what the prompt and what follows it need"},
 };
 
 static const cli_option of_sampling[] = {
@@ -52,7 +63,7 @@ static const cli_option of_sampling[] = {
     {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}},
 };
 
-static const cli_option of_output[] = {
+static const cli_option of_statistics[] = {
     {.is = {"verify", WHOLE, FIELD(cache.verify_interval), .low = 1, .high = UINT32_MAX,
             .meaning = "every N-th step, attend densely too and report recall; dense = every step"},
      .argument = "dense[:N]",
@@ -60,10 +71,16 @@ static const cli_option of_output[] = {
      .take = take_verify},
     {.is = {"stats", TEXT, FIELD(stats),
             .meaning = "write statistics as JSON; json = to standard error"}},
+};
+
+static const cli_option of_output[] = {
     {.is = {"emit-ids", TEXT, FIELD(emit_ids_file),
             .meaning = "write the generated token ids, one per line"}},
     {.is = {"dump-logits", TEXT, FIELD(dump_logits_file),
             .meaning = "write logits as float32 [generated, vocab]"}},
+};
+
+static const cli_option of_plan[] = {
     {.is = {"dry-run", SWITCH, FIELD(dry_run), .meaning = "print the memory plan and stop"}},
 };
 
@@ -92,7 +109,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
     if (problem)
-        fprintf(stderr, "kvferry: %s; see kvferry run --help\n", problem);
+        fprintf(stderr, "kvferry: %s; see kvferry %s --help\n", problem, command->name);
     return !problem && cli_prune_check(&o->prune, command);
 }
 
@@ -105,6 +122,45 @@ static void set_defaults(void *options)
     cli_prune_options_init(&o->prune);
 }
 
+static void set_score_defaults(void *options)
+{
+    set_defaults(options);
+    ((cli_run_options *)options)->tokens = 0;
+}
+
+#define ADD(command, rows) cli_add(command, rows, sizeof(rows) / sizeof *(rows), 0)
+
+static void add_cache(cli_command *c)
+{
+    cli_heading(c, "Cache:");
+    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
+                                        .base = offsetof(cli_run_options, cache),
+                                        .spellings = of_cache,
+                                        .also = cli_cache_spellings});
+    cli_add_runtime(c, offsetof(cli_run_options, runtime));
+}
+
+static void add_prune(cli_command *c)
+{
+    cli_heading(c, "Pruning the prompt:");
+    cli_prune_add(c, offsetof(cli_run_options, prune));
+    cli_heading(c, "Heads that only stream:");
+    cli_prune_add_mask(c, offsetof(cli_run_options, prune), offsetof(cli_run_options, cache));
+}
+
+/* @return -1 to go on, else the exit status */
+static int parse(cli_command *c, int argc, char **argv, cli_run_options *out)
+{
+    const int parsed = cli_parse(c, argc, argv, out);
+    if (parsed >= 0)
+        return parsed;
+    if (out->prune.wants_list) {
+        cli_policies_print(stdout);
+        return 0;
+    }
+    return check_together(c, out) ? -1 : 2;
+}
+
 int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options *out)
 {
     c->name = "run";
@@ -114,27 +170,43 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     c->stray = "a prompt is given with --prompt";
     c->defaults = set_defaults;
     cli_heading(c, "Input:");
-    cli_add(c, of_input, sizeof of_input / sizeof *of_input, 0);
-    cli_heading(c, "Cache:");
-    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
-                                        .base = offsetof(cli_run_options, cache),
-                                        .spellings = of_cache,
-                                        .also = cli_cache_spellings});
-    cli_add_runtime(c, offsetof(cli_run_options, runtime));
+    ADD(c, of_input);
+    ADD(c, of_answers);
+    ADD(c, of_context);
+    add_cache(c);
     cli_heading(c, "Sampling:");
-    cli_add(c, of_sampling, sizeof of_sampling / sizeof *of_sampling, 0);
+    ADD(c, of_sampling);
     cli_heading(c, "Output:");
-    cli_add(c, of_output, sizeof of_output / sizeof *of_output, 0);
-    cli_heading(c, "Pruning the prompt:");
-    cli_prune_add(c, offsetof(cli_run_options, prune));
-    cli_heading(c, "Heads that only stream:");
-    cli_prune_add_mask(c, offsetof(cli_run_options, prune), offsetof(cli_run_options, cache));
-    const int parsed = cli_parse(c, argc, argv, out);
-    if (parsed >= 0)
+    ADD(c, of_statistics);
+    ADD(c, of_output);
+    ADD(c, of_plan);
+    add_prune(c);
+    return parse(c, argc, argv, out);
+}
+
+int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_options *out)
+{
+    c->name = "score";
+    c->usage =
+        "usage: kvferry score --model DIR --text FILE [OPTION...]\n\n"
+        "How well the model predicts a text after a prompt: the mean loss of its tokens, in "
+        "nats. Every token is a decode step under the selection in force, and the text's own "
+        "token is fed whatever the model would have said. One JSON object goes to standard "
+        "output, all else to standard error; --stats has the loss of every token.";
+    c->stray = "a text is given with --text";
+    c->defaults = set_score_defaults;
+    cli_heading(c, "Input:");
+    ADD(c, of_input);
+    ADD(c, of_text);
+    ADD(c, of_context);
+    add_cache(c);
+    cli_heading(c, "Output:");
+    ADD(c, of_statistics);
+    ADD(c, of_plan);
+    add_prune(c);
+    const int parsed = parse(c, argc, argv, out);
+    if (parsed >= 0 || out->text_file)
         return parsed;
-    if (out->prune.wants_list) {
-        cli_policies_print(stdout);
-        return 0;
-    }
-    return check_together(c, out) ? -1 : 2;
+    fputs("kvferry: --text FILE is needed; see kvferry score --help\n", stderr);
+    return 2;
 }

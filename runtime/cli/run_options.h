@@ -3,7 +3,7 @@
 #define KVF_CLI_RUN_OPTIONS_H
 
 /*
- * The command line of `kvferry run`.
+ * The command lines of `kvferry run` and `kvferry score`.
  *
  * It knows rows, not models. Invariant: options that were parsed are in their ranges, and whatever
  * depends on the model or the machine is left to those who know them.
@@ -18,8 +18,9 @@ typedef struct cli_run_options {
     const char *prompt; /* exactly one of these three, or none: standard input */
     const char *prompt_file;
     const char *token_ids_file;
-    const char *ask_file; /* NULL = one continuation of the prompt */
-    const char *stats;    /* "json" = to standard error, else a file; NULL = none */
+    const char *ask_file;  /* NULL = one continuation of the prompt */
+    const char *text_file; /* of `score`: what follows the prompt; NULL = `run` */
+    const char *stats;     /* "json" = to standard error, else a file; NULL = none */
     const char *emit_ids_file;
     const char *dump_logits_file;
     uint32_t tokens;         /* to generate */
@@ -35,5 +36,6 @@ typedef struct cli_run_options {
 
 /** @return -1 to go on, else the exit status */
 int cli_run_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
+int cli_score_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
 
 #endif

@@ -64,6 +64,14 @@ static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
     return ratio((double)s->tokens_attended, (double)s->steps * run->model.kv_heads);
 }
 
+static double mean_loss(const cli_run *run)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < run->scored; i++)
+        sum += (double)run->losses[i];
+    return ratio(sum, run->scored);
+}
+
 /* To the first token: prefill, and the steps up to it. */
 static double first_token_ms(const cli_run *run)
 {
@@ -81,7 +89,11 @@ void cli_run_summary(const cli_run *run)
     fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
             run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
             run->interrupted ? ", interrupted" : "");
-    if (run->step_count > 0)
+    if (run->scored > 0)
+        fprintf(stderr,
+                "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
+                mean_loss(run), run->scored, t.p50, t.p95);
+    else if (run->step_count > 0)
         fprintf(stderr,
                 "decode    %u tokens generated in %u steps; %.2f ms per token (p95 %.2f), first "
                 "token after %.2f s\n",
@@ -219,6 +231,19 @@ static void write_answers(cli_json *j, const cli_run *run)
     cli_json_end(j, ']');
 }
 
+static void write_losses(cli_json *j, const cli_run *run)
+{
+    cli_json_real(j, "loss", mean_loss(run));
+    cli_json_array(j, "tokens");
+    for (uint32_t i = 0; i < run->scored; i++) {
+        cli_json_object(j, NULL);
+        cli_json_integer(j, "id", run->text.ids[i]);
+        cli_json_real(j, "loss", (double)run->losses[i]);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
 static void write_all(cli_json *j, const cli_run *run)
 {
     kvf_stats s;
@@ -230,7 +255,10 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_text(j, "model", run->options.model);
     cli_json_text(j, "family", run->model.architecture->family);
     cli_json_integer(j, "prompt_tokens", run->prompt.count);
-    cli_json_integer(j, "generated_tokens", generated_tokens(run));
+    if (run->options.text_file)
+        cli_json_integer(j, "scored_tokens", run->scored);
+    else
+        cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
     cli_json_text(j, "stop", stop_name(run, stop));
     cli_json_real(j, "load_ms", run->load_ms);
@@ -244,7 +272,29 @@ static void write_all(cli_json *j, const cli_run *run)
     write_settings(j, run);
     if (run->options.ask_file)
         write_answers(j, run);
+    if (run->options.text_file)
+        write_losses(j, run);
     cli_json_end(j, '}');
+}
+
+bool cli_run_print_score(const cli_run *run)
+{
+    cli_json j = {0};
+    kvf_stats s;
+    kvf_cache_stats(run->cache, &s);
+    cli_json_object(&j, NULL);
+    cli_json_real(&j, "loss", mean_loss(run));
+    cli_json_integer(&j, "scored_tokens", run->scored);
+    cli_json_integer(&j, "prompt_tokens", run->prompt.count);
+    write_counters(&j, run, &s);
+    cli_json_end(&j, '}');
+    const bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed &&
+                      fwrite(j.text.bytes, 1, j.text.size, stdout) == j.text.size &&
+                      fflush(stdout) == 0;
+    if (!done)
+        fputs("kvferry: the result could not be written to standard output\n", stderr);
+    cli_json_free(&j);
+    return done;
 }
 
 bool cli_run_write_stats(const cli_run *run)

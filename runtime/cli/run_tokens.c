@@ -175,10 +175,8 @@ static kvf_status end_document(cli_run *run, const uint32_t *last, kvf_error *er
     return status;
 }
 
-kvf_status cli_run_generate(cli_run *run, kvf_error *error)
+kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
-    /* The last token of a prompt is a decode step, so that selection applies to the first token
-     * that is generated. */
     uint32_t count = (uint32_t)run->prompt.count - 1;
     cli_progress progress;
     cli_progress_begin(&progress, "prefill", count, "tokens");
@@ -200,12 +198,17 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
         run->prefilled = count;
     cli_progress_end(&progress);
     run->interrupted = cli_interrupted();
-    if (status == KVF_OK)
-        status = cli_run_prune_note(run, error);
-    if (status != KVF_OK || run->interrupted)
-        return status;
+    return status == KVF_OK ? cli_run_prune_note(run, error) : status;
+}
+
+kvf_status cli_run_generate(cli_run *run, kvf_error *error)
+{
+    KVF_TRY(cli_run_prefill(run, error));
+    if (run->interrupted)
+        return KVF_OK;
+    const uint32_t *last = run->prompt.ids + run->prompt.count - 1;
     if (!run->options.ask_file)
-        return answer(run, run->sequence, run->prompt.ids + count, 1, error);
-    status = end_document(run, run->prompt.ids + count, error);
-    return status == KVF_OK ? ask_all(run, error) : status;
+        return answer(run, run->sequence, last, 1, error);
+    KVF_TRY(end_document(run, last, error));
+    return ask_all(run, error);
 }

@@ -146,6 +146,30 @@ check 'figures per question' grep -q '"questions": \[{' q.json
 try 0 $run --prompt "$text" --ask one.txt --ignore-eos
 check 'an answer does not depend on other questions' sh -c 'tail -n 1 two.out | cmp - out'
 
+# score: a text after a prompt; one JSON object on standard output
+score="score --model $model"
+echo 'question the code of alice brown is seven tiger .' >text.txt
+try 0 score --help; prints 'usage: kvferry score'; prints '\-\-static-ratio'
+check 'score draws nothing' sh -c '! grep -q -e "--temperature" out'
+try 2 $score --prompt "$text"; says '\-\-text FILE is needed'; silent
+try 2 $score --prompt "$text" --tokens 4; says "unknown option '--tokens'"; silent
+try 1 $score --prompt "$text" --text none.txt; says 'none.txt'; silent
+try 1 $score --prompt "$text" --text empty.txt; says 'empty.txt holds no token'; silent
+try 1 $score --prompt "$text" --text bad.txt; says 'UTF-8'; silent
+try 1 $score --prompt "$text" --text text.txt --context 10; says 'a text of 10 .*--text'; silent
+try 0 $score --prompt "$text" --text text.txt --stats score.json
+prints '^{"loss": [0-9.]*, "scored_tokens": 10,'; says '^score '
+check 'a loss of every token' test "$(grep -o '"id":' score.json | wc -l)" -eq 10
+cp out score.out
+try 0 $score --prompt "$text" --text text.txt --threads 1
+check 'threads do not change the loss' cmp score.out out
+try 0 $score --prompt "$text" --text text.txt --dry-run; says 'memory plan'; silent
+try 1 score --model "$model" --token-ids ids.txt --text text.txt; says "'six"; silent
+if [ -w /dev/full ]; then
+    "$kvferry" $score --prompt "$text" --text text.txt >/dev/full 2>err
+    check 'a result that cannot be written ends with 1' test $? -eq 1
+fi
+
 # what cannot be written: named, no partial file, tokens stay
 if [ -w /dev/full ]; then
     try 1 $run --prompt "$text" --stats /dev/full --ignore-eos; says '/dev/full'

@@ -124,6 +124,24 @@ static void settings_out_of_range_are_named(void **state)
     assert_null(s);
 }
 
+static void a_loss_is_the_negative_log_of_the_share(void **state)
+{
+    (void)state;
+    float logits[VOCAB];
+    for (uint32_t i = 0; i < VOCAB; i++)
+        logits[i] = logf((float)(i + 1)) + 300.0f; /* shares i + 1 of 21, far from overflow */
+    /* A logit near 300 has 17 bits behind the point: 2^-17 each, in the token's and in the sum. */
+    for (uint32_t i = 0; i < VOCAB; i++)
+        assert_true(fabs(kvf_logits_loss(logits, VOCAB, i) + log((i + 1) / 21.0)) < 1e-4);
+    logits[1] = -INFINITY;
+    assert_true(kvf_logits_loss(logits, VOCAB, 1) == INFINITY);
+    assert_true(fabs(kvf_logits_loss(logits, VOCAB, 0) + log(1 / 19.0)) < 1e-4);
+    logits[2] = NAN;
+    assert_true(isnan(kvf_logits_loss(logits, VOCAB, 0)));
+    logits[2] = INFINITY;
+    assert_true(isnan(kvf_logits_loss(logits, VOCAB, 0)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +150,7 @@ int main(void)
         cmocka_unit_test(top_k_keeps_the_likeliest),
         cmocka_unit_test(top_p_keeps_the_smallest_set),
         cmocka_unit_test(a_seed_repeats),
+        cmocka_unit_test(a_loss_is_the_negative_log_of_the_share),
         cmocka_unit_test(settings_out_of_range_are_named),
     };
     return cmocka_run_group_tests_name("sampling", tests, NULL, NULL);

@@ -11,6 +11,8 @@
 
 #include "common/clock.h"
 
+#include <math.h>
+
 /* Waits, and makes a message of whatever went wrong while enqueueing or running. */
 static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
@@ -132,6 +134,31 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
         if (result->stop != KVF_STOP_LENGTH || result->generated == request->tokens)
             break;
         KVF_TRY(step(session, request->sequence, id, true, result, error));
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_request *request,
+                              kvf_decode_result *result, kvf_error *error)
+{
+    result->stop = KVF_STOP_LENGTH;
+    result->generated = 0;
+    result->steps = 0;
+    result->first_ms = 0.0;
+    for (uint32_t i = 0; i + 1 < request->count; i++) {
+        KVF_TRY(step(session, request->sequence, request->ids[i], true, result, error));
+        const double loss = kvf_logits_loss(kvf_transformer_logits(session->transformer, 0),
+                                            request->vocab_size, request->ids[i + 1]);
+        if (!isfinite(loss))
+            return model_fail(error, KVF_NOT_FINITE,
+                              "the model gives token %u of the text no probability; the weights "
+                              "may be damaged, or too large for their type",
+                              i + 1);
+        request->loss[i] = (float)loss;
+        if (request->progress && !request->progress(request->user, i + 1, request->count - 1)) {
+            result->stop = KVF_STOP_CALLER;
+            return KVF_OK;
+        }
     }
     return KVF_OK;
 }

@@ -3,7 +3,8 @@
 #define KVF_MODEL_GENERATE_H
 
 /*
- * Prompt in, tokens out: prefill chunk by chunk, then one decode step per token.
+ * Prompt in, tokens out: prefill chunk by chunk, then one decode step per token. Or tokens in, what
+ * they cost out.
  *
  * It knows transformers and sequences, not text, terminals or files. The caller watches through two
  * functions and may stop it after any chunk or token. Invariant: one kvf_stream_wait per chunk
@@ -78,5 +79,26 @@ typedef struct kvf_decode_result {
 KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
                                            const kvf_decode_request *request,
                                            kvf_decode_result *result, kvf_error *error);
+
+/** Tokens that are given, to be scored. */
+typedef struct kvf_score_request {
+    kvf_sequence *sequence;
+    const uint32_t *ids; /**< [count] fed one by one, but for the last */
+    uint32_t count;      /**< at least 2 */
+    uint32_t vocab_size;
+    float *loss; /**< [count - 1] receives -ln p(ids[i + 1] | the sequence, ids[0 … i]) */
+    kvf_prefill_progress_fn progress; /**< called after each token; may be NULL */
+    void *user;
+} kvf_score_request;
+
+/**
+ * Feed ids as decode steps, and score each by the logits of the step before it.
+ *
+ * @param result  as of kvf_generate_decode; `steps` losses are filled, nothing is generated
+ * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
+ */
+KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,
+                                          const kvf_score_request *request,
+                                          kvf_decode_result *result, kvf_error *error);
 
 #endif

@@ -151,3 +151,14 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, const float *logits)
     }
     return best; /* the last subtraction rounded the other way */
 }
+
+double kvf_logits_loss(const float *logits, uint32_t vocab_size, uint32_t id)
+{
+    float highest = -INFINITY;
+    for (uint32_t i = 0; i < vocab_size; i++)
+        highest = logits[i] > highest ? logits[i] : highest;
+    double sum = 0.0;
+    for (uint32_t i = 0; i < vocab_size; i++)
+        sum += (double)expf(logits[i] - highest);
+    return log(sum) - ((double)logits[id] - (double)highest);
+}

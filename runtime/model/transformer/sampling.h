@@ -3,7 +3,8 @@
 #define KVF_MODEL_SAMPLING_H
 
 /*
- * From logits to a token: greedy, or drawn after temperature, top-k and top-p, in this order.
+ * From logits to a token: greedy, or drawn after temperature, top-k and top-p, in this order; and
+ * what a given token costs.
  *
  * It knows numbers, not models. Invariant: the same seed and the same logits give the same tokens;
  * ties go to the lower id.
@@ -30,5 +31,9 @@ void kvf_sampler_destroy(kvf_sampler *sampler);
 
 /** Choose a token. logits [vocab_size]. Memory: allocates nothing. */
 uint32_t kvf_sampler_next(kvf_sampler *sampler, const float *logits);
+
+/** What a token costs: -ln of its probability, in nats. NaN where the logits give it none: they
+ * hold a NaN or +infinity. logits [vocab_size]; @p id < vocab_size. */
+double kvf_logits_loss(const float *logits, uint32_t vocab_size, uint32_t id);
 
 #endif

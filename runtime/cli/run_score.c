@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Prefill with a bar, then a given text token by token, each scored by what the model expected.
+ *
+ * It knows the order of a run. Invariant: as many losses as steps.
+ */
+
+#include "interrupt.h"
+#include "progress.h"
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool on_score(void *user, uint32_t done, uint32_t total)
+{
+    (void)total;
+    cli_progress_at(user, done);
+    return !cli_interrupted();
+}
+
+/* The prompt's last token, then the text. */
+static kvf_status score(cli_run *run, const uint32_t *ids, kvf_error *error)
+{
+    const uint32_t count = (uint32_t)run->text.count + 1;
+    cli_progress progress;
+    cli_progress_begin(&progress, "scoring", count - 1, "tokens");
+    const kvf_score_request request = {
+        .sequence = run->sequence,
+        .ids = ids,
+        .count = count,
+        .vocab_size = run->model.vocab_size,
+        .loss = run->losses,
+        .progress = on_score,
+        .user = &progress,
+    };
+    kvf_decode_result result = {.step_ms = run->step_ms};
+    const kvf_status status = kvf_generate_score(&run->session, &request, &result, error);
+    cli_progress_end(&progress);
+    run->step_count = result.steps;
+    run->scored = status == KVF_OK ? result.steps : 0;
+    run->interrupted = cli_interrupted();
+    return status;
+}
+
+kvf_status cli_run_score(cli_run *run, kvf_error *error)
+{
+    KVF_TRY(cli_run_prefill(run, error));
+    if (run->interrupted)
+        return KVF_OK;
+    uint32_t *ids = malloc((run->text.count + 1) * sizeof *ids);
+    if (!ids)
+        return model_out_of_memory(error, (run->text.count + 1) * sizeof *ids, "the text");
+    ids[0] = run->prompt.ids[run->prompt.count - 1];
+    memcpy(ids + 1, run->text.ids, run->text.count * sizeof *ids);
+    const kvf_status status = score(run, ids, error);
+    free(ids);
+    return status;
+}
