@@ -187,18 +187,41 @@ static void bench_lists(check *c)
     r.out = check_out(c, (size_t)lists * pages * sizeof(float));
     report(c, &(work){"reduce", "Gel/s", (double)lists * GROUP * pages, c->ref->reduce,
                       c->var->reduce, &r, lists, 1});
-    kvf_topk_args t = {.lists = lists,
-                       .stride = pages,
-                       .ids_max = 24,
-                       .work_stride = pages,
+}
+
+/* k of n masses, of which the least are zero. */
+static void bench_top(check *c, const char *name, uint32_t n, uint32_t k)
+{
+    const uint32_t lists = 8;
+    if (!check_begin(c))
+        return;
+    uint32_t *counts = check_in(c, lists * sizeof *counts), *ks = check_in(c, lists * sizeof *ks);
+    float *scores = check_in(c, (size_t)lists * n * sizeof *scores);
+    for (uint32_t l = 0; l < lists; l++) {
+        counts[l] = n;
+        ks[l] = k;
+    }
+    for (size_t i = 0; i < (size_t)lists * n; i++)
+        scores[i] = (float)exp(30.0 * check_normal(c) - 60.0);
+    kvf_topk_args a = {.lists = lists,
+                       .stride = n,
+                       .ids_max = k,
+                       .work_stride = n,
                        .scores = scores,
                        .count = counts,
                        .k = ks};
-    t.ids = check_out(c, (size_t)lists * 24 * sizeof(int32_t));
-    t.id_count = check_out(c, lists * sizeof(uint32_t));
-    t.work = check_out(c, (size_t)lists * pages * sizeof(uint32_t));
-    report(c, &(work){"topk 24/4096", "Gel/s", (double)lists * pages, c->ref->topk, c->var->topk,
-                      &t, lists, 1});
+    a.ids = check_out(c, (size_t)lists * k * sizeof(int32_t));
+    a.id_count = check_out(c, lists * sizeof(uint32_t));
+    a.work = check_out(c, (size_t)lists * n * sizeof(uint32_t));
+    report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, &a, lists, 1});
+}
+
+static void bench_tops(check *c)
+{
+    bench_top(c, "topk 24/4K", 4096, 24);
+    bench_top(c, "topk 256/128K", 131072, 256);
+    bench_top(c, "topk 512/128K", 131072, 512);
+    bench_top(c, "topk 2K/1M", 1048576, 2048);
 }
 
 static void bench_profile(check *c)
@@ -271,7 +294,7 @@ static void bench_copy(check *c, const char *name, size_t bytes, uint32_t count)
                        .from = from,
                        .to = targets};
     report(c, &(work){name, "GB/s", (double)count * (double)bytes, c->ref->copy, c->var->copy, &a,
-                      kvf_copy_tasks(&a), 1});
+                      kvf_copy_tasks(&a), kvf_copy_tasks(&a)});
 }
 
 static void bench_moves(check *c)
@@ -286,8 +309,9 @@ void bench_kernels(check *c, const char *op)
     static const struct {
         const char *op;
         void (*run)(check *);
-    } all[] = {{"attend", bench_attend},   {"score", bench_digest_score}, {"topk", bench_lists},
-               {"profile", bench_profile}, {"observe", bench_observe},    {"copy", bench_moves}};
+    } all[] = {{"attend", bench_attend}, {"score", bench_digest_score}, {"reduce", bench_lists},
+               {"topk", bench_tops},     {"profile", bench_profile},    {"observe", bench_observe},
+               {"copy", bench_moves}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
             all[i].run(c);

@@ -44,6 +44,15 @@ static void fill_scores(check *c, float *to, size_t count, uint32_t kind)
         case 7:
             x = -INFINITY;
             break;
+        case 8: /* masses: most are zero, some equal */
+            x = check_below(c, 50) ? 0.0f : (float)check_below(c, 1000) * 0x1p-20f;
+            break;
+        case 9: /* the same in every page */
+            x = (float)(i * 37 % 64) + (float)check_below(c, 4);
+            break;
+        case 10: /* fewer numbers than are wanted, usually */
+            x = check_below(c, 3000) ? -INFINITY : x;
+            break;
         default:
             break;
         }
@@ -143,10 +152,16 @@ void check_topk(check *c)
         for (uint32_t k = 0; k < 7; k++)
             for (uint32_t data = 0; data < 8; data++)
                 topk_case(c, counts[n], ks[k], data);
-    for (uint32_t data = 0; data < 8; data++) {
+    for (uint32_t data = 0; data < 11; data++) {
         topk_case(c, 65536 + 37, 24, data);
         topk_case(c, 70001, 1024, data);
+        topk_case(c, 131072, 512, data);
+        topk_case(c, 8000 + 1600 * data, 500, data); /* about where sets begin to pay */
     }
+    topk_case(c, 1u << 20, 2048, 0);
+    topk_case(c, 1000003, 512, 2);
+    topk_case(c, 1000001, 256, 8);
+    topk_case(c, 1u << 20, 1024, 10);
 }
 
 void check_pool(check *c)
