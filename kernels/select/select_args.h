@@ -12,7 +12,8 @@
 /* ---- topk: exact, ties to the lower index ----
  * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
  * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
- * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count.
+ * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count. `arrived`
+ * lets several blocks of a GPU share a long list; each of its words is zero before and after.
  */
 typedef struct kvf_topk_args {
     uint32_t lists;
@@ -26,6 +27,7 @@ typedef struct kvf_topk_args {
     int32_t *ids;          /* [lists, ids_max] */
     uint32_t *id_count;    /* [lists] */
     uint32_t *work;
+    uint32_t *arrived; /* [lists], or NULL: one block per list */
 } kvf_topk_args;
 KVF_TASKS(topk, kvf_topk_args, a->lists)
 

@@ -72,6 +72,7 @@ static void carve_choices(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, t->scores, s, c->query_heads, scored);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
+    KVF_CARVE(k, t->arrived, s, p->lists);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);
     KVF_CARVE(k, t->marks, c->layers, ahead, p->lists, kvf_div_ceil_u32(p->slots, 32));
 }

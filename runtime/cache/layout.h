@@ -56,6 +56,7 @@ typedef struct kvf_tables {
     float *scores;       /* [S, query_heads, pages_max] */
     float *reduced;      /* [S, chosen, pages_max] */
     uint32_t *topk_work; /* [S, chosen, pages_max] */
+    uint32_t *arrived;   /* [S, lists] blocks that share a list */
     uint64_t *masks;     /* [S, lists, ids_max] of a policy that chooses tokens */
     uint32_t *marks;     /* [rows, lists, slots / 32] of pages that came ahead of need */
 

@@ -54,7 +54,8 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
                                .k = k,
                                .ids = is_shared ? c->list_ids : c->ids,
                                .id_count = is_shared ? c->list_count : c->id_count,
-                               .work = t->topk_work};
+                               .work = t->topk_work,
+                               .arrived = t->arrived};
     KVF_TRY(KVF_LAUNCH(step, topk, top));
     if (!is_shared)
         return KVF_OK;

@@ -76,6 +76,7 @@ kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
                                 .k = t->cover.take,
                                 .ids = ids,
                                 .id_count = count,
-                                .work = t->token_work};
+                                .work = t->token_work,
+                                .arrived = t->arrived};
     return KVF_LAUNCH(step, topk, args);
 }

@@ -213,6 +213,8 @@ static void bench_top(check *c, const char *name, uint32_t n, uint32_t k)
     a.ids = check_out(c, (size_t)lists * k * sizeof(int32_t));
     a.id_count = check_out(c, lists * sizeof(uint32_t));
     a.work = check_out(c, (size_t)lists * n * sizeof(uint32_t));
+    a.arrived = check_out(c, lists * sizeof(uint32_t));
+    memset(a.arrived, 0, lists * sizeof(uint32_t));
     report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, &a, lists, 1});
 }
 

@@ -132,6 +132,10 @@ static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
     a.first = offset ? first : NULL;
     a.count = counts;
     a.k = ks;
+    const bool is_shared = check_below(c, 4) > 0;
+    uint32_t *arrived = check_out(c, a.lists * sizeof *arrived);
+    memset(arrived, 0, a.lists * sizeof *arrived);
+    a.arrived = is_shared ? arrived : NULL;
     int32_t *ids[2];
     uint32_t *id_count[2];
     for (int i = 0; i < 2; i++) {
@@ -142,6 +146,9 @@ static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
     }
     check_bits(c, "id_count", id_count[1], id_count[0], a.lists * sizeof(uint32_t));
     check_bits(c, "ids", ids[1], ids[0], (size_t)a.lists * a.ids_max * sizeof(int32_t));
+    for (uint32_t i = 0; i < a.lists; i++)
+        if (arrived[i] != 0)
+            check_fail(c, "list %u still counts %u blocks", i, arrived[i]);
 }
 
 void check_topk(check *c)
