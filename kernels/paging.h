@@ -8,11 +8,14 @@
  * A page is [page_size, 2, head_dim] in `dtype`, contiguous: key and value of a token lie side by
  * side, so pages that follow each other are one longer run of tokens.
  *
+ * A page is what is selected, moved and kept in a slot. A *block* is what is allocated, sealed and
+ * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, 2, head_dim], so that a
+ * KV head's part of it, a *run*, is block_pages pages.
+ *
  * A *row* is one layer of one sequence, described by a kvf_row whose pointers are device memory. A
  * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
- * heads). Page p of a row holds tokens p * page_size ... and lies, for KV head h, at blocks[p] + h
- * * page bytes. Pages below `sealed` are complete, have a digest and may be selected; the others
- * are the window.
+ * heads). Block b of a row holds tokens b * block_size ... and lies at blocks[b]. Blocks below
+ * `sealed` are complete; their pages have digests and may be selected. The others are the window.
  */
 
 #include <kvferry/kvferry.h>
@@ -35,7 +38,7 @@
 typedef struct kvf_shape {
     kvf_dtype dtype;
     uint32_t head_dim;  /* 64, 80, 96, 128 or 256 */
-    uint32_t page_size; /* 8, 16, 32 or 64 tokens */
+    uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
 } kvf_shape;
 
 /* Bytes of a key, or of a value. */
@@ -102,43 +105,47 @@ KVF_INLINE uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
 typedef struct kvf_paging {
     kvf_shape shape;
     uint32_t kv_heads;
-    uint32_t group;       /* query heads per KV head */
-    uint32_t lists;       /* per row: kv_heads or kv_heads * group */
-    uint32_t pages_max;   /* stride of blocks, digests, bits, slot_of_page */
-    uint32_t store_pages; /* pages of the static store per KV head */
-    uint32_t slots;       /* per list */
-    uint32_t subs;        /* boxes per digest */
-    uint32_t sink;        /* tokens */
+    uint32_t group;        /* query heads per KV head */
+    uint32_t lists;        /* per row: kv_heads or kv_heads * group */
+    uint32_t block_size;   /* tokens of a block, a multiple of the page size, at most 64 */
+    uint32_t block_pages;  /* pages of a run: block_size / page_size */
+    uint32_t block_jobs;   /* digest jobs of a run: block_pages, or 1 if a digest is of a run */
+    uint32_t digest_bytes; /* of a run */
+    uint32_t blocks_max;   /* stride of blocks, digests, bits */
+    uint32_t pages_max;    /* stride of slot_of_page: blocks_max * block_pages */
+    uint32_t store_pages;  /* pages of the static store per KV head */
+    uint32_t slots;        /* per list */
+    uint32_t subs;         /* boxes per digest */
+    uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
     uint32_t query_window; /* queries kept */
 } kvf_paging;
 
-/* One row during one call. Invariants: sealed_before <= sealed; sealed * page_size <= length. */
+/* One row during one call. Invariants: sealed_before <= sealed; sealed * block_size <= length. */
 typedef struct kvf_row {
-    void **blocks;  /* [pages_max] */
-    char *ring;     /* [ring_blocks, kv_heads, page bytes]; page p is in block p % ring_blocks */
-    char *digests;  /* [kv_heads, pages_max, digest bytes] */
-    uint64_t *bits; /* [kv_heads, pages_max]: bit t set = token t is in the static store */
-    char *store;    /* [kv_heads, store_pages, page bytes]: sink, then the static set */
+    void **blocks;         /* [blocks_max] */
+    char *ring;            /* [ring_blocks] blocks; block b of the row is in b % ring_blocks */
+    char *digests;         /* [kv_heads, blocks_max, digest_bytes] */
+    uint64_t *bits;        /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
+    char *store;           /* [kv_heads, store_pages, page bytes]: sink, then the static set */
     uint32_t *store_index; /* [kv_heads, store_pages * page_size] token of each entry, ascending */
     uint32_t *store_count; /* [kv_heads] */
     char *queries;         /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page; /* [lists, pages_max] */
-    char *slots;     /* [lists, slots, page bytes]; NULL = pages are attended where they live */
-    uint32_t *share; /* [2] static tokens and chosen pages, data dependent; NULL = as below */
-    uint64_t *fault; /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
-    void *const
-        *pool; /* [sealed - sealed_before] pool addresses of the pages sealed by this call */
-    uint32_t fault_key;     /* generation << 12 | layer; a lower one is newer */
+    char *slots;        /* [lists, slots, page bytes]; NULL = pages are attended where they live */
+    uint32_t *share;    /* [2] static tokens and chosen pages, data dependent; NULL = as below */
+    uint64_t *fault;    /* [1] lowest fault_key << 32 | token that was not finite, or all ones */
+    void *const *pool;  /* [sealed - sealed_before] where the blocks go that this call seals */
+    uint32_t fault_key; /* generation << 12 | layer; a lower one is newer */
     uint32_t static_tokens; /* unless share says otherwise */
     uint32_t chosen_pages;  /* likewise */
     uint32_t length;        /* tokens, those of this call included */
-    uint32_t sealed;        /* pages, those of this call included */
+    uint32_t sealed;        /* blocks, those of this call included */
     uint32_t sealed_before;
-    uint32_t job_first;   /* of the row's digest jobs, in pages */
+    uint32_t job_first;   /* of the row's digest jobs, in blocks */
     uint32_t query_slot;  /* where the newest query goes */
     uint32_t query_count; /* queries that are valid, slots 0 .. query_count - 1 */
-    uint32_t attend_all;  /* 1: every sealed page is chosen */
+    uint32_t attend_all;  /* 1: every page of a sealed block is chosen */
 } kvf_row;
 
 /* Sums of one layer since the last reset; written by kernels, read by the host after a wait. */
@@ -158,15 +165,39 @@ typedef struct kvf_layer_counters {
 
 /* ---- where things of a row are ---- */
 
-KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
+/* The shape whose pages are runs. */
+KVF_INLINE kvf_shape kvf_run_shape(const kvf_paging *p)
 {
-    return p->kv_heads * kvf_page_bytes(&p->shape);
+    kvf_shape s = p->shape;
+    s.page_size = p->block_size;
+    return s;
 }
 
-/* Pages that hold at least one token. */
+KVF_INLINE size_t kvf_run_bytes(const kvf_paging *p)
+{
+    return p->block_size * kvf_token_bytes(&p->shape);
+}
+
+KVF_INLINE size_t kvf_block_bytes(const kvf_paging *p)
+{
+    return p->kv_heads * kvf_run_bytes(p);
+}
+
+/* Blocks, and pages, that hold at least one token. */
+KVF_INLINE uint32_t kvf_row_blocks(const kvf_paging *p, const kvf_row *row)
+{
+    return kvf_div_ceil_u32(row->length, p->block_size);
+}
+
 KVF_INLINE uint32_t kvf_row_pages(const kvf_paging *p, const kvf_row *row)
 {
     return kvf_div_ceil_u32(row->length, p->shape.page_size);
+}
+
+/* Pages of sealed blocks: what may be selected. */
+KVF_INLINE uint32_t kvf_row_sealed_pages(const kvf_paging *p, const kvf_row *row)
+{
+    return row->sealed * p->block_pages;
 }
 
 /* Tokens of page `page`. */
@@ -175,14 +206,20 @@ KVF_INLINE uint32_t kvf_row_tokens(const kvf_paging *p, const kvf_row *row, uint
     return kvf_min_u32(p->shape.page_size, row->length - page * p->shape.page_size);
 }
 
-KVF_INLINE char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
+KVF_INLINE char *kvf_row_run(const kvf_paging *p, const kvf_row *row, uint32_t block, uint32_t head)
 {
-    return (char *)row->blocks[page] + head * kvf_page_bytes(&p->shape);
+    return (char *)row->blocks[block] + head * kvf_run_bytes(p);
 }
 
-KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uint32_t page)
+KVF_INLINE char *kvf_row_page(const kvf_paging *p, const kvf_row *row, uint32_t page, uint32_t head)
 {
-    return row->ring + page % p->ring_blocks * kvf_block_bytes(p);
+    return kvf_row_run(p, row, page / p->block_pages, head) +
+           page % p->block_pages * kvf_page_bytes(&p->shape);
+}
+
+KVF_INLINE char *kvf_row_ring_block(const kvf_paging *p, const kvf_row *row, uint32_t block)
+{
+    return row->ring + block % p->ring_blocks * kvf_block_bytes(p);
 }
 
 KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t list, int32_t slot)
@@ -192,14 +229,24 @@ KVF_INLINE char *kvf_row_slot(const kvf_paging *p, const kvf_row *row, uint32_t 
 
 KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint32_t head)
 {
-    return row->bits + (size_t)head * p->pages_max;
+    return row->bits + (size_t)head * p->blocks_max;
 }
 
-KVF_INLINE char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t page,
+/* The bits of one page. */
+KVF_INLINE uint64_t kvf_row_skip(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                 uint32_t page)
+{
+    const uint64_t bits = kvf_row_bits(p, row, head)[page / p->block_pages];
+    return bits >> page % p->block_pages * p->shape.page_size &
+           kvf_live_bits(p->shape.page_size, 0);
+}
+
+/* Digest of job `job` of a row's runs, counted from its first run: a page, or a run. */
+KVF_INLINE char *kvf_row_digest(const kvf_paging *p, const kvf_row *row, uint32_t job,
                                 uint32_t head)
 {
-    return row->digests +
-           ((size_t)head * p->pages_max + page) * kvf_digest_bytes(p->shape.head_dim, p->subs);
+    return row->digests + (size_t)head * p->blocks_max * p->digest_bytes +
+           (size_t)job * (p->digest_bytes / p->block_jobs);
 }
 
 /* Tokens that a static store has room for, per KV head. */
@@ -211,6 +258,12 @@ KVF_INLINE size_t kvf_store_tokens(const kvf_paging *p)
 KVF_INLINE char *kvf_store_page(const kvf_paging *p, char *store, uint32_t head, uint32_t page)
 {
     return store + ((size_t)head * p->store_pages + page) * kvf_page_bytes(&p->shape);
+}
+
+/* Entry `entry` of it: a key, then its value. */
+KVF_INLINE char *kvf_store_token(const kvf_paging *p, char *store, uint32_t head, uint32_t entry)
+{
+    return kvf_store_page(p, store, head, 0) + entry * kvf_token_bytes(&p->shape);
 }
 
 /* KV head of list l of a row. */
@@ -226,20 +279,18 @@ KVF_INLINE uint32_t kvf_row_static(const kvf_row *row)
 }
 
 /* Pages that a list of the row chooses. */
-KVF_INLINE uint32_t kvf_row_choose(const kvf_row *row)
+KVF_INLINE uint32_t kvf_row_choose(const kvf_paging *p, const kvf_row *row)
 {
     const uint32_t pages = row->share ? row->share[1] : row->chosen_pages;
-    return row->attend_all ? row->sealed : kvf_min_u32(pages, row->sealed);
+    const uint32_t sealed = kvf_row_sealed_pages(p, row);
+    return row->attend_all ? sealed : kvf_min_u32(pages, sealed);
 }
 
-/* Bits of the tokens of `page` that belong to the sink. */
-KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t page)
+/* Bits of the tokens of block `block` that belong to the sink. */
+KVF_INLINE uint64_t kvf_sink_bits(const kvf_paging *p, uint32_t block)
 {
-    const uint32_t first = page * p->shape.page_size;
-    if (first >= p->sink)
-        return 0;
-    const uint32_t tokens = kvf_min_u32(p->shape.page_size, p->sink - first);
-    return tokens == 64 ? ~UINT64_C(0) : (UINT64_C(1) << tokens) - 1;
+    const uint32_t first = block * p->block_size;
+    return first >= p->sink ? 0 : kvf_live_bits(kvf_min_u32(p->block_size, p->sink - first), 0);
 }
 
 #ifndef __cplusplus

@@ -353,10 +353,13 @@ typedef enum kvf_transfer { KVF_TRANSFER_LIST(KVF_ENUMERATOR) } kvf_transfer;
 typedef struct kvf_select_view {
     uint32_t layer;
     uint32_t kv_head;
-    uint32_t pages;              /**< sealed pages: the candidates, 0 … pages-1 */
-    uint32_t pages_max;          /**< most that may be selected */
-    const float *scores;         /**< [pages], reduced over the group; -INFINITY = no token left */
-    const uint64_t *static_bits; /**< [pages], bit t = token t is in the sink or the static set */
+    uint32_t pages;      /**< sealed pages: the candidates, 0 … pages-1 */
+    uint32_t pages_max;  /**< most that may be selected */
+    const float *scores; /**< [pages], reduced over the group; -INFINITY = no token left */
+    /** Tokens of the sink and of the static set, a word per block: token t is bit t % block_size of
+     * word t / block_size. Page p has tokens p * page_size to (p + 1) * page_size - 1. */
+    const uint64_t *static_bits;
+    uint32_t page_size, block_size; /**< in tokens */
 } kvf_select_view;
 
 /**
@@ -386,12 +389,12 @@ typedef struct kvf_cache_config {
     uint32_t prefill_chunk_max; /**< tokens of one prefill call; default 512 */
 
     /* policy */
-    uint32_t page_size;        /**< tokens: 8, 16, 32 or 64; default 32 */
+    uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 32 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
                                   default 1024 */
     uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
-    uint32_t local_tokens;     /**< the local window holds this many to this + page_size - 1
-                                  tokens; default 64 */
+    uint32_t local_tokens;     /**< the local window holds at least this many tokens, and less than
+                                  a block more: 32, or page_size if that is 64; default 64 */
     kvf_select select;         /**< default HYBRID */
     float static_ratio;        /**< share of the budget left after sink and local window;
                                   default 0.25 */
@@ -438,10 +441,11 @@ typedef struct kvf_cache_plan {
     uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
-    uint32_t dynamic_pages;      /**< per KV head and step */
+    uint32_t dynamic_pages;      /**< per KV head and step, while the window is shortest */
     uint32_t slots;              /**< per KV head */
     kvf_transfer transfer;       /**< the method in force */
     uint64_t host_table_bytes;   /**< positions, block lists, arguments in flight, counters */
+    uint32_t block_size;         /**< tokens that are allocated, sealed and written back together */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */

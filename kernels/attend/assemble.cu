@@ -25,7 +25,7 @@ static __device__ __forceinline__ kvf_span chosen_span(const kvf_assemble_args *
     kvf_span span;
     span.page =
         row->slots ? kvf_row_slot(p, row, l, a->slot_of_id[at]) : kvf_row_page(p, row, page, head);
-    span.skip = kvf_row_bits(p, row, head)[page] | (a->masks ? a->masks[at] : 0);
+    span.skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
     span.count = p->shape.page_size;
     span.fetched = row->slots ? missed : 0;
     *sums += missed;
@@ -38,7 +38,7 @@ static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args
     const uint32_t list = blockIdx.x, head = kvf_list_head(p, list % p->lists);
     const kvf_row *row = &a.row[list / p->lists];
     const uint32_t page_size = p->shape.page_size, ids = a.id_count[list];
-    const uint32_t stored = row->store_count[head], sealed = row->sealed;
+    const uint32_t stored = row->store_count[head], sealed = kvf_row_sealed_pages(p, row);
     const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
     const uint32_t fixed = stores + kvf_row_pages(p, row) - sealed;
     kvf_span *spans = a.spans + (size_t)list * a.spans_max;

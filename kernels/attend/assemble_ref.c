@@ -30,7 +30,7 @@ static kvf_span chosen_span(const kvf_assemble_args *a, const kvf_row *row, uint
     const uint32_t page = (uint32_t)a->ids[at];
     return (kvf_span){.page = row->slots ? kvf_row_slot(p, row, list, a->slot_of_id[at])
                                          : kvf_row_page(p, row, page, head),
-                      .skip = kvf_row_bits(p, row, head)[page] | (a->masks ? a->masks[at] : 0),
+                      .skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0),
                       .count = p->shape.page_size,
                       .fetched = row->slots && a->missed[at]};
 }
@@ -58,7 +58,7 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
                      (kvf_span){.page = kvf_store_page(p, row->store, head, i),
                                 .count = kvf_min_u32(page_size, stored - i * page_size)},
                      &sums);
-    for (uint32_t i = row->sealed; i < pages; i++)
+    for (uint32_t i = kvf_row_sealed_pages(p, row); i < pages; i++)
         n = add_span(
             spans, n,
             (kvf_span){.page = kvf_row_page(p, row, i, head), .count = kvf_row_tokens(p, row, i)},

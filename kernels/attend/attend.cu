@@ -69,11 +69,34 @@ template <uint32_t D> struct ring {
     static_assert(slots >= 3, "keys and values in use, and one slot on its way");
 };
 
-/* 16 tokens: two runs of 8 rows, each of one page. */
+/* 16 tokens: two runs of 8 rows, each of one page, or of as many smaller pages. */
 typedef struct token_chunk {
     const char *keys[2]; /* of 8 tokens, each before its value; only where a token is live */
     uint32_t live;       /* bits */
+    uint32_t first;      /* token of the split; of pages of less than 8 tokens */
 } token_chunk;
+
+/* Key of a token of the split. */
+static __device__ __forceinline__ const char *
+token_key(const kvf_attend_args *a, const kvf_split *split, uint32_t token, uint32_t token_bytes)
+{
+    const uint32_t page_size = a->shape.page_size;
+    const kvf_span *span = &split->spans[token >> kvf_page_shift(page_size)];
+    return (const char *)span->page + (token & (page_size - 1)) * token_bytes;
+}
+
+/* The same of pages of less than 8 tokens: a lane looks at a token. */
+static __device__ __forceinline__ token_chunk small_chunk_at(const kvf_attend_args *a,
+                                                             const kvf_split *split, uint32_t index)
+{
+    const uint32_t page_size = a->shape.page_size, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t token = index * CHUNK + lane, span = token >> kvf_page_shift(page_size);
+    const bool live = lane < CHUNK && span < split->count &&
+                      (span_live(&split->spans[span], page_size) >> (token & (page_size - 1)) & 1);
+    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, index * CHUNK};
+    c.live = __ballot_sync(KVF_FULL_WARP, live);
+    return c;
+}
 
 static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
                                                        const kvf_split *split, uint32_t index,
@@ -82,7 +105,9 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
     const uint32_t page_size = a->shape.page_size;
     const uint32_t span = index * CHUNK >> kvf_page_shift(page_size);
     const uint32_t row = index * CHUNK & (page_size - 1);
-    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0};
+    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0};
+    if (page_size < 8)
+        return small_chunk_at(a, split, index);
     if (span >= split->count)
         return c;
     c.live = (uint32_t)(span_live(&split->spans[span], page_size) >> row) & 0xffffu;
@@ -136,7 +161,10 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
                 const uint32_t column = piece % kvf_tile<D>::pieces;
                 const bool live = s->next.live >> row & 1;
                 const char *from = row < 8 ? s->next.keys[0] : s->next.keys[1];
-                from += live ? values + row % 8 * (4 * D) + column * 16 : 0;
+                if (a->shape.page_size >= 8)
+                    from += live ? values + row % 8 * (4 * D) + column * 16 : 0;
+                else if (live)
+                    from = token_key(a, split, s->next.first + row, 4 * D) + values + column * 16;
                 kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, live ? 16 : 0);
             }
         }
@@ -405,7 +433,7 @@ static __device__ __forceinline__ const float *plain_key(const kvf_attend_args *
     const kvf_span *span = &split->spans[token / page_size];
     if (token / page_size >= split->count || !(span_live(span, page_size) >> token % page_size & 1))
         return NULL;
-    return (const float *)span->page + token % page_size * 2 * a->shape.head_dim;
+    return (const float *)token_key(a, split, token, 8 * a->shape.head_dim);
 }
 
 /* Logits of tokens first .. first + KVF_PLAIN_TOKENS - 1, a token per thread. */

@@ -6,9 +6,10 @@
  *
  * Knows nothing of pages beyond attend_ref.c. Query rows go in blocks of 4, 2 or 1, and as many
  * keys at a time as fill eight accumulators, so a key is widened once per block and a query vector
- * is loaded once for several keys. Softmax is online, a page at a time; while the keys of a page
- * are read, the first half of the next page is prefetched, and with its values the second. Only
- * live tokens are touched, so skipping a token gives the bits of a page without it.
+ * is loaded once for several keys. Softmax is online, a tile at a time: the live tokens of a page
+ * of 32 or 64, or of as many smaller pages as make 32. While the keys of a tile are read, those of
+ * the next one are prefetched, and likewise its values. Only live tokens are touched, so skipping a
+ * token gives the bits of a page without it.
  *
  * Exactness: products and sums in fp32 (fused where the hardware fuses), exponentials to 3e-7. With
  * AVX512_BF16 and bf16 data, q.k comes from pairwise bf16 dot products: exact products, sums
@@ -35,20 +36,36 @@ typedef struct block {
     const void *raw[4]; /* rows of q as given */
 } block;
 
-/* Live tokens of a span, in order; padded with the last one to a multiple of ACCUMULATORS. */
+/* Live tokens of a tile, in order; padded with the last one to a multiple of ACCUMULATORS. A value
+ * lies behind its key. */
 typedef struct live_list {
     uint32_t count;
-    uint8_t token[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
+    const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
 } live_list;
 
-KVF_ALWAYS_INLINE void list_live(live_list *list, uint64_t live)
+/* Spans of a tile. */
+#define TILE_TOKENS 32u
+
+static uint32_t tile_spans(const kvf_shape *s)
 {
+    return s->page_size < TILE_TOKENS ? TILE_TOKENS / s->page_size : 1;
+}
+
+/* The tile that begins at span `first` of the split. */
+KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_split *split,
+                                 uint32_t first)
+{
+    const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
     uint32_t n = 0;
-    for (; live; live &= live - 1)
-        list->token[n++] = (uint8_t)__builtin_ctzll(live);
+    for (uint32_t i = first; i < end; i++) {
+        const kvf_span *span = &split->spans[i];
+        uint64_t live = kvf_live_bits(kvf_min_u32(span->count, s->page_size), span->skip);
+        for (; live; live &= live - 1)
+            list->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
+    }
     list->count = n;
     for (uint32_t i = 0; i < ACCUMULATORS && n; i++)
-        list->token[n + i] = list->token[n - 1];
+        list->key[n + i] = list->key[n - 1];
 }
 
 /* `lines` cache lines from `at` on, into the second level; beyond it nothing is gained. */
@@ -59,15 +76,15 @@ KVF_ALWAYS_INLINE void prefetch_lines(const char *at, const uint32_t lines)
 }
 
 /*
- * s[key][row] for 8 / rows keys. Meanwhile as many bytes from `ahead` on are prefetched as are
- * read, one or two lines a step: the core drops prefetches that come in bursts.
+ * s[key][row] for 8 / rows keys. Meanwhile as many keys of `ahead`, unless that is NULL, are
+ * prefetched, some lines a step: the core drops prefetches that come in bursts.
  */
 KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype,
-                                const kvf_shape *s, const void *const *key, float *to,
-                                const char *ahead)
+                                const kvf_shape *s, const char *const *key, float *to,
+                                const char *const *ahead)
 {
-    const uint32_t keys = ACCUMULATORS / rows;
-    const uint32_t step_bytes = keys * VF_PAIR * (dtype == KVF_FP32 ? 4 : 2);
+    const uint32_t keys = ACCUMULATORS / rows, element = dtype == KVF_FP32 ? 4 : 2;
+    const uint32_t lines = (VF_PAIR * element + 63) / 64;
     vf acc[ACCUMULATORS];
     for (uint32_t i = 0; i < ACCUMULATORS; i++)
         acc[i] = vf_zero();
@@ -77,8 +94,8 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
             vh q[4];
             for (uint32_t g = 0; g < rows; g++)
                 q[g] = vh_load((const uint16_t *)b->raw[g] + d, s->head_dim - d);
-            if (ahead)
-                prefetch_lines(ahead + d / VF_PAIR * step_bytes, step_bytes / 64);
+            for (uint32_t k = 0; ahead && k < keys; k++)
+                prefetch_lines(ahead[k] + d * element, lines);
             for (uint32_t k = 0; k < keys; k++) {
                 vh x = vh_load((const uint16_t *)key[k] + d, s->head_dim - d);
                 for (uint32_t g = 0; g < rows; g++)
@@ -92,8 +109,8 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
 #endif
     for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {
         const uint32_t left = s->head_dim - d;
-        if (ahead)
-            prefetch_lines(ahead + d / VF_PAIR * step_bytes, (step_bytes + 63) / 64);
+        for (uint32_t k = 0; ahead && k < keys; k++)
+            prefetch_lines(ahead[k] + d * element, lines);
         if (rows == 4) {
             vf2 x[2] = {vf_load2(key[0], dtype, d, left), vf_load2(key[1], dtype, d, left)};
             for (uint32_t g = 0; g < rows; g++) {
@@ -187,14 +204,14 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, floa
 }
 
 /*
- * o += weights x values, for `pairs` x rows pairs of vectors from column d. Prefetches `pairs`
- * lines from `ahead` on with every token.
+ * o += weights x values, for `pairs` x rows pairs of vectors from column d. Prefetches the same
+ * columns of the values of `next`, unless that is NULL.
  */
 KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
-                                  const kvf_dtype dtype, const kvf_shape *s, const void *values,
-                                  const live_list *list, uint32_t d, const char *ahead)
+                                  const kvf_dtype dtype, const kvf_shape *s, const live_list *list,
+                                  uint32_t d, const live_list *next)
 {
-    const size_t token_bytes = kvf_token_bytes(s);
+    const size_t row_bytes = kvf_row_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
     vf2 acc[4];
     for (uint32_t g = 0; g < rows; g++)
         for (uint32_t p = 0; p < pairs; p++) {
@@ -202,9 +219,9 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
             acc[g * pairs + p].b = vf_load(b->o[g] + d + p * VF_PAIR + VF_LANES);
         }
     for (uint32_t j = 0; j < list->count; j++) {
-        const void *v = kvf_offset(values, list->token[j] * token_bytes);
-        if (ahead)
-            prefetch_lines(ahead + (size_t)j * pairs * 64, pairs);
+        const void *v = list->key[j] + row_bytes;
+        if (next && j < next->count)
+            prefetch_lines(next->key[j] + row_bytes + column, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
             vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, s->head_dim - d - p * VF_PAIR);
             for (uint32_t g = 0; g < rows; g++) {
@@ -221,42 +238,22 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
         }
 }
 
-/* Where in the second half of the next page the pass that begins at column d of `step` columns
- * prefetches. */
-KVF_ALWAYS_INLINE const char *ahead_of_pass(const kvf_shape *s, const void *next, uint32_t d,
-                                            uint32_t step, uint32_t lines)
-{
-    if (!next)
-        return NULL;
-    const size_t half = kvf_page_bytes(s) / 2, pass = (size_t)s->page_size * lines * 64;
-    const size_t at =
-        pass < half ? d / step * pass % half : 0; /* a second time: what was dropped */
-    return kvf_offset(next, half + (at + pass > half && pass < half ? half - pass : at));
-}
-
-/* One page for one block of rows. `next` is the page to fetch into the cache meanwhile, or NULL. */
-KVF_ALWAYS_INLINE void attend_page(block *b, const uint32_t rows, const kvf_dtype dtype,
-                                   const kvf_shape *s, const void *page, const live_list *list,
-                                   float unit, const void *next)
+/* One tile for one block of rows. `next` is the tile to fetch into the cache meanwhile, or NULL. */
+KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtype dtype,
+                                   const kvf_shape *s, const live_list *list, float unit,
+                                   const live_list *next)
 {
     const uint32_t keys = ACCUMULATORS / rows;
-    const size_t row_bytes = kvf_row_bytes(s);
-    const void *values = kvf_page_value(s, page, 0);
-    for (uint32_t j = 0; j < list->count; j += keys) {
-        const void *key[ACCUMULATORS];
-        for (uint32_t k = 0; k < keys; k++)
-            key[k] = kvf_page_key(s, page, list->token[j + k]);
-        dot_keys(b, rows, dtype, s, key, b->s + j * rows,
-                 next ? kvf_offset(next, j * row_bytes) : NULL);
-    }
+    for (uint32_t j = 0; j < list->count; j += keys)
+        dot_keys(b, rows, dtype, s, list->key + j, b->s + j * rows,
+                 next && j < next->count ? next->key + j : NULL);
     soften(b, rows, list->count, unit, (s->head_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR);
     const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
     uint32_t d = 0;
     for (; d + step <= s->head_dim; d += step)
-        add_values(b, rows, pairs, dtype, s, values, list, d,
-                   ahead_of_pass(s, next, d, step, pairs));
+        add_values(b, rows, pairs, dtype, s, list, d, next);
     for (; d < s->head_dim; d += VF_PAIR)
-        add_values(b, rows, 1, dtype, s, values, list, d, NULL);
+        add_values(b, rows, 1, dtype, s, list, d, next);
 }
 
 KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list,
@@ -298,7 +295,7 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
     }
 }
 
-/* All blocks of rows share each page while it is in the cache. */
+/* All blocks of rows share each tile while it is in the cache. */
 KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *split, uint32_t task,
                                     const kvf_dtype dtype)
 {
@@ -311,21 +308,22 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
         begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
     if (one)
         begin_block(&b[fours + two], a, split->list, a->group - 1, 1, dtype);
-    for (uint32_t s = 0; s < split->count; s++) {
-        const kvf_span *span = &split->spans[s];
-        const void *next = s + 1 < split->count ? span[1].page : NULL;
-        live_list list;
-        list_live(&list, kvf_live_bits(kvf_min_u32(span->count, a->shape.page_size), span->skip));
-        if (list.count == 0)
+    live_list lists[2];
+    const uint32_t step = tile_spans(&a->shape);
+    list_live(&lists[0], &a->shape, split, 0);
+    for (uint32_t first = 0, turn = 0; first < split->count; first += step, turn ^= 1) {
+        const live_list *list = &lists[turn], *next = &lists[turn ^ 1];
+        list_live(&lists[turn ^ 1], &a->shape, split, first + step);
+        if (list->count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++, next = NULL)
-            attend_page(&b[i], 4, dtype, &a->shape, span->page, &list, unit, next);
+            attend_tile(&b[i], 4, dtype, &a->shape, list, unit, next);
         if (two) {
-            attend_page(&b[fours], 2, dtype, &a->shape, span->page, &list, unit, next);
+            attend_tile(&b[fours], 2, dtype, &a->shape, list, unit, next);
             next = NULL;
         }
         if (one)
-            attend_page(&b[fours + two], 1, dtype, &a->shape, span->page, &list, unit, next);
+            attend_tile(&b[fours + two], 1, dtype, &a->shape, list, unit, next);
     }
     for (uint32_t i = 0; i < fours; i++)
         end_block(&b[i], a, task, 4 * i, 4, dtype);

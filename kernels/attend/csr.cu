@@ -26,10 +26,11 @@ static __device__ __forceinline__ list_parts parts_of(const kvf_csr_args *a, uin
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[list / p->lists];
     list_parts n;
-    n.sink = kvf_min_u32(kvf_div_ceil_u32(p->sink, p->shape.page_size), row->sealed);
+    const uint32_t sealed = kvf_row_sealed_pages(p, row);
+    n.sink = kvf_min_u32(kvf_div_ceil_u32(p->sink, p->shape.page_size), sealed);
     n.skipped = kvf_count_below(a->ids + (size_t)list * a->ids_max, a->id_count[list], n.sink);
     n.chosen = a->id_count[list] - n.skipped;
-    n.window = kvf_row_pages(p, row) - row->sealed;
+    n.window = kvf_row_pages(p, row) - sealed;
     return n;
 }
 
@@ -60,7 +61,7 @@ static __global__ void csr_out_kernel(const __grid_constant__ kvf_csr_args a)
     const kvf_row *row = &a.row[list / p->lists];
     const list_parts n = parts_of(&a, list);
     const int32_t *ids = a.ids + (size_t)list * a.ids_max + n.skipped;
-    const uint32_t length = length_of(&n), pages = row->sealed + n.window;
+    const uint32_t length = length_of(&n), pages = kvf_row_sealed_pages(p, row) + n.window;
     for (uint32_t i = lane; i < length; i += KVF_WARP_LANES)
         a.indices[begin + i] = i < n.sink              ? (int32_t)i
                                : i < n.sink + n.chosen ? ids[i - n.sink]

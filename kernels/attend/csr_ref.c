@@ -16,8 +16,9 @@ void kvf_csr_out_ref(const void *args, uint32_t task)
     for (uint32_t l = 0; l < a->rows * p->lists; l++) {
         const kvf_row *row = &a->row[l / p->lists];
         const int32_t *ids = a->ids + (size_t)l * a->ids_max;
+        const uint32_t sealed = kvf_row_sealed_pages(p, row);
         const uint32_t sink_pages =
-            kvf_min_u32(kvf_div_ceil_u32(p->sink, p->shape.page_size), row->sealed);
+            kvf_min_u32(kvf_div_ceil_u32(p->sink, p->shape.page_size), sealed);
         const uint32_t pages = kvf_row_pages(p, row);
         a->indptr[l] = n;
         for (uint32_t i = 0; i < sink_pages; i++)
@@ -25,7 +26,7 @@ void kvf_csr_out_ref(const void *args, uint32_t task)
         for (uint32_t i = 0; i < a->id_count[l]; i++)
             if ((uint32_t)ids[i] >= sink_pages)
                 a->indices[n++] = ids[i];
-        for (uint32_t i = row->sealed; i < pages; i++)
+        for (uint32_t i = sealed; i < pages; i++)
             a->indices[n++] = (int32_t)i;
         a->last_page_len[l] = pages ? (int32_t)kvf_row_tokens(p, row, pages - 1) : 0;
     }

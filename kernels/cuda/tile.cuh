@@ -52,7 +52,7 @@ static __device__ __forceinline__ float kvf_exp2(float x)
 /* Binary logarithm of a page size. */
 static __device__ __forceinline__ uint32_t kvf_page_shift(uint32_t page_size)
 {
-    return page_size == 8 ? 3 : page_size == 16 ? 4 : page_size == 32 ? 5 : 6;
+    return (uint32_t)__ffs((int)page_size) - 1;
 }
 
 /* What a maximum is subtracted as: nothing was seen while it is -infinity. */

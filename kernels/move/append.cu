@@ -21,7 +21,7 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     const size_t bytes = kvf_row_bytes(&p->shape);
     if (head == 0)
         for (uint32_t i = threadIdx.x; i < a.choose_lists; i += blockDim.x)
-            a.choose[(size_t)task * a.choose_lists + i] = kvf_row_choose(row);
+            a.choose[(size_t)task * a.choose_lists + i] = kvf_row_choose(p, row);
     if (!a.k)
         return;
     const size_t at = (size_t)task * p->kv_heads + head, query_bytes = p->group * bytes;
@@ -29,12 +29,12 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     kvf_copy_and_look(query, kvf_offset(a.q, at * query_bytes), query_bytes, p->shape.dtype);
 
     const uint32_t token = row->length - 1;
-    const uint32_t page = token / p->shape.page_size, t = token % p->shape.page_size;
+    const uint32_t index = token / p->block_size, t = token % p->block_size;
     /* Other blocks may not have seen the entry that head 0 writes. */
-    char *block = t == 0 ? kvf_row_ring_block(p, row, page) : (char *)row->blocks[page];
+    char *block = t == 0 ? kvf_row_ring_block(p, row, index) : (char *)row->blocks[index];
     if (t == 0 && head == 0 && threadIdx.x == 0)
-        row->blocks[page] = block;
-    char *to = block + head * kvf_page_bytes(&p->shape) + t * 2 * bytes;
+        row->blocks[index] = block;
+    char *to = block + head * kvf_run_bytes(p) + t * 2 * bytes;
     const bool bad_key = kvf_copy_and_look(to, kvf_offset(a.k, at * bytes), bytes, p->shape.dtype);
     const bool bad_value =
         kvf_copy_and_look(to + bytes, kvf_offset(a.v, at * bytes), bytes, p->shape.dtype);

@@ -36,7 +36,7 @@ void kvf_append_ref(const void *args, uint32_t task)
     const kvf_row *row = &a->row[task];
     const size_t bytes = kvf_row_bytes(&p->shape);
     for (uint32_t i = 0; i < a->choose_lists; i++)
-        a->choose[task * a->choose_lists + i] = kvf_row_choose(row);
+        a->choose[task * a->choose_lists + i] = kvf_row_choose(p, row);
     if (!a->k)
         return;
     const size_t query_bytes = p->kv_heads * p->group * bytes;
@@ -44,13 +44,13 @@ void kvf_append_ref(const void *args, uint32_t task)
            query_bytes);
 
     const uint32_t token = row->length - 1;
-    const uint32_t page = token / p->shape.page_size, t = token % p->shape.page_size;
+    const uint32_t block = token / p->block_size, t = token % p->block_size;
     if (t == 0)
-        row->blocks[page] = kvf_row_ring_block(p, row, page);
+        row->blocks[block] = kvf_row_ring_block(p, row, block);
     const void *k = kvf_offset(a->k, task * p->kv_heads * bytes);
     const void *v = kvf_offset(a->v, task * p->kv_heads * bytes);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        char *to = kvf_row_page(p, row, page, h) + t * 2 * bytes;
+        char *to = kvf_row_run(p, row, block, h) + t * 2 * bytes;
         memcpy(to, kvf_offset(k, h * bytes), bytes);
         memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
     }

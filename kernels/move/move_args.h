@@ -11,7 +11,7 @@
 #include "paging.h"
 #include "score/score_args.h"
 
-/* ---- append: one token per row into the window. A token that begins a page takes the page's ring
+/* ---- append: one token per row into the window. A token that begins a block takes its ring
  * block. Keeps the query, notes what is not finite, and writes how many pages each list chooses.
  * One task per row. */
 typedef struct kvf_append_args {
@@ -26,8 +26,9 @@ typedef struct kvf_append_args {
 } kvf_append_args;
 KVF_TASKS(append, kvf_append_args, a->rows)
 
-/* ---- seal: pages sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
- * the front of the store, write digest jobs (row's first job at job_first * kv_heads). Folds
+/* ---- seal: blocks sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
+ * the front of the store, write digest jobs: job j of KV head h of the row's i-th block is
+ * ((job_first + i) * block_jobs + j) * kv_heads + h, of block_size / block_jobs tokens. Folds
  * chunk_fault (relative to chunk_first) into the row's fault word. One task per (row, KV head). */
 typedef struct kvf_seal_args {
     kvf_paging paging;
@@ -39,8 +40,8 @@ typedef struct kvf_seal_args {
 } kvf_seal_args;
 KVF_TASKS(seal, kvf_seal_args, a->rows * a->paging.kv_heads)
 
-/* ---- table: page tables of rows. Entries sealed_before .. pages(length)-1: a sealed page gets its
- * address of `pool`, the others that of their ring block. One task per row. */
+/* ---- table: block tables of rows. Entries sealed_before .. blocks(length)-1: a sealed block gets
+ * its address of `pool`, the others that of their ring block. One task per row. */
 typedef struct kvf_table_args {
     kvf_paging paging;
     uint32_t rows;
@@ -248,7 +249,7 @@ typedef struct kvf_move_args {
 } kvf_move_args;
 KVF_TASKS(move, kvf_move_args, a->blocks)
 
-/* ---- writeback: the blocks that a decode step sealed, from the ring to the pool: pages
+/* ---- writeback: the blocks that a decode step sealed, from the ring to the pool: blocks
  * sealed_before .. sealed-1 of each row. The same copies as the host enqueues one by one, for a
  * recorded step, whose pages the host does not know. One task per row. */
 typedef struct kvf_writeback_args {

@@ -13,22 +13,20 @@
 
 #define THREADS 128u
 
-/* Tokens of the sink in sealed pages first .. end-1 to their places at the front of the store. */
+/* Tokens of the sink in sealed blocks first .. end-1 to their places at the front of the store. */
 static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                  uint32_t first, uint32_t end)
 {
-    const uint32_t page_size = p->shape.page_size;
     const uint32_t vectors = (uint32_t)kvf_token_bytes(&p->shape) / 16;
-    const uint32_t from = first * page_size, to = kvf_min_u32(end * page_size, p->sink);
+    const uint32_t from = first * p->block_size, to = kvf_min_u32(end * p->block_size, p->sink);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     if (from >= to)
         return;
     for (uint32_t i = threadIdx.x; i < (to - from) * vectors; i += blockDim.x) {
         const uint32_t token = from + i / vectors;
-        const size_t at = (token % page_size * vectors + i % vectors) * (size_t)16;
-        const char *page = kvf_row_page(p, row, token / page_size, head);
-        char *store = kvf_store_page(p, row->store, head, token / page_size);
-        *(uint4 *)(store + at) = *(const uint4 *)(page + at);
+        const char *run = kvf_row_run(p, row, token / p->block_size, head);
+        ((uint4 *)(void *)kvf_store_token(p, row->store, head, token))[i % vectors] =
+            ((const uint4 *)(const void *)run)[token % p->block_size * vectors + i % vectors];
     }
     for (uint32_t i = from + threadIdx.x; i < to; i += blockDim.x)
         index[i] = i;
@@ -39,19 +37,23 @@ static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32
 static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
 {
     const kvf_paging *p = &a.paging;
-    const uint32_t head = blockIdx.x, page_size = p->shape.page_size;
+    const uint32_t head = blockIdx.x, tokens = p->block_size / p->block_jobs;
     const kvf_row *row = &a.row[blockIdx.y];
     const uint32_t first = row->sealed_before, end = row->sealed;
     if (a.chunk_fault && blockIdx.y == 0 && head == 0 && threadIdx.x == 0 &&
         *a.chunk_fault != UINT32_MAX)
         kvf_row_fault(row, a.chunk_first + *a.chunk_fault);
     move_sink(p, row, head, first, end);
-    for (uint32_t page = first + threadIdx.x; page < end; page += blockDim.x) {
-        const uint64_t sink = kvf_sink_bits(p, page);
-        const size_t job = (size_t)(row->job_first + page - first) * p->kv_heads;
-        kvf_row_bits(p, row, head)[page] = sink;
-        kvf_job_set(&a.jobs[job + head], kvf_row_page(p, row, page, head),
-                    kvf_row_digest(p, row, page, head), sink, page_size);
+    for (uint32_t i = threadIdx.x; i < (end - first) * p->block_jobs; i += blockDim.x) {
+        const uint32_t block = first + i / p->block_jobs, j = i % p->block_jobs;
+        const uint64_t sink = kvf_sink_bits(p, block);
+        const size_t job = ((size_t)row->job_first * p->block_jobs + i) * p->kv_heads;
+        if (j == 0)
+            kvf_row_bits(p, row, head)[block] = sink;
+        kvf_job_set(&a.jobs[job + head],
+                    kvf_row_run(p, row, block, head) + j * tokens * kvf_token_bytes(&p->shape),
+                    kvf_row_digest(p, row, block * p->block_jobs + j, head),
+                    sink >> j * tokens & kvf_live_bits(tokens, 0), tokens);
     }
 }
 

@@ -17,19 +17,19 @@
 static __global__ void table_kernel(const __grid_constant__ kvf_table_args a)
 {
     const kvf_row *row = &a.row[blockIdx.y];
-    const uint32_t pages = kvf_row_pages(&a.paging, row), first = row->sealed_before;
+    const uint32_t end = kvf_row_blocks(&a.paging, row), first = row->sealed_before;
     const uint32_t sealed = row->sealed;
-    void **blocks = row->blocks;   /* [pages_max] */
+    void **blocks = row->blocks;   /* [blocks_max] */
     void *const *pool = row->pool; /* [sealed - first] */
-    for (uint32_t p = first + blockIdx.x * blockDim.x + threadIdx.x; p < pages;
-         p += gridDim.x * blockDim.x)
-        blocks[p] = p < sealed ? pool[p - first] : (void *)kvf_row_ring_block(&a.paging, row, p);
+    for (uint32_t b = first + blockIdx.x * blockDim.x + threadIdx.x; b < end;
+         b += gridDim.x * blockDim.x)
+        blocks[b] = b < sealed ? pool[b - first] : (void *)kvf_row_ring_block(&a.paging, row, b);
 }
 
 int kvf_table_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_table_args *a = (const kvf_table_args *)args;
-    const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.pages_max, 8 * THREADS));
+    const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.blocks_max, 8 * THREADS));
     if (tasks == 0)
         return cudaSuccess;
     return kvf_cuda_launch(table_kernel, dim3(parts, tasks), dim3(THREADS), 0, (cudaStream_t)stream,

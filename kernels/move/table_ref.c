@@ -11,8 +11,8 @@ void kvf_table_ref(const void *args, uint32_t task)
 {
     const kvf_table_args *a = args;
     const kvf_row *row = &a->row[task];
-    const uint32_t pages = kvf_row_pages(&a->paging, row);
-    for (uint32_t p = row->sealed_before; p < pages; p++)
-        row->blocks[p] = p < row->sealed ? row->pool[p - row->sealed_before]
-                                         : (void *)kvf_row_ring_block(&a->paging, row, p);
+    const uint32_t blocks = kvf_row_blocks(&a->paging, row);
+    for (uint32_t b = row->sealed_before; b < blocks; b++)
+        row->blocks[b] = b < row->sealed ? row->pool[b - row->sealed_before]
+                                         : (void *)kvf_row_ring_block(&a->paging, row, b);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sealed blocks from the ring to the pool. Knows nothing of page tables: they point to the ring
+ * Sealed blocks from the ring to the pool. Knows nothing of block tables: they point to the ring
  * until the kernel `table` runs.
  */
 
@@ -13,7 +13,7 @@ void kvf_writeback_ref(const void *args, uint32_t task)
 {
     const kvf_writeback_args *a = args;
     const kvf_row *row = &a->row[task];
-    for (uint32_t page = row->sealed_before; page < row->sealed; page++)
-        memcpy(row->pool[page - row->sealed_before], kvf_row_ring_block(&a->paging, row, page),
+    for (uint32_t block = row->sealed_before; block < row->sealed; block++)
+        memcpy(row->pool[block - row->sealed_before], kvf_row_ring_block(&a->paging, row, block),
                kvf_block_bytes(&a->paging));
 }

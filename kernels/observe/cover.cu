@@ -3,10 +3,10 @@
 /*
  * The tokens of one row as spans, on the GPU; see cover_ref.c for the meaning.
  *
- * Knows nothing of scores. Grid: (parts of PAGES pages, KV heads). Where a part's spans begin is
- * the number of pages before it that are there; each block counts those itself, 4 bytes per page
- * from the cache, which is cheaper than a second launch. The block in whose part the sealed pages
- * end adds the window and the totals. Bound: 28 bytes written per page. Exact.
+ * Knows nothing of scores. Grid: (parts of PAGES pages or runs, KV heads). Where a part's spans
+ * begin is the number of pages before it that are there; each block counts those itself, 4 bytes
+ * per page from the cache, which is cheaper than a second launch. The block in whose part the
+ * sealed pages end adds the window and the totals. Bound: 28 bytes written per page. Exact.
  */
 
 #include "cuda_kernels.h"
@@ -28,18 +28,20 @@ static __device__ __forceinline__ void put(const covering *c, uint32_t at, const
     c->index[at] = index;
 }
 
-/* Window pages, candidates and the limits of the kept queries; n spans are there already. */
+/* The window, candidates and the limits of the kept queries; n spans are there already. */
 static __device__ void put_end(const kvf_cover_args *a, const covering *c, uint32_t head,
                                uint32_t n)
 {
     const kvf_paging *p = &a->paging;
     const kvf_row *row = a->row;
-    const uint32_t page_size = p->shape.page_size, sealed = row->sealed;
-    const uint32_t window = kvf_row_pages(p, row) - sealed;
+    const uint32_t tokens = kvf_cover_tokens(p, a->resident), sealed = row->sealed * p->block_size;
+    const uint32_t window = kvf_div_ceil_u32(row->length - sealed, tokens);
     KVF_ASSERT(n + window <= a->spans_max);
-    for (uint32_t i = threadIdx.x; i < window; i += blockDim.x)
-        put(c, n + i, kvf_row_page(p, row, sealed + i, head), 0, kvf_row_tokens(p, row, sealed + i),
-            (sealed + i) * page_size);
+    for (uint32_t i = threadIdx.x; i < window; i += blockDim.x) {
+        const uint32_t token = sealed + i * tokens;
+        put(c, n + i, kvf_row_page(p, row, token / p->shape.page_size, head), 0,
+            kvf_min_u32(tokens, row->length - token), token);
+    }
     if (a->first && a->limit && head == 0) {
         const uint32_t kept = row->query_count;
         for (uint32_t s = threadIdx.x; s < kept; s += blockDim.x)
@@ -49,9 +51,9 @@ static __device__ void put_end(const kvf_cover_args *a, const covering *c, uint3
         return;
     a->span_count[head] = n + window;
     if (a->first) {
-        const uint32_t sink = kvf_min_u32(p->sink, sealed * page_size);
+        const uint32_t sink = kvf_min_u32(p->sink, sealed);
         a->first[head] = sink;
-        a->count[head] = n * page_size - sink;
+        a->count[head] = n * tokens - sink;
         a->take[head] = a->take_tokens ? a->take_tokens : kvf_row_static(row);
     }
 }
@@ -60,10 +62,11 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
 {
     const kvf_paging *p = &a.paging;
     const kvf_row *row = a.row;
-    const uint32_t head = blockIdx.y, page_size = p->shape.page_size, sealed = row->sealed;
+    const bool resident = a.resident != 0;
+    const uint32_t head = blockIdx.y, page_size = p->shape.page_size;
+    const uint32_t sealed = resident ? kvf_row_sealed_pages(p, row) : row->sealed;
     const uint32_t list = head * (p->lists / p->kv_heads), first = blockIdx.x * PAGES;
     const int32_t *slots = row->slot_of_page + (size_t)list * p->pages_max;
-    const bool resident = a.resident != 0;
     covering c;
     c.spans = a.spans + (size_t)head * a.spans_max;
     c.index = a.span_index + (size_t)head * a.spans_max;
@@ -87,11 +90,12 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
         const bool is_there = i < end && (!resident || slots[i] >= 0);
         uint32_t more;
         const uint32_t at = n + kvf_block_scan(is_there, &more, kvf_shared());
-        if (is_there)
+        if (is_there && !resident)
+            put(&c, at, kvf_row_run(p, row, i, head), 0, p->block_size, i * p->block_size);
+        else if (is_there)
             put(&c, at,
-                resident && row->slots ? kvf_row_slot(p, row, list, slots[i])
-                                       : kvf_row_page(p, row, i, head),
-                resident ? kvf_row_bits(p, row, head)[i] : 0, page_size, i * page_size);
+                row->slots ? kvf_row_slot(p, row, list, slots[i]) : kvf_row_page(p, row, i, head),
+                kvf_row_skip(p, row, head, i), page_size, i * page_size);
         n += more;
     }
     if (sealed - first < PAGES)
@@ -103,6 +107,8 @@ int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_cover_args *a = (const kvf_cover_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(cover_kernel, dim3(a->paging.pages_max / PAGES + 1, tasks),
-                           dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch(
+        cover_kernel,
+        dim3((a->resident ? a->paging.pages_max : a->paging.blocks_max) / PAGES + 1, tasks),
+        dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }

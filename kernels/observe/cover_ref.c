@@ -37,17 +37,26 @@ static void put_sealed(const kvf_cover_args *a, uint32_t head, covering *c)
     const kvf_row *row = a->row;
     const uint32_t list = head * (p->lists / p->kv_heads);
     const int32_t *slot_of_page = row->slot_of_page + (size_t)list * p->pages_max;
-    for (uint32_t i = 0; i < row->sealed; i++) {
-        if (!a->resident) {
-            put(c, kvf_row_page(p, row, i, head), 0, p->shape.page_size, i * p->shape.page_size);
-            continue;
-        }
+    for (uint32_t i = 0; !a->resident && i < row->sealed; i++)
+        put(c, kvf_row_run(p, row, i, head), 0, p->block_size, i * p->block_size);
+    for (uint32_t i = 0; a->resident && i < kvf_row_sealed_pages(p, row); i++) {
         if (slot_of_page[i] < 0)
             continue;
         const void *page = row->slots ? kvf_row_slot(p, row, list, slot_of_page[i])
                                       : kvf_row_page(p, row, i, head);
-        put(c, page, kvf_row_bits(p, row, head)[i], p->shape.page_size, i * p->shape.page_size);
+        put(c, page, kvf_row_skip(p, row, head, i), p->shape.page_size, i * p->shape.page_size);
     }
+}
+
+/* In spans as long as the others. */
+static void put_window(const kvf_cover_args *a, uint32_t head, covering *c)
+{
+    const kvf_paging *p = &a->paging;
+    const uint32_t tokens = kvf_cover_tokens(p, a->resident);
+    const uint32_t length = a->row->length;
+    for (uint32_t i = a->row->sealed * p->block_size; i < length; i += tokens)
+        put(c, kvf_row_page(p, a->row, i / p->shape.page_size, head), 0,
+            kvf_min_u32(tokens, length - i), i);
 }
 
 /* Slot s holds the query of the token that lies (newest slot - s) back, around the ring. */
@@ -70,16 +79,14 @@ void kvf_cover_ref(const void *args, uint32_t task)
         put_store(a, task, &c);
     put_sealed(a, task, &c);
     if (a->first) {
-        const uint32_t sink = kvf_min_u32(p->sink, row->sealed * p->shape.page_size);
+        const uint32_t sink = kvf_min_u32(p->sink, row->sealed * p->block_size);
         a->first[task] = sink;
-        a->count[task] = c.count * p->shape.page_size - sink;
+        a->count[task] = c.count * kvf_cover_tokens(p, a->resident) - sink;
         a->take[task] = a->take_tokens ? a->take_tokens : kvf_row_static(row);
         if (task == 0 && a->limit)
             put_limits(a);
     }
-    for (uint32_t i = row->sealed; i < kvf_row_pages(p, row); i++)
-        put(&c, kvf_row_page(p, row, i, task), 0, kvf_row_tokens(p, row, i),
-            i * p->shape.page_size);
+    put_window(a, task, &c);
     KVF_ASSERT(c.count <= a->spans_max);
     a->span_count[task] = c.count;
 }

@@ -129,10 +129,10 @@ typedef struct kvf_profile_args {
 KVF_TASKS(profile, kvf_profile_args, a->rows)
 
 /* ---- cover: the tokens of one row as spans, for observe and for dense attention. resident == 0:
- * every page in order, so that position i of the result is token i. resident == 1: store pages,
- * chosen pages that have a slot, by ascending id and without static tokens, then the window. Also
- * the candidates for the static set (first, count, both in tokens from the first span) and how many
- * to take. One task per KV head. */
+ * every run in order, so that position i of the result is token i. resident == 1: store pages,
+ * chosen pages that have a slot, by ascending id and without static tokens, then the window page by
+ * page. Also the candidates for the static set (first, count, both in tokens from the first span)
+ * and how many to take. One task per KV head. */
 typedef struct kvf_cover_args {
     kvf_paging paging;
     uint32_t resident;
@@ -149,16 +149,22 @@ typedef struct kvf_cover_args {
 } kvf_cover_args;
 KVF_TASKS(cover, kvf_cover_args, a->paging.kv_heads)
 
+/* Tokens of a span of a cover: those of a page, or of a run. */
+KVF_INLINE uint32_t kvf_cover_tokens(const kvf_paging *p, uint32_t resident)
+{
+    return resident ? p->shape.page_size : p->block_size;
+}
+
 /* ---- pack: a new static store out of the old one and of pages. Ids are positions in the spans of
  * `cover`. Updates bits; pages whose bits changed get a digest job if they can be read (resident ==
  * 0, or in a slot), else their digest is widened by the returning keys. Unused jobs have page NULL.
- * One task per KV head. */
+ * With jobs_max == 0 digests do not depend on bits, and only those change. One task per KV head. */
 typedef struct kvf_pack_args {
     kvf_paging paging;
     uint32_t resident;
     uint32_t spans_max;
     uint32_t ids_max;
-    uint32_t jobs_max;  /* per KV head, >= 2 * static tokens or pages_max */
+    uint32_t jobs_max;  /* per KV head, >= 2 * static tokens or pages_max; or 0 */
     const kvf_row *row; /* [1]; its store is the old one */
     const kvf_span *spans;
     const uint32_t *span_index;

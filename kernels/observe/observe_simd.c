@@ -4,12 +4,13 @@
  * Attention of the last queries over many keys, vectorised. Bound: the multiply-adds of q.k, twice.
  *
  * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_ROWS of
- * them run over all pages of the chunk; only live tokens of a page enter its tile, and pages that
- * no row sees are passed over. Exactness: fp32 products and sums, exponentials to 3e-7; row maxima
- * are stored in natural units, rounded to fp32.
+ * them run over all spans of the chunk. A tile is the live tokens of a span, or of as many short
+ * ones as fit; spans that no row sees are passed over. Exactness: fp32 products and sums,
+ * exponentials to 3e-7; row maxima are stored in natural units, rounded to fp32.
  */
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "common/convert.h"
 #include "tile_simd.h"
@@ -28,10 +29,13 @@ typedef struct tile {
     tile_scores s;
     uint32_t rows;
     uint32_t keys_live;
-    uint8_t token[TILE_KEYS]; /* of each live key */
-    uint32_t visible[TILE_ROWS];
+    const void *key[TILE_KEYS];  /* of live tokens */
+    uint32_t index[TILE_KEYS];   /* of the tokens */
+    uint32_t place[TILE_KEYS];   /* among the scores of the chunk */
+    uint32_t visible[TILE_ROWS]; /* the first ones of the keys */
     uint32_t limit[TILE_ROWS];
     uint32_t limit_top; /* no row sees a token beyond */
+    uint32_t limit_low; /* every row sees the tokens up to here */
 } tile;
 
 static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
@@ -62,6 +66,7 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
     const float unit = a->is_raw || a->rounds_bf16 ? 1.0f : a->scale * KVF_LOG2E;
     t->rows = rows;
     t->limit_top = 0;
+    t->limit_low = UINT32_MAX;
     for (uint32_t r = 0; r < rows; r++) {
         const uint32_t w = (first + r) % a->window;
         const size_t at = ((size_t)kvf_observe_row(a, w) * a->kv_heads + c->head) * a->group +
@@ -69,6 +74,7 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
         strips_put(&t->q, r, kvf_offset(a->q, at * kvf_row_bytes(&a->shape)), &a->shape, unit);
         t->limit[r] = a->limit ? a->limit[w] : a->limit_first + w;
         t->limit_top = kvf_max_u32(t->limit_top, t->limit[r]);
+        t->limit_low = kvf_min_u32(t->limit_low, t->limit[r]);
     }
     strips_finish(&t->q, rows, &a->shape);
 }
@@ -88,44 +94,67 @@ static void round_logits(tile *t, const kvf_observe_args *a)
     }
 }
 
-/* Logits, in units of ln 2, of the tile's rows against the live tokens of one span. */
-KVF_ALWAYS_INLINE void span_logits(tile *t, const kvf_observe_args *a, size_t span,
-                                   const kvf_dtype dtype)
+/* Live tokens of span `i`, behind those of the tile. */
+static void add_span(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t i)
 {
-    const kvf_span *sp = &a->spans[span];
-    const void *rows[TILE_KEYS];
-    const uint32_t index = a->span_index[span];
+    const size_t at = (size_t)c->head * a->spans_max + i;
+    const kvf_span *sp = &a->spans[at];
+    const uint32_t index = a->span_index[at];
     uint64_t live = kvf_live_bits(kvf_min_u32(sp->count, a->shape.page_size), sp->skip);
     if (index < a->token_first)
         live &= ~kvf_live_bits(kvf_min_u32(a->token_first - index, 64), 0);
-    uint32_t n = 0;
-    for (uint64_t bits = live; bits; bits &= bits - 1) {
-        t->token[n] = (uint8_t)__builtin_ctzll(bits);
-        rows[n] = kvf_page_key(&a->shape, sp->page, t->token[n]);
-        n++;
-    }
-    t->keys_live = index > t->limit_top ? 0 : n;
-    if (t->keys_live == 0)
-        return;
-    panels_put_keys(&t->keys, rows, n, &a->shape, dtype);
-    tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, n, a->shape.head_dim);
-    if (a->rounds_bf16)
-        round_logits(t, a);
-    for (uint32_t r = 0; r < t->rows; r++) {
-        const uint32_t limit = t->limit[r];
-        const uint32_t seen = limit < index ? 0 : kvf_min_u32(limit - index, 63) + 1;
-        t->visible[r] = (uint32_t)__builtin_popcountll(live & kvf_live_bits(seen, 0));
+    for (; live && index <= t->limit_top; live &= live - 1) {
+        const uint32_t row = (uint32_t)__builtin_ctzll(live), n = t->keys_live++;
+        t->key[n] = kvf_page_key(&a->shape, sp->page, row);
+        t->index[n] = index + row;
+        t->place[n] = (i - c->first) * a->shape.page_size + row;
     }
 }
 
-static void any_span_logits(tile *t, const kvf_observe_args *a, size_t span)
+/* Whether span `i` may follow what the tile has: what a row sees must come first. */
+static bool fits(const tile *t, const kvf_observe_args *a, const chunk *c, uint32_t i)
+{
+    const uint32_t page_size = a->shape.page_size;
+    const uint32_t index = a->span_index[(size_t)c->head * a->spans_max + i];
+    if (t->keys_live + page_size > TILE_KEYS)
+        return false;
+    if (t->keys_live == 0)
+        return true;
+    const uint32_t last = t->index[t->keys_live - 1];
+    return index > last || (last <= t->limit_low && index + page_size - 1 <= t->limit_low);
+}
+
+/* Logits, in units of ln 2, of the tile's rows against the live tokens of the spans from `first`
+ * on. Returns the span behind them. */
+KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, const chunk *c,
+                                        uint32_t first, const kvf_dtype dtype)
+{
+    uint32_t next = first;
+    t->keys_live = 0;
+    for (; next < c->end && (next == first || fits(t, a, c, next)); next++)
+        add_span(t, a, c, next);
+    if (t->keys_live == 0)
+        return next;
+    panels_put_keys(&t->keys, t->key, t->keys_live, &a->shape, dtype);
+    tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
+    if (a->rounds_bf16)
+        round_logits(t, a);
+    for (uint32_t r = 0; r < t->rows; r++) {
+        uint32_t seen = t->keys_live;
+        while (seen > 0 && t->index[seen - 1] > t->limit[r])
+            seen--;
+        t->visible[r] = seen;
+    }
+    return next;
+}
+
+static uint32_t any_spans_logits(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first)
 {
     if (a->shape.dtype == KVF_BF16)
-        span_logits(t, a, span, KVF_BF16);
-    else if (a->shape.dtype == KVF_FP16)
-        span_logits(t, a, span, KVF_FP16);
-    else
-        span_logits(t, a, span, KVF_FP32);
+        return spans_logits(t, a, c, first, KVF_BF16);
+    if (a->shape.dtype == KVF_FP16)
+        return spans_logits(t, a, c, first, KVF_FP16);
+    return spans_logits(t, a, c, first, KVF_FP32);
 }
 
 static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
@@ -137,8 +166,8 @@ static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
         sum[r] = 0.0f;
     }
     load_queries(t, a, c, first, rows);
-    for (uint32_t i = c->first; i < c->end; i++) {
-        any_span_logits(t, a, (size_t)c->head * a->spans_max + i);
+    for (uint32_t i = c->first; i < c->end;) {
+        i = any_spans_logits(t, a, c, i);
         for (uint32_t r = 0; r < rows && t->keys_live; r++) {
             const float found = row_mask_top(t->s.at[r], t->visible[r], t->keys_live);
             if (found > top[r]) {
@@ -246,8 +275,8 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
     row_shares shares;
     merge_chunks(a, c, first, rows, &shares);
     load_queries(t, a, c, first, rows);
-    for (uint32_t i = c->first; i < c->end; i++) {
-        any_span_logits(t, a, (size_t)c->head * a->spans_max + i);
+    for (uint32_t i = c->first; i < c->end;) {
+        i = any_spans_logits(t, a, c, i);
         float sum[TILE_KEYS] = {0.0f};
         if (a->is_raw || a->rounds_bf16)
             for (uint32_t r = 0; r < rows && t->keys_live; r++)
@@ -256,7 +285,7 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
             for (uint32_t r = 0; r < rows && t->keys_live; r++)
                 add_row(t, &shares, r, sum);
         for (uint32_t j = 0; j < t->keys_live; j++)
-            out[(size_t)(i - c->first) * a->shape.page_size + t->token[j]] += sum[j];
+            out[t->place[j]] += sum[j];
     }
 }
 

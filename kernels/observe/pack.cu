@@ -72,16 +72,14 @@ static __device__ __forceinline__ uint32_t merge_split(uint32_t d, uint32_t n, u
 static __device__ __forceinline__ const char *old_row(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
-    return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
+    return kvf_store_token(p, k->a->row->store, k->head, entry);
 }
 
 static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
     KVF_ASSERT(entry < kvf_store_tokens(p));
-    return kvf_store_page(p, k->a->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
+    return kvf_store_token(p, k->a->store, k->head, entry);
 }
 
 /* Token of id i of the old store; those behind its end are dead and come last. */
@@ -93,10 +91,10 @@ static __device__ __forceinline__ uint32_t old_token(const packing *k, uint32_t 
 
 static __device__ __forceinline__ uint32_t page_token(const packing *k, uint32_t j)
 {
-    const uint32_t page_size = k->a->paging.shape.page_size;
+    const uint32_t tokens = kvf_cover_tokens(&k->a->paging, k->a->resident);
     const uint32_t position = (uint32_t)k->ids[k->split + j];
-    return k->a->span_index[(size_t)k->head * k->a->spans_max + position / page_size] +
-           position % page_size;
+    return k->a->span_index[(size_t)k->head * k->a->spans_max + position / tokens] +
+           position % tokens;
 }
 
 /* The entry of step d of the merge of old and new tokens: its token and key row, NULL if dead. */
@@ -104,7 +102,8 @@ static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t 
                                          bool *is_of_page)
 {
     const kvf_pack_args *a = k->a;
-    const uint32_t page_size = a->paging.shape.page_size, others = k->count - k->split;
+    const uint32_t tokens = kvf_cover_tokens(&a->paging, a->resident);
+    const uint32_t others = k->count - k->split;
     const uint32_t i = merge_split(d, k->split, others, [k](uint32_t x, uint32_t y) {
         return old_token(k, x) < page_token(k, y);
     });
@@ -114,8 +113,8 @@ static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t 
         *token = old_token(k, i);
         return *token == UINT32_MAX ? NULL : old_row(k, (uint32_t)k->ids[i]);
     }
-    const uint32_t position = (uint32_t)k->ids[k->split + j], t = position % page_size;
-    const kvf_span *span = &a->spans[(size_t)k->head * a->spans_max + position / page_size];
+    const uint32_t position = (uint32_t)k->ids[k->split + j], t = position % tokens;
+    const kvf_span *span = &a->spans[(size_t)k->head * a->spans_max + position / tokens];
     *token = page_token(k, j);
     if (!(kvf_live_bits(span->count, span->skip) >> t & 1))
         return NULL;
@@ -182,7 +181,8 @@ static __device__ uint64_t bits_of(const packing *k, uint32_t page, uint32_t i, 
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t page_size = p->shape.page_size;
-    uint64_t bits = kvf_sink_bits(p, page);
+    uint64_t bits = kvf_sink_bits(p, page / p->block_pages) >> page % p->block_pages * page_size &
+                    kvf_live_bits(page_size, 0);
     for (j += k->sink; j < k->new_count && k->new_index[j] / page_size == page; j++)
         bits |= UINT64_C(1) << k->new_index[j] % page_size;
     i += k->sink;
@@ -222,11 +222,15 @@ static __device__ void renew_bits(packing *k, shared_state *s)
         __syncthreads();
         bool is_changed = d < n + m && s->pages[threadIdx.x] != page;
         if (is_changed) {
+            const uint64_t old = kvf_row_skip(p, a->row, k->head, page);
             bits = bits_of(k, page, i, j, &end);
-            is_changed = all[page] != bits;
+            is_changed = old != bits;
+            /* Other threads have other pages of the same block. */
+            if (is_changed)
+                atomicXor((unsigned long long *)&all[page / p->block_pages],
+                          (unsigned long long)(old ^ bits) << page % p->block_pages * page_size);
+            is_changed = is_changed && a->jobs_max;
         }
-        if (is_changed)
-            all[page] = bits;
         const bool is_far = is_changed && a->resident && slots[page] < 0;
         const uint32_t job = k->jobs + kvf_block_scan(is_changed && !is_far, &more, s->scratch);
         if (is_changed && !is_far) {
@@ -260,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     packing k;
     k.a = &a;
     k.head = head;
-    k.sink = kvf_min_u32(p->sink, a.row->sealed * page_size);
+    k.sink = kvf_min_u32(p->sink, a.row->sealed * p->block_size);
     k.old_count = a.row->store_count[head];
     k.old_index = a.row->store_index + head * kvf_store_tokens(p);
     k.ids = a.ids + (size_t)head * a.ids_max;
@@ -285,9 +289,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
         return;
     a.store_count[head] = k.new_count;
     if (!a.resident)
-        kvf_counter_add(&a.counters->bytes_refresh,
-                        from_pages * kvf_token_bytes(&p->shape) +
-                            ((uint64_t)k.jobs + a.row->sealed) * kvf_page_bytes(&p->shape) / 2);
+        kvf_counter_add(&a.counters->bytes_refresh, from_pages * kvf_token_bytes(&p->shape) +
+                                                        k.jobs * kvf_page_bytes(&p->shape) / 2 +
+                                                        a.row->sealed * kvf_run_bytes(p) / 2);
 }
 
 int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)

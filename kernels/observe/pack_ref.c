@@ -30,20 +30,16 @@ typedef struct packing {
 static const char *old_row(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
-    return kvf_store_page(p, k->a->row->store, k->head, entry / p->shape.page_size) +
-           entry % p->shape.page_size * kvf_token_bytes(&p->shape);
+    return kvf_store_token(p, k->a->row->store, k->head, entry);
 }
 
 /* `from` is a key; its value follows. */
 static void add_entry(packing *k, uint32_t token, const char *from)
 {
-    const kvf_shape *s = &k->a->paging.shape;
+    const kvf_paging *p = &k->a->paging;
     const uint32_t e = k->new_count++;
-    const size_t bytes = kvf_token_bytes(s);
-    KVF_ASSERT(e < kvf_store_tokens(&k->a->paging));
-    char *to = kvf_store_page(&k->a->paging, k->a->store, k->head, e / s->page_size) +
-               e % s->page_size * bytes;
-    memcpy(to, from, bytes);
+    KVF_ASSERT(e < kvf_store_tokens(p));
+    memcpy(kvf_store_token(p, k->a->store, k->head, e), from, kvf_token_bytes(&p->shape));
     k->new_index[e] = token;
 }
 
@@ -51,9 +47,9 @@ static void add_entry(packing *k, uint32_t token, const char *from)
 static const char *row_at(const packing *k, int32_t position, uint32_t *token)
 {
     const kvf_pack_args *a = k->a;
-    const uint32_t page_size = a->paging.shape.page_size;
-    const uint32_t t = (uint32_t)position % page_size;
-    const size_t at = (size_t)k->head * a->spans_max + (uint32_t)position / page_size;
+    const uint32_t tokens = kvf_cover_tokens(&a->paging, a->resident);
+    const uint32_t t = (uint32_t)position % tokens;
+    const size_t at = (size_t)k->head * a->spans_max + (uint32_t)position / tokens;
     if (!(kvf_live_bits(a->spans[at].count, a->spans[at].skip) >> t & 1))
         return NULL;
     *token = a->span_index[at] + t;
@@ -134,7 +130,6 @@ static void renew_bits(packing *k)
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t page_size = p->shape.page_size;
-    uint64_t *all = kvf_row_bits(p, k->a->row, k->head);
     uint32_t i = k->sink, j = k->sink;
     while (i < k->old_count || j < k->new_count) {
         const uint32_t first = i;
@@ -143,15 +138,17 @@ static void renew_bits(packing *k)
             page = k->old_index[i] / page_size;
         if (j < k->new_count)
             page = kvf_min_u32(page, k->new_index[j] / page_size);
-        uint64_t bits = kvf_sink_bits(p, page);
+        const uint32_t shift = page % p->block_pages * page_size;
+        uint64_t bits =
+            kvf_sink_bits(p, page / p->block_pages) >> shift & kvf_live_bits(page_size, 0);
         while (i < k->old_count && k->old_index[i] / page_size == page)
             i++;
         for (; j < k->new_count && k->new_index[j] / page_size == page; j++)
             bits |= UINT64_C(1) << k->new_index[j] % page_size;
-        if (all[page] != bits) {
-            all[page] = bits;
+        const uint64_t old = kvf_row_skip(p, k->a->row, k->head, page);
+        kvf_row_bits(p, k->a->row, k->head)[page / p->block_pages] ^= (old ^ bits) << shift;
+        if (old != bits && k->a->jobs_max)
             renew_digest(k, page, bits, first, i);
-        }
     }
 }
 
@@ -162,7 +159,7 @@ void kvf_pack_ref(const void *args, uint32_t task)
     const size_t stride = kvf_store_tokens(p);
     packing k = {.a = a,
                  .head = task,
-                 .sink = kvf_min_u32(p->sink, a->row->sealed * p->shape.page_size),
+                 .sink = kvf_min_u32(p->sink, a->row->sealed * p->block_size),
                  .old_count = a->row->store_count[task],
                  .old_index = a->row->store_index + task * stride,
                  .new_index = a->store_index + task * stride};
@@ -175,6 +172,6 @@ void kvf_pack_ref(const void *args, uint32_t task)
     for (uint32_t i = k.jobs; i < a->jobs_max; i++)
         a->jobs[(size_t)task * a->jobs_max + i] = (kvf_digest_job){0};
     if (!a->resident)
-        k.bytes += a->row->sealed * kvf_page_bytes(&p->shape) / 2;
+        k.bytes += a->row->sealed * kvf_run_bytes(p) / 2;
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);
 }

@@ -13,7 +13,8 @@
 
 static __global__ void newest_kernel(const __grid_constant__ kvf_newest_args a)
 {
-    const uint32_t list = blockIdx.x, sealed = a.row[list / a.paging.lists].sealed;
+    const uint32_t list = blockIdx.x,
+                   sealed = kvf_row_sealed_pages(&a.paging, &a.row[list / a.paging.lists]);
     const uint32_t count = kvf_min_u32(a.choose[list], sealed);
     int32_t *ids = a.ids + (size_t)list * a.ids_max;
     KVF_ASSERT(count <= a.ids_max);

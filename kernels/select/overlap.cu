@@ -39,7 +39,7 @@ static __global__ void overlap_kernel(const __grid_constant__ kvf_overlap_args a
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < a.choose_lists; i += blockDim.x)
-        a.choose[i] = kvf_row_choose(row);
+        a.choose[i] = kvf_row_choose(p, row);
 }
 
 int kvf_overlap_cuda(const void *args, uint32_t tasks, void *stream)

@@ -36,7 +36,7 @@ void kvf_overlap_ref(const void *args, uint32_t task)
     a->row->share[0] = a->a_count[0] < a->rest ? a->rest / 4 : kvf_min_u32(tokens, a->rest);
     a->row->share[1] = (a->rest - a->row->share[0]) / page_size;
     for (uint32_t i = 0; i < a->choose_lists; i++)
-        a->choose[i] = kvf_row_choose(a->row);
+        a->choose[i] = kvf_row_choose(p, a->row);
     if (a->row->share[0] < a->counters->static_min)
         a->counters->static_min = a->row->share[0];
     if (a->row->share[0] > a->counters->static_max)

@@ -10,8 +10,8 @@
  * pool may be given back as soon as the host no longer needs them. Lengths, positions and blocks
  * are kept by the host at the time of enqueueing; the device has them as kvf_row, one per call.
  *
- * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / page_size) after
- * every call; blocks[p] is a pool block iff p < sealed; the static store in force is `store`.
+ * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / block_size) after
+ * every call; blocks[b] is a pool block iff b < sealed; the static store in force is `store`.
  */
 
 #include <stdatomic.h>
@@ -36,18 +36,17 @@ typedef struct kvf_masked kvf_masked;
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */
 struct kvf_dims {
     kvf_paging paging;
-    uint32_t rest_tokens;   /* of the budget, beyond sink and window */
+    uint32_t rest_tokens;   /* of the budget, beyond sink and the largest window */
     uint32_t static_tokens; /* most of a static set, sink not included */
     uint32_t ids_max;       /* most pages a list chooses */
     uint32_t spans_max;     /* per list */
     uint32_t splits_max;
-    uint32_t split;         /* spans per split */
     uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
     uint32_t window_pages;  /* most pages that are not sealed */
     uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
     uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
     uint32_t observe_max;   /* queries of one launch of observe; 0 = unused */
-    uint32_t chunk_pages;   /* blocks that a prefill call seals */
+    uint32_t chunk_blocks;  /* that a prefill call seals */
     uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t pack_jobs;     /* of which per KV head in a refresh */
@@ -62,7 +61,7 @@ struct kvf_dims {
 /* What the host keeps of one layer of one sequence. */
 typedef struct kvf_layer {
     uint32_t length;
-    uint32_t sealed;
+    uint32_t sealed;        /* blocks */
     uint32_t queries;       /* valid queries so far: the newest is in slot (queries - 1) % window */
     uint32_t since_refresh; /* decode steps */
     uint32_t steps;         /* decode steps, for verify_interval */
@@ -74,7 +73,7 @@ typedef struct kvf_layer {
     uint32_t is_verified;   /* in this call: dense attention is compared */
     uint32_t has_static;    /* a static set was chosen: bits of pages may be set */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
-    kvf_block *blocks;      /* [pages_max] */
+    kvf_block *blocks;      /* [blocks_max] */
     uint32_t *positions;    /* [tokens_max] */
 } kvf_layer;
 
@@ -146,7 +145,7 @@ struct kvf_cache {
 
     struct kvf_sequence *sequences;         /* [sequences_max] */
     kvf_layer *layers;                      /* [sequences_max, layers] */
-    kvf_block *blocks;                      /* [sequences_max, layers, pages_max] */
+    kvf_block *blocks;                      /* [sequences_max, layers, blocks_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
     kvf_layer_host_counters *host_counters; /* [layers] */
     kvf_footprint_meter footprint;
@@ -187,6 +186,21 @@ static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, ui
            layer;
 }
 
+/* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
+static inline uint32_t kvf_rest_tokens(const kvf_cache *cache, const kvf_layer *layer)
+{
+    const uint32_t sealed = layer->sealed * cache->dims.paging.block_size;
+    const uint32_t fixed = cache->config.sink_tokens + layer->length - sealed;
+    const uint32_t budget = cache->config.budget_tokens;
+    return budget > fixed ? budget - fixed : 0;
+}
+
+/* Spans of a split, of so many tokens each. */
+static inline uint32_t kvf_split(uint32_t span_tokens)
+{
+    return KVF_SPLIT_TOKENS / span_tokens;
+}
+
 /* 0: pages are attended where they live. */
 static inline bool kvf_moves_pages(const kvf_cache *cache)
 {
@@ -198,10 +212,10 @@ static inline size_t kvf_cache_slot_bytes(const kvf_cache *cache)
     return kvf_moves_pages(cache) ? kvf_page_bytes(&cache->dims.paging.shape) : 0;
 }
 
-static inline uint32_t kvf_sealed_pages(const kvf_cache *cache, uint32_t length)
+static inline uint32_t kvf_sealed_blocks(const kvf_cache *cache, uint32_t length)
 {
-    const kvf_cache_config *c = &cache->config;
-    return length < c->local_tokens ? 0 : (length - c->local_tokens) / c->page_size;
+    const uint32_t local = cache->config.local_tokens;
+    return length < local ? 0 : (length - local) / cache->dims.paging.block_size;
 }
 
 #endif

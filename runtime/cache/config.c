@@ -16,7 +16,8 @@
 
 #include "settings.h"
 
-#define TOKENS_MAX (1u << 26)
+#define TOKENS_MAX   (1u << 26)
+#define BLOCK_TOKENS 32u
 
 void kvf_cache_config_init(kvf_cache_config *config)
 {
@@ -59,7 +60,7 @@ static const kvf_setting rows[] = {
     {FIELD(select), .kind = KVF_SETTING_NAME, .high = KVF_NAMES_HIGH(KVF_SELECT_LIST),
      .names = (const char *const[]){KVF_SELECT_LIST(SELECT_TEXT) NULL},
      .meaning = "how the attended tokens are selected"},
-    {FIELD(page_size), .kind = KVF_SETTING_POWER, .low = 8, .high = 64,
+    {FIELD(page_size), .kind = KVF_SETTING_POWER, .low = 1, .high = 64,
      .meaning = "tokens of a page"},
     {FIELD(sink_tokens), COUNT(0, 1u << 16), .meaning = "first tokens, always attended"},
     {FIELD(local_tokens), COUNT(1, 1u << 16), .meaning = "newest tokens, always attended"},
@@ -117,6 +118,10 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID,
                  "query_heads = %u: with kv_heads = %u a group has %u heads, at most %u work",
                  c->query_heads, c->kv_heads, c->query_heads / c->kv_heads, KVF_GROUP_MAX_HEADS);
+    if (c->sub_digests > c->page_size)
+        KVF_FAIL(context, KVF_INVALID,
+                 "sub_digests = %u: a page has page_size = %u tokens, so as many boxes at most",
+                 c->sub_digests, c->page_size);
     if (kvf_select_find(c->select)->calls_function && !c->select_fn)
         KVF_FAIL(context, KVF_INVALID,
                  "select_fn = NULL: select = %s needs a function that chooses the pages",
@@ -162,9 +167,9 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
 }
 
 static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *policy,
-                                const kvf_cache_config *c, kvf_dims *dims)
+                                const kvf_cache_config *c, uint32_t block_size, kvf_dims *dims)
 {
-    const uint32_t fixed = c->sink_tokens + c->local_tokens + c->page_size - 1;
+    const uint32_t fixed = c->sink_tokens + c->local_tokens + block_size - 1;
     if (policy->all_pages)
         return KVF_OK;
     if (c->budget_tokens < fixed + c->page_size)
@@ -173,35 +178,51 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
             "budget_tokens = %u: at least %u are needed (sink_tokens %u, a window of up to %u, "
             "one page of %u); raise budget_tokens or lower the others",
             c->budget_tokens, fixed + c->page_size, c->sink_tokens,
-            c->local_tokens + c->page_size - 1, c->page_size);
+            c->local_tokens + block_size - 1, c->page_size);
     dims->rest_tokens = c->budget_tokens - fixed;
     const bool is_auto = c->static_ratio == KVF_STATIC_RATIO_AUTO;
-    dims->dynamic_pages = dims->rest_tokens / c->page_size;
     dims->static_tokens = is_auto ? dims->rest_tokens
                                   : (uint32_t)((double)c->static_ratio * (double)dims->rest_tokens);
-    if (!is_auto)
-        dims->dynamic_pages = (dims->rest_tokens - dims->static_tokens) / c->page_size;
+    /* While the window is short, pages have what it leaves. */
+    dims->dynamic_pages =
+        is_auto ? dims->rest_tokens / c->page_size
+                : (dims->rest_tokens + block_size - 1 - dims->static_tokens) / c->page_size;
     return KVF_OK;
 }
 
-static void count_lists(const kvf_select_policy *policy, const kvf_cache_config *c, kvf_dims *dims)
+/* Tokens of a block: what is allocated and sealed stays large where pages are small. */
+static uint32_t block_tokens(const kvf_runtime *runtime, const kvf_cache_config *c)
+{
+    const uint32_t least = runtime->seams.block_size ? runtime->seams.block_size : BLOCK_TOKENS;
+    return kvf_max_u32(c->page_size, least);
+}
+
+static void count_lists(const kvf_select_policy *policy, const kvf_cache_config *c,
+                        uint32_t block_size, kvf_dims *dims)
 {
     kvf_paging *p = &dims->paging;
+    const uint32_t block_pages = block_size / c->page_size;
+    const uint32_t blocks_max = kvf_div_ceil_u32(c->tokens_max, block_size);
     *p = (kvf_paging){
         .shape = {.dtype = c->dtype, .head_dim = c->head_dim, .page_size = c->page_size},
         .kv_heads = c->kv_heads,
         .group = c->query_heads / c->kv_heads,
         .lists = policy->per_query_head ? c->query_heads : c->kv_heads,
-        .pages_max = kvf_div_ceil_u32(c->tokens_max, c->page_size),
+        .block_size = block_size,
+        .block_pages = block_pages,
+        .block_jobs = block_pages,
+        .digest_bytes = block_pages * (uint32_t)kvf_digest_bytes(c->head_dim, c->sub_digests),
+        .blocks_max = blocks_max,
+        .pages_max = blocks_max * block_pages,
         .subs = c->sub_digests,
         .sink = c->sink_tokens};
     p->store_pages =
         kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
-    p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, c->page_size) + 1;
+    p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, block_size) + 1;
     p->query_window =
         kvf_min_u32(kvf_max_u32(c->local_tokens, c->observe_window), KVF_OBSERVE_WINDOW_MAX);
     dims->choose_lists = policy->per_layer ? 1 : p->lists;
-    dims->window_pages = kvf_div_ceil_u32(c->local_tokens + c->page_size - 1, c->page_size);
+    dims->window_pages = kvf_div_ceil_u32(c->local_tokens + block_size - 1, c->page_size);
 }
 
 /* Slots, and what speculation ranks: more than a step chooses, as much as there are slots for. */
@@ -244,24 +265,31 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     /* While all fits in the budget, every sealed page is chosen. */
     uint32_t ids = kvf_max_u32(dims->dynamic_pages, c->budget_tokens / c->page_size);
     if (policy->by_token)
-        ids = dims->rest_tokens + c->page_size;
+        ids = dims->rest_tokens + p->block_size;
     if (policy->all_pages)
         ids = dims->dynamic_pages = p->pages_max;
     dims->ids_max = kvf_max_u32(1, kvf_min_u32(ids, p->pages_max));
     dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max;
-    dims->split = kvf_max_u32(1, KVF_SPLIT_TOKENS / c->page_size);
-    dims->splits_max = kvf_div_ceil_u32(dims->spans_max, dims->split);
-    dims->tokens_max = policy->by_token ? dims->rest_tokens + c->page_size : dims->static_tokens;
-    if (dims->tokens_max || c->observe_window || c->verify_interval)
-        dims->cover_max = p->pages_max + p->store_pages;
+    dims->splits_max = kvf_div_ceil_u32(dims->spans_max, kvf_split(c->page_size));
+    dims->tokens_max = policy->by_token ? dims->rest_tokens + p->block_size : dims->static_tokens;
     /* Other queries than the kept ones come in any number, and are taken so many at a time. */
     dims->observe_max = c->observe_window  ? KVF_OBSERVE_WINDOW_MAX
                         : dims->tokens_max ? p->query_window
                                            : 0;
     dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
-    dims->chunk_pages = c->prefill_chunk_max / c->page_size + p->ring_blocks + 1;
-    const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_pages);
+    dims->chunk_blocks = c->prefill_chunk_max / p->block_size + p->ring_blocks + 1;
+    const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_blocks) * p->block_jobs;
     dims->jobs_max = (uint64_t)kvf_max_u32(sealed, dims->pack_jobs) * p->kv_heads;
+}
+
+/* All runs of a row, or what of it is on the device. */
+static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
+{
+    const kvf_paging *p = &dims->paging;
+    const uint32_t slots = kvf_max_u32(p->slots, dims->shadow_slots);
+    if (dims->tokens_max || c->observe_window || c->verify_interval)
+        dims->cover_max = kvf_max_u32(
+            p->blocks_max, p->store_pages + kvf_min_u32(p->pages_max, slots) + dims->window_pages);
 }
 
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
@@ -288,21 +316,23 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "transfer = %s: this device cannot attend host memory in place; use auto",
                  kvf_transfer_name(resolved->transfer));
-    KVF_TRY(divide_budget(context, policy, resolved, dims));
-    count_lists(policy, resolved, dims);
+    const uint32_t block_size = block_tokens(runtime, resolved);
+    KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
+    count_lists(policy, resolved, block_size, dims);
     if (runtime->seams.prefill_arena == 1 ||
         (runtime->seams.prefill_arena == 0 && !runtime->properties.shares_host_memory))
-        dims->arena_blocks = dims->paging.pages_max;
+        dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 
     KVF_TRY(count_slots(context, policy, resolved, dims));
-    const uint64_t pages = (resolved->host_tokens_max + resolved->page_size - 1) /
-                           resolved->page_size * resolved->layers;
-    if (resolved->host_tokens_max > UINT64_C(1) << 48 || pages >= UINT32_MAX)
+    count_cover(resolved, dims);
+    const uint64_t blocks =
+        (resolved->host_tokens_max + block_size - 1) / block_size * resolved->layers;
+    if (resolved->host_tokens_max > UINT64_C(1) << 48 || blocks >= UINT32_MAX)
         KVF_FAIL(context, KVF_INVALID,
-                 "host_tokens_max = %llu: %u layers of it are more than %u pages; lower it, "
+                 "host_tokens_max = %llu: %u layers of it are more than %u blocks; lower it, "
                  "tokens_max or sequences_max",
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
-    dims->block_count = (uint32_t)pages;
+    dims->block_count = (uint32_t)blocks;
     return KVF_OK;
 }

@@ -21,7 +21,7 @@ static uint64_t sum_to(uint64_t n)
 typedef struct holder {
     uint32_t retrieval, streaming; /* KV heads */
     uint64_t ring;                 /* tokens of a streaming head */
-    uint32_t page;
+    uint32_t block;
     uint32_t local;      /* newest tokens: at least so many are not sealed */
     uint64_t sealed_max; /* sealed tokens of a retrieval head that the device may hold as well */
 } holder;
@@ -48,7 +48,7 @@ static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t
     return (holder){.retrieval = shape->retrieval,
                     .streaming = shape->streaming,
                     .ring = (uint64_t)c->streaming_sink + c->streaming_recent,
-                    .page = c->page_size,
+                    .block = cache->dims.paging.block_size,
                     .local = c->local_tokens,
                     .sealed_max = c->sink_tokens + (state->steps ? shape->chosen : 0)};
 }
@@ -67,7 +67,7 @@ static uint64_t ring_sum(const holder *h, uint64_t length)
 
 static uint64_t sealed_at(const holder *h, uint64_t length)
 {
-    return length < h->local ? 0 : (length - h->local) / h->page * h->page;
+    return length < h->local ? 0 : (length - h->local) / h->block * h->block;
 }
 
 static uint64_t device_at(const holder *h, uint64_t length)
@@ -76,11 +76,11 @@ static uint64_t device_at(const holder *h, uint64_t length)
     return length - sealed + (sealed < h->sealed_max ? sealed : h->sealed_max);
 }
 
-/* Sum over y < count of y, rounded down to pages. */
-static uint64_t sum_rounded(uint64_t page, uint64_t count)
+/* Sum over y < count of y, rounded down to blocks. */
+static uint64_t sum_rounded(uint64_t block, uint64_t count)
 {
-    const uint64_t whole = count / page, rest = count % page;
-    return whole == 0 ? 0 : page * (page * (whole * (whole - 1) / 2) + rest * whole);
+    const uint64_t whole = count / block, rest = count % block;
+    return whole == 0 ? 0 : block * (block * (whole * (whole - 1) / 2) + rest * whole);
 }
 
 /* Sum of device_at over lengths 1 .. length. */
@@ -88,9 +88,10 @@ static uint64_t device_sum(const holder *h, uint64_t length)
 {
     const uint64_t counts = length < h->local ? 0 : length - h->local + 1; /* lengths from local on
                                                                             */
-    const uint64_t below = (h->sealed_max / h->page + 1) * h->page; /* with sealed <= sealed_max */
+    const uint64_t below =
+        (h->sealed_max / h->block + 1) * h->block; /* with sealed <= sealed_max */
     const uint64_t full = counts < below ? counts : below;
-    return sum_to(length) - sum_rounded(h->page, counts) + sum_rounded(h->page, full) +
+    return sum_to(length) - sum_rounded(h->block, counts) + sum_rounded(h->block, full) +
            (counts - full) * h->sealed_max;
 }
 
@@ -122,7 +123,7 @@ static uint64_t device_highest(const holder *h, uint64_t first, uint64_t last)
     const uint64_t at_end = device_entries(h, last);
     if (last < h->local)
         return at_end;
-    const uint64_t before = last - (last - h->local) % h->page - 1;
+    const uint64_t before = last - (last - h->local) % h->block - 1;
     if (before < first || before > last)
         return at_end;
     const uint64_t at_seal = device_entries(h, before);

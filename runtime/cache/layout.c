@@ -23,10 +23,9 @@ static void carve_rows(kvf_cache *cache, kvf_reservation *r)
     KVF_CARVE(&r->kv, t->rings, rows, p->ring_blocks, block);
     KVF_CARVE(&r->kv, t->stores, 2, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
-    KVF_CARVE(&r->digest, t->digests, rows, p->kv_heads, p->pages_max,
-              kvf_digest_bytes(c->head_dim, p->subs));
-    KVF_CARVE(&r->table, t->blocks, rows, p->pages_max);
-    KVF_CARVE(&r->table, t->bits, rows, p->kv_heads, p->pages_max);
+    KVF_CARVE(&r->digest, t->digests, rows, p->kv_heads, p->blocks_max, p->digest_bytes);
+    KVF_CARVE(&r->table, t->blocks, rows, p->blocks_max);
+    KVF_CARVE(&r->table, t->bits, rows, p->kv_heads, p->blocks_max);
     KVF_CARVE(&r->table, t->store_index, 2, rows, p->kv_heads, kvf_store_tokens(p));
     KVF_CARVE(&r->table, t->store_count, 2, rows, p->kv_heads);
     KVF_CARVE(&r->table, t->queries, rows, p->query_window, c->query_heads, c->head_dim,
@@ -84,7 +83,8 @@ static void carve_step(kvf_cache *cache, kvf_carver *k)
     const kvf_dims *d = &cache->dims;
     const uint64_t s = c->sequences_max, lists = s * d->paging.lists;
     /* Partial results: of a step, or of dense attention to verify one row. */
-    const uint64_t dense = c->verify_interval ? kvf_div_ceil_u32(d->cover_max, d->split) : 0;
+    const uint64_t dense =
+        c->verify_interval ? kvf_div_ceil_u32(d->cover_max, kvf_split(d->paging.block_size)) : 0;
     const uint64_t splits = dense > s * d->splits_max ? dense : s * d->splits_max;
     kvf_tables *t = &cache->tables;
     KVF_CARVE(k, t->spans, lists, d->spans_max);
@@ -122,8 +122,8 @@ static void carve_cover(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, t->cover.limit, taken ? p->query_window : 0);
     KVF_CARVE(k, t->row_max, seen, chunks, p->group, d->observe_max);
     KVF_CARVE(k, t->row_sum, seen, chunks, p->group, d->observe_max);
-    KVF_CARVE(k, t->token_score, seen, d->cover_max, c->page_size);
-    KVF_CARVE(k, t->token_work, taken, d->cover_max, c->page_size);
+    KVF_CARVE(k, t->token_score, seen, d->cover_max, p->block_size);
+    KVF_CARVE(k, t->token_work, taken, d->cover_max, p->block_size);
     KVF_CARVE(k, t->token_ids, taken, d->tokens_max);
     KVF_CARVE(k, t->token_count, taken);
     KVF_CARVE(k, t->token_ids_b, taken_b, d->tokens_max);
@@ -139,7 +139,7 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
     KVF_CARVE(k, t->mirror.choose, chosen);
     KVF_CARVE(k, t->mirror.scores, chosen, p->pages_max);
-    KVF_CARVE(k, t->mirror.bits, chosen, p->pages_max);
+    KVF_CARVE(k, t->mirror.bits, chosen, p->blocks_max);
     KVF_CARVE(k, t->mirror.ids, chosen, d->ids_max);
     KVF_CARVE(k, t->mirror.id_count, chosen);
     KVF_CARVE(k, t->mirror.indptr, listed ? listed + 1 : 0);
@@ -164,7 +164,7 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     KVF_CARVE(k, cache->sequences, c->sequences_max);
     KVF_CARVE(k, cache->layers, rows);
-    KVF_CARVE(k, cache->blocks, rows, cache->dims.paging.pages_max);
+    KVF_CARVE(k, cache->blocks, rows, cache->dims.paging.blocks_max);
     KVF_CARVE(k, cache->positions, rows, c->tokens_max);
     KVF_CARVE(k, cache->host_counters, c->layers);
     KVF_CARVE(k, cache->ahead, c->layers);
@@ -246,6 +246,7 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages),
         .slots = p->slots,
         .transfer = c->transfer,
+        .block_size = p->block_size,
     };
     return KVF_OK;
 }

@@ -36,14 +36,14 @@ typedef struct kvf_choice {
 /* In device memory. What a row has belongs to it for its life; the rest is of one call. */
 typedef struct kvf_tables {
     /* of a row: reservation kv */
-    char *rings;  /* [rows, ring_blocks, kv_heads, page bytes] */
+    char *rings;  /* [rows, ring_blocks, block bytes] */
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
-    char *arena;  /* [arena_blocks, kv_heads, page bytes]; see prefill_arena.h */
+    char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
     /* reservation digest */
-    char *digests; /* [rows, kv_heads, pages_max, digest bytes] */
+    char *digests; /* [rows, kv_heads, blocks_max, digest_bytes] */
     /* reservation table, with all that follows */
-    void **blocks;         /* [rows, pages_max] */
-    uint64_t *bits;        /* [rows, kv_heads, pages_max] */
+    void **blocks;         /* [rows, blocks_max] */
+    uint64_t *bits;        /* [rows, kv_heads, blocks_max] */
     uint32_t *store_index; /* [2, rows, kv_heads, store tokens] */
     uint32_t *store_count; /* [2, rows, kv_heads] */
     char *queries;         /* [rows, query_window, query_heads, head_dim] */
@@ -81,8 +81,8 @@ typedef struct kvf_tables {
     } cover;
     float *row_max;          /* [kv_heads, chunks of spans, group * observe_max] */
     float *row_sum;          /* the same */
-    float *token_score;      /* [kv_heads, cover_max, page_size] */
-    uint32_t *token_work;    /* [kv_heads, cover_max, page_size] */
+    float *token_score;      /* [kv_heads, cover_max, block_size] at most */
+    uint32_t *token_work;    /* likewise */
     int32_t *token_ids;      /* [kv_heads, tokens_max of dims] */
     uint32_t *token_count;   /* [kv_heads] */
     int32_t *token_ids_b;    /* the same once more, of static_ratio = auto */
@@ -106,7 +106,7 @@ typedef struct kvf_control {
     struct {
         uint32_t *choose;       /* [S, lists] */
         float *scores;          /* [S, lists, pages_max] */
-        uint64_t *bits;         /* [S, lists, pages_max] */
+        uint64_t *bits;         /* [S, lists, blocks_max] */
         int32_t *ids;           /* [S, lists, ids_max] */
         uint32_t *id_count;     /* [S, lists] */
         int32_t *indptr;        /* [S * lists + 1] */

@@ -39,13 +39,22 @@ const void *kvf_step_seen(const kvf_step *step, const void *array)
     return array ? frame->device + ((const char *)array - frame->host.base) : NULL;
 }
 
-size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_pages,
+size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_blocks,
                         void (*take)(kvf_step *step))
 {
     kvf_frame frame = {0};
-    kvf_step step = {.cache = cache, .frame = &frame, .rows = rows, .sealed_pages = sealed_pages};
+    kvf_step step = {.cache = cache, .frame = &frame, .rows = rows, .sealed_blocks = sealed_blocks};
     take(&step);
     return frame.host.bytes;
+}
+
+/* Pages of the budget beside sink, static set, and the window as it is. */
+static uint32_t chosen_pages(const kvf_cache *cache, const kvf_layer *state)
+{
+    if (cache->policy->all_pages)
+        return cache->dims.dynamic_pages;
+    const uint32_t taken = cache->dims.static_tokens, rest = kvf_rest_tokens(cache, state);
+    return taken < rest ? (rest - taken) / cache->config.page_size : 0;
 }
 
 kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer)
@@ -56,16 +65,16 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
     const size_t n = kvf_row_number(cache, sequence, layer);
     const size_t rows = (size_t)cache->config.sequences_max * cache->config.layers;
     const size_t stored = state->store * rows + n; /* two stores per row */
-    const size_t head_pages = (size_t)p->kv_heads * p->pages_max;
+    const size_t runs = (size_t)p->kv_heads * p->blocks_max;
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
     const uint32_t list = (uint32_t)(n * p->lists);
     return (kvf_row){
-        .blocks = t->blocks + n * p->pages_max,
+        .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
-        .digests = t->digests + n * head_pages * kvf_digest_bytes(p->shape.head_dim, p->subs),
-        .bits = t->bits + n * head_pages,
+        .digests = t->digests + n * runs * p->digest_bytes,
+        .bits = t->bits + n * runs,
         .store = t->stores + stored * p->kv_heads * p->store_pages * page,
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
         .store_count = t->store_count + stored * p->kv_heads,
@@ -77,7 +86,7 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
         .fault = cache->control_device.faults + sequence->slot,
         .fault_key = sequence->generation << 12 | layer,
         .static_tokens = cache->dims.static_tokens,
-        .chosen_pages = cache->dims.dynamic_pages,
+        .chosen_pages = chosen_pages(cache, state),
         .length = state->length,
         .sealed = state->sealed,
         .sealed_before = state->sealed,
@@ -88,25 +97,26 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
 }
 
 /* Of all rows; each row of a recorded step has room for one. */
-static uint32_t pages_to_seal(const kvf_step *step, const uint32_t *sealed_before)
+static uint32_t blocks_to_seal(const kvf_step *step, const uint32_t *sealed_before)
 {
-    uint32_t pages = 0;
+    uint32_t blocks = 0;
     for (uint32_t b = 0; b < step->rows; b++)
-        pages += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
-    return step->is_recorded ? step->rows : pages;
+        blocks += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
+    return step->is_recorded ? step->rows : blocks;
 }
 
 void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
 {
     kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
     uint32_t job = 0;
     if (step->sequences)
-        step->sealed_pages = pages_to_seal(step, sealed_before);
+        step->sealed_blocks = blocks_to_seal(step, sealed_before);
     KVF_TAKE(step, step->row_host, step->row, step->rows);
-    KVF_TAKE(step, step->pool_host, step->pool, step->sealed_pages);
+    KVF_TAKE(step, step->pool_host, step->pool, step->sealed_blocks);
     if (!step->row_host)
         return;
-    step->stride = step->is_recorded ? cache->dims.paging.pages_max : 1;
+    step->stride = step->is_recorded ? p->pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_layer *state = &step->sequences[b]->layers[step->layer];
         kvf_row *row = &step->row_host[b];
@@ -114,12 +124,12 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
         row->sealed_before = sealed_before[b];
         if (step->is_recorded)
             job = b;
-        KVF_ASSERT(job + row->sealed - sealed_before[b] <= step->sealed_pages);
+        KVF_ASSERT(job + row->sealed - sealed_before[b] <= step->sealed_blocks);
         row->job_first = job;
         row->pool = step->pool ? step->pool + job : NULL;
-        step->stride = kvf_max_u32(step->stride, row->sealed);
-        for (uint32_t p = sealed_before[b]; p < row->sealed; p++)
-            step->pool_host[job++] = kvf_page_pool_device(&cache->pool, state->blocks[p]);
+        step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
+        for (uint32_t i = sealed_before[b]; i < row->sealed; i++)
+            step->pool_host[job++] = kvf_page_pool_device(&cache->pool, state->blocks[i]);
     }
 }
 
@@ -205,12 +215,12 @@ void kvf_step_lists(kvf_step *step)
         const uint32_t number =
             (uint32_t)kvf_row_number(cache, step->sequences[b], step->layer) * p->lists + list;
         digests[l] = kvf_row_digest(p, row, 0, kvf_list_head(p, list));
-        pages[l] = row->sealed;
+        pages[l] = kvf_row_sealed_pages(p, row);
         if (scores)
             scores[l] = list_score(step, l);
         slot_of_page[l] = kvf_residency_slot_of_page(&cache->residency, number);
         page_of_slot[l] = kvf_residency_page_of_slot(&cache->residency, number);
     }
     for (uint32_t i = 0; i < chosen; i++)
-        choose_pages[i] = step->row_host[i / cache->dims.choose_lists].sealed;
+        choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / cache->dims.choose_lists]);
 }

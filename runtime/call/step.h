@@ -23,7 +23,7 @@ typedef struct kvf_step {
     kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
     const kvf_row *row_after; /* force; NULL if there is none */
     void **pool_host;         /* addresses of the blocks that this call seals */
-    uint32_t sealed_pages;    /* of all rows, by this call */
+    uint32_t sealed_blocks;   /* of all rows, by this call */
     void **arena_host;        /* where a prefill chunk puts them first, if there is an arena */
     void *const *pool;        /* pool_host on the device, for such a chunk */
     const void *q;
@@ -69,7 +69,7 @@ void *kvf_step_take(kvf_step *step, size_t size, size_t count);
 const void *kvf_step_seen(const kvf_step *step, const void *array);
 
 /* Bytes of the frame of a dry step. */
-size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_pages,
+size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_blocks,
                         void (*take)(kvf_step *step));
 
 /* Where the arrays of one (sequence, layer) are, and what the host knows of it. */

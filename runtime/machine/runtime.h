@@ -19,6 +19,7 @@ typedef struct kvf_runtime_seams {
     uint32_t delay_seed;    /* not 0: streams pause at random */
     uint32_t host_visible;  /* 1: memory of the CUDA device is pinned host memory */
     uint32_t prefill_arena; /* 1: caches have one, 2: none, whatever the device */
+    uint32_t block_size;    /* tokens of a block, if a page has not more; 0 = 32 */
 } kvf_runtime_seams;
 
 struct kvf_runtime {

@@ -21,7 +21,7 @@ typedef struct custom_call {
     uint32_t stride;
     const uint32_t *choose; /* [rows, lists] */
     const float *scores;    /* [rows, lists, stride] */
-    const uint64_t *bits;   /* [rows, lists, pages_max]; NULL = where the rows say */
+    const uint64_t *bits;   /* [rows, lists, blocks_max]; NULL = where the rows say */
     int32_t *ids;           /* [rows, lists, ids_max] */
     uint32_t *id_count;     /* [rows, lists] */
 } custom_call;
@@ -52,12 +52,14 @@ static void choose_on_stream(const void *raw, uint32_t task)
         const uint32_t head = i % p->lists;
         const kvf_select_view view = {.layer = call->layer,
                                       .kv_head = head,
-                                      .pages = row->sealed,
+                                      .pages = kvf_row_sealed_pages(p, row),
                                       .pages_max = call->choose[i],
                                       .scores = call->scores + (size_t)i * call->stride,
                                       .static_bits = call->bits
-                                                         ? call->bits + (size_t)i * p->pages_max
-                                                         : kvf_row_bits(p, row, head)};
+                                                         ? call->bits + (size_t)i * p->blocks_max
+                                                         : kvf_row_bits(p, row, head),
+                                      .page_size = p->shape.page_size,
+                                      .block_size = p->block_size};
         int32_t *list = call->ids + (size_t)i * cache->dims.ids_max;
         uint32_t count = cache->config.select_fn(cache->config.select_user, &view, list);
         const kvf_status status = check_ids(cache->context, &view, list, count);
@@ -81,7 +83,7 @@ static kvf_status copy_in(kvf_step *step, const custom_call *call)
                       lists * sizeof *call->choose));
     KVF_TRY(ops->copy(step->stream, cache->control_device.mirror.scores, t->reduced,
                       lists * step->stride * sizeof *call->scores));
-    const size_t bits = (size_t)p->lists * p->pages_max;
+    const size_t bits = (size_t)p->lists * p->blocks_max;
     for (uint32_t b = 0; b < step->rows; b++)
         KVF_TRY(ops->copy(step->stream, cache->control_device.mirror.bits + b * bits,
                           step->row_host[b].bits, bits * sizeof *call->bits));

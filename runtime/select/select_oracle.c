@@ -17,7 +17,9 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     const kvf_row *row = &step->row_host[index];
     const size_t query = (size_t)cache->config.query_heads * cache->config.head_dim *
                          kvf_dtype_bytes(cache->config.dtype);
-    const uint32_t take = row->attend_all ? cache->dims.tokens_max : cache->dims.rest_tokens;
+    const uint32_t take =
+        row->attend_all ? cache->dims.tokens_max
+                        : kvf_rest_tokens(cache, &step->sequences[index]->layers[step->layer]);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
                                  .q = (const char *)step->q + index * query,
@@ -34,7 +36,7 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
                                 .masks = t->masks + first * cache->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
-    KVF_TRY(kvf_step_top_tokens(step, t->token_ids, t->token_count));
+    KVF_TRY(kvf_step_top_tokens(step, 0, t->token_ids, t->token_count));
     return KVF_LAUNCH(step, mask, mask);
 }
 

@@ -28,12 +28,12 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
     return KVF_LAUNCH(step, cover, args);
 }
 
-kvf_observe_args kvf_step_observe_args(const kvf_step *step)
+kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
 {
     const kvf_cache *cache = step->cache;
     const kvf_tables *t = &cache->tables;
     const kvf_paging *p = &cache->dims.paging;
-    return (kvf_observe_args){.shape = p->shape,
+    return (kvf_observe_args){.shape = resident ? p->shape : kvf_run_shape(p),
                               .kv_heads = p->kv_heads,
                               .group = p->group,
                               .spans_max = cache->dims.cover_max,
@@ -48,7 +48,7 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step)
 
 kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
 {
-    kvf_observe_args args = kvf_step_observe_args(step);
+    kvf_observe_args args = kvf_step_observe_args(step, o->resident);
     args.window = o->window;
     args.window_mean = 1;
     args.group_reduce = KVF_GROUP_MEAN_SOFTMAX;
@@ -61,11 +61,16 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
     return KVF_LAUNCH(step, observe_score, args);
 }
 
-kvf_status kvf_step_top_tokens(kvf_step *step, int32_t *ids, uint32_t *count)
+uint32_t kvf_token_stride(const kvf_cache *cache, uint32_t resident)
+{
+    return cache->dims.cover_max * kvf_cover_tokens(&cache->dims.paging, resident);
+}
+
+kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids, uint32_t *count)
 {
     const kvf_cache *cache = step->cache;
     const kvf_tables *t = &cache->tables;
-    const uint32_t stride = cache->dims.cover_max * cache->config.page_size;
+    const uint32_t stride = kvf_token_stride(cache, resident);
     const kvf_topk_args args = {.lists = cache->config.kv_heads,
                                 .stride = stride,
                                 .ids_max = cache->dims.tokens_max,

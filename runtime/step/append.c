@@ -16,15 +16,16 @@
 
 kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
-    const uint32_t sealed = kvf_sealed_pages(cache, layer->length + tokens);
+    const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
     for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
         if (kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
             continue;
         kvf_append_release(cache, layer, p);
-        KVF_FAIL(cache->context, KVF_FULL,
-                 "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
-                 "or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+        KVF_FAIL(
+            cache->context, KVF_FULL,
+            "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, "
+            "or open the cache with more",
+            (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
     }
     return KVF_OK;
 }
@@ -62,12 +63,12 @@ void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const 
     for (uint32_t i = 0; i < tokens; i++)
         layer->positions[layer->length + i] = positions ? positions[i] : next + i;
     layer->length += tokens;
-    layer->sealed = kvf_sealed_pages(cache, layer->length);
+    layer->sealed = kvf_sealed_blocks(cache, layer->length);
 }
 
 /* ---- sealing ---- */
 
-/* Bits, sink, digests of the pages that this call seals; the page tables name their present place.
+/* Bits, sink, digests of the blocks that this call seals; the tables name their present place.
  */
 static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
@@ -82,21 +83,21 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
     const kvf_digest_args digest = {.shape = p->shape,
                                     .kind = cache->config.digest,
                                     .subs = p->subs,
-                                    .job_count = step->sealed_pages * p->kv_heads,
+                                    .job_count = step->sealed_blocks * p->block_jobs * p->kv_heads,
                                     .jobs = args.jobs};
     if (step->is_recorded) /* rows that seal nothing write no job */
         KVF_TRY(cache->device->ops->fill(step->stream, args.jobs, 0,
                                          digest.job_count * sizeof *args.jobs));
     else
         step->cache->host_counters[step->layer].bytes_to_host +=
-            step->sealed_pages * kvf_block_bytes(p);
+            step->sealed_blocks * kvf_block_bytes(p);
     KVF_TRY(KVF_LAUNCH(step, seal, args));
     return KVF_LAUNCH(step, digest, digest);
 }
 
-static char *ring_block(const kvf_step *step, uint32_t row, uint32_t page)
+static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
 {
-    return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], page);
+    return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], block);
 }
 
 /* Ring blocks to the pool on the write-back stream. What a recorded step seals only the device
@@ -129,7 +130,7 @@ kvf_status kvf_step_seal(kvf_step *step)
 {
     const kvf_device_ops *ops = step->cache->device->ops;
     kvf_cache *cache = step->cache;
-    if (step->sealed_pages == 0)
+    if (step->sealed_blocks == 0)
         return KVF_OK;
     kvf_event *sealed = step->is_recorded ? cache->recorded_sealed : cache->sealed;
     KVF_TRY(seal(step, NULL, 0));
@@ -148,7 +149,7 @@ static kvf_status point_tables(kvf_step *step)
 
 kvf_status kvf_step_flip(kvf_step *step)
 {
-    if (step->sealed_pages == 0)
+    if (step->sealed_blocks == 0)
         return KVF_OK;
     KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, written_event(step)));
     return point_tables(step);
@@ -185,13 +186,13 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     uint32_t *fault = cache->tables.chunk_fault;
-    const kvf_repack_args a = {.shape = p->shape,
+    const kvf_repack_args a = {.shape = kvf_run_shape(p),
                                .kv_heads = p->kv_heads,
                                .tokens = args->tokens,
-                               .first = base % p->shape.page_size,
+                               .first = base % p->block_size,
                                .k = args->k,
                                .v = args->v,
-                               .blocks = step->row_host[0].blocks + base / p->shape.page_size,
+                               .blocks = step->row_host[0].blocks + base / p->block_size,
                                .fault = fault};
     KVF_TRY(cache->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
     KVF_TRY(KVF_LAUNCH(step, repack, a));
@@ -201,7 +202,7 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
 static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
     const kvf_paging *p = &step->cache->dims.paging;
-    const kvf_prefill_kernel_args a = {.shape = p->shape,
+    const kvf_prefill_kernel_args a = {.shape = kvf_run_shape(p),
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
                                        .tokens = args->tokens,
@@ -213,8 +214,8 @@ static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uin
     return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
 
-/* Pages of the chunk, in the pool or the arena. */
-static kvf_status enqueue_pages(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
+/* Blocks of the chunk, in the pool or the arena. */
+static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
@@ -228,8 +229,8 @@ static kvf_status enqueue_pages(kvf_step *step, const kvf_prefill_args *args, ui
     }
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_step_stamp(step, NULL));
-    /* Pages that have tokens already move from the ring first. */
-    for (uint32_t i = row->sealed_before; i < row->sealed && i * p->shape.page_size < base; i++)
+    /* Blocks that have tokens already move from the ring first. */
+    for (uint32_t i = row->sealed_before; i < row->sealed && i * p->block_size < base; i++)
         KVF_TRY(cache->device->ops->copy(step->stream, to[i - row->sealed_before],
                                          ring_block(step, 0, i), kvf_block_bytes(p)));
     KVF_TRY(point_tables(step));
@@ -241,7 +242,7 @@ static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, ui
                                 kvf_layer *layer)
 {
     const kvf_cache *cache = step->cache;
-    KVF_TRY(enqueue_pages(step, args, base));
+    KVF_TRY(enqueue_blocks(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
     KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(cache, args->layer)->append_ns));
     return attend_chunk(step, args, base);
@@ -277,5 +278,5 @@ kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_
     step.rows = 1;
     step.sequences = &args->sequence;
     kvf_step_rows(&step, &sealed_before);
-    return kvf_step_end(&step, enqueue_pages(&step, args, base));
+    return kvf_step_end(&step, enqueue_blocks(&step, args, base));
 }

@@ -81,12 +81,12 @@ kvf_status kvf_step_assemble(kvf_step *step)
 kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_attend_args args = {.shape = cache->dims.paging.shape,
+    const kvf_attend_args args = {.shape = a->shape,
                                   .pass = pass,
                                   .lists = a->lists,
                                   .group = a->group,
                                   .spans_max = a->spans_max,
-                                  .split = cache->dims.split,
+                                  .split = kvf_split(a->shape.page_size),
                                   .scale = cache->config.softmax_scale,
                                   .q = a->q,
                                   .spans = a->spans,
@@ -99,11 +99,12 @@ kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_merge_args args = {.shape = cache->dims.paging.shape,
+    const uint32_t split = kvf_split(a->shape.page_size);
+    const kvf_merge_args args = {.shape = a->shape,
                                  .lists = a->lists,
                                  .group = a->group,
-                                 .splits_max = kvf_div_ceil_u32(a->spans_max, cache->dims.split),
-                                 .split = cache->dims.split,
+                                 .splits_max = kvf_div_ceil_u32(a->spans_max, split),
+                                 .split = split,
                                  .span_count = a->span_count,
                                  .partial_o = cache->tables.partial_o,
                                  .partial_lse = cache->tables.partial_lse,
@@ -116,7 +117,8 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
-    const kvf_attention a = {.lists = step->rows * p->lists,
+    const kvf_attention a = {.shape = p->shape,
+                             .lists = step->rows * p->lists,
                              .group = p->kv_heads * p->group / p->lists,
                              .spans_max = cache->dims.spans_max,
                              .q = step->q,
@@ -142,7 +144,8 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
     const uint32_t heads = cache->config.query_heads;
     const size_t first = (size_t)index * heads;
     const size_t bytes = first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const kvf_attention a = {.lists = p->kv_heads,
+    const kvf_attention a = {.shape = kvf_run_shape(p),
+                             .lists = p->kv_heads,
                              .group = p->group,
                              .spans_max = cache->dims.cover_max,
                              .q = (const char *)step->q + bytes,

@@ -20,6 +20,7 @@ KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const voi
                                        const float *lse);
 /* Partial results of `lists` lists, then merged. */
 typedef struct kvf_attention {
+    kvf_shape shape; /* of a span */
     uint32_t lists;
     uint32_t group;
     uint32_t spans_max;

@@ -37,17 +37,17 @@ kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r)
     const uint32_t sequences = cache->config.sequences_max;
     const struct {
         void (*take)(kvf_step *step);
-        uint32_t rows, sealed_pages;
+        uint32_t rows, sealed_blocks;
     } calls[] = {
         {take_decode, sequences, sequences},
-        {take_chunk, 1, d->chunk_pages},
+        {take_chunk, 1, d->chunk_blocks},
         {kvf_keep_take, 1, 0},
         {kvf_fork_take, cache->config.layers, 0},
     };
     cache->dims.frame_bytes = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const size_t bytes =
-            kvf_step_measure(cache, calls[i].rows, calls[i].sealed_pages, calls[i].take);
+            kvf_step_measure(cache, calls[i].rows, calls[i].sealed_blocks, calls[i].take);
         if (bytes > cache->dims.frame_bytes)
             cache->dims.frame_bytes = bytes;
     }

@@ -28,7 +28,7 @@ static kvf_status acquire(kvf_cache *cache, const kvf_decode_args *args)
             continue;
         while (b-- > 0) {
             kvf_layer *layer = &args->sequences[b]->layers[args->layer];
-            kvf_append_release(cache, layer, kvf_sealed_pages(cache, layer->length + 1));
+            kvf_append_release(cache, layer, kvf_sealed_blocks(cache, layer->length + 1));
         }
         return status;
     }

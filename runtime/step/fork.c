@@ -34,7 +34,6 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const kvf_paging *p = &cache->dims.paging;
     const size_t store = kvf_store_tokens(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
-    const size_t digest = kvf_digest_bytes(p->shape.head_dim, p->subs);
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
@@ -47,7 +46,8 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
         copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
-        copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h), from->sealed * digest);
+        copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
+             (size_t)from->sealed * p->digest_bytes);
     }
 }
 

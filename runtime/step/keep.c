@@ -27,7 +27,7 @@ typedef struct keep_work {
     char *k, *v;   /* of one chunk */
     char *queries; /* that stay */
     char *ring;    /* copy of the ring */
-    void **blocks; /* [pages_max] where pages were */
+    void **blocks; /* [blocks_max] where blocks were */
     uint32_t *ids; /* [kv_heads, count] */
 } keep_work;
 
@@ -41,7 +41,7 @@ typedef struct keeping {
     uint32_t count;
     uint32_t length; /* before */
     uint32_t sealed; /* before */
-    uint32_t pages;  /* sealed ones that stay */
+    uint32_t blocks; /* sealed ones that stay */
     keep_work work;
 } keeping;
 
@@ -60,7 +60,7 @@ static keep_work carve_work(const kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, w.v, chunk_tokens(cache), c->kv_heads, row);
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
-    KVF_CARVE(k, w.blocks, p->pages_max);
+    KVF_CARVE(k, w.blocks, p->blocks_max);
     KVF_CARVE(k, w.ids, c->kv_heads, c->tokens_max);
     return w;
 }
@@ -110,17 +110,18 @@ static kvf_status check(const keeping *k)
 static kvf_status own_blocks(const keeping *k)
 {
     kvf_cache *cache = k->cache;
-    const uint32_t end = kvf_sealed_pages(cache, k->count);
+    const uint32_t end = kvf_sealed_blocks(cache, k->count);
     kvf_block *blocks = k->layer->blocks;
     uint32_t shared = 0;
-    for (uint32_t p = k->pages; p < end; p++)
+    for (uint32_t p = k->blocks; p < end; p++)
         shared += kvf_page_pool_references(&cache->pool, blocks[p]) > 1;
     if (shared > cache->pool.free_count)
-        KVF_FAIL(cache->context, KVF_FULL,
-                 "host_tokens_max = %llu: %u pages are shared with a fork and %u are free; destroy "
-                 "a sequence, or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max, shared, cache->pool.free_count);
-    for (uint32_t p = k->pages; p < end; p++) {
+        KVF_FAIL(
+            cache->context, KVF_FULL,
+            "host_tokens_max = %llu: %u blocks are shared with a fork and %u are free; destroy "
+            "a sequence, or open the cache with more",
+            (unsigned long long)cache->config.host_tokens_max, shared, cache->pool.free_count);
+    for (uint32_t p = k->blocks; p < end; p++) {
         kvf_block fresh;
         if (kvf_page_pool_references(&cache->pool, blocks[p]) == 1)
             continue;
@@ -165,7 +166,7 @@ static uint32_t common_end(const keeping *k, uint32_t most)
 static void note_positions(const keeping *k)
 {
     uint32_t *positions = k->layer->positions;
-    for (uint32_t i = k->pages * k->cache->config.page_size; i < k->count; i++) {
+    for (uint32_t i = k->blocks * k->cache->dims.paging.block_size; i < k->count; i++) {
         uint32_t id = i;
         for (uint32_t h = 0; h < k->cache->config.kv_heads; h++)
             id = kvf_max_u32(id, k->ids[(size_t)h * k->count + i]);
@@ -197,18 +198,19 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 }
 
 /* Where pages lie now, with those of the ring in its copy. */
-static kvf_status copy_pages(kvf_step *step, const keeping *k, const kvf_row *row, const void *tail)
+static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *row,
+                              const void *tail)
 {
     const kvf_device_ops *ops = step->cache->device->ops;
     const kvf_paging *p = &step->cache->dims.paging;
-    const uint32_t pages = kvf_row_pages(p, row);
+    const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
     if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
-    return pages > k->sealed ? ops->copy(k->stream, blocks + k->sealed, tail,
-                                         (pages - k->sealed) * sizeof *blocks)
-                             : KVF_OK;
+    return end > k->sealed
+               ? ops->copy(k->stream, blocks + k->sealed, tail, (end - k->sealed) * sizeof *blocks)
+               : KVF_OK;
 }
 
 /* Residency, and the sink of pages that stay. */
@@ -233,10 +235,10 @@ typedef struct keep_tables {
     const uint32_t *count_device;
 } keep_tables;
 
-static keep_tables take_tables(kvf_step *step, uint32_t tail_pages)
+static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
 {
     keep_tables t;
-    KVF_TAKE(step, t.tail, t.tail_device, tail_pages);
+    KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
     KVF_TAKE(step, t.count, t.count_device, step->cache->config.kv_heads);
     return t;
 }
@@ -252,20 +254,20 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
     const kvf_device_ops *ops = cache->device->ops;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_row row = kvf_step_row(cache, k->sequence, k->index);
-    const uint32_t pages = kvf_row_pages(p, &row);
-    const keep_tables t = take_tables(step, pages - k->sealed);
-    for (uint32_t i = k->sealed; i < pages; i++)
+    const uint32_t end = kvf_row_blocks(p, &row);
+    const keep_tables t = take_tables(step, end - k->sealed);
+    for (uint32_t i = k->sealed; i < end; i++)
         t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
-        t.count[h] = kvf_min_u32(p->sink, k->pages * p->shape.page_size);
+        t.count[h] = kvf_min_u32(p->sink, k->blocks * p->block_size);
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(
         ops->copy(k->stream, k->work.ids, k->ids, (size_t)p->kv_heads * k->count * sizeof *k->ids));
     KVF_TRY(ops->event_record(step->frame->done, k->stream));
-    KVF_TRY(copy_pages(step, k, &row, t.tail_device));
+    KVF_TRY(copy_blocks(step, k, &row, t.tail_device));
     KVF_TRY(keep_queries(k, &row));
     KVF_TRY(reset_tables(step, k, &row, t.count_device));
-    KVF_TRY(kvf_arena_shorten(step, k->sequence, k->index, k->pages));
+    KVF_TRY(kvf_arena_shorten(step, k->sequence, k->index, k->blocks));
     return ops->event_wait(step->frame->done); /* the ids are the caller's */
 }
 
@@ -280,7 +282,7 @@ static kvf_status start(const keeping *k)
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 {
     const kvf_cache *cache = k->cache;
-    const kvf_take_args args = {.shape = cache->dims.paging.shape,
+    const kvf_take_args args = {.shape = kvf_run_shape(&cache->dims.paging),
                                 .kv_heads = cache->config.kv_heads,
                                 .count = tokens,
                                 .stride = k->count,
@@ -316,17 +318,18 @@ static kvf_status shorten(keeping *k)
 {
     kvf_cache *cache = k->cache;
     kvf_layer *layer = k->layer;
-    const uint32_t front = common_front(k) / cache->config.page_size;
-    k->pages = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_pages(cache, k->count));
+    const uint32_t block_size = cache->dims.paging.block_size;
+    const uint32_t front = common_front(k) / block_size;
+    k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(cache, k->count));
     if (layer->has_static)
-        k->pages = 0;
+        k->blocks = 0;
     KVF_TRY(own_blocks(k));
     KVF_TRY(start(k));
     note_positions(k);
     layer->has_static = 0;
     layer->held = k->sealed;
-    layer->length = k->pages * cache->config.page_size;
-    layer->sealed = k->pages;
+    layer->length = k->blocks * block_size;
+    layer->sealed = k->blocks;
     KVF_TRY(append_rest(k));
     layer->held = 0;
     for (uint32_t p = layer->sealed; p < k->sealed; p++)

@@ -64,13 +64,14 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
     const kvf_layer *state = &sequence->layers[layer];
     KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    kvf_arena_wait_page(sequence, layer, page);
+    kvf_arena_wait_block(sequence, layer, page / p->block_pages);
     const size_t n = kvf_row_number(cache, sequence, layer);
+    const uint32_t index = page / p->block_pages;
     const char *ring = cache->tables.rings + n * p->ring_blocks * kvf_block_bytes(p);
-    const char *block = page < state->sealed
-                            ? kvf_page_pool_device(&cache->pool, state->blocks[page])
-                            : ring + page % p->ring_blocks * kvf_block_bytes(p);
-    return block + kv_head * kvf_page_bytes(&p->shape);
+    const char *block = index < state->sealed
+                            ? kvf_page_pool_device(&cache->pool, state->blocks[index])
+                            : ring + index % p->ring_blocks * kvf_block_bytes(p);
+    return block + kv_head * kvf_run_bytes(p) + page % p->block_pages * kvf_page_bytes(&p->shape);
 }
 
 /* ---- attention over given lists ---- */
@@ -154,7 +155,8 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     kvf_csr_args csr = csr_args(step, lists);
-    const kvf_attention a = {.lists = step->rows * p->kv_heads,
+    const kvf_attention a = {.shape = p->shape,
+                             .lists = step->rows * p->kv_heads,
                              .group = p->group,
                              .spans_max = cache->dims.spans_max,
                              .q = args->q,

@@ -87,7 +87,7 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
 {
     const kvf_paging *p = &step->cache->dims.paging;
     const kvf_row *row = step->row_host;
-    kvf_observe_args a = kvf_step_observe_args(step);
+    kvf_observe_args a = kvf_step_observe_args(step, 0);
     a.window_mean = args->window_mean;
     a.group_reduce = args->group_reduce;
     a.limit_first = args->first;
@@ -128,8 +128,8 @@ static kvf_status score_member(scoring *s, uint32_t member)
 {
     kvf_step *step = s->step;
     kvf_cache *cache = step->cache;
-    const size_t bytes = (size_t)cache->config.kv_heads * cache->dims.cover_max *
-                         cache->config.page_size * sizeof(float);
+    const size_t bytes =
+        (size_t)cache->config.kv_heads * kvf_token_stride(cache, 0) * sizeof(float);
     KVF_TRY(cache->device->ops->fill(step->stream, s->observe.score, 0, bytes));
     for (uint32_t piece = 0; piece < s->pieces; piece++) {
         kvf_observe_args *a = &s->observe;
@@ -151,7 +151,7 @@ static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 {
     const kvf_cache *cache = s->step->cache;
     return (kvf_pool_args){.rows = cache->config.kv_heads,
-                           .stride = cache->dims.cover_max * cache->config.page_size,
+                           .stride = kvf_token_stride(cache, 0),
                            .count = s->args->candidates - s->args->begin,
                            .width = 1,
                            .out_stride = (uint32_t)stride,

@@ -12,9 +12,9 @@
 
 #include "writeback.h"
 
-static char *block_of(const kvf_cache *cache, uint32_t page)
+static char *block_of(const kvf_cache *cache, uint32_t index)
 {
-    return cache->tables.arena + page * kvf_block_bytes(&cache->dims.paging);
+    return cache->tables.arena + index * kvf_block_bytes(&cache->dims.paging);
 }
 
 static kvf_status wait_written(kvf_step *step)
@@ -69,11 +69,11 @@ void kvf_arena_place(kvf_step *step)
 {
     kvf_row *row = step->row_host;
     void *const *device;
-    KVF_TAKE(step, step->arena_host, device, step->sealed_pages);
+    KVF_TAKE(step, step->arena_host, device, step->sealed_blocks);
     if (!step->arena_host)
         return;
     KVF_ASSERT(step->rows == 1 && step->cache->arena.end == row->sealed_before);
-    for (uint32_t i = 0; i < step->sealed_pages; i++)
+    for (uint32_t i = 0; i < step->sealed_blocks; i++)
         step->arena_host[i] = block_of(step->cache, row->sealed_before + i);
     row->pool = device;
 }
@@ -83,15 +83,15 @@ kvf_status kvf_arena_write_back(kvf_step *step)
     kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
     kvf_prefill_arena *a = &cache->arena;
-    if (step->sealed_pages == 0)
+    if (step->sealed_blocks == 0)
         return KVF_OK;
     KVF_TRY(ops->copy(step->stream, cache->tables.arena_pool + a->end, (const void *)step->pool,
-                      step->sealed_pages * sizeof(void *)));
+                      step->sealed_blocks * sizeof(void *)));
     KVF_TRY(ops->event_record(cache->sealed, step->stream));
     KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
     KVF_TRY(kvf_write_back(cache, step->pool_host, (const void *const *)step->arena_host,
-                           step->sealed_pages));
-    a->end += step->sealed_pages;
+                           step->sealed_blocks));
+    a->end += step->sealed_blocks;
     a->is_pending = 1;
     return ops->event_record(cache->written, cache->writeback);
 }
@@ -116,11 +116,11 @@ kvf_status kvf_arena_settle(kvf_step *step)
     return wait_written(step);
 }
 
-void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t page)
+void kvf_arena_wait_block(const kvf_sequence *sequence, uint32_t layer, uint32_t block)
 {
     const kvf_cache *cache = sequence->cache;
     const kvf_prefill_arena *a = &cache->arena;
-    if (a->owner == sequence && a->layer == layer && page >= a->first && page < a->end)
+    if (a->owner == sequence && a->layer == layer && block >= a->first && block < a->end)
         (void)cache->device->ops->event_wait(cache->written); /* a failure shows in the stream */
 }
 

@@ -35,7 +35,7 @@ KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequen
  * stream. */
 KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step);
 /* The host waits if this page is still on its way. */
-void kvf_arena_wait_page(const kvf_sequence *sequence, uint32_t layer, uint32_t page);
+void kvf_arena_wait_block(const kvf_sequence *sequence, uint32_t layer, uint32_t block);
 
 /* Blocks to the pool on the write-back stream: from[i] to to[i], neighbours in one copy. */
 KVF_CHECKED kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *from,

@@ -54,7 +54,7 @@ static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, cha
                       .rows = r->batch,
                       .sequences = host ? r->sequences : NULL,
                       .ahead = &r->ahead,
-                      .sealed_pages = r->batch,
+                      .sealed_blocks = r->batch,
                       .is_recorded = 1};
 }
 
@@ -224,13 +224,13 @@ static kvf_layer *layer_of(const kvf_recording *r, uint32_t part, uint32_t row)
 }
 
 /* Pages that the next step seals, over all layers and rows. */
-static uint32_t pages_to_seal(const kvf_recording *r)
+static uint32_t blocks_to_seal(const kvf_recording *r)
 {
     uint32_t pages = 0;
     for (uint32_t i = 0; i < r->parts; i++)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
-            pages += kvf_sealed_pages(r->cache, layer->length + 1) - layer->sealed;
+            pages += kvf_sealed_blocks(r->cache, layer->length + 1) - layer->sealed;
         }
     return pages;
 }
@@ -242,7 +242,7 @@ static bool has_room(const kvf_recording *r)
         for (uint32_t b = 0; b < r->batch; b++)
             if (layer_of(r, i, b)->length >= cache->config.tokens_max)
                 return false;
-    return pages_to_seal(r) <= cache->pool.free_count;
+    return blocks_to_seal(r) <= cache->pool.free_count;
 }
 
 static bool is_alive(const kvf_recording *r)
@@ -258,7 +258,7 @@ static bool is_plain(const kvf_recording *r)
     for (uint32_t i = 0; i < r->parts; i++)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
-            const uint32_t sealed = kvf_sealed_pages(r->cache, layer->length + 1);
+            const uint32_t sealed = kvf_sealed_blocks(r->cache, layer->length + 1);
             if (layer->is_fresh || kvf_verify_is_due(r->cache, layer) ||
                 kvf_refresh_is_due(r->cache, layer, sealed))
                 return false;
@@ -283,10 +283,11 @@ static kvf_status check_replay(kvf_recording *r)
         for (uint32_t b = 0; b < r->batch; b++)
             KVF_TRY(kvf_append_check(cache, layer_of(r, i, b), 1, NULL));
     if (!has_room(r))
-        KVF_FAIL(cache->context, KVF_FULL,
-                 "host_tokens_max = %llu: all %u pages of the pool are in use; destroy a sequence, "
-                 "or open the cache with more",
-                 (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+        KVF_FAIL(
+            cache->context, KVF_FULL,
+            "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, "
+            "or open the cache with more",
+            (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this step renews a static set or is verified; enqueue it with kvf_decode "

@@ -10,6 +10,7 @@
 #include "retain.h"
 #include "sequence.h"
 #include "static_set.h"
+#include "token_scores.h"
 
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)
@@ -19,7 +20,7 @@ static kvf_status put_scores(kvf_step *step, const float *scores)
                                 .stride = step->row_host->length,
                                 .count = step->row_host->length,
                                 .width = 1,
-                                .out_stride = cache->dims.cover_max * cache->config.page_size,
+                                .out_stride = kvf_token_stride(cache, 0),
                                 .in = scores,
                                 .out = cache->tables.token_score};
     return KVF_LAUNCH(step, pool, args);

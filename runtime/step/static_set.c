@@ -42,7 +42,7 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
     one.window = 1;
     one.ring_slots = 0;
     KVF_TRY(kvf_step_observe(step, &one));
-    return kvf_step_top_tokens(step, ids, count);
+    return kvf_step_top_tokens(step, all->resident, ids, count);
 }
 
 /* static_ratio = auto: the overlap of what the first and the last query of the window rank highest.
@@ -136,7 +136,8 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
 static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
     const kvf_cache *cache = step->cache;
-    KVF_TRY(kvf_step_top_tokens(step, cache->tables.token_ids, cache->tables.token_count));
+    KVF_TRY(kvf_step_top_tokens(step, all->resident, cache->tables.token_ids,
+                                cache->tables.token_count));
     return pack(step, all);
 }
 

@@ -75,7 +75,7 @@ try 2 run; says '\-\-model DIR is needed'
 try 2 run --model; says 'needs a value'
 try 2 run --model x stray; says "'stray' belongs to no option"
 try 2 run --model x --prompt a --prompt-file b; says 'only one of'
-try 2 run --model x --page-size 24; says "page-size is '24'; give 8, 16, 32 or 64"
+try 2 run --model x --page-size 24; says "page-size is '24'; give 1, 2, 4, 8, 16, 32 or 64"
 try 2 run --model x --budget 12x; says "budget is '12x'; give a whole number from 1"
 try 2 run --model x --budget -5; says "budget is '-5'"
 try 2 run --model x --threads 99999999999999999999; says 'threads'

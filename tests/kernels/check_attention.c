@@ -161,7 +161,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
 void check_attend(check *c)
 {
     for (uint32_t d = 0; d < 5; d++)
-        for (uint32_t p = 0; p < 4; p++)
+        for (uint32_t p = 0; p < CHECK_PAGE_SIZES; p++)
             for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++) {
                 /* every dtype with every head_dim and page size; every group with every head_dim */
                 kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
@@ -175,7 +175,8 @@ void check_attend(check *c)
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
     for (uint32_t i = 0; i < 15; i++) { /* every buffer of a kernel is used several times */
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3], check_page_sizes[i % 4]};
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
+                       check_page_sizes[i % CHECK_PAGE_SIZES]};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
@@ -450,7 +451,8 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
 void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]};
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5],
+                       check_page_sizes[i % CHECK_PAGE_SIZES]};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }
     for (uint32_t i = 0; i < 3; i++) /* more than one chunk */

@@ -63,11 +63,11 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
 
 void check_digest(check *c)
 {
-    for (uint32_t i = 0; i < 5 * 4 * 3 * 3; i++)
+    for (uint32_t i = 0; i < 5 * CHECK_PAGE_SIZES * 3 * 3; i++)
         for (uint32_t kind = 0; kind < 3; kind++) {
             kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5],
-                           check_page_sizes[i / 15 % 4]};
-            digest_case(c, &s, (kvf_digest_kind)kind, 1u << (i / 60),
+                           check_page_sizes[i / 15 % CHECK_PAGE_SIZES]};
+            digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << (i / 105)),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
         }
 }

@@ -21,8 +21,8 @@ static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
 {
     const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
     const size_t store_tokens = p->kv_heads * kvf_store_tokens(p);
-    check_track(c, "blocks", row->blocks, p->pages_max * sizeof *row->blocks);
-    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
+    check_track(c, "blocks", row->blocks, p->blocks_max * sizeof *row->blocks);
+    check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
     check_track(c, "store", row->store, store_bytes);
     check_track(c, "store_index", row->store_index, store_tokens * sizeof(uint32_t));
     check_track(c, "store_count", row->store_count, p->kv_heads * sizeof(uint32_t));
@@ -48,20 +48,21 @@ static void stamp_case(check *c)
                    (unsigned long long)second, (unsigned long long)*last, (unsigned long long)*sum);
 }
 
-static void table_case(check *c, uint32_t pages_max)
+static void table_case(check *c, uint32_t blocks_max)
 {
     check_rows w;
     if (!check_begin(c))
         return;
     check_rows_make(c, &w,
-                    &(check_rows_config){
-                        .rows = 1 + check_below(c, 3), .pages_max = pages_max, .blocks_max = 20});
+                    &(check_rows_config){.rows = 1 + check_below(c, 3),
+                                         .blocks_max = blocks_max,
+                                         .pool_blocks = 20});
     check_rows_describe(c, &w, "table");
     const kvf_table_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
     for (uint32_t b = 0; b < w.rows; b++) {
         const kvf_row *row = &w.row[b];
         memset(row->blocks + row->sealed_before, 0xee,
-               (w.p.pages_max - row->sealed_before) * sizeof *row->blocks);
+               (w.p.blocks_max - row->sealed_before) * sizeof *row->blocks);
         track_row(c, &w.p, row);
     }
     CHECK_BOTH(c, table, &a);
@@ -84,8 +85,8 @@ static void append_case(check *c, bool is_select)
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .pages_max = 1 + check_below(c, 12),
-                                         .blocks_max = 12});
+                                         .blocks_max = 1 + check_below(c, 12),
+                                         .pool_blocks = 12});
     check_rows_describe(c, &w, is_select ? "append nothing" : "append");
     const kvf_paging *p = &w.p;
     const size_t count = (size_t)w.rows * p->kv_heads * p->shape.head_dim;
@@ -106,9 +107,9 @@ static void append_case(check *c, bool is_select)
     check_track(c, "choose", a.choose, w.rows * a.choose_lists * sizeof *a.choose);
     for (uint32_t b = 0; b < w.rows; b++) {
         kvf_row *row = &w.row[b];
-        const uint32_t token = row->length - 1, page = token / p->shape.page_size;
-        row->blocks[page] =
-            token % p->shape.page_size ? kvf_row_ring_block(p, row, page) : (void *)NULL;
+        const uint32_t token = row->length - 1, block = token / p->block_size;
+        row->blocks[block] =
+            token % p->block_size ? kvf_row_ring_block(p, row, block) : (void *)NULL;
         track_row(c, p, row);
         check_track(c, "ring", row->ring, p->ring_blocks * kvf_block_bytes(p));
         check_track(c, "queries", row->queries,
@@ -131,12 +132,12 @@ static void seal_case(check *c, bool is_chunk)
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = is_chunk ? 1 : 1 + check_below(c, 3),
-                                         .pages_max = 1 + check_below(c, is_chunk ? 90 : 20),
-                                         .blocks_max = 12});
+                                         .blocks_max = 1 + check_below(c, is_chunk ? 90 : 20),
+                                         .pool_blocks = 12});
     check_rows_describe(c, &w, "seal");
     uint32_t jobs = 0;
     for (uint32_t b = 0; b < w.rows; b++) {
-        jobs += (w.row[b].sealed - w.row[b].sealed_before) * w.p.kv_heads;
+        jobs += (w.row[b].sealed - w.row[b].sealed_before) * w.p.block_jobs * w.p.kv_heads;
         track_row(c, &w.p, &w.row[b]);
     }
     kvf_seal_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
@@ -159,8 +160,8 @@ static void newest_case(check *c)
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .pages_max = 1 + check_below(c, 400),
-                                         .blocks_max = 8});
+                                         .blocks_max = 1 + check_below(c, 400),
+                                         .pool_blocks = 8});
     check_rows_describe(c, &w, "newest");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_newest_args a = {
@@ -192,7 +193,7 @@ static void mask_case(check *c)
         return;
     const uint32_t lists = 1 + check_below(c, 4), pages = 1 + check_below(c, 60);
     a.paging.lists = lists;
-    a.paging.shape.page_size = check_page_sizes[check_below(c, 4)];
+    a.paging.shape.page_size = check_page_sizes[check_below(c, CHECK_PAGE_SIZES)];
     const uint32_t tokens = pages * a.paging.shape.page_size;
     a.tokens_max = tokens;
     a.ids_max = pages;
@@ -232,7 +233,7 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
         missed[i] = check_below(c, 2);
     }
     for (uint32_t l = 0; l < lists; l++)
-        count[l] = check_subset(c, w->row[l / w->p.lists].sealed, a->ids_max,
+        count[l] = check_subset(c, kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]), a->ids_max,
                                 ids + (size_t)l * a->ids_max);
     a->ids = ids;
     a->id_count = count;
@@ -240,24 +241,24 @@ static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
     a->missed = missed;
 }
 
-static void assemble_case(check *c, uint32_t rows, uint32_t pages_max)
+static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
 {
     check_rows w;
     if (!check_begin(c))
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = rows,
-                                         .pages_max = pages_max,
+                                         .blocks_max = blocks_max,
                                          .without_slots = check_below(c, 3) == 0,
-                                         .blocks_max = 20});
+                                         .pool_blocks = 20});
     check_rows_describe(c, &w, "assemble");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_assemble_args a = {.paging = w.p,
                            .rows = w.rows,
-                           .ids_max = 1 + check_below(c, pages_max),
+                           .ids_max = 1 + check_below(c, w.p.pages_max),
                            .row = w.row,
                            .counters = w.counters};
-    a.spans_max = w.p.store_pages + w.p.ring_blocks + a.ids_max;
+    a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     make_ids(c, &w, &a);
     if (check_below(c, 2)) {
         uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
@@ -289,7 +290,7 @@ static void fetch_case(check *c, uint32_t rows)
         return;
     check_rows_make(
         c, &w,
-        &(check_rows_config){.rows = rows, .pages_max = 1 + check_below(c, 30), .blocks_max = 6});
+        &(check_rows_config){.rows = rows, .blocks_max = 1 + check_below(c, 30), .pool_blocks = 6});
     check_rows_describe(c, &w, "fetch");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_fetch_args a = {
@@ -297,7 +298,7 @@ static void fetch_case(check *c, uint32_t rows)
     kvf_miss *misses = check_in(c, (size_t)lists * a.ids_max * sizeof *misses);
     uint32_t *count = check_in(c, lists * sizeof *count), sum = 0;
     for (uint32_t l = 0; l < lists; l++) {
-        const uint32_t sealed = w.row[l / w.p.lists].sealed;
+        const uint32_t sealed = kvf_row_sealed_pages(&w.p, &w.row[l / w.p.lists]);
         count[l] = sealed && check_below(c, 4) ? check_below(c, a.ids_max + 1) : 0;
         sum += count[l];
         for (uint32_t i = 0; i < count[l]; i++)
@@ -324,9 +325,9 @@ static void csr_case(check *c, uint32_t rows)
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = rows,
-                                         .pages_max = 1 + check_below(c, 50),
+                                         .blocks_max = 1 + check_below(c, 50),
                                          .by_kv_head = true,
-                                         .blocks_max = 8});
+                                         .pool_blocks = 8});
     check_rows_describe(c, &w, "csr");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_assemble_args ids = {.ids_max = 1 + check_below(c, 30)};
@@ -362,7 +363,7 @@ static void overlap_case(check *c)
         return;
     check_rows_make(
         c, &w,
-        &(check_rows_config){.rows = 1, .pages_max = 1 + check_below(c, 30), .blocks_max = 4});
+        &(check_rows_config){.rows = 1, .blocks_max = 1 + check_below(c, 30), .pool_blocks = 4});
     check_rows_describe(c, &w, "overlap");
     const uint32_t heads = w.p.kv_heads, tokens = 1 + check_below(c, 1500);
     kvf_overlap_args a = {

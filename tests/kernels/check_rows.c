@@ -44,17 +44,22 @@ static void *noise_out(check *c, size_t bytes)
 static void make_shape(check *c, check_rows *w, const check_rows_config *config)
 {
     kvf_paging *p = &w->p;
-    const bool large = config->pages_max > 100;
+    const bool large = config->blocks_max > 100;
     p->shape.dtype = (kvf_dtype)check_below(c, 3);
     p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, 5)];
-    p->shape.page_size = large ? 8 : check_page_sizes[check_below(c, 4)];
+    p->block_size = large ? 8 : 8u << check_below(c, 4);
+    p->block_pages = check_below(c, 2) ? 1 : kvf_min_u32(p->block_size, 1u << check_below(c, 7));
+    p->block_jobs = p->block_pages;
+    p->shape.page_size = p->block_size / p->block_pages;
     p->kv_heads = 1 + check_below(c, 3);
     p->group = 1 + check_below(c, 4);
     p->lists = p->kv_heads * (config->by_kv_head || check_below(c, 2) ? 1 : p->group);
-    p->pages_max = config->pages_max;
+    p->blocks_max = config->blocks_max;
+    p->pages_max = p->blocks_max * p->block_pages;
     p->slots = 1 + check_below(c, 20);
-    p->subs = 1u << check_below(c, 3);
-    p->sink = check_below(c, 3) ? check_below(c, 3 * p->shape.page_size) : 0;
+    p->subs = kvf_min_u32(p->shape.page_size, 1u << check_below(c, 3));
+    p->digest_bytes = p->block_pages * (uint32_t)kvf_digest_bytes(p->shape.head_dim, p->subs);
+    p->sink = check_below(c, 3) ? check_below(c, 3 * p->block_size) : 0;
     p->ring_blocks = 1 + check_below(c, 4);
     p->query_window = 1 + check_below(c, 6);
     w->statics_max =
@@ -62,57 +67,54 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->store_pages = kvf_div_ceil_u32(p->sink + w->statics_max, p->shape.page_size);
 }
 
-/* How long the row is, and where its pages are. */
-static void make_pages(check *c, const kvf_paging *p, kvf_row *row, const check_rows_config *config)
+/* How long the row is, and where its blocks are. */
+static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
+                        const check_rows_config *config)
 {
-    const uint32_t page_size = p->shape.page_size;
-    const uint32_t most = kvf_min_u32(config->blocks_max, p->pages_max);
+    const uint32_t tokens = p->blocks_max * p->block_size;
+    const uint32_t most = kvf_min_u32(config->pool_blocks, p->blocks_max);
     const size_t block = kvf_block_bytes(p);
-    row->length = check_below(c, 3) ? p->pages_max * page_size - check_below(c, page_size)
-                                    : 1 + check_below(c, p->pages_max * page_size);
-    const uint32_t pages = kvf_row_pages(p, row);
-    const uint32_t least = pages > p->ring_blocks ? pages - p->ring_blocks : 0;
-    row->sealed = least + check_below(c, row->length / page_size - least + 1);
+    row->length =
+        check_below(c, 3) ? tokens - check_below(c, p->block_size) : 1 + check_below(c, tokens);
+    const uint32_t blocks = kvf_row_blocks(p, row);
+    const uint32_t least = blocks > p->ring_blocks ? blocks - p->ring_blocks : 0;
+    row->sealed = least + check_below(c, row->length / p->block_size - least + 1);
     row->sealed_before = check_below(c, row->sealed + 1);
     row->ring = noise_out(c, p->ring_blocks * block);
-    row->blocks = check_out(c, p->pages_max * sizeof *row->blocks);
+    row->blocks = check_out(c, p->blocks_max * sizeof *row->blocks);
     char *pool = noise_in(c, most * block);
     const uint32_t step = 1 + check_below(c, most);
-    for (uint32_t i = 0; i < pages; i++)
+    for (uint32_t i = 0; i < blocks; i++)
         row->blocks[i] =
             i < row->sealed ? pool + (i + step) % most * block : kvf_row_ring_block(p, row, i);
     row->pool = check_put(c, row->blocks + row->sealed_before,
                           (row->sealed - row->sealed_before) * sizeof *row->blocks);
-    row->digests =
-        noise_out(c, p->kv_heads * p->pages_max * kvf_digest_bytes(p->shape.head_dim, p->subs));
+    row->digests = noise_out(c, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);
 }
 
 /* Copy token `position` of a page to entry `entry` of the store. */
 static void store_row(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t entry,
                       uint32_t position)
 {
-    const uint32_t page_size = p->shape.page_size;
-    const size_t bytes = kvf_token_bytes(&p->shape);
-    const char *page = kvf_row_page(p, row, position / page_size, head);
-    char *store = kvf_store_page(p, row->store, head, entry / page_size);
-    memcpy(kvf_offset_mut(store, entry % page_size * bytes),
-           kvf_page_key(&p->shape, page, position % page_size), bytes);
+    const char *run = kvf_row_run(p, row, position / p->block_size, head);
+    memcpy(kvf_store_token(p, row->store, head, entry),
+           kvf_page_key(&p->shape, run, position % p->block_size), kvf_token_bytes(&p->shape));
 }
 
 /* Sink and static set of one KV head; `chosen` is scratch for the tokens of the set. */
 static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t head, int32_t *chosen)
 {
     const kvf_paging *p = &w->p;
-    const uint32_t page_size = p->shape.page_size, tokens = row->sealed * page_size;
+    const uint32_t tokens = row->sealed * p->block_size;
     const uint32_t sink = kvf_min_u32(p->sink, tokens);
     const uint32_t count = sink + check_subset(c, tokens - sink, w->statics_max, chosen);
     uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     uint64_t *bits = kvf_row_bits(p, row, head);
-    memset(bits, 0, p->pages_max * sizeof *bits);
+    memset(bits, 0, p->blocks_max * sizeof *bits);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t token = i < sink ? i : sink + (uint32_t)chosen[i - sink];
         index[i] = token;
-        bits[token / page_size] |= UINT64_C(1) << token % page_size;
+        bits[token / p->block_size] |= UINT64_C(1) << token % p->block_size;
         store_row(p, row, head, i, token);
     }
     row->store_count[head] = count;
@@ -126,9 +128,10 @@ static void make_slots(check *c, const kvf_paging *p, kvf_row *row, bool without
     row->slots = without_slots ? NULL : noise_out(c, (size_t)p->lists * p->slots * bytes);
     for (uint32_t l = 0; l < p->lists; l++) {
         int32_t *of_page = row->slot_of_page + (size_t)l * p->pages_max;
-        const uint32_t places = without_slots ? row->sealed : p->slots;
+        const uint32_t sealed = kvf_row_sealed_pages(p, row);
+        const uint32_t places = without_slots ? sealed : p->slots;
         uint32_t used = 0;
-        for (uint32_t i = 0; i < row->sealed && used < places; i++) {
+        for (uint32_t i = 0; i < sealed && used < places; i++) {
             if (check_below(c, 2))
                 continue;
             of_page[i] = (int32_t)used++;
@@ -151,9 +154,9 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
     for (uint32_t b = 0; b < w->rows; b++) {
         kvf_row *row = &w->row[b];
         *row = (kvf_row){.fault_key = check_below(c, 1000), .job_first = job};
-        make_pages(c, p, row, config);
+        make_blocks(c, p, row, config);
         job += row->sealed - row->sealed_before;
-        row->bits = check_out(c, p->kv_heads * p->pages_max * sizeof *row->bits);
+        row->bits = check_out(c, p->kv_heads * p->blocks_max * sizeof *row->bits);
         row->store = noise_out(c, p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape));
         row->store_index = check_out(c, p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t));
         row->store_count = check_out(c, p->kv_heads * sizeof *row->store_count);
@@ -186,8 +189,8 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
 void check_rows_describe(check *c, const check_rows *w, const char *what)
 {
     const kvf_paging *p = &w->p;
-    check_describe(c, "%s, %s d=%u P=%u heads=%u G=%u lists=%u rows=%u pages=%u sink=%u%s", what,
-                   check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
-                   p->kv_heads, p->group, p->lists, w->rows, p->pages_max, p->sink,
+    check_describe(c, "%s, %s d=%u P=%u x %u heads=%u G=%u lists=%u rows=%u blocks=%u sink=%u%s",
+                   what, check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
+                   p->block_pages, p->kv_heads, p->group, p->lists, w->rows, p->blocks_max, p->sink,
                    w->row->slots ? "" : " without slots");
 }

@@ -6,8 +6,8 @@
  * Rows for the checks of the paging kernels: what a cache would have in device memory after a
  * prefill, some decoding and a refresh, with random shapes and contents.
  *
- * Knows no kernel. The invariants of kvf_row hold: sealed pages lie in the pool and the window in
- * the ring; the sink is the front of the store; bit t of a page is set iff its token is in
+ * Knows no kernel. The invariants of kvf_row hold: sealed blocks lie in the pool and the window in
+ * the ring; the sink is the front of the store; bit t of a block is set iff its token is in
  * the store; slots hold the pages that they claim.
  */
 
@@ -15,11 +15,11 @@
 
 typedef struct check_rows_config {
     uint32_t rows;
-    uint32_t pages_max;
+    uint32_t blocks_max;
     bool by_kv_head;      /* lists == kv_heads */
     bool without_slots;   /* pages are attended where they live */
     uint32_t statics_max; /* tokens of a static set; 0: random */
-    uint32_t blocks_max;  /* distinct blocks of the pool; pages share them if they are fewer */
+    uint32_t pool_blocks; /* distinct blocks of the pool; a row's blocks share them if they are fewer */
 } check_rows_config;
 
 typedef struct check_rows {

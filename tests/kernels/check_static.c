@@ -36,6 +36,7 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
     const kvf_paging *p = &a->paging;
     const kvf_row *row = a->row;
     const uint32_t page_size = p->shape.page_size, list = head * (p->lists / p->kv_heads);
+    const uint32_t tokens = kvf_cover_tokens(p, a->resident);
     const uint32_t *index = row->store_index + head * kvf_store_tokens(p);
     const uint32_t stored = a->resident ? row->store_count[head] : 0;
     uint8_t *seen = calloc(row->length, 1);
@@ -45,13 +46,13 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
     for (uint32_t i = kvf_div_ceil_u32(stored, page_size); i < a->span_count[head]; i++) {
         const size_t at = (size_t)head * a->spans_max + i;
         const uint64_t live = kvf_live_bits(a->spans[at].count, a->spans[at].skip);
-        for (uint32_t t = 0; t < page_size; t++)
+        for (uint32_t t = 0; t < tokens; t++)
             if (live >> t & 1)
                 seen[a->span_index[at] + t]++;
     }
     for (uint32_t t = 0; t < row->length; t++) {
         const uint32_t page = t / page_size;
-        const bool is_far = a->resident && page < row->sealed &&
+        const bool is_far = a->resident && page < kvf_row_sealed_pages(p, row) &&
                             row->slot_of_page[(size_t)list * p->pages_max + page] < 0;
         if (seen[t] > 1 || (seen[t] == 0 && !is_far))
             check_fail(c, "head %u: token %u is covered %u times", head, t, seen[t]);
@@ -59,16 +60,17 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
     free(seen);
 }
 
-static void cover_case(check *c, uint32_t pages_max)
+static void cover_case(check *c, uint32_t blocks_max)
 {
     check_rows w;
     if (!check_begin(c))
         return;
-    check_rows_make(c, &w,
-                    &(check_rows_config){.rows = 1,
-                                         .pages_max = pages_max,
-                                         .without_slots = pages_max > 100 || check_below(c, 3) == 0,
-                                         .blocks_max = 30});
+    check_rows_make(
+        c, &w,
+        &(check_rows_config){.rows = 1,
+                             .blocks_max = blocks_max,
+                             .without_slots = blocks_max > 100 || check_below(c, 3) == 0,
+                             .pool_blocks = 30});
     check_rows_describe(c, &w, "cover");
     const kvf_paging *p = &w.p;
     kvf_cover_args a = cover_args(c, &w, check_below(c, 2));
@@ -127,8 +129,8 @@ static chosen_tokens choose_tokens(check *c, const check_rows *w, bool resident)
 static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
 {
     const kvf_paging *p = &a->paging;
-    const uint32_t page_size = p->shape.page_size, count = a->store_count[head];
-    const size_t bytes = kvf_row_bytes(&p->shape);
+    const uint32_t count = a->store_count[head];
+    const size_t bytes = kvf_token_bytes(&p->shape);
     const uint32_t *index = a->store_index + head * kvf_store_tokens(p);
     const uint64_t *bits = kvf_row_bits(p, a->row, head);
     uint32_t said = 0;
@@ -137,30 +139,27 @@ static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
     if (said != count)
         check_fail(c, "head %u: %u tokens in the store, %u bits", head, count, said);
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t token = index[i], t = token % page_size, to = i % page_size;
-        const char *page = kvf_row_page(p, a->row, token / page_size, head);
-        const char *store = kvf_store_page(p, a->store, head, i / page_size);
-        if ((i && token <= index[i - 1]) || !(bits[token / page_size] >> t & 1))
+        const uint32_t token = index[i], t = token % p->block_size;
+        const char *run = kvf_row_run(p, a->row, token / p->block_size, head);
+        if ((i && token <= index[i - 1]) || !(bits[token / p->block_size] >> t & 1))
             check_fail(c, "head %u: entry %u is token %u", head, i, token);
-        if (memcmp(kvf_page_key(&p->shape, page, t), kvf_page_key(&p->shape, store, to), bytes) !=
-                0 ||
-            memcmp(kvf_page_value(&p->shape, page, t), kvf_page_value(&p->shape, store, to),
-                   bytes) != 0)
+        if (memcmp(kvf_page_key(&p->shape, run, t), kvf_store_token(p, a->store, head, i), bytes) !=
+            0)
             check_fail(c, "head %u: entry %u is not what token %u is", head, i, token);
     }
 }
 
-static void pack_case(check *c, uint32_t pages_max, uint32_t statics_max)
+static void pack_case(check *c, uint32_t blocks_max, uint32_t statics_max)
 {
     check_rows w;
     if (!check_begin(c))
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = 1,
-                                         .pages_max = pages_max,
+                                         .blocks_max = blocks_max,
                                          .without_slots = check_below(c, 3) == 0,
                                          .statics_max = statics_max,
-                                         .blocks_max = 40});
+                                         .pool_blocks = 40});
     const bool resident = check_below(c, 2);
     check_rows_describe(c, &w, resident ? "pack resident" : "pack");
     const kvf_paging *p = &w.p;
@@ -170,7 +169,8 @@ static void pack_case(check *c, uint32_t pages_max, uint32_t statics_max)
                        .resident = resident,
                        .spans_max = t.cover.spans_max,
                        .ids_max = t.ids_max,
-                       .jobs_max = kvf_min_u32(2 * w.statics_max, p->pages_max),
+                       .jobs_max =
+                           check_below(c, 6) ? kvf_min_u32(2 * w.statics_max, p->pages_max) : 0,
                        .row = row,
                        .spans = t.cover.spans,
                        .span_index = t.cover.span_index,
@@ -189,9 +189,8 @@ static void pack_case(check *c, uint32_t pages_max, uint32_t statics_max)
     check_track(c, "store_count", a.store_count, p->kv_heads * sizeof(uint32_t));
     check_track(c, "jobs", a.jobs, jobs_bytes);
     check_track(c, "counters", a.counters, sizeof *a.counters);
-    check_track(c, "bits", row->bits, p->kv_heads * p->pages_max * sizeof *row->bits);
-    check_track(c, "digests", row->digests,
-                p->kv_heads * p->pages_max * kvf_digest_bytes(p->shape.head_dim, p->subs));
+    check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
+    check_track(c, "digests", row->digests, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);
     CHECK_BOTH(c, pack, &a);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         pack_properties(c, &a, h);

@@ -20,7 +20,7 @@
 #define PRINTED_MAX 20u
 
 const uint32_t check_head_dims[5] = {64, 80, 96, 128, 256};
-const uint32_t check_page_sizes[4] = {8, 16, 32, 64};
+const uint32_t check_page_sizes[CHECK_PAGE_SIZES] = {8, 16, 32, 64, 1, 2, 4};
 
 const char *check_dtype_name(kvf_dtype dtype)
 {

@@ -97,8 +97,8 @@ static void writeback_case(check *c)
         return;
     check_rows_make(c, &w,
                     &(check_rows_config){.rows = 1 + check_below(c, 3),
-                                         .pages_max = 1 + check_below(c, 12),
-                                         .blocks_max = 4});
+                                         .blocks_max = 1 + check_below(c, 12),
+                                         .pool_blocks = 4});
     check_rows_describe(c, &w, "writeback");
     const kvf_writeback_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
     const size_t block = kvf_block_bytes(&w.p);

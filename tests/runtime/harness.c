@@ -165,7 +165,8 @@ kvf_runtime_config test_runtime_config(void)
     c.allow_unpinned = 1;
     c.device = test_on_cuda() ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
     c.calibrate = 0; /* seconds per runtime, and nothing here depends on it */
-    test_seams = (kvf_runtime_seams){.host_visible = (uint32_t)test_on_cuda()};
+    /* Small blocks, so that short sequences have many. */
+    test_seams = (kvf_runtime_seams){.host_visible = (uint32_t)test_on_cuda(), .block_size = 8};
     return c;
 }
 

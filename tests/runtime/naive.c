@@ -314,7 +314,10 @@ void naive_result_close(naive_result *r)
 uint32_t naive_sealed(const naive *n, uint32_t layer)
 {
     const uint32_t length = n->layers[layer].length;
-    return length > n->c.local_tokens ? (length - n->c.local_tokens) / n->c.page_size : 0;
+    const uint32_t block = n->plan.block_size;
+    return length > n->c.local_tokens
+               ? (length - n->c.local_tokens) / block * (block / n->c.page_size)
+               : 0;
 }
 
 /* Box of the tokens of one sub-box of a page that are neither sink nor static. 0 if there are none.

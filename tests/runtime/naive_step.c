@@ -12,6 +12,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,9 +23,17 @@ static void note_border(naive *n, double gap)
     n->border = fmin(n->border, gap);
 }
 
+/* Beside sink and the longest window. */
 static uint32_t rest_tokens(const naive *n)
 {
-    return n->c.budget_tokens - n->c.sink_tokens - (n->c.local_tokens + n->c.page_size - 1);
+    return n->c.budget_tokens - n->c.sink_tokens - (n->c.local_tokens + n->plan.block_size - 1);
+}
+
+/* Beside sink and the window as it is. */
+static uint32_t rest_now(const naive *n, uint32_t layer)
+{
+    const uint32_t sealed = naive_sealed(n, layer) * n->c.page_size;
+    return n->c.budget_tokens - n->c.sink_tokens - (n->layers[layer].length - sealed);
 }
 
 static int is_resident(const naive *n, const naive_layer *l, uint32_t list, uint32_t page)
@@ -254,9 +263,10 @@ static void policy_scores(naive *n, uint32_t layer, uint32_t list, const void *q
 
 static uint32_t pages_to_take(const naive *n, const naive_layer *l)
 {
-    const uint32_t rest = rest_tokens(n);
+    const bool is_auto = n->c.static_ratio == KVF_STATIC_RATIO_AUTO;
     if (n->c.select == KVF_SELECT_FULL || l->length <= n->c.budget_tokens)
         return UINT32_MAX;
+    const uint32_t rest = is_auto ? rest_tokens(n) : rest_now(n, (uint32_t)(l - n->layers));
     return (rest - l->static_tokens) / n->c.page_size;
 }
 
@@ -300,7 +310,9 @@ static void select_oracle(naive *n, naive_layer *l, uint32_t layer, naive_result
             observe_query(n, l, h * n->group + g, query, all, n->group, score);
         for (uint32_t t = 0; t < n->c.sink_tokens && t < sealed; t++)
             score[t] = -INFINITY;
-        note_border(n, naive_top(score, sealed, rest_tokens(n), mask));
+        note_border(n,
+                    naive_top(score, sealed,
+                              l->length <= n->c.budget_tokens ? sealed : rest_now(n, layer), mask));
         for (uint32_t t = 0; t < l->length; t++)
             mask[t] |= t < n->c.sink_tokens || t >= sealed || l->length <= n->c.budget_tokens;
         for (uint32_t g = 1; g < n->group; g++)

@@ -88,6 +88,37 @@ static void thread_counts_give_the_same_bits(void **state)
     }
 }
 
+/* Pages of a few tokens in blocks of 32: moved one by one, attended in place, in one step or not.
+ */
+static void small_pages_give_the_same_bits(void **state)
+{
+    (void)state;
+    const uint64_t seed = 113;
+    test_seed_print(__func__, seed);
+    static const kvf_select selects[] = {KVF_SELECT_HYBRID, KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
+    static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH};
+    for (uint32_t i = 0; i < 6; i++) {
+        test_scenario sc = scenario_of(selects[i % 3], seed + i);
+        const kvf_runtime_config rc = test_runtime_config();
+        test_seams.block_size = 0;
+        sc.rc = &rc;
+        sc.cc.page_size = i < 3 ? 1 : 4;
+        sc.cc.budget_tokens = 120;
+        sc.cc.transfer = KVF_TRANSFER_DIRECT;
+        test_trace direct, other;
+        test_run(&sc, &direct);
+        for (size_t m = 0; m < 2; m++) {
+            sc.cc.transfer = methods[m];
+            sc.chunk = m ? 37 : 100;
+            test_run(&sc, &other);
+            test_same_bits(&direct, &other, "small pages");
+            assert_int_equal(direct.stats.misses, other.stats.misses);
+            test_trace_free(&other);
+        }
+        test_trace_free(&direct);
+    }
+}
+
 /* Streams that pause at random: whatever was forgotten to wait for shows here, and under TSan. */
 static void delays_do_not_change_bits(void **state)
 {
@@ -309,6 +340,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_transfer_method_gives_the_same_bits),
         cmocka_unit_test(thread_counts_give_the_same_bits),
+        cmocka_unit_test(small_pages_give_the_same_bits),
         cmocka_unit_test(delays_do_not_change_bits),
         cmocka_unit_test(slots_do_not_change_bits),
         cmocka_unit_test(instruction_sets_agree),

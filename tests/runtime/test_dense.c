@@ -26,6 +26,7 @@ static const geometry geometries[] = {
     {KVF_FP16, 96, 1, 7, 8, 1},   {KVF_FP32, 96, 2, 1, 64, 1},   {KVF_BF16, 96, 1, 6, 32, 1},
     {KVF_BF16, 128, 2, 4, 32, 1}, {KVF_FP32, 128, 1, 8, 16, 1},  {KVF_FP16, 128, 3, 2, 16, 1},
     {KVF_FP16, 256, 1, 4, 8, 1},  {KVF_BF16, 256, 1, 16, 64, 1}, {KVF_FP32, 256, 2, 2, 32, 1},
+    {KVF_BF16, 64, 2, 3, 1, 2},   {KVF_FP32, 96, 1, 2, 2, 1},    {KVF_FP16, 128, 2, 4, 4, 1},
 };
 
 static kvf_cache_config config_of(const geometry *g)

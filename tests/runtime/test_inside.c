@@ -138,7 +138,7 @@ static void check_invariants(herd *h)
     for (uint32_t i = 0; i < ALIVE; i++)
         for (uint32_t layer = 0; h->s[i] && layer < c->config.layers; layer++) {
             const kvf_layer *l = &h->s[i]->layers[layer];
-            assert_int_equal(l->sealed, kvf_sealed_pages(c, l->length));
+            assert_int_equal(l->sealed, kvf_sealed_blocks(c, l->length));
             for (uint32_t p = 0; p < l->sealed; p++)
                 assert_true(kvf_page_pool_references(&c->pool, l->blocks[p]) >= 1);
         }

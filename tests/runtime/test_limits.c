@@ -50,7 +50,7 @@ static const bad_setting bad_settings[] = {
     SET(prefill_chunk_max, "0", 0),
     SET(page_size, "0", 0),
     SET(page_size, "12", 12),
-    SET(page_size, "4", 4),
+    SET(page_size, "3", 3),
     SET(page_size, "128", 128),
     SET(budget_tokens, "0", 0),
     SET(budget_tokens, "34", 34),
@@ -160,9 +160,11 @@ static void settings_in_force_are_told(void **state)
     assert_int_equal(s->transfer, own);
     assert_int_equal(p->transfer, own);
     assert_int_equal(s->slots, p->slots);
-    /* rest = 96 - 4 - (16 + 7) = 69, a quarter of it 17 static tokens, 52 / 8 = 6 pages */
+    /* rest = 96 - 4 - (16 + 7) = 69, a quarter of it 17 static tokens; with the shortest window
+     * (76 - 17) / 8 = 7 pages */
     assert_int_equal(p->static_tokens, 17);
-    assert_int_equal(p->dynamic_pages, 6);
+    assert_int_equal(p->dynamic_pages, 7);
+    assert_int_equal(p->block_size, 8);
     assert_int_equal(p->host_kv_bytes, 512u * 2 * 2 * 64 * 4);
     kvf_cache_plan again;
     test_ok(&w, kvf_cache_plan_make(w.runtime, &c, &again, NULL));

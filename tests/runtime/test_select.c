@@ -258,11 +258,20 @@ static void geometries(void **state)
     test_seed_print(__func__, seed);
     static const struct {
         kvf_dtype dtype;
-        uint32_t page, sink, local, budget, group, layers, head_dim;
+        uint32_t page, sink, local, budget, group, layers, head_dim, block;
     } rows[] = {
-        {KVF_BF16, 8, 0, 16, 96, 4, 2, 64},    {KVF_FP16, 16, 4, 32, 128, 1, 1, 80},
-        {KVF_BF16, 32, 4, 64, 192, 2, 1, 64},  {KVF_FP32, 8, 19, 13, 100, 3, 1, 96},
-        {KVF_BF16, 16, 16, 1, 101, 2, 2, 128}, {KVF_FP16, 64, 1, 10, 150, 2, 1, 64},
+        {KVF_BF16, 8, 0, 16, 96, 4, 2, 64, 8},
+        {KVF_FP16, 16, 4, 32, 128, 1, 1, 80, 8},
+        {KVF_BF16, 32, 4, 64, 192, 2, 1, 64, 8},
+        {KVF_FP32, 8, 19, 13, 100, 3, 1, 96, 8},
+        {KVF_BF16, 16, 16, 1, 101, 2, 2, 128, 8},
+        {KVF_FP16, 64, 1, 10, 150, 2, 1, 64, 8},
+        /* pages smaller than blocks */
+        {KVF_BF16, 1, 4, 16, 90, 2, 2, 64, 8},
+        {KVF_FP32, 2, 7, 20, 100, 3, 1, 80, 32},
+        {KVF_FP16, 4, 4, 30, 128, 2, 1, 64, 32},
+        {KVF_BF16, 8, 3, 5, 96, 4, 1, 128, 64},
+        {KVF_FP32, 16, 20, 16, 160, 1, 1, 64, 32},
     };
     tally all = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -278,6 +287,9 @@ static void geometries(void **state)
         sc.cc.layers = rows[i].layers;
         sc.cc.head_dim = rows[i].head_dim;
         sc.cc.softmax_scale = i % 2 ? 0.1f : 0.0f;
+        const kvf_runtime_config rc = test_runtime_config();
+        test_seams.block_size = rows[i].block;
+        sc.rc = &rc;
         char what[64];
         snprintf(what, sizeof what, "geometry row %zu", i);
         follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});

@@ -120,8 +120,8 @@ static void values_and_ranges(void **state)
     expect(kvf_cache_setting, "budget_tokens", "2K", 1, "2048");
     expect(kvf_cache_setting, "budget_tokens", "0", 0, "a whole number from 1 to 67108864");
     expect(kvf_cache_setting, "page_size", "64", 1, "64");
-    expect(kvf_cache_setting, "page_size", "24", 0, "8, 16, 32 or 64");
-    expect(kvf_cache_setting, "page_size", "128", 0, "8, 16, 32 or 64");
+    expect(kvf_cache_setting, "page_size", "24", 0, "1, 2, 4, 8, 16, 32 or 64");
+    expect(kvf_cache_setting, "page_size", "128", 0, "1, 2, 4, 8, 16, 32 or 64");
     expect(kvf_cache_setting, "sub_digests", "3", 0, "1, 2 or 4");
     expect(kvf_cache_setting, "select", "oracle", 1, "oracle");
     expect(kvf_cache_setting, "select", "custom", 0,
