@@ -31,6 +31,19 @@ KVF_INLINE float kvf_bits_float(uint32_t u)
     return x;
 }
 
+/* Integers that order like numbers, and back; -0 equals +0. Not for NaN. */
+KVF_INLINE int32_t kvf_float_order(float x)
+{
+    const uint32_t u = kvf_float_bits(x + 0.0f);
+    return (int32_t)(u ^ (u >> 31) * 0x7fffffffu);
+}
+
+KVF_INLINE float kvf_order_float(int32_t order)
+{
+    const uint32_t u = (uint32_t)order;
+    return kvf_bits_float(u ^ (u >> 31) * 0x7fffffffu);
+}
+
 KVF_INLINE float kvf_bf16_to_float(uint16_t h)
 {
     return kvf_bits_float((uint32_t)h << 16);

@@ -5,16 +5,15 @@
  *
  * Knows nothing of bytes. Before and after: slot_of_page and page_of_slot are inverse to each
  * other. A selected page is never a victim. Misses come in id order; free slots go first, lowest
- * slot first, then victims, lowest score first.
+ * slot first, then victims, lowest score first. Meanwhile the slots of hits carry a mark, and the
+ * list of misses holds the slots that will be given away: one look at every slot, and a heap of as
+ * many victims as are needed.
  */
 
 #include <math.h>
 #include <stdbool.h>
 
 #include "variants.h"
-
-/* Candidates of one scan. Most steps miss fewer pages than that per list. */
-#define CANDIDATES 32u
 
 typedef struct list_view {
     const int32_t *ids;
@@ -23,109 +22,152 @@ typedef struct list_view {
     const float *scores; /* may be NULL */
     int32_t *slot_of_page;
     int32_t *page_of_slot;
+    int32_t *slot_of_id;
+    uint32_t *missed;
+    kvf_miss *misses;
 } list_view;
 
-static bool is_selected(const list_view *v, int32_t page)
+/* In page_of_slot, for a while: a selected page is there. Its own inverse, and below that of a free
+ * slot. */
+static int32_t marked(int32_t page)
 {
-    uint32_t low = 0, high = v->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (v->ids[middle] < page)
-            low = middle + 1;
-        else
-            high = middle;
+    return -2 - page;
+}
+
+/* ---- victims: a heap with the one that goes last on top ---- */
+
+/* While they are in the heap, `page` is the order of their score. */
+static bool goes_before(const list_view *v, kvf_miss a, kvf_miss b)
+{
+    if (a.page != b.page)
+        return a.page < b.page;
+    return v->page_of_slot[a.slot] < v->page_of_slot[b.slot];
+}
+
+static kvf_miss victim_of(const list_view *v, uint32_t slot)
+{
+    const float x = v->scores ? v->scores[v->page_of_slot[slot]] : 0.0f;
+    return (kvf_miss){.page = kvf_float_order(isnan(x) ? -INFINITY : x), .slot = (int32_t)slot};
+}
+
+static void sift_down(const list_view *v, kvf_miss *heap, uint32_t count, kvf_miss x)
+{
+    uint32_t at = 0;
+    for (uint32_t child = 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && goes_before(v, heap[child], heap[child + 1]))
+            child++;
+        if (!goes_before(v, x, heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
     }
-    return low < v->count && v->ids[low] == page;
+    heap[at] = x;
 }
 
-static float score_of(const list_view *v, int32_t page)
+static void sift_up(const list_view *v, kvf_miss *heap, uint32_t at)
 {
-    float x = v->scores ? v->scores[page] : 0.0f;
-    return isnan(x) ? -INFINITY : x;
+    const kvf_miss x = heap[at];
+    for (; at > 0 && goes_before(v, heap[(at - 1) / 2], x); at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = x;
 }
 
-/* A slot that may be given away, with what orders it among them. */
-typedef struct candidate {
-    float score;
-    int32_t page; /* -1 = the slot is free */
-    int32_t slot;
-} candidate;
-
-/* The next candidates in order; misses beyond them look again. */
-typedef struct candidates {
-    uint32_t next;
-    uint32_t count;
-    candidate sorted[CANDIDATES];
-} candidates;
-
-static bool comes_before(const candidate *a, const candidate *b)
+/* The `wanted` victims that go first, in that order. */
+static void find_victims(const list_view *v, uint32_t wanted, kvf_miss *heap)
 {
-    if (a->page < 0 || b->page < 0)
-        return a->page < 0 && (b->page >= 0 || a->slot < b->slot);
-    return a->score < b->score || (a->score == b->score && a->page < b->page);
-}
-
-/* One scan of the slots for the `wanted` that come first; pages given a slot meanwhile are selected
- * ones, so they are passed over. */
-static void find_candidates(const list_view *v, uint32_t wanted, candidates *c)
-{
-    const uint32_t room = kvf_min_u32(wanted, CANDIDATES);
-    *c = (candidates){.next = 0};
+    uint32_t count = 0;
     for (uint32_t slot = 0; slot < v->slots; slot++) {
-        candidate x = {.page = v->page_of_slot[slot], .slot = (int32_t)slot};
-        if (x.page >= 0)
-            x.score = score_of(v, x.page);
-        if (c->count == room && !comes_before(&x, &c->sorted[room - 1]))
+        if (v->page_of_slot[slot] < 0)
             continue;
-        if (x.page >= 0 && is_selected(v, x.page))
-            continue;
-        uint32_t at = c->count < room ? c->count++ : room - 1;
-        for (; at > 0 && comes_before(&x, &c->sorted[at - 1]); at--)
-            c->sorted[at] = c->sorted[at - 1];
-        c->sorted[at] = x;
+        const kvf_miss x = victim_of(v, slot);
+        if (count < wanted) {
+            heap[count] = x;
+            sift_up(v, heap, count++);
+        } else if (goes_before(v, x, heap[0])) {
+            sift_down(v, heap, count, x);
+        }
+    }
+    KVF_ASSERT(count == wanted);
+    while (count > 1) {
+        const kvf_miss last = heap[--count];
+        heap[count] = heap[0];
+        sift_down(v, heap, count, last);
     }
 }
 
-static void resolve_list(const kvf_resolve_args *a, uint32_t list)
+/* ---- a list ---- */
+
+/* Hits, and the number of misses. */
+static uint32_t look_up(const list_view *v)
 {
-    const size_t row = (size_t)list * a->ids_max;
-    const list_view v = {
-        .ids = a->ids + row,
-        .count = a->id_count[list],
-        .slots = a->slots,
-        .scores = a->scores ? a->scores[list] : NULL,
-        .slot_of_page = a->slot_of_page[list],
-        .page_of_slot = a->page_of_slot[list],
-    };
-    uint32_t wanted = 0, misses = 0;
-    candidates c = {.next = 0};
-    KVF_ASSERT(v.count <= v.slots);
-    for (uint32_t i = 0; i < v.count; i++)
-        wanted += v.slot_of_page[v.ids[i]] < 0;
-    for (uint32_t i = 0; i < v.count; i++) {
-        const int32_t page = v.ids[i];
-        int32_t slot = v.slot_of_page[page];
-        a->missed[row + i] = slot < 0;
-        if (slot < 0) {
-            if (c.next == c.count)
-                find_candidates(&v, wanted - misses, &c);
-            KVF_ASSERT(c.next < c.count);
-            slot = c.sorted[c.next++].slot;
-            if (v.page_of_slot[slot] >= 0)
-                v.slot_of_page[v.page_of_slot[slot]] = -1;
-            v.page_of_slot[slot] = page;
-            v.slot_of_page[page] = slot;
-            a->misses[row + misses++] = (kvf_miss){.page = page, .slot = slot};
-        }
-        a->slot_of_id[row + i] = slot;
+    uint32_t misses = 0;
+    for (uint32_t i = 0; i < v->count; i++) {
+        const int32_t slot = v->slot_of_page[v->ids[i]];
+        v->slot_of_id[i] = slot;
+        v->missed[i] = slot < 0;
+        misses += slot < 0;
     }
-    a->miss_count[list] = misses;
+    return misses;
+}
+
+/* The slots that the misses get, in their order. */
+static void find_slots(const list_view *v, uint32_t wanted)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < v->slots && found < wanted; slot++)
+        if (v->page_of_slot[slot] == -1)
+            v->misses[found++].slot = (int32_t)slot;
+    if (found < wanted)
+        find_victims(v, wanted - found, v->misses + found);
+}
+
+static void give(const list_view *v, kvf_miss *miss, int32_t page)
+{
+    const int32_t old = v->page_of_slot[miss->slot];
+    if (old >= 0)
+        v->slot_of_page[old] = -1;
+    v->page_of_slot[miss->slot] = page;
+    v->slot_of_page[page] = miss->slot;
+    miss->page = page;
+}
+
+static uint32_t resolve_list(const list_view *v)
+{
+    KVF_ASSERT(v->count <= v->slots);
+    const uint32_t wanted = look_up(v);
+    if (wanted == 0)
+        return 0;
+    for (uint32_t i = 0; i < v->count; i++)
+        if (!v->missed[i])
+            v->page_of_slot[v->slot_of_id[i]] = marked(v->ids[i]);
+    find_slots(v, wanted);
+    kvf_miss *next = v->misses;
+    for (uint32_t i = 0; i < v->count; i++) {
+        if (v->missed[i]) {
+            give(v, next, v->ids[i]);
+            v->slot_of_id[i] = next++->slot;
+        } else {
+            v->page_of_slot[v->slot_of_id[i]] = v->ids[i];
+        }
+    }
+    return wanted;
 }
 
 void kvf_resolve_ref(const void *args, uint32_t task)
 {
     const kvf_resolve_args *a = args;
-    const uint32_t first = task * KVF_RESOLVE_LISTS;
-    for (uint32_t l = first; l < kvf_min_u32(a->lists, first + KVF_RESOLVE_LISTS); l++)
-        resolve_list(a, l);
+    const uint32_t per_task = kvf_resolve_lists(a), first = task * per_task;
+    for (uint32_t l = first; l < kvf_min_u32(a->lists, first + per_task); l++) {
+        const size_t row = (size_t)l * a->ids_max;
+        const list_view v = {.ids = a->ids + row,
+                             .count = a->id_count[l],
+                             .slots = a->slots,
+                             .scores = a->scores ? a->scores[l] : NULL,
+                             .slot_of_page = a->slot_of_page[l],
+                             .page_of_slot = a->page_of_slot[l],
+                             .slot_of_id = a->slot_of_id + row,
+                             .missed = a->missed + row,
+                             .misses = a->misses + row};
+        a->miss_count[l] = resolve_list(&v);
+    }
 }

@@ -75,10 +75,10 @@ KVF_TASKS(mask, kvf_mask_args, a->paging.lists)
  * free slot or the slot of the page with the lowest score that is not selected (ties: the lower
  * page id); the tables are updated, and {page, slot} is appended to the list's misses. slots >=
  * count always. A resident page beyond `pages` scored pages (cannot happen) or with NaN score
- * counts as lowest. A task is KVF_RESOLVE_LISTS lists: one list takes a microsecond or two, less
- * than to wake a thread.
+ * counts as lowest. A task is as many lists as have KVF_RESOLVE_SLOTS slots, a few microseconds:
+ * less would not be worth waking a thread.
  */
-#define KVF_RESOLVE_LISTS 8u
+#define KVF_RESOLVE_SLOTS 1024u
 
 typedef struct kvf_miss {
     int32_t page;
@@ -100,7 +100,13 @@ typedef struct kvf_resolve_args {
     kvf_miss *misses;             /* [lists, ids_max] out */
     uint32_t *miss_count;         /* [lists] out */
 } kvf_resolve_args;
-KVF_TASKS(resolve, kvf_resolve_args, kvf_div_ceil_u32(a->lists, KVF_RESOLVE_LISTS))
+
+/* Lists of one task. */
+KVF_INLINE uint32_t kvf_resolve_lists(const kvf_resolve_args *a)
+{
+    return a->slots < KVF_RESOLVE_SLOTS ? KVF_RESOLVE_SLOTS / kvf_max_u32(a->slots, 1) : 1;
+}
+KVF_TASKS(resolve, kvf_resolve_args, kvf_div_ceil_u32(a->lists, kvf_resolve_lists(a)))
 
 /* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
 typedef struct kvf_fetch_args {

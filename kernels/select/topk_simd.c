@@ -19,19 +19,6 @@
 #include "common/simd.h"
 #include "variants.h"
 
-/* Orders like the scores; -0 equals +0. Not for NaN. */
-KVF_ALWAYS_INLINE int32_t order_of(float x)
-{
-    const uint32_t u = kvf_float_bits(x + 0.0f);
-    return (int32_t)(u ^ (u >> 31) * 0x7fffffffu);
-}
-
-KVF_ALWAYS_INLINE float float_of(int32_t order)
-{
-    const uint32_t u = (uint32_t)order;
-    return kvf_bits_float(u ^ (u >> 31) * 0x7fffffffu);
-}
-
 #define ORDER_LOWEST ((int32_t)0x80800000u) /* of -FLT_MAX; below it nothing is taken */
 
 /* In quarters: four sums, none of which waits for another. threshold > INT32_MIN. */
@@ -105,7 +92,7 @@ static int32_t lower_bound(const float *scores, uint32_t count, uint32_t k, uint
     const float *from = vectors ? maxima : scores;
     for (uint32_t i = 0; i < sets; i++) {
         const float x = from[i];
-        orders[i] = x > -INFINITY ? order_of(x) : INT32_MIN;
+        orders[i] = x > -INFINITY ? kvf_float_order(x) : INT32_MIN;
     }
     return threshold_of(orders, sets, k);
 }
@@ -133,7 +120,7 @@ KVF_ALWAYS_INLINE void keep_bits(kept *s, uint32_t first, uint32_t above, uint32
 
 static void keep(kept *s, const float *scores, uint32_t count, int32_t bound, uint32_t k)
 {
-    const float at_least = float_of(bound), above = float_of(bound + 1);
+    const float at_least = kvf_order_float(bound), above = kvf_order_float(bound + 1);
     uint32_t i = 0;
     for (; i + VF_LANES <= count && s->equal < k; i += VF_LANES) {
         const vf x = vf_load(scores + i);
@@ -156,7 +143,7 @@ static uint32_t take_largest(const kept *s, const float *scores, uint32_t k, uin
     int32_t *orders = (int32_t *)(s->work + s->above);
     KVF_ASSERT(2 * s->above <= s->end);
     for (uint32_t i = 0; i < s->above; i++)
-        orders[i] = order_of(scores[s->work[i]]);
+        orders[i] = kvf_float_order(scores[s->work[i]]);
     const int32_t threshold = threshold_of(orders, s->above, k);
     uint32_t ties = k, n = 0;
     for (uint32_t i = 0; i < s->above; i++)

@@ -223,6 +223,42 @@ static void resolve_invariants(check *c, const kvf_resolve_args *a, uint32_t lis
     }
 }
 
+/* a comes before b among slots that are given away: free ones first, then by score and page. */
+static bool goes_before(const float *scores, const int32_t *page_of_slot, uint32_t a, uint32_t b)
+{
+    const int32_t p = page_of_slot[a], q = page_of_slot[b];
+    if (p < 0 || q < 0)
+        return p < 0 && (q >= 0 || a < b);
+    const float x = scores && !isnan(scores[p]) ? scores[p] : scores ? -INFINITY : 0.0f;
+    const float y = scores && !isnan(scores[q]) ? scores[q] : scores ? -INFINITY : 0.0f;
+    return x < y || (x == y && p < q);
+}
+
+/* Every miss got the slot that the order says, one by one. `before` is page_of_slot as it was. */
+static void resolve_order(check *c, const kvf_resolve_args *a, uint32_t list, int32_t *before)
+{
+    const size_t row = (size_t)list * a->ids_max;
+    uint32_t n = 0;
+    for (uint32_t slot = 0; slot < a->slots; slot++)
+        for (uint32_t i = 0; i < a->id_count[list]; i++)
+            if (a->ids[row + i] == before[slot])
+                before[slot] = INT32_MAX;
+    for (uint32_t i = 0; i < a->id_count[list]; i++) {
+        if (!a->missed[row + i])
+            continue;
+        uint32_t best = UINT32_MAX;
+        for (uint32_t slot = 0; slot < a->slots; slot++)
+            if (before[slot] < INT32_MAX &&
+                (best == UINT32_MAX || goes_before(a->scores[list], before, slot, best)))
+                best = slot;
+        const kvf_miss *miss = &a->misses[row + n++];
+        if (miss->page != a->ids[row + i] || (uint32_t)miss->slot != best)
+            check_fail(c, "miss %u is page %d in slot %d; want page %d in slot %u", n - 1,
+                       miss->page, miss->slot, a->ids[row + i], best);
+        before[best] = INT32_MAX;
+    }
+}
+
 /* Several steps, each of which begins with the slots that the one before left. */
 static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
 {
@@ -254,6 +290,7 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
     a.missed = check_out(c, 2 * (size_t)k * sizeof(uint32_t));
     a.misses = check_out(c, 2 * (size_t)k * sizeof(kvf_miss));
     a.miss_count = check_out(c, 2 * sizeof(uint32_t));
+    int32_t *before = check_in(c, 2 * (size_t)slots * sizeof *before);
     check_track(c, "slot_of_id", a.slot_of_id, 2 * (size_t)k * sizeof(int32_t));
     check_track(c, "missed", a.missed, 2 * (size_t)k * sizeof(uint32_t));
     check_track(c, "misses", a.misses, 2 * (size_t)k * sizeof(kvf_miss));
@@ -271,9 +308,12 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
         for (uint32_t i = 0; i < 2; i++)
             for (uint32_t n = 0; n < id_count[i]; n++)
                 resident[i] += of_page[i][ids[(size_t)i * k + n]] >= 0;
+        for (uint32_t i = 0; i < 2; i++)
+            memcpy(before + (size_t)i * slots, of_slot[i], slots * sizeof *before);
         CHECK_BOTH(c, resolve, &a);
         for (uint32_t i = 0; i < 2; i++) {
             resolve_invariants(c, &a, i, pages);
+            resolve_order(c, &a, i, before + (size_t)i * slots);
             if (a.miss_count[i] != id_count[i] - resident[i])
                 check_fail(c, "%u misses, %u pages of %u were resident", a.miss_count[i],
                            resident[i], id_count[i]);
@@ -318,6 +358,8 @@ void check_resolve(check *c)
     resolve_case(c, 2001, 600, 600); /* more victims than are looked for at once */
     resolve_case(c, 3001, 1200, 1500);
     resolve_case(c, 5000, 40, 1100);
+    resolve_case(c, 1400, 512, 1024); /* single tokens, most of them hits */
+    resolve_case(c, 20001, 512, 1024);
     resolve_victims(c);
 }
 
