@@ -173,6 +173,17 @@ static __device__ __forceinline__ void kvf_mma(float d[4], const uint32_t a[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* D[16,8] += A[16,32] B[32,8] of signed bytes: fragments as in PTX "mma.m16n8k32", four bytes of
+ * consecutive k per register. Exact. */
+static __device__ __forceinline__ void kvf_mma_s8(int32_t d[4], const uint32_t a[4],
+                                                  const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /* ---- bulk copies (compute capability 9.0 and later) ----
  * One thread moves a whole page between global (or mapped host) and shared memory. A barrier is 8
  * bytes of shared memory; phase flips with every completion. Call them only where

@@ -350,6 +350,12 @@ static inline void kvf_mma(float d[4], const uint32_t a[4], const uint32_t b[2],
     kvf_emu_warp_meet(&kvf_emu_mma_half_op, 0xffffffffu, &product);
 }
 
+static inline void kvf_mma_s8(int32_t d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    kvf_emu_byte_product product = {d, a, b};
+    kvf_emu_warp_meet(&kvf_emu_mma_s8_op, 0xffffffffu, &product);
+}
+
 /* ---- bulk copies ---- */
 
 #define KVF_HAS_BULK_COPY 1

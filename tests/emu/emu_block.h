@@ -82,6 +82,13 @@ struct kvf_emu_product {
 };
 extern const kvf_emu_warp_op kvf_emu_mma_bf16_op, kvf_emu_mma_half_op;
 
+struct kvf_emu_byte_product {
+    int32_t *d;        /* [4] */
+    const uint32_t *a; /* [4] */
+    const uint32_t *b; /* [2] */
+};
+extern const kvf_emu_warp_op kvf_emu_mma_s8_op;
+
 /* Let other threads run: a thread that polls must, or what it waits for never happens. */
 void kvf_emu_yield(void);
 

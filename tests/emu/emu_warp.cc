@@ -248,3 +248,31 @@ template <float widen(uint32_t)> KVF_EMU_QUIET static void multiply(void *const 
 
 const kvf_emu_warp_op kvf_emu_mma_bf16_op = {"kvf_mma (bf16)", multiply<widen_bf16>, false, true};
 const kvf_emu_warp_op kvf_emu_mma_half_op = {"kvf_mma (fp16)", multiply<widen_half>, false, true};
+
+KVF_EMU_QUIET static void multiply_bytes(void *const *operands, uint32_t)
+{
+    int32_t a[16][32], b[32][8], d[16][8];
+    for (uint32_t i = 0; i < 32; i++) {
+        const kvf_emu_byte_product *p = (const kvf_emu_byte_product *)operands[i];
+        const uint32_t group = i / 4, four = i % 4 * 4;
+        for (uint32_t k = 0; k < 4; k++) {
+            for (uint32_t r = 0; r < 4; r++)
+                a[group + r % 2 * 8][four + k + r / 2 * 16] = (int8_t)(p->a[r] >> (8 * k));
+            for (uint32_t r = 0; r < 2; r++)
+                b[four + k + r * 16][group] = (int8_t)(p->b[r] >> (8 * k));
+        }
+        for (uint32_t r = 0; r < 4; r++)
+            d[group + r / 2 * 8][i % 4 * 2 + r % 2] = p->d[r];
+    }
+    for (uint32_t row = 0; row < 16; row++)
+        for (uint32_t k = 0; k < 32; k++)
+            for (uint32_t column = 0; column < 8; column++)
+                d[row][column] += a[row][k] * b[k][column];
+    for (uint32_t i = 0; i < 32; i++) {
+        const kvf_emu_byte_product *p = (const kvf_emu_byte_product *)operands[i];
+        for (uint32_t r = 0; r < 4; r++)
+            p->d[r] = d[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
+    }
+}
+
+const kvf_emu_warp_op kvf_emu_mma_s8_op = {"kvf_mma_s8", multiply_bytes, false, true};
