@@ -31,7 +31,9 @@ static inline uint32_t kvf_cpu_has(void)
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return isa;
     isa |= KVF_ISA_AVX512;
-    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5))
+    /* Every CPU that has the one has the other, and that variant is built with both. */
+    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) &&
+        __builtin_cpu_supports("avx512vnni"))
         isa |= KVF_ISA_AVX512_BF16;
     return isa;
 #elif defined(__aarch64__)

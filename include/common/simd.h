@@ -36,6 +36,33 @@
 #error "no vector unit known here; build the references only"
 #endif
 
+/* Integers of the same width; C operators work on both, and comparisons give all ones or 0. */
+typedef int32_t vi __attribute__((vector_size(4 * VF_LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * VF_LANES)));
+
+KVF_ALWAYS_INLINE vu vu_set(uint32_t x)
+{
+    return (vu){0} + x;
+}
+
+KVF_ALWAYS_INLINE vu vu_load(const void *p)
+{
+    vu x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+KVF_ALWAYS_INLINE void vu_store(void *p, vu x)
+{
+    memcpy(p, &x, sizeof x);
+}
+
+/* a where the mask is all ones, b where it is 0. */
+KVF_ALWAYS_INLINE vu vu_pick(vu mask, vu a, vu b)
+{
+    return (mask & a) | (~mask & b);
+}
+
 /* Elements that vf_load2 reads; rows in local buffers are padded to a multiple of it. */
 #define VF_PAIR (2u * VF_LANES)
 

@@ -61,6 +61,11 @@ KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
     return _mm256_min_ps(a, b);
 }
 
+KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
+{
+    return _mm256_sqrt_ps(a);
+}
+
 KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);

@@ -63,6 +63,11 @@ KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
     return _mm512_min_ps(a, b);
 }
 
+KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
+{
+    return _mm512_sqrt_ps(a);
+}
+
 KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);

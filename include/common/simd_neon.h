@@ -61,6 +61,11 @@ KVF_ALWAYS_INLINE vf vf_min(vf a, vf b)
     return vbslq_f32(vcltq_f32(a, b), a, b);
 }
 
+KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
+{
+    return vsqrtq_f32(a);
+}
+
 KVF_ALWAYS_INLINE vf vf_abs(vf a)
 {
     return vabsq_f32(a);
