@@ -16,6 +16,10 @@
     SIMD(score, digest)                                                                            \
     SIMD(score, score)                                                                             \
     SIMD(score, reduce)                                                                            \
+    SIMD(score, encode)                                                                            \
+    SIMD(score, rotate)                                                                            \
+    SIMD(score, weigh)                                                                             \
+    SIMD(score, fold)                                                                              \
     SIMD(select, topk)                                                                             \
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \

@@ -3,7 +3,8 @@
 #define KVF_KERNELS_SCORE_ARGS_H
 
 /*
- * Contracts, arguments and tasks: digests of pages, their scores, and scores reduced over a group.
+ * Contracts, arguments and tasks: digests of pages, their scores, and scores reduced over a group;
+ * codes of keys, and what queries weigh the tokens with.
  * See kernels.h for what holds for every kernel.
  */
 
@@ -71,5 +72,111 @@ typedef struct kvf_reduce_args {
     float *out;            /* [outputs, pages_max] */
 } kvf_reduce_args;
 KVF_TASKS(reduce, kvf_reduce_args, a->outputs)
+
+/* ---- encode: codes of the keys of a block ----
+ * Tokens 0 .. count-1 of a job, `count` a multiple of KVF_CODE_TOKENS and at most 64, become
+ * count / KVF_CODE_TOKENS code groups at `digest`, as codes.h says; `skip` is not looked at. One
+ * task per job; a job whose page is NULL is skipped. Same bits from every implementation.
+ */
+typedef struct kvf_encode_args {
+    kvf_shape shape;
+    uint32_t job_count;
+    const kvf_digest_job *jobs; /* [job_count] */
+} kvf_encode_args;
+KVF_TASKS(encode, kvf_encode_args, a->job_count)
+
+/* ---- rotate: queries in int8, rotated as keys are ----
+ * As codes.h says. A task is KVF_ROTATE_ROWS consecutive rows. Same bits from every implementation.
+ */
+#define KVF_ROTATE_ROWS 16u
+
+typedef struct kvf_rotate_args {
+    kvf_dtype dtype;
+    uint32_t head_dim;
+    uint32_t rows;
+    float scale;    /* of softmax */
+    const void *q;  /* [rows, head_dim] dtype */
+    int8_t *y;      /* [rows, head_dim] */
+    float *y_scale; /* [rows] */
+} kvf_rotate_args;
+KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
+
+/* ---- weigh: queries against codes ----
+ * The logit of token t for a query head is s = (dot * key scale) * query scale, dot the exact
+ * integer product of levels and query. A token counts iff its page is below pages[l] and its skip
+ * bit is clear. A tile is KVF_WEIGH_TOKENS consecutive tokens of a list; per query head
+ *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact.
+ *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
+ *     sum  = sum of the masses before they were rounded.
+ * A task is a tile. mass is not written beyond pages[l], nor top and sum of tiles without pages.
+ *
+ * What softmax over the whole context costs: no second look at the codes. Two bytes per page and
+ * query head leave this kernel and come back in fold, and eight per tile and head; one exponential
+ * per token and head here, one per tile and head there, and no logarithm. At pages of one token, a
+ * group of 4 and head_dim 128 that is 8 bytes written and read beside 34 of codes; at pages of 8,
+ * one byte.
+ */
+#define KVF_WEIGH_TOKENS 1024u
+
+typedef struct kvf_weigh_args {
+    uint32_t head_dim;
+    uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
+    uint32_t block_size; /* 32 or 64 tokens, >= page_size */
+    uint32_t lists;
+    uint32_t group;              /* query heads per list, 1 .. 16 */
+    uint32_t pages_max;          /* row stride of mass, >= every pages[l] */
+    uint32_t tiles_max;          /* row stride of top and sum, >= the tiles of pages_max */
+    const int8_t *q;             /* [lists, group, head_dim], -127 .. 127 */
+    const float *q_scale;        /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
+    const void *const *codes;    /* [lists] -> code groups, whole, 64-byte aligned */
+    const uint64_t *const *bits; /* [lists] -> [blocks]: bit t set = token t of it is skipped */
+    const uint32_t *pages;       /* [lists] */
+    uint16_t *mass;              /* [lists, group, pages_max] bf16 */
+    float *top;                  /* [lists, group, tiles_max] */
+    float *sum;                  /* [lists, group, tiles_max] */
+} kvf_weigh_args;
+KVF_TASKS(weigh, kvf_weigh_args, a->tiles_max * a->lists)
+
+/* ---- fold: masses of query heads into scores of pages ----
+ * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a
+ * page of tile i weighs mass * exp(top_i - M) / S, and its score for one head is top_i + ln mass.
+ * out[l, p] for p < pages[l] is, over the group's heads in order: MEAN_SOFTMAX: the mean of the
+ * weights; MAX: the largest score; SUM: their sum. -INFINITY where no head has a mass >= 0. A mass
+ * of 0 was too small for bf16; its logarithm counts as that of 2^-126.
+ *
+ * Damage does not spread: a top is taken within +-KVF_FOLD_TOP_MAX, a sum or mass within 0 ..
+ * KVF_FOLD_MASS_MAX, NaN as the least; a row whose S is below 1/2, which no sound one is, weighs
+ * nothing. A task is KVF_FOLD_PAGES consecutive pages of one list.
+ */
+#define KVF_FOLD_TOP_MAX  0x1p120f
+#define KVF_FOLD_MASS_MAX 0x1p100f
+#define KVF_FOLD_PAGES    8192u
+
+typedef struct kvf_fold_args {
+    kvf_group_reduce kind;
+    uint32_t page_size;
+    uint32_t lists;
+    uint32_t group;
+    uint32_t pages_max; /* row stride of mass and out */
+    uint32_t tiles_max; /* row stride of top and sum */
+    const uint16_t *mass;
+    const float *top;
+    const float *sum;
+    const uint32_t *pages; /* [lists] */
+    float *out;            /* [lists, pages_max] */
+} kvf_fold_args;
+KVF_TASKS(fold, kvf_fold_args, kvf_div_ceil_u32(a->pages_max, KVF_FOLD_PAGES) * a->lists)
+
+/* Pages of a tile. */
+KVF_INLINE uint32_t kvf_tile_pages(uint32_t page_size)
+{
+    return KVF_WEIGH_TOKENS / page_size;
+}
+
+/* Tiles that have a page. */
+KVF_INLINE uint32_t kvf_tiles(uint32_t pages, uint32_t page_size)
+{
+    return kvf_div_ceil_u32(pages, kvf_tile_pages(page_size));
+}
 
 #endif

@@ -15,6 +15,7 @@
 
 #include "check_support.h"
 #include "common/clock.h"
+#include "score/codes.h"
 
 #define HEAD_DIM  128u
 #define PAGE_SIZE 32u
@@ -226,6 +227,106 @@ static void bench_tops(check *c)
     bench_top(c, "topk 2K/1M", 1048576, 2048);
 }
 
+/* A plain read of the same bytes in the same order, on one core; what the kernels on codes are
+ * measured against. */
+static void report_read(const char *op, const void *const *rows, uint32_t lists, size_t bytes)
+{
+    uint64_t sum[8] = {0};
+    double best = INFINITY;
+    for (uint32_t i = 0; i < 5; i++) {
+        const double t = kvf_now_seconds();
+        for (uint32_t l = 0; l < lists; l++)
+            for (size_t at = 0; at < bytes; at += sizeof sum) {
+                uint64_t line[8];
+                memcpy(line, (const char *)rows[l] + at, sizeof line);
+                for (uint32_t k = 0; k < 8; k++)
+                    sum[k] ^= line[k];
+            }
+        best = fmin(best, kvf_now_seconds() - t);
+    }
+    volatile uint64_t sink = sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+    (void)sink;
+    printf("%-12s %-14s %10.1f us  %8.2f GB/s\n", "plain C", op, best * 1e6,
+           lists * (double)bytes / best * 1e-9);
+}
+
+static void bench_weigh(check *c, kvf_weigh_args *a, uint32_t page_size)
+{
+    const uint32_t tokens = 65536, pages = tokens / page_size;
+    char name[32];
+    uint32_t *count = check_in(c, a->lists * sizeof *count);
+    for (uint32_t l = 0; l < a->lists; l++)
+        count[l] = pages;
+    a->page_size = page_size;
+    a->block_size = 32;
+    a->pages_max = pages;
+    a->tiles_max = kvf_tiles(pages, page_size);
+    a->pages = count;
+    a->mass = check_out(c, (size_t)a->lists * GROUP * pages * sizeof(uint16_t));
+    a->top = check_out(c, (size_t)a->lists * GROUP * a->tiles_max * sizeof(float));
+    a->sum = check_out(c, (size_t)a->lists * GROUP * a->tiles_max * sizeof(float));
+    snprintf(name, sizeof name, "weigh P=%u", page_size);
+    report(c, &(work){name, "GB/s", a->lists * tokens / 32.0 * (double)kvf_code_bytes(HEAD_DIM),
+                      c->ref->weigh, c->var->weigh, a, kvf_weigh_tasks(a), 1});
+    kvf_fold_args f = {.page_size = page_size,
+                       .lists = a->lists,
+                       .group = GROUP,
+                       .pages_max = pages,
+                       .tiles_max = a->tiles_max,
+                       .mass = a->mass,
+                       .top = a->top,
+                       .sum = a->sum,
+                       .pages = count};
+    f.out = check_out(c, (size_t)a->lists * pages * sizeof(float));
+    snprintf(name, sizeof name, "fold P=%u", page_size);
+    report(c, &(work){name, "Gel/s", (double)a->lists * GROUP * pages, c->ref->fold, c->var->fold,
+                      &f, kvf_fold_tasks(&f), 1});
+}
+
+/* 128 lists of 64K tokens: 285 MB of codes. */
+static void bench_codes(check *c)
+{
+    const uint32_t lists = 128, tokens = 65536, rows = lists * GROUP, jobs = tokens / 32;
+    const size_t bytes = tokens / 32 * kvf_code_bytes(HEAD_DIM);
+    uint8_t *pool = pool_of_pages(c), *codes = check_in(c, lists * bytes);
+    const void **list = check_in(c, lists * sizeof *list);
+    const uint64_t **bits = check_in(c, lists * sizeof *bits);
+    uint64_t *none = check_in(c, jobs * sizeof *none);
+    kvf_digest_job *job = check_in(c, jobs * sizeof *job);
+    void *q = check_in(c, rows * kvf_row_bytes(&shape));
+    check_fill(c, q, KVF_BF16, (size_t)rows * HEAD_DIM, DATA_NORMAL);
+    memset(none, 0, jobs * sizeof *none);
+    for (uint32_t i = 0; i < jobs; i++)
+        job[i] = (kvf_digest_job){.page = pool + i % PAGES * kvf_page_bytes(&shape),
+                                  .digest = codes + i * kvf_code_bytes(HEAD_DIM),
+                                  .count = 32};
+    const kvf_encode_args e = {.shape = shape, .job_count = jobs, .jobs = job};
+    report(c, &(work){"encode", "Mtoken/s", tokens * 1e3, c->ref->encode, c->var->encode, &e, jobs,
+                      64});
+    CHECK_RUN(c, c->ref, encode, &e, false);
+    kvf_rotate_args r = {.dtype = KVF_BF16, .head_dim = HEAD_DIM, .rows = rows, .scale = 0.09f};
+    r.q = q;
+    r.y = check_out(c, (size_t)rows * HEAD_DIM);
+    r.y_scale = check_out(c, rows * sizeof(float));
+    report(c, &(work){"rotate", "Mrow/s", rows * 1e3, c->ref->rotate, c->var->rotate, &r,
+                      kvf_rotate_tasks(&r), 1});
+    CHECK_RUN(c, c->ref, rotate, &r, false);
+    for (uint32_t l = 0; l < lists; l++) {
+        if (l)
+            memcpy(codes + l * bytes, codes, bytes);
+        list[l] = codes + l * bytes;
+        bits[l] = none;
+    }
+    kvf_weigh_args a = {.head_dim = HEAD_DIM, .lists = lists, .group = GROUP};
+    a.q = r.y;
+    a.q_scale = r.y_scale;
+    a.codes = list;
+    a.bits = bits;
+    report_read("read codes", list, lists, bytes);
+    bench_weigh(c, &a, 8);
+    bench_weigh(c, &a, 1);
+}
+
 static void bench_profile(check *c)
 {
     const uint32_t heads = 32, tokens = 16384;
@@ -311,9 +412,10 @@ void bench_kernels(check *c, const char *op)
     static const struct {
         const char *op;
         void (*run)(check *);
-    } all[] = {{"attend", bench_attend}, {"score", bench_digest_score}, {"reduce", bench_lists},
-               {"topk", bench_tops},     {"profile", bench_profile},    {"observe", bench_observe},
-               {"copy", bench_moves}};
+    } all[] = {{"attend", bench_attend},   {"score", bench_digest_score},
+               {"reduce", bench_lists},    {"codes", bench_codes},
+               {"topk", bench_tops},       {"profile", bench_profile},
+               {"observe", bench_observe}, {"copy", bench_moves}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
             all[i].run(c);

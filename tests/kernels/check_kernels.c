@@ -27,20 +27,22 @@ static const struct {
     void (*run)(check *c);
     uint32_t one_in; /* in the emulator, of so many cases one runs */
 } checks[] = {
-    {"common", "convert", check_convert, 1},  {"common", "properties", check_properties, 1},
-    {"score", "digest", check_digest, 2},     {"score", "score", check_score, 4},
-    {"score", "reduce", check_reduce, 1},     {"select", "topk", check_topk, 2},
-    {"select", "lists", check_lists, 1},      {"select", "resolve", check_resolve, 1},
-    {"select", "ahead", check_ahead, 1},      {"attend", "spans", check_spans, 1},
-    {"attend", "attend", check_attend, 1},    {"attend", "merge", check_merge, 1},
-    {"attend", "prefill", check_prefill, 2},  {"move", "rows", check_row_moves, 1},
-    {"move", "ring", check_ring, 1},          {"move", "repack", check_repack, 1},
-    {"move", "take", check_take, 1},          {"move", "heads", check_heads, 1},
-    {"move", "copy", check_copy, 1},          {"move", "publish", check_publish, 1},
-    {"move", "move", check_move, 1},          {"move", "recorded", check_recorded, 1},
-    {"observe", "observe", check_observe, 2}, {"observe", "pool", check_pool, 1},
-    {"observe", "profile", check_profile, 1}, {"observe", "cover", check_cover, 1},
-    {"observe", "pack", check_pack, 1},
+    {"common", "convert", check_convert, 1}, {"common", "properties", check_properties, 1},
+    {"score", "digest", check_digest, 2},    {"score", "score", check_score, 4},
+    {"score", "reduce", check_reduce, 1},    {"score", "encode", check_encode, 1},
+    {"score", "rotate", check_rotate, 1},    {"score", "weigh", check_weigh, 2},
+    {"score", "fold", check_fold, 1},        {"score", "codes", check_codes, 1},
+    {"select", "topk", check_topk, 2},       {"select", "lists", check_lists, 1},
+    {"select", "resolve", check_resolve, 1}, {"select", "ahead", check_ahead, 1},
+    {"attend", "spans", check_spans, 1},     {"attend", "attend", check_attend, 1},
+    {"attend", "merge", check_merge, 1},     {"attend", "prefill", check_prefill, 2},
+    {"move", "rows", check_row_moves, 1},    {"move", "ring", check_ring, 1},
+    {"move", "repack", check_repack, 1},     {"move", "take", check_take, 1},
+    {"move", "heads", check_heads, 1},       {"move", "copy", check_copy, 1},
+    {"move", "publish", check_publish, 1},   {"move", "move", check_move, 1},
+    {"move", "recorded", check_recorded, 1}, {"observe", "observe", check_observe, 2},
+    {"observe", "pool", check_pool, 1},      {"observe", "profile", check_profile, 1},
+    {"observe", "cover", check_cover, 1},    {"observe", "pack", check_pack, 1},
 };
 
 static const struct {

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_SCORE_CODES_CUH
+#define KVF_KERNELS_SCORE_CODES_CUH
+
+/*
+ * Rotation and sums of codes.h by half a warp per row, with the bits of the reference.
+ *
+ * Knows rows, not whether they are keys or queries. Lane r of the 16 has the channels r, r + 16, ..
+ * of its row in registers: strides below 16 are shuffles, larger ones stay in the lane, and partial
+ * sum r is the lane's own. No product is ever fused with a sum.
+ */
+
+#include "codes.h"
+#include "cuda/cuda.cuh"
+
+/* Words in the block that word k of a row is in: the highest bit in which they differ. */
+static __device__ __forceinline__ uint32_t kvf_code_block_words(uint32_t k, uint32_t words)
+{
+    return 1u << (31 - __clz((int)(k ^ words)));
+}
+
+/* Channels of this lane; what the row lacks is 0. */
+template <typename T>
+static __device__ __forceinline__ void kvf_code_load(float x[KVF_CODE_WORDS], const T *row,
+                                                     uint32_t words)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        x[k] = k < words ? kvf_to_float(row[k * KVF_CODE_LANES + lane]) : 0.0f;
+}
+
+/* By whole warps. */
+static __device__ __forceinline__ void kvf_code_rotate_lanes(float x[KVF_CODE_WORDS],
+                                                             uint32_t words)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
+        if (k >= words)
+            break;
+        x[k] = kvf_bits_float(kvf_float_bits(x[k]) ^ kvf_code_sign(k * KVF_CODE_LANES + lane));
+#pragma unroll
+        for (uint32_t stride = 1; stride < KVF_CODE_LANES; stride *= 2) {
+            const float other = __shfl_xor_sync(KVF_FULL_WARP, x[k], (int)stride);
+            x[k] = lane & stride ? __fsub_rn(other, x[k]) : __fadd_rn(x[k], other);
+        }
+    }
+#pragma unroll
+    for (uint32_t stride = 1; stride < KVF_CODE_WORDS; stride *= 2)
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+            if (!(k & stride) && k < words && kvf_code_block_words(k, words) > stride) {
+                const float a = x[k], b = x[k + stride];
+                x[k] = __fadd_rn(a, b);
+                x[k + stride] = __fsub_rn(a, b);
+            }
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        if (k < words)
+            x[k] = __fmul_rn(x[k], kvf_code_unit(KVF_CODE_LANES * kvf_code_block_words(k, words)));
+}
+
+/* The lanes' partial sums; every lane of a row gets their sum. */
+static __device__ __forceinline__ float kvf_code_sum(float part)
+{
+#pragma unroll
+    for (int step = KVF_CODE_LANES / 2; step; step /= 2)
+        part = __fadd_rn(part, __shfl_xor_sync(KVF_FULL_WARP, part, step));
+    return part;
+}
+
+#endif

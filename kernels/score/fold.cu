@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Masses of query heads into scores of pages on the GPU.
+ *
+ * Knows nothing of codes. A block is 8 warps and PART pages of one list, and finds the sums of its
+ * rows anew: eight bytes per tile and head, out of the cache. Then a thread is a page: two bytes
+ * and one exponential per head. Damaged numbers are made harmless as in fold_ref.c.
+ *
+ * Bound: one read of the masses, 2 * group + 4 bytes per page. Exactness: exp2f and logf in fp32;
+ * sums over tiles in a fixed order, over heads in order.
+ */
+
+#include <math.h>
+
+#include "cuda_kernels.h"
+
+#include "cuda/cuda.cuh"
+
+#define WARPS      8u
+#define PART       2048u
+#define PART_LARGE 8192u /* of lists with many tiles */
+#define LOG2E      1.44269504f
+
+/* NaN becomes `least`: fmaxf drops it. */
+static __device__ __forceinline__ float tame(float x, float least, float most)
+{
+    return fminf(fmaxf(x, least), most);
+}
+
+static __device__ __forceinline__ float tame_top(float x)
+{
+    return tame(x, -KVF_FOLD_TOP_MAX, KVF_FOLD_TOP_MAX);
+}
+
+struct row {
+    float top;   /* M */
+    float share; /* 1 / (S * group) */
+};
+
+/* By one warp. */
+static __device__ __forceinline__ row find_row(const kvf_fold_args &a, size_t head, uint32_t tiles)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    const float *top = a.top + head * a.tiles_max, *sum = a.sum + head * a.tiles_max;
+    row r = {-KVF_FOLD_TOP_MAX, 0.0f};
+    float all = 0.0f;
+    for (uint32_t i = lane; i < tiles; i += KVF_WARP_LANES)
+        r.top = fmaxf(r.top, tame_top(top[i]));
+#pragma unroll
+    for (int step = KVF_WARP_LANES / 2; step; step /= 2)
+        r.top = fmaxf(r.top, __shfl_xor_sync(KVF_FULL_WARP, r.top, step));
+    for (uint32_t i = lane; i < tiles; i += KVF_WARP_LANES)
+        all += tame(sum[i], 0.0f, KVF_FOLD_MASS_MAX) * exp2f((tame_top(top[i]) - r.top) * LOG2E);
+#pragma unroll
+    for (int step = KVF_WARP_LANES / 2; step; step /= 2)
+        all += __shfl_xor_sync(KVF_FULL_WARP, all, step);
+    r.share = all < 0.5f ? 0.0f : 1.0f / (all * (float)a.group);
+    return r;
+}
+
+template <kvf_group_reduce KIND>
+static __device__ __forceinline__ float fold_page(const kvf_fold_args &a, const row *rows,
+                                                  uint32_t page)
+{
+    const uint32_t tile = page / kvf_tile_pages(a.page_size);
+    const size_t first = (size_t)blockIdx.y * a.group;
+    float sum = 0.0f, best = -INFINITY;
+    bool any = false;
+#pragma unroll 4
+    for (uint32_t g = 0; g < a.group; g++) {
+        const float raw = kvf_bf16_to_float(a.mass[(first + g) * a.pages_max + page]);
+        const float top = tame_top(a.top[(first + g) * a.tiles_max + tile]);
+        float one;
+        any |= raw >= 0.0f;
+        if (KIND == KVF_GROUP_MEAN_SOFTMAX)
+            one = tame(raw, 0.0f, KVF_FOLD_MASS_MAX) *
+                  (exp2f((top - rows[g].top) * LOG2E) * rows[g].share);
+        else
+            one = top + logf(tame(raw, 0x1p-126f, KVF_FOLD_MASS_MAX));
+        best = fmaxf(best, one);
+        sum += one;
+    }
+    return !any ? -INFINITY : KIND == KVF_GROUP_MAX ? best : sum;
+}
+
+template <kvf_group_reduce KIND>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    fold_pages(const __grid_constant__ kvf_fold_args a, uint32_t part)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t list = blockIdx.y, pages = a.pages[list], first = blockIdx.x * part;
+    if (first >= pages)
+        return;
+    row *rows = (row *)kvf_shared();
+    for (uint32_t g = warp; KIND == KVF_GROUP_MEAN_SOFTMAX && g < a.group; g += WARPS) {
+        const row r = find_row(a, (size_t)list * a.group + g, kvf_tiles(pages, a.page_size));
+        if (lane == 0)
+            rows[g] = r;
+    }
+    __syncthreads();
+    for (uint32_t p = first + threadIdx.x; p < kvf_min_u32(pages, first + part); p += blockDim.x)
+        a.out[(size_t)list * a.pages_max + p] = fold_page<KIND>(a, rows, p);
+}
+
+extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_fold_args *a = (const kvf_fold_args *)args;
+    const uint32_t part = a->tiles_max > 256 ? PART_LARGE : PART;
+    const dim3 grid(kvf_div_ceil_u32(a->pages_max, part), a->lists);
+    const dim3 block(WARPS * KVF_WARP_LANES);
+    const size_t shared = a->group * sizeof(row);
+    (void)tasks;
+    if (a->lists == 0 || a->pages_max == 0)
+        return cudaSuccess;
+    switch (a->kind) {
+    case KVF_GROUP_MEAN_SOFTMAX:
+        return kvf_cuda_launch(fold_pages<KVF_GROUP_MEAN_SOFTMAX>, grid, block, shared,
+                               (cudaStream_t)stream, *a, part);
+    case KVF_GROUP_MAX:
+        return kvf_cuda_launch(fold_pages<KVF_GROUP_MAX>, grid, block, shared, (cudaStream_t)stream,
+                               *a, part);
+    default:
+        return kvf_cuda_launch(fold_pages<KVF_GROUP_SUM>, grid, block, shared, (cudaStream_t)stream,
+                               *a, part);
+    }
+}

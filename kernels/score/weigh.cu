@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What queries weigh the tokens of a tile with, on the GPU, by int8 tensor cores.
+ *
+ * Knows nothing of keys, nor of other tiles. A block is 8 warps and one tile of one list; blocks
+ * past the end of a list leave at once. A warp takes a code group at a time: the rows of A are 16
+ * tokens, and a lane's words go from memory into fragments without a shuffle. Lane 4g + c loads 16
+ * bytes, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four levels at a time, a
+ * nibble each; the order of channels that this gives is the order in which the queries, columns of
+ * B, lie in shared memory. Logits go to shared memory; behind a barrier every warp weighs 128
+ * tokens of each head.
+ *
+ * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
+ * and head. There, per code group and warp: 2 loads of 512 bytes, 72 operations to unpack, 8
+ * products of 16 x 8 x 32, and about 15 per logit and 32 lanes for scales, largest and exponential.
+ *
+ * Exactness: logits and largest have the bits of weigh_ref.c; weights are exp2f in fp32, added over
+ * a page by halving, over a tile in a fixed order.
+ */
+
+#include <math.h>
+
+#include "cuda_kernels.h"
+
+#include "cuda/cuda.cuh"
+#include "score/codes.h"
+
+#define WARPS  8u
+#define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
+#define TURNS  (KVF_WEIGH_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane, in the end */
+#define HEADS  8u                                            /* columns of a product */
+#define LOG2E  1.44269504f
+#define LEVELS 0x0a03fdf6u /* -10, -3, 3, 10 */
+
+struct tile {
+    uint32_t list;
+    uint32_t first;  /* token */
+    uint32_t tokens; /* a multiple of page_size */
+};
+
+/* What lane 4h + c needs of B for query head h and the words 4s + c: four channels per register, in
+ * the order that unpack() gives. */
+static __device__ void prepare_queries(const kvf_weigh_args &a, uint4 *to, uint32_t list,
+                                       uint32_t spans, uint32_t head_blocks)
+{
+    const uint32_t all = spans * head_blocks * KVF_WARP_LANES;
+    const int8_t *q = a.q + (size_t)list * a.group * a.head_dim;
+    for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
+        const uint32_t lane = i % KVF_WARP_LANES, block = i / KVF_WARP_LANES % head_blocks;
+        const uint32_t word = i / KVF_WARP_LANES / head_blocks * 4 + lane % 4;
+        const uint32_t head = block * HEADS + lane / 4, channel = word * KVF_CODE_LANES;
+        uint32_t part[4] = {};
+        if (head < a.group && channel < a.head_dim)
+            for (uint32_t k = 0; k < 16; k++) {
+                /* 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15 */
+                const uint32_t from = k / 4 * 2 + k % 4 / 2 + k % 2 * 8;
+                part[k / 4] |= (uint32_t)(uint8_t)q[(size_t)head * a.head_dim + channel + from]
+                               << (k % 4 * 8);
+            }
+        to[i] = make_uint4(part[0], part[1], part[2], part[3]);
+    }
+}
+
+/* Levels of a word: of channels 0 8 1 9, 2 10 3 11, 4 12 5 13 and 6 14 7 15. */
+static __device__ __forceinline__ void unpack(uint32_t word, uint32_t level[4])
+{
+    const uint32_t low = word & 0x33333333u, high = word >> 2 & 0x33333333u;
+    level[0] = __byte_perm(LEVELS, 0, low);
+    level[1] = __byte_perm(LEVELS, 0, low >> 16);
+    level[2] = __byte_perm(LEVELS, 0, high);
+    level[3] = __byte_perm(LEVELS, 0, high >> 16);
+}
+
+/* sum[pair][head block] += levels of four tokens, two in each pair, times queries. */
+template <uint32_t HEAD_BLOCKS>
+static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], uint4 words,
+                                                const uint4 *queries)
+{
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (uint32_t pair = 0; pair < 2; pair++) {
+        uint32_t x[4], y[4];
+        unpack(word[2 * pair], x);
+        unpack(word[2 * pair + 1], y);
+        const uint32_t near[4] = {x[0], y[0], x[1], y[1]}, far[4] = {x[2], y[2], x[3], y[3]};
+#pragma unroll
+        for (uint32_t h = 0; h < HEAD_BLOCKS; h++) {
+            const uint4 q = queries[h * KVF_WARP_LANES];
+            const uint32_t first[2] = {q.x, q.y}, second[2] = {q.z, q.w};
+            kvf_mma_s8(sum[pair][h], near, first);
+            kvf_mma_s8(sum[pair][h], far, second);
+        }
+    }
+}
+
+/* Bit t: token t of code group `index` of the tile does not count. */
+static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, const tile &t,
+                                                   uint32_t index)
+{
+    const uint32_t token = t.first + index * KVF_CODE_TOKENS;
+    const uint32_t left = t.tokens - index * KVF_CODE_TOKENS;
+    const uint64_t bits = a.bits[t.list][token / a.block_size];
+    const uint32_t past = left < KVF_CODE_TOKENS ? 0xffffffffu << left : 0;
+    return (uint32_t)(bits >> token % a.block_size) | past;
+}
+
+/* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
+template <uint32_t HEAD_BLOCKS>
+static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, const tile &t,
+                                                    float *logits, uint32_t index, uint2 scales,
+                                                    int32_t sum[2][HEAD_BLOCKS][4])
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, token = lane / 4 * 4;
+    const uint32_t skip = skipped(a, t, index) >> token;
+    const uint32_t scale16[4] = {scales.x & 0xffffu, scales.x >> 16, scales.y & 0xffffu,
+                                 scales.y >> 16};
+#pragma unroll
+    for (uint32_t h = 0; h < HEAD_BLOCKS; h++)
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t head = h * HEADS + lane % 4 * 2 + k;
+            float s[4];
+            if (head >= a.group)
+                continue;
+            const float q_scale = a.q_scale[t.list * a.group + head];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                const float scale = kvf_fp16_to_float((uint16_t)scale16[i]);
+                s[i] = __fmul_rn(__fmul_rn((float)sum[i / 2][h][i % 2 * 2 + k], scale), q_scale);
+                s[i] = skip >> i & 1 ? -INFINITY : s[i];
+            }
+            *(float4 *)(logits + (size_t)head * KVF_WEIGH_TOKENS + index * KVF_CODE_TOKENS +
+                        token) = make_float4(s[0], s[1], s[2], s[3]);
+        }
+}
+
+/* The tokens of the warp for one head become weights; returns their largest. */
+static __device__ __forceinline__ float largest(const float *s)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    float top = -INFINITY;
+#pragma unroll
+    for (uint32_t i = 0; i < TURNS; i++)
+        top = fmaxf(top, s[i * KVF_WARP_LANES + lane]);
+#pragma unroll
+    for (int step = KVF_WARP_LANES / 2; step; step /= 2)
+        top = fmaxf(top, __shfl_xor_sync(KVF_FULL_WARP, top, step));
+    return top;
+}
+
+/* Masses of the warp's pages for one head, from logits `s`; returns their sum, in every lane. */
+static __device__ __forceinline__ float store_masses(const kvf_weigh_args &a, const tile &t,
+                                                     uint16_t *mass, const float *s, uint32_t token,
+                                                     float top)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+    float weight[TURNS], all = 0.0f;
+    uint32_t counts[TURNS];
+#pragma unroll
+    for (uint32_t i = 0; i < TURNS; i++) {
+        const float x = s[i * KVF_WARP_LANES + lane];
+        counts[i] = __ballot_sync(KVF_FULL_WARP, x != -INFINITY);
+        weight[i] = exp2f((x - top) * LOG2E);
+        for (uint32_t step = 1; step < a.page_size && step < KVF_WARP_LANES; step *= 2)
+            weight[i] += __shfl_xor_sync(KVF_FULL_WARP, weight[i], (int)step);
+    }
+    const uint32_t lanes = kvf_min_u32(a.page_size, KVF_WARP_LANES);
+    const uint32_t page_mask = (0xffffffffu >> (KVF_WARP_LANES - lanes)) << (lane / lanes * lanes);
+    const bool is_wide = a.page_size > KVF_WARP_LANES;
+#pragma unroll
+    for (uint32_t i = 0; i < TURNS; i++) {
+        const uint32_t at = token + i * KVF_WARP_LANES + lane;
+        const bool is_first = lane % lanes == 0 && !(is_wide && i % 2);
+        const float sum = is_wide ? weight[i] + weight[i ^ 1] : weight[i];
+        const uint32_t any = (is_wide ? counts[i] | counts[i ^ 1] : counts[i]) & page_mask;
+        if (is_first && at < t.tokens) {
+            mass[at / a.page_size] = kvf_bf16_from_float(any ? sum : -1.0f);
+            all += sum;
+        }
+    }
+#pragma unroll
+    for (int step = KVF_WARP_LANES / 2; step; step /= 2)
+        all += __shfl_xor_sync(KVF_FULL_WARP, all, step);
+    return all;
+}
+
+/* Behind a barrier: logits of all heads are in shared memory, and `parts` has room for two numbers
+ * per head and warp. */
+static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, const float *logits,
+                                   float *parts)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t token = warp * TURNS * KVF_WARP_LANES;
+    float *tops = parts, *sums = parts + (size_t)a.group * WARPS;
+    for (uint32_t h = 0; h < a.group; h++) {
+        const float top = largest(logits + (size_t)h * KVF_WEIGH_TOKENS + token);
+        if (lane == 0)
+            tops[h * WARPS + warp] = top;
+    }
+    __syncthreads();
+    for (uint32_t h = 0; h < a.group; h++) {
+        const size_t row = (size_t)t.list * a.group + h;
+        float top = -INFINITY;
+        for (uint32_t w = 0; w < WARPS; w++)
+            top = fmaxf(top, tops[h * WARPS + w]);
+        const float sum = store_masses(a, t, a.mass + row * a.pages_max + t.first / a.page_size,
+                                       logits + (size_t)h * KVF_WEIGH_TOKENS + token, token,
+                                       top == -INFINITY ? 0.0f : top);
+        if (lane == 0)
+            sums[h * WARPS + warp] = sum;
+        if (threadIdx.x == 0)
+            a.top[row * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = top;
+    }
+    __syncthreads();
+    for (uint32_t h = threadIdx.x; h < a.group; h += blockDim.x) {
+        float sum = 0.0f;
+        for (uint32_t w = 0; w < WARPS; w++)
+            sum += sums[h * WARPS + w];
+        a.sum[((size_t)t.list * a.group + h) * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = sum;
+    }
+}
+
+/* SPANS * 4 words of a token at most. */
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    weigh_tile(const __grid_constant__ kvf_weigh_args a)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t words = a.head_dim / KVF_CODE_LANES, first = blockIdx.x * KVF_WEIGH_TOKENS;
+    const uint32_t all = a.pages[blockIdx.y] * a.page_size;
+    if (first >= all)
+        return;
+    const tile t = {blockIdx.y, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
+    const size_t bytes = kvf_code_bytes(a.head_dim);
+    const char *codes = (const char *)a.codes[t.list] + first / KVF_CODE_TOKENS * bytes;
+    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
+    uint4 *queries = (uint4 *)kvf_shared();
+    float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
+    prepare_queries(a, queries, t.list, SPANS, HEAD_BLOCKS);
+    __syncthreads();
+#pragma unroll(HEAD_BLOCKS *SPANS > 2 ? 1 : 2)
+    for (uint32_t i = warp; i < GROUPS; i += WARPS) {
+        if (i >= groups) {
+            for (uint32_t h = 0; h < a.group; h++)
+                logits[(size_t)h * KVF_WEIGH_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
+            continue;
+        }
+        /* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each. */
+        const char *group = codes + i * bytes;
+        const uint2 scales =
+            *(const uint2 *)(group + kvf_code_scales(a.head_dim) + lane / 4 * sizeof(uint2));
+        uint4 x[SPANS];
+#pragma unroll
+        for (uint32_t s = 0; s < SPANS; s++) {
+            const uint32_t word = s * 4 + lane % 4;
+            x[s] = word < words
+                       ? kvf_load_once(group + 4 * kvf_code_word(a.head_dim, lane / 4 * 4, word))
+                       : make_uint4(0, 0, 0, 0);
+        }
+        int32_t sum[2][HEAD_BLOCKS][4] = {};
+#pragma unroll
+        for (uint32_t s = 0; s < SPANS; s++)
+            multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane);
+        store_logits<HEAD_BLOCKS>(a, t, logits, i, scales, sum);
+    }
+    __syncthreads();
+    weigh_heads(a, t, logits, logits + (size_t)a.group * KVF_WEIGH_TOKENS);
+}
+
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+static int launch(const kvf_weigh_args *a, cudaStream_t stream)
+{
+    const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
+                          (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float);
+    return kvf_cuda_launch(weigh_tile<HEAD_BLOCKS, SPANS>, dim3(a->tiles_max, a->lists),
+                           dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
+}
+
+extern "C" int kvf_weigh_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    const kvf_weigh_args *a = (const kvf_weigh_args *)args;
+    (void)tasks;
+    if (a->lists == 0 || a->tiles_max == 0)
+        return cudaSuccess;
+    if (a->head_dim <= 128)
+        return a->group > HEADS ? launch<2, 2>(a, (cudaStream_t)stream)
+                                : launch<1, 2>(a, (cudaStream_t)stream);
+    return a->group > HEADS ? launch<2, 4>(a, (cudaStream_t)stream)
+                            : launch<1, 4>(a, (cudaStream_t)stream);
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What queries weigh the tokens of a tile with, by their codes, the specification.
+ *
+ * Knows nothing of keys, nor of other tiles. Logits are finite, so nothing can spread.
+ */
+
+#include <math.h>
+
+#include "codes.h"
+#include "common/convert.h"
+#include "variants.h"
+
+static float logit(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint32_t token)
+{
+    static const int32_t level[4] = {-10, -3, 3, 10};
+    const char *group =
+        (const char *)a->codes[list] + token / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
+    const uint32_t *words = (const uint32_t *)(const void *)group;
+    const uint16_t *scales = (const uint16_t *)(const void *)(group + kvf_code_scales(a->head_dim));
+    const uint32_t t = token % KVF_CODE_TOKENS;
+    const int8_t *q = a->q + (size_t)row * a->head_dim;
+    int32_t dot = 0;
+    for (uint32_t i = 0; i < a->head_dim; i++) {
+        const uint32_t word = words[kvf_code_word(a->head_dim, t, i / KVF_CODE_LANES)];
+        dot += level[word >> kvf_code_shift(i % KVF_CODE_LANES) & 3] * q[i];
+    }
+    return (float)dot * kvf_fp16_to_float(scales[t]) * a->q_scale[row];
+}
+
+static int counts(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+{
+    return !(a->bits[list][token / a->block_size] >> token % a->block_size & 1);
+}
+
+static void weigh_row(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint32_t first,
+                      uint32_t end, float *top, float *sum)
+{
+    uint16_t *mass = a->mass + (size_t)row * a->pages_max;
+    double all = 0.0;
+    *top = -INFINITY;
+    for (uint32_t t = first; t < end; t++)
+        if (counts(a, list, t))
+            *top = fmaxf(*top, logit(a, list, row, t));
+    for (uint32_t t = first; t < end; t += a->page_size) {
+        double page = 0.0;
+        int any = 0;
+        for (uint32_t i = t; i < t + a->page_size; i++)
+            if (counts(a, list, i)) {
+                any = 1;
+                page += exp((double)logit(a, list, row, i) - (double)*top);
+            }
+        all += page;
+        mass[t / a->page_size] = kvf_bf16_from_float(any ? (float)page : -1.0f);
+    }
+    *sum = (float)all;
+}
+
+void kvf_weigh_ref(const void *args, uint32_t task)
+{
+    const kvf_weigh_args *a = args;
+    const uint32_t list = task / a->tiles_max, tile = task % a->tiles_max;
+    const uint32_t first = tile * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    if (first >= tokens)
+        return;
+    for (uint32_t g = 0; g < a->group; g++) {
+        const uint32_t row = list * a->group + g;
+        const size_t at = (size_t)row * a->tiles_max + tile;
+        weigh_row(a, list, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,
+                  a->sum + at);
+    }
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What queries weigh the tokens of a tile with. Bound: reading the codes once from memory.
+ *
+ * Knows nothing of keys, nor of other tiles. A lane is a token, so no product is added across
+ * lanes. Levels are taken as bytes level + KVF_CODE_BIAS, and the bias times the sum of the query
+ * is subtracted once; up to HEADS queries meet a vector of codes while it is unpacked, and the
+ * logits of a tile stay in the cache until its largest is known. Exactness: the logits have the
+ * bits of weigh_ref.c; exponentials and sums are fp32, to 3e-7 a term.
+ */
+
+#include <math.h>
+
+#include "codes_simd.h"
+#include "variants.h"
+
+#define HEADS  4u
+#define WIDE   2u /* vectors of tokens at a time: 2 * HEADS sums hide the latency of a product */
+#define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
+#define AHEAD  4096u /* bytes that are fetched ahead */
+
+/* ---- vectors of codes: a lane is one token's word ---- */
+
+#if defined(__AVX512F__)
+#define VU_M(op)             _mm512_##op
+#define VU_TABLE(a, b, c, d) (vu) _mm512_set4_epi32((int)(d), (int)(c), (int)(b), (int)(a))
+#define VU_OF(x)             ((__m512i)(x))
+#elif defined(__AVX2__)
+#define VU_M(op) _mm256_##op
+#define VU_TABLE(a, b, c, d)                                                                       \
+    (vu) _mm256_set_epi32((int)(d), (int)(c), (int)(b), (int)(a), (int)(d), (int)(c), (int)(b),    \
+                          (int)(a))
+#define VU_OF(x) ((__m256i)(x))
+#endif
+
+#if defined(VU_M)
+/* Bytes of level + bias of channels 4j .. 4j + 3: a nibble holds two codes, and the tables look at
+ * its low or high two bits. */
+KVF_ALWAYS_INLINE void unpack(vu code, vu level[4])
+{
+    const vu by_low = VU_TABLE(0x140d0700u, 0x140d0700u, 0x140d0700u, 0x140d0700u);
+    const vu by_high = VU_TABLE(0x00000000u, 0x07070707u, 0x0d0d0d0du, 0x14141414u);
+    const vu low = code & 0x0f0f0f0fu, high = code >> 4 & 0x0f0f0f0fu;
+    level[0] = (vu)VU_M(shuffle_epi8)(VU_OF(by_low), VU_OF(low));
+    level[1] = (vu)VU_M(shuffle_epi8)(VU_OF(by_high), VU_OF(low));
+    level[2] = (vu)VU_M(shuffle_epi8)(VU_OF(by_low), VU_OF(high));
+    level[3] = (vu)VU_M(shuffle_epi8)(VU_OF(by_high), VU_OF(high));
+}
+#else
+/* 7 * low bit + 13 * high bit, which is level + bias, in each byte. */
+KVF_ALWAYS_INLINE void unpack(vu code, vu level[4])
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        const vu low = code >> (2 * j) & 0x01010101u, high = code >> (2 * j + 1) & 0x01010101u;
+        level[j] = (low << 3) - low + (high << 4) - (high << 2) + high;
+    }
+}
+#endif
+
+/* sum + products of 16 channels with q, four of them per word. */
+#if defined(__AVX512VNNI__)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+{
+    for (uint32_t j = 0; j < 4; j++)
+        sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)level[j], (__m512i)vu_set(q[j]));
+    return sum;
+}
+#elif defined(VU_M)
+/* Sums of two products are at most 2 * 20 * 127 in magnitude: four of them fit 16 bits. */
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+{
+    const vu ones = vu_set(0x00010001u);
+    vu part[4];
+    for (uint32_t j = 0; j < 4; j++)
+        part[j] = (vu)VU_M(maddubs_epi16)(VU_OF(level[j]), VU_OF(vu_set(q[j])));
+    part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[1]));
+    part[2] = (vu)VU_M(add_epi16)(VU_OF(part[2]), VU_OF(part[3]));
+    part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[2]));
+    return sum + (vi)VU_M(madd_epi16)(VU_OF(part[0]), VU_OF(ones));
+}
+#elif defined(__SSE2__)
+/* By 16-bit halves: bytes 0 and 2 of a word, then 1 and 3. */
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        const __m128i x = (__m128i)level[j], y = (__m128i)vu_set(q[j]);
+        const __m128i even = _mm_and_si128(x, _mm_set1_epi16(0xff)), odd = _mm_srli_epi16(x, 8);
+        sum += (vi)_mm_madd_epi16(even, _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
+        sum += (vi)_mm_madd_epi16(odd, _mm_srai_epi16(y, 8));
+    }
+    return sum;
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+{
+    for (uint32_t j = 0; j < 4; j++)
+        sum = (vi)vdotq_s32((int32x4_t)sum, vreinterpretq_s8_u32((uint32x4_t)level[j]),
+                            vreinterpretq_s8_u32(vdupq_n_u32(q[j])));
+    return sum;
+}
+#else
+/* Products are at most 20 * 127 in magnitude: sums of four fit 16 bits. */
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+{
+    int16x8_t low = vdupq_n_s16(0), high = low; /* four channels of two tokens each */
+    for (uint32_t j = 0; j < 4; j++) {
+        const int8x16_t x = vreinterpretq_s8_u32((uint32x4_t)level[j]);
+        const int8x16_t y = vreinterpretq_s8_u32(vdupq_n_u32(q[j]));
+        low = vmlal_s8(low, vget_low_s8(x), vget_low_s8(y));
+        high = vmlal_high_s8(high, x, y);
+    }
+    return sum + (vi)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+}
+#endif
+
+/* ---- a tile ---- */
+
+typedef struct tile {
+    const kvf_weigh_args *a;
+    const char *codes;     /* of its first group */
+    uint32_t tokens;       /* a multiple of page_size */
+    uint32_t any_skipped;  /* in whole groups */
+    uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
+} tile;
+
+typedef struct logits {
+    _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS];
+} logits;
+
+static void find_skipped(tile *t, const uint64_t *bits, uint32_t first)
+{
+    const uint32_t groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    t->any_skipped = 0;
+    for (uint32_t i = 0; i < groups; i++) {
+        const uint32_t token = first + i * KVF_CODE_TOKENS;
+        const uint32_t left = t->tokens - i * KVF_CODE_TOKENS;
+        t->skip[i] = (uint32_t)(bits[token / t->a->block_size] >> token % t->a->block_size);
+        if (left < KVF_CODE_TOKENS)
+            t->skip[i] |= UINT32_MAX << left;
+        t->any_skipped |= t->skip[i];
+    }
+}
+
+/* -infinity in the lanes whose bit is set. */
+KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
+{
+    vu lane;
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        lane[i] = i;
+    const vu is_skipped = -(vu_set(skip) >> lane & 1u);
+    return (vf)vu_pick(is_skipped, (vu)vf_set(-INFINITY), (vu)s);
+}
+
+/* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
+KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const uint16_t *scales,
+                                     const size_t next, const int8_t *q, const float *q_scale,
+                                     const int32_t *bias, const uint32_t heads, vf s[HEADS][WIDE])
+{
+    const uint32_t head_dim = t->a->head_dim;
+    vi sum[HEADS][WIDE];
+    for (uint32_t h = 0; h < heads; h++)
+        for (uint32_t v = 0; v < WIDE; v++)
+            sum[h][v] = (vi)vu_set((uint32_t)bias[h]);
+    for (uint32_t w = 0; w < head_dim; w += KVF_CODE_LANES) {
+        vu level[WIDE][4];
+        for (uint32_t v = 0; v < WIDE; v++)
+            unpack(vu_load(from + w + v * next), level[v]);
+        for (uint32_t h = 0; h < heads; h++) {
+            uint32_t part[4];
+            memcpy(part, q + (size_t)h * head_dim + w, sizeof part);
+            for (uint32_t v = 0; v < WIDE; v++)
+                sum[h][v] = add_products(sum[h][v], level[v], part);
+        }
+    }
+    for (uint32_t v = 0; v < WIDE; v++) {
+        const vf scale = vf_load_fp16(scales + v * VF_LANES);
+        for (uint32_t h = 0; h < heads; h++)
+            s[h][v] =
+                vf_mul(vf_mul(__builtin_convertvector(sum[h][v], vf), scale), vf_set(q_scale[h]));
+    }
+}
+
+/* Logits of the tile for `heads` queries, and the largest of each. */
+KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t heads, logits *out,
+                                  float top[HEADS])
+{
+    const uint32_t head_dim = t->a->head_dim;
+    const size_t bytes = kvf_code_bytes(head_dim);
+    /* The second vector: the other half of the group, or the next lanes of this one. */
+    const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
+    const int8_t *q = t->a->q + (size_t)row * head_dim;
+    const float *q_scale = t->a->q_scale + row;
+    int32_t bias[HEADS] = {0};
+    vf best[HEADS];
+    for (uint32_t h = 0; h < heads; h++) {
+        best[h] = vf_set(-INFINITY);
+        for (uint32_t i = 0; i < head_dim; i++)
+            bias[h] -= KVF_CODE_BIAS * q[h * head_dim + i];
+    }
+    for (uint32_t first = 0; first < t->tokens; first += KVF_CODE_TOKENS) {
+        const char *group = t->codes + first / KVF_CODE_TOKENS * bytes;
+        const uint16_t *scales = (const uint16_t *)(const void *)(group + bytes) - KVF_CODE_TOKENS;
+        const uint32_t skip = t->skip[first / KVF_CODE_TOKENS];
+        for (size_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(group + AHEAD + i);
+        for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
+            const uint32_t *from =
+                (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
+            vf s[HEADS][WIDE];
+            weigh_vectors(t, from, scales + k, next, q, q_scale, bias, heads, s);
+            for (uint32_t v = 0; v < WIDE; v++)
+                for (uint32_t h = 0; h < heads; h++) {
+                    if (skip)
+                        s[h][v] = drop_skipped(s[h][v], skip >> (k + v * VF_LANES));
+                    best[h] = vf_max(s[h][v], best[h]);
+                    vf_store(&out->at[h][first + k + v * VF_LANES], s[h][v]);
+                }
+        }
+    }
+    for (uint32_t h = 0; h < heads; h++) {
+        top[h] = -INFINITY;
+        for (uint32_t i = 0; i < VF_LANES; i++)
+            top[h] = best[h][i] > top[h] ? best[h][i] : top[h];
+    }
+}
+
+/* ---- from logits to masses ---- */
+
+/* exp(s - top), a whole number of groups; the weight of a skipped token is 0. */
+static void soften(float *s, float top, uint32_t tokens)
+{
+    const vf unit = vf_set(KVF_LOG2E), base = vf_set(top);
+    for (uint32_t i = 0; i < tokens; i += VF_LANES)
+        vf_store(s + i, vf_exp2(vf_mul(vf_sub(vf_load(s + i), base), unit)));
+}
+
+/* Sums of pages of two tokens and more, in place: neighbours, then neighbours of those. */
+static void add_pages(float *s, uint32_t tokens, uint32_t page_size)
+{
+    for (; page_size > 1; page_size /= 2) {
+        tokens /= 2;
+        for (uint32_t i = 0; i < tokens; i++)
+            s[i] = s[2 * i] + s[2 * i + 1];
+    }
+}
+
+static float add_all(const float *s, uint32_t count)
+{
+    vf sum = vf_zero();
+    float total = 0.0f;
+    uint32_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES)
+        sum = vf_add(sum, vf_load(s + i));
+    for (uint32_t k = 0; k < VF_LANES; k++)
+        total += sum[k];
+    for (; i < count; i++)
+        total += s[i];
+    return total;
+}
+
+/* To bf16, to nearest; numbers only. */
+static void round_masses(uint16_t *mass, const float *s, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t u = kvf_float_bits(s[i]);
+        mass[i] = (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+    }
+}
+
+/* Pages whose tokens are all skipped. */
+static void mark_empty(uint16_t *mass, const tile *t)
+{
+    const uint32_t page_size = t->a->page_size, part = kvf_min_u32(page_size, KVF_CODE_TOKENS);
+    const uint32_t all = part == 32 ? UINT32_MAX : (1u << part) - 1;
+    const uint16_t none = kvf_bf16_from_float(-1.0f);
+    for (uint32_t i = 0; i < t->tokens; i += page_size) {
+        const uint32_t *skip = &t->skip[i / KVF_CODE_TOKENS];
+        const uint32_t rest = page_size > KVF_CODE_TOKENS ? skip[1] : UINT32_MAX;
+        if ((skip[0] >> i % KVF_CODE_TOKENS & all) == all && rest == UINT32_MAX)
+            mass[i / page_size] = none;
+    }
+}
+
+static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t tile_index)
+{
+    const kvf_weigh_args *a = t->a;
+    const uint32_t pages = t->tokens / a->page_size;
+    const uint32_t whole = (uint32_t)kvf_round_up(t->tokens, KVF_CODE_TOKENS);
+    logits s;
+    float top[HEADS];
+    switch (heads) {
+    case 1:
+        weigh_tile(t, row, 1, &s, top);
+        break;
+    case 2:
+        weigh_tile(t, row, 2, &s, top);
+        break;
+    case 3:
+        weigh_tile(t, row, 3, &s, top);
+        break;
+    default:
+        weigh_tile(t, row, 4, &s, top);
+    }
+    for (uint32_t h = 0; h < heads; h++) {
+        const size_t at = (size_t)(row + h) * a->tiles_max + tile_index;
+        uint16_t *mass =
+            a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
+        soften(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole);
+        add_pages(s.at[h], whole, a->page_size);
+        a->top[at] = top[h];
+        a->sum[at] = add_all(s.at[h], pages);
+        round_masses(mass, s.at[h], pages);
+        if (t->any_skipped)
+            mark_empty(mass, t);
+    }
+}
+
+void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
+{
+    const kvf_weigh_args *a = args;
+    const uint32_t list = task / a->tiles_max, index = task % a->tiles_max;
+    const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
+    if (first >= tokens)
+        return;
+    tile t = {.a = a, .tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first)};
+    t.codes = (const char *)a->codes[list] + first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
+    find_skipped(&t, a->bits[list], first);
+    for (uint32_t g = 0; g < a->group; g += HEADS)
+        weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index);
+}

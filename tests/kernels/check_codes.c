@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on codes against their references: encode, rotate, weigh, fold.
+ *
+ * Codes, scales, queries in int8 and the largest logits have the same bits everywhere. Where there
+ * are exponentials or logarithms the tolerance is said beside the comparison. Keys that are not
+ * finite, too large to be squared, or subnormal are mixed with the others.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "common/convert.h"
+#include "score/codes.h"
+
+/* Every form of a block, and head sizes of no model. */
+static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240};
+#define HEAD_DIMS (sizeof head_dims / sizeof *head_dims)
+
+/* A number that no key should have, in one of `rows` rows. */
+static void damage(check *c, void *x, kvf_dtype dtype, uint32_t rows, uint32_t head_dim)
+{
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -0.0f, 1e-39f};
+    const size_t row = check_below(c, rows);
+    const float value = odd[check_below(c, 6)];
+    if (check_below(c, 3) == 0) /* a whole row: its rotation overflows, or all of it is tiny */
+        for (uint32_t i = 0; i < head_dim; i++)
+            kvf_element_set(x, dtype, row * head_dim + i, value);
+    else
+        kvf_element_set(x, dtype, row * head_dim + check_below(c, head_dim), value);
+}
+
+static void encode_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data data)
+{
+    if (!check_begin(c))
+        return;
+    const uint32_t jobs = 1 + check_below(c, 4), block = 32u << check_below(c, 2);
+    const kvf_shape s = {dtype, head_dim, block};
+    kvf_encode_args a = {.shape = s, .job_count = jobs};
+    check_describe(c, "%s d=%u block=%u data=%d", check_dtype_name(dtype), head_dim, block,
+                   (int)data);
+    kvf_digest_job *job[2] = {check_in(c, jobs * sizeof **job), check_in(c, jobs * sizeof **job)};
+    const size_t bytes = block / KVF_CODE_TOKENS * kvf_code_bytes(head_dim);
+    char *out[2] = {check_out(c, jobs * bytes), check_out(c, jobs * bytes)};
+    for (uint32_t i = 0; i < jobs; i++) {
+        char *page = check_in(c, kvf_page_bytes(&s));
+        check_fill(c, page, dtype, kvf_page_bytes(&s) / kvf_dtype_bytes(dtype), data);
+        for (uint32_t n = check_below(c, 6); n; n--)
+            damage(c, page, dtype, 2 * block, head_dim);
+        for (int k = 0; k < 2; k++)
+            job[k][i] = (kvf_digest_job){.page = check_below(c, 8) ? page : NULL,
+                                         .digest = out[k] + i * bytes,
+                                         .skip = check_random(c),
+                                         .count = block};
+        job[1][i].page = job[0][i].page;
+    }
+    for (int k = 0; k < 2; k++) {
+        a.jobs = job[k];
+        CHECK_RUN(c, k ? c->var : c->ref, encode, &a, k);
+    }
+    check_bits(c, "codes", out[1], out[0], jobs * bytes);
+}
+
+void check_encode(check *c)
+{
+    for (uint32_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t i = 0; i < 3 * DATA_COUNT; i++)
+            encode_case(c, (kvf_dtype)(i % 3), head_dims[d], (check_data)(i / 3));
+}
+
+static void rotate_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data data)
+{
+    if (!check_begin(c))
+        return;
+    const uint32_t rows = 1 + check_below(c, 40);
+    const size_t count = (size_t)rows * head_dim;
+    kvf_rotate_args a = {.dtype = dtype, .head_dim = head_dim, .rows = rows};
+    a.scale = check_below(c, 4) ? 1.0f / sqrtf((float)head_dim) : 1e30f;
+    check_describe(c, "%s d=%u rows=%u scale=%g data=%d", check_dtype_name(dtype), head_dim, rows,
+                   (double)a.scale, (int)data);
+    void *q = check_in(c, count * kvf_dtype_bytes(dtype));
+    check_fill(c, q, dtype, count, data);
+    for (uint32_t n = check_below(c, 4); n; n--)
+        damage(c, q, dtype, rows, head_dim);
+    int8_t *y[2];
+    float *scale[2];
+    a.q = q;
+    for (int i = 0; i < 2; i++) {
+        y[i] = a.y = check_out(c, count);
+        scale[i] = a.y_scale = check_out(c, rows * sizeof(float));
+        CHECK_RUN(c, i ? c->var : c->ref, rotate, &a, i);
+    }
+    check_bits(c, "y", y[1], y[0], count);
+    check_bits(c, "y_scale", scale[1], scale[0], rows * sizeof(float));
+    for (uint32_t r = 0; r < rows; r++)
+        if (!(scale[1][r] >= 0.0f && scale[1][r] <= KVF_QUERY_SCALE_MAX))
+            check_fail(c, "y_scale[%u] is %g", r, (double)scale[1][r]);
+}
+
+void check_rotate(check *c)
+{
+    for (uint32_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t i = 0; i < 3 * DATA_COUNT; i++)
+            rotate_case(c, (kvf_dtype)(i % 3), head_dims[d], (check_data)(i / 3));
+}
+
+/* Skip bits of a list: none, some, nearly all, or whole stretches. */
+static void make_bits(check *c, uint64_t *bits, uint32_t blocks)
+{
+    const uint32_t kind = check_below(c, 5);
+    for (uint32_t b = 0; b < blocks; b++)
+        bits[b] = kind == 0   ? 0
+                  : kind == 1 ? check_random(c) & check_random(c) & check_random(c)
+                  : kind == 2 ? check_random(c) | check_random(c) | check_random(c)
+                  : kind == 3 ? (check_below(c, 3) ? 0 : UINT64_MAX)
+                              : UINT64_MAX << check_below(c, 64);
+}
+
+/* Code groups of `tokens` tokens, and a query for each head: any words, scales that are numbers. */
+static void make_codes(check *c, kvf_weigh_args *a, const void **codes, uint32_t tokens,
+                       bool is_extreme)
+{
+    const uint32_t groups = kvf_div_ceil_u32(tokens, KVF_CODE_TOKENS);
+    const size_t bytes = kvf_code_bytes(a->head_dim);
+    char *base = check_in(c, groups * bytes);
+    for (size_t i = 0; i < groups * bytes / 4; i++)
+        ((uint32_t *)(void *)base)[i] = is_extreme && check_below(c, 2)
+                                            ? (check_below(c, 2) ? UINT32_MAX : 0)
+                                            : (uint32_t)check_random(c);
+    for (uint32_t g = 0; g < groups; g++) {
+        uint16_t *scale = (uint16_t *)(void *)(base + g * bytes + kvf_code_scales(a->head_dim));
+        for (uint32_t t = 0; t < KVF_CODE_TOKENS; t++)
+            scale[t] = is_extreme ? (uint16_t)check_below(c, 0x7c00)
+                                  : kvf_fp16_from_float(0.05f + 0.1f * (float)check_below(c, 3));
+    }
+    *codes = base;
+}
+
+static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
+{
+    const uint32_t rows = a->lists * a->group;
+    int8_t *q = check_in(c, (size_t)rows * a->head_dim);
+    float *scale = check_in(c, rows * sizeof *scale);
+    for (size_t i = 0; i < (size_t)rows * a->head_dim; i++)
+        q[i] = (int8_t)(is_extreme && check_below(c, 2) ? (check_below(c, 2) ? 127 : -127)
+                                                        : (int)check_below(c, 255) - 127);
+    for (uint32_t r = 0; r < rows; r++)
+        scale[r] = is_extreme ? (float)ldexp(1.0, (int)check_below(c, 200) - 108)
+                              : 1e-3f * (float)(1 + check_below(c, 10));
+    a->q = q;
+    a->q_scale = scale;
+}
+
+static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const mass[2],
+                           float *const sum[2])
+{
+    /* exp turns the rounding of s - top, below 100 wherever a mass is not 0, into 100 * 2^-23; sums
+     * add 1e-6. A mass may then round to the other neighbour in bf16. */
+    const double term = 100.0 * 0x1p-23 + 1e-6;
+    for (uint32_t r = 0; r < a->lists * a->group; r++) {
+        const uint32_t pages = a->pages[r / a->group];
+        const size_t at = (size_t)r * a->pages_max, tile = (size_t)r * a->tiles_max;
+        check_elements(c, "mass", mass[1] + at, mass[0] + at, KVF_BF16, a->pages_max, 0x1p-125,
+                       0x1p-7);
+        check_elements(c, "sum", sum[1] + tile, sum[0] + tile, KVF_FP32,
+                       kvf_tiles(pages, a->page_size), 0.0, term);
+        for (uint32_t p = 0; p < pages; p++)
+            if ((mass[0][at + p] ^ mass[1][at + p]) & 0x8000)
+                check_fail(c, "row %u page %u: %04x, reference %04x", r, p, mass[1][at + p],
+                           mass[0][at + p]);
+    }
+}
+
+static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group,
+                       bool is_extreme)
+{
+    kvf_weigh_args a = {.head_dim = head_dim, .page_size = page_size, .group = group};
+    if (!check_begin(c))
+        return;
+    a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
+    a.lists = 1 + check_below(c, 2);
+    a.pages_max = kvf_max_u32(1, (1 + check_below(c, 2600)) / page_size);
+    a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
+    check_describe(c, "d=%u P=%u block=%u G=%u lists=%u pages=%u%s", head_dim, page_size,
+                   a.block_size, group, a.lists, a.pages_max, is_extreme ? " extreme" : "");
+    const void **codes = check_in(c, a.lists * sizeof *codes);
+    const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
+    uint32_t *pages = check_in(c, a.lists * sizeof *pages);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
+        const uint32_t blocks = kvf_div_ceil_u32(pages[l] * page_size, a.block_size);
+        uint64_t *words = check_in(c, blocks * sizeof *words);
+        make_bits(c, words, blocks);
+        bits[l] = words;
+        make_codes(c, &a, &codes[l], pages[l] * page_size, is_extreme);
+    }
+    make_queries(c, &a, is_extreme);
+    const size_t rows = (size_t)a.lists * group;
+    uint16_t *mass[2];
+    float *top[2], *sum[2];
+    a.codes = codes;
+    a.bits = bits;
+    a.pages = pages;
+    for (int i = 0; i < 2; i++) {
+        mass[i] = a.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
+        top[i] = a.top = check_out(c, rows * a.tiles_max * sizeof(float));
+        sum[i] = a.sum = check_out(c, rows * a.tiles_max * sizeof(float));
+        CHECK_RUN(c, i ? c->var : c->ref, weigh, &a, i);
+    }
+    check_bits(c, "top", top[1], top[0], rows * a.tiles_max * sizeof(float));
+    compare_masses(c, &a, mass, sum);
+}
+
+void check_weigh(check *c)
+{
+    for (uint32_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t p = 0; p < 7; p++)
+            for (uint32_t i = 0; i < 3; i++)
+                weigh_case(c, head_dims[d], 1u << p, 1 + (d + 5 * p + 7 * i) % 16, i == 2);
+}
+
+/* Tops of ordinary logits; with `is_damaged` also what no tile should have. */
+static void make_tiles(check *c, const kvf_fold_args *a, float *top, float *sum, bool is_damaged)
+{
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -1.0f, 0.0f};
+    for (size_t i = 0; i < (size_t)a->lists * a->group * a->tiles_max; i++) {
+        top[i] = (float)check_normal(c) * 5.0f;
+        sum[i] = 1.0f + (float)check_below(c, 1000);
+        if (check_below(c, 6) == 0)
+            top[i] = -INFINITY;
+        if (is_damaged && check_below(c, 3) == 0)
+            top[i] = odd[check_below(c, 6)];
+        if (is_damaged && check_below(c, 3) == 0)
+            sum[i] = odd[check_below(c, 6)];
+    }
+}
+
+/* Masses: a page of a tile without tokens has none; the heads of a page agree on that. */
+static void make_masses(check *c, const kvf_fold_args *a, uint16_t *mass, const float *top,
+                        bool is_damaged)
+{
+    static const uint16_t odd[] = {0x7fc0, 0x7f80, 0xff80, 0x7f7f, 0x8000, 0x0001};
+    for (uint32_t l = 0; l < a->lists; l++)
+        for (uint32_t p = 0; p < a->pages_max; p++) {
+            const bool is_empty = check_below(c, 5) == 0;
+            for (uint32_t g = 0; g < a->group; g++) {
+                const size_t row = (size_t)l * a->group + g;
+                const float t = top[row * a->tiles_max + p / kvf_tile_pages(a->page_size)];
+                float x = (float)exp(5.0 * check_normal(c) - 5.0);
+                x = check_below(c, 20) ? x : 0.0f;
+                uint16_t *to = &mass[row * a->pages_max + p];
+                *to = kvf_bf16_from_float(is_empty || t == -INFINITY ? -1.0f : x);
+                if (is_damaged && check_below(c, 20) == 0)
+                    *to = odd[check_below(c, 6)];
+            }
+        }
+}
+
+/* Whether a page has a mass that no sound page has: what it scores is its own business. */
+static bool is_heavy(const kvf_fold_args *a, size_t list, uint32_t page)
+{
+    for (uint32_t g = 0; g < a->group; g++)
+        if (kvf_bf16_to_float(a->mass[(list * a->group + g) * a->pages_max + page]) > 1e9f)
+            return true;
+    return false;
+}
+
+/* A logarithm and a top cancel at most to the error of the larger, about 90 * 2^-23 per head; a
+ * weight is a product of exponentials of at most -88, in 2^-23, and a sum over tiles and heads. */
+static void compare_scores(check *c, const kvf_fold_args *a, const float *got, const float *want)
+{
+    const bool is_mean = a->kind == KVF_GROUP_MEAN_SOFTMAX;
+    for (size_t l = 0; l < a->lists; l++)
+        for (uint32_t p = 0; p < a->pages_max; p++) {
+            const size_t i = l * a->pages_max + p;
+            if (p < a->pages[l] && (isnan(got[i]) || (double)got[i] == INFINITY))
+                check_fail(c, "out[%zu] is %g", i, (double)got[i]);
+            if (p < a->pages[l] && is_heavy(a, l, p))
+                continue;
+            check_elements(c, "out", got + i, want + i, KVF_FP32, 1, is_mean ? 1e-36 : 16 * 2e-5,
+                           is_mean ? 4e-5 : 1e-6);
+        }
+}
+
+static void fold_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint32_t group,
+                      bool is_damaged)
+{
+    kvf_fold_args a = {.kind = kind, .page_size = page_size, .group = group};
+    if (!check_begin(c))
+        return;
+    a.lists = 1 + check_below(c, 2);
+    a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_FOLD_PAGES);
+    a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
+    check_describe(c, "kind=%d P=%u G=%u lists=%u pages=%u%s", (int)kind, page_size, group, a.lists,
+                   a.pages_max, is_damaged ? " damaged" : "");
+    const size_t rows = (size_t)a.lists * group;
+    uint16_t *mass = check_in(c, rows * a.pages_max * sizeof *mass);
+    float *top = check_in(c, rows * a.tiles_max * sizeof *top);
+    float *sum = check_in(c, rows * a.tiles_max * sizeof *sum);
+    uint32_t *pages = check_in(c, a.lists * sizeof *pages);
+    for (uint32_t l = 0; l < a.lists; l++)
+        pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
+    make_tiles(c, &a, top, sum, is_damaged);
+    make_masses(c, &a, mass, top, is_damaged);
+    a.mass = mass;
+    a.top = top;
+    a.sum = sum;
+    a.pages = pages;
+    float *out[2];
+    const size_t count = (size_t)a.lists * a.pages_max;
+    for (int i = 0; i < 2; i++) {
+        out[i] = a.out = check_out(c, count * sizeof(float));
+        CHECK_RUN(c, i ? c->var : c->ref, fold, &a, i);
+    }
+    compare_scores(c, &a, out[1], out[0]);
+}
+
+void check_fold(check *c)
+{
+    for (uint32_t p = 0; p < 7; p++)
+        for (uint32_t i = 0; i < 18; i++)
+            fold_case(c, (kvf_group_reduce)(i % 3), 1u << p, 1 + (p + 5 * i) % 16, i >= 12);
+}
