@@ -7,7 +7,7 @@
 # reader. When everything is there it touches neither apt nor the network. Each line of the table is:
 # group, what proves that the package is there, the package. Proofs: cmd:NAME a command,
 # pc:NAME a pkg-config module, h:PATH a header, rt:NAME a run-time library of Clang, font:NAME a font
-# family, py:NAME a module of Python, of the PATH's or the distribution's.
+# family, py:NAME a module of Python, of the PATH's or the distribution's, file:PATTERN a file.
 
 # shellcheck disable=SC2034 # read by the scripts that source this file
 need_changed=0 # 1 once something was missing: what is configured may be out of date
@@ -28,6 +28,9 @@ build  pc:libutf8proc             libutf8proc-dev
 build  pc:libcjson                libcjson-dev
 test   pc:cmocka                  libcmocka-dev
 test   py:numpy                   python3-numpy
+eval   py:pip                     python3-pip
+eval   cmd:gnuplot                gnuplot-nox
+eval   file:/usr/share/perl/5*/CPAN.pm  perl
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14
 lint   cmd:shellcheck             shellcheck
@@ -49,6 +52,7 @@ need_has() {
     h:*) echo "#include <${1#h:}>" | cc -E - >/dev/null 2>&1 ;;
     h64:*) echo "#include <${1#h64:}>" | aarch64-linux-gnu-gcc -E - >/dev/null 2>&1 ;;
     font:*) [ -n "$(fc-list "${1#font:}" 2>/dev/null)" ] ;;
+    file:*) compgen -G "${1#file:}" >/dev/null ;;
     py:*) python3 -c "import ${1#py:}" 2>/dev/null ||
         /usr/bin/python3 -c "import ${1#py:}" 2>/dev/null ;;
     rt:*) [ -n "$(find "$(clang -print-resource-dir 2>/dev/null || echo /nowhere)" \

@@ -144,7 +144,8 @@ def rotate_neighbours(x, angle):
     """RoPE on a head as GGUF has it: channels 2i and 2i + 1 turn together."""
     a, b = x[0::2], x[1::2]
     out = np.empty_like(x)
-    out[0::2], out[1::2] = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
+    out[0::2] = a * np.cos(angle) - b * np.sin(angle)
+    out[1::2] = b * np.cos(angle) + a * np.sin(angle)
     return out
 
 

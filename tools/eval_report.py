@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what eval_selection said to a table, a file of figures and a picture.
+
+Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a share of questions,
+and for what is compared with full attention a bootstrap over questions (pairs of answers) or over
+texts, with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
+"""
+import json
+import math
+import os
+import shutil
+import subprocess
+
+from eval_texts import Random
+
+ASKED = ("number", "facts", "chain")
+DRAWS = 2000
+BY_HAND = "<!-- by hand: what it says -->"
+
+
+# ---- figures ----
+
+def judged(documents, row):
+    """[(kind, right)] of all questions, in one order for every row; a chain is one question."""
+    found = []
+    for d, document in enumerate(documents):
+        chains = {}
+        for t, task in enumerate(document.tasks):
+            if task.answer is None or (d, t) not in row.answers:
+                continue
+            right = task.is_right(row.answers[d, t])
+            if task.kind == "chain":
+                chains[task.key] = chains.get(task.key, True) and right
+            elif task.kind in ASKED:
+                found.append((task.kind, right))
+        found += [("chain", right) for right in chains.values()]
+    return found
+
+
+def repeated(documents, row):
+    """(right, all) words of repeats: foreseen where they are scored, said where they are asked."""
+    right = count = 0
+    for (d, t), (tokens, _, first) in row.losses.items():
+        if documents[d].tasks[t].kind == "repeat":
+            right, count = right + first, count + tokens
+    for (d, t), said in row.answers.items():
+        task = documents[d].tasks[t]
+        if task.kind == "repeat":
+            right, count = right + task.words_right(said), count + len(task.answer.split())
+    return right, count
+
+
+def texts(documents, row):
+    """[(tokens, loss)] of every continuation."""
+    return [(n, total) for (d, t), (n, total, _) in sorted(row.losses.items())
+            if documents[d].tasks[t].kind == "text"]
+
+
+def wilson(right, count, z=1.96):
+    if not count:
+        return 0.0, 1.0
+    p, zz = right / count, z * z
+    centre = (p + zz / (2 * count)) / (1 + zz / count)
+    half = z * math.sqrt(p * (1 - p) / count + zz / (4 * count * count)) / (1 + zz / count)
+    return centre - half, centre + half
+
+
+def bootstrap(count, figure):
+    """The interval of figure(indexes) over draws with replacement."""
+    r, values = Random(11), []
+    for _ in range(DRAWS):
+        value = figure([r.below(count) for _ in range(count)])
+        if value is not None:
+            values.append(value)
+    values.sort()
+    return (values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1]) if values else (
+        None, None)
+
+
+def kept(mine, full):
+    """Right answers as a share of full's, with its interval."""
+    def share(at):
+        total = sum(full[i] for i in at)
+        return sum(mine[i] for i in at) / total if total else None
+
+    everything = range(len(full))
+    return share(everything), bootstrap(len(full), share)
+
+
+def lost(mine, full):
+    """Nats per token above full's, with its interval."""
+    def difference(at):
+        return sum(mine[i][1] - full[i][1] for i in at) / sum(full[i][0] for i in at)
+
+    return difference(range(len(full))), bootstrap(len(full), difference)
+
+
+def figures(documents, row, full):
+    """What is told of a row."""
+    found, of_full = judged(documents, row), judged(documents, full)
+    out = {"method": row.method, "settings": row.settings, "budget": row.budget}
+    for kind in ASKED:
+        marks = [right for k, right in found if k == kind]
+        if marks:
+            out[kind] = {"right": sum(marks), "of": len(marks),
+                         "interval": wilson(sum(marks), len(marks))}
+    share, interval = kept([r for _, r in found], [r for _, r in of_full])
+    out["kept"] = {"share": share, "interval": interval}
+    right, count = repeated(documents, row)
+    if count:
+        out["repeat"] = {"right": right, "of": count}
+    mine = texts(documents, row)
+    if mine:
+        above, interval = lost(mine, texts(documents, full))
+        tokens = sum(n for n, _ in mine)
+        out["loss"] = {"nats": sum(x for _, x in mine) / tokens, "tokens": tokens,
+                       "above_full": above, "interval": interval}
+    s = row.stats
+    steps = s["steps"] / s["layers"]
+    heads = s["layers"] * s["kv_heads"]
+    out["recall"] = s["recall_sum"] / s["verified"] if s["verified"] else None
+    out["tokens_attended"] = s["tokens_attended"] / (steps * heads)
+    out["bytes_moved_per_step"] = s["bytes_to_device"] / steps
+    out["hit_rate"] = s["hits"] / max(1.0, s["hits"] + s["misses"])
+    out["digest_bytes"] = s["digest_bytes"]
+    out["digest_bytes_per_token"] = s["digest_bytes"] / (s["tokens_max"] * heads *
+                                                         s.get("sequences_max", 1))
+    out["steps"], out["seconds"] = steps, s["seconds"]
+    return out
+
+
+# ---- the table ----
+
+def cells(f):
+    settings = f["settings"]
+    kept_low, kept_high = f["kept"]["interval"]
+
+    def of(kind):
+        return "%d" % f[kind]["right"] if kind in f else ""
+
+    row = [f["method"], settings.get("digest", ""), settings.get("page_size", ""),
+           settings.get("static_ratio", ""), str(f["budget"] or "")]
+    row += [of(kind) for kind in ASKED if kind in f]
+    row.append("%.0f%% (%.0f–%.0f)" % (100 * f["kept"]["share"], 100 * kept_low, 100 * kept_high)
+               if f["kept"]["share"] is not None and kept_low is not None else "")
+    if "repeat" in f:
+        row.append("%.0f%%" % (100.0 * f["repeat"]["right"] / f["repeat"]["of"]))
+    if "loss" in f:
+        loss = f["loss"]
+        row.append("%+.4f (%+.3f–%+.3f)" % ((loss["above_full"],) + tuple(loss["interval"])))
+    row += ["%.3f" % f["recall"] if f["recall"] else "", "%.0f" % f["tokens_attended"],
+            "%.0f" % (f["bytes_moved_per_step"] / 1024), "%.1f" % f["digest_bytes_per_token"]]
+    return row
+
+
+def table(told):
+    first = told[0]
+    titles = ["method", "digest", "page", "static", "budget"]
+    titles += ["%s of %d" % (kind, first[kind]["of"]) for kind in ASKED if kind in first]
+    titles.append("answers kept")
+    if "repeat" in first:
+        titles.append("repeat")
+    if "loss" in first:
+        titles.append("nats above full")
+    titles += ["recall", "attended", "KiB a step", "digest B"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * 4 + "---:|" * (len(titles) - 4)]
+    return lines + ["| " + " | ".join(cells(f)) + " |" for f in told]
+
+
+LEGEND = """\
+*answers kept*: right answers as a share of full attention's, over all questions. *chain*: a value
+behind two assignments; its steps are asked one by one and right together. *repeat*: share of a line
+of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,} tokens
+that continue the documents, against full attention's {nats:.4f} nats per token. *recall*: share of
+dense attention on the attended tokens, in every {every}th step. *attended*: tokens per KV head and
+step, with sink and window. *KiB a step*: brought to the device per sequence and step, over all
+layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and KV
+head. *shuffled*: pages by the scores of other pages, the control; it finds by chance. Intervals
+hold 95%: a bootstrap over questions, or over texts."""
+
+
+def markdown(facts, told, recall_told, refused, hand):
+    lengths = facts["document_tokens"]
+    lines = ["# What selections cost a real language model", "",
+             "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d documents "
+             "of %d to %d tokens." % (len(lengths), min(lengths), max(lengths)), ""]
+    lines += table(told) + ["", LEGEND.format(
+        tokens=told[0]["loss"]["tokens"], nats=told[0]["loss"]["nats"],
+        every=facts["verify_every"]), ""]
+    lines += ["![Answers kept against bytes moved per step](eval.svg)", ""]
+    if recall_told:
+        lines += ["## The recall model", "", "The model of `examples/recall/`, documents of 16,384 "
+                  "tokens, 20 facts asked of each; *repeat*: words of two passages until the first "
+                  "wrong one. It was trained for boxes, so it says little of other models.", ""]
+        lines += table(recall_told) + [""]
+    if refused:
+        lines += ["Left out, because this build refuses them: " + "; ".join(refused) + ".", ""]
+    lines += ["Machine: %s; load average %.1f to %.1f; %.0f minutes. Texts: %s. Made with `%s`." % (
+        facts["machine"], *facts["load_average"], facts["minutes"], facts["texts"],
+        facts["command"]), ""]
+    return "\n".join(lines) + hand
+
+
+# ---- the picture ----
+
+def line_name(f):
+    """Rows of one line: all but the budget."""
+    s = f["settings"]
+    words = [f["method"]]
+    if s.get("digest"):
+        words.append({"minmax": "boxes"}.get(s["digest"], s["digest"]))
+    if s.get("page_size"):
+        words.append("page " + s["page_size"])
+    if float(s.get("static_ratio", 0)) > 0:
+        words.append("static " + s["static_ratio"])
+    return ", ".join(words)
+
+
+def draw(told, path):
+    if not shutil.which("gnuplot"):
+        print("eval: no picture: gnuplot is not installed")
+        return
+    lines = {}
+    for f in told:
+        if f["budget"] and f["kept"]["share"] is not None:
+            lines.setdefault(line_name(f), []).append(
+                (max(f["bytes_moved_per_step"] / 1024, 1.0), 100 * f["kept"]["share"]))
+    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 2}
+    script = ["set terminal svg size 1000,620 dynamic background rgb 'white' font 'sans,14'",
+              "set output '%s'" % path, "set grid", "set logscale x 2",
+              "set xlabel 'KiB moved to the device per step (log scale)'",
+              "set ylabel 'answers kept, % of full attention'", "set yrange [0:105]",
+              "set key outside right top"]
+    for i, points in enumerate(lines.values()):
+        script += ["$l%d << EOD" % i] + ["%g %g" % p for p in points] + ["EOD"]
+    script.append("plot " + ", ".join(
+        "$l%d using 1:2 with linespoints lw 2 pt %d title '%s'" % (i, 4 + i % 10, name)
+        for i, name in enumerate(lines)))
+    subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
+
+
+# ---- files ----
+
+def by_hand(path):
+    """What a person wrote below the mark stays."""
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        if BY_HAND in text:
+            return BY_HAND + text.split(BY_HAND, 1)[1]
+    return ""
+
+
+def write_results(facts, documents, rows, recall, recall_rows, out):
+    told = [figures(documents, r, rows[0]) for r in rows if not r.refused]
+    recall_told = [figures(recall, r, recall_rows[0]) for r in recall_rows if not r.refused]
+    refused = sorted({r.method + " " + " ".join("%s=%s" % s for s in r.settings.items()
+                                                if s[0] != "budget_tokens")
+                      for r in rows + recall_rows if r.refused})
+    hand = by_hand(os.path.join(out, "eval.md")) if out else ""
+    text = markdown(facts, told, recall_told, refused, hand)
+    print(text)
+    if not out:
+        return
+    os.makedirs(out, exist_ok=True)
+    with open(os.path.join(out, "eval.md"), "w", encoding="utf-8") as f:
+        f.write(text)
+    with open(os.path.join(out, "eval.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(bench="eval", **facts, rows=told, recall_rows=recall_told), f, indent=1)
+        f.write("\n")
+    draw(told, os.path.join(out, "eval.svg"))
