@@ -77,6 +77,39 @@ static __device__ __forceinline__ void kvf_warp_move(void *to, const void *from,
     }
 }
 
+/* A warp moves `count` rows of `bytes`, a multiple of 16, at most N * 512 in all: every row by
+ * neighbouring lanes, so as whole lines, and all loads before the first store. Addresses come
+ * before them: those of sources at once, those of targets while the loads are on their way. */
+template <uint32_t N>
+static __device__ __forceinline__ void kvf_warp_move_rows(void *const *to, const void *const *from,
+                                                          uint32_t count, uint32_t bytes)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES, words = bytes / 16;
+    const char *source[N];
+    char *target[N];
+    uint4 word[N];
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t at = i * KVF_WARP_LANES + lane;
+        if (at < count * words)
+            source[i] = (const char *)from[at / words] + at % words * 16;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        if (i * KVF_WARP_LANES + lane < count * words)
+            word[i] = kvf_load_once(source[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t at = i * KVF_WARP_LANES + lane;
+        if (at < count * words)
+            target[i] = (char *)to[at / words] + at % words * 16;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        if (i * KVF_WARP_LANES + lane < count * words)
+            kvf_store_once(target[i], word[i]);
+}
+
 /* A larger key is a larger score; -0 equals +0. For numbers only. */
 static __device__ __forceinline__ uint32_t kvf_order_key(float x)
 {

@@ -4,14 +4,18 @@
  * Pages of registered host memory into slots, as the device finds their list, on the GPU.
  *
  * Knows nothing of misses. `blocks` blocks, host-known; the number of pages is read on the device.
- * Pages are cut into pieces, which go round the blocks (or warps) by index. Bound: the link: bytes
- * in flight over its round trip of 1.5 to 2.5 microseconds, so 55 GB/s need 82 to 137 KB.
+ * Pages are cut into pieces, which go round the blocks (or warps) by index. Small pages, rows of
+ * one token, go several at once: as many as fit, but no more than gives every warp or buffer some.
+ * Bound: the link: bytes in flight over its round trip of 1.5 to 2.5 microseconds, so 55 GB/s need
+ * 82 to 137 KB.
  *
  *   loads and stores: 16 warps per block, pieces of 4 KiB, 8 loads of 16 bytes per lane before the
- *   first store: 64 KiB in flight per block. Warps do not wait for each other.
- *   bulk copies: one thread per block, a ring of `stages` pieces of 16 KiB (a page of 32 x 128 in
- *   bf16 is one): 128 KiB in flight per block with 8. A buffer is filled again as soon as its store
- *   has read it. No registers and no warps are taken from what else runs there.
+ *   first store: 64 KiB in flight per block. Warps do not wait for each other. A row of 512 bytes
+ *   is one instruction, 4 whole lines; 4 rows are in flight per warp, 32 KiB per block.
+ *   bulk copies: one warp per block, a ring of `stages` pieces of 16 KiB (a page of 32 x 128 in
+ *   bf16 is one): 128 KiB in flight per block with 8. A lane asks for a row; 32 rows of 512 bytes
+ *   share a buffer. A buffer is filled again as soon as its stores have read it. No registers and
+ *   few warps are taken from what else runs there.
  *
  * Exact. Invariant: a block announces itself after a barrier that all its stores precede, and a
  * fence for the whole system; the last one to do so stores `done` with release order for the
@@ -27,6 +31,10 @@
 #define WARPS 16u
 #define WORDS 8u /* of 16 bytes, per lane */
 #define PIECE (WORDS * KVF_WARP_LANES * 16u)
+
+/* Of small pages half as many, because each of them has addresses to hold. */
+#define ROW_WORDS 4u
+#define ROW_PIECE (ROW_WORDS * KVF_WARP_LANES * 16u)
 
 /* One piece: where it goes and how many bytes it has. */
 struct piece {
@@ -57,14 +65,31 @@ static __device__ __forceinline__ void announce(const kvf_move_args &a)
     kvf_store_release_system(a.done, a.value);
 }
 
+/* How many pieces go at once: 1, or of small pages what `room` holds, if there are that many for
+ * each of `places`. */
+static __device__ __forceinline__ uint32_t pieces_at_once(const kvf_move_args &a, uint32_t n,
+                                                          uint32_t room, uint32_t places)
+{
+    if (a.bytes > room / 2)
+        return 1;
+    return kvf_max_u32(1, kvf_min_u32(room / (uint32_t)a.bytes, n / places));
+}
+
 static __device__ __forceinline__ void move_by_warps(const kvf_move_args &a, uint32_t n,
                                                      uint32_t warp, uint32_t warps)
 {
     const uint32_t pieces = (uint32_t)((a.bytes + PIECE - 1) / PIECE);
-    for (uint32_t i = warp; i < n * pieces; i += warps) {
-        const piece p = piece_at(a, i, pieces, PIECE);
-        kvf_warp_move<WORDS>(p.to, p.from, p.bytes);
+    const uint32_t rows = pieces_at_once(a, n, ROW_PIECE, warps);
+    if (rows == 1) {
+        for (uint32_t i = warp; i < n * pieces; i += warps) {
+            const piece p = piece_at(a, i, pieces, PIECE);
+            kvf_warp_move<WORDS>(p.to, p.from, p.bytes);
+        }
+        return;
     }
+    for (uint32_t i = warp * rows; i < n; i += warps * rows)
+        kvf_warp_move_rows<ROW_WORDS>(a.to + i, a.from + i, kvf_min_u32(rows, n - i),
+                                      (uint32_t)a.bytes);
 }
 
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
@@ -80,38 +105,54 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 }
 
 #if KVF_HAS_BULK_COPY
-/* In shared memory: the buffers, then a barrier of each. */
+/* One warp. In shared memory: the buffers, then a barrier of each. Lane i takes pieces i, i + 32,
+ * ... of a buffer, where they lie one behind the other. */
 static __device__ void move_by_bulk(const kvf_move_args &a, uint32_t n)
 {
+    const uint32_t lane = threadIdx.x, step = gridDim.x;
     const uint32_t pieces = (uint32_t)((a.bytes + KVF_MOVE_STAGE_BYTES - 1) / KVF_MOVE_STAGE_BYTES);
-    const uint32_t all = n * pieces, step = gridDim.x;
+    const uint32_t rows = pieces_at_once(a, n, KVF_MOVE_STAGE_BYTES, step * a.stages);
+    const uint32_t all = n * pieces, turns = kvf_div_ceil_u32(all, rows);
     char *ring = kvf_shared();
     uint64_t *barrier = (uint64_t *)(ring + a.stages * (size_t)KVF_MOVE_STAGE_BYTES);
-    /* Piece number k of this block is in buffer k % stages, in round k / stages of its barrier. */
-    const uint32_t mine = all > blockIdx.x ? (all - blockIdx.x - 1) / step + 1 : 0;
+    /* Turn number k of this block is in buffer k % stages, in round k / stages of its barrier. */
+    const uint32_t mine = turns > blockIdx.x ? (turns - blockIdx.x - 1) / step + 1 : 0;
     const auto load = [&](uint32_t k) {
-        const piece p = piece_at(a, blockIdx.x + k * step, pieces, KVF_MOVE_STAGE_BYTES);
-        const uint32_t stage = k % a.stages;
-        kvf_barrier_expect(&barrier[stage], p.bytes);
-        kvf_bulk_load(ring + stage * (size_t)KVF_MOVE_STAGE_BYTES, p.from, p.bytes,
-                      &barrier[stage]);
+        const uint32_t first = (blockIdx.x + k * step) * rows;
+        const uint32_t end = kvf_min_u32(all, first + rows), stage = k % a.stages;
+        char *buffer = ring + stage * (size_t)KVF_MOVE_STAGE_BYTES;
+        if (lane == 0)
+            kvf_barrier_expect(&barrier[stage],
+                               rows > 1 ? (end - first) * (uint32_t)a.bytes
+                                        : piece_at(a, first, pieces, KVF_MOVE_STAGE_BYTES).bytes);
+        __syncwarp();
+        for (uint32_t i = first + lane; i < end; i += KVF_WARP_LANES) {
+            const piece p = piece_at(a, i, pieces, KVF_MOVE_STAGE_BYTES);
+            kvf_bulk_load(buffer + (i - first) * (size_t)p.bytes, p.from, p.bytes, &barrier[stage]);
+        }
     };
-    for (uint32_t s = 0; s < a.stages; s++)
+    for (uint32_t s = lane; s < a.stages; s += KVF_WARP_LANES)
         kvf_barrier_init(&barrier[s], 1);
+    __syncwarp();
     for (uint32_t k = 0; k < a.stages && k < mine; k++)
         load(k);
     for (uint32_t k = 0; k < mine; k++) {
-        const piece p = piece_at(a, blockIdx.x + k * step, pieces, KVF_MOVE_STAGE_BYTES);
-        const uint32_t stage = k % a.stages;
+        const uint32_t first = (blockIdx.x + k * step) * rows;
+        const uint32_t end = kvf_min_u32(all, first + rows), stage = k % a.stages;
+        const char *buffer = ring + stage * (size_t)KVF_MOVE_STAGE_BYTES;
         kvf_barrier_wait(&barrier[stage], k / a.stages % 2);
-        kvf_bulk_store(p.to, ring + stage * (size_t)KVF_MOVE_STAGE_BYTES, p.bytes);
+        for (uint32_t i = first + lane; i < end; i += KVF_WARP_LANES) {
+            const piece p = piece_at(a, i, pieces, KVF_MOVE_STAGE_BYTES);
+            kvf_bulk_store(p.to, buffer + (i - first) * (size_t)p.bytes, p.bytes);
+        }
         kvf_bulk_commit();
-        /* With one buffer its own store must have read it; else that of the piece before, so that
-         * this one goes on meanwhile. */
+        /* With one buffer its own stores must have read it; else those of the turn before, so that
+         * these go on meanwhile. */
         if (a.stages == 1)
             kvf_bulk_wait_read<0>();
         else
             kvf_bulk_wait_read<1>();
+        __syncwarp();
         const uint32_t freed = a.stages == 1 ? k : k - 1; /* wraps for k == 0: nothing is freed */
         if (freed < mine && freed + a.stages < mine)
             load(freed + a.stages);
@@ -127,8 +168,7 @@ static __global__ void __launch_bounds__(KVF_WARP_LANES)
     if (n < a.low || n >= a.high)
         return;
 #if KVF_HAS_BULK_COPY
-    if (threadIdx.x == 0)
-        move_by_bulk(a, n);
+    move_by_bulk(a, n);
 #else
     move_by_warps(a, n, blockIdx.x, gridDim.x);
 #endif
