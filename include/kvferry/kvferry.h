@@ -320,7 +320,8 @@ typedef enum kvf_select { KVF_SELECT_LIST(KVF_ENUMERATOR) } kvf_select;
     X(KVF_DIGEST_MINMAX, 0, "minmax", "lo = min, hi = max per channel; rounded outwards")          \
     X(KVF_DIGEST_CUBOID_MEAN, 1, "cuboid-mean",                                                    \
       "centre of the box -+ mean distance from it (ArkVale)")                                      \
-    X(KVF_DIGEST_MEAN, 2, "mean", "lo = hi = mean")
+    X(KVF_DIGEST_MEAN, 2, "mean", "lo = hi = mean")                                                \
+    X(KVF_DIGEST_CODES, 3, "codes", "two bits per channel of every key, rotated")
 
 typedef enum kvf_digest_kind { KVF_DIGEST_LIST(KVF_ENUMERATOR) } kvf_digest_kind;
 
@@ -400,7 +401,7 @@ typedef struct kvf_cache_config {
                                   default 0.25 */
     uint32_t refresh_interval; /**< decode steps between refreshes of the static set; default 128 */
     kvf_refresh refresh;       /**< default RESIDENT; the first one after prefill is always exact */
-    kvf_digest_kind digest;    /**< default MINMAX; ARKVALE selection uses CUBOID_MEAN */
+    kvf_digest_kind digest;    /**< default MINMAX; QUEST and ARKVALE have their own */
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */

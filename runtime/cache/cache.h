@@ -186,6 +186,12 @@ static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, ui
            layer;
 }
 
+/* Scores come from codes of tokens, and not from boxes of pages. */
+static inline bool kvf_has_codes(const kvf_cache *cache)
+{
+    return cache->config.digest == KVF_DIGEST_CODES;
+}
+
 /* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
 static inline uint32_t kvf_rest_tokens(const kvf_cache *cache, const kvf_layer *layer)
 {

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "score/codes.h"
 #include "settings.h"
 
 #define TOKENS_MAX   (1u << 26)
@@ -193,7 +194,9 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
 /* Tokens of a block: what is allocated and sealed stays large where pages are small. */
 static uint32_t block_tokens(const kvf_runtime *runtime, const kvf_cache_config *c)
 {
-    const uint32_t least = runtime->seams.block_size ? runtime->seams.block_size : BLOCK_TOKENS;
+    uint32_t least = runtime->seams.block_size ? runtime->seams.block_size : BLOCK_TOKENS;
+    if (c->digest == KVF_DIGEST_CODES)
+        least = kvf_max_u32(least, KVF_CODE_TOKENS);
     return kvf_max_u32(c->page_size, least);
 }
 
@@ -216,6 +219,10 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
         .pages_max = blocks_max * block_pages,
         .subs = c->sub_digests,
         .sink = c->sink_tokens};
+    if (c->digest == KVF_DIGEST_CODES) {
+        p->block_jobs = 1;
+        p->digest_bytes = block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(c->head_dim);
+    }
     p->store_pages =
         kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
     p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, block_size) + 1;
@@ -276,7 +283,9 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     dims->observe_max = c->observe_window  ? KVF_OBSERVE_WINDOW_MAX
                         : dims->tokens_max ? p->query_window
                                            : 0;
-    dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
+    /* Codes do not depend on what is in the static set. */
+    if (c->digest != KVF_DIGEST_CODES)
+        dims->pack_jobs = kvf_min_u32(2 * dims->static_tokens, p->pages_max);
     dims->chunk_blocks = c->prefill_chunk_max / p->block_size + p->ring_blocks + 1;
     const uint32_t sealed = kvf_max_u32(c->sequences_max, dims->chunk_blocks) * p->block_jobs;
     dims->jobs_max = (uint64_t)kvf_max_u32(sealed, dims->pack_jobs) * p->kv_heads;
@@ -311,6 +320,10 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *resolved = *config;
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
+    if (resolved->digest == KVF_DIGEST_CODES && resolved->sub_digests != 1)
+        KVF_FAIL(context, KVF_INVALID,
+                 "sub_digests = %u: digest = codes has no boxes to divide; leave it 1",
+                 resolved->sub_digests);
     dims->needs_mirror = !runtime->properties.shares_host_memory;
     if (!kvf_transfer_moves(resolved->transfer) && !runtime->properties.shares_host_memory)
         KVF_FAIL(context, KVF_UNSUPPORTED,

@@ -10,6 +10,7 @@
 #include "layout.h"
 
 #include "cache.h"
+#include "score/score_args.h"
 
 /* Per row of the cache: one (sequence, layer). */
 static void carve_rows(kvf_cache *cache, kvf_reservation *r)
@@ -68,7 +69,14 @@ static void carve_choices(kvf_cache *cache, kvf_carver *k)
     carve_choice(cache, k, s, d->ids_max, 1, &t->now);
     carve_choice(cache, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
     KVF_CARVE(k, t->choose, s, d->choose_lists);
-    KVF_CARVE(k, t->scores, s, c->query_heads, scored);
+    const uint64_t by_codes = kvf_has_codes(cache) ? scored : 0, coded = by_codes ? s : 0;
+    const uint64_t tiles = kvf_tiles(p->pages_max, c->page_size);
+    KVF_CARVE(k, t->scores, s, c->query_heads, scored - by_codes);
+    KVF_CARVE(k, t->rotated, coded, c->query_heads, c->head_dim);
+    KVF_CARVE(k, t->rotated_scale, coded, c->query_heads);
+    KVF_CARVE(k, t->mass, coded, c->query_heads, by_codes);
+    KVF_CARVE(k, t->top, coded, c->query_heads, tiles);
+    KVF_CARVE(k, t->sum, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
     KVF_CARVE(k, t->arrived, s, p->lists);

@@ -52,13 +52,18 @@ typedef struct kvf_tables {
     /* choosing and fetching; what the shadow would do goes to `ahead` too, whose misses are as wide
      * as either */
     kvf_choice now, ahead;
-    uint32_t *choose;    /* [S, chosen] pages to choose */
-    float *scores;       /* [S, query_heads, pages_max] */
-    float *reduced;      /* [S, chosen, pages_max] */
-    uint32_t *topk_work; /* [S, chosen, pages_max] */
-    uint32_t *arrived;   /* [S, lists] blocks that share a list */
-    uint64_t *masks;     /* [S, lists, ids_max] of a policy that chooses tokens */
-    uint32_t *marks;     /* [rows, lists, slots / 32] of pages that came ahead of need */
+    uint32_t *choose;     /* [S, chosen] pages to choose */
+    float *scores;        /* [S, query_heads, pages_max] by boxes */
+    int8_t *rotated;      /* [S, query_heads, head_dim] by codes, with all down to `sum` */
+    float *rotated_scale; /* [S, query_heads] */
+    uint16_t *mass;       /* [S, query_heads, pages_max] */
+    float *top;           /* [S, query_heads, tiles of pages_max] */
+    float *sum;           /* [S, query_heads, tiles of pages_max] */
+    float *reduced;       /* [S, chosen, pages_max] */
+    uint32_t *topk_work;  /* [S, chosen, pages_max] */
+    uint32_t *arrived;    /* [S, lists] blocks that share a list */
+    uint64_t *masks;      /* [S, lists, ids_max] of a policy that chooses tokens */
+    uint32_t *marks;      /* [rows, lists, slots / 32] of pages that came ahead of need */
 
     /* attending */
     kvf_span *spans;      /* [S, lists, spans_max] */

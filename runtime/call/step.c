@@ -198,10 +198,12 @@ void kvf_step_lists(kvf_step *step)
     const kvf_paging *p = &cache->dims.paging;
     const uint32_t lists = step->rows * p->lists, chosen = step->rows * cache->dims.choose_lists;
     const void **digests;
+    const uint64_t **bits;
     uint32_t *pages, *choose_pages;
     const float **scores;
     int32_t **slot_of_page, **page_of_slot;
     KVF_TAKE(step, digests, step->digests, lists);
+    KVF_TAKE(step, bits, step->bits, kvf_has_codes(cache) ? lists : 0);
     KVF_TAKE(step, pages, step->pages, lists);
     KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
     KVF_TAKE(step, scores, step->list_scores, cache->policy->scores_pages ? lists : 0);
@@ -215,6 +217,8 @@ void kvf_step_lists(kvf_step *step)
         const uint32_t number =
             (uint32_t)kvf_row_number(cache, step->sequences[b], step->layer) * p->lists + list;
         digests[l] = kvf_row_digest(p, row, 0, kvf_list_head(p, list));
+        if (bits)
+            bits[l] = kvf_row_bits(p, row, kvf_list_head(p, list));
         pages[l] = kvf_row_sealed_pages(p, row);
         if (scores)
             scores[l] = list_score(step, l);

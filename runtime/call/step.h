@@ -34,6 +34,7 @@ typedef struct kvf_step {
 
     /* per list, on the device, in the frame */
     const void *const *digests;      /* of score lists */
+    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
     const uint32_t *pages;           /* of score lists */
     const uint32_t *choose_pages;    /* of lists that are chosen for */
     const float *const *list_scores; /* of lists; NULL = no scores */

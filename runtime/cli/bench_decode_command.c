@@ -227,10 +227,14 @@ static double bytes_to_read(const decode_case *c, const kvf_stats *s)
 {
     const double layer_steps = (double)c->steps * c->config.layers;
     const double token = 2.0 * c->config.head_dim * 2.0;
-    const double pages = (double)c->context / c->config.page_size * c->config.kv_heads * c->batch;
-    const bool has_digests =
-        c->config.select != KVF_SELECT_FULL && c->config.select != KVF_SELECT_STREAMING;
-    return (double)s->tokens_attended / layer_steps * token + (has_digests ? pages * token : 0.0);
+    const double tokens = (double)c->context * c->config.kv_heads * c->batch;
+    const bool has_codes = c->config.digest == KVF_DIGEST_CODES;
+    const double digest = has_codes ? c->config.head_dim / 4.0 + 2.0
+                                    : token * c->config.sub_digests / c->config.page_size;
+    const bool has_digests = c->config.select != KVF_SELECT_FULL &&
+                             c->config.select != KVF_SELECT_STREAMING &&
+                             c->config.select != KVF_SELECT_STATIC;
+    return (double)s->tokens_attended / layer_steps * token + (has_digests ? tokens * digest : 0.0);
 }
 
 /* Sorts step and host. */

@@ -9,11 +9,60 @@
 
 #include "select.h"
 
+/* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
+static kvf_status score_by_codes(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_tables *t = &cache->tables;
+    const kvf_paging *p = &cache->dims.paging;
+    const uint32_t page_size = p->shape.page_size;
+    const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
+                                    .head_dim = p->shape.head_dim,
+                                    .rows = step->rows * cache->config.query_heads,
+                                    .scale = cache->config.softmax_scale,
+                                    .q = step->q,
+                                    .y = t->rotated,
+                                    .y_scale = t->rotated_scale};
+    const kvf_weigh_args weigh = {.head_dim = p->shape.head_dim,
+                                  .page_size = page_size,
+                                  .block_size = p->block_size,
+                                  .lists = step->rows * p->lists,
+                                  .group = p->group,
+                                  .pages_max = step->stride,
+                                  .tiles_max = kvf_tiles(step->stride, page_size),
+                                  .q = t->rotated,
+                                  .q_scale = t->rotated_scale,
+                                  .codes = step->digests,
+                                  .bits = step->bits,
+                                  .pages = step->pages,
+                                  .mass = t->mass,
+                                  .top = t->top,
+                                  .sum = t->sum};
+    const kvf_fold_args fold = {.kind = cache->config.group_reduce,
+                                .page_size = page_size,
+                                .lists = weigh.lists,
+                                .group = p->group,
+                                .pages_max = step->stride,
+                                .tiles_max = weigh.tiles_max,
+                                .mass = t->mass,
+                                .top = t->top,
+                                .sum = t->sum,
+                                .pages = step->pages,
+                                .out = t->reduced};
+    /* Policies with other lists than KV heads have boxes of their own. */
+    KVF_ASSERT(p->lists == p->kv_heads && cache->dims.choose_lists == p->lists);
+    KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
+    KVF_TRY(KVF_LAUNCH(step, weigh, weigh));
+    return KVF_LAUNCH(step, fold, fold);
+}
+
 kvf_status kvf_select_score(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
     const kvf_select_policy *policy = cache->policy;
+    if (kvf_has_codes(cache))
+        return score_by_codes(step);
     const kvf_score_args score = {.shape = p->shape,
                                   .subs = p->subs,
                                   .lists = step->rows * p->lists,

@@ -92,7 +92,10 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
         step->cache->host_counters[step->layer].bytes_to_host +=
             step->sealed_blocks * kvf_block_bytes(p);
     KVF_TRY(KVF_LAUNCH(step, seal, args));
-    return KVF_LAUNCH(step, digest, digest);
+    const kvf_encode_args encode = {
+        .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
+    return kvf_has_codes(cache) ? KVF_LAUNCH(step, encode, encode)
+                                : KVF_LAUNCH(step, digest, digest);
 }
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)

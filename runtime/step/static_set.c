@@ -5,7 +5,7 @@
  *
  * Knows nothing of pages beyond static bits and digests. A refresh looks at the attention of the
  * last queries, takes the best tokens per KV head into the store that is not in force, sets the
- * bits of their pages, and renews the digests of pages whose bits changed. Host pages stay as they
+ * bits of their pages, and renews the boxes of pages whose bits changed. Host pages stay as they
  * are. The first refresh after a prefill is exact: it looks at all tokens.
  */
 
@@ -109,7 +109,7 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                     .job_count = p->kv_heads * args.jobs_max,
                                     .jobs = args.jobs};
     KVF_TRY(KVF_LAUNCH(step, pack, args));
-    return KVF_LAUNCH(step, digest, digest);
+    return kvf_has_codes(cache) ? KVF_OK : KVF_LAUNCH(step, digest, digest);
 }
 
 /* The newest queries of a row, as many as the local window has. */

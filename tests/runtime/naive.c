@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/convert.h"
+#include "score/codes.h"
+#include "score/score_args.h"
+
 /* ---- numbers ---- */
 
 static float element(const void *base, kvf_dtype dtype, size_t i)
@@ -378,12 +382,113 @@ static double page_score(const naive *n, const naive_layer *l, uint32_t kv_head,
     return best;
 }
 
+/* ---- codes: see kernels/score/codes.h, whose signs these are ---- */
+
+static void rotate(const float *from, uint32_t dim, double *x)
+{
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] = kvf_code_sign(i) ? -(double)from[i] : (double)from[i];
+    for (uint32_t first = 0, size; first < dim; first += size) {
+        for (size = 256; size > dim - first;)
+            size /= 2;
+        for (uint32_t stride = 1; stride < size; stride *= 2)
+            for (uint32_t i = first; i < first + size; i++)
+                if (!((i - first) & stride)) {
+                    const double a = x[i], b = x[i + stride];
+                    x[i] = a + b;
+                    x[i + stride] = a - b;
+                }
+        for (uint32_t i = first; i < first + size; i++)
+            x[i] /= sqrt(size);
+    }
+}
+
+/* What two bits per channel of a key say of its product with a query in int8. */
+static double estimate(const naive *n, const float *k, const float *q)
+{
+    const uint32_t dim = n->c.head_dim;
+    double x[256], y[256], n2 = 0.0, most = 0.0, along = 0.0, product = 0.0;
+    rotate(k, dim, x);
+    rotate(q, dim, y);
+    for (uint32_t i = 0; i < dim; i++) {
+        n2 += x[i] * x[i];
+        most = fmax(most, fabs(y[i]));
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        const double size = fabs(x[i]) < 0.9815 * sqrt(n2 / dim) ? 3.0 : 10.0;
+        const double level = x[i] < 0.0 ? -size : size;
+        along += level * x[i];
+        product += level * rint(y[i] * 127.0 / most);
+    }
+    const uint16_t scale = kvf_fp16_from_float((float)(n2 / along));
+    return (double)kvf_fp16_to_float(scale) * (most / 127.0) * product;
+}
+
+/* Per page the mass of its tokens relative to the best of all, in bf16; -1 = nothing left. Fewer
+ * tokens than a tile of kernel `weigh`. Returns the sum, and the largest logit. */
+static double page_masses(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t pages,
+                          const float *q, double *mass, double *top)
+{
+    const uint32_t P = n->c.page_size;
+    double *logit = calloc((size_t)pages * P + 1, sizeof *logit), all = 0.0;
+    assert(logit && pages * P <= KVF_WEIGH_TOKENS);
+    *top = -INFINITY;
+    for (uint32_t t = 0; t < pages * P; t++) {
+        logit[t] = -INFINITY;
+        if (t >= n->c.sink_tokens && !l->fixed[(size_t)kv_head * n->c.tokens_max + t])
+            logit[t] = n->scale * estimate(n, key(n, l, kv_head, t), q);
+        *top = fmax(*top, logit[t]);
+    }
+    for (uint32_t p = 0; p < pages; p++) {
+        double sum = 0.0;
+        uint32_t live = 0;
+        for (uint32_t t = p * P; t < (p + 1) * P; t++) {
+            sum += logit[t] > -INFINITY ? exp(logit[t] - *top) : 0.0;
+            live += logit[t] > -INFINITY;
+        }
+        mass[p] = live ? bf16_nearest(sum) : -1.0;
+        all += sum;
+    }
+    free(logit);
+    return all;
+}
+
+static void code_scores(const naive *n, const naive_layer *l, uint32_t pages, naive_heads heads,
+                        const float *q, double *scores)
+{
+    double *mass = calloc(pages + 1, sizeof *mass), top;
+    assert(mass);
+    for (uint32_t p = 0; p < pages; p++)
+        scores[p] = n->c.group_reduce == KVF_GROUP_MAX ? -INFINITY : 0.0;
+    for (uint32_t h = heads.first; h < heads.first + heads.count; h++) {
+        const double all =
+            page_masses(n, l, h / n->group, pages, q + (size_t)h * n->c.head_dim, mass, &top);
+        for (uint32_t p = 0; p < pages; p++) {
+            const double x = top + log(mass[p]);
+            if (mass[p] < 0.0)
+                scores[p] = -INFINITY;
+            else if (n->c.group_reduce == KVF_GROUP_MEAN_SOFTMAX)
+                scores[p] += mass[p] / all / heads.count;
+            else if (n->c.group_reduce == KVF_GROUP_MAX)
+                scores[p] = fmax(scores[p], x);
+            else
+                scores[p] += x;
+        }
+    }
+    free(mass);
+}
+
 void naive_scores(const naive *n, uint32_t layer, naive_heads heads, const void *q, double *scores)
 {
     const naive_layer *l = &n->layers[layer];
     const uint32_t pages = naive_sealed(n, layer);
     const int softmax = n->c.group_reduce == KVF_GROUP_MEAN_SOFTMAX && n->lists != n->c.query_heads;
     float *qf = query_floats(n, q);
+    if (n->c.digest == KVF_DIGEST_CODES) {
+        code_scores(n, l, pages, heads, qf, scores);
+        free(qf);
+        return;
+    }
     double *row = calloc(pages + 1, sizeof *row);
     assert(row);
     for (uint32_t p = 0; p < pages; p++)

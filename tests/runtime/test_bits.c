@@ -97,12 +97,17 @@ static void small_pages_give_the_same_bits(void **state)
     test_seed_print(__func__, seed);
     static const kvf_select selects[] = {KVF_SELECT_HYBRID, KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
     static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH};
-    for (uint32_t i = 0; i < 6; i++) {
+    for (uint32_t i = 0; i < 9; i++) {
         test_scenario sc = scenario_of(selects[i % 3], seed + i);
         const kvf_runtime_config rc = test_runtime_config();
         test_seams.block_size = 0;
         sc.rc = &rc;
-        sc.cc.page_size = i < 3 ? 1 : 4;
+        sc.cc.page_size = i < 3 || i == 7 ? 1 : 4;
+        if (i >= 6) {
+            sc.cc.digest = KVF_DIGEST_CODES;
+            sc.cc.select = i == 7 ? KVF_SELECT_DYNAMIC : KVF_SELECT_HYBRID;
+            sc.cc.speculate = i == 8;
+        }
         sc.cc.budget_tokens = 120;
         sc.cc.transfer = KVF_TRANSFER_DIRECT;
         test_trace direct, other;

@@ -250,6 +250,47 @@ static void digests_and_reductions(void **state)
     demand(&all);
 }
 
+/* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions. */
+static void codes(void **state)
+{
+    (void)state;
+    const uint64_t seed = 241;
+    test_seed_print(__func__, seed);
+    static const struct {
+        kvf_select select;
+        kvf_dtype dtype;
+        kvf_group_reduce reduce;
+        uint32_t page, group, head_dim;
+    } rows[] = {
+        {KVF_SELECT_DYNAMIC, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 1, 3, 64},
+        {KVF_SELECT_HYBRID, KVF_FP32, KVF_GROUP_MEAN_SOFTMAX, 4, 2, 80},
+        {KVF_SELECT_HYBRID, KVF_FP16, KVF_GROUP_MAX, 8, 4, 96},
+        {KVF_SELECT_DYNAMIC, KVF_BF16, KVF_GROUP_SUM, 16, 2, 128},
+        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 1, 1, 64},
+        {KVF_SELECT_HYBRID, KVF_BF16, KVF_GROUP_MEAN_SOFTMAX, 64, 2, 64},
+    };
+    tally all = {0};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test_scenario sc = scenario_of(rows[i].select, seed + i);
+        sc.steps = 36;
+        sc.prompt = 300;
+        sc.cc.dtype = rows[i].dtype;
+        sc.cc.digest = KVF_DIGEST_CODES;
+        sc.cc.group_reduce = rows[i].reduce;
+        sc.cc.page_size = rows[i].page;
+        sc.cc.query_heads = sc.cc.kv_heads * rows[i].group;
+        sc.cc.head_dim = rows[i].head_dim;
+        sc.cc.budget_tokens = rows[i].page == 64 ? 224 : 120;
+        sc.cc.refresh_interval = 10;
+        char what[64];
+        snprintf(what, sizeof what, "codes row %zu", i);
+        follow_run(&(follow){.what = what, .scenario = &sc, .tally = &all});
+    }
+    /* Masses have eight bits, so some tokens tie. */
+    print_message("# %u of %u steps compared\n", all.compared, all.steps);
+    assert_true(all.compared * 3u >= all.steps * 2u);
+}
+
 /* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
 static void geometries(void **state)
 {
@@ -322,6 +363,7 @@ int main(void)
         cmocka_unit_test(static_ratios),
         cmocka_unit_test(the_automatic_ratio),
         cmocka_unit_test(digests_and_reductions),
+        cmocka_unit_test(codes),
         cmocka_unit_test(geometries),
         cmocka_unit_test(slots_and_victims),
     };
