@@ -165,7 +165,7 @@ def main():
         for i in range(first, n):
             length = i + 1
             sealed = (length - local) // page
-            pages = (budget - sink - local - page + 1) // page
+            pages = (budget - sink - (length - sealed * page)) // page
             oldest = max(0, sealed - pages) * page
             sees[i, sink:oldest] = False
         expected = losses(config, weights, ids, sees)[first:]
