@@ -169,7 +169,7 @@ def table(told):
 
 LEGEND = """\
 *answers kept*: right answers as a share of full attention's, over all questions. *chain*: a value
-behind two assignments; its steps are asked one by one and right together. *repeat*: share of a line
+behind an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a line
 of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,} tokens
 that continue the documents, against full attention's {nats:.4f} nats per token. *recall*: share of
 dense attention on the attended tokens, in every {every}th step. *attended*: tokens per KV head and
@@ -182,8 +182,8 @@ hold 95%: a bootstrap over questions, or over texts."""
 def markdown(facts, told, recall_told, refused, hand):
     lengths = facts["document_tokens"]
     lines = ["# What selections cost a real language model", "",
-             "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d documents "
-             "of %d to %d tokens." % (len(lengths), min(lengths), max(lengths)), ""]
+             "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d "
+             "documents of %d to %d tokens." % (len(lengths), min(lengths), max(lengths)), ""]
     lines += table(told) + ["", LEGEND.format(
         tokens=told[0]["loss"]["tokens"], nats=told[0]["loss"]["nats"],
         every=facts["verify_every"]), ""]
@@ -202,6 +202,10 @@ def markdown(facts, told, recall_told, refused, hand):
 
 
 # ---- the picture ----
+
+COLORS = ["#9aa5ae", "#7a4fa3", "#2f7d4f", "#b0571f", "#c22f4c", "#1f6fb0", "#c79a1b", "#4f5d68",
+          "#d0679d", "#17a2a2", "#6b8e23", "#222222"]
+
 
 def line_name(f):
     """Rows of one line: all but the budget."""
@@ -225,16 +229,19 @@ def draw(told, path):
         if f["budget"] and f["kept"]["share"] is not None:
             lines.setdefault(line_name(f), []).append(
                 (max(f["bytes_moved_per_step"] / 1024, 1.0), 100 * f["kept"]["share"]))
-    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 2}
-    script = ["set terminal svg size 1000,620 dynamic background rgb 'white' font 'sans,14'",
+    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+    if not lines:
+        return
+    script = ["set terminal svg size 900,720 dynamic background rgb 'white' font 'sans,14'",
               "set output '%s'" % path, "set grid", "set logscale x 2",
               "set xlabel 'KiB moved to the device per step (log scale)'",
-              "set ylabel 'answers kept, % of full attention'", "set yrange [0:105]",
-              "set key outside right top"]
+              "set ylabel 'answers kept, % of full attention'", "set yrange [0:*]",
+              "set key below maxcols 3 height 1"]
     for i, points in enumerate(lines.values()):
         script += ["$l%d << EOD" % i] + ["%g %g" % p for p in points] + ["EOD"]
     script.append("plot " + ", ".join(
-        "$l%d using 1:2 with linespoints lw 2 pt %d title '%s'" % (i, 4 + i % 10, name)
+        "$l%d using 1:2 with linespoints lw 2 pt %d lc rgb '%s' title '%s'"
+        % (i, 4 + i % 10, COLORS[i % len(COLORS)], name)
         for i, name in enumerate(lines)))
     subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
 

@@ -10,9 +10,8 @@ continuation. Kinds of tasks:
 
   number   The special magic number of CITY is 12345.
   facts    three numbers of one person: phone, room, badge; each is asked for
-  chain    the twin of A is B, the twin of B is C, the magic number of C is 12345: a value that is
-           reached through assignments; every step is asked for by itself, and a chain is right when
-           all its steps are
+  chain    The home city of PERSON is CITY. The population of CITY is 12345. A value behind an
+           assignment: both steps are asked for, each by itself, and are right together
   repeat   a line of words drawn at random is said again: the share of words that are foreseen
   text     the continuation: its loss, nats per token
 """
@@ -21,9 +20,9 @@ import hashlib
 import os
 import re
 
-MANUALS = ["CPAN.pm", "Locale/Maketext/TPJ13.pod", "Math/BigInt.pm", "Getopt/Long.pm", "overload.pm",
-           "CPAN/Meta/Spec.pm", "Locale/Maketext.pod", "ExtUtils/MakeMaker.pm", "JSON/PP.pm",
-           "File/Temp.pm", "Text/Balanced.pm", "Unicode/UCD.pm"]
+MANUALS = ["CPAN.pm", "Locale/Maketext/TPJ13.pod", "Math/BigInt.pm", "Getopt/Long.pm",
+           "overload.pm", "CPAN/Meta/Spec.pm", "Locale/Maketext.pod", "ExtUtils/MakeMaker.pm",
+           "JSON/PP.pm", "File/Temp.pm", "Text/Balanced.pm", "Unicode/UCD.pm"]
 LENGTHS = [3000, 6000, 4000, 5000, 4500, 3500, 7000, 7500, 7500, 3000, 5500, 6000]  # tokens
 CHARS_PER_TOKEN = 4.3  # of this prose, with the model's tokenizer
 CONTINUATION_CHARS = 1560
@@ -120,8 +119,8 @@ class Task:
         return said.startswith(self.answer) and not said[len(self.answer):][:1].isalnum()
 
 
-def numbers(r, count):
-    for city in r.shuffled(CITIES)[:count]:
+def numbers(r, cities):
+    for city in cities:
         cue, value = "The special magic number of %s is" % city, r.number()
         yield ["%s %s." % (cue, value)], [Task("number", cue, value, 7, key=city)]
 
@@ -132,13 +131,12 @@ def facts(r, person):
         yield ["%s %s." % (cue, value)], [Task("facts", cue, value, 7, key=kind)]
 
 
-def chains(r, people, count):
-    for i in range(count):
-        a, b, c = people[3 * i:3 * i + 3]
-        steps = [("The twin of %s is" % a, b, 3), ("The twin of %s is" % b, c, 3),
-                 ("The magic number of %s is" % c, r.number(), 7)]
+def chains(r, people, cities):
+    for person, city in zip(people, cities):
+        steps = [("The home city of %s is" % person, city, 4),
+                 ("The population of %s is" % city, r.number(), 7)]
         yield (["%s %s." % (cue, right) for cue, right, _ in steps],
-               [Task("chain", cue, right, tokens, key=a) for cue, right, tokens in steps])
+               [Task("chain", cue, right, tokens, key=person) for cue, right, tokens in steps])
 
 
 def repeats(r):
@@ -151,9 +149,9 @@ def repeats(r):
 class Document:
     def __init__(self, manual, tokens, seed, chars):
         r = Random(seed)
-        people = r.shuffled(PEOPLE)
-        groups = (list(numbers(r, NUMBERS)) + list(facts(r, people[0])) +
-                  list(chains(r, people[1:], CHAINS)) + list(repeats(r)))
+        cities, people = r.shuffled(CITIES), r.shuffled(PEOPLE)
+        groups = (list(numbers(r, cities[:NUMBERS])) + list(facts(r, people[0])) +
+                  list(chains(r, people[1:1 + CHAINS], cities[NUMBERS:])) + list(repeats(r)))
         lines = r.shuffled(line for lines, _ in groups for line in lines)
         hidden = sum(len(line) + 2 for line in lines) * 1.3  # digits and names are short tokens
         body, rest = cut(prose(manual), tokens * CHARS_PER_TOKEN - hidden)

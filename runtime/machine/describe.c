@@ -166,14 +166,13 @@ static void nodes(writer *w, const kvf_topology *t)
     format(w, "]},");
 }
 
-/* What calibration measured for pages of one size: a line per method, and which one AUTO takes from
- * how many pages on. */
-static void calibration(writer *w, const kvf_calibration *c)
+/* What calibration measured: a line per method, and which one AUTO takes from how many pages on. */
+static void calibration(writer *w, const kvf_runtime *rt)
 {
+    const kvf_calibration *c = &rt->calibration;
     kvf_transfer_choice choice;
     put(w, '{');
     text_member(w, "key", c->key);
-    format(w, "\"page_bytes\":%zu,", c->page_bytes);
     format(w, "\"peak_gb_per_s\":%.3f,", c->peak_bytes_per_second * 1e-9);
     format(w, "\"from_file\":%s,\"measured_s\":%.3f,", c->is_cached ? "true" : "false", c->seconds);
     text_member(w, "note", c->note);
@@ -193,17 +192,15 @@ static void calibration(writer *w, const kvf_calibration *c)
             format(w, "{\"pages_from\":%u,\"method\":\"%s\"},", 1u << b,
                    kvf_transfer_name(choice.method[b]));
     close_with(w, ']');
-    format(w, "},");
+    put(w, '}');
 }
 
 static void links(writer *w, const kvf_runtime *rt)
 {
     format(w, "\"links\":[");
-    for (uint32_t i = 0; i < KVF_LINK_SIZES; i++)
-        if ((rt->is_calibrated >> i & 1) && rt->calibration[i].is_measured)
-            calibration(w, &rt->calibration[i]);
-    close_with(w, ']');
-    put(w, ',');
+    if (rt->is_calibrated && rt->calibration.is_measured)
+        calibration(w, rt);
+    format(w, "],");
 }
 
 /* "always [madvise] never" -> madvise; "" if the system does not say. */
