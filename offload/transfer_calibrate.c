@@ -20,6 +20,7 @@
 #define PAGE_BYTES  ((size_t)16384)
 #define BUDGET_NS   UINT64_C(4000000000)
 #define POOL_BYTES  ((uint64_t)128 << 20)
+#define PEAK_PAGE   ((size_t)65536)
 #define CASE_NS     30000000.0 /* that the repetitions of one case may take */
 #define REPEATS_MIN 3u
 #define REPEATS_MAX 12u
@@ -95,11 +96,13 @@ static kvf_status measure_peak(session *s, kvf_calibration *out)
 {
     double ns = 0;
     s->c.what = KVF_LINK_PEAK;
-    s->c.pages = (uint32_t)(POOL_BYTES / 4 / s->c.page_bytes);
+    s->c.page_bytes = PEAK_PAGE;
+    s->c.pages = (uint32_t)(POOL_BYTES / 4 / PEAK_PAGE);
     const kvf_status status = measure(s, 0, &ns);
     if (status == KVF_OK && ns > 0)
-        out->peak_bytes_per_second = (double)s->c.pages * (double)s->c.page_bytes * 1e9 / ns;
+        out->peak_bytes_per_second = (double)(POOL_BYTES / 4) * 1e9 / ns;
     s->c.what = KVF_LINK_BOTH;
+    s->c.page_bytes = out->page_bytes;
     return status;
 }
 

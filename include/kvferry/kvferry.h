@@ -164,7 +164,8 @@ typedef struct kvf_runtime_config {
     void *log_user;
     uint32_t device_ordinal; /**< of the CUDA device; default 0 */
     uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
-                             transfer AUTO is opened; 0 = use fixed limits; default 1 */
+                             transfer AUTO is opened, for pages below 3 KiB apart from larger ones;
+                             0 = use fixed limits; default 1 */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
        Borrowed for the call. */
     const char *calibration_path;

@@ -69,10 +69,8 @@ static kvf_status take_pages(kvf_cache *cache)
     kvf_transfer_config transfer = kvf_cache_transfer_config(cache);
     kvf_transfer_choice choice;
     transfer.pool = &cache->pool.memory;
-    if (c->transfer == KVF_TRANSFER_AUTO) {
-        KVF_TRY(kvf_runtime_calibrate(cache->runtime));
-        transfer.choice = kvf_runtime_choose(cache->runtime, transfer.page_bytes, &choice);
-    }
+    if (c->transfer == KVF_TRANSFER_AUTO)
+        KVF_TRY(kvf_runtime_choose(cache->runtime, transfer.page_bytes, &choice, &transfer.choice));
     return kvf_transfer_open(cache->device, &transfer, &cache->transfer);
 }
 

@@ -119,7 +119,8 @@ static void axis_label(const plot *p, uint32_t row, enum link_column column, cha
     if (p->table->columns[column].kind == CLI_CELL_TEXT)
         snprintf(text, 40, "%s", cell->text);
     else if (column == LINK_PAGE_BYTES || column == LINK_CHUNK)
-        snprintf(text, 40, "%llu KiB", (unsigned long long)cell->integer >> 10);
+        snprintf(text, 40, cell->integer < 1024 ? "%llu B" : "%llu KiB",
+                 (unsigned long long)(cell->integer < 1024 ? cell->integer : cell->integer >> 10));
     else
         snprintf(text, 40, "%llu", (unsigned long long)cell->integer);
 }

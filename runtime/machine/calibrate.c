@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When the link is measured: once per runtime, when the first cache wants to choose by size, or
- * when the caller asks.
+ * When the link is measured: once per runtime and page size, when the first cache with such pages
+ * wants to choose by their number, or when the caller asks.
  *
- * Knows nothing of how it is measured (offload/transfer_calibrate.h). Invariant: `calibration` is
- * written once, under the lock, before anybody reads it.
+ * Knows nothing of how it is measured (offload/transfer_calibrate.h). Invariant: an entry of
+ * `calibration` is written once, under the lock, before anybody reads it.
  */
 
 #include "calibrate.h"
@@ -33,31 +33,54 @@ void kvf_calibration_close(kvf_runtime *rt)
         pthread_mutex_destroy(&rt->calibration_lock);
 }
 
-static kvf_status calibrate(kvf_runtime *rt)
+/* Bytes of the pages that are measured: what a page costs beside its bytes counts for small ones.
+ */
+static const size_t sizes[KVF_LINK_SIZES] = {512, 16384};
+
+/* The one that stands for a page size: the nearer, by their ratio. */
+static uint32_t nearest(size_t page_bytes)
 {
-    if (rt->is_calibrated || !rt->config.calibrate || rt->properties.shares_host_memory)
+    return page_bytes * page_bytes > sizes[0] * sizes[1];
+}
+
+static kvf_status calibrate(kvf_runtime *rt, uint32_t size)
+{
+    if ((rt->is_calibrated >> size & 1) || !rt->config.calibrate ||
+        rt->properties.shares_host_memory)
         return KVF_OK;
     const kvf_calibration_config config = {.path = rt->calibration_path,
+                                           .page_bytes = sizes[size],
                                            .gather_threads = rt->config.gather_threads,
                                            .memory = kvf_runtime_memory(rt)};
-    KVF_TRY(kvf_calibrate(rt->device, &config, &rt->calibration));
-    rt->is_calibrated = 1;
+    KVF_TRY(kvf_calibrate(rt->device, &config, &rt->calibration[size]));
+    rt->is_calibrated |= 1u << size;
     return KVF_OK;
+}
+
+static kvf_status calibrate_one(kvf_runtime *rt, uint32_t size)
+{
+    pthread_mutex_lock(&rt->calibration_lock);
+    const kvf_status status = calibrate(rt, size);
+    pthread_mutex_unlock(&rt->calibration_lock);
+    return status;
 }
 
 kvf_status kvf_runtime_calibrate(kvf_runtime *runtime)
 {
-    pthread_mutex_lock(&runtime->calibration_lock);
-    const kvf_status status = calibrate(runtime);
-    pthread_mutex_unlock(&runtime->calibration_lock);
-    return status;
+    for (uint32_t i = 0; i < KVF_LINK_SIZES; i++)
+        KVF_TRY(calibrate_one(runtime, i));
+    return KVF_OK;
 }
 
-const kvf_transfer_choice *kvf_runtime_choose(kvf_runtime *runtime, size_t page_bytes,
-                                              kvf_transfer_choice *choice)
+kvf_status kvf_runtime_choose(kvf_runtime *rt, size_t page_bytes, kvf_transfer_choice *choice,
+                              const kvf_transfer_choice **out)
 {
-    if (!runtime->is_calibrated || !runtime->calibration.is_measured)
-        return NULL;
-    kvf_calibration_choose(&runtime->calibration, page_bytes, choice);
-    return choice;
+    const uint32_t size = nearest(page_bytes);
+    *out = NULL;
+    KVF_TRY(calibrate_one(rt, size));
+    if (!(rt->is_calibrated >> size & 1) || !rt->calibration[size].is_measured)
+        return KVF_OK;
+    kvf_calibration_choose(&rt->calibration[size], page_bytes, choice);
+    *out = choice;
+    return KVF_OK;
 }

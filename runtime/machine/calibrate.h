@@ -11,8 +11,10 @@
 /* The lock and the path; close takes a runtime that was never opened that far. */
 KVF_CHECKED kvf_status kvf_calibration_open(kvf_runtime *rt, const char *path);
 void kvf_calibration_close(kvf_runtime *rt);
-/* What AUTO takes for pages of this size; NULL if nothing was measured. */
-const kvf_transfer_choice *kvf_runtime_choose(kvf_runtime *runtime, size_t page_bytes,
-                                              kvf_transfer_choice *choice);
+/* What AUTO takes for pages of this size; measures it, or reads the file, unless that was done
+ * before. *out = NULL if nothing was measured, else `choice`. */
+KVF_CHECKED kvf_status kvf_runtime_choose(kvf_runtime *rt, size_t page_bytes,
+                                          kvf_transfer_choice *choice,
+                                          const kvf_transfer_choice **out);
 
 #endif

@@ -166,13 +166,14 @@ static void nodes(writer *w, const kvf_topology *t)
     format(w, "]},");
 }
 
-/* What calibration measured: a line per method, and which one AUTO takes from how many pages on. */
-static void calibration(writer *w, const kvf_runtime *rt)
+/* What calibration measured for pages of one size: a line per method, and which one AUTO takes from
+ * how many pages on. */
+static void calibration(writer *w, const kvf_calibration *c)
 {
-    const kvf_calibration *c = &rt->calibration;
     kvf_transfer_choice choice;
     put(w, '{');
     text_member(w, "key", c->key);
+    format(w, "\"page_bytes\":%zu,", c->page_bytes);
     format(w, "\"peak_gb_per_s\":%.3f,", c->peak_bytes_per_second * 1e-9);
     format(w, "\"from_file\":%s,\"measured_s\":%.3f,", c->is_cached ? "true" : "false", c->seconds);
     text_member(w, "note", c->note);
@@ -192,15 +193,17 @@ static void calibration(writer *w, const kvf_runtime *rt)
             format(w, "{\"pages_from\":%u,\"method\":\"%s\"},", 1u << b,
                    kvf_transfer_name(choice.method[b]));
     close_with(w, ']');
-    put(w, '}');
+    format(w, "},");
 }
 
 static void links(writer *w, const kvf_runtime *rt)
 {
     format(w, "\"links\":[");
-    if (rt->is_calibrated && rt->calibration.is_measured)
-        calibration(w, rt);
-    format(w, "],");
+    for (uint32_t i = 0; i < KVF_LINK_SIZES; i++)
+        if ((rt->is_calibrated >> i & 1) && rt->calibration[i].is_measured)
+            calibration(w, &rt->calibration[i]);
+    close_with(w, ']');
+    put(w, ',');
 }
 
 /* "always [madvise] never" -> madvise; "" if the system does not say. */

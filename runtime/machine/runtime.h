@@ -22,6 +22,8 @@ typedef struct kvf_runtime_seams {
     uint32_t block_size;    /* tokens of a block, if a page has not more; 0 = 32 */
 } kvf_runtime_seams;
 
+#define KVF_LINK_SIZES 2u
+
 struct kvf_runtime {
     kvf_context *context;
     kvf_device *device;
@@ -32,9 +34,9 @@ struct kvf_runtime {
     kvf_runtime_seams seams;
     pthread_mutex_t calibration_lock;
     uint32_t has_calibration_lock;
-    uint32_t is_calibrated; /* calibration is what the link was measured to be */
+    uint32_t is_calibrated; /* bit i: calibration[i] is what the link was measured to be */
     char *calibration_path; /* NULL = no file */
-    kvf_calibration calibration;
+    kvf_calibration calibration[KVF_LINK_SIZES]; /* for pages of one token, and for large ones */
 };
 
 /* kvf_runtime_open; `seams` may be NULL. */

@@ -72,7 +72,7 @@ PY
 # ---- formats
 # shellcheck disable=SC2086
 for format in table csv json jsonl md; do
-    "$kvferry" bench link parts $quick --pages 16 -o $format >"$work/$format" 2>"$work/err" ||
+    "$kvferry" bench link parts $quick --page-bytes 16K --pages 16 -o $format >"$work/$format" 2>"$work/err" ||
         fail "-o $format: $(cat "$work/err")"
 done
 python3 - "$work" <<'PY' || fail "formats"
@@ -87,9 +87,24 @@ assert [r["what"] for r in rows] == [r["what"] for r in table] == ["memcpy", "ga
 assert open(w + "md").read().count("\n|") == 5 and len(open(w + "table").readlines()) == 5
 PY
 
+# ---- pages of one token
+# shellcheck disable=SC2086
+"$kvferry" bench link parts methods $quick --page-bytes 256,512,1K --pages 1,30,2K -o json >"$work/rows.json" \
+    2>"$work/err" || fail "small pages: $(cat "$work/err")"
+python3 - "$work/rows.json" <<'PY' || fail "small pages: the rows"
+import json, sys
+rows = [r for r in json.load(open(sys.argv[1]))["results"] if "status" not in r]
+parts = [r for r in rows if r["suite"] == "parts"]
+methods = [r for r in rows if r["suite"] == "methods"]
+assert len(parts) == 36 and len(methods) >= 27 and len(methods) % 9 == 0, (len(parts), len(methods))
+assert all(r["bytes"] == r["page_bytes"] * r["pages"] for r in rows)
+assert all(r["verified_bytes"] == 2 * r["bytes"] for r in methods)
+assert all("fit_r_squared" in r for r in methods)
+PY
+
 # ---- samples, the same seed, pictures
 # shellcheck disable=SC2086
-"$kvferry" bench link parts $quick --repetitions 5 --pages 8 --samples "$work/samples" -o csv \
+"$kvferry" bench link parts $quick --repetitions 5 --page-bytes 16K --pages 8 --samples "$work/samples" -o csv \
     >"$work/csv" 2>"$work/err" || fail "--samples: $(cat "$work/err")"
 [ "$(wc -l <"$work/samples")" -eq 21 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 21"
 if command -v gnuplot >/dev/null; then

@@ -232,6 +232,12 @@ static void test_measures(void **state)
     assert_false(again.is_cached);
     assert_non_null(strstr(again.note, "another GPU"));
     config.gather_threads = 1;
+    config.page_bytes = 512;
+    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    assert_true(again.is_measured && !again.is_cached);
+    assert_int_equal(again.page_bytes, 512);
+    assert_true(again.peak_bytes_per_second > 1e6);
+    config.page_bytes = 4096;
     RIG_OK(kvf_calibrate(r.device, &config, &again));
     assert_true(again.is_cached);
     config.must_measure = 1;
