@@ -114,6 +114,13 @@ KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 
+/* Sums of neighbours: those of a, then those of b. */
+KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
+{
+    __m256 x = _mm256_hadd_ps(a, b);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+}
+
 /* 2^n as a float, for the n that was rounded by adding 1.5 * 2^23; n = -127 gives zero. */
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {

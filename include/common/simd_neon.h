@@ -110,6 +110,12 @@ KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
     vst1q_f32(to, vpaddq_f32(vpaddq_f32(x0, x1), vpaddq_f32(x2, x3)));
 }
 
+/* Sums of neighbours: those of a, then those of b. */
+KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
+{
+    return vpaddq_f32(a, b);
+}
+
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     int32x4_t n = vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127));

@@ -126,6 +126,12 @@ KVF_ALWAYS_INLINE void vf_sum4(float *to, vf x0, vf x1, vf x2, vf x3)
     _mm_storeu_ps(to, _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
 }
 
+/* Sums of neighbours: those of a, then those of b. */
+KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
+{
+    return _mm_add_ps(_mm_shuffle_ps(a, b, 0x88), _mm_shuffle_ps(a, b, 0xdd));
+}
+
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
     __m128i n = _mm_add_epi32(_mm_castps_si128(shifted), _mm_set1_epi32(127));

@@ -15,10 +15,14 @@
 #include "codes_simd.h"
 #include "variants.h"
 
-#define HEADS  4u
-#define WIDE   2u /* vectors of tokens at a time: 2 * HEADS sums hide the latency of a product */
+#define HEADS 4u
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define WIDE 1u /* vectors of tokens at a time; two would not fit 16 registers */
+#else
+#define WIDE 2u /* 2 * HEADS sums hide the latency of a product */
+#endif
 #define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
-#define AHEAD  4096u /* bytes that are fetched ahead */
+#define AHEAD  4352u /* bytes that are fetched ahead */
 
 /* ---- vectors of codes: a lane is one token's word ---- */
 
@@ -58,22 +62,31 @@ KVF_ALWAYS_INLINE void unpack(vu code, vu level[4])
 }
 #endif
 
-/* sum + products of 16 channels with q, four of them per word. */
+/* Four channels of a query in every lane, straight from memory. */
+KVF_ALWAYS_INLINE vu query_part(const int8_t *q)
+{
+    uint32_t x;
+    memcpy(&x, q, sizeof x);
+    return vu_set(x);
+}
+
+/* sum + products of 16 channels with q. */
 #if defined(__AVX512VNNI__)
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 {
     for (uint32_t j = 0; j < 4; j++)
-        sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)level[j], (__m512i)vu_set(q[j]));
+        sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)level[j],
+                                      (__m512i)query_part(q + 4 * j));
     return sum;
 }
 #elif defined(VU_M)
 /* Sums of two products are at most 2 * 20 * 127 in magnitude: four of them fit 16 bits. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 {
     const vu ones = vu_set(0x00010001u);
     vu part[4];
     for (uint32_t j = 0; j < 4; j++)
-        part[j] = (vu)VU_M(maddubs_epi16)(VU_OF(level[j]), VU_OF(vu_set(q[j])));
+        part[j] = (vu)VU_M(maddubs_epi16)(VU_OF(level[j]), VU_OF(query_part(q + 4 * j)));
     part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[1]));
     part[2] = (vu)VU_M(add_epi16)(VU_OF(part[2]), VU_OF(part[3]));
     part[0] = (vu)VU_M(add_epi16)(VU_OF(part[0]), VU_OF(part[2]));
@@ -81,10 +94,10 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4]
 }
 #elif defined(__SSE2__)
 /* By 16-bit halves: bytes 0 and 2 of a word, then 1 and 3. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 {
     for (uint32_t j = 0; j < 4; j++) {
-        const __m128i x = (__m128i)level[j], y = (__m128i)vu_set(q[j]);
+        const __m128i x = (__m128i)level[j], y = (__m128i)query_part(q + 4 * j);
         const __m128i even = _mm_and_si128(x, _mm_set1_epi16(0xff)), odd = _mm_srli_epi16(x, 8);
         sum += (vi)_mm_madd_epi16(even, _mm_srai_epi16(_mm_slli_epi16(y, 8), 8));
         sum += (vi)_mm_madd_epi16(odd, _mm_srai_epi16(y, 8));
@@ -92,21 +105,21 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4]
     return sum;
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 {
     for (uint32_t j = 0; j < 4; j++)
         sum = (vi)vdotq_s32((int32x4_t)sum, vreinterpretq_s8_u32((uint32x4_t)level[j]),
-                            vreinterpretq_s8_u32(vdupq_n_u32(q[j])));
+                            vreinterpretq_s8_u32((uint32x4_t)query_part(q + 4 * j)));
     return sum;
 }
 #else
 /* Products are at most 20 * 127 in magnitude: sums of four fit 16 bits. */
-KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const uint32_t q[4])
+KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 {
     int16x8_t low = vdupq_n_s16(0), high = low; /* four channels of two tokens each */
     for (uint32_t j = 0; j < 4; j++) {
         const int8x16_t x = vreinterpretq_s8_u32((uint32x4_t)level[j]);
-        const int8x16_t y = vreinterpretq_s8_u32(vdupq_n_u32(q[j]));
+        const int8x16_t y = vreinterpretq_s8_u32((uint32x4_t)query_part(q + 4 * j));
         low = vmlal_s8(low, vget_low_s8(x), vget_low_s8(y));
         high = vmlal_high_s8(high, x, y);
     }
@@ -125,7 +138,7 @@ typedef struct tile {
 } tile;
 
 typedef struct logits {
-    _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS];
+    _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS + 2 * VF_LANES];
 } logits;
 
 static void find_skipped(tile *t, const uint64_t *bits, uint32_t first)
@@ -155,23 +168,22 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
 KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const uint16_t *scales,
                                      const size_t next, const int8_t *q, const float *q_scale,
-                                     const int32_t *bias, const uint32_t heads, vf s[HEADS][WIDE])
+                                     const vi *bias, const uint32_t heads, vf s[HEADS][WIDE])
 {
     const uint32_t head_dim = t->a->head_dim;
     vi sum[HEADS][WIDE];
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t v = 0; v < WIDE; v++)
-            sum[h][v] = (vi)vu_set((uint32_t)bias[h]);
+            sum[h][v] = -bias[h];
     for (uint32_t w = 0; w < head_dim; w += KVF_CODE_LANES) {
         vu level[WIDE][4];
-        for (uint32_t v = 0; v < WIDE; v++)
+        for (uint32_t v = 0; v < WIDE; v++) {
             unpack(vu_load(from + w + v * next), level[v]);
-        for (uint32_t h = 0; h < heads; h++) {
-            uint32_t part[4];
-            memcpy(part, q + (size_t)h * head_dim + w, sizeof part);
-            for (uint32_t v = 0; v < WIDE; v++)
-                sum[h][v] = add_products(sum[h][v], level[v], part);
+            __builtin_prefetch((const char *)(from + w + v * next) + AHEAD, 0, 3);
         }
+        for (uint32_t h = 0; h < heads; h++)
+            for (uint32_t v = 0; v < WIDE; v++)
+                sum[h][v] = add_products(sum[h][v], level[v], q + (size_t)h * head_dim + w);
     }
     for (uint32_t v = 0; v < WIDE; v++) {
         const vf scale = vf_load_fp16(scales + v * VF_LANES);
@@ -191,19 +203,19 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
     const int8_t *q = t->a->q + (size_t)row * head_dim;
     const float *q_scale = t->a->q_scale + row;
-    int32_t bias[HEADS] = {0};
+    const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
+    vi bias[HEADS];
     vf best[HEADS];
     for (uint32_t h = 0; h < heads; h++) {
         best[h] = vf_set(-INFINITY);
-        for (uint32_t i = 0; i < head_dim; i++)
-            bias[h] -= KVF_CODE_BIAS * q[h * head_dim + i];
+        bias[h] = (vi)vu_set(0);
+        for (uint32_t w = 0; w < head_dim; w += KVF_CODE_LANES)
+            bias[h] = add_products(bias[h], zeros, q + (size_t)h * head_dim + w);
     }
     for (uint32_t first = 0; first < t->tokens; first += KVF_CODE_TOKENS) {
         const char *group = t->codes + first / KVF_CODE_TOKENS * bytes;
         const uint16_t *scales = (const uint16_t *)(const void *)(group + bytes) - KVF_CODE_TOKENS;
         const uint32_t skip = t->skip[first / KVF_CODE_TOKENS];
-        for (size_t i = 0; i < bytes; i += 64)
-            __builtin_prefetch(group + AHEAD + i);
         for (uint32_t k = 0; k < KVF_CODE_TOKENS; k += WIDE * VF_LANES) {
             const uint32_t *from =
                 (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
@@ -227,36 +239,29 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
 
 /* ---- from logits to masses ---- */
 
-/* exp(s - top), a whole number of groups; the weight of a skipped token is 0. */
-static void soften(float *s, float top, uint32_t tokens)
+/* s becomes exp(s - top), a whole number of groups; returns the sum. Skipped tokens become 0. */
+static float soften(float *s, float top, uint32_t tokens)
 {
     const vf unit = vf_set(KVF_LOG2E), base = vf_set(top);
-    for (uint32_t i = 0; i < tokens; i += VF_LANES)
-        vf_store(s + i, vf_exp2(vf_mul(vf_sub(vf_load(s + i), base), unit)));
+    vf sum = vf_zero();
+    float all = 0.0f;
+    for (uint32_t i = 0; i < tokens; i += VF_LANES) {
+        const vf weight = vf_exp2(vf_mul(vf_sub(vf_load(s + i), base), unit));
+        vf_store(s + i, weight);
+        sum = vf_add(sum, weight);
+    }
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        all += sum[i];
+    return all;
 }
 
-/* Sums of pages of two tokens and more, in place: neighbours, then neighbours of those. */
+/* Sums of pages of two tokens and more, in place: neighbours, then neighbours of those. Reads and
+ * writes whole vectors, up to one beyond the sums. */
 static void add_pages(float *s, uint32_t tokens, uint32_t page_size)
 {
-    for (; page_size > 1; page_size /= 2) {
-        tokens /= 2;
-        for (uint32_t i = 0; i < tokens; i++)
-            s[i] = s[2 * i] + s[2 * i + 1];
-    }
-}
-
-static float add_all(const float *s, uint32_t count)
-{
-    vf sum = vf_zero();
-    float total = 0.0f;
-    uint32_t i = 0;
-    for (; i + VF_LANES <= count; i += VF_LANES)
-        sum = vf_add(sum, vf_load(s + i));
-    for (uint32_t k = 0; k < VF_LANES; k++)
-        total += sum[k];
-    for (; i < count; i++)
-        total += s[i];
-    return total;
+    for (; page_size > 1; page_size /= 2, tokens = kvf_div_ceil_u32(tokens, 2))
+        for (uint32_t i = 0; 2 * i < tokens; i += VF_LANES)
+            vf_store(s + i, vf_add_pairs(vf_load(s + 2 * i), vf_load(s + 2 * i + VF_LANES)));
 }
 
 /* To bf16, to nearest; numbers only. */
@@ -306,10 +311,9 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
         const size_t at = (size_t)(row + h) * a->tiles_max + tile_index;
         uint16_t *mass =
             a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
-        soften(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole);
-        add_pages(s.at[h], whole, a->page_size);
         a->top[at] = top[h];
-        a->sum[at] = add_all(s.at[h], pages);
+        a->sum[at] = soften(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole);
+        add_pages(s.at[h], whole, a->page_size);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);

@@ -225,8 +225,50 @@ static __global__ void multiply_special(float *d)
     d[lane] = r[0];
 }
 
+/* d [16,8] += a [16,32] b, b stored [8,32]. */
+static __global__ void multiply_bytes(const int8_t *a, const int8_t *b, int32_t *d)
+{
+    const uint32_t lane = threadIdx.x, group = lane / 4, four = lane % 4 * 4;
+    uint32_t ra[4], rb[2];
+    int32_t r[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        memcpy(&ra[i], a + (group + i % 2 * 8) * 32 + four + i / 2 * 16, 4);
+        r[i] = d[(group + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2];
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        memcpy(&rb[i], b + group * 32 + four + i * 16, 4);
+    kvf_mma_s8(r, ra, rb);
+    for (uint32_t i = 0; i < 4; i++)
+        d[(group + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = r[i];
+}
+
+static void test_products_of_bytes(uint32_t seed)
+{
+    uint32_t state = seed;
+    std::vector<int8_t> a(512), b(256);
+    std::vector<int32_t> d(128), before(128);
+    for (int8_t &x : a)
+        x = (int8_t)test_random(&state);
+    for (int8_t &x : b)
+        x = (int8_t)test_random(&state);
+    for (int32_t &x : before)
+        x = (int32_t)test_random(&state) % 1000;
+    d = before;
+    LAUNCH(multiply_bytes, 1, 32, 0, NULL, (const int8_t *)a.data(), (const int8_t *)b.data(),
+           d.data());
+    for (size_t row = 0; row < 16; row++)
+        for (size_t column = 0; column < 8; column++) {
+            int32_t sum = before[row * 8 + column];
+            for (size_t k = 0; k < 32; k++)
+                sum += a[row * 32 + k] * b[column * 32 + k];
+            CHECK(sum == d[row * 8 + column]);
+        }
+}
+
 void test_products(void)
 {
+    for (uint32_t seed = 1; seed <= 4; seed++)
+        test_products_of_bytes(seed);
     for (uint32_t seed = 1; seed <= 4; seed++) {
         test_products_of<kvf_bf16>(seed, seed % 2 == 0);
         test_products_of<kvf_half>(seed, seed % 2 == 0);
