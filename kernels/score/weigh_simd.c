@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What queries weigh the tokens of a tile with. Bound: reading the codes once from memory.
+ * What queries weigh the tokens of a tile with. Bound: arithmetic; per 16 channels of a vector of
+ * tokens 7 operations to unpack, and per query 4 with VNNI and 9 without.
  *
  * Knows nothing of keys, nor of other tiles. A lane is a token, so no product is added across
  * lanes. Levels are taken as bytes level + KVF_CODE_BIAS, and the bias times the sum of the query
