@@ -83,7 +83,7 @@ RECALL_ROWS = [
     ("defaults", "", [None]),
 ]
 RECALL_DOCUMENTS, RECALL_TOKENS, RECALL_QUESTIONS = 9, 16384, 20
-CUES, CUE, RECITED = 10, 8, 32  # of each of two passages: places, words before, words after
+PASSAGE, CUES, CUE, RECITED = 2048, 10, 8, 32  # of two: words, places, words before and after
 
 
 class Row:
@@ -209,7 +209,7 @@ def recall_documents(count):
                 RecallTask("number", q, a, len(a.split())) for q, a in zip(asked, answers)]))
         for seed in (7, 8):
             subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "recital",
-                            "--tokens", str(RECALL_TOKENS - 512), "--seed", str(seed), "--out",
+                            "--tokens", str(PASSAGE), "--seed", str(seed), "--out",
                             folder], check=True)
             with open(os.path.join(folder, "prompt.txt"), encoding="utf-8") as f:
                 words = f.read().split()

@@ -169,13 +169,13 @@ def table(told):
 
 LEGEND = """\
 *answers kept*: right answers as a share of full attention's, over all questions. *chain*: a value
-behind an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a line
-of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,} tokens
-that continue the documents, against full attention's {nats:.4f} nats per token. *recall*: share of
-dense attention on the attended tokens, in every {every}th step. *attended*: tokens per KV head and
-step, with sink and window. *KiB a step*: brought to the device per sequence and step, over all
-layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and KV
-head. *shuffled*: pages by the scores of other pages, the control; it finds by chance. Intervals
+behind an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a
+line of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,}
+tokens that continue the documents, against full attention's {nats:.4f} nats per token. *recall*:
+share of dense attention on the attended tokens, in every {every}th step. *attended*: tokens per KV
+head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
+all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
+KV head. *shuffled*: pages by the scores of other pages, the control; it finds by chance. Intervals
 hold 95%: a bootstrap over questions, or over texts."""
 
 
@@ -190,8 +190,9 @@ def markdown(facts, told, recall_told, refused, hand):
     lines += ["![Answers kept against bytes moved per step](eval.svg)", ""]
     if recall_told:
         lines += ["## The recall model", "", "The model of `examples/recall/`, documents of 16,384 "
-                  "tokens, 20 facts asked of each; *repeat*: words of two passages until the first "
-                  "wrong one. It was trained for boxes, so it says little of other models.", ""]
+                  "tokens, 20 facts asked of each; *repeat*: words that are recited from 20 places "
+                  "of passages of 2,048 words, until the first wrong one. It was trained for "
+                  "boxes, so it says little of other models.", ""]
         lines += table(recall_told) + [""]
     if refused:
         lines += ["Left out, because this build refuses them: " + "; ".join(refused) + ".", ""]
