@@ -26,7 +26,6 @@ SETTINGS = {
     "full": {"select": "full"},
     "hybrid": {"budget_tokens": "256"},
     "dynamic": {"select": "dynamic", "budget_tokens": "256", "page_size": "16"},
-    "static": {"select": "static", "budget_tokens": "256"},
     "auto": {"static_ratio": "auto", "budget_tokens": "256"},
 }
 OPTIONS = {"budget_tokens": "budget"}
@@ -120,7 +119,8 @@ def main():
                                       none={"page_size": "24"}), 1)
         many = evaluate(folder, SETTINGS, 5)
         for name, settings in SETTINGS.items():
-            for d, (document, questions) in enumerate(texts):
+            # The second document once: that it is one of two changes nothing.
+            for d, (document, questions) in enumerate(texts[:2 if name == "hybrid" else 1]):
                 answers, loss = command(folder, settings, document, questions, text)
                 row, n = alone[name], len(questions)
                 check("%s: answers of document %d" % (name, d),
