@@ -434,6 +434,11 @@ static kvf_status read_documents(evaluation *e, kvf_error *error)
 {
     const double start = kvf_now_seconds();
     KVF_TRY(eval_tasks_read(e->tasks_file, e->tokenizer, &e->tasks, error));
+    if (e->tasks.longest + e->tasks.longest_task > e->machine.model.positions_max)
+        return model_fail(error, KVF_INVALID,
+                          "a document of %u tokens and a task of %u need more than the model's %u "
+                          "positions",
+                          e->tasks.longest, e->tasks.longest_task, e->machine.model.positions_max);
     e->parents = calloc(e->tasks.count, sizeof *e->parents);
     if (!e->parents)
         return model_out_of_memory(error, e->tasks.count * sizeof *e->parents, "documents");
