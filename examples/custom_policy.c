@@ -22,7 +22,8 @@ enum {
     PROMPT_TOKENS = 4096,
     STEPS = 32,
     TOPIC_TOKENS = 64,
-    PAGES_MAX = (PROMPT_TOKENS + STEPS) / 32 + 1,
+    PAGE_SIZE = 16,
+    PAGES_MAX = (PROMPT_TOKENS + STEPS) / PAGE_SIZE + 1,
     Q_FLOATS = QUERY_HEADS * HEAD_DIM,
     KV_FLOATS = KV_HEADS * HEAD_DIM,
 };
@@ -86,6 +87,7 @@ static double recall_of(kvf_runtime *runtime, kvf_select select, float *q, float
     config.dtype = KVF_FP32;
     config.tokens_max = PROMPT_TOKENS + STEPS;
     config.prefill_chunk_max = PROMPT_TOKENS;
+    config.page_size = PAGE_SIZE;
     config.budget_tokens = 512;
     config.select = select;
     config.select_fn = select == KVF_SELECT_CUSTOM ? newest_and_best : NULL;

@@ -18,7 +18,14 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECALL = os.path.join(ROOT, "examples", "recall")
-METHODS = ["full", "hybrid", "dynamic", "static", "streaming"]
+# Name in the table, and what the command is given besides the budget.
+METHODS = [
+    ("full", ["--select", "full"]),
+    ("codes", []),
+    ("boxes", ["--preset", "prkv"]),
+    ("static", ["--select", "static"]),
+    ("streaming", ["--select", "streaming"]),
+]
 ANSWER_TOKENS = 2
 COLUMNS = [
     # title, unit, alignment
@@ -63,12 +70,12 @@ def generate(folder, tokens, questions, seed):
     return os.path.join(folder, "document.txt"), asked
 
 
-def run_method(args, method, document, folder):
+def run_method(args, method, settings, document, folder):
     """(answers, statistics, seconds) of one run of the command."""
     stats = os.path.join(folder, method + ".json")
     command = [args.kvferry, "run", "--model", os.path.join(RECALL, "model"),
                "--prompt-file", document, "--ask", os.path.join(folder, "questions.txt"),
-               "-n", str(ANSWER_TOKENS), "--select", method, "--budget", str(args.budget),
+               "-n", str(ANSWER_TOKENS), *settings, "--budget", str(args.budget),
                "--transfer", args.transfer, "--stats", stats]
     begin = time.monotonic()
     run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -131,7 +138,7 @@ def main():
     parser.add_argument("--kvferry", required=True, help="the command")
     parser.add_argument("--tokens", type=int, default=16384, help="length of the document")
     parser.add_argument("--questions", type=int, default=20)
-    parser.add_argument("--budget", type=int, default=1024)
+    parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--transfer", default="gather", choices=["gather", "each", "direct"])
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--keep", metavar="FOLDER", help="keep document, questions, statistics")
@@ -152,10 +159,10 @@ def demo(args, screen, folder):
     print("A document of {:,} tokens hides {} facts; {} are asked for. Budget: {:,} tokens.".format(
         args.tokens, 32, len(asked), args.budget))
     rows, answers_of, full_ms = [], {}, None
-    for number, method in enumerate(METHODS, 1):
+    for number, (method, settings) in enumerate(METHODS, 1):
         screen.progress("  %d/%d  %s: reading the document, answering ..."
                         % (number, len(METHODS), method))
-        answers, stats, _ = run_method(args, method, document, folder)
+        answers, stats, _ = run_method(args, method, settings, document, folder)
         answers_of[method] = answers
         right = sum(given.strip() == answer
                     for given, (_, answer) in zip(answers, asked))
@@ -163,7 +170,7 @@ def demo(args, screen, folder):
         full_ms = full_ms or stats["tpot_ms"]["p50"]
     screen.progress("")
     print("\n  %s ... %s" % (asked[0][0], screen.paint(asked[0][1], "1")))
-    for method in ("hybrid", "streaming"):
+    for method in ("codes", "streaming"):
         given = answers_of[method][0].strip() if answers_of[method] else ""
         print("    %-10s %s" % (method, given))
     print("\n" + table(screen, rows, len(asked)) + "\n")

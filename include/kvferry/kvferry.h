@@ -7,9 +7,9 @@
  * kvferry: decode against a KV cache that does not fit on the device.
  *
  * The whole cache lives in pinned host memory, page by page. The device keeps a digest of every
- * page (a box around its keys), a small static set of tokens, the local window, and a cache of
- * recently used pages. A decode step scores the digests, selects pages, fetches the missing ones,
- * and attends.
+ * page (two bits per channel of its keys, or a box around them), the local window, a cache of
+ * recently used pages, and perhaps a static set of tokens. A decode step scores the digests,
+ * selects pages, fetches the missing ones, and attends.
  *
  * Read this file from top to bottom: statuses, the runtime and its streams, the cache and its
  * policy, sequences, prefill, decode, selection on its own, statistics.
@@ -24,7 +24,7 @@
  *     kvf_cache_config cc;
  *     kvf_cache_config_init(&cc);
  *     cc.layers = 32; cc.query_heads = 32; cc.kv_heads = 8; cc.head_dim = 128;
- *     cc.tokens_max = 131072; cc.budget_tokens = 1024;
+ *     cc.tokens_max = 131072; cc.budget_tokens = 512;
  *     kvf_cache_open(runtime, &cc, &cache, &error);
  *     kvf_sequence_create(cache, &sequence);
  *
@@ -391,18 +391,18 @@ typedef struct kvf_cache_config {
     uint32_t prefill_chunk_max; /**< tokens of one prefill call; default 512 */
 
     /* policy */
-    uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 32 */
+    uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
-                                  default 1024 */
+                                  default 512 */
     uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
     uint32_t local_tokens;     /**< the local window holds at least this many tokens, and less than
                                   a block more: 32, or page_size if that is 64; default 64 */
-    kvf_select select;         /**< default HYBRID */
-    float static_ratio;        /**< share of the budget left after sink and local window;
+    kvf_select select;         /**< default DYNAMIC */
+    float static_ratio;        /**< of HYBRID: share of the budget left after sink and window;
                                   default 0.25 */
     uint32_t refresh_interval; /**< decode steps between refreshes of the static set; default 128 */
     kvf_refresh refresh;       /**< default RESIDENT; the first one after prefill is always exact */
-    kvf_digest_kind digest;    /**< default MINMAX; QUEST and ARKVALE have their own */
+    kvf_digest_kind digest;    /**< default CODES; QUEST and ARKVALE have their own */
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
     kvf_transfer transfer;         /**< default AUTO */
@@ -434,6 +434,17 @@ typedef struct kvf_cache_config {
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
+
+#define KVF_PRESET_LIST(X)                                                                         \
+    X(KVF_PRESET_DEFAULT, 0, "default", "what init sets")                                          \
+    X(KVF_PRESET_PRKV, 1, "prkv", "as PRKV publishes it: boxes, pages of 32, a static quarter")
+
+/** Sets of values for the policy of a cache. */
+typedef enum kvf_preset { KVF_PRESET_LIST(KVF_ENUMERATOR) } kvf_preset;
+
+/** Set the policy (budget_tokens down to group_reduce) and leave the rest of the config as it is.
+ * A value that is no preset changes nothing. */
+KVF_API void kvf_cache_config_preset(kvf_cache_config *config, kvf_preset preset);
 
 /** Memory that a configuration needs, in bytes: exactly what is reserved. */
 typedef struct kvf_cache_plan {

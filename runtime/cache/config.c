@@ -25,16 +25,35 @@ void kvf_cache_config_init(kvf_cache_config *config)
     *config = (kvf_cache_config){.size = sizeof *config,
                                  .sequences_max = 1,
                                  .prefill_chunk_max = 512,
-                                 .page_size = 32,
-                                 .budget_tokens = 1024,
-                                 .sink_tokens = 4,
-                                 .local_tokens = 64,
-                                 .static_ratio = 0.25f,
-                                 .refresh_interval = 128,
-                                 .sub_digests = 1,
                                  .phase_times = 2,
                                  .streaming_sink = 128,
                                  .streaming_recent = 1024};
+    kvf_cache_config_preset(config, KVF_PRESET_DEFAULT);
+}
+
+void kvf_cache_config_preset(kvf_cache_config *c, kvf_preset preset)
+{
+    if ((uint32_t)preset > KVF_NAMES_HIGH(KVF_PRESET_LIST))
+        return;
+    /* PRKV, section 5: k = 1024, P = 32, S = 0.25, T = 128. */
+    c->page_size = 32;
+    c->budget_tokens = 1024;
+    c->sink_tokens = 4;
+    c->local_tokens = 64;
+    c->select = KVF_SELECT_HYBRID;
+    c->static_ratio = 0.25f;
+    c->refresh_interval = 128;
+    c->refresh = preset == KVF_PRESET_PRKV ? KVF_REFRESH_EXACT : KVF_REFRESH_RESIDENT;
+    c->digest = KVF_DIGEST_MINMAX;
+    c->sub_digests = 1;
+    c->group_reduce = KVF_GROUP_MEAN_SOFTMAX;
+    if (preset == KVF_PRESET_PRKV)
+        return;
+    /* bench/results/eval.md says why. */
+    c->select = KVF_SELECT_DYNAMIC;
+    c->digest = KVF_DIGEST_CODES;
+    c->page_size = 4;
+    c->budget_tokens = 512;
 }
 
 _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bits");

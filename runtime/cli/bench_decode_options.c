@@ -38,6 +38,8 @@ static const cli_option rows[] = {
 static const cli_spelling of_cache[] = {
     {"budget_tokens", "budget", CLI_LIST, NULL},
     {"select", NULL, CLI_LIST, NULL},
+    {"page_size", NULL, CLI_LIST, NULL},
+    {"digest", NULL, CLI_LIST, NULL},
     {"transfer", "method", CLI_LIST, NULL},
     {"speculate", NULL, CLI_LIST, NULL},
     {0},
@@ -66,6 +68,7 @@ int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_opti
     c->defaults = set_defaults;
     cli_heading(c, "Case:");
     cli_add(c, sweeps, sizeof sweeps / sizeof *sweeps, 0);
+    cli_add_preset(c, offsetof(decode_options, cache));
     cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
                                         .base = offsetof(decode_options, cache),
                                         .spellings = of_cache,

@@ -97,6 +97,28 @@ void cli_add_settings(cli_command *c, const cli_settings *settings)
     }
 }
 
+static bool take_preset(const cli_option *option, const char *text, void *at)
+{
+    kvf_preset preset;
+    if (!kvf_setting_parse(&option->is, text, &preset))
+        return cli_refuse(option, text, NULL);
+    kvf_cache_config_preset(at, preset);
+    return true;
+}
+
+void cli_add_preset(cli_command *c, size_t base)
+{
+#define NAME(name, value, text, meaning) text,
+    static const char *const names[] = {KVF_PRESET_LIST(NAME) NULL};
+    static const cli_option row = {.is = {"preset", KVF_SETTING_NAME, .bytes = sizeof(kvf_preset),
+                                          .names = names, .high = sizeof names / sizeof *names - 2,
+                                          .meaning = "values of the options below"},
+                                   .absent = "default",
+                                   .is_first = true,
+                                   .take = take_preset};
+    cli_add(c, &row, 1, base);
+}
+
 void cli_add_runtime(cli_command *c, size_t base)
 {
     static const cli_spelling spellings[] = {
@@ -338,6 +360,23 @@ static int take_words(const cli_command *c, int argc, char **argv, void *options
     return -1;
 }
 
+/* Rows that are taken first; what is wrong with others is said later. */
+static bool take_first(cli_command *c, int argc, char **argv, void *options)
+{
+    struct option table[CLI_OPTIONS_MAX + 2] = {{0}};
+    char letters[2 * CLI_OPTIONS_MAX + 3];
+    fill_table(c, table, letters);
+    optind = 0; /* begin anew: getopt has moved words behind the options */
+    for (int id; (id = getopt_long(argc, argv, letters, table, NULL)) != -1;) {
+        if (id == '?' || id == ':' || id == 'h')
+            continue;
+        cli_option *row = row_of(c, id);
+        if (row->is_first && !take(row, optarg, options))
+            return false;
+    }
+    return true;
+}
+
 int cli_parse(cli_command *c, int argc, char **argv, void *options)
 {
     struct option table[CLI_OPTIONS_MAX + 2] = {{0}};
@@ -345,7 +384,9 @@ int cli_parse(cli_command *c, int argc, char **argv, void *options)
     fill_table(c, table, letters);
     c->defaults(options);
     opterr = 0;
-    optind = 1;
+    if (!take_first(c, argc, argv, options))
+        return 2;
+    optind = 0;
     for (int id; (id = getopt_long(argc, argv, letters, table, NULL)) != -1;) {
         if (id == '?')
             return unknown_option(c, argv[optind - 1]);
@@ -359,7 +400,8 @@ int cli_parse(cli_command *c, int argc, char **argv, void *options)
             print_help(c, options, stdout);
             return 0;
         }
-        if (!take(row_of(c, id), optarg ? optarg : "on", options))
+        cli_option *row = row_of(c, id);
+        if (!row->is_first && !take(row, optarg ? optarg : "on", options))
             return 2;
     }
     return take_words(c, argc, argv, options);

@@ -23,8 +23,9 @@ typedef struct cli_option {
     /* Reads the text into @p at, the struct of the row; NULL = kvf_setting_parse. @return false
      * after a message */
     bool (*take)(const struct cli_option *option, const char *text, void *at);
-    char letter;  /* 0 = none */
-    bool is_list; /* values of a sweep, separated by commas */
+    char letter;   /* 0 = none */
+    bool is_first; /* taken before the others, wherever it stands: it sets what they may change */
+    bool is_list;  /* values of a sweep, separated by commas */
 
     /* Filled here. */
     size_t base; /* of the row's struct in that of the subcommand */
@@ -86,6 +87,8 @@ extern const cli_spelling cli_cache_spellings[];
 void cli_heading(cli_command *command, const char *heading);
 void cli_add(cli_command *command, const cli_option *rows, size_t count, size_t base);
 void cli_add_settings(cli_command *command, const cli_settings *settings);
+/** --preset, for a kvf_cache_config at @p base. */
+void cli_add_preset(cli_command *command, size_t base);
 /** Those of a kvf_runtime_config at @p base. */
 void cli_add_runtime(cli_command *command, size_t base);
 

@@ -155,7 +155,7 @@ python3 - "$work/decode" "$device" <<'PY' || fail "bench decode --dense-steps: t
 import json, sys
 rows = json.load(open(sys.argv[1]))["results"]
 assert [(r["context_tokens"], r["select"], r["batch"]) for r in rows] == [
-    (c, s, b) for c in (1024, 2048) for s, b in (("full", 1), ("hybrid", 1), ("hybrid", 2))], rows
+    (c, s, b) for c in (1024, 2048) for s, b in (("full", 1), ("dynamic", 1), ("dynamic", 2))], rows
 parts = ["append_us", "score_us", "select_us", "gather_us", "copy_us", "attend_us", "refresh_us"]
 for i, r in enumerate(rows):
     dense = rows[i - i % 3]

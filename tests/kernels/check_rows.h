@@ -19,7 +19,7 @@ typedef struct check_rows_config {
     bool by_kv_head;      /* lists == kv_heads */
     bool without_slots;   /* pages are attended where they live */
     uint32_t statics_max; /* tokens of a static set; 0: random */
-    uint32_t pool_blocks; /* distinct blocks of the pool; a row's blocks share them if they are fewer */
+    uint32_t pool_blocks; /* distinct blocks of the pool; a row's share them if they are fewer */
 } check_rows_config;
 
 typedef struct check_rows {

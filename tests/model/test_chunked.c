@@ -74,6 +74,8 @@ static void rig_open(rig *r)
                                              .batch_max = 1};
     assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
     kvf_cache_config_init(&cc);
+    kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
+    cc.refresh = KVF_REFRESH_RESIDENT;
     kvf_transformer_geometry(&options, &cc);
     cc.tokens_max = 128;
     cc.page_size = 8;

@@ -87,6 +87,8 @@ static void rig_open(rig *r, uint32_t threads)
     kvf_transformer_options options = options_of(r);
     assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
     kvf_cache_config_init(&cc);
+    kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
+    cc.refresh = KVF_REFRESH_RESIDENT;
     kvf_transformer_geometry(&options, &cc);
     cc.tokens_max = PROMPT + STEPS;
     cc.sequences_max = 2;
