@@ -67,9 +67,11 @@ QUICK = [
     ("shuffled", "shuffle=1 static_ratio=0 page_size=32 " + BOX, [1024]),
     ("oracle", "select=oracle", [256, 512]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512]),
+    ("dynamic", "select=dynamic page_size=4 " + CODES, [256, 512]),
     ("dynamic", "select=dynamic page_size=8 " + CODES, [256, 512]),
-    ("hybrid", "select=hybrid page_size=8 static_ratio=0.25 " + CODES, [512]),
+    ("hybrid", "select=hybrid page_size=4 static_ratio=0.25 " + CODES, [512]),
     ("shuffled", "shuffle=1 static_ratio=0 page_size=8 " + CODES, [512]),
+    ("defaults", "", [None]),
 ]
 # Of the recall model: documents of 16K tokens.
 RECALL_ROWS = [
