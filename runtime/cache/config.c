@@ -207,6 +207,8 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
     dims->dynamic_pages =
         is_auto ? dims->rest_tokens / c->page_size
                 : (dims->rest_tokens + block_size - 1 - dims->static_tokens) / c->page_size;
+    if (policy->static_use == KVF_STATIC_WHOLE)
+        dims->dynamic_pages = 0;
     return KVF_OK;
 }
 

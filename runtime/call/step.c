@@ -51,7 +51,7 @@ size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_blocks,
 /* Pages of the budget beside sink, static set, and the window as it is. */
 static uint32_t chosen_pages(const kvf_cache *cache, const kvf_layer *state)
 {
-    if (cache->policy->all_pages)
+    if (cache->policy->all_pages || cache->dims.dynamic_pages == 0)
         return cache->dims.dynamic_pages;
     const uint32_t taken = cache->dims.static_tokens, rest = kvf_rest_tokens(cache, state);
     return taken < rest ? (rest - taken) / cache->config.page_size : 0;

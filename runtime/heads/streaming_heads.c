@@ -207,7 +207,7 @@ static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_
                                     .v = heads.v,
                                     .blocks = c->chunk,
                                     .fault = cache->tables.chunk_fault};
-    /* A row without sealed pages: only what repack met is passed on to its fault word. */
+    /* A row without sealed blocks: only what repack met is passed on to its fault word. */
     const kvf_seal_args note = {.paging = {.shape = c->ring.shape, .kv_heads = 1, .block_jobs = 1},
                                 .rows = 1,
                                 .row = c->row,

@@ -3,7 +3,7 @@
 /*
  * Appending: prefill chunks, and the pages that leave the window.
  *
- * Knows nothing of selection. A page that is sealed by a prefill chunk is written straight to its
+ * Knows nothing of selection. A block that is sealed by a prefill chunk is written straight to its
  * pool block, or where the device does not share host memory to the prefill arena and from there to
  * the pool. One that is sealed by a decode step is copied from the ring on the write-back stream;
  * the page table points to the pool before anything of the step needs it there (kvf_step_flip).

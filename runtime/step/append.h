@@ -14,7 +14,7 @@ KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer
                                         const uint32_t *positions);
 /* Blocks for the pages that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
-/* Undo acquire, for pages layer->sealed .. end-1. */
+/* Undo acquire, for blocks layer->sealed .. end-1. */
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
 /* A chunk of a prompt; arguments were checked. */
 KVF_CHECKED kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args,
@@ -23,7 +23,7 @@ KVF_CHECKED kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_arg
  * known of queries and of the footprint stays. Pages take the blocks that the layer holds. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         kvf_stream *stream);
-/* Length, positions and sealed pages after the tokens. */
+/* Length, positions and sealed blocks after the tokens. */
 void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens,
                      const uint32_t *positions);
 

@@ -18,12 +18,12 @@ typedef struct kvf_due {
 KVF_CHECKED kvf_status kvf_decode_step(kvf_cache *cache, const kvf_decode_args *args,
                                        kvf_stream *stream);
 
-/* Whether the next step of this layer, after which `sealed` pages are sealed, renews its static
+/* Whether the next step of this layer, after which `sealed` blocks are sealed, renews its static
  * set, or is verified. */
 bool kvf_refresh_is_due(const kvf_cache *cache, const kvf_layer *layer, uint32_t sealed);
 bool kvf_verify_is_due(const kvf_cache *cache, const kvf_layer *layer);
 
-/* Length, sealed pages and what is due of every row, after one more token; blocks are there. */
+/* Length, sealed blocks and what is due of every row, after one more token; blocks are there. */
 void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *sealed_before,
                      kvf_due *due);
 

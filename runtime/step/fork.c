@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A second sequence from the same tokens: sealed pages shared, everything on the device copied in
+ * A second sequence from the same tokens: sealed blocks shared, everything on the device copied in
  * stream order.
  *
  * Knows nothing of policies. Residency is copied too, so that the child's static set, which is

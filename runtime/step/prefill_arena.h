@@ -3,27 +3,27 @@
 #define KVF_RUNTIME_PREFILL_ARENA_H
 
 /*
- * The prefill arena: device memory for the sealed pages of one layer of one sequence, so that later
- * chunks of that layer attend to memory of the device while its pages are written back.
+ * The prefill arena: device memory for the sealed blocks of one layer of one sequence, so that
+ * later chunks of that layer attend to memory of the device while its blocks are written back.
  *
- * Present where the device does not share host memory. Page p of the owner is block p of the arena.
- * Invariants: of the owner, page tables name the arena for pages first .. end-1 and the pool for
- * pages below first; of everybody else they name the pool. Whoever leaves has waited for its
+ * Present where the device does not share host memory. Block b of the owner is block b of the
+ * arena. Invariants: of the owner, page tables name the arena for pages first .. end-1 and the pool
+ * for pages below first; of everybody else they name the pool. Whoever leaves has waited for its
  * write-back.
  */
 
 #include "step.h"
 
 /* The arena belongs to this layer from now on; the page tables of the owner before it go to the
- * pool. Call it before the bookkeeping of new pages: `sealed` pages lie in the pool. */
+ * pool. Call it before the bookkeeping of new blocks: `sealed` blocks lie in the pool. */
 KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer,
                                       uint32_t sealed);
-/* The layer, if it is the owner, has only `sealed` pages left. Blocks behind them may be written on
- * the step's stream. */
+/* The layer, if it is the owner, has only `sealed` blocks left. Blocks behind them may be written
+ * on the step's stream. */
 KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence,
                                          uint32_t layer, uint32_t sealed);
-/* The pages that this call of the owner seals: the page tables will name the arena for them. Before
- * kvf_step_send. */
+/* The blocks that this call of the owner seals: the page tables will name the arena for them.
+ * Before kvf_step_send. */
 void kvf_arena_place(kvf_step *step);
 /* After they are complete: on their way to the pool. */
 KVF_CHECKED kvf_status kvf_arena_write_back(kvf_step *step);
@@ -34,7 +34,7 @@ KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequen
 /* Whoever it is leaves, and no write-back is left in flight: the pool may be written on the step's
  * stream. */
 KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step);
-/* The host waits if this page is still on its way. */
+/* The host waits if this block is still on its way. */
 void kvf_arena_wait_block(const kvf_sequence *sequence, uint32_t layer, uint32_t block);
 
 /* Blocks to the pool on the write-back stream: from[i] to to[i], neighbours in one copy. */

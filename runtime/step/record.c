@@ -226,13 +226,13 @@ static kvf_layer *layer_of(const kvf_recording *r, uint32_t part, uint32_t row)
 /* Pages that the next step seals, over all layers and rows. */
 static uint32_t blocks_to_seal(const kvf_recording *r)
 {
-    uint32_t pages = 0;
+    uint32_t blocks = 0;
     for (uint32_t i = 0; i < r->parts; i++)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
-            pages += kvf_sealed_blocks(r->cache, layer->length + 1) - layer->sealed;
+            blocks += kvf_sealed_blocks(r->cache, layer->length + 1) - layer->sealed;
         }
-    return pages;
+    return blocks;
 }
 
 static bool has_room(const kvf_recording *r)

@@ -77,7 +77,7 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
         KVF_TRY(cache->device->ops->fill(step->stream, t->token_count, 0, bytes));
         KVF_TRY(cache->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
     }
-    layer->has_share = all->window && row->sealed * cache->config.page_size >
+    layer->has_share = all->window && row->sealed * cache->dims.paging.block_size >
                                           cache->dims.rest_tokens + cache->config.sink_tokens;
     return KVF_LAUNCH(step, overlap, args);
 }

@@ -266,6 +266,8 @@ static uint32_t pages_to_take(const naive *n, const naive_layer *l)
     const bool is_auto = n->c.static_ratio == KVF_STATIC_RATIO_AUTO;
     if (n->c.select == KVF_SELECT_FULL || l->length <= n->c.budget_tokens)
         return UINT32_MAX;
+    if (n->c.select == KVF_SELECT_STATIC)
+        return 0;
     const uint32_t rest = is_auto ? rest_tokens(n) : rest_now(n, (uint32_t)(l - n->layers));
     return (rest - l->static_tokens) / n->c.page_size;
 }

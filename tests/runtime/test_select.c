@@ -164,6 +164,9 @@ static void policies_agree_with_the_naive_model(void **state)
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
         for (uint32_t exact = 0; exact < 2; exact++) {
             test_scenario sc = scenario_of(policies[i].select, seed + i);
+            const kvf_runtime_config rc = test_runtime_config();
+            test_seams.block_size = exact ? 32 : 8; /* pages are of 8 */
+            sc.rc = &rc;
             sc.cc.refresh = exact ? KVF_REFRESH_EXACT : KVF_REFRESH_RESIDENT;
             sc.cc.verify_interval = 1;
             follow_run(&(follow){.what = policies[i].name, .scenario = &sc, .tally = &all});
@@ -212,6 +215,9 @@ static void the_automatic_ratio(void **state)
     tally all = {0};
     for (uint32_t i = 0; i < 4; i++) {
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
+        const kvf_runtime_config rc = test_runtime_config();
+        test_seams.block_size = i % 2 ? 32 : 8;
+        sc.rc = &rc;
         sc.cc.static_ratio = KVF_STATIC_RATIO_AUTO;
         sc.cc.layers = 2;
         sc.prompt = prompts[i];
