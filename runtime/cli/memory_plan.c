@@ -48,13 +48,13 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     print_row(file, "weights", plan->weight_bytes,
               plan->on_gpu ? "on the device" : "mapped from the files");
     print_row(file, "runner", plan->runner_bytes, "hidden states and scratch");
-    snprintf(note, sizeof note, "room for %u tokens", plan->tokens);
+    snprintf(note, sizeof note, "room for %u tokens, in blocks of %u", plan->tokens, c->block_size);
     print_row(file, "KV on the host", c->host_kv_bytes, note);
     print_row(file, "staging", c->host_staging_bytes, "");
-    snprintf(note, sizeof note, "%u slots, %u static tokens per KV head", c->slots,
-             c->static_tokens);
+    snprintf(note, sizeof note, "%u slots of %u tokens, %u static tokens per KV head", c->slots,
+             plan->page_size, c->static_tokens);
     print_row(file, "KV on the device", c->device_kv_bytes, note);
-    print_row(file, "digests", c->device_digest_bytes, "");
+    print_row(file, "digests", c->device_digest_bytes, plan->digest);
     print_row(file, "tables", c->device_table_bytes + c->host_table_bytes, "");
     if (plan->prune_device_bytes + plan->prune_host_bytes > 0)
         print_row(file, "pruning", plan->prune_device_bytes + plan->prune_host_bytes,

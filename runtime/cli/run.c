@@ -117,10 +117,15 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
                          cli_memory_plan *plan, kvf_error *error)
 {
+#define NAME(name, value, text, meaning) [value] = (text),
+    static const char *const digests[] = {KVF_DIGEST_LIST(NAME)};
+#undef NAME
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
         .runner_bytes = kvf_transformer_bytes(options, kvf_runtime_threads(options->runtime)),
         .tokens = cache->tokens_max,
+        .page_size = cache->page_size,
+        .digest = digests[cache->digest],
         .on_gpu = is_on_gpu(options->runtime),
     };
     plan->available_bytes = cli_memory_available(&plan->available_by);
@@ -152,10 +157,11 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;
     if (run->options.ask_file) {
-        /* The document, and one fork at a time with its own window and answer. */
+        /* The document, and one fork at a time with its own window and answer, each in blocks of 64
+         * tokens at most. */
         c->sequences_max = 2;
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
-                             run->options.tokens + c->local_tokens + 4u * c->page_size;
+                             run->options.tokens + c->local_tokens + 4u * 64u;
     }
     KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
     return cli_run_prune_plan(run, error);
