@@ -172,7 +172,7 @@ LEGEND = """\
 behind an assignment; both steps are asked, each by itself, and right together. *repeat*: share of a
 line of random words that is foreseen when it is said again. *nats above full*: loss of {tokens:,}
 tokens that continue the documents, against full attention's {nats:.4f} nats per token. *recall*:
-share of dense attention on the attended tokens, in every {every}th step. *attended*: tokens per KV
+share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
 all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
 KV head. *shuffled*: pages by the scores of other pages, the control; it finds by chance. Intervals
