@@ -49,10 +49,13 @@ static __device__ __forceinline__ float kvf_exp2(float x)
 #endif
 }
 
-/* Binary logarithm of a page size. */
+/* Binary logarithm of a page size: comparisons, because an instruction that finds the bit is worked
+ * out before loops and takes a register through them. */
 static __device__ __forceinline__ uint32_t kvf_page_shift(uint32_t page_size)
 {
-    return (uint32_t)__ffs((int)page_size) - 1;
+    if (page_size < 8)
+        return page_size / 2;
+    return page_size == 8 ? 3 : page_size == 16 ? 4 : page_size == 32 ? 5 : 6;
 }
 
 /* What a maximum is subtracted as: nothing was seen while it is -infinity. */
