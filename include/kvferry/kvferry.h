@@ -442,7 +442,7 @@ KVF_API void kvf_cache_config_init(kvf_cache_config *config);
 /** Sets of values for the policy of a cache. */
 typedef enum kvf_preset { KVF_PRESET_LIST(KVF_ENUMERATOR) } kvf_preset;
 
-/** Set the policy (budget_tokens down to group_reduce) and leave the rest of the config as it is.
+/** Set the policy (page_size down to group_reduce) and leave the rest of the config as it is.
  * A value that is no preset changes nothing. */
 KVF_API void kvf_cache_config_preset(kvf_cache_config *config, kvf_preset preset);
 

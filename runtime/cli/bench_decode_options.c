@@ -68,11 +68,7 @@ int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_opti
     c->defaults = set_defaults;
     cli_heading(c, "Case:");
     cli_add(c, sweeps, sizeof sweeps / sizeof *sweeps, 0);
-    cli_add_preset(c, offsetof(decode_options, cache));
-    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
-                                        .base = offsetof(decode_options, cache),
-                                        .spellings = of_cache,
-                                        .also = cli_cache_spellings});
+    cli_add_cache(c, offsetof(decode_options, cache), of_cache);
     cli_heading(c, "Measurement:");
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
     cli_add_runtime(c, offsetof(decode_options, runtime));

@@ -38,7 +38,9 @@ void cli_add(cli_command *c, const cli_option *rows, size_t count, size_t base)
         add(c, &rows[i], base);
 }
 
-const cli_spelling cli_cache_spellings[] = {
+/* Of kvf_cache_setting, for every command. Hidden is what the model, the prompt or another option
+ * sets. */
+static const cli_spelling cache_spellings[] = {
     {"sink_tokens", "sink", CLI_PLAIN, NULL},
     {"local_tokens", "local", CLI_PLAIN, NULL},
     {"refresh_interval", "refresh", CLI_PLAIN, NULL},
@@ -106,7 +108,7 @@ static bool take_preset(const cli_option *option, const char *text, void *at)
     return true;
 }
 
-void cli_add_preset(cli_command *c, size_t base)
+static void add_preset(cli_command *c, size_t base)
 {
 #define NAME(name, value, text, meaning) text,
     static const char *const names[] = {KVF_PRESET_LIST(NAME) NULL};
@@ -117,6 +119,15 @@ void cli_add_preset(cli_command *c, size_t base)
                                    .is_first = true,
                                    .take = take_preset};
     cli_add(c, &row, 1, base);
+}
+
+void cli_add_cache(cli_command *c, size_t base, const cli_spelling *spellings)
+{
+    add_preset(c, base);
+    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
+                                        .base = base,
+                                        .spellings = spellings,
+                                        .also = cache_spellings});
 }
 
 void cli_add_runtime(cli_command *c, size_t base)

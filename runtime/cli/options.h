@@ -77,18 +77,15 @@ typedef struct cli_settings {
     bool (*take)(const cli_option *option, const char *text, void *at);
 } cli_settings;
 
-/* Of kvf_cache_setting, for every command. Hidden is what the model, the prompt or another option
- * sets. */
-extern const cli_spelling cli_cache_spellings[];
-
 /* ---- a subcommand and its options ---- */
 
 /** The next row begins a group with this heading. */
 void cli_heading(cli_command *command, const char *heading);
 void cli_add(cli_command *command, const cli_option *rows, size_t count, size_t base);
 void cli_add_settings(cli_command *command, const cli_settings *settings);
-/** --preset, for a kvf_cache_config at @p base. */
-void cli_add_preset(cli_command *command, size_t base);
+/** --preset and the settings of a kvf_cache_config at @p base; @p spellings are the command's own,
+ * or NULL. */
+void cli_add_cache(cli_command *command, size_t base, const cli_spelling *spellings);
 /** Those of a kvf_runtime_config at @p base. */
 void cli_add_runtime(cli_command *command, size_t base);
 

@@ -133,11 +133,7 @@ static void set_score_defaults(void *options)
 static void add_cache(cli_command *c)
 {
     cli_heading(c, "Cache:");
-    cli_add_preset(c, offsetof(cli_run_options, cache));
-    cli_add_settings(c, &(cli_settings){.at = kvf_cache_setting,
-                                        .base = offsetof(cli_run_options, cache),
-                                        .spellings = of_cache,
-                                        .also = cli_cache_spellings});
+    cli_add_cache(c, offsetof(cli_run_options, cache), of_cache);
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
 }
 

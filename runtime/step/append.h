@@ -12,7 +12,7 @@
 /* KVF_FULL or KVF_INVALID, in words; `positions` may be NULL. */
 KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
                                         const uint32_t *positions);
-/* Blocks for the pages that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
+/* Host blocks for those that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for blocks layer->sealed .. end-1. */
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
@@ -20,7 +20,7 @@ void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
 KVF_CHECKED kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args,
                                          kvf_stream *stream);
 /* A chunk of tokens that the layer has had before, without queries (args->q is not read): what is
- * known of queries and of the footprint stays. Pages take the blocks that the layer holds. */
+ * known of queries and of the footprint stays. They go to the blocks that the layer holds. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         kvf_stream *stream);
 /* Length, positions and sealed blocks after the tokens. */

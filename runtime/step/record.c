@@ -223,7 +223,7 @@ static kvf_layer *layer_of(const kvf_recording *r, uint32_t part, uint32_t row)
     return &r->sequences[row]->layers[r->layers[part]];
 }
 
-/* Pages that the next step seals, over all layers and rows. */
+/* Blocks that the next step seals, over all layers and rows. */
 static uint32_t blocks_to_seal(const kvf_recording *r)
 {
     uint32_t blocks = 0;
