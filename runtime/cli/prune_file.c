@@ -41,8 +41,9 @@ static uint64_t hash_number(uint64_t hash, uint64_t value)
 
 static uint64_t hash_tensor(uint64_t hash, const kvf_tensor *tensor)
 {
-    const unsigned char *data = tensor->data;
-    const uint64_t size = tensor->bytes < SAMPLE_BYTES ? tensor->bytes : SAMPLE_BYTES;
+    uint64_t bytes;
+    const unsigned char *data = kvf_weights_source(tensor, &bytes);
+    const uint64_t size = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
     hash = hash_bytes(hash, tensor->name, strlen(tensor->name) + 1);
     hash = hash_number(hash, (uint64_t)tensor->dtype);
     for (uint32_t i = 0; i < tensor->rank; i++)
@@ -50,7 +51,7 @@ static uint64_t hash_tensor(uint64_t hash, const kvf_tensor *tensor)
     if (size == 0)
         return hash;
     hash = hash_bytes(hash, data, size);
-    return hash_bytes(hash, data + (tensor->bytes - size) / 2, size);
+    return hash_bytes(hash, data + (bytes - size) / 2, size);
 }
 
 void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weights,

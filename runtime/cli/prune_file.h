@@ -13,7 +13,7 @@
 
 #include "model_config.h"
 #include "prune_settings.h"
-#include "safetensors.h"
+#include "weights.h"
 
 #define CLI_PRUNE_FILE_VERSION 1u
 

@@ -12,7 +12,7 @@
 
 #include "model_config.h"
 #include "prune_settings.h"
-#include "safetensors.h"
+#include "weights.h"
 
 typedef struct cli_prune_options {
     const kvf_prune_policy *policy; /* NULL = no pruning */

@@ -122,6 +122,7 @@ kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache
 #undef NAME
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
+        .widened_bytes = kvf_weights_widened_bytes(options->weights),
         .runner_bytes = kvf_transformer_bytes(options, kvf_runtime_threads(options->runtime)),
         .tokens = cache->tokens_max,
         .page_size = cache->page_size,
@@ -190,6 +191,26 @@ static void load_weights(const cli_run *run)
     cli_progress_end(&progress);
 }
 
+/* What a file holds in another type than the model's. */
+static kvf_status widen_weights(const cli_run *run, kvf_error *error)
+{
+    cli_progress progress;
+    uint64_t done = 0;
+    kvf_status status = KVF_OK;
+    cli_progress_begin(&progress, "widening weights", kvf_weights_bytes(run->weights) >> 20, "MiB");
+    for (size_t i = 0; i < kvf_weights_count(run->weights) && status == KVF_OK; i++) {
+        const kvf_tensor *tensor = kvf_weights_at(run->weights, i);
+        status =
+            cli_interrupted()
+                ? model_fail(error, KVF_SYSTEM, "interrupted while weights were widened")
+                : kvf_weights_load(run->weights, tensor, kvf_runtime_threads(run->runtime), error);
+        done += tensor->bytes;
+        cli_progress_at(&progress, done >> 20);
+    }
+    cli_progress_end(&progress);
+    return status;
+}
+
 static kvf_status open_cache(cli_run *run, kvf_error *error)
 {
     cli_memory_watch watch;
@@ -223,6 +244,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
 {
     kvf_transformer_options options = transformer_options(run);
     KVF_TRY(reserve_records(run, error));
+    KVF_TRY(widen_weights(run, error));
     KVF_TRY(kvf_transformer_open(&options, &run->transformer, error));
     if (kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
         load_weights(run);
@@ -338,7 +360,7 @@ static int run_command(int argc, char **argv,
             result = run_and_report(&run, &error);
         } else {
             fprintf(stderr, "kvferry: %s\n", error.text);
-            result = 1;
+            result = cli_interrupted() ? 130 : 1;
         }
     }
     close_run(&run);

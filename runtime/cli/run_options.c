@@ -22,7 +22,8 @@ static bool take_verify(const cli_option *option, const char *text, void *at)
 
 static const cli_option of_input[] = {
     {.is = {"model", TEXT, FIELD(model),
-            .meaning = "Hugging Face directory: config.json, tokenizer.json, *.safetensors"},
+            .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
+                       "or GGUF file"},
      .argument = "DIR"},
     {.is = {"prompt", TEXT, FIELD(prompt), .meaning = "the prompt"},
      .argument = "TEXT",

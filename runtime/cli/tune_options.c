@@ -44,7 +44,8 @@ static const char *const methods[] = {"fastkv", "structkv", "both", NULL};
 
 static const cli_option rows[] = {
     {.is = {"model", TEXT, FIELD(model),
-            .meaning = "Hugging Face directory: config.json, tokenizer.json, *.safetensors"},
+            .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
+                       "or GGUF file"},
      .argument = "DIR"},
     {.is = {"text", TEXT, .meaning = "UTF-8 text such as the model will read; may be repeated"},
      .absent = "",

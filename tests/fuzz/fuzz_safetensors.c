@@ -7,7 +7,7 @@
 
 #include "fuzz_heap.h"
 #include "fuzz_input.h"
-#include "safetensors.h"
+#include "weights.h"
 
 #include <string.h>
 

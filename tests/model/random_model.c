@@ -10,7 +10,7 @@
 #include "random_model.h"
 #include "common/convert.h"
 #include "common/random.h"
-#include "safetensors.h"
+#include "weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include "layer_ops.h"
 #include "linear.h"
 #include "random_model.h"
-#include "safetensors.h"
+#include "weights.h"
 
 #include <math.h>
 #include <setjmp.h>

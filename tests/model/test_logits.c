@@ -2,7 +2,8 @@
 
 /*
  * Logits of the runner against HF Transformers: random small models of every family, and the recall
- * model; after the prompt and after each of 64 given tokens, at full cache.
+ * model; after the prompt and after each of 64 given tokens, at full cache. Some are read
+ * from GGUF files that are made of them.
  *
  * The goldens and the ids come from make_logits_goldens.py. Two comparisons, both relative (norm of
  * the difference by norm): with HF in the model's own type, over all rows; and with HF in fp32 on
@@ -22,6 +23,7 @@
  * widened.
  */
 
+#include "gguf_image.h"
 #include "model_fixture.h"
 #include "random_model.h"
 #include "transformer.h"
@@ -45,6 +47,7 @@ typedef struct golden {
     uint32_t stride; /* every stride-th token of the vocabulary is in the file */
     uint32_t threads;
     kvf_linear_bf16 bf16;
+    bool as_gguf; /* the model is read from a GGUF file */
 } golden;
 
 /* What a run needs, from open to close. */
@@ -64,7 +67,7 @@ static void check(kvf_status status, const kvf_error *error)
         fail_msg("%s: %s", kvf_status_name(status), error ? error->text : "");
 }
 
-static void rig_open(rig *r, const char *directory, const golden *g)
+static void rig_open(rig *r, const char *from, const golden *g)
 {
     kvf_error error = {0};
     kvf_runtime_config rc;
@@ -74,8 +77,8 @@ static void rig_open(rig *r, const char *directory, const golden *g)
     rc.allow_unpinned = 1;
     check(kvf_runtime_open(&rc, &r->runtime, &error), &error);
     check(kvf_stream_create(r->runtime, &r->stream), NULL);
-    check(kvf_model_config_read(directory, NULL, &r->model, &error), &error);
-    check(kvf_weights_open(directory, NULL, &r->weights, &error), &error);
+    check(kvf_model_config_read(from, NULL, &r->model, &error), &error);
+    check(kvf_weights_open(from, NULL, &r->weights, &error), &error);
     kvf_transformer_options options = {
         .runtime = r->runtime,
         .model = &r->model,
@@ -176,10 +179,10 @@ static void judge_rows(kvf_dtype dtype, bool rounds, double *rows, double *rows_
     assert_int_equal(failed, 0);
 }
 
-static void compare(const char *directory, const golden *g, const uint32_t *ids)
+static void compare(const char *from, const golden *g, const uint32_t *ids)
 {
     rig r = {0};
-    rig_open(&r, directory, g);
+    rig_open(&r, from, g);
     uint32_t columns = (r.model.vocab_size + g->stride - 1) / g->stride;
     float *own = read_golden(g, ".f32", columns), *exact = read_golden(g, ".exact.f32", columns);
     feed_prompt(&r, ids, g->prompt - 1);
@@ -211,6 +214,24 @@ static void compare(const char *directory, const golden *g, const uint32_t *ids)
     rig_close(&r);
 }
 
+/* Write "model.gguf" of the model in a directory. */
+static void write_gguf(const char *directory)
+{
+    kvf_model_config model;
+    kvf_weights *weights;
+    kvf_error error;
+    gguf_image image = {0};
+    check(kvf_model_config_read(directory, NULL, &model, &error), &error);
+    check(kvf_weights_open(directory, NULL, &weights, &error), &error);
+    gguf_image_model(&image, &model, weights,
+                     model.dtype == KVF_FP32   ? IMAGE_F32
+                     : model.dtype == KVF_FP16 ? IMAGE_F16
+                                               : IMAGE_BF16);
+    gguf_image_write(&image, directory, "model.gguf");
+    gguf_image_free(&image);
+    kvf_weights_close(weights);
+}
+
 static void compare_random(void **state)
 {
     const golden *g = *state;
@@ -227,7 +248,10 @@ static void compare_random(void **state)
     random_stream stream = random_stream_of("ids");
     for (uint32_t i = 0; i < g->prompt + STEPS; i++)
         ids[i] = (uint32_t)(random_stream_next(&stream) % model.vocab_size);
-    compare(directory, g, ids);
+    if (g->as_gguf)
+        write_gguf(directory);
+    snprintf(path, sizeof path, g->as_gguf ? "%s/model.gguf" : "%s", directory);
+    compare(path, g, ids);
     fixture_directory_remove(directory);
     free(config);
 }
@@ -244,6 +268,10 @@ static void compare_recall(void **state)
     compare(KVF_RECALL_MODEL, g, ids);
 }
 
+#define AS_GGUF(model)                                                                             \
+    {                                                                                              \
+        .name = (model), .prompt = 100, .stride = 5, .threads = 2, .as_gguf = true                 \
+    }
 #define RANDOM(model, count)                                                                       \
     {                                                                                              \
         .name = (model), .prompt = 100, .stride = 5, .threads = (count)                            \
@@ -255,13 +283,16 @@ int main(void)
         RANDOM("llama-bf16", 1),   RANDOM("llama-fp32", 2),   RANDOM("llama-fp16", 1),
         RANDOM("mistral-bf16", 2), RANDOM("mistral-fp32", 1), RANDOM("qwen2-bf16", 1),
         RANDOM("qwen2-fp32", 3),   RANDOM("qwen3-bf16", 2),   RANDOM("qwen3-fp32", 1),
+        AS_GGUF("llama-bf16"),     AS_GGUF("llama-fp32"),     AS_GGUF("llama-fp16"),
+        AS_GGUF("mistral-fp32"),   AS_GGUF("qwen2-bf16"),     AS_GGUF("qwen2-fp32"),
+        AS_GGUF("qwen3-fp32"),
     };
     static golden wide = RANDOM("qwen2-bf16", 2);
     static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
     static golden wide_recall;
     wide_recall = recall;
     wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[16] = {{0}};
+    struct CMUnitTest tests[24] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0]; count++)
         tests[count] = (struct CMUnitTest){.name = random[count].name,

@@ -6,7 +6,7 @@
  */
 
 #include "model_fixture.h"
-#include "safetensors.h"
+#include "weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>

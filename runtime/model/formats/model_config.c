@@ -8,11 +8,12 @@
 
 #include "model_config.h"
 
+#include "gguf_model.h"
 #include "model_config_reader.h"
+#include "model_part.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
@@ -20,6 +21,8 @@
  * function in chat_template.c. */
 static const kvf_architecture architectures[] = {
     {.name = "LlamaForCausalLM",
+     .gguf = "llama", /* Mistral's too */
+     .gguf_turns_neighbours = true,
      .family = "llama",
      .chat = KVF_CHAT_LLAMA3,
      .has_one_kv_head_each = true},
@@ -31,8 +34,13 @@ static const kvf_architecture architectures[] = {
      .family = "mistral",
      .chat = KVF_CHAT_MISTRAL,
      .has_windows = true},
-    {.name = "Qwen2ForCausalLM", .family = "qwen2", .chat = KVF_CHAT_QWEN2, .qkv_bias = true},
+    {.name = "Qwen2ForCausalLM",
+     .gguf = "qwen2",
+     .family = "qwen2",
+     .chat = KVF_CHAT_QWEN2,
+     .qkv_bias = true},
     {.name = "Qwen3ForCausalLM",
+     .gguf = "qwen3",
      .family = "qwen3",
      .chat = KVF_CHAT_QWEN3,
      .qk_norm = true,
@@ -47,6 +55,25 @@ const kvf_architecture *kvf_architecture_find(const char *name)
         if (strcmp(architectures[i].name, name) == 0)
             return &architectures[i];
     return NULL;
+}
+
+const kvf_architecture *kvf_architecture_find_gguf(const char *name, size_t size)
+{
+    for (size_t i = 0; i < ARCHITECTURES; i++)
+        if (architectures[i].gguf && strlen(architectures[i].gguf) == size &&
+            memcmp(architectures[i].gguf, name, size) == 0)
+            return &architectures[i];
+    return NULL;
+}
+
+const char *kvf_architecture_gguf_names(char *buffer, size_t size)
+{
+    size_t used = (size_t)snprintf(buffer, size, "supported are");
+    for (size_t i = 0; i < ARCHITECTURES && used < size; i++)
+        if (architectures[i].gguf)
+            used += (size_t)snprintf(buffer + used, size - used, "%s %s",
+                                     buffer[used - 1] == 'e' ? "" : ",", architectures[i].gguf);
+    return buffer;
 }
 
 /* ---- fields ---- */
@@ -372,20 +399,34 @@ kvf_status kvf_model_config_parse(const char *config, size_t config_bytes, const
     return KVF_OK;
 }
 
-kvf_status kvf_model_config_read(const char *directory, const kvf_allocator *allocator,
+/* What only a GGUF file says. */
+static kvf_status finish_gguf(const char *model, const kvf_allocator *allocator,
+                              kvf_model_config *out, kvf_error *error)
+{
+    gguf *file;
+    KVF_TRY(gguf_open(model, allocator, &file, error));
+    const kvf_status status = gguf_model_finish(file, out, error);
+    gguf_close(file);
+    return status;
+}
+
+kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocator,
                                  kvf_model_config *out, kvf_error *error)
 {
-    char path[MODEL_PATH_BYTES];
+    static const char other[] = "generation_config.json";
     kvf_text config, generation = {0};
-    model_path(path, directory, "config.json");
-    KVF_TRY(model_read_file(allocator, path, CONFIG_BYTES_MAX, &config, error));
+    KVF_TRY(model_read_part(model, "config.json", CONFIG_BYTES_MAX, allocator, &config, error));
     kvf_status status = KVF_OK;
-    if (access(model_path(path, directory, "generation_config.json"), F_OK) == 0)
-        status = model_read_file(allocator, path, CONFIG_BYTES_MAX, &generation, error);
+    if (model_has_part(model, other))
+        status = model_read_part(model, other, CONFIG_BYTES_MAX, allocator, &generation, error);
     if (status == KVF_OK)
-        status = kvf_model_config_parse(config.bytes, config.size, generation.bytes,
-                                        generation.size, allocator, out, error);
+        status =
+            model_blame_part(model,
+                             kvf_model_config_parse(config.bytes, config.size, generation.bytes,
+                                                    generation.size, allocator, out, error),
+                             error);
     kvf_text_free(allocator, &generation);
     kvf_text_free(allocator, &config);
-    return status;
+    return status == KVF_OK && gguf_is_file(model) ? finish_gguf(model, allocator, out, error)
+                                                   : status;
 }

@@ -3,8 +3,8 @@
 #define KVF_MODEL_CONFIG_H
 
 /*
- * What `config.json` and `generation_config.json` say about a model, reduced to what the runner
- * needs, and the rotary frequencies that follow from it.
+ * What `config.json` and `generation_config.json`, or the fields of a GGUF file, say about a model,
+ * reduced to what the runner needs, and the rotary frequencies that follow from it.
  *
  * It knows Hugging Face's field names and nothing of weights. Invariant: a configuration that was
  * read is complete, in range and supported; whatever the runner could not compute exactly was
@@ -26,11 +26,13 @@ typedef enum kvf_chat_format {
 /** What sets an architecture apart: one row of a table in model_config.c. */
 typedef struct kvf_architecture {
     const char *name;   /**< in config.json */
+    const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
     const char *family; /**< "llama", "mistral", "qwen2" or "qwen3" */
     kvf_chat_format chat;
     bool qkv_bias;    /**< q_proj, k_proj and v_proj have biases */
     bool qk_norm;     /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
     bool has_windows; /**< sliding_window counts */
+    bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* What Transformers assumes where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
     uint32_t head_dim;         /**< 0 = hidden_size / query heads */
@@ -39,23 +41,29 @@ typedef struct kvf_architecture {
 /** NULL if it is not supported. */
 const kvf_architecture *kvf_architecture_find(const char *name);
 
+/** The same by the name in GGUF files, [size]; and "supported are …" with all of those names. */
+const kvf_architecture *kvf_architecture_find_gguf(const char *name, size_t size);
+const char *kvf_architecture_gguf_names(char *buffer, size_t size);
+
 typedef enum kvf_rope_kind {
     KVF_ROPE_DEFAULT,
     KVF_ROPE_LINEAR,
     KVF_ROPE_LLAMA3,
     KVF_ROPE_YARN,
+    KVF_ROPE_FACTORS, /**< of GGUF files: a divisor for every frequency */
 } kvf_rope_kind;
 
 typedef struct kvf_rope_config {
     kvf_rope_kind kind;
     double theta;
-    double factor;               /**< linear, llama3, yarn */
-    double low_freq_factor;      /**< llama3 */
-    double high_freq_factor;     /**< llama3 */
-    double original_positions;   /**< llama3, yarn */
-    double beta_fast, beta_slow; /**< yarn */
-    double attention_factor;     /**< yarn, resolved; 1 otherwise */
-    bool truncate;               /**< yarn: correction range rounded outwards */
+    double factor;                           /**< linear, llama3, yarn */
+    double low_freq_factor;                  /**< llama3 */
+    double high_freq_factor;                 /**< llama3 */
+    double original_positions;               /**< llama3, yarn */
+    double beta_fast, beta_slow;             /**< yarn */
+    double attention_factor;                 /**< yarn, resolved; 1 otherwise */
+    bool truncate;                           /**< yarn: correction range rounded outwards */
+    float factors[KVF_ROPE_FREQUENCIES_MAX]; /**< factors: [head_dim / 2] */
 } kvf_rope_config;
 
 typedef struct kvf_model_config {
@@ -80,13 +88,14 @@ typedef struct kvf_model_config {
 } kvf_model_config;
 
 /**
- * Read `config.json` and, where present, `generation_config.json` of a directory.
+ * Read `config.json` and, where present, `generation_config.json` of a directory, or what a GGUF
+ * file says instead.
  *
  * @return KVF_OK; KVF_SYSTEM if config.json cannot be read; KVF_CORRUPT if a file is not JSON or a
  *         field has the wrong type or range; KVF_UNSUPPORTED names field, value and fix;
  *         KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_model_config_read(const char *directory, const kvf_allocator *allocator,
+KVF_CHECKED kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocator,
                                              kvf_model_config *out, kvf_error *error);
 
 /** The same from text. @p generation may be NULL. */

@@ -8,9 +8,13 @@
 #include "model_memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 void *model_alloc(const kvf_allocator *allocator, size_t bytes)
 {
@@ -203,4 +207,35 @@ const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const
 {
     snprintf(path, MODEL_PATH_BYTES, "%s/%s", directory, name);
     return path;
+}
+
+kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)
+{
+    *out = (model_mapping){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return model_fail_errno(error, errno, "%s cannot be opened", path);
+    struct stat info;
+    kvf_status status = KVF_OK;
+    if (fstat(fd, &info) != 0)
+        status = model_fail_errno(error, errno, "%s cannot be examined", path);
+    else if (!S_ISREG(info.st_mode) || info.st_size <= 0)
+        status = model_fail(error, KVF_CORRUPT, "%s is not a regular file with contents", path);
+    if (status == KVF_OK) {
+        const size_t size = (size_t)info.st_size;
+        void *bytes = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED)
+            status = model_fail_errno(error, errno, "%s (%zu bytes) cannot be mapped", path, size);
+        else
+            *out = (model_mapping){.bytes = bytes, .size = size, .mapped = true};
+    }
+    close(fd);
+    return status;
+}
+
+void model_unmap(model_mapping *mapping)
+{
+    if (mapping->mapped)
+        munmap((void *)(uintptr_t)mapping->bytes, mapping->size);
+    *mapping = (model_mapping){0};
 }

@@ -67,6 +67,17 @@ KVF_CHECKED kvf_status model_read_file(const kvf_allocator *allocator, const cha
                                        size_t bytes_max, kvf_text *out, kvf_error *error);
 /** Room for a path; one that was cut short is too long for the system, which then says so. */
 #define MODEL_PATH_BYTES (PATH_MAX + 1)
+/** Bytes of a file, mapped read-only, or of the caller. */
+typedef struct model_mapping {
+    const char *bytes;
+    size_t size;
+    bool mapped; /* else the caller's memory */
+} model_mapping;
+
+/** Map a whole regular file that is not empty; model_unmap frees what came of it. */
+KVF_CHECKED kvf_status model_map(const char *path, model_mapping *out, kvf_error *error);
+void model_unmap(model_mapping *mapping);
+
 /** directory + "/" + name. @return @p path */
 const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const char *name);
 

@@ -216,6 +216,8 @@ void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out)
         out->inv_freq[i] = 1.0f / (float)pow(rope->theta, (double)exponent);
         if (rope->kind == KVF_ROPE_LINEAR)
             out->inv_freq[i] /= (float)rope->factor;
+        else if (rope->kind == KVF_ROPE_FACTORS)
+            out->inv_freq[i] /= rope->factors[i];
     }
     if (rope->kind == KVF_ROPE_LLAMA3)
         scale_llama3(rope, out);

@@ -1,51 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Safetensors files: eight bytes of header length, a JSON header, then the tensors. See the header
- * for what is checked. Tensors of all files go into one array sorted by name; a second array sorted
- * by address, used while opening only, finds overlaps.
+ * Safetensors files: eight bytes of header length, a JSON header, then the tensors.
+ *
+ * It knows one file, or the shards that an index names, not what a tensor is for. Invariant: an
+ * entry is added only if its shape, its type and its place in the file agree.
  */
 
-#include "safetensors.h"
+#include "weights_parts.h"
 
-#include "json.h"
-
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define HEADER_BYTES_MAX (100u << 20) /* the limit of the format's own specification */
 #define INDEX_BYTES_MAX  (64u << 20)
 #define FILES_MAX        4096u
-
-typedef struct weight_file {
-    const char *bytes;
-    size_t size;
-    bool mapped; /* else the caller's memory */
-    char *name;  /* of the shard's path or of the image, for messages */
-    json_document *header;
-} weight_file;
-
-struct kvf_weights {
-    kvf_allocator allocator;
-    weight_file *files;
-    size_t files_count;
-    kvf_tensor *tensors; /* sorted by name, names distinct */
-    size_t count;
-    size_t capacity;
-    uint64_t bytes;
-};
-
-const char *kvf_weights_dtype_name(kvf_dtype dtype)
-{
-    return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
-}
 
 /* ---- one tensor entry ---- */
 
@@ -125,7 +96,7 @@ static kvf_status read_offsets(const tensor_reader *reader, const json_value *en
                           "%s: tensor %.120s: data_offsets span %" PRIu64
                           " bytes, but its shape and dtype need %" PRIu64,
                           reader->file->name, entry->key, end - begin, tensor->bytes);
-    tensor->data = reader->file->bytes + reader->data_start + begin;
+    tensor->data = reader->file->bytes.bytes + reader->data_start + begin;
     if ((uintptr_t)tensor->data % kvf_dtype_bytes(tensor->dtype) != 0)
         return model_fail(reader->error, KVF_UNSUPPORTED,
                           "%s: tensor %.120s starts at byte %" PRIu64
@@ -153,23 +124,6 @@ static kvf_status read_tensor(const tensor_reader *reader, const json_value *ent
 
 /* ---- one file ---- */
 
-static kvf_status grow_tensors(kvf_weights *weights, size_t more, kvf_error *error)
-{
-    size_t needed = weights->count + more;
-    if (needed <= weights->capacity)
-        return KVF_OK;
-    /* Not zeroed: a header that lies must not cost memory that is never used. */
-    kvf_tensor *grown = NULL;
-    if (needed <= SIZE_MAX / sizeof *grown)
-        grown = model_grow(&weights->allocator, weights->tensors, weights->count * sizeof *grown,
-                           needed * sizeof *grown);
-    if (!grown)
-        return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
-    weights->tensors = grown;
-    weights->capacity = needed;
-    return KVF_OK;
-}
-
 static uint64_t read_u64_le(const char *bytes)
 {
     uint64_t value = 0;
@@ -181,111 +135,42 @@ static uint64_t read_u64_le(const char *bytes)
 /* Append the tensors of a file whose bytes are in place. */
 static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error *error)
 {
-    if (file->size < 8)
+    if (file->bytes.size < 8)
         return model_fail(error, KVF_CORRUPT,
                           "%s has %zu bytes, too few for a safetensors header; download it again",
-                          file->name, file->size);
-    uint64_t header_bytes = read_u64_le(file->bytes);
-    if (header_bytes > HEADER_BYTES_MAX || header_bytes > file->size - 8)
+                          file->name, file->bytes.size);
+    uint64_t header_bytes = read_u64_le(file->bytes.bytes);
+    if (header_bytes > HEADER_BYTES_MAX || header_bytes > file->bytes.size - 8)
         return model_fail(error, KVF_CORRUPT,
                           "%s: a header of %" PRIu64
                           " bytes does not fit a file of %zu (limit %u); "
                           "this is not a safetensors file, or it is truncated",
-                          file->name, header_bytes, file->size, HEADER_BYTES_MAX);
-    KVF_TRY(json_parse(file->bytes + 8, (size_t)header_bytes, file->name, &weights->allocator,
+                          file->name, header_bytes, file->bytes.size, HEADER_BYTES_MAX);
+    KVF_TRY(json_parse(file->bytes.bytes + 8, (size_t)header_bytes, file->name, &weights->allocator,
                        &file->header, error));
     const json_value *root = json_root(file->header);
     if (root->kind != JSON_OBJECT)
         return model_fail(error, KVF_CORRUPT, "%s: the header is %s, not an object", file->name,
                           json_kind_name(root));
-    KVF_TRY(grow_tensors(weights, root->size, error));
+    KVF_TRY(weights_reserve(weights, root->size, error));
     tensor_reader reader = {.file = file,
                             .data_start = 8 + header_bytes,
-                            .data_bytes = file->size - 8 - header_bytes,
+                            .data_bytes = file->bytes.size - 8 - header_bytes,
                             .error = error};
     for (const json_value *entry = json_first(root); entry; entry = json_next(root, entry)) {
         if (strcmp(entry->key, "__metadata__") == 0)
             continue;
-        KVF_TRY(read_tensor(&reader, entry, &weights->tensors[weights->count]));
-        weights->bytes += weights->tensors[weights->count++].bytes;
+        weight_entry *out = &weights->entries[weights->count];
+        *out = (weight_entry){0};
+        KVF_TRY(read_tensor(&reader, entry, &out->tensor));
+        out->source = out->tensor.data;
+        out->source_bytes = out->tensor.bytes;
+        weights->count++;
     }
     return KVF_OK;
 }
 
-static kvf_status map_file(weight_file *file, kvf_error *error)
-{
-    const char *path = file->name;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return model_fail_errno(error, errno, "%s cannot be opened", path);
-    struct stat info;
-    kvf_status status = KVF_OK;
-    if (fstat(fd, &info) != 0)
-        status = model_fail_errno(error, errno, "%s cannot be examined", path);
-    else if (!S_ISREG(info.st_mode) || info.st_size <= 0)
-        status = model_fail(error, KVF_CORRUPT, "%s is not a regular file with contents", path);
-    if (status == KVF_OK) {
-        file->size = (size_t)info.st_size;
-        void *bytes = mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED) {
-            status =
-                model_fail_errno(error, errno, "%s (%zu bytes) cannot be mapped", path, file->size);
-        } else {
-            file->bytes = bytes;
-            file->mapped = true;
-        }
-    }
-    close(fd);
-    return status;
-}
-
 /* ---- all files ---- */
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(((const kvf_tensor *)a)->name, ((const kvf_tensor *)b)->name);
-}
-
-static int compare_addresses(const void *a, const void *b)
-{
-    const kvf_tensor *x = *(const kvf_tensor *const *)a;
-    const kvf_tensor *y = *(const kvf_tensor *const *)b;
-    if (x->data != y->data)
-        return (uintptr_t)x->data < (uintptr_t)y->data ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
-}
-
-static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
-{
-    const kvf_tensor **order = model_alloc_zero(&weights->allocator, weights->count, sizeof *order);
-    if (!order)
-        return model_out_of_memory(error, weights->count * sizeof *order, "the tensor table");
-    for (size_t i = 0; i < weights->count; i++)
-        order[i] = &weights->tensors[i];
-    if (weights->count != 0)
-        qsort(order, weights->count, sizeof *order, compare_addresses);
-    kvf_status status = KVF_OK;
-    for (size_t i = 1; i < weights->count && status == KVF_OK; i++) {
-        const kvf_tensor *last = order[i - 1];
-        if ((uintptr_t)order[i]->data - (uintptr_t)last->data < last->bytes)
-            status = model_fail(error, KVF_CORRUPT, "tensors %.120s and %.120s overlap in the file",
-                                last->name, order[i]->name);
-    }
-    model_free(&weights->allocator, order);
-    return status;
-}
-
-/* Sort, and check what concerns more than one tensor. */
-static kvf_status finish(kvf_weights *weights, kvf_error *error)
-{
-    if (weights->count != 0)
-        qsort(weights->tensors, weights->count, sizeof *weights->tensors, compare_names);
-    for (size_t i = 1; i < weights->count; i++)
-        if (strcmp(weights->tensors[i - 1].name, weights->tensors[i].name) == 0)
-            return model_fail(error, KVF_CORRUPT, "tensor %.120s is in more than one file",
-                              weights->tensors[i].name);
-    return check_overlaps(weights, error);
-}
 
 /* Room for so many files. */
 static kvf_status reserve_files(kvf_weights *weights, size_t count, kvf_error *error)
@@ -312,7 +197,7 @@ static kvf_status read_files(kvf_weights *weights, kvf_error *error)
 {
     for (size_t i = 0; i < weights->files_count; i++)
         KVF_TRY(read_header(weights, &weights->files[i], error));
-    return finish(weights, error);
+    return weights_finish(weights, error);
 }
 
 /* ---- shards ---- */
@@ -372,7 +257,7 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
         const weight_file *file = find_shard(weights, shard->as.string);
         const kvf_tensor *tensor =
             strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
-        if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes > file->size)
+        if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
                               index_path, shard->key, shard->as.string);
@@ -386,7 +271,7 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
 
 static kvf_status map_shard(weight_file *file, const char *index_path, kvf_error *error)
 {
-    const kvf_status status = map_file(file, error);
+    const kvf_status status = model_map(file->name, &file->bytes, error);
     if (status != KVF_SYSTEM || !error)
         return status;
     const kvf_error cause = *error;
@@ -429,11 +314,11 @@ static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error 
 {
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, path, error));
-    KVF_TRY(map_file(&weights->files[0], error));
+    KVF_TRY(model_map(path, &weights->files[0].bytes, error));
     return read_files(weights, error);
 }
 
-static kvf_status open_directory(kvf_weights *weights, const char *directory, kvf_error *error)
+kvf_status safetensors_open(kvf_weights *weights, const char *directory, kvf_error *error)
 {
     char path[MODEL_PATH_BYTES];
     if (access(model_path(path, directory, "model.safetensors"), F_OK) == 0)
@@ -446,118 +331,11 @@ static kvf_status open_directory(kvf_weights *weights, const char *directory, kv
                       directory);
 }
 
-static kvf_status open_memory(kvf_weights *weights, const void *bytes, size_t size,
-                              kvf_error *error)
+kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size_t size,
+                                   kvf_error *error)
 {
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, "safetensors in memory", error));
-    weights->files[0].bytes = bytes;
-    weights->files[0].size = size;
+    weights->files[0].bytes = (model_mapping){.bytes = bytes, .size = size};
     return read_files(weights, error);
-}
-
-/* ---- public ---- */
-
-static kvf_status create(const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
-{
-    *out = model_alloc_zero(allocator, 1, sizeof **out);
-    if (!*out)
-        return model_out_of_memory(error, sizeof **out, "the weights");
-    if (allocator)
-        (*out)->allocator = *allocator;
-    return KVF_OK;
-}
-
-/* Hands the weights out if all went well, else closes them. */
-static kvf_status conclude(kvf_status status, kvf_weights **out)
-{
-    if (status != KVF_OK) {
-        kvf_weights_close(*out);
-        *out = NULL;
-    }
-    return status;
-}
-
-kvf_status kvf_weights_open(const char *directory, const kvf_allocator *allocator,
-                            kvf_weights **out, kvf_error *error)
-{
-    KVF_TRY(create(allocator, out, error));
-    return conclude(open_directory(*out, directory, error), out);
-}
-
-kvf_status kvf_weights_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
-                                   kvf_weights **out, kvf_error *error)
-{
-    KVF_TRY(create(allocator, out, error));
-    return conclude(open_memory(*out, bytes, size, error), out);
-}
-
-void kvf_weights_close(kvf_weights *weights)
-{
-    if (!weights)
-        return;
-    kvf_allocator allocator = weights->allocator;
-    for (size_t i = 0; i < weights->files_count; i++) {
-        weight_file *file = &weights->files[i];
-        json_free(file->header);
-        if (file->mapped)
-            munmap((void *)(uintptr_t)file->bytes, file->size);
-        model_free(&allocator, file->name);
-    }
-    model_free(&allocator, weights->tensors);
-    model_free(&allocator, weights->files);
-    model_free(&allocator, weights);
-}
-
-size_t kvf_weights_count(const kvf_weights *weights)
-{
-    return weights->count;
-}
-
-uint64_t kvf_weights_bytes(const kvf_weights *weights)
-{
-    return weights->bytes;
-}
-
-const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index)
-{
-    return &weights->tensors[index];
-}
-
-const kvf_tensor *kvf_weights_get(const kvf_weights *weights, const char *name)
-{
-    if (weights->count == 0)
-        return NULL;
-    kvf_tensor key = {.name = name};
-    return bsearch(&key, weights->tensors, weights->count, sizeof key, compare_names);
-}
-
-static void show_shape(uint32_t rank, const uint64_t *shape, char *buffer, size_t size)
-{
-    size_t used = 0;
-    buffer[0] = '\0';
-    for (uint32_t i = 0; i < rank && used < size; i++)
-        used += (size_t)snprintf(buffer + used, size - used, "%s%" PRIu64, i != 0 ? ", " : "",
-                                 shape[i]);
-}
-
-kvf_status kvf_weights_find(const kvf_weights *weights, const char *name, uint32_t rank,
-                            const uint64_t *shape, const kvf_tensor **out, kvf_error *error)
-{
-    const kvf_tensor *tensor = kvf_weights_get(weights, name);
-    if (!tensor)
-        return model_fail(error, KVF_CORRUPT,
-                          "tensor %.120s is missing; the weights do not belong to this config.json",
-                          name);
-    if (tensor->rank != rank || memcmp(tensor->shape, shape, rank * sizeof *shape) != 0) {
-        char has[128];
-        char needs[128];
-        show_shape(tensor->rank, tensor->shape, has, sizeof has);
-        show_shape(rank, shape, needs, sizeof needs);
-        return model_fail(error, KVF_CORRUPT,
-                          "tensor %.120s has shape [%s], but config.json needs [%s]", name, has,
-                          needs);
-    }
-    *out = tensor;
-    return KVF_OK;
 }

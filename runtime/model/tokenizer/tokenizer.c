@@ -7,6 +7,7 @@
 
 #include "tokenizer.h"
 
+#include "model_part.h"
 #include "normalize.h"
 #include "tokenizer_parts.h"
 #include "utf8.h"
@@ -41,17 +42,15 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, const kvf_allocat
     return KVF_OK;
 }
 
-kvf_status kvf_tokenizer_open(const char *directory, const kvf_allocator *allocator,
+kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
                               kvf_tokenizer **out, kvf_error *error)
 {
-    char path[MODEL_PATH_BYTES];
     kvf_text text;
     *out = NULL;
-    model_path(path, directory, "tokenizer.json");
-    KVF_TRY(model_read_file(allocator, path, TOKENIZER_BYTES_MAX, &text, error));
+    KVF_TRY(model_read_part(model, "tokenizer.json", TOKENIZER_BYTES_MAX, allocator, &text, error));
     const kvf_status status = kvf_tokenizer_parse(text.bytes, text.size, allocator, out, error);
     kvf_text_free(allocator, &text);
-    return status;
+    return model_blame_part(model, status, error);
 }
 
 void kvf_tokenizer_close(kvf_tokenizer *tokenizer)

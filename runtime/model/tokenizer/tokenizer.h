@@ -16,13 +16,13 @@
 typedef struct kvf_tokenizer kvf_tokenizer;
 
 /**
- * Read `tokenizer.json` of a directory.
+ * Read `tokenizer.json` of a directory, or what a GGUF file says instead.
  *
  * @param allocator  copied; NULL = malloc; its user must live as long as the tokenizer
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it contradicts itself;
  *         KVF_UNSUPPORTED names the part that is not known; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_tokenizer_open(const char *directory, const kvf_allocator *allocator,
+KVF_CHECKED kvf_status kvf_tokenizer_open(const char *model, const kvf_allocator *allocator,
                                           kvf_tokenizer **out, kvf_error *error);
 
 /** The same from the text of a tokenizer.json, which is not kept. */

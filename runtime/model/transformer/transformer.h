@@ -17,14 +17,14 @@
 
 #include "linear.h"
 #include "model_config.h"
-#include "safetensors.h"
+#include "weights.h"
 
 typedef struct kvf_transformer kvf_transformer;
 
 typedef struct kvf_transformer_options {
     kvf_runtime *runtime;
     const kvf_model_config *model; /**< borrowed while open */
-    const kvf_weights *weights;    /**< borrowed while open */
+    kvf_weights *weights;          /**< borrowed while open; what is not loaded open loads */
     uint32_t chunk_max;            /**< tokens of one operation, at least 1 */
     uint32_t prompt_max;           /**< tokens of one prefill call; 0 = chunk_max */
     uint32_t batch_max;            /**< sequences of one decode call, at least 1 */

@@ -92,9 +92,13 @@ static const kvf_tensor *bind_tensor(binder *b, const char *name, uint32_t rank,
         return NULL;
     const kvf_tensor *tensor = NULL;
     const uint64_t shape[2] = {rows, columns};
-    b->status = kvf_weights_find(b->t->options.weights, name, rank, shape, &tensor, b->error);
-    if (tensor)
-        b->t->weight_bytes += tensor->bytes;
+    const kvf_transformer_options *o = &b->t->options;
+    b->status = kvf_weights_find(o->weights, name, rank, shape, &tensor, b->error);
+    if (b->status == KVF_OK)
+        b->status = kvf_weights_load(o->weights, tensor, kvf_runtime_threads(o->runtime), b->error);
+    if (b->status != KVF_OK)
+        return NULL;
+    b->t->weight_bytes += tensor->bytes;
     return tensor;
 }
 

@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * GGUF containers; see the header. A part is read from the front to the back; counts are held
+ * against the bytes that are left before memory is asked for.
+ */
+
+#include "gguf_cursor.h"
+
+#include "utf8.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MAGIC             "GGUF"
+#define KEY_BYTES_MAX     65535u /* by the specification, as the next one */
+#define ALIGNMENT_DEFAULT 32u
+#define ALIGNMENT_MAX     65536u
+#define NAME_BYTES_MAX    127u /* of a tensor; the specification has 64 */
+#define PARTS_MAX         4096u
+#define FIELD_BYTES_MIN   13u /* key length, an empty key, type and a byte */
+#define TENSOR_BYTES_MIN  33u /* name length, a byte, rank, one size, type and offset */
+#define PART_SUFFIX       "-00001-of-00001.gguf"
+
+typedef struct gguf_part {
+    model_mapping map;
+    char *path;
+} gguf_part;
+
+struct gguf {
+    kvf_allocator allocator;
+    gguf_part *parts;
+    size_t parts_count;
+    gguf_field *fields; /* [fields_count] of the first part, by key */
+    size_t fields_count;
+    gguf_tensor *tensors; /* of all parts, in their order */
+    size_t tensors_count;
+};
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* ---- fields ---- */
+
+static int compare_strings(gguf_string a, gguf_string b)
+{
+    int order = memcmp(a.bytes, b.bytes, a.size < b.size ? a.size : b.size);
+    return order != 0 ? order : (a.size > b.size) - (a.size < b.size);
+}
+
+static int compare_fields(const void *a, const void *b)
+{
+    return compare_strings(((const gguf_field *)a)->key, ((const gguf_field *)b)->key);
+}
+
+bool gguf_string_is(gguf_string string, const char *text)
+{
+    return compare_strings(string, (gguf_string){text, strlen(text)}) == 0;
+}
+
+/* @p fields has room for @p count. */
+static kvf_status take_fields(gguf_cursor *c, gguf_field *fields, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        gguf_string *key = &fields[i].key;
+        KVF_TRY(gguf_take_string(c, "a key", key));
+        if (key->size > KEY_BYTES_MAX || utf8_valid_prefix(key->bytes, key->size) != key->size)
+            return model_fail(c->error, KVF_CORRUPT,
+                              "%.120s: the key of field %" PRIu64 " has %zu bytes or is not UTF-8; "
+                              "keys are text of at most %u bytes",
+                              c->name, i, key->size, KEY_BYTES_MAX);
+        KVF_TRY(gguf_take_value(c, *key, &fields[i].value));
+    }
+    if (count != 0)
+        qsort(fields, count, sizeof *fields, compare_fields);
+    for (uint64_t i = 1; i < count; i++)
+        if (compare_fields(&fields[i - 1], &fields[i]) == 0)
+            return model_fail(c->error, KVF_CORRUPT, "%.120s: the field %.*s is there twice",
+                              c->name, (int)(fields[i].key.size < 80 ? fields[i].key.size : 80),
+                              fields[i].key.bytes);
+    return KVF_OK;
+}
+
+static const gguf_value *find_field(const gguf_field *fields, size_t count, const char *key)
+{
+    const gguf_field wanted = {.key = {key, strlen(key)}};
+    const gguf_field *found =
+        count ? bsearch(&wanted, fields, count, sizeof wanted, compare_fields) : NULL;
+    return found ? &found->value : NULL;
+}
+
+/* ---- tensors ---- */
+
+static kvf_status take_shape(gguf_cursor *c, gguf_tensor *tensor, int width, const char *name)
+{
+    KVF_TRY(gguf_take(c, "the rank of a tensor", &tensor->rank, sizeof tensor->rank));
+    if (tensor->rank == 0 || tensor->rank > GGUF_RANK_MAX)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: tensor %.*s has %u dimensions, but must have 1 to %u", c->name,
+                          width, name, tensor->rank, GGUF_RANK_MAX);
+    uint64_t numbers = 1;
+    for (uint32_t i = tensor->rank; i-- > 0;) {
+        KVF_TRY(gguf_take(c, "the shape of a tensor", &tensor->shape[i], sizeof *tensor->shape));
+        if (tensor->shape[i] == 0 || __builtin_mul_overflow(numbers, tensor->shape[i], &numbers) ||
+            numbers > INT64_MAX / 4)
+            return model_fail(c->error, KVF_CORRUPT,
+                              "%.120s: tensor %.*s has a dimension of %" PRIu64
+                              ", which is 0 or makes it too large",
+                              c->name, width, name, tensor->shape[i]);
+    }
+    tensor->bytes = numbers;
+    return KVF_OK;
+}
+
+/* Turns tensor->bytes from numbers to bytes. */
+static kvf_status take_type(gguf_cursor *c, gguf_tensor *tensor, int width, const char *name)
+{
+    uint32_t id;
+    KVF_TRY(gguf_take(c, "the type of a tensor", &id, sizeof id));
+    tensor->type = gguf_type_find(id);
+    if (!tensor->type)
+        return model_fail(c->error, KVF_UNSUPPORTED,
+                          "%.120s: tensor %.*s has type %u (%s); supported are " GGUF_TYPE_NAMES
+                          ", take a file of one of these",
+                          c->name, width, name, id, gguf_type_name(id));
+    const uint64_t columns = tensor->shape[tensor->rank - 1];
+    if (columns % tensor->type->numbers != 0)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: tensor %.*s has rows of %" PRIu64
+                          " numbers, but its type %s comes in blocks of %u",
+                          c->name, width, name, columns, tensor->type->name, tensor->type->numbers);
+    tensor->bytes = tensor->bytes / tensor->type->numbers * tensor->type->bytes;
+    return KVF_OK;
+}
+
+/* Leaves the offset in @p offset, for the place of the data is not known yet. */
+static kvf_status take_tensor(gguf_cursor *c, gguf_tensor *tensor, uint64_t *offset)
+{
+    *tensor = (gguf_tensor){0};
+    KVF_TRY(gguf_take_string(c, "the name of a tensor", &tensor->name));
+    const char *name = tensor->name.bytes;
+    const size_t size = tensor->name.size;
+    const int width = (int)(size < NAME_BYTES_MAX ? size : NAME_BYTES_MAX);
+    bool is_name = size != 0 && size <= NAME_BYTES_MAX;
+    for (size_t i = 0; is_name && i < size; i++)
+        is_name = name[i] > ' ' && name[i] < 0x7f;
+    if (!is_name)
+        return model_fail(
+            c->error, KVF_CORRUPT,
+            "%.120s: the name of a tensor at byte %td has %zu bytes or strange ones; names "
+            "have 1 to %u visible characters of ASCII",
+            c->name, name - c->start, size, NAME_BYTES_MAX);
+    KVF_TRY(take_shape(c, tensor, width, name));
+    KVF_TRY(take_type(c, tensor, width, name));
+    return gguf_take(c, "the offset of a tensor", offset, sizeof *offset);
+}
+
+static kvf_status place_tensor(const gguf_cursor *c, uint64_t first, uint64_t alignment,
+                               uint64_t offset, gguf_tensor *tensor)
+{
+    const int width = (int)tensor->name.size;
+    const uint64_t size = (uint64_t)(c->end - c->start);
+    const uint64_t bytes = size > first ? size - first : 0;
+    if (offset % alignment != 0)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: tensor %.*s is at offset %" PRIu64
+                          ", which is no multiple of general.alignment, %" PRIu64,
+                          c->name, width, tensor->name.bytes, offset, alignment);
+    if (offset > bytes || tensor->bytes > bytes - offset)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: tensor %.*s has %" PRIu64 " bytes at offset %" PRIu64
+                          ", but the file has %" PRIu64
+                          " bytes of data; it may be truncated, download it again",
+                          c->name, width, tensor->name.bytes, tensor->bytes, offset, bytes);
+    tensor->data = c->start + first + offset;
+    return KVF_OK;
+}
+
+static kvf_status read_alignment(const gguf_cursor *c, const gguf_field *fields, size_t count,
+                                 uint64_t *out)
+{
+    const gguf_value *value = find_field(fields, count, "general.alignment");
+    *out = ALIGNMENT_DEFAULT;
+    if (!value)
+        return KVF_OK;
+    const bool is_natural = gguf_natural(value, out);
+    if (!is_natural || *out % 8 != 0 || *out == 0 || *out > ALIGNMENT_MAX)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: general.alignment is %" PRIu64
+                          ", but must be a multiple of 8, at most %u",
+                          c->name, is_natural ? *out : 0, ALIGNMENT_MAX);
+    return KVF_OK;
+}
+
+/* Tensors behind the fields: first all entries, then the data. */
+static kvf_status take_tensors(gguf *self, gguf_cursor *c, uint64_t count, uint64_t alignment)
+{
+    const size_t bytes = (self->tensors_count + count) * sizeof *self->tensors;
+    uint64_t *offsets = model_alloc(&self->allocator, count * sizeof *offsets);
+    gguf_tensor *grown = offsets
+                             ? model_grow(&self->allocator, self->tensors,
+                                          self->tensors_count * sizeof *grown, bytes ? bytes : 1)
+                             : NULL;
+    kvf_status status = grown ? KVF_OK : model_out_of_memory(c->error, bytes, "the tensor table");
+    if (grown) {
+        self->tensors = grown;
+        grown += self->tensors_count;
+    }
+    for (uint64_t i = 0; i < count && status == KVF_OK; i++)
+        status = take_tensor(c, &grown[i], &offsets[i]);
+    const uint64_t front = (uint64_t)(c->at - c->start);
+    const uint64_t first = (front + alignment - 1) / alignment * alignment;
+    for (uint64_t i = 0; i < count && status == KVF_OK; i++)
+        status = place_tensor(c, first, alignment, offsets[i], &grown[i]);
+    model_free(&self->allocator, offsets);
+    if (status == KVF_OK)
+        self->tensors_count += count;
+    return status;
+}
+
+/* ---- one part ---- */
+
+static kvf_status take_head(gguf_cursor *c, uint64_t *tensors, uint64_t *fields)
+{
+    char magic[4];
+    uint32_t version;
+    KVF_TRY(gguf_take(c, "the header", magic, sizeof magic));
+    if (memcmp(magic, MAGIC, sizeof magic) != 0)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s is no GGUF file: its first bytes are not \"GGUF\"; give a GGUF "
+                          "file or a directory with config.json",
+                          c->name);
+    KVF_TRY(gguf_take(c, "the version", &version, sizeof version));
+    if (version != 2 && version != 3)
+        return model_fail(c->error, KVF_UNSUPPORTED,
+                          "%.120s: the version is %u%s; 2 and 3 are supported, convert the model "
+                          "again",
+                          c->name, version,
+                          version % 65536 == 0 && version != 0 ? " (a big-endian file)" : "");
+    KVF_TRY(gguf_take(c, "the number of tensors", tensors, sizeof *tensors));
+    KVF_TRY(gguf_take(c, "the number of fields", fields, sizeof *fields));
+    const bool many_fields = *fields > gguf_left(c) / FIELD_BYTES_MIN;
+    if (many_fields || *tensors > gguf_left(c) / TENSOR_BYTES_MIN)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: the header promises %" PRIu64
+                          " %s, but the file has only %" PRIu64
+                          " bytes more; it may be truncated, download it again",
+                          c->name, many_fields ? *fields : *tensors,
+                          many_fields ? "fields" : "tensors", gguf_left(c));
+    return KVF_OK;
+}
+
+/* Numbers that only split files have. @p expected: what split.no must be */
+static kvf_status check_split(const gguf *self, const gguf_cursor *c, const gguf_field *fields,
+                              size_t count, size_t expected)
+{
+    const gguf_value *no = find_field(fields, count, "split.no");
+    const gguf_value *of = find_field(fields, count, "split.count");
+    uint64_t number = 0, parts = 1;
+    if ((no && !gguf_natural(no, &number)) || (of && !gguf_natural(of, &parts)))
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s: split.no or split.count is no whole number", c->name);
+    if (number != expected || (parts > 1 ? parts : 1) != self->parts_count)
+        return model_fail(c->error, KVF_CORRUPT,
+                          "%.120s is part %" PRIu64 " of %" PRIu64
+                          " (split.no + 1, split.count) and "
+                          "was taken for part %zu of %zu; give the first part, and leave the names "
+                          "of all parts as they were (NAME-00001-of-0000N.gguf)",
+                          c->name, number + 1, parts, expected + 1, self->parts_count);
+    return KVF_OK;
+}
+
+static kvf_status read_part(gguf *self, size_t index, kvf_error *error)
+{
+    const gguf_part *part = &self->parts[index];
+    gguf_cursor c = {.start = part->map.bytes,
+                     .at = part->map.bytes,
+                     .end = part->map.bytes + part->map.size,
+                     .name = base_name(part->path),
+                     .error = error};
+    uint64_t tensors, count, alignment = 0;
+    KVF_TRY(take_head(&c, &tensors, &count));
+    gguf_field *fields = model_alloc(&self->allocator, count * sizeof *fields);
+    if (!fields)
+        return model_out_of_memory(error, count * sizeof *fields, "the fields of a GGUF file");
+    kvf_status status = take_fields(&c, fields, count);
+    if (status == KVF_OK)
+        status = check_split(self, &c, fields, count, index);
+    if (status == KVF_OK)
+        status = read_alignment(&c, fields, count, &alignment);
+    if (status == KVF_OK)
+        status = take_tensors(self, &c, tensors, alignment);
+    if (index != 0 || status != KVF_OK) {
+        model_free(&self->allocator, fields);
+        return status;
+    }
+    self->fields = fields;
+    self->fields_count = count;
+    return KVF_OK;
+}
+
+static kvf_status check_total(const gguf *self, kvf_error *error)
+{
+    const gguf_value *value = gguf_find(self, "split.tensors.count");
+    uint64_t total;
+    if (!value || (gguf_natural(value, &total) && total == self->tensors_count))
+        return KVF_OK;
+    return model_fail(error, KVF_CORRUPT,
+                      "%.120s: split.tensors.count does not say %zu, which is what the parts have",
+                      gguf_name(self), self->tensors_count);
+}
+
+static kvf_status read_parts(gguf *self, kvf_error *error)
+{
+    for (size_t i = 0; i < self->parts_count; i++)
+        KVF_TRY(read_part(self, i, error));
+    return check_total(self, error);
+}
+
+/* ---- files ---- */
+
+bool gguf_is_file(const char *model)
+{
+    struct stat info;
+    return stat(model, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool gguf_is_image(const void *bytes, size_t size)
+{
+    return size >= strlen(MAGIC) && memcmp(bytes, MAGIC, strlen(MAGIC)) == 0;
+}
+
+/* Five digits, or -1. */
+static long read_digits(const char *text)
+{
+    long value = 0;
+    for (size_t i = 0; i < 5; i++) {
+        if (text[i] < '0' || text[i] > '9')
+            return -1;
+        value = value * 10 + (text[i] - '0');
+    }
+    return value;
+}
+
+/* How many parts the name of the first one speaks of; 1 if it is no such name. */
+static size_t parts_of_name(const char *path)
+{
+    const size_t suffix = strlen(PART_SUFFIX), size = strlen(path);
+    if (size < suffix)
+        return 1;
+    const char *end = path + size - suffix;
+    const bool is_part = end[0] == '-' && strncmp(end + 6, "-of-", 4) == 0 &&
+                         strcmp(end + 15, ".gguf") == 0 && read_digits(end + 1) == 1;
+    const long count = is_part ? read_digits(end + 10) : 1;
+    return count < 1 ? 1 : (size_t)count;
+}
+
+static kvf_status add_part(gguf *self, const char *path, kvf_error *error)
+{
+    const size_t bytes = strlen(path) + 1;
+    gguf_part *part = &self->parts[self->parts_count];
+    part->path = model_alloc(&self->allocator, bytes);
+    if (!part->path)
+        return model_out_of_memory(error, bytes, "a name");
+    memcpy(part->path, path, bytes);
+    self->parts_count++;
+    return KVF_OK;
+}
+
+static kvf_status create(const kvf_allocator *allocator, size_t parts, gguf **out, kvf_error *error)
+{
+    *out = NULL;
+    gguf *self = model_alloc_zero(allocator, 1, sizeof *self);
+    if (!self)
+        return model_out_of_memory(error, sizeof *self, "a GGUF file");
+    if (allocator)
+        self->allocator = *allocator;
+    self->parts = model_alloc_zero(allocator, parts, sizeof *self->parts);
+    if (!self->parts) {
+        model_free(allocator, self);
+        return model_out_of_memory(error, parts * sizeof *self->parts, "a GGUF file");
+    }
+    *out = self;
+    return KVF_OK;
+}
+
+static kvf_status conclude(kvf_status status, gguf **out)
+{
+    if (status != KVF_OK) {
+        gguf_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+static kvf_status open_parts(gguf *self, const char *path, size_t count, kvf_error *error)
+{
+    char name[MODEL_PATH_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "%s", path);
+        const size_t size = strlen(name);
+        if (count > 1 && size >= strlen(PART_SUFFIX)) {
+            char *digits = name + size - strlen(PART_SUFFIX) + 1;
+            for (size_t k = 5, number = i + 1; k-- > 0; number /= 10)
+                digits[k] = (char)('0' + number % 10);
+        }
+        KVF_TRY(add_part(self, name, error));
+        KVF_TRY(model_map(name, &self->parts[i].map, error));
+    }
+    return read_parts(self, error);
+}
+
+kvf_status gguf_open(const char *path, const kvf_allocator *allocator, gguf **out, kvf_error *error)
+{
+    const size_t count = parts_of_name(path);
+    *out = NULL;
+    if (count > PARTS_MAX)
+        return model_fail(error, KVF_UNSUPPORTED, "%.300s speaks of %zu parts, more than %u", path,
+                          count, PARTS_MAX);
+    KVF_TRY(create(allocator, count, out, error));
+    return conclude(open_parts(*out, path, count, error), out);
+}
+
+static kvf_status open_image(gguf *self, const void *bytes, size_t size, kvf_error *error)
+{
+    KVF_TRY(add_part(self, "GGUF in memory", error));
+    self->parts[0].map = (model_mapping){.bytes = bytes, .size = size};
+    return read_parts(self, error);
+}
+
+kvf_status gguf_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
+                            gguf **out, kvf_error *error)
+{
+    KVF_TRY(create(allocator, 1, out, error));
+    return conclude(open_image(*out, bytes, size, error), out);
+}
+
+void gguf_close(gguf *self)
+{
+    if (!self)
+        return;
+    const kvf_allocator allocator = self->allocator;
+    for (size_t i = 0; i < self->parts_count; i++) {
+        model_unmap(&self->parts[i].map);
+        model_free(&allocator, self->parts[i].path);
+    }
+    model_free(&allocator, self->parts);
+    model_free(&allocator, self->fields);
+    model_free(&allocator, self->tensors);
+    model_free(&allocator, self);
+}
+
+/* ---- asking ---- */
+
+const char *gguf_name(const gguf *self)
+{
+    return base_name(self->parts[0].path);
+}
+
+const gguf_value *gguf_find(const gguf *self, const char *key)
+{
+    return find_field(self->fields, self->fields_count, key);
+}
+
+size_t gguf_tensor_count(const gguf *self)
+{
+    return self->tensors_count;
+}
+
+const gguf_tensor *gguf_tensor_at(const gguf *self, size_t index)
+{
+    return &self->tensors[index];
+}
+
+const gguf_tensor *gguf_tensor_find(const gguf *self, const char *name)
+{
+    for (size_t i = 0; i < self->tensors_count; i++)
+        if (gguf_string_is(self->tensors[i].name, name))
+            return &self->tensors[i];
+    return NULL;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_GGUF_H
+#define KVF_MODEL_GGUF_H
+
+/*
+ * GGUF files: metadata and the places of tensors, of one file or of all parts of a split one.
+ *
+ * It knows the container, not what a field or a tensor is for. Invariant: what is handed out was
+ * checked against the file: strings and arrays lie inside it, keys are distinct, every tensor is of
+ * a known type, lies inside its part, and is aligned.
+ */
+
+#include "gguf_types.h"
+#include "model_memory.h"
+
+#define GGUF_RANK_MAX 4u
+
+typedef struct gguf gguf;
+
+/** Text in the file, not zero-terminated; it may hold anything. */
+typedef struct gguf_string {
+    const char *bytes;
+    size_t size;
+} gguf_string;
+
+/** Types of values, as in the file. */
+typedef enum gguf_kind {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+} gguf_kind;
+
+typedef struct gguf_value {
+    gguf_kind kind;
+    gguf_kind inner; /* of an array */
+    uint64_t count;  /* of an array */
+    union {
+        uint64_t natural; /* U8, U16, U32, U64 */
+        int64_t integer;  /* I8, I16, I32, I64 */
+        double real;      /* F32, F64 */
+        bool flag;
+        gguf_string string;
+        const char *elements; /* of an array: see gguf_element */
+    } as;
+} gguf_value;
+
+typedef struct gguf_field {
+    gguf_string key;
+    gguf_value value;
+} gguf_field;
+
+typedef struct gguf_tensor {
+    gguf_string name;
+    const gguf_type *type;
+    uint32_t rank;                 /* 1 … GGUF_RANK_MAX */
+    uint64_t shape[GGUF_RANK_MAX]; /* row-major, the reverse of the file's order; none is 0 */
+    const char *data;              /* aligned to 8 bytes */
+    uint64_t bytes;
+} gguf_tensor;
+
+/** Whether a model is a GGUF file as opposed to a directory: a regular file is taken for one. */
+bool gguf_is_file(const char *model);
+/** Whether the bytes start like one. */
+bool gguf_is_image(const void *bytes, size_t size);
+
+/**
+ * Map a file, and the other parts if it is the first part of several ("…-00001-of-0000N.gguf").
+ *
+ * @param allocator  copied; its user must live as long as what it returns
+ * @return KVF_OK; KVF_SYSTEM for a file that cannot be mapped; KVF_CORRUPT and KVF_UNSUPPORTED name
+ *         file, field or tensor, value and fix; KVF_OUT_OF_MEMORY
+ */
+KVF_CHECKED kvf_status gguf_open(const char *path, const kvf_allocator *allocator, gguf **out,
+                                 kvf_error *error);
+
+/** As gguf_open for one image, aligned to 8 bytes, which stays the caller's and must outlive it. */
+KVF_CHECKED kvf_status gguf_open_memory(const void *bytes, size_t size,
+                                        const kvf_allocator *allocator, gguf **out,
+                                        kvf_error *error);
+void gguf_close(gguf *self);
+
+/** The file's name without its folders, for messages. */
+const char *gguf_name(const gguf *self);
+
+/** NULL if there is no such field. */
+const gguf_value *gguf_find(const gguf *self, const char *key);
+
+/**
+ * The element at @p at, which starts as value->as.elements and moves on to the next one.
+ * No arrays of arrays are ever handed out.
+ */
+gguf_value gguf_element(const gguf_value *array, const char **at);
+
+/** Whether a value is an integer, not negative, in @p out. */
+bool gguf_natural(const gguf_value *value, uint64_t *out);
+
+size_t gguf_tensor_count(const gguf *self);
+const gguf_tensor *gguf_tensor_at(const gguf *self, size_t index);
+/** NULL if there is none. */
+const gguf_tensor *gguf_tensor_find(const gguf *self, const char *name);
+
+bool gguf_string_is(gguf_string string, const char *text);
+
+#endif

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tensors of a GGUF file as weights: names, order of rows, element type.
+ *
+ * It knows which tensors a model of the table in model_config.c has, and refuses all others: they
+ * would change what the model computes. Invariant: the numbers of a widened tensor do not depend on
+ * the number of threads.
+ *
+ * Where the format turns neighbouring channels of a head (2i, 2i + 1), rows of query and key
+ * weights lie in that order; Hugging Face, and the runner, turn halves (i, i + head_dim / 2).
+ */
+
+#include "gguf_model.h"
+#include "weights_parts.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS_MAX   64u
+#define PIECE_NUMBERS (16u * GGUF_BLOCK_MAX) /* widened at once, on the stack */
+#define NAME_BYTES    80u                    /* of the longest Hugging Face name, and zero */
+
+/* ---- names ---- */
+
+typedef enum layer_rule {
+    ALWAYS,
+    IF_BIAS,
+    IF_NORM,
+} layer_rule;
+
+typedef struct name_row {
+    const char *gguf, *hf;
+    layer_rule rule;
+} name_row;
+
+static const name_row in_layer[] = {
+    {"attn_norm.weight", "input_layernorm.weight", ALWAYS},
+    {"attn_q.weight", "self_attn.q_proj.weight", ALWAYS},
+    {"attn_k.weight", "self_attn.k_proj.weight", ALWAYS},
+    {"attn_v.weight", "self_attn.v_proj.weight", ALWAYS},
+    {"attn_output.weight", "self_attn.o_proj.weight", ALWAYS},
+    {"attn_q.bias", "self_attn.q_proj.bias", IF_BIAS},
+    {"attn_k.bias", "self_attn.k_proj.bias", IF_BIAS},
+    {"attn_v.bias", "self_attn.v_proj.bias", IF_BIAS},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight", IF_NORM},
+    {"attn_k_norm.weight", "self_attn.k_norm.weight", IF_NORM},
+    {"ffn_norm.weight", "post_attention_layernorm.weight", ALWAYS},
+    {"ffn_gate.weight", "mlp.gate_proj.weight", ALWAYS},
+    {"ffn_up.weight", "mlp.up_proj.weight", ALWAYS},
+    {"ffn_down.weight", "mlp.down_proj.weight", ALWAYS},
+};
+
+static const name_row outside[] = {
+    {"token_embd.weight", "model.embed_tokens.weight", ALWAYS},
+    {"output_norm.weight", "model.norm.weight", ALWAYS},
+    {"output.weight", "lm_head.weight", ALWAYS},
+};
+
+static const name_row *find_row(const name_row *rows, size_t count, gguf_string name,
+                                const kvf_architecture *architecture)
+{
+    for (size_t i = 0; i < count; i++) {
+        const bool is_there =
+            rows[i].rule == ALWAYS ||
+            (rows[i].rule == IF_BIAS ? architecture->qkv_bias : architecture->qk_norm);
+        if (is_there && gguf_string_is(name, rows[i].gguf))
+            return &rows[i];
+    }
+    return NULL;
+}
+
+/* "blk.<layer>.<rest>"; the rest, or an empty string if the name is another. */
+static gguf_string rest_of_layer(gguf_string name, uint32_t *layer)
+{
+    static const char front[] = "blk.";
+    size_t at = sizeof front - 1;
+    *layer = 0;
+    if (name.size <= at || memcmp(name.bytes, front, at) != 0)
+        return (gguf_string){name.bytes, 0};
+    const size_t digits = at;
+    for (; at < name.size && name.bytes[at] >= '0' && name.bytes[at] <= '9' && at < digits + 6;
+         at++)
+        *layer = *layer * 10 + (uint32_t)(name.bytes[at] - '0');
+    const bool is_number = at > digits && (at == digits + 1 || name.bytes[digits] != '0');
+    if (!is_number || at >= name.size || name.bytes[at] != '.')
+        return (gguf_string){name.bytes, 0};
+    return (gguf_string){name.bytes + at + 1, name.size - at - 1};
+}
+
+/* Writes the Hugging Face name; false if the model has no such tensor. */
+static bool translate(const gguf_model *model, gguf_string name, char out[NAME_BYTES])
+{
+    uint32_t layer;
+    const gguf_string rest = rest_of_layer(name, &layer);
+    const bool is_inside = rest.size != 0 && layer < model->layers;
+    const name_row *row =
+        is_inside
+            ? find_row(in_layer, sizeof in_layer / sizeof *in_layer, rest, model->architecture)
+            : find_row(outside, sizeof outside / sizeof *outside, name, model->architecture);
+    if (!row)
+        return false;
+    if (is_inside)
+        snprintf(out, NAME_BYTES, "model.layers.%u.%s", layer, row->hf);
+    else
+        snprintf(out, NAME_BYTES, "%s", row->hf);
+    return true;
+}
+
+/* ---- opening ---- */
+
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t size = strlen(name), tail = strlen(end);
+    return size >= tail && strcmp(name + size - tail, end) == 0;
+}
+
+/* Heads whose rows change places; 0 = none. */
+static uint32_t turned_heads(const gguf_model *model, const char *name)
+{
+    if (!model->architecture->gguf_turns_neighbours)
+        return 0;
+    return ends_with(name, ".q_proj.weight")   ? model->query_heads
+           : ends_with(name, ".k_proj.weight") ? model->kv_heads
+                                               : 0;
+}
+
+/* The type of a vector or of a matrix once it is loaded. */
+static kvf_dtype loaded_dtype(const gguf_model *model, const gguf_tensor *from)
+{
+    const bool is_plain = from->type->numbers == 1;
+    return from->rank == 1 && is_plain ? gguf_model_dtype(from->type) : model->dtype;
+}
+
+static kvf_status make_entry(const kvf_weights *weights, const gguf_model *model,
+                             const gguf_tensor *from, const char *name, weight_entry *entry,
+                             kvf_error *error)
+{
+    kvf_tensor *tensor = &entry->tensor;
+    *entry = (weight_entry){.source = from->data, .source_bytes = from->bytes};
+    tensor->name = name;
+    tensor->dtype = loaded_dtype(model, from);
+    tensor->rank = from->rank;
+    tensor->bytes = kvf_dtype_bytes(tensor->dtype);
+    for (uint32_t i = 0; i < from->rank; i++) {
+        tensor->shape[i] = from->shape[i];
+        if (__builtin_mul_overflow(tensor->bytes, from->shape[i], &tensor->bytes))
+            return model_fail(error, KVF_CORRUPT, "%.120s: tensor %s is too large",
+                              gguf_name(weights->gguf), name);
+    }
+    entry->turned_heads = turned_heads(model, name);
+    if (entry->turned_heads != 0 &&
+        (from->rank != 2 || from->shape[0] % (2 * (uint64_t)entry->turned_heads) != 0))
+        return model_fail(
+            error, KVF_CORRUPT, "%.120s: %.*s has not as many rows as %u heads of an even size",
+            gguf_name(weights->gguf), (int)from->name.size, from->name.bytes, entry->turned_heads);
+    const bool is_there = from->type->numbers == 1 && gguf_model_dtype(from->type) == tensor->dtype;
+    if (is_there && entry->turned_heads == 0)
+        tensor->data = from->data;
+    else
+        entry->type = from->type;
+    return KVF_OK;
+}
+
+static kvf_status add_tensors(kvf_weights *weights, const gguf_model *model, kvf_error *error)
+{
+    for (size_t i = 0; i < gguf_tensor_count(weights->gguf); i++) {
+        const gguf_tensor *from = gguf_tensor_at(weights->gguf, i);
+        char *name = weights->names + weights->count * NAME_BYTES;
+        if (gguf_string_is(from->name, GGUF_ROPE_FACTORS))
+            continue; /* part of the configuration */
+        if (!translate(model, from->name, name))
+            return model_fail(error, KVF_UNSUPPORTED,
+                              "%.120s: tensor %.*s has no place in a %s model of %u layers; use "
+                              "another model",
+                              gguf_name(weights->gguf), (int)from->name.size, from->name.bytes,
+                              model->architecture->gguf, model->layers);
+        KVF_TRY(make_entry(weights, model, from, name, &weights->entries[weights->count], error));
+        weights->count++;
+    }
+    return weights_finish(weights, error);
+}
+
+kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error)
+{
+    gguf_model model;
+    const size_t count = gguf_tensor_count(weights->gguf);
+    KVF_TRY(gguf_model_read(weights->gguf, &model, error));
+    KVF_TRY(weights_reserve(weights, count, error));
+    weights->names = model_alloc_zero(&weights->allocator, count, NAME_BYTES);
+    if (!weights->names)
+        return model_out_of_memory(error, count * NAME_BYTES, "names of tensors");
+    return add_tensors(weights, &model, error);
+}
+
+/* ---- widening ---- */
+
+typedef struct widen_task {
+    const weight_entry *entry;
+    char *to;
+    uint64_t rows, columns;
+    uint64_t first, last; /* rows of this task */
+} widen_task;
+
+/* Where row @p row of the result is in the file. */
+static uint64_t source_row(const widen_task *task, uint64_t row)
+{
+    if (task->entry->turned_heads == 0)
+        return row;
+    const uint64_t size = task->rows / task->entry->turned_heads, half = size / 2;
+    const uint64_t head = row / size, i = row % size;
+    return head * size + 2 * (i % half) + i / half;
+}
+
+static void *widen_rows(void *argument)
+{
+    const widen_task *task = argument;
+    const gguf_type *type = task->entry->type;
+    const kvf_dtype dtype = task->entry->tensor.dtype;
+    const uint64_t row_bytes = task->columns / type->numbers * type->bytes;
+    float piece[PIECE_NUMBERS];
+    for (uint64_t row = task->first; row < task->last; row++) {
+        const char *from = task->entry->source + source_row(task, row) * row_bytes;
+        char *to = task->to + row * task->columns * kvf_dtype_bytes(dtype);
+        for (uint64_t done = 0; done < task->columns; done += PIECE_NUMBERS) {
+            const uint64_t rest = task->columns - done;
+            const size_t count = (size_t)(rest < PIECE_NUMBERS ? rest : PIECE_NUMBERS);
+            type->widen(from + done / type->numbers * type->bytes, count / type->numbers, piece);
+            for (size_t i = 0; i < count; i++)
+                kvf_element_set(to, dtype, done + i, piece[i]);
+        }
+    }
+    return NULL;
+}
+
+/* All rows, shared among threads; those that cannot be started are done here. */
+static void widen_all(const widen_task *whole, uint32_t threads)
+{
+    pthread_t ids[THREADS_MAX];
+    widen_task tasks[THREADS_MAX];
+    uint32_t started = 0, count = threads < THREADS_MAX ? threads : THREADS_MAX;
+    if (count > whole->rows)
+        count = (uint32_t)whole->rows;
+    for (uint32_t i = 0; i < count; i++) {
+        tasks[i] = *whole;
+        tasks[i].first = whole->rows * i / count;
+        tasks[i].last = whole->rows * (i + 1) / count;
+    }
+    while (started + 1 < count &&
+           pthread_create(&ids[started], NULL, widen_rows, &tasks[started]) == 0)
+        started++;
+    for (uint32_t i = started; i < count; i++)
+        widen_rows(&tasks[i]);
+    for (uint32_t i = 0; i < started; i++)
+        pthread_join(ids[i], NULL);
+}
+
+kvf_status gguf_weights_widen(kvf_weights *weights, weight_entry *entry, uint32_t threads,
+                              kvf_error *error)
+{
+    kvf_tensor *tensor = &entry->tensor;
+    widen_task task = {.entry = entry, .rows = 1, .columns = tensor->shape[tensor->rank - 1]};
+    for (uint32_t i = 0; i + 1 < tensor->rank; i++)
+        task.rows *= tensor->shape[i];
+    task.to = model_alloc(&weights->allocator, (size_t)tensor->bytes);
+    if (!task.to)
+        return model_out_of_memory(error, (size_t)tensor->bytes, tensor->name);
+    widen_all(&task, threads > 0 ? threads : 1);
+    tensor->data = task.to;
+    return KVF_OK;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* See the header. */
+
+#include "model_part.h"
+
+#include "gguf_model.h"
+
+#include <string.h>
+#include <unistd.h>
+
+bool model_has_part(const char *model, const char *name)
+{
+    char path[MODEL_PATH_BYTES];
+    if (!gguf_is_file(model))
+        return access(model_path(path, model, name), F_OK) == 0;
+    return gguf_has_part(name);
+}
+
+static kvf_status write_part(const char *model, const char *name, size_t bytes_max,
+                             const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+{
+    gguf *file;
+    KVF_TRY(gguf_open(model, allocator, &file, error));
+    kvf_status status = gguf_write_part(file, name, allocator, out, error);
+    if (status == KVF_OK && out->size > bytes_max)
+        status = model_fail(error, KVF_CORRUPT,
+                            "%.120s: as %s it is larger than the %zu bytes "
+                            "allowed",
+                            gguf_name(file), name, bytes_max);
+    gguf_close(file);
+    return status;
+}
+
+kvf_status model_read_part(const char *model, const char *name, size_t bytes_max,
+                           const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+{
+    char path[MODEL_PATH_BYTES];
+    if (!gguf_is_file(model))
+        return model_read_file(allocator, model_path(path, model, name), bytes_max, out, error);
+    *out = (kvf_text){0};
+    const kvf_status status = write_part(model, name, bytes_max, allocator, out, error);
+    if (status != KVF_OK)
+        kvf_text_free(allocator, out);
+    return status;
+}
+
+kvf_status model_blame_part(const char *model, kvf_status status, kvf_error *error)
+{
+    if (status == KVF_OK || !error || !gguf_is_file(model))
+        return status;
+    const kvf_error cause = *error;
+    const char *slash = strrchr(model, '/');
+    model_fail(error, status, "%.120s as %.380s", slash ? slash + 1 : model, cause.text);
+    error->foreign = cause.foreign;
+    return status;
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The table of a model's tensors: found by name, checked against each other, loaded.
+ *
+ * It knows no format. Tensors of all files are in one array sorted by name; a second array sorted
+ * by address, used while opening only, finds overlaps. Invariant: as in the header.
+ */
+
+#include "weights_parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *kvf_weights_dtype_name(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
+}
+
+/* ---- for the readers ---- */
+
+kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error)
+{
+    size_t needed = weights->count + more;
+    if (needed <= weights->capacity)
+        return KVF_OK;
+    /* Not zeroed: a header that lies must not cost memory that is never used. */
+    weight_entry *grown = NULL;
+    if (needed <= SIZE_MAX / sizeof *grown)
+        grown = model_grow(&weights->allocator, weights->entries, weights->count * sizeof *grown,
+                           needed * sizeof *grown);
+    if (!grown)
+        return model_out_of_memory(error, needed * sizeof *grown, "the tensor table");
+    weights->entries = grown;
+    weights->capacity = needed;
+    return KVF_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const weight_entry *)a)->tensor.name, ((const weight_entry *)b)->tensor.name);
+}
+
+static int compare_sources(const void *a, const void *b)
+{
+    const weight_entry *x = *(const weight_entry *const *)a;
+    const weight_entry *y = *(const weight_entry *const *)b;
+    if (x->source != y->source)
+        return (uintptr_t)x->source < (uintptr_t)y->source ? -1 : 1;
+    return (x->source_bytes > y->source_bytes) - (x->source_bytes < y->source_bytes);
+}
+
+static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
+{
+    const weight_entry **order =
+        model_alloc_zero(&weights->allocator, weights->count, sizeof *order);
+    if (!order)
+        return model_out_of_memory(error, weights->count * sizeof *order, "the tensor table");
+    for (size_t i = 0; i < weights->count; i++)
+        order[i] = &weights->entries[i];
+    if (weights->count != 0)
+        qsort(order, weights->count, sizeof *order, compare_sources);
+    kvf_status status = KVF_OK;
+    for (size_t i = 1; i < weights->count && status == KVF_OK; i++) {
+        const weight_entry *last = order[i - 1];
+        if ((uintptr_t)order[i]->source - (uintptr_t)last->source < last->source_bytes)
+            status = model_fail(error, KVF_CORRUPT, "tensors %.120s and %.120s overlap in the file",
+                                last->tensor.name, order[i]->tensor.name);
+    }
+    model_free(&weights->allocator, order);
+    return status;
+}
+
+kvf_status weights_finish(kvf_weights *weights, kvf_error *error)
+{
+    if (weights->count != 0)
+        qsort(weights->entries, weights->count, sizeof *weights->entries, compare_names);
+    for (size_t i = 0; i < weights->count; i++) {
+        const char *name = weights->entries[i].tensor.name;
+        weights->bytes += weights->entries[i].tensor.bytes;
+        if (i > 0 && strcmp(weights->entries[i - 1].tensor.name, name) == 0)
+            return model_fail(error, KVF_CORRUPT, "tensor %.120s is in more than one file", name);
+    }
+    return check_overlaps(weights, error);
+}
+
+/* ---- public ---- */
+
+static kvf_status create(const kvf_allocator *allocator, kvf_weights **out, kvf_error *error)
+{
+    *out = model_alloc_zero(allocator, 1, sizeof **out);
+    if (!*out)
+        return model_out_of_memory(error, sizeof **out, "the weights");
+    if (allocator)
+        (*out)->allocator = *allocator;
+    return KVF_OK;
+}
+
+/* Hands the weights out if all went well, else closes them. */
+static kvf_status conclude(kvf_status status, kvf_weights **out)
+{
+    if (status != KVF_OK) {
+        kvf_weights_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+static kvf_status open_files(kvf_weights *weights, const char *model, kvf_error *error)
+{
+    if (!gguf_is_file(model))
+        return safetensors_open(weights, model, error);
+    KVF_TRY(gguf_open(model, &weights->allocator, &weights->gguf, error));
+    return gguf_weights_open(weights, error);
+}
+
+static kvf_status open_image(kvf_weights *weights, const void *bytes, size_t size, kvf_error *error)
+{
+    if (!gguf_is_image(bytes, size))
+        return safetensors_open_memory(weights, bytes, size, error);
+    KVF_TRY(gguf_open_memory(bytes, size, &weights->allocator, &weights->gguf, error));
+    return gguf_weights_open(weights, error);
+}
+
+kvf_status kvf_weights_open(const char *model, const kvf_allocator *allocator, kvf_weights **out,
+                            kvf_error *error)
+{
+    KVF_TRY(create(allocator, out, error));
+    return conclude(open_files(*out, model, error), out);
+}
+
+kvf_status kvf_weights_open_memory(const void *bytes, size_t size, const kvf_allocator *allocator,
+                                   kvf_weights **out, kvf_error *error)
+{
+    KVF_TRY(create(allocator, out, error));
+    return conclude(open_image(*out, bytes, size, error), out);
+}
+
+/* Every tensor that is handed out is the first member of an entry. */
+static weight_entry *entry_of(const kvf_tensor *tensor)
+{
+    return (weight_entry *)(uintptr_t)tensor;
+}
+
+kvf_status kvf_weights_load(kvf_weights *weights, const kvf_tensor *tensor, uint32_t threads,
+                            kvf_error *error)
+{
+    return tensor->data ? KVF_OK : gguf_weights_widen(weights, entry_of(tensor), threads, error);
+}
+
+const void *kvf_weights_source(const kvf_tensor *tensor, uint64_t *bytes)
+{
+    *bytes = entry_of(tensor)->source_bytes;
+    return entry_of(tensor)->source;
+}
+
+void kvf_weights_close(kvf_weights *weights)
+{
+    if (!weights)
+        return;
+    kvf_allocator allocator = weights->allocator;
+    for (size_t i = 0; i < weights->count; i++)
+        if (weights->entries[i].type)
+            model_free(&allocator, (void *)(uintptr_t)weights->entries[i].tensor.data);
+    for (size_t i = 0; i < weights->files_count; i++) {
+        json_free(weights->files[i].header);
+        model_unmap(&weights->files[i].bytes);
+        model_free(&allocator, weights->files[i].name);
+    }
+    gguf_close(weights->gguf);
+    model_free(&allocator, weights->names);
+    model_free(&allocator, weights->entries);
+    model_free(&allocator, weights->files);
+    model_free(&allocator, weights);
+}
+
+size_t kvf_weights_count(const kvf_weights *weights)
+{
+    return weights->count;
+}
+
+uint64_t kvf_weights_bytes(const kvf_weights *weights)
+{
+    return weights->bytes;
+}
+
+uint64_t kvf_weights_widened_bytes(const kvf_weights *weights)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < weights->count; i++)
+        if (weights->entries[i].type)
+            bytes += weights->entries[i].tensor.bytes;
+    return bytes;
+}
+
+const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index)
+{
+    return &weights->entries[index].tensor;
+}
+
+const kvf_tensor *kvf_weights_get(const kvf_weights *weights, const char *name)
+{
+    if (weights->count == 0)
+        return NULL;
+    const weight_entry key = {.tensor = {.name = name}};
+    const weight_entry *found =
+        bsearch(&key, weights->entries, weights->count, sizeof key, compare_names);
+    return found ? &found->tensor : NULL;
+}
+
+static void show_shape(uint32_t rank, const uint64_t *shape, char *buffer, size_t size)
+{
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (uint32_t i = 0; i < rank && used < size; i++)
+        used += (size_t)snprintf(buffer + used, size - used, "%s%" PRIu64, i != 0 ? ", " : "",
+                                 shape[i]);
+}
+
+kvf_status kvf_weights_find(const kvf_weights *weights, const char *name, uint32_t rank,
+                            const uint64_t *shape, const kvf_tensor **out, kvf_error *error)
+{
+    const kvf_tensor *tensor = kvf_weights_get(weights, name);
+    if (!tensor)
+        return model_fail(error, KVF_CORRUPT,
+                          "tensor %.120s is missing; the weights do not belong to this config.json",
+                          name);
+    if (tensor->rank != rank || memcmp(tensor->shape, shape, rank * sizeof *shape) != 0) {
+        char has[128];
+        char needs[128];
+        show_shape(tensor->rank, tensor->shape, has, sizeof has);
+        show_shape(rank, shape, needs, sizeof needs);
+        return model_fail(error, KVF_CORRUPT,
+                          "tensor %.120s has shape [%s], but config.json needs [%s]", name, has,
+                          needs);
+    }
+    *out = tensor;
+    return KVF_OK;
+}

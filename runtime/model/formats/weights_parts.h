@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_WEIGHTS_PARTS_H
+#define KVF_MODEL_WEIGHTS_PARTS_H
+
+/*
+ * What weights are made of, for the readers that fill them: safetensors.c and gguf_weights.c.
+ * Clients see weights.h only.
+ *
+ * Invariant: once open, entries are sorted by name, names are distinct, and no two sources overlap.
+ */
+
+#include "gguf.h"
+#include "json.h"
+#include "weights.h"
+
+/* A file of a directory. */
+typedef struct weight_file {
+    model_mapping bytes;
+    char *name;            /* of the shard's path or of the image, for messages */
+    json_document *header; /* owns the names of its tensors */
+} weight_file;
+
+/* A tensor and where its numbers come from. */
+typedef struct weight_entry {
+    kvf_tensor tensor;     /* its data are the source, or, if it is widened, NULL until loaded */
+    const char *source;    /* in its file */
+    uint64_t source_bytes; /* = tensor.bytes unless it is widened */
+    const gguf_type *type; /* of the source; NULL = the tensor is its source */
+    uint32_t turned_heads; /* rows of so many heads change places; 0 = they stay */
+} weight_entry;
+
+struct kvf_weights {
+    kvf_allocator allocator;
+    weight_file *files;
+    size_t files_count;
+    gguf *gguf;  /* the files, if they are of that kind */
+    char *names; /* of its tensors */
+    weight_entry *entries;
+    size_t count;
+    size_t capacity;
+    uint64_t bytes;
+};
+
+/** Room for @p more entries behind the others. */
+KVF_CHECKED kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error);
+
+/** After the last entry: sort, and check what concerns more than one tensor. */
+KVF_CHECKED kvf_status weights_finish(kvf_weights *weights, kvf_error *error);
+
+/* Each fills empty weights; what it leaves behind on failure kvf_weights_close takes. */
+KVF_CHECKED kvf_status safetensors_open(kvf_weights *weights, const char *directory,
+                                        kvf_error *error);
+KVF_CHECKED kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size_t size,
+                                               kvf_error *error);
+/** From the tensors of weights->gguf. */
+KVF_CHECKED kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error);
+/** Fill the data of an entry that has none. */
+KVF_CHECKED kvf_status gguf_weights_widen(kvf_weights *weights, weight_entry *entry,
+                                          uint32_t threads, kvf_error *error);
+
+#endif

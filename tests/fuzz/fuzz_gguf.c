@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Any bytes as a GGUF file: refused with a message, or every part that it writes is JSON, what the
+ * readers make of them is an answer, and every number of every tensor is readable.
+ */
+
+#include "fuzz_heap.h"
+#include "fuzz_input.h"
+#include "gguf_model.h"
+#include "json.h"
+#include "tokenizer.h"
+#include "weights.h"
+
+#include <string.h>
+
+static void check_error(kvf_status status, const kvf_error *error)
+{
+    fuzz_require(status == KVF_OK || (error->status == status && error->text[0] != '\0'));
+}
+
+/* What is written is JSON, or text of the file is no UTF-8. */
+static void check_part(const gguf *file, const char *name, const kvf_allocator *allocator)
+{
+    kvf_text text = {0};
+    kvf_error error = {.text = ""};
+    json_document *json = NULL;
+    kvf_model_config config;
+    kvf_tokenizer *tokenizer = NULL;
+    kvf_status status = gguf_write_part(file, name, allocator, &text, &error);
+    check_error(status, &error);
+    if (status == KVF_OK) {
+        status = json_parse(text.bytes, text.size, name, NULL, &json, &error);
+        fuzz_require(status == KVF_OK || strstr(error.text, "not UTF-8") != NULL ||
+                     strstr(error.text, "twice") != NULL);
+    }
+    if (status == KVF_OK && strcmp(name, "config.json") == 0) {
+        status = kvf_model_config_parse(text.bytes, text.size, NULL, 0, allocator, &config, &error);
+        check_error(status, &error);
+        if (status == KVF_OK)
+            check_error(gguf_model_finish(file, &config, &error), &error);
+    } else if (status == KVF_OK && strcmp(name, "tokenizer.json") == 0) {
+        check_error(kvf_tokenizer_parse(text.bytes, text.size, allocator, &tokenizer, &error),
+                    &error);
+        kvf_tokenizer_close(tokenizer);
+    }
+    json_free(json);
+    kvf_text_free(allocator, &text);
+}
+
+static void check_tensor(kvf_weights *weights, size_t index)
+{
+    const kvf_tensor *tensor = kvf_weights_at(weights, index);
+    kvf_error error = {.text = ""};
+    fuzz_require(kvf_weights_get(weights, tensor->name) == tensor);
+    if (kvf_weights_load(weights, tensor, 1 + (uint32_t)index % 2, &error) != KVF_OK) {
+        fuzz_require(error.status == KVF_OUT_OF_MEMORY);
+        return;
+    }
+    uint64_t product = kvf_dtype_bytes(tensor->dtype);
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        product *= tensor->shape[i];
+    fuzz_require(product == tensor->bytes);
+    volatile char sum = 0;
+    for (uint64_t i = 0; i < tensor->bytes; i++)
+        sum = (char)(sum ^ ((const char *)tensor->data)[i]);
+    (void)sum;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const parts[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+    void *copy = NULL;
+    if (posix_memalign(&copy, 16, size != 0 ? size : 1) != 0)
+        return 0;
+    if (size != 0)
+        memcpy(copy, data, size);
+    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
+    const kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    gguf *file;
+    kvf_weights *weights = NULL;
+    kvf_error error = {.text = ""};
+    kvf_status status = gguf_open_memory(copy, size, &allocator, &file, &error);
+    check_error(status, &error);
+    fuzz_require((status == KVF_OK) == (file != NULL));
+    for (size_t i = 0; status == KVF_OK && i < 3; i++)
+        check_part(file, parts[i], &allocator);
+    gguf_close(file);
+    if (gguf_is_image(copy, size)) {
+        status = kvf_weights_open_memory(copy, size, &allocator, &weights, &error);
+        check_error(status, &error);
+        for (size_t i = 0; status == KVF_OK && i < kvf_weights_count(weights); i++)
+            check_tensor(weights, i);
+    }
+    kvf_weights_close(weights);
+    fuzz_heap_check(&heap);
+    free(copy);
+    return 0;
+}

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * GGUF files: blocks of every type have the bits that the format's own Python package gives them; a
+ * model has the weights, the configuration and the tokenizer that its directory has; and whatever
+ * is wrong is refused with file, field and value, without a leak, whichever allocation fails.
+ */
+
+#include "common/random.h"
+#include "gguf_image.h"
+#include "gguf_model.h"
+#include "hostile_text.h"
+#include "model_fixture.h"
+#include "random_model.h"
+#include "tokenizer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define BLOCKS 256u /* of make_gguf_goldens.py */
+
+static void check(kvf_status status, const kvf_error *error)
+{
+    if (status != KVF_OK)
+        fail_msg("%d: %s", status, error->text);
+}
+
+/* ---- types ---- */
+
+/* Random bytes, the highest exponent bit of the fp16 at each place cleared. */
+static char *make_blocks(const gguf_type *type, size_t count)
+{
+    static const struct {
+        const char *name;
+        int32_t halves[2];
+    } scales[] = {{"F16", {0, -1}}, {"BF16", {0, -1}}, {"F32", {2, -1}},   {"Q4_0", {0, -1}},
+                  {"Q4_1", {0, 2}}, {"Q5_0", {0, -1}}, {"Q5_1", {0, 2}},   {"Q8_0", {0, -1}},
+                  {"Q4_K", {0, 2}}, {"Q5_K", {0, 2}},  {"Q6_K", {208, -1}}};
+    const size_t size = count * type->bytes;
+    uint64_t state = type->id;
+    char *bytes = malloc(size + 8);
+    assert_non_null(bytes);
+    for (size_t at = 0; at < size; at += 8) {
+        const uint64_t word = kvf_random_next(&state);
+        memcpy(bytes + at, &word, sizeof word);
+    }
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        for (size_t block = 0; strcmp(scales[i].name, type->name) == 0 && block < count; block++)
+            for (size_t k = 0; k < 2 && scales[i].halves[k] >= 0; k++)
+                bytes[block * type->bytes + (size_t)scales[i].halves[k] + 1] &= (char)0xbf;
+    return bytes;
+}
+
+static void widens_as_published(void **state)
+{
+    (void)state;
+    size_t size;
+    uint32_t types = 0;
+    char *text = fixture_read(KVF_GOLDENS "/gguf_types.txt", &size), *save = NULL;
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        char name[16];
+        uint64_t expected, hash = 0xcbf29ce484222325u;
+        assert_int_equal(sscanf(line, "%15s %" SCNx64, name, &expected), 2);
+        const gguf_type *type = NULL;
+        for (uint32_t id = 0; id < 64 && !type; id++)
+            if (strcmp(gguf_type_name(id), name) == 0)
+                type = gguf_type_find(id);
+        assert_non_null(type);
+        char *blocks = make_blocks(type, BLOCKS);
+        float *numbers = malloc((size_t)BLOCKS * type->numbers * sizeof *numbers);
+        assert_non_null(numbers);
+        type->widen(blocks, BLOCKS, numbers);
+        for (uint32_t i = 0; i < BLOCKS * type->numbers; i++)
+            hash = (hash ^ kvf_float_bits(numbers[i])) * 0x100000001b3u;
+        if (hash != expected)
+            fail_msg("%s: the numbers begin with %g %g %g %g, but: %s", name, (double)numbers[0],
+                     (double)numbers[1 % type->numbers], (double)numbers[2 % type->numbers],
+                     (double)numbers[3 % type->numbers], line);
+        free(numbers);
+        free(blocks);
+        types++;
+    }
+    assert_int_equal(types, 11);
+    free(text);
+}
+
+/* ---- a model ---- */
+
+typedef struct model {
+    char *directory;
+    kvf_model_config config;
+    kvf_weights *weights;
+} model;
+
+/* The made-up model of a golden. */
+static model open_model(const char *name)
+{
+    char path[1024];
+    size_t size;
+    kvf_error error = {0};
+    model m = {.directory = fixture_directory_create()};
+    snprintf(path, sizeof path, "%s/logits/%s/config.json", KVF_GOLDENS, name);
+    char *config = fixture_read(path, &size);
+    assert_true(random_model_write(m.directory, config));
+    check(kvf_model_config_read(m.directory, NULL, &m.config, &error), &error);
+    check(kvf_weights_open(m.directory, NULL, &m.weights, &error), &error);
+    free(config);
+    return m;
+}
+
+static void close_model(model *m)
+{
+    kvf_weights_close(m->weights);
+    fixture_directory_remove(m->directory);
+}
+
+static const char *const some_tokens[] = {"<s>", "</s>", "<think>",  "a",
+                                          "b",   "ab",   "\xc4\xa0", "1"};
+static const char *const some_merges[] = {"a b"};
+static const int32_t some_kinds[] = {3, 3, 4, 1, 1, 1, 1, 1};
+
+static void add_tokenizer(gguf_image *image, const char *pre)
+{
+    gguf_image_text(image, "tokenizer.ggml.model", "gpt2");
+    gguf_image_text(image, "tokenizer.ggml.pre", pre);
+    gguf_image_texts(image, "tokenizer.ggml.tokens", some_tokens, 8);
+    gguf_image_i32s(image, "tokenizer.ggml.token_type", some_kinds, 8);
+    gguf_image_texts(image, "tokenizer.ggml.merges", some_merges, 1);
+    gguf_image_u32(image, "tokenizer.ggml.bos_token_id", 0);
+    gguf_image_u32(image, "tokenizer.ggml.eos_token_id", 1);
+}
+
+static const char *write_image(const gguf_image *image, const char *directory, char path[1024])
+{
+    gguf_image_write(image, directory, "model.gguf");
+    snprintf(path, 1024, "%s/model.gguf", directory);
+    return path;
+}
+
+/* Rows in their places, names, and the numbers as they were; vectors in F32. */
+static void has_the_weights_of_its_directory(void **state)
+{
+    static const char *const names[] = {"llama-bf16", "llama-fp16", "qwen2-fp32", "qwen3-bf16"};
+    static const uint32_t types[] = {IMAGE_BF16, IMAGE_F16, IMAGE_F32, IMAGE_BF16};
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        char path[1024];
+        kvf_error error = {0};
+        kvf_weights *weights;
+        kvf_model_config config;
+        gguf_image image = {0};
+        model m = open_model(names[k]);
+        gguf_image_model(&image, &m.config, m.weights, types[k]);
+        write_image(&image, m.directory, path);
+        check(kvf_weights_open(path, NULL, &weights, &error), &error);
+        check(kvf_model_config_read(path, NULL, &config, &error), &error);
+        assert_int_equal(config.dtype, m.config.dtype);
+        assert_int_equal(config.layers, m.config.layers);
+        assert_int_equal(config.kv_heads, m.config.kv_heads);
+        assert_int_equal(config.vocab_size, m.config.vocab_size);
+        assert_int_equal(config.tied_embeddings, m.config.tied_embeddings);
+        assert_true(fabs(config.norm_eps - m.config.norm_eps) < 1e-10);
+        assert_int_equal(kvf_weights_count(weights), kvf_weights_count(m.weights));
+        for (size_t i = 0; i < kvf_weights_count(weights); i++) {
+            const kvf_tensor *got = kvf_weights_at(weights, i);
+            const kvf_tensor *want = kvf_weights_at(m.weights, i);
+            check(kvf_weights_load(weights, got, 1 + (uint32_t)i % 3, &error), &error);
+            assert_string_equal(got->name, want->name);
+            assert_int_equal(got->rank, want->rank);
+            assert_int_equal(got->shape[0], want->shape[0]);
+            assert_int_equal(got->dtype, got->rank == 1 ? KVF_FP32 : want->dtype);
+            for (uint64_t n = 0; n < want->bytes / kvf_dtype_bytes(want->dtype); n++)
+                assert_true(kvf_element_get(got->data, got->dtype, n) ==
+                            kvf_element_get(want->data, want->dtype, n));
+        }
+        kvf_weights_close(weights);
+        gguf_image_free(&image);
+        close_model(&m);
+    }
+}
+
+/* A quantised matrix, widened to bf16 by any number of threads; the query's rows change places. */
+static void widens_a_model_to_bf16(void **state)
+{
+    (void)state;
+    char path[1024];
+    kvf_error error = {0};
+    kvf_model_config config;
+    gguf_image image = {0};
+    model m = open_model("llama-bf16");
+    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
+    gguf_image other = {.fields = image.fields, .field_count = image.field_count};
+    const gguf_type *type = gguf_type_find(IMAGE_Q8_0);
+    const uint64_t shape[2] = {256, 128};
+    char *blocks = make_blocks(type, 256 * 128 / 32), embedding[4096] = {0};
+    float numbers[128];
+    gguf_image_tensor(&other, "blk.0.attn_q.weight", IMAGE_Q8_0, 2, shape, blocks,
+                      256 * 128 / 32 * 34);
+    gguf_image_tensor(&other, "token_embd.weight", IMAGE_Q4_0, 2, (uint64_t[]){2, 64}, embedding,
+                      72);
+    write_image(&other, m.directory, path);
+    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    assert_int_equal(config.dtype, KVF_BF16);
+    assert_int_equal(config.vocab_size, 2);
+    assert_true(config.tied_embeddings);
+    assert_non_null(strstr(config.note, "widened to bf16"));
+    for (uint32_t threads = 1; threads < 6; threads += 2) {
+        kvf_weights *weights;
+        check(kvf_weights_open(path, NULL, &weights, &error), &error);
+        assert_int_equal(kvf_weights_widened_bytes(weights), 256 * 128 * 2 + 2 * 64 * 2);
+        const kvf_tensor *query =
+            kvf_weights_get(weights, "model.layers.0.self_attn.q_proj.weight");
+        uint64_t bytes;
+        assert_memory_equal(kvf_weights_source(query, &bytes), blocks, 34);
+        assert_int_equal(bytes, 256 * 128 / 32 * 34);
+        assert_null(query->data);
+        check(kvf_weights_load(weights, query, threads, &error), &error);
+        for (uint32_t row = 0; row < 256; row++) { /* heads of 64 */
+            const uint32_t i = row % 64, from = row - i + (i < 32 ? 2 * i : 2 * (i - 32) + 1);
+            type->widen(blocks + (size_t)from * 4 * 34, 4, numbers);
+            for (uint32_t n = 0; n < 128; n++)
+                assert_int_equal(((const uint16_t *)query->data)[row * 128 + n],
+                                 kvf_bf16_from_float(numbers[n]));
+        }
+        kvf_weights_close(weights);
+    }
+    free(blocks);
+    other.fields = (kvf_text){0};
+    gguf_image_free(&other);
+    gguf_image_free(&image);
+    close_model(&m);
+}
+
+/* ---- fields ---- */
+
+static void reads_fields(void **state)
+{
+    (void)state;
+    kvf_error error = {0};
+    char path[1024];
+    kvf_model_config config;
+    kvf_text text = {0};
+    gguf_image image = {.alignment = 64};
+    model m = open_model("mistral-bf16");
+    gguf_image_u32(&image, "general.alignment", 64);
+    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
+    add_tokenizer(&image, "smollm");
+    gguf_image_u32(&image, "tokenizer.ggml.eot_token_id", 2);
+    gguf_image_text(&image, "tokenizer.chat_template", "{{ \"a\\b\" }}\n");
+    write_image(&image, m.directory, path);
+    check(kvf_model_config_read(path, NULL, &config, &error), &error);
+    assert_string_equal(config.architecture->name, "LlamaForCausalLM");
+    assert_int_equal(config.head_dim, 64);
+    assert_int_equal(config.eos_count, 2);
+    assert_int_equal(config.eos_ids[1], 2);
+    assert_true(config.bos_known);
+    assert_string_equal(config.note, "");
+    gguf *file;
+    check(gguf_open(path, NULL, &file, &error), &error);
+    check(gguf_write_part(file, "tokenizer_config.json", NULL, &text, &error), &error);
+    assert_string_equal(text.bytes, "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
+                                    "\"chat_template\":\"{{ \\u0022a\\u005cb\\u0022 }}\\u000a\"}");
+    fixture_expect(gguf_write_part(file, "generation_config.json", NULL, &text, &error), &error,
+                   KVF_SYSTEM, "model.gguf: a GGUF file has no generation_config.json");
+    gguf_close(file);
+    kvf_text_free(NULL, &text);
+    gguf_image_free(&image);
+    close_model(&m);
+}
+
+/* ---- tokenizers ---- */
+
+typedef struct vocabulary {
+    json_document *document;
+    const char **tokens, **merges;
+    char *joined;
+    int32_t *kinds;
+    uint32_t count, merge_count;
+} vocabulary;
+
+/* Merges of either spelling as "left right". */
+static void read_merges(vocabulary *v, const json_value *merges)
+{
+    char *at = v->joined;
+    for (const json_value *merge = json_first(merges); merge; merge = json_next(merges, merge)) {
+        v->merges[v->merge_count++] = at;
+        at += merge->kind == JSON_STRING
+                  ? sprintf(at, "%s", merge->as.string)
+                  : sprintf(at, "%s %s", merge[1].as.string, merge[2].as.string);
+        at++;
+    }
+}
+
+static vocabulary read_vocabulary(const char *json, size_t size, const kvf_tokenizer *tokenizer)
+{
+    vocabulary v = {.count = kvf_tokenizer_size(tokenizer)};
+    kvf_error error = {0};
+    check(json_parse(json, size, "tokenizer.json", NULL, &v.document, &error), &error);
+    const json_value *root = json_root(v.document);
+    const json_value *merges = json_get(json_get(root, "model"), "merges");
+    v.tokens = calloc(v.count, sizeof *v.tokens);
+    v.kinds = calloc(v.count, sizeof *v.kinds);
+    v.merges = calloc(merges->size, sizeof *v.merges);
+    v.joined = malloc(size);
+    assert_true(v.tokens && v.kinds && v.merges && v.joined);
+    for (uint32_t i = 0; i < v.count; i++) {
+        v.tokens[i] = kvf_tokenizer_token(tokenizer, i);
+        assert_non_null(v.tokens[i]);
+        v.kinds[i] = 1;
+    }
+    const json_value *added = json_get(root, "added_tokens");
+    for (const json_value *token = json_first(added); token; token = json_next(added, token))
+        v.kinds[json_get(token, "id")->as.integer] =
+            json_get(token, "special")->kind == JSON_TRUE ? 3 : 4;
+    read_merges(&v, merges);
+    return v;
+}
+
+static void free_vocabulary(vocabulary *v)
+{
+    json_free(v->document);
+    free(v->tokens);
+    free(v->merges);
+    free(v->joined);
+    free(v->kinds);
+}
+
+static void same_ids(const kvf_tokenizer *a, const kvf_tokenizer *b)
+{
+    hostile_text hostile = hostile_text_open();
+    kvf_text text = {0};
+    kvf_token_ids x = {0}, y = {0};
+    kvf_error error = {0};
+    for (uint32_t i = 0; i < 1000; i++) {
+        hostile_text_make(&hostile, i, &text);
+        x.count = y.count = 0;
+        check(kvf_tokenizer_encode(a, text.bytes, text.size, i % 2 == 0, &x, &error), &error);
+        check(kvf_tokenizer_encode(b, text.bytes, text.size, i % 2 == 0, &y, &error), &error);
+        assert_int_equal(x.count, y.count);
+        if (x.count != 0)
+            assert_memory_equal(x.ids, y.ids, x.count * sizeof *x.ids);
+    }
+    kvf_token_ids_free(NULL, &x);
+    kvf_token_ids_free(NULL, &y);
+    kvf_text_free(NULL, &text);
+    hostile_text_close(&hostile);
+}
+
+/* A golden tokenizer, and the same tokens in a GGUF file under a name. */
+static void encodes_as_its_directory(void **state)
+{
+    static const struct {
+        const char *golden, *pre, *bos;
+    } cases[] = {{"llama3", "llama-bpe", "<|begin_of_text|>"},
+                 {"qwen2", "qwen2", NULL},
+                 {"qwen2", "deepseek-r1-qwen", NULL},
+                 {"tekken", "tekken", "<s>"}};
+    (void)state;
+    char *directory = fixture_directory_create();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[1024];
+        size_t size;
+        uint32_t bos = 0;
+        kvf_error error = {0};
+        kvf_tokenizer *want, *got;
+        gguf_image image = {0};
+        snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, cases[i].golden);
+        char *json = fixture_read(path, &size);
+        check(kvf_tokenizer_parse(json, size, NULL, &want, &error), &error);
+        vocabulary v = read_vocabulary(json, size, want);
+        gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
+        gguf_image_text(&image, "tokenizer.ggml.pre", cases[i].pre);
+        gguf_image_texts(&image, "tokenizer.ggml.tokens", v.tokens, v.count);
+        gguf_image_i32s(&image, "tokenizer.ggml.token_type", v.kinds, v.count);
+        gguf_image_texts(&image, "tokenizer.ggml.merges", v.merges, v.merge_count);
+        if (cases[i].bos) {
+            assert_true(kvf_tokenizer_find(want, cases[i].bos, &bos));
+            gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", bos);
+        }
+        check(kvf_tokenizer_open(write_image(&image, directory, path), NULL, &got, &error), &error);
+        same_ids(want, got);
+        kvf_tokenizer_close(got);
+        kvf_tokenizer_close(want);
+        free_vocabulary(&v);
+        gguf_image_free(&image);
+        free(json);
+    }
+    fixture_directory_remove(directory);
+}
+
+/* "1" twice stands alone under one name and not under the other; tokens are put around a text. */
+static void cuts_by_name(void **state)
+{
+    (void)state;
+    char *directory = fixture_directory_create(), path[1024];
+    for (uint32_t gpt2 = 0; gpt2 < 2; gpt2++) {
+        static const char *const merges[] = {"a b", "1 1"};
+        static const char *const tokens[] = {"<s>", "</s>", "a", "b", "ab", "1", "11"};
+        static const int32_t kinds[] = {3, 3, 1, 1, 1, 1, 1};
+        gguf_image image = {0};
+        kvf_tokenizer *tokenizer;
+        kvf_token_ids ids = {0};
+        kvf_error error = {0};
+        gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
+        gguf_image_text(&image, "tokenizer.ggml.pre", gpt2 ? "gpt-2" : "smollm");
+        gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 7);
+        gguf_image_i32s(&image, "tokenizer.ggml.token_type", kinds, 7);
+        gguf_image_texts(&image, "tokenizer.ggml.merges", merges, 2);
+        gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", 0);
+        gguf_image_u32(&image, "tokenizer.ggml.eos_token_id", 1);
+        gguf_image_flag(&image, "tokenizer.ggml.add_bos_token", gpt2);
+        gguf_image_flag(&image, "tokenizer.ggml.add_eos_token", !gpt2);
+        check(kvf_tokenizer_open(write_image(&image, directory, path), NULL, &tokenizer, &error),
+              &error);
+        check(kvf_tokenizer_encode(tokenizer, "ab11", 4, true, &ids, &error), &error);
+        static const uint32_t want[2][4] = {{4, 5, 5, 1}, {0, 4, 6}};
+        assert_int_equal(ids.count, gpt2 ? 3 : 4);
+        assert_memory_equal(ids.ids, want[gpt2], ids.count * sizeof *ids.ids);
+        kvf_token_ids_free(NULL, &ids);
+        kvf_tokenizer_close(tokenizer);
+        gguf_image_free(&image);
+    }
+    fixture_directory_remove(directory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(widens_as_published),
+        cmocka_unit_test(has_the_weights_of_its_directory),
+        cmocka_unit_test(widens_a_model_to_bf16),
+        cmocka_unit_test(reads_fields),
+        cmocka_unit_test(encodes_as_its_directory),
+        cmocka_unit_test(cuts_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
