@@ -232,13 +232,17 @@ KVF_INLINE uint64_t *kvf_row_bits(const kvf_paging *p, const kvf_row *row, uint3
     return row->bits + (size_t)head * p->blocks_max;
 }
 
-/* The bits of one page. */
+/* The bits of one page, of its block's. */
+KVF_INLINE uint64_t kvf_page_skip(const kvf_paging *p, uint64_t bits, uint32_t page)
+{
+    return bits >> page % p->block_pages * p->shape.page_size &
+           kvf_live_bits(p->shape.page_size, 0);
+}
+
 KVF_INLINE uint64_t kvf_row_skip(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                  uint32_t page)
 {
-    const uint64_t bits = kvf_row_bits(p, row, head)[page / p->block_pages];
-    return bits >> page % p->block_pages * p->shape.page_size &
-           kvf_live_bits(p->shape.page_size, 0);
+    return kvf_page_skip(p, kvf_row_bits(p, row, head)[page / p->block_pages], page);
 }
 
 /* Digest of job `job` of a row's runs, counted from its first run: a page, or a run. */

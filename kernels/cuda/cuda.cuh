@@ -91,6 +91,14 @@ static __device__ __forceinline__ void kvf_store_once(void *pointer, uint4 v)
                  : "memory");
 }
 
+/* A word that other threads of the kernel change by atomics meanwhile. */
+static __device__ __forceinline__ uint64_t kvf_load_relaxed(const uint64_t *word)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+    return v;
+}
+
 /* Words that host threads and other streams see. */
 static __device__ __forceinline__ uint32_t kvf_load_acquire_system(const uint32_t *word)
 {

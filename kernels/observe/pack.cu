@@ -222,13 +222,14 @@ static __device__ void renew_bits(packing *k, shared_state *s)
         __syncthreads();
         bool is_changed = d < n + m && s->pages[threadIdx.x] != page;
         if (is_changed) {
-            const uint64_t old = kvf_row_skip(p, a->row, k->head, page);
+            /* Other threads change other pages of the same block meanwhile. */
+            uint64_t *block = &all[page / p->block_pages];
+            const uint64_t old = kvf_page_skip(p, kvf_load_relaxed(block), page);
             bits = bits_of(k, page, i, j, &end);
             is_changed = old != bits;
-            /* Other threads have other pages of the same block. */
             if (is_changed)
-                atomicXor((unsigned long long *)&all[page / p->block_pages],
-                          (unsigned long long)(old ^ bits) << page % p->block_pages * page_size);
+                atomicXor((unsigned long long *)block, (unsigned long long)(old ^ bits)
+                                                           << page % p->block_pages * page_size);
             is_changed = is_changed && a->jobs_max;
         }
         const bool is_far = is_changed && a->resident && slots[page] < 0;

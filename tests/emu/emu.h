@@ -283,6 +283,11 @@ static inline void kvf_store_once(void *pointer, uint4 v)
     memcpy(pointer, &v, sizeof(v));
 }
 
+static inline uint64_t kvf_load_relaxed(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
 /* A thread that polls lets the others run. */
 static inline uint32_t kvf_load_acquire_system(const uint32_t *word)
 {
