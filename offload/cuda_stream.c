@@ -331,14 +331,14 @@ int kvf_cuda_event_is_done(kvf_event *base)
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     int before;
     if (kvf_cuda_enter(device, &before) != KVF_OK)
-        return atomic_load(&device->lost) != 0 ? 1 : -1; /* the wait says why */
+        return -1; /* the wait says why */
     const cudaError_t error = cudaEventQuery(of_event(base)->handle);
     if (error == cudaErrorNotReady)
         (void)cudaGetLastError();
     else
         (void)kvf_cuda_failed(device, error, "work before an event failed");
     kvf_cuda_leave(device, before);
-    if (error == cudaSuccess || atomic_load(&device->lost) != 0)
+    if (error == cudaSuccess)
         return 1;
     return error == cudaErrorNotReady ? 0 : -1;
 }

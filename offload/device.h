@@ -84,8 +84,8 @@ typedef struct kvf_device_ops {
     /* Waits for the record that was enqueued last before this call. */
     kvf_status (*stream_wait_event)(kvf_stream *stream, kvf_event *event);
     kvf_status (*event_wait)(kvf_event *event); /* host waits */
-    int (*event_is_done)(
-        kvf_event *event); /* 1 if event_wait would not wait; -1: the device could not say */
+    /* 1 if what comes before the event is done; -1: the device could not say, or is lost. */
+    int (*event_is_done)(kvf_event *event);
     /* Time between two records that are done, on the clock of the stream's device. */
     kvf_status (*event_elapsed)(kvf_event *from, kvf_event *to, uint64_t *ns);
 
