@@ -219,7 +219,9 @@ static inline float widen_half(uint32_t x)
 
 template <float widen(uint32_t)> KVF_EMU_QUIET static void multiply(void *const *operands, uint32_t)
 {
-    float a[16][16], b[16][8], d[16][8];
+    typedef float row8 __attribute__((vector_size(32)));
+    float a[16][16];
+    row8 b[16], d[16];
     for (uint32_t i = 0; i < 32; i++) {
         const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
         const uint32_t group = i / 4, pair = i % 4 * 2;
@@ -237,8 +239,7 @@ template <float widen(uint32_t)> KVF_EMU_QUIET static void multiply(void *const 
     }
     for (uint32_t row = 0; row < 16; row++)
         for (uint32_t k = 0; k < 16; k++)
-            for (uint32_t column = 0; column < 8; column++)
-                d[row][column] += a[row][k] * b[k][column];
+            d[row] += a[row][k] * b[k];
     for (uint32_t i = 0; i < 32; i++) {
         const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
         for (uint32_t r = 0; r < 4; r++)

@@ -191,6 +191,11 @@ int test_on_cuda(void)
     return 1;
 }
 
+uint32_t test_afford(uint32_t n)
+{
+    return n >> (TEST_SANITIZED ? 1 + test_on_cuda() : 0);
+}
+
 kvf_transfer test_transfer(kvf_transfer wanted)
 {
     return wanted == KVF_TRANSFER_DIRECT && test_on_cuda() ? KVF_TRANSFER_MAPPED : wanted;

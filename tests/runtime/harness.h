@@ -91,6 +91,9 @@ kvf_runtime_config test_runtime_config(void);
 extern kvf_runtime_seams test_seams;
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);
 int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
+/* How many of `n` rounds or steps this build has time for: half of them under a sanitizer, and a
+ * quarter on the emulated device under one. */
+uint32_t test_afford(uint32_t n);
 /* A method that the device has: direct needs a device that shares host memory, else it is mapped.
  */
 kvf_transfer test_transfer(kvf_transfer wanted);

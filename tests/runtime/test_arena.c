@@ -178,7 +178,7 @@ static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t dela
         &(test_tokens_spec){.count = TOKENS, .seed = seed, .sharpness = 2.0f, .topics = 5});
     side_open(&h->sides[0], cc, 2, 0);
     side_open(&h->sides[1], cc, 1, delay_seed);
-    const uint32_t calls = TEST_SANITIZED ? CALLS / 2 : CALLS;
+    const uint32_t calls = test_afford(CALLS);
     for (uint32_t n = 0; n < calls; n++)
         one_call(h);
     for (uint32_t k = 0; k < 2; k++)

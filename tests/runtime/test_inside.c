@@ -183,7 +183,7 @@ static void invariants_hold_through_any_history(void **state)
             &(test_tokens_spec){.count = 500, .seed = seed, .sharpness = 2.0f, .topics = 5});
         test_world_open(&h->w, NULL, &cc);
         const uint32_t blocks = h->w.cache->pool.block_count;
-        for (uint32_t i = 0; i < 1500; i++) {
+        for (uint32_t i = 0; i < test_afford(1500); i++) {
             one_change(h);
             if (i % 50 == 49)
                 check_invariants(h);

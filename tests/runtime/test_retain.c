@@ -180,7 +180,7 @@ static void kept_tokens_are_a_fresh_sequence(void **state)
                                          KVF_SELECT_STREAMING};
     test_random r = {seed};
     test_seed_print(__func__, seed);
-    for (uint32_t i = 0; i < (TEST_SANITIZED || test_on_cuda() ? 16 : 40); i++) {
+    for (uint32_t i = 0; i < test_afford(40); i++) {
         keep_case x = {.cc = config_full(), .chunk = between(&r, 16, 128), .steps = 20};
         x.cc.dtype = (kvf_dtype)(i % 3);
         x.cc.kv_heads = between(&r, 1, 3);

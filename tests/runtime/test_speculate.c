@@ -15,7 +15,7 @@ static test_scenario scenario_of(kvf_select select, uint64_t seed)
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 2.5f, .topics = 6},
                         .prompt = TEST_SANITIZED ? 200 : 300,
-                        .steps = TEST_SANITIZED ? 36 : 70,
+                        .steps = test_afford(70),
                         .chunk = 100};
     sc.cc.layers = 3;
     sc.cc.dtype = KVF_BF16;
@@ -97,7 +97,7 @@ static void delays_do_not_change_answers(void **state)
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + m);
         test_seams.delay_seed = 7919 * (m + 1);
         sc.rc = &rc;
-        sc.steps = 36;
+        sc.steps = test_afford(60);
         sc.cc.transfer = methods[m];
         compare(&sc, "delays");
     }
@@ -124,7 +124,7 @@ static size_t wander(const kvf_cache_config *cc, uint32_t speculate, uint64_t se
     test_tokens_make(
         &t, cc, &(test_tokens_spec){.count = COUNT, .seed = seed, .sharpness = 2.5f, .topics = 5});
     test_world_open(&w, &rc, &mine);
-    for (uint32_t n = 0; n < (TEST_SANITIZED ? 120u : 260u); n++) {
+    for (uint32_t n = 0; n < test_afford(260); n++) {
         const uint32_t i = test_random_below(&r, ALIVE), other = (i + 1) % ALIVE;
         const uint32_t what = test_random_below(&r, 24);
         if (!s[i] && s[other]) {
