@@ -14,7 +14,7 @@ import sys
 
 # What the files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
-MODEL = ["runtime/model/" + room for room in ("formats", "matrix", "tokenizer", "transformer")]
+MODEL = ["runtime/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
                                        "entry")]
@@ -27,6 +27,7 @@ MAY_SEE = {
     "offload": FLOOR + ["kernels"],
     "runtime/model/formats": FLOOR,
     "runtime/model/tokenizer": FLOOR + ["runtime/model/formats"],
+    "runtime/model/chat": FLOOR + ["runtime/model/formats", "runtime/model/tokenizer"],
     "runtime/model/matrix": FLOOR + ["runtime/model/formats"],
     "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
                                           "kernels/cuda"],

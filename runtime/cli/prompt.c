@@ -7,7 +7,6 @@
  */
 
 #include "prompt.h"
-#include "chat_template.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -63,21 +62,6 @@ static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t voc
     return KVF_OK;
 }
 
-static kvf_status encode_chat(const kvf_model_config *model, const kvf_tokenizer *tokenizer,
-                              const kvf_text *text, kvf_token_ids *ids, kvf_error *error)
-{
-    if (memchr(text->bytes, '\0', text->size))
-        return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
-    const kvf_chat_message message = {.role = KVF_ROLE_USER, .text = text->bytes};
-    const kvf_chat chat = {
-        .format = model->architecture->chat,
-        .messages = &message,
-        .count = 1,
-        .generate = true,
-    };
-    return kvf_chat_encode(&chat, tokenizer, ids, error);
-}
-
 /* A tokenizer may know ids that the model has no row for. */
 static kvf_status check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
                             kvf_error *error)
@@ -92,19 +76,22 @@ static kvf_status check_ids(const kvf_model_config *model, const kvf_token_ids *
 }
 
 kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *model,
-                           const kvf_tokenizer *tokenizer, kvf_token_ids *ids, kvf_error *error)
+                           const kvf_tokenizer *tokenizer, const cli_chat *chat, kvf_token_ids *ids,
+                           kvf_error *error)
 {
     kvf_text text = {0};
     kvf_status status;
-    if (o->token_ids_file) {
+    if (chat && !o->prompt && !o->prompt_file && o->chat.messages_file) {
+        status = cli_chat_encode(chat, &o->chat, tokenizer, NULL, ids, error);
+    } else if (o->token_ids_file) {
         status = model_read_file(NULL, o->token_ids_file, PROMPT_BYTES_MAX, &text, error);
         if (status == KVF_OK && text.size > 0)
             status = parse_ids(o->token_ids_file, &text, model->vocab_size, ids, error);
     } else {
         status = read_text(o, &text, error);
         if (status == KVF_OK && text.size > 0)
-            status = o->chat
-                         ? encode_chat(model, tokenizer, &text, ids, error)
+            status = chat
+                         ? cli_chat_encode(chat, &o->chat, tokenizer, &text, ids, error)
                          : kvf_tokenizer_encode(tokenizer, text.bytes, text.size, true, ids, error);
     }
     kvf_text_free(NULL, &text);

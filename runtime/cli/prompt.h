@@ -9,18 +9,19 @@
  * that the model has.
  */
 
+#include "chat_prompt.h"
 #include "model_config.h"
 #include "run_options.h"
 #include "tokenizer.h"
 
 /**
- * The prompt. @p tokenizer may be NULL if ids are given as numbers.
+ * The prompt. @p tokenizer may be NULL if ids are given as numbers, @p chat if there is none.
  * @return KVF_OK; KVF_INVALID for an empty prompt, text that is no UTF-8, an id out of range
  */
 KVF_CHECKED kvf_status cli_prompt_read(const cli_run_options *options,
                                        const kvf_model_config *model,
-                                       const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
-                                       kvf_error *error);
+                                       const kvf_tokenizer *tokenizer, const cli_chat *chat,
+                                       kvf_token_ids *ids, kvf_error *error);
 
 /** What follows the prompt, for `score`: no special tokens in front. @return as cli_prompt_read */
 KVF_CHECKED kvf_status cli_text_read(const char *path, const kvf_model_config *model,

@@ -42,6 +42,24 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
     return status;
 }
 
+/* The format of the chat, if there is one, and all tokens that end an answer. */
+static kvf_status open_chat(cli_run *run, kvf_error *error)
+{
+    const cli_run_options *o = &run->options;
+    const bool chats = cli_chat_wanted(&o->chat);
+    for (uint32_t i = 0; i < run->model.eos_count; i++)
+        run->end_ids[run->end_count++] = run->model.eos_ids[i];
+    if (!chats)
+        return KVF_OK;
+    KVF_TRY(cli_chat_open(&o->chat, o->model, run->tokenizer, &run->chat, error));
+    for (uint32_t i = 0; i < run->end_count; i++)
+        if (run->end_ids[i] == run->chat.end)
+            return KVF_OK;
+    if (run->chat.end < run->model.vocab_size)
+        run->end_ids[run->end_count++] = run->chat.end;
+    return KVF_OK;
+}
+
 static uint32_t tokens_needed(const cli_run *run)
 {
     return (uint32_t)(run->prompt.count + run->text.count) + run->questions.longest +
@@ -83,12 +101,14 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         fprintf(stderr, "kvferry: %s\n", run->model.note);
     KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
     KVF_TRY(open_tokenizer(run, error));
+    KVF_TRY(open_chat(run, error));
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
-    KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer, &run->prompt, error));
+    KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
+                            cli_chat_wanted(&o->chat) ? &run->chat : NULL, &run->prompt, error));
     KVF_TRY(check_context(run, error));
     return cli_run_prune_prepare(run, error);
 }
@@ -291,6 +311,7 @@ static void close_run(cli_run *run)
     kvf_token_ids_free(NULL, &run->text);
     kvf_token_ids_free(NULL, &run->prompt);
     cli_questions_free(&run->questions);
+    cli_chat_close(&run->chat);
     kvf_tokenizer_close(run->tokenizer);
     kvf_weights_close(run->weights);
 }

@@ -35,6 +35,9 @@ typedef struct cli_run {
     kvf_model_config model;
     kvf_tokenizer *tokenizer; /* NULL: ids in, ids out */
     kvf_weights *weights;
+    cli_chat chat;                     /* if the prompt is one */
+    uint32_t end_ids[KVF_EOS_MAX + 1]; /* [end_count] tokens that end an answer */
+    uint32_t end_count;
     kvf_token_ids prompt;
     cli_questions questions;
     kvf_token_ids text; /* of `score` */

@@ -20,6 +20,17 @@ static bool take_verify(const cli_option *option, const char *text, void *at)
            cli_refuse(option, text, "dense or dense:N");
 }
 
+static bool take_stop(const cli_option *option, const char *text, void *at)
+{
+    cli_stop_texts *stop = (cli_stop_texts *)(void *)((char *)at + option->is.offset);
+    if (!text[0])
+        return cli_refuse(option, text, "a text that is not empty");
+    if (stop->count == CLI_STOP_MAX)
+        return cli_refuse(option, text, "it less often: 16 times at most");
+    stop->texts[stop->count++] = text;
+    return true;
+}
+
 static const cli_option of_input[] = {
     {.is = {"model", TEXT, FIELD(model),
             .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
@@ -36,11 +47,31 @@ static const cli_option of_input[] = {
 static const cli_option of_answers[] = {
     {.is = {"ask", TEXT, FIELD(ask_file),
             .meaning = "one question per line, each answered on its own after the prompt"}},
-    {.is = {"chat", SWITCH, FIELD(chat),
-            .meaning = "apply the chat format: the prompt is a message of a user"}},
     {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
      .letter = 'n'},
+    {.is = {"stop", TEXT, FIELD(stop), .meaning = "end the answer in front of it; several times"},
+     .argument = "TEXT",
+     .absent = "end tokens of the model and of its chat format",
+     .take = take_stop},
     {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
+};
+
+static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
+static const char *const thinking[] = {"default", "on", "off", NULL};
+
+static const cli_option of_chat[] = {
+    {.is = {"chat", SWITCH, FIELD(chat.chat),
+            .meaning = "the prompt is a message of a user, in the model's own chat format"}},
+    {.is = {"messages", TEXT, FIELD(chat.messages_file),
+            .meaning = "turns before the prompt, or with none all of them, as JSON: "
+                       "[{\"role\": \"user\", \"content\": \"...\"}, ...]"}},
+    {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
+     .argument = "TEXT",
+     .absent = "the model's own"},
+    {.is = {"thinking", KVF_SETTING_NAME, FIELD(chat.thinking), .names = thinking,
+            .meaning = "whether a model that can think does"}},
+    {.is = {"chat-format", KVF_SETTING_NAME, FIELD(chat.format), .names = chat_formats,
+            .meaning = "that of the model's own template, or a known one"}},
 };
 
 static const cli_option of_text[] = {
@@ -103,10 +134,12 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--model DIR is needed";
     else if (prompts > 1)
         problem = "give only one of --prompt, --prompt-file and --token-ids";
-    else if (o->chat && o->token_ids_file)
+    else if (cli_chat_wanted(&o->chat) && o->token_ids_file)
         problem = "--chat needs text, not --token-ids";
-    else if (o->ask_file && o->chat)
+    else if (o->ask_file && cli_chat_wanted(&o->chat))
         problem = "--ask continues plain text; leave --chat out";
+    else if (!cli_chat_wanted(&o->chat) && (o->chat.system || o->chat.format || o->chat.thinking))
+        problem = "--system, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
     if (problem)
@@ -171,6 +204,8 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_input);
     ADD(c, of_answers);
     ADD(c, of_context);
+    cli_heading(c, "Chat:");
+    ADD(c, of_chat);
     add_cache(c);
     cli_heading(c, "Sampling:");
     ADD(c, of_sampling);

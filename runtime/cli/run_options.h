@@ -9,13 +9,15 @@
  * depends on the model or the machine is left to those who know them.
  */
 
+#include "chat_prompt.h"
 #include "options.h"
 #include "prune_options.h"
 #include "sampling.h"
+#include "stop_text.h"
 
 typedef struct cli_run_options {
     const char *model;
-    const char *prompt; /* exactly one of these three, or none: standard input */
+    const char *prompt; /* exactly one of these three, or none: standard input or `chat` */
     const char *prompt_file;
     const char *token_ids_file;
     const char *ask_file;  /* NULL = one continuation of the prompt */
@@ -25,7 +27,8 @@ typedef struct cli_run_options {
     const char *dump_logits_file;
     uint32_t tokens;         /* to generate */
     uint32_t context_tokens; /* 0 = prompt + tokens */
-    bool chat;
+    cli_chat_options chat;
+    cli_stop_texts stop;
     bool dry_run;
     bool ignore_eos;
     kvf_sampling_config sampling;

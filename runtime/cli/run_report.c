@@ -210,7 +210,9 @@ static const char *stop_name(const cli_run *run, kvf_stop stop)
 {
     if (run->interrupted)
         return "interrupted";
-    return stop == KVF_STOP_EOS ? "eos" : stop == KVF_STOP_LENGTH ? "length" : "output";
+    if (stop == KVF_STOP_CALLER)
+        return run->output_failed ? "output" : "text";
+    return stop == KVF_STOP_EOS ? "eos" : "length";
 }
 
 static void write_answers(cli_json *j, const cli_run *run)

@@ -9,19 +9,15 @@
 
 #include "common/clock.h"
 #include "interrupt.h"
+#include "printer.h"
 #include "progress.h"
 #include "run.h"
 
-#include <errno.h>
-#include <string.h>
-
 /* Where tokens go. */
-typedef struct printer {
+typedef struct outlet {
     cli_run *run;
-    kvf_token_stream stream;
-    bool one_line; /* line breaks inside an answer become spaces */
-    bool first;
-} printer;
+    cli_printer printer;
+} outlet;
 
 static bool on_prefill(void *user, uint32_t done, uint32_t total)
 {
@@ -30,62 +26,15 @@ static bool on_prefill(void *user, uint32_t done, uint32_t total)
     return !cli_interrupted();
 }
 
-static void print_bytes(printer *p, char *bytes, size_t size)
-{
-    for (size_t i = 0; p->one_line && i < size; i++)
-        if (bytes[i] == '\n' || bytes[i] == '\r')
-            bytes[i] = ' ';
-    if (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0)
-        return;
-    if (!p->run->output_failed)
-        fprintf(stderr, "kvferry: standard output cannot be written: %s\n", strerror(errno));
-    p->run->output_failed = true;
-}
-
-static void print_token(printer *p, uint32_t id)
-{
-    if (!p->run->tokenizer) {
-        char number[16];
-        int size = snprintf(number, sizeof number, "%s%u", p->first ? "" : " ", id);
-        p->first = false;
-        print_bytes(p, number, (size_t)size);
-        return;
-    }
-    kvf_text text = {0};
-    kvf_error error;
-    const kvf_allocator *allocator = kvf_tokenizer_allocator(p->run->tokenizer);
-    kvf_status status = KVF_OK;
-    if (id < kvf_tokenizer_size(p->run->tokenizer)) /* a model may have more rows than tokens */
-        status = kvf_token_stream_push(&p->stream, id, &text, &error);
-    if (status == KVF_OK && text.size > 0)
-        print_bytes(p, text.bytes, text.size);
-    kvf_text_free(allocator, &text);
-}
-
-static void print_end(printer *p)
-{
-    kvf_text text = {0};
-    kvf_error error;
-    if (p->run->tokenizer && kvf_token_stream_finish(&p->stream, &text, &error) == KVF_OK &&
-        text.size > 0)
-        print_bytes(p, text.bytes, text.size);
-    if (p->run->tokenizer)
-        kvf_text_free(kvf_tokenizer_allocator(p->run->tokenizer), &text);
-    char newline[] = "\n";
-    p->one_line = false;
-    print_bytes(p, newline, 1);
-}
-
 static bool on_token(void *user, uint32_t id, const float *logits)
 {
-    printer *p = user;
-    cli_run *run = p->run;
+    outlet *o = user;
+    cli_run *run = o->run;
     char number[16];
     int size = snprintf(number, sizeof number, "%u\n", id);
     cli_output_write(&run->ids_output, number, (size_t)size);
     cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
-    print_token(p, id);
-    return !cli_interrupted() && !run->output_failed;
+    return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 
 /* What happened between two readings. */
@@ -111,22 +60,22 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     *a = (cli_answer){.prompt_tokens = count, .first_step = run->step_count};
     kvf_stats before, after;
     kvf_cache_stats(run->cache, &before);
-    printer p = {
-        .run = run,
-        .stream = {.tokenizer = run->tokenizer, .skip_special = true},
-        .one_line = run->options.ask_file,
-        .first = true,
-    };
+    outlet o = {.run = run,
+                .printer = {.tokenizer = run->tokenizer,
+                            .ends = run->end_ids,
+                            .end_count = run->options.ignore_eos ? 0 : run->end_count,
+                            .one_line = run->options.ask_file}};
+    cli_printer_begin(&o.printer, &run->options.stop);
     kvf_decode_request request = {
         .sequence = sequence,
         .ids = ids,
         .count = count,
         .tokens = run->options.tokens,
         .sampler = run->sampler,
-        .eos_ids = run->model.eos_ids,
-        .eos_count = run->options.ignore_eos ? 0 : run->model.eos_count,
+        .eos_ids = run->end_ids,
+        .eos_count = run->options.ignore_eos ? 0 : run->end_count,
         .token = on_token,
-        .user = &p,
+        .user = &o,
     };
     kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
@@ -139,7 +88,8 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     a->steps = result.steps;
     a->stats = difference(&before, &after);
     if (result.generated > 0)
-        print_end(&p);
+        cli_printer_end(&o.printer);
+    run->output_failed = run->output_failed || o.printer.failed;
     run->interrupted = cli_interrupted();
     return status;
 }

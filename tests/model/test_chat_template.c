@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The chat formats against the templates restated in make_chat_goldens.py, text and ids, and what
- * is refused.
+ * Chat templates against what Transformers renders by them (goldens/chat.json, written by
+ * make_chat_goldens.py): chats, the language itself, and ids. Then what is refused and how, the
+ * bounds, the markers, and where a model keeps its template.
  */
 
-#include "chat_template.h"
+#include "chat_source.h"
 #include "json.h"
 #include "model_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <setjmp.h>
 // clang-format off
@@ -19,11 +21,6 @@
 // clang-format on
 
 enum { MESSAGES_MAX = 16 };
-
-static const char *const format_names[] = {[KVF_CHAT_LLAMA3] = "llama3",
-                                           [KVF_CHAT_MISTRAL] = "mistral",
-                                           [KVF_CHAT_QWEN2] = "qwen2",
-                                           [KVF_CHAT_QWEN3] = "qwen3"};
 
 static kvf_tokenizer *open_golden(const char *name)
 {
@@ -38,123 +35,294 @@ static kvf_tokenizer *open_golden(const char *name)
     return tokenizer;
 }
 
-static kvf_chat chat_of(const json_value *golden, kvf_chat_message *messages)
+/* ---- goldens ---- */
+
+typedef struct goldens {
+    char *text;
+    json_document *document;
+    const json_value *root;
+    jinja_day day;
+} goldens;
+
+static const json_value *at(const json_value *list, uint32_t index)
 {
-    kvf_chat chat = {.messages = messages};
-    const json_value *format = json_get(golden, "format");
-    while (!json_is_string(format, format_names[chat.format]))
-        chat.format++;
-    const json_value *list = json_get(golden, "chat");
+    const json_value *one = json_first(list);
+    while (index-- > 0)
+        one = json_next(list, one);
+    return one;
+}
+
+static goldens open_goldens(void)
+{
+    goldens g = {0};
+    size_t size;
+    kvf_error error;
+    g.text = fixture_read(KVF_GOLDENS "/chat.json", &size);
+    assert_int_equal(json_parse(g.text, size, "chat.json", NULL, &g.document, &error), KVF_OK);
+    g.root = json_root(g.document);
+    const json_value *day = json_get(g.root, "day");
+    g.day = (jinja_day){(uint32_t)at(day, 0)->as.integer, (uint32_t)at(day, 1)->as.integer,
+                        (uint32_t)at(day, 2)->as.integer};
+    return g;
+}
+
+static void close_goldens(goldens *g)
+{
+    json_free(g->document);
+    free(g->text);
+}
+
+static const char *text_of(const json_value *value)
+{
+    return value && value->kind == JSON_STRING ? value->as.string : NULL;
+}
+
+static kvf_chat_format format_of(const json_value *template)
+{
+    return (kvf_chat_format){.source = text_of(json_get(template, "source")),
+                             .bos = text_of(json_get(template, "bos")),
+                             .eos = text_of(json_get(template, "eos"))};
+}
+
+static kvf_chat chat_of(const goldens *g, uint32_t index, kvf_chat_message *messages)
+{
+    kvf_chat chat = {.messages = messages, .today = &g->day};
+    const json_value *list = at(json_get(g->root, "chats"), index);
     assert_true(list->size <= MESSAGES_MAX);
-    for (const json_value *m = json_first(list); m != NULL; m = json_next(list, m)) {
-        char role = m->as.string[0];
-        messages[chat.count++] = (kvf_chat_message){.role = role == 'S'   ? KVF_ROLE_SYSTEM
-                                                            : role == 'U' ? KVF_ROLE_USER
-                                                                          : KVF_ROLE_ASSISTANT,
-                                                    .text = m->as.string + 2};
+    for (const json_value *m = json_first(list); m; m = json_next(list, m)) {
+        const char role = m->as.string[0];
+        messages[chat.count++] = (kvf_chat_message){role == 'S'   ? KVF_ROLE_SYSTEM
+                                                    : role == 'U' ? KVF_ROLE_USER
+                                                                  : KVF_ROLE_ASSISTANT,
+                                                    m->as.string + 2};
     }
-    chat.generate = json_get(golden, "generate") != NULL;
-    chat.skip_thinking = json_get(golden, "skip_thinking") != NULL;
-    const json_value *date = json_get(golden, "date");
-    chat.date = date != NULL ? date->as.string : NULL;
     return chat;
 }
 
-static void check_case(const json_value *golden)
+/* @p expected is null where Transformers refuses. */
+static void check_render(const kvf_chat *chat, const json_value *expected, const char *name)
 {
-    kvf_chat_message messages[MESSAGES_MAX];
-    kvf_chat chat = chat_of(golden, messages);
     kvf_text text = {0};
-    kvf_token_ids ids = {0};
     kvf_error error = {0};
-    assert_int_equal(kvf_chat_render(&chat, NULL, &text, &error), KVF_OK);
-    const json_value *expected = json_get(golden, "text");
-    if (text.size != expected->size || memcmp(text.bytes, expected->as.string, text.size) != 0)
-        fail_msg("%s:\n%s\nshould be\n%s", format_names[chat.format], text.bytes,
-                 expected->as.string);
-    kvf_tokenizer *tokenizer = open_golden(json_get(golden, "tokenizer")->as.string);
-    assert_int_equal(kvf_chat_encode(&chat, tokenizer, &ids, &error), KVF_OK);
-    const json_value *list = json_get(golden, "ids");
-    assert_int_equal(ids.count, list->size);
-    for (uint32_t i = 0; i < list->size; i++)
-        assert_int_equal(ids.ids[i], list[1 + i].as.integer);
-    kvf_tokenizer_close(tokenizer);
-    kvf_token_ids_free(NULL, &ids);
+    const kvf_status status = kvf_chat_render(chat, NULL, &text, &error);
+    if (expected->kind == JSON_NULL) {
+        if (status == KVF_OK)
+            fail_msg("%s: rendered what Transformers refuses: %s", name, text.bytes);
+        assert_int_equal(error.status, status);
+        assert_non_null(strstr(error.text, "the chat template"));
+    } else if (status != KVF_OK) {
+        fail_msg("%s: %s", name, error.text);
+    } else if (text.size != expected->size ||
+               (text.size && memcmp(text.bytes, expected->as.string, text.size) != 0)) {
+        fail_msg("%s:\n%s\nshould be\n%s", name, text.bytes, expected->as.string);
+    }
     kvf_text_free(NULL, &text);
 }
 
-static void matches_goldens(void **state)
+static void renders_as_transformers(void **state)
 {
     (void)state;
-    size_t size;
-    char *text = fixture_read(KVF_GOLDENS "/chat.json", &size);
-    json_document *document;
-    kvf_error error;
-    assert_int_equal(json_parse(text, size, "chat.json", NULL, &document, &error), KVF_OK);
-    const json_value *root = json_root(document);
-    for (const json_value *c = json_first(root); c != NULL; c = json_next(root, c))
-        check_case(c);
-    assert_true(root->size >= 190);
-    json_free(document);
-    free(text);
+    goldens g = open_goldens();
+    uint32_t checked = 0;
+    const json_value *templates = json_get(g.root, "templates");
+    for (const json_value *t = json_first(templates); t; t = json_next(templates, t)) {
+        const kvf_chat_format format = format_of(t);
+        const json_value *cases = json_get(t, "cases");
+        for (const json_value *c = json_first(cases); c; c = json_next(cases, c), checked++) {
+            kvf_chat_message messages[MESSAGES_MAX];
+            kvf_chat chat = chat_of(&g, (uint32_t)at(c, 0)->as.integer, messages);
+            const json_value *thinking = at(c, 2);
+            chat.format = &format;
+            chat.generate = at(c, 1)->kind == JSON_TRUE;
+            chat.thinking = thinking->kind == JSON_NULL   ? KVF_THINKING_DEFAULT
+                            : thinking->kind == JSON_TRUE ? KVF_THINKING_ON
+                                                          : KVF_THINKING_OFF;
+            check_render(&chat, at(c, 3), json_get(t, "name")->as.string);
+        }
+    }
+    assert_true(checked >= 600);
+    close_goldens(&g);
 }
 
-static void refuses_wrong_turns(void **state)
+static void speaks_the_language(void **state)
 {
     (void)state;
-    const kvf_chat_message list[] = {
-        {KVF_ROLE_USER, "a"}, {KVF_ROLE_USER, "b"}, {KVF_ROLE_SYSTEM, "c"}};
-    kvf_text text = {0};
-    kvf_error error = {0};
-    kvf_chat chat = {.format = KVF_CHAT_MISTRAL, .messages = list, .count = 2};
-    fixture_expect(kvf_chat_render(&chat, NULL, &text, &error), &error, KVF_INVALID,
-                   "message 1 is of role user, but must be of role assistant");
-    assert_int_equal(text.size, 0);
-    chat.format = KVF_CHAT_QWEN2; /* the others take what comes */
-    assert_int_equal(kvf_chat_render(&chat, NULL, &text, &error), KVF_OK);
-    chat.count = 3;
-    fixture_expect(kvf_chat_render(&chat, NULL, &text, &error), &error, KVF_INVALID,
-                   "message 2 is of role system; only the first may be");
-    chat.count = 0;
-    fixture_expect(kvf_chat_render(&chat, NULL, &text, &error), &error, KVF_INVALID, "no messages");
-    kvf_text_free(NULL, &text);
+    goldens g = open_goldens();
+    const json_value *snippets = json_get(g.root, "snippets");
+    for (const json_value *s = json_first(snippets); s; s = json_next(snippets, s)) {
+        const kvf_chat_format format = {.source = at(s, 0)->as.string, .bos = "<s>", .eos = "</s>"};
+        kvf_chat_message messages[MESSAGES_MAX];
+        kvf_chat chat = chat_of(&g, 3, messages);
+        chat.format = &format;
+        chat.generate = true;
+        check_render(&chat, at(s, 1), format.source);
+    }
+    assert_true(snippets->size >= 85);
+    close_goldens(&g);
 }
 
-static void refuses_broken_text(void **state)
+static void gives_the_ids_of_tokenizers(void **state)
 {
     (void)state;
-    const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff"}};
-    for (int format = KVF_CHAT_LLAMA3; format <= KVF_CHAT_QWEN3; format++) {
-        kvf_chat chat = {.format = (kvf_chat_format)format, .messages = list, .count = 1};
-        kvf_tokenizer *tokenizer = open_golden("llama3");
+    goldens g = open_goldens();
+    const json_value *rows = json_get(g.root, "ids");
+    for (const json_value *r = json_first(rows); r; r = json_next(rows, r)) {
+        const json_value *templates = json_get(g.root, "templates"), *t = json_first(templates);
+        while (!json_is_string(json_get(t, "name"), at(r, 0)->as.string))
+            t = json_next(templates, t);
+        const kvf_chat_format format = format_of(t);
+        kvf_chat_message messages[MESSAGES_MAX];
+        kvf_chat chat = chat_of(&g, (uint32_t)at(r, 2)->as.integer, messages);
         kvf_token_ids ids = {0};
         kvf_error error = {0};
-        fixture_expect(kvf_chat_encode(&chat, tokenizer, &ids, &error), &error, KVF_INVALID,
-                       "(0xff)");
-        assert_int_equal(ids.count, 0);
+        kvf_tokenizer *tokenizer = open_golden(at(r, 1)->as.string);
+        chat.format = &format;
+        chat.generate = true;
+        assert_int_equal(kvf_chat_encode(&chat, tokenizer, &ids, &error), KVF_OK);
+        assert_int_equal(ids.count, at(r, 3)->size);
+        for (uint32_t i = 0; i < ids.count; i++)
+            assert_int_equal(ids.ids[i], at(r, 3)[1 + i].as.integer);
+        kvf_token_ids_free(NULL, &ids);
         kvf_tokenizer_close(tokenizer);
     }
+    assert_int_equal(rows->size, 15);
+    close_goldens(&g);
 }
 
-static void families_have_formats(void **state)
+/* ---- formats by name ---- */
+
+/* Chats as the command makes them: a system prompt at most first, then turns, a question last. */
+static bool is_plain(const kvf_chat *chat)
+{
+    const size_t first = chat->messages[0].role == KVF_ROLE_SYSTEM;
+    for (size_t i = first; i < chat->count; i++)
+        if (chat->messages[i].role != ((i - first) % 2 ? KVF_ROLE_ASSISTANT : KVF_ROLE_USER))
+            return false;
+    return (chat->count - first) % 2 == 1;
+}
+
+static void formats_by_name_equal_their_family(void **state)
 {
     (void)state;
-    assert_int_equal(kvf_architecture_find("LlamaForCausalLM")->chat, KVF_CHAT_LLAMA3);
-    assert_int_equal(kvf_architecture_find("MistralForCausalLM")->chat, KVF_CHAT_MISTRAL);
-    assert_int_equal(kvf_architecture_find("Qwen2ForCausalLM")->chat, KVF_CHAT_QWEN2);
-    assert_int_equal(kvf_architecture_find("Qwen3ForCausalLM")->chat, KVF_CHAT_QWEN3);
+    goldens g = open_goldens();
+    uint32_t checked = 0;
+    const json_value *templates = json_get(g.root, "templates");
+    for (const json_value *t = json_first(templates); t; t = json_next(templates, t)) {
+        const json_value *names = json_get(t, "named"), *cases = json_get(t, "cases");
+        for (const json_value *n = json_first(names); n; n = json_next(names, n))
+            for (const json_value *c = json_first(cases); c; c = json_next(cases, c)) {
+                kvf_chat_message messages[MESSAGES_MAX];
+                kvf_chat chat = chat_of(&g, (uint32_t)at(c, 0)->as.integer, messages);
+                if (at(c, 1)->kind != JSON_TRUE || !is_plain(&chat))
+                    continue;
+                chat.format = kvf_chat_format_find(n->as.string);
+                assert_non_null(chat.format);
+                kvf_chat_format format = *chat.format;
+                format.bos = format.bos ? text_of(json_get(t, "bos")) : NULL;
+                format.eos = text_of(json_get(t, "eos"));
+                chat.format = &format;
+                chat.generate = true;
+                if (at(c, 2)->kind == JSON_FALSE)
+                    chat.thinking = KVF_THINKING_OFF;
+                check_render(&chat, at(c, 3), n->as.string);
+                checked++;
+            }
+    }
+    assert_true(checked >= 60);
+    close_goldens(&g);
+}
+
+static void every_name_has_a_format(void **state)
+{
+    (void)state;
+#define NAME(name) name,
+    static const char *const names[] = {KVF_CHAT_FORMAT_LIST(NAME)};
+    static const char *const opened[] = {"<|assistant|>\n", "<|im_start|>assistant<|im_sep|>"};
+    static const kvf_chat_message hello = {KVF_ROLE_USER, "Hello"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const kvf_chat chat = {.format = kvf_chat_format_find(names[i]),
+                               .messages = &hello,
+                               .count = 1,
+                               .generate = true};
+        kvf_text text = {0};
+        kvf_error error = {0};
+        assert_non_null(chat.format);
+        assert_string_equal(chat.format->name, names[i]);
+        assert_int_equal(kvf_chat_render(&chat, NULL, &text, &error), KVF_OK);
+        const char *end = strcmp(names[i], "phi4") == 0 ? opened[1] : opened[0];
+        if (strcmp(names[i], "phi3") == 0 || strcmp(names[i], "zephyr") == 0 || end == opened[1])
+            assert_string_equal(text.bytes + text.size - strlen(end), end);
+        kvf_text_free(NULL, &text);
+    }
+    assert_null(kvf_chat_format_find("nobody"));
+}
+
+/* ---- what is refused ---- */
+
+static void expect_refusal(const char *source, kvf_status status, const char *says)
+{
+    static const kvf_chat_message list[] = {
+        {KVF_ROLE_USER, "a"}, {KVF_ROLE_ASSISTANT, "b"}, {KVF_ROLE_USER, "c"}};
+    const kvf_chat_format format = {.source = source};
+    const kvf_chat chat = {.format = &format, .messages = list, .count = 3};
+    kvf_text text = {0};
+    kvf_error error = {0};
+    assert_int_equal(kvf_text_append(NULL, &text, "kept", 4, &error), KVF_OK);
+    fixture_expect(kvf_chat_render(&chat, NULL, &text, &error), &error, status, says);
+    assert_string_equal(text.bytes, "kept");
+    kvf_text_free(NULL, &text);
+}
+
+static void names_what_is_not_known(void **state)
+{
+    (void)state;
+    expect_refusal("x{{ 'a'|tojson }}", KVF_UNSUPPORTED, "the filter 'tojson' is not known");
+    expect_refusal("\n\n{{ f() }}", KVF_UNSUPPORTED, "line 3: the function 'f' is not known");
+    expect_refusal("{% include 'x' %}", KVF_UNSUPPORTED, "the statement 'include' is not known");
+    expect_refusal("{{ messages }}", KVF_UNSUPPORTED, "a list is written out");
+    expect_refusal("{{ '\xc3\xa9'|upper }}", KVF_UNSUPPORTED, "beyond ASCII");
+    expect_refusal("{{ strftime_now('%d') }}", KVF_UNSUPPORTED, "'strftime_now' is not known");
+    expect_refusal("{{ raise_exception('take turns') }}", KVF_INVALID, "messages: take turns");
+    expect_refusal("{% if true %}", KVF_CORRUPT, "endif");
+    expect_refusal("{{ 'a", KVF_CORRUPT, "a string has no end");
+    const kvf_chat_format format = {.source = ""};
+    const kvf_chat none = {.format = &format};
+    kvf_text text = {0};
+    kvf_error error = {0};
+    fixture_expect(kvf_chat_render(&none, NULL, &text, &error), &error, KVF_INVALID, "no messages");
+}
+
+static void stays_within_bounds(void **state)
+{
+    (void)state;
+    expect_refusal("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}"
+                   "{% endfor %}",
+                   KVF_FULL, "runs too long");
+    expect_refusal("{% set n = namespace(x='x') %}{% for a in range(99) %}"
+                   "{% set n.x = n.x + n.x %}{% endfor %}",
+                   KVF_FULL, "too much memory");
+    expect_refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", KVF_FULL, "nests deeper");
+    expect_refusal("{% set n = namespace(x=[]) %}{% for a in range(999) %}"
+                   "{% set n.x = [n.x] %}{% endfor %}{{ n.x == [n.x] }}{{ n.x == n.x }}",
+                   KVF_FULL, "nests deeper");
+    char brackets[1000] = "{{ ";
+    memset(brackets + 3, '(', sizeof brackets - 4);
+    expect_refusal(brackets, KVF_CORRUPT, "no end");
+    strcpy(brackets + sizeof brackets - 10, " -%}x{{ (");
+    memcpy(brackets, "{% if", 5);
+    expect_refusal(brackets, KVF_CORRUPT, "");
 }
 
 static void survives_failing_allocation(void **state)
 {
     (void)state;
-    char long_text[2000];
-    memset(long_text, 'x', sizeof long_text - 1);
-    long_text[sizeof long_text - 1] = '\0';
-    const kvf_chat_message list[] = {{KVF_ROLE_USER, long_text}};
-    kvf_chat chat = {.messages = list, .count = 1, .generate = true};
+    goldens g = open_goldens();
+    kvf_chat_message messages[MESSAGES_MAX];
+    kvf_chat chat = chat_of(&g, 4, messages);
+    const kvf_chat_format format = format_of(at(json_get(g.root, "templates"), 2));
     bool reached = true;
     size_t fail_at = 0;
+    chat.format = &format;
     while (reached) {
         fixture_heap heap = {.fail_at = ++fail_at};
         kvf_allocator allocator = fixture_allocator(&heap);
@@ -162,24 +330,139 @@ static void survives_failing_allocation(void **state)
         kvf_error error = {0};
         kvf_status status = kvf_chat_render(&chat, &allocator, &text, &error);
         if (status != KVF_OK) {
-            fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
+            fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "");
             assert_int_equal(text.size, 0);
         }
         kvf_text_free(&allocator, &text);
         assert_int_equal(heap.live, 0);
         reached = heap.calls >= fail_at;
     }
-    assert_true(fail_at > 2);
+    assert_true(fail_at > 4);
+    close_goldens(&g);
+}
+
+static void refuses_broken_text(void **state)
+{
+    (void)state;
+    const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff"}};
+    const kvf_chat chat = {.format = kvf_chat_format_find("chatml"), .messages = list, .count = 1};
+    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_token_ids ids = {0};
+    kvf_error error = {0};
+    fixture_expect(kvf_chat_encode(&chat, tokenizer, &ids, &error), &error, KVF_INVALID, "(0xff)");
+    assert_int_equal(ids.count, 0);
+    kvf_tokenizer_close(tokenizer);
+}
+
+/* ---- markers ---- */
+
+static void checks_markers(void **state)
+{
+    (void)state;
+    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_error error = {0};
+    uint32_t end, eot;
+    assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &eot));
+    assert_int_equal(kvf_chat_check(kvf_chat_format_find("llama3"), tokenizer, &end, &error),
+                     KVF_OK);
+    assert_int_equal(end, eot);
+    fixture_expect(kvf_chat_check(kvf_chat_format_find("chatml"), tokenizer, &end, &error), &error,
+                   KVF_INVALID, "chat format chatml writes '<|im_start|>', which is no token");
+    const kvf_chat_format lost = {.source = "{{ bos_token }}{{ messages[0].content }}",
+                                  .bos = "<begin>"};
+    fixture_expect(kvf_chat_check(&lost, tokenizer, &end, &error), &error, KVF_INVALID,
+                   "writes '<begin>'");
+    /* plain words around messages are no tokens, and none ends an answer */
+    const kvf_chat_format plain = {
+        .source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}. {% endfor %}"};
+    assert_int_equal(kvf_chat_check(&plain, tokenizer, &end, &error), KVF_OK);
+    assert_int_equal(end, UINT32_MAX);
+    /* a template that refuses the question cannot be asked */
+    const kvf_chat_format strict = {.source = "{{ raise_exception('no') }}"};
+    assert_int_equal(kvf_chat_check(&strict, tokenizer, &end, &error), KVF_OK);
+    const kvf_chat_format unknown = {.source = "{% include 'x' %}"};
+    fixture_expect(kvf_chat_check(&unknown, tokenizer, &end, &error), &error, KVF_UNSUPPORTED,
+                   "include");
+    assert_true(kvf_chat_knows_thinking(kvf_chat_format_find("qwen3")));
+    assert_false(kvf_chat_knows_thinking(kvf_chat_format_find("llama3")));
+    kvf_tokenizer_close(tokenizer);
+}
+
+/* ---- where it is ---- */
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* Expects @p source (NULL = none), with <s> before it and </s> behind it. */
+static void expect_source(const char *folder, const char *source)
+{
+    kvf_chat_source found;
+    kvf_error error = {0};
+    assert_int_equal(kvf_chat_source_read(folder, NULL, &found, &error), KVF_OK);
+    const kvf_chat_format format = kvf_chat_source_format(&found);
+    if (source)
+        assert_string_equal(format.source, source);
+    else
+        assert_null(format.source);
+    assert_string_equal(format.bos ? format.bos : "<s>", "<s>");
+    assert_string_equal(format.eos ? format.eos : "</s>", "</s>");
+    kvf_chat_source_free(NULL, &found);
+}
+
+static void finds_the_template(void **state)
+{
+    (void)state;
+    static const char config[] = "tokenizer_config.json";
+    char folder[] = "/tmp/chat_XXXXXX", path[64];
+    kvf_chat_source found;
+    kvf_error error = {0};
+    assert_non_null(mkdtemp(folder));
+    expect_source(folder, NULL);
+    write_file(folder, config, "{\"bos_token\": null}");
+    expect_source(folder, NULL);
+    write_file(folder, config,
+               "{\"bos_token\": \"<s>\", \"eos_token\": {\"content\": \"</s>\"}, "
+               "\"chat_template\": \"one\"}");
+    expect_source(folder, "one");
+    write_file(folder, config,
+               "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"two\"}, "
+               "{\"name\": \"default\", \"template\": \"three\"}]}");
+    expect_source(folder, "three");
+    write_file(folder, "chat_template.jinja", "four");
+    expect_source(folder, "four");
+    write_file(folder, config, "{\"eos_token\": 3}");
+    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json: eos_token must be a text");
+    write_file(folder, config, "{");
+    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json");
+    snprintf(path, sizeof path, "%s/%s", folder, config);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/chat_template.jinja", folder);
+    unlink(path);
+    rmdir(folder);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_goldens),
-        cmocka_unit_test(refuses_wrong_turns),
-        cmocka_unit_test(refuses_broken_text),
-        cmocka_unit_test(families_have_formats),
+        cmocka_unit_test(renders_as_transformers),
+        cmocka_unit_test(speaks_the_language),
+        cmocka_unit_test(gives_the_ids_of_tokenizers),
+        cmocka_unit_test(formats_by_name_equal_their_family),
+        cmocka_unit_test(every_name_has_a_format),
+        cmocka_unit_test(names_what_is_not_known),
+        cmocka_unit_test(stays_within_bounds),
         cmocka_unit_test(survives_failing_allocation),
+        cmocka_unit_test(refuses_broken_text),
+        cmocka_unit_test(checks_markers),
+        cmocka_unit_test(finds_the_template),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,32 +17,19 @@
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
-/* To add an architecture without a new operation, add a row; a chat format of its own is one
- * function in chat_template.c. */
+/* To add an architecture without a new operation, add a row. */
 static const kvf_architecture architectures[] = {
     {.name = "LlamaForCausalLM",
      .gguf = "llama", /* Mistral's too */
      .gguf_turns_neighbours = true,
      .family = "llama",
-     .chat = KVF_CHAT_LLAMA3,
      .has_one_kv_head_each = true},
-    {.name = "MistralForCausalLM",
-     .family = "mistral",
-     .chat = KVF_CHAT_MISTRAL,
-     .has_windows = true},
-    {.name = "MinistralForCausalLM",
-     .family = "mistral",
-     .chat = KVF_CHAT_MISTRAL,
-     .has_windows = true},
-    {.name = "Qwen2ForCausalLM",
-     .gguf = "qwen2",
-     .family = "qwen2",
-     .chat = KVF_CHAT_QWEN2,
-     .qkv_bias = true},
+    {.name = "MistralForCausalLM", .family = "mistral", .has_windows = true},
+    {.name = "MinistralForCausalLM", .family = "mistral", .has_windows = true},
+    {.name = "Qwen2ForCausalLM", .gguf = "qwen2", .family = "qwen2", .qkv_bias = true},
     {.name = "Qwen3ForCausalLM",
      .gguf = "qwen3",
      .family = "qwen3",
-     .chat = KVF_CHAT_QWEN3,
      .qk_norm = true,
      .head_dim = 128},
 };

@@ -16,22 +16,14 @@
 #define KVF_EOS_MAX              8u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
-typedef enum kvf_chat_format {
-    KVF_CHAT_LLAMA3,  /**< Llama-3.1 and later: dates in the system turn */
-    KVF_CHAT_MISTRAL, /**< V3-Tekken: [INST]text[/INST] without spaces */
-    KVF_CHAT_QWEN2,   /**< ChatML; a default system prompt */
-    KVF_CHAT_QWEN3,   /**< ChatML; thinking of past turns is dropped */
-} kvf_chat_format;
-
 /** What sets an architecture apart: one row of a table in model_config.c. */
 typedef struct kvf_architecture {
     const char *name;   /**< in config.json */
     const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
     const char *family; /**< "llama", "mistral", "qwen2" or "qwen3" */
-    kvf_chat_format chat;
-    bool qkv_bias;    /**< q_proj, k_proj and v_proj have biases */
-    bool qk_norm;     /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
-    bool has_windows; /**< sliding_window counts */
+    bool qkv_bias;      /**< q_proj, k_proj and v_proj have biases */
+    bool qk_norm;       /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
+    bool has_windows;   /**< sliding_window counts */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* What Transformers assumes where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */

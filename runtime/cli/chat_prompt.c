@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Chats of the command; see the header. */
+
+#include "chat_prompt.h"
+
+#include "json.h"
+
+#include <string.h>
+#include <time.h>
+
+#define MESSAGES_BYTES_MAX (1u << 30)
+
+bool cli_chat_wanted(const cli_chat_options *o)
+{
+    return o->chat || o->messages_file;
+}
+
+/* ---- the format ---- */
+
+static kvf_status advise(kvf_error *error)
+{
+    static const char advice[] = "; give --chat-format NAME (see --help), or --prompt-file with "
+                                 "the special tokens in the text";
+    const size_t used = strlen(error->text), size = sizeof error->text;
+    const size_t room = size - sizeof advice;
+    memcpy(error->text + (used < room ? used : room), advice, sizeof advice);
+    return error->status;
+}
+
+static kvf_status choose_format(const cli_chat_options *o, cli_chat *chat, kvf_error *error)
+{
+    static const char *const names[] = {KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME)};
+    chat->format = kvf_chat_source_format(&chat->source);
+    if (o->format)
+        chat->format = *kvf_chat_format_find(names[o->format - 1]);
+    if (!chat->format.source) {
+        (void)!model_fail(error, KVF_INVALID,
+                          "the model has no chat template: no chat_template.jinja, and none in "
+                          "tokenizer_config.json");
+        return advise(error);
+    }
+    if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_knows_thinking(&chat->format))
+        return model_fail(error, KVF_INVALID,
+                          "--thinking: the chat template has no enable_thinking, so the model "
+                          "cannot be told; leave it out");
+    return KVF_OK;
+}
+
+kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
+                         const kvf_tokenizer *tokenizer, cli_chat *out, kvf_error *error)
+{
+    const time_t now = time(NULL);
+    struct tm day = {0};
+    localtime_r(&now, &day);
+    *out = (cli_chat){.thinking = (kvf_chat_thinking)o->thinking, .end = UINT32_MAX};
+    out->today =
+        (jinja_day){(uint32_t)day.tm_year + 1900, (uint32_t)day.tm_mon + 1, (uint32_t)day.tm_mday};
+    KVF_TRY(kvf_chat_source_read(model, NULL, &out->source, error));
+    kvf_status status = choose_format(o, out, error);
+    if (status == KVF_OK) {
+        status = kvf_chat_check(&out->format, tokenizer, &out->end, error);
+        if (status == KVF_UNSUPPORTED || status == KVF_CORRUPT || status == KVF_FULL)
+            status = advise(error);
+    }
+    if (status != KVF_OK)
+        cli_chat_close(out);
+    return status;
+}
+
+void cli_chat_close(cli_chat *chat)
+{
+    kvf_chat_source_free(NULL, &chat->source);
+}
+
+kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
+{
+    return (kvf_chat){.format = &chat->format,
+                      .messages = messages,
+                      .count = count,
+                      .generate = true,
+                      .thinking = chat->thinking,
+                      .today = &chat->today};
+}
+
+/* ---- messages ---- */
+
+static kvf_status bad_message(const char *path, size_t index, const char *what, kvf_error *error)
+{
+    return model_fail(error, KVF_INVALID, "%s: message %zu: %s", path, index, what);
+}
+
+static kvf_status read_message(const char *path, size_t index, const json_value *value,
+                               kvf_chat_message *out, kvf_error *error)
+{
+    static const char *const known[] = {"role", "content", NULL};
+    const json_value *role = json_get(value, "role"), *content = json_get(value, "content");
+    if (value->kind != JSON_OBJECT || !role || !content)
+        return bad_message(path, index, "it must be an object with role and content", error);
+    if (json_unknown_key(value, known))
+        return bad_message(path, index, "it has more than role and content", error);
+    for (out->role = KVF_ROLE_SYSTEM; !json_is_string(role, kvf_chat_role_name(out->role));)
+        if (++out->role > KVF_ROLE_ASSISTANT)
+            return bad_message(path, index, "role must be system, user or assistant", error);
+    if (content->kind != JSON_STRING || strlen(content->as.string) != content->size)
+        return bad_message(path, index, "content must be a text without zero bytes", error);
+    out->text = content->as.string;
+    return KVF_OK;
+}
+
+/* A list, or an object with a list "messages". */
+static const json_value *message_list(const json_value *root)
+{
+    const json_value *list = root->kind == JSON_OBJECT ? json_get(root, "messages") : root;
+    return list && list->kind == JSON_ARRAY ? list : NULL;
+}
+
+/* Messages of the file behind @p *count others. The document must outlive them. */
+static kvf_status read_messages(const char *path, json_document **document,
+                                kvf_chat_message **messages, size_t *count, kvf_error *error)
+{
+    kvf_text text = {0};
+    KVF_TRY(model_read_file(NULL, path, MESSAGES_BYTES_MAX, &text, error));
+    const kvf_status parsed =
+        json_parse(text.bytes ? text.bytes : "", text.size, path, NULL, document, error);
+    kvf_text_free(NULL, &text);
+    KVF_TRY(parsed);
+    const json_value *list = message_list(json_root(*document));
+    if (!list)
+        return model_fail(error, KVF_INVALID, "%s must hold a list of messages", path);
+    /* One for the prompt. */
+    kvf_chat_message *grown = model_grow(NULL, *messages, *count * sizeof *grown,
+                                         (*count + list->size + 1) * sizeof *grown);
+    if (!grown)
+        return model_out_of_memory(error, list->size * sizeof *grown, "messages");
+    *messages = grown;
+    size_t index = 0;
+    for (const json_value *one = json_first(list); one; one = json_next(list, one))
+        KVF_TRY(read_message(path, index++, one, &grown[(*count)++], error));
+    return KVF_OK;
+}
+
+static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
+                         const kvf_chat_message *messages, size_t count, kvf_token_ids *ids,
+                         kvf_error *error)
+{
+    const kvf_chat all = cli_chat_of(chat, messages, count);
+    if (count > 0 && messages[count - 1].role == KVF_ROLE_ASSISTANT)
+        return model_fail(error, KVF_INVALID,
+                          "the last message is the assistant's; end with a question, or give it "
+                          "with --prompt");
+    for (size_t i = 1; i < count; i++)
+        if (messages[i].role == KVF_ROLE_SYSTEM)
+            return model_fail(error, KVF_INVALID,
+                              "message %zu is of role system; only the first may be, and --system "
+                              "is it where it is given",
+                              i);
+    return kvf_chat_encode(&all, tokenizer, ids, error);
+}
+
+kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
+                           const kvf_tokenizer *tokenizer, const kvf_text *prompt,
+                           kvf_token_ids *ids, kvf_error *error)
+{
+    if (prompt && memchr(prompt->bytes, '\0', prompt->size))
+        return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
+    size_t count = 0;
+    json_document *document = NULL;
+    kvf_chat_message *messages = model_alloc_zero(NULL, 2, sizeof *messages);
+    if (!messages)
+        return model_out_of_memory(error, 2 * sizeof *messages, "messages");
+    if (o->system)
+        messages[count++] = (kvf_chat_message){KVF_ROLE_SYSTEM, o->system};
+    kvf_status status = KVF_OK;
+    if (o->messages_file)
+        status = read_messages(o->messages_file, &document, &messages, &count, error);
+    if (status == KVF_OK && prompt)
+        messages[count++] = (kvf_chat_message){KVF_ROLE_USER, prompt->bytes};
+    if (status == KVF_OK)
+        status = encode(chat, tokenizer, messages, count, ids, error);
+    json_free(document);
+    model_free(NULL, messages);
+    return status;
+}

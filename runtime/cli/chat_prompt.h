@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_CHAT_PROMPT_H
+#define KVF_CLI_CHAT_PROMPT_H
+
+/*
+ * Chats of the command: which format holds, what the user said of it, and messages from a file.
+ *
+ * It knows options and files, not what a template does. Invariant: a format that was opened is
+ * understood, and its markers are tokens of the model.
+ */
+
+#include "chat_source.h"
+
+typedef struct cli_chat_options {
+    const char *system;
+    const char *messages_file;
+    uint32_t thinking; /* kvf_chat_thinking */
+    uint32_t format;   /* 0 = the model's own, else 1 + place in KVF_CHAT_FORMAT_LIST */
+    bool chat;
+} cli_chat_options;
+
+#define CLI_CHAT_NAME(name) name,
+
+typedef struct cli_chat {
+    kvf_chat_source source;
+    kvf_chat_format format;
+    kvf_chat_thinking thinking;
+    jinja_day today;
+    uint32_t end; /* token behind an answer, or UINT32_MAX */
+} cli_chat;
+
+/** Whether the prompt is a chat. */
+bool cli_chat_wanted(const cli_chat_options *options);
+
+/** @return KVF_OK; KVF_INVALID, KVF_UNSUPPORTED and others that say what to give instead */
+KVF_CHECKED kvf_status cli_chat_open(const cli_chat_options *options, const char *model,
+                                     const kvf_tokenizer *tokenizer, cli_chat *out,
+                                     kvf_error *error);
+void cli_chat_close(cli_chat *chat);
+
+/** The chat that the template is run on. Borrows. */
+kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count);
+
+/** System prompt, messages of the file, and @p prompt (may be NULL), up to the opening of an
+ * answer. */
+KVF_CHECKED kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *options,
+                                       const kvf_tokenizer *tokenizer, const kvf_text *prompt,
+                                       kvf_token_ids *ids, kvf_error *error);
+
+#endif

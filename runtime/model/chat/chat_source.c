@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Reading chat templates; see the header. */
+
+#include "chat_source.h"
+
+#include "json.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define CONFIG_BYTES_MAX   (16u << 20)
+#define TEMPLATE_BYTES_MAX (1u << 20)
+
+static kvf_status corrupt(const char *field, kvf_error *error)
+{
+    return model_fail(error, KVF_CORRUPT, "tokenizer_config.json: %s must be a text", field);
+}
+
+/* A text, or an object whose "content" is one. */
+static kvf_status read_token(const json_value *root, const char *field,
+                             const kvf_allocator *allocator, kvf_text *out, kvf_error *error)
+{
+    const json_value *value = json_get_set(root, field);
+    if (value && value->kind == JSON_OBJECT)
+        value = json_get(value, "content");
+    if (!value)
+        return KVF_OK;
+    if (value->kind != JSON_STRING)
+        return corrupt(field, error);
+    return kvf_text_append(allocator, out, value->as.string, value->size, error);
+}
+
+/* A text, or a list of { name, template }. */
+static kvf_status read_template(const json_value *root, const kvf_allocator *allocator,
+                                kvf_text *out, kvf_error *error)
+{
+    const json_value *value = json_get_set(root, "chat_template");
+    if (value && value->kind == JSON_ARRAY) {
+        const json_value *list = value;
+        value = NULL;
+        for (const json_value *one = json_first(list); one; one = json_next(list, one))
+            if (json_is_string(json_get(one, "name"), "default"))
+                value = json_get(one, "template");
+    }
+    if (!value || out->bytes)
+        return KVF_OK;
+    if (value->kind != JSON_STRING)
+        return corrupt("chat_template", error);
+    if (value->size > TEMPLATE_BYTES_MAX)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "tokenizer_config.json: a chat_template of %u bytes is not supported",
+                          value->size);
+    return kvf_text_append(allocator, out, value->as.string, value->size, error);
+}
+
+static kvf_status read_config(const char *text, size_t bytes, const kvf_allocator *allocator,
+                              kvf_chat_source *out, kvf_error *error)
+{
+    json_document *document;
+    KVF_TRY(json_parse(text, bytes, "tokenizer_config.json", allocator, &document, error));
+    const json_value *root = json_root(document);
+    kvf_status status = read_template(root, allocator, &out->source, error);
+    if (status == KVF_OK)
+        status = read_token(root, "bos_token", allocator, &out->bos, error);
+    if (status == KVF_OK)
+        status = read_token(root, "eos_token", allocator, &out->eos, error);
+    json_free(document);
+    return status;
+}
+
+kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
+                                kvf_chat_source *out, kvf_error *error)
+{
+    char path[MODEL_PATH_BYTES];
+    kvf_text config = {0};
+    kvf_status status = KVF_OK;
+    *out = (kvf_chat_source){0};
+    if (access(model_path(path, model, "chat_template.jinja"), F_OK) == 0)
+        status = model_read_file(allocator, path, TEMPLATE_BYTES_MAX, &out->source, error);
+    if (status == KVF_OK && access(model_path(path, model, "tokenizer_config.json"), F_OK) == 0)
+        status = model_read_file(allocator, path, CONFIG_BYTES_MAX, &config, error);
+    if (status == KVF_OK && config.bytes)
+        status = read_config(config.bytes, config.size, allocator, out, error);
+    kvf_text_free(allocator, &config);
+    if (status != KVF_OK)
+        kvf_chat_source_free(allocator, out);
+    return status;
+}
+
+void kvf_chat_source_free(const kvf_allocator *allocator, kvf_chat_source *source)
+{
+    kvf_text_free(allocator, &source->source);
+    kvf_text_free(allocator, &source->bos);
+    kvf_text_free(allocator, &source->eos);
+}
+
+kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source)
+{
+    return (kvf_chat_format){
+        .source = source->source.bytes, .bos = source->bos.bytes, .eos = source->eos.bytes};
+}

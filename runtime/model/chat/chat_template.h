@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_CHAT_TEMPLATE_H
+#define KVF_MODEL_CHAT_TEMPLATE_H
+
+/*
+ * A chat as the text that a model was trained on: its own template is run, as Transformers'
+ * apply_chat_template does. A few templates are known by name, for models that lost theirs.
+ *
+ * It knows roles and texts, and no family of models. Invariant: the text, encoded with add_special
+ * = false, is what the template gives for the same messages.
+ */
+
+#include "jinja.h"
+#include "tokenizer.h"
+
+typedef enum kvf_chat_role { KVF_ROLE_SYSTEM, KVF_ROLE_USER, KVF_ROLE_ASSISTANT } kvf_chat_role;
+
+/** "system", "user" or "assistant". */
+const char *kvf_chat_role_name(kvf_chat_role role);
+
+typedef struct kvf_chat_message {
+    kvf_chat_role role;
+    const char *text; /**< UTF-8, zero-terminated */
+} kvf_chat_message;
+
+/** A template and the special tokens that it may name. All borrowed. */
+typedef struct kvf_chat_format {
+    const char *name;   /**< for messages; NULL = the model's own */
+    const char *source; /**< Jinja, zero-terminated */
+    const char *bos;    /**< spelling; NULL = not known */
+    const char *eos;
+} kvf_chat_format;
+
+/** Names of templates that are known: X(name). */
+#define KVF_CHAT_FORMAT_LIST(X)                                                                    \
+    X("chatml")                                                                                    \
+    X("deepseek-r1")                                                                               \
+    X("llama3")                                                                                    \
+    X("mistral")                                                                                   \
+    X("mistral-v3")                                                                                \
+    X("mistral-tekken")                                                                            \
+    X("phi3")                                                                                      \
+    X("phi4")                                                                                      \
+    X("qwen3")                                                                                     \
+    X("zephyr")
+
+/** NULL if it is not known. */
+const kvf_chat_format *kvf_chat_format_find(const char *name);
+
+/** What the template is told of `enable_thinking`. */
+typedef enum kvf_chat_thinking {
+    KVF_THINKING_DEFAULT, /**< nothing */
+    KVF_THINKING_ON,
+    KVF_THINKING_OFF,
+} kvf_chat_thinking;
+
+typedef struct kvf_chat {
+    const kvf_chat_format *format;
+    const kvf_chat_message *messages; /**< [count], at least one */
+    size_t count;
+    bool generate; /**< end with the opening of an answer */
+    kvf_chat_thinking thinking;
+    const jinja_day *today; /**< for templates that write the date; NULL = they cannot ask */
+} kvf_chat;
+
+/**
+ * Append the rendered chat to @p text.
+ *
+ * @return KVF_OK; KVF_INVALID what the template refuses, such as turns out of order;
+ *         KVF_UNSUPPORTED what it uses and is not known here; KVF_CORRUPT, KVF_FULL,
+ *         KVF_OUT_OF_MEMORY
+ */
+KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, const kvf_allocator *allocator,
+                                       kvf_text *text, kvf_error *error);
+
+/** Render and encode. Markers inside message texts are read as tokens, as the published path does.
+ */
+KVF_CHECKED kvf_status kvf_chat_encode(const kvf_chat *chat, const kvf_tokenizer *tokenizer,
+                                       kvf_token_ids *ids, kvf_error *error);
+
+/** Whether the template asks for `enable_thinking`. */
+bool kvf_chat_knows_thinking(const kvf_chat_format *format);
+
+/**
+ * Whether the markers that the template writes around messages are tokens of this tokenizer, and
+ * which token ends an answer.
+ *
+ * @param end  receives the id, or UINT32_MAX if no single token does, or the template does not
+ *             take the question, answer and question that this is asked with
+ * @return KVF_OK; KVF_INVALID naming the marker; else as kvf_chat_render
+ */
+KVF_CHECKED kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *tokenizer,
+                                      uint32_t *end, kvf_error *error);
+
+#endif

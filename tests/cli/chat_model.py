@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder with the recall model, some of whose words are markers of a chat, for tests of chats."""
+import json
+import os
+import shutil
+import subprocess
+
+CHATML = ("{% for m in messages %}{{ '<|im_start|> ' + m.role + ' ' + m.content + ' <|im_end|> ' }}"
+          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}")
+# What the words of its vocabulary are in a chat: rare names of the recall model give way.
+MARKERS = ("<|im_start|>", "<|im_end|>", "system", "user", "assistant")
+
+
+class ChatModel:
+    """`write` fills the folder; `run` is the command on it."""
+
+    def __init__(self, kvferry, recall, folder):
+        self.kvferry, self.recall, self.folder = kvferry, recall, folder
+        self.failed = self.checks = 0
+        for name in ("model.safetensors",):
+            os.symlink(os.path.join(recall, name), os.path.join(folder, name))
+
+    def check(self, name, fine, *told):
+        self.checks += 1
+        if not fine:
+            self.failed += 1
+            print("not ok: " + name, *told)
+
+    def read(self, name):
+        with open(os.path.join(self.recall, name), encoding="utf-8") as f:
+            return json.load(f)
+
+    def save(self, name, content):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    def write(self, template=CHATML, special=(), eos=2, config=None):
+        """@special: words that are special tokens besides the markers."""
+        tokenizer = self.read("tokenizer.json")
+        words = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+        for i, marker in enumerate(MARKERS):
+            words[len(words) - 1 - i] = marker
+        tokenizer["model"]["vocab"] = {word: i for i, word in enumerate(words)}
+        like = tokenizer["added_tokens"][0]
+        tokenizer["added_tokens"] += [dict(like, id=words.index(w), content=w)
+                                      for w in MARKERS[:2] + tuple(special)]
+        self.save("tokenizer.json", tokenizer)
+        self.save("config.json", dict(self.read("config.json"), **(config or {})))
+        self.save("generation_config.json", {"bos_token_id": 1, "eos_token_id": eos})
+        self.save("tokenizer_config.json", {"bos_token": "<bos>", "eos_token": "<eos>"})
+        path = os.path.join(self.folder, "chat_template.jinja")
+        if os.path.exists(path):
+            os.remove(path)
+        if template is not None:
+            self.save("chat_template.jinja", template)
+        return words
+
+    def run(self, *arguments, status=0, command="run", stdin=""):
+        """(standard output, standard error)."""
+        done = subprocess.run([self.kvferry, command, "--model", self.folder, "--device", "host"]
+                              + list(arguments), input=stdin, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, check=False)
+        self.check("%s ends with %d, not %d" % (" ".join(arguments), status, done.returncode),
+                   done.returncode == status, done.stderr)
+        return done.stdout, done.stderr
