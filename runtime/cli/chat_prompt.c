@@ -37,7 +37,7 @@ static kvf_status choose_format(const cli_chat_options *o, cli_chat *chat, kvf_e
     if (!chat->format.source) {
         (void)!model_fail(error, KVF_INVALID,
                           "the model has no chat template: no chat_template.jinja, and none in "
-                          "tokenizer_config.json");
+                          "tokenizer_config.json or the metadata of its GGUF file");
         return advise(error);
     }
     if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_knows_thinking(&chat->format))

@@ -5,9 +5,7 @@
 #include "chat_source.h"
 
 #include "json.h"
-
-#include <string.h>
-#include <unistd.h>
+#include "model_part.h"
 
 #define CONFIG_BYTES_MAX   (16u << 20)
 #define TEMPLATE_BYTES_MAX (1u << 20)
@@ -72,16 +70,19 @@ static kvf_status read_config(const char *text, size_t bytes, const kvf_allocato
 kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
                                 kvf_chat_source *out, kvf_error *error)
 {
-    char path[MODEL_PATH_BYTES];
+    static const char *const config_part = "tokenizer_config.json";
+    static const char *const template_part = "chat_template.jinja";
     kvf_text config = {0};
     kvf_status status = KVF_OK;
     *out = (kvf_chat_source){0};
-    if (access(model_path(path, model, "chat_template.jinja"), F_OK) == 0)
-        status = model_read_file(allocator, path, TEMPLATE_BYTES_MAX, &out->source, error);
-    if (status == KVF_OK && access(model_path(path, model, "tokenizer_config.json"), F_OK) == 0)
-        status = model_read_file(allocator, path, CONFIG_BYTES_MAX, &config, error);
+    if (model_has_part(model, template_part))
+        status = model_read_part(model, template_part, TEMPLATE_BYTES_MAX, allocator, &out->source,
+                                 error);
+    if (status == KVF_OK && model_has_part(model, config_part))
+        status = model_read_part(model, config_part, CONFIG_BYTES_MAX, allocator, &config, error);
     if (status == KVF_OK && config.bytes)
-        status = read_config(config.bytes, config.size, allocator, out, error);
+        status = model_blame_part(
+            model, read_config(config.bytes, config.size, allocator, out, error), error);
     kvf_text_free(allocator, &config);
     if (status != KVF_OK)
         kvf_chat_source_free(allocator, out);

@@ -18,9 +18,9 @@ typedef struct kvf_chat_source {
 } kvf_chat_source;
 
 /**
- * From a directory: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` (of
- * several the one named "default"), and `bos_token` and `eos_token` from there. A file that is not
- * there says nothing.
+ * From a directory or a GGUF file: `chat_template.jinja`, else `chat_template` of
+ * `tokenizer_config.json` (of several the one named "default"), and `bos_token` and `eos_token`
+ * from there. A part that is not there says nothing.
  *
  * @return KVF_OK; KVF_CORRUPT, KVF_SYSTEM, KVF_OUT_OF_MEMORY, and @p out is free then
  */

@@ -27,20 +27,11 @@ static void push(lexer *l, jinja_token_kind kind, const char *bytes, size_t size
     jinja_machine *m = l->m;
     if (m->status != KVF_OK)
         return;
-    if (m->count == m->capacity) {
-        const size_t capacity = m->capacity ? m->capacity * 2 : 256;
-        jinja_token *grown = capacity <= TOKENS_MAX
-                                 ? model_grow(m->allocator, m->tokens, m->count * sizeof *grown,
-                                              capacity * sizeof *grown)
-                                 : NULL;
-        if (!grown) {
-            jinja_fail(m, capacity > TOKENS_MAX ? KVF_FULL : KVF_OUT_OF_MEMORY,
-                       "it is too long: no room for %zu tokens", capacity);
-            return;
-        }
-        m->tokens = grown;
-        m->capacity = capacity;
-    }
+    jinja_token *tokens =
+        jinja_grow(m, m->tokens, m->count, &m->capacity, sizeof *tokens, TOKENS_MAX);
+    if (!tokens)
+        return;
+    m->tokens = tokens;
     m->tokens[m->count++] =
         (jinja_token){.kind = kind, .line = l->line, .bytes = bytes, .size = size};
 }

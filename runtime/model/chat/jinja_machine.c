@@ -105,6 +105,22 @@ void *jinja_take(jinja_machine *m, size_t bytes)
     return taken;
 }
 
+void *jinja_grow(jinja_machine *m, void *array, size_t count, size_t *capacity, size_t element,
+                 size_t max)
+{
+    if (count < *capacity)
+        return array;
+    const size_t wanted = *capacity ? *capacity * 2 : 64;
+    void *grown =
+        wanted <= max ? model_grow(m->allocator, array, count * element, wanted * element) : NULL;
+    if (!grown)
+        jinja_fail(m, wanted > max ? KVF_FULL : KVF_OUT_OF_MEMORY,
+                   "no room for more than %zu tokens or variables", count);
+    else
+        *capacity = wanted;
+    return grown;
+}
+
 bool jinja_is_live(const jinja_machine *m)
 {
     return m->dry == 0 && m->jump == JUMP_NONE && m->status == KVF_OK;
@@ -208,21 +224,11 @@ void jinja_variable_push(jinja_machine *m, const char *name, size_t size, jinja_
 {
     if (m->status != KVF_OK)
         return;
-    if (m->variable_count == m->variable_capacity) {
-        const size_t capacity = m->variable_capacity ? 2 * m->variable_capacity : 64;
-        jinja_variable *grown =
-            capacity <= VARIABLES_MAX
-                ? model_grow(m->allocator, m->variables, m->variable_count * sizeof *grown,
-                             capacity * sizeof *grown)
-                : NULL;
-        if (!grown) {
-            jinja_fail(m, capacity > VARIABLES_MAX ? KVF_FULL : KVF_OUT_OF_MEMORY,
-                       "no room for %zu variables", capacity);
-            return;
-        }
-        m->variables = grown;
-        m->variable_capacity = capacity;
-    }
+    jinja_variable *variables = jinja_grow(m, m->variables, m->variable_count,
+                                           &m->variable_capacity, sizeof *variables, VARIABLES_MAX);
+    if (!variables)
+        return;
+    m->variables = variables;
     m->variables[m->variable_count++] =
         (jinja_variable){.name = name, .name_size = size, .value = value};
 }

@@ -96,6 +96,10 @@ void jinja_fail(jinja_machine *m, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /** Memory that lives as long as the machine; NULL after a failure. */
 void *jinja_take(jinja_machine *m, size_t bytes);
+/** Room for one more of @p count elements; @p max is a bound. @return the array, maybe moved; NULL
+ * after a failure, and it is as before then */
+void *jinja_grow(jinja_machine *m, void *array, size_t count, size_t *capacity, size_t element,
+                 size_t max);
 /** Whether what is read has effects. */
 bool jinja_is_live(const jinja_machine *m);
 /** @return false after a failure; else leave with jinja_leave */
