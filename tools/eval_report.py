@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 
 from eval_texts import Random
 
@@ -121,15 +122,29 @@ def figures(documents, row, full):
     out["recall"] = s["recall_sum"] / s["verified"] if s["verified"] else None
     out["tokens_attended"] = s["tokens_attended"] / (steps * heads)
     out["bytes_moved_per_step"] = s["bytes_to_device"] / steps
+    if s["pages_ahead"]:
+        out["ahead"] = {"foreseen": s["pages_ahead_used"] / (s["pages_ahead_used"] + s["misses"]),
+                        "used": s["pages_ahead_used"] / s["pages_ahead"]}
     out["hit_rate"] = s["hits"] / max(1.0, s["hits"] + s["misses"])
     out["digest_bytes"] = s["digest_bytes"]
     out["digest_bytes_per_token"] = s["digest_bytes"] / (s["tokens_max"] * heads *
                                                          s.get("sequences_max", 1))
-    out["steps"], out["seconds"] = steps, s["seconds"]
+    out["steps"], out["seconds"], out["cpu_seconds"] = steps, s["seconds"], s["cpu_seconds"]
     return out
 
 
 # ---- the table ----
+
+METHODS = ["full", "oracle", "dynamic", "hybrid", "static", "streaming", "quest", "arkvale",
+           "ahead", "adaptive", "rest", "rest from layer 3", "shuffled", "defaults"]
+
+
+def place(f):
+    """Where a row stands."""
+    s = f["settings"]
+    return (METHODS.index(f["method"]), s.get("digest", ""), int(s.get("page_size", 0)),
+            float(s.get("static_ratio", 0)), f["budget"] or 0)
+
 
 def cells(f):
     settings = f["settings"]
@@ -175,18 +190,32 @@ tokens that continue the documents, against full attention's {nats:.4f} nats per
 share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
 all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
-KV head. *shuffled*: pages by the scores of other pages, the control; it finds by chance. Intervals
-hold 95%: a bootstrap over questions, or over texts."""
+KV head. *shuffled*: pages by the scores of other pages, the control; it finds by chance.
+*adaptive*: KV heads of a layer share their budgets by estimated mass; half of an equal part is
+every head's own. *rest*: what was not fetched is estimated, its mass by codes, its value by the
+mean of its 32 tokens. *ahead*: pages that rank below the chosen ones are fetched for the next step.
+Intervals hold 95%: a bootstrap over questions, or over texts."""
 
 
-def markdown(facts, told, recall_told, refused, hand):
+def sentences(told):
+    """What has no column."""
+    out = []
+    for f in told:
+        if "ahead" in f:
+            out += ["", "Queries of the last step, as prefetch (*ahead*): %.0f%% of the pages that "
+                    "would have missed were there; %.0f%% of those brought ahead were used." % (
+                        100 * f["ahead"]["foreseen"], 100 * f["ahead"]["used"])]
+    return out
+
+
+def markdown(facts, told, recall_told, refused, missing, same, hand):
     lengths = facts["document_tokens"]
     lines = ["# What selections cost a real language model", "",
              "SmolLM2-135M-Instruct (30 layers, 9 query heads, 3 KV heads, d = 64) reads %d "
              "documents of %d to %d tokens." % (len(lengths), min(lengths), max(lengths)), ""]
     lines += table(told) + ["", LEGEND.format(
         tokens=told[0]["loss"]["tokens"], nats=told[0]["loss"]["nats"],
-        every=facts["verify_every"]), ""]
+        every=facts["verify_every"])] + sentences(told) + [""]
     lines += ["![Answers kept against bytes moved per step](eval.svg)", ""]
     if recall_told:
         lines += ["## The recall model", "", "The model of `examples/recall/`, documents of 16,384 "
@@ -196,9 +225,14 @@ def markdown(facts, told, recall_told, refused, hand):
         lines += table(recall_told) + [""]
     if refused:
         lines += ["Left out, because this build refuses them: " + "; ".join(refused) + ".", ""]
-    lines += ["Machine: %s; load average %.1f to %.1f; %.0f minutes. Texts: %s. Made with `%s`." % (
-        facts["machine"], *facts["load_average"], facts["minutes"], facts["texts"],
-        facts["command"]), ""]
+    if missing:
+        lines += ["The run was cut before: " + "; ".join(missing) + ".", ""]
+    if same:
+        lines += ["Measured once, because the settings are the same: " + "; ".join(same) +
+                  " and its row above.", ""]
+    lines += ["Machine: %s; load average %.1f to %.1f; %.0f minutes, %.0f of CPU. Texts: %s. Made "
+              "with `%s`." % (facts["machine"], *facts["load_average"], facts["minutes"],
+                              facts["cpu_seconds"] / 60, facts["texts"], facts["command"]), ""]
     return "\n".join(lines) + hand
 
 
@@ -259,14 +293,21 @@ def by_hand(path):
     return ""
 
 
+def name_of(row):
+    return row.method + " " + " ".join("%s=%s" % s for s in row.settings.items())
+
+
 def write_results(facts, documents, rows, recall, recall_rows, out):
-    told = [figures(documents, r, rows[0]) for r in rows if not r.refused]
-    recall_told = [figures(recall, r, recall_rows[0]) for r in recall_rows if not r.refused]
-    refused = sorted({r.method + " " + " ".join("%s=%s" % s for s in r.settings.items()
-                                                if s[0] != "budget_tokens")
-                      for r in rows + recall_rows if r.refused})
+    told = sorted((figures(documents, r, rows[0]) for r in rows if r.stats), key=place)
+    recall_told = sorted((figures(recall, r, recall_rows[0]) for r in recall_rows if r.stats),
+                         key=place)
+    refused = sorted({name_of(r) for r in rows + recall_rows if r.refused})
+    missing = [name_of(r) for r in rows + recall_rows if not r.stats and not r.refused]
+    same = [name_of(r).strip() for r in rows if r.is_same]
+    if not told:
+        sys.exit("eval: no row is complete")
     hand = by_hand(os.path.join(out, "eval.md")) if out else ""
-    text = markdown(facts, told, recall_told, refused, hand)
+    text = markdown(facts, told, recall_told, refused, missing, same, hand)
     print(text)
     if not out:
         return

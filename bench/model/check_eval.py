@@ -24,9 +24,9 @@ import eval_texts  # noqa: E402
 MODEL = os.path.join(EXAMPLES, "recall", "model")
 SETTINGS = {
     "full": {"select": "full"},
-    "hybrid": {"budget_tokens": "256"},
+    "hybrid": {"select": "hybrid", "budget_tokens": "256"},
     "dynamic": {"select": "dynamic", "budget_tokens": "256", "page_size": "16"},
-    "auto": {"static_ratio": "auto", "budget_tokens": "256"},
+    "auto": {"select": "hybrid", "static_ratio": "auto", "budget_tokens": "256"},
 }
 OPTIONS = {"budget_tokens": "budget"}
 CHECKS = []
@@ -72,8 +72,8 @@ def evaluate(folder, configs, lanes):
             row["loss"][int(fields[0]), int(fields[1])] = (int(fields[2]), float(fields[3]))
         elif kind == "stats":
             row["stats"] = dict(f.split("=") for f in fields)
-        elif kind == "refused":
-            row["refused"] = fields[0]
+        elif kind in ("refused", "same"):
+            row[kind] = fields[0]
     return told
 
 
@@ -115,8 +115,14 @@ def main():
                 f.write("document\t%s\n" % eval_texts.escaped(document))
                 f.writelines("ask\t3\t%s\n" % q for q in questions)
                 f.write("score\t\t%s\nscore\tquestion\t%s\n" % (text, text[9:]))
-        alone = evaluate(folder, dict(SETTINGS, shuffled={"shuffle": "1", "budget_tokens": "256"},
-                                      none={"page_size": "24"}), 1)
+        choice = dict(SETTINGS["dynamic"], static_ratio="0")
+        del choice["select"]
+        alone = evaluate(folder, dict(
+            SETTINGS, shuffled={"shuffle": "1", "budget_tokens": "256"}, none={"page_size": "24"},
+            again=dict(SETTINGS["dynamic"], sink_tokens="4"), equal=dict(choice, adaptive="1"),
+            adaptive=dict(choice, adaptive="0.5", window="1"),
+            rest=dict(SETTINGS["dynamic"], rest="codes"),
+            keys=dict(SETTINGS["dynamic"], rest="keys")), 1)
         many = evaluate(folder, SETTINGS, 5)
         for name, settings in SETTINGS.items():
             # The second document once: that it is one of two changes nothing.
@@ -139,6 +145,15 @@ def main():
         check("selection moves bytes", moved["dynamic"] > 0 and moved["shuffled"] > 0)
         check("the control is not the selection",
               alone["shuffled"]["loss"] != alone["hybrid"]["loss"])
+        check("the same settings again are told", alone["again"].get("same") == "dynamic")
+        check("equal parts are the own of the policy",
+              alone["equal"]["loss"] == alone["dynamic"]["loss"])
+        for name in ("adaptive", "rest", "keys"):
+            check("%s changes something" % name, alone[name]["loss"] != alone["dynamic"]["loss"])
+        pages = {name: row["stats"]["pages_selected"] for name, row in alone.items()
+                 if "stats" in row}
+        check("adaptive budgets have the same total", pages["adaptive"] == pages["equal"])
+        check("the rest chooses nothing", pages["rest"] == pages["keys"] == pages["dynamic"])
     check_report()
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0

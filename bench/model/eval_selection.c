@@ -6,16 +6,15 @@
  *
  * usage: eval_selection --model DIR --tasks FILE --configs FILE [--out FILE] [--lanes N]
  *
- * A configuration is a line: a name, a tab, and settings of the cache as FIELD=VALUE, apart by
- * spaces. `shuffle=1` is besides them: pages are chosen by the scores of other pages. What comes
- * out is one line per configuration, answer, loss and sum, fields apart by tabs:
+ * A configuration is a line: a name, a tab, and what eval_config.h says. What comes out is one line
+ * per configuration, answer, loss and sum, fields apart by tabs:
  *
  *     config NAME
  *     answer DOCUMENT TASK TEXT
  *     loss DOCUMENT TASK TOKENS SUM FIRST      FIRST: tokens that were the likeliest
  *     stats FIELD=VALUE ...
- *     refused REASON                            in place of all these: the library has no such
- * cache
+ *     refused REASON         in place of all these: the library has no such cache
+ *     same NAME              likewise: an earlier configuration comes to the same settings
  *
  * A document ends with a decode step, as in `kvferry run`; every task continues on a fork, and as
  * many as there are lanes are decoded at once, of whatever document. A batch does not change a bit
@@ -27,8 +26,8 @@
 
 #include "bench_report.h"
 #include "common/clock.h"
+#include "eval_config.h"
 #include "eval_prefill.h"
-#include "eval_shuffle.h"
 #include "eval_tasks.h"
 #include "sampling.h"
 
@@ -38,9 +37,10 @@
 
 #include <kvferry/setting.h>
 
-#define CHUNK        256u /* tokens of an operation, as in the command */
-#define LANES_MAX    32u
-#define CONFIG_BYTES 1024
+#define CHUNK       256u /* tokens of an operation, as in the command */
+#define LANES_MAX   32u
+#define CONFIGS_MAX 256u
+#define TEXT_BYTES  4096 /* of all settings of a cache */
 
 /* A task on its way. */
 typedef struct lane {
@@ -54,6 +54,12 @@ typedef struct lane {
     uint32_t first; /* tokens that were the likeliest */
     bool is_done;
 } lane;
+
+/* A configuration that was run. */
+typedef struct past_config {
+    char name[EVAL_CONFIG_BYTES];
+    char settings[TEXT_BYTES]; /* as the library resolved them */
+} past_config;
 
 /* A document, and what continues it. */
 typedef struct parent {
@@ -72,8 +78,13 @@ typedef struct evaluation {
     FILE *out;
     /* of one configuration */
     kvf_cache *cache;
+    eval_extras extras;
+    eval_batch batch;
     uint64_t batches;
-    double seconds, cpu_seconds;
+    double start, seconds, cpu_seconds;
+    /* of all */
+    past_config *past; /* [CONFIGS_MAX] */
+    uint32_t past_count;
     lane lanes[LANES_MAX];
 } evaluation;
 
@@ -155,10 +166,11 @@ static kvf_status finish(evaluation *e, lane *l, kvf_error *error)
 
 /* ---- all tasks ---- */
 
-static kvf_status decode(const evaluation *e, kvf_sequence **sequences, const uint32_t *ids,
+static kvf_status decode(evaluation *e, kvf_sequence **sequences, const uint32_t *ids,
                          uint32_t count, kvf_error *error)
 {
     const eval_machine *m = &e->machine;
+    e->batch = (eval_batch){m->transformer, e->cache, sequences, count};
     const kvf_status enqueued =
         kvf_transformer_decode(m->transformer, e->cache, sequences, ids, count, true, m->stream);
     const kvf_status waited = kvf_stream_wait(m->stream);
@@ -286,30 +298,7 @@ static void close_sequences(evaluation *e)
 
 /* ---- one configuration ---- */
 
-static kvf_status set_field(kvf_cache_config *cc, eval_shuffle *shuffle, char *word,
-                            kvf_error *error)
-{
-    char *value = strchr(word, '=');
-    const kvf_setting *s;
-    if (!value)
-        return model_fail(error, KVF_INVALID, "'%s' is not FIELD=VALUE", word);
-    *value++ = '\0';
-    if (strcmp(word, "shuffle") == 0) {
-        cc->select = KVF_SELECT_CUSTOM;
-        cc->select_fn = eval_shuffle_choose;
-        cc->select_user = shuffle;
-        return KVF_OK;
-    }
-    for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++)
-        if (strcmp(s->name, word) == 0)
-            return kvf_setting_parse(s, value, cc)
-                       ? KVF_OK
-                       : model_fail(error, KVF_INVALID, "%s cannot be %s", word, value);
-    return model_fail(error, KVF_INVALID, "a cache has no setting %s", word);
-}
-
-static kvf_status read_config(evaluation *e, char *words, eval_shuffle *shuffle,
-                              kvf_cache_config *cc, kvf_error *error)
+static kvf_status read_config(evaluation *e, char *words, kvf_cache_config *cc, kvf_error *error)
 {
     const kvf_transformer_options geometry = {
         .model = &e->machine.model, .runtime = e->machine.runtime, .chunk_max = CHUNK};
@@ -319,9 +308,7 @@ static kvf_status read_config(evaluation *e, char *words, eval_shuffle *shuffle,
     cc->transfer = KVF_TRANSFER_GATHER;
     cc->sequences_max = e->tasks.count + e->lanes_max;
     cc->tokens_max = e->tasks.longest + e->tasks.longest_task;
-    for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word;
-         word = strtok_r(NULL, " ", &rest))
-        KVF_TRY(set_field(cc, shuffle, word, error));
+    KVF_TRY(eval_config_read(words, cc, &e->extras, error));
     /* Sealed pages of a document are there once for all its forks. */
     cc->host_tokens_max = e->tasks.tokens +
                           (uint64_t)cc->sequences_max * (cc->local_tokens + 256u) +
@@ -336,61 +323,111 @@ static void write_stats(const evaluation *e)
     kvf_cache_stats(e->cache, &s);
     fprintf(e->out,
             "stats\tlayers=%u\tkv_heads=%u\tsteps=%llu\ttokens_attended=%llu\tpages_selected=%llu\t"
-            "hits=%llu\tmisses=%llu\tbytes_to_device=%llu\tverified=%llu\trecall_sum=%.9g\t"
+            "hits=%llu\tmisses=%llu\tpages_ahead=%llu\tpages_ahead_used=%llu\t"
+            "bytes_to_device=%llu\tverified=%llu\trecall_sum=%.9g\t"
             "digest_bytes=%llu\tdevice_kv_bytes=%llu\ttokens_max=%u\tsequences_max=%u\tbatches=%"
-            "llu\tseconds=%.3f\tcpu_seconds=%.3f\n",
+            "llu\tseconds=%.3f\tcpu_seconds=%.3f\tall_seconds=%.1f\tall_cpu_seconds=%.1f\n",
             e->machine.model.layers, e->machine.model.kv_heads, (unsigned long long)s.steps,
             (unsigned long long)s.tokens_attended, (unsigned long long)s.pages_selected,
             (unsigned long long)s.hits, (unsigned long long)s.misses,
+            (unsigned long long)s.pages_ahead, (unsigned long long)s.pages_ahead_used,
             (unsigned long long)s.bytes_to_device, (unsigned long long)s.verified, s.recall_sum,
             (unsigned long long)p->device_digest_bytes, (unsigned long long)p->device_kv_bytes,
             kvf_cache_settings(e->cache)->tokens_max, kvf_cache_settings(e->cache)->sequences_max,
-            (unsigned long long)e->batches, e->seconds, e->cpu_seconds);
+            (unsigned long long)e->batches, e->seconds, e->cpu_seconds,
+            kvf_now_seconds() - e->start, cpu_seconds());
     fflush(e->out);
 }
 
+/* All settings as text, and what is besides them. */
+static void settings_text(const evaluation *e, char *text)
+{
+    const kvf_setting *s;
+    char one[64];
+    int used = snprintf(text, TEXT_BYTES, "%s", e->extras.words);
+    for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL && used < TEXT_BYTES; i++)
+        used += snprintf(text + used, (size_t)(TEXT_BYTES - used), " %s=%s", s->name,
+                         kvf_setting_show(s, kvf_cache_settings(e->cache), one, sizeof one));
+}
+
+/* @return the name of an earlier configuration of the same settings; NULL: this is the first */
+static const char *find_same(evaluation *e, const char *name)
+{
+    char text[TEXT_BYTES];
+    settings_text(e, text);
+    for (uint32_t i = 0; i < e->past_count; i++)
+        if (strcmp(e->past[i].settings, text) == 0)
+            return e->past[i].name;
+    if (e->past_count < CONFIGS_MAX) {
+        past_config *past = &e->past[e->past_count++];
+        snprintf(past->name, sizeof past->name, "%s", name);
+        memcpy(past->settings, text, sizeof text);
+    }
+    return NULL;
+}
+
 /* The cache of a configuration. A cache that there is not is no failure: it is told. */
-static kvf_status open_cache(evaluation *e, char *words, eval_shuffle *shuffle, kvf_error *error)
+static kvf_status open_cache(evaluation *e, char *words, kvf_error *error)
 {
     kvf_cache_config cc;
-    kvf_status status = read_config(e, words, shuffle, &cc, error);
+    eval_extras *x = &e->extras;
+    kvf_status status = read_config(e, words, &cc, error);
     if (status == KVF_OK)
-        status = eval_shuffle_open(shuffle, cc.tokens_max, error);
+        status = eval_shuffle_open(&x->shuffle, cc.tokens_max, error);
+    if (status == KVF_OK)
+        status = eval_adaptive_open(&x->adaptive, &e->machine.model, cc.tokens_max, error);
     if (status == KVF_OK)
         status = kvf_cache_open(e->machine.runtime, &cc, &e->cache, error);
+    if (status == KVF_OK && x->has_rest) {
+        e->batch.cache = e->cache;
+        status = eval_rest_open(&x->rest, &e->batch, e->machine.transformer, error);
+    }
     if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
         return status;
     fprintf(e->out, "refused\t%s\n", error->text);
     return KVF_OK;
 }
 
+static void close_extras(evaluation *e)
+{
+    eval_rest_close(&e->extras.rest, e->machine.transformer);
+    eval_adaptive_close(&e->extras.adaptive);
+    eval_shuffle_close(&e->extras.shuffle);
+}
+
 static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
 {
-    eval_shuffle shuffle = {0};
     char *words = strchr(line, '\t');
     if (!words)
         return model_fail(error, KVF_INVALID, "'%.40s' is no configuration", line);
     *words++ = '\0';
     const double start = kvf_now_seconds();
+    e->extras = (eval_extras){.adaptive.batch = &e->batch};
     fprintf(e->out, "config\t%s\n", line);
-    kvf_status status = open_cache(e, words, &shuffle, error);
+    kvf_status status = open_cache(e, words, error);
     const bool is_open = status == KVF_OK && e->cache;
-    if (is_open)
+    const char *same = is_open ? find_same(e, line) : NULL;
+    if (same)
+        fprintf(e->out, "same\t%s\n", same);
+    else if (is_open)
         status = run_all(e, error);
-    if (is_open && status == KVF_OK)
+    if (is_open && !same && status == KVF_OK)
         write_stats(e);
     close_sequences(e);
+    close_extras(e);
     kvf_cache_close(e->cache);
     e->cache = NULL;
-    eval_shuffle_close(&shuffle);
-    fprintf(stderr, "%-44s %6.1f s%s\n", line, kvf_now_seconds() - start,
-            is_open ? "" : ", refused");
+    fprintf(stderr, "%-44s %6.1f s, %6.1f s of CPU%s\n", line, kvf_now_seconds() - start,
+            same || !is_open ? 0.0 : e->cpu_seconds,
+            !is_open ? ", refused"
+            : same   ? ", the same as an earlier one"
+                     : "");
     return status;
 }
 
 static kvf_status run_configs(evaluation *e, kvf_error *error)
 {
-    char line[CONFIG_BYTES];
+    char line[EVAL_CONFIG_BYTES];
     FILE *f = fopen(e->configs_file, "r");
     if (!f)
         return model_fail(error, KVF_SYSTEM, "%s cannot be read", e->configs_file);
@@ -476,6 +513,7 @@ static void close_all(evaluation *e)
     kvf_tokenizer_close(e->tokenizer);
     kvf_weights_close(m->weights);
     free(m->unused);
+    free(e->past);
 }
 
 int main(int argc, char **argv)
@@ -496,7 +534,10 @@ int main(int argc, char **argv)
         perror(e.out_file);
         return 1;
     }
-    kvf_status status = open_machine(&e, &error);
+    e.start = kvf_now_seconds();
+    e.past = calloc(CONFIGS_MAX, sizeof *e.past);
+    kvf_status status = e.past ? open_machine(&e, &error)
+                               : model_out_of_memory(&error, sizeof *e.past, "configurations");
     if (status == KVF_OK)
         status = read_documents(&e, &error);
     if (status == KVF_OK)

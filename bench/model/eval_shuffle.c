@@ -39,10 +39,10 @@ static uint32_t other_page(uint32_t page, uint32_t key, uint32_t mask, uint32_t 
     return page;
 }
 
-/* The value at `rank`, from the largest on (Hoare's FIND). Moves the values. */
-static float nth_largest(float *values, int32_t count, int32_t rank)
+float eval_nth_largest(float *values, uint32_t count, uint32_t nth)
 {
-    for (int32_t low = 0, high = count - 1; low < high;) {
+    const int32_t rank = (int32_t)nth;
+    for (int32_t low = 0, high = (int32_t)count - 1; low < high;) {
         const float pivot = values[rank];
         int32_t i = low, j = high;
         while (i <= j) {
@@ -62,6 +62,27 @@ static float nth_largest(float *values, int32_t count, int32_t rank)
     return values[rank];
 }
 
+uint32_t eval_best_pages(const float *scores, float *work, uint32_t pages, uint32_t most,
+                         int32_t *ids)
+{
+    uint32_t above = 0, count = 0;
+    most = most < pages ? most : pages;
+    if (most == 0)
+        return 0;
+    memcpy(work, scores, pages * sizeof *work);
+    const float least = eval_nth_largest(work, pages, most - 1);
+    for (uint32_t p = 0; p < pages; p++)
+        above += scores[p] > least;
+    uint32_t ties = most - above;
+    for (uint32_t p = 0; p < pages && count < most; p++) {
+        const bool ties_in = scores[p] == least && ties > 0;
+        ties -= ties_in;
+        if (scores[p] > least || ties_in)
+            ids[count++] = (int32_t)p;
+    }
+    return count;
+}
+
 uint32_t eval_shuffle_choose(void *user, const kvf_select_view *view, int32_t *ids)
 {
     const eval_shuffle *s = user;
@@ -71,22 +92,11 @@ uint32_t eval_shuffle_choose(void *user, const kvf_select_view *view, int32_t *i
         mask = 2 * mask + 1;
     while ((mask >> 2 * shift) != 0)
         shift++;
-    if (view->pages == 0 || view->pages_max == 0)
-        return 0;
     for (uint32_t p = 0; p < view->pages; p++)
         s->scores[p] = view->scores[other_page(p, key, mask, shift, view->pages)];
-    memcpy(s->sorted, s->scores, view->pages * sizeof *s->sorted);
-    const uint32_t most = view->pages < view->pages_max ? view->pages : view->pages_max;
-    const float least = nth_largest(s->sorted, (int32_t)view->pages, (int32_t)most - 1);
-    uint32_t above = 0;
-    for (uint32_t p = 0; p < view->pages; p++)
-        above += s->scores[p] > least;
-    uint32_t ties = most - above;
-    for (uint32_t p = 0; p < view->pages && count < most; p++) {
-        const bool ties_in = s->scores[p] == least && ties > 0;
-        ties -= ties_in;
-        if ((s->scores[p] > least || ties_in) && view->scores[p] > -INFINITY)
-            ids[count++] = (int32_t)p;
-    }
+    const uint32_t best = eval_best_pages(s->scores, s->sorted, view->pages, view->pages_max, ids);
+    for (uint32_t i = 0; i < best; i++)
+        if (view->scores[ids[i]] > -INFINITY)
+            ids[count++] = ids[i];
     return count;
 }

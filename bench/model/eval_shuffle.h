@@ -16,6 +16,13 @@ typedef struct eval_shuffle {
     float *scores, *sorted; /* [pages] */
 } eval_shuffle;
 
+/* The value at `rank`, counted from the largest (Hoare's FIND). Moves the values: larger ones and
+ * ties stand before it. */
+float eval_nth_largest(float *values, uint32_t count, uint32_t rank);
+/* The `most` best pages, ties to the lower id, ascending; work [pages]. @return how many */
+uint32_t eval_best_pages(const float *scores, float *work, uint32_t pages, uint32_t most,
+                         int32_t *ids);
+
 /* For caches of at most so many pages. */
 kvf_status eval_shuffle_open(eval_shuffle *shuffle, uint32_t pages, kvf_error *error);
 void eval_shuffle_close(eval_shuffle *shuffle);
