@@ -43,7 +43,7 @@ ROWS = [
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 128, 512]),
     ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
-    ("adaptive", "adaptive=0.5 " + PLAIN + "page_size=4 " + CODES, [256]),
+    ("adaptive", "adaptive=0.5 window=1 " + PLAIN + "page_size=4 " + CODES, [256]),
     ("rest", "select=dynamic rest=codes page_size=4 " + CODES, [256]),
     ("streaming", "select=streaming", [512]),
     ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
