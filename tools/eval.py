@@ -43,7 +43,7 @@ ROWS = [
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 128, 512]),
     ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
-    ("adaptive", "adaptive=0.5 window=1 " + PLAIN + "page_size=4 " + CODES, [256]),
+    ("adaptive", "adaptive=0.5 window=1 slots=128 " + PLAIN + "page_size=4 " + CODES, [256]),
     ("rest", "select=dynamic rest=codes page_size=4 " + CODES, [256]),
     ("streaming", "select=streaming", [512]),
     ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
@@ -245,7 +245,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="3 documents, few rows: a first look")
     parser.add_argument("--only", nargs="+", metavar="WORD",
                         help="rows whose name has one of these, and full")
-    parser.add_argument("--lanes", type=int, default=32, help="sequences that decode at once")
+    parser.add_argument("--lanes", type=int, default=24, help="sequences that decode at once")
     parser.add_argument("--out", help="folder of the results (bench/results; with --quick or "
                         "--only, nothing is written without it)")
     parser.add_argument("--report", action="store_true",
