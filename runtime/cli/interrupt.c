@@ -20,11 +20,19 @@ static void note(int number)
     interrupted = 1;
 }
 
+void cli_interrupt_clear(bool ends_reading)
+{
+    struct sigaction action = {.sa_handler = note, .sa_flags = (int)SA_RESETHAND};
+    if (!ends_reading)
+        action.sa_flags |= SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    interrupted = 0;
+    sigaction(SIGINT, &action, NULL);
+}
+
 void cli_interrupt_watch(void)
 {
-    struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
+    cli_interrupt_clear(false);
 }
 
 bool cli_interrupted(void)

@@ -11,6 +11,7 @@ static void print_help(FILE *file)
 {
     fputs("usage: kvferry COMMAND [OPTION...]\n\n"
           "  run      read a prompt, generate tokens, with the KV cache in host memory\n"
+          "  chat     talk with a model, the conversation staying in the KV cache\n"
           "  score    how well a model predicts a text, with the KV cache in host memory\n"
           "  tune     find the layer at which a model's prompts can be pruned\n"
           "  bench    link: how fast scattered pages reach the device; decode: one decode step\n"
@@ -36,10 +37,12 @@ static int bench_main(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    static const char *const commands[] = {"run", "score", "tune", "bench", "info", NULL};
+    static const char *const commands[] = {"run", "chat", "score", "tune", "bench", "info", NULL};
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "run") == 0)
         return cli_run_main(argc - 1, argv + 1);
+    if (strcmp(command, "chat") == 0)
+        return cli_chat_main(argc - 1, argv + 1);
     if (strcmp(command, "score") == 0)
         return cli_score_main(argc - 1, argv + 1);
     if (strcmp(command, "tune") == 0)

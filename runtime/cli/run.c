@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry run` and `kvferry score`: open everything in the order in which it can fail, cheapest
- * first, so that a mistake is told before memory is reserved.
+ * `kvferry run`, `kvferry score` and `kvferry chat`: open everything in the order in which it can
+ * fail, cheapest first, so that a mistake is told before memory is reserved.
  *
  * It knows what depends on what. Invariant: whatever was opened is closed on every path, in
  * reverse.
@@ -26,6 +26,8 @@
 /* Prompt tokens that go layer by layer at once: 1 GiB of hidden states at that width. */
 #define PROMPT_TOKENS    65536u
 
+/* Of a conversation, where nothing else is asked for. */
+#define CHAT_TOKENS       8192u
 #define MEMORY_PAGE_BYTES 4096u
 
 /* ---- input ---- */
@@ -93,6 +95,17 @@ static kvf_status check_context(const cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
+static kvf_status check_conversation(const cli_run *run, kvf_error *error)
+{
+    const uint32_t context = run->options.context_tokens;
+    if (context <= run->model.positions_max)
+        return KVF_OK;
+    return model_fail(error, KVF_INVALID,
+                      "--context %u is past the %u positions that the model was made for "
+                      "(max_position_embeddings)",
+                      context, run->model.positions_max);
+}
+
 static kvf_status open_input(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
@@ -105,6 +118,8 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
+    if (o->interactive)
+        return check_conversation(run, error);
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
@@ -153,9 +168,19 @@ kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache
     return kvf_cache_plan_make(options->runtime, cache, &plan->cache, error);
 }
 
+/* Tokens that a sequence has room for. */
+static uint32_t context_of(const cli_run *run)
+{
+    if (run->options.context_tokens)
+        return run->options.context_tokens;
+    return run->options.interactive ? kvf_min_u32(CHAT_TOKENS, run->model.positions_max)
+                                    : tokens_needed(run);
+}
+
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
-    const uint32_t tokens = (uint32_t)run->prompt.count;
+    const uint32_t tokens =
+        run->options.interactive ? context_of(run) : (uint32_t)run->prompt.count;
     kvf_transformer_options options = {.runtime = run->runtime,
                                        .model = &run->model,
                                        .weights = run->weights,
@@ -173,13 +198,13 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     kvf_cache_config *c = &run->options.cache;
     kvf_transformer_options options = transformer_options(run);
     kvf_transformer_geometry(&options, c);
-    c->tokens_max = run->options.context_tokens ? run->options.context_tokens : tokens_needed(run);
+    c->tokens_max = context_of(run);
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;
-    if (run->options.ask_file) {
-        /* The document, and one fork at a time with its own window and answer, each in blocks of 64
-         * tokens at most. */
+    if (run->options.ask_file || run->options.interactive) {
+        /* The document or the conversation, and one fork at a time with its own window and answer,
+         * each in blocks of 64 tokens at most. */
         c->sequences_max = 2;
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
                              run->options.tokens + c->local_tokens + 4u * 64u;
@@ -322,7 +347,10 @@ static void close_run(cli_run *run)
 static int run_and_report(cli_run *run, kvf_error *error)
 {
     const bool scores = run->options.text_file != NULL;
-    kvf_status status = scores ? cli_run_score(run, error) : cli_run_generate(run, error);
+    const bool chats = run->options.interactive;
+    kvf_status status = scores  ? cli_run_score(run, error)
+                        : chats ? cli_run_chat(run, error)
+                                : cli_run_generate(run, error);
     bool written = cli_output_commit(&run->ids_output);
     written = cli_output_commit(&run->logits_output) && written;
     cli_run_summary(run);
@@ -391,6 +419,11 @@ static int run_command(int argc, char **argv,
 int cli_run_main(int argc, char **argv)
 {
     return run_command(argc, argv, cli_run_options_parse);
+}
+
+int cli_chat_main(int argc, char **argv)
+{
+    return run_command(argc, argv, cli_chat_options_parse);
 }
 
 int cli_score_main(int argc, char **argv)

@@ -21,8 +21,10 @@
 /* What one question, or the one continuation, took. */
 typedef struct cli_answer {
     uint32_t prompt_tokens; /* fed as decode steps */
+    uint32_t kept_tokens;   /* of a chat: what the cache had already */
     uint32_t generated;
     kvf_stop stop;
+    bool interrupted;
     double first_ms;
     uint32_t first_step; /* in cli_run.step_ms */
     uint32_t steps;
@@ -74,6 +76,17 @@ KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 /** Prefill and score. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
 
+/** Feed @p ids as decode steps and print what follows, at most @p tokens.
+ * @param text       receives what was printed, freed with NULL as allocator; may be NULL
+ * @param generated  receives the ids; may be NULL
+ * @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids,
+                                      uint32_t count, uint32_t tokens, kvf_text *text,
+                                      kvf_token_ids *generated, kvf_error *error);
+
+/** A conversation with whoever types, until its end. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_run_chat(cli_run *run, kvf_error *error);
+
 /** The prompt but for its last token, which is a decode step, so that selection applies to what
  * follows. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
@@ -122,6 +135,7 @@ bool cli_run_print_score(const cli_run *run);
 
 /** The commands. @return exit status */
 int cli_run_main(int argc, char **argv);
+int cli_chat_main(int argc, char **argv);
 int cli_score_main(int argc, char **argv);
 
 /** `kvferry tune`. @return exit status */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command lines of `kvferry run` and `kvferry score`; see the header. */
+/* The command lines; see the header. */
 
 #include "run_options.h"
 
@@ -31,11 +31,14 @@ static bool take_stop(const cli_option *option, const char *text, void *at)
     return true;
 }
 
-static const cli_option of_input[] = {
+static const cli_option of_model[] = {
     {.is = {"model", TEXT, FIELD(model),
             .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
                        "or GGUF file"},
      .argument = "DIR"},
+};
+
+static const cli_option of_prompt[] = {
     {.is = {"prompt", TEXT, FIELD(prompt), .meaning = "the prompt"},
      .argument = "TEXT",
      .absent = "read standard input"},
@@ -44,9 +47,12 @@ static const cli_option of_input[] = {
             .meaning = "the prompt as numbers, separated by spaces, commas or lines"}},
 };
 
-static const cli_option of_answers[] = {
+static const cli_option of_questions[] = {
     {.is = {"ask", TEXT, FIELD(ask_file),
             .meaning = "one question per line, each answered on its own after the prompt"}},
+};
+
+static const cli_option of_length[] = {
     {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
      .letter = 'n'},
     {.is = {"stop", TEXT, FIELD(stop), .meaning = "end the answer in front of it; several times"},
@@ -65,6 +71,9 @@ static const cli_option of_chat[] = {
     {.is = {"messages", TEXT, FIELD(chat.messages_file),
             .meaning = "turns before the prompt, or with none all of them, as JSON: "
                        "[{\"role\": \"user\", \"content\": \"...\"}, ...]"}},
+};
+
+static const cli_option of_format[] = {
     {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
      .argument = "TEXT",
      .absent = "the model's own"},
@@ -83,6 +92,12 @@ static const cli_option of_context[] = {
     {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
             .meaning = "tokens to reserve memory for"},
      .absent = "what the prompt and what follows it need"},
+};
+
+static const cli_option of_conversation[] = {
+    {.is = {"context", WHOLE, FIELD(context_tokens), .low = 64, .high = 1 << 30,
+            .meaning = "tokens that the conversation may have"},
+     .absent = "8192, or as many as the model was made for"},
 };
 
 static const cli_option of_sampling[] = {
@@ -144,7 +159,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--ask needs -n of at least 1";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry %s --help\n", problem, command->name);
-    return !problem && cli_prune_check(&o->prune, command);
+    return !problem && (o->interactive || cli_prune_check(&o->prune, command));
 }
 
 static void set_defaults(void *options)
@@ -160,6 +175,14 @@ static void set_score_defaults(void *options)
 {
     set_defaults(options);
     ((cli_run_options *)options)->tokens = 0;
+}
+
+static void set_chat_defaults(void *options)
+{
+    cli_run_options *o = options;
+    set_defaults(options);
+    o->tokens = 1024;
+    o->interactive = o->chat.chat = true;
 }
 
 #define ADD(command, rows) cli_add(command, rows, sizeof(rows) / sizeof *(rows), 0)
@@ -201,11 +224,14 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     c->stray = "a prompt is given with --prompt";
     c->defaults = set_defaults;
     cli_heading(c, "Input:");
-    ADD(c, of_input);
-    ADD(c, of_answers);
+    ADD(c, of_model);
+    ADD(c, of_prompt);
+    ADD(c, of_questions);
+    ADD(c, of_length);
     ADD(c, of_context);
     cli_heading(c, "Chat:");
     ADD(c, of_chat);
+    ADD(c, of_format);
     add_cache(c);
     cli_heading(c, "Sampling:");
     ADD(c, of_sampling);
@@ -214,6 +240,31 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_output);
     ADD(c, of_plan);
     add_prune(c);
+    return parse(c, argc, argv, out);
+}
+
+int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_options *out)
+{
+    c->name = "chat";
+    c->usage =
+        "usage: kvferry chat --model DIR [OPTION...]\n\n"
+        "Talk with a model. The conversation stays in the KV cache, so a turn reads only what "
+        "is new.\nA line is a message; one that ends with \\ goes on in the next line. Ctrl-C "
+        "stops an answer;\n/clear begins anew, /exit or Ctrl-D ends.";
+    c->stray = "messages are typed, or come from standard input";
+    c->defaults = set_chat_defaults;
+    cli_heading(c, "Input:");
+    ADD(c, of_model);
+    ADD(c, of_length);
+    ADD(c, of_conversation);
+    cli_heading(c, "Chat:");
+    ADD(c, of_format);
+    add_cache(c);
+    cli_heading(c, "Sampling:");
+    ADD(c, of_sampling);
+    cli_heading(c, "Output:");
+    ADD(c, of_statistics);
+    ADD(c, of_plan);
     return parse(c, argc, argv, out);
 }
 
@@ -229,7 +280,8 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
     c->stray = "a text is given with --text";
     c->defaults = set_score_defaults;
     cli_heading(c, "Input:");
-    ADD(c, of_input);
+    ADD(c, of_model);
+    ADD(c, of_prompt);
     ADD(c, of_text);
     ADD(c, of_context);
     add_cache(c);

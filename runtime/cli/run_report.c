@@ -206,9 +206,10 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_end(j, '}');
 }
 
-static const char *stop_name(const cli_run *run, kvf_stop stop)
+static const char *stop_name(const cli_run *run, const cli_answer *answer)
 {
-    if (run->interrupted)
+    const kvf_stop stop = answer ? answer->stop : KVF_STOP_LENGTH;
+    if (answer ? answer->interrupted : run->interrupted)
         return "interrupted";
     if (stop == KVF_STOP_CALLER)
         return run->output_failed ? "output" : "text";
@@ -217,12 +218,16 @@ static const char *stop_name(const cli_run *run, kvf_stop stop)
 
 static void write_answers(cli_json *j, const cli_run *run)
 {
-    cli_json_array(j, "questions");
+    cli_json_array(j, run->options.interactive ? "turns" : "questions");
     for (uint32_t i = 0; i < run->answer_count; i++) {
         const cli_answer *a = &run->answers[i];
         step_times t = times_of(run->step_ms + a->first_step, a->steps);
         cli_json_object(j, NULL);
         cli_json_integer(j, "prompt_tokens", a->prompt_tokens);
+        if (run->options.interactive) {
+            cli_json_integer(j, "kept_tokens", a->kept_tokens);
+            cli_json_text(j, "stop", stop_name(run, a));
+        }
         cli_json_integer(j, "generated_tokens", a->generated);
         cli_json_real(j, "ttft_ms", a->first_ms);
         cli_json_integer(j, "decode_steps", a->steps);
@@ -251,7 +256,7 @@ static void write_all(cli_json *j, const cli_run *run)
     kvf_stats s;
     kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
-    kvf_stop stop = run->answer_count ? run->answers[run->answer_count - 1].stop : KVF_STOP_LENGTH;
+    const cli_answer *last = run->answer_count ? &run->answers[run->answer_count - 1] : NULL;
     cli_json_object(j, NULL);
     cli_json_text(j, "kvferry", kvf_version());
     cli_json_text(j, "model", run->options.model);
@@ -262,7 +267,7 @@ static void write_all(cli_json *j, const cli_run *run)
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
-    cli_json_text(j, "stop", stop_name(run, stop));
+    cli_json_text(j, "stop", stop_name(run, last));
     cli_json_real(j, "load_ms", run->load_ms);
     cli_json_real(j, "prefill_ms", run->prefill_ms);
     cli_json_real(j, "ttft_ms", first_token_ms(run));
@@ -272,7 +277,7 @@ static void write_all(cli_json *j, const cli_run *run)
     write_memory(j, run);
     cli_run_prune_write(j, run);
     write_settings(j, run);
-    if (run->options.ask_file)
+    if (run->options.ask_file || run->options.interactive)
         write_answers(j, run);
     if (run->options.text_file)
         write_losses(j, run);

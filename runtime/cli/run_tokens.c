@@ -16,6 +16,7 @@
 /* Where tokens go. */
 typedef struct outlet {
     cli_run *run;
+    kvf_token_ids *generated; /* may be NULL */
     cli_printer printer;
 } outlet;
 
@@ -34,6 +35,8 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     int size = snprintf(number, sizeof number, "%u\n", id);
     cli_output_write(&run->ids_output, number, (size_t)size);
     cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
+    if (o->generated && kvf_token_ids_push(NULL, o->generated, id, NULL) != KVF_OK)
+        o->printer.failed = true;
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 
@@ -52,25 +55,27 @@ static kvf_stats difference(const kvf_stats *before, const kvf_stats *after)
     return d;
 }
 
-/* Feed ids, print what follows. */
-static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
-                         kvf_error *error)
+kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
+                          uint32_t tokens, kvf_text *text, kvf_token_ids *generated,
+                          kvf_error *error)
 {
     cli_answer *a = &run->answers[run->answer_count];
     *a = (cli_answer){.prompt_tokens = count, .first_step = run->step_count};
     kvf_stats before, after;
     kvf_cache_stats(run->cache, &before);
     outlet o = {.run = run,
+                .generated = generated,
                 .printer = {.tokenizer = run->tokenizer,
                             .ends = run->end_ids,
                             .end_count = run->options.ignore_eos ? 0 : run->end_count,
-                            .one_line = run->options.ask_file}};
+                            .one_line = run->options.ask_file,
+                            .copy = text}};
     cli_printer_begin(&o.printer, &run->options.stop);
     kvf_decode_request request = {
         .sequence = sequence,
         .ids = ids,
         .count = count,
-        .tokens = run->options.tokens,
+        .tokens = tokens,
         .sampler = run->sampler,
         .eos_ids = run->end_ids,
         .eos_count = run->options.ignore_eos ? 0 : run->end_count,
@@ -90,8 +95,15 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     if (result.generated > 0)
         cli_printer_end(&o.printer);
     run->output_failed = run->output_failed || o.printer.failed;
-    run->interrupted = cli_interrupted();
+    run->interrupted = a->interrupted = cli_interrupted();
     return status;
+}
+
+/* Feed ids, print what follows. */
+static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *ids, uint32_t count,
+                         kvf_error *error)
+{
+    return cli_run_answer(run, sequence, ids, count, run->options.tokens, NULL, NULL, error);
 }
 
 /* Every question continues the document on a fork of its own. */

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry chat`: a conversation that stays in the cache.
+ *
+ * What the template makes of all messages is compared with the text that the sequence holds. Where
+ * that is its beginning, only the rest is read. Where it is not, because a template drops what a
+ * model thought or trims an answer, the conversation goes on from a fork that was made in front of
+ * the answer. It knows texts, not what they mean. Invariant: `now` holds the tokens of `now_text`
+ * and nothing else; so does `before`, if there is one.
+ */
+
+#include "common/clock.h"
+#include "interrupt.h"
+#include "line_input.h"
+#include "progress.h"
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct conversation {
+    cli_run *run;
+    kvf_chat_message *messages; /* [count]; texts are owned, but for the system prompt */
+    size_t count, capacity;
+    kvf_text now_text, before_text;
+    kvf_sequence *before; /* a fork in front of the last answer, or NULL; `now` is run->sequence */
+} conversation;
+
+/* A turn: what it adds. */
+typedef struct turn {
+    kvf_text full;     /* all messages, up to the opening of the answer */
+    size_t stable;     /* bytes of it that later turns begin with, as far as is known */
+    kvf_token_ids ids; /* of what is new */
+    size_t stable_ids; /* of them in front of `stable` */
+    bool is_read;      /* the sequence has changed */
+} turn;
+
+/* ---- messages ---- */
+
+static kvf_status add_message(conversation *c, kvf_chat_role role, const char *text,
+                              kvf_error *error)
+{
+    if (c->count == c->capacity) {
+        const size_t capacity = c->capacity ? 2 * c->capacity : 64;
+        kvf_chat_message *grown = realloc(c->messages, capacity * sizeof *grown);
+        if (!grown)
+            return model_out_of_memory(error, capacity * sizeof *grown, "messages");
+        c->messages = grown;
+        c->capacity = capacity;
+    }
+    char *copy = strdup(text);
+    if (!copy)
+        return model_out_of_memory(error, strlen(text), "a message");
+    c->messages[c->count++] = (kvf_chat_message){role, copy};
+    return KVF_OK;
+}
+
+static void drop_messages(conversation *c, size_t left)
+{
+    while (c->count > left)
+        free((char *)(uintptr_t)c->messages[--c->count].text);
+}
+
+/* Only the system prompt is left. */
+static kvf_status begin(conversation *c, kvf_error *error)
+{
+    drop_messages(c, 0);
+    return c->run->options.chat.system
+               ? add_message(c, KVF_ROLE_SYSTEM, c->run->options.chat.system, error)
+               : KVF_OK;
+}
+
+/* ---- sequences ---- */
+
+static void set_text(kvf_text *text, size_t size)
+{
+    text->size = size < text->size ? size : text->size;
+}
+
+static bool begins_with(const kvf_text *text, const kvf_text *beginning)
+{
+    return beginning->size <= text->size &&
+           (beginning->size == 0 || memcmp(text->bytes, beginning->bytes, beginning->size) == 0);
+}
+
+static void drop_sequence(cli_run *run, kvf_sequence **sequence)
+{
+    kvf_transformer_forget(run->transformer);
+    kvf_sequence_destroy(*sequence);
+    *sequence = NULL;
+}
+
+/* Go on from `before`, or from nothing. */
+static kvf_status go_back(conversation *c, kvf_error *error)
+{
+    cli_run *run = c->run;
+    const kvf_text text = c->now_text;
+    drop_sequence(run, &run->sequence);
+    run->sequence = c->before;
+    c->before = NULL;
+    c->now_text = c->before_text;
+    c->before_text = text;
+    set_text(&c->before_text, 0);
+    if (run->sequence)
+        return KVF_OK;
+    set_text(&c->now_text, 0);
+    const kvf_status status = kvf_sequence_create(run->cache, &run->sequence);
+    return status == KVF_OK ? status : model_fail(error, status, "no sequence could be created");
+}
+
+/* `before` becomes what `now` is. */
+static kvf_status remember(conversation *c, kvf_error *error)
+{
+    cli_run *run = c->run;
+    if (c->before)
+        drop_sequence(run, &c->before);
+    set_text(&c->before_text, 0);
+    if (c->now_text.size == 0)
+        return KVF_OK;
+    const kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &c->before);
+    if (status != KVF_OK)
+        return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
+    return kvf_text_append(NULL, &c->before_text, c->now_text.bytes, c->now_text.size, error);
+}
+
+/* ---- a turn ---- */
+
+/* All messages as text, and how much of it stays as it is when the answer is there. */
+static kvf_status render(const conversation *c, turn *t, kvf_error *error)
+{
+    kvf_chat chat = cli_chat_of(&c->run->chat, c->messages, c->count);
+    kvf_text closed = {0};
+    KVF_TRY(kvf_chat_render(&chat, NULL, &t->full, error));
+    t->stable = t->full.size;
+    chat.generate = false;
+    if (kvf_chat_render(&chat, NULL, &closed, NULL) == KVF_OK && begins_with(&t->full, &closed))
+        t->stable = closed.size;
+    kvf_text_free(NULL, &closed);
+    return KVF_OK;
+}
+
+static kvf_status encode(const conversation *c, turn *t, kvf_error *error)
+{
+    const kvf_tokenizer *tokenizer = c->run->tokenizer;
+    const size_t from = c->now_text.size;
+    if (t->stable < from)
+        t->stable = from;
+    const char *text = t->full.bytes ? t->full.bytes : "";
+    KVF_TRY(kvf_tokenizer_encode(tokenizer, text + from, t->stable - from, false, &t->ids, error));
+    t->stable_ids = t->ids.count;
+    KVF_TRY(kvf_tokenizer_encode(tokenizer, text + t->stable, t->full.size - t->stable, false,
+                                 &t->ids, error));
+    for (size_t i = 0; i < t->ids.count; i++)
+        if (t->ids.ids[i] >= c->run->model.vocab_size)
+            return model_fail(error, KVF_INVALID,
+                              "the tokenizer gives id %u and the model has ids 0 to %u; "
+                              "tokenizer.json belongs to another model",
+                              t->ids.ids[i], c->run->model.vocab_size - 1);
+    return t->ids.count ? KVF_OK : model_fail(error, KVF_INVALID, "the chat template adds no text");
+}
+
+static kvf_status check_room(const conversation *c, const turn *t, kvf_error *error)
+{
+    const uint32_t context = c->run->options.cache.tokens_max;
+    const size_t held = kvf_sequence_length(c->run->sequence, 0);
+    if (held + t->ids.count + 1 <= context)
+        return KVF_OK;
+    return model_fail(error, KVF_FULL,
+                      "the conversation would have %zu tokens and there is room for %u; /clear "
+                      "begins anew, --context makes more room",
+                      held + t->ids.count + 1, context);
+}
+
+static bool go_on(void *user, uint32_t done, uint32_t total)
+{
+    (void)total;
+    cli_progress_at(user, done);
+    return !cli_interrupted();
+}
+
+/* Prefill ids of the turn. An interrupted one leaves `now` as it was. */
+static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to, bool *stopped,
+                          kvf_error *error)
+{
+    cli_run *run = c->run;
+    kvf_stop stop;
+    cli_progress progress;
+    const kvf_prefill_request request = {.sequence = run->sequence,
+                                         .ids = t->ids.ids + from,
+                                         .count = (uint32_t)(to - from),
+                                         .progress = go_on,
+                                         .user = &progress};
+    const double start = kvf_now_ms();
+    cli_progress_begin(&progress, "reading", request.count, "tokens");
+    const kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
+    cli_progress_end(&progress);
+    KVF_TRY(status);
+    run->prefill_ms += kvf_now_ms() - start;
+    *stopped = stop == KVF_STOP_CALLER;
+    run->prefilled += *stopped ? 0 : request.count;
+    return *stopped ? go_back(c, error) : KVF_OK;
+}
+
+/* Read what is new, up to the last token, which is a step. A fork is made where later turns may
+ * have to go on from. */
+static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *error)
+{
+    const size_t last = t->ids.count - 1;
+    size_t stable = t->stable_ids < last ? t->stable_ids : last;
+    KVF_TRY(remember(c, error));
+    KVF_TRY(prefill(c, t, 0, stable, stopped, error));
+    if (*stopped)
+        return KVF_OK;
+    set_text(&c->now_text, 0);
+    if (stable == t->stable_ids && stable > 0) {
+        KVF_TRY(kvf_text_append(NULL, &c->now_text, t->full.bytes, t->stable, error));
+        KVF_TRY(remember(c, error));
+    }
+    return prefill(c, t, stable, last, stopped, error);
+}
+
+/* The text of tokens that were fed; of one that ends inside a character nothing is known. */
+static kvf_status note_fed(conversation *c, const turn *t, const kvf_token_ids *generated,
+                           kvf_error *error)
+{
+    kvf_token_stream stream = {.tokenizer = c->run->tokenizer};
+    kvf_text text = {0};
+    kvf_status status = KVF_OK;
+    set_text(&c->now_text, 0);
+    if (t->full.size)
+        KVF_TRY(kvf_text_append(NULL, &c->now_text, t->full.bytes, t->full.size, error));
+    for (size_t i = 0; status == KVF_OK && i + 1 < generated->count; i++)
+        status = kvf_token_stream_push(&stream, generated->ids[i], &text, error);
+    if (status == KVF_OK && text.size)
+        status = kvf_text_append(NULL, &c->now_text, text.bytes, text.size, error);
+    /* No template writes this, so the next turn goes back. */
+    if (status == KVF_OK && stream.pending_count)
+        status = kvf_text_append(NULL, &c->now_text, "\0", 1, error);
+    kvf_text_free(kvf_tokenizer_allocator(c->run->tokenizer), &text);
+    return status;
+}
+
+static kvf_status reserve_answer(cli_run *run, uint32_t tokens, kvf_error *error)
+{
+    const size_t steps = (size_t)run->step_count + tokens + 1;
+    double *step_ms = realloc(run->step_ms, steps * sizeof *step_ms);
+    if (step_ms)
+        run->step_ms = step_ms;
+    cli_answer *answers = realloc(run->answers, (run->answer_count + 1) * sizeof *answers);
+    if (answers)
+        run->answers = answers;
+    return step_ms && answers ? KVF_OK
+                              : model_out_of_memory(error, steps * sizeof *step_ms, "a turn");
+}
+
+static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *error)
+{
+    cli_run *run = c->run;
+    kvf_text text = {0};
+    kvf_token_ids generated = {0};
+    const uint32_t room = run->options.cache.tokens_max - kvf_sequence_length(run->sequence, 0);
+    const uint32_t tokens = kvf_min_u32(run->options.tokens, room);
+    KVF_TRY(reserve_answer(run, tokens, error));
+    kvf_status status = cli_run_answer(run, run->sequence, t->ids.ids + t->ids.count - 1, 1, tokens,
+                                       &text, &generated, error);
+    cli_answer *a = &run->answers[run->answer_count - 1];
+    a->prompt_tokens = (uint32_t)t->ids.count;
+    a->kept_tokens = kept;
+    if (status == KVF_OK)
+        status = note_fed(c, t, &generated, error);
+    if (status == KVF_OK)
+        status = add_message(c, KVF_ROLE_ASSISTANT, text.bytes ? text.bytes : "", error);
+    if (status == KVF_OK && a->stop == KVF_STOP_LENGTH && tokens < run->options.tokens)
+        fprintf(stderr, "kvferry: the context of %u tokens is full; /clear begins anew\n",
+                run->options.cache.tokens_max);
+    kvf_token_ids_free(NULL, &generated);
+    kvf_text_free(NULL, &text);
+    return status;
+}
+
+/* @return KVF_OK also if it was interrupted */
+static kvf_status run_turn(conversation *c, turn *t, kvf_error *error)
+{
+    bool stopped = false;
+    KVF_TRY(render(c, t, error));
+    while (!begins_with(&t->full, &c->now_text))
+        KVF_TRY(go_back(c, error));
+    KVF_TRY(encode(c, t, error));
+    KVF_TRY(check_room(c, t, error));
+    const uint32_t kept = kvf_sequence_length(c->run->sequence, 0);
+    t->is_read = true;
+    KVF_TRY(read_turn(c, t, &stopped, error));
+    if (!stopped)
+        return answer(c, t, kept, error);
+    drop_messages(c, c->count - 1);
+    fputs("kvferry: interrupted before the message was read; it is forgotten\n", stderr);
+    return KVF_OK;
+}
+
+/* What is wrong with one message ends that message, not the conversation. */
+static kvf_status take_turn(conversation *c, const kvf_text *line, kvf_error *error)
+{
+    turn t = {0};
+    const size_t count = c->count;
+    kvf_status status = add_message(c, KVF_ROLE_USER, line->bytes, error);
+    if (status == KVF_OK)
+        status = run_turn(c, &t, error);
+    kvf_token_ids_free(kvf_tokenizer_allocator(c->run->tokenizer), &t.ids);
+    kvf_text_free(NULL, &t.full);
+    if (t.is_read || (status != KVF_INVALID && status != KVF_FULL))
+        return status;
+    drop_messages(c, count);
+    fprintf(stderr, "kvferry: %s\n", error->text);
+    return KVF_OK;
+}
+
+/* ---- the conversation ---- */
+
+/* A message of one line or more. @return how the last line ended */
+static cli_line_end read_message(cli_line_input *input, kvf_text *message)
+{
+    const char *prompt = "> ";
+    for (;;) {
+        const cli_line_end end = cli_line_read(input, prompt, message);
+        if (end != CLI_LINE_READ || message->size == 0 || message->bytes[message->size - 1] != '\\')
+            return end;
+        message->bytes[message->size - 1] = '\n';
+        prompt = "  ";
+    }
+}
+
+static bool is_word(const kvf_text *message, const char *word)
+{
+    return message->size == strlen(word) && memcmp(message->bytes, word, message->size) == 0;
+}
+
+/* @return whether to go on */
+static bool take_message(conversation *c, const kvf_text *message, kvf_status *status,
+                         kvf_error *error)
+{
+    if (message->size == 0)
+        return true;
+    if (is_word(message, "/exit"))
+        return false;
+    if (is_word(message, "/clear"))
+        *status = begin(c, error);
+    else if (memchr(message->bytes, '\0', message->size))
+        fputs("kvferry: the message holds a zero byte; it is forgotten\n", stderr);
+    else
+        *status = take_turn(c, message, error);
+    return *status == KVF_OK && !c->run->output_failed;
+}
+
+kvf_status cli_run_chat(cli_run *run, kvf_error *error)
+{
+    conversation c = {.run = run};
+    kvf_status status = begin(&c, error);
+    cli_line_input *input = cli_line_open();
+    bool goes_on = input;
+    if (isatty(STDIN_FILENO))
+        fputs("/exit or Ctrl-D ends, /clear begins anew, Ctrl-C stops an answer\n", stderr);
+    while (goes_on && status == KVF_OK) {
+        kvf_text message = {0};
+        const cli_line_end end = read_message(input, &message);
+        goes_on = end == CLI_LINE_INTERRUPTED ||
+                  (end == CLI_LINE_READ && take_message(&c, &message, &status, error));
+        kvf_text_free(NULL, &message);
+    }
+    run->interrupted = false;
+    cli_line_close(input);
+    (void)!kvf_stream_wait(run->stream);
+    if (c.before)
+        drop_sequence(run, &c.before);
+    drop_messages(&c, 0);
+    free(c.messages);
+    kvf_text_free(NULL, &c.now_text);
+    kvf_text_free(NULL, &c.before_text);
+    return input ? status : model_out_of_memory(error, 1, "the input");
+}

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`kvferry chat` from outside: every answer is what `kvferry run` gives for the whole conversation,
+only what is new is read, and on a terminal Ctrl-C ends an answer and not the session.
+
+usage: check_chat_session.py KVFERRY RECALL_MODEL
+"""
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+
+from chat_model import CHATML, ChatModel
+
+# Everything is attended and likeliest, so a conversation has one outcome however it was cut.
+OPTIONS = ("--select", "full", "-n", "12")
+QUESTIONS = ("the code of alice brown is seven tiger . quiet river guards heavy lantern",
+             "question the code of alice brown", "quiet river")
+WAIT = 60  # seconds until a terminal that says nothing is given up
+
+
+def talk(chat, lines, *options):
+    """(answers, turns of the statistics, standard error)."""
+    stats = chat.save("stats", "")
+    out, err = chat.run(*OPTIONS, "--stats", stats, *options, command="chat",
+                        stdin="".join(line + "\n" for line in lines))
+    with open(stats, encoding="utf-8") as f:
+        return out.split("\n")[:-1], json.load(f)["turns"], err
+
+
+def expected(chat, questions, answers, *options):
+    """What `run` answers to the last question."""
+    messages = []
+    for i, question in enumerate(questions):
+        messages += [{"role": "user", "content": question}]
+        if i + 1 < len(questions):
+            messages += [{"role": "assistant", "content": answers[i]}]
+    out, _ = chat.run(*OPTIONS, "--messages", chat.save("m.json", messages), *options)
+    return out.rstrip("\n")
+
+
+def check_same(chat, name, *options):
+    """@return the turns"""
+    answers, turns, _ = talk(chat, QUESTIONS, *options)
+    chat.check(name + ": all questions are answered", len(answers) == len(turns) == 3, answers)
+    for i in range(len(answers)):
+        wanted = expected(chat, QUESTIONS[:i + 1], answers, *options)
+        chat.check("%s: answer %d" % (name, i), answers[i] == wanted, answers[i], wanted)
+    return turns
+
+
+def check_turns(chat):
+    chat.write()
+    for turns in (check_same(chat, "plain"), check_same(chat, "system", "--system", "guards")):
+        for before, turn in zip(turns, turns[1:]):
+            # The last token of an answer was shown, not read.
+            held = before["kept_tokens"] + before["prompt_tokens"] + before["generated_tokens"] - 1
+            chat.check("only what is new is read", turn["kept_tokens"] == held, turn, held)
+    chat.write(CHATML.replace("m.content", "(m.content if m.role == 'user' else 'lantern')"))
+    turns = check_same(chat, "answers are rewritten")
+    chat.check("it goes on in front of the answer",
+               0 < turns[1]["kept_tokens"] < turns[0]["prompt_tokens"], turns)
+    chat.write("{% for m in messages %}{{ m.content + ' ' }}{% endfor %}")
+    check_same(chat, "nothing opens an answer")
+    chat.write("{{ messages|length|string }}" + CHATML)
+    turns = check_same(chat, "the beginning changes")
+    chat.check("all is read again", turns[1]["kept_tokens"] == 0, turns)
+    chat.write()
+    free, _, _ = talk(chat, QUESTIONS[:1])
+    stop = free[0].split()[3]
+    answers, turns, _ = talk(chat, QUESTIONS[:2], "--stop", stop)
+    chat.check("a stop ends an answer", answers[0] == free[0][:free[0].index(stop)] and
+               turns[0]["stop"] == "text", answers, turns)
+    wanted = expected(chat, QUESTIONS[:2], answers, "--stop", stop)
+    chat.check("what is behind the stop is forgotten", answers[1] == wanted, answers[1], wanted)
+
+
+def check_words(chat):
+    chat.write()
+    answers, turns, _ = talk(chat, [QUESTIONS[0], "/clear", QUESTIONS[0], "", "/exit", "never"])
+    chat.check("/clear begins anew, /exit ends", len(turns) == 2 and answers[0] == answers[1] and
+               turns[1]["kept_tokens"] < turns[0]["prompt_tokens"], turns)
+    answers, turns, _ = talk(chat, ["the code \\", "of alice"])
+    chat.check("a line goes on in the next one", len(turns) == 1 and
+               answers[0] == expected(chat, ["the code \nof alice"], []), answers)
+    chat.write("{% if 'tiger' in messages[-1].content %}{{ raise_exception('no tigers') }}"
+               "{% endif %}" + CHATML)
+    answers, turns, err = talk(chat, ["the code", "a tiger", "quiet river"])
+    chat.check("a message that the template refuses is forgotten", len(turns) == 2 and
+               "no tigers" in err, turns, err)
+    chat.write()
+    answers, turns, err = talk(chat, [QUESTIONS[0], " ".join(QUESTIONS * 3), "the code"],
+                               "--context", "64")
+    chat.check("a message that has no room is forgotten", len(turns) == 2 and
+               "there is room for 64; /clear begins anew" in err, turns, err)
+    _, turns, err = talk(chat, [QUESTIONS[0]] * 3, "--context", "64", "-n", "200",
+                          "--ignore-eos")
+    chat.check("an answer ends with the context", turns[0]["generated_tokens"] > 20 and
+               "the context of 64 tokens is full" in err, turns, err)
+    out, err = chat.run("--context", "40000", command="chat", status=1)
+    chat.check("more than the model's positions is refused", "32768 positions" in err, err)
+    chat.write(template=None)
+    out, err = chat.run(command="chat", status=1)
+    chat.check("a model without a template is refused", "no chat template" in err, err)
+    chat.check("a folder is needed", subprocess.run(
+        [chat.kvferry, "chat"], stderr=subprocess.DEVNULL, check=False).returncode == 2)
+
+
+class Terminal:
+    """A session on a terminal."""
+
+    def __init__(self, chat, *options):
+        self.text, self.chat = "", chat
+        pid, self.fd = pty.fork()
+        if pid == 0:
+            os.environ["TERM"] = "vt100"
+            os.execv(chat.kvferry, [chat.kvferry, "chat", "--model", chat.folder, "--device", "host",
+                                    "--select", "full"] + list(options))
+        self.pid = pid
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def read(self):
+        """@return whether more came"""
+        try:
+            data = os.read(self.fd, 65536) if select.select([self.fd], [], [], 0.1)[0] else b""
+        except OSError:
+            return False
+        # Without what moves the cursor.
+        self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", data.decode("utf-8", "replace"))
+        return True
+
+    def until(self, name, condition):
+        """Until the condition holds of what came since the last call."""
+        end = time.monotonic() + WAIT
+        while not condition(self.text) and time.monotonic() < end and self.read():
+            pass
+        self.chat.check("on a terminal: " + name, condition(self.text), repr(self.text[-500:]))
+        text, self.text = self.text, ""
+        return text
+
+    def wait(self):
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            self.read()
+        os.kill(self.pid, 9)
+        return None
+
+
+def check_terminal(chat):
+    """The same whether lines are edited or not; Ctrl-C while one is typed, and in an answer."""
+    chat.write()
+    session = Terminal(chat, "-n", "30000", "--context", "32000", "--ignore-eos")
+    prompt = lambda text: text.endswith("> ")
+    session.until("a prompt", prompt)
+    session.send("never")
+    session.until("what is typed is shown", lambda text: "never" in text)
+    session.send("\x03")
+    session.until("Ctrl-C gives a new prompt", prompt)
+    session.send("the coda\x7fe\r")
+    session.until("a long answer begins", lambda text: text.count(" ") > 60)
+    session.send("\x03")
+    session.until("Ctrl-C ends it", lambda text: text.endswith("\n> "))
+    session.send("quiet river\n")
+    session.until("another one begins", lambda text: text.count(" ") > 60)
+    session.send("\x03")
+    session.until("Ctrl-C ends that too", lambda text: text.endswith("\n> "))
+    session.send("\x04")
+    chat.check("on a terminal: Ctrl-D ends the session", session.wait() == 0, session.text)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
+        check_turns(chat)
+        check_words(chat)
+        check_terminal(chat)
+    print("%d checks, %d failed" % (chat.checks, chat.failed))
+    return chat.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
