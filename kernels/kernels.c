@@ -42,6 +42,11 @@ static const variant variants[] = {
     {KVF_ISA_AVX2, {KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_ENTRY)}},
 #undef KVF_ENTRY
 #endif
+#ifdef KVF_HAVE_AVX_VNNI
+#define KVF_ENTRY(family, op) .op = kvf_##op##_avx_vnni,
+    {KVF_ISA_AVX_VNNI, {KVF_DOT_LIST(KVF_ENTRY)}},
+#undef KVF_ENTRY
+#endif
 #ifdef KVF_HAVE_AVX512
 #define KVF_ENTRY(family, op) .op = kvf_##op##_avx512,
     {KVF_ISA_AVX512, {KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_ENTRY)}},
@@ -50,6 +55,11 @@ static const variant variants[] = {
 #ifdef KVF_HAVE_AVX512_BF16
 #define KVF_ENTRY(family, op) .op = kvf_##op##_avx512_bf16,
     {KVF_ISA_AVX512_BF16, {KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_ENTRY)}},
+#undef KVF_ENTRY
+#endif
+#ifdef KVF_HAVE_AVX512_VNNI
+#define KVF_ENTRY(family, op) .op = kvf_##op##_avx512_vnni,
+    {KVF_ISA_AVX512_VNNI, {KVF_DOT_LIST(KVF_ENTRY)}},
 #undef KVF_ENTRY
 #endif
 #ifdef KVF_HAVE_NEON

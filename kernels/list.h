@@ -9,6 +9,8 @@
  *     PLAIN(family, op)    <family>/<op>_ref.c and <op>.cu: one form on the host device
  *     SIMD(family, op)     <op>_simd.c beside them, built once per instruction set
  *
+ *     DOT(family, op)      those of them that live on products of bytes: built for more sets
+ *
  * The files of an operation in parts (observe_stats, observe_score) have the name before the
  * underscore.
  */
@@ -54,5 +56,7 @@
     PLAIN(observe, profile)                                                                        \
     PLAIN(observe, cover)                                                                          \
     PLAIN(observe, pack)
+
+#define KVF_DOT_LIST(DOT) DOT(score, weigh)
 
 #endif

@@ -24,4 +24,10 @@ KVF_KERNEL_LIST(KVF_VARIANT_REF, KVF_VARIANT_REF)
 KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_VARIANT_SIMD)
 #undef KVF_VARIANT_SIMD
 
+#define KVF_VARIANT_DOT(family, op)                                                                \
+    void kvf_##op##_avx_vnni(const void *args, uint32_t task);                                     \
+    void kvf_##op##_avx512_vnni(const void *args, uint32_t task);
+KVF_DOT_LIST(KVF_VARIANT_DOT)
+#undef KVF_VARIANT_DOT
+
 #endif

@@ -27,13 +27,19 @@ static inline uint32_t kvf_cpu_has(void)
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
         return isa;
     isa |= KVF_ISA_AVX2;
+    const int has_more = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx);
+    if (has_more && (eax & 1u << 4))
+        isa |= KVF_ISA_AVX_VNNI;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return isa;
     isa |= KVF_ISA_AVX512;
-    /* Every CPU that has the one has the other, and that variant is built with both. */
-    if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5) &&
-        __builtin_cpu_supports("avx512vnni"))
+    if (!__builtin_cpu_supports("avx512vnni"))
+        return isa;
+    if (__builtin_cpu_supports("avx512vbmi"))
+        isa |= KVF_ISA_AVX512_VNNI;
+    /* Every CPU that has it has VNNI too, and that variant is built with both. */
+    if (has_more && (eax & 1u << 5))
         isa |= KVF_ISA_AVX512_BF16;
     return isa;
 #elif defined(__aarch64__)

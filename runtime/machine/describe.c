@@ -96,7 +96,9 @@ static void features(writer *w, const char *name, uint32_t isa)
                  {KVF_ISA_AVX2, "avx2"},
                  {KVF_ISA_AVX512, "avx512"},
                  {KVF_ISA_AVX512_BF16, "avx512_bf16"},
-                 {KVF_ISA_NEON, "neon"}};
+                 {KVF_ISA_NEON, "neon"},
+                 {KVF_ISA_AVX_VNNI, "avx_vnni"},
+                 {KVF_ISA_AVX512_VNNI, "avx512_vnni"}};
     const char *separator = "";
     member(w, name);
     put(w, '[');

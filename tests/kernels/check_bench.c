@@ -58,6 +58,8 @@ static double best_time(check *c, const kvf_kernels *table, kvf_task_fn fn, cons
 
 static void report(check *c, const work *w)
 {
+    if (w->var == w->ref && c->var->isa != KVF_ISA_REFERENCE)
+        return;
     /* The reference first: it would bring the data back from a GPU. */
     const double ref = best_time(c, c->ref, w->ref, w, w->ref_tasks) * w->tasks / w->ref_tasks;
     const double var = best_time(c, c->var, w->var, w, w->tasks);

@@ -48,9 +48,16 @@ static const struct {
 static const struct {
     const char *name;
     uint32_t bit;
+    const char *op; /* all that it has, if not all */
 } isas[] = {
-    {"reference", KVF_ISA_REFERENCE}, {"baseline", KVF_ISA_BASELINE},       {"avx2", KVF_ISA_AVX2},
-    {"avx512", KVF_ISA_AVX512},       {"avx512_bf16", KVF_ISA_AVX512_BF16}, {"neon", KVF_ISA_NEON},
+    {"reference", KVF_ISA_REFERENCE, NULL},
+    {"baseline", KVF_ISA_BASELINE, NULL},
+    {"avx2", KVF_ISA_AVX2, NULL},
+    {"avx512", KVF_ISA_AVX512, NULL},
+    {"avx512_bf16", KVF_ISA_AVX512_BF16, NULL},
+    {"neon", KVF_ISA_NEON, NULL},
+    {"avx_vnni", KVF_ISA_AVX_VNNI, "weigh"},
+    {"avx512_vnni", KVF_ISA_AVX512_VNNI, "weigh"},
 };
 
 /* NULL means any; else the name must be in the comma-separated list. */
@@ -133,7 +140,10 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
         c->var = &var;
         c->isa = isas[i].name;
         compared++;
-        compare_or_time(c, family, op, bench);
+        if (!isas[i].op || bench)
+            compare_or_time(c, family, op, bench);
+        else if (is_listed(op, isas[i].op))
+            compare_or_time(c, family, isas[i].op, bench);
     }
     return compared;
 }
