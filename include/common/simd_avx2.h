@@ -121,11 +121,10 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
 }
 
-/* 2^n as a float, for the n that was rounded by adding 1.5 * 2^23; n = -127 gives zero. */
+/* 2^n as a float, for the n that was rounded by adding VF_ROUND; n = -127 gives zero. */
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
-    __m256i n = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
 }
 
 #define VF_TRANSPOSE 8u

@@ -143,8 +143,21 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
 
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
-    __m512i n = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(n, 23));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23));
+}
+
+#define VF_HAVE_SCALE 1
+
+/* x - floor(x); 0 for -infinity. */
+KVF_ALWAYS_INLINE vf vf_above_floor(vf x)
+{
+    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+}
+
+/* x * 2^floor(n). */
+KVF_ALWAYS_INLINE vf vf_scale(vf x, vf n)
+{
+    return _mm512_scalef_ps(x, n);
 }
 
 #define VF_TRANSPOSE 4u

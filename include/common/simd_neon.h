@@ -118,8 +118,7 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
 
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
-    int32x4_t n = vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127));
-    return vreinterpretq_f32_s32(vshlq_n_s32(n, 23));
+    return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23));
 }
 
 #define VF_TRANSPOSE 4u

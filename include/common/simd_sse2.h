@@ -134,8 +134,7 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
 
 KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
 {
-    __m128i n = _mm_add_epi32(_mm_castps_si128(shifted), _mm_set1_epi32(127));
-    return _mm_castsi128_ps(_mm_slli_epi32(n, 23));
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_castps_si128(shifted), 23));
 }
 
 #define VF_TRANSPOSE 4u

@@ -167,6 +167,12 @@ typedef struct tile {
     uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
 } tile;
 
+/* Queries of a tile: 16 channels of each head side by side, so that every address in the loop over
+ * them is one register and a constant. */
+typedef struct queries {
+    int8_t at[KVF_CODE_WORDS][HEADS][KVF_CODE_LANES];
+} queries;
+
 typedef struct logits {
     _Alignas(64) float at[HEADS][KVF_WEIGH_TOKENS + 2 * VF_LANES];
 } logits;
@@ -197,23 +203,23 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
 KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const uint16_t *scales,
-                                     const size_t next, const int8_t *q, const float *q_scale,
+                                     const size_t next, const queries *q, const float *q_scale,
                                      const vi *bias, const uint32_t heads, vf s[HEADS][WIDE])
 {
-    const uint32_t head_dim = t->a->head_dim;
+    const uint32_t words = t->a->head_dim / KVF_CODE_LANES;
     vi sum[HEADS][WIDE];
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t v = 0; v < WIDE; v++)
             sum[h][v] = -bias[h];
-    for (uint32_t w = 0; w < head_dim; w += KVF_CODE_LANES) {
+    for (uint32_t w = 0; w < words; w++, from += KVF_CODE_LANES) {
         vu level[WIDE][4];
         for (uint32_t v = 0; v < WIDE; v++) {
-            unpack(vu_load(from + w + v * next), level[v]);
-            __builtin_prefetch((const char *)(from + w + v * next) + AHEAD, 0, 3);
+            unpack(vu_load(from + v * next), level[v]);
+            __builtin_prefetch((const char *)(from + v * next) + AHEAD, 0, 3);
         }
         for (uint32_t h = 0; h < heads; h++)
             for (uint32_t v = 0; v < WIDE; v++)
-                sum[h][v] = add_products(sum[h][v], level[v], q + (size_t)h * head_dim + w);
+                sum[h][v] = add_products(sum[h][v], level[v], q->at[w][h]);
     }
     for (uint32_t v = 0; v < WIDE; v++) {
         const vf scale = vf_load_fp16(scales + v * VF_LANES);
@@ -231,16 +237,19 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
     const size_t bytes = kvf_code_bytes(head_dim);
     /* The second vector: the other half of the group, or the next lanes of this one. */
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
-    const int8_t *q = t->a->q + (size_t)row * head_dim;
+    const int8_t *rows = t->a->q + (size_t)row * head_dim;
     const float *q_scale = t->a->q_scale + row;
     const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
+    queries q;
     vi bias[HEADS];
     vf best[HEADS];
     for (uint32_t h = 0; h < heads; h++) {
         best[h] = vf_set(-INFINITY);
         bias[h] = (vi)vu_set(0);
-        for (uint32_t w = 0; w < head_dim; w += KVF_CODE_LANES)
-            bias[h] = add_products(bias[h], zeros, q + (size_t)h * head_dim + w);
+        for (uint32_t w = 0; w < head_dim / KVF_CODE_LANES; w++) {
+            memcpy(q.at[w][h], rows + h * head_dim + w * KVF_CODE_LANES, KVF_CODE_LANES);
+            bias[h] = add_products(bias[h], zeros, q.at[w][h]);
+        }
     }
     for (uint32_t first = 0; first < t->tokens; first += KVF_CODE_TOKENS) {
         const char *group = t->codes + first / KVF_CODE_TOKENS * bytes;
@@ -250,7 +259,7 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
             const uint32_t *from =
                 (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
             vf s[HEADS][WIDE];
-            weigh_vectors(t, from, scales + k, next, q, q_scale, bias, heads, s);
+            weigh_vectors(t, from, scales + k, next, &q, q_scale, bias, heads, s);
             for (uint32_t v = 0; v < WIDE; v++)
                 for (uint32_t h = 0; h < heads; h++) {
                     if (skip)
@@ -269,29 +278,46 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
 
 /* ---- from logits to masses ---- */
 
-/* s becomes exp(s - top), a whole number of groups; returns the sum. Skipped tokens become 0. */
-static float soften(float *s, float top, uint32_t tokens)
+#define PARTS  (KVF_CODE_TOKENS / VF_LANES) /* vectors of a group's tokens */
+#define STAGES (PARTS >= 4 ? 2u : 1u)       /* of sums that are formed in registers */
+
+/* exp(s - top) of whole groups, in place, or sums of 2^stages neighbours; returns the sum of all.
+ * Skipped tokens are 0. */
+KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint32_t stages)
 {
-    const vf unit = vf_set(KVF_LOG2E), base = vf_set(top);
-    vf sum = vf_zero();
+    const vf base = vf_set(top);
+    vf sum = vf_zero(), part[PARTS];
     float all = 0.0f;
-    for (uint32_t i = 0; i < tokens; i += VF_LANES) {
-        const vf weight = vf_exp2(vf_mul(vf_sub(vf_load(s + i), base), unit));
-        vf_store(s + i, weight);
-        sum = vf_add(sum, weight);
+    for (uint32_t i = 0; i < tokens; i += KVF_CODE_TOKENS) {
+        for (uint32_t k = 0; k < PARTS; k++) {
+            part[k] = vf_exp_coarse(vf_sub(vf_load(s + i + k * VF_LANES), base));
+            sum = vf_add(sum, part[k]);
+        }
+        for (uint32_t l = 1; l <= stages; l++)
+            for (uint32_t k = 0; k < PARTS >> l; k++)
+                part[k] = vf_add_pairs(part[2 * k], part[2 * k + 1]);
+        for (uint32_t k = 0; k < PARTS >> stages; k++)
+            vf_store(s + (i >> stages) + k * VF_LANES, part[k]);
     }
     for (uint32_t i = 0; i < VF_LANES; i++)
         all += sum[i];
     return all;
 }
 
-/* Sums of pages of two tokens and more, in place: neighbours, then neighbours of those. Reads and
- * writes whole vectors, up to one beyond the sums. */
-static void add_pages(float *s, uint32_t tokens, uint32_t page_size)
+/* s becomes the sums of pages, of `tokens` tokens in whole groups; returns the sum of all. Reads
+ * and writes whole vectors, up to one beyond the sums. */
+static float weigh_pages(float *s, float top, uint32_t tokens, uint32_t page_size)
 {
+    const uint32_t stages = page_size >= 1u << STAGES ? STAGES : page_size / 2;
+    const float all = stages == STAGES ? soften(s, top, tokens, STAGES)
+                      : stages         ? soften(s, top, tokens, 1)
+                                       : soften(s, top, tokens, 0);
+    tokens >>= stages;
+    page_size >>= stages;
     for (; page_size > 1; page_size /= 2, tokens = kvf_div_ceil_u32(tokens, 2))
         for (uint32_t i = 0; 2 * i < tokens; i += VF_LANES)
             vf_store(s + i, vf_add_pairs(vf_load(s + 2 * i), vf_load(s + 2 * i + VF_LANES)));
+    return all;
 }
 
 /* To bf16, to nearest; numbers only. */
@@ -342,8 +368,7 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
         uint16_t *mass =
             a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
         a->top[at] = top[h];
-        a->sum[at] = soften(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole);
-        add_pages(s.at[h], whole, a->page_size);
+        a->sum[at] = weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);

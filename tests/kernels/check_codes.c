@@ -156,9 +156,10 @@ static void make_queries(check *c, kvf_weigh_args *a, bool is_extreme)
 static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const mass[2],
                            float *const sum[2])
 {
-    /* exp turns the rounding of s - top, below 100 wherever a mass is not 0, into 100 * 2^-23; sums
-     * add 1e-6. A mass may then round to the other neighbour in bf16. */
-    const double term = 100.0 * 0x1p-23 + 1e-6;
+    /* Exponentials are to 3e-6, and sums add 1e-6. The rounding of s - top, twice, adds (top - s) *
+     * 2^-23 to a term. The largest term is 1, so what 1023 others add to the sum is most where they
+     * are within 10 of the top. A mass may then round to the other neighbour in bf16. */
+    const double term = 20.0 * 0x1p-23 + 4e-6;
     for (uint32_t r = 0; r < a->lists * a->group; r++) {
         const uint32_t pages = a->pages[r / a->group];
         const size_t at = (size_t)r * a->pages_max, tile = (size_t)r * a->tiles_max;
