@@ -18,7 +18,7 @@ static test_scenario scenario_of(kvf_select select, uint64_t seed)
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 2.5f, .topics = 6},
                         .prompt = TEST_SANITIZED ? 150 : 260,
-                        .steps = TEST_SANITIZED ? 20 : 50,
+                        .steps = test_afford(50),
                         .chunk = 100};
     sc.cc.layers = 2;
     sc.cc.dtype = KVF_BF16;
@@ -308,7 +308,7 @@ static void batch_equals_single_runs(void **state)
     const uint64_t seed = 127;
     test_seed_print(__func__, seed);
     static const uint32_t prompts[BATCH] = {TEST_SANITIZED ? 130 : 260, 33, 101};
-    const uint32_t steps = TEST_SANITIZED ? 12 : 30;
+    const uint32_t steps = test_afford(30);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (size_t i = 0; i < sizeof all_selects / sizeof *all_selects; i++) {
         kvf_cache_config cc = scenario_of(all_selects[i], seed).cc;
