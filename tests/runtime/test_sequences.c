@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEPS 40u
-
 /* ---- fork ---- */
 
 typedef struct line {
@@ -66,9 +64,10 @@ typedef struct fork_case {
 /* Prefill, `before` steps, fork, then both lines go their own way, turn by turn. */
 static void check_fork(const fork_case *f, uint64_t seed)
 {
-    const uint32_t common = f->prompt + f->before, total = common + STEPS;
+    const uint32_t half = test_afford(20), steps = 2 * half;
+    const uint32_t common = f->prompt + f->before, total = common + steps;
     const size_t row = (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(f->cc.dtype);
-    const size_t bytes = row * f->cc.layers * STEPS;
+    const size_t bytes = row * f->cc.layers * steps;
     test_tokens branch[2];
     make_branches(branch, &f->cc, total, common, seed);
     char *alone = malloc(2 * bytes), *forked = malloc(2 * bytes);
@@ -80,7 +79,7 @@ static void check_fork(const fork_case *f, uint64_t seed)
         line l = {test_sequence(&w), &branch[b]};
         prefill_all(&w, &l, f->prompt);
         run_steps(&w, &l, f->prompt, f->before, scratch);
-        run_steps(&w, &l, common, STEPS, alone + b * bytes);
+        run_steps(&w, &l, common, steps, alone + b * bytes);
         test_wait(&w);
         test_world_close(&w);
     }
@@ -90,15 +89,14 @@ static void check_fork(const fork_case *f, uint64_t seed)
     run_steps(&w, &l[0], f->prompt, f->before, scratch);
     test_ok(&w, kvf_sequence_fork(w.cache, l[0].sequence, w.stream, &l[1].sequence));
     assert_int_equal(kvf_sequence_length(l[1].sequence, 0), common);
-    for (uint32_t i = 0; i < STEPS / 2; i++)
+    for (uint32_t i = 0; i < half; i++)
         for (uint32_t b = 0; b < 2; b++)
             run_steps(&w, &l[b], common + i, 1, forked + b * bytes + i * row * f->cc.layers);
     const uint32_t rest = f->order ? 0 : 1; /* the line that goes on after the other one is gone */
-    run_steps(&w, &l[!rest], common + STEPS / 2, STEPS / 2,
-              forked + (size_t)!rest * bytes + STEPS / 2 * row * f->cc.layers);
+    run_steps(&w, &l[!rest], common + half, half,
+              forked + (size_t)!rest * bytes + half * row * f->cc.layers);
     kvf_sequence_destroy(l[!rest].sequence);
-    run_steps(&w, &l[rest], common + STEPS / 2, STEPS / 2,
-              forked + rest * bytes + STEPS / 2 * row * f->cc.layers);
+    run_steps(&w, &l[rest], common + half, half, forked + rest * bytes + half * row * f->cc.layers);
     kvf_sequence_destroy(l[rest].sequence);
     test_wait(&w);
     test_world_close(&w);
