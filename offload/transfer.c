@@ -17,11 +17,11 @@
 #define ROW(NAME, name) [KVF_TRANSFER_##NAME] = &kvf_transfer_##name,
 static const kvf_transfer_ops *const methods[KVF_TRANSFER_METHODS] = {KVF_TRANSFER_ROWS(ROW)};
 
-/* What AUTO takes on a device of its own memory that was never measured: the one for few pages and
- * for what is recorded, the other from 2^6 = 64 pages on. */
-#define AUTO_FEW    KVF_TRANSFER_MAPPED
-#define AUTO_MANY   KVF_TRANSFER_GATHER
-#define MANY_BUCKET 6u
+/* What AUTO takes on a device of its own memory that was never measured: the one for few bytes and
+ * for what is recorded, the other where the least request of a bucket has MANY_BYTES. */
+#define AUTO_FEW   KVF_TRANSFER_MAPPED
+#define AUTO_MANY  KVF_TRANSFER_GATHER
+#define MANY_BYTES ((size_t)1 << 20)
 
 const kvf_transfer_ops *kvf_transfer_find(kvf_transfer method)
 {
@@ -50,18 +50,18 @@ int kvf_transfer_can_record(kvf_transfer method)
     return !ops || !ops->move;
 }
 
-kvf_transfer_choice kvf_transfer_choice_default(void)
+kvf_transfer_choice kvf_transfer_choice_default(size_t page_bytes)
 {
     kvf_transfer_choice choice;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        choice.method[b] = b < MANY_BUCKET ? AUTO_FEW : AUTO_MANY;
+        choice.method[b] = page_bytes << b < MANY_BYTES ? AUTO_FEW : AUTO_MANY;
     return choice;
 }
 
 /* Which method takes which bucket. */
 static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares_memory)
 {
-    kvf_transfer_choice choice = kvf_transfer_choice_default();
+    kvf_transfer_choice choice = kvf_transfer_choice_default(config->page_bytes);
     const kvf_transfer method = kvf_transfer_in_force(config->method, shares_memory);
     if (config->method == KVF_TRANSFER_AUTO && config->choice)
         return *config->choice;

@@ -123,9 +123,9 @@ void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *con
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out);
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine);
 
-/* What AUTO does on a device that was never measured: `mapped` below 64 pages,
- * where the latency of a thread of the host counts most, `gather` above. */
-kvf_transfer_choice kvf_transfer_choice_default(void);
+/* What AUTO does on a device that was never measured: `mapped` below 1 MiB, where the latency of a
+ * thread of the host counts most, `gather` above. */
+kvf_transfer_choice kvf_transfer_choice_default(size_t page_bytes);
 
 static inline uint32_t kvf_transfer_bucket(uint32_t pages)
 {

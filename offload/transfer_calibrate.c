@@ -144,7 +144,7 @@ static void fit_all(const session *s, kvf_calibration *out)
 static kvf_status measure_device(kvf_device *device, const kvf_calibration_config *config,
                                  kvf_calibration *out)
 {
-    const kvf_transfer_choice mixed = kvf_transfer_choice_default();
+    const kvf_transfer_choice mixed = kvf_transfer_choice_default(out->page_bytes);
     const uint64_t began = kvf_now_ns();
     const kvf_link_bench_config bench = {
         .memory = config->memory, .gather_threads = config->gather_threads, .choice = &mixed};
@@ -299,7 +299,7 @@ void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_byte
 {
     uint32_t best_low = 0, best_high = 0;
     double ns, least = INFINITY;
-    *out = kvf_transfer_choice_default();
+    *out = kvf_transfer_choice_default(page_bytes);
     if (!calibration->is_measured)
         return;
     for (uint32_t low = 0; low < KVF_TRANSFER_BUCKETS; low++)

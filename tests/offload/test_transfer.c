@@ -156,6 +156,21 @@ static void test_choice(void **state)
     }
 }
 
+/* Without a measurement bytes decide, whatever a page is. */
+static void test_default(void **state)
+{
+    (void)state;
+    for (size_t page = 128; page <= 65536; page *= 2) {
+        const kvf_transfer_choice one = kvf_transfer_choice_default(page);
+        const kvf_transfer_choice two = kvf_transfer_choice_default(2 * page);
+        for (uint32_t b = 0; b + 1 < KVF_TRANSFER_BUCKETS; b++)
+            assert_int_equal(one.method[b + 1], two.method[b]);
+    }
+    const kvf_transfer_choice usual = kvf_transfer_choice_default(16384);
+    assert_int_equal(usual.method[kvf_transfer_bucket(63)], KVF_TRANSFER_MAPPED);
+    assert_int_equal(usual.method[kvf_transfer_bucket(64)], KVF_TRANSFER_GATHER);
+}
+
 static void hold(const void *raw, uint32_t task)
 {
     (void)task;
@@ -276,13 +291,13 @@ static void test_bad(void **state)
     config = transfer_engine_config(KVF_TRANSFER_MAPPED, 4096);
     config.blocks = KVF_MOVE_BLOCKS_MAX + 1;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
-    kvf_transfer_choice choice = kvf_transfer_choice_default();
+    kvf_transfer_choice choice = kvf_transfer_choice_default(4096);
     choice.method[10] = KVF_TRANSFER_MAPPED; /* a second range */
     config = transfer_engine_config(KVF_TRANSFER_AUTO, 4096);
     config.choice = &choice;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
     assert_non_null(strstr(rig_error(&r, &error), "2 ranges"));
-    choice = kvf_transfer_choice_default();
+    choice = kvf_transfer_choice_default(4096);
     choice.method[0] = KVF_TRANSFER_DIRECT;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
     assert_null(engine);
@@ -294,8 +309,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_busy),       cmocka_unit_test(test_direct),
-        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_default),    cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_direct),     cmocka_unit_test(test_bad),
     };
     return cmocka_run_group_tests_name("transfer", tests, NULL, NULL);
 }
