@@ -14,6 +14,14 @@
 
 /* ---- blocks and positions, on the host ---- */
 
+kvf_status kvf_append_full(const kvf_cache *cache)
+{
+    KVF_FAIL(cache->context, KVF_FULL,
+             "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, or "
+             "open the cache with more",
+             (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+}
+
 kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
     const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
@@ -21,11 +29,7 @@ kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t token
         if (kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
             continue;
         kvf_append_release(cache, layer, p);
-        KVF_FAIL(
-            cache->context, KVF_FULL,
-            "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, "
-            "or open the cache with more",
-            (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+        return kvf_append_full(cache);
     }
     return KVF_OK;
 }

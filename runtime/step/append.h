@@ -12,6 +12,8 @@
 /* KVF_FULL or KVF_INVALID, in words; `positions` may be NULL. */
 KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
                                         const uint32_t *positions);
+/* KVF_FULL: the pool has no block left. */
+KVF_CHECKED kvf_status kvf_append_full(const kvf_cache *cache);
 /* Host blocks for those that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for blocks layer->sealed .. end-1. */

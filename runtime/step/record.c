@@ -283,11 +283,7 @@ static kvf_status check_replay(kvf_recording *r)
         for (uint32_t b = 0; b < r->batch; b++)
             KVF_TRY(kvf_append_check(cache, layer_of(r, i, b), 1, NULL));
     if (!has_room(r))
-        KVF_FAIL(
-            cache->context, KVF_FULL,
-            "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, "
-            "or open the cache with more",
-            (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+        return kvf_append_full(cache);
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this step renews a static set or is verified; enqueue it with kvf_decode "
