@@ -46,18 +46,18 @@ static kvf_cache_config part_config(const kvf_cache_config *config, uint32_t r, 
 
 static void count_blocks(const kvf_cache_config *c, const kvf_dims *d, kvf_masked_sizes *z)
 {
-    const uint32_t page_size = d->paging.block_size, pages = d->paging.blocks_max;
-    const uint32_t recent = kvf_div_ceil_u32(c->streaming_recent - 1, page_size) + 1;
+    const uint32_t block_size = d->paging.block_size, blocks = d->paging.blocks_max;
+    const uint32_t recent = kvf_div_ceil_u32(c->streaming_recent - 1, block_size) + 1;
     kvf_ring *ring = &z->ring;
     *ring = (kvf_ring){.shape = kvf_run_shape(&d->paging),
                        .sink = c->streaming_sink,
                        .recent = c->streaming_recent};
-    ring->sink_blocks = kvf_min_u32(kvf_div_ceil_u32(c->streaming_sink, page_size), pages);
-    ring->ring_blocks = kvf_max_u32(1, kvf_min_u32(recent, pages - ring->sink_blocks));
+    ring->sink_blocks = kvf_min_u32(kvf_div_ceil_u32(c->streaming_sink, block_size), blocks);
+    ring->ring_blocks = kvf_max_u32(1, kvf_min_u32(recent, blocks - ring->sink_blocks));
     z->blocks = ring->sink_blocks + ring->ring_blocks;
-    z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, page_size) + 1;
+    z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, block_size) + 1;
     z->window_blocks = z->blocks + z->chunk_blocks + 1;
-    z->split = kvf_split(page_size);
+    z->split = kvf_split(block_size);
     z->group = c->query_heads / c->kv_heads;
 }
 
