@@ -372,11 +372,9 @@ static int take_words(const cli_command *c, int argc, char **argv, void *options
 }
 
 /* Rows that are taken first; what is wrong with others is said later. */
-static bool take_first(cli_command *c, int argc, char **argv, void *options)
+static bool take_first(cli_command *c, int argc, char **argv, const struct option *table,
+                       const char *letters, void *options)
 {
-    struct option table[CLI_OPTIONS_MAX + 2] = {{0}};
-    char letters[2 * CLI_OPTIONS_MAX + 3];
-    fill_table(c, table, letters);
     optind = 0; /* begin anew: getopt has moved words behind the options */
     for (int id; (id = getopt_long(argc, argv, letters, table, NULL)) != -1;) {
         if (id == '?' || id == ':' || id == 'h')
@@ -395,7 +393,7 @@ int cli_parse(cli_command *c, int argc, char **argv, void *options)
     fill_table(c, table, letters);
     c->defaults(options);
     opterr = 0;
-    if (!take_first(c, argc, argv, options))
+    if (!take_first(c, argc, argv, table, letters, options))
         return 2;
     optind = 0;
     for (int id; (id = getopt_long(argc, argv, letters, table, NULL)) != -1;) {

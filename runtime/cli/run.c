@@ -152,18 +152,15 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
                          cli_memory_plan *plan, kvf_error *error)
 {
-#define NAME(name, value, text, meaning) [value] = (text),
-    static const char *const digests[] = {KVF_DIGEST_LIST(NAME)};
-#undef NAME
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
         .widened_bytes = kvf_weights_widened_bytes(options->weights),
         .runner_bytes = kvf_transformer_bytes(options, kvf_runtime_threads(options->runtime)),
         .tokens = cache->tokens_max,
         .page_size = cache->page_size,
-        .digest = digests[cache->digest],
         .on_gpu = is_on_gpu(options->runtime),
     };
+    cli_show(kvf_cache_setting, "digest", cache, plan->digest);
     plan->available_bytes = cli_memory_available(&plan->available_by);
     return kvf_cache_plan_make(options->runtime, cache, &plan->cache, error);
 }
