@@ -34,10 +34,14 @@
 #define KVF_PAGE_SIZE_MAX   64u
 #define KVF_HEAD_DIM_MAX    256u
 
+/* Sizes of heads X(d) that the matrix products of a GPU are compiled for, each for every type and
+ * target; other multiples of 16 are the host device's. */
+#define KVF_GPU_HEAD_DIMS(X) X(32) X(64) X(80) X(96) X(128) X(256)
+
 /* Shapes that every kernel on pages needs. */
 typedef struct kvf_shape {
     kvf_dtype dtype;
-    uint32_t head_dim;  /* 64, 80, 96, 128 or 256 */
+    uint32_t head_dim;  /* a multiple of 16, at most KVF_HEAD_DIM_MAX */
     uint32_t page_size; /* 1, 2, 4 ... 64 tokens */
 } kvf_shape;
 

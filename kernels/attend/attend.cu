@@ -407,20 +407,15 @@ static cudaError_t launch_chunks(const kvf_attend_args *a, uint32_t blocks, cuda
 template <typename T>
 static cudaError_t launch_type(const kvf_attend_args *a, uint32_t blocks, cudaStream_t stream)
 {
+#define CASE(d)                                                                                    \
+    case d:                                                                                        \
+        return launch_chunks<T, d>(a, blocks, stream);
     switch (a->shape.head_dim) {
-    case 64:
-        return launch_chunks<T, 64>(a, blocks, stream);
-    case 80:
-        return launch_chunks<T, 80>(a, blocks, stream);
-    case 96:
-        return launch_chunks<T, 96>(a, blocks, stream);
-    case 128:
-        return launch_chunks<T, 128>(a, blocks, stream);
-    case 256:
-        return launch_chunks<T, 256>(a, blocks, stream);
+        KVF_GPU_HEAD_DIMS(CASE)
     default:
         return cudaErrorInvalidValue;
     }
+#undef CASE
 }
 
 /* ---- fp32 ---- */

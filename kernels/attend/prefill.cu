@@ -392,20 +392,15 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
 template <typename T>
 static cudaError_t launch_type(const kvf_prefill_kernel_args *a, cudaStream_t stream)
 {
+#define CASE(d)                                                                                    \
+    case d:                                                                                        \
+        return launch_tiles<T, d>(a, stream);
     switch (a->shape.head_dim) {
-    case 64:
-        return launch_tiles<T, 64>(a, stream);
-    case 80:
-        return launch_tiles<T, 80>(a, stream);
-    case 96:
-        return launch_tiles<T, 96>(a, stream);
-    case 128:
-        return launch_tiles<T, 128>(a, stream);
-    case 256:
-        return launch_tiles<T, 256>(a, stream);
+        KVF_GPU_HEAD_DIMS(CASE)
     default:
         return cudaErrorInvalidValue;
     }
+#undef CASE
 }
 
 /* ---- fp32 ---- */

@@ -585,20 +585,15 @@ static cudaError_t launch_step(const kvf_observe_args *a, bool is_score, cudaStr
 template <typename T>
 static cudaError_t launch_type(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
 {
+#define CASE(d)                                                                                    \
+    case d:                                                                                        \
+        return launch_step<T, d>(a, is_score, stream);
     switch (a->shape.head_dim) {
-    case 64:
-        return launch_step<T, 64>(a, is_score, stream);
-    case 80:
-        return launch_step<T, 80>(a, is_score, stream);
-    case 96:
-        return launch_step<T, 96>(a, is_score, stream);
-    case 128:
-        return launch_step<T, 128>(a, is_score, stream);
-    case 256:
-        return launch_step<T, 256>(a, is_score, stream);
+        KVF_GPU_HEAD_DIMS(CASE)
     default:
         return cudaErrorInvalidValue;
     }
+#undef CASE
 }
 
 static cudaError_t launch_plain(const kvf_observe_args *a, bool is_score, cudaStream_t stream)

@@ -68,7 +68,8 @@ static const kvf_setting rows[] = {
     {FIELD(layers), COUNT(1, 1024), .meaning = "layers of the model"},
     {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
-    {FIELD(head_dim), COUNT(64, 256), .meaning = "elements of a head: 64, 80, 96, 128 or 256"},
+    {FIELD(head_dim), COUNT(16, KVF_HEAD_DIM_MAX),
+     .meaning = "elements of a head, a multiple of 16; on a GPU 32, 64, 80, 96, 128 or 256"},
     {FIELD(dtype), KVF_NAMED(KVF_DTYPE_LIST), .meaning = "type of keys, values and queries"},
     {FIELD(softmax_scale), .kind = KVF_SETTING_REAL, .high = FLT_MAX,
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
@@ -126,9 +127,8 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
     char text[384];
     if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
-    const uint32_t d = c->head_dim;
-    if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256)
-        KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be 64, 80, 96, 128 or 256", d);
+    if (c->head_dim % 16)
+        KVF_FAIL(context, KVF_INVALID, "head_dim = %u: must be a multiple of 16", c->head_dim);
     if (c->query_heads % c->kv_heads)
         KVF_FAIL(
             context, KVF_INVALID,
@@ -146,6 +146,24 @@ static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID,
                  "select_fn = NULL: select = %s needs a function that chooses the pages",
                  kvf_select_name(c->select));
+    return KVF_OK;
+}
+
+/* A GPU has matrix products for some sizes of heads. */
+static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *context,
+                                 const kvf_cache_config *c)
+{
+#define VALUE(d) d,
+    static const uint32_t sizes[] = {KVF_GPU_HEAD_DIMS(VALUE)};
+#undef VALUE
+    bool has_products = runtime->device->ops->kind == KVF_DEVICE_HOST;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        has_products = has_products || c->head_dim == sizes[i];
+    if (!has_products)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "head_dim = %u: the CUDA device takes 32, 64, 80, 96, 128 and 256; use the host "
+                 "device",
+                 c->head_dim);
     return KVF_OK;
 }
 
@@ -335,6 +353,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             "the header of the library that is linked",
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
+    KVF_TRY(check_head_dim(runtime, context, config));
     KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
     KVF_ASSERT(policy);

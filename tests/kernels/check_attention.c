@@ -160,7 +160,7 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
 
 void check_attend(check *c)
 {
-    for (uint32_t d = 0; d < 5; d++)
+    for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
         for (uint32_t p = 0; p < CHECK_PAGE_SIZES; p++)
             for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++) {
                 /* every dtype with every head_dim and page size; every group with every head_dim */
@@ -174,7 +174,8 @@ void check_attend(check *c)
         kvf_shape s = {(kvf_dtype)(i % 3), 64, 32};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
-    for (uint32_t i = 0; i < 15; i++) { /* every buffer of a kernel is used several times */
+    for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS;
+         i++) { /* every buffer of a kernel is used several times */
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
                        check_page_sizes[i % CHECK_PAGE_SIZES]};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
@@ -228,7 +229,8 @@ static void merge_case(check *c, const kvf_shape *shape)
 void check_merge(check *c)
 {
     for (uint32_t i = 0; i < 300; i++)
-        merge_case(c, &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5], 32});
+        merge_case(c,
+                   &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS], 32});
 }
 
 /* No query of the launch attends to a token of its run of KVF_PREFILL_KEYS. */
@@ -295,7 +297,8 @@ void check_prefill(check *c)
 {
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]};
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+                       check_page_sizes[i % 4]};
         const uint32_t group = 1 + i * 7 % 16;
         const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
         prefill_case(c,
@@ -308,9 +311,10 @@ void check_prefill(check *c)
     static const uint32_t windows[] = {1, 2, 33, 64, 65, 150, 1u << 20};
     static const uint32_t sinks[] = {0, 1, 64, 70, 128, 1000}, far[] = {0, 40, 150, 333, 448};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_prefill_kernel_args a = {
-            .shape = {(kvf_dtype)(i % 3), check_head_dims[i % 5], check_page_sizes[i % 4]},
-            .group = 1 + i * 7 % 16};
+        kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
+                                               check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+                                               check_page_sizes[i % 4]},
+                                     .group = 1 + i * 7 % 16};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
         a.base = far[i / 3 % 5];
         a.window = windows[i % 7];
@@ -451,7 +455,7 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
 void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5],
+        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
                        check_page_sizes[i % CHECK_PAGE_SIZES]};
         observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
     }

@@ -425,7 +425,7 @@ void bench_kernels(check *c, const char *op)
         if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
             all[i].run(c);
     }
-    for (uint32_t i = 0; i < 5 && (!op || strcmp(op, "prefill") == 0); i++) {
+    for (uint32_t i = 0; i < CHECK_HEAD_DIMS && (!op || strcmp(op, "prefill") == 0); i++) {
         if (check_begin(c))
             bench_prefill(c, check_head_dims[i]);
     }

@@ -16,7 +16,7 @@
 #include "score/codes.h"
 
 /* Every form of a block, and head sizes of no model. */
-static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240};
+static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 16, 48, 112, 192, 240, 32};
 #define HEAD_DIMS (sizeof head_dims / sizeof *head_dims)
 
 /* A number that no key should have, in one of `rows` rows. */

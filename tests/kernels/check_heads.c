@@ -103,12 +103,13 @@ static void ring_case(check *c, uint32_t index)
     const uint32_t lengths[] = {1, 2, 16, 33, 127, 128, 129, 160, 161, 700, 1000, 4096, 100003};
     if (!check_begin(c))
         return;
-    kvf_ring_args a = {.ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index % 5],
-                                          check_page_sizes[index % 4]},
-                                .heads = 1 + check_below(c, 4),
-                                .sink = sinks[index % 5],
-                                .recent = recents[index % 7]},
-                       .rows = 1 + check_below(c, 3)};
+    kvf_ring_args a = {
+        .ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
+                           check_page_sizes[index % 4]},
+                 .heads = 1 + check_below(c, 4),
+                 .sink = sinks[index % 5],
+                 .recent = recents[index % 7]},
+        .rows = 1 + check_below(c, 3)};
     kvf_ring *r = &a.ring;
     const size_t page = kvf_page_bytes(&r->shape), bytes = kvf_row_bytes(&r->shape);
     r->sink_blocks = kvf_div_ceil_u32(r->sink, r->shape.page_size);

@@ -63,11 +63,12 @@ static void digest_case(check *c, const kvf_shape *shape, kvf_digest_kind kind, 
 
 void check_digest(check *c)
 {
-    for (uint32_t i = 0; i < 5 * CHECK_PAGE_SIZES * 3 * 3; i++)
+    for (uint32_t i = 0; i < 9 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES; i++)
         for (uint32_t kind = 0; kind < 3; kind++) {
-            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5],
-                           check_page_sizes[i / 15 % CHECK_PAGE_SIZES]};
-            digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << (i / 105)),
+            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+                           check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % CHECK_PAGE_SIZES]};
+            const uint32_t sub = i / (3 * CHECK_HEAD_DIMS * CHECK_PAGE_SIZES);
+            digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
                         i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
         }
 }
@@ -133,9 +134,9 @@ void check_score(check *c)
 {
     static const uint32_t pages[] = {0, 1, 2, 7, 40, 255, 256, 257, 600};
     for (uint32_t group = 1; group <= KVF_GROUP_MAX_HEADS; group++)
-        for (uint32_t d = 0; d < 5; d++)
+        for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
             for (uint32_t sub = 0; sub < 3; sub++) {
-                const uint32_t i = group * 15 + d * 3 + sub;
+                const uint32_t i = (group * CHECK_HEAD_DIMS + d) * 3 + sub;
                 score_case(c, (kvf_dtype)(i % 3), check_head_dims[d], group, 1u << sub,
                            pages[group > 4 ? i % 5 : i % 9],
                            i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
@@ -232,10 +233,10 @@ static void repack_case(check *c, const kvf_shape *shape, uint32_t tokens, uint3
 void check_repack(check *c)
 {
     static const uint32_t tokens[] = {0, 1, 7, 8, 33, 64, 100};
-    for (uint32_t i = 0; i < 5 * 4 * 3 * 3; i++)
+    for (uint32_t i = 0; i < 36 * CHECK_HEAD_DIMS; i++)
         repack_case(c,
-                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % 5],
-                                 check_page_sizes[i / 15 % 4]},
+                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % CHECK_HEAD_DIMS],
+                                 check_page_sizes[i / (3 * CHECK_HEAD_DIMS) % 4]},
                     tokens[i % 7], i % 3 ? 0 : i % 4);
 }
 
@@ -286,8 +287,8 @@ static void take_case(check *c, const kvf_shape *shape, uint32_t count)
 void check_take(check *c)
 {
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
-    for (uint32_t i = 0; i < 5 * 4 * 3; i++) {
-        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % 5],
+    for (uint32_t i = 0; i < 12 * CHECK_HEAD_DIMS; i++) {
+        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
                              check_page_sizes[i / 3 % 4]};
         take_case(c, &s, counts[i % 7]);
     }

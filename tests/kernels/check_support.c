@@ -19,7 +19,7 @@
 #define FILL_BYTE   0xf7 /* a NaN in no element type, and no plausible result */
 #define PRINTED_MAX 20u
 
-const uint32_t check_head_dims[5] = {64, 80, 96, 128, 256};
+const uint32_t check_head_dims[CHECK_HEAD_DIMS] = {64, 80, 96, 128, 256, 32};
 const uint32_t check_page_sizes[CHECK_PAGE_SIZES] = {8, 16, 32, 64, 1, 2, 4};
 
 const char *check_dtype_name(kvf_dtype dtype)

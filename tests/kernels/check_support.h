@@ -112,7 +112,8 @@ void check_elements(check *c, const char *what, const void *got, const void *wan
                     size_t count, double absolute, double relative);
 KVF_PRINTF(2, 3) void check_fail(check *c, const char *format, ...);
 
-extern const uint32_t check_head_dims[5];
+#define CHECK_HEAD_DIMS 6u
+extern const uint32_t check_head_dims[CHECK_HEAD_DIMS]; /* that every device takes */
 #define CHECK_PAGE_SIZES 7u
 extern const uint32_t check_page_sizes[CHECK_PAGE_SIZES]; /* those of a block first */
 const char *check_dtype_name(kvf_dtype dtype);

@@ -326,7 +326,7 @@ static void check_all(rig *r)
 {
     static const kvf_dtype dtypes[] = {KVF_BF16, KVF_FP16, KVF_FP32};
     static const uint32_t widths[] = {1, 64, 129, 896, 4096};
-    static const uint32_t head_dims[] = {64, 80, 96, 128, 256};
+    static const uint32_t head_dims[] = {64, 80, 96, 128, 256, 32};
     for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
             check_start(r, dtypes[t], 5, widths[w], 32);

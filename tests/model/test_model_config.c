@@ -226,7 +226,7 @@ static const refusal refusals[] = {
     {"num_local_experts", "8", KVF_UNSUPPORTED, "num_local_experts is 8"},
     {"layer_types", "[\"sliding_attention\"]", KVF_UNSUPPORTED,
      "layer_types is \"sliding_attention\""},
-    {"head_dim", "72", KVF_UNSUPPORTED, "head_dim is 72; 64, 80, 96, 128 and 256"},
+    {"head_dim", "72", KVF_UNSUPPORTED, "head_dim is 72; multiples of 16 up to 256"},
     {"head_dim", "\"64\"", KVF_CORRUPT, "head_dim is \"64\""},
     {"head_dim", "0", KVF_CORRUPT, "head_dim is 0"},
     {"hidden_size", "4095", KVF_CORRUPT, "hidden_size is 4095, but must be a multiple"},

@@ -27,6 +27,7 @@ static const geometry geometries[] = {
     {KVF_BF16, 128, 2, 4, 32, 1}, {KVF_FP32, 128, 1, 8, 16, 1},  {KVF_FP16, 128, 3, 2, 16, 1},
     {KVF_FP16, 256, 1, 4, 8, 1},  {KVF_BF16, 256, 1, 16, 64, 1}, {KVF_FP32, 256, 2, 2, 32, 1},
     {KVF_BF16, 64, 2, 3, 1, 2},   {KVF_FP32, 96, 1, 2, 2, 1},    {KVF_FP16, 128, 2, 4, 4, 1},
+    {KVF_BF16, 32, 2, 3, 4, 1},   {KVF_FP16, 32, 1, 8, 16, 1},   {KVF_FP32, 32, 1, 1, 1, 1},
 };
 
 static kvf_cache_config config_of(const geometry *g)
@@ -93,6 +94,19 @@ static void check_against_dense(const test_scenario *sc, const test_trace *trace
     test_tokens_free(&t);
 }
 
+static void run_against_dense(kvf_cache_config config, uint64_t seed, const char *what)
+{
+    const test_scenario sc = {.cc = config,
+                              .tokens = {.seed = seed, .sharpness = 1.5f},
+                              .prompt = 111,
+                              .steps = 10,
+                              .chunk = 128};
+    test_trace trace;
+    test_run(&sc, &trace);
+    check_against_dense(&sc, &trace, what);
+    test_trace_free(&trace);
+}
+
 static void full_budget_is_dense(void **state)
 {
     (void)state;
@@ -103,16 +117,44 @@ static void full_budget_is_dense(void **state)
         char what[128];
         snprintf(what, sizeof what, "dtype %d, head_dim %u, kv_heads %u, group %u, page %u",
                  (int)g->dtype, g->head_dim, g->kv_heads, g->group, g->page_size);
-        test_scenario sc = {.cc = config_of(g),
-                            .tokens = {.seed = seed + i, .sharpness = 1.5f},
-                            .prompt = 111,
-                            .steps = 10,
-                            .chunk = 128};
-        test_trace trace;
-        test_run(&sc, &trace);
-        check_against_dense(&sc, &trace, what);
-        test_trace_free(&trace);
+        run_against_dense(config_of(g), seed + i, what);
     }
+}
+
+/* The host device takes every multiple of 16. */
+static void head_dims_are_multiples_of_16(void **state)
+{
+    (void)state;
+    const uint64_t seed = 53;
+    test_seed_print(__func__, seed);
+    for (uint32_t i = 0; i < 16 && !test_on_cuda(); i++) {
+        const geometry g = {(kvf_dtype)(i % 3), 16 * (i + 1), 1, 1 + i % 4, 4, 1};
+        char what[64];
+        snprintf(what, sizeof what, "head_dim %u", g.head_dim);
+        run_against_dense(config_of(&g), seed + i, what);
+    }
+}
+
+/* A GPU refuses what it has no matrix products for. */
+static void a_gpu_takes_some_head_dims(void **state)
+{
+    (void)state;
+    static const uint32_t head_dims[] = {16, 48, 112, 192, 240};
+    const kvf_cache_config small = test_config_small();
+    test_world w;
+    test_world_open(&w, NULL, &small);
+    for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++) {
+        const geometry g = {(kvf_dtype)(i % 3), head_dims[i], 1, 2, 8, 1};
+        const kvf_cache_config c = config_of(&g);
+        kvf_error error = {0};
+        kvf_cache_plan plan;
+        test_expect(w.runtime, kvf_cache_plan_make(w.runtime, &c, &plan, &error),
+                    test_on_cuda() ? KVF_UNSUPPORTED : KVF_OK);
+        if (test_on_cuda())
+            assert_non_null(
+                strstr(error.text, "the CUDA device takes 32, 64, 80, 96, 128 and 256"));
+    }
+    test_world_close(&w);
 }
 
 static void full_selection_is_dense_whatever_the_budget(void **state)
@@ -242,6 +284,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(full_budget_is_dense),
+        cmocka_unit_test(head_dims_are_multiples_of_16),
+        cmocka_unit_test(a_gpu_takes_some_head_dims),
         cmocka_unit_test(full_selection_is_dense_whatever_the_budget),
         cmocka_unit_test(decode_from_the_first_token),
         cmocka_unit_test(chunks_do_not_matter),

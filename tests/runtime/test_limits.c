@@ -40,6 +40,8 @@ static const bad_setting bad_settings[] = {
     SET(query_heads, "34", 34),
     SET(head_dim, "0", 0),
     SET(head_dim, "72", 72),
+    SET(head_dim, "8", 8),
+    SET(head_dim, "264", 264),
     SET(head_dim, "512", 512),
     SET(dtype, "7", 7),
     SET_FLOAT(softmax_scale, "-1", -1.0),

@@ -244,16 +244,11 @@ static void read_head_dim(config_reader *reader, kvf_model_config *config)
         config_reject(reader, "hidden_size", json_get(reader->root, "hidden_size"),
                       "a multiple of num_attention_heads");
     config->head_dim = config_u32(reader, reader->root, "head_dim", range);
-    static const uint32_t supported[] = {64, 80, 96, 128, 256};
-    for (size_t i = 0; i < sizeof supported / sizeof *supported; i++)
-        if (config->head_dim == supported[i])
-            return;
-    if (reader->status == KVF_OK)
-        reader->status =
-            model_fail(reader->error, KVF_UNSUPPORTED,
-                       "%s: head_dim is %u; 64, 80, 96, 128 and 256 are supported, use "
-                       "another model",
-                       reader->file, config->head_dim);
+    if (reader->status == KVF_OK && (config->head_dim % 16 != 0 || config->head_dim > 256))
+        reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
+                                    "%s: head_dim is %u; multiples of 16 up to 256 are supported, "
+                                    "use another model",
+                                    reader->file, config->head_dim);
 }
 
 static void read_kv_heads(config_reader *reader, kvf_model_config *config)

@@ -66,7 +66,7 @@ typedef struct kvf_model_config {
     uint32_t layers;
     uint32_t query_heads;
     uint32_t kv_heads;      /**< divides query_heads; group 1 … 16 */
-    uint32_t head_dim;      /**< 64, 80, 96, 128 or 256 */
+    uint32_t head_dim;      /**< a multiple of 16, at most 256 */
     uint32_t positions_max; /**< max_position_embeddings; a hint, not enforced here */
     double norm_eps;
     kvf_dtype dtype;      /**< torch_dtype or dtype; BF16 when the file says nothing */
