@@ -32,12 +32,13 @@
 
 /* ---- input ---- */
 
-/* The tokenizer may be absent where ids go in: then ids come out. */
+/* The tokenizer may be absent, or one that is not known, where ids go in: then ids come out. */
 static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
     kvf_status status = kvf_tokenizer_open(o->model, NULL, &run->tokenizer, error);
-    if (status == KVF_SYSTEM && o->token_ids_file && !o->ask_file && !o->text_file) {
+    const bool is_lacking = status == KVF_SYSTEM || status == KVF_UNSUPPORTED;
+    if (is_lacking && o->token_ids_file && !o->ask_file && !o->text_file) {
         fprintf(stderr, "kvferry: %s; token ids are printed instead of text\n", error->text);
         return KVF_OK;
     }

@@ -137,7 +137,8 @@ static void refuses_unknown_splits(void **state)
         const char *part;
     } cases[] = {
         {"{\"type\":\"Metaspace\"}", KVF_UNSUPPORTED, "pre_tokenizer.type is \"Metaspace\""},
-        {"{\"type\":\"Digits\",\"individual_digits\":true}", KVF_UNSUPPORTED, "\"Digits\""},
+        {"{\"type\":\"Digits\",\"x\":true}", KVF_UNSUPPORTED, "has the unknown field \"x\""},
+        {"{\"type\":\"Punctuation\"}", KVF_UNSUPPORTED, "\"Punctuation\""},
         {"[]", KVF_CORRUPT, "pre_tokenizer is an array"},
         {"{\"type\":\"Sequence\"}", KVF_CORRUPT, "pretokenizers is absent"},
         {"{\"type\":\"Whitespace\",\"x\":1}", KVF_UNSUPPORTED, "has the unknown field \"x\""},
@@ -327,6 +328,17 @@ static void does_what_it_says(void **state)
             "\"invert\":false}";
     t = open_parts(&p);
     expect_ids(t, "a.(b.(.(c", false, 3, (uint32_t[]){0, 1, 3});
+    kvf_tokenizer_close(t);
+
+    p = words; /* digits one by one, or together */
+    p.model = "{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"1\":1,\"\u0662\":2,\"1\u0662\":3}}";
+    p.pre = "{\"type\":\"Digits\",\"individual_digits\":true}";
+    t = open_parts(&p);
+    expect_ids(t, "a1\u0662a", false, 4, (uint32_t[]){0, 1, 2, 0});
+    kvf_tokenizer_close(t);
+    p.pre = "{\"type\":\"Digits\"}";
+    t = open_parts(&p);
+    expect_ids(t, "a1\u0662a", false, 3, (uint32_t[]){0, 3, 0});
     kvf_tokenizer_close(t);
 
     p = words; /* no unknown token */

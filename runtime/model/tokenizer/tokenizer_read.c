@@ -151,6 +151,20 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
     return add_step(tokenizer, step, error);
 }
 
+/* Digits and numbers of every script stand alone, one by one or as they follow each other. */
+static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
+{
+    static const char *const known[] = {"type", "individual_digits", NULL};
+    static const char one[] = "\\p{N}", many[] = "\\p{N}+";
+    split_step step = {.kind = SPLIT_PATTERN, .keep_matches = true};
+    bool individual;
+    KVF_TRY(check_fields(part, known, error));
+    KVF_TRY(read_flag(part, "individual_digits", false, &individual, error));
+    const char *pattern = individual ? one : many;
+    KVF_TRY(regex_create(pattern, strlen(pattern), &tokenizer->allocator, &step.pattern, error));
+    return add_step(tokenizer, step, error);
+}
+
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
@@ -182,12 +196,14 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
         return read_split(tokenizer, part, error);
     if (json_is_string(type, "ByteLevel"))
         return read_byte_level(tokenizer, part, error);
+    if (json_is_string(type, "Digits"))
+        return read_digits(tokenizer, part, error);
     const bool is_words = json_is_string(type, "Whitespace");
     split_step step = {.kind = is_words ? SPLIT_WORDS : SPLIT_WHITE_SPACE};
     if (part.object->kind == JSON_OBJECT && !is_words && !json_is_string(type, "WhitespaceSplit"))
         return unsupported(part, "type",
-                           "Sequence, Split, ByteLevel, Whitespace and WhitespaceSplit are "
-                           "supported",
+                           "Sequence, Split, Digits, ByteLevel, Whitespace and WhitespaceSplit "
+                           "are supported",
                            error);
     KVF_TRY(check_fields(part, known, error));
     if (is_words)
