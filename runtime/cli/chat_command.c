@@ -20,6 +20,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Tokens from which on reading is shown. */
+#define LONG_READING 512u
+
 typedef struct conversation {
     cli_run *run;
     kvf_chat_message *messages; /* [count]; texts are owned, but for the system prompt */
@@ -35,6 +38,7 @@ typedef struct turn {
     kvf_token_ids ids; /* of what is new */
     size_t stable_ids; /* of them in front of `stable` */
     bool is_read;      /* the sequence has changed */
+    double read_ms;
 } turn;
 
 /* ---- messages ---- */
@@ -186,14 +190,15 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
 {
     cli_run *run = c->run;
     kvf_stop stop;
-    cli_progress progress;
+    cli_progress progress = {0}; /* a zero one shows nothing */
     const kvf_prefill_request request = {.sequence = run->sequence,
                                          .ids = t->ids.ids + from,
                                          .count = (uint32_t)(to - from),
                                          .progress = go_on,
                                          .user = &progress};
     const double start = kvf_now_ms();
-    cli_progress_begin(&progress, "reading", request.count, "tokens");
+    if (request.count >= LONG_READING)
+        cli_progress_begin(&progress, "reading", request.count, "tokens");
     const kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
     cli_progress_end(&progress);
     KVF_TRY(status);
@@ -268,6 +273,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     cli_answer *a = &run->answers[run->answer_count - 1];
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
+    a->first_ms += t->read_ms;
     if (status == KVF_OK)
         status = note_fed(c, t, &generated, error);
     if (status == KVF_OK)
@@ -291,7 +297,9 @@ static kvf_status run_turn(conversation *c, turn *t, kvf_error *error)
     KVF_TRY(check_room(c, t, error));
     const uint32_t kept = kvf_sequence_length(c->run->sequence, 0);
     t->is_read = true;
+    const double start = kvf_now_ms();
     KVF_TRY(read_turn(c, t, &stopped, error));
+    t->read_ms = kvf_now_ms() - start;
     if (!stopped)
         return answer(c, t, kept, error);
     drop_messages(c, c->count - 1);

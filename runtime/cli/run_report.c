@@ -261,7 +261,8 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_text(j, "kvferry", kvf_version());
     cli_json_text(j, "model", run->options.model);
     cli_json_text(j, "family", run->model.architecture->family);
-    cli_json_integer(j, "prompt_tokens", run->prompt.count);
+    if (!run->options.interactive)
+        cli_json_integer(j, "prompt_tokens", run->prompt.count);
     if (run->options.text_file)
         cli_json_integer(j, "scored_tokens", run->scored);
     else

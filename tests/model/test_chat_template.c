@@ -7,6 +7,7 @@
  */
 
 #include "chat_source.h"
+#include "gguf_image.h"
 #include "json.h"
 #include "model_fixture.h"
 
@@ -449,6 +450,35 @@ static void finds_the_template(void **state)
     rmdir(folder);
 }
 
+static void finds_the_template_of_a_gguf_file(void **state)
+{
+    (void)state;
+    static const char *const tokens[] = {"a", "<s>", "</s>"};
+    char folder[] = "/tmp/chat_XXXXXX", path[64];
+    gguf_image image = {0};
+    kvf_chat_source found;
+    kvf_error error = {0};
+    assert_non_null(mkdtemp(folder));
+    gguf_image_text(&image, "general.architecture", "llama");
+    gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
+    gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 3);
+    gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", 1);
+    gguf_image_u32(&image, "tokenizer.ggml.eos_token_id", 2);
+    gguf_image_text(&image, "tokenizer.chat_template", "{{ \"\xc3\xa9\\n\" }}");
+    gguf_image_write(&image, folder, "model.gguf");
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    if (kvf_chat_source_read(path, NULL, &found, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    const kvf_chat_format format = kvf_chat_source_format(&found);
+    assert_string_equal(format.source, "{{ \"\xc3\xa9\\n\" }}");
+    assert_string_equal(format.bos, "<s>");
+    assert_string_equal(format.eos, "</s>");
+    kvf_chat_source_free(NULL, &found);
+    gguf_image_free(&image);
+    unlink(path);
+    rmdir(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -463,6 +493,7 @@ int main(void)
         cmocka_unit_test(refuses_broken_text),
         cmocka_unit_test(checks_markers),
         cmocka_unit_test(finds_the_template),
+        cmocka_unit_test(finds_the_template_of_a_gguf_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
