@@ -302,6 +302,11 @@ static void stays_within_bounds(void **state)
     expect_refusal("{% set n = namespace(x='x') %}{% for a in range(99) %}"
                    "{% set n.x = n.x + n.x %}{% endfor %}",
                    KVF_FULL, "too much memory");
+    expect_refusal("{% set n = namespace(x='x') %}{% for a in range(18) %}"
+                   "{% set n.x = n.x + n.x %}{% endfor %}{% set r = range(9999) %}"
+                   "{% for a in r %}{% for b in r %}{% if 'y' in n.x %}{% endif %}{% endfor %}"
+                   "{% endfor %}",
+                   KVF_FULL, "runs too long");
     expect_refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", KVF_FULL, "nests deeper");
     expect_refusal("{% set n = namespace(x=[]) %}{% for a in range(999) %}"
                    "{% set n.x = [n.x] %}{% endfor %}{{ n.x == [n.x] }}{{ n.x == n.x }}",

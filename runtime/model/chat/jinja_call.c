@@ -43,8 +43,9 @@ static size_t length_at(jinja_value text, size_t at)
     return length ? length : 1;
 }
 
-static jinja_value strip(jinja_value text, jinja_value set, bool left, bool right)
+static jinja_value strip(jinja_machine *m, jinja_value text, jinja_value set, bool left, bool right)
 {
+    const size_t size = text.size;
     while (left && text.size > 0) {
         const size_t length = length_at(text, 0);
         if (!strips(text, 0, length, set))
@@ -60,6 +61,7 @@ static jinja_value strip(jinja_value text, jinja_value set, bool left, bool righ
             break;
         text.size = at;
     }
+    jinja_spend(m, (size - text.size) * (set.kind == JINJA_TEXT ? 1 + set.size : 1));
     return text;
 }
 
@@ -85,6 +87,7 @@ static jinja_value split(jinja_machine *m, jinja_value text, jinja_value by, int
         jinja_fail(m, KVF_UNSUPPORTED, "split without a text to split at is not known here");
         return text;
     }
+    jinja_spend(m, 2 * text.size);
     for (const char *at = find(text, 0, by); at && (max < 0 || (int64_t)count <= max);
          at = find(text, (size_t)(at - text.as.text) + by.size, by))
         count++;
@@ -148,6 +151,7 @@ static bool has_end(jinja_machine *m, jinja_value text, jinja_value part, bool a
 {
     if (!need_text(m, part, "startswith or endswith") || part.size > text.size)
         return false;
+    jinja_spend(m, part.size);
     const char *at = at_start ? text.as.text : text.as.text + text.size - part.size;
     return part.size == 0 || memcmp(at, part.as.text, part.size) == 0;
 }
@@ -185,7 +189,7 @@ static bool text_method(jinja_machine *m, jinja_value *value, const jinja_token 
 {
     const jinja_value first = a->count > 0 ? a->values[0] : (jinja_value){0};
     if (jinja_is(name, "strip") || jinja_is(name, "lstrip") || jinja_is(name, "rstrip"))
-        *value = strip(*value, first, !jinja_is(name, "rstrip"), !jinja_is(name, "lstrip"));
+        *value = strip(m, *value, first, !jinja_is(name, "rstrip"), !jinja_is(name, "lstrip"));
     else if (jinja_is(name, "split"))
         *value =
             split(m, *value, first,
@@ -345,7 +349,7 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
         return text_method(m, &v, name, a) ? v : unknown(m, "filter", name);
     }
     if (jinja_is(name, "trim"))
-        return strip(jinja_string(m, v), a->count > 0 ? a->values[0] : (jinja_value){0}, true,
+        return strip(m, jinja_string(m, v), a->count > 0 ? a->values[0] : (jinja_value){0}, true,
                      true);
     if (jinja_is(name, "string"))
         return jinja_string(m, v);

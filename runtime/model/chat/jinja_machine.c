@@ -16,10 +16,12 @@
 enum {
     CHUNK_BYTES = 64 << 10,
     DEPTH_MAX = 96,
+    STEP_BYTES = 16, /* that one step may look at */
     VARIABLES_MAX = 4096,
 };
 #define ARENA_BYTES_MIN (64u << 20)
 #define ARENA_FACTOR    64u
+#define STEPS_PER_BYTE  4u
 #define STEPS_MAX       (8u << 20)
 
 typedef struct jinja_chunk {
@@ -42,7 +44,7 @@ jinja_machine *jinja_open(const kvf_allocator *allocator, const jinja_day *day, 
     m->arena_left = ARENA_BYTES_MIN;
     if (input_max < SIZE_MAX / 2 / ARENA_FACTOR)
         m->arena_left += input_max * ARENA_FACTOR;
-    m->steps_left = STEPS_MAX;
+    m->steps_left = STEPS_MAX + STEPS_PER_BYTE * (uint64_t)input_max;
     return m;
 }
 
@@ -159,10 +161,15 @@ void jinja_next(jinja_machine *m)
 {
     if (m->at + 1 < m->count)
         m->at++;
-    if (m->steps_left-- == 0) {
-        m->steps_left = 0;
+    jinja_spend(m, 0);
+}
+
+void jinja_spend(jinja_machine *m, size_t bytes)
+{
+    const uint64_t steps = 1 + bytes / STEP_BYTES;
+    if (m->steps_left < steps)
         jinja_fail(m, KVF_FULL, "it runs too long");
-    }
+    m->steps_left -= m->steps_left < steps ? m->steps_left : steps;
 }
 
 bool jinja_accept(jinja_machine *m, const char *word)
@@ -211,6 +218,7 @@ jinja_token jinja_take_name(jinja_machine *m)
 
 jinja_value *jinja_variable_find(jinja_machine *m, const char *name, size_t size)
 {
+    jinja_spend(m, m->variable_count);
     for (size_t i = m->variable_count; i-- > 0;) {
         if (i < m->frame && i >= m->global_count)
             i = m->global_count;

@@ -43,6 +43,7 @@ typedef struct jinja_entry {
 
 typedef struct jinja_map {
     jinja_entry *first, *last;
+    size_t count;
     bool is_namespace; /* the only one that a template may change */
 } jinja_map;
 
@@ -63,7 +64,7 @@ struct jinja_machine {
 
     struct jinja_chunk *chunks; /* of the arena */
     size_t arena_left;          /* bytes that may still be taken */
-    uint64_t steps_left;        /* tokens that may still be read */
+    uint64_t steps_left;        /* of work: see jinja_spend */
 
     jinja_token *tokens; /* [count]; the last one is TOKEN_END */
     size_t count, capacity, at;
@@ -96,6 +97,9 @@ void jinja_fail(jinja_machine *m, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /** Memory that lives as long as the machine; NULL after a failure. */
 void *jinja_take(jinja_machine *m, size_t bytes);
+/** Count the work of looking at so many bytes, or names: a failure when there was too much. What
+ * takes memory needs no more, since memory is bounded and never given back. */
+void jinja_spend(jinja_machine *m, size_t bytes);
 /** Room for one more of @p count elements; @p max is a bound. @return the array, maybe moved; NULL
  * after a failure, and it is as before then */
 void *jinja_grow(jinja_machine *m, void *array, size_t count, size_t *capacity, size_t element,

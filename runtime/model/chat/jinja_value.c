@@ -85,10 +85,12 @@ void jinja_map_set(jinja_machine *m, jinja_map *map, const char *key, size_t siz
 {
     jinja_entry *entry =
         jinja_entry_find((jinja_value){.kind = JINJA_MAP, .as.map = map}, key, size);
+    jinja_spend(m, map->count);
     if (entry) {
         entry->value = value;
         return;
     }
+    map->count++;
     entry = jinja_take(m, sizeof *entry);
     if (!entry)
         return;
@@ -139,17 +141,17 @@ static int64_t number(jinja_value v)
 
 static bool equal_maps(jinja_machine *m, jinja_value a, jinja_value b)
 {
-    size_t left = 0, right = 0;
     if (a.as.map == b.as.map || a.as.map->is_namespace || b.as.map->is_namespace)
         return a.as.map == b.as.map;
-    for (const jinja_entry *e = b.as.map->first; e; e = e->next)
-        right++;
-    for (const jinja_entry *e = a.as.map->first; e; e = e->next, left++) {
+    if (a.as.map->count != b.as.map->count)
+        return false;
+    jinja_spend(m, a.as.map->count * b.as.map->count);
+    for (const jinja_entry *e = a.as.map->first; e; e = e->next) {
         const jinja_entry *other = jinja_entry_find(b, e->key, e->key_size);
         if (!other || !jinja_equal(m, e->value, other->value))
             return false;
     }
-    return left == right;
+    return true;
 }
 
 bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
@@ -158,6 +160,7 @@ bool jinja_equal(jinja_machine *m, jinja_value a, jinja_value b)
         return number(a) == number(b);
     if (a.kind != b.kind)
         return false;
+    jinja_spend(m, a.kind == JINJA_TEXT ? a.size : 0);
     if (a.kind == JINJA_TEXT)
         return a.size == b.size && (a.size == 0 || memcmp(a.as.text, b.as.text, a.size) == 0);
     if (a.kind == JINJA_MACRO)
@@ -179,6 +182,7 @@ int jinja_compare(jinja_machine *m, jinja_value a, jinja_value b)
         return (number(a) > number(b)) - (number(a) < number(b));
     if (a.kind == JINJA_TEXT && b.kind == JINJA_TEXT) {
         const size_t size = a.size < b.size ? a.size : b.size;
+        jinja_spend(m, size);
         const int order = size ? memcmp(a.as.text, b.as.text, size) : 0;
         return order ? order : (a.size > b.size) - (a.size < b.size);
     }
@@ -188,6 +192,7 @@ int jinja_compare(jinja_machine *m, jinja_value a, jinja_value b)
 
 bool jinja_contains(jinja_machine *m, jinja_value inner, jinja_value outer)
 {
+    jinja_spend(m, outer.kind == JINJA_TEXT ? outer.size : 0);
     if (outer.kind == JINJA_TEXT && inner.kind == JINJA_TEXT)
         return inner.size == 0 ||
                (outer.size && memmem(outer.as.text, outer.size, inner.as.text, inner.size));
@@ -252,12 +257,12 @@ int64_t jinja_length(jinja_machine *m, jinja_value v)
     int64_t count = 0;
     if (v.kind == JINJA_LIST)
         return (int64_t)v.size;
+    jinja_spend(m, v.kind == JINJA_TEXT ? v.size : 0);
     if (v.kind == JINJA_TEXT) {
         for (size_t at = 0; at < v.size; at += character(v, at))
             count++;
     } else if (v.kind == JINJA_MAP) {
-        for (const jinja_entry *e = v.as.map->first; e; e = e->next)
-            count++;
+        count = (int64_t)v.as.map->count;
     } else if (v.kind != JINJA_UNDEFINED) {
         jinja_fail(m, KVF_INVALID, "%s has no length", jinja_kind_name(v));
     }
@@ -269,6 +274,7 @@ int64_t jinja_length(jinja_machine *m, jinja_value v)
 jinja_value jinja_member(jinja_machine *m, jinja_value v, const char *key, size_t size)
 {
     const jinja_entry *entry = jinja_entry_find(v, key, size);
+    jinja_spend(m, v.kind == JINJA_MAP ? v.as.map->count : 0);
     if (v.kind == JINJA_UNDEFINED)
         jinja_fail(m, KVF_INVALID, "'%.*s' is asked of something undefined",
                    (int)(size < 40 ? size : 40), key);
