@@ -20,11 +20,9 @@ static void note(int number)
     interrupted = 1;
 }
 
-void cli_interrupt_clear(bool ends_reading)
+void cli_interrupt_clear(void)
 {
-    struct sigaction action = {.sa_handler = note, .sa_flags = (int)SA_RESETHAND};
-    if (!ends_reading)
-        action.sa_flags |= SA_RESTART;
+    struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     sigemptyset(&action.sa_mask);
     interrupted = 0;
     sigaction(SIGINT, &action, NULL);
@@ -32,7 +30,7 @@ void cli_interrupt_clear(bool ends_reading)
 
 void cli_interrupt_watch(void)
 {
-    cli_interrupt_clear(false);
+    cli_interrupt_clear();
 }
 
 bool cli_interrupted(void)

@@ -9,8 +9,8 @@
 #include <stdbool.h>
 
 void cli_interrupt_watch(void);
-/** Forget it, and watch again. @param ends_reading  whether it also ends a read from a terminal */
-void cli_interrupt_clear(bool ends_reading);
+/** Forget it, and watch again. */
+void cli_interrupt_clear(void);
 bool cli_interrupted(void);
 
 #endif

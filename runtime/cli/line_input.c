@@ -7,6 +7,7 @@
 #include "interrupt.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,17 +36,27 @@ static cli_line_end take(const char *bytes, size_t size, kvf_text *line)
     return kvf_text_append(NULL, line, bytes, size, NULL) == KVF_OK ? CLI_LINE_READ : CLI_LINE_END;
 }
 
+/* @return false after Ctrl-C. The signal may arrive in any thread, and in front of a read as well
+ * as in it, so it is asked for now and then instead of waited for. */
+static bool wait_for_input(void)
+{
+    enum { ASK_MS = 100 };
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    while (!cli_interrupted())
+        if (poll(&input, 1, ASK_MS) > 0)
+            return true;
+    return false;
+}
+
 static cli_line_end read_plain(cli_line_input *in, const char *prompt, kvf_text *line)
 {
-    if (isatty(STDIN_FILENO))
+    if (isatty(STDIN_FILENO)) { /* which gives whole lines, so none is in the buffer */
         fputs(prompt, stderr);
-    errno = 0;
+        if (!wait_for_input())
+            return CLI_LINE_INTERRUPTED;
+    }
     const ssize_t size = getline(&in->line, &in->capacity, stdin);
-    if (size >= 0)
-        return take(in->line, (size_t)size, line);
-    const bool interrupted = errno == EINTR && cli_interrupted();
-    clearerr(stdin);
-    return interrupted ? CLI_LINE_INTERRUPTED : CLI_LINE_END;
+    return size >= 0 ? take(in->line, (size_t)size, line) : CLI_LINE_END;
 }
 
 #if KVF_HAVE_LIBEDIT
@@ -56,18 +67,20 @@ static char *tell_prompt(EditLine *edit)
     return (char *)(uintptr_t)in->prompt; /* not written to */
 }
 
-/* One character, so that Ctrl-C ends the line: libedit itself would read on. */
+/* One character; Ctrl-C ends the line, while libedit itself would read on. */
 static int read_character(EditLine *edit, wchar_t *out)
 {
     char bytes[4];
     uint32_t code = 0;
     (void)edit;
     for (size_t size = 0; size < sizeof bytes;) {
+        if (!wait_for_input())
+            return -1;
         const ssize_t got = read(STDIN_FILENO, bytes + size, 1);
-        if (got < 0 && errno == EINTR && !cli_interrupted())
+        if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return got < 0 ? -1 : 0;
+            return (int)got;
         size++;
         if (utf8_decode(bytes, size, &code) == size) {
             *out = (wchar_t)code;
@@ -141,14 +154,14 @@ void cli_line_close(cli_line_input *in)
 
 cli_line_end cli_line_read(cli_line_input *in, const char *prompt, kvf_text *line)
 {
-    cli_interrupt_clear(true);
+    cli_interrupt_clear();
 #if KVF_HAVE_LIBEDIT
     const cli_line_end end =
         in->edit ? read_edited(in, prompt, line) : read_plain(in, prompt, line);
 #else
     const cli_line_end end = read_plain(in, prompt, line);
 #endif
-    cli_interrupt_clear(false);
+    cli_interrupt_clear();
     return end;
 }
 

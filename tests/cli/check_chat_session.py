@@ -175,7 +175,8 @@ def check_terminal(chat):
     session.send("\x03")
     session.until("Ctrl-C ends that too", lambda text: text.endswith("\n> "))
     session.send("\x04")
-    chat.check("on a terminal: Ctrl-D ends the session", session.wait() == 0, session.text)
+    result = session.wait()
+    chat.check("on a terminal: Ctrl-D ends the session", result == 0, result, session.text)
 
 
 def main():
