@@ -283,6 +283,16 @@ static void names_what_is_not_known(void **state)
     expect_refusal("{{ messages }}", KVF_UNSUPPORTED, "a list is written out");
     expect_refusal("{{ '\xc3\xa9'|upper }}", KVF_UNSUPPORTED, "beyond ASCII");
     expect_refusal("{{ strftime_now('%d') }}", KVF_UNSUPPORTED, "'strftime_now' is not known");
+    expect_refusal("{{ 0.5 }}", KVF_UNSUPPORTED, "the number 0.5 is not known");
+    expect_refusal("{{ 1_000 }}", KVF_UNSUPPORTED, "the number 1_000 is not known");
+    expect_refusal("{{ 99999999999999999999 }}", KVF_UNSUPPORTED, "the number 9999");
+    expect_refusal("{{ messages|join(',', attribute='role') }}", KVF_UNSUPPORTED,
+                   "such arguments of 'join'");
+    expect_refusal("{{ 'a'.split(sep='b') }}", KVF_UNSUPPORTED, "such arguments of 'split'");
+    expect_refusal("{{ 'a'.startswith('a', 1) }}", KVF_UNSUPPORTED, "arguments of 'startswith'");
+    expect_refusal("{{ namespace({'a': 1}).a }}", KVF_UNSUPPORTED, "a namespace of a mapping");
+    expect_refusal("{% if false %}{{ 0.5 }}{% endif %}{{ raise_exception('far') }}", KVF_INVALID,
+                   "far");
     expect_refusal("{{ raise_exception('take turns') }}", KVF_INVALID, "messages: take turns");
     expect_refusal("{% if true %}", KVF_CORRUPT, "endif");
     expect_refusal("{{ 'a", KVF_CORRUPT, "a string has no end");

@@ -207,6 +207,19 @@ static bool text_method(jinja_machine *m, jinja_value *value, const jinja_token 
     return true;
 }
 
+/* Whether there are no more arguments than @p max, and none by a name but @p name. */
+static bool takes(jinja_machine *m, const jinja_token *of, arguments a, uint32_t max,
+                  const char *name)
+{
+    bool fits = a->count <= max;
+    for (uint32_t i = 0; fits && i < a->count; i++)
+        fits = a->names[i].size == 0 || (name && jinja_is(&a->names[i], name));
+    if (!fits)
+        jinja_fail(m, KVF_UNSUPPORTED, "such arguments of '%.*s' are not known here",
+                   (int)(of->size < 40 ? of->size : 40), of->bytes);
+    return fits;
+}
+
 static jinja_value unknown(jinja_machine *m, const char *what, const jinja_token *name)
 {
     jinja_fail(m, KVF_UNSUPPORTED, "the %s '%.*s' is not known here", what,
@@ -216,6 +229,11 @@ static jinja_value unknown(jinja_machine *m, const char *what, const jinja_token
 
 jinja_value jinja_method(jinja_machine *m, jinja_value value, const jinja_token *name, arguments a)
 {
+    if (!takes(m, name, a,
+               jinja_is(name, "get") || jinja_is(name, "split") || jinja_is(name, "replace") ? 2
+                                                                                             : 1,
+               NULL))
+        return value;
     if (value.kind == JINJA_MAP && map_method(m, &value, name, a))
         return value;
     if (value.kind == JINJA_TEXT && text_method(m, &value, name, a))
@@ -342,6 +360,10 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
     static const char *const lists[] = {"selectattr", "rejectattr", "list", "items", "join",
                                         "first",      "last",       "map",  NULL};
     static const char *const methods[] = {"upper", "lower", "title", "capitalize", "replace", NULL};
+    const bool selects = jinja_is(name, "selectattr") || jinja_is(name, "rejectattr");
+    const bool two = jinja_is(name, "replace") || jinja_is(name, "default") || jinja_is(name, "d");
+    if (!takes(m, name, a, selects ? 3 : two ? 2 : 1, jinja_is(name, "map") ? "attribute" : NULL))
+        return v;
     if (is_any(name, lists))
         return of_list(m, name, v, a);
     if (is_any(name, methods)) {
@@ -409,7 +431,10 @@ static jinja_value new_namespace(jinja_machine *m, arguments a)
 {
     jinja_value map = jinja_map_new(m);
     for (uint32_t i = 0; map.kind == JINJA_MAP && i < a->count; i++)
-        jinja_map_set(m, map.as.map, a->names[i].bytes, a->names[i].size, a->values[i]);
+        if (a->names[i].size == 0)
+            jinja_fail(m, KVF_UNSUPPORTED, "a namespace of a mapping is not known here");
+        else
+            jinja_map_set(m, map.as.map, a->names[i].bytes, a->names[i].size, a->values[i]);
     if (map.kind == JINJA_MAP)
         map.as.map->is_namespace = true;
     return map;

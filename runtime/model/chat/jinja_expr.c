@@ -207,12 +207,12 @@ static jinja_value read_brackets(jinja_machine *m)
 static jinja_value read_int(jinja_machine *m, const jinja_token *token)
 {
     int64_t value = 0;
-    for (size_t i = 0; i < token->size; i++)
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, token->bytes[i] - '0', &value)) {
-            jinja_fail(m, KVF_UNSUPPORTED, "a number is too large");
-            return undefined;
-        }
+    for (size_t i = 0; i < token->size && jinja_is_live(m); i++)
+        if (token->bytes[i] < '0' || token->bytes[i] > '9' ||
+            __builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, token->bytes[i] - '0', &value))
+            jinja_fail(m, KVF_UNSUPPORTED, "the number %.*s is not known here",
+                       (int)(token->size < 40 ? token->size : 40), token->bytes);
     return jinja_int(value);
 }
 

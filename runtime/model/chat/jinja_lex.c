@@ -149,15 +149,22 @@ static void read_operator(lexer *l)
     fail(l, "a character has no meaning here");
 }
 
+static bool is_digit(const lexer *l, size_t at)
+{
+    return at < l->size && l->source[at] >= '0' && l->source[at] <= '9';
+}
+
+/* A name or a number. */
 static void read_word(lexer *l)
 {
     const size_t from = l->at;
-    bool digits = true;
-    while (l->at < l->size && is_name(l->source[l->at])) {
-        digits = digits && l->source[l->at] >= '0' && l->source[l->at] <= '9';
+    const bool is_number = is_digit(l, from);
+    while (l->at < l->size && is_name(l->source[l->at]))
         l->at++;
-    }
-    push(l, digits ? TOKEN_INT : TOKEN_NAME, l->source + from, l->at - from);
+    if (is_number && starts(l, ".") && is_digit(l, l->at + 1))
+        for (l->at++; is_digit(l, l->at);)
+            l->at++;
+    push(l, is_number ? TOKEN_INT : TOKEN_NAME, l->source + from, l->at - from);
 }
 
 /* Whether the tag ends here: "%}", "-%}" or "+%}". Brackets that are open keep "}}" to themselves.

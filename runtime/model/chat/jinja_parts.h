@@ -23,7 +23,7 @@ typedef enum jinja_token_kind {
     TOKEN_TAG_END, /* %} */
     TOKEN_NAME,
     TOKEN_STRING,
-    TOKEN_INT,
+    TOKEN_INT,      /* whatever begins with a digit */
     TOKEN_OPERATOR, /* its bytes */
 } jinja_token_kind;
 

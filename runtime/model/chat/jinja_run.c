@@ -127,6 +127,8 @@ static void describe_loop(jinja_machine *m, const loop_frame *loop, size_t i)
     jinja_map_put(m, loop->info, "index", jinja_int(at + 1));
     jinja_map_put(m, loop->info, "revindex0", jinja_int(count - at - 1));
     jinja_map_put(m, loop->info, "revindex", jinja_int(count - at));
+    jinja_map_put(m, loop->info, "depth0", jinja_int(0));
+    jinja_map_put(m, loop->info, "depth", jinja_int(1));
     jinja_map_put(m, loop->info, "length", jinja_int(count));
     jinja_map_put(m, loop->info, "first", jinja_bool(i == 0));
     jinja_map_put(m, loop->info, "last", jinja_bool(at + 1 == count));
