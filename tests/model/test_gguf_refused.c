@@ -550,6 +550,8 @@ static void refuses_other_files(void **state)
     fixture_expect(kvf_weights_open(path, NULL, &weights, &error), &error, KVF_CORRUPT, "x.txt is");
     fixture_expect(kvf_tokenizer_open(path, NULL, &tokenizer, &error), &error, KVF_CORRUPT,
                    "x.txt");
+    fixture_expect(kvf_model_config_read("/nowhere/z.gguf", NULL, &config, &error), &error,
+                   KVF_SYSTEM, "/nowhere/z.gguf cannot be opened: No such file");
     gguf_image image = small_model((const char *const[]){"llama.block_count", NULL});
     gguf_image_u32(&image, "llama.block_count", 3000);
     gguf_image_write(&image, directory, "y.gguf");

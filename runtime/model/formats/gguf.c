@@ -327,8 +327,12 @@ static kvf_status read_parts(gguf *self, kvf_error *error)
 
 bool gguf_is_file(const char *model)
 {
+    static const char ending[] = ".gguf";
     struct stat info;
-    return stat(model, &info) == 0 && S_ISREG(info.st_mode);
+    const size_t size = strlen(model);
+    if (stat(model, &info) == 0)
+        return S_ISREG(info.st_mode);
+    return size >= sizeof ending && strcmp(model + size - (sizeof ending - 1), ending) == 0;
 }
 
 bool gguf_is_image(const void *bytes, size_t size)

@@ -68,7 +68,8 @@ typedef struct gguf_tensor {
     uint64_t bytes;
 } gguf_tensor;
 
-/** Whether a model is a GGUF file as opposed to a directory: a regular file is taken for one. */
+/** Whether a model is a GGUF file as opposed to a directory: a regular file is taken for one, and
+ * so is what is not there and is called one. */
 bool gguf_is_file(const char *model);
 /** Whether the bytes start like one. */
 bool gguf_is_image(const void *bytes, size_t size);
