@@ -242,9 +242,9 @@ static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, ui
     a->row_sum[at] = sum;
 }
 
-/* D 80, five blocks at a time: left alone, the compiler squeezes it into too few registers. */
+/* D 32 and 80, five blocks at a time: left alone, the compiler squeezes them into few registers. */
 template <typename T, uint32_t D, bool IS_PLAIN>
-static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 80 ? 5 : 0)
+static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 || D == 80 ? 5 : 0)
     stats_tiles(const __grid_constant__ kvf_observe_args a)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
