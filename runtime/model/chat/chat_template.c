@@ -92,9 +92,8 @@ static const char *const markers[] = {
     "<start_of_turn>",
     "<end_of_turn>",
     "[SYSTEM_PROMPT]",
-    "<\xef\xbd\x9cUser\xef\xbd\x9c>",
-    "<\xef\xbd\x9c"
-    "Assistant\xef\xbd\x9c>",
+    "<\357\275\234User\357\275\234>",
+    "<\357\275\234Assistant\357\275\234>",
 };
 
 static kvf_status check_marker(const kvf_chat_format *format, const kvf_tokenizer *tokenizer,
