@@ -50,6 +50,7 @@ typedef struct rig {
     kvf_cache *cache;
     kvf_sequence *sequences[2];
     uint32_t chunk_max, prompt_max; /* 0 = CHUNK, as chunk_max */
+    uint32_t budget;                /* 0 = less than there are tokens */
 } rig;
 
 static void rig_model(rig *r, uint32_t threads)
@@ -94,7 +95,7 @@ static void rig_open(rig *r, uint32_t threads)
     cc.sequences_max = 2;
     cc.page_size = 8;
     cc.local_tokens = 16;
-    cc.budget_tokens = 88; /* less than there are tokens */
+    cc.budget_tokens = r->budget ? r->budget : 88;
     assert_int_equal(kvf_cache_open(r->runtime, &cc, &r->cache, &error), KVF_OK);
     for (int i = 0; i < 2; i++)
         assert_int_equal(kvf_sequence_create(r->cache, &r->sequences[i]), KVF_OK);
@@ -169,6 +170,18 @@ static void threads_and_batch_give_the_same_bits(void **state)
     }
 }
 
+/* Of all logits, relative to their size. */
+static double distance(const float *got, const float *want)
+{
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t i = 0; i < STEPS * VOCAB; i++) {
+        double d = (double)got[i] - (double)want[i];
+        difference += d * d;
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(difference / norm);
+}
+
 /* bf16 keys of a chunk may round differently where a product was summed in another order, so this
  * is a comparison of numbers; a token that is lost or moved is off by far more. */
 static void chunks_do_not_matter(void **state)
@@ -181,14 +194,61 @@ static void chunks_do_not_matter(void **state)
         rig_open(&r, 2);
         prefill(&r, 0, chunks[c]);
         decode(&r, 0, 1, c == 0 ? want : got);
-        double difference = 0.0, norm = 0.0;
-        for (uint32_t i = 0; c > 0 && i < STEPS * VOCAB; i++) {
-            double d = (double)got[i] - (double)want[i];
-            difference += d * d;
-            norm += (double)want[i] * (double)want[i];
-        }
-        assert_true(c == 0 || sqrt(difference / norm) < 5e-3);
+        assert_true(c == 0 || distance(got, want) < 5e-3);
         rig_close(&r);
+    }
+}
+
+static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count, bool by_steps)
+{
+    uint32_t ids[PROMPT];
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = id_of(0, first + i);
+    for (uint32_t done = 0; status == KVF_OK && done < count; done += by_steps ? 1 : count) {
+        status = by_steps ? kvf_transformer_decode(r->transformer, r->cache, &sequence, &ids[done],
+                                                   1, false, r->stream)
+                          : kvf_transformer_prefill(r->transformer, r->cache, sequence, ids, count,
+                                                    r->stream);
+        if (status == KVF_OK)
+            status = kvf_stream_wait(r->stream);
+    }
+    if (status != KVF_OK)
+        fail_msg("%u tokens from %u on: %s", count, first, kvf_runtime_error(r->runtime)->text);
+}
+
+/* A conversation: a prompt, steps, and another prompt on a fork, after one that was given up. With
+ * a budget for all tokens it is one prompt. Tolerance as above. */
+static void a_prompt_goes_on_behind_steps(void **state)
+{
+    (void)state;
+    enum { FIRST = 48, ANSWER = 11 };
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    for (uint32_t by_layer = 0; by_layer < 2; by_layer++) {
+        rig whole = {.budget = 4 * PROMPT, .prompt_max = by_layer * PROMPT};
+        rig parts = whole;
+        rig_open(&whole, 2);
+        prefill(&whole, 0, CHUNK);
+        decode(&whole, 0, 1, want);
+        rig_close(&whole);
+        rig_open(&parts, 2);
+        kvf_sequence_destroy(parts.sequences[1]);
+        feed(&parts, parts.sequences[0], 0, FIRST, false);
+        assert_int_equal(
+            kvf_sequence_fork(parts.cache, parts.sequences[0], parts.stream, &parts.sequences[1]),
+            KVF_OK);
+        feed(&parts, parts.sequences[0], 3, ANSWER + 2, true);
+        kvf_transformer_forget(parts.transformer);
+        kvf_sequence_destroy(parts.sequences[0]);
+        feed(&parts, parts.sequences[1], FIRST, ANSWER, true);
+        assert_int_equal(
+            kvf_sequence_fork(parts.cache, parts.sequences[1], parts.stream, &parts.sequences[0]),
+            KVF_OK);
+        feed(&parts, parts.sequences[0], FIRST + ANSWER, PROMPT - FIRST - ANSWER, false);
+        decode(&parts, 0, 1, got);
+        rig_close(&parts);
+        if (!(distance(got, want) < 5e-3))
+            fail_msg("by layer %u: %g", by_layer, distance(got, want));
     }
 }
 
@@ -267,6 +327,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_batch_give_the_same_bits),
         cmocka_unit_test(chunks_do_not_matter),
+        cmocka_unit_test(a_prompt_goes_on_behind_steps),
         cmocka_unit_test(order_of_layers_does_not_matter),
         cmocka_unit_test(ids_out_of_range_are_refused),
         cmocka_unit_test(tensors_are_named),
