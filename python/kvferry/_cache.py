@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cache, Sequence and Recording: prompts in, tokens out.
+
+Knows no machine and no model. Invariants: one thread at a time is in a cache; a call either returns
+with its work enqueued and its arrays kept, or raises and keeps nothing.
+"""
+import ctypes
+import sys
+from ctypes import addressof, byref
+from typing import Any, Callable, List, Optional, Sequence as Many, Union
+
+import numpy as np
+
+from . import _policies
+from ._arrays import FLOAT32, INT32, Reader, positions_address
+from ._capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
+                    PrefillArgs, Preset, Select, Stats, lib)
+from ._errors import Invalid, checked, raise_last
+from ._handles import Handle, Node
+from ._runtime import Runtime, Stream, _opened
+from ._settings import fill
+
+_decode = lib.kvf_decode
+_DTYPES = {"bf16": Dtype.BF16, "bfloat16": Dtype.BF16, "fp16": Dtype.FP16, "float16": Dtype.FP16,
+           "fp32": Dtype.FP32, "float32": Dtype.FP32}
+
+
+def dtype_of(value: Any) -> Dtype:
+    """An element type from its name, a Dtype, or a type of NumPy or torch."""
+    if isinstance(value, Dtype):
+        return value
+    name = getattr(value, "__name__", str(value)).rpartition(".")[2]
+    if name not in _DTYPES:
+        raise Invalid("dtype = %s: must be one of bf16, fp16, fp32" % (value,))
+    return _DTYPES[name]
+
+
+def make_config(settings: dict, keep: list, errors: list) -> CacheConfig:
+    """A kvf_cache_config from keyword arguments."""
+    settings = dict(settings)
+    config = CacheConfig()
+    lib.kvf_cache_config_init(byref(config))
+    preset = settings.pop("preset", None)
+    if preset is not None:
+        names = {p.name.lower(): p for p in Preset}
+        if str(preset) not in names and preset not in list(Preset):
+            raise Invalid("preset = %s: must be one of %s" % (preset, ", ".join(names)))
+        lib.kvf_cache_config_preset(byref(config), names.get(str(preset), preset))
+    if "dtype" in settings:
+        settings["dtype"] = dtype_of(settings["dtype"])
+    mask = settings.pop("head_mask", None)
+    if callable(settings.get("select")):
+        keep.append(_policies.select_function(settings.pop("select"), errors))
+        config.select, config.select_fn = Select.CUSTOM, ctypes.cast(keep[-1], ctypes.c_void_p)
+    fill(config, "cache", settings, keep)
+    if mask is not None:
+        mask = np.ascontiguousarray(mask, dtype=np.uint8)
+        if mask.shape != (config.layers, config.kv_heads):
+            raise Invalid("head_mask has shape %s: it must be [layers, kv_heads] = [%d, %d]" % (
+                mask.shape, config.layers, config.kv_heads))
+        keep.append(mask)
+        config.head_mask = mask.ctypes.data
+    return config
+
+
+class PageLists:
+    """Pages of `Cache.select_pages`: list i = batch row * kv_heads + KV head.
+
+    indptr         int32[batch * kv_heads + 1]; pages of list i are indices[indptr[i]:indptr[i + 1]]
+    indices        int32[capacity], ascending in a list: page index within (sequence, layer)
+    last_page_len  int32[batch * kv_heads], tokens in the last page of each list
+    """
+
+    def __init__(self, indptr: Any, indices: Any, last_page_len: Any) -> None:
+        self.indptr, self.indices, self.last_page_len = indptr, indices, last_page_len
+
+
+class Cache(Handle):
+    """A KV cache: pages in host memory, digests and pages used lately on the device.
+
+    layers, query_heads, kv_heads, head_dim  the model's geometry
+    tokens_max  tokens of the longest sequence; memory is reserved for them now
+    dtype       of queries, keys, values and outputs: "bf16", "fp16", "fp32". NumPy has no bf16; uint16
+                arrays hold its bits
+    select      a policy by name, or a function `select(view: SelectView)` that returns page ids
+    preset      "prkv": the policy as that paper publishes it
+    head_mask   [layers, kv_heads]: 1 = retrieval head, 0 = streaming head
+    settings    see `kvferry.settings("cache")`: budget_tokens, page_size, sequences_max, ...
+
+    Calls take NumPy arrays, torch tensors, Buffers, or anything with DLPack, and copy none of them.
+    They must be contiguous. With a stream a call returns at once and the arrays are kept alive until
+    `stream.wait()`; do not write to them before. Without one, a call waits until its work is done; on
+    CUDA tensors of torch it goes to torch's current stream instead and does not wait.
+    """
+
+    def __init__(self, runtime: Runtime, *, layers: int, query_heads: int, kv_heads: int,
+                 head_dim: int, tokens_max: int, dtype: Any = "bf16", select: Any = None,
+                 preset: Any = None, head_mask: Any = None, **settings: Any) -> None:
+        keep: list = []
+        config = make_config(dict(
+            settings, layers=layers, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim,
+            tokens_max=tokens_max, dtype=dtype, select=select, preset=preset, head_mask=head_mask),
+            keep, runtime._errors)
+        out, parent = ctypes.c_void_p(), runtime._node
+        checked(lib.kvf_cache_open, parent.check(), byref(config), byref(out))
+        super().__init__(Node("cache", out.value, lambda cache: _close_cache(parent, cache), parent))
+        self._node.keep += keep
+        self.runtime = runtime
+        self.settings: CacheConfig = CacheConfig.from_buffer_copy(
+            CacheConfig.from_address(lib.kvf_cache_settings(out)))
+        self._reader = Reader(Dtype(config.dtype), runtime.on_cuda, runtime._ordinal)
+        self._args = DecodeArgs() # filled anew by every call, under the lock
+        self._args_address = addressof(self._args)
+        self._shapes: dict = {}
+
+    # -- sequences --
+
+    def sequence(self) -> "Sequence":
+        """A new, empty sequence. Raises Full when sequences_max are alive."""
+        with self._node.lock:
+            handle = self._node.check()
+            return Sequence(self, _opened(self.runtime._node.handle, lib.kvf_sequence_create, handle))
+
+    # -- prompts and tokens --
+
+    def prefill(self, sequence: "Sequence", q: Any, k: Any, v: Any, out: Any = None, *, layer: int = 0,
+                tokens: Optional[int] = None, positions: Any = None,
+                stream: Optional[Stream] = None) -> Any:
+        """Append tokens to one layer, and attend densely and causally over all of it so far.
+
+        q          [tokens, query_heads, head_dim]; None = append only
+        k, v       [tokens, kv_heads, head_dim], keys after RoPE
+        out        [tokens, query_heads, head_dim]; made if None
+        positions  [tokens] integers, ascending; None = contiguous
+        tokens     only where k has no shape (Buffer)
+
+        More than prefill_chunk_max tokens go in several calls of the library. Returns out.
+        """
+        return self._prefill(sequence, q, k, v, out, layer, tokens, positions, stream, None)
+
+    def _prefill(self, sequence: "Sequence", q: Any, k: Any, v: Any, out: Any, layer: int,
+                 tokens: Optional[int], positions: Any, stream: Optional[Stream],
+                 after: Optional[Callable[[int, int], int]]) -> Any:
+        tokens = _count(k, tokens)
+        stream, waits = self.runtime._stream_for(stream, k)
+        if q is not None and out is None:
+            out = _like(q, "q")
+        _, owner = positions_address(positions, tokens)
+        most = self.settings.prefill_chunk_max
+        with self._node.lock:
+            for first in range(0, tokens, most):
+                many = min(most, tokens - first)
+                part = [_slice(a, first, many, tokens) for a in (q, k, v, out, owner)]
+                self._prefill_chunk(sequence, layer, many, part, stream, after)
+        return self._done(stream, waits, out)
+
+    def _prefill_chunk(self, sequence: "Sequence", layer: int, tokens: int, part: list,
+                       stream: Stream, after: Optional[Callable[[int, int], int]]) -> None:
+        q, k, v, out, positions = part
+        s, kept, handle = self.settings, list(part), stream._node.check()
+        args = PrefillArgs(sequence=sequence._of(self), layer=layer, tokens=tokens)
+        wide, narrow = (tokens, s.query_heads, s.head_dim), (tokens, s.kv_heads, s.head_dim)
+        args.k, args.v = (self._read(a, n, narrow, kept) for a, n in ((k, "k"), (v, "v")))
+        if q is not None:
+            args.q, args.out = self._read(q, "q", wide, kept), self._read(out, "out", wide, kept, True)
+        args.positions = positions.ctypes.data if positions is not None else None
+        status = lib.kvf_prefill(self._node.check(), byref(args), handle)
+        if not status and after:
+            stream._keep(*kept)
+            status = after(addressof(args), handle)
+        if status:
+            self._raise(status)
+        stream._keep(*kept)
+
+    def decode(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
+               out: Any = None, *, layer: int = 0, positions: Any = None, lse: Any = None,
+               stream: Optional[Stream] = None) -> Any:
+        """One decode step of one layer: append a token to each sequence, select, fetch, attend.
+
+        sequences  one, or a list of distinct ones: the batch
+        q          [batch, query_heads, head_dim]
+        k, v       [batch, kv_heads, head_dim], keys after RoPE
+        out        [batch, query_heads, head_dim]; made if None
+        positions  [batch] integers; None = the last + 1
+        lse        float32[batch, query_heads], receives the natural log of the sum; may be None
+
+        One sequence may leave the batch dimension out. Returns out.
+        """
+        stream, waits = self.runtime._stream_for(stream, q)
+        if out is None:
+            out = _like(q, "q")
+        with self._node.lock:
+            args, reader = self._args, self._reader
+            kept = [q, k, v, out]
+            wide, narrow = self._rows(sequences, kept)
+            args.layer = layer
+            address = reader.address
+            args.q = address(q, "q", wide)
+            args.k = address(k, "k", narrow)
+            args.v = address(v, "v", narrow)
+            args.out = address(out, "out", wide, True)
+            args.positions = args.lse = None
+            if positions is not None:
+                args.positions, owner = positions_address(positions, wide[0])
+                kept.append(owner)
+            if lse is not None:
+                args.lse = reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
+                kept.append(lse)
+            if reader.kept is not None:
+                kept, reader.kept = [*kept, reader.kept], None
+            status = _decode(self._node.handle, self._args_address, stream._node.check())
+            if status:
+                self._raise(status)
+            if stream.keep is not None:
+                stream.keep += kept
+        return self._done(stream, waits, out) if waits or self.runtime._errors else out
+
+    def _rows(self, sequences: Any, kept: list) -> tuple:
+        """Fill in the batch; shapes of what has query heads and of what has KV heads."""
+        args = self._args
+        if type(sequences) is Sequence:
+            sequences._of(self)
+            batch, args.sequences = 1, sequences._pointer
+        else:
+            handles = [s._of(self) for s in sequences]
+            batch, array = len(handles), (ctypes.c_void_p * len(handles))(*handles)
+            args.sequences = addressof(array)
+            kept.append(array)
+        args.batch = batch
+        shapes = self._shapes.get(batch)
+        if shapes is None:
+            s = self.settings
+            shapes = self._shapes[batch] = ((batch, s.query_heads, s.head_dim),
+                                            (batch, s.kv_heads, s.head_dim))
+        return shapes
+
+    # -- recorded steps --
+
+    def record_begin(self, sequences: Many["Sequence"], stream: Stream) -> None:
+        """Record a whole decode step: calls on `stream` up to `record_end` are not executed. CUDA only."""
+        with self._node.lock:
+            self._node.check()
+            self._rows(list(sequences), kept := [])
+            self._must(lib.kvf_record_begin(self._node.handle, kept[0], self._args.batch,
+                                            stream._node.check()))
+
+    def record_end(self) -> "Recording":
+        """End recording. If it fails nothing is recorded and the cache is usable."""
+        with self._node.lock:
+            handle = self._node.check()
+            return Recording(self, _opened(self.runtime._node.handle, lib.kvf_record_end, handle))
+
+    # -- selection and attention on their own --
+
+    @property
+    def select_pages_max(self) -> int:
+        """The most pages that one list can have."""
+        return lib.kvf_select_pages_max(self._node.check())
+
+    def page_lists(self, batch: int = 1) -> PageLists:
+        """Page lists with room for a batch, as NumPy arrays; on CUDA make them with torch."""
+        lists = batch * self.settings.kv_heads
+        return PageLists(np.zeros(lists + 1, np.int32),
+                         np.zeros(lists * self.select_pages_max, np.int32), np.zeros(lists, np.int32))
+
+    def select_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
+                     lists: PageLists, *, layer: int = 0, positions: Any = None,
+                     stream: Optional[Stream] = None) -> PageLists:
+        """Append the token and select pages only; the caller attends. Shapes as in `decode`."""
+        self._on_lists(lib.kvf_select_pages, sequences, q, k, v, None, lists, layer, positions, stream)
+        return lists
+
+    def attend_pages(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, lists: PageLists,
+                     out: Any = None, *, layer: int = 0, stream: Optional[Stream] = None) -> Any:
+        """Attend over given page lists: the other half of `select_pages`. Returns out."""
+        out = _like(q, "q") if out is None else out
+        self._on_lists(lib.kvf_attend_pages, sequences, q, None, None, out, lists, layer, None, stream)
+        return out
+
+    def _on_lists(self, call: Callable, sequences: Any, q: Any, k: Any, v: Any, out: Any,
+                  lists: PageLists, layer: int, positions: Any, stream: Optional[Stream]) -> None:
+        stream, waits = self.runtime._stream_for(stream, q)
+        with self._node.lock:
+            args, kept = self._args, [q, k, v, out, lists, lists.indptr, lists.indices,
+                                      lists.last_page_len]
+            wide, narrow = self._rows(sequences, kept)
+            rows = wide[0] * self.settings.kv_heads
+            args.layer, args.lse = layer, None
+            for array, name, shape in ((q, "q", wide), (k, "k", narrow), (v, "v", narrow),
+                                       (out, "out", wide)):
+                setattr(args, name, None if array is None else self._read(array, name, shape, kept,
+                                                                          name == "out"))
+            args.positions, owner = positions_address(positions, wide[0])
+            row = PageListsRow(capacity=_count(lists.indices, None))
+            for name, count in (("indptr", rows + 1), ("indices", row.capacity),
+                                ("last_page_len", rows)):
+                setattr(row, name, self._reader.any_address(getattr(lists, name), name, (count,),
+                                                            INT32, True))
+            self._must(call(self._node.check(), self._args_address, byref(row), stream._node.check()))
+            stream._keep(*kept, owner)
+        self._done(stream, waits, None)
+
+    # -- what it holds and did --
+
+    @property
+    def plan(self) -> CachePlan:
+        """The memory that is reserved, in bytes."""
+        return CachePlan.from_buffer_copy(
+            CachePlan.from_address(lib.kvf_cache_memory(self._node.check())))
+
+    @staticmethod
+    def plan_for(runtime: Runtime, **settings: Any) -> CachePlan:
+        """The memory that `Cache(runtime, **settings)` would reserve; nothing is reserved."""
+        keep, plan = [], CachePlan()
+        config = make_config(settings, keep, [])
+        checked(lib.kvf_cache_plan_make, runtime._node.check(), byref(config), byref(plan))
+        return plan
+
+    def stats(self, layer: Optional[int] = None) -> Stats:
+        """Totals since open or `stats_reset`, of all layers or one. Read them after `stream.wait()`."""
+        stats = Stats()
+        with self._node.lock:
+            if layer is None:
+                lib.kvf_cache_stats(self._node.check(), byref(stats))
+            else:
+                lib.kvf_cache_layer_stats(self._node.check(), self._layer(layer), byref(stats))
+        return stats
+
+    def stats_reset(self) -> None:
+        """Set statistics and footprint to zero."""
+        with self._node.lock:
+            lib.kvf_cache_stats_reset(self._node.check())
+
+    def footprint(self) -> Footprint:
+        """How much KV was held and for how long, relative to full causal attention."""
+        footprint = Footprint()
+        with self._node.lock:
+            lib.kvf_cache_footprint(self._node.check(), byref(footprint))
+        return footprint
+
+    # -- inside --
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= layer < self.settings.layers:
+            raise Invalid("layer = %d: must be 0 to %d" % (layer, self.settings.layers - 1))
+        return layer
+
+    def _read(self, array: Any, name: str, shape: tuple, kept: list, out: bool = False) -> int:
+        address = self._reader.address(array, name, shape, out)
+        kept.append(self._reader.kept)
+        self._reader.kept = None
+        return address
+
+    def _raise(self, status: int) -> None:
+        _policies.raise_first(self.runtime._errors)
+        raise_last(self.runtime._node.handle, status)
+
+    def _must(self, status: int) -> None:
+        if status:
+            self._raise(status)
+
+    def _done(self, stream: Stream, waits: bool, out: Any) -> Any:
+        if waits:
+            stream.wait()
+        else:
+            _policies.raise_first(self.runtime._errors)
+        return out
+
+
+def _close_cache(runtime: Node, cache: int) -> None:
+    """Work that is under way uses the cache: wait for every stream first."""
+    for node in list(runtime.children):
+        if node.what == "stream" and node.handle is not None:
+            lib.kvf_stream_wait(node.handle)
+    lib.kvf_cache_close(cache)
+
+
+def _count(array: Any, tokens: Optional[int]) -> int:
+    if tokens is not None:
+        return tokens
+    shape = getattr(array, "shape", None)
+    if not shape:
+        raise Invalid("tokens must be given where k has no shape")
+    return shape[0]
+
+
+def _slice(array: Any, first: int, many: int, of: int) -> Any:
+    return array if array is None or many == of else array[first:first + many]
+
+
+def _like(array: Any, name: str) -> Any:
+    """Room for an output of the same kind, type and shape."""
+    if isinstance(array, np.ndarray):
+        return np.empty(array.shape, array.dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.empty_like(array)
+    raise Invalid("out must be given where %s is neither a NumPy array nor a torch tensor" % name)
+
+
+class Sequence(Handle):
+    """The tokens of one conversation in a cache. `Cache.sequence` makes it, `fork` copies it."""
+
+    def __init__(self, cache: Cache, handle: int) -> None:
+        super().__init__(Node("sequence", handle, lib.kvf_sequence_destroy, cache._node,
+                              cache._node.lock))
+        self.cache = cache
+        self._one = (ctypes.c_void_p * 1)(handle)
+        self._pointer = addressof(self._one)
+
+    def _of(self, cache: Cache) -> int:
+        if self.cache is not cache:
+            raise Invalid("a sequence is of another cache")
+        handle = self._node.handle
+        return handle if handle is not None else self._node.check()
+
+    def fork(self, stream: Optional[Stream] = None) -> "Sequence":
+        """A second sequence that goes on from the same tokens. Sealed pages are shared."""
+        cache = self.cache
+        stream, waits = cache.runtime._stream_for(stream, None)
+        with cache._node.lock:
+            handle = _opened(cache.runtime._node.handle, lib.kvf_sequence_fork, cache._node.check(),
+                             self._of(cache), stream._node.check())
+        return cache._done(stream, waits, Sequence(cache, handle))
+
+    def length(self, layer: int = 0) -> int:
+        """Tokens that a layer holds."""
+        with self.cache._node.lock:
+            return lib.kvf_sequence_length(self._of(self.cache), self.cache._layer(layer))
+
+    def __len__(self) -> int:
+        return self.length()
+
+    def position(self, index: int, layer: int = 0) -> int:
+        """True position of token `index` of a layer."""
+        with self.cache._node.lock:
+            if not 0 <= index < self.length(layer):
+                raise Invalid("index = %d: layer %d holds %d tokens" % (index, layer,
+                                                                        self.length(layer)))
+            return lib.kvf_sequence_position(self._of(self.cache), layer, index)
+
+    def page_address(self, page: int, layer: int = 0, kv_head: int = 0) -> int:
+        """Address of a page for the device: [page_size, 2, head_dim], key and value of each token.
+
+        Valid until the sequence appends; call it after `stream.wait()`.
+        """
+        s = self.cache.settings
+        pages = -(-self.length(layer) // s.page_size)
+        for name, value, end in (("kv_head", kv_head, s.kv_heads), ("page", page, pages)):
+            if not 0 <= value < end:
+                raise Invalid("%s = %d: must be 0 to %d" % (name, value, end - 1))
+        with self.cache._node.lock:
+            return lib.kvf_page_address(self._of(self.cache), layer, kv_head, page)
+
+
+class Recording(Handle):
+    """A decode step that was recorded: `replay` runs it again with the same arrays."""
+
+    def __init__(self, cache: Cache, handle: int) -> None:
+        super().__init__(Node("recording", handle, lib.kvf_recording_destroy, cache._node,
+                              cache._node.lock))
+        self.cache = cache
+
+    @property
+    def is_possible(self) -> bool:
+        """False if the next step refreshes, verifies, or has no room: enqueue it as usual."""
+        return bool(lib.kvf_replay_is_possible(self._node.check()))
+
+    def replay(self, stream: Stream) -> None:
+        """Run the step for the next token of every sequence. The recorded arrays must be alive."""
+        with self._node.lock:
+            self.cache._must(lib.kvf_replay(self._node.check(), stream._node.check()))
