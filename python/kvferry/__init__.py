@@ -25,10 +25,10 @@ thread at a time is in a cache; while the library works, other threads of Python
 
 The library is the wheel's own, or KVFERRY_LIBRARY, or the system's. `kvferry.capi` has the C ABI.
 """
-from . import _capi as capi
+from . import capi
 from ._arrays import Buffer
 from ._cache import Cache, PageLists, Recording, Sequence
-from ._capi import (Device, Digest, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
+from .capi import (Device, Digest, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
                     Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
                     Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported

@@ -7,16 +7,17 @@ the right type and shape, contiguous, on the right device; anything else is an e
 argument.
 """
 import ctypes
+import functools
 import sys
 from typing import Any, Optional
 
 import numpy as np
 
-from ._capi import Dtype
+from .capi import Dtype
 from ._errors import Invalid
 from ._handles import Handle, Node
 
-_byte = ctypes.c_char
+_byte, _ndarray = ctypes.c_char, np.ndarray
 _of = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 
@@ -70,6 +71,11 @@ def _wrong(name: str, shape: tuple, types: tuple, array: Any, what: str = "") ->
         name, describe(array), types[0], ", ".join(map(str, shape)), what))
 
 
+@functools.lru_cache(maxsize=None)
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
 def _fits(shape: tuple, wanted: tuple) -> bool:
     """Exact, or without a first dimension of 1."""
     return shape == wanted or (wanted[0] == 1 and shape == wanted[1:])
@@ -78,27 +84,30 @@ def _fits(shape: tuple, wanted: tuple) -> bool:
 class Reader:
     """Reads arrays for one device and one element type.
 
-    `address(array, name, shape, out)` is the address of `array` after all checks.
+    `address(array, name, shape, out)` is the address of `array` after all checks; what is common is
+    looked at first, because every decode step comes here.
     """
 
     def __init__(self, dtype: Dtype, on_cuda: bool, ordinal: int) -> None:
         self.types = NAMES[dtype]
-        self.numpy = NUMPY[dtype]
+        self.numpy = None if on_cuda else NUMPY[dtype]
         self.on_cuda, self.ordinal = on_cuda, ordinal
-        self.kept: Any = None # owner of the memory of the last address, if it is not the array
+        self.kept: list = [] # owners of memory, where those are not the arrays; callers take them
 
     def address(self, array: Any, name: str, shape: tuple, out: bool = False) -> int:
-        if type(array) is np.ndarray and array.dtype is self.numpy and not self.on_cuda:
-            if array.shape == shape or _fits(array.shape, shape):
-                try: # refuses what is not contiguous
-                    return _address(_of(array))
-                except (TypeError, ValueError):
-                    pass
+        if type(array) is _ndarray and array.dtype is self.numpy and array.shape == shape:
+            try: # refuses what is not contiguous, and what cannot be written
+                return _address(_of(array))
+            except (TypeError, ValueError):
+                pass
         return self.any_address(array, name, shape, self.types, out)
 
     def any_address(self, array: Any, name: str, shape: tuple, types: tuple,
                     out: bool = False) -> int:
         """The same for every kind of array and any element type."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(array, torch.Tensor):
+            return self._torch_address(array, name, shape, types)
         if isinstance(array, Buffer):
             size = int(np.prod(shape)) * (4 if types[0].endswith("32") else 2)
             if array.nbytes < size:
@@ -108,9 +117,6 @@ class Reader:
             return array.address
         if isinstance(array, np.ndarray):
             return self._numpy_address(array, name, shape, types, out)
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(array, torch.Tensor):
-            return self._torch_address(array, name, shape, types)
         if hasattr(array, "__dlpack__"):
             return self._dlpack_address(array, name, shape, types)
         raise _wrong(name, shape, types, array, ", as a NumPy array, a torch tensor or with DLPack")
@@ -130,12 +136,11 @@ class Reader:
         return array.__array_interface__["data"][0]
 
     def _torch_address(self, tensor: Any, name: str, shape: tuple, types: tuple) -> int:
-        if str(tensor.dtype)[len("torch."):] not in types or not _fits(tuple(tensor.shape), shape):
+        if _torch_name(tensor.dtype) not in types or not _fits(tensor.shape, shape):
             raise _wrong(name, shape, types, tensor)
         if not tensor.is_contiguous():
             raise _wrong(name, shape, types, tensor, ", contiguous: tensor.contiguous() copies")
-        wanted = "cuda" if self.on_cuda else "cpu"
-        if tensor.device.type != wanted or self.on_cuda and tensor.device.index != self.ordinal:
+        if tensor.is_cuda is not self.on_cuda or tensor.get_device() not in (-1, self.ordinal):
             raise _wrong(name, shape, types, tensor, " on the device %s, not on %s" % (
                 "cuda:%d" % self.ordinal if self.on_cuda else "cpu", tensor.device))
         return tensor.data_ptr()
@@ -152,7 +157,7 @@ class Reader:
         if device[0] not in ((2, 13) if self.on_cuda else (1, 3)) or \
                 self.on_cuda and device[1] != self.ordinal:
             raise _wrong(name, shape, types, array, " on the device of the runtime")
-        self.kept = capsule # its destructor tells the array's owner that nobody reads any more
+        self.kept.append(capsule) # its destructor tells the array's owner that nobody reads any more
         return address
 
 

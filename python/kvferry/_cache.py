@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _policies
 from ._arrays import FLOAT32, INT32, Reader, positions_address
-from ._capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
+from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
                     PrefillArgs, Preset, Select, Stats, lib)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
@@ -21,6 +21,7 @@ from ._runtime import Runtime, Stream, _opened
 from ._settings import fill
 
 _decode = lib.kvf_decode
+_NOTHING = (None, None)
 _DTYPES = {"bf16": Dtype.BF16, "bfloat16": Dtype.BF16, "fp16": Dtype.FP16, "float16": Dtype.FP16,
            "fp32": Dtype.FP32, "float32": Dtype.FP32}
 
@@ -109,6 +110,7 @@ class Cache(Handle):
         self.settings: CacheConfig = CacheConfig.from_buffer_copy(
             CacheConfig.from_address(lib.kvf_cache_settings(out)))
         self._reader = Reader(Dtype(config.dtype), runtime.on_cuda, runtime._ordinal)
+        self._lock = self._node.lock
         self._args = DecodeArgs() # filled anew by every call, under the lock
         self._args_address = addressof(self._args)
         self._shapes: dict = {}
@@ -186,10 +188,13 @@ class Cache(Handle):
 
         One sequence may leave the batch dimension out. Returns out.
         """
-        stream, waits = self.runtime._stream_for(stream, q)
+        runtime = self.runtime
+        waits = False
+        if stream is None or stream.runtime is not runtime:
+            stream, waits = runtime._stream_for(stream, q)
         if out is None:
             out = _like(q, "q")
-        with self._node.lock:
+        with self._lock:
             args, reader = self._args, self._reader
             kept = [q, k, v, out]
             wide, narrow = self._rows(sequences, kept)
@@ -199,21 +204,19 @@ class Cache(Handle):
             args.k = address(k, "k", narrow)
             args.v = address(v, "v", narrow)
             args.out = address(out, "out", wide, True)
-            args.positions = args.lse = None
-            if positions is not None:
-                args.positions, owner = positions_address(positions, wide[0])
-                kept.append(owner)
-            if lse is not None:
-                args.lse = reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
-                kept.append(lse)
-            if reader.kept is not None:
-                kept, reader.kept = [*kept, reader.kept], None
-            status = _decode(self._node.handle, self._args_address, stream._node.check())
+            args.positions, owner = positions_address(positions, wide[0]) if positions is not None \
+                else _NOTHING
+            args.lse = None if lse is None else reader.any_address(lse, "lse", wide[:2], FLOAT32, True)
+            handle = self._node.handle or self._node.check()
+            status = _decode(handle, self._args_address, stream._node.check())
             if status:
                 self._raise(status)
             if stream.keep is not None:
-                stream.keep += kept
-        return self._done(stream, waits, out) if waits or self.runtime._errors else out
+                stream.keep += kept, owner, lse
+            if reader.kept:
+                stream._keep(*reader.kept)
+                reader.kept.clear()
+        return self._done(stream, waits, out) if waits or runtime._errors else out
 
     def _rows(self, sequences: Any, kept: list) -> tuple:
         """Fill in the batch; shapes of what has query heads and of what has KV heads."""
@@ -296,6 +299,8 @@ class Cache(Handle):
                                 ("last_page_len", rows)):
                 setattr(row, name, self._reader.any_address(getattr(lists, name), name, (count,),
                                                             INT32, True))
+            kept += self._reader.kept
+            self._reader.kept.clear()
             self._must(call(self._node.check(), self._args_address, byref(row), stream._node.check()))
             stream._keep(*kept, owner)
         self._done(stream, waits, None)
@@ -347,8 +352,8 @@ class Cache(Handle):
 
     def _read(self, array: Any, name: str, shape: tuple, kept: list, out: bool = False) -> int:
         address = self._reader.address(array, name, shape, out)
-        kept.append(self._reader.kept)
-        self._reader.kept = None
+        kept += self._reader.kept
+        self._reader.kept.clear()
         return address
 
     def _raise(self, status: int) -> None:

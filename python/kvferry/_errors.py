@@ -2,7 +2,7 @@
 """A status of the library as an exception. Knows no handle. Every failed call ends here."""
 import ctypes
 
-from ._capi import ErrorText, Status, lib
+from .capi import ErrorText, Status, lib
 
 
 class Error(RuntimeError):

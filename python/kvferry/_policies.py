@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
 
-from ._capi import (CALLBACKS, Check, Decide, NeedsAt, PrunePolicyRow, PruneNeeds, PruneReach,
+from .capi import (CALLBACKS, Check, Decide, NeedsAt, PrunePolicyRow, PruneNeeds, PruneReach,
                     PruneSettings, PruneShape, StateBytes, lib)
 from ._errors import Invalid
 from ._handles import here

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from ._cache import Cache, Sequence, make_config
-from ._capi import (PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape, PruneStats,
+from .capi import (PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape, PruneStats,
                     StructkvMeasures, lib)
 from ._errors import Invalid, checked
 from ._handles import Handle, Node

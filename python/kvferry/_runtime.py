@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple, Union
 import numpy as np
 
 from . import _arrays, _policies
-from ._capi import (Device, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib)
+from .capi import (Device, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._settings import fill

@@ -9,7 +9,7 @@ import difflib
 import os
 from typing import Any, Callable, Iterator, List, NamedTuple
 
-from ._capi import (CacheConfig, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
+from .capi import (CacheConfig, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
                     Struct, lib)
 from ._errors import Invalid
 

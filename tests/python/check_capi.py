@@ -3,7 +3,7 @@
 """Compare the tables of the Python package with the headers: functions with their parameters, structs
 with their fields, enumerators, constants; by a C program also offsets, sizes and kinds of fields.
 
-usage: check_capi.py INCLUDE_FOLDER [CC...]
+usage: checkcapi.py INCLUDE_FOLDER [CC...]
 """
 import ctypes
 import pathlib
@@ -147,7 +147,7 @@ class Tables(unittest.TestCase):
         """What the library has, a class or a function of the package calls."""
         package = pathlib.Path(capi.__file__).parent
         text = "".join(path.read_text(encoding="utf-8") for path in package.glob("*.py")
-                       if path.name != "_capi.py")
+                       if path.name != "capi.py")
         unused = [name for name in FUNCTIONS if "lib." + name not in text]
         self.assertEqual(unused, ["kvf_status_name"]) # Status(n).name is its text
 
