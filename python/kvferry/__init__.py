@@ -17,6 +17,7 @@ Runtime   a device and its threads; Stream an order of work on it; Link measures
 Cache     prefill, decode, fork, page lists, statistics; Sequence, Recording, PageLists
 Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own
 settings  names, ranges, defaults and meanings of all settings
+Select, Dtype, Device, Transfer, ...  values of settings; their names as text do too
 Error     every failure: `status` and `text`; Invalid is a ValueError, OutOfMemory a MemoryError
 
 Arrays are NumPy arrays, torch tensors, Buffers, or anything with DLPack; none is copied. Everything
@@ -25,6 +26,8 @@ thread at a time is in a cache; while the library works, other threads of Python
 
 The library is the wheel's own, or KVFERRY_LIBRARY, or the system's. `kvferry.capi` has the C ABI.
 """
+import enum as _enum
+
 from . import capi
 from ._arrays import Buffer
 from ._cache import Cache, PageLists, Recording, Sequence
@@ -39,4 +42,9 @@ from ._runtime import Link, Runtime, Stream
 from ._settings import Setting, settings
 
 __version__ = _lib.kvf_version().decode()
-__all__ = [name for name in dir() if not name.startswith("_")]
+# Errors and help say where people find a class. Enums are left out of help: they are their values.
+for _name, _value in list(globals().items()):
+    if isinstance(_value, type):
+        _value.__module__ = __name__
+__all__ = [name for name, value in globals().items() if not name.startswith("_")
+           and not (isinstance(value, type) and issubclass(value, _enum.Enum))]

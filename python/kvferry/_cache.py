@@ -136,7 +136,8 @@ class Cache(Handle):
         positions  [tokens] integers, ascending; None = contiguous
         tokens     only where k has no shape (Buffer)
 
-        More than prefill_chunk_max tokens go in several calls of the library. Returns out.
+        More than prefill_chunk_max tokens go in several calls of the library; if one of them fails, the
+        tokens of those before stay. Returns out.
         """
         return self._prefill(sequence, q, k, v, out, layer, tokens, positions, stream, None)
 
@@ -144,6 +145,10 @@ class Cache(Handle):
                  tokens: Optional[int], positions: Any, stream: Optional[Stream],
                  after: Optional[Callable[[int, int], int]]) -> Any:
         tokens = _count(k, tokens)
+        for name, array in (("q", q), ("v", v), ("out", out)):
+            if len(getattr(array, "shape", ())) == 3 and array.shape[0] != tokens:
+                raise Invalid("%s has %d tokens: it must have as many as k, %d" % (
+                    name, array.shape[0], tokens))
         stream, waits = self.runtime._stream_for(stream, k)
         if q is not None and out is None:
             out = _like(q, "q")
@@ -240,7 +245,7 @@ class Cache(Handle):
     # -- recorded steps --
 
     def record_begin(self, sequences: Many["Sequence"], stream: Stream) -> None:
-        """Record a whole decode step: calls on `stream` up to `record_end` are not executed. CUDA only."""
+        """Record a decode step: calls on `stream` up to `record_end` are not executed. CUDA only."""
         with self._node.lock:
             self._node.check()
             self._rows(list(sequences), kept := [])
@@ -381,12 +386,13 @@ def _close_cache(runtime: Node, cache: int) -> None:
 
 
 def _count(array: Any, tokens: Optional[int]) -> int:
-    if tokens is not None:
-        return tokens
     shape = getattr(array, "shape", None)
-    if not shape:
+    if tokens is None and shape is None:
         raise Invalid("tokens must be given where k has no shape")
-    return shape[0]
+    tokens = tokens if tokens is not None else shape[0] if shape else 0
+    if tokens < 1:
+        raise Invalid("tokens = %d: must be at least 1" % tokens)
+    return tokens
 
 
 def _slice(array: Any, first: int, many: int, of: int) -> Any:

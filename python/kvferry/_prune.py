@@ -136,7 +136,7 @@ class Pruner(Handle):
 
     def chunk(self, sequence: Sequence, layer: int, tokens: int, patch: int = 0,
               stream: Optional[Stream] = None) -> None:
-        """Chunked eviction: a layer got `tokens` tokens of a chunk, then `patch` of the prompt's end."""
+        """Chunked eviction: a layer got `tokens` tokens of a chunk, then `patch` of the end."""
         stream, waits = self.cache.runtime._stream_for(stream, None)
         with self._node.lock:
             self._must(lib.kvf_prune_chunk(self._node.check(), sequence._of(self.cache), layer, tokens,

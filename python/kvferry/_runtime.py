@@ -159,9 +159,10 @@ class Stream(Handle):
 
     def wait(self) -> None:
         """Wait until all work so far is done. Raises the first error that it met."""
+        done = len(self.keep or ()) # other threads may enqueue meanwhile
         status = _wait(self._node.check())
-        if self.keep:
-            self.keep.clear()
+        if done:
+            del self.keep[:done]
         errors = self.runtime._errors
         if errors:
             _policies.raise_first(errors)

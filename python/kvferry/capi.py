@@ -288,11 +288,11 @@ def _library_path() -> str:
     places = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("platlib"))]
     found = [path for place in places
              for path in sorted(place.glob(".kvferry.mesonpy.libs/libkvferry.so.*"))]
-    found.append(ctypes.util.find_library("kvferry"))
-    if not found[0]:
+    path = found[0] if found else ctypes.util.find_library("kvferry")
+    if not path:
         raise ImportError("kvferry: no libkvferry. Install the package with pip, install the library, "
                           "or set KVFERRY_LIBRARY to its path")
-    return str(found[0])
+    return str(path)
 
 
 def _load() -> ctypes.CDLL:

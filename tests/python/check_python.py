@@ -267,6 +267,10 @@ class Arrays(Base):
         self.refuse("k is .*float32", k=k.astype(">f4"))
         other = kvferry.Stream(kvferry.Runtime(device="host", threads=1))
         self.refuse("stream is of another runtime", stream=other)
+        with self.assertRaisesRegex(kvferry.Invalid, "q has 3 tokens: it must have as many as k, 2"):
+            self.one.prefill(self.sequence, self.qkv(3)[0], *self.qkv(2)[1:])
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens = 0"):
+            self.one.prefill(self.sequence, *self.qkv(0))
         with self.assertRaisesRegex(kvferry.Error, "layer"):
             self.one.decode(self.sequence, **self.token, layer=7)
 
