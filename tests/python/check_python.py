@@ -342,6 +342,58 @@ class Arrays(Base):
                          narrow[2])
 
 
+class OnCuda(Base):
+    """The CUDA device, a GPU or the emulator's, with pinned memory that NumPy sees."""
+
+    def setUp(self):
+        super().setUp()
+        try:
+            self.runtime = kvferry.Runtime(device="cuda", calibrate=False)
+        except kvferry.Error as error:
+            self.skipTest("no CUDA device: %s" % error)
+        self.addCleanup(self.runtime.close)
+
+    def pinned(self, tokens, heads):
+        buffer = self.runtime.pinned(4 * tokens * heads * HEAD_DIM)
+        array = buffer.numpy(np.float32, (tokens, heads, HEAD_DIM))
+        array[:] = self.rng.standard_normal(array.shape)
+        return buffer, array
+
+    def test_prompt_step_and_replay_are_dense_attention(self):
+        cache = self.cache(select="full", transfer="mapped")
+        own = kvferry.Stream(self.runtime)
+        stream, sequence = kvferry.Stream(self.runtime, own.native), cache.sequence()
+        tokens = 300
+        (q, q_), (k, k_), (v, v_), (out, out_) = (self.pinned(tokens, n) for n in (
+            QUERY_HEADS, KV_HEADS, KV_HEADS, QUERY_HEADS))
+        cache.prefill(sequence, q, k, v, out, tokens=tokens, stream=stream)
+        stream.wait()
+        self.close_to(out_, dense(q_, k_, v_))
+        (q, q_), (k1, k1_), (v1, v1_), (out, out_) = (self.pinned(1, n) for n in (
+            QUERY_HEADS, KV_HEADS, KV_HEADS, QUERY_HEADS))
+
+        def after(steps):
+            stream.wait()
+            self.assertEqual(len(sequence), tokens + steps)
+            self.close_to(out_, dense(q_, np.concatenate([k_] + [k1_] * steps),
+                                      np.concatenate([v_] + [v1_] * steps)))
+
+        cache.decode(sequence, q, k1, v1, out, stream=stream)
+        after(1)
+        cache.record_begin([sequence], stream)
+        cache.decode(sequence, q, k1, v1, out, stream=stream)
+        recording = cache.record_end()
+        self.assertTrue(recording.is_possible)
+        recording.replay(stream)
+        after(2)
+        with self.assertRaisesRegex(kvferry.Invalid, "q is ndarray .* on the CUDA device"):
+            cache.decode(sequence, q_, k1, v1, out)
+        with self.assertRaisesRegex(kvferry.Invalid, "memory of the device"):
+            self.runtime.memory(64).numpy(np.float32)
+        self.runtime.close()
+        self.assertTrue(recording.closed)
+
+
 class Handles(Base):
     def test_closing_twice_and_out_of_order(self):
         cache = self.cache()
