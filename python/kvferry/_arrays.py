@@ -92,10 +92,18 @@ class Reader:
         self.types = NAMES[dtype]
         self.numpy = None if on_cuda else NUMPY[dtype]
         self.on_cuda, self.ordinal = on_cuda, ordinal
+        self.tensor: Any = None # torch.Tensor and its element type, once one was read
+        self.torch: Any = None
+        self.torch_device = ordinal if on_cuda else -1
         self.kept: list = [] # owners of memory, where those are not the arrays; callers take them
 
     def address(self, array: Any, name: str, shape: tuple, out: bool = False) -> int:
-        if type(array) is _ndarray and array.dtype is self.numpy and array.shape == shape:
+        kind = type(array)
+        if kind is self.tensor:
+            if array.dtype is self.torch and array.shape == shape and array.is_contiguous() and \
+                    array.get_device() == self.torch_device:
+                return array.data_ptr()
+        elif kind is _ndarray and array.dtype is self.numpy and array.shape == shape:
             try: # refuses what is not contiguous, and what cannot be written
                 return _address(_of(array))
             except (TypeError, ValueError):
@@ -140,9 +148,11 @@ class Reader:
             raise _wrong(name, shape, types, tensor)
         if not tensor.is_contiguous():
             raise _wrong(name, shape, types, tensor, ", contiguous: tensor.contiguous() copies")
-        if tensor.is_cuda is not self.on_cuda or tensor.get_device() not in (-1, self.ordinal):
+        if tensor.device.type not in ("cpu", "cuda") or tensor.get_device() != self.torch_device:
             raise _wrong(name, shape, types, tensor, " on the device %s, not on %s" % (
                 "cuda:%d" % self.ordinal if self.on_cuda else "cpu", tensor.device))
+        if types is self.types and type(tensor) is sys.modules["torch"].Tensor:
+            self.tensor, self.torch = type(tensor), tensor.dtype
         return tensor.data_ptr()
 
     def _dlpack_address(self, array: Any, name: str, shape: tuple, types: tuple) -> int:
