@@ -188,7 +188,7 @@ typedef struct wrong_field {
 static void add_field(gguf_image *image, const wrong_field *field)
 {
     const int32_t two[2] = {1, 1};
-    const uint8_t flag = (uint8_t)field->number;
+    const uint8_t flag = field->kind == 'b' ? (uint8_t)field->number : 0;
     switch (field->kind) {
     case 'u':
         gguf_image_u32(image, field->key, (uint32_t)field->number);
