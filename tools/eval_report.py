@@ -261,13 +261,14 @@ def draw(told, path):
         return
     lines = {}
     for f in told:
-        if f["budget"] and f["kept"]["share"] is not None:
-            lines.setdefault(line_name(f), []).append(
-                (max(f["bytes_moved_per_step"] / 1024, 1.0), 100 * f["kept"]["share"]))
-    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+        kib = f["bytes_moved_per_step"] / 1024
+        if f["budget"] and f["kept"]["share"] is not None and kib >= 1:  # the axis is logarithmic
+            lines.setdefault(line_name(f), []).append((kib, 100 * f["kept"]["share"]))
+    lines = {name: sorted(points) for name, points in
+             sorted(lines.items(), key=lambda line: -len(line[1]))}
     if not lines:
         return
-    script = ["set terminal svg size 900,720 dynamic background rgb 'white' font 'sans,14'",
+    script = ["set terminal svg size 900,820 dynamic background rgb 'white' font 'sans,14'",
               "set output '%s'" % path, "set grid", "set logscale x 2",
               "set xlabel 'KiB moved to the device per step (log scale)'",
               "set ylabel 'answers kept, % of full attention'", "set yrange [0:*]",
@@ -276,7 +277,7 @@ def draw(told, path):
         script += ["$l%d << EOD" % i] + ["%g %g" % p for p in points] + ["EOD"]
     script.append("plot " + ", ".join(
         "$l%d using 1:2 with linespoints lw 2 pt %d lc rgb '%s' title '%s'"
-        % (i, 4 + i % 10, COLORS[i % len(COLORS)], name)
+        % (i, 4 + i % 9, COLORS[i % len(COLORS)], name)
         for i, name in enumerate(lines)))
     subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
 
