@@ -97,14 +97,6 @@ static kvf_status fail_library(const evaluation *e, kvf_status status, kvf_error
 
 /* ---- one task ---- */
 
-static bool is_end(const evaluation *e, uint32_t id)
-{
-    for (uint32_t i = 0; i < e->machine.model.eos_count; i++)
-        if (e->machine.model.eos_ids[i] == id)
-            return true;
-    return false;
-}
-
 static uint32_t likeliest(const float *logits, uint32_t count)
 {
     uint32_t best = 0;
@@ -130,7 +122,8 @@ static kvf_status take_logits(const evaluation *e, lane *l, const float *logits,
     } else {
         l->next = likeliest(logits, vocab);
         KVF_TRY(kvf_token_ids_push(NULL, &l->said, l->next, error));
-        l->is_done = l->said.count == t->generate || is_end(e, l->next);
+        l->is_done = l->said.count == t->generate ||
+                     kvf_ids_have(e->machine.model.eos_ids, e->machine.model.eos_count, l->next);
     }
     return KVF_OK;
 }

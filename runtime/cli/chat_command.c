@@ -156,12 +156,7 @@ static kvf_status encode(const conversation *c, turn *t, kvf_error *error)
     t->stable_ids = t->ids.count;
     KVF_TRY(kvf_tokenizer_encode(tokenizer, text + t->stable, t->full.size - t->stable, false,
                                  &t->ids, error));
-    for (size_t i = 0; i < t->ids.count; i++)
-        if (t->ids.ids[i] >= c->run->model.vocab_size)
-            return model_fail(error, KVF_INVALID,
-                              "the tokenizer gives id %u and the model has ids 0 to %u; "
-                              "tokenizer.json belongs to another model",
-                              t->ids.ids[i], c->run->model.vocab_size - 1);
+    KVF_TRY(cli_check_ids(&c->run->model, &t->ids, error));
     return t->ids.count ? KVF_OK : model_fail(error, KVF_INVALID, "the chat template adds no text");
 }
 
@@ -177,13 +172,6 @@ static kvf_status check_room(const conversation *c, const turn *t, kvf_error *er
                       held + t->ids.count + 1, context);
 }
 
-static bool go_on(void *user, uint32_t done, uint32_t total)
-{
-    (void)total;
-    cli_progress_at(user, done);
-    return !cli_interrupted();
-}
-
 /* Prefill ids of the turn. An interrupted one leaves `now` as it was. */
 static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to, bool *stopped,
                           kvf_error *error)
@@ -194,7 +182,7 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     const kvf_prefill_request request = {.sequence = run->sequence,
                                          .ids = t->ids.ids + from,
                                          .count = (uint32_t)(to - from),
-                                         .progress = go_on,
+                                         .progress = cli_run_go_on,
                                          .user = &progress};
     const double start = kvf_now_ms();
     if (request.count >= LONG_READING)

@@ -20,17 +20,12 @@ static void note(int number)
     interrupted = 1;
 }
 
-void cli_interrupt_clear(void)
+void cli_interrupt_watch(void)
 {
     struct sigaction action = {.sa_handler = note, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     sigemptyset(&action.sa_mask);
     interrupted = 0;
     sigaction(SIGINT, &action, NULL);
-}
-
-void cli_interrupt_watch(void)
-{
-    cli_interrupt_clear();
 }
 
 bool cli_interrupted(void)

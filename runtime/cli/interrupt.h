@@ -8,9 +8,8 @@
 
 #include <stdbool.h>
 
+/** From now on; what was before is forgotten. */
 void cli_interrupt_watch(void);
-/** Forget it, and watch again. */
-void cli_interrupt_clear(void);
 bool cli_interrupted(void);
 
 #endif

@@ -154,14 +154,14 @@ void cli_line_close(cli_line_input *in)
 
 cli_line_end cli_line_read(cli_line_input *in, const char *prompt, kvf_text *line)
 {
-    cli_interrupt_clear();
+    cli_interrupt_watch();
 #if KVF_HAVE_LIBEDIT
     const cli_line_end end =
         in->edit ? read_edited(in, prompt, line) : read_plain(in, prompt, line);
 #else
     const cli_line_end end = read_plain(in, prompt, line);
 #endif
-    cli_interrupt_clear();
+    cli_interrupt_watch();
     return end;
 }
 

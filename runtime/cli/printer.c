@@ -52,14 +52,6 @@ static void print_text(cli_printer *p, kvf_text *token, kvf_status status)
     kvf_text_free(kvf_tokenizer_allocator(p->tokenizer), token);
 }
 
-static bool is_end(const cli_printer *p, uint32_t id)
-{
-    for (uint32_t i = 0; i < p->end_count; i++)
-        if (p->ends[i] == id)
-            return true;
-    return false;
-}
-
 bool cli_printer_token(cli_printer *p, uint32_t id)
 {
     kvf_text text = {0};
@@ -69,7 +61,7 @@ bool cli_printer_token(cli_printer *p, uint32_t id)
         char number[16];
         const int size = snprintf(number, sizeof number, "%s%u", is_first ? "" : " ", id);
         print_bytes(p, number, (size_t)size);
-    } else if (id < kvf_tokenizer_size(p->tokenizer) && !is_end(p, id)) {
+    } else if (id < kvf_tokenizer_size(p->tokenizer) && !kvf_ids_have(p->ends, p->end_count, id)) {
         /* a model may have more rows than tokens */
         const kvf_status status = kvf_token_stream_push(&p->stream, id, &text, NULL);
         print_text(p, &text, status);

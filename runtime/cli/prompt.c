@@ -62,9 +62,7 @@ static kvf_status parse_ids(const char *path, const kvf_text *text, uint32_t voc
     return KVF_OK;
 }
 
-/* A tokenizer may know ids that the model has no row for. */
-static kvf_status check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
-                            kvf_error *error)
+kvf_status cli_check_ids(const kvf_model_config *model, const kvf_token_ids *ids, kvf_error *error)
 {
     for (size_t i = 0; i < ids->count; i++)
         if (ids->ids[i] >= model->vocab_size)
@@ -100,7 +98,7 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
     if (status == KVF_OK && ids->count > UINT32_MAX / 2)
         return model_fail(error, KVF_INVALID, "the prompt has %zu tokens, more than %u", ids->count,
                           UINT32_MAX / 2);
-    return status == KVF_OK ? check_ids(model, ids, error) : status;
+    return status == KVF_OK ? cli_check_ids(model, ids, error) : status;
 }
 
 kvf_status cli_text_read(const char *path, const kvf_model_config *model,
@@ -116,7 +114,7 @@ kvf_status cli_text_read(const char *path, const kvf_model_config *model,
     if (status == KVF_OK && ids->count > UINT32_MAX / 4)
         return model_fail(error, KVF_INVALID, "%s has %zu tokens, more than %u", path, ids->count,
                           UINT32_MAX / 4);
-    return status == KVF_OK ? check_ids(model, ids, error) : status;
+    return status == KVF_OK ? cli_check_ids(model, ids, error) : status;
 }
 
 static kvf_status add_question(const kvf_tokenizer *tokenizer, const char *line, size_t size,
@@ -155,7 +153,7 @@ kvf_status cli_questions_read(const char *path, const kvf_model_config *model,
     if (status == KVF_OK && out->count == 0)
         status = model_fail(error, KVF_INVALID, "%s holds no question", path);
     if (status == KVF_OK)
-        status = check_ids(model, &out->ids, error);
+        status = cli_check_ids(model, &out->ids, error);
     if (status != KVF_OK)
         cli_questions_free(out);
     return status;

@@ -23,6 +23,10 @@ KVF_CHECKED kvf_status cli_prompt_read(const cli_run_options *options,
                                        const kvf_tokenizer *tokenizer, const cli_chat *chat,
                                        kvf_token_ids *ids, kvf_error *error);
 
+/** A tokenizer may know ids that the model has no row for: KVF_INVALID. */
+KVF_CHECKED kvf_status cli_check_ids(const kvf_model_config *model, const kvf_token_ids *ids,
+                                     kvf_error *error);
+
 /** What follows the prompt, for `score`: no special tokens in front. @return as cli_prompt_read */
 KVF_CHECKED kvf_status cli_text_read(const char *path, const kvf_model_config *model,
                                      const kvf_tokenizer *tokenizer, kvf_token_ids *ids,

@@ -49,16 +49,13 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 static kvf_status open_chat(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    const bool chats = cli_chat_wanted(&o->chat);
     for (uint32_t i = 0; i < run->model.eos_count; i++)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
-    if (!chats)
+    if (!cli_chat_wanted(&o->chat))
         return KVF_OK;
     KVF_TRY(cli_chat_open(&o->chat, o->model, run->tokenizer, &run->chat, error));
-    for (uint32_t i = 0; i < run->end_count; i++)
-        if (run->end_ids[i] == run->chat.end)
-            return KVF_OK;
-    if (run->chat.end < run->model.vocab_size)
+    if (run->chat.end < run->model.vocab_size &&
+        !kvf_ids_have(run->end_ids, run->end_count, run->chat.end))
         run->end_ids[run->end_count++] = run->chat.end;
     return KVF_OK;
 }

@@ -73,6 +73,9 @@ typedef struct cli_run {
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
 
+/** For a long operation: shows how far it is. @return whether to go on: nobody interrupted it */
+bool cli_run_go_on(void *progress, uint32_t done, uint32_t total);
+
 /** Prefill and score. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
 

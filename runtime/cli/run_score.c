@@ -13,13 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool on_score(void *user, uint32_t done, uint32_t total)
-{
-    (void)total;
-    cli_progress_at(user, done);
-    return !cli_interrupted();
-}
-
 /* The prompt's last token, then the text. */
 static kvf_status score(cli_run *run, const uint32_t *ids, kvf_error *error)
 {
@@ -32,7 +25,7 @@ static kvf_status score(cli_run *run, const uint32_t *ids, kvf_error *error)
         .count = count,
         .vocab_size = run->model.vocab_size,
         .loss = run->losses,
-        .progress = on_score,
+        .progress = cli_run_go_on,
         .user = &progress,
     };
     kvf_decode_result result = {.step_ms = run->step_ms};

@@ -20,10 +20,10 @@ typedef struct outlet {
     cli_printer printer;
 } outlet;
 
-static bool on_prefill(void *user, uint32_t done, uint32_t total)
+bool cli_run_go_on(void *progress, uint32_t done, uint32_t total)
 {
     (void)total;
-    cli_progress_at(user, done);
+    cli_progress_at(progress, done);
     return !cli_interrupted();
 }
 
@@ -146,7 +146,7 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
         .sequence = run->sequence,
         .ids = run->prompt.ids,
         .count = count,
-        .progress = on_prefill,
+        .progress = cli_run_go_on,
         .user = &progress,
     };
     kvf_stop stop;

@@ -318,9 +318,8 @@ static void add_eos(config_reader *reader, kvf_model_config *config, const json_
         return;
     }
     uint32_t id = (uint32_t)value->as.integer;
-    for (uint32_t i = 0; i < config->eos_count; i++)
-        if (config->eos_ids[i] == id)
-            return;
+    if (kvf_ids_have(config->eos_ids, config->eos_count, id))
+        return;
     if (config->eos_count == KVF_EOS_MAX)
         config_refuse(reader, "eos_token_id", value, "more than 8 distinct ids are not supported");
     else

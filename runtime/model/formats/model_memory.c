@@ -125,6 +125,14 @@ static size_t grown_capacity(size_t capacity, size_t needed, size_t element)
     return grown < 64 ? 64 : grown;
 }
 
+bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id)
+{
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
 kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids, uint32_t id,
                               kvf_error *error)
 {

@@ -35,6 +35,9 @@ typedef struct kvf_text {
 void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids);
 void kvf_text_free(const kvf_allocator *allocator, kvf_text *text);
 
+/** Whether @p id is one of them. */
+bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id);
+
 /** Append. KVF_OUT_OF_MEMORY leaves the contents as they were. */
 KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids,
                                           uint32_t id, kvf_error *error);

@@ -89,14 +89,6 @@ static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint3
     return status;
 }
 
-static bool is_eos(const kvf_decode_request *request, uint32_t id)
-{
-    for (uint32_t i = 0; i < request->eos_count; i++)
-        if (request->eos_ids[i] == id)
-            return true;
-    return false;
-}
-
 /* Choose the next token from the logits of the last step and hand it out. */
 static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
                          kvf_decode_result *result, uint32_t *id, kvf_error *error)
@@ -110,7 +102,9 @@ static kvf_status choose(const kvf_session *session, const kvf_decode_request *r
                           result->generated);
     bool go_on = !request->token || request->token(request->user, *id, logits);
     result->generated++;
-    result->stop = is_eos(request, *id) ? KVF_STOP_EOS : go_on ? KVF_STOP_LENGTH : KVF_STOP_CALLER;
+    result->stop = kvf_ids_have(request->eos_ids, request->eos_count, *id) ? KVF_STOP_EOS
+                   : go_on                                                 ? KVF_STOP_LENGTH
+                                                                           : KVF_STOP_CALLER;
     return KVF_OK;
 }
 
