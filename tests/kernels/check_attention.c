@@ -174,8 +174,8 @@ void check_attend(check *c)
         kvf_shape s = {(kvf_dtype)(i % 3), 64, 32};
         attend_case(c, &s, 1 + i % 5, 0, (check_data)(i / 3));
     }
-    for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS;
-         i++) { /* every buffer of a kernel is used several times */
+    /* Every buffer of a kernel is used several times. */
+    for (uint32_t i = 0; i < 3 * CHECK_HEAD_DIMS; i++) {
         kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
                        check_page_sizes[i % CHECK_PAGE_SIZES]};
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
