@@ -20,18 +20,28 @@
 
 /* ---- what a step of a layer left ---- */
 
-static const kvf_layer *layer_of(const eval_batch *b, uint32_t row, uint32_t layer)
+/* Of a row of the batch, what is looked at here. */
+static kvf_row row_of(const eval_batch *b, uint32_t row, uint32_t layer)
 {
-    return &b->sequences[row]->layers[layer];
+    const kvf_tables *t = &b->cache->tables;
+    const kvf_paging *p = &b->cache->dims.paging;
+    const kvf_layer *state = &b->sequences[row]->layers[layer];
+    const size_t n = kvf_row_number(b->cache, b->sequences[row], layer);
+    return (kvf_row){.blocks = t->blocks + n * p->blocks_max,
+                     .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
+                     .bits = t->bits + n * p->kv_heads * p->blocks_max,
+                     .length = state->length,
+                     .sealed = state->sealed};
 }
 
 /* Row stride of masses and scores: most sealed pages of a row. */
 static uint32_t stride_of(const eval_batch *b, uint32_t layer)
 {
     uint32_t pages = 1;
-    for (uint32_t row = 0; row < b->rows; row++)
-        pages =
-            kvf_max_u32(pages, layer_of(b, row, layer)->sealed * b->cache->dims.paging.block_pages);
+    for (uint32_t row = 0; row < b->rows; row++) {
+        const kvf_row r = row_of(b, row, layer);
+        pages = kvf_max_u32(pages, kvf_row_sealed_pages(&b->cache->dims.paging, &r));
+    }
     return pages;
 }
 
@@ -48,7 +58,8 @@ static head_masses masses_of(const eval_batch *b, uint32_t layer, uint32_t row, 
     const kvf_paging *p = &b->cache->dims.paging;
     const uint32_t stride = stride_of(b, layer), size = p->shape.page_size;
     const size_t at = (size_t)row * b->cache->config.query_heads + head;
-    const uint32_t pages = layer_of(b, row, layer)->sealed * p->block_pages;
+    const kvf_row r = row_of(b, row, layer);
+    const uint32_t pages = kvf_row_sealed_pages(p, &r);
     return (head_masses){.mass = t->mass + at * stride,
                          .top = t->top + at * kvf_tiles(stride, size),
                          .sum = t->sum + at * kvf_tiles(stride, size),
@@ -112,19 +123,17 @@ static float coded_mass(const head_masses *m, uint32_t page, uint32_t tile_pages
 }
 
 /* The same by its keys. */
-static float exact_mass(const eval_batch *b, const kvf_sequence *sequence, uint32_t layer,
-                        uint32_t list, uint32_t page, const float *q, float against)
+static float exact_mass(const eval_batch *b, uint32_t row, uint32_t layer, uint32_t list,
+                        uint32_t page, const float *q, float against)
 {
-    const kvf_cache *c = b->cache;
-    const kvf_paging *p = &c->dims.paging;
-    const size_t number = kvf_row_number(c, sequence, layer);
-    const uint64_t bits =
-        c->tables.bits[(number * p->kv_heads + list) * p->blocks_max + page / p->block_pages];
-    const char *at = kvf_page_address(sequence, layer, list, page);
+    const kvf_paging *p = &b->cache->dims.paging;
+    const kvf_row r = row_of(b, row, layer);
+    const uint64_t skip = kvf_row_skip(p, &r, list, page);
+    const char *at = kvf_page_address(b->sequences[row], layer, list, page);
     float sum = 0.0f;
     for (uint32_t t = 0; t < p->shape.page_size; t++)
-        if (!(bits >> (page % p->block_pages * p->shape.page_size + t) & 1))
-            sum += key_mass(c, q, kvf_page_key(&p->shape, at, t), against);
+        if (!(skip >> t & 1))
+            sum += key_mass(b->cache, q, kvf_page_key(&p->shape, at, t), against);
     return sum;
 }
 
@@ -147,7 +156,7 @@ static float weigh_rest(const eval_rest *r, uint32_t layer, uint32_t row, uint32
             id++;
             continue;
         }
-        const float mass = r->is_exact ? exact_mass(b, b->sequences[row], layer, list, page, q, lse)
+        const float mass = r->is_exact ? exact_mass(b, row, layer, list, page, q, lse)
                                        : coded_mass(&m, page, tile_pages, lse);
         r->weights[page / p->block_pages] += mass;
         sum += mass;
@@ -166,7 +175,7 @@ static void add_rest(const eval_rest *r, uint32_t layer, uint32_t row, uint32_t 
     float out[KVF_HEAD_DIM_MAX];
     for (uint32_t d = 0; d < s->head_dim; d++)
         out[d] = kvf_element_get(b->transformer->buffers.attended, s->dtype, at + d);
-    for (uint32_t block = 0; block < layer_of(b, row, layer)->sealed; block++) {
+    for (uint32_t block = 0; block < b->sequences[row]->layers[layer].sealed; block++) {
         const float *mean = means_of(r, number, block, head / p->group);
         for (uint32_t d = 0; d < s->head_dim; d++)
             out[d] += r->weights[block] * mean[d];
@@ -244,13 +253,9 @@ void eval_adaptive_close(eval_adaptive *a)
 /* Share of a query head's mass that is not in sink or window, whose keys are on the device. */
 static float share_of_pages(const eval_batch *b, uint32_t layer, uint32_t row, uint32_t head)
 {
-    const kvf_cache *c = b->cache;
-    const kvf_paging *p = &c->dims.paging;
-    const kvf_layer *state = layer_of(b, row, layer);
-    const size_t number = kvf_row_number(c, b->sequences[row], layer);
-    const size_t run = head / p->group * kvf_run_bytes(p);
-    const char *ring = c->tables.rings + number * p->ring_blocks * kvf_block_bytes(p) + run;
-    const char *first = (const char *)c->tables.blocks[number * p->blocks_max] + run;
+    const kvf_paging *p = &b->cache->dims.paging;
+    const kvf_row r = row_of(b, row, layer);
+    const uint32_t list = head / p->group;
     const head_masses m = masses_of(b, layer, row, head);
     float top = -INFINITY, pages = 0.0f, near = 0.0f, q[KVF_HEAD_DIM_MAX];
     for (uint32_t i = 0; i < m.tiles; i++)
@@ -259,10 +264,11 @@ static float share_of_pages(const eval_batch *b, uint32_t layer, uint32_t row, u
         pages += m.sum[i] * expf(m.top[i] - top);
     query_of(b, row, head, q);
     for (uint32_t t = 0; t < p->sink; t++)
-        near += key_mass(c, q, kvf_page_key(&p->shape, first, t), top);
-    for (uint32_t t = state->sealed * p->block_size; t < state->length; t++) {
-        const char *block = ring + t / p->block_size % p->ring_blocks * kvf_block_bytes(p);
-        near += key_mass(c, q, kvf_page_key(&p->shape, block, t % p->block_size), top);
+        near += key_mass(b->cache, q, kvf_page_key(&p->shape, kvf_row_run(p, &r, 0, list), t), top);
+    for (uint32_t t = r.sealed * p->block_size; t < r.length; t++) {
+        const char *block = kvf_row_ring_block(p, &r, t / p->block_size);
+        const char *run = block + list * kvf_run_bytes(p);
+        near += key_mass(b->cache, q, kvf_page_key(&p->shape, run, t % p->block_size), top);
     }
     return pages / (pages + near);
 }

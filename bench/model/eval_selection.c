@@ -81,11 +81,12 @@ typedef struct evaluation {
     eval_extras extras;
     eval_batch batch;
     uint64_t batches;
-    double start, seconds, cpu_seconds;
+    double seconds, cpu_seconds;
+    lane lanes[LANES_MAX];
     /* of all */
+    double start;
     past_config *past; /* [CONFIGS_MAX] */
     uint32_t past_count;
-    lane lanes[LANES_MAX];
 } evaluation;
 
 static kvf_status fail_library(const evaluation *e, kvf_status status, kvf_error *error)
@@ -400,12 +401,13 @@ static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
     kvf_status status = open_cache(e, words, error);
     const bool is_open = status == KVF_OK && e->cache;
     const char *same = is_open ? find_same(e, line) : NULL;
-    if (same)
+    if (same) {
         fprintf(e->out, "same\t%s\n", same);
-    else if (is_open)
+    } else if (is_open) {
         status = run_all(e, error);
-    if (is_open && !same && status == KVF_OK)
-        write_stats(e);
+        if (status == KVF_OK)
+            write_stats(e);
+    }
     close_sequences(e);
     close_extras(e);
     kvf_cache_close(e->cache);
