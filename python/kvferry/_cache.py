@@ -172,12 +172,10 @@ class Cache(Handle):
             args.q, args.out = self._read(q, "q", wide, kept), self._read(out, "out", wide, kept, True)
         args.positions = positions.ctypes.data if positions is not None else None
         status = lib.kvf_prefill(self._node.check(), byref(args), handle)
-        if not status and after:
+        if not status:
             stream._keep(*kept)
-            status = after(addressof(args), handle)
-        if status:
-            self._raise(status)
-        stream._keep(*kept)
+            status = after(addressof(args), handle) if after else 0
+        self._must(status)
 
     def decode(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
                out: Any = None, *, layer: int = 0, positions: Any = None, lse: Any = None,

@@ -14,6 +14,7 @@ from .capi import (CALLBACKS, Check, Decide, NeedsAt, PrunePolicyRow, PruneNeeds
                     PruneSettings, PruneShape, StateBytes, lib)
 from ._errors import Invalid
 from ._handles import here
+from ._settings import rows_of
 
 _log = CALLBACKS["kvf_log_fn"]
 _task = CALLBACKS["kvf_task_fn"]
@@ -242,7 +243,4 @@ def _complaint(said: Optional[str], text: int, capacity: int) -> Optional[int]:
 
 def prune_policies() -> list:
     """Names of the library's own prune policies."""
-    names = []
-    while lib.kvf_prune_policy_at(len(names)):
-        names.append(PrunePolicyRow.from_address(lib.kvf_prune_policy_at(len(names))).name.decode())
-    return names
+    return [row.name.decode() for row in rows_of(lib.kvf_prune_policy_at, PrunePolicyRow)]

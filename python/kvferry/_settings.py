@@ -7,7 +7,7 @@ field, value and range.
 import ctypes
 import difflib
 import os
-from typing import Any, Callable, Iterator, List, NamedTuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Type
 
 from .capi import (CacheConfig, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
                     Struct, lib)
@@ -25,10 +25,11 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def rows_of(at: Callable[[int], int]) -> Iterator[SettingRow]:
+def rows_of(at: Callable[[int], int], row: Type[Struct] = SettingRow) -> Iterator[Any]:
+    """The rows of a table of the library, which ends with NULL."""
     index = 0
     while at(index):
-        yield SettingRow.from_address(at(index))
+        yield row.from_address(at(index))
         index += 1
 
 

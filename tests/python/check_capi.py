@@ -3,7 +3,7 @@
 """Compare the tables of the Python package with the headers: functions with their parameters, structs
 with their fields, enumerators, constants; by a C program also offsets, sizes and kinds of fields.
 
-usage: checkcapi.py INCLUDE_FOLDER [CC...]
+usage: check_capi.py INCLUDE_FOLDER [CC...]
 """
 import ctypes
 import pathlib
