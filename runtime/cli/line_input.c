@@ -67,7 +67,8 @@ static char *tell_prompt(EditLine *edit)
     return (char *)(uintptr_t)in->prompt; /* not written to */
 }
 
-/* One character; Ctrl-C ends the line, while libedit itself would read on. */
+/* One character; Ctrl-C ends the line, while libedit itself would read on. A Ctrl-D typed while an
+ * answer was written ended a line of the terminal then, and is read as a zero byte now. */
 static int read_character(EditLine *edit, wchar_t *out)
 {
     char bytes[4];
@@ -83,7 +84,7 @@ static int read_character(EditLine *edit, wchar_t *out)
             return (int)got;
         size++;
         if (utf8_decode(bytes, size, &code) == size) {
-            *out = (wchar_t)code;
+            *out = code ? (wchar_t)code : L'\x04';
             return 1;
         }
     }
