@@ -2,8 +2,9 @@
 """A folder with the recall model, some of whose words are markers of a chat, for tests of chats."""
 import json
 import os
-import shutil
 import subprocess
+import sys
+import tempfile
 
 CHATML = ("{% for m in messages %}{{ '<|im_start|> ' + m.role + ' ' + m.content + ' <|im_end|> ' }}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}")
@@ -17,8 +18,8 @@ class ChatModel:
     def __init__(self, kvferry, recall, folder):
         self.kvferry, self.recall, self.folder = kvferry, recall, folder
         self.failed = self.checks = 0
-        for name in ("model.safetensors",):
-            os.symlink(os.path.join(recall, name), os.path.join(folder, name))
+        os.symlink(os.path.join(recall, "model.safetensors"),
+                   os.path.join(folder, "model.safetensors"))
 
     def check(self, name, fine, *told):
         self.checks += 1
@@ -65,3 +66,14 @@ class ChatModel:
         self.check("%s ends with %d, not %d" % (" ".join(arguments), status, done.returncode),
                    done.returncode == status, done.stderr)
         return done.stdout, done.stderr
+
+
+def run_checks(*parts):
+    """The main program of a test: each part with the model of the command line. @return the exit
+    status"""
+    with tempfile.TemporaryDirectory() as folder:
+        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
+        for part in parts:
+            part(chat)
+    print("%d checks, %d failed" % (chat.checks, chat.failed))
+    return chat.failed > 0

@@ -7,9 +7,8 @@ usage: check_chat.py KVFERRY RECALL_MODEL
 """
 import json
 import sys
-import tempfile
 
-from chat_model import ChatModel
+from chat_model import run_checks
 
 QUESTION = "the code of alice brown is seven tiger . quiet river guards heavy lantern"
 
@@ -133,15 +132,5 @@ def check_ends(chat):
     refuse(chat, "16 times at most", *question, *["--stop", "a"] * 17, status=2)
 
 
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        check_prompts(chat)
-        check_refusals(chat)
-        check_ends(chat)
-    print("%d checks, %d failed" % (chat.checks, chat.failed))
-    return chat.failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks(check_prompts, check_refusals, check_ends))

@@ -12,10 +12,9 @@ import re
 import select
 import subprocess
 import sys
-import tempfile
 import time
 
-from chat_model import CHATML, ChatModel
+from chat_model import CHATML, run_checks
 
 # Everything is attended and likeliest, so a conversation has one outcome however it was cut.
 OPTIONS = ("--select", "full", "-n", "12")
@@ -102,10 +101,10 @@ def check_words(chat):
                           "--ignore-eos")
     chat.check("an answer ends with the context", turns[0]["generated_tokens"] > 20 and
                "the context of 64 tokens is full" in err, turns, err)
-    out, err = chat.run("--context", "40000", command="chat", status=1)
+    _, err = chat.run("--context", "40000", command="chat", status=1)
     chat.check("more than the model's positions is refused", "32768 positions" in err, err)
     chat.write(template=None)
-    out, err = chat.run(command="chat", status=1)
+    _, err = chat.run(command="chat", status=1)
     chat.check("a model without a template is refused", "no chat template" in err, err)
     chat.check("a folder is needed", subprocess.run(
         [chat.kvferry, "chat"], stderr=subprocess.DEVNULL, check=False).returncode == 2)
@@ -177,17 +176,12 @@ def check_terminal(chat):
     session.send("\x04")
     result = session.wait()
     chat.check("on a terminal: Ctrl-D ends the session", result == 0, result, session.text)
-
-
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        check_turns(chat)
-        check_words(chat)
-        check_terminal(chat)
-    print("%d checks, %d failed" % (chat.checks, chat.failed))
-    return chat.failed > 0
+    session = Terminal(chat, "-n", "3", "--ignore-eos")
+    session.until("a prompt again", prompt)
+    session.send("the code\r\x04")
+    result = session.wait()
+    chat.check("on a terminal: Ctrl-D typed ahead ends it too", result == 0, result, session.text)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks(check_turns, check_words, check_terminal))

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <setjmp.h>
 // clang-format off
@@ -160,6 +159,45 @@ static void speaks_the_language(void **state)
     }
     assert_true(snippets->size >= 85);
     close_goldens(&g);
+}
+
+static void expect_text(const char *source, const char *message, const char *expected)
+{
+    const kvf_chat_message list = {KVF_ROLE_USER, message};
+    const kvf_chat_format format = {.source = source};
+    const kvf_chat chat = {.format = &format, .messages = &list, .count = 1};
+    kvf_text text = {0};
+    kvf_error error = {0};
+    if (kvf_chat_render(&chat, NULL, &text, &error) != KVF_OK)
+        fail_msg("%s: %s", source, error.text);
+    assert_string_equal(text.bytes, expected);
+    kvf_text_free(NULL, &text);
+}
+
+static void reads_a_list_once(void **state)
+{
+    (void)state;
+    expect_text("{% set n = namespace(x=0) %}"
+                "{% macro f() %}{% set n.x = n.x + 1 %}{{ n.x }}{% endmacro %}"
+                "{{ (f(), 2)[0] }}{{ ((f(), 1), 2)[0][0] }}{{ (f(),)|length }}{{ n.x }}",
+                "", "1213");
+}
+
+/* A long text with many matches stays within the memory of a template. */
+static void replaces_in_a_long_text(void **state)
+{
+    (void)state;
+    enum { LINES = 20000 };
+    char *lines = malloc(4 * LINES + 1), *words = malloc(5 * LINES + 1);
+    assert_true(lines && words);
+    for (size_t i = 0; i < LINES; i++) {
+        strcpy(lines + 4 * i, "abc\n");
+        strcpy(words + 5 * i, "abc, ");
+    }
+    expect_text("{{ messages[0].content.replace('\n', ', ') }}", lines, words);
+    expect_text("{{ messages[0].content.split('\n')|join(', ') }}", lines, words);
+    free(lines);
+    free(words);
 }
 
 static void gives_the_ids_of_tokenizers(void **state)
@@ -406,15 +444,6 @@ static void checks_markers(void **state)
 
 /* ---- where it is ---- */
 
-static void write_file(const char *folder, const char *name, const char *text)
-{
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0 && fclose(file) == 0);
-}
-
 /* Expects @p source (NULL = none), with <s> before it and </s> behind it. */
 static void expect_source(const char *folder, const char *source)
 {
@@ -435,45 +464,39 @@ static void finds_the_template(void **state)
 {
     (void)state;
     static const char config[] = "tokenizer_config.json";
-    char folder[] = "/tmp/chat_XXXXXX", path[64];
+    char *folder = fixture_directory_create();
     kvf_chat_source found;
     kvf_error error = {0};
-    assert_non_null(mkdtemp(folder));
     expect_source(folder, NULL);
-    write_file(folder, config, "{\"bos_token\": null}");
+    fixture_write_text(folder, config, "{\"bos_token\": null}");
     expect_source(folder, NULL);
-    write_file(folder, config,
-               "{\"bos_token\": \"<s>\", \"eos_token\": {\"content\": \"</s>\"}, "
-               "\"chat_template\": \"one\"}");
+    fixture_write_text(folder, config,
+                       "{\"bos_token\": \"<s>\", \"eos_token\": {\"content\": \"</s>\"}, "
+                       "\"chat_template\": \"one\"}");
     expect_source(folder, "one");
-    write_file(folder, config,
-               "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"two\"}, "
-               "{\"name\": \"default\", \"template\": \"three\"}]}");
+    fixture_write_text(folder, config,
+                       "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"two\"}, "
+                       "{\"name\": \"default\", \"template\": \"three\"}]}");
     expect_source(folder, "three");
-    write_file(folder, "chat_template.jinja", "four");
+    fixture_write_text(folder, "chat_template.jinja", "four");
     expect_source(folder, "four");
-    write_file(folder, config, "{\"eos_token\": 3}");
+    fixture_write_text(folder, config, "{\"eos_token\": 3}");
     fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: eos_token must be a text");
-    write_file(folder, config, "{");
+    fixture_write_text(folder, config, "{");
     fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json");
-    snprintf(path, sizeof path, "%s/%s", folder, config);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/chat_template.jinja", folder);
-    unlink(path);
-    rmdir(folder);
+    fixture_directory_remove(folder);
 }
 
 static void finds_the_template_of_a_gguf_file(void **state)
 {
     (void)state;
     static const char *const tokens[] = {"a", "<s>", "</s>"};
-    char folder[] = "/tmp/chat_XXXXXX", path[64];
+    char *folder = fixture_directory_create(), path[1024];
     gguf_image image = {0};
     kvf_chat_source found;
     kvf_error error = {0};
-    assert_non_null(mkdtemp(folder));
     gguf_image_text(&image, "general.architecture", "llama");
     gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
     gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 3);
@@ -490,8 +513,7 @@ static void finds_the_template_of_a_gguf_file(void **state)
     assert_string_equal(format.eos, "</s>");
     kvf_chat_source_free(NULL, &found);
     gguf_image_free(&image);
-    unlink(path);
-    rmdir(folder);
+    fixture_directory_remove(folder);
 }
 
 int main(void)
@@ -499,6 +521,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renders_as_transformers),
         cmocka_unit_test(speaks_the_language),
+        cmocka_unit_test(reads_a_list_once),
+        cmocka_unit_test(replaces_in_a_long_text),
         cmocka_unit_test(gives_the_ids_of_tokenizers),
         cmocka_unit_test(formats_by_name_equal_their_family),
         cmocka_unit_test(every_name_has_a_format),

@@ -36,18 +36,11 @@ static bool strips(jinja_value text, size_t at, size_t length, jinja_value set)
     return false;
 }
 
-static size_t length_at(jinja_value text, size_t at)
-{
-    uint32_t code;
-    const size_t length = utf8_decode(text.as.text + at, text.size - at, &code);
-    return length ? length : 1;
-}
-
 static jinja_value strip(jinja_machine *m, jinja_value text, jinja_value set, bool left, bool right)
 {
     const size_t size = text.size;
     while (left && text.size > 0) {
-        const size_t length = length_at(text, 0);
+        const size_t length = jinja_character(text, 0);
         if (!strips(text, 0, length, set))
             break;
         text.as.text += length;
@@ -104,13 +97,10 @@ static jinja_value split(jinja_machine *m, jinja_value text, jinja_value by, int
 
 static jinja_value join(jinja_machine *m, jinja_value list, jinja_value between)
 {
-    jinja_value text = jinja_words("");
-    for (size_t i = 0; i < list.size && m->status == KVF_OK; i++) {
-        if (i > 0 && between.kind == JINJA_TEXT)
-            text = jinja_join(m, text, between);
-        text = jinja_join(m, text, jinja_string(m, list.as.items[i]));
-    }
-    return text;
+    jinja_value texts = jinja_list_new(m, list.size);
+    for (size_t i = 0; i < texts.size; i++)
+        texts.as.items[i] = jinja_string(m, list.as.items[i]);
+    return jinja_join_all(m, texts, between);
 }
 
 static jinja_value replace(jinja_machine *m, jinja_value text, arguments a)
@@ -121,7 +111,7 @@ static jinja_value replace(jinja_machine *m, jinja_value text, arguments a)
     }
     if (!need_text(m, a->values[0], "replace") || !need_text(m, a->values[1], "replace"))
         return text;
-    return join(m, split(m, text, a->values[0], -1), a->values[1]);
+    return jinja_join_all(m, split(m, text, a->values[0], -1), a->values[1]);
 }
 
 typedef enum letters { LETTERS_LOWER, LETTERS_UPPER, LETTERS_FIRST, LETTERS_EACH } letters;
@@ -216,14 +206,14 @@ static bool takes(jinja_machine *m, const jinja_token *of, arguments a, uint32_t
         fits = a->names[i].size == 0 || (name && jinja_is(&a->names[i], name));
     if (!fits)
         jinja_fail(m, KVF_UNSUPPORTED, "such arguments of '%.*s' are not known here",
-                   (int)(of->size < 40 ? of->size : 40), of->bytes);
+                   jinja_shown(of->size), of->bytes);
     return fits;
 }
 
 static jinja_value unknown(jinja_machine *m, const char *what, const jinja_token *name)
 {
-    jinja_fail(m, KVF_UNSUPPORTED, "the %s '%.*s' is not known here", what,
-               (int)(name->size < 40 ? name->size : 40), name->bytes);
+    jinja_fail(m, KVF_UNSUPPORTED, "the %s '%.*s' is not known here", what, jinja_shown(name->size),
+               name->bytes);
     return (jinja_value){0};
 }
 
@@ -239,8 +229,8 @@ jinja_value jinja_method(jinja_machine *m, jinja_value value, const jinja_token 
     if (value.kind == JINJA_TEXT && text_method(m, &value, name, a))
         return value;
     if (value.kind != JINJA_TEXT && value.kind != JINJA_MAP) {
-        jinja_fail(m, KVF_INVALID, "'%.*s' is asked of %s",
-                   (int)(name->size < 40 ? name->size : 40), name->bytes, jinja_kind_name(value));
+        jinja_fail(m, KVF_INVALID, "'%.*s' is asked of %s", jinja_shown(name->size), name->bytes,
+                   jinja_kind_name(value));
         return (jinja_value){0};
     }
     return unknown(m, "method", name);
@@ -347,14 +337,6 @@ static jinja_value of_list(jinja_machine *m, const jinja_token *name, jinja_valu
     return list.as.items[jinja_is(name, "last") ? list.size - 1 : 0];
 }
 
-static bool is_any(const jinja_token *name, const char *const *names)
-{
-    for (; *names; names++)
-        if (jinja_is(name, *names))
-            return true;
-    return false;
-}
-
 jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value v, arguments a)
 {
     static const char *const lists[] = {"selectattr", "rejectattr", "list", "items", "join",
@@ -364,9 +346,9 @@ jinja_value jinja_filter(jinja_machine *m, const jinja_token *name, jinja_value 
     const bool two = jinja_is(name, "replace") || jinja_is(name, "default") || jinja_is(name, "d");
     if (!takes(m, name, a, selects ? 3 : two ? 2 : 1, jinja_is(name, "map") ? "attribute" : NULL))
         return v;
-    if (is_any(name, lists))
+    if (jinja_is_any(name, lists))
         return of_list(m, name, v, a);
-    if (is_any(name, methods)) {
+    if (jinja_is_any(name, methods)) {
         v = jinja_string(m, v);
         return text_method(m, &v, name, a) ? v : unknown(m, "filter", name);
     }
@@ -468,7 +450,7 @@ static jinja_value range(jinja_machine *m, arguments a)
 jinja_value jinja_function_value(const jinja_machine *m, const jinja_token *name)
 {
     static const char *const names[] = {"raise_exception", "namespace", "range", NULL};
-    if (!is_any(name, names) && !(jinja_is(name, "strftime_now") && m->has_day))
+    if (!jinja_is_any(name, names) && !(jinja_is(name, "strftime_now") && m->has_day))
         return (jinja_value){0};
     return (jinja_value){.kind = JINJA_MACRO, .as.macro = JINJA_BUILT_IN};
 }

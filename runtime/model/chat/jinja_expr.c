@@ -68,14 +68,6 @@ static jinja_value calculate(jinja_machine *m, jinja_value a, const jinja_token 
     return jinja_int(result);
 }
 
-static bool is_one_of(const jinja_token *token, const char *const *words)
-{
-    for (; *words; words++)
-        if (jinja_is(token, *words))
-            return true;
-    return false;
-}
-
 /* ---- filters and tests ---- */
 
 /* Without brackets, a test takes what stands behind it as its argument. */
@@ -84,7 +76,7 @@ static bool takes_argument(const jinja_token *token)
     static const char *const others[] = {"else", "or", "and", "is", "if", "not", "in", NULL};
     if (token->kind == TOKEN_OPERATOR)
         return jinja_is(token, "[") || jinja_is(token, "{");
-    return (token->kind == TOKEN_NAME && !is_one_of(token, others)) ||
+    return (token->kind == TOKEN_NAME && !jinja_is_any(token, others)) ||
            token->kind == TOKEN_STRING || token->kind == TOKEN_INT;
 }
 
@@ -145,26 +137,32 @@ void jinja_read_arguments(jinja_machine *m, jinja_arguments *out)
     }
 }
 
-/* Items up to @p close, past it; a comma may be the last. */
-static jinja_value read_items(jinja_machine *m, const char *close)
+/* @p list and @p item behind it. */
+static jinja_value append(jinja_machine *m, jinja_value list, jinja_value item)
 {
-    const bool live = jinja_is_live(m);
-    jinja_value list = undefined;
-    if (live)
-        list = jinja_list_new(m, 0);
+    if (!jinja_is_live(m))
+        return undefined;
+    jinja_value one = jinja_list_new(m, 1);
+    if (one.kind != JINJA_LIST)
+        return undefined;
+    one.as.items[0] = item;
+    return add(m, list, one);
+}
+
+/* Items up to @p close, past it, behind those of @p list; a comma may be the last. */
+static jinja_value read_items(jinja_machine *m, jinja_value list, const char *close)
+{
     while (m->status == KVF_OK && !jinja_accept(m, close)) {
-        jinja_value one = undefined;
-        const jinja_value item = jinja_expression(m);
-        if (live)
-            one = jinja_list_new(m, 1);
-        if (one.kind == JINJA_LIST) {
-            one.as.items[0] = item;
-            list = add(m, list, one);
-        }
+        list = append(m, list, jinja_expression(m));
         if (!jinja_is(jinja_peek(m, 0), close))
             jinja_expect(m, ",");
     }
     return list;
+}
+
+static jinja_value new_list(jinja_machine *m)
+{
+    return jinja_is_live(m) ? jinja_list_new(m, 0) : undefined;
 }
 
 static jinja_value read_map(jinja_machine *m)
@@ -190,18 +188,13 @@ static jinja_value read_map(jinja_machine *m)
 /* From behind "(" past ")": a value in brackets, or a list. */
 static jinja_value read_brackets(jinja_machine *m)
 {
-    const size_t start = m->at;
-    if (jinja_is(jinja_peek(m, 0), ")"))
-        return read_items(m, ")");
-    const jinja_value value = jinja_expression(m);
     if (jinja_accept(m, ")"))
-        return value;
-    if (!jinja_is(jinja_peek(m, 0), ",")) {
-        jinja_expect(m, ")");
-        return undefined;
-    }
-    m->at = start;
-    return read_items(m, ")");
+        return new_list(m);
+    const jinja_value value = jinja_expression(m);
+    if (jinja_accept(m, ","))
+        return read_items(m, append(m, new_list(m), value), ")");
+    jinja_expect(m, ")");
+    return value;
 }
 
 static jinja_value read_int(jinja_machine *m, const jinja_token *token)
@@ -212,7 +205,7 @@ static jinja_value read_int(jinja_machine *m, const jinja_token *token)
             __builtin_mul_overflow(value, 10, &value) ||
             __builtin_add_overflow(value, token->bytes[i] - '0', &value))
             jinja_fail(m, KVF_UNSUPPORTED, "the number %.*s is not known here",
-                       (int)(token->size < 40 ? token->size : 40), token->bytes);
+                       jinja_shown(token->size), token->bytes);
     return jinja_int(value);
 }
 
@@ -220,7 +213,7 @@ static jinja_value read_name(jinja_machine *m, const jinja_token *name)
 {
     static const char *const reserved[] = {"if", "else", "elif", "for", "in",
                                            "is", "and",  "or",   "not", NULL};
-    if (is_one_of(name, reserved)) {
+    if (jinja_is_any(name, reserved)) {
         jinja_fail(m, KVF_CORRUPT, "'%.*s' stands where a value was expected", (int)name->size,
                    name->bytes);
         return undefined;
@@ -230,9 +223,11 @@ static jinja_value read_name(jinja_machine *m, const jinja_token *name)
         return jinja_bool(truth);
     if (jinja_is(name, "none") || jinja_is(name, "None"))
         return jinja_none();
-    const jinja_value *variable = jinja_variable_find(m, name->bytes, name->size);
-    if (!jinja_accept(m, "("))
+    const jinja_value *variable;
+    if (!jinja_accept(m, "(")) {
+        variable = jinja_variable_find(m, name->bytes, name->size);
         return variable ? *variable : jinja_function_value(m, name);
+    }
     jinja_arguments arguments;
     jinja_read_arguments(m, &arguments);
     if (!jinja_is_live(m))
@@ -264,7 +259,7 @@ static jinja_value read_primary(jinja_machine *m)
     if (jinja_is(&token, "("))
         return read_brackets(m);
     if (jinja_is(&token, "["))
-        return read_items(m, "]");
+        return read_items(m, new_list(m), "]");
     if (jinja_is(&token, "{"))
         return read_map(m);
     jinja_fail(m, KVF_CORRUPT, "'%.*s' stands where a value was expected", (int)token.size,
@@ -347,7 +342,7 @@ static jinja_value read_product(jinja_machine *m)
 {
     static const char *const signs[] = {"*", "//", "%", "/", "**", NULL};
     jinja_value value = read_unary(m, true);
-    while (is_one_of(jinja_peek(m, 0), signs)) {
+    while (jinja_is_any(jinja_peek(m, 0), signs)) {
         const jinja_token sign = *jinja_peek(m, 0);
         if (jinja_is(&sign, "/") || jinja_is(&sign, "**"))
             jinja_fail(m, KVF_UNSUPPORTED, "'%.*s' is not known here", (int)sign.size, sign.bytes);
@@ -409,7 +404,7 @@ static jinja_value read_comparison(jinja_machine *m)
         if (negates)
             jinja_next(m);
         const jinja_token sign = *jinja_peek(m, 0);
-        if (!is_one_of(&sign, signs))
+        if (!jinja_is_any(&sign, signs))
             break;
         jinja_next(m);
         const jinja_value right = read_sum(m);

@@ -157,6 +157,14 @@ bool jinja_is(const jinja_token *token, const char *word)
            token->size == strlen(word) && memcmp(token->bytes, word, token->size) == 0;
 }
 
+bool jinja_is_any(const jinja_token *token, const char *const *words)
+{
+    for (; *words; words++)
+        if (jinja_is(token, *words))
+            return true;
+    return false;
+}
+
 void jinja_next(jinja_machine *m)
 {
     if (m->at + 1 < m->count)
@@ -186,8 +194,8 @@ static void fail_token(jinja_machine *m, const char *expected)
     if (found->kind == TOKEN_END)
         jinja_fail(m, KVF_CORRUPT, "it ends where %s was expected", expected);
     else
-        jinja_fail(m, KVF_CORRUPT, "'%.*s' stands where %s was expected",
-                   (int)(found->size < 40 ? found->size : 40), found->bytes, expected);
+        jinja_fail(m, KVF_CORRUPT, "'%.*s' stands where %s was expected", jinja_shown(found->size),
+                   found->bytes, expected);
 }
 
 void jinja_expect(jinja_machine *m, const char *word)

@@ -82,7 +82,6 @@ struct jinja_machine {
     jinja_jump jump;
 };
 
-/** Positional arguments first; names[i] is NULL for them. */
 enum { JINJA_ARGUMENTS_MAX = 12 };
 typedef struct jinja_arguments {
     jinja_value values[JINJA_ARGUMENTS_MAX];
@@ -95,6 +94,11 @@ typedef struct jinja_arguments {
 /** Remember the first failure, with the line. */
 void jinja_fail(jinja_machine *m, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/** How many bytes of a name a message shows, for %.*s. */
+static inline int jinja_shown(size_t size)
+{
+    return size < 40 ? (int)size : 40;
+}
 /** Memory that lives as long as the machine; NULL after a failure. */
 void *jinja_take(jinja_machine *m, size_t bytes);
 /** Count the work of looking at so many bytes, or names: a failure when there was too much. What
@@ -113,6 +117,8 @@ void jinja_leave(jinja_machine *m);
 const jinja_token *jinja_peek(const jinja_machine *m, size_t ahead);
 /** Whether the token is this name or operator. */
 bool jinja_is(const jinja_token *token, const char *word);
+/** Whether it is one of these words, which end with NULL. */
+bool jinja_is_any(const jinja_token *token, const char *const *words);
 /** Go past the next token if it is this word. */
 bool jinja_accept(jinja_machine *m, const char *word);
 void jinja_expect(jinja_machine *m, const char *word);
@@ -172,6 +178,10 @@ jinja_value jinja_int(int64_t integer);
 /** As it is written out. */
 jinja_value jinja_string(jinja_machine *m, jinja_value value);
 jinja_value jinja_join(jinja_machine *m, jinja_value a, jinja_value b);
+/** All texts of a list; @p between is a text, or undefined for none. */
+jinja_value jinja_join_all(jinja_machine *m, jinja_value texts, jinja_value between);
+/** Bytes of the character at @p at; texts may be ill-formed, then 1. */
+size_t jinja_character(jinja_value text, size_t at);
 /** A member or an item, or undefined. */
 jinja_value jinja_member(jinja_machine *m, jinja_value value, const char *key, size_t size);
 jinja_value jinja_item(jinja_machine *m, jinja_value value, jinja_value index);

@@ -33,8 +33,7 @@ static jinja_value capture(jinja_machine *m, const char *const *ends)
     char *bytes = size ? jinja_take(m, size) : NULL;
     if (bytes)
         memcpy(bytes, m->out->bytes + start, size);
-    if (size)
-        m->out->size = start;
+    m->out->size = start;
     return bytes ? jinja_text(bytes, size) : jinja_words("");
 }
 
@@ -326,7 +325,7 @@ static void run_statement(jinja_machine *m, const jinja_token *word)
         jinja_expect_end(m, TOKEN_TAG_END);
     } else {
         jinja_fail(m, KVF_UNSUPPORTED, "the statement '%.*s' is not known here",
-                   (int)(word->size < 40 ? word->size : 40), word->bytes);
+                   jinja_shown(word->size), word->bytes);
     }
 }
 
@@ -378,11 +377,9 @@ kvf_status jinja_run(jinja_machine *m, const char *source, size_t bytes, kvf_tex
     jinja_lex(m, source, bytes);
     if (m->status == KVF_OK)
         run_block(m, none);
-    if (m->status != KVF_OK && out->capacity) {
+    if (m->status != KVF_OK)
         out->size = size;
-        out->bytes[size] = '\0';
-    } else if (out->capacity) {
+    if (out->capacity)
         out->bytes[out->size] = '\0';
-    }
     return m->status;
 }

@@ -244,8 +244,25 @@ jinja_value jinja_join(jinja_machine *m, jinja_value a, jinja_value b)
     return jinja_text(bytes, a.size + b.size);
 }
 
-/* Bytes of the character at @p at; texts may be ill-formed, then 1. */
-static size_t character(jinja_value text, size_t at)
+jinja_value jinja_join_all(jinja_machine *m, jinja_value texts, jinja_value between)
+{
+    const size_t gap = between.kind == JINJA_TEXT ? between.size : 0;
+    size_t size = 0;
+    for (size_t i = 0; i < texts.size; i++)
+        if (__builtin_add_overflow(size, texts.as.items[i].size + (i > 0 ? gap : 0), &size))
+            size = SIZE_MAX; /* more than there may be */
+    char *bytes = jinja_take(m, size), *to = bytes;
+    for (size_t i = 0; bytes && i < texts.size; i++) {
+        const jinja_value text = texts.as.items[i];
+        if (i > 0 && gap > 0)
+            to = (char *)memcpy(to, between.as.text, gap) + gap;
+        if (text.size > 0)
+            to = (char *)memcpy(to, text.as.text, text.size) + text.size;
+    }
+    return bytes ? jinja_text(bytes, size) : jinja_words("");
+}
+
+size_t jinja_character(jinja_value text, size_t at)
 {
     uint32_t code;
     const size_t length = utf8_decode(text.as.text + at, text.size - at, &code);
@@ -259,7 +276,7 @@ int64_t jinja_length(jinja_machine *m, jinja_value v)
         return (int64_t)v.size;
     jinja_spend(m, v.kind == JINJA_TEXT ? v.size : 0);
     if (v.kind == JINJA_TEXT) {
-        for (size_t at = 0; at < v.size; at += character(v, at))
+        for (size_t at = 0; at < v.size; at += jinja_character(v, at))
             count++;
     } else if (v.kind == JINJA_MAP) {
         count = (int64_t)v.as.map->count;
@@ -276,8 +293,8 @@ jinja_value jinja_member(jinja_machine *m, jinja_value v, const char *key, size_
     const jinja_entry *entry = jinja_entry_find(v, key, size);
     jinja_spend(m, v.kind == JINJA_MAP ? v.as.map->count : 0);
     if (v.kind == JINJA_UNDEFINED)
-        jinja_fail(m, KVF_INVALID, "'%.*s' is asked of something undefined",
-                   (int)(size < 40 ? size : 40), key);
+        jinja_fail(m, KVF_INVALID, "'%.*s' is asked of something undefined", jinja_shown(size),
+                   key);
     return entry ? entry->value : (jinja_value){0};
 }
 
@@ -301,7 +318,7 @@ jinja_value jinja_list_of(jinja_machine *m, jinja_value v)
         return list;
     }
     for (size_t at = 0; at < v.size; i++) {
-        const size_t length = character(v, at);
+        const size_t length = jinja_character(v, at);
         list.as.items[i] = jinja_text(v.as.text + at, length);
         at += length;
     }
@@ -362,8 +379,5 @@ jinja_value jinja_slice(jinja_machine *m, jinja_value v, const jinja_value bound
         return jinja_text(out.as.items[0].as.text,
                           (size_t)(out.as.items[count - 1].as.text - out.as.items[0].as.text) +
                               out.as.items[count - 1].size);
-    jinja_value text = jinja_words("");
-    for (size_t i = 0; i < count; i++)
-        text = jinja_join(m, text, out.as.items[i]);
-    return text;
+    return jinja_join_all(m, out, (jinja_value){0});
 }
