@@ -40,12 +40,6 @@ struct gguf {
     size_t tensors_count;
 };
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 /* ---- fields ---- */
 
 static int compare_strings(gguf_string a, gguf_string b)
@@ -97,13 +91,14 @@ static const gguf_value *find_field(const gguf_field *fields, size_t count, cons
 
 /* ---- tensors ---- */
 
-static kvf_status take_shape(gguf_cursor *c, gguf_tensor *tensor, int width, const char *name)
+static kvf_status take_shape(gguf_cursor *c, gguf_tensor *tensor)
 {
+    const int width = (int)tensor->name.size;
     KVF_TRY(gguf_take(c, "the rank of a tensor", &tensor->rank, sizeof tensor->rank));
     if (tensor->rank == 0 || tensor->rank > GGUF_RANK_MAX)
         return model_fail(c->error, KVF_CORRUPT,
                           "%.120s: tensor %.*s has %u dimensions, but must have 1 to %u", c->name,
-                          width, name, tensor->rank, GGUF_RANK_MAX);
+                          width, tensor->name.bytes, tensor->rank, GGUF_RANK_MAX);
     uint64_t numbers = 1;
     for (uint32_t i = tensor->rank; i-- > 0;) {
         KVF_TRY(gguf_take(c, "the shape of a tensor", &tensor->shape[i], sizeof *tensor->shape));
@@ -112,15 +107,16 @@ static kvf_status take_shape(gguf_cursor *c, gguf_tensor *tensor, int width, con
             return model_fail(c->error, KVF_CORRUPT,
                               "%.120s: tensor %.*s has a dimension of %" PRIu64
                               ", which is 0 or makes it too large",
-                              c->name, width, name, tensor->shape[i]);
+                              c->name, width, tensor->name.bytes, tensor->shape[i]);
     }
     tensor->bytes = numbers;
     return KVF_OK;
 }
 
 /* Turns tensor->bytes from numbers to bytes. */
-static kvf_status take_type(gguf_cursor *c, gguf_tensor *tensor, int width, const char *name)
+static kvf_status take_type(gguf_cursor *c, gguf_tensor *tensor)
 {
+    const int width = (int)tensor->name.size;
     uint32_t id;
     KVF_TRY(gguf_take(c, "the type of a tensor", &id, sizeof id));
     tensor->type = gguf_type_find(id);
@@ -128,13 +124,14 @@ static kvf_status take_type(gguf_cursor *c, gguf_tensor *tensor, int width, cons
         return model_fail(c->error, KVF_UNSUPPORTED,
                           "%.120s: tensor %.*s has type %u (%s); supported are " GGUF_TYPE_NAMES
                           ", take a file of one of these",
-                          c->name, width, name, id, gguf_type_name(id));
+                          c->name, width, tensor->name.bytes, id, gguf_type_name(id));
     const uint64_t columns = tensor->shape[tensor->rank - 1];
     if (columns % tensor->type->numbers != 0)
         return model_fail(c->error, KVF_CORRUPT,
                           "%.120s: tensor %.*s has rows of %" PRIu64
                           " numbers, but its type %s comes in blocks of %u",
-                          c->name, width, name, columns, tensor->type->name, tensor->type->numbers);
+                          c->name, width, tensor->name.bytes, columns, tensor->type->name,
+                          tensor->type->numbers);
     tensor->bytes = tensor->bytes / tensor->type->numbers * tensor->type->bytes;
     return KVF_OK;
 }
@@ -146,7 +143,6 @@ static kvf_status take_tensor(gguf_cursor *c, gguf_tensor *tensor, uint64_t *off
     KVF_TRY(gguf_take_string(c, "the name of a tensor", &tensor->name));
     const char *name = tensor->name.bytes;
     const size_t size = tensor->name.size;
-    const int width = (int)(size < NAME_BYTES_MAX ? size : NAME_BYTES_MAX);
     bool is_name = size != 0 && size <= NAME_BYTES_MAX;
     for (size_t i = 0; is_name && i < size; i++)
         is_name = name[i] > ' ' && name[i] < 0x7f;
@@ -156,8 +152,8 @@ static kvf_status take_tensor(gguf_cursor *c, gguf_tensor *tensor, uint64_t *off
             "%.120s: the name of a tensor at byte %td has %zu bytes or strange ones; names "
             "have 1 to %u visible characters of ASCII",
             c->name, name - c->start, size, NAME_BYTES_MAX);
-    KVF_TRY(take_shape(c, tensor, width, name));
-    KVF_TRY(take_type(c, tensor, width, name));
+    KVF_TRY(take_shape(c, tensor));
+    KVF_TRY(take_type(c, tensor));
     return gguf_take(c, "the offset of a tensor", offset, sizeof *offset);
 }
 
@@ -282,7 +278,7 @@ static kvf_status read_part(gguf *self, size_t index, kvf_error *error)
     gguf_cursor c = {.start = part->map.bytes,
                      .at = part->map.bytes,
                      .end = part->map.bytes + part->map.size,
-                     .name = base_name(part->path),
+                     .name = model_base_name(part->path),
                      .error = error};
     uint64_t tensors, count, alignment = 0;
     KVF_TRY(take_head(&c, &tensors, &count));
@@ -367,12 +363,8 @@ static size_t parts_of_name(const char *path)
 
 static kvf_status add_part(gguf *self, const char *path, kvf_error *error)
 {
-    const size_t bytes = strlen(path) + 1;
-    gguf_part *part = &self->parts[self->parts_count];
-    part->path = model_alloc(&self->allocator, bytes);
-    if (!part->path)
-        return model_out_of_memory(error, bytes, "a name");
-    memcpy(part->path, path, bytes);
+    KVF_TRY(model_copy_text(&self->allocator, path, strlen(path), "a name",
+                            &self->parts[self->parts_count].path, error));
     self->parts_count++;
     return KVF_OK;
 }
@@ -464,7 +456,7 @@ void gguf_close(gguf *self)
 
 const char *gguf_name(const gguf *self)
 {
-    return base_name(self->parts[0].path);
+    return model_base_name(self->parts[0].path);
 }
 
 const gguf_value *gguf_find(const gguf *self, const char *key)

@@ -15,7 +15,8 @@ const char *gguf_family_key(const gguf_writer *w, const char *rest, char key[GGU
     return key;
 }
 
-const char *gguf_show(const gguf_value *value, char *buffer, size_t size)
+/* A value shortened for a message; "absent" if it is NULL. */
+static const char *show_value(const gguf_value *value, char *buffer, size_t size)
 {
     uint64_t natural;
     if (!value)
@@ -43,7 +44,7 @@ void gguf_reject(gguf_writer *w, const char *key, const char *expected)
     if (w->status == KVF_OK)
         w->status = model_fail(w->error, KVF_CORRUPT, "%.120s: %s is %s, but must be %s",
                                gguf_name(w->file), key,
-                               gguf_show(gguf_find(w->file, key), shown, sizeof shown), expected);
+                               show_value(gguf_find(w->file, key), shown, sizeof shown), expected);
 }
 
 void gguf_refuse(gguf_writer *w, const char *key, const char *fix)
@@ -52,7 +53,7 @@ void gguf_refuse(gguf_writer *w, const char *key, const char *fix)
     if (w->status == KVF_OK)
         w->status =
             model_fail(w->error, KVF_UNSUPPORTED, "%.120s: %s is %s; %s", gguf_name(w->file), key,
-                       gguf_show(gguf_find(w->file, key), shown, sizeof shown), fix);
+                       show_value(gguf_find(w->file, key), shown, sizeof shown), fix);
 }
 
 /* ---- fields ---- */

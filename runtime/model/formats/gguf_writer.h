@@ -25,9 +25,6 @@ typedef struct gguf_writer {
 /** "family.rest". @return @p key */
 const char *gguf_family_key(const gguf_writer *w, const char *rest, char key[GGUF_KEY_BYTES]);
 
-/** The value of @p key shortened for a message; "absent" if @p value is NULL. @return @p buffer */
-const char *gguf_show(const gguf_value *value, char *buffer, size_t size);
-
 /** The value of @p key is not what it must be: KVF_CORRUPT. */
 void gguf_reject(gguf_writer *w, const char *key, const char *expected);
 /** It is fine, but not supported: KVF_UNSUPPORTED. */

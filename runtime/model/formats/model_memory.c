@@ -113,6 +113,17 @@ kvf_status model_out_of_memory(kvf_error *error, size_t bytes, const char *what)
                       what);
 }
 
+kvf_status model_copy_text(const kvf_allocator *allocator, const char *text, size_t size,
+                           const char *what, char **out, kvf_error *error)
+{
+    *out = model_alloc(allocator, size + 1);
+    if (!*out)
+        return model_out_of_memory(error, size + 1, what);
+    memcpy(*out, text, size);
+    (*out)[size] = '\0';
+    return KVF_OK;
+}
+
 /* The capacity to grow to for @p needed elements of @p element bytes, or 0 if there is none. */
 static size_t grown_capacity(size_t capacity, size_t needed, size_t element)
 {
@@ -215,6 +226,12 @@ const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const
 {
     snprintf(path, MODEL_PATH_BYTES, "%s/%s", directory, name);
     return path;
+}
+
+const char *model_base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
 
 kvf_status model_map(const char *path, model_mapping *out, kvf_error *error)

@@ -54,6 +54,10 @@ void model_free(const kvf_allocator *allocator, void *pointer);
 /** @p pointer, freed, and its first @p used bytes in @p bytes others; NULL changes nothing. */
 void *model_grow(const kvf_allocator *allocator, void *pointer, size_t used, size_t bytes);
 
+/** @p text [size], copied, with a zero byte behind it. @p what names it in an error. */
+KVF_CHECKED kvf_status model_copy_text(const kvf_allocator *allocator, const char *text,
+                                       size_t size, const char *what, char **out, kvf_error *error);
+
 /** FNV-1a, folded. */
 uint64_t model_hash(const char *bytes, size_t size);
 
@@ -83,5 +87,7 @@ void model_unmap(model_mapping *mapping);
 
 /** directory + "/" + name. @return @p path */
 const char *model_path(char path[MODEL_PATH_BYTES], const char *directory, const char *name);
+/** A path without its folders. */
+const char *model_base_name(const char *path);
 
 #endif

@@ -6,7 +6,6 @@
 
 #include "gguf_model.h"
 
-#include <string.h>
 #include <unistd.h>
 
 bool model_has_part(const char *model, const char *name)
@@ -50,8 +49,7 @@ kvf_status model_blame_part(const char *model, kvf_status status, kvf_error *err
     if (status == KVF_OK || !error || !gguf_is_file(model))
         return status;
     const kvf_error cause = *error;
-    const char *slash = strrchr(model, '/');
-    model_fail(error, status, "%.120s as %.380s", slash ? slash + 1 : model, cause.text);
+    model_fail(error, status, "%.120s as %.380s", model_base_name(model), cause.text);
     error->foreign = cause.foreign;
     return status;
 }

@@ -183,12 +183,8 @@ static kvf_status reserve_files(kvf_weights *weights, size_t count, kvf_error *e
 
 static kvf_status add_file(kvf_weights *weights, const char *name, kvf_error *error)
 {
-    const size_t bytes = strlen(name) + 1;
-    weight_file *file = &weights->files[weights->files_count];
-    file->name = model_alloc(&weights->allocator, bytes);
-    if (!file->name)
-        return model_out_of_memory(error, bytes, "a name");
-    memcpy(file->name, name, bytes);
+    KVF_TRY(model_copy_text(&weights->allocator, name, strlen(name), "a name",
+                            &weights->files[weights->files_count].name, error));
     weights->files_count++;
     return KVF_OK;
 }
@@ -218,15 +214,10 @@ static kvf_status check_shard_name(const json_value *shard, const char *index_pa
     return KVF_OK;
 }
 
-static const char *shard_name(const weight_file *file)
-{
-    return strrchr(file->name, '/') + 1;
-}
-
 static weight_file *find_shard(const kvf_weights *weights, const char *name)
 {
     for (size_t i = 0; i < weights->files_count; i++)
-        if (strcmp(shard_name(&weights->files[i]), name) == 0)
+        if (strcmp(model_base_name(weights->files[i].name), name) == 0)
             return &weights->files[i];
     return NULL;
 }
@@ -275,8 +266,8 @@ static kvf_status map_shard(weight_file *file, const char *index_path, kvf_error
     if (status != KVF_SYSTEM || !error)
         return status;
     const kvf_error cause = *error;
-    model_fail(error, KVF_SYSTEM, "shard %.120s, named by %.120s: %.200s", shard_name(file),
-               index_path, cause.text);
+    model_fail(error, KVF_SYSTEM, "shard %.120s, named by %.120s: %.200s",
+               model_base_name(file->name), index_path, cause.text);
     error->foreign = cause.foreign;
     return KVF_SYSTEM;
 }

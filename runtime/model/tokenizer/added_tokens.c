@@ -41,17 +41,6 @@ static kvf_status check_id(const added_tokens *self, const added_token *token,
     return KVF_OK;
 }
 
-static kvf_status copy_text(char **out, const char *text, size_t size,
-                            const kvf_allocator *allocator, kvf_error *error)
-{
-    *out = model_alloc(allocator, size + 1);
-    if (!*out)
-        return model_out_of_memory(error, size + 1, "an added token");
-    memcpy(*out, text, size);
-    (*out)[size] = '\0';
-    return KVF_OK;
-}
-
 static kvf_status read_token(added_tokens *self, const json_value *entry,
                              const token_vocabulary *vocabulary, const kvf_allocator *allocator,
                              kvf_error *error)
@@ -72,7 +61,8 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
     KVF_TRY(json_check_keys(entry, what, known, error));
     added_token *token = &self->list[self->count];
     *token = (added_token){.size = content->size, .id = (uint32_t)id->as.integer};
-    KVF_TRY(copy_text(&token->text, content->as.string, content->size, allocator, error));
+    KVF_TRY(model_copy_text(allocator, content->as.string, content->size, "an added token",
+                            &token->text, error));
     const kvf_status status = check_id(self, token, vocabulary, error);
     self->count++;
     KVF_TRY(status);
