@@ -5,11 +5,8 @@
  * readable and lies in the file.
  */
 
-#include "fuzz_heap.h"
 #include "fuzz_input.h"
-#include "weights.h"
-
-#include <string.h>
+#include "fuzz_weights.h"
 
 static void check_tensor(const kvf_weights *weights, size_t index, const char *bytes, size_t size)
 {
@@ -17,23 +14,14 @@ static void check_tensor(const kvf_weights *weights, size_t index, const char *b
     size_t offset = (size_t)((const char *)tensor->data - bytes);
     fuzz_require(offset <= size && tensor->bytes <= size - offset);
     fuzz_require(kvf_weights_get(weights, tensor->name) == tensor);
-    uint64_t product = kvf_dtype_bytes(tensor->dtype);
-    for (uint32_t i = 0; i < tensor->rank; i++)
-        product *= tensor->shape[i];
-    fuzz_require(product == tensor->bytes);
-    volatile char sum = 0;
-    for (uint64_t i = 0; i < tensor->bytes; i++)
-        sum = (char)(sum ^ ((const char *)tensor->data)[i]);
-    (void)sum;
+    fuzz_weights_read(tensor);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void *copy = NULL;
-    if (posix_memalign(&copy, 16, size != 0 ? size : 1) != 0)
+    void *copy = fuzz_weights_image(data, size);
+    if (!copy)
         return 0;
-    if (size != 0)
-        memcpy(copy, data, size);
     fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
     kvf_allocator allocator = fuzz_heap_allocator(&heap);
     kvf_weights *weights;

@@ -133,6 +133,14 @@ static kvf_status read_image(const gguf_image *image, kvf_error *error)
     return status;
 }
 
+/* Frees the image. */
+static void expect_refused(gguf_image *image, kvf_status status, const char *part)
+{
+    kvf_error error = {0};
+    fixture_expect(read_image(image, &error), &error, status, part);
+    gguf_image_free(image);
+}
+
 static void reads_the_small_model(void **state)
 {
     (void)state;
@@ -254,23 +262,18 @@ static void refuses_wrong_fields(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_error error = {0};
         gguf_image image = small_model((const char *const[]){cases[i].key, NULL});
         add_field(&image, &cases[i]);
-        fixture_expect(read_image(&image, &error), &error, cases[i].status, cases[i].part);
-        gguf_image_free(&image);
+        expect_refused(&image, cases[i].status, cases[i].part);
     }
 }
 
 static void refuses_a_field_twice(void **state)
 {
     (void)state;
-    kvf_error error = {0};
     gguf_image image = small_model(NULL);
     gguf_image_u32(&image, "llama.block_count", 1);
-    fixture_expect(read_image(&image, &error), &error, KVF_CORRUPT,
-                   "field llama.block_count is there twice");
-    gguf_image_free(&image);
+    expect_refused(&image, KVF_CORRUPT, "field llama.block_count is there twice");
 }
 
 /* Values that say they are longer than the file. */
@@ -297,11 +300,9 @@ static void refuses_long_values(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_error error = {0};
         gguf_image image = small_model(NULL);
         gguf_image_raw(&image, "x", cases[i].kind, cases[i].bytes, cases[i].size);
-        fixture_expect(read_image(&image, &error), &error, cases[i].status, cases[i].part);
-        gguf_image_free(&image);
+        expect_refused(&image, cases[i].status, cases[i].part);
     }
 }
 
@@ -358,12 +359,10 @@ static void refuses_wrong_tensors(void **state)
     static const char zeros[256];
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_error error = {0};
         gguf_image image = small_model(NULL);
         gguf_image_tensor(&image, cases[i].name, cases[i].type, cases[i].rank, cases[i].shape,
                           zeros, sizeof zeros);
-        fixture_expect(read_image(&image, &error), &error, cases[i].status, cases[i].part);
-        gguf_image_free(&image);
+        expect_refused(&image, cases[i].status, cases[i].part);
     }
 }
 
@@ -380,11 +379,9 @@ static void refuses_wrong_offsets(void **state)
                  {UINT64_MAX - 31, "but the file has"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_error error = {0};
         gguf_image image = small_model(NULL);
         memcpy(image.tensors.bytes + image.tensors.size - 8, &cases[i].offset, 8);
-        fixture_expect(read_image(&image, &error), &error, KVF_CORRUPT, cases[i].part);
-        gguf_image_free(&image);
+        expect_refused(&image, KVF_CORRUPT, cases[i].part);
     }
 }
 
