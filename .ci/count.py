@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the tests of one `meson test` run.
 
-usage: count.py TESTLOG.JSON    prints `PASSED FAILED SKIPPED`, then the names of the skipped
+usage: count.py TESTLOG.JSON    prints `PASSED FAILED SKIPPED`, then `failed: NAME, RESULT` and the
+                                end of its output for each program that failed, then `skipped: NAME`
+                                for each that skipped tests
 
 A program that reports its own tests (cmocka) counts as that many, any other as one. A program
 that fails without reporting a failed test (a crash, a sanitizer, a timeout) counts as one failure.
@@ -14,6 +16,7 @@ import sys
 PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)", re.M)
 FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
 SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) test\(s\)", re.M)
+LINES_SHOWN = 25
 
 
 def total(pattern, text):
@@ -21,25 +24,27 @@ def total(pattern, text):
 
 
 def main():
-    passed, failed, skipped, names = 0, 0, 0, []
+    passed, failed, skipped, skips, failures = 0, 0, 0, [], []
     with open(sys.argv[1], encoding="utf-8") as f:
-        for line in f:
-            test = json.loads(line)
+        for record in f:
+            test = json.loads(record)
             text = (test.get("stdout") or "") + "\n" + (test.get("stderr") or "")
             good, bad, left = total(PASSED, text), total(FAILED, text), total(SKIPPED, text)
             if test["result"] in ("OK", "EXPECTEDFAIL"):
                 passed += max(good, 1 - min(left, 1))
                 skipped += left
-                names += [test["name"]] * (left > 0)
+                skips += ["skipped: " + test["name"]] * (left > 0)
             elif test["result"] == "SKIP":
                 skipped += 1
-                names.append(test["name"])
+                skips.append("skipped: " + test["name"])
             else:
                 passed += good
                 failed += max(bad, 1)
+                failures.append("failed: %s, %s" % (test["name"], test["result"]))
+                failures += ["    " + line for line in text.rstrip().splitlines()[-LINES_SHOWN:]]
     print(passed, failed, skipped)
-    for name in names:
-        print(name)
+    for told in failures + skips:
+        print(told)
 
 
 if __name__ == "__main__":
