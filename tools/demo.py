@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: facts hidden in a long document, asked for under every selection method.
+"""The demo: facts hidden in a long document, asked for under several selection methods.
 
-Makes a document and questions with examples/recall/generate.py, runs the kvferry command once per
-method (one prefill, then every question on a fork of the document's sequence), compares the answers
-with the expected ones, and prints a table. Everything in it comes from this run: answers from the
-command's standard output, figures from its --stats file.
+Two models are asked: a real language model about a manual of Perl with numbers between its
+paragraphs (real_model.py, eval_texts.py), where the cache of the user or the network has it, and
+the recall model about a document of its own language (examples/recall/generate.py). Each method is
+one run of the kvferry command: one prefill, then every question on a fork of the document's
+sequence. Everything in the tables comes from these runs: answers from the command's standard
+output, figures from its --stats file.
 """
 import argparse
 import json
@@ -16,17 +18,21 @@ import sys
 import tempfile
 import time
 
+import eval_texts
+import real_model
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECALL = os.path.join(ROOT, "examples", "recall")
-# Name in the table, and what the command is given besides the budget.
-METHODS = [
-    ("full", ["--select", "full"]),
-    ("codes", []),
-    ("boxes", ["--preset", "prkv"]),
-    ("static", ["--select", "static"]),
-    ("streaming", ["--select", "streaming"]),
-]
-ANSWER_TOKENS = 2
+# What the command is given besides the budget, by the name in the table.
+METHODS = {
+    "full": ["--select", "full"],
+    "codes": [],
+    "boxes": ["--preset", "prkv"],
+    "static": ["--select", "static"],
+    "streaming": ["--select", "streaming"],
+}
+REAL_METHODS = ("full", "codes", "streaming")  # a prefill takes longer there
+REAL_DOCUMENT = 0  # of eval_texts
 COLUMNS = [
     # title, unit, alignment
     ("method", "", "<"),
@@ -58,33 +64,56 @@ class Screen:
             sys.stderr.flush()
 
 
-def generate(folder, tokens, questions, seed):
-    """The document's path, and [(question, answer)]."""
-    subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "document",
-                    "--tokens", str(tokens), "--questions", str(questions), "--seed", str(seed),
-                    "--out", folder], check=True)
-    with open(os.path.join(folder, "questions.json"), encoding="utf-8") as f:
-        asked = [(q["question"], q["answer"]) for q in json.load(f)]
-    with open(os.path.join(folder, "questions.txt"), "w", encoding="utf-8") as f:
-        f.writelines(question + "\n" for question, _ in asked)
-    return os.path.join(folder, "document.txt"), asked
+class Scene:
+    """A model, a document, and what is asked: [(question, answer)]."""
+
+    def __init__(self, folder, model, text, asked, answer_tokens):
+        self.model, self.asked, self.answer_tokens = model, asked, answer_tokens
+        self.folder = folder
+        os.makedirs(folder, exist_ok=True)
+        self.document = self.save("document.txt", text)
+        self.questions = self.save("questions.txt", "".join(q + "\n" for q, _ in asked))
+
+    def save(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
+        return path
+
+    def run(self, args, method):
+        """(answers, statistics) of one run of the command."""
+        stats = os.path.join(self.folder, method + ".json")
+        command = [args.kvferry, "run", "--model", self.model, "--prompt-file", self.document,
+                   "--ask", self.questions, "-n", str(self.answer_tokens), *METHODS[method],
+                   "--budget", str(args.budget), "--transfer", args.transfer, "--stats", stats]
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+        if run.returncode != 0:
+            sys.stderr.write("\n%s\n%s" % (" ".join(command), run.stderr))
+            sys.exit("demo: kvferry ended with status %d" % run.returncode)
+        with open(stats, encoding="utf-8") as f:
+            return run.stdout.splitlines(), json.load(f)
 
 
-def run_method(args, method, settings, document, folder):
-    """(answers, statistics, seconds) of one run of the command."""
-    stats = os.path.join(folder, method + ".json")
-    command = [args.kvferry, "run", "--model", os.path.join(RECALL, "model"),
-               "--prompt-file", document, "--ask", os.path.join(folder, "questions.txt"),
-               "-n", str(ANSWER_TOKENS), *settings, "--budget", str(args.budget),
-               "--transfer", args.transfer, "--stats", stats]
-    begin = time.monotonic()
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True)
-    if run.returncode != 0:
-        sys.stderr.write("\n%s\n%s" % (" ".join(command), run.stderr))
-        sys.exit("demo: kvferry ended with status %d" % run.returncode)
-    with open(stats, encoding="utf-8") as f:
-        return run.stdout.splitlines(), json.load(f), time.monotonic() - begin
+def real_scene(folder):
+    """FileNotFoundError: the model or the manual is not to be had."""
+    model = real_model.fetch()
+    document = eval_texts.documents(REAL_DOCUMENT + 1)[REAL_DOCUMENT]
+    tasks = [t for t in document.tasks if t.kind in ("number", "facts")]
+    return Scene(folder, model, document.text, [(t.text, t.answer) for t in tasks],
+                 max(t.tokens for t in tasks))
+
+
+def recall_scene(folder, tokens, questions, seed):
+    with tempfile.TemporaryDirectory() as made:
+        subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "document",
+                        "--tokens", str(tokens), "--questions", str(questions),
+                        "--seed", str(seed), "--out", made], check=True)
+        with open(os.path.join(made, "questions.json"), encoding="utf-8") as f:
+            asked = [(q["question"], q["answer"]) for q in json.load(f)]
+        with open(os.path.join(made, "document.txt"), encoding="utf-8") as f:
+            text = f.read()
+    return Scene(folder, os.path.join(RECALL, "model"), text, asked, 2)
 
 
 def human_bytes(count):
@@ -133,53 +162,69 @@ def table(screen, rows, questions):
     return "\n".join(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kvferry", required=True, help="the command")
-    parser.add_argument("--tokens", type=int, default=16384, help="length of the document")
-    parser.add_argument("--questions", type=int, default=20)
-    parser.add_argument("--budget", type=int, default=512)
-    parser.add_argument("--transfer", default="gather", choices=["gather", "each", "direct"])
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--keep", metavar="FOLDER", help="keep document, questions, statistics")
-    args = parser.parse_args()
-    screen = Screen()
-    folder = args.keep or tempfile.mkdtemp(prefix="kvferry-demo-")
-    os.makedirs(folder, exist_ok=True)
-    try:
-        demo(args, screen, folder)
-    finally:
-        if not args.keep:
-            shutil.rmtree(folder)
+def play(args, screen, scene, methods):
+    """Ask by every method; print a question that the whole cache answers, and the table."""
+    rows, answers_of, full_ms, shown = [], {}, None, 0
+    for number, method in enumerate(methods, 1):
+        screen.progress("  %d/%d  %s: reading the document, answering ..."
+                        % (number, len(methods), method))
+        answers, stats = scene.run(args, method)
+        answers_of[method] = answers
+        right = [eval_texts.is_answer(a, wanted) for a, (_, wanted) in zip(answers, scene.asked)]
+        shown = right.index(True) if method == "full" and any(right) else shown
+        rows.append(row_of(method, sum(right), stats, full_ms))
+        full_ms = full_ms or stats["tpot_ms"]["p50"]
+    screen.progress("")
+    print("\n  %s ... %s" % (scene.asked[shown][0], screen.paint(scene.asked[shown][1], "1")))
+    for method in ("full", "codes", "streaming"):
+        print("    %-10s %s" % (method, answers_of[method][shown].strip()))
+    print("\n" + table(screen, rows, len(scene.asked)) + "\n")
 
 
 def demo(args, screen, folder):
     begin = time.monotonic()
-    document, asked = generate(folder, args.tokens, args.questions, args.seed)
-    print("A document of {:,} tokens hides {} facts; {} are asked for. Budget: {:,} tokens.".format(
-        args.tokens, 32, len(asked), args.budget))
-    rows, answers_of, full_ms = [], {}, None
-    for number, (method, settings) in enumerate(METHODS, 1):
-        screen.progress("  %d/%d  %s: reading the document, answering ..."
-                        % (number, len(METHODS), method))
-        answers, stats, _ = run_method(args, method, settings, document, folder)
-        answers_of[method] = answers
-        right = sum(given.strip() == answer
-                    for given, (_, answer) in zip(answers, asked))
-        rows.append(row_of(method, right, stats, full_ms))
-        full_ms = full_ms or stats["tpot_ms"]["p50"]
-    screen.progress("")
-    print("\n  %s ... %s" % (asked[0][0], screen.paint(asked[0][1], "1")))
-    for method in ("codes", "streaming"):
-        given = answers_of[method][0].strip() if answers_of[method] else ""
-        print("    %-10s %s" % (method, given))
-    print("\n" + table(screen, rows, len(asked)) + "\n")
+    try:
+        real = None if args.recall_only else real_scene(os.path.join(folder, "real"))
+    except FileNotFoundError as missing:
+        print("The recall model alone is asked, for there is no real one here: %s.\n" % missing)
+        real = None
+    if real:
+        print("%s, a real language model, reads a manual of Perl with {} numbers\nbetween its "
+              "paragraphs; {} are asked for. Budget: {:,} tokens.".format(
+                  len(real.asked), len(real.asked), args.budget) % real_model.NAME)
+        play(args, screen, real, REAL_METHODS)
+    recall = recall_scene(os.path.join(folder, "recall"), args.tokens, args.questions, args.seed)
+    print("The recall model, trained for such questions only, reads {:,} tokens that hide {} facts;\n"
+          "{} are asked for. Budget: {:,} tokens.".format(
+              args.tokens, 32, len(recall.asked), args.budget))
+    play(args, screen, recall, METHODS)
     print("attended: tokens per KV head and step, sink and window included. fetched, moved: brought to\n"
           "the device per token, over all layers and heads, with --transfer %s. hit rate: chosen\n"
           "pages that were there already; a question starts with what the document's last token\n"
           "left there. ms: the median."
           % args.transfer)
     print("Took %.0f s." % (time.monotonic() - begin))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kvferry", required=True, help="the command")
+    parser.add_argument("--recall-only", action="store_true", help="no real model, no network")
+    parser.add_argument("--tokens", type=int, default=16384,
+                        help="length of the recall model's document")
+    parser.add_argument("--questions", type=int, default=20, help="of the recall model")
+    parser.add_argument("--budget", type=int, default=512)
+    parser.add_argument("--transfer", default="gather", choices=["gather", "each", "direct"])
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--keep", metavar="FOLDER", help="keep documents, questions, statistics")
+    args = parser.parse_args()
+    screen = Screen()
+    folder = args.keep or tempfile.mkdtemp(prefix="kvferry-demo-")
+    try:
+        demo(args, screen, folder)
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

