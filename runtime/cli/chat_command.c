@@ -71,6 +71,7 @@ static void drop_messages(conversation *c, size_t left)
 static kvf_status begin(conversation *c, kvf_error *error)
 {
     drop_messages(c, 0);
+    kvf_sampler_forget(c->run->sampler, 0);
     return c->run->options.chat.system
                ? add_message(c, KVF_ROLE_SYSTEM, c->run->options.chat.system, error)
                : KVF_OK;
@@ -256,6 +257,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     const uint32_t room = run->options.cache.tokens_max - kvf_sequence_length(run->sequence, 0);
     const uint32_t tokens = kvf_min_u32(run->options.tokens, room);
     KVF_TRY(reserve_answer(run, tokens, error));
+    kvf_sampler_see(run->sampler, 0, t->ids.ids, t->ids.count);
     kvf_status status = cli_run_answer(run, run->sequence, t->ids.ids + t->ids.count - 1, 1, tokens,
                                        &text, &generated, error);
     cli_answer *a = &run->answers[run->answer_count - 1];

@@ -277,7 +277,8 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
     run->losses = calloc(steps, sizeof *run->losses);
     if (!run->answers || !run->step_ms || !run->losses)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
-    return kvf_sampler_create(&run->options.sampling, run->model.vocab_size, &run->sampler, error);
+    KVF_TRY(kvf_sampler_create(run->model.vocab_size, 1, &run->sampler, error));
+    return kvf_sampler_begin(run->sampler, 0, &run->options.sampling, error);
 }
 
 static kvf_status open_machine(cli_run *run, kvf_error *error)

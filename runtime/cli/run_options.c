@@ -107,6 +107,12 @@ static const cli_option of_sampling[] = {
             .meaning = "draw from the likeliest tokens with this mass"}},
     {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
             .meaning = "draw from so many likeliest tokens; 0 = all"}},
+    {.is = {"min-p", KVF_SETTING_SHARE, FIELD(sampling.min_p), .high = 1,
+            .meaning = "draw no token below this share of the likeliest one's probability"}},
+    {.is = {"repetition-penalty", KVF_SETTING_REAL, FIELD(sampling.repetition_penalty), .low = 0.01,
+            .high = 100,
+            .meaning = "divide the logits of tokens that the prompt or the answer has by it, "
+                       "multiply negative ones; 1 = none"}},
     {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}},
 };
 
@@ -165,7 +171,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
 static void set_defaults(void *options)
 {
     cli_run_options *o = options;
-    *o = (cli_run_options){.tokens = 128, .sampling = {.top_p = 1.0}};
+    *o = (cli_run_options){.tokens = 128};
+    kvf_sampling_config_init(&o->sampling);
     kvf_runtime_config_init(&o->runtime);
     kvf_cache_config_init(&o->cache);
     cli_prune_options_init(&o->prune);

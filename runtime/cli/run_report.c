@@ -202,6 +202,8 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_real(j, "temperature", s->temperature);
     cli_json_real(j, "top_p", s->top_p);
     cli_json_integer(j, "top_k", s->top_k);
+    cli_json_real(j, "min_p", s->min_p);
+    cli_json_real(j, "repetition_penalty", s->repetition_penalty);
     cli_json_integer(j, "seed", s->seed);
     cli_json_end(j, '}');
 }

@@ -71,6 +71,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
                             .one_line = run->options.ask_file,
                             .copy = text}};
     cli_printer_begin(&o.printer, &run->options.stop);
+    kvf_sampler_see(run->sampler, 0, ids, count);
     kvf_decode_request request = {
         .sequence = sequence,
         .ids = ids,
@@ -116,6 +117,8 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
         kvf_status status = kvf_sequence_fork(run->cache, run->sequence, run->stream, &fork);
         if (status != KVF_OK)
             return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
+        kvf_sampler_forget(run->sampler, 0);
+        kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
         status =
             answer(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
         kvf_transformer_forget(run->transformer);
@@ -169,6 +172,7 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     if (run->interrupted)
         return KVF_OK;
     const uint32_t *last = run->prompt.ids + run->prompt.count - 1;
+    kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
     if (!run->options.ask_file)
         return answer(run, run->sequence, last, 1, error);
     KVF_TRY(end_document(run, last, error));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sampling: greedy and ties, seeds, and the share of draws against softmax, top-k and top-p.
+ * Sampling: greedy and ties, seeds, the share of draws against softmax, top-k and top-p, and every
+ * draw against a plain sampler that sorts all tokens and goes filter by filter.
  */
 
 #include "sampling.h"
@@ -10,21 +11,34 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "common/random.h"
+
 #define VOCAB 6u
 #define DRAWS 40000u
 
-static kvf_sampler *sampler(double temperature, double top_p, uint32_t top_k, uint64_t seed)
+static kvf_sampler *sampler_of(const kvf_sampling_config *config, uint32_t vocab_size)
 {
-    kvf_sampling_config config = {
-        .temperature = temperature, .top_p = top_p, .top_k = top_k, .seed = seed};
     kvf_sampler *s;
     kvf_error error;
-    assert_int_equal(kvf_sampler_create(&config, VOCAB, &s, &error), KVF_OK);
+    assert_int_equal(kvf_sampler_create(vocab_size, 1, &s, &error), KVF_OK);
+    assert_int_equal(kvf_sampler_begin(s, 0, config, &error), KVF_OK);
     return s;
+}
+
+static kvf_sampler *sampler(double temperature, double top_p, uint32_t top_k, uint64_t seed)
+{
+    kvf_sampling_config config;
+    kvf_sampling_config_init(&config);
+    config.temperature = temperature;
+    config.top_p = top_p;
+    config.top_k = top_k;
+    config.seed = seed;
+    return sampler_of(&config, VOCAB);
 }
 
 /* Probabilities 0.4, 0.1, 0.3, 0.05, 0.15 and none. */
@@ -44,7 +58,7 @@ static void check_shares(double temperature, double top_p, uint32_t top_k, const
     make_logits(logits, temperature);
     kvf_sampler *s = sampler(temperature, top_p, top_k, 7);
     for (uint32_t i = 0; i < DRAWS; i++)
-        count[kvf_sampler_next(s, logits)]++;
+        count[kvf_sampler_next(s, 0, logits)]++;
     kvf_sampler_destroy(s);
     for (uint32_t i = 0; i < VOCAB; i++) {
         double share = (double)count[i] / DRAWS;
@@ -59,9 +73,9 @@ static void greedy_takes_the_first_of_the_largest(void **state)
     (void)state;
     kvf_sampler *s = sampler(0.0, 1.0, 0, 1);
     const float tie[VOCAB] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, NAN};
-    assert_int_equal(kvf_sampler_next(s, tie), 1);
+    assert_int_equal(kvf_sampler_next(s, 0, tie), 1);
     const float none[VOCAB] = {NAN, INFINITY, -INFINITY, NAN, NAN, NAN};
-    assert_int_equal(kvf_sampler_next(s, none), KVF_SAMPLER_NONE);
+    assert_int_equal(kvf_sampler_next(s, 0, none), KVF_SAMPLER_NONE);
     kvf_sampler_destroy(s);
 }
 
@@ -103,25 +117,211 @@ static void a_seed_repeats(void **state)
     for (uint32_t run = 0; run < 3; run++) {
         kvf_sampler *s = sampler(1.0, 1.0, 0, run == 2 ? 8 : 9);
         for (uint32_t i = 0; i < 64; i++)
-            runs[run][i] = kvf_sampler_next(s, logits);
+            runs[run][i] = kvf_sampler_next(s, 0, logits);
         kvf_sampler_destroy(s);
     }
     assert_memory_equal(runs[0], runs[1], sizeof runs[0]);
     assert_memory_not_equal(runs[0], runs[2], sizeof runs[0]);
 }
 
+/* ---- filter by filter ---- */
+
+#define MANY 300u
+
+typedef struct plain_token {
+    float logit;
+    uint32_t id;
+    double mass;
+} plain_token;
+
+static int by_logit(const void *a, const void *b)
+{
+    const plain_token *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+static int by_id_down(const void *a, const void *b)
+{
+    return ((const plain_token *)a)->id > ((const plain_token *)b)->id ? -1 : 1;
+}
+
+/* What is left of all tokens, likeliest first. */
+static size_t plain_filters(const kvf_sampling_config *c, const float *logits, const bool *seen,
+                            plain_token left[MANY])
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < MANY; i++) {
+        float logit = logits[i];
+        if (seen[i])
+            logit = (float)(logit > 0.0f ? (double)logit / c->repetition_penalty
+                                         : (double)logit * c->repetition_penalty);
+        if (isfinite(logit))
+            left[count++] = (plain_token){.logit = logit, .id = i};
+    }
+    qsort(left, count, sizeof *left, by_logit);
+    for (size_t i = 0; i < count && c->temperature > 0.0; i++)
+        left[i].mass = exp(((double)left[i].logit - (double)left[0].logit) / c->temperature);
+    if (c->temperature == 0.0)
+        return count ? 1 : 0;
+    if (c->top_k > 0 && c->top_k < count)
+        count = c->top_k;
+    double total = 0.0, mass = 0.0;
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        total += left[i].mass;
+    while (c->top_p < 1.0 && kept < count && mass < c->top_p * total)
+        mass += left[kept++].mass;
+    count = c->top_p < 1.0 ? kept : count;
+    for (kept = 0; kept < count && left[kept].mass >= c->min_p;)
+        kept++;
+    return kept;
+}
+
+static uint32_t plain_next(const kvf_sampling_config *c, const float *logits, bool *seen,
+                           uint64_t *random)
+{
+    plain_token left[MANY];
+    const size_t count = plain_filters(c, logits, seen, left);
+    if (count == 0)
+        return KVF_SAMPLER_NONE;
+    const uint32_t best = left[0].id;
+    if (c->top_k == 0 && c->top_p >= 1.0)
+        qsort(left, count, sizeof *left, by_id_down);
+    double mass = 0.0;
+    for (size_t i = 0; i < count; i++)
+        mass += left[i].mass;
+    double target = c->temperature > 0.0 ? kvf_random_unit(random) * mass : -1.0;
+    uint32_t id = best;
+    for (size_t i = 0; i < count; i++) {
+        target -= left[i].mass;
+        if (target < 0.0) {
+            id = left[i].id;
+            break;
+        }
+    }
+    seen[id] = true;
+    return id;
+}
+
+/* From harmless to hopeless: ties, huge distances, no finite logit, everything equal. */
+static void make_many(float logits[MANY], uint32_t kind, uint64_t *random)
+{
+    for (uint32_t i = 0; i < MANY; i++) {
+        const float normal = kvf_random_normal(random);
+        logits[i] = kind == 0   ? 3.0f * normal
+                    : kind == 1 ? (float)kvf_random_below(random, 4)
+                    : kind == 2 ? 1e4f * normal
+                    : kind == 3 ? 1.0f
+                                : normal * 0x1p125f;
+        const uint32_t odd = kvf_random_below(random, 50);
+        if (kind == 4 && odd < 3)
+            logits[i] = odd == 0 ? NAN : odd == 1 ? INFINITY : -INFINITY;
+    }
+}
+
+static kvf_sampling_config some_config(uint32_t n, uint64_t *random)
+{
+    static const double temperatures[] = {0.0, 0.3, 1.0, 5.0, 100.0};
+    static const double top_ps[] = {1.0, 1.0, 0.95, 0.3, 1e-9};
+    static const double min_ps[] = {0.0, 0.0, 0.05, 0.7, 1.0};
+    static const double penalties[] = {1.0, 1.3, 0.5};
+    static const uint32_t top_ks[] = {0, 0, 1, 40, 1000};
+    return (kvf_sampling_config){.temperature = temperatures[n % 5],
+                                 .top_p = top_ps[n / 5 % 5],
+                                 .min_p = min_ps[n / 25 % 5],
+                                 .top_k = top_ks[n / 125 % 5],
+                                 .repetition_penalty = penalties[kvf_random_below(random, 3)],
+                                 .seed = kvf_random_next(random)};
+}
+
+static void every_draw_is_that_of_plain_filters(void **state)
+{
+    (void)state;
+    uint64_t random = 41;
+    float logits[MANY];
+    for (uint32_t n = 0; n < 5 * 625; n++) {
+        const kvf_sampling_config config = some_config(n, &random);
+        uint64_t plain_state = config.seed;
+        bool seen[MANY] = {false};
+        const uint32_t prompt[2] = {kvf_random_below(&random, MANY), MANY - 1};
+        kvf_sampler *s = sampler_of(&config, MANY);
+        kvf_sampler_see(s, 0, prompt, 2);
+        seen[prompt[0]] = seen[prompt[1]] = true;
+        make_many(logits, n / 625, &random);
+        for (uint32_t i = 0; i < 6; i++) {
+            const uint32_t want = plain_next(&config, logits, seen, &plain_state);
+            const uint32_t got = kvf_sampler_next(s, 0, logits);
+            if (got != want)
+                fail_msg("case %u, draw %u: token %u, expected %u", n, i, got, want);
+        }
+        kvf_sampler_destroy(s);
+    }
+}
+
+static void rows_know_nothing_of_each_other(void **state)
+{
+    (void)state;
+    float logits[VOCAB];
+    kvf_error error;
+    kvf_sampler *s;
+    make_logits(logits, 1.0);
+    assert_int_equal(kvf_sampler_create(VOCAB, 3, &s, &error), KVF_OK);
+    kvf_sampling_config config;
+    kvf_sampling_config_init(&config);
+    config.temperature = 1.0;
+    config.repetition_penalty = 1.1;
+    for (uint32_t row = 0; row < 3; row++) {
+        config.seed = 20 + row % 2;
+        assert_int_equal(kvf_sampler_begin(s, row, &config, &error), KVF_OK);
+    }
+    uint32_t drawn[3][48];
+    for (uint32_t i = 0; i < 48; i++)
+        for (uint32_t row = 0; row < 3; row++)
+            drawn[row][i] = kvf_sampler_next(s, row, logits);
+    assert_memory_equal(drawn[0], drawn[2], sizeof drawn[0]);
+    assert_memory_not_equal(drawn[0], drawn[1], sizeof drawn[0]);
+    kvf_sampler_forget(s, 0);
+    const float flat[VOCAB] = {1.0f, 0.95f, 0.0f, 0.0f, 0.0f, 0.0f};
+    const uint32_t first = 0;
+    kvf_sampling_config_init(&config);
+    config.repetition_penalty = 1.2;
+    assert_int_equal(kvf_sampler_begin(s, 0, &config, &error), KVF_OK);
+    kvf_sampler_see(s, 0, &first, 1);
+    assert_int_equal(kvf_sampler_next(s, 0, flat), 1); /* 1 / 1.2 < 0.95 */
+    assert_int_equal(kvf_sampler_next(s, 0, flat), 0); /* both were seen now */
+    kvf_sampler_destroy(s);
+}
+
+static void check_refused(const kvf_sampling_config *config, const char *name)
+{
+    kvf_sampler *s;
+    kvf_error error;
+    assert_int_equal(kvf_sampler_create(VOCAB, 1, &s, &error), KVF_OK);
+    assert_int_equal(kvf_sampler_begin(s, 0, config, &error), KVF_INVALID);
+    if (!strstr(error.text, name))
+        fail_msg("'%s' does not name %s", error.text, name);
+    kvf_sampler_destroy(s);
+}
+
 static void settings_out_of_range_are_named(void **state)
 {
     (void)state;
-    kvf_sampler *s;
-    kvf_error error;
-    kvf_sampling_config config = {.temperature = -1.0, .top_p = 1.0};
-    assert_int_equal(kvf_sampler_create(&config, VOCAB, &s, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "temperature"));
-    config = (kvf_sampling_config){.temperature = 1.0, .top_p = 0.0};
-    assert_int_equal(kvf_sampler_create(&config, VOCAB, &s, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "top-p"));
-    assert_null(s);
+    kvf_sampling_config good;
+    kvf_sampling_config_init(&good);
+    kvf_sampling_config bad = good;
+    bad.temperature = -1.0;
+    check_refused(&bad, "temperature");
+    bad = good;
+    bad.top_p = 0.0;
+    check_refused(&bad, "top-p");
+    bad = good;
+    bad.min_p = 1.5;
+    check_refused(&bad, "min-p");
+    bad = good;
+    bad.repetition_penalty = 0.0;
+    check_refused(&bad, "repetition-penalty");
 }
 
 static void a_loss_is_the_negative_log_of_the_share(void **state)
@@ -150,6 +350,8 @@ int main(void)
         cmocka_unit_test(top_k_keeps_the_likeliest),
         cmocka_unit_test(top_p_keeps_the_smallest_set),
         cmocka_unit_test(a_seed_repeats),
+        cmocka_unit_test(every_draw_is_that_of_plain_filters),
+        cmocka_unit_test(rows_know_nothing_of_each_other),
         cmocka_unit_test(a_loss_is_the_negative_log_of_the_share),
         cmocka_unit_test(settings_out_of_range_are_named),
     };

@@ -94,7 +94,7 @@ static kvf_status choose(const kvf_session *session, const kvf_decode_request *r
                          kvf_decode_result *result, uint32_t *id, kvf_error *error)
 {
     const float *logits = kvf_transformer_logits(session->transformer, 0);
-    *id = kvf_sampler_next(request->sampler, logits);
+    *id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
     if (*id == KVF_SAMPLER_NONE)
         return model_fail(error, KVF_NOT_FINITE,
                           "no logit is a finite number after %u generated tokens; the weights may "

@@ -56,6 +56,7 @@ typedef struct kvf_decode_request {
     uint32_t count;      /**< at least 1 */
     uint32_t tokens;     /**< to generate; 0 feeds the ids and stops */
     kvf_sampler *sampler;
+    uint32_t sampler_row;
     const uint32_t *eos_ids; /**< [eos_count] */
     uint32_t eos_count;
     kvf_token_fn token; /**< may be NULL */
