@@ -4,8 +4,6 @@
 
 #include "chat_prompt.h"
 
-#include "json.h"
-
 #include <string.h>
 #include <time.h>
 
@@ -115,17 +113,11 @@ static const json_value *message_list(const json_value *root)
     return list && list->kind == JSON_ARRAY ? list : NULL;
 }
 
-/* Messages of the file behind @p *count others. The document must outlive them. */
-static kvf_status read_messages(const char *path, json_document **document,
-                                kvf_chat_message **messages, size_t *count, kvf_error *error)
+/* Messages of a list behind @p *count others. The document must outlive them. */
+static kvf_status add_messages(const char *path, const json_value *root,
+                               kvf_chat_message **messages, size_t *count, kvf_error *error)
 {
-    kvf_text text = {0};
-    KVF_TRY(model_read_file(NULL, path, MESSAGES_BYTES_MAX, &text, error));
-    const kvf_status parsed =
-        json_parse(text.bytes ? text.bytes : "", text.size, path, NULL, document, error);
-    kvf_text_free(NULL, &text);
-    KVF_TRY(parsed);
-    const json_value *list = message_list(json_root(*document));
+    const json_value *list = message_list(root);
     if (!list)
         return model_fail(error, KVF_INVALID, "%s must hold a list of messages", path);
     /* One for the prompt. */
@@ -158,27 +150,49 @@ static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
     return kvf_chat_encode(&all, tokenizer, ids, error);
 }
 
-kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
-                           const kvf_tokenizer *tokenizer, const kvf_text *prompt,
-                           kvf_token_ids *ids, kvf_error *error)
+kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
+                                 const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
+                                 kvf_error *error)
 {
+    const kvf_text *prompt = turns->prompt;
     if (prompt && memchr(prompt->bytes, '\0', prompt->size))
         return model_fail(error, KVF_INVALID, "the prompt holds a zero byte; --chat takes text");
     size_t count = 0;
-    json_document *document = NULL;
     kvf_chat_message *messages = model_alloc_zero(NULL, 2, sizeof *messages);
     if (!messages)
         return model_out_of_memory(error, 2 * sizeof *messages, "messages");
-    if (o->system)
-        messages[count++] = (kvf_chat_message){KVF_ROLE_SYSTEM, o->system};
+    if (turns->system)
+        messages[count++] = (kvf_chat_message){KVF_ROLE_SYSTEM, turns->system};
     kvf_status status = KVF_OK;
-    if (o->messages_file)
-        status = read_messages(o->messages_file, &document, &messages, &count, error);
+    if (turns->messages)
+        status = add_messages(turns->path, turns->messages, &messages, &count, error);
     if (status == KVF_OK && prompt)
         messages[count++] = (kvf_chat_message){KVF_ROLE_USER, prompt->bytes};
     if (status == KVF_OK)
         status = encode(chat, tokenizer, messages, count, ids, error);
-    json_free(document);
     model_free(NULL, messages);
+    return status;
+}
+
+kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
+                           const kvf_tokenizer *tokenizer, const kvf_text *prompt,
+                           kvf_token_ids *ids, kvf_error *error)
+{
+    cli_turns turns = {.system = o->system, .path = o->messages_file, .prompt = prompt};
+    json_document *document = NULL;
+    kvf_text text = {0};
+    kvf_status status = KVF_OK;
+    if (o->messages_file) {
+        status = model_read_file(NULL, o->messages_file, MESSAGES_BYTES_MAX, &text, error);
+        if (status == KVF_OK)
+            status = json_parse(text.bytes ? text.bytes : "", text.size, o->messages_file, NULL,
+                                &document, error);
+        kvf_text_free(NULL, &text);
+    }
+    if (document)
+        turns.messages = json_root(document);
+    if (status == KVF_OK)
+        status = cli_chat_encode_turns(chat, &turns, tokenizer, ids, error);
+    json_free(document);
     return status;
 }

@@ -10,6 +10,7 @@
  */
 
 #include "chat_source.h"
+#include "json.h"
 
 typedef struct cli_chat_options {
     const char *system;
@@ -40,6 +41,19 @@ void cli_chat_close(cli_chat *chat);
 
 /** The chat that the template is run on. Borrows. */
 kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count);
+
+/** What a chat is made of. Borrows. */
+typedef struct cli_turns {
+    const char *system;         /* NULL = the template's own */
+    const json_value *messages; /* a list, or an object with a list "messages"; NULL = none */
+    const char *path;           /* where they are, for messages */
+    const kvf_text *prompt;     /* what the user says last; NULL = nothing more */
+} cli_turns;
+
+/** The turns, up to the opening of an answer. @return KVF_OK; KVF_INVALID naming what is wrong */
+KVF_CHECKED kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
+                                             const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
+                                             kvf_error *error);
 
 /** System prompt, messages of the file, and @p prompt (may be NULL), up to the opening of an
  * answer. */

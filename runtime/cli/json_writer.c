@@ -19,11 +19,11 @@ static void put(cli_json *json, const char *bytes, size_t size)
         json->failed = true;
 }
 
-static void put_string(cli_json *json, const char *text)
+static void put_string(cli_json *json, const char *bytes, size_t size)
 {
     put(json, "\"", 1);
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)bytes[i];
         char escape[8];
         if (c == '"' || c == '\\')
             snprintf(escape, sizeof escape, "\\%c", c);
@@ -43,7 +43,7 @@ static void start(cli_json *json, const char *key)
     json->comma = true;
     if (!key)
         return;
-    put_string(json, key);
+    put_string(json, key, strlen(key));
     put(json, ": ", 2);
 }
 
@@ -67,10 +67,15 @@ void cli_json_end(cli_json *json, char bracket)
     json->comma = true;
 }
 
-void cli_json_text(cli_json *json, const char *key, const char *value)
+void cli_json_bytes(cli_json *json, const char *key, const char *bytes, size_t size)
 {
     start(json, key);
-    put_string(json, value);
+    put_string(json, bytes, size);
+}
+
+void cli_json_text(cli_json *json, const char *key, const char *value)
+{
+    cli_json_bytes(json, key, value, strlen(value));
 }
 
 void cli_json_integer(cli_json *json, const char *key, uint64_t value)
@@ -122,6 +127,17 @@ void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, con
             cli_json_real(json, NULL, strtod(at, NULL));
         cli_json_end(json, ']');
     }
+}
+
+bool cli_json_print(cli_json *json)
+{
+    put(json, "\n", 1);
+    const bool done = !json->failed &&
+                      fwrite(json->text.bytes, 1, json->text.size, stdout) == json->text.size &&
+                      fflush(stdout) == 0;
+    if (!done)
+        fputs("kvferry: the result could not be written to standard output\n", stderr);
+    return done;
 }
 
 void cli_json_free(cli_json *json)

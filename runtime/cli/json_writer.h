@@ -25,6 +25,8 @@ void cli_json_object(cli_json *json, const char *key);
 void cli_json_array(cli_json *json, const char *key);
 void cli_json_end(cli_json *json, char bracket); /* '}' or ']' */
 void cli_json_text(cli_json *json, const char *key, const char *value);
+/** Zero bytes are escaped. */
+void cli_json_bytes(cli_json *json, const char *key, const char *bytes, size_t size);
 void cli_json_integer(cli_json *json, const char *key, uint64_t value);
 void cli_json_real(cli_json *json, const char *key, double value); /* null if not finite */
 void cli_json_bool(cli_json *json, const char *key, bool value);
@@ -32,6 +34,8 @@ void cli_json_null(cli_json *json, const char *key);
 /** A field of a config of the library, under @p key. */
 void cli_json_setting(cli_json *json, const char *key, const kvf_setting *setting,
                       const void *config);
+/** The object as a line on standard output. @return false after a message */
+bool cli_json_print(cli_json *json);
 void cli_json_free(cli_json *json);
 
 #endif

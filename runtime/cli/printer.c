@@ -25,7 +25,7 @@ static void print_bytes(cli_printer *p, char *bytes, size_t size)
             bytes[i] = ' ';
     if (p->copy && kvf_text_append(NULL, p->copy, bytes, size, NULL) != KVF_OK)
         fail(p, "no memory for the answer");
-    if (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0)
+    if (p->silent || (fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0))
         return;
     snprintf(text, sizeof text, "standard output cannot be written: %s", strerror(errno));
     fail(p, text);

@@ -18,6 +18,7 @@ typedef struct cli_printer {
     const uint32_t *ends;           /* [end_count] tokens that end an answer: not printed */
     uint32_t end_count;
     bool one_line;  /* line breaks inside an answer become spaces */
+    bool silent;    /* to `copy` alone */
     kvf_text *copy; /* what was printed, freed with NULL as allocator; NULL = nobody asks */
 
     kvf_token_stream stream;

@@ -49,18 +49,30 @@ void cli_progress_at(cli_progress *progress, uint64_t done)
     if (progress->unit[0])
         fprintf(stderr, "  %llu/%llu %s", (unsigned long long)done,
                 (unsigned long long)progress->total, progress->unit);
+    if (progress->note[0])
+        fprintf(stderr, "  %s", progress->note);
     fflush(stderr);
+}
+
+void cli_progress_note(cli_progress *progress, const char *note)
+{
+    snprintf(progress->note, sizeof progress->note, "%s", note);
+}
+
+void cli_progress_clear(cli_progress *progress)
+{
+    if (progress->shown)
+        fputs("\r\033[K", stderr);
+    progress->last_ms = 0.0;
 }
 
 void cli_progress_end(cli_progress *progress)
 {
-    if (progress->shown)
-        fputs("\r\033[K", stderr);
+    cli_progress_clear(progress);
     progress->shown = false;
 }
 
-/* Resident bytes of this process; 0 if the system does not say. */
-static uint64_t resident_bytes(void)
+uint64_t cli_resident_bytes(void)
 {
     char line[128] = "", *second = line;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -78,7 +90,7 @@ static void *watch_run(void *raw)
     cli_memory_watch *watch = raw;
     pthread_mutex_lock(&watch->mutex);
     while (!watch->stop) {
-        uint64_t now = resident_bytes();
+        uint64_t now = cli_resident_bytes();
         cli_progress_at(&watch->progress, now > watch->start_bytes ? now - watch->start_bytes : 0);
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
@@ -94,7 +106,7 @@ static void *watch_run(void *raw)
 void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes)
 {
     watch->stop = false;
-    watch->start_bytes = resident_bytes();
+    watch->start_bytes = cli_resident_bytes();
     cli_progress_begin(&watch->progress, title, bytes, "");
     pthread_mutex_init(&watch->mutex, NULL);
     pthread_cond_init(&watch->wake, NULL);

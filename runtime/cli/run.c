@@ -45,13 +45,11 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
     return status;
 }
 
-/* The format of the chat, if there is one, and all tokens that end an answer. */
+/* The format of the chat, and the token that ends an answer in it. */
 static kvf_status open_chat(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    for (uint32_t i = 0; i < run->model.eos_count; i++)
-        run->end_ids[run->end_count++] = run->model.eos_ids[i];
-    if (!cli_chat_wanted(&o->chat))
+    if (run->chat.format.source)
         return KVF_OK;
     KVF_TRY(cli_chat_open(&o->chat, o->model, run->tokenizer, &run->chat, error));
     if (run->chat.end < run->model.vocab_size &&
@@ -60,10 +58,28 @@ static kvf_status open_chat(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
+static kvf_status chat_of(void *user, const cli_chat **chat, kvf_error *error)
+{
+    cli_run *run = user;
+    *chat = &run->chat;
+    return open_chat(run, error);
+}
+
 static uint32_t tokens_needed(const cli_run *run)
 {
     return (uint32_t)(run->prompt.count + run->text.count) + run->questions.longest +
            run->options.tokens;
+}
+
+static kvf_status check_positions(const cli_run *run, kvf_error *error)
+{
+    const uint32_t context = run->options.context_tokens;
+    if (context <= run->model.positions_max)
+        return KVF_OK;
+    return model_fail(error, KVF_INVALID,
+                      "--context %u is past the %u positions that the model was made for "
+                      "(max_position_embeddings)",
+                      context, run->model.positions_max);
 }
 
 static kvf_status check_context(const cli_run *run, kvf_error *error)
@@ -84,24 +100,46 @@ static kvf_status check_context(const cli_run *run, kvf_error *error)
     if (context == 0 && needed > run->model.positions_max)
         return model_fail(error, KVF_FULL,
                           "the prompt of %zu tokens and %s need %u tokens, the model was made "
-                          "for %u (max_position_embeddings); shorten the prompt or %s, or give "
-                          "--context %u to go past that",
-                          run->prompt.count, rest, needed, run->model.positions_max, name, needed);
-    if (context > run->model.positions_max)
-        fprintf(stderr, "kvferry: --context %u is past the %u positions the model was made for\n",
-                context, run->model.positions_max);
+                          "for %u (max_position_embeddings); shorten the prompt or %s",
+                          run->prompt.count, rest, needed, run->model.positions_max, name);
+    return check_positions(run, error);
+}
+
+/* Every prompt of a batch and its answer have room. */
+static kvf_status check_jobs(const cli_run *run, kvf_error *error)
+{
+    const cli_jobs *jobs = &run->jobs;
+    const uint32_t context = run->options.context_tokens, positions = run->model.positions_max;
+    KVF_TRY(check_positions(run, error));
+    for (uint32_t i = 0; i < jobs->count; i++) {
+        const kvf_batch_prompt *p = &jobs->prompts[i];
+        const uint32_t most = context ? context : positions;
+        if (p->count + p->tokens > most)
+            return model_fail(error, KVF_FULL,
+                              "prompt %u of %u tokens and an answer of %u need %u tokens, and "
+                              "there %s %u (%s); shorten it, or generate fewer",
+                              i + 1, p->count, p->tokens, p->count + p->tokens,
+                              context ? "is --context" : "are", most,
+                              context ? "raise it" : "max_position_embeddings of the model");
+    }
     return KVF_OK;
 }
 
-static kvf_status check_conversation(const cli_run *run, kvf_error *error)
+/* Prompts from a file, or the one prompt for all samples. */
+static kvf_status open_jobs(cli_run *run, kvf_error *error)
 {
-    const uint32_t context = run->options.context_tokens;
-    if (context <= run->model.positions_max)
-        return KVF_OK;
-    return model_fail(error, KVF_INVALID,
-                      "--context %u is past the %u positions that the model was made for "
-                      "(max_position_embeddings)",
-                      context, run->model.positions_max);
+    const cli_job_source source = {.options = &run->options,
+                                   .model = &run->model,
+                                   .tokenizer = run->tokenizer,
+                                   .chat = chat_of,
+                                   .user = run};
+    if (run->options.prompts_file)
+        KVF_TRY(cli_jobs_read(&source, &run->jobs, error));
+    else
+        KVF_TRY(cli_jobs_single(&source, &run->prompt, &run->jobs, error));
+    run->batch.rows =
+        run->jobs.answers < run->options.batch ? (uint32_t)run->jobs.answers : run->options.batch;
+    return check_jobs(run, error);
 }
 
 static kvf_status open_input(cli_run *run, kvf_error *error)
@@ -112,17 +150,24 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         fprintf(stderr, "kvferry: %s\n", run->model.note);
     KVF_TRY(kvf_weights_open(o->model, NULL, &run->weights, error));
     KVF_TRY(open_tokenizer(run, error));
-    KVF_TRY(open_chat(run, error));
+    for (uint32_t i = 0; i < run->model.eos_count; i++)
+        run->end_ids[run->end_count++] = run->model.eos_ids[i];
+    if (cli_chat_wanted(&o->chat))
+        KVF_TRY(open_chat(run, error));
+    if (o->prompts_file)
+        return open_jobs(run, error);
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
     if (o->interactive)
-        return check_conversation(run, error);
+        return check_positions(run, error);
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
                             cli_chat_wanted(&o->chat) ? &run->chat : NULL, &run->prompt, error));
     KVF_TRY(check_context(run, error));
+    if (o->samples)
+        KVF_TRY(open_jobs(run, error));
     return cli_run_prune_prepare(run, error);
 }
 
@@ -168,24 +213,55 @@ static uint32_t context_of(const cli_run *run)
 {
     if (run->options.context_tokens)
         return run->options.context_tokens;
+    if (run->batch.rows)
+        return run->jobs.most;
     return run->options.interactive ? kvf_min_u32(CHAT_TOKENS, run->model.positions_max)
                                     : tokens_needed(run);
 }
 
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
-    const uint32_t tokens =
-        run->options.interactive ? context_of(run) : (uint32_t)run->prompt.count;
+    const uint32_t tokens = run->options.interactive ? context_of(run)
+                            : run->batch.rows        ? run->jobs.longest
+                                                     : (uint32_t)run->prompt.count;
     kvf_transformer_options options = {.runtime = run->runtime,
                                        .model = &run->model,
                                        .weights = run->weights,
                                        .device_ordinal = run->options.runtime.device_ordinal};
     cli_transformer_fit(&options, tokens);
+    options.batch_max = run->batch.rows ? run->batch.rows : 1;
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
     if (is_on_gpu(run->runtime))
         options.prompt_max = kvf_min_u32(tokens, PROMPT_TOKENS);
     cli_run_prune_options(run, &options);
     return options;
+}
+
+/* Sequences and host memory of a batch: as much as its rows can need, or as the user allows. */
+static kvf_status reserve_batch(cli_run *run, kvf_error *error)
+{
+    kvf_cache_config *c = &run->options.cache;
+    const cli_jobs *jobs = &run->jobs;
+    const uint64_t token_bytes =
+        2 * (uint64_t)c->layers * c->kv_heads * c->head_dim * kvf_dtype_bytes(c->dtype);
+    uint64_t needed = 0, all = 0;
+    for (uint32_t i = 0; i < jobs->count; i++) {
+        const uint64_t one = kvf_batch_tokens(&jobs->prompts[i], 1, c->local_tokens);
+        const uint32_t rows = kvf_min_u32(jobs->prompts[i].samples, run->batch.rows);
+        const uint64_t shared = kvf_batch_tokens(&jobs->prompts[i], rows, c->local_tokens);
+        needed = one > needed ? one : needed;
+        all = jobs->count == 1 ? shared : needed * run->batch.rows;
+    }
+    c->sequences_max = run->batch.rows + 1;
+    c->host_tokens_max = run->options.memory_bytes ? run->options.memory_bytes / token_bytes : all;
+    if (c->host_tokens_max >= needed)
+        return KVF_OK;
+    return model_fail(error, KVF_FULL,
+                      "--memory %llu has room for %llu tokens, and the longest prompt needs %llu "
+                      "with its answer; give %llu or more",
+                      (unsigned long long)run->options.memory_bytes,
+                      (unsigned long long)c->host_tokens_max, (unsigned long long)needed,
+                      (unsigned long long)(needed * token_bytes));
 }
 
 static kvf_status make_plan(cli_run *run, kvf_error *error)
@@ -204,6 +280,8 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
                              run->options.tokens + c->local_tokens + 4u * 64u;
     }
+    if (run->batch.rows)
+        KVF_TRY(reserve_batch(run, error));
     KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
     return cli_run_prune_plan(run, error);
 }
@@ -259,7 +337,7 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
     kvf_status status = kvf_cache_open(run->runtime, &run->options.cache, &run->cache, error);
     cli_memory_watch_end(&watch);
     if (status == KVF_OK)
-        status = kvf_sequence_create(run->cache, &run->sequence);
+        status = run->batch.rows ? KVF_OK : kvf_sequence_create(run->cache, &run->sequence);
     if (status != KVF_OK && !run->cache)
         return status;
     if (status != KVF_OK)
@@ -269,15 +347,16 @@ static kvf_status open_cache(cli_run *run, kvf_error *error)
 
 static kvf_status reserve_records(cli_run *run, kvf_error *error)
 {
+    const uint32_t rows = run->batch.rows ? run->batch.rows : 1;
     run->answer_max = run->options.ask_file ? run->questions.count : 1;
     size_t steps = run->questions.ids.count + run->text.count + 1 +
                    (size_t)run->answer_max * run->options.tokens;
     run->answers = calloc(run->answer_max, sizeof *run->answers);
-    run->step_ms = calloc(steps, sizeof *run->step_ms);
+    run->step_ms = run->batch.rows ? NULL : calloc(steps, sizeof *run->step_ms);
     run->losses = calloc(steps, sizeof *run->losses);
-    if (!run->answers || !run->step_ms || !run->losses)
+    if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
-    KVF_TRY(kvf_sampler_create(run->model.vocab_size, 1, &run->sampler, error));
+    KVF_TRY(kvf_sampler_create(run->model.vocab_size, rows, &run->sampler, error));
     return kvf_sampler_begin(run->sampler, 0, &run->options.sampling, error);
 }
 
@@ -332,6 +411,7 @@ static void close_run(cli_run *run)
     kvf_token_ids_free(NULL, &run->text);
     kvf_token_ids_free(NULL, &run->prompt);
     cli_questions_free(&run->questions);
+    cli_jobs_free(&run->jobs);
     cli_chat_close(&run->chat);
     kvf_tokenizer_close(run->tokenizer);
     kvf_weights_close(run->weights);
@@ -344,9 +424,10 @@ static int run_and_report(cli_run *run, kvf_error *error)
 {
     const bool scores = run->options.text_file != NULL;
     const bool chats = run->options.interactive;
-    kvf_status status = scores  ? cli_run_score(run, error)
-                        : chats ? cli_run_chat(run, error)
-                                : cli_run_generate(run, error);
+    kvf_status status = scores            ? cli_run_score(run, error)
+                        : chats           ? cli_run_chat(run, error)
+                        : run->batch.rows ? cli_run_batch(run, error)
+                                          : cli_run_generate(run, error);
     bool written = cli_output_commit(&run->ids_output);
     written = cli_output_commit(&run->logits_output) && written;
     cli_run_summary(run);
@@ -357,7 +438,7 @@ static int run_and_report(cli_run *run, kvf_error *error)
         fprintf(stderr, "kvferry: %s\n", error->text);
         return 1;
     }
-    if (!written || run->output_failed)
+    if (!written || run->output_failed || run->batch.failed)
         return 1;
     return run->interrupted ? 130 : 0;
 }

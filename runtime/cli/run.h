@@ -5,11 +5,12 @@
 /*
  * `kvferry run` and `kvferry score`: what their files share.
  *
- * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_score.c
- * scores, run_report.c tells.
+ * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
+ * answers at once, run_score.c scores, run_report.c tells.
  * Invariant: a run that is zero or half open can be closed.
  */
 
+#include "batch_input.h"
 #include "generate.h"
 #include "json_writer.h"
 #include "memory_plan.h"
@@ -31,6 +32,16 @@ typedef struct cli_answer {
     kvf_stats stats; /* of this answer alone; counters only */
 } cli_answer;
 
+/* Many answers at once. */
+typedef struct cli_batch {
+    uint32_t rows; /* answers at once, at most; 0 = no batch */
+    uint32_t answers, failed;
+    uint64_t generated;
+    uint64_t rows_sum; /* over all steps */
+    double first_ms;   /* of the first answer to the first prompt */
+    double ms;
+} cli_batch;
+
 typedef struct cli_run {
     cli_run_options options;
     cli_command command;
@@ -42,6 +53,8 @@ typedef struct cli_run {
     uint32_t end_count;
     kvf_token_ids prompt;
     cli_questions questions;
+    cli_jobs jobs; /* of a batch */
+    cli_batch batch;
     kvf_token_ids text; /* of `score` */
     float *losses;      /* [scored] of its tokens */
     uint32_t scored;
@@ -72,6 +85,9 @@ typedef struct cli_run {
 
 /** Prefill and generate. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_generate(cli_run *run, kvf_error *error);
+
+/** Answer all jobs. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_run_batch(cli_run *run, kvf_error *error);
 
 /** For a long operation: shows how far it is. @return whether to go on: nobody interrupted it */
 bool cli_run_go_on(void *progress, uint32_t done, uint32_t total);

@@ -10,6 +10,8 @@
 #define TEXT         KVF_SETTING_TEXT
 #define WHOLE        KVF_SETTING_WHOLE
 #define SWITCH       KVF_SETTING_SWITCH
+/* The cache has a sequence more. */
+#define BATCH_MAX    1024
 
 static bool take_verify(const cli_option *option, const char *text, void *at)
 {
@@ -50,6 +52,26 @@ static const cli_option of_prompt[] = {
 static const cli_option of_questions[] = {
     {.is = {"ask", TEXT, FIELD(ask_file),
             .meaning = "one question per line, each answered on its own after the prompt"}},
+};
+
+static const cli_option of_batch[] = {
+    {.is = {"prompts", TEXT, FIELD(prompts_file),
+            .meaning =
+                "many prompts, as lines of JSON: {\"prompt\": \"...\"} or {\"messages\": "
+                "[...]}, with id, system, tokens, seed, temperature, top_p, top_k, min_p and "
+                "repetition_penalty if wanted; answers are lines of JSON too, as they end"}},
+    {.is = {"samples", WHOLE, FIELD(samples), .low = 1, .high = 1 << 20,
+            .meaning =
+                "answers to each prompt, as lines of JSON; answer i draws with the seed plus "
+                "i"},
+     .absent = "one, as text"},
+    {.is = {"batch", WHOLE, FIELD(batch), .low = 1, .high = BATCH_MAX,
+            .meaning = "answers that are on their way at once"}},
+    {.is = {"memory", WHOLE, FIELD(memory_bytes), .low = 1, .high = 0x1p62,
+            .meaning =
+                "bytes of keys and values of a batch on the host; an answer begins when there "
+                "is room for it"},
+     .absent = "what the batch needs"},
 };
 
 static const cli_option of_length[] = {
@@ -107,7 +129,7 @@ static const cli_option of_sampling[] = {
             .meaning = "draw from the likeliest tokens with this mass"}},
     {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
             .meaning = "draw from so many likeliest tokens; 0 = all"}},
-    {.is = {"min-p", KVF_SETTING_SHARE, FIELD(sampling.min_p), .high = 1,
+    {.is = {"min-p", KVF_SETTING_REAL, FIELD(sampling.min_p), .high = 1,
             .meaning = "draw no token below this share of the likeliest one's probability"}},
     {.is = {"repetition-penalty", KVF_SETTING_REAL, FIELD(sampling.repetition_penalty), .low = 0.01,
             .high = 100,
@@ -146,12 +168,36 @@ static const cli_spelling of_cache[] = {
     {0},
 };
 
+/* What is said of a batch, and does not go with one. */
+static const char *batch_problem(const cli_command *command, const cli_run_options *o)
+{
+    const bool has_prompt = o->prompt || o->prompt_file || o->token_ids_file;
+    if (!o->prompts_file && !o->samples) {
+        const bool is_run = strcmp(command->name, "run") == 0;
+        if (is_run && (cli_option_find(command, "batch")->given || o->memory_bytes))
+            return "--batch and --memory belong to --prompts or --samples";
+        return NULL;
+    }
+    if (o->prompts_file && (has_prompt || o->chat.messages_file))
+        return "--prompts has the prompts; leave --prompt, --prompt-file, --token-ids and "
+               "--messages out";
+    if (o->prompts_file && o->prune.policy)
+        return "--prune prunes one prompt; leave --prompts out, or give --samples";
+    if (o->ask_file)
+        return "--ask has one answer to each question; leave --prompts and --samples out";
+    if (o->emit_ids_file || o->dump_logits_file)
+        return "lines of a batch have the ids; leave --emit-ids and --dump-logits out";
+    return o->tokens == 0 ? "--prompts and --samples need -n of at least 1" : NULL;
+}
+
 /* What can be said without looking at the model. */
 static bool check_together(const cli_command *command, const cli_run_options *o)
 {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->token_ids_file != NULL);
-    const char *problem = NULL;
-    if (!o->model)
+    const char *problem = batch_problem(command, o);
+    if (problem)
+        ;
+    else if (!o->model)
         problem = "--model DIR is needed";
     else if (prompts > 1)
         problem = "give only one of --prompt, --prompt-file and --token-ids";
@@ -159,7 +205,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--chat needs text, not --token-ids";
     else if (o->ask_file && cli_chat_wanted(&o->chat))
         problem = "--ask continues plain text; leave --chat out";
-    else if (!cli_chat_wanted(&o->chat) && (o->chat.system || o->chat.format || o->chat.thinking))
+    else if (!cli_chat_wanted(&o->chat) && !o->prompts_file &&
+             (o->chat.system || o->chat.format || o->chat.thinking))
         problem = "--system, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
@@ -171,7 +218,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
 static void set_defaults(void *options)
 {
     cli_run_options *o = options;
-    *o = (cli_run_options){.tokens = 128};
+    *o = (cli_run_options){.tokens = 128, .batch = 8};
     kvf_sampling_config_init(&o->sampling);
     kvf_runtime_config_init(&o->runtime);
     kvf_cache_config_init(&o->cache);
@@ -234,6 +281,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_model);
     ADD(c, of_prompt);
     ADD(c, of_questions);
+    ADD(c, of_batch);
     ADD(c, of_length);
     ADD(c, of_context);
     cli_heading(c, "Chat:");

@@ -20,12 +20,16 @@ typedef struct cli_run_options {
     const char *prompt; /* exactly one of these three, or none: standard input or `chat` */
     const char *prompt_file;
     const char *token_ids_file;
-    const char *ask_file;  /* NULL = one continuation of the prompt */
-    const char *text_file; /* of `score`: what follows the prompt; NULL = `run` */
-    const char *stats;     /* "json" = to standard error, else a file; NULL = none */
+    const char *ask_file;     /* NULL = one continuation of the prompt */
+    const char *prompts_file; /* prompts as JSON lines; NULL = one prompt */
+    const char *text_file;    /* of `score`: what follows the prompt; NULL = `run` */
+    const char *stats;        /* "json" = to standard error, else a file; NULL = none */
     const char *emit_ids_file;
     const char *dump_logits_file;
-    uint32_t tokens;         /* to generate */
+    uint32_t tokens;       /* to generate */
+    uint32_t samples;      /* answers to a prompt; 0 = one, as text */
+    uint32_t batch;        /* answers at once */
+    uint64_t memory_bytes; /* of keys and values of a batch on the host; 0 = what the batch needs */
     uint32_t context_tokens; /* 0 = prompt + tokens */
     cli_chat_options chat;
     cli_stop_texts stop;

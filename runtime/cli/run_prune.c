@@ -212,10 +212,12 @@ static void write_pruning(cli_json *j, const cli_run *run)
         cli_json_real(j, "compute_rate", ratio((double)s->tokens_computed, (double)s->tokens_full));
         cli_json_integer(j, "tokens_kept", s->kept);
         cli_json_real(j, "tokens_kept_per_layer", ratio((double)s->kept, run->model.layers));
-        cli_json_array(j, "tokens_held");
-        for (uint32_t l = 0; l < run->model.layers; l++)
-            cli_json_integer(j, NULL, run->layer_tokens[l]);
-        cli_json_end(j, ']');
+        if (run->layer_tokens) {
+            cli_json_array(j, "tokens_held");
+            for (uint32_t l = 0; l < run->model.layers; l++)
+                cli_json_integer(j, NULL, run->layer_tokens[l]);
+            cli_json_end(j, ']');
+        }
         cli_json_real(j, "observe_ms", (double)s->observe_ns * 1e-6);
         cli_json_real(j, "decide_ms", (double)s->decide_ns * 1e-6);
         cli_json_real(j, "retain_ms", (double)s->retain_ns * 1e-6);

@@ -46,12 +46,12 @@ static step_times token_times(const cli_run *run)
     return times_of(run->step_ms + skip, run->step_count - skip);
 }
 
-static uint32_t generated_tokens(const cli_run *run)
+static uint64_t generated_tokens(const cli_run *run)
 {
-    uint32_t sum = 0;
+    uint64_t sum = 0;
     for (uint32_t i = 0; i < run->answer_count; i++)
         sum += run->answers[i].generated;
-    return sum;
+    return sum + run->batch.generated;
 }
 
 static double ratio(double a, double b)
@@ -62,6 +62,11 @@ static double ratio(double a, double b)
 static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
 {
     return ratio((double)s->tokens_attended, (double)s->steps * run->model.kv_heads);
+}
+
+static double rows_at_once(const cli_run *run)
+{
+    return ratio((double)run->batch.rows_sum, run->step_count);
 }
 
 static double mean_loss(const cli_run *run)
@@ -75,6 +80,8 @@ static double mean_loss(const cli_run *run)
 /* To the first token: prefill, and the steps up to it. */
 static double first_token_ms(const cli_run *run)
 {
+    if (run->batch.rows)
+        return run->batch.first_ms;
     return run->answer_count ? run->prefill_ms + run->answers[0].first_ms : run->prefill_ms;
 }
 
@@ -95,9 +102,14 @@ void cli_run_summary(const cli_run *run)
                 mean_loss(run), run->scored, t.p50, t.p95);
     else if (run->step_count > 0)
         fprintf(stderr,
-                "decode    %u tokens generated in %u steps; %.2f ms per token (p95 %.2f), first "
+                "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
                 "token after %.2f s\n",
-                generated_tokens(run), run->step_count, t.p50, t.p95, first_token_ms(run) / 1e3);
+                (unsigned long long)generated_tokens(run), run->step_count, t.p50,
+                run->batch.rows ? "step" : "token", t.p95, first_token_ms(run) / 1e3);
+    if (run->batch.rows)
+        fprintf(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
+                run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
+                ratio((double)run->batch.generated, run->batch.ms / 1e3));
     cli_run_prune_summary(run);
     fprintf(stderr, "KV        %s on the host, %s on the device\n",
             kvf_bytes_text(run->plan.cache.host_kv_bytes, host),
@@ -208,6 +220,19 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_end(j, '}');
 }
 
+static void write_batch(cli_json *j, const cli_run *run)
+{
+    const cli_batch *b = &run->batch;
+    cli_json_object(j, "batch");
+    cli_json_integer(j, "prompts", run->jobs.count);
+    cli_json_integer(j, "answers", run->jobs.answers);
+    cli_json_integer(j, "ended", b->answers);
+    cli_json_integer(j, "rows", b->rows);
+    cli_json_real(j, "rows_at_once", rows_at_once(run));
+    cli_json_real(j, "tokens_per_second", ratio((double)b->generated, b->ms / 1e3));
+    cli_json_end(j, '}');
+}
+
 static const char *stop_name(const cli_run *run, const cli_answer *answer)
 {
     const kvf_stop stop = answer ? answer->stop : KVF_STOP_LENGTH;
@@ -264,12 +289,16 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_text(j, "model", run->options.model);
     cli_json_text(j, "family", run->model.architecture->family);
     if (!run->options.interactive)
-        cli_json_integer(j, "prompt_tokens", run->prompt.count);
+        cli_json_integer(j, "prompt_tokens",
+                         run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
+    cli_json_integer(j, "prefilled_tokens", run->prefilled);
     if (run->options.text_file)
         cli_json_integer(j, "scored_tokens", run->scored);
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
+    if (run->batch.rows)
+        write_batch(j, run);
     cli_json_text(j, "stop", stop_name(run, last));
     cli_json_real(j, "load_ms", run->load_ms);
     cli_json_real(j, "prefill_ms", run->prefill_ms);
@@ -298,11 +327,7 @@ bool cli_run_print_score(const cli_run *run)
     cli_json_integer(&j, "prompt_tokens", run->prompt.count);
     write_counters(&j, run, &s);
     cli_json_end(&j, '}');
-    const bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed &&
-                      fwrite(j.text.bytes, 1, j.text.size, stdout) == j.text.size &&
-                      fflush(stdout) == 0;
-    if (!done)
-        fputs("kvferry: the result could not be written to standard output\n", stderr);
+    const bool done = cli_json_print(&j);
     cli_json_free(&j);
     return done;
 }

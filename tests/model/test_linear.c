@@ -3,7 +3,7 @@
 /*
  * Matrix products and row operations against plain double precision; every instruction set that the
  * CPU has, every weight type, odd shapes, several matrices side by side, bias, accumulation; and
- * the same bits with 1, 2 and 3 threads.
+ * the same bits with 1, 2 and 3 threads, and of separate rows whatever is beside them.
  */
 
 #include "common/convert.h"
@@ -28,7 +28,7 @@ typedef struct problem {
     uint32_t rows, inputs, outputs[KVF_LINEAR_PARTS_MAX];
     uint32_t parts;
     kvf_dtype dtype;
-    bool accumulate;
+    bool accumulate, separate;
 } problem;
 
 /* Numbers of a problem; bias on the second part. */
@@ -103,8 +103,12 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
                                       .isa_mask = isa,
                                       .bf16 = KVF_LINEAR_BF16_OFF};
     assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
-    kvf_linear_call call = {
-        .part_count = p->parts, .rows = p->rows, .x = d->x, .y = d->y, .accumulate = p->accumulate};
+    kvf_linear_call call = {.part_count = p->parts,
+                            .rows = p->rows,
+                            .x = d->x,
+                            .y = d->y,
+                            .accumulate = p->accumulate,
+                            .separate = p->separate};
     for (uint32_t i = 0; i < p->parts; i++)
         call.parts[i] = &d->parts[i];
     memcpy(d->y, d->start, (size_t)p->rows * d->columns * sizeof(float));
@@ -188,6 +192,33 @@ static void threads_do_not_change_bits(void **state)
     }
 }
 
+/* Many rows at once against each row alone. */
+static void separate_rows_do_not_change_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS * 3; i++) {
+        problem p = problems[i / 3];
+        p.dtype = (kvf_dtype)(i % 3);
+        p.separate = true;
+        data d = data_create(&p);
+        multiply(&p, &d, 2, KVF_ISA_ALL);
+        compare(&p, &d);
+        for (uint32_t row = 0; row < p.rows; row++) {
+            problem one = p;
+            data alone = d;
+            one.rows = 1;
+            one.separate = false;
+            alone.x = d.x + (size_t)row * p.inputs;
+            alone.start = d.start + (size_t)row * d.columns;
+            alone.y = malloc(d.columns * sizeof(float));
+            multiply(&one, &alone, 2, KVF_ISA_ALL);
+            assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
+            free(alone.y);
+        }
+        data_destroy(&p, &d);
+    }
+}
+
 static void shapes_out_of_limits_are_refused(void **state)
 {
     (void)state;
@@ -261,6 +292,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_right),
         cmocka_unit_test(threads_do_not_change_bits),
+        cmocka_unit_test(separate_rows_do_not_change_bits),
         cmocka_unit_test(shapes_out_of_limits_are_refused),
         cmocka_unit_test(norm_and_rope_and_swiglu),
         cmocka_unit_test(numbers_survive_the_way_there_and_back),

@@ -347,7 +347,7 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
                               kvf_stream *stream)
 {
     KVF_TRY(call_check(engine, call));
-    bool vector = call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
+    bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
     linear_args args = {.engine = engine, .call = *call};
     bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {

@@ -7,9 +7,9 @@
  * fp32, never copied as a whole.
  *
  * A few rows of x go through a matrix-vector kernel of the runner, which reads W once at memory
- * speed; many rows go through oneDNN, panel by panel of outputs. It knows streams and shapes, not
- * layers. Invariant: which panel a product falls into, and so every bit of it, follows from the
- * shapes alone, never from the number of threads.
+ * speed; many rows go through oneDNN, panel by panel of outputs, which rounds by their number. It
+ * knows streams and shapes, not layers. Invariant: which panel a product falls into, and so every
+ * bit of it, follows from the shapes alone, never from the number of threads.
  */
 
 #include "model_memory.h"
@@ -34,6 +34,7 @@ typedef struct kvf_linear_call {
     const float *x;  /**< [rows, inputs] */
     float *y;        /**< [rows, sum of outputs] */
     bool accumulate; /**< y += instead of y = */
+    bool separate;   /**< a row gets the bits that it gets alone, however many there are */
 } kvf_linear_call;
 
 /** One instruction set's kernels: y[r] = sum over c of weight[r][c] x[c], for consecutive rows. */

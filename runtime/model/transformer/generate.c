@@ -13,8 +13,7 @@
 
 #include <math.h>
 
-/* Waits, and makes a message of whatever went wrong while enqueueing or running. */
-static kvf_status finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
+kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
     kvf_status waited = kvf_stream_wait(session->stream);
     kvf_status status = enqueued != KVF_OK ? enqueued : waited;
@@ -65,7 +64,7 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
         const kvf_status status = kvf_transformer_prefill_chunked(
             transformer, session->cache, session->prune, request->sequence, request->ids + done,
             piece, evicts(session) ? session->chunk : piece, session->stream);
-        KVF_TRY(finish(session, status, error));
+        KVF_TRY(kvf_session_finish(session, status, error));
         done += piece;
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
@@ -82,7 +81,7 @@ static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint3
     double start = kvf_now_ms();
     kvf_status status = kvf_transformer_decode(session->transformer, session->cache, &sequence, &id,
                                                1, want_logits, session->stream);
-    status = finish(session, status, error);
+    status = kvf_session_finish(session, status, error);
     if (result->step_ms)
         result->step_ms[result->steps] = kvf_now_ms() - start;
     result->steps++;

@@ -25,6 +25,11 @@ typedef struct kvf_session {
                        layer. Needed where the pruner evicts by chunks */
 } kvf_session;
 
+/** Wait for what was enqueued. @param enqueued what enqueueing said
+ * @return KVF_OK, or what went wrong while enqueueing or running, as a message */
+KVF_CHECKED kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued,
+                                          kvf_error *error);
+
 /** Called after each chunk of a prefill. @return whether to go on */
 typedef bool (*kvf_prefill_progress_fn)(void *user, uint32_t done, uint32_t total);
 

@@ -83,8 +83,7 @@ void kvf_sampler_destroy(kvf_sampler *sampler)
     free(sampler);
 }
 
-kvf_status kvf_sampler_begin(kvf_sampler *sampler, uint32_t row, const kvf_sampling_config *config,
-                             kvf_error *error)
+kvf_status kvf_sampling_config_check(const kvf_sampling_config *config, kvf_error *error)
 {
     if (!(config->temperature >= 0.0) || isinf(config->temperature))
         return model_fail(error, KVF_INVALID, "temperature is %g; give 0 (greedy) or more",
@@ -99,6 +98,13 @@ kvf_status kvf_sampler_begin(kvf_sampler *sampler, uint32_t row, const kvf_sampl
         return model_fail(error, KVF_INVALID,
                           "repetition-penalty is %g; give a value above 0, or 1 for none",
                           config->repetition_penalty);
+    return KVF_OK;
+}
+
+kvf_status kvf_sampler_begin(kvf_sampler *sampler, uint32_t row, const kvf_sampling_config *config,
+                             kvf_error *error)
+{
+    KVF_TRY(kvf_sampling_config_check(config, error));
     sampler->rows[row].config = *config;
     sampler->rows[row].state = config->seed;
     kvf_sampler_forget(sampler, row);

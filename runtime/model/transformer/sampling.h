@@ -31,6 +31,10 @@ typedef struct kvf_sampler kvf_sampler;
 /** Greedy, nothing cut. */
 void kvf_sampling_config_init(kvf_sampling_config *config);
 
+/** @return KVF_OK; KVF_INVALID naming the setting */
+KVF_CHECKED kvf_status kvf_sampling_config_check(const kvf_sampling_config *config,
+                                                 kvf_error *error);
+
 /** Every row is greedy until it begins. @return KVF_OK; KVF_OUT_OF_MEMORY */
 KVF_CHECKED kvf_status kvf_sampler_create(uint32_t vocab_size, uint32_t rows, kvf_sampler **out,
                                           kvf_error *error);

@@ -143,7 +143,7 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
                                   kvf_sequence *const *sequences, const uint32_t *ids,
                                   uint32_t batch, bool want_logits, kvf_stream *stream)
 {
-    const decode_run run = {.step = {.t = t, .stream = stream, .rows = batch},
+    const decode_run run = {.step = {.t = t, .stream = stream, .rows = batch, .separate = true},
                             .cache = cache,
                             .sequences = sequences,
                             .wants_logits = want_logits};

@@ -166,6 +166,7 @@ static kvf_status launch(const transformer_step *s, kvf_task_fn fn, row_args arg
 static kvf_status multiply(const transformer_step *s, kvf_linear_call call)
 {
     call.rows = s->rows;
+    call.separate = s->separate;
     return kvf_linear_enqueue(host_of(s->t)->engine, &call, s->stream);
 }
 

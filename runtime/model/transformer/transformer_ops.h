@@ -20,6 +20,7 @@ typedef struct transformer_step {
     kvf_stream *stream;
     uint32_t first;
     uint32_t rows;
+    bool separate; /* rows are of a batch: none changes a bit of another, where the device can */
 } transformer_step;
 
 struct transformer_ops {

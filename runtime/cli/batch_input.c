@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Prompts of a batch; see the header. */
+
+#include "batch_input.h"
+
+#include "chat_thought.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PROMPTS_BYTES_MAX (1u << 30)
+/* Tokens at the end of a prompt that may say that a thought begins. */
+#define TAIL_TOKENS       16u
+
+/* Fields of a line that are settings of its own. */
+typedef struct line_setting {
+    const char *key;
+    size_t offset; /* in kvf_sampling_config */
+    bool is_real;
+} line_setting;
+
+static const line_setting sampling_fields[] = {
+    {"temperature", offsetof(kvf_sampling_config, temperature), true},
+    {"top_p", offsetof(kvf_sampling_config, top_p), true},
+    {"min_p", offsetof(kvf_sampling_config, min_p), true},
+    {"repetition_penalty", offsetof(kvf_sampling_config, repetition_penalty), true},
+    {"top_k", offsetof(kvf_sampling_config, top_k), false},
+};
+
+static const char *const known[] = {
+    "id",          "prompt", "messages",           "system", "tokens", "seed", "top_p",
+    "temperature", "min_p",  "repetition_penalty", "top_k",  NULL};
+
+/* ---- a list of jobs ---- */
+
+static kvf_status reserve(cli_jobs *jobs, kvf_error *error)
+{
+    if (jobs->count < jobs->capacity)
+        return KVF_OK;
+    const uint32_t capacity = jobs->capacity ? 2 * jobs->capacity : 16;
+    kvf_batch_prompt *prompts = realloc(jobs->prompts, capacity * sizeof *prompts);
+    if (prompts)
+        jobs->prompts = prompts;
+    cli_job *list = realloc(jobs->jobs, capacity * sizeof *list);
+    if (list)
+        jobs->jobs = list;
+    if (!prompts || !list)
+        return model_out_of_memory(error, capacity * sizeof *list, "the prompts");
+    jobs->capacity = capacity;
+    return KVF_OK;
+}
+
+void cli_jobs_free(cli_jobs *jobs)
+{
+    for (uint32_t i = 0; i < jobs->count; i++)
+        free(jobs->jobs[i].name);
+    free(jobs->jobs);
+    free(jobs->prompts);
+    kvf_token_ids_free(NULL, &jobs->ids);
+    *jobs = (cli_jobs){0};
+}
+
+static bool is_thinking(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t count)
+{
+    const size_t tail = count < TAIL_TOKENS ? count : TAIL_TOKENS;
+    kvf_text text = {0};
+    if (!tokenizer ||
+        kvf_tokenizer_decode(tokenizer, ids + count - tail, tail, false, &text, NULL) != KVF_OK)
+        return false;
+    const bool open = text.bytes && kvf_thought_is_open(text.bytes, text.size);
+    kvf_text_free(kvf_tokenizer_allocator(tokenizer), &text);
+    return open;
+}
+
+/* The newest job is complete: its ids are the last ones. */
+static void add(const cli_job_source *source, cli_jobs *jobs)
+{
+    kvf_batch_prompt *p = &jobs->prompts[jobs->count];
+    cli_job *job = &jobs->jobs[jobs->count++];
+    p->count = (uint32_t)(jobs->ids.count - job->first);
+    p->samples = source->options->samples ? source->options->samples : 1;
+    job->thinks = is_thinking(source->tokenizer, jobs->ids.ids + job->first, p->count);
+    jobs->longest = p->count > jobs->longest ? p->count : jobs->longest;
+    jobs->most = p->count + p->tokens > jobs->most ? p->count + p->tokens : jobs->most;
+    jobs->answers += p->samples;
+}
+
+/* Ids no longer move. */
+static void bind(cli_jobs *jobs)
+{
+    for (uint32_t i = 0; i < jobs->count; i++)
+        jobs->prompts[i].ids = jobs->ids.ids + jobs->jobs[i].first;
+}
+
+/* ---- a line ---- */
+
+static kvf_status bad(const char *where, const char *key, const char *what, kvf_error *error)
+{
+    return model_fail(error, KVF_INVALID, "%s: %s must be %s", where, key, what);
+}
+
+static kvf_status read_whole(const json_value *line, const char *where, const char *key,
+                             uint64_t low, uint64_t high, uint64_t *out, kvf_error *error)
+{
+    const json_value *value = json_get_set(line, key);
+    char range[64];
+    if (!value)
+        return KVF_OK;
+    snprintf(range, sizeof range, "a whole number from %llu to %llu", (unsigned long long)low,
+             (unsigned long long)high);
+    if (value->kind != JSON_INTEGER || value->as.integer < low || value->as.integer > high)
+        return bad(where, key, range, error);
+    *out = value->as.integer;
+    return KVF_OK;
+}
+
+static kvf_status read_settings(const json_value *line, const char *where, kvf_batch_prompt *out,
+                                kvf_error *error)
+{
+    uint64_t tokens = out->tokens;
+    KVF_TRY(read_whole(line, where, "tokens", 1, 1 << 24, &tokens, error));
+    out->tokens = (uint32_t)tokens;
+    KVF_TRY(read_whole(line, where, "seed", 0, UINT64_C(1) << 53, &out->sampling.seed, error));
+    for (size_t i = 0; i < sizeof sampling_fields / sizeof *sampling_fields; i++) {
+        const line_setting *s = &sampling_fields[i];
+        char *at = (char *)&out->sampling + s->offset;
+        const json_value *value = json_get_set(line, s->key);
+        uint64_t whole = 0;
+        if (!value)
+            continue;
+        if (s->is_real && !json_is_number(value))
+            return bad(where, s->key, "a number", error);
+        if (!s->is_real)
+            KVF_TRY(read_whole(line, where, s->key, 0, UINT32_MAX, &whole, error));
+        const double real = json_number(value);
+        const uint32_t word = (uint32_t)whole;
+        memcpy(at, s->is_real ? (const void *)&real : &word,
+               s->is_real ? sizeof real : sizeof word);
+    }
+    kvf_error why = {0};
+    const kvf_status status = kvf_sampling_config_check(&out->sampling, &why);
+    return status == KVF_OK ? KVF_OK : model_fail(error, status, "%s: %s", where, why.text);
+}
+
+static kvf_status read_name(const json_value *line, const char *where, cli_job *job,
+                            kvf_error *error)
+{
+    const json_value *id = json_get_set(line, "id");
+    if (!id)
+        return KVF_OK;
+    if (id->kind == JSON_INTEGER) {
+        job->number = id->as.integer;
+        return KVF_OK;
+    }
+    if (id->kind != JSON_STRING || strlen(id->as.string) != id->size)
+        return bad(where, "id", "a text without zero bytes, or a whole number", error);
+    job->name = strdup(id->as.string);
+    return job->name ? KVF_OK : model_out_of_memory(error, id->size, "an id");
+}
+
+static kvf_status check_texts(const json_value *line, const char *where, kvf_error *error)
+{
+    static const char *const texts[] = {"prompt", "system"};
+    for (size_t i = 0; i < 2; i++) {
+        const json_value *text = json_get_set(line, texts[i]);
+        if (text && (text->kind != JSON_STRING || strlen(text->as.string) != text->size))
+            return bad(where, texts[i], "a text without zero bytes", error);
+    }
+    if (!json_get_set(line, "prompt") && !json_get_set(line, "messages"))
+        return model_fail(error, KVF_INVALID, "%s: give prompt, or messages", where);
+    return KVF_OK;
+}
+
+static kvf_status encode_line(const cli_job_source *source, const json_value *line,
+                              const char *where, kvf_token_ids *ids, kvf_error *error)
+{
+    const cli_chat_options *o = &source->options->chat;
+    const json_value *prompt = json_get_set(line, "prompt");
+    const json_value *messages = json_get_set(line, "messages");
+    const json_value *system = json_get_set(line, "system");
+    KVF_TRY(check_texts(line, where, error));
+    if (!o->chat && !messages && !system)
+        return kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size, true, ids,
+                                    error);
+    const cli_chat *chat = NULL;
+    KVF_TRY(source->chat(source->user, &chat, error));
+    kvf_text text = {0};
+    if (prompt)
+        KVF_TRY(kvf_text_append(NULL, &text, prompt->as.string, prompt->size + 1, error));
+    text.size -= prompt ? 1 : 0;
+    const cli_turns turns = {.system = system ? system->as.string : o->system,
+                             .messages = messages,
+                             .path = where,
+                             .prompt = prompt ? &text : NULL};
+    const kvf_status status = cli_chat_encode_turns(chat, &turns, source->tokenizer, ids, error);
+    kvf_text_free(NULL, &text);
+    return status;
+}
+
+static kvf_status read_line(const cli_job_source *source, const json_value *line, const char *where,
+                            uint64_t number, cli_jobs *jobs, kvf_error *error)
+{
+    kvf_error why = {0};
+    KVF_TRY(reserve(jobs, error));
+    kvf_batch_prompt *prompt = &jobs->prompts[jobs->count];
+    cli_job *job = &jobs->jobs[jobs->count];
+    *prompt = (kvf_batch_prompt){.tokens = source->options->tokens,
+                                 .sampling = source->options->sampling};
+    *job = (cli_job){.number = number, .first = jobs->ids.count};
+    KVF_TRY(json_check_keys(line, where, known, error));
+    KVF_TRY(read_settings(line, where, prompt, error));
+    kvf_status status = encode_line(source, line, where, &jobs->ids, &why);
+    if (status == KVF_OK && jobs->ids.count == job->first)
+        status = model_fail(&why, KVF_INVALID, "the prompt is empty; give at least one token");
+    if (status != KVF_OK)
+        return strncmp(why.text, where, strlen(where)) == 0
+                   ? model_fail(error, status, "%s", why.text)
+                   : model_fail(error, status, "%s: %s", where, why.text);
+    if (jobs->ids.count > UINT32_MAX / 2)
+        return model_fail(error, KVF_INVALID, "%s: all prompts have more than %u tokens", where,
+                          UINT32_MAX / 2);
+    KVF_TRY(read_name(line, where, job, error));
+    add(source, jobs);
+    return KVF_OK;
+}
+
+static bool is_blank(const char *line, size_t size)
+{
+    while (size > 0 && memchr(" \t\r", line[size - 1], 3))
+        size--;
+    return size == 0;
+}
+
+kvf_status cli_jobs_read(const cli_job_source *source, cli_jobs *out, kvf_error *error)
+{
+    const char *path = source->options->prompts_file;
+    char where[256];
+    kvf_text text = {0};
+    uint64_t number = 0;
+    kvf_status status = model_read_file(NULL, path, PROMPTS_BYTES_MAX, &text, error);
+    for (size_t at = 0; status == KVF_OK && at < text.size;) {
+        const char *line = text.bytes + at;
+        const char *newline = memchr(line, '\n', text.size - at);
+        const size_t size = newline ? (size_t)(newline - line) : text.size - at;
+        json_document *document = NULL;
+        at += size + 1;
+        snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
+        if (is_blank(line, size))
+            continue;
+        status = json_parse(line, size, where, NULL, &document, error);
+        if (status == KVF_OK)
+            status = read_line(source, json_root(document), where, number, out, error);
+        json_free(document);
+    }
+    kvf_text_free(NULL, &text);
+    if (status == KVF_OK && out->count == 0)
+        status = model_fail(error, KVF_INVALID, "%s holds no prompt", path);
+    bind(out);
+    return status == KVF_OK ? cli_check_ids(source->model, &out->ids, error) : status;
+}
+
+kvf_status cli_jobs_single(const cli_job_source *source, const kvf_token_ids *prompt, cli_jobs *out,
+                           kvf_error *error)
+{
+    KVF_TRY(reserve(out, error));
+    out->prompts[0] = (kvf_batch_prompt){.tokens = source->options->tokens,
+                                         .sampling = source->options->sampling};
+    out->jobs[0] = (cli_job){.number = 1};
+    for (size_t i = 0; i < prompt->count; i++)
+        KVF_TRY(kvf_token_ids_push(NULL, &out->ids, prompt->ids[i], error));
+    add(source, out);
+    bind(out);
+    return KVF_OK;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Many answers at once, each a line of JSON on standard output when it ends.
+ *
+ * It knows the order of a run. Invariant: every answer that began has its line, also when the run
+ * is interrupted.
+ */
+
+#include "chat_thought.h"
+#include "common/clock.h"
+#include "common/text.h"
+#include "interrupt.h"
+#include "printer.h"
+#include "progress.h"
+#include "run.h"
+
+#include <stdlib.h>
+
+/* What a row of the batch said so far. */
+typedef struct outlet {
+    cli_printer printer;
+    kvf_text text;
+    kvf_token_ids ids;
+} outlet;
+
+typedef struct batch_run {
+    cli_run *run;
+    outlet *outlets; /* [rows] */
+    cli_progress progress;
+    double start_ms;
+    uint32_t step_room; /* of run->step_ms */
+} batch_run;
+
+static void begin(batch_run *b, outlet *o)
+{
+    cli_run *run = b->run;
+    o->ids.count = 0;
+    o->text.size = 0;
+    o->printer = (cli_printer){.tokenizer = run->tokenizer,
+                               .ends = run->end_ids,
+                               .end_count = run->options.ignore_eos ? 0 : run->end_count,
+                               .silent = true,
+                               .copy = &o->text};
+    cli_printer_begin(&o->printer, &run->options.stop);
+}
+
+static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
+{
+    batch_run *b = user;
+    outlet *o = &b->outlets[answer->row];
+    if (answer->generated == 1)
+        begin(b, o);
+    b->run->batch.generated++;
+    if (answer->prompt == 0 && answer->sample == 0 && answer->generated == 1)
+        b->run->batch.first_ms = answer->first_ms;
+    if (kvf_token_ids_push(NULL, &o->ids, id, NULL) != KVF_OK)
+        b->run->output_failed = true;
+    return (!b->run->tokenizer || cli_printer_token(&o->printer, id)) && !b->run->output_failed;
+}
+
+/* ---- a line ---- */
+
+static const char *stop_of(const batch_run *b, const kvf_batch_answer *a, const outlet *o)
+{
+    if (a->has_no_logits)
+        return "error";
+    if (a->stop == KVF_STOP_EOS)
+        return "eos";
+    if (a->stop == KVF_STOP_LENGTH)
+        return "length";
+    return a->generated && o->printer.filter.found ? "text"
+           : b->run->interrupted                   ? "interrupted"
+                                                   : "error";
+}
+
+static void write_text(cli_json *j, const cli_job *job, const outlet *o)
+{
+    const char *text = o->text.bytes ? o->text.bytes : "";
+    const kvf_thought parts = kvf_thought_split(text, o->text.size, job->thinks);
+    if (parts.reasoning) {
+        cli_json_bytes(j, "reasoning", parts.reasoning, parts.reasoning_size);
+        cli_json_bytes(j, "answer", parts.answer, parts.answer_size);
+    } else {
+        cli_json_bytes(j, "answer", text, o->text.size);
+    }
+}
+
+static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o,
+                       const char *stop)
+{
+    const cli_jobs *jobs = &b->run->jobs;
+    const cli_job *job = &jobs->jobs[a->prompt];
+    cli_json_object(j, NULL);
+    if (job->name)
+        cli_json_text(j, "id", job->name);
+    else
+        cli_json_integer(j, "id", job->number);
+    cli_json_integer(j, "sample", a->sample);
+    cli_json_integer(j, "seed", jobs->prompts[a->prompt].sampling.seed + a->sample);
+    cli_json_integer(j, "prompt_tokens", jobs->prompts[a->prompt].count);
+    cli_json_integer(j, "generated_tokens", a->generated);
+    cli_json_text(j, "stop", stop);
+    cli_json_real(j, "ttft_ms", a->first_ms);
+    cli_json_real(j, "ms", a->ms);
+    if (a->has_no_logits)
+        cli_json_text(j, "error",
+                      "no logit is a finite number; the weights may be damaged, or "
+                      "too large for their type");
+    if (b->run->tokenizer)
+        write_text(j, job, o);
+    cli_json_array(j, "ids");
+    for (size_t i = 0; i < o->ids.count; i++)
+        cli_json_integer(j, NULL, o->ids.ids[i]);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void on_end(void *user, const kvf_batch_answer *answer)
+{
+    batch_run *b = user;
+    cli_run *run = b->run;
+    outlet *o = &b->outlets[answer->row];
+    cli_json j = {0};
+    if (answer->generated == 0)
+        begin(b, o);
+    run->interrupted = cli_interrupted();
+    const char *stop = stop_of(b, answer, o);
+    cli_printer_end(&o->printer);
+    cli_progress_clear(&b->progress);
+    write_line(b, &j, answer, o, stop);
+    if (!cli_json_print(&j) || o->printer.failed)
+        run->output_failed = true;
+    cli_json_free(&j);
+    run->batch.answers++;
+    run->batch.failed += answer->has_no_logits;
+}
+
+/* ---- the batch ---- */
+
+static void show_progress(batch_run *b)
+{
+    char note[96], bytes[32];
+    const cli_batch *batch = &b->run->batch;
+    const double seconds = (kvf_now_ms() - b->start_ms) / 1e3;
+    snprintf(note, sizeof note, "%llu tokens, %.1f tokens/s, %s",
+             (unsigned long long)batch->generated,
+             seconds > 0.0 ? (double)batch->generated / seconds : 0.0,
+             kvf_bytes_text(cli_resident_bytes(), bytes));
+    cli_progress_note(&b->progress, note);
+    cli_progress_at(&b->progress, batch->answers);
+}
+
+static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
+{
+    batch_run *b = user;
+    cli_run *run = b->run;
+    if (rows == 0) {
+        run->prefilled += prefilled;
+        run->prefill_ms += ms;
+    } else {
+        if (run->step_count == b->step_room) {
+            const uint32_t room = b->step_room ? 2 * b->step_room : 1024;
+            double *grown = realloc(run->step_ms, room * sizeof *grown);
+            if (!grown)
+                return !(run->output_failed = true);
+            run->step_ms = grown;
+            b->step_room = room;
+        }
+        run->step_ms[run->step_count++] = ms;
+        run->batch.rows_sum += rows;
+    }
+    show_progress(b);
+    run->interrupted = cli_interrupted();
+    return !run->interrupted && !run->output_failed;
+}
+
+kvf_status cli_run_batch(cli_run *run, kvf_error *error)
+{
+    batch_run b = {.run = run,
+                   .outlets = calloc(run->batch.rows, sizeof *b.outlets),
+                   .start_ms = kvf_now_ms()};
+    if (!b.outlets)
+        return model_out_of_memory(error, run->batch.rows * sizeof *b.outlets, "the answers");
+    const kvf_batch_request request = {.prompts = run->jobs.prompts,
+                                       .count = run->jobs.count,
+                                       .rows = run->batch.rows,
+                                       .tokens_max = run->options.cache.host_tokens_max,
+                                       .sampler = run->sampler,
+                                       .eos_ids = run->end_ids,
+                                       .eos_count = run->end_count,
+                                       .ignores_eos = run->options.ignore_eos,
+                                       .token = on_token,
+                                       .end = on_end,
+                                       .pass = on_pass,
+                                       .user = &b};
+    cli_progress_begin(&b.progress, "answers", run->jobs.answers, "answers");
+    kvf_status status =
+        cli_interrupted() ? KVF_OK : kvf_generate_batch(&run->session, &request, error);
+    cli_progress_end(&b.progress);
+    run->interrupted = cli_interrupted();
+    run->batch.ms = kvf_now_ms() - b.start_ms;
+    for (uint32_t i = 0; i < run->batch.rows; i++) {
+        kvf_text_free(NULL, &b.outlets[i].text);
+        kvf_token_ids_free(NULL, &b.outlets[i].ids);
+    }
+    free(b.outlets);
+    if (status == KVF_OK && run->prune)
+        kvf_prune_stats_get(run->prune, &run->prune_stats);
+    return status;
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Continuous batching; see the header.
+ *
+ * Memory is promised when an answer begins and taken back when it ends, so that no answer has to
+ * give way to another. Prompts begin in their order. Invariant: what was promised is at most
+ * tokens_max; at most one prompt is prefilled and has answers that did not begin.
+ */
+
+#include "generate_batch.h"
+
+#include "common/clock.h"
+
+#include <stdlib.h>
+
+/* Of a block, at most. */
+#define BLOCK_TOKENS 64u
+
+/* A row of the batch. */
+typedef struct row {
+    kvf_sequence *sequence; /* NULL = free */
+    uint32_t next;          /* token to feed */
+    double start_ms;
+    kvf_batch_answer answer;
+} row;
+
+typedef struct batch {
+    const kvf_session *session;
+    const kvf_batch_request *request;
+    uint32_t local_tokens;
+    row *rows;
+    uint32_t *alive;          /* [count] answers of a prompt that are on their way */
+    kvf_sequence **sequences; /* [rows] of a step, as the next two */
+    uint32_t *ids;
+    uint32_t *at; /* row */
+    uint64_t promised;
+    uint32_t prompt, sample; /* the answer that begins next */
+    kvf_sequence *root;      /* its prompt, prefilled; NULL = not yet */
+    double start_ms;         /* of the root */
+    double chunk_ms;         /* of its last chunk */
+    uint32_t prefilled;      /* of its tokens */
+    bool stopped;
+} batch;
+
+/* ---- memory ---- */
+
+static uint64_t prompt_tokens(const kvf_batch_prompt *p)
+{
+    return (uint64_t)p->count + BLOCK_TOKENS;
+}
+
+/* A fork has its own window, which is sealed in blocks of its own. */
+static uint64_t answer_tokens(const kvf_batch_prompt *p, uint32_t local_tokens)
+{
+    return (uint64_t)p->tokens + local_tokens + 2 * BLOCK_TOKENS;
+}
+
+uint64_t kvf_batch_tokens(const kvf_batch_prompt *prompt, uint32_t answers, uint32_t local_tokens)
+{
+    return prompt_tokens(prompt) + answers * answer_tokens(prompt, local_tokens);
+}
+
+/* What the next answer adds; its prompt is there already if another one of it is. */
+static uint64_t next_tokens(const batch *b)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
+    return answer_tokens(p, b->local_tokens) +
+           (b->root || b->alive[b->prompt] ? 0 : prompt_tokens(p));
+}
+
+static row *free_row(const batch *b)
+{
+    for (uint32_t i = 0; i < b->request->rows; i++)
+        if (!b->rows[i].sequence)
+            return &b->rows[i];
+    return NULL;
+}
+
+static bool is_empty(const batch *b)
+{
+    for (uint32_t i = 0; i < b->request->rows; i++)
+        if (b->rows[i].sequence)
+            return false;
+    return true;
+}
+
+/* ---- an answer ---- */
+
+static void drop_sequence(const batch *b, kvf_sequence **sequence)
+{
+    kvf_transformer_forget(b->session->transformer);
+    kvf_sequence_destroy(*sequence);
+    *sequence = NULL;
+}
+
+static void end_answer(batch *b, row *r, kvf_stop stop)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[r->answer.prompt];
+    drop_sequence(b, &r->sequence);
+    b->promised -= answer_tokens(p, b->local_tokens);
+    if (--b->alive[r->answer.prompt] == 0 && !(b->root && b->prompt == r->answer.prompt))
+        b->promised -= prompt_tokens(p);
+    r->answer.stop = stop;
+    r->answer.ms = kvf_now_ms() - r->start_ms;
+    b->request->end(b->request->user, &r->answer);
+}
+
+static kvf_status say(const batch *b, kvf_status status, kvf_error *error)
+{
+    return model_fail(error, status, "%s", kvf_runtime_error(b->session->runtime)->text);
+}
+
+/* After a chunk of a prompt. */
+static bool on_chunk(void *user, uint32_t done, uint32_t total)
+{
+    batch *b = user;
+    const double now = kvf_now_ms();
+    (void)total;
+    b->stopped = !b->request->pass(b->request->user, done - b->prefilled, 0, now - b->chunk_ms);
+    b->prefilled = done;
+    b->chunk_ms = now;
+    return !b->stopped;
+}
+
+/* The prompt of the next answer but for its last token, which is a step. */
+static kvf_status make_root(batch *b, kvf_error *error)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
+    kvf_stop stop;
+    b->start_ms = b->chunk_ms = kvf_now_ms();
+    b->prefilled = 0;
+    const kvf_status created = kvf_sequence_create(b->session->cache, &b->root);
+    if (created != KVF_OK)
+        return say(b, created, error);
+    b->promised += prompt_tokens(p);
+    const kvf_prefill_request prefill = {
+        .sequence = b->root, .ids = p->ids, .count = p->count - 1, .progress = on_chunk, .user = b};
+    return kvf_generate_prefill(b->session, &prefill, &stop, error);
+}
+
+/* The last answer of a prompt goes on with its sequence itself. */
+static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
+{
+    const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
+    kvf_sampling_config sampling = p->sampling;
+    const uint32_t index = (uint32_t)(r - b->rows);
+    if (b->sample + 1 < p->samples) {
+        const kvf_status forked =
+            kvf_sequence_fork(b->session->cache, b->root, b->session->stream, &r->sequence);
+        if (forked != KVF_OK)
+            return say(b, forked, error);
+    } else {
+        r->sequence = b->root;
+        b->root = NULL;
+    }
+    sampling.seed += b->sample;
+    b->promised += answer_tokens(p, b->local_tokens);
+    b->alive[b->prompt]++;
+    r->next = p->ids[p->count - 1];
+    r->start_ms = b->start_ms;
+    r->answer = (kvf_batch_answer){.prompt = b->prompt, .sample = b->sample, .row = index};
+    b->sample++;
+    if (b->sample == p->samples) {
+        b->prompt++;
+        b->sample = 0;
+    }
+    KVF_TRY(kvf_sampler_begin(b->request->sampler, index, &sampling, error));
+    kvf_sampler_see(b->request->sampler, index, p->ids, p->count);
+    return KVF_OK;
+}
+
+/* ---- the batch ---- */
+
+/* Begin answers until there is no row or no memory for the next. */
+static kvf_status fill(batch *b, kvf_error *error)
+{
+    const kvf_batch_request *request = b->request;
+    row *r;
+    while (!b->stopped && b->prompt < request->count && (r = free_row(b)) != NULL) {
+        if (b->promised + next_tokens(b) > request->tokens_max) {
+            if (!is_empty(b))
+                return KVF_OK;
+            return model_fail(error, KVF_FULL,
+                              "prompt %u needs room for %llu tokens and the cache has %llu",
+                              b->prompt, (unsigned long long)next_tokens(b),
+                              (unsigned long long)request->tokens_max);
+        }
+        if (!b->root)
+            KVF_TRY(make_root(b, error));
+        if (!b->stopped)
+            KVF_TRY(begin_answer(b, r, error));
+    }
+    return KVF_OK;
+}
+
+/* Choose a row's next token from its logits. */
+static void choose(batch *b, row *r, const float *logits)
+{
+    const kvf_batch_request *request = b->request;
+    kvf_batch_answer *a = &r->answer;
+    const uint32_t id = kvf_sampler_next(request->sampler, a->row, logits);
+    a->has_no_logits = id == KVF_SAMPLER_NONE;
+    if (a->has_no_logits) {
+        end_answer(b, r, KVF_STOP_CALLER);
+        return;
+    }
+    if (a->generated++ == 0)
+        a->first_ms = kvf_now_ms() - r->start_ms;
+    const bool goes_on = request->token(request->user, a, id);
+    r->next = id;
+    if (!request->ignores_eos && kvf_ids_have(request->eos_ids, request->eos_count, id))
+        end_answer(b, r, KVF_STOP_EOS);
+    else if (!goes_on)
+        end_answer(b, r, KVF_STOP_CALLER);
+    else if (a->generated == request->prompts[a->prompt].tokens)
+        end_answer(b, r, KVF_STOP_LENGTH);
+}
+
+static kvf_status step(batch *b, kvf_error *error)
+{
+    const kvf_session *session = b->session;
+    const double start = kvf_now_ms();
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < b->request->rows; i++)
+        if (b->rows[i].sequence) {
+            b->sequences[count] = b->rows[i].sequence;
+            b->ids[count] = b->rows[i].next;
+            b->at[count++] = i;
+        }
+    const kvf_status status = kvf_transformer_decode(
+        session->transformer, session->cache, b->sequences, b->ids, count, true, session->stream);
+    KVF_TRY(kvf_session_finish(session, status, error));
+    const double ms = kvf_now_ms() - start;
+    for (uint32_t i = 0; i < count; i++)
+        choose(b, &b->rows[b->at[i]], kvf_transformer_logits(session->transformer, i));
+    b->stopped = !b->request->pass(b->request->user, 0, count, ms) || b->stopped;
+    return KVF_OK;
+}
+
+static kvf_status run(batch *b, kvf_error *error)
+{
+    while (!b->stopped) {
+        KVF_TRY(fill(b, error));
+        if (is_empty(b) || b->stopped)
+            return KVF_OK;
+        KVF_TRY(step(b, error));
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_request *request,
+                              kvf_error *error)
+{
+    batch b = {.session = session,
+               .request = request,
+               .local_tokens = kvf_cache_settings(session->cache)->local_tokens,
+               .rows = calloc(request->rows, sizeof *b.rows),
+               .alive = calloc(request->count, sizeof *b.alive),
+               .sequences = calloc(request->rows, sizeof(kvf_sequence *)),
+               .ids = calloc(request->rows, sizeof *b.ids),
+               .at = calloc(request->rows, sizeof *b.at)};
+    kvf_status status = KVF_OK;
+    if (!b.rows || !b.alive || !b.sequences || !b.ids || !b.at)
+        status = model_out_of_memory(error, request->rows * sizeof *b.rows, "a batch");
+    else
+        status = run(&b, error);
+    if (status != KVF_OK)
+        (void)!kvf_stream_wait(session->stream);
+    for (uint32_t i = 0; b.rows && b.alive && i < request->rows; i++)
+        if (b.rows[i].sequence)
+            end_answer(&b, &b.rows[i], KVF_STOP_CALLER);
+    if (b.root)
+        drop_sequence(&b, &b.root);
+    free(b.rows);
+    free(b.alive);
+    free(b.sequences);
+    free(b.ids);
+    free(b.at);
+    return status;
+}

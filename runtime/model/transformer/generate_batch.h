@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_GENERATE_BATCH_H
+#define KVF_MODEL_GENERATE_BATCH_H
+
+/*
+ * Many prompts, several answers to each, in one batch that is always as full as rows and memory
+ * allow: an answer that ends makes room for the next one.
+ *
+ * It knows transformers and sequences, not text or files. A prompt is prefilled once; its answers
+ * are forks. Invariant: an answer's tokens follow from its prompt, settings and seed alone, not
+ * from what runs beside it (on the host device; cuBLAS may round by the size of a batch).
+ */
+
+#include "generate.h"
+
+typedef struct kvf_batch_prompt {
+    const uint32_t *ids; /**< [count], at least 1 */
+    uint32_t count;
+    uint32_t tokens;              /**< of each answer, at least 1 */
+    uint32_t samples;             /**< answers, at least 1 */
+    kvf_sampling_config sampling; /**< answer i draws with seed + i */
+} kvf_batch_prompt;
+
+/** An answer on its way. */
+typedef struct kvf_batch_answer {
+    uint32_t prompt; /**< index of it */
+    uint32_t sample;
+    uint32_t row;       /**< of the batch; no other answer has it at the same time */
+    uint32_t generated; /**< tokens handed out, an end token included */
+    kvf_stop stop;      /**< at the end: why. CALLER also if the batch ended before it */
+    bool has_no_logits; /**< none was a finite number */
+    double first_ms;    /**< from the start of its prompt to the first token */
+    double ms;          /**< to the last one */
+} kvf_batch_answer;
+
+typedef struct kvf_batch_request {
+    const kvf_batch_prompt *prompts; /**< [count], borrowed */
+    uint32_t count;
+    uint32_t rows;        /**< answers at once; the cache has rows + 1 sequences */
+    uint64_t tokens_max;  /**< host_tokens_max of the cache */
+    kvf_sampler *sampler; /**< of `rows` rows */
+    const uint32_t *eos_ids;
+    uint32_t eos_count;
+    bool ignores_eos;
+    /** A token. @return whether the answer goes on */
+    bool (*token)(void *user, const kvf_batch_answer *answer, uint32_t id);
+    /** An answer ended. Its row is free afterwards. */
+    void (*end)(void *user, const kvf_batch_answer *answer);
+    /** After a prefill of @p prefilled tokens or a step of @p rows. @return whether to go on */
+    bool (*pass)(void *user, uint32_t prefilled, uint32_t rows, double ms);
+    void *user;
+} kvf_batch_request;
+
+/** Host tokens that a prompt takes with @p answers answers at once. */
+uint64_t kvf_batch_tokens(const kvf_batch_prompt *prompt, uint32_t answers, uint32_t local_tokens);
+
+/**
+ * Answer all prompts, in their order as far as rows and memory go.
+ *
+ * @return KVF_OK, also when a callback ended it; KVF_FULL if a prompt does not fit alone; what the
+ *         library says. Every answer that began has ended, and no sequence is left
+ */
+KVF_CHECKED kvf_status kvf_generate_batch(const kvf_session *session,
+                                          const kvf_batch_request *request, kvf_error *error);
+
+#endif

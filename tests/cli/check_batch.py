@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`kvferry run --prompts` and `--samples` from outside: every answer is what `kvferry run` gives for
+its prompt alone, token by token, whatever runs beside it; and what is refused or interrupted.
+
+usage: check_batch.py KVFERRY RECALL_MODEL
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from chat_model import CHATML, ChatModel
+
+FACT = "the code of alice brown is seven tiger . "
+# Longer ones are read in two chunks, and lose tokens to the selection.
+PROMPTS = (FACT + "question the code of alice brown", "quiet", "quiet river guards heavy lantern",
+           FACT * 40 + "question the code of", "the code", FACT * 9, "question the code of alice")
+SELECTION = ("--budget", "128", "--local", "32")
+DRAWS = ("--temperature", "1.5", "--min-p", "0.01", "--repetition-penalty", "1.1")
+
+
+def lines_of(chat, *options, status=0):
+    """(results by (id, sample), statistics)."""
+    stats = chat.save("stats", "")
+    out, _ = chat.run(*SELECTION, "--stats", stats, *options, status=status)
+    with open(stats, encoding="utf-8") as f:
+        told = json.load(f)
+    results = [json.loads(line) for line in out.splitlines()]
+    chat.check("no answer comes twice", len({(r["id"], r["sample"]) for r in results}) ==
+               len(results), out)
+    return {(r["id"], r["sample"]): r for r in results}, told
+
+
+def alone(chat, prompt, *options):
+    """(ids, text) of a run with one prompt."""
+    ids = chat.save("ids", "")
+    out, _ = chat.run(*SELECTION, "--prompt", prompt, "--emit-ids", ids, *options)
+    with open(ids, encoding="utf-8") as f:
+        return [int(line) for line in f], out.rstrip("\n")
+
+
+def check_prompts(chat):
+    chat.write()
+    tokens = [5 + 7 * (i % 4) for i in range(len(PROMPTS))]
+    jobs = [{"prompt": p, "tokens": n} for p, n in zip(PROMPTS, tokens)]
+    jobs[1]["id"] = "a name"
+    path = chat.save("p.jsonl", "\n\n".join(json.dumps(job) for job in jobs) + "\n")
+    wanted = [alone(chat, p, "-n", str(n), "--ignore-eos") for p, n in zip(PROMPTS, tokens)]
+    names = [job.get("id", 2 * i + 1) for i, job in enumerate(jobs)]
+    for options in (("--batch", "1"), ("--batch", "3"), ("--batch", "16"),
+                    ("--batch", "16", "--memory", "1400K"), ("--batch", "5", "--threads", "1")):
+        results, told = lines_of(chat, "--prompts", path, "--ignore-eos", *options)
+        chat.check("all prompts are answered with %s" % (options,),
+                   set(results) == {(name, 0) for name in names}, results.keys())
+        for name, (ids, text), n in zip(names, wanted, tokens):
+            r = results.get((name, 0), {})
+            chat.check("prompt %s with %s is as alone" % (name, options), r.get("ids") == ids and
+                       r["answer"] == text and r["generated_tokens"] == n and
+                       r["stop"] == "length" and "reasoning" not in r, r, ids, text)
+        at_once = told["batch"]["rows_at_once"]
+        chat.check("rows are shared", at_once == 1 if options[1] == "1" else
+                   1 < at_once <= told["batch"]["rows"], told["batch"])
+        if "--memory" in options:
+            chat.check("memory is a limit", told["host_kv_bytes"] <= 1440 << 10 and at_once < 6,
+                       told["host_kv_bytes"], at_once)
+
+
+def check_samples(chat):
+    chat.write()
+    single = [alone(chat, PROMPTS[0], "-n", "9", "--seed", str(40 + i), *DRAWS) for i in range(5)]
+    chat.check("seeds differ", len({tuple(ids) for ids, _ in single}) > 1, single)
+    for batch in ("2", "5"):
+        results, told = lines_of(chat, "--prompt", PROMPTS[0], "--samples", "5", "--seed", "40",
+                                 "--batch", batch, "-n", "9", *DRAWS)
+        for i, (ids, text) in enumerate(single):
+            r = results.get((1, i), {})
+            chat.check("sample %d is the run of its seed" % i, r.get("ids") == ids and
+                       r["answer"] == text and r["seed"] == 40 + i, r, ids, text)
+        # All but the last token, which is a step of each.
+        chat.check("a prompt is read once", told["batch"]["answers"] == told["batch"]["ended"] == 5
+                   and round(told["decode_steps"] * told["batch"]["rows_at_once"]) ==
+                   told["generated_tokens"] and told["prefilled_tokens"] ==
+                   told["prompt_tokens"] - 1, told)
+    job = {"prompt": PROMPTS[2], "temperature": 1.5, "min_p": 0.01, "repetition_penalty": 1.1,
+           "seed": 41, "tokens": 9, "top_k": 50, "top_p": 0.9}
+    path = chat.save("p.jsonl", json.dumps(job) + "\n" + json.dumps({"prompt": PROMPTS[1]}))
+    results, _ = lines_of(chat, "--prompts", path, "--samples", "2", "-n", "4")
+    ids, _ = alone(chat, PROMPTS[2], "-n", "9", "--seed", "42", "--top-k", "50", "--top-p", "0.9",
+                   *DRAWS)
+    chat.check("a line has settings of its own", results[(1, 1)]["ids"] == ids, results, ids)
+    chat.check("others have the command's", results[(2, 0)]["ids"] == results[(2, 1)]["ids"] and
+               results[(2, 0)]["generated_tokens"] == 4, results)
+
+
+def check_pruned(chat):
+    chat.write()
+    options = ("--prune", "snapkv", "--keep", "0.3", "--prune-window", "4", "-n", "6")
+    ids, _ = alone(chat, PROMPTS[5], *options)
+    results, told = lines_of(chat, "--prompt", PROMPTS[5], "--samples", "3", *options)
+    chat.check("samples share a pruned prompt", [results[(1, i)]["ids"] for i in range(3)] ==
+               [ids] * 3 and told["prune"]["policy"] == "snapkv", results, ids)
+
+
+def rename(chat, word, name):
+    """The word of the vocabulary is another text from now on."""
+    with open(os.path.join(chat.folder, "tokenizer.json"), encoding="utf-8") as f:
+        tokenizer = json.load(f)
+    vocab = tokenizer["model"]["vocab"]
+    vocab[name] = vocab.pop(word)
+    chat.save("tokenizer.json", tokenizer)
+
+
+def check_chat(chat):
+    chat.write()
+    question = [{"role": "user", "content": PROMPTS[0]}]
+    wanted, _ = chat.run(*SELECTION, "--messages", chat.save("m.json", question), "-n", "8")
+    told, _ = chat.run(*SELECTION, "--chat", "--system", "guards", "--prompt", PROMPTS[2],
+                       "-n", "8")
+    path = chat.save("p.jsonl", "\n".join(json.dumps(job) for job in (
+        {"messages": question}, {"prompt": PROMPTS[2], "system": "guards"})))
+    results, _ = lines_of(chat, "--prompts", path, "-n", "8")
+    chat.check("messages are a chat", results[(1, 0)]["answer"] == wanted.rstrip("\n"), results)
+    chat.check("so is a system prompt", results[(2, 0)]["answer"] == told.rstrip("\n"), results)
+    # The template opens a thought; a word that the model says becomes the end of one.
+    chat.write(CHATML.replace("assistant ", "assistant <think> "))
+    rename(chat, "lantern", "<think>")
+    options = ("--prompts", path, "-n", "8", "--repetition-penalty", "4", "--ignore-eos")
+    free = lines_of(chat, *options)[0][(1, 0)]
+    words = free["reasoning"].split()
+    chat.check("a thought without end is all reasoning", free["answer"] == "" and
+               len(set(words)) > 4, free)
+    end = next(i for i in range(1, len(words)) if words[i] not in PROMPTS[0].split())
+    rename(chat, words[end], "</think>")
+    parted = lines_of(chat, *options)[0][(1, 0)]
+    chat.check("reasoning and answer are apart", parted["ids"] == free["ids"] and
+               parted["reasoning"].split() == words[:end] and
+               parted["answer"].split() == words[end + 1:] != [], parted, words)
+
+
+def check_refused(chat):
+    chat.write()
+    good = json.dumps({"prompt": "quiet river"})
+    for line, why in (("{", "p.jsonl: line 2"), ("7", "line 2"), ('{"prompt": 7}', "prompt must be"),
+                      ('{"id": 1}', "give prompt"), ('{"prompt": "a", "best": 1}', '"best"'),
+                      ('{"prompt": "quiet", "tokens": 0}', "tokens must be a whole number from 1"),
+                      ('{"prompt": "quiet", "top_p": 0}', "line 2: top-p is 0"),
+                      ('{"prompt": "quiet", "temperature": "hot"}', "temperature must be"),
+                      ('{"prompt": "quiet", "id": [1]}', "id must be"),
+                      ('{"prompt": ""}', "line 2: the prompt is empty"),
+                      ('{"messages": []}', "line 2"), ('{"messages": [{"role": "user"}]}', "line 2"),
+                      ('{"prompt": "quiet", "tokens": 40000}', "32768")):
+        _, err = chat.run("--prompts", chat.save("p.jsonl", good + "\n" + line), status=1)
+        chat.check("a line %s is refused" % line, why in err, err)
+    path = chat.save("p.jsonl", good)
+    _, err = chat.run("--prompts", path, "--memory", "1000", status=1)
+    chat.check("too little memory is refused", "--memory 1000 has room for" in err, err)
+    _, err = chat.run("--prompts", chat.save("none", "\n"), status=1)
+    chat.check("no prompt at all", "holds no prompt" in err, err)
+    for options in (("--prompts", path, "--prompt", "a"), ("--prompts", path, "--ask", path),
+                    ("--prompts", path, "--emit-ids", "x"), ("--prompts", path, "-n", "0"),
+                    ("--prompts", path, "--prune", "snapkv"), ("--prompt", "a", "--batch", "2"),
+                    ("--prompt", "a", "--memory", "1M")):
+        chat.run(*options, status=2)
+    _, err = chat.run("--prompts", path, "--context", "40000", status=1)
+    chat.check("a context past the model's positions is refused", "32768 positions" in err, err)
+    _, err = chat.run("--prompt", "quiet", "--context", "40000", status=1)
+    chat.check("of one prompt too", "32768 positions" in err, err)
+    chat.write(template=None)
+    _, err = chat.run("--prompts", chat.save("p.jsonl", '{"messages": [{"role": "user", '
+                                             '"content": "quiet"}]}'), status=1)
+    chat.check("a chat needs a template", "no chat template" in err and "line 1" in err, err)
+
+
+def check_interrupted(chat):
+    """Ctrl-C: what was generated is out, and statistics are written."""
+    chat.write()
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p, "tokens": n}) for p, n in (
+        (PROMPTS[2], 3), (PROMPTS[0], 30000), (PROMPTS[1], 30000), (PROMPTS[4], 30000))))
+    stats = os.path.join(chat.folder, "interrupted")
+    command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompts", path,
+               "--batch", "3", "--ignore-eos", "--stats", stats]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        first = process.stdout.readline() # so the others are on their way
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    results = [json.loads(first)] + [json.loads(line) for line in out.splitlines()]
+    by_id = {r["id"]: r for r in results}
+    chat.check("Ctrl-C ends with 130", process.returncode == 130, process.returncode, err)
+    chat.check("what ended before is whole", by_id[1]["stop"] == "length", by_id[1])
+    chat.check("what was on its way is out", by_id[2]["stop"] == by_id[3]["stop"] == "interrupted"
+               and by_id[2]["generated_tokens"] == len(by_id[2]["ids"]) > 0 and
+               len(by_id[2]["answer"].split()) > 0, by_id[2])
+    with open(stats, encoding="utf-8") as f:
+        told = json.load(f)
+    chat.check("statistics are written", told["stop"] == "interrupted" and
+               told["generated_tokens"] == sum(r["generated_tokens"] for r in results), told)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
+        for check in (check_prompts, check_samples, check_pruned, check_chat, check_refused,
+                      check_interrupted):
+            check(chat)
+    print("%d checks, %d failed" % (chat.checks, chat.failed))
+    return chat.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
