@@ -15,10 +15,30 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/text.h"
 
 #define BAR_WIDTH 30u
 #define DRAW_MS   100.0
 #define WATCH_NS  100000000L
+
+/* Resident bytes of this process; 0 if the system does not say. */
+static uint64_t resident_bytes(void)
+{
+    char line[128] = "", *second = line;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file)
+        return 0;
+    if (!fgets(line, sizeof line, file))
+        line[0] = '\0';
+    fclose(file);
+    strtoull(line, &second, 10); /* the first number is the address space */
+    return strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static bool is_due(const cli_progress *progress, double now)
+{
+    return progress->shown && (progress->last_ms == 0.0 || now - progress->last_ms >= DRAW_MS);
+}
 
 void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total, const char *unit)
 {
@@ -31,10 +51,8 @@ void cli_progress_begin(cli_progress *progress, const char *title, uint64_t tota
 
 void cli_progress_at(cli_progress *progress, uint64_t done)
 {
-    if (!progress->shown)
-        return;
     double now = kvf_now_ms();
-    if (progress->last_ms != 0.0 && now - progress->last_ms < DRAW_MS && done < progress->total)
+    if (!is_due(progress, now) && !(progress->shown && done >= progress->total))
         return;
     progress->last_ms = now;
     if (done > progress->total)
@@ -54,9 +72,15 @@ void cli_progress_at(cli_progress *progress, uint64_t done)
     fflush(stderr);
 }
 
-void cli_progress_note(cli_progress *progress, const char *note)
+void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms)
 {
-    snprintf(progress->note, sizeof progress->note, "%s", note);
+    const double now = kvf_now_ms();
+    char bytes[32];
+    if (!is_due(progress, now) || now <= start_ms)
+        return;
+    snprintf(progress->note, sizeof progress->note, "%llu tokens, %.1f tokens/s, %s",
+             (unsigned long long)tokens, (double)tokens / (now - start_ms) * 1e3,
+             kvf_bytes_text(resident_bytes(), bytes));
 }
 
 void cli_progress_clear(cli_progress *progress)
@@ -72,25 +96,12 @@ void cli_progress_end(cli_progress *progress)
     progress->shown = false;
 }
 
-uint64_t cli_resident_bytes(void)
-{
-    char line[128] = "", *second = line;
-    FILE *file = fopen("/proc/self/statm", "r");
-    if (!file)
-        return 0;
-    if (!fgets(line, sizeof line, file))
-        line[0] = '\0';
-    fclose(file);
-    strtoull(line, &second, 10); /* the first number is the address space */
-    return strtoull(second, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static void *watch_run(void *raw)
 {
     cli_memory_watch *watch = raw;
     pthread_mutex_lock(&watch->mutex);
     while (!watch->stop) {
-        uint64_t now = cli_resident_bytes();
+        uint64_t now = resident_bytes();
         cli_progress_at(&watch->progress, now > watch->start_bytes ? now - watch->start_bytes : 0);
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
@@ -106,7 +117,7 @@ static void *watch_run(void *raw)
 void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes)
 {
     watch->stop = false;
-    watch->start_bytes = cli_resident_bytes();
+    watch->start_bytes = resident_bytes();
     cli_progress_begin(&watch->progress, title, bytes, "");
     pthread_mutex_init(&watch->mutex, NULL);
     pthread_cond_init(&watch->wake, NULL);

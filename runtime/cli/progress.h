@@ -25,14 +25,11 @@ typedef struct cli_progress {
 void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total,
                         const char *unit);
 void cli_progress_at(cli_progress *progress, uint64_t done);
-/** What the next drawing says besides. */
-void cli_progress_note(cli_progress *progress, const char *note);
+/** What the next drawing says besides: tokens since @p start_ms, and memory in use. */
+void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms);
 /** Room for a line of others; the bar comes back with the next cli_progress_at. */
 void cli_progress_clear(cli_progress *progress);
 void cli_progress_end(cli_progress *progress);
-
-/** Resident bytes of this process; 0 if the system does not say. */
-uint64_t cli_resident_bytes(void);
 
 /** A bar over a call that reports nothing: the growth of this process's memory is what it shows. */
 typedef struct cli_memory_watch {

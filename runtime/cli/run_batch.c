@@ -9,7 +9,6 @@
 
 #include "chat_thought.h"
 #include "common/clock.h"
-#include "common/text.h"
 #include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
@@ -140,14 +139,8 @@ static void on_end(void *user, const kvf_batch_answer *answer)
 
 static void show_progress(batch_run *b)
 {
-    char note[96], bytes[32];
     const cli_batch *batch = &b->run->batch;
-    const double seconds = (kvf_now_ms() - b->start_ms) / 1e3;
-    snprintf(note, sizeof note, "%llu tokens, %.1f tokens/s, %s",
-             (unsigned long long)batch->generated,
-             seconds > 0.0 ? (double)batch->generated / seconds : 0.0,
-             kvf_bytes_text(cli_resident_bytes(), bytes));
-    cli_progress_note(&b->progress, note);
+    cli_progress_pace(&b->progress, batch->generated, b->start_ms);
     cli_progress_at(&b->progress, batch->answers);
 }
 

@@ -278,6 +278,16 @@ static void write_losses(cli_json *j, const cli_run *run)
     cli_json_end(j, ']');
 }
 
+/* Whether a step keeps its time as the context grows. */
+static void write_pace(cli_json *j, const cli_run *run)
+{
+    enum { PIECE = 1000 };
+    cli_json_array(j, "tpot_ms_by_1000");
+    for (uint32_t first = 0; first + PIECE <= run->step_count; first += PIECE)
+        cli_json_real(j, NULL, times_of(run->step_ms + first, PIECE).p50);
+    cli_json_end(j, ']');
+}
+
 static void write_all(cli_json *j, const cli_run *run)
 {
     kvf_stats s;
@@ -304,6 +314,7 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_real(j, "prefill_ms", run->prefill_ms);
     cli_json_real(j, "ttft_ms", first_token_ms(run));
     write_times(j, "tpot_ms", &t);
+    write_pace(j, run);
     write_counters(j, run, &s);
     write_totals(j, &s);
     write_memory(j, run);

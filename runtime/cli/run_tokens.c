@@ -13,11 +13,16 @@
 #include "progress.h"
 #include "run.h"
 
+#include <unistd.h>
+
 /* Where tokens go. */
 typedef struct outlet {
     cli_run *run;
     kvf_token_ids *generated; /* may be NULL */
     cli_printer printer;
+    cli_progress progress;
+    double start_ms;
+    uint32_t count;
 } outlet;
 
 bool cli_run_go_on(void *progress, uint32_t done, uint32_t total)
@@ -37,6 +42,8 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
     if (o->generated && kvf_token_ids_push(NULL, o->generated, id, NULL) != KVF_OK)
         o->printer.failed = true;
+    cli_progress_pace(&o->progress, ++o->count, o->start_ms);
+    cli_progress_at(&o->progress, o->count);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 
@@ -71,6 +78,9 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
                             .one_line = run->options.ask_file,
                             .copy = text}};
     cli_printer_begin(&o.printer, &run->options.stop);
+    o.start_ms = kvf_now_ms();
+    if (!isatty(STDOUT_FILENO)) /* where the tokens are what is seen */
+        cli_progress_begin(&o.progress, "decode", tokens, "tokens");
     kvf_sampler_see(run->sampler, 0, ids, count);
     kvf_decode_request request = {
         .sequence = sequence,
@@ -85,6 +95,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
     };
     kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
+    cli_progress_end(&o.progress);
     run->step_count += result.steps;
     run->answer_count++;
     kvf_cache_stats(run->cache, &after);
@@ -140,17 +151,30 @@ static kvf_status end_document(cli_run *run, const uint32_t *last, kvf_error *er
     return status;
 }
 
+/* How far a prompt is on its way through the layers. */
+typedef struct prompt_reading {
+    cli_progress progress;
+    uint32_t done;
+} prompt_reading;
+
+static bool on_reading(void *user, uint32_t done, uint32_t total)
+{
+    prompt_reading *r = user;
+    r->done = done;
+    return cli_run_go_on(&r->progress, done, total);
+}
+
 kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
     uint32_t count = (uint32_t)run->prompt.count - 1;
-    cli_progress progress;
-    cli_progress_begin(&progress, "prefill", count, "tokens");
+    prompt_reading reading = {0};
+    cli_progress_begin(&reading.progress, "prefill", count, "tokens");
     kvf_prefill_request request = {
         .sequence = run->sequence,
         .ids = run->prompt.ids,
         .count = count,
-        .progress = cli_run_go_on,
-        .user = &progress,
+        .progress = on_reading,
+        .user = &reading,
     };
     kvf_stop stop;
     double start = kvf_now_ms();
@@ -160,8 +184,8 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
     if (!run->prune)
         run->prefilled = kvf_sequence_length(run->sequence, 0);
     else if (status == KVF_OK)
-        run->prefilled = count;
-    cli_progress_end(&progress);
+        run->prefilled = stop == KVF_STOP_LENGTH ? count : reading.done;
+    cli_progress_end(&reading.progress);
     run->interrupted = cli_interrupted();
     return status == KVF_OK ? cli_run_prune_note(run, error) : status;
 }

@@ -7,6 +7,8 @@ usage: check_batch.py KVFERRY RECALL_MODEL
 """
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -202,11 +204,46 @@ def check_interrupted(chat):
                told["generated_tokens"] == sum(r["generated_tokens"] for r in results), told)
 
 
+def check_interrupted_prefill(chat):
+    """Ctrl-C inside a prompt that goes layer by layer, or in one call by chunks: it is heard, and
+    statistics are written."""
+    chat.write()
+    prompt = chat.save("long.txt", FACT * 3500)
+    for options in (("--prune", "snapkv"), ("--prune", "snapkv", "--chunk", "2048", "--evict", "naive"),
+                    ("--prune", "snapkv", "--samples", "2")):
+        stats = os.path.join(chat.folder, "prefill")
+        master, slave = pty.openpty()
+        command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompt-file",
+                   prompt, "-n", "4", "--stats", stats] + list(options)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave) as process:
+            os.close(slave)
+            shown = b""
+            # A bar that has moved: the prefill is under way.
+            while not re.search(rb"prefill[^\r]* [1-9]\d*/|answers", shown):
+                shown += os.read(master, 4096)
+            process.send_signal(signal.SIGINT)
+            try:
+                while True:
+                    shown += os.read(master, 4096)
+            except OSError:  # the terminal was closed at the other end
+                pass
+            out = process.communicate(timeout=60)[0]
+        os.close(master)
+        with open(stats, encoding="utf-8") as f:
+            told = json.load(f)
+        chat.check("Ctrl-C is heard inside a pruned prefill with %s" % (options,),
+                   process.returncode == 130 and told["stop"] == "interrupted" and
+                   told["generated_tokens"] == 0 and out.strip() == b"" and
+                   0 < told["prefilled_tokens"] < told["prompt_tokens"] - 1,
+                   process.returncode, told["stop"], told["generated_tokens"], out)
+        os.remove(stats)
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
         for check in (check_prompts, check_samples, check_pruned, check_chat, check_refused,
-                      check_interrupted):
+                      check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0

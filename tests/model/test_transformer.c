@@ -313,6 +313,58 @@ static void expect_refusal(const char *type, unsigned layers, unsigned intermedi
     rig_close(&r);
 }
 
+/* Says no to one question. */
+typedef struct asker {
+    uint32_t asked, no_at, last;
+} asker;
+
+static bool ask(void *user, uint32_t done, uint32_t total)
+{
+    asker *a = user;
+    assert_int_equal(total, PROMPT);
+    assert_in_range(done, a->last, total);
+    a->last = done;
+    return ++a->asked != a->no_at;
+}
+
+/* Two layers of two operations each: asked in front of all but the first. */
+static void a_prefill_stops_where_it_is_told(void **state)
+{
+    (void)state;
+    static float want[STEPS * VOCAB], got[STEPS * VOCAB];
+    rig r = {.prompt_max = PROMPT};
+    uint32_t ids[PROMPT];
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = id_of(0, i);
+    rig_open(&r, 2);
+    for (uint32_t no_at = 1; no_at <= 4; no_at++) {
+        asker a = {.no_at = no_at};
+        kvf_transformer_watch(r.transformer, ask, &a);
+        assert_int_equal(
+            kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, PROMPT, r.stream),
+            KVF_OK);
+        assert_int_equal(kvf_stream_wait(r.stream), KVF_OK);
+        assert_int_equal(kvf_transformer_stopped(r.transformer), no_at < 4);
+        assert_int_equal(a.asked, no_at < 4 ? no_at : 3);
+        if (no_at < 4) {
+            kvf_sequence_destroy(r.sequences[0]);
+            assert_int_equal(kvf_sequence_create(r.cache, &r.sequences[0]), KVF_OK);
+        }
+    }
+    decode(&r, 0, 1, got);
+    kvf_transformer_watch(r.transformer, NULL, NULL);
+    kvf_transformer_forget(r.transformer);
+    kvf_sequence_destroy(r.sequences[0]);
+    assert_int_equal(kvf_sequence_create(r.cache, &r.sequences[0]), KVF_OK);
+    assert_int_equal(
+        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, PROMPT, r.stream),
+        KVF_OK);
+    assert_int_equal(kvf_stream_wait(r.stream), KVF_OK);
+    decode(&r, 0, 1, want);
+    assert_memory_equal(want, got, sizeof want);
+    rig_close(&r);
+}
+
 static void tensors_are_named(void **state)
 {
     (void)state;
@@ -330,6 +382,7 @@ int main(void)
         cmocka_unit_test(a_prompt_goes_on_behind_steps),
         cmocka_unit_test(order_of_layers_does_not_matter),
         cmocka_unit_test(ids_out_of_range_are_refused),
+        cmocka_unit_test(a_prefill_stops_where_it_is_told),
         cmocka_unit_test(tensors_are_named),
     };
     return cmocka_run_group_tests_name("transformer", tests, NULL, NULL);

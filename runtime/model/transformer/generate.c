@@ -46,6 +46,19 @@ static kvf_status check_prompt(const kvf_session *session, uint32_t count, kvf_e
     return KVF_OK;
 }
 
+/* A piece of a prompt on its way. */
+typedef struct prompt_watch {
+    const kvf_prefill_request *request;
+    uint32_t done; /* in front of it */
+} prompt_watch;
+
+static bool ask(void *user, uint32_t done, uint32_t total)
+{
+    const prompt_watch *w = user;
+    (void)total;
+    return w->request->progress(w->request->user, w->done + done, w->request->count);
+}
+
 kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_request *request,
                                 kvf_stop *stop, kvf_error *error)
 {
@@ -61,11 +74,18 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
                                                 : kvf_transformer_prompt_max(transformer);
     for (uint32_t done = 0; done < request->count;) {
         const uint32_t rest = request->count - done, piece = rest < piece_max ? rest : piece_max;
+        prompt_watch watch = {request, done};
+        kvf_transformer_watch(transformer, request->progress ? ask : NULL, &watch);
         const kvf_status status = kvf_transformer_prefill_chunked(
             transformer, session->cache, session->prune, request->sequence, request->ids + done,
             piece, evicts(session) ? session->chunk : piece, session->stream);
+        kvf_transformer_watch(transformer, NULL, NULL);
         KVF_TRY(kvf_session_finish(session, status, error));
         done += piece;
+        if (kvf_transformer_stopped(transformer)) {
+            *stop = KVF_STOP_CALLER;
+            return KVF_OK;
+        }
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
             *stop = KVF_STOP_CALLER;

@@ -7,8 +7,8 @@
  * they cost out.
  *
  * It knows transformers and sequences, not text, terminals or files. The caller watches through two
- * functions and may stop it after any chunk or token. Invariant: one kvf_stream_wait per chunk
- * and per token, and nothing is allocated.
+ * functions and may stop it inside a prompt, also one that is pruned, or after any token.
+ * Invariant: one kvf_stream_wait per token, and nothing is allocated.
  */
 
 #include "sampling.h"
@@ -30,9 +30,6 @@ typedef struct kvf_session {
 KVF_CHECKED kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued,
                                           kvf_error *error);
 
-/** Called after each chunk of a prefill. @return whether to go on */
-typedef bool (*kvf_prefill_progress_fn)(void *user, uint32_t done, uint32_t total);
-
 /** Called for each generated token with the logits it was chosen from. @return whether to go on */
 typedef bool (*kvf_token_fn)(void *user, uint32_t id, const float *logits);
 
@@ -50,7 +47,8 @@ typedef struct kvf_prefill_request {
     void *user;
 } kvf_prefill_request;
 
-/** Append a prompt to a sequence. @p stop receives LENGTH or CALLER. */
+/** Append a prompt to a sequence. @p stop receives LENGTH or CALLER; after CALLER a sequence that
+ * was stopped inside a chunk can only be destroyed. */
 KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
                                             const kvf_prefill_request *request, kvf_stop *stop,
                                             kvf_error *error);

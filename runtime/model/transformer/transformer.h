@@ -72,6 +72,22 @@ KVF_CHECKED kvf_status kvf_transformer_prefill(kvf_transformer *transformer, kvf
                                                kvf_sequence *sequence, const uint32_t *ids,
                                                uint32_t count, kvf_stream *stream);
 
+/** Asked while a prompt is prefilled: how many of its tokens' way was gone. @return whether to go
+ * on */
+typedef bool (*kvf_prefill_progress_fn)(void *user, uint32_t done, uint32_t total);
+
+/**
+ * Ask @p progress in front of every operation of a prefill but the first, of at most chunk_max rows
+ * of a layer. Where it says no, the prefill ends with KVF_OK, kvf_transformer_stopped tells, and
+ * its sequences can only be destroyed. NULL = nobody asks.
+ *
+ * Stream: each question waits for what was enqueued.
+ */
+void kvf_transformer_watch(kvf_transformer *transformer, kvf_prefill_progress_fn progress,
+                           void *user);
+/** Whether the last prefill was ended like that. */
+bool kvf_transformer_stopped(const kvf_transformer *transformer);
+
 /** A prompt for an empty sequence. */
 typedef struct kvf_prompt {
     kvf_sequence *sequence;

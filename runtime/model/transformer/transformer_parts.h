@@ -61,6 +61,13 @@ typedef struct transformer_recording {
     bool is_refused; /* the library said no; not asked again */
 } transformer_recording;
 
+/* Who is asked whether a prefill goes on. */
+typedef struct transformer_watch {
+    kvf_prefill_progress_fn progress; /* NULL = nobody */
+    void *user;
+    bool stopped; /* it said no */
+} transformer_watch;
+
 struct kvf_transformer {
     kvf_transformer_options options;
     kvf_model_config model;
@@ -78,6 +85,7 @@ struct kvf_transformer {
     kvf_linear head;
     transformer_buffers buffers;
     transformer_recording recording;
+    transformer_watch watch;
     uint64_t weight_bytes;
 };
 

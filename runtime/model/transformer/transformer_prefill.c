@@ -28,6 +28,9 @@ typedef struct prefill_run {
     uint32_t batch;
     kvf_stream *stream;
     bool evicts;    /* the pruner evicts from chunks; else it decides layer by layer */
+    uint32_t done;  /* tokens of earlier chunks, */
+    uint32_t chunk; /* of this one */
+    uint32_t total; /* and of the prompt or the batch */
     bool completes; /* the last layer goes on to its end, for the last row */
 } prefill_run;
 
@@ -37,6 +40,33 @@ static transformer_step step_of(const prefill_run *r, uint32_t index)
                               .stream = r->stream,
                               .first = r->t->prompts[index].first,
                               .rows = r->t->prompts[index].count};
+}
+
+/* ---- whether to go on ---- */
+
+void kvf_transformer_watch(kvf_transformer *t, kvf_prefill_progress_fn progress, void *user)
+{
+    t->watch.progress = progress;
+    t->watch.user = user;
+}
+
+bool kvf_transformer_stopped(const kvf_transformer *t)
+{
+    return t->watch.stopped;
+}
+
+/* In front of an operation on the rows from s->first on, of a prompt in a layer. */
+static kvf_status ask(const prefill_run *r, const transformer_prompt *p, const transformer_step *s,
+                      uint32_t layer)
+{
+    transformer_watch *w = &r->t->watch;
+    const uint32_t gone = s->first - p->first;
+    if (!w->progress || (layer == 0 && gone == 0))
+        return KVF_OK;
+    KVF_TRY(kvf_stream_wait(r->stream));
+    const double share = (layer + (double)gone / p->count) / r->t->model.layers;
+    w->stopped = !w->progress(w->user, r->done + (uint32_t)(share * r->chunk), r->total);
+    return KVF_OK;
 }
 
 /* ---- one layer ---- */
@@ -74,6 +104,9 @@ static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t l
     transformer_step s = step_of(r, index);
     s.rows = 0;
     while (next_rows(&r->t->prompts[index], &s)) {
+        KVF_TRY(ask(r, &r->t->prompts[index], &s, layer));
+        if (r->t->watch.stopped)
+            return KVF_OK;
         KVF_TRY(transformer_project(&s, layer));
         KVF_TRY(attend(r, index, &s, layer));
         if (!ends)
@@ -134,6 +167,8 @@ static kvf_status run_layer(const prefill_run *r, uint32_t index)
     const uint32_t layer = p->layer++;
     kvf_prune_result result = {0};
     KVF_TRY(run_attention(r, index, layer));
+    if (r->t->watch.stopped)
+        return KVF_OK;
     if (r->evicts)
         KVF_TRY(
             kvf_prune_chunk(r->prune, sequence, layer, p->count - p->patch, p->patch, r->stream));
@@ -161,9 +196,12 @@ static uint32_t lowest_layer(const prefill_run *r)
 static kvf_status run_layers(const prefill_run *r)
 {
     for (uint32_t layer = 0; layer < r->t->model.layers; layer = lowest_layer(r))
-        for (uint32_t i = 0; i < r->batch; i++)
+        for (uint32_t i = 0; i < r->batch; i++) {
             if (r->t->prompts[i].layer == layer)
                 KVF_TRY(run_layer(r, i));
+            if (r->t->watch.stopped)
+                return KVF_OK;
+        }
     return KVF_OK;
 }
 
@@ -197,11 +235,14 @@ static bool fits(const prefill_run *r)
     return true;
 }
 
-static kvf_status prefill_batch(const prefill_run *r)
+static kvf_status prefill_batch(prefill_run *r)
 {
     uint32_t first = 0;
+    r->t->watch.stopped = false;
     if (!fits(r))
         return KVF_INVALID;
+    for (uint32_t i = 0; i < r->batch; i++)
+        r->chunk = r->total += r->prompts[i].count;
     for (uint32_t i = 0; r->prune && i < r->batch; i++)
         KVF_TRY(kvf_prune_begin(r->prune, r->prompts[i].sequence, r->prompts[i].count));
     for (uint32_t i = 0; i < r->batch; first += r->prompts[i++].count) {
@@ -215,25 +256,25 @@ kvf_status kvf_transformer_prefill_pruned(kvf_transformer *t, kvf_cache *cache, 
                                           const kvf_prompt *prompts, uint32_t batch,
                                           kvf_stream *stream)
 {
-    const prefill_run run = {.t = t,
-                             .cache = cache,
-                             .prune = prune,
-                             .prompts = prompts,
-                             .batch = batch,
-                             .stream = stream};
+    prefill_run run = {.t = t,
+                       .cache = cache,
+                       .prune = prune,
+                       .prompts = prompts,
+                       .batch = batch,
+                       .stream = stream};
     return prefill_batch(&run);
 }
 
 kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
                                   const kvf_prompt *prompt, float *hidden, kvf_stream *stream)
 {
-    const prefill_run run = {.t = t,
-                             .cache = cache,
-                             .prune = prune,
-                             .prompts = prompt,
-                             .batch = 1,
-                             .stream = stream,
-                             .completes = true};
+    prefill_run run = {.t = t,
+                       .cache = cache,
+                       .prune = prune,
+                       .prompts = prompt,
+                       .batch = 1,
+                       .stream = stream,
+                       .completes = true};
     KVF_TRY(prefill_batch(&run));
     transformer_step s = step_of(&run, 0);
     s.first += s.rows - 1;
@@ -304,14 +345,15 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
 {
     const kvf_prompt prompt = {.sequence = sequence, .ids = ids, .count = count};
     const kvf_prune_config *eviction = eviction_of(prune);
-    const prefill_run run = {.t = t,
-                             .cache = cache,
-                             .prune = prune,
-                             .prompts = &prompt,
-                             .batch = 1,
-                             .stream = stream,
-                             .evicts = eviction};
+    prefill_run run = {.t = t,
+                       .cache = cache,
+                       .prune = prune,
+                       .prompts = &prompt,
+                       .batch = 1,
+                       .stream = stream,
+                       .evicts = eviction};
     kvf_error error;
+    t->watch.stopped = false;
     KVF_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
     if (prune && !eviction)
         return prefill_batch(&run);
@@ -320,11 +362,14 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
     if (prune)
         KVF_TRY(kvf_prune_begin(prune, sequence, count));
     const uint32_t position = transformer_next_position(sequence);
-    for (uint32_t done = 0, tokens; done < count; done += tokens) {
+    run.total = count;
+    for (uint32_t done = 0, tokens; done < count && !t->watch.stopped; done += tokens) {
         tokens = count - done < chunk ? count - done : chunk;
         const uint32_t patch = done + tokens < count ? patch_of(eviction, count, chunk) : 0;
         if (done > 0) /* ids and positions of the chunk before were read */
             KVF_TRY(kvf_stream_wait(stream));
+        run.done = done;
+        run.chunk = tokens;
         KVF_TRY(run_chunk(&run, done, tokens, patch, position + done));
     }
     return KVF_OK;
