@@ -219,7 +219,7 @@ def check_interrupted_prefill(chat):
             os.close(slave)
             shown = b""
             # A bar that has moved: the prefill is under way.
-            while not re.search(rb"prefill[^\r]* [1-9]\d*/|answers", shown):
+            while not re.search(rb"prefill[^\r]* [1-9]\d*/|tokens/s", shown):
                 shown += os.read(master, 4096)
             process.send_signal(signal.SIGINT)
             try:
