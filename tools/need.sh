@@ -22,6 +22,8 @@ build  cmd:pkg-config             pkg-config
 build  cmd:python3                python3
 build  pc:hwloc                   libhwloc-dev
 build  pc:numa                    libnuma-dev
+build  pc:liburing                liburing-dev
+build  h:xxhash.h                 libxxhash-dev
 build  h:dnnl.h                   libdnnl-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev

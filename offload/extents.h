@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_EXTENTS_H
+#define KVF_OFFLOAD_EXTENTS_H
+
+/*
+ * A long run of bytes of a file, to or from many pieces of memory: in extents of one size, each
+ * with a checksum, several requests at a time.
+ *
+ * Knows nothing of what the pieces are. Requests never cross the end of an extent. What an engine
+ * moved only in part is asked for again; a request that makes no progress TRIES_MAX times is an
+ * error. Whatever fails, nothing is in flight on return.
+ */
+
+#include "io_engine.h"
+
+#define KVF_EXTENT_BYTES ((uint32_t)1 << 20)
+#define KVF_EXTENT_DEPTH 16u
+
+typedef struct kvf_extents {
+    kvf_context *context;
+    kvf_io *io;
+    const char *path; /* for messages */
+    int file;
+    uint32_t extent_bytes;
+    uint64_t offset;     /* of the first extent in the file */
+    uint64_t *checksums; /* [extents] written by write, compared by read */
+} kvf_extents;
+
+static inline uint64_t kvf_extent_count(uint64_t bytes, uint32_t extent_bytes)
+{
+    return bytes / extent_bytes + (bytes % extent_bytes != 0);
+}
+
+/* `pieces` are the bytes in order. KVF_SYSTEM with errno, KVF_CORRUPT if a checksum differs or the
+ * file ends before, KVF_OUT_OF_MEMORY. */
+KVF_CHECKED kvf_status kvf_extents_write(const kvf_extents *e, const struct iovec *pieces,
+                                         size_t count);
+KVF_CHECKED kvf_status kvf_extents_read(const kvf_extents *e, const struct iovec *pieces,
+                                        size_t count);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_IO_ENGINE_H
+#define KVF_OFFLOAD_IO_ENGINE_H
+
+/*
+ * Reading and writing pieces of files, several at a time: one const table of functions per engine.
+ *
+ * Knows files by their descriptors and memory by addresses, and nothing of what the bytes are. An
+ * engine has one owner thread. A request may end with fewer bytes than it asked for, as pread may;
+ * whoever asked asks for the rest (extents.c). Invariant: requests in flight <= depth, and each is
+ * given back by exactly one wait.
+ */
+
+#include <sys/uio.h>
+
+#include "context.h"
+
+#define KVF_IO_PIECES_MAX 64u
+#define KVF_IO_DEPTH_MAX  256u
+
+typedef struct kvf_io kvf_io;
+
+typedef struct kvf_io_request {
+    int file;
+    uint32_t is_write;
+    uint64_t offset;
+    const struct iovec *pieces; /* [count] valid until the request is given back */
+    uint32_t count;             /* 1 to KVF_IO_PIECES_MAX */
+    uint32_t tag;               /* comes back */
+} kvf_io_request;
+
+typedef struct kvf_io_result {
+    uint32_t tag;
+    int64_t bytes; /* moved, or -errno */
+} kvf_io_result;
+
+typedef struct kvf_io_ops {
+    const char *name;
+    kvf_status (*open)(kvf_context *context, uint32_t depth, kvf_io **out);
+    void (*close)(kvf_io *io); /* nothing is in flight */
+    /* 0; -EBUSY: `depth` requests are in flight, nothing was taken; else -errno, likewise. */
+    int (*submit)(kvf_io *io, const kvf_io_request *request);
+    /* One that ended: 0, or -errno. Something is in flight. */
+    int (*wait)(kvf_io *io, kvf_io_result *out);
+} kvf_io_ops;
+
+/* First member of every engine. */
+struct kvf_io {
+    const kvf_io_ops *ops;
+    kvf_context *context;
+    uint32_t depth;
+};
+
+extern const kvf_io_ops kvf_io_plain; /* preadv and pwritev, one after the other */
+extern const kvf_io_ops kvf_io_uring; /* where the build has liburing */
+
+/* io_uring where build, kernel and limits allow it, else the plain engine, which always opens
+ * unless memory ends. A note says why. */
+KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out);
+void kvf_io_close(kvf_io *io); /* NULL is fine */
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A file that is there whole or not at all; see the header. Knows nothing of its contents. */
+
+#include "new_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static kvf_status failed(const kvf_new_file *f, const char *what, int code)
+{
+    return kvf_fail(f->context, KVF_SYSTEM, code, "%s: %s: %s", f->path, what, strerror(code));
+}
+
+/* The test hook, by the name of the call; else what the call says. */
+static int refused(const kvf_new_file *f, const char *what)
+{
+    return kvf_context_refuses(f->context, what) ? (errno = EIO, 1) : 0;
+}
+
+kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)
+{
+    const size_t length = strlen(path);
+    *out = (kvf_new_file){.context = context, .file = -1};
+    out->path = kvf_alloc(context, length + 1, 1);
+    out->temporary = kvf_alloc(context, length + sizeof KVF_NEW_FILE_MARK "XXXXXX", 1);
+    if (!out->path || !out->temporary)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the name of a file");
+    memcpy(out->path, path, length + 1);
+    snprintf(out->temporary, length + sizeof KVF_NEW_FILE_MARK "XXXXXX",
+             "%s" KVF_NEW_FILE_MARK "XXXXXX", path);
+    if (!refused(out, "file open"))
+        out->file = mkostemp(out->temporary, O_CLOEXEC);
+    return out->file < 0 ? failed(out, "a file beside it cannot be made", errno) : KVF_OK;
+}
+
+kvf_status kvf_new_file_reserve(kvf_new_file *f, uint64_t bytes)
+{
+    int code = refused(f, "file reserve") ? ENOSPC : 0;
+    if (!code && fallocate(f->file, 0, 0, (off_t)bytes) != 0)
+        code = errno;
+    if (code != ENOSPC && code != EFBIG && code != EDQUOT)
+        return KVF_OK; /* this file system cannot say */
+    return kvf_fail(f->context, KVF_SYSTEM, code,
+                    "%s: there is no room for %llu bytes: %s; free some, or save elsewhere",
+                    f->path, (unsigned long long)bytes, strerror(code));
+}
+
+/* The folder that a path lies in, open. */
+static int open_folder(const kvf_new_file *f)
+{
+    const char *slash = strrchr(f->path, '/');
+    if (!slash)
+        return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* The temporary name is not used any more. */
+    const size_t length = slash == f->path ? 1 : (size_t)(slash - f->path);
+    memcpy(f->temporary, f->path, length);
+    f->temporary[length] = '\0';
+    return open(f->temporary, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+kvf_status kvf_new_file_commit(kvf_new_file *f)
+{
+    if (refused(f, "file sync") || fsync(f->file) != 0)
+        return failed(f, "its bytes cannot be made durable", errno);
+    if (refused(f, "file rename") || rename(f->temporary, f->path) != 0)
+        return failed(f, "the finished file cannot be given this name", errno);
+    f->is_committed = 1;
+    const int folder = refused(f, "folder sync") ? -1 : open_folder(f);
+    const int code = folder < 0 || fsync(folder) != 0 ? errno : 0;
+    if (folder >= 0)
+        (void)close(folder);
+    /* Some file systems cannot sync a folder. */
+    return code && code != EINVAL ? failed(f, "its name cannot be made durable", code) : KVF_OK;
+}
+
+void kvf_new_file_close(kvf_new_file *f)
+{
+    if (f->file >= 0) {
+        (void)close(f->file);
+        if (!f->is_committed)
+            (void)unlink(f->temporary);
+    }
+    kvf_free(f->context, f->temporary);
+    kvf_free(f->context, f->path);
+    *f = (kvf_new_file){.file = -1};
+}
