@@ -15,6 +15,7 @@ of every key, selects pages within a budget, brings the missing ones to the devi
 
 Runtime   a device and its threads; Stream an order of work on it; Link measures its link
 Cache     prefill, decode, fork, page lists, statistics; Sequence, Recording, PageLists
+Save      a sequence on its way to a file (`Sequence.save`, `Cache.restore`); `saved` tells of one
 Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own
 settings  names, ranges, defaults and meanings of all settings
 Select, Dtype, Device, Transfer, ...  values of settings; their names as text do too
@@ -39,6 +40,7 @@ from ._policies import PruneChoice, PrunePolicy, PruneView, SelectView, prune_po
 from ._prune import (Pruner, PruneStep, policy_takes, structkv_measure, structkv_pivot,
                      structkv_transition)
 from ._runtime import Link, Runtime, Stream
+from ._save import Save, saved
 from ._settings import Setting, settings
 
 __version__ = _lib.kvf_version().decode()

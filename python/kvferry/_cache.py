@@ -5,6 +5,7 @@ Knows no machine and no model. Invariants: one thread at a time is in a cache; a
 with its work enqueued and its arrays kept, or raises and keeps nothing.
 """
 import ctypes
+import os
 import sys
 from ctypes import addressof, byref
 from typing import Any, Callable, List, Optional, Sequence as Many, Union
@@ -14,10 +15,11 @@ import numpy as np
 from . import _policies
 from ._arrays import FLOAT32, INT32, Reader, positions_address
 from .capi import (CacheConfig, CachePlan, DecodeArgs, Dtype, Footprint, PageLists as PageListsRow,
-                    PrefillArgs, Preset, Select, Stats, lib)
+                    PrefillArgs, Preset, RestoreArgs, SaveArgs, Select, Stats, lib)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._runtime import Runtime, Stream, _opened
+from ._save import Save
 from ._settings import fill
 
 _decode = lib.kvf_decode
@@ -122,6 +124,22 @@ class Cache(Handle):
         with self._node.lock:
             handle = self._node.check()
             return Sequence(self, _opened(self.runtime._node.handle, lib.kvf_sequence_create, handle))
+
+    def restore(self, path: Union[str, os.PathLike], model: Optional[str] = None, *,
+                exact: bool = True, stream: Optional[Stream] = None) -> "Sequence":
+        """A sequence from a file of `Sequence.save`, which goes on bit for bit.
+
+        model   must be what the file says; None = any
+        exact   False takes the tokens of a file that was saved under other settings
+        """
+        row = RestoreArgs()
+        lib.kvf_restore_args_init(byref(row))
+        row.path, row.exact = os.fsencode(path), int(exact)
+        row.model = None if model is None else model.encode()
+        stream, _ = self.runtime._stream_for(stream, None)
+        with self._node.lock:
+            return Sequence(self, _opened(self.runtime._node.handle, lib.kvf_sequence_restore,
+                                          self._node.check(), byref(row), stream._node.check()))
 
     # -- prompts and tokens --
 
@@ -431,6 +449,23 @@ class Sequence(Handle):
             handle = _opened(cache.runtime._node.handle, lib.kvf_sequence_fork, cache._node.check(),
                              self._of(cache), stream._node.check())
         return cache._done(stream, waits, Sequence(cache, handle))
+
+    def save(self, path: Union[str, os.PathLike], model: str = "", note: bytes = b"",
+             stream: Optional[Stream] = None) -> Save:
+        """Write it to a file, as it is now, while decoding goes on. `Save.wait` ends it.
+
+        model   what the keys and values are of; `Cache.restore` compares
+        note    bytes of your own, such as token ids; `saved` gives them back
+        """
+        cache, row = self.cache, SaveArgs()
+        lib.kvf_save_args_init(byref(row))
+        row.path, row.model = os.fsencode(path), model.encode()
+        row.note, row.note_bytes = ctypes.cast(note, ctypes.c_void_p), len(note)
+        stream, _ = cache.runtime._stream_for(stream, None)
+        with cache._node.lock:
+            row.sequence = self._of(cache)
+            return Save(cache._node, _opened(cache.runtime._node.handle, lib.kvf_sequence_save,
+                                             cache._node.check(), byref(row), stream._node.check()))
 
     def length(self, layer: int = 0) -> int:
         """Tokens that a layer holds."""

@@ -169,6 +169,10 @@ PruneResult = _struct("kvf_prune_result", "u32 keep_count; ptr propagate; u32 pr
 PruneStats = _struct("kvf_prune_stats", """u64 prompts tokens_computed tokens_full kept;
     u32 chosen_layer; u64 observe_ns decide_ns retain_ns""")
 StructkvMeasures = _struct("kvf_structkv_measures", "f64 entropy sparsity variance")
+SaveArgs = _struct("kvf_save_args", "size size; ptr sequence; text path model; ptr note; u32 note_bytes")
+RestoreArgs = _struct("kvf_restore_args", "size size; text path model; u32 exact")
+Saved = _struct("kvf_saved", """u64 bytes; u32 tokens layers query_heads kv_heads head_dim;
+    enum dtype; u32 page_size note_bytes; char model[64] library[16]""")
 SettingRow = _struct("kvf_setting", """text name; enum kind; u32 count bytes; size offset;
     f64 low high; ptr names; text special; f64 special_value; text meaning""")
 
@@ -269,6 +273,14 @@ kvf_link_open             enum  ptr ptr
 kvf_link_close            void  ptr
 kvf_link_measure          enum  ptr ptr ptr ptr
 kvf_link_fit              enum  ptr ptr u32 int ptr
+
+kvf_save_args_init        void  ptr
+kvf_sequence_save         enum  ptr ptr ptr ptr
+kvf_save_is_done          int   ptr
+kvf_save_finish           enum  ptr ptr
+kvf_restore_args_init     void  ptr
+kvf_sequence_restore      enum  ptr ptr ptr ptr
+kvf_saved_read            enum  ptr text int ptr ptr size ptr
 
 kvf_setting_range         text  ptr ptr size
 kvf_setting_parse         int   ptr text ptr

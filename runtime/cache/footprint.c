@@ -225,6 +225,17 @@ void kvf_footprint_fork(kvf_cache *cache, const kvf_sequence *parent, const kvf_
         *row_of(cache, child, i) = (kvf_footprint_row){.seen = row_of(cache, parent, i)->seen};
 }
 
+void kvf_footprint_restore(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        *row_of(cache, sequence, i) = (kvf_footprint_row){
+            .seen = layer->length ? layer->positions[layer->length - 1] + 1 : 0};
+    }
+    *span_of(cache, sequence) = (kvf_footprint_span){0};
+    span_of(cache, sequence)->first = steps_of(cache, sequence);
+}
+
 void kvf_footprint_restart(kvf_cache *cache, const kvf_sequence *sequence, uint32_t tokens)
 {
     const uint64_t steps = steps_of(cache, sequence);

@@ -56,6 +56,8 @@ void kvf_footprint_shape(kvf_cache *cache, uint32_t layer, uint32_t retrieval,
 void kvf_footprint_begin(kvf_cache *cache, const kvf_sequence *sequence);
 /* A child continues from its parent: what it holds counts from here on. */
 void kvf_footprint_fork(kvf_cache *cache, const kvf_sequence *parent, const kvf_sequence *child);
+/* A sequence came from a file: what it holds counts from here on. */
+void kvf_footprint_restore(kvf_cache *cache, const kvf_sequence *sequence);
 /* Before a sequence ends: its steps go to the sums. */
 void kvf_footprint_end(kvf_cache *cache, const kvf_sequence *sequence);
 

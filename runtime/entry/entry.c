@@ -154,8 +154,7 @@ void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
 
 /* ---- sequences ---- */
 
-/* A live sequence of this cache whose tokens are finite. */
-static kvf_status check_sequence(kvf_cache *cache, const kvf_sequence *sequence)
+kvf_status kvf_sequence_usable(kvf_cache *cache, const kvf_sequence *sequence)
 {
     uint32_t layer, token;
     KVF_TRY(kvf_sequence_check(cache, sequence));
@@ -177,7 +176,7 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
 {
     *out = NULL;
     KVF_TRY(kvf_enter_idle(cache));
-    kvf_status status = check_sequence(cache, parent);
+    kvf_status status = kvf_sequence_usable(cache, parent);
     if (status == KVF_OK)
         status = cache->masked ? kvf_masked_fork(cache, parent, stream, out)
                                : kvf_fork(cache, parent, stream, out);
@@ -238,7 +237,7 @@ static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
                  cache->config.prefill_chunk_max);
-    KVF_TRY(check_sequence(cache, args->sequence));
+    KVF_TRY(kvf_sequence_usable(cache, args->sequence));
     KVF_TRY(kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
                              args->positions));
     return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
@@ -250,7 +249,7 @@ static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, 
         KVF_FAIL(cache->context, KVF_INVALID, "batch = %u: 1 to sequences_max = %u", batch,
                  cache->config.sequences_max);
     for (uint32_t b = 0; b < batch; b++) {
-        KVF_TRY(check_sequence(cache, sequences[b]));
+        KVF_TRY(kvf_sequence_usable(cache, sequences[b]));
         for (uint32_t i = 0; i < b; i++)
             if (sequences[i] == sequences[b])
                 KVF_FAIL(cache->context, KVF_INVALID,

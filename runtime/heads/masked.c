@@ -104,6 +104,30 @@ bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *t
     return false;
 }
 
+kvf_masked_row kvf_masked_row_of(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer)
+{
+    kvf_cache *const pages = kvf_masked_pages_of(cache, layer);
+    if (!pages || pages == cache)
+        return (kvf_masked_row){pages, pages ? sequence : NULL, layer};
+    const kvf_masked_layer *l = &cache->masked->layers[layer];
+    return (kvf_masked_row){pages, inner_of(sequence)[l->part], l->inner};
+}
+
+kvf_cache *kvf_masked_pages_of(kvf_cache *cache, uint32_t layer)
+{
+    if (!cache->masked)
+        return cache;
+    const kvf_masked_layer *l = &cache->masked->layers[layer];
+    return l->retrieval ? cache->masked->parts[l->part].cache : NULL;
+}
+
+kvf_cache *kvf_masked_pages(kvf_cache *cache, uint32_t index)
+{
+    if (!cache->masked)
+        return index == 0 ? cache : NULL;
+    return index < cache->masked->sizes.parts ? cache->masked->parts[index].cache : NULL;
+}
+
 /* ---- calls ---- */
 
 static void note(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer, uint32_t tokens,

@@ -90,6 +90,18 @@ void kvf_masked_end(kvf_sequence *sequence);
 /* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
 bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
 
+/* Who has the pages of a layer: a cache without a mask itself, else an inner one; cache NULL:
+ * nobody, the layer has streaming heads only. */
+typedef struct kvf_masked_row {
+    kvf_cache *cache;
+    kvf_sequence *sequence;
+    uint32_t layer;
+} kvf_masked_row;
+kvf_masked_row kvf_masked_row_of(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer);
+kvf_cache *kvf_masked_pages_of(kvf_cache *cache, uint32_t layer); /* likewise, of any sequence */
+/* Caches that have pages, by number; NULL behind the last. */
+kvf_cache *kvf_masked_pages(kvf_cache *cache, uint32_t index);
+
 /* Arguments were checked. */
 KVF_CHECKED kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,
                                           kvf_stream *stream);

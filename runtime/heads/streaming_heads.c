@@ -298,16 +298,38 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
     return KVF_LAUNCH(step, merge, merge);
 }
 
+char *kvf_streaming_ring(const kvf_sequence *sequence, uint32_t layer, size_t *bytes)
+{
+    const kvf_cache *cache = sequence->cache;
+    const kvf_masked_layer *l = cache->masked ? &cache->masked->layers[layer] : NULL;
+    const kvf_masked_sizes *z = l ? &cache->masked->sizes : NULL;
+    *bytes = l ? (size_t)z->blocks * l->streaming * kvf_page_bytes(&z->ring.shape) : 0;
+    return *bytes ? blocks_of(cache, l, sequence->slot) : NULL;
+}
+
+void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length, char *copy)
+{
+    const kvf_masked_sizes *z = &cache->masked->sizes;
+    const kvf_ring ring = ring_of(cache, &cache->masked->layers[layer]);
+    const size_t page = kvf_page_bytes(&ring.shape), token = kvf_token_bytes(&ring.shape);
+    const uint32_t size = ring.shape.page_size, last = length % size;
+    const uint32_t pages = kvf_div_ceil_u32(length, size);
+    if (pages < z->blocks)
+        memset(copy + pages * ring.heads * page, 0, (z->blocks - pages) * ring.heads * page);
+    for (uint32_t h = 0; last && h < ring.heads; h++)
+        memset((char *)kvf_ring_page(&ring, copy, pages - 1, h) + last * token, 0,
+               page - last * token);
+}
+
 kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_masked_sizes *z = &cache->masked->sizes;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const kvf_masked_layer *layer = &cache->masked->layers[i];
-        const size_t bytes = (size_t)z->blocks * layer->streaming * kvf_page_bytes(&z->ring.shape);
-        if (bytes && parent->layers[i].length)
-            KVF_TRY(cache->device->ops->copy(step->stream, blocks_of(cache, layer, child->slot),
-                                             blocks_of(cache, layer, parent->slot), bytes));
+        size_t bytes;
+        char *const to = kvf_streaming_ring(child, i, &bytes);
+        if (to && parent->layers[i].length)
+            KVF_TRY(cache->device->ops->copy(step->stream, to,
+                                             kvf_streaming_ring(parent, i, &bytes), bytes));
     }
     return KVF_OK;
 }

@@ -63,6 +63,11 @@ KVF_CHECKED kvf_status kvf_streaming_prefill(const kvf_masked_call *call,
 const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences);
 KVF_CHECKED kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row);
 
+/* The ring of a layer of a sequence, in device memory; NULL if it has no streaming head. */
+char *kvf_streaming_ring(const kvf_sequence *sequence, uint32_t layer, size_t *bytes);
+/* A copy of it on the host: what it has no token for becomes 0. */
+void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length, char *copy);
+
 /* The rings of a fork. */
 KVF_CHECKED kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent,
                                           const kvf_sequence *child);

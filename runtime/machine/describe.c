@@ -262,6 +262,10 @@ static void parts(writer *w)
          "install libhwloc-dev, then build with -Dhwloc=enabled");
     part(w, "libnuma", KVF_HAVE_NUMA, "binding host memory to a node",
          "install libnuma-dev, then build with -Dnuma=enabled");
+    part(w, "liburing", KVF_HAVE_URING, "several requests of a file at a time",
+         "install liburing-dev, then build with -During=enabled");
+    part(w, "xxHash", KVF_HAVE_XXHASH, "saved sequences",
+         "install libxxhash-dev, then build with -Dxxhash=enabled");
     part(w, "cuda", absence[0] == '\0', "attending on an NVIDIA GPU",
          absence[0] ? absence : "nothing to do");
     close_with(w, ']');

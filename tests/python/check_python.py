@@ -6,10 +6,13 @@ closes. Tensors of torch are tried where torch can be imported.
 usage: check_python.py README
 """
 import contextlib
+import errno
 import gc
 import io
+import pathlib
 import re
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -95,6 +98,29 @@ class Attention(Base):
             first.fork()
         second.close()
         first.fork().close()
+
+    def test_a_saved_sequence_goes_on_bit_for_bit(self):
+        settings = dict(budget_tokens=128, select="hybrid", sequences_max=2, refresh_interval=3)
+        cache, other = self.cache(**settings), self.cache(**settings)
+        sequence = cache.sequence()
+        cache.prefill(sequence, *self.qkv(300))
+        steps = [self.qkv(1) for _ in range(8)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "sequence"
+            save = sequence.save(path, model="a model", note=b"ids")
+            wanted = [cache.decode(sequence, *step) for step in steps]
+            save.wait()
+            self.assertTrue(save.is_done)
+            row, note = kvferry.saved(self.runtime, path, verify=True)
+            self.assertEqual((row.tokens, row.model, note), (300, b"a model", b"ids"))
+            restored = other.restore(path, "a model")
+            for step, out in zip(steps, wanted):
+                np.testing.assert_array_equal(other.decode(restored, *step), out)
+            with self.assertRaisesRegex(kvferry.Invalid, "another"):
+                other.restore(path, "another")
+            with self.assertRaises(kvferry.Error) as caught:
+                sequence.save(pathlib.Path(folder) / "none" / "file").wait()
+            self.assertEqual(caught.exception.foreign, errno.ENOENT)
 
     def test_batch_of_different_lengths_equals_single_runs(self):
         alone, together = self.cache(), self.cache(sequences_max=3)

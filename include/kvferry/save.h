@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVFERRY_SAVE_H
+#define KVFERRY_SAVE_H
+
+/**
+ * @file
+ * Sequences that last: saved to a file, and restored into a cache, where they continue bit for bit.
+ *
+ *     kvf_save_args sa;
+ *     kvf_save_args_init(&sa);
+ *     sa.sequence = sequence; sa.path = "prompt.kvs"; sa.model = "llama-3.1-8b:5f1e...";
+ *     kvf_sequence_save(cache, &sa, stream, &save);     // enqueues; decoding may go on
+ *     ...
+ *     kvf_save_finish(save, &error);                    // waits, and says whether it is saved
+ *
+ *     kvf_restore_args ra;
+ *     kvf_restore_args_init(&ra);
+ *     ra.path = "prompt.kvs"; ra.model = "llama-3.1-8b:5f1e...";
+ *     kvf_sequence_restore(cache, &ra, stream, &sequence);
+ *
+ * A file holds the pages of all layers, positions, local windows, static sets, kept queries, rings
+ * of streaming heads, and which pages have slots. It holds no digests: they are built again from
+ * the pages, so the file is smaller and does not depend on them.
+ *
+ * After a crash or power loss at any moment there is the file that was there before, or the new
+ * one, or none; never one that opens and is not whole. A file whose size, header or checksums are
+ * not those that were saved is refused: KVF_CORRUPT.
+ */
+
+#include <kvferry/kvferry.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_save kvf_save;
+
+typedef struct kvf_save_args {
+    size_t size; /**< set by init */
+    kvf_sequence *sequence;
+    const char *path;    /**< a file there is replaced once the new one is whole */
+    const char *model;   /**< what the keys and values are of, at most 63 bytes; NULL = "" */
+    const void *note;    /**< bytes of the caller's, such as token ids; copied; may be NULL */
+    uint32_t note_bytes; /**< at most 64 MiB */
+} kvf_save_args;
+
+KVF_API void kvf_save_args_init(kvf_save_args *args);
+
+/**
+ * Save a sequence as it is when @p stream has done what was enqueued before. What is not in sealed
+ * pages is copied on the stream; a thread of its own writes the file. The sequence may go on,
+ * fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
+ *
+ * A prompt that a pruner has begun is saved without what the pruner knows: save between prompts.
+ *
+ * @return KVF_OK; KVF_INVALID names the argument; KVF_UNSUPPORTED if the build has no checksums;
+ *         KVF_OUT_OF_MEMORY, KVF_PIN_FAILED, KVF_SYSTEM; KVF_NOT_FINITE
+ *
+ * Stream: enqueues on @p stream; does not wait. Memory: a copy of windows, static sets and tables.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args,
+                                                 kvf_stream *stream, kvf_save **out);
+
+/** 1 once kvf_save_finish will not wait. Thread: any. */
+KVF_API int kvf_save_is_done(const kvf_save *save);
+
+/**
+ * Wait for the file, and end the save. Finish it before its cache is closed. The file is there
+ * if and only if this returns KVF_OK.
+ *
+ * @param error   filled on failure; may be NULL
+ * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC or EIO: nothing was saved, what was there
+ *         before is as it was; KVF_NOT_FINITE; KVF_OUT_OF_MEMORY; KVF_DEVICE_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_save_finish(kvf_save *save, kvf_error *error);
+
+typedef struct kvf_restore_args {
+    size_t size; /**< set by init */
+    const char *path;
+    const char *model; /**< must be what the file says; NULL = any */
+    uint32_t exact;    /**< 1 (default) = refuse a file that would not continue bit for bit under
+                          the settings of this cache, and name the setting; 0 = take its tokens */
+} kvf_restore_args;
+
+KVF_API void kvf_restore_args_init(kvf_restore_args *args);
+
+/**
+ * Make a sequence from a file. Geometry (layers, heads, head_dim, dtype, head_mask and what
+ * streaming heads keep) must be that of the file, and a page of 64 tokens does not go together with
+ * smaller ones. With `exact` every setting that decides what is attended must be too. Without it
+ * the sequence is as if its tokens had been appended without queries: the next step chooses a
+ * static set anew. Settings of transfer, limits and statistics may always differ.
+ *
+ * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it is damaged;
+ *         KVF_UNSUPPORTED for another format version; KVF_INVALID names the setting or the model
+ * that differs; KVF_FULL if tokens_max, sequences_max or the page pool is too small
+ *
+ * Stream: enqueues on @p stream, and waits for it. On failure no sequence was made.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args,
+                                                    kvf_stream *stream, kvf_sequence **out);
+
+/** What a file says of itself. */
+typedef struct kvf_saved {
+    uint64_t bytes;  /**< of the file */
+    uint32_t tokens; /**< of the longest layer */
+    uint32_t layers, query_heads, kv_heads, head_dim;
+    kvf_dtype dtype;
+    uint32_t page_size;
+    uint32_t note_bytes;
+    char model[64];
+    char library[16]; /**< version of kvferry that wrote it */
+} kvf_saved;
+
+/**
+ * Read what a file says of itself. Its header is checked as a whole; the pages are checked only
+ * with @p verify = 1, or when the sequence is restored.
+ *
+ * @param note       receives at most @p capacity bytes of the caller's note; may be NULL if 0
+ * @param error      filled on failure; may be NULL
+ * @return KVF_OK, KVF_SYSTEM, KVF_CORRUPT, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY
+ *
+ * Thread: any.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify,
+                                              kvf_saved *out, void *note, size_t capacity,
+                                              kvf_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

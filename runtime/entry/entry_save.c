@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every function of kvferry/save.h; see entry.c. Files are known here by their names only.
+ */
+
+#include <string.h>
+
+#include "checksum.h"
+#include "entry.h"
+#include "saving.h"
+
+void kvf_save_args_init(kvf_save_args *args)
+{
+    *args = (kvf_save_args){.size = sizeof *args};
+}
+
+void kvf_restore_args_init(kvf_restore_args *args)
+{
+    *args = (kvf_restore_args){.size = sizeof *args, .exact = 1};
+}
+
+static kvf_status check_size(kvf_cache *cache, size_t size, size_t known)
+{
+    if (size != known)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "size = %zu: this library knows %zu; call the _init function, and build against "
+                 "the header of the library that is linked",
+                 size, known);
+    return KVF_OK;
+}
+
+static kvf_status check_path(kvf_cache *cache, const char *path)
+{
+    if (!path || !path[0])
+        KVF_FAIL(cache->context, KVF_INVALID, "path is empty; name a file");
+    return KVF_OK;
+}
+
+static kvf_status check_save(kvf_cache *cache, const kvf_save_args *args)
+{
+    KVF_TRY(check_size(cache, args->size, sizeof *args));
+    KVF_TRY(check_path(cache, args->path));
+    if (args->model && strlen(args->model) >= KVF_SAVED_MODEL_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID, "model = '%.40s...': at most %u bytes; pass a digest",
+                 args->model, KVF_SAVED_MODEL_MAX - 1);
+    if (args->note_bytes > KVF_SAVED_NOTE_MAX || (args->note_bytes && !args->note))
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "note_bytes = %u: at most %u, and note must not be NULL", args->note_bytes,
+                 KVF_SAVED_NOTE_MAX);
+    if (kvf_checksum_bytes() == 0)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "this build cannot save or restore sequences; install libxxhash-dev and build "
+                 "with -Dxxhash=enabled");
+    return kvf_sequence_usable(cache, args->sequence);
+}
+
+kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_stream *stream,
+                             kvf_save **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_enter_idle(cache));
+    kvf_status status = check_save(cache, args);
+    if (status == KVF_OK)
+        status = kvf_save_begin(cache, args, stream, out);
+    return kvf_leave(cache, status);
+}
+
+int kvf_save_is_done(const kvf_save *save)
+{
+    return __atomic_load_n(&save->is_done, __ATOMIC_ACQUIRE) != 0;
+}
+
+kvf_status kvf_save_finish(kvf_save *save, kvf_error *error)
+{
+    kvf_cache *cache = save->cache;
+    const kvf_status status = kvf_save_end(save);
+    return kvf_runtime_report(cache->runtime, status, error);
+}
+
+kvf_status kvf_sequence_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_stream *stream,
+                                kvf_sequence **out)
+{
+    *out = NULL;
+    KVF_TRY(kvf_enter_idle(cache));
+    kvf_status status = check_size(cache, args->size, sizeof *args);
+    if (status == KVF_OK)
+        status = check_path(cache, args->path);
+    if (status == KVF_OK)
+        status = kvf_restore(cache, args, stream, out);
+    return kvf_leave(cache, status);
+}
+
+static void describe(const kvf_saved_file *file, kvf_saved *out)
+{
+    const kvf_saved_head *head = file->header.head;
+    *out = (kvf_saved){.bytes = file->bytes,
+                       .layers = head->layers,
+                       .query_heads = head->query_heads,
+                       .kv_heads = head->kv_heads,
+                       .head_dim = head->head_dim,
+                       .dtype = (kvf_dtype)head->dtype,
+                       .page_size = head->page_size,
+                       .note_bytes = head->note_bytes};
+    for (uint32_t i = 0; i < head->layers; i++)
+        out->tokens = kvf_max_u32(out->tokens, file->header.layers[i].length);
+    memcpy(out->model, head->model, sizeof out->model);
+    memcpy(out->library, head->library, sizeof out->library);
+}
+
+kvf_status kvf_saved_read(kvf_runtime *runtime, const char *path, int verify, kvf_saved *out,
+                          void *note, size_t capacity, kvf_error *error)
+{
+    kvf_saved_file file;
+    kvf_status status = kvf_saved_open(runtime, path, &file);
+    if (status == KVF_OK && verify)
+        status = kvf_saved_check(&file);
+    if (status == KVF_OK) {
+        const size_t bytes = file.header.head->note_bytes;
+        describe(&file, out);
+        if (note && bytes && capacity)
+            memcpy(note, file.header.note, bytes < capacity ? bytes : capacity);
+    }
+    kvf_saved_close(&file);
+    return kvf_runtime_report(runtime, status, error);
+}

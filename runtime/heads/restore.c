@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A sequence from a file: whether its cache can have it, its bytes, and its tables.
+ *
+ * Knows nothing of decoding. Sealed blocks are read straight into the pool. Nothing is enqueued
+ * before every byte was read and checked, so a file that is damaged leaves no trace.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include <kvferry/setting.h>
+
+#include "ahead.h"
+#include "append.h"
+#include "prefill_arena.h"
+#include "saving.h"
+#include "sequence.h"
+#include "streaming_heads.h"
+
+typedef struct restoring {
+    kvf_cache *cache;
+    kvf_saved_file file;
+    kvf_sequence *sequence;
+    kvf_stream *stream;
+    bool is_exact;
+    kvf_host_memory memory;
+    size_t granule;
+    struct iovec *pieces;
+    size_t piece_count;
+    kvf_event *done;
+} restoring;
+
+/* ---- settings ---- */
+
+/* Settings that a sequence does not depend on. */
+static bool is_free(const kvf_cache *cache, const char *name)
+{
+    static const char *const free_ones[] = {"sequences_max",     "tokens_max", "host_tokens_max",
+                                            "prefill_chunk_max", "transfer",   "phase_times",
+                                            "verify_interval"};
+    static const char *const by_residency[] = {"slots", "speculate", "speculate_pages"};
+    static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
+    for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
+        if (strcmp(name, free_ones[i]) == 0)
+            return true;
+    /* What is resident decides only which tokens a refresh looks at. */
+    const kvf_cache *pages = kvf_masked_pages((kvf_cache *)(uintptr_t)cache, 0);
+    const bool is_resident =
+        pages && pages->dims.static_tokens && cache->config.refresh == KVF_REFRESH_RESIDENT;
+    for (size_t i = 0; !is_resident && i < sizeof by_residency / sizeof *by_residency; i++)
+        if (strcmp(name, by_residency[i]) == 0)
+            return true;
+    for (size_t i = 0; !cache->masked && i < sizeof by_mask / sizeof *by_mask; i++)
+        if (strcmp(name, by_mask[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Settings that must be equal whatever `exact` says. */
+static bool is_fixed(const kvf_cache *cache, const char *name)
+{
+    static const char *const fixed[] = {"layers", "query_heads", "kv_heads", "head_dim", "dtype"};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (strcmp(name, fixed[i]) == 0)
+            return true;
+    return cache->masked && strncmp(name, "streaming_", 10) == 0;
+}
+
+/* *is_exact: no setting differs that a sequence depends on. */
+static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *is_exact)
+{
+    const kvf_cache *cache = r->cache;
+    const char *settings = r->file.header.settings;
+    const kvf_setting *s;
+    for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
+        char mine[128], theirs[128] = "nothing";
+        if (is_free(cache, s->name))
+            continue;
+        (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
+        kvf_setting_show(s, &cache->config, mine, sizeof mine);
+        if (strcmp(mine, theirs) == 0)
+            continue;
+        if (is_fixed(cache, s->name))
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "%s was saved with %s = %s, this cache has %s; open a cache with that",
+                     r->file.path, s->name, theirs, mine);
+        if (wants_exact)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "%s was saved with %s = %s, this cache has %s: the sequence would go on "
+                     "otherwise than before; open a cache with that, or restore with exact = 0",
+                     r->file.path, s->name, theirs, mine);
+        *is_exact = false;
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_model(const restoring *r, const char *model)
+{
+    if (model && strcmp(model, r->file.header.head->model) != 0)
+        KVF_FAIL(r->cache->context, KVF_INVALID,
+                 "%s is of model '%s', not of '%.63s'; load that model, or prefill again",
+                 r->file.path, r->file.header.head->model, model);
+    return KVF_OK;
+}
+
+static kvf_status check_mask(const restoring *r)
+{
+    const kvf_cache *cache = r->cache;
+    const kvf_saved_header *h = &r->file.header;
+    const size_t cells = (size_t)cache->config.layers * cache->config.kv_heads;
+    if ((h->mask != NULL) == (cache->masked != NULL) &&
+        (!h->mask || memcmp(h->mask, cache->config.head_mask, cells) == 0))
+        return KVF_OK;
+    KVF_FAIL(cache->context, KVF_INVALID, "%s was saved %s head_mask%s; open a cache with the same",
+             r->file.path, h->mask ? "with a" : "without a",
+             h->mask && cache->masked ? " that is another than this cache's" : "");
+}
+
+static uint32_t block_size(kvf_cache *cache)
+{
+    const kvf_cache *pages = kvf_masked_pages(cache, 0);
+    return pages ? pages->dims.paging.block_size : cache->masked->sizes.ring.shape.page_size;
+}
+
+/* Heads, rings and lengths of a layer. */
+static kvf_status check_layer(const restoring *r, uint32_t index)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_saved_layer *l = &r->file.header.layers[index];
+    const kvf_cache *pages = kvf_masked_pages_of(cache, index);
+    const uint32_t heads = pages ? pages->dims.paging.kv_heads : 0;
+    if (l->heads != heads)
+        KVF_FAIL(cache->context, KVF_CORRUPT,
+                 "%s: layer %u has pages of %u heads, by its head_mask of %u; save it again",
+                 r->file.path, index, l->heads, heads);
+    if (l->streaming && l->length && l->ring_pages != cache->masked->sizes.blocks)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "%s: streaming heads hold %u pages there and %u here, because tokens_max is less "
+                 "than they could hold; open a cache with the same tokens_max",
+                 r->file.path, l->ring_pages, cache->masked->sizes.blocks);
+    if (l->length > cache->config.tokens_max)
+        KVF_FAIL(cache->context, KVF_FULL,
+                 "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
+                 cache->config.tokens_max, r->file.path, l->length, index);
+    return KVF_OK;
+}
+
+static kvf_status compare(restoring *r, const kvf_restore_args *args)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_saved_header *h = &r->file.header;
+    KVF_TRY(check_model(r, args->model));
+    r->is_exact = true;
+    KVF_TRY(compare_settings(r, args->exact, &r->is_exact));
+    KVF_TRY(check_mask(r));
+    if (h->head->block_size != block_size(cache))
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "page_size = %u: %s was saved with blocks of %u tokens, this cache has %u; open "
+                 "a cache with page_size = %u",
+                 cache->config.page_size, r->file.path, h->head->block_size, block_size(cache),
+                 h->head->page_size);
+    if (h->head->layers != cache->config.layers || h->head->kv_heads != cache->config.kv_heads ||
+        h->head->query_heads != cache->config.query_heads ||
+        h->head->head_dim != cache->config.head_dim || h->head->dtype != cache->config.dtype)
+        KVF_FAIL(cache->context, KVF_CORRUPT, "%s: its header contradicts its settings",
+                 r->file.path);
+    for (uint32_t i = 0; i < h->head->layers; i++)
+        KVF_TRY(check_layer(r, i));
+    for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {
+        const kvf_saved_layer *l = &h->layers[i];
+        const kvf_cache *pages = kvf_masked_pages_of(cache, i);
+        const bool is_fresh = l->flags & KVF_SAVED_FRESH;
+        if (!pages || is_fresh)
+            continue;
+        const bool is_resident =
+            pages->dims.static_tokens && pages->config.refresh == KVF_REFRESH_RESIDENT;
+        r->is_exact = h->head->page_size == cache->config.page_size &&
+                      kvf_snapshot_is_same(pages, l) &&
+                      l->sealed == kvf_sealed_blocks(pages, l->length) &&
+                      (!is_resident || kvf_snapshot_has_slots(pages, l));
+    }
+    if (args->exact && !r->is_exact)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "%s: its tables are of another size than those of this cache, because slots or "
+                 "tokens_max differ; open a cache with the same, or restore with exact = 0",
+                 r->file.path);
+    return KVF_OK;
+}
+
+/* ---- memory, and where bytes go ---- */
+
+static uint32_t sealed_of(const restoring *r, uint32_t index)
+{
+    kvf_cache *pages = kvf_masked_pages_of(r->cache, index);
+    return pages ? kvf_sealed_blocks(pages, r->file.header.layers[index].length) : 0;
+}
+
+static size_t tail_bytes(const restoring *r, uint32_t index)
+{
+    const kvf_saved_header *h = &r->file.header;
+    const kvf_saved_layer *l = &h->layers[index];
+    return (kvf_saved_blocks(h->head, l) - sealed_of(r, index)) * kvf_saved_block_bytes(h->head, l);
+}
+
+static kvf_seen layer_memory(const restoring *r, uint32_t index)
+{
+    return kvf_granule(&r->memory, r->granule, index);
+}
+
+static kvf_saved_image image_of(const restoring *r, uint32_t index, char **tail)
+{
+    const kvf_saved_header *h = &r->file.header;
+    kvf_carver carver = {.base = layer_memory(r, index).host};
+    kvf_saved_image image;
+    kvf_saved_carve_image(h->head, &h->layers[index], &carver, &image);
+    *tail = carver.base + carver.bytes;
+    return image;
+}
+
+static kvf_status take_memory(restoring *r)
+{
+    const kvf_saved_header *h = &r->file.header;
+    size_t most = 64, pieces = 1;
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        const kvf_cache *pages = kvf_masked_pages_of(r->cache, i);
+        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
+                             (pages ? kvf_snapshot_work_bytes(pages, &h->layers[i]) : 0);
+        most = bytes > most ? bytes : most;
+        pieces += 2 + sealed_of(r, i);
+    }
+    r->granule = kvf_round_up(most, 64);
+    r->pieces = kvf_alloc(r->cache->context, pieces, sizeof *r->pieces);
+    if (!r->pieces)
+        KVF_FAIL(r->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of %s", pieces,
+                 r->file.path);
+    KVF_TRY(r->cache->device->ops->event_create(r->cache->device, &r->done));
+    return kvf_granules_create(r->cache, r->granule, h->head->layers, &r->memory);
+}
+
+static void add_piece(restoring *r, void *at, size_t bytes)
+{
+    struct iovec *last = r->piece_count ? &r->pieces[r->piece_count - 1] : NULL;
+    if (last && (char *)last->iov_base + last->iov_len == at)
+        last->iov_len += bytes;
+    else if (bytes)
+        r->pieces[r->piece_count++] = (struct iovec){at, bytes};
+}
+
+/* Blocks of the pool for a layer, as if so many tokens were appended. */
+static kvf_status take_blocks(restoring *r, uint32_t index)
+{
+    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
+    const kvf_saved_header *h = &r->file.header;
+    char *const state = layer_memory(r, index).host;
+    const size_t state_bytes = kvf_saved_image_bytes(h->head, &h->layers[index]);
+    add_piece(r, state, state_bytes);
+    if (!row.cache)
+        return KVF_OK;
+    kvf_layer *layer = &row.sequence->layers[row.layer];
+    KVF_TRY(kvf_append_acquire(row.cache, layer, h->layers[index].length));
+    layer->length = h->layers[index].length;
+    layer->sealed = sealed_of(r, index);
+    for (uint32_t b = 0; b < layer->sealed; b++)
+        add_piece(r, kvf_page_pool_host(&row.cache->pool, layer->blocks[b]),
+                  kvf_saved_block_bytes(h->head, &h->layers[index]));
+    add_piece(r, state + state_bytes, tail_bytes(r, index));
+    return KVF_OK;
+}
+
+/* Blocks that are free may still be read by what is enqueued, or written back. */
+static kvf_status wait_pool(restoring *r, kvf_cache *pages)
+{
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(pages, r->stream, &step));
+    kvf_status status = kvf_arena_settle(&step);
+    if (status == KVF_OK)
+        status = kvf_ahead_settle(&step);
+    KVF_TRY(kvf_step_end(&step, status));
+    KVF_TRY(pages->device->ops->event_record(r->done, r->stream));
+    return pages->device->ops->event_wait(r->done);
+}
+
+static kvf_status read_layers(restoring *r)
+{
+    const kvf_saved_header *h = &r->file.header;
+    kvf_cache *pages;
+    for (uint32_t n = 0; (pages = kvf_masked_pages(r->cache, n)) != NULL; n++)
+        KVF_TRY(wait_pool(r, pages));
+    for (uint32_t i = 0; i < h->head->layers; i++)
+        KVF_TRY(take_blocks(r, i));
+    KVF_TRY(kvf_saved_fill(&r->file, r->pieces, r->piece_count));
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        char *tail;
+        const kvf_saved_image image = image_of(r, i, &tail);
+        const kvf_cache *p = kvf_masked_pages_of(r->cache, i);
+        KVF_TRY(
+            kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &image));
+        if (p && r->is_exact && !kvf_snapshot_share_fits(p, &image))
+            KVF_FAIL(r->cache->context, KVF_CORRUPT,
+                     "%s: layer %u has a share of static tokens that is no share of this budget",
+                     r->file.path, i);
+    }
+    return KVF_OK;
+}
+
+/* ---- into the cache ---- */
+
+static void put_positions(restoring *r, uint32_t index)
+{
+    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
+    const kvf_saved_layer *l = &r->file.header.layers[index];
+    kvf_layer *outer = &r->sequence->layers[index];
+    char *tail;
+    const kvf_saved_image image = image_of(r, index, &tail);
+    outer->length = l->length;
+    outer->steps = l->steps;
+    if (!image.positions)
+        return;
+    memcpy(outer->positions, image.positions, l->length * sizeof *image.positions);
+    if (row.cache && row.cache != r->cache)
+        memcpy(row.sequence->layers[row.layer].positions, image.positions,
+               l->length * sizeof *image.positions);
+}
+
+static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
+{
+    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
+    char *tail;
+    const kvf_saved_image image = image_of(r, index, &tail);
+    const kvf_seen memory = layer_memory(r, index);
+    const kvf_snapshot_layer layer = {.sequence = row.sequence,
+                                      .index = row.layer,
+                                      .is_exact = r->is_exact,
+                                      .saved = &r->file.header.layers[index],
+                                      .image = &image,
+                                      .tail = tail,
+                                      .work = memory,
+                                      .used =
+                                          (uint64_t)(tail - memory.host) + tail_bytes(r, index)};
+    return kvf_snapshot_put(step, &layer, r->done);
+}
+
+static kvf_status put_part(restoring *r, kvf_cache *pages)
+{
+    kvf_step step;
+    kvf_status status = KVF_OK;
+    KVF_TRY(kvf_step_begin(pages, r->stream, &step));
+    for (uint32_t i = 0; status == KVF_OK && i < r->cache->config.layers; i++)
+        if (kvf_masked_pages_of(r->cache, i) == pages)
+            status = put_layer(r, &step, i);
+    return kvf_step_end(&step, status);
+}
+
+static kvf_status put_rings(restoring *r)
+{
+    kvf_cache *cache = r->cache;
+    kvf_step step;
+    kvf_status status = KVF_OK;
+    KVF_TRY(kvf_step_begin(cache, r->stream, &step));
+    for (uint32_t i = 0; status == KVF_OK && i < cache->config.layers; i++) {
+        size_t bytes;
+        char *tail;
+        char *const ring = kvf_streaming_ring(r->sequence, i, &bytes);
+        const kvf_saved_image image = image_of(r, i, &tail);
+        if (image.ring)
+            status = cache->device->ops->copy(r->stream, ring, image.ring, bytes);
+    }
+    return kvf_step_end(&step, status);
+}
+
+/* Everything was read. The memory of the restore is free when this returns. */
+static kvf_status put(restoring *r)
+{
+    const kvf_device_ops *ops = r->cache->device->ops;
+    kvf_cache *pages;
+    for (uint32_t i = 0; i < r->cache->config.layers; i++)
+        put_positions(r, i);
+    kvf_status status = r->cache->masked ? put_rings(r) : KVF_OK;
+    for (uint32_t n = 0; status == KVF_OK && (pages = kvf_masked_pages(r->cache, n)) != NULL; n++)
+        status = put_part(r, pages);
+    if (status == KVF_OK)
+        status = ops->event_record(r->done, r->stream);
+    if (status == KVF_OK)
+        return ops->event_wait(r->done);
+    (void)ops->stream_wait(r->stream);
+    return status;
+}
+
+static void count(const restoring *r)
+{
+    kvf_footprint_restore(r->cache, r->sequence);
+    for (uint32_t i = 0; r->cache->masked && i < r->cache->config.layers; i++) {
+        const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, i);
+        if (row.cache)
+            kvf_footprint_restore(row.cache, row.sequence);
+    }
+}
+
+static kvf_status restore(restoring *r, const kvf_restore_args *args)
+{
+    kvf_cache *cache = r->cache;
+    KVF_TRY(kvf_saved_open(cache->runtime, args->path, &r->file));
+    KVF_TRY(compare(r, args));
+    KVF_TRY(take_memory(r));
+    KVF_TRY(cache->masked ? kvf_masked_begin(cache, &r->sequence)
+                          : kvf_sequence_begin(cache, &r->sequence));
+    KVF_TRY(read_layers(r));
+    KVF_TRY(put(r));
+    count(r);
+    return KVF_OK;
+}
+
+kvf_status kvf_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_stream *stream,
+                       kvf_sequence **out)
+{
+    restoring r = {.cache = cache, .stream = stream, .file.file = -1};
+    const kvf_status status = restore(&r, args);
+    if (status != KVF_OK && r.sequence) {
+        if (cache->masked)
+            kvf_masked_end(r.sequence);
+        else
+            kvf_sequence_end(r.sequence);
+    }
+    if (r.memory.arenas)
+        kvf_host_memory_destroy(cache->context, &r.memory);
+    cache->device->ops->event_destroy(r.done);
+    kvf_free(cache->context, r.pieces);
+    kvf_saved_close(&r.file);
+    if (status == KVF_OK)
+        *out = r.sequence;
+    return status;
+}

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Saving: what the call takes at once, and the thread that writes it.
+ *
+ * Knows nothing of decoding. Everything that the thread reads is its own: blocks that are held,
+ * memory that the stream filled before `taken`. A save that failed has left no file and no change.
+ */
+
+#include "saving.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host_team.h"
+#include "sequence.h"
+#include "streaming_heads.h"
+
+/* ---- memory ---- */
+
+kvf_seen kvf_granule(const kvf_host_memory *memory, size_t granule, uint32_t index)
+{
+    const uint32_t per = (uint32_t)(memory->arenas[0].bytes / granule);
+    const kvf_arena *arena = &memory->arenas[index / per];
+    const size_t at = index % per * granule;
+    return (kvf_seen){arena->host + at, arena->device + at};
+}
+
+kvf_status kvf_granules_create(kvf_cache *cache, size_t granule, uint32_t count,
+                               kvf_host_memory *out)
+{
+    kvf_host_memory_config config = kvf_runtime_memory(cache->runtime);
+    if (granule > KVF_ARENA_BYTES_MAX)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "a layer has %zu bytes besides its sealed pages; at most %zu can be saved or "
+                 "restored: lower slots or budget_tokens",
+                 granule, KVF_ARENA_BYTES_MAX);
+    config.granule = granule;
+    config.bytes = (uint64_t)granule * count;
+    return kvf_host_memory_create(cache->context, cache->device, &config, out);
+}
+
+static kvf_seen layer_memory(const kvf_save *save, uint32_t layer)
+{
+    return kvf_granule(&save->memory, save->granule, layer);
+}
+
+/* The image of a layer; *tail is where its open blocks begin. */
+static kvf_saved_image image_of(const kvf_save *save, uint32_t layer, char **tail)
+{
+    kvf_carver carver = {.base = layer_memory(save, layer).host};
+    kvf_saved_image image;
+    kvf_saved_carve_image(save->header.head, &save->header.layers[layer], &carver, &image);
+    *tail = carver.base + carver.bytes;
+    return image;
+}
+
+static uint32_t open_blocks(const kvf_save *save, uint32_t layer)
+{
+    const kvf_saved_layer *l = &save->header.layers[layer];
+    return kvf_saved_blocks(save->header.head, l) - l->sealed;
+}
+
+/* ---- the header ---- */
+
+static void describe_layer(const kvf_save *save, kvf_sequence *sequence, uint32_t layer,
+                           kvf_saved_layer *out)
+{
+    kvf_cache *cache = save->cache;
+    const kvf_masked_row row = kvf_masked_row_of(cache, sequence, layer);
+    size_t bytes;
+    *out = (kvf_saved_layer){.length = sequence->layers[layer].length};
+    if (row.cache)
+        kvf_snapshot_describe(row.cache, row.sequence, row.layer, out);
+    if (kvf_streaming_ring(sequence, layer, &bytes)) {
+        out->streaming = cache->masked->layers[layer].streaming;
+        out->ring_pages = cache->masked->sizes.blocks;
+    }
+}
+
+static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
+                              uint32_t extent_bytes)
+{
+    const kvf_cache_config *c = &cache->config;
+    const kvf_cache *pages = kvf_masked_pages((kvf_cache *)(uintptr_t)cache, 0);
+    kvf_saved_head head = {
+        .note_bytes = args->note_bytes,
+        .settings_bytes = (uint32_t)kvf_saved_settings_write(c, NULL, 0),
+        .extent_bytes = extent_bytes,
+        .is_masked = cache->masked != NULL,
+        .layers = c->layers,
+        .kv_heads = c->kv_heads,
+        .query_heads = c->query_heads,
+        .head_dim = c->head_dim,
+        .dtype = c->dtype,
+        .page_size = c->page_size,
+        .block_size =
+            pages ? pages->dims.paging.block_size : cache->masked->sizes.ring.shape.page_size,
+    };
+    snprintf(head.model, sizeof head.model, "%s", args->model ? args->model : "");
+    snprintf(head.library, sizeof head.library, "%s", kvf_version());
+    return head;
+}
+
+/* The header without checksums. Layers are described twice: their sizes say how many there are. */
+static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
+{
+    kvf_cache *cache = save->cache;
+    kvf_saved_head head = head_of(cache, args, save->extent_bytes);
+    uint64_t data = 0;
+    for (uint32_t i = 0; i < head.layers; i++) {
+        kvf_saved_layer l;
+        describe_layer(save, args->sequence, i, &l);
+        data += kvf_saved_image_bytes(&head, &l);
+        data += (uint64_t)kvf_saved_blocks(&head, &l) * kvf_saved_block_bytes(&head, &l);
+    }
+    const uint64_t extents = kvf_extent_count(data, head.extent_bytes);
+    kvf_saved_carve_header(&head, extents, NULL, NULL);
+    head.data_bytes = data;
+    save->buffer = kvf_alloc(save->context, 1, head.header_bytes);
+    if (!save->buffer)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a header of %llu bytes",
+                 (unsigned long long)head.header_bytes);
+    kvf_saved_carve_header(&head, extents, save->buffer, &save->header);
+    *save->header.head = head;
+    for (uint32_t i = 0; i < head.layers; i++)
+        describe_layer(save, args->sequence, i, &save->header.layers[i]);
+    if (save->header.mask)
+        memcpy(save->header.mask, cache->config.head_mask, (size_t)head.layers * head.kv_heads);
+    (void)kvf_saved_settings_write(&cache->config, save->header.settings, head.settings_bytes);
+    if (head.note_bytes)
+        memcpy(save->header.note, args->note, head.note_bytes);
+    return KVF_OK;
+}
+
+/* ---- what the call takes ---- */
+
+static kvf_status take_memory(kvf_save *save)
+{
+    const kvf_saved_header *h = &save->header;
+    const uint32_t layers = h->head->layers;
+    size_t most = 64;
+    for (uint32_t i = 0; i < layers; i++) {
+        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]) +
+                             open_blocks(save, i) * kvf_saved_block_bytes(h->head, &h->layers[i]);
+        most = bytes > most ? bytes : most;
+    }
+    save->granule = kvf_round_up(most, 64);
+    return kvf_granules_create(save->cache, save->granule, layers + 1, &save->memory);
+}
+
+/* Sealed blocks, with a reference each; what is held is what `blocks` names. */
+static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
+{
+    const kvf_saved_header *h = &save->header;
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
+        const uint32_t sealed = h->layers[i].sealed;
+        if (sealed == 0)
+            continue;
+        save->blocks[i] = kvf_alloc(save->context, sealed, sizeof(kvf_block));
+        if (!save->blocks[i])
+            KVF_FAIL(save->cache->context, KVF_OUT_OF_MEMORY,
+                     "no memory to hold %u blocks of layer %u", sealed, i);
+        memcpy(save->blocks[i], row.sequence->layers[row.layer].blocks, sealed * sizeof(kvf_block));
+        for (uint32_t b = 0; b < sealed; b++)
+            kvf_page_pool_share(&row.cache->pool, save->blocks[i][b]);
+    }
+    return KVF_OK;
+}
+
+/* The fault word of a sequence, as of this call. */
+static kvf_status take_fault(kvf_save *save, const kvf_step *step, const kvf_sequence *sequence)
+{
+    const kvf_cache *cache = step->cache;
+    uint64_t *const to = &save->fault[save->fault_count];
+    save->generations[save->fault_count++] = sequence->generation;
+    return cache->device->ops->copy(step->stream, to, cache->control_device.faults + sequence->slot,
+                                    sizeof *to);
+}
+
+/* All layers whose pages are in `part`. */
+static kvf_status take_part(kvf_save *save, kvf_cache *part, kvf_sequence *sequence,
+                            kvf_stream *stream)
+{
+    kvf_step step;
+    kvf_status status = KVF_OK;
+    const kvf_sequence *inner = NULL;
+    for (uint32_t i = 0; status == KVF_OK && i < save->header.head->layers; i++) {
+        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
+        if (row.cache != part)
+            continue;
+        if (!inner) {
+            inner = row.sequence;
+            KVF_TRY(kvf_snapshot_begin(part, inner, stream, &step));
+            status = take_fault(save, &step, inner);
+            if (status != KVF_OK)
+                break;
+        }
+        char *tail;
+        const kvf_saved_image image = image_of(save, i, &tail);
+        status = kvf_snapshot_take(&step, inner, row.layer, &save->header.layers[i], &image, tail);
+    }
+    return inner ? kvf_step_end(&step, status) : status;
+}
+
+/* Rings of streaming heads, and the fault word of the sequence around the inner ones. */
+static kvf_status take_rings(kvf_save *save, kvf_sequence *sequence, kvf_stream *stream)
+{
+    kvf_cache *cache = save->cache;
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    kvf_status status = take_fault(save, &step, sequence);
+    for (uint32_t i = 0; status == KVF_OK && i < cache->config.layers; i++) {
+        size_t bytes;
+        char *tail;
+        const char *ring = kvf_streaming_ring(sequence, i, &bytes);
+        const kvf_saved_image image = image_of(save, i, &tail);
+        if (image.ring)
+            status = cache->device->ops->copy(stream, image.ring, ring, bytes);
+    }
+    return kvf_step_end(&step, status);
+}
+
+static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *stream)
+{
+    kvf_cache *cache = save->cache;
+    kvf_cache *part;
+    save->fault = (uint64_t *)(void *)layer_memory(save, save->header.head->layers).host;
+    for (uint32_t i = 0; i < save->header.head->layers; i++) {
+        char *tail;
+        const kvf_saved_image image = image_of(save, i, &tail);
+        if (image.positions)
+            memcpy(image.positions, sequence->layers[i].positions,
+                   sequence->layers[i].length * sizeof *image.positions);
+    }
+    if (cache->masked)
+        KVF_TRY(take_rings(save, sequence, stream));
+    for (uint32_t n = 0; (part = kvf_masked_pages(cache, n)) != NULL; n++)
+        KVF_TRY(take_part(save, part, sequence, stream));
+    return cache->device->ops->event_record(save->taken, stream);
+}
+
+/* ---- the thread ---- */
+
+static void add_piece(kvf_save *save, void *at, size_t bytes)
+{
+    struct iovec *last = save->piece_count ? &save->pieces[save->piece_count - 1] : NULL;
+    if (last && (char *)last->iov_base + last->iov_len == at)
+        last->iov_len += bytes;
+    else if (bytes)
+        save->pieces[save->piece_count++] = (struct iovec){at, bytes};
+}
+
+static void list_pieces(kvf_save *save, kvf_sequence *sequence)
+{
+    const kvf_saved_header *h = &save->header;
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
+        const size_t block = kvf_saved_block_bytes(h->head, &h->layers[i]);
+        char *const image = layer_memory(save, i).host;
+        const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
+        add_piece(save, image, bytes);
+        for (uint32_t b = 0; b < h->layers[i].sealed; b++)
+            add_piece(save, kvf_page_pool_host(&row.cache->pool, save->blocks[i][b]), block);
+        add_piece(save, image + bytes, open_blocks(save, i) * block);
+    }
+}
+
+/* What the stream filled: nothing of another sequence, and only numbers. */
+static kvf_status finish_images(kvf_save *save)
+{
+    const kvf_saved_header *h = &save->header;
+    for (uint32_t i = 0; i < save->fault_count; i++)
+        if (save->fault[i] >> 44 == save->generations[i])
+            KVF_FAIL(save->context, KVF_NOT_FINITE,
+                     "a key or value of the sequence is NaN or infinite; it was not saved");
+    for (uint32_t i = 0; i < h->head->layers; i++) {
+        char *tail;
+        const kvf_saved_image image = image_of(save, i, &tail);
+        if (image.ring)
+            kvf_streaming_scrub(save->cache, i, h->layers[i].length, image.ring);
+        if (h->layers[i].heads && !(h->layers[i].flags & KVF_SAVED_FRESH))
+            kvf_snapshot_scrub(h->head, &h->layers[i], &image, tail);
+    }
+    return KVF_OK;
+}
+
+static kvf_status write_header(const kvf_save *save, kvf_io *io, int file)
+{
+    const struct iovec piece = {save->buffer, save->header.head->header_bytes};
+    uint64_t unused;
+    const kvf_extents e = {.context = save->context,
+                           .io = io,
+                           .path = save->path,
+                           .file = file,
+                           .extent_bytes = (uint32_t)piece.iov_len,
+                           .checksums = &unused};
+    return kvf_extents_write(&e, &piece, 1);
+}
+
+static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
+{
+    kvf_saved_header *h = &save->header;
+    const kvf_extents e = {.context = save->context,
+                           .io = io,
+                           .path = save->path,
+                           .file = file->file,
+                           .extent_bytes = save->extent_bytes,
+                           .offset = h->head->header_bytes,
+                           .checksums = h->checksums};
+    KVF_TRY(kvf_new_file_reserve(file, h->head->header_bytes + h->head->data_bytes));
+    KVF_TRY(kvf_extents_write(&e, save->pieces, save->piece_count));
+    kvf_saved_seal_header(h);
+    KVF_TRY(write_header(save, io, file->file));
+    return kvf_new_file_commit(file);
+}
+
+static kvf_status save_now(kvf_save *save)
+{
+    kvf_io *io = NULL;
+    kvf_new_file file = {.file = -1};
+    KVF_TRY(save->cache->device->ops->event_wait(save->taken));
+    KVF_TRY(finish_images(save));
+    KVF_TRY(kvf_saved_engine(save->cache->runtime, save->context, &io));
+    kvf_status status = kvf_new_file_open(save->context, save->path, &file);
+    if (status == KVF_OK)
+        status = write_file(save, io, &file);
+    kvf_new_file_close(&file);
+    kvf_io_close(io);
+    return status;
+}
+
+static void *run(void *argument)
+{
+    kvf_save *save = argument;
+    save->status = save_now(save);
+    __atomic_store_n(&save->is_done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* ---- begin and end ---- */
+
+static kvf_status create(kvf_save *save, const kvf_save_args *args)
+{
+    kvf_context *own = save->cache->context;
+    const size_t length = strlen(args->path) + 1;
+    const uint32_t layers = save->cache->config.layers;
+    KVF_TRY(make_header(save, args));
+    size_t pieces = 0;
+    for (uint32_t i = 0; i < layers; i++)
+        pieces += 2 + save->header.layers[i].sealed;
+    save->path = kvf_alloc(save->context, length, 1);
+    save->blocks = kvf_alloc(save->context, layers, sizeof *save->blocks);
+    save->pieces = kvf_alloc(save->context, pieces, sizeof *save->pieces);
+    save->generations = kvf_alloc(save->context, layers + 1, sizeof *save->generations);
+    if (!save->path || !save->blocks || !save->pieces || !save->generations)
+        KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
+    memcpy(save->path, args->path, length);
+    KVF_TRY(save->cache->device->ops->event_create(save->cache->device, &save->taken));
+    KVF_TRY(take_memory(save));
+    return hold_blocks(save, args->sequence);
+}
+
+static void release(kvf_save *save)
+{
+    kvf_cache *cache = save->cache;
+    for (uint32_t i = 0; save->blocks && i < cache->config.layers; i++) {
+        if (!save->blocks[i])
+            continue;
+        kvf_page_pool *pool = &kvf_masked_pages_of(cache, i)->pool;
+        for (uint32_t b = 0; b < save->header.layers[i].sealed; b++)
+            kvf_page_pool_release(pool, save->blocks[i][b]);
+        kvf_free(save->context, save->blocks[i]);
+    }
+    if (save->memory.arenas)
+        kvf_host_memory_destroy(cache->context, &save->memory);
+    cache->device->ops->event_destroy(save->taken);
+    kvf_free(save->context, save->generations);
+    kvf_free(save->context, save->pieces);
+    kvf_free(save->context, save->blocks);
+    kvf_free(save->context, save->path);
+    kvf_free(save->context, save->buffer);
+    kvf_context_destroy(save->context);
+    kvf_free(cache->context, save);
+}
+
+/* A context whose errors nobody else writes over. */
+static kvf_status open_context(kvf_save *save)
+{
+    const kvf_context *from = save->cache->context;
+    KVF_TRY(kvf_context_create(&from->allocator, from->log, from->log_user, &save->context));
+    save->context->fault = from->fault;
+    save->context->fault_user = from->fault_user;
+    return KVF_OK;
+}
+
+kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_stream *stream,
+                          kvf_save **out)
+{
+    kvf_save *save = kvf_alloc(cache->context, 1, sizeof *save);
+    *out = NULL;
+    if (!save)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a save of %zu bytes",
+                 sizeof *save);
+    save->cache = cache;
+    const uint32_t extent = cache->runtime->seams.extent_bytes;
+    save->extent_bytes = extent ? extent : KVF_EXTENT_BYTES;
+    if (open_context(save) != KVF_OK) {
+        kvf_free(cache->context, save);
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the errors of a save");
+    }
+    kvf_status status = create(save, args);
+    if (status == KVF_OK) {
+        list_pieces(save, args->sequence);
+        status = take(save, args->sequence, stream);
+        if (status == KVF_OK)
+            status = kvf_thread_start(cache->context, &save->thread, "kvf-save", -1, run, save);
+        save->is_started = status == KVF_OK;
+        if (status != KVF_OK) /* what is enqueued may still write to the save's memory */
+            (void)cache->device->ops->stream_wait(stream);
+    }
+    if (status != KVF_OK) {
+        release(save);
+        return status;
+    }
+    *out = save;
+    return KVF_OK;
+}
+
+kvf_status kvf_save_end(kvf_save *save)
+{
+    kvf_cache *cache = save->cache;
+    kvf_error error;
+    (void)pthread_join(save->thread, NULL);
+    const kvf_status status = save->status;
+    kvf_context_error(save->context, &error);
+    const bool is_told = error.status == status;
+    release(save);
+    return status == KVF_OK || !is_told
+               ? status
+               : kvf_fail(cache->context, status, error.foreign, "%s", error.text);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_SAVING_H
+#define KVF_RUNTIME_SAVING_H
+
+/*
+ * Saving a sequence to a file while its cache goes on, and making one from a file.
+ *
+ * A save takes its own copy of whatever later calls write, in the order of the cache's work, and
+ * holds the sealed blocks, which nobody writes while they are held; a thread of its own writes the
+ * file. Knows caches around caches; what an image of a layer is, is the step room's.
+ */
+
+#include <kvferry/save.h>
+
+#include "extents.h"
+#include "masked.h"
+#include "new_file.h"
+#include "snapshot.h"
+
+struct kvf_save {
+    kvf_cache *cache;
+    kvf_context *context; /* of the thread: its errors are its own */
+    char *path;
+    char *buffer; /* of the header */
+    kvf_saved_header header;
+    uint32_t extent_bytes;
+
+    /* one granule per layer, at the same distance, in pinned memory */
+    kvf_host_memory memory;
+    size_t granule;
+    uint64_t *fault; /* of the sequence and its inner ones, as of the call, [parts + 1] */
+    uint32_t fault_count;
+    uint32_t *generations; /* [parts + 1] */
+
+    kvf_block **blocks; /* [layers] held, of the cache that has the layer's pages */
+    struct iovec *pieces;
+    size_t piece_count;
+
+    kvf_event *taken;
+    pthread_t thread;
+    uint32_t is_started;
+    uint32_t is_done; /* atomic */
+    kvf_status status;
+};
+
+KVF_CHECKED kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args,
+                                      kvf_stream *stream, kvf_save **out);
+/* Waits for the thread, releases what is held, and hands its error to the cache's context. */
+KVF_CHECKED kvf_status kvf_save_end(kvf_save *save);
+
+/* Where image and what follows it are for layer `index`, in memory of equal granules. */
+kvf_seen kvf_granule(const kvf_host_memory *memory, size_t granule, uint32_t index);
+KVF_CHECKED kvf_status kvf_granules_create(kvf_cache *cache, size_t granule, uint32_t count,
+                                           kvf_host_memory *out);
+
+/* A file that is open for reading, and its header. */
+typedef struct kvf_saved_file {
+    kvf_context *context;
+    const kvf_runtime *runtime;
+    const char *path;
+    int file; /* -1 = none */
+    uint64_t bytes;
+    char *buffer;
+    kvf_saved_header header;
+} kvf_saved_file;
+
+/* *out is to be closed even on failure. */
+KVF_CHECKED kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *path,
+                                      kvf_saved_file *out);
+/* An engine for such files, with errors in `context`. */
+KVF_CHECKED kvf_status kvf_saved_engine(const kvf_runtime *runtime, kvf_context *context,
+                                        kvf_io **out);
+/* The layers' bytes into pieces, checked. */
+KVF_CHECKED kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces,
+                                      size_t count);
+/* ... and only checked. */
+KVF_CHECKED kvf_status kvf_saved_check(const kvf_saved_file *f);
+void kvf_saved_close(kvf_saved_file *f);
+
+/* `is_exact` is set if the sequence continues as it would have. */
+KVF_CHECKED kvf_status kvf_restore(kvf_cache *cache, const kvf_restore_args *args,
+                                   kvf_stream *stream, kvf_sequence **out);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Layers of a sequence as images; see the header. Knows no file. */
+
+#include "snapshot.h"
+
+#include <string.h>
+
+#include "ahead.h"
+#include "prefill_arena.h"
+
+/* ---- out of a cache ---- */
+
+void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
+                           kvf_saved_layer *out)
+{
+    const kvf_layer *state = &sequence->layers[layer];
+    const kvf_paging *p = &cache->dims.paging;
+    *out = (kvf_saved_layer){
+        .length = state->length,
+        .sealed = state->sealed,
+        .queries = state->queries,
+        .since_refresh = state->since_refresh,
+        .steps = state->steps,
+        .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
+                 (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
+                 (state->has_share ? KVF_SAVED_HAS_SHARE : 0u) |
+                 (state->has_static ? KVF_SAVED_HAS_STATIC : 0u) |
+                 (cache->tables.share ? KVF_SAVED_AUTO : 0u),
+        .heads = p->kv_heads,
+        .lists = p->lists,
+        .slots = p->slots,
+        .shadow_slots = cache->dims.shadow_slots,
+        .store_tokens = (uint32_t)kvf_store_tokens(p),
+        .query_window = p->query_window,
+    };
+}
+
+kvf_status kvf_snapshot_begin(kvf_cache *cache, const kvf_sequence *sequence, kvf_stream *stream,
+                              kvf_step *step)
+{
+    KVF_TRY(kvf_step_begin(cache, stream, step));
+    const kvf_status status = kvf_arena_leave_sequence(step, sequence);
+    return status == KVF_OK ? kvf_ahead_settle(step) : status;
+}
+
+typedef struct copier {
+    kvf_step *step;
+    kvf_status status; /* of the first copy that failed */
+} copier;
+
+static void copy(copier *c, void *to, const void *from, size_t bytes)
+{
+    if (c->status == KVF_OK && to && bytes)
+        c->status = c->step->cache->device->ops->copy(c->step->stream, to, from, bytes);
+}
+
+/* Bytes of the arrays of a row that are copied whole. */
+typedef struct row_bytes {
+    size_t count, index, store, queries, slots, shadow, bits;
+} row_bytes;
+
+static row_bytes bytes_of(const kvf_cache *cache, const kvf_saved_layer *l)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    return (row_bytes){
+        .count = p->kv_heads * sizeof(uint32_t),
+        .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
+        .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
+        .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
+        .slots = (size_t)p->lists * p->slots * sizeof(int32_t),
+        .shadow = (size_t)p->lists * cache->dims.shadow_slots * sizeof(int32_t),
+        .bits = l->sealed * sizeof(uint64_t),
+    };
+}
+
+kvf_status kvf_snapshot_take(kvf_step *step, const kvf_sequence *sequence, uint32_t index,
+                             const kvf_saved_layer *l, const kvf_saved_image *image, char *tail)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row row = kvf_step_row(cache, sequence, index);
+    const row_bytes bytes = bytes_of(cache, l);
+    const uint32_t list = (uint32_t)kvf_row_number(cache, sequence, index) * p->lists;
+    copier c = {.step = step, .status = KVF_OK};
+    if (l->flags & KVF_SAVED_FRESH)
+        return KVF_OK;
+    copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&cache->residency, list), bytes.slots);
+    if (image->shadow)
+        copy(&c, image->shadow, kvf_residency_page_of_slot(&cache->shadow, list), bytes.shadow);
+    copy(&c, image->store_count, row.store_count, bytes.count);
+    copy(&c, image->store_index, row.store_index, bytes.index);
+    copy(&c, image->store, row.store, bytes.store);
+    for (uint32_t h = 0; image->bits && h < p->kv_heads; h++)
+        copy(&c, image->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
+    if (image->share)
+        copy(&c, image->share, row.share, 2 * sizeof *row.share);
+    if (l->queries)
+        copy(&c, image->queries, row.queries, bytes.queries);
+    for (uint32_t b = l->sealed; b < kvf_row_blocks(p, &row); b++)
+        copy(&c, tail + (b - l->sealed) * kvf_block_bytes(p), kvf_row_ring_block(p, &row, b),
+             kvf_block_bytes(p));
+    return c.status;
+}
+
+void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
+                        const kvf_saved_image *image, char *tail)
+{
+    const kvf_shape shape = kvf_saved_shape(head);
+    const size_t token = kvf_token_bytes(&shape), run = head->block_size * token;
+    const size_t row = l->heads * (head->query_heads / head->kv_heads) * kvf_row_bytes(&shape);
+    const uint32_t blocks = kvf_saved_blocks(head, l), last = l->length % head->block_size;
+    for (uint32_t h = 0; last && h < l->heads; h++)
+        memset(tail + (blocks - 1 - l->sealed) * kvf_saved_block_bytes(head, l) + h * run +
+                   last * token,
+               0, run - last * token);
+    for (uint32_t h = 0; image->store_count && h < l->heads; h++) {
+        const size_t first = (size_t)h * l->store_tokens + image->store_count[h];
+        const size_t rest = l->store_tokens - image->store_count[h];
+        memset(image->store_index + first, 0, rest * sizeof *image->store_index);
+        memset(image->store + first * token, 0, rest * token);
+    }
+    if (image->queries && l->queries < l->query_window)
+        memset(image->queries + l->queries * row, 0, (l->query_window - l->queries) * row);
+}
+
+/* ---- numbers of an image ---- */
+
+static bool ascends(const uint32_t *numbers, uint32_t count, uint32_t end)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (numbers[i] >= end || (i && numbers[i] <= numbers[i - 1]))
+            return false;
+    return true;
+}
+
+/* Each page once, and none that is not sealed. `seen` [pages] is 0, and is again afterwards. */
+static bool are_slots(const int32_t *page_of_slot, uint32_t slots, uint32_t pages, uint8_t *seen)
+{
+    bool is_right = true;
+    for (uint32_t s = 0; s < slots; s++) {
+        const int32_t page = page_of_slot[s];
+        if (page < -1 || (page >= 0 && ((uint32_t)page >= pages || seen[page]++)))
+            is_right = false;
+    }
+    if (pages)
+        memset(seen, 0, pages);
+    return is_right;
+}
+
+static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
+                        const kvf_saved_image *image, uint8_t *seen)
+{
+    const uint32_t tokens = l->sealed * head->block_size, pages = tokens / head->page_size;
+    for (uint32_t i = 0; i < l->lists; i++)
+        if ((image->page_of_slot &&
+             !are_slots(image->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen)) ||
+            (image->shadow &&
+             !are_slots(image->shadow + (size_t)i * l->shadow_slots, l->shadow_slots, pages, seen)))
+            return false;
+    for (uint32_t h = 0; h < l->heads; h++) {
+        const uint32_t count = image->store_count[h];
+        if (count > l->store_tokens ||
+            (count && !ascends(image->store_index + (size_t)h * l->store_tokens, count, tokens)))
+            return false;
+    }
+    return true;
+}
+
+bool kvf_snapshot_is_same(const kvf_cache *cache, const kvf_saved_layer *l)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
+           l->query_window == p->query_window &&
+           (l->flags & KVF_SAVED_AUTO) == (cache->tables.share ? KVF_SAVED_AUTO : 0u);
+}
+
+bool kvf_snapshot_has_slots(const kvf_cache *cache, const kvf_saved_layer *l)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    return l->slots == p->slots && l->lists == p->lists &&
+           l->shadow_slots == cache->dims.shadow_slots;
+}
+
+bool kvf_snapshot_share_fits(const kvf_cache *cache, const kvf_saved_image *image)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    return !image->share || (image->share[0] <= kvf_store_tokens(p) - p->sink &&
+                             image->share[1] <= cache->dims.ids_max);
+}
+
+kvf_status kvf_snapshot_check(kvf_context *context, const char *path, const kvf_saved_head *head,
+                              const kvf_saved_layer *l, const kvf_saved_image *image)
+{
+    bool is_right = !image->positions || ascends(image->positions, l->length, UINT32_MAX);
+    if (is_right && l->heads && !(l->flags & KVF_SAVED_FRESH)) {
+        uint8_t *seen = kvf_alloc(context, (size_t)l->sealed * head->block_size + 1, 1);
+        if (!seen)
+            KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory to check the tables of %s", path);
+        is_right = check_state(head, l, image, seen);
+        kvf_free(context, seen);
+    }
+    if (!is_right)
+        KVF_FAIL(context, KVF_CORRUPT, "%s: its tables contradict themselves; save it again", path);
+    return KVF_OK;
+}

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * An image of a layer into a cache; see snapshot.h.
+ *
+ * Tables are made on the host and copied whole. With other settings than those of the image the
+ * layer is as if its tokens had just been appended: the sink is in the store, no page has a slot,
+ * and the next step renews the static set.
+ */
+
+#include <string.h>
+
+#include "sequence.h"
+#include "snapshot.h"
+
+#define JOBS_MAX 16384u
+
+/* What is made on the host for the device. */
+typedef struct put_work {
+    kvf_saved_image made;  /* of a layer that is not put as it was saved */
+    void **blocks;         /* [blocks] where blocks are */
+    int32_t *slot_of_page; /* [lists, pages_max] */
+    int32_t *shadow;       /* the same */
+    char *slots;           /* [lists, slots, page bytes] */
+    kvf_digest_job *jobs;  /* [job_blocks, block_jobs, kv_heads] */
+} put_work;
+
+typedef struct putting {
+    kvf_step *step;
+    const kvf_snapshot_layer *l;
+    kvf_event *done;
+    kvf_layer *layer;
+    kvf_row row; /* as the device sees it, but for `blocks`, which are the host's */
+    void **blocks_device;
+    put_work work;
+} putting;
+
+static uint32_t job_blocks(const kvf_cache *cache)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    return kvf_max_u32(1, JOBS_MAX / (p->block_jobs * p->kv_heads));
+}
+
+static void carve_work(const kvf_cache *cache, const kvf_saved_layer *saved, kvf_carver *k,
+                       put_work *w)
+{
+    const kvf_paging *p = &cache->dims.paging;
+    const uint64_t blocks = kvf_div_ceil_u32(saved->length, p->block_size);
+    const uint64_t tokens = kvf_store_tokens(p), bytes = kvf_token_bytes(&p->shape);
+    *w = (put_work){0};
+    KVF_CARVE(k, w->made.store_count, p->kv_heads);
+    KVF_CARVE(k, w->made.store_index, p->kv_heads, tokens);
+    KVF_CARVE(k, w->made.store, p->kv_heads, tokens, bytes);
+    KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
+    KVF_CARVE(k, w->blocks, blocks);
+    KVF_CARVE(k, w->slot_of_page, p->lists, p->pages_max);
+    KVF_CARVE(k, w->shadow, cache->dims.shadow_slots ? p->lists : 0, p->pages_max);
+    KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_cache_slot_bytes(cache));
+    const uint64_t most = job_blocks(cache);
+    KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
+}
+
+uint64_t kvf_snapshot_work_bytes(const kvf_cache *cache, const kvf_saved_layer *layer)
+{
+    kvf_carver carver = {0};
+    put_work unused;
+    carve_work(cache, layer, &carver, &unused);
+    return carver.bytes;
+}
+
+/* Host memory of this put to the device. */
+static kvf_status send(const putting *p, void *to, const void *from, size_t bytes)
+{
+    if (!to || !bytes)
+        return KVF_OK;
+    return p->step->cache->device->ops->copy(p->step->stream, to,
+                                             kvf_seen_device(&p->l->work, from), bytes);
+}
+
+/* ---- blocks ---- */
+
+static kvf_status put_blocks(putting *p)
+{
+    const kvf_cache *cache = p->step->cache;
+    const kvf_paging *paging = &cache->dims.paging;
+    const uint32_t blocks = kvf_row_blocks(paging, &p->row);
+    for (uint32_t b = 0; b < blocks; b++)
+        p->work.blocks[b] = b < p->layer->sealed
+                                ? kvf_page_pool_device(&cache->pool, p->layer->blocks[b])
+                                : kvf_row_ring_block(paging, &p->row, b);
+    for (uint32_t b = p->layer->sealed; b < blocks; b++)
+        KVF_TRY(send(p, p->work.blocks[b],
+                     p->l->tail + (b - p->layer->sealed) * kvf_block_bytes(paging),
+                     kvf_block_bytes(paging)));
+    KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
+    p->row.blocks = p->work.blocks;
+    return KVF_OK;
+}
+
+/* ---- static set ---- */
+
+/* The sink of sealed blocks, as if they had just been sealed. */
+static void make_state(putting *p, kvf_saved_image *made)
+{
+    const kvf_cache *cache = p->step->cache;
+    const kvf_paging *paging = &cache->dims.paging;
+    const uint32_t sealed = p->layer->sealed;
+    const uint32_t sink = kvf_min_u32(paging->sink, sealed * paging->block_size);
+    for (uint32_t h = 0; h < paging->kv_heads; h++) {
+        for (uint32_t b = 0; b < sealed; b++)
+            made->bits[(size_t)h * sealed + b] = kvf_sink_bits(paging, b);
+        made->store_count[h] = sink;
+        for (uint32_t t = 0; t < sink; t++) {
+            const char *block =
+                kvf_page_pool_host(&cache->pool, p->layer->blocks[t / paging->block_size]);
+            made->store_index[h * kvf_store_tokens(paging) + t] = t;
+            memcpy(kvf_store_token(paging, made->store, h, t),
+                   block + h * kvf_run_bytes(paging) +
+                       t % paging->block_size * kvf_token_bytes(&paging->shape),
+                   kvf_token_bytes(&paging->shape));
+        }
+    }
+}
+
+static kvf_status put_state(putting *p, const kvf_saved_image *image)
+{
+    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
+    const size_t sealed = p->layer->sealed;
+    KVF_TRY(send(p, p->row.store_count, image->store_count,
+                 paging->kv_heads * sizeof *p->row.store_count));
+    KVF_TRY(send(p, p->row.store_index, image->store_index, tokens * sizeof *p->row.store_index));
+    KVF_TRY(send(p, p->row.store, image->store, tokens * kvf_token_bytes(&paging->shape)));
+    for (uint32_t h = 0; sealed && h < paging->kv_heads; h++)
+        KVF_TRY(send(p, kvf_row_bits(paging, &p->row, h), image->bits + h * sealed,
+                     sealed * sizeof *p->row.bits));
+    return KVF_OK;
+}
+
+/* ---- slots ---- */
+
+static void invert(const kvf_paging *p, const int32_t *page_of_slot, uint32_t slots,
+                   int32_t *slot_of_page)
+{
+    memset(slot_of_page, 0xff, (size_t)p->lists * p->pages_max * sizeof *slot_of_page);
+    for (uint32_t i = 0; i < p->lists * slots; i++)
+        if (page_of_slot[i] >= 0)
+            slot_of_page[(size_t)(i / slots) * p->pages_max + (uint32_t)page_of_slot[i]] =
+                (int32_t)(i % slots);
+}
+
+/* Bytes of the pages that have slots. */
+static void fill_slots(putting *p)
+{
+    const kvf_cache *cache = p->step->cache;
+    const kvf_paging *paging = &cache->dims.paging;
+    const size_t bytes = kvf_cache_slot_bytes(cache);
+    for (uint32_t i = 0; p->work.slots && i < paging->lists * paging->slots; i++) {
+        const int32_t page = p->l->image->page_of_slot[i];
+        if (page < 0)
+            continue;
+        const uint32_t head = kvf_list_head(paging, i / paging->slots);
+        const char *block = kvf_page_pool_host(
+            &cache->pool, p->layer->blocks[(uint32_t)page / paging->block_pages]);
+        memcpy(p->work.slots + i * bytes,
+               block + head * kvf_run_bytes(paging) + (uint32_t)page % paging->block_pages * bytes,
+               bytes);
+    }
+}
+
+static kvf_status put_slots(putting *p)
+{
+    const kvf_cache *cache = p->step->cache;
+    const kvf_paging *paging = &cache->dims.paging;
+    const kvf_saved_image *image = p->l->image;
+    const uint32_t list =
+        (uint32_t)kvf_row_number(cache, p->l->sequence, p->l->index) * paging->lists;
+    const size_t slots = (size_t)paging->lists * paging->slots;
+    const size_t pages = (size_t)paging->lists * paging->pages_max * sizeof(int32_t);
+    invert(paging, image->page_of_slot, paging->slots, p->work.slot_of_page);
+    KVF_TRY(send(p, kvf_residency_page_of_slot(&cache->residency, list), image->page_of_slot,
+                 slots * sizeof(int32_t)));
+    KVF_TRY(
+        send(p, kvf_residency_slot_of_page(&cache->residency, list), p->work.slot_of_page, pages));
+    if (p->work.slots) {
+        fill_slots(p);
+        KVF_TRY(send(p, kvf_residency_slot(&cache->residency, list, 0), p->work.slots,
+                     slots * kvf_cache_slot_bytes(cache)));
+    }
+    if (!image->shadow || !cache->dims.shadow_slots)
+        return KVF_OK;
+    invert(paging, image->shadow, cache->dims.shadow_slots, p->work.shadow);
+    KVF_TRY(send(p, kvf_residency_page_of_slot(&cache->shadow, list), image->shadow,
+                 (size_t)paging->lists * cache->dims.shadow_slots * sizeof(int32_t)));
+    return send(p, kvf_residency_slot_of_page(&cache->shadow, list), p->work.shadow, pages);
+}
+
+/* ---- digests ---- */
+
+static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t first, uint32_t end)
+{
+    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const uint32_t tokens = paging->block_size / paging->block_jobs;
+    kvf_digest_job *job = p->work.jobs;
+    for (uint32_t b = first; b < end; b++)
+        for (uint32_t j = 0; j < paging->block_jobs; j++)
+            for (uint32_t h = 0; h < paging->kv_heads; h++)
+                *job++ = (kvf_digest_job){
+                    .page = kvf_row_run(paging, &p->row, b, h) +
+                            j * tokens * kvf_token_bytes(&paging->shape),
+                    .digest = kvf_row_digest(paging, &p->row, b * paging->block_jobs + j, h),
+                    .skip = image->bits[(size_t)h * p->layer->sealed + b] >> j * tokens &
+                            kvf_live_bits(tokens, 0),
+                    .count = tokens};
+}
+
+static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
+{
+    const kvf_cache *cache = p->step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    const kvf_paging *paging = &cache->dims.paging;
+    const uint32_t most = job_blocks(cache);
+    for (uint32_t first = 0; first < p->layer->sealed; first += most) {
+        const uint32_t end = kvf_min_u32(first + most, p->layer->sealed);
+        if (first) { /* the device still reads the jobs before */
+            KVF_TRY(ops->event_record(p->done, p->step->stream));
+            KVF_TRY(ops->event_wait(p->done));
+        }
+        make_jobs(p, image, first, end);
+        const uint32_t count = (end - first) * paging->block_jobs * paging->kv_heads;
+        const kvf_digest_job *jobs = kvf_seen_device(&p->l->work, p->work.jobs);
+        const kvf_digest_args digest = {.shape = paging->shape,
+                                        .kind = cache->config.digest,
+                                        .subs = paging->subs,
+                                        .job_count = count,
+                                        .jobs = jobs};
+        const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
+        KVF_TRY(kvf_has_codes(cache) ? KVF_LAUNCH(p->step, encode, encode)
+                                     : KVF_LAUNCH(p->step, digest, digest));
+    }
+    return KVF_OK;
+}
+
+/* ---- all of it ---- */
+
+/* What the host knows of the layer. */
+static void put_counts(const putting *p)
+{
+    const kvf_saved_layer *saved = p->l->saved;
+    kvf_layer *layer = p->layer;
+    layer->store = 0;
+    if (!p->l->is_exact)
+        return;
+    layer->queries = saved->queries;
+    layer->since_refresh = saved->since_refresh;
+    layer->steps = saved->steps;
+    layer->needs_exact = (saved->flags & KVF_SAVED_NEEDS_EXACT) != 0;
+    layer->has_share = (saved->flags & KVF_SAVED_HAS_SHARE) != 0;
+    layer->has_static = (saved->flags & KVF_SAVED_HAS_STATIC) != 0;
+}
+
+kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_paging *paging = &cache->dims.paging;
+    kvf_carver carver = {.base = l->work.host + l->used};
+    putting p = {.step = step, .l = l, .done = done, .layer = &l->sequence->layers[l->index]};
+    if (l->saved->flags & KVF_SAVED_FRESH)
+        return KVF_OK;
+    carve_work(cache, l->saved, &carver, &p.work);
+    put_counts(&p);
+    KVF_TRY(kvf_step_clear(step, l->sequence, l->index));
+    p.row = kvf_step_row(cache, l->sequence, l->index);
+    p.blocks_device = p.row.blocks;
+    KVF_TRY(put_blocks(&p));
+    const kvf_saved_image *image = l->is_exact ? l->image : &p.work.made;
+    if (!l->is_exact)
+        make_state(&p, &p.work.made);
+    KVF_TRY(put_state(&p, image));
+    if (l->is_exact && kvf_snapshot_has_slots(cache, l->saved))
+        KVF_TRY(put_slots(&p));
+    if (l->is_exact && l->saved->queries)
+        KVF_TRY(send(&p, p.row.queries, l->image->queries,
+                     (size_t)paging->query_window * paging->kv_heads * paging->group *
+                         kvf_row_bytes(&paging->shape)));
+    if (l->is_exact && p.row.share)
+        KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
+    return put_digests(&p, image);
+}

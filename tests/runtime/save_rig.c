@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The rig of saved sequences; see the header. Knows nothing of what a test wants to prove. */
+
+#include "save_rig.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char folder[64];
+
+const char *save_folder(void)
+{
+    if (!folder[0]) { /* in memory where that is, since every save waits for the medium */
+        strcpy(folder,
+               access("/dev/shm", W_OK) == 0 ? "/dev/shm/kvf-save-XXXXXX" : "/tmp/kvf-save-XXXXXX");
+        assert_non_null(mkdtemp(folder));
+    }
+    return folder;
+}
+
+const char *save_path(const char *name)
+{
+    static char paths[8][160];
+    static uint32_t next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", save_folder(), name);
+    return path;
+}
+
+uint32_t save_count_files(void)
+{
+    uint32_t count = 0;
+    const struct dirent *entry;
+    DIR *dir = opendir(save_folder());
+    assert_non_null(dir);
+    while ((entry = readdir(dir)))
+        count += entry->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+void save_remove_folder(void)
+{
+    const struct dirent *entry;
+    DIR *dir = opendir(save_folder());
+    assert_non_null(dir);
+    while ((entry = readdir(dir)))
+        if (entry->d_name[0] != '.')
+            (void)unlink(save_path(entry->d_name));
+    closedir(dir);
+    assert_int_equal(rmdir(folder), 0);
+    folder[0] = '\0';
+}
+
+/* ---- settings ---- */
+
+static void set_nothing(kvf_cache_config *c)
+{
+    (void)c;
+}
+
+static void set_codes(kvf_cache_config *c)
+{
+    c->digest = KVF_DIGEST_CODES;
+}
+
+static void set_single_tokens(kvf_cache_config *c)
+{
+    set_codes(c);
+    c->page_size = 1;
+    c->dtype = KVF_BF16;
+}
+
+static void set_large_pages(kvf_cache_config *c)
+{
+    c->page_size = 64;
+    c->local_tokens = 8;
+    c->sub_digests = 2;
+    c->budget_tokens = 224;
+    c->tokens_max = 1024;
+}
+
+static void set_dynamic(kvf_cache_config *c)
+{
+    set_codes(c);
+    c->select = KVF_SELECT_DYNAMIC;
+    c->page_size = 4;
+    c->dtype = KVF_FP16;
+}
+
+static void set_exact(kvf_cache_config *c)
+{
+    c->refresh = KVF_REFRESH_EXACT;
+    c->digest = KVF_DIGEST_CUBOID_MEAN;
+    c->refresh_interval = 7;
+}
+
+static void set_auto(kvf_cache_config *c)
+{
+    c->static_ratio = KVF_STATIC_RATIO_AUTO;
+    c->refresh_interval = 5;
+}
+
+static void set_static(kvf_cache_config *c)
+{
+    c->select = KVF_SELECT_STATIC;
+    c->refresh_interval = 6;
+}
+
+static void set_speculate(kvf_cache_config *c)
+{
+    c->speculate = 1;
+    c->transfer = KVF_TRANSFER_GATHER;
+    c->refresh_interval = 5;
+}
+
+static void set_gather(kvf_cache_config *c)
+{
+    c->transfer = KVF_TRANSFER_GATHER;
+    c->refresh_interval = 5;
+}
+
+static void set_quest(kvf_cache_config *c)
+{
+    c->select = KVF_SELECT_QUEST;
+}
+
+static void set_arkvale(kvf_cache_config *c)
+{
+    c->select = KVF_SELECT_ARKVALE;
+    c->verify_interval = 3;
+}
+
+static void set_streaming(kvf_cache_config *c)
+{
+    c->select = KVF_SELECT_STREAMING;
+    c->observe_window = 32;
+}
+
+static void set_mask(kvf_cache_config *c)
+{
+    static const uint8_t mask[] = {1, 0, 1, 1, 0, 0};
+    c->layers = 3;
+    c->head_mask = mask;
+    c->streaming_sink = 5;
+    c->streaming_recent = 21;
+    c->refresh_interval = 5;
+}
+
+static void set_all_streaming(kvf_cache_config *c)
+{
+    static const uint8_t mask[] = {0, 0, 0, 0};
+    c->head_mask = mask;
+    c->streaming_sink = 8;
+    c->streaming_recent = 16;
+}
+
+const save_case save_cases[] = {
+    {"boxes, resident refresh", set_nothing},
+    {"codes", set_codes},
+    {"pages of 1", set_single_tokens},
+    {"pages of 64", set_large_pages},
+    {"dynamic", set_dynamic},
+    {"exact refresh", set_exact},
+    {"auto ratio", set_auto},
+    {"static", set_static},
+    {"speculate", set_speculate},
+    {"gather", set_gather},
+    {"quest", set_quest},
+    {"arkvale", set_arkvale},
+    {"streaming", set_streaming},
+    {"head mask", set_mask},
+    {"all heads stream", set_all_streaming},
+    {NULL, NULL},
+};
+
+kvf_cache_config save_config(const save_case *c)
+{
+    kvf_cache_config config = test_config_small();
+    config.layers = 2;
+    config.sequences_max = 3;
+    config.digest = KVF_DIGEST_MINMAX;
+    c->set(&config);
+    return config;
+}
+
+/* ---- runs ---- */
+
+void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t count)
+{
+    for (uint32_t layer = 0; layer < t->layers; layer++)
+        test_prefill(w, s, t, &(test_range){.layer = layer, .count = count, .chunk = 40}, NULL);
+}
+
+size_t save_decode_bytes(const test_tokens *t, uint32_t count)
+{
+    return (size_t)count * t->layers * t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+}
+
+void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                  uint32_t count)
+{
+    const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    char *out = calloc(1, save_decode_bytes(t, count));
+    assert_non_null(out);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t layer = 0; layer < t->layers; layer++)
+            test_decode(w, s, t, layer, first + i, out + (i * t->layers + layer) * row, NULL);
+    test_wait(w);
+    return out;
+}
+
+kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error)
+{
+    kvf_save_args args;
+    kvf_save *save = NULL;
+    kvf_save_args_init(&args);
+    args.sequence = s;
+    args.path = path;
+    args.model = "test";
+    test_ok(w, kvf_sequence_save(w->cache, &args, w->stream, &save));
+    return kvf_save_finish(save, error);
+}
+
+kvf_sequence *save_restore(test_world *w, const char *path, uint32_t exact)
+{
+    kvf_restore_args args;
+    kvf_sequence *s = NULL;
+    kvf_restore_args_init(&args);
+    args.path = path;
+    args.model = "test";
+    args.exact = exact;
+    test_ok(w, kvf_sequence_restore(w->cache, &args, w->stream, &s));
+    assert_non_null(s);
+    return s;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_SAVE_RIG_H
+#define KVF_TESTS_RUNTIME_SAVE_RIG_H
+
+/*
+ * What tests of saved sequences share: a folder of their own, caches of many settings, and whole
+ * continuations to compare.
+ */
+
+#include <kvferry/save.h>
+
+#include "harness.h"
+
+/* A folder of this process; removed with its files by the rig's teardown. */
+const char *save_folder(void);
+/* A file in it: the text is valid until the eighth call after. */
+const char *save_path(const char *name);
+void save_remove_folder(void);
+uint32_t save_count_files(void); /* in the folder */
+
+/* Settings that differ in what a sequence keeps; NULL behind the last. */
+typedef struct save_case {
+    const char *name;
+    void (*set)(kvf_cache_config *c);
+} save_case;
+extern const save_case save_cases[];
+/* 2 layers, small pages. */
+kvf_cache_config save_config(const save_case *c);
+
+#define SAVE_PROMPT 150u
+#define SAVE_STEPS  24u
+
+/* Tokens first .. first + count - 1 of every layer. */
+void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t count);
+/* Steps; *out [count, layers, query_heads, head_dim] is the caller's to free. */
+void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                  uint32_t count);
+size_t save_decode_bytes(const test_tokens *t, uint32_t count);
+
+/* Save and wait. */
+kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error);
+kvf_sequence *save_restore(test_world *w, const char *path, uint32_t exact);
+
+#endif

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Saved sequences continue bit for bit: under every kind of settings, of a fork, while decoding
+ * goes on, into another cache; and what cannot be restored is refused by name.
+ */
+
+#include "save_rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static void make_tokens(test_tokens *t, const kvf_cache_config *c, uint32_t count, uint64_t seed)
+{
+    test_tokens_make(
+        t, c, &(test_tokens_spec){.count = count, .seed = seed, .sharpness = 2.0f, .topics = 6});
+}
+
+/* A prompt, some steps, a save; both the sequence and what is restored elsewhere go on. */
+static void check_case(const save_case *c, uint32_t prompt, uint32_t before)
+{
+    const kvf_cache_config config = save_config(c);
+    const char *path = save_path("case");
+    test_world a, b;
+    test_tokens t;
+    make_tokens(&t, &config, prompt + before + SAVE_STEPS, 7);
+    test_world_open(&a, NULL, &config);
+    kvf_sequence *s = test_sequence(&a);
+    if (prompt)
+        save_prefill(&a, s, &t, prompt);
+    free(save_decode(&a, s, &t, prompt, before));
+    if (save_now(&a, s, path, NULL) != KVF_OK)
+        fail_msg("%s: %s", c->name, kvf_runtime_error(a.runtime)->text);
+    void *wanted = save_decode(&a, s, &t, prompt + before, SAVE_STEPS);
+    test_world_close(&a);
+
+    test_world_open(&b, NULL, &config);
+    kvf_sequence *other = test_sequence(&b); /* so that slots and blocks are not the same */
+    save_prefill(&b, other, &t, prompt + before + SAVE_STEPS < 60 ? 1 : 60);
+    kvf_sequence *r = save_restore(&b, path, 1);
+    for (uint32_t layer = 0; layer < config.layers; layer++)
+        assert_int_equal(kvf_sequence_length(r, layer), prompt + before);
+    void *got = save_decode(&b, r, &t, prompt + before, SAVE_STEPS);
+    if (memcmp(wanted, got, save_decode_bytes(&t, SAVE_STEPS)) != 0)
+        fail_msg("%s, prompt %u, %u steps: continues otherwise", c->name, prompt, before);
+    kvf_sequence_destroy(r);
+    free(got);
+    free(wanted);
+    test_world_close(&b);
+    test_tokens_free(&t);
+}
+
+static void continues_bit_for_bit(void **state)
+{
+    (void)state;
+    for (const save_case *c = save_cases; c->name; c++) {
+        check_case(c, SAVE_PROMPT, 11);
+        check_case(c, SAVE_PROMPT, 0); /* before the first refresh */
+    }
+}
+
+static void continues_from_little(void **state)
+{
+    (void)state;
+    check_case(&save_cases[0], 0, 0); /* nothing was ever written */
+    check_case(&save_cases[0], 1, 0);
+    check_case(&save_cases[1], 0, 5);
+    check_case(&save_cases[13], 3, 1);
+}
+
+/* The saved state is that of the call; and the sequence may end before the file is there. */
+static void is_of_the_call(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    test_world w;
+    test_tokens t;
+    kvf_save_args args;
+    kvf_save *save = NULL;
+    make_tokens(&t, &config, SAVE_PROMPT + 60, 9);
+    test_world_open(&w, NULL, &config);
+    kvf_sequence *s = test_sequence(&w);
+    save_prefill(&w, s, &t, SAVE_PROMPT);
+    kvf_save_args_init(&args);
+    args.sequence = s;
+    args.path = save_path("call");
+    args.model = "test";
+    test_ok(&w, kvf_sequence_save(w.cache, &args, w.stream, &save));
+    void *wanted = save_decode(&w, s, &t, SAVE_PROMPT, 60);
+    kvf_sequence_destroy(s);
+    kvf_sequence *other = test_sequence(&w); /* which would take its blocks */
+    save_prefill(&w, other, &t, SAVE_PROMPT / 2);
+    test_ok(&w, kvf_save_finish(save, NULL));
+    kvf_sequence *r = save_restore(&w, args.path, 1);
+    void *got = save_decode(&w, r, &t, SAVE_PROMPT, 60);
+    assert_memory_equal(wanted, got, save_decode_bytes(&t, 60));
+    free(wanted);
+    free(got);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static void of_a_fork(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[1]);
+    test_world w;
+    test_tokens t;
+    kvf_sequence *child = NULL;
+    make_tokens(&t, &config, SAVE_PROMPT + 40, 11);
+    test_world_open(&w, NULL, &config);
+    kvf_sequence *s = test_sequence(&w);
+    save_prefill(&w, s, &t, SAVE_PROMPT);
+    free(save_decode(&w, s, &t, SAVE_PROMPT, 3));
+    test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
+    free(save_decode(&w, s, &t, SAVE_PROMPT + 3, 20));
+    assert_int_equal(save_now(&w, child, save_path("fork"), NULL), KVF_OK);
+    kvf_sequence_destroy(s);
+    void *wanted = save_decode(&w, child, &t, SAVE_PROMPT + 3, 20);
+    kvf_sequence *r = save_restore(&w, save_path("fork"), 1);
+    void *got = save_decode(&w, r, &t, SAVE_PROMPT + 3, 20);
+    assert_memory_equal(wanted, got, save_decode_bytes(&t, 20));
+    free(wanted);
+    free(got);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* A sequence that was saved, restored and saved again gives the same file: nothing of other
+ * sequences, or of memory, is in it. */
+static void same_file_again(void **state)
+{
+    (void)state;
+    for (const save_case *c = save_cases; c->name; c++) {
+        const kvf_cache_config config = save_config(c);
+        test_world w;
+        test_tokens t;
+        struct stat about;
+        make_tokens(&t, &config, SAVE_PROMPT + 9, 13);
+        test_world_open(&w, NULL, &config);
+        kvf_sequence *s = test_sequence(&w);
+        save_prefill(&w, s, &t, SAVE_PROMPT);
+        free(save_decode(&w, s, &t, SAVE_PROMPT, 9));
+        assert_int_equal(save_now(&w, s, save_path("first"), NULL), KVF_OK);
+        kvf_sequence *r = save_restore(&w, save_path("first"), 1);
+        assert_int_equal(save_now(&w, r, save_path("second"), NULL), KVF_OK);
+        assert_int_equal(stat(save_path("first"), &about), 0);
+        assert_int_equal(about.st_mode & 0777, 0600);
+        char *bytes[2];
+        for (int i = 0; i < 2; i++) {
+            FILE *file = fopen(save_path(i ? "second" : "first"), "rb");
+            bytes[i] = malloc((size_t)about.st_size + 1);
+            assert_non_null(bytes[i]);
+            assert_int_equal(fread(bytes[i], 1, (size_t)about.st_size + 1, file), about.st_size);
+            fclose(file);
+        }
+        if (memcmp(bytes[0], bytes[1], (size_t)about.st_size) != 0)
+            fail_msg("%s: another file", c->name);
+        free(bytes[0]);
+        free(bytes[1]);
+        test_world_close(&w);
+        test_tokens_free(&t);
+    }
+}
+
+/* ---- other settings ---- */
+
+/* Blocks of 32 tokens, as they are outside of tests: boxes and codes have the same. */
+static void open_usual(test_world *w, const kvf_cache_config *config)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    test_seams.block_size = 0;
+    test_world_open(w, &rc, config);
+}
+
+static kvf_status restore_with(const kvf_cache_config *config, uint32_t exact, const char *model,
+                               kvf_error *error)
+{
+    test_world w;
+    kvf_restore_args args;
+    kvf_sequence *s = NULL;
+    open_usual(&w, config);
+    kvf_restore_args_init(&args);
+    args.path = save_path("settings");
+    args.model = model;
+    args.exact = exact;
+    const kvf_status status = kvf_sequence_restore(w.cache, &args, w.stream, &s);
+    *error = *kvf_runtime_error(w.runtime);
+    assert_true((status == KVF_OK) == (s != NULL));
+    for (uint32_t i = 0; status != KVF_OK && i < config->sequences_max; i++)
+        (void)test_sequence(&w); /* none was taken */
+    test_world_close(&w);
+    return status;
+}
+
+static void save_with(const kvf_cache_config *config)
+{
+    test_world w;
+    test_tokens t;
+    make_tokens(&t, config, SAVE_PROMPT, 17);
+    open_usual(&w, config);
+    kvf_sequence *s = test_sequence(&w);
+    save_prefill(&w, s, &t, SAVE_PROMPT);
+    assert_int_equal(save_now(&w, s, save_path("settings"), NULL), KVF_OK);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+#define DIFFERS(field, value, exact, wanted)                                                       \
+    do {                                                                                           \
+        kvf_cache_config other = config;                                                           \
+        kvf_error why;                                                                             \
+        other.field = (value);                                                                     \
+        assert_int_equal(restore_with(&other, (exact), "test", &why), (wanted));                   \
+        if ((wanted) != KVF_OK)                                                                    \
+            assert_non_null(strstr(why.text, #field));                                             \
+    } while (0)
+
+static void names_what_differs(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    kvf_error error;
+    static const uint8_t mask[] = {1, 0, 1, 1};
+    save_with(&config);
+    DIFFERS(layers, 3, 0, KVF_INVALID);
+    DIFFERS(query_heads, 8, 0, KVF_INVALID);
+    DIFFERS(head_dim, 32, 0, KVF_INVALID);
+    DIFFERS(dtype, KVF_BF16, 0, KVF_INVALID);
+    DIFFERS(head_mask, mask, 0, KVF_INVALID);
+    DIFFERS(tokens_max, 128, 0, KVF_FULL);
+    DIFFERS(budget_tokens, 128, 1, KVF_INVALID);
+    DIFFERS(digest, KVF_DIGEST_CODES, 1, KVF_INVALID);
+    DIFFERS(local_tokens, 24, 1, KVF_INVALID);
+    DIFFERS(sink_tokens, 2, 1, KVF_INVALID);
+    DIFFERS(slots, 60, 1, KVF_INVALID);
+    DIFFERS(host_tokens_max, 64, 0, KVF_FULL);
+    DIFFERS(sequences_max, 7, 1, KVF_OK);
+    DIFFERS(transfer, KVF_TRANSFER_GATHER, 1, KVF_OK);
+    DIFFERS(prefill_chunk_max, 77, 1, KVF_OK);
+    assert_int_equal(restore_with(&config, 1, "another", &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "another"));
+    assert_int_equal(restore_with(&config, 1, NULL, &error), KVF_OK);
+    kvf_cache_config large = config;
+    large.page_size = 64;
+    large.budget_tokens = 224;
+    large.local_tokens = 8;
+    assert_int_equal(restore_with(&large, 0, "test", &error), KVF_INVALID);
+    assert_non_null(strstr(error.text, "page_size"));
+}
+
+/* With other settings a sequence goes on like one that was given the same tokens without queries.
+ */
+static void other_settings_take_tokens(void **state)
+{
+    (void)state;
+    for (const save_case *c = save_cases; c->name; c++) {
+        const kvf_cache_config config = save_config(&save_cases[0]);
+        kvf_cache_config other = save_config(c);
+        if (other.head_mask || other.page_size > 8 || other.dtype != config.dtype)
+            continue;
+        other.local_tokens = 40;
+        other.page_size = 4;
+        other.budget_tokens = 160;
+        test_world w;
+        test_tokens t;
+        save_with(&config);
+        make_tokens(&t, &config, SAVE_PROMPT, 17);
+        open_usual(&w, &other);
+        kvf_sequence *r = save_restore(&w, save_path("settings"), 0), *s = test_sequence(&w);
+        for (uint32_t layer = 0; layer < t.layers; layer++)
+            test_prefill(
+                &w, s, &t,
+                &(test_range){.layer = layer, .count = SAVE_PROMPT, .chunk = 64, .append_only = 1},
+                NULL);
+        test_tokens next;
+        make_tokens(&next, &config, SAVE_STEPS, 18);
+        void *wanted = save_decode(&w, s, &next, 0, SAVE_STEPS);
+        void *got = save_decode(&w, r, &next, 0, SAVE_STEPS);
+        if (memcmp(wanted, got, save_decode_bytes(&next, SAVE_STEPS)) != 0)
+            fail_msg("%s: not as if appended", c->name);
+        free(wanted);
+        free(got);
+        test_world_close(&w);
+        test_tokens_free(&next);
+        test_tokens_free(&t);
+    }
+}
+
+/* ---- what a file says ---- */
+
+static void tells_what_it_holds(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    const char note[] = "ids of tokens";
+    char read[64] = "";
+    test_world w;
+    test_tokens t;
+    kvf_save_args args;
+    kvf_save *save = NULL;
+    kvf_saved saved;
+    kvf_error error;
+    make_tokens(&t, &config, SAVE_PROMPT, 19);
+    test_world_open(&w, NULL, &config);
+    kvf_save_args_init(&args);
+    args.sequence = test_sequence(&w);
+    args.path = save_path("told");
+    args.model = "a model";
+    args.note = note;
+    args.note_bytes = sizeof note;
+    save_prefill(&w, args.sequence, &t, SAVE_PROMPT);
+    test_ok(&w, kvf_sequence_save(w.cache, &args, w.stream, &save));
+    test_ok(&w, kvf_save_finish(save, &error));
+    assert_int_equal(error.status, KVF_OK);
+    test_ok(&w, kvf_saved_read(w.runtime, args.path, 1, &saved, read, sizeof read, &error));
+    assert_int_equal(saved.tokens, SAVE_PROMPT);
+    assert_int_equal(saved.layers, config.layers);
+    assert_int_equal(saved.kv_heads, config.kv_heads);
+    assert_int_equal(saved.note_bytes, sizeof note);
+    assert_string_equal(saved.model, "a model");
+    assert_string_equal(saved.library, kvf_version());
+    assert_string_equal(read, note);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static void bad_arguments_are_named(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[0]);
+    test_world w;
+    kvf_save *save = NULL;
+    kvf_sequence *s = NULL;
+    kvf_save_args args, good;
+    kvf_restore_args ra;
+    char model[80];
+    memset(model, 'm', sizeof model - 1);
+    model[sizeof model - 1] = '\0';
+    test_world_open(&w, NULL, &config);
+    kvf_save_args_init(&good);
+    good.sequence = test_sequence(&w);
+    good.path = save_path("bad");
+    args = good;
+    args.path = NULL;
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    args = good;
+    args.size = 1;
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    args = good;
+    args.model = model;
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    args = good;
+    args.note_bytes = 4;
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    args = good;
+    args.sequence = NULL;
+    test_expect(w.runtime, kvf_sequence_save(w.cache, &args, w.stream, &save), KVF_INVALID);
+    assert_null(save);
+    kvf_restore_args_init(&ra);
+    ra.path = save_path("none");
+    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_SYSTEM);
+    ra.path = save_folder();
+    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_INVALID);
+    ra.path = "";
+    test_expect(w.runtime, kvf_sequence_restore(w.cache, &ra, w.stream, &s), KVF_INVALID);
+    assert_null(s);
+    test_world_close(&w);
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    save_remove_folder();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(continues_bit_for_bit),
+        cmocka_unit_test(continues_from_little),
+        cmocka_unit_test(is_of_the_call),
+        cmocka_unit_test(of_a_fork),
+        cmocka_unit_test(same_file_again),
+        cmocka_unit_test(names_what_differs),
+        cmocka_unit_test(other_settings_take_tokens),
+        cmocka_unit_test(tells_what_it_holds),
+        cmocka_unit_test(bad_arguments_are_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}

@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Saves and restores that fail: every call on files once in every way, a process that is killed at
+ * every write, files that are damaged or cut. A failure is named, leaves nothing behind, and the
+ * sequence in memory continues as if nobody had asked.
+ */
+
+#include "save_rig.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cache.h"
+#include "io_engine.h"
+
+/* ---- an engine that misbehaves once ---- */
+
+enum { NOTHING, SHORT, KILL, FULL_QUEUE, WAIT_FAILS, ERRNO }; /* ERRNO + code */
+
+static struct {
+    uint32_t count, at; /* requests so far, and the one that meets it */
+    int what;
+    uint32_t always; /* 1: from there on */
+} plan;
+
+typedef struct rig_io {
+    kvf_io base;
+    uint32_t first, count;
+    kvf_io_result results[KVF_IO_DEPTH_MAX];
+} rig_io;
+
+static const kvf_io_ops rig_engine;
+
+static kvf_status rig_open(kvf_context *context, uint32_t depth, kvf_io **out)
+{
+    rig_io *io = kvf_alloc(context, 1, sizeof *io);
+    if (!io)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
+    io->base = (kvf_io){.ops = &rig_engine, .context = context, .depth = depth};
+    *out = &io->base;
+    return KVF_OK;
+}
+
+static void rig_close(kvf_io *io)
+{
+    kvf_free(io->context, io);
+}
+
+static int64_t rig_move(const kvf_io_request *r, const struct iovec *pieces, uint32_t count)
+{
+    const ssize_t n = r->is_write ? pwritev(r->file, pieces, (int)count, (off_t)r->offset)
+                                  : preadv(r->file, pieces, (int)count, (off_t)r->offset);
+    return n < 0 ? -errno : n;
+}
+
+static int rig_submit(kvf_io *base, const kvf_io_request *r)
+{
+    rig_io *io = (rig_io *)base;
+    const uint32_t n = plan.count++;
+    const int what = n == plan.at || (plan.always && n > plan.at) ? plan.what : NOTHING;
+    if (what == FULL_QUEUE)
+        return -EBUSY;
+    struct iovec half = r->pieces[0];
+    half.iov_len = (half.iov_len + 1) / 2;
+    int64_t bytes;
+    if (what == SHORT || what == KILL)
+        bytes = rig_move(r, &half, 1);
+    else
+        bytes = what >= ERRNO ? -(what - ERRNO) : rig_move(r, r->pieces, r->count);
+    if (what == KILL)
+        (void)kill(getpid(), SIGKILL);
+    io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
+        (kvf_io_result){.tag = r->tag, .bytes = bytes};
+    return 0;
+}
+
+static int rig_wait(kvf_io *base, kvf_io_result *out)
+{
+    rig_io *io = (rig_io *)base;
+    *out = io->results[io->first];
+    io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
+    io->count--;
+    return plan.what == WAIT_FAILS && plan.count > plan.at ? -EIO : 0;
+}
+
+static const kvf_io_ops rig_engine = {
+    .name = "rig", .open = rig_open, .close = rig_close, .submit = rig_submit, .wait = rig_wait};
+
+static void set_plan(uint32_t at, int what, uint32_t always)
+{
+    plan.count = 0;
+    plan.at = at;
+    plan.what = what;
+    plan.always = always;
+}
+
+/* ---- a small world ---- */
+
+#define TOKENS 60u
+
+typedef struct fail_world {
+    test_world w;
+    test_tokens t;
+    kvf_sequence *s;
+} fail_world;
+
+static void open_world(fail_world *f, uint32_t extent_bytes)
+{
+    kvf_cache_config config = save_config(&save_cases[0]);
+    const kvf_runtime_config rc = test_runtime_config();
+    config.head_dim = 32;
+    config.tokens_max = 128;
+    test_seams.extent_bytes = extent_bytes;
+    test_seams.io_engine = &rig_engine;
+    set_plan(UINT32_MAX, NOTHING, 0);
+    test_tokens_make(&f->t, &config, &(test_tokens_spec){.count = TOKENS + 8, .seed = 3});
+    test_world_open(&f->w, &rc, &config);
+    f->s = test_sequence(&f->w);
+    for (uint32_t layer = 0; layer < config.layers; layer++)
+        test_prefill(
+            &f->w, f->s, &f->t,
+            &(test_range){.layer = layer, .count = TOKENS, .chunk = TOKENS, .append_only = 1},
+            NULL);
+    test_wait(&f->w);
+}
+
+static void close_world(fail_world *f)
+{
+    test_world_close(&f->w);
+    test_tokens_free(&f->t);
+}
+
+static kvf_status try_restore(fail_world *f, const char *path, kvf_error *error)
+{
+    kvf_restore_args args;
+    kvf_sequence *r = NULL;
+    kvf_restore_args_init(&args);
+    args.path = path;
+    const uint32_t free_before = f->w.cache->pool.free_count;
+    const kvf_status status = kvf_sequence_restore(f->w.cache, &args, f->w.stream, &r);
+    *error = *kvf_runtime_error(f->w.runtime);
+    assert_true((status == KVF_OK) == (r != NULL));
+    kvf_sequence_destroy(r);
+    assert_int_equal(f->w.cache->pool.free_count, free_before);
+    assert_int_equal(f->w.cache->broken, KVF_OK);
+    return status;
+}
+
+/* ---- requests ---- */
+
+/* Whatever happens to request n: either it is asked for again, or the failure has a name and there
+ * is no file. */
+static void each_request_once(void **state)
+{
+    (void)state;
+    static const struct {
+        int what;
+        uint32_t always;
+        kvf_status status;
+        int foreign;
+    } cases[] = {
+        {SHORT, 0, KVF_OK, 0},
+        {SHORT, 1, KVF_OK, 0},
+        {FULL_QUEUE, 0, KVF_OK, 0},
+        {FULL_QUEUE, 1, KVF_SYSTEM, EBUSY},
+        {ERRNO + EAGAIN, 0, KVF_OK, 0},
+        {ERRNO + EINTR, 0, KVF_OK, 0},
+        {ERRNO + ECANCELED, 0, KVF_OK, 0},
+        {ERRNO + ECANCELED, 1, KVF_SYSTEM, ECANCELED},
+        {ERRNO + 0, 1, KVF_SYSTEM, EIO}, /* no byte is taken, again and again */
+        {ERRNO + EIO, 0, KVF_SYSTEM, EIO},
+        {ERRNO + ENOSPC, 0, KVF_SYSTEM, ENOSPC},
+        {WAIT_FAILS, 0, KVF_SYSTEM, EIO},
+    };
+    fail_world f;
+    open_world(&f, 8192);
+    const char *path = save_path("once");
+    const uint64_t live = f.w.runtime->context->live_bytes;
+    set_plan(UINT32_MAX, NOTHING, 0);
+    assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
+    const uint32_t requests = plan.count;
+    assert_true(requests > 8);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint32_t n = 0; n < requests; n += cases[i].always ? requests / 2 : 1) {
+            kvf_error error;
+            (void)unlink(path);
+            set_plan(n, cases[i].what, cases[i].always);
+            assert_int_equal(save_now(&f.w, f.s, path, &error), cases[i].status);
+            assert_int_equal(error.foreign, cases[i].foreign);
+            assert_int_equal(save_count_files(), cases[i].status == KVF_OK);
+            set_plan(UINT32_MAX, NOTHING, 0);
+            if (cases[i].status == KVF_OK)
+                assert_int_equal(try_restore(&f, path, &error), KVF_OK);
+            else
+                assert_non_null(strstr(error.text, path));
+            assert_int_equal(f.w.runtime->context->live_bytes, live);
+        }
+    assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests / 2 : 1) {
+            kvf_error error;
+            const bool ends = cases[i].what == ERRNO + 0; /* a read of nothing: the file ends */
+            set_plan(n, cases[i].what, cases[i].always);
+            assert_int_equal(try_restore(&f, path, &error), ends ? KVF_CORRUPT : cases[i].status);
+            assert_int_equal(f.w.runtime->context->live_bytes, live);
+        }
+    set_plan(UINT32_MAX, NOTHING, 0);
+    assert_int_equal(try_restore(&f, path, &(kvf_error){0}), KVF_OK);
+    (void)unlink(path);
+    close_world(&f);
+}
+
+/* ---- whatever can be refused ---- */
+
+static _Atomic int refuse_in; /* the n-th question from now is refused; 0 = none */
+
+static int refuse_one(void *user, const char *what)
+{
+    (void)user, (void)what;
+    return atomic_load(&refuse_in) > 0 && atomic_fetch_sub(&refuse_in, 1) == 1;
+}
+
+/* Memory, registration, threads, events, files: each refusal once. */
+static void each_refusal_once(void **state)
+{
+    (void)state;
+    fail_world f;
+    open_world(&f, 65536);
+    const char *path = save_path("refused");
+    kvf_error error;
+    void *wanted = NULL;
+    kvf_sequence *copy = NULL;
+    kvf_context *context = f.w.runtime->context;
+    test_ok(&f.w, kvf_sequence_fork(f.w.cache, f.s, f.w.stream, &copy));
+    wanted = save_decode(&f.w, copy, &f.t, TOKENS, 8);
+    kvf_sequence_destroy(copy);
+    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
+    kvf_device_set_fault(f.w.runtime->device, refuse_one, NULL);
+    for (int is_restore = 0; is_restore < 2; is_restore++) {
+        uint32_t refused = 0, done = 0;
+        for (int n = 1; !done; n++) {
+            kvf_save_args args;
+            kvf_save *save = NULL;
+            kvf_status status;
+            kvf_save_args_init(&args);
+            args.sequence = f.s;
+            args.path = path;
+            atomic_store(&refuse_in, n);
+            if (is_restore) {
+                status = try_restore(&f, path, &error);
+            } else {
+                status = kvf_sequence_save(f.w.cache, &args, f.w.stream, &save);
+                if (save)
+                    status = kvf_save_finish(save, &error);
+            }
+            done = atomic_exchange(&refuse_in, 0) > 0; /* nobody asked so often */
+            refused += status != KVF_OK;
+            assert_int_equal(context->live_bytes, live);
+            assert_int_equal(context->live_blocks, blocks);
+            assert_true(n < 1000);
+            if (!is_restore && status != KVF_OK && access(path, F_OK) == 0)
+                test_ok(&f.w, kvf_saved_read(f.w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, NULL));
+        }
+        assert_true(refused >= 4);
+        assert_int_equal(save_count_files(), 1);
+    }
+    kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
+    void *got = save_decode(&f.w, f.s, &f.t, TOKENS, 8);
+    assert_memory_equal(wanted, got, save_decode_bytes(&f.t, 8));
+    free(wanted);
+    free(got);
+    (void)unlink(path);
+    close_world(&f);
+}
+
+/* ---- the process ends ---- */
+
+#define KILL_EXTENT 512u
+#define KILLS_LEAST 200u
+
+/* In a process of its own: request `at` is half done, then the process is killed. */
+static void save_and_die(const char *path, const char *model, uint32_t at, uint32_t *requests)
+{
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fail_world f;
+        kvf_save_args args;
+        kvf_save *save = NULL;
+        open_world(&f, KILL_EXTENT);
+        kvf_save_args_init(&args);
+        args.sequence = f.s;
+        args.path = path;
+        args.model = model;
+        set_plan(at, KILL, 0);
+        test_ok(&f.w, kvf_sequence_save(f.w.cache, &args, f.w.stream, &save));
+        test_ok(&f.w, kvf_save_finish(save, NULL));
+        *requests = plan.count;
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(at == UINT32_MAX ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+                                 : WIFSIGNALED(status));
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    char bytes[4096];
+    size_t n;
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    assert_non_null(in);
+    assert_non_null(out);
+    while ((n = fread(bytes, 1, sizeof bytes, in)) > 0)
+        assert_int_equal(fwrite(bytes, 1, n, out), n);
+    fclose(in);
+    fclose(out);
+}
+
+/* A word that children write too. */
+static uint32_t *shared_word(void)
+{
+    void *word =
+        mmap(NULL, sizeof(uint32_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(word != MAP_FAILED);
+    return word;
+}
+
+/* Killed at every request: the old file, or none, and whole. */
+static void killed_at_every_write(void **state)
+{
+    (void)state;
+    char old[160];
+    snprintf(old, sizeof old, "%s", save_path("old"));
+    uint32_t *requests = shared_word();
+    save_and_die(old, "old", UINT32_MAX, requests);
+    const uint32_t count = *requests;
+    const uint32_t step = test_afford(2) == 2 ? 1 : 8; /* a process takes long under a sanitizer */
+    assert_true(count >= KILLS_LEAST);
+    char name[32];
+    for (uint32_t n = 0; n < count; n += step) {
+        snprintf(name, sizeof name, "kill-%u", n);
+        if (n / step % 2)
+            copy_file(old, save_path(name));
+        save_and_die(save_path(name), "new", n, requests);
+    }
+    fail_world f;
+    open_world(&f, KILL_EXTENT);
+    for (uint32_t n = 0; n < count; n += step) {
+        kvf_saved saved;
+        snprintf(name, sizeof name, "kill-%u", n);
+        const kvf_status status =
+            kvf_saved_read(f.w.runtime, save_path(name), 1, &saved, NULL, 0, NULL);
+        assert_int_equal(status, n / step % 2 ? KVF_OK : KVF_SYSTEM);
+        if (status == KVF_OK)
+            assert_string_equal(saved.model, "old");
+    }
+    close_world(&f);
+    (void)munmap(requests, sizeof *requests);
+    save_remove_folder();
+}
+
+/* ---- files that are not what they were ---- */
+
+static char *read_all(const char *path, size_t *bytes)
+{
+    struct stat about;
+    assert_int_equal(stat(path, &about), 0);
+    *bytes = (size_t)about.st_size;
+    char *data = malloc(*bytes);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(data);
+    assert_non_null(file);
+    assert_int_equal(fread(data, 1, *bytes, file), *bytes);
+    fclose(file);
+    return data;
+}
+
+static void write_all(const char *path, const char *data, size_t bytes)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    fclose(file);
+}
+
+/* A flipped bit anywhere, every length, and one byte more. */
+static void damage_is_found(void **state)
+{
+    (void)state;
+    fail_world f;
+    kvf_error error;
+    size_t bytes;
+    test_random random = {5};
+    open_world(&f, 8192);
+    const char *path = save_path("damaged");
+    assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
+    char *data = read_all(path, &bytes);
+    const uint32_t flips = test_afford(600);
+    for (uint32_t i = 0; i < flips; i++) {
+        /* Every bit of the first bytes, then any. */
+        const size_t bit =
+            i < 200 ? i * 7 : (size_t)test_random_below(&random, (uint32_t)bytes * 8);
+        data[bit / 8] = (char)(data[bit / 8] ^ (1 << bit % 8));
+        write_all(path, data, bytes);
+        const kvf_status status =
+            kvf_saved_read(f.w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, &error);
+        assert_true(status == KVF_CORRUPT || (status == KVF_UNSUPPORTED && bit < 128));
+        if (i % 16 == 0)
+            assert_int_equal(try_restore(&f, path, &error), status);
+        data[bit / 8] = (char)(data[bit / 8] ^ (1 << bit % 8));
+    }
+    for (size_t length = 0; length < bytes; length += length < 300 ? 1 : bytes / 97) {
+        write_all(path, data, length);
+        assert_int_equal(try_restore(&f, path, &error), KVF_CORRUPT);
+    }
+    write_all(path, data, bytes);
+    assert_int_equal(try_restore(&f, path, &error), KVF_OK);
+    FILE *file = fopen(path, "ab");
+    fputc('x', file);
+    fclose(file);
+    assert_int_equal(try_restore(&f, path, &error), KVF_CORRUPT);
+    free(data);
+    (void)unlink(path);
+    close_world(&f);
+}
+
+/* The file shrinks after its header was read. */
+static const char *shrinking;
+
+static int shrink(void *user, const char *what)
+{
+    (void)user;
+    if (strcmp(what, "engine") == 0)
+        assert_int_equal(truncate(shrinking, 20480), 0);
+    return 0;
+}
+
+static void shrinks_meanwhile(void **state)
+{
+    (void)state;
+    fail_world f;
+    kvf_error error;
+    open_world(&f, 8192);
+    shrinking = save_path("shrinks");
+    assert_int_equal(save_now(&f.w, f.s, shrinking, NULL), KVF_OK);
+    kvf_device_set_fault(f.w.runtime->device, shrink, NULL);
+    assert_int_equal(try_restore(&f, shrinking, &error), KVF_CORRUPT);
+    assert_non_null(strstr(error.text, "before its data does"));
+    kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
+    (void)unlink(shrinking);
+    close_world(&f);
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    save_remove_folder();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(killed_at_every_write), /* first: it forks, and threads do not */
+        cmocka_unit_test(each_request_once),     cmocka_unit_test(each_refusal_once),
+        cmocka_unit_test(damage_is_found),       cmocka_unit_test(shrinks_meanwhile),
+    };
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}
