@@ -3,6 +3,7 @@
 /* The `kvferry` command: which subcommand, and nothing else. */
 
 #include "bench_link.h"
+#include "cache_command.h"
 #include "run.h"
 
 #include <string.h>
@@ -15,6 +16,7 @@ static void print_help(FILE *file)
           "  score    how well a model predicts a text, with the KV cache in host memory\n"
           "  tune     find the layer at which a model's prompts can be pruned\n"
           "  bench    link: how fast scattered pages reach the device; decode: one decode step\n"
+          "  cache    saved sequences of a folder: list, verify, remove\n"
           "  info     what this machine and this build have and lack\n\n"
           "kvferry COMMAND --help tells more; kvferry --version prints the version.\n",
           file);
@@ -37,7 +39,8 @@ static int bench_main(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    static const char *const commands[] = {"run", "chat", "score", "tune", "bench", "info", NULL};
+    static const char *const commands[] = {"run",   "chat",  "score", "tune",
+                                           "bench", "cache", "info",  NULL};
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "run") == 0)
         return cli_run_main(argc - 1, argv + 1);
@@ -49,6 +52,8 @@ int main(int argc, char **argv)
         return cli_tune_main(argc - 1, argv + 1);
     if (strcmp(command, "bench") == 0)
         return bench_main(argc - 1, argv + 1);
+    if (strcmp(command, "cache") == 0)
+        return cli_cache_main(argc - 1, argv + 1);
     if (strcmp(command, "info") == 0)
         return cli_info_main(argc - 1, argv + 1);
     if (strcmp(command, "--version") == 0) {

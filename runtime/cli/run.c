@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "interrupt.h"
 #include "progress.h"
+#include "saved_prompt.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -396,6 +397,7 @@ static void close_run(cli_run *run)
     cli_output_discard(&run->ids_output);
     if (run->stream)
         (void)!kvf_stream_wait(run->stream);
+    (void)cli_saved_end(run);
     if (run->transformer)
         kvf_transformer_forget(run->transformer);
     kvf_sequence_destroy(run->sequence);
@@ -428,7 +430,8 @@ static int run_and_report(cli_run *run, kvf_error *error)
                         : chats           ? cli_run_chat(run, error)
                         : run->batch.rows ? cli_run_batch(run, error)
                                           : cli_run_generate(run, error);
-    bool written = cli_output_commit(&run->ids_output);
+    bool written = cli_saved_end(run);
+    written = cli_output_commit(&run->ids_output) && written;
     written = cli_output_commit(&run->logits_output) && written;
     cli_run_summary(run);
     written = cli_run_write_stats(run) && written;
@@ -449,6 +452,8 @@ static int prepare(cli_run *run, kvf_error *error)
     kvf_status status = open_input(run, error);
     if (status == KVF_OK)
         status = kvf_runtime_open(&run->options.runtime, &run->runtime, error);
+    if (status == KVF_OK)
+        status = cli_saved_check(run, error);
     if (status == KVF_OK)
         status = make_plan(run, error);
     if (status != KVF_OK) {

@@ -10,6 +10,8 @@
  * Invariant: a run that is zero or half open can be closed.
  */
 
+#include <kvferry/save.h>
+
 #include "batch_input.h"
 #include "generate.h"
 #include "json_writer.h"
@@ -79,6 +81,9 @@ typedef struct cli_run {
     uint32_t step_count;
     double load_ms, prefill_ms;
     uint32_t prefilled;
+    uint32_t loaded; /* tokens of --load */
+    double restore_ms;
+    kvf_save *save; /* under way, or NULL */
     bool interrupted;
     bool output_failed; /* standard output did not take a token */
 } cli_run;

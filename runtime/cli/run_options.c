@@ -84,6 +84,13 @@ static const cli_option of_length[] = {
     {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
 };
 
+static const cli_option of_saved[] = {
+    {.is = {"save", TEXT, FIELD(save_file),
+            .meaning = "keep the prefilled prompt in a file, while tokens are generated"}},
+    {.is = {"load", TEXT, FIELD(load_file),
+            .meaning = "do not prefill what a file of --save holds: the prompt begins with it"}},
+};
+
 static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
 static const char *const thinking[] = {"default", "on", "off", NULL};
 
@@ -210,6 +217,11 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--system, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
+    else if ((o->load_file || o->save_file) && (o->prompts_file || o->samples))
+        problem =
+            "--save and --load take one prompt and one answer; leave --prompts and --samples out";
+    else if (o->load_file && o->prune.policy)
+        problem = "--load continues a prompt as it was saved; leave --prune out";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry %s --help\n", problem, command->name);
     return !problem && (o->interactive || cli_prune_check(&o->prune, command));
@@ -284,6 +296,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_batch);
     ADD(c, of_length);
     ADD(c, of_context);
+    ADD(c, of_saved);
     cli_heading(c, "Chat:");
     ADD(c, of_chat);
     ADD(c, of_format);

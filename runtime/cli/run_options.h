@@ -24,6 +24,8 @@ typedef struct cli_run_options {
     const char *prompts_file; /* prompts as JSON lines; NULL = one prompt */
     const char *text_file;    /* of `score`: what follows the prompt; NULL = `run` */
     const char *stats;        /* "json" = to standard error, else a file; NULL = none */
+    const char *save_file;    /* of the prefilled prompt; NULL = none */
+    const char *load_file;    /* of its beginning; NULL = none */
     const char *emit_ids_file;
     const char *dump_logits_file;
     uint32_t tokens;       /* to generate */

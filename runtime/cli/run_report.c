@@ -93,6 +93,9 @@ void cli_run_summary(const cli_run *run)
     kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
     char host[32], device[32], moved[32];
+    if (run->loaded)
+        fprintf(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded,
+                run->restore_ms / 1e3, ratio(run->loaded, run->restore_ms / 1e3));
     fprintf(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
             run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
             run->interrupted ? ", interrupted" : "");
@@ -301,6 +304,10 @@ static void write_all(cli_json *j, const cli_run *run)
     if (!run->options.interactive)
         cli_json_integer(j, "prompt_tokens",
                          run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
+    if (run->loaded) {
+        cli_json_integer(j, "loaded_tokens", run->loaded);
+        cli_json_real(j, "restore_ms", run->restore_ms);
+    }
     cli_json_integer(j, "prefilled_tokens", run->prefilled);
     if (run->options.text_file)
         cli_json_integer(j, "scored_tokens", run->scored);

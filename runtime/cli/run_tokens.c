@@ -11,7 +11,7 @@
 #include "interrupt.h"
 #include "printer.h"
 #include "progress.h"
-#include "run.h"
+#include "saved_prompt.h"
 
 #include <unistd.h>
 
@@ -166,27 +166,31 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
 
 kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
-    uint32_t count = (uint32_t)run->prompt.count - 1;
     prompt_reading reading = {0};
+    KVF_TRY(cli_saved_load(run, error));
+    const uint32_t count = (uint32_t)run->prompt.count - 1 - run->loaded;
     cli_progress_begin(&reading.progress, "prefill", count, "tokens");
     kvf_prefill_request request = {
         .sequence = run->sequence,
-        .ids = run->prompt.ids,
+        .ids = run->prompt.ids + run->loaded,
         .count = count,
         .progress = on_reading,
         .user = &reading,
     };
+    const uint32_t held = kvf_sequence_length(run->sequence, 0);
     kvf_stop stop;
     double start = kvf_now_ms();
     kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
     run->prefill_ms = kvf_now_ms() - start;
     /* A pruned prompt is prefilled in one call; what it left is not how much went in. */
     if (!run->prune)
-        run->prefilled = kvf_sequence_length(run->sequence, 0);
+        run->prefilled = kvf_sequence_length(run->sequence, 0) - held;
     else if (status == KVF_OK)
         run->prefilled = stop == KVF_STOP_LENGTH ? count : reading.done;
     cli_progress_end(&reading.progress);
     run->interrupted = cli_interrupted();
+    if (status == KVF_OK && !run->interrupted)
+        status = cli_saved_begin(run, error);
     return status == KVF_OK ? cli_run_prune_note(run, error) : status;
 }
 

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry cache ls|verify|rm DIR`.
+ *
+ * It knows folders and what kvf_saved_read says of a file. Invariant: only files that are saved
+ * sequences, damaged ones included, or what a save left behind are ever removed.
+ */
+
+#include "cache_command.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <kvferry/save.h>
+
+#include "options.h"
+#include "table.h"
+
+#define NAMES_MAX 256u
+
+typedef enum file_kind { FILE_OTHER, FILE_SAVED, FILE_DAMAGED, FILE_UNFINISHED } file_kind;
+
+typedef struct cache_options {
+    const char *folder;
+    const char *names[NAMES_MAX]; /* [name_count] */
+    uint32_t name_count;
+    bool all, unfinished, is_rm;
+} cache_options;
+
+typedef struct cache_scan {
+    const cache_options *options;
+    kvf_runtime *runtime;
+    cli_table table;
+    uint32_t found, damaged, removed;
+    bool failed;
+} cache_scan;
+
+enum { CACHE_FILE, CACHE_STATE, CACHE_TOKENS, CACHE_MIB, CACHE_LAYERS, CACHE_MODEL, CACHE_COLUMNS };
+
+static const cli_column columns[CACHE_COLUMNS] = {
+    [CACHE_FILE] = {"file", "file", CLI_CELL_TEXT, 0},
+    [CACHE_STATE] = {"state", "state", CLI_CELL_TEXT, 0},
+    [CACHE_TOKENS] = {"tokens", "tokens", CLI_CELL_INTEGER, 0},
+    [CACHE_MIB] = {"mib", "MiB", CLI_CELL_REAL, 1},
+    [CACHE_LAYERS] = {"layers", "layers", CLI_CELL_INTEGER, 0},
+    [CACHE_MODEL] = {"model", "model", CLI_CELL_TEXT, 0},
+};
+
+/* ---- files ---- */
+
+/* NAME.tmp-XXXXXX: a save that was killed, or one that is under way. */
+static bool is_unfinished(const char *name)
+{
+    const size_t length = strlen(name);
+    return length > 11 && strncmp(name + length - 11, ".tmp-", 5) == 0;
+}
+
+/* Whether it begins as a saved sequence does; what is damaged behind that still is one. */
+static bool begins_right(const char *path)
+{
+    char first[8] = "";
+    FILE *file = fopen(path, "rb");
+    const bool is_read = file && fread(first, 1, sizeof first, file) == sizeof first;
+    if (file)
+        fclose(file);
+    return is_read && memcmp(first, "KVFSEQ\r\n", sizeof first) == 0;
+}
+
+static file_kind look_at(cache_scan *scan, const char *path, const char *name, int verify,
+                         kvf_saved *saved, kvf_error *error)
+{
+    struct stat about;
+    if (lstat(path, &about) != 0 || !S_ISREG(about.st_mode))
+        return FILE_OTHER;
+    *saved = (kvf_saved){.bytes = (uint64_t)about.st_size};
+    if (is_unfinished(name))
+        return FILE_UNFINISHED;
+    if (!begins_right(path))
+        return FILE_OTHER;
+    kvf_saved read;
+    if (kvf_saved_read(scan->runtime, path, verify, &read, NULL, 0, error) != KVF_OK)
+        return FILE_DAMAGED;
+    *saved = read;
+    return FILE_SAVED;
+}
+
+static void list_file(cache_scan *scan, const char *name, file_kind kind, const kvf_saved *saved)
+{
+    static const char *const states[] = {"", "saved", "damaged", "unfinished"};
+    cli_cell *row = cli_table_row(&scan->table);
+    if (!row) {
+        scan->failed = true;
+        return;
+    }
+    cli_cell_text(&row[CACHE_FILE], name);
+    cli_cell_text(&row[CACHE_STATE], states[kind]);
+    cli_cell_real(&row[CACHE_MIB], (double)saved->bytes / 1048576.0);
+    if (kind != FILE_SAVED)
+        return;
+    cli_cell_integer(&row[CACHE_TOKENS], saved->tokens);
+    cli_cell_integer(&row[CACHE_LAYERS], saved->layers);
+    cli_cell_text(&row[CACHE_MODEL], saved->model);
+}
+
+static void remove_file(cache_scan *scan, const char *path, const char *name, file_kind kind)
+{
+    const cache_options *o = scan->options;
+    bool is_meant = o->all || (o->unfinished && kind == FILE_UNFINISHED);
+    for (uint32_t i = 0; i < o->name_count; i++)
+        is_meant = is_meant || strcmp(o->names[i], name) == 0;
+    if (!is_meant)
+        return;
+    if (unlink(path) != 0) {
+        fprintf(stderr, "kvferry: %s: %s\n", path, strerror(errno));
+        scan->failed = true;
+        return;
+    }
+    scan->removed++;
+    printf("%s removed\n", name);
+}
+
+/* ---- a folder ---- */
+
+typedef void (*file_fn)(cache_scan *scan, const char *path, const char *name);
+
+static void visit_list(cache_scan *scan, const char *path, const char *name)
+{
+    kvf_saved saved;
+    kvf_error error;
+    const file_kind kind = look_at(scan, path, name, 0, &saved, &error);
+    if (kind != FILE_OTHER)
+        list_file(scan, name, kind, &saved);
+    scan->found += kind != FILE_OTHER;
+}
+
+static void visit_verify(cache_scan *scan, const char *path, const char *name)
+{
+    kvf_saved saved;
+    kvf_error error;
+    const file_kind kind = look_at(scan, path, name, 1, &saved, &error);
+    if (kind == FILE_SAVED)
+        printf("%s ok\n", name);
+    else if (kind == FILE_DAMAGED)
+        fprintf(stderr, "kvferry: %s\n", error.text);
+    scan->damaged += kind == FILE_DAMAGED;
+    scan->found += kind != FILE_OTHER;
+}
+
+static void visit_remove(cache_scan *scan, const char *path, const char *name)
+{
+    kvf_saved saved;
+    kvf_error error;
+    const file_kind kind = look_at(scan, path, name, 0, &saved, &error);
+    if (kind != FILE_OTHER)
+        remove_file(scan, path, name, kind);
+}
+
+static bool visit_folder(cache_scan *scan, file_fn visit)
+{
+    struct dirent **entries = NULL;
+    const char *folder = scan->options->folder;
+    const int count = scandir(folder, &entries, NULL, alphasort);
+    if (count < 0) {
+        fprintf(stderr, "kvferry: %s: %s\n", folder, strerror(errno));
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        const size_t bytes = strlen(folder) + strlen(entries[i]->d_name) + 2;
+        char *path = malloc(bytes);
+        if (path) {
+            snprintf(path, bytes, "%s/%s", folder, entries[i]->d_name);
+            visit(scan, path, entries[i]->d_name);
+        }
+        scan->failed = scan->failed || !path;
+        free(path);
+        free(entries[i]);
+    }
+    free(entries);
+    return !scan->failed;
+}
+
+/* ---- the commands ---- */
+
+static bool take_word(const char *word, void *options)
+{
+    cache_options *o = options;
+    if (!o->folder) {
+        o->folder = word;
+        return true;
+    }
+    if (o->name_count == NAMES_MAX) {
+        fprintf(stderr, "kvferry: more than %u names\n", NAMES_MAX);
+        return false;
+    }
+    o->names[o->name_count++] = word;
+    return true;
+}
+
+static void set_defaults(void *options)
+{
+    *(cache_options *)options = (cache_options){0};
+}
+
+static bool check_options(const cache_options *o, const char *name)
+{
+    const char *problem = NULL;
+    if (!o->folder)
+        problem = "a folder is needed";
+    else if (!o->is_rm && o->name_count)
+        problem = "one folder at a time";
+    else if (o->is_rm && !o->name_count && !o->all && !o->unfinished)
+        problem = "name the files to remove, or give --all or --unfinished";
+    if (problem)
+        fprintf(stderr, "kvferry: %s; see kvferry cache %s --help\n", problem, name);
+    return !problem;
+}
+
+static int run_scan(const cache_options *o, file_fn visit)
+{
+    cache_scan scan = {.options = o, .table = {.columns = columns, .column_count = CACHE_COLUMNS}};
+    kvf_runtime_config config;
+    kvf_error error = {0};
+    kvf_runtime_config_init(&config);
+    config.device = KVF_DEVICE_HOST;
+    config.threads = 1;
+    if (kvf_runtime_open(&config, &scan.runtime, &error) != KVF_OK) {
+        fprintf(stderr, "kvferry: %s\n", error.text);
+        return 1;
+    }
+    bool is_done = visit_folder(&scan, visit);
+    if (scan.table.row_count)
+        is_done = cli_table_write(&scan.table, CLI_FORMAT_TABLE, &(cli_fact){0}, stdout) && is_done;
+    else if (is_done && !o->is_rm && !scan.found)
+        fprintf(stderr, "kvferry: no saved sequence in %s\n", o->folder);
+    if (o->is_rm && is_done && scan.removed < o->name_count) {
+        fprintf(stderr, "kvferry: %u of %u names are saved sequences in %s\n", scan.removed,
+                o->name_count, o->folder);
+        is_done = false;
+    }
+    if (fflush(stdout) != 0) {
+        perror("kvferry: standard output");
+        is_done = false;
+    }
+    cli_table_free(&scan.table);
+    kvf_runtime_close(scan.runtime);
+    return is_done && !scan.damaged ? 0 : 1;
+}
+
+int cli_cache_main(int argc, char **argv)
+{
+    static const cli_option of_rm[] = {
+        {.is = {"all", KVF_SETTING_SWITCH, CLI_FIELD(cache_options, all),
+                .meaning = "every saved sequence of the folder, and what saves left behind"}},
+        {.is = {"unfinished", KVF_SETTING_SWITCH, CLI_FIELD(cache_options, unfinished),
+                .meaning = "what saves left behind that were killed; none may be under way"}},
+    };
+    static const struct {
+        const char *name, *usage;
+        file_fn visit;
+    } commands[] = {
+        {"ls", "usage: kvferry cache ls DIR\n\nList saved sequences of a folder.", visit_list},
+        {"verify",
+         "usage: kvferry cache verify DIR\n\nRead every saved sequence of a folder and check it.",
+         visit_verify},
+        {"rm",
+         "usage: kvferry cache rm DIR NAME... | --all | --unfinished\n\nRemove saved sequences of "
+         "a folder. Files that are none stay.",
+         visit_remove},
+    };
+    const char *what = argc > 1 ? argv[1] : "";
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(what, commands[i].name) != 0)
+            continue;
+        char name[24];
+        cache_options o;
+        snprintf(name, sizeof name, "cache %s", what);
+        cli_command command = {
+            .name = name, .usage = commands[i].usage, .defaults = set_defaults, .word = take_word};
+        if (strcmp(what, "rm") == 0) {
+            cli_heading(&command, "Which:");
+            cli_add(&command, of_rm, sizeof of_rm / sizeof *of_rm, 0);
+        }
+        const int parsed = cli_parse(&command, argc - 1, argv + 1, &o);
+        if (parsed >= 0)
+            return parsed;
+        o.is_rm = strcmp(what, "rm") == 0;
+        return check_options(&o, what) ? run_scan(&o, commands[i].visit) : 2;
+    }
+    const bool wants_help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
+    fputs("usage: kvferry cache ls DIR\n"
+          "       kvferry cache verify DIR\n"
+          "       kvferry cache rm DIR NAME... | --all | --unfinished\n",
+          wants_help ? stdout : stderr);
+    return wants_help ? 0 : 2;
+}
