@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Engines for files: every engine moves the same bytes, in pieces of any size; a ring that is
+ * refused, by the hook, by a sandbox or by the limit of locked memory, gives the other engine; a
+ * new file is there whole or not at all.
+ */
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "checksum.h"
+#include "extents.h"
+#include "new_file.h"
+#include "offload_rig.h"
+
+#define BYTES  300000u
+#define EXTENT 8192u
+#define PIECES 1500u
+
+static kvf_context *open_context(void)
+{
+    kvf_context *context = NULL;
+    assert_int_equal(kvf_context_create(&(kvf_allocator){0}, NULL, NULL, &context), KVF_OK);
+    return context;
+}
+
+static void close_context(kvf_context *context)
+{
+    assert_int_equal(context->live_bytes, 0);
+    kvf_context_destroy(context);
+}
+
+static int temporary_file(void)
+{
+    char name[] = "/tmp/kvf-io-XXXXXX";
+    const int file = mkstemp(name);
+    assert_true(file >= 0);
+    assert_int_equal(unlink(name), 0);
+    return file;
+}
+
+/* Engine 0 is the plain one, engine 1 the best there is. */
+static kvf_io *open_engine(kvf_context *context, int which, uint32_t depth)
+{
+    kvf_io *io = NULL;
+    assert_int_equal(
+        which ? kvf_io_open(context, depth, &io) : kvf_io_plain.open(context, depth, &io), KVF_OK);
+    return io;
+}
+
+/* Random cuts of BYTES bytes: many pieces per extent, and pieces of many extents. */
+static uint32_t cut(rig_random *r, char *memory, struct iovec *pieces)
+{
+    uint32_t count = 0;
+    for (size_t at = 0; at < BYTES; count++) {
+        const uint32_t most = rig_below(r, 8) ? 100 : 30000;
+        size_t bytes = rig_below(r, most); /* nothing is a piece too */
+        if (bytes > BYTES - at || count + 1 == PIECES)
+            bytes = BYTES - at;
+        pieces[count] = (struct iovec){memory + at, bytes};
+        at += bytes;
+    }
+    return count;
+}
+
+static void engines_move_the_same_bytes(void **state)
+{
+    (void)state;
+    if (kvf_checksum_bytes() == 0)
+        skip();
+    kvf_context *context = open_context();
+    rig_random r = rig_seed("engines", 31);
+    static char from[BYTES], to[BYTES];
+    static struct iovec pieces[PIECES];
+    uint64_t sums[BYTES / EXTENT + 1];
+    for (uint32_t i = 0; i < BYTES; i++)
+        from[i] = (char)rig_next(&r);
+    for (uint32_t depth = 1; depth <= 64; depth *= 4)
+        for (int writer = 0; writer < 2; writer++) {
+            const int file = temporary_file();
+            kvf_io *io = open_engine(context, writer, depth);
+            kvf_extents e = {.context = context,
+                             .io = io,
+                             .path = "test",
+                             .file = file,
+                             .extent_bytes = EXTENT,
+                             .offset = 77,
+                             .checksums = sums};
+            assert_int_equal(kvf_extents_write(&e, pieces, cut(&r, from, pieces)), KVF_OK);
+            kvf_io_close(io);
+            e.io = io = open_engine(context, 1 - writer, depth);
+            memset(to, 0, sizeof to);
+            assert_int_equal(kvf_extents_read(&e, pieces, cut(&r, to, pieces)), KVF_OK);
+            assert_memory_equal(from, to, BYTES);
+            sums[3] ^= 1;
+            assert_int_equal(kvf_extents_read(&e, pieces, cut(&r, to, pieces)), KVF_CORRUPT);
+            sums[3] ^= 1;
+            assert_int_equal(ftruncate(file, BYTES), 0);
+            assert_int_equal(kvf_extents_read(&e, pieces, cut(&r, to, pieces)), KVF_CORRUPT);
+            kvf_io_close(io);
+            close(file);
+        }
+    close_context(context);
+}
+
+static void a_full_queue_takes_nothing(void **state)
+{
+    (void)state;
+    kvf_context *context = open_context();
+    for (int which = 0; which < 2; which++) {
+        const int file = temporary_file();
+        kvf_io *io = open_engine(context, which, 4);
+        char bytes[8] = "seven..";
+        const struct iovec piece = {bytes, sizeof bytes};
+        kvf_io_result result;
+        for (uint32_t i = 0; i < 6; i++) {
+            const kvf_io_request request = {.file = file,
+                                            .is_write = 1,
+                                            .offset = i * sizeof bytes,
+                                            .pieces = &piece,
+                                            .count = 1,
+                                            .tag = i};
+            assert_int_equal(io->ops->submit(io, &request), i < 4 ? 0 : -EBUSY);
+        }
+        uint32_t tags = 0;
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(io->ops->wait(io, &result), 0);
+            assert_int_equal(result.bytes, sizeof bytes);
+            tags |= 1u << result.tag;
+        }
+        assert_int_equal(tags, 15);
+        const kvf_io_request bad = {.file = -1, .pieces = &piece, .count = 1, .tag = 9};
+        assert_int_equal(io->ops->submit(io, &bad), 0);
+        assert_int_equal(io->ops->wait(io, &result), 0);
+        assert_int_equal(result.bytes, -EBADF);
+        kvf_io_close(io);
+        close(file);
+    }
+    close_context(context);
+}
+
+/* ---- a ring that is refused ---- */
+
+static int refuse_ring(void *user, const char *what)
+{
+    (void)user;
+    return strcmp(what, "ring") == 0;
+}
+
+static void note(void *user, int level, const char *line)
+{
+    (void)level;
+    *(int *)user += strstr(line, "one request at a time") != NULL;
+}
+
+static void refused_by_the_hook(void **state)
+{
+    (void)state;
+    int notes = 0;
+    kvf_context *context = NULL;
+    assert_int_equal(kvf_context_create(&(kvf_allocator){0}, note, &notes, &context), KVF_OK);
+    context->fault = refuse_ring;
+    kvf_io *io = open_engine(context, 1, 8);
+    assert_string_equal(io->ops->name, "preadv");
+    assert_int_equal(notes, KVF_HAVE_URING);
+    kvf_io_close(io);
+    close_context(context);
+}
+
+/* In a process of its own: 0 if an engine opens that moves bytes. */
+static int engine_works(const char *wanted)
+{
+    kvf_context *context = open_context();
+    const int file = temporary_file();
+    char bytes[16] = "bytes";
+    const struct iovec piece = {bytes, sizeof bytes};
+    uint64_t sum = 0;
+    kvf_io *io = NULL;
+    if (kvf_io_open(context, 64, &io) != KVF_OK || (wanted && strcmp(io->ops->name, wanted) != 0))
+        return 1;
+    const kvf_extents e = {.context = context,
+                           .io = io,
+                           .path = "test",
+                           .file = file,
+                           .extent_bytes = EXTENT,
+                           .checksums = &sum};
+    const kvf_status status = kvf_checksum_bytes() ? kvf_extents_write(&e, &piece, 1) : KVF_OK;
+    kvf_io_close(io);
+    return status != KVF_OK;
+}
+
+static void refuse_by_sandbox(void)
+{
+    struct sock_filter rows[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof rows / sizeof *rows, .filter = rows};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        _exit(0); /* this machine has no such sandbox */
+}
+
+static void refuse_memory(void)
+{
+    (void)setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0});
+}
+
+static void in_a_child(void (*refuse)(void), const char *wanted)
+{
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        refuse();
+        _exit(engine_works(wanted));
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void refused_by_the_system(void **state)
+{
+    (void)state;
+    in_a_child(refuse_by_sandbox, "preadv");
+    in_a_child(refuse_memory, NULL); /* newer kernels do not count rings */
+}
+
+/* ---- new files ---- */
+
+static void whole_or_not_at_all(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/kvf-new-XXXXXX", path[64], before[] = "old", after[8] = "";
+    kvf_context *context = open_context();
+    kvf_new_file f;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/file", folder);
+    FILE *old = fopen(path, "w");
+    assert_int_equal(fwrite(before, 1, sizeof before, old), sizeof before);
+    fclose(old);
+    for (int commits = 0; commits < 2; commits++) {
+        assert_int_equal(kvf_new_file_open(context, path, &f), KVF_OK);
+        assert_int_equal(kvf_new_file_reserve(&f, 4), KVF_OK);
+        assert_int_equal(pwrite(f.file, "new", 4, 0), 4);
+        if (commits)
+            assert_int_equal(kvf_new_file_commit(&f), KVF_OK);
+        kvf_new_file_close(&f);
+        FILE *file = fopen(path, "r");
+        assert_int_equal(fread(after, 1, sizeof after, file), 4);
+        fclose(file);
+        assert_string_equal(after, commits ? "new" : "old");
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0); /* nothing else is there */
+    assert_int_equal(kvf_new_file_open(context, path, &f), KVF_SYSTEM);
+    kvf_new_file_close(&f);
+    close_context(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engines_move_the_same_bytes), cmocka_unit_test(a_full_queue_takes_nothing),
+        cmocka_unit_test(refused_by_the_hook),         cmocka_unit_test(refused_by_the_system),
+        cmocka_unit_test(whole_or_not_at_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
