@@ -10,6 +10,7 @@
 #include "extents.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
 #include <time.h>
@@ -160,13 +161,24 @@ static kvf_status ended(mover *m, const kvf_io_result *r)
     return KVF_OK;
 }
 
+/* The medium may begin with an extent, so that it works while later ones are checksummed, and has
+ * little left when the file is made durable. */
+static void begin_writing(const mover *m, uint64_t at)
+{
+    (void)sync_file_range(m->e->file, (off64_t)(m->e->offset + at), m->e->extent_bytes,
+                          SYNC_FILE_RANGE_WRITE);
+}
+
 static kvf_status retire(mover *m)
 {
     while (m->head < m->tail && m->ring[m->head % m->depth].is_done) {
         const transfer *t = &m->ring[m->head++ % m->depth];
         const uint32_t extent = m->e->extent_bytes;
-        if (m->is_write)
+        if (m->is_write) {
+            if (t->end % extent == 0)
+                begin_writing(m, t->end - extent);
             continue;
+        }
         add_sum(m, t);
         if (t->end % extent != 0 && t->end != m->bytes)
             continue;
