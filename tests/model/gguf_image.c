@@ -5,6 +5,7 @@
 #include "gguf_image.h"
 
 #include "common/convert.h"
+#include "common/random.h"
 #include "model_fixture.h"
 
 #include <stdio.h>
@@ -276,4 +277,29 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, const k
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
         add_tensor(image, config, tensor, tensor->rank == 1 ? IMAGE_F32 : type);
     }
+}
+
+/* ---- blocks ---- */
+
+char *gguf_image_blocks(const gguf_type *type, size_t count)
+{
+    static const struct {
+        const char *name;
+        int32_t halves[2];
+    } scales[] = {{"F16", {0, -1}}, {"BF16", {0, -1}}, {"F32", {2, -1}},   {"Q4_0", {0, -1}},
+                  {"Q4_1", {0, 2}}, {"Q5_0", {0, -1}}, {"Q5_1", {0, 2}},   {"Q8_0", {0, -1}},
+                  {"Q4_K", {0, 2}}, {"Q5_K", {0, 2}},  {"Q6_K", {208, -1}}};
+    const size_t size = count * type->bytes;
+    uint64_t state = type->id;
+    char *bytes = malloc(size + 8);
+    assert_non_null(bytes);
+    for (size_t at = 0; at < size; at += 8) {
+        const uint64_t word = kvf_random_next(&state);
+        memcpy(bytes + at, &word, sizeof word);
+    }
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        for (size_t block = 0; strcmp(scales[i].name, type->name) == 0 && block < count; block++)
+            for (size_t k = 0; k < 2 && scales[i].halves[k] >= 0; k++)
+                bytes[block * type->bytes + (size_t)scales[i].halves[k] + 1] &= (char)0xbf;
+    return bytes;
 }

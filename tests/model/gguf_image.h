@@ -9,6 +9,7 @@
  * what was added in order is what a file holds in that order.
  */
 
+#include "gguf_types.h"
 #include "model_config.h"
 #include "weights.h"
 
@@ -52,5 +53,9 @@ void gguf_image_free(gguf_image *image);
  * which must hold them exactly. Rows are in the order of the format. */
 void gguf_image_model(gguf_image *image, const kvf_model_config *config, const kvf_weights *weights,
                       uint32_t type);
+
+/** Random blocks of a type, freed with free: the highest exponent bit of every scale is 0, so that
+ * all numbers are finite. */
+char *gguf_image_blocks(const gguf_type *type, size_t count);
 
 #endif

@@ -35,30 +35,6 @@ static void check(kvf_status status, const kvf_error *error)
 
 /* ---- types ---- */
 
-/* Random bytes, the highest exponent bit of the fp16 at each place cleared. */
-static char *make_blocks(const gguf_type *type, size_t count)
-{
-    static const struct {
-        const char *name;
-        int32_t halves[2];
-    } scales[] = {{"F16", {0, -1}}, {"BF16", {0, -1}}, {"F32", {2, -1}},   {"Q4_0", {0, -1}},
-                  {"Q4_1", {0, 2}}, {"Q5_0", {0, -1}}, {"Q5_1", {0, 2}},   {"Q8_0", {0, -1}},
-                  {"Q4_K", {0, 2}}, {"Q5_K", {0, 2}},  {"Q6_K", {208, -1}}};
-    const size_t size = count * type->bytes;
-    uint64_t state = type->id;
-    char *bytes = malloc(size + 8);
-    assert_non_null(bytes);
-    for (size_t at = 0; at < size; at += 8) {
-        const uint64_t word = kvf_random_next(&state);
-        memcpy(bytes + at, &word, sizeof word);
-    }
-    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
-        for (size_t block = 0; strcmp(scales[i].name, type->name) == 0 && block < count; block++)
-            for (size_t k = 0; k < 2 && scales[i].halves[k] >= 0; k++)
-                bytes[block * type->bytes + (size_t)scales[i].halves[k] + 1] &= (char)0xbf;
-    return bytes;
-}
-
 static void widens_as_published(void **state)
 {
     (void)state;
@@ -74,7 +50,7 @@ static void widens_as_published(void **state)
             if (strcmp(gguf_type_name(id), name) == 0)
                 type = gguf_type_find(id);
         assert_non_null(type);
-        char *blocks = make_blocks(type, BLOCKS);
+        char *blocks = gguf_image_blocks(type, BLOCKS);
         float *numbers = malloc((size_t)BLOCKS * type->numbers * sizeof *numbers);
         assert_non_null(numbers);
         type->widen(blocks, BLOCKS, numbers);
@@ -200,7 +176,7 @@ static void widens_a_model_to_bf16(void **state)
     gguf_image other = {.fields = image.fields, .field_count = image.field_count};
     const gguf_type *type = gguf_type_find(IMAGE_Q8_0);
     const uint64_t shape[2] = {256, 128};
-    char *blocks = make_blocks(type, 256 * 128 / 32), embedding[4096] = {0};
+    char *blocks = gguf_image_blocks(type, 256 * 128 / 32), embedding[4096] = {0};
     float numbers[128];
     gguf_image_tensor(&other, "blk.0.attn_q.weight", IMAGE_Q8_0, 2, shape, blocks,
                       256 * 128 / 32 * 34);

@@ -2,11 +2,13 @@
 
 /*
  * Matrix products and row operations against plain double precision; every instruction set that the
- * CPU has, every weight type, odd shapes, several matrices side by side, bias, accumulation; and
- * the same bits with 1, 2 and 3 threads, and of separate rows whatever is beside them.
+ * CPU has, every weight type, elements and blocks, odd shapes, several matrices side by side, bias,
+ * accumulation; and the same bits with 1, 2 and 3 threads, and of separate rows whatever is beside
+ * them.
  */
 
 #include "common/convert.h"
+#include "gguf_image.h"
 #include "layer_ops.h"
 #include "linear.h"
 #include "random_model.h"
@@ -28,12 +30,14 @@ typedef struct problem {
     uint32_t rows, inputs, outputs[KVF_LINEAR_PARTS_MAX];
     uint32_t parts;
     kvf_dtype dtype;
+    const gguf_type *blocks; /* of the first part; the others are of `dtype` */
     bool accumulate, separate;
 } problem;
 
 /* Numbers of a problem; bias on the second part. */
 typedef struct data {
     kvf_linear parts[KVF_LINEAR_PARTS_MAX];
+    float *numbers[KVF_LINEAR_PARTS_MAX]; /* the same in fp32 */
     float *x, *y, *start, *bias;
     uint32_t columns;
 } data;
@@ -41,6 +45,28 @@ typedef struct data {
 static float unit(random_stream *stream)
 {
     return (float)((double)(random_stream_next(stream) >> 40) / 8388608.0 - 1.0);
+}
+
+static kvf_linear make_part(const problem *p, uint32_t part, float **numbers, random_stream *stream)
+{
+    const size_t count = (size_t)p->outputs[part] * p->inputs;
+    const gguf_type *blocks = part == 0 ? p->blocks : NULL;
+    void *weight;
+    *numbers = malloc(count * sizeof **numbers);
+    if (blocks) {
+        weight = gguf_image_blocks(blocks, count / blocks->numbers);
+        blocks->widen(weight, count / blocks->numbers, *numbers);
+    } else {
+        weight = malloc(count * kvf_dtype_bytes(p->dtype));
+        for (size_t i = 0; i < count; i++)
+            kvf_element_set(weight, p->dtype, i, unit(stream));
+        kvf_numbers_widen(weight, p->dtype, count, *numbers);
+    }
+    return (kvf_linear){.weight = weight,
+                        .blocks = blocks,
+                        .dtype = p->dtype,
+                        .outputs = p->outputs[part],
+                        .inputs = p->inputs};
 }
 
 static data data_create(const problem *p)
@@ -51,12 +77,7 @@ static data data_create(const problem *p)
     for (size_t i = 0; i < (size_t)p->rows * p->inputs; i++)
         d.x[i] = unit(&stream);
     for (uint32_t part = 0; part < p->parts; part++) {
-        size_t count = (size_t)p->outputs[part] * p->inputs;
-        void *weight = malloc(count * kvf_dtype_bytes(p->dtype));
-        for (size_t i = 0; i < count; i++)
-            kvf_element_set(weight, p->dtype, i, unit(&stream));
-        d.parts[part] = (kvf_linear){
-            .weight = weight, .dtype = p->dtype, .outputs = p->outputs[part], .inputs = p->inputs};
+        d.parts[part] = make_part(p, part, &d.numbers[part], &stream);
         d.columns += p->outputs[part];
     }
     d.bias = malloc(d.columns * sizeof(float));
@@ -79,6 +100,7 @@ static void data_destroy(const problem *p, data *d)
             void *to;
         } weight = {.from = d->parts[part].weight};
         free(weight.to);
+        free(d->numbers[part]);
     }
     free(d->x);
     free(d->y);
@@ -86,7 +108,8 @@ static void data_destroy(const problem *p, data *d)
     free(d->bias);
 }
 
-static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
+static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t isa,
+                        kvf_linear_bf16 bf16)
 {
     kvf_error error = {0};
     kvf_runtime_config rc;
@@ -98,10 +121,8 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
     rc.threads = threads;
     assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
-    const kvf_linear_limits limits = {.rows_max = ROWS_MAX,
-                                      .inputs_max = INPUTS_MAX,
-                                      .isa_mask = isa,
-                                      .bf16 = KVF_LINEAR_BF16_OFF};
+    const kvf_linear_limits limits = {
+        .rows_max = ROWS_MAX, .inputs_max = INPUTS_MAX, .isa_mask = isa, .bf16 = bf16};
     assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
     kvf_linear_call call = {.part_count = p->parts,
                             .rows = p->rows,
@@ -120,24 +141,31 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
     kvf_runtime_close(runtime);
 }
 
-/* In fp32 a sum of n terms of at most 1 is off by less than n^2 / 2^24 in the worst case, and by a
- * small multiple of n^(1/2) 2^-24 times its partial sums in practice; 2^-18 n^(1/2) is far above.
- */
-static void compare(const problem *p, const data *d)
+static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
 {
-    double tolerance = sqrt((double)p->inputs) * 0x1p-18;
+    multiply_in(p, d, threads, isa, KVF_LINEAR_BF16_OFF);
+}
+
+/* In fp32 a sum of n terms of at most m is off by less than m n^2 / 2^24 in the worst case, and by
+ * a small multiple of n^(1/2) 2^-24 times its partial sums in practice; m 2^-18 n^(1/2) is far
+ * above. Products in bf16 round both factors to 8 bits.
+ */
+static void compare(const problem *p, const data *d, double unit_error)
+{
     uint32_t column = 0;
     for (uint32_t part = 0; part < p->parts; part++)
         for (uint32_t out = 0; out < p->outputs[part]; out++, column++)
             for (uint32_t row = 0; row < p->rows; row++) {
                 size_t at = (size_t)row * d->columns + column;
-                double want = p->accumulate ? (double)d->start[at] : 0.0;
+                double want = p->accumulate ? (double)d->start[at] : 0.0, largest = 1.0;
                 if (d->parts[part].bias)
                     want += (double)d->parts[part].bias[out];
-                for (uint32_t i = 0; i < p->inputs; i++)
-                    want += (double)kvf_element_get(d->parts[part].weight, p->dtype,
-                                                    (size_t)out * p->inputs + i) *
-                            (double)d->x[(size_t)row * p->inputs + i];
+                for (uint32_t i = 0; i < p->inputs; i++) {
+                    const double w = (double)d->numbers[part][(size_t)out * p->inputs + i];
+                    want += w * (double)d->x[(size_t)row * p->inputs + i];
+                    largest = fmax(largest, fabs(w));
+                }
+                const double tolerance = largest * sqrt((double)p->inputs) * unit_error;
                 if (!(fabs(want - (double)d->y[at]) <= tolerance))
                     fail_msg("row %u, output %u of part %u: %.7g, expected %.7g", row, out, part,
                              (double)d->y[at], want);
@@ -156,20 +184,104 @@ static const problem problems[] = {
 
 #define PROBLEMS (sizeof problems / sizeof problems[0])
 
+static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
+                                KVF_ISA_BASELINE | KVF_ISA_AVX2, KVF_ISA_ALL};
+
+#define ISAS (sizeof isas / sizeof isas[0])
+
 static void products_are_right(void **state)
 {
     (void)state;
-    static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
-                                    KVF_ISA_BASELINE | KVF_ISA_AVX2, KVF_ISA_ALL};
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
         data d = data_create(&p);
-        for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; isa++) {
+        for (size_t isa = 0; isa < ISAS; isa++) {
             multiply(&p, &d, 2, isas[isa]);
-            compare(&p, &d);
+            compare(&p, &d, 0x1p-18);
         }
         data_destroy(&p, &d);
+    }
+}
+
+/* ---- blocks ---- */
+
+/* The types by number in a file, up to the last. */
+static const gguf_type *next_packed(uint32_t *id)
+{
+    while (*id < 31) {
+        const gguf_type *type = gguf_type_find((*id)++);
+        if (type && type->index != GGUF_PLAIN)
+            return type;
+    }
+    return NULL;
+}
+
+static const problem packed_problems[] = {
+    {.rows = 1, .inputs = 256, .outputs = {5}, .parts = 1},
+    {.rows = 3, .inputs = 512, .outputs = {300, 1, 33}, .parts = 3, .accumulate = true},
+    {.rows = 33, .inputs = 768, .outputs = {270, 20}, .parts = 2, .accumulate = true},
+    {.rows = 5, .inputs = 4096, .outputs = {40}, .parts = 1},
+};
+
+#define PACKED_PROBLEMS (sizeof packed_problems / sizeof packed_problems[0])
+
+static void products_of_blocks_are_right(void **state)
+{
+    (void)state;
+    uint32_t id = 0, types = 0;
+    for (const gguf_type *type; (type = next_packed(&id)); types++)
+        for (size_t i = 0; i < PACKED_PROBLEMS; i++) {
+            problem p = packed_problems[i];
+            p.blocks = type;
+            data d = data_create(&p);
+            for (size_t isa = 0; isa < ISAS; isa++) {
+                multiply(&p, &d, 2, isas[isa]);
+                compare(&p, &d, 0x1p-18);
+            }
+            multiply_in(&p, &d, 2, KVF_ISA_ALL, KVF_LINEAR_BF16_AUTO);
+            compare(&p, &d, 0x1p-6);
+            data_destroy(&p, &d);
+        }
+    assert_int_equal(types, 8);
+}
+
+/* Widened and rounded they have the bits of gguf_types.c; what a row gives does not depend on the
+ * rows beside it. Blocks begin at any byte, and nothing behind the results is written. */
+static void blocks_have_their_bits(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, COLUMNS = 512, COUNT = ROWS * COLUMNS };
+    static float wide[COUNT], got[COUNT + 1], x[COLUMNS], alone[ROWS], y[ROWS + 1];
+    static uint16_t narrow[COUNT + 1];
+    random_stream stream = random_stream_of("blocks");
+    uint32_t id = 0;
+    for (size_t i = 0; i < COLUMNS; i++)
+        x[i] = unit(&stream);
+    for (const gguf_type *type; (type = next_packed(&id));) {
+        const size_t bytes = COUNT / type->numbers * type->bytes, row = bytes / ROWS;
+        char *blocks = gguf_image_blocks(type, COUNT / type->numbers), *odd = malloc(bytes + 1);
+        memcpy(odd + 1, blocks, bytes);
+        type->widen(blocks, COUNT / type->numbers, wide);
+        for (size_t isa = 0; isa < ISAS; isa++) {
+            const kvf_packed_kernels *k = kvf_linear_kernels_choose(isas[isa])->packed;
+            got[COUNT] = y[ROWS] = 7.0f;
+            narrow[COUNT] = 7;
+            k->widen[type->index](odd + 1, COUNT, got);
+            k->round[type->index](odd + 1, COUNT, narrow);
+            k->dot_rows[type->index](odd + 1, ROWS, COLUMNS, x, y);
+            for (size_t r = 0; r < ROWS; r++)
+                k->dot_rows[type->index](odd + 1 + r * row, 1, COLUMNS, x, alone + r);
+            assert_memory_equal(alone, y, sizeof alone);
+            for (size_t i = 0; i < COUNT; i++) {
+                if (got[i] != wide[i] || narrow[i] != kvf_bf16_from_float(wide[i]))
+                    fail_msg("%s, number %zu: %a and bf16 %x, expected %a", type->name, i,
+                             (double)got[i], narrow[i], (double)wide[i]);
+            }
+            assert_true(got[COUNT] == 7.0f && y[ROWS] == 7.0f && narrow[COUNT] == 7);
+        }
+        free(odd);
+        free(blocks);
     }
 }
 
@@ -241,6 +353,9 @@ static void shapes_out_of_limits_are_refused(void **state)
     assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
     call.rows = 3;
     assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
+    const kvf_linear part_of_a_block = {.blocks = gguf_type_find(8), .outputs = 1, .inputs = 8};
+    call = (kvf_linear_call){.parts = {&part_of_a_block}, .part_count = 1, .rows = 1};
+    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
     kvf_linear_engine_close(engine);
     kvf_stream_destroy(stream);
     kvf_runtime_close(runtime);
@@ -291,6 +406,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_right),
+        cmocka_unit_test(products_of_blocks_are_right),
+        cmocka_unit_test(blocks_have_their_bits),
         cmocka_unit_test(threads_do_not_change_bits),
         cmocka_unit_test(separate_rows_do_not_change_bits),
         cmocka_unit_test(shapes_out_of_limits_are_refused),

@@ -195,12 +195,17 @@ static void widen_q6_k(const char *block, size_t count, float *to)
 /* ---- by id ---- */
 
 static const gguf_type types[] = {
-    {"F32", 0, 1, 4, widen_f32},          {"F16", 1, 1, 2, widen_f16},
-    {"BF16", 30, 1, 2, widen_bf16},       {"Q4_0", 2, SMALL, 18, widen_q4_0},
-    {"Q4_1", 3, SMALL, 20, widen_q4_1},   {"Q5_0", 6, SMALL, 22, widen_q5_0},
-    {"Q5_1", 7, SMALL, 24, widen_q5_1},   {"Q8_0", 8, SMALL, 34, widen_q8_0},
-    {"Q4_K", 12, LARGE, 144, widen_q4_k}, {"Q5_K", 13, LARGE, 176, widen_q5_k},
-    {"Q6_K", 14, LARGE, 210, widen_q6_k},
+    {"F32", 0, 1, 4, widen_f32, GGUF_PLAIN},
+    {"F16", 1, 1, 2, widen_f16, GGUF_PLAIN},
+    {"BF16", 30, 1, 2, widen_bf16, GGUF_PLAIN},
+    {"Q4_0", 2, SMALL, 18, widen_q4_0, GGUF_Q4_0},
+    {"Q4_1", 3, SMALL, 20, widen_q4_1, GGUF_Q4_1},
+    {"Q5_0", 6, SMALL, 22, widen_q5_0, GGUF_Q5_0},
+    {"Q5_1", 7, SMALL, 24, widen_q5_1, GGUF_Q5_1},
+    {"Q8_0", 8, SMALL, 34, widen_q8_0, GGUF_Q8_0},
+    {"Q4_K", 12, LARGE, 144, widen_q4_k, GGUF_Q4_K},
+    {"Q5_K", 13, LARGE, 176, widen_q5_k, GGUF_Q5_K},
+    {"Q6_K", 14, LARGE, 210, widen_q6_k, GGUF_Q6_K},
 };
 
 const gguf_type *gguf_type_find(uint32_t id)

@@ -15,6 +15,20 @@
 /** Numbers of the largest block; every type's divides it. */
 #define GGUF_BLOCK_MAX 256u
 
+/** Places in tables by type: quantised ones, and all plain numbers. */
+typedef enum gguf_index {
+    GGUF_PLAIN,
+    GGUF_Q4_0,
+    GGUF_Q4_1,
+    GGUF_Q5_0,
+    GGUF_Q5_1,
+    GGUF_Q8_0,
+    GGUF_Q4_K,
+    GGUF_Q5_K,
+    GGUF_Q6_K,
+    GGUF_TYPES,
+} gguf_index;
+
 typedef struct gguf_type {
     const char *name;
     uint32_t id;      /* in the file */
@@ -22,6 +36,7 @@ typedef struct gguf_type {
     uint32_t bytes;   /* of a block */
     /* The numbers of @p count blocks, one behind the other. */
     void (*widen)(const char *blocks, size_t count, float *to);
+    gguf_index index;
 } gguf_type;
 
 /** NULL if it is not supported. */

@@ -93,8 +93,7 @@ static uint32_t matrix_panel(uint32_t inputs)
 
 static uint32_t vector_panel(const kvf_linear *part)
 {
-    size_t bytes = part->inputs * kvf_dtype_bytes(part->dtype);
-    size_t outputs = VECTOR_PANEL_BYTES / bytes;
+    size_t outputs = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
     outputs -= outputs % 4;
     if (outputs < 4)
         return 4;
@@ -106,17 +105,25 @@ static bool multiplies_bf16(const kvf_linear_limits *limits)
     return limits->bf16 == KVF_LINEAR_BF16_AUTO && kvf_matmul_bf16_native();
 }
 
-/* The widest panel of weights in fp32, or one panel of outputs where bf16 products accumulate. */
-static size_t scratch_per_task(const kvf_linear_limits *limits)
+static size_t round_up_64(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* The widest panel of weights in fp32. */
+static size_t panel_bytes(const kvf_linear_limits *limits)
 {
     size_t widest = (size_t)MATRIX_PANEL_OUTPUTS * limits->inputs_max * sizeof(float);
     size_t floor = (size_t)MATRIX_PANEL_MULTIPLE * limits->inputs_max * sizeof(float);
     size_t cap = floor > MATRIX_PANEL_BYTES ? floor : MATRIX_PANEL_BYTES;
-    size_t bytes = widest < cap ? widest : cap;
+    return round_up_64(widest < cap ? widest : cap);
+}
+
+/* A panel of weights, and behind it a panel of outputs where bf16 products accumulate. */
+static size_t scratch_per_task(const kvf_linear_limits *limits)
+{
     size_t product = (size_t)MATRIX_PANEL_OUTPUTS * limits->rows_max * sizeof(float);
-    if (multiplies_bf16(limits) && bytes < product)
-        bytes = product;
-    return (bytes + 63) / 64 * 64;
+    return panel_bytes(limits) + (multiplies_bf16(limits) ? round_up_64(product) : 0);
 }
 
 static size_t narrow_bytes(const kvf_linear_limits *limits)
@@ -218,8 +225,7 @@ static panel panel_find(const linear_args *args, uint32_t index, bool vector)
     uint32_t size = vector ? vector_panel(linear) : matrix_panel(linear->inputs);
     panel p = {.part = linear, .first = index * size};
     p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
-    p.weight = (const unsigned char *)linear->weight +
-               kvf_dtype_bytes(linear->dtype) * linear->inputs * p.first;
+    p.weight = (const unsigned char *)linear->weight + kvf_linear_row_bytes(linear) * p.first;
     p.y_offset = column + p.first;
     return p;
 }
@@ -239,7 +245,9 @@ static void vector_task(const void *raw, uint32_t task)
     const linear_args *args = raw;
     const kvf_linear_call *call = &args->call;
     panel p = panel_find(args, task, true);
-    kvf_dot_rows_fn dot_rows = args->engine->kernels->dot_rows[p.part->dtype];
+    const kvf_linear_kernels *kernels = args->engine->kernels;
+    kvf_dot_rows_fn dot_rows = p.part->blocks ? kernels->packed->dot_rows[p.part->blocks->index]
+                                              : kernels->dot_rows[p.part->dtype];
     float product[VECTOR_PANEL_OUTPUTS];
     for (uint32_t row = 0; row < call->rows; row++) {
         const float *x = call->x + (size_t)row * p.part->inputs;
@@ -251,9 +259,16 @@ static void vector_task(const void *raw, uint32_t task)
     }
 }
 
-static float *scratch_of(const linear_args *args, uint32_t task)
+static void *panel_scratch(const linear_args *args, uint32_t task)
 {
-    return (float *)(void *)(args->engine->scratch + args->engine->scratch_bytes * task);
+    return args->engine->scratch + args->engine->scratch_bytes * task;
+}
+
+static float *product_scratch(const linear_args *args, uint32_t task)
+{
+    const kvf_linear_engine *engine = args->engine;
+    return (float *)(void *)(engine->scratch + engine->scratch_bytes * task +
+                             panel_bytes(&engine->limits));
 }
 
 static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape shape,
@@ -261,11 +276,17 @@ static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape
 {
     const kvf_linear_call *call = &args->call;
     kvf_linear_engine *engine = args->engine;
-    float *y = call->y + p->y_offset, *product = call->accumulate ? scratch_of(args, task) : y;
+    float *y = call->y + p->y_offset, *product = call->accumulate ? product_scratch(args, task) : y;
+    const uint16_t *weight = (const uint16_t *)(const void *)p->weight;
+    if (p->part->blocks) {
+        uint16_t *narrow = panel_scratch(args, task);
+        engine->kernels->packed->round[p->part->blocks->index](
+            p->weight, (size_t)p->outputs * p->part->inputs, narrow);
+        weight = narrow;
+    }
     if (call->accumulate)
         shape.c_stride = p->outputs;
-    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x,
-                         (const uint16_t *)(const void *)p->weight, product))
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x, weight, product))
         return false;
     for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
         for (uint32_t i = 0; i < p->outputs; i++)
@@ -277,11 +298,13 @@ static bool panel_fp32(const linear_args *args, const panel *p, kvf_matmul_shape
                        uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
+    const kvf_linear_kernels *kernels = args->engine->kernels;
     const void *weight = p->weight;
-    if (p->part->dtype != KVF_FP32) {
-        float *wide = scratch_of(args, task);
-        args->engine->kernels->widen[p->part->dtype](weight, (size_t)p->outputs * p->part->inputs,
-                                                     wide);
+    if (p->part->blocks || p->part->dtype != KVF_FP32) {
+        kvf_widen_fn widen = p->part->blocks ? kernels->packed->widen[p->part->blocks->index]
+                                             : kernels->widen[p->part->dtype];
+        float *wide = panel_scratch(args, task);
+        widen(weight, (size_t)p->outputs * p->part->inputs, wide);
         weight = wide;
     }
     return kvf_matmul_fp32(&shape, call->x, weight, call->y + p->y_offset, call->accumulate);
@@ -336,10 +359,13 @@ static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_c
     if (call->part_count == 0 || call->part_count > KVF_LINEAR_PARTS_MAX || call->rows == 0 ||
         call->rows > engine->limits.rows_max)
         return KVF_INVALID;
-    for (uint32_t i = 0; i < call->part_count; i++)
-        if (call->parts[i]->inputs != call->parts[0]->inputs || call->parts[i]->inputs == 0 ||
-            call->parts[i]->inputs > engine->limits.inputs_max || call->parts[i]->outputs == 0)
+    for (uint32_t i = 0; i < call->part_count; i++) {
+        const kvf_linear *part = call->parts[i];
+        if (part->inputs != call->parts[0]->inputs || part->inputs == 0 ||
+            part->inputs > engine->limits.inputs_max || part->outputs == 0 ||
+            (part->blocks && part->inputs % part->blocks->numbers != 0))
             return KVF_INVALID;
+    }
     return KVF_OK;
 }
 

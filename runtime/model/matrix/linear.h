@@ -3,8 +3,8 @@
 #define KVF_MODEL_LINEAR_H
 
 /*
- * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16 or
- * fp32, never copied as a whole.
+ * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16,
+ * fp32 or the blocks of a quantised type, never copied as a whole.
  *
  * A few rows of x go through a matrix-vector kernel of the runner, which reads W once at memory
  * speed; many rows go through oneDNN, panel by panel of outputs, which rounds by their number. It
@@ -12,16 +12,25 @@
  * bit of it, follows from the shapes alone, never from the number of threads.
  */
 
+#include "gguf_types.h"
 #include "model_memory.h"
 
 /** One matrix. Borrowed data; lives as long as anything enqueued with it. */
 typedef struct kvf_linear {
-    const void *weight; /**< [outputs, inputs] row-major */
-    kvf_dtype dtype;
+    const void *weight;      /**< [outputs, inputs] row-major */
+    const gguf_type *blocks; /**< that each row consists of; NULL = elements of `dtype` */
+    kvf_dtype dtype; /**< of the elements, or that blocks are rounded to for products in bf16 */
     uint32_t outputs;
     uint32_t inputs;
     const float *bias; /**< [outputs], or NULL */
 } kvf_linear;
+
+/** Bytes of one of its rows. */
+static inline size_t kvf_linear_row_bytes(const kvf_linear *linear)
+{
+    return linear->blocks ? linear->inputs / linear->blocks->numbers * linear->blocks->bytes
+                          : linear->inputs * kvf_dtype_bytes(linear->dtype);
+}
 
 #define KVF_LINEAR_PARTS_MAX 3u
 
@@ -42,10 +51,18 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
+/** Of rows of blocks: counts are multiples of a block; bytes need no alignment. */
+typedef struct kvf_packed_kernels {
+    kvf_dot_rows_fn dot_rows[GGUF_TYPES]; /**< by gguf_type.index; NULL for plain numbers */
+    kvf_widen_fn widen[GGUF_TYPES];
+    void (*round[GGUF_TYPES])(const void *from, size_t count, uint16_t *to); /**< to bf16 */
+} kvf_packed_kernels;
+
 typedef struct kvf_linear_kernels {
     const char *name;
     kvf_dot_rows_fn dot_rows[3]; /**< by kvf_dtype */
     kvf_widen_fn widen[3];       /**< by kvf_dtype; fp32 is a copy */
+    const kvf_packed_kernels *packed;
 } kvf_linear_kernels;
 
 /** The best set that the CPU has and @p isa_mask (kvf_isa) allows. Never NULL. */

@@ -11,53 +11,9 @@
  * row's result does not depend on the panel it is in.
  */
 
-#include "linear.h"
-
-#if !defined(KVF_LINEAR_PLAIN)
-#include "common/simd.h"
-#else
-#include "common/convert.h"
-
-#define VF_LANES 1u
-typedef float vf;
-
-static inline vf vf_zero(void)
-{
-    return 0.0f;
-}
-static inline vf vf_fma(vf a, vf b, vf c)
-{
-    return a * b + c;
-}
-static inline vf vf_load(const float *p)
-{
-    return *p;
-}
-static inline vf vf_load_bf16(const uint16_t *p)
-{
-    return kvf_bf16_to_float(*p);
-}
-static inline vf vf_load_fp16(const uint16_t *p)
-{
-    return kvf_fp16_to_float(*p);
-}
-static inline void vf_store(float *p, vf v)
-{
-    *p = v;
-}
-#endif
+#include "linear_vector.h"
 
 #define vf_load_fp32 vf_load
-
-static inline float sum_of(vf v)
-{
-    float lane[VF_LANES];
-    vf_store(lane, v);
-    for (size_t width = VF_LANES / 2; width > 0; width /= 2)
-        for (size_t i = 0; i < width; i++)
-            lane[i] += lane[i + width];
-    return lane[0];
-}
 
 static inline float widen_fp32(float x)
 {
@@ -154,17 +110,11 @@ DEFINE_KERNELS(bf16, uint16_t, kvf_bf16_to_float)
 DEFINE_KERNELS(fp16, uint16_t, kvf_fp16_to_float)
 DEFINE_KERNELS(fp32, float, widen_fp32)
 
-#define PASTE(a, b)  a##b
-#define SYMBOL(a, b) PASTE(a, b)
-#define TEXT(a)      #a
-#define QUOTE(a)     TEXT(a)
-
-extern const kvf_linear_kernels SYMBOL(kvf_linear_kernels_, KVF_LINEAR_VARIANT);
-
-const kvf_linear_kernels SYMBOL(kvf_linear_kernels_, KVF_LINEAR_VARIANT) = {
-    .name = QUOTE(KVF_LINEAR_VARIANT),
+const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
+    .name = KVF_LINEAR_NAME,
     .dot_rows =
         {[KVF_BF16] = dot_rows_bf16, [KVF_FP16] = dot_rows_fp16, [KVF_FP32] = dot_rows_fp32},
     .widen =
         {[KVF_BF16] = widen_all_bf16, [KVF_FP16] = widen_all_fp16, [KVF_FP32] = widen_all_fp32},
+    .packed = &KVF_LINEAR_SYMBOL(kvf_packed_kernels_),
 };

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_LINEAR_VECTOR_H
+#define KVF_MODEL_LINEAR_VECTOR_H
+
+/*
+ * What the matrix-vector kernels are written in: the vector of the instruction set that is being
+ * built (KVF_LINEAR_VARIANT names the build), or one number in plain C (KVF_LINEAR_PLAIN).
+ *
+ * It knows lanes, not matrices. Invariant: sum_of adds lanes in one order.
+ */
+
+#include "linear.h"
+
+#if !defined(KVF_LINEAR_PLAIN)
+#include "common/simd.h"
+
+typedef int8_t vector_bytes __attribute__((vector_size(VF_LANES)));
+typedef uint16_t vector_halves __attribute__((vector_size(2 * VF_LANES)));
+typedef float vector_floats __attribute__((vector_size(4 * VF_LANES)));
+
+/* Signed bytes as numbers. */
+static inline vf vf_load_i8(const int8_t *p)
+{
+    vector_bytes bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return (vf) __builtin_convertvector(__builtin_convertvector(bytes, vi), vector_floats);
+}
+
+/* As kvf_bf16_from_float. */
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    vu bits;
+    memcpy(&bits, &x, sizeof bits);
+    const vu is_nan = (vu)((bits & 0x7fffffffu) > 0x7f800000u);
+    const vu rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const vector_halves halves =
+        __builtin_convertvector(vu_pick(is_nan, bits >> 16 | 0x40u, rounded), vector_halves);
+    memcpy(p, &halves, sizeof halves);
+}
+#else
+#include "common/convert.h"
+
+#define VF_LANES 1u
+typedef float vf;
+
+static inline vf vf_zero(void)
+{
+    return 0.0f;
+}
+static inline vf vf_set(float x)
+{
+    return x;
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+static inline vf vf_load(const float *p)
+{
+    return *p;
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return kvf_bf16_to_float(*p);
+}
+static inline vf vf_load_fp16(const uint16_t *p)
+{
+    return kvf_fp16_to_float(*p);
+}
+static inline vf vf_load_i8(const int8_t *p)
+{
+    return (float)*p;
+}
+static inline void vf_store(float *p, vf v)
+{
+    *p = v;
+}
+static inline void vf_store_bf16(uint16_t *p, vf v)
+{
+    *p = kvf_bf16_from_float(v);
+}
+#endif
+
+static inline float sum_of(vf v)
+{
+    float lane[VF_LANES];
+    vf_store(lane, v);
+    for (size_t width = VF_LANES / 2; width > 0; width /= 2)
+        for (size_t i = 0; i < width; i++)
+            lane[i] += lane[i + width];
+    return lane[0];
+}
+
+#define LINEAR_PASTE(a, b)  a##b
+#define LINEAR_SYMBOL(a, b) LINEAR_PASTE(a, b)
+#define LINEAR_TEXT(a)      #a
+#define LINEAR_QUOTE(a)     LINEAR_TEXT(a)
+
+/* The name of something in this build, and of the build. */
+#define KVF_LINEAR_SYMBOL(name) LINEAR_SYMBOL(name, KVF_LINEAR_VARIANT)
+#define KVF_LINEAR_NAME         LINEAR_QUOTE(KVF_LINEAR_VARIANT)
+
+extern const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_);
+extern const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_);
+
+#endif
