@@ -90,9 +90,22 @@ KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
     *odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
+KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+/* The low halves of the lanes. */
+KVF_ALWAYS_INLINE void vf_store_low(uint16_t *p, vf x)
+{
+    const __m256i low = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xffff));
+    const __m256i packed = _mm256_packus_epi32(low, low);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 8)));
 }
 
 KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)

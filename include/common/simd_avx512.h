@@ -102,9 +102,20 @@ KVF_ALWAYS_INLINE void vf_load_bf16_half(const uint16_t *p, vf *even, vf *odd)
     vf_split_bf16(_mm512_inserti64x4(_mm512_setzero_si512(), x, 0), even, odd);
 }
 
+KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+/* The low halves of the lanes. */
+KVF_ALWAYS_INLINE void vf_store_low(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(x)));
 }
 
 KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)

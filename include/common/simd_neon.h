@@ -89,9 +89,23 @@ KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
     *odd = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000u)));
 }
 
+KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
+{
+    uint32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    const int16x8_t x = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bits)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(x)));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+/* The low halves of the lanes. */
+KVF_ALWAYS_INLINE void vf_store_low(uint16_t *p, vf x)
+{
+    vst1_u16(p, vmovn_u32(vreinterpretq_u32_f32(x)));
 }
 
 KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)

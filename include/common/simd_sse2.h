@@ -92,6 +92,15 @@ KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
 
 /* By bits: shifting the exponent up by 112 is a product with 2^112, which also rescales subnormals.
  */
+KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
+{
+    int32_t bits;
+    memcpy(&bits, p, sizeof bits);
+    __m128i x = _mm_cvtsi32_si128(bits);
+    x = _mm_unpacklo_epi8(x, x);
+    return _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(x, x), 24));
+}
+
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     __m128i x =
@@ -103,6 +112,13 @@ KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
         _mm_mul_ps(_mm_castsi128_ps(_mm_slli_epi32(magnitude, 13)), _mm_set1_ps(0x1p112f));
     __m128i exponent = _mm_and_si128(huge, _mm_set1_epi32(0x7f800000));
     return _mm_or_ps(value, _mm_castsi128_ps(_mm_or_si128(sign, exponent)));
+}
+
+/* The low halves of the lanes. */
+KVF_ALWAYS_INLINE void vf_store_low(uint16_t *p, vf x)
+{
+    const __m128i low = _mm_srai_epi32(_mm_slli_epi32(_mm_castps_si128(x), 16), 16);
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi32(low, low));
 }
 
 KVF_ALWAYS_INLINE void vf_store_fp16(uint16_t *p, vf x)

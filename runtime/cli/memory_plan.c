@@ -24,7 +24,7 @@ uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
     const kvf_cache_plan *c = &plan->cache;
     const uint64_t host =
         c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes + plan->prune_host_bytes;
-    return host + (plan->on_gpu ? plan->widened_bytes : cli_memory_plan_device(plan));
+    return host + (plan->on_gpu ? plan->own_bytes : cli_memory_plan_device(plan));
 }
 
 uint64_t cli_memory_plan_device(const cli_memory_plan *plan)
@@ -46,11 +46,11 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     char note[96];
     fputs("memory plan\n", file);
     print_row(file, "weights", plan->weight_bytes,
-              plan->on_gpu          ? "on the device"
-              : plan->widened_bytes ? "of these:"
-                                    : "mapped from the files");
-    if (plan->widened_bytes)
-        print_row(file, "  widened", plan->widened_bytes,
+              plan->on_gpu      ? "on the device"
+              : plan->own_bytes ? "of these:"
+                                : "mapped from the files");
+    if (plan->own_bytes)
+        print_row(file, "  converted", plan->own_bytes,
                   plan->on_gpu ? "on the host" : "the others are mapped from the file");
     print_row(file, "runner", plan->runner_bytes, "hidden states and scratch");
     snprintf(note, sizeof note, "room for %u tokens, in blocks of %u", plan->tokens, c->block_size);

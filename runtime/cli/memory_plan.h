@@ -14,11 +14,11 @@
 
 typedef struct cli_memory_plan {
     uint64_t weight_bytes;
-    uint64_t widened_bytes; /* of these; the others are mapped from files */
-    uint64_t runner_bytes;  /* hidden states and scratch */
-    uint32_t tokens;        /* that the cache has room for */
-    uint32_t page_size;     /* of the cache */
-    char digest[32];        /* name */
+    uint64_t own_bytes;    /* of these, in memory of their own; the others are mapped from files */
+    uint64_t runner_bytes; /* hidden states and scratch */
+    uint32_t tokens;       /* that the cache has room for */
+    uint32_t page_size;    /* of the cache */
+    char digest[32];       /* name */
     kvf_cache_plan cache;
     uint64_t prune_device_bytes, prune_host_bytes; /* of a pruner; 0 = there is none */
     uint64_t available_bytes;                      /* UINT64_MAX = not known */

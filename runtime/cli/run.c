@@ -12,6 +12,7 @@
 
 #include "calibration_file.h"
 #include "common/clock.h"
+#include "common/text.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "saved_prompt.h"
@@ -193,12 +194,24 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
     options->batch_max = 1;
 }
 
+static void note_widening(const kvf_weights *weights)
+{
+    char from[32], to[32];
+    uint64_t in_file, loaded;
+    kvf_weights_quantised(weights, &in_file, &loaded);
+    if (loaded > in_file)
+        fprintf(stderr, "kvferry: quantised weights are widened to bf16: %s of the file take %s\n",
+                kvf_bytes_text(in_file, from), kvf_bytes_text(loaded, to));
+}
+
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
                          cli_memory_plan *plan, kvf_error *error)
 {
+    kvf_transformer_keep_packed(options);
+    note_widening(options->weights);
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
-        .widened_bytes = kvf_weights_widened_bytes(options->weights),
+        .own_bytes = kvf_weights_own_bytes(options->weights),
         .runner_bytes = kvf_transformer_bytes(options, kvf_runtime_threads(options->runtime)),
         .tokens = cache->tokens_max,
         .page_size = cache->page_size,
@@ -310,18 +323,19 @@ static void load_weights(const cli_run *run)
     cli_progress_end(&progress);
 }
 
-/* What a file holds in another type than the model's. */
-static kvf_status widen_weights(const cli_run *run, kvf_error *error)
+/* What a file holds in another type or order than is needed. */
+static kvf_status convert_weights(const cli_run *run, kvf_error *error)
 {
     cli_progress progress;
     uint64_t done = 0;
     kvf_status status = KVF_OK;
-    cli_progress_begin(&progress, "widening weights", kvf_weights_bytes(run->weights) >> 20, "MiB");
+    cli_progress_begin(&progress, "converting weights", kvf_weights_bytes(run->weights) >> 20,
+                       "MiB");
     for (size_t i = 0; i < kvf_weights_count(run->weights) && status == KVF_OK; i++) {
         const kvf_tensor *tensor = kvf_weights_at(run->weights, i);
         status =
             cli_interrupted()
-                ? model_fail(error, KVF_SYSTEM, "interrupted while weights were widened")
+                ? model_fail(error, KVF_SYSTEM, "interrupted while weights were converted")
                 : kvf_weights_load(run->weights, tensor, kvf_runtime_threads(run->runtime), error);
         done += tensor->bytes;
         cli_progress_at(&progress, done >> 20);
@@ -365,7 +379,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
 {
     kvf_transformer_options options = transformer_options(run);
     KVF_TRY(reserve_records(run, error));
-    KVF_TRY(widen_weights(run, error));
+    KVF_TRY(convert_weights(run, error));
     KVF_TRY(kvf_transformer_open(&options, &run->transformer, error));
     if (kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
         load_weights(run);

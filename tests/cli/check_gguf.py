@@ -8,8 +8,9 @@ usage: check_gguf.py KVFERRY
 
 One model is of many types of tensors and becomes bf16: as in tests/model/test_logits.c, its logits
 may be off by 2e-2 of their norm. The other is F32, of which only the order of sums is another: 1e-4.
-Then: the tokenizer, the chat template, what widening costs, split files, and what is refused.
+Then: the tokenizer, the chat template, what quantised weights take, split files, and what is refused.
 """
+import json
 import os
 import re
 import struct
@@ -201,7 +202,8 @@ def run_ids(folder, path):
     """The run, and the logits behind the prompt."""
     ids = write(folder, "ids", " ".join(map(str, IDS)).encode())
     dump = os.path.join(folder, "logits")
-    done = run(path, "--token-ids", ids, "-n", "1", "--dump-logits", dump)
+    done = run(path, "--token-ids", ids, "-n", "1", "--dump-logits", dump, "--stats",
+               os.path.join(folder, "stats"))
     return done, np.fromfile(dump, np.float32)[:len(TOKENS)] if done.returncode == 0 else None
 
 
@@ -214,6 +216,19 @@ def check_logits(folder, model, name, most):
         print("%s: logits are off by %.1e" % (name, off))
         check(name + ": logits", off < most)
     return done, got
+
+
+def check_bytes(folder, done):
+    """Blocks stay as they are on the host; what a GPU makes of them is said."""
+    with open(os.path.join(folder, "stats"), encoding="utf-8") as f:
+        stats = json.load(f)
+    if stats["settings"]["device"] == "host":
+        size = os.path.getsize(os.path.join(folder, "model.gguf"))
+        check("weights take %d bytes, the file %d" % (stats["weight_bytes"], size),
+              stats["weight_bytes"] <= size and "widened" not in done.stderr)
+    else:
+        check("it says what widening costs: " + done.stderr,
+              re.search(r"widened to bf16: 0\.\d+ MiB of the file take 0\.\d+ MiB", done.stderr))
 
 
 def check_text(folder, model):
@@ -251,8 +266,7 @@ def main():
     mixed, plain = Model(32, True, False), Model(64, False, True)
     with tempfile.TemporaryDirectory() as folder:
         done, whole = check_logits(folder, mixed, "head_dim 32, many types", 2e-2)
-        check("it says what widening costs: " + done.stderr,
-              re.search(r"widened to bf16: 0\.\d+ MiB of the file take 0\.\d+ MiB", done.stderr))
+        check_bytes(folder, done)
         for i, part in enumerate(mixed.file(parts=3)):
             write(folder, "part-%05d-of-00003.gguf" % (i + 1), part)
         _, split = run_ids(folder, os.path.join(folder, "part-00001-of-00003.gguf"))

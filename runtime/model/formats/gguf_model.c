@@ -274,18 +274,5 @@ static kvf_status read_rope_factors(const gguf *file, kvf_rope_config *rope, uin
 
 kvf_status gguf_model_finish(const gguf *file, kvf_model_config *config, kvf_error *error)
 {
-    uint64_t numbers = 0, bytes = 0;
-    for (size_t i = 0; i < gguf_tensor_count(file); i++) {
-        const gguf_tensor *tensor = gguf_tensor_at(file, i);
-        if (tensor->type->numbers == 1)
-            continue;
-        bytes += tensor->bytes;
-        numbers += tensor->bytes / tensor->type->bytes * tensor->type->numbers;
-    }
-    if (numbers != 0)
-        snprintf(config->note, sizeof config->note,
-                 "quantised weights are widened to bf16: %.2f MiB of the file take %.2f MiB of "
-                 "memory",
-                 (double)bytes / 0x1p20, (double)numbers * 2 / 0x1p20);
     return read_rope_factors(file, &config->rope, config->head_dim, error);
 }

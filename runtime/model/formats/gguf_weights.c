@@ -4,7 +4,7 @@
  * Tensors of a GGUF file as weights: names, order of rows, element type.
  *
  * It knows which tensors a model of the table in model_config.c has, and refuses all others: they
- * would change what the model computes. Invariant: the numbers of a widened tensor do not depend on
+ * would change what the model computes. Invariant: the numbers of a loaded tensor do not depend on
  * the number of threads.
  *
  * Where the format turns neighbouring channels of a head (2i, 2i + 1), rows of query and key
@@ -157,10 +157,10 @@ static kvf_status make_entry(const kvf_weights *weights, const gguf_model *model
             error, KVF_CORRUPT, "%.120s: %.*s has not as many rows as %u heads of an even size",
             gguf_name(weights->gguf), (int)from->name.size, from->name.bytes, entry->turned_heads);
     const bool is_there = from->type->numbers == 1 && gguf_model_dtype(from->type) == tensor->dtype;
-    if (is_there && entry->turned_heads == 0)
+    entry->type = from->type;
+    entry->has_own = !is_there || entry->turned_heads != 0;
+    if (!entry->has_own)
         tensor->data = from->data;
-    else
-        entry->type = from->type;
     return KVF_OK;
 }
 
@@ -195,17 +195,17 @@ kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error)
     return add_tensors(weights, &model, error);
 }
 
-/* ---- widening ---- */
+/* ---- loading ---- */
 
-typedef struct widen_task {
+typedef struct load_task {
     const weight_entry *entry;
     char *to;
     uint64_t rows, columns;
     uint64_t first, last; /* rows of this task */
-} widen_task;
+} load_task;
 
 /* Where row @p row of the result is in the file. */
-static uint64_t source_row(const widen_task *task, uint64_t row)
+static uint64_t source_row(const load_task *task, uint64_t row)
 {
     if (task->entry->turned_heads == 0)
         return row;
@@ -214,32 +214,41 @@ static uint64_t source_row(const widen_task *task, uint64_t row)
     return head * size + 2 * (i % half) + i / half;
 }
 
-static void *widen_rows(void *argument)
+static void widen_row(const load_task *task, const char *from, char *to)
 {
-    const widen_task *task = argument;
     const gguf_type *type = task->entry->type;
-    const kvf_dtype dtype = task->entry->tensor.dtype;
-    const uint64_t row_bytes = task->columns / type->numbers * type->bytes;
     float piece[PIECE_NUMBERS];
+    for (uint64_t done = 0; done < task->columns; done += PIECE_NUMBERS) {
+        const uint64_t rest = task->columns - done;
+        const size_t count = (size_t)(rest < PIECE_NUMBERS ? rest : PIECE_NUMBERS);
+        type->widen(from + done / type->numbers * type->bytes, count / type->numbers, piece);
+        for (size_t i = 0; i < count; i++)
+            kvf_element_set(to, task->entry->tensor.dtype, done + i, piece[i]);
+    }
+}
+
+static void *load_rows(void *argument)
+{
+    const load_task *task = argument;
+    const kvf_tensor *tensor = &task->entry->tensor;
+    const uint64_t from_bytes = task->entry->source_bytes / task->rows;
+    const uint64_t to_bytes = tensor->bytes / task->rows;
     for (uint64_t row = task->first; row < task->last; row++) {
-        const char *from = task->entry->source + source_row(task, row) * row_bytes;
-        char *to = task->to + row * task->columns * kvf_dtype_bytes(dtype);
-        for (uint64_t done = 0; done < task->columns; done += PIECE_NUMBERS) {
-            const uint64_t rest = task->columns - done;
-            const size_t count = (size_t)(rest < PIECE_NUMBERS ? rest : PIECE_NUMBERS);
-            type->widen(from + done / type->numbers * type->bytes, count / type->numbers, piece);
-            for (size_t i = 0; i < count; i++)
-                kvf_element_set(to, dtype, done + i, piece[i]);
-        }
+        const char *from = task->entry->source + source_row(task, row) * from_bytes;
+        char *to = task->to + row * to_bytes;
+        if (tensor->blocks)
+            memcpy(to, from, to_bytes);
+        else
+            widen_row(task, from, to);
     }
     return NULL;
 }
 
 /* All rows, shared among threads; those that cannot be started are done here. */
-static void widen_all(const widen_task *whole, uint32_t threads)
+static void load_all(const load_task *whole, uint32_t threads)
 {
     pthread_t ids[THREADS_MAX];
-    widen_task tasks[THREADS_MAX];
+    load_task tasks[THREADS_MAX];
     uint32_t started = 0, count = threads < THREADS_MAX ? threads : THREADS_MAX;
     if (count > whole->rows)
         count = (uint32_t)whole->rows;
@@ -249,25 +258,25 @@ static void widen_all(const widen_task *whole, uint32_t threads)
         tasks[i].last = whole->rows * (i + 1) / count;
     }
     while (started + 1 < count &&
-           pthread_create(&ids[started], NULL, widen_rows, &tasks[started]) == 0)
+           pthread_create(&ids[started], NULL, load_rows, &tasks[started]) == 0)
         started++;
     for (uint32_t i = started; i < count; i++)
-        widen_rows(&tasks[i]);
+        load_rows(&tasks[i]);
     for (uint32_t i = 0; i < started; i++)
         pthread_join(ids[i], NULL);
 }
 
-kvf_status gguf_weights_widen(kvf_weights *weights, weight_entry *entry, uint32_t threads,
-                              kvf_error *error)
+kvf_status gguf_weights_load(kvf_weights *weights, weight_entry *entry, uint32_t threads,
+                             kvf_error *error)
 {
     kvf_tensor *tensor = &entry->tensor;
-    widen_task task = {.entry = entry, .rows = 1, .columns = tensor->shape[tensor->rank - 1]};
+    load_task task = {.entry = entry, .rows = 1, .columns = tensor->shape[tensor->rank - 1]};
     for (uint32_t i = 0; i + 1 < tensor->rank; i++)
         task.rows *= tensor->shape[i];
     task.to = model_alloc(&weights->allocator, (size_t)tensor->bytes);
     if (!task.to)
         return model_out_of_memory(error, (size_t)tensor->bytes, tensor->name);
-    widen_all(&task, threads > 0 ? threads : 1);
+    load_all(&task, threads > 0 ? threads : 1);
     tensor->data = task.to;
     return KVF_OK;
 }

@@ -147,7 +147,7 @@ static weight_entry *entry_of(const kvf_tensor *tensor)
 kvf_status kvf_weights_load(kvf_weights *weights, const kvf_tensor *tensor, uint32_t threads,
                             kvf_error *error)
 {
-    return tensor->data ? KVF_OK : gguf_weights_widen(weights, entry_of(tensor), threads, error);
+    return tensor->data ? KVF_OK : gguf_weights_load(weights, entry_of(tensor), threads, error);
 }
 
 const void *kvf_weights_source(const kvf_tensor *tensor, uint64_t *bytes)
@@ -162,7 +162,7 @@ void kvf_weights_close(kvf_weights *weights)
         return;
     kvf_allocator allocator = weights->allocator;
     for (size_t i = 0; i < weights->count; i++)
-        if (weights->entries[i].type)
+        if (weights->entries[i].has_own)
             model_free(&allocator, (void *)(uintptr_t)weights->entries[i].tensor.data);
     for (size_t i = 0; i < weights->files_count; i++) {
         json_free(weights->files[i].header);
@@ -186,13 +186,44 @@ uint64_t kvf_weights_bytes(const kvf_weights *weights)
     return weights->bytes;
 }
 
-uint64_t kvf_weights_widened_bytes(const kvf_weights *weights)
+uint64_t kvf_weights_own_bytes(const kvf_weights *weights)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < weights->count; i++)
-        if (weights->entries[i].type)
+        if (weights->entries[i].has_own)
             bytes += weights->entries[i].tensor.bytes;
     return bytes;
+}
+
+static bool is_quantised(const weight_entry *entry)
+{
+    return entry->type && entry->type->index != GGUF_PLAIN;
+}
+
+void kvf_weights_quantised(const kvf_weights *weights, uint64_t *in_file, uint64_t *loaded)
+{
+    *in_file = *loaded = 0;
+    for (size_t i = 0; i < weights->count; i++)
+        if (is_quantised(&weights->entries[i])) {
+            *in_file += weights->entries[i].source_bytes;
+            *loaded += weights->entries[i].tensor.bytes;
+        }
+}
+
+void kvf_weights_keep_packed(kvf_weights *weights)
+{
+    for (size_t i = 0; i < weights->count; i++) {
+        weight_entry *entry = &weights->entries[i];
+        kvf_tensor *tensor = &entry->tensor;
+        if (!is_quantised(entry) || tensor->rank != 2 || tensor->blocks)
+            continue;
+        weights->bytes -= tensor->bytes - entry->source_bytes;
+        tensor->blocks = entry->type;
+        tensor->bytes = entry->source_bytes;
+        entry->has_own = entry->turned_heads != 0;
+        if (!entry->has_own)
+            tensor->data = entry->source;
+    }
 }
 
 const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index)

@@ -22,11 +22,12 @@ typedef struct weight_file {
 
 /* A tensor and where its numbers come from. */
 typedef struct weight_entry {
-    kvf_tensor tensor;     /* its data are the source, or, if it is widened, NULL until loaded */
+    kvf_tensor tensor;     /* its data are the source, or, if it has its own, NULL until loaded */
     const char *source;    /* in its file */
     uint64_t source_bytes; /* = tensor.bytes unless it is widened */
-    const gguf_type *type; /* of the source; NULL = the tensor is its source */
+    const gguf_type *type; /* of the source; NULL in a directory */
     uint32_t turned_heads; /* rows of so many heads change places; 0 = they stay */
+    bool has_own;          /* its data are memory of its own: widened, or rows in another order */
 } weight_entry;
 
 struct kvf_weights {
@@ -55,7 +56,7 @@ KVF_CHECKED kvf_status safetensors_open_memory(kvf_weights *weights, const void 
 /** From the tensors of weights->gguf. */
 KVF_CHECKED kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error);
 /** Fill the data of an entry that has none. */
-KVF_CHECKED kvf_status gguf_weights_widen(kvf_weights *weights, weight_entry *entry,
-                                          uint32_t threads, kvf_error *error);
+KVF_CHECKED kvf_status gguf_weights_load(kvf_weights *weights, weight_entry *entry,
+                                         uint32_t threads, kvf_error *error);
 
 #endif

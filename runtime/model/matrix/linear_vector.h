@@ -14,18 +14,6 @@
 #if !defined(KVF_LINEAR_PLAIN)
 #include "common/simd.h"
 
-typedef int8_t vector_bytes __attribute__((vector_size(VF_LANES)));
-typedef uint16_t vector_halves __attribute__((vector_size(2 * VF_LANES)));
-typedef float vector_floats __attribute__((vector_size(4 * VF_LANES)));
-
-/* Signed bytes as numbers. */
-static inline vf vf_load_i8(const int8_t *p)
-{
-    vector_bytes bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return (vf) __builtin_convertvector(__builtin_convertvector(bytes, vi), vector_floats);
-}
-
 /* As kvf_bf16_from_float. */
 static inline void vf_store_bf16(uint16_t *p, vf x)
 {
@@ -33,9 +21,9 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
     memcpy(&bits, &x, sizeof bits);
     const vu is_nan = (vu)((bits & 0x7fffffffu) > 0x7f800000u);
     const vu rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    const vector_halves halves =
-        __builtin_convertvector(vu_pick(is_nan, bits >> 16 | 0x40u, rounded), vector_halves);
-    memcpy(p, &halves, sizeof halves);
+    const vu halves = vu_pick(is_nan, bits >> 16 | 0x40u, rounded);
+    memcpy(&x, &halves, sizeof x);
+    vf_store_low(p, x);
 }
 #else
 #include "common/convert.h"
@@ -50,6 +38,10 @@ static inline vf vf_zero(void)
 static inline vf vf_set(float x)
 {
     return x;
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
 }
 static inline vf vf_mul(vf a, vf b)
 {

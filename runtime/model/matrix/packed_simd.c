@@ -43,7 +43,11 @@ static inline float half(const char *bytes)
 {
     uint16_t bits;
     memcpy(&bits, bytes, sizeof bits);
+#if defined(__F16C__)
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+#else
     return kvf_fp16_to_float(bits);
+#endif
 }
 
 /* ---- 32 numbers: nibbles of 0 to 15 in the low halves, of 16 to 31 in the high ones ---- */
@@ -190,7 +194,7 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, bool 
                                    vf_load(x + c + first + i), sum[i / VF_LANES % 4]);             \
                 }                                                                                  \
             }                                                                                      \
-            y[r] = (sum_of(sum[0]) + sum_of(sum[1])) + (sum_of(sum[2]) + sum_of(sum[3]));          \
+            y[r] = sum_of(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3])));                 \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \

@@ -47,10 +47,14 @@ static void start_task(const void *raw, uint32_t task)
     const transformer_buffers *b = &t->buffers;
     const size_t row = args->first + task;
     size_t hidden = t->model.hidden_size, half = t->rope.count;
-    size_t element = kvf_dtype_bytes(t->embedding.dtype);
-    const unsigned char *table = t->embedding.weight;
-    kvf_numbers_widen(table + b->ids[row] * hidden * element, t->embedding.dtype, hidden,
-                      b->hidden + row * hidden);
+    const kvf_linear *embedding = &t->embedding;
+    const char *from =
+        (const char *)embedding->weight + b->ids[row] * kvf_linear_row_bytes(embedding);
+    float *to = b->hidden + row * hidden;
+    if (embedding->blocks)
+        embedding->blocks->widen(from, hidden / embedding->blocks->numbers, to);
+    else
+        kvf_numbers_widen(from, embedding->dtype, hidden, to);
     kvf_rope_angles(t->rope.inv_freq, half, t->rope.attention_scaling, b->positions[row],
                     b->cosine + row * half, b->sine + row * half);
 }
@@ -345,4 +349,5 @@ const transformer_ops transformer_host_ops = {
     .open = host_open,
     .close = host_close,
     .bytes = host_bytes,
+    .takes_blocks = 1,
 };

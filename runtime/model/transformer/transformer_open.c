@@ -77,6 +77,12 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
 
 /* ---- weights ---- */
 
+void kvf_transformer_keep_packed(const kvf_transformer_options *options)
+{
+    if (ops_of(options->runtime)->takes_blocks)
+        kvf_weights_keep_packed(options->weights);
+}
+
 /* Where binding stands: one pass over the names serves norms, biases and matrices alike. */
 typedef struct binder {
     kvf_transformer *t;
@@ -119,6 +125,7 @@ static kvf_linear bind_linear(binder *b, const char *name, uint32_t outputs, uin
     const kvf_tensor *tensor = bind_tensor(b, name, 2, outputs, inputs);
     if (tensor) {
         linear.weight = tensor->data;
+        linear.blocks = tensor->blocks;
         linear.dtype = tensor->dtype;
     }
     return linear;
@@ -163,6 +170,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 {
     const kvf_model_config *m = &t->model;
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
+    kvf_transformer_keep_packed(&t->options);
     t->embedding = bind_linear(&b, "model.embed_tokens.weight", m->vocab_size, m->hidden_size);
     t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
     for (uint32_t layer = 0; layer < m->layers; layer++)
@@ -171,8 +179,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
         return b.status;
     if (!m->tied_embeddings) {
         /* One row of the embedding is read in a step, which does not count. */
-        t->weight_bytes -=
-            (uint64_t)m->vocab_size * m->hidden_size * kvf_dtype_bytes(t->embedding.dtype);
+        t->weight_bytes -= (uint64_t)m->vocab_size * kvf_linear_row_bytes(&t->embedding);
         t->head = bind_linear(&b, "lm_head.weight", m->vocab_size, m->hidden_size);
     } else {
         t->head = t->embedding;
