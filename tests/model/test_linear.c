@@ -305,29 +305,40 @@ static void threads_do_not_change_bits(void **state)
 }
 
 /* Many rows at once against each row alone. */
+static void check_separate_rows(problem p)
+{
+    p.separate = true;
+    data d = data_create(&p);
+    multiply(&p, &d, 2, KVF_ISA_ALL);
+    compare(&p, &d, 0x1p-18);
+    for (uint32_t row = 0; row < p.rows; row++) {
+        problem one = p;
+        data alone = d;
+        one.rows = 1;
+        one.separate = false;
+        alone.x = d.x + (size_t)row * p.inputs;
+        alone.start = d.start + (size_t)row * d.columns;
+        alone.y = malloc(d.columns * sizeof(float));
+        multiply(&one, &alone, 2, KVF_ISA_ALL);
+        assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
+        free(alone.y);
+    }
+    data_destroy(&p, &d);
+}
+
 static void separate_rows_do_not_change_bits(void **state)
 {
     (void)state;
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
-        p.separate = true;
-        data d = data_create(&p);
-        multiply(&p, &d, 2, KVF_ISA_ALL);
-        compare(&p, &d);
-        for (uint32_t row = 0; row < p.rows; row++) {
-            problem one = p;
-            data alone = d;
-            one.rows = 1;
-            one.separate = false;
-            alone.x = d.x + (size_t)row * p.inputs;
-            alone.start = d.start + (size_t)row * d.columns;
-            alone.y = malloc(d.columns * sizeof(float));
-            multiply(&one, &alone, 2, KVF_ISA_ALL);
-            assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
-            free(alone.y);
-        }
-        data_destroy(&p, &d);
+        check_separate_rows(p);
+    }
+    uint32_t id = 0;
+    for (const gguf_type *type; (type = next_packed(&id));) {
+        problem p = packed_problems[3];
+        p.blocks = type;
+        check_separate_rows(p);
     }
 }
 
