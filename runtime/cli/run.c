@@ -270,12 +270,13 @@ static kvf_status reserve_batch(cli_run *run, kvf_error *error)
     c->host_tokens_max = run->options.memory_bytes ? run->options.memory_bytes / token_bytes : all;
     if (c->host_tokens_max >= needed)
         return KVF_OK;
+    const uint64_t wanted = needed * token_bytes;
     return model_fail(error, KVF_FULL,
                       "--memory %llu has room for %llu tokens, and the longest prompt needs %llu "
                       "with its answer; give %llu or more",
                       (unsigned long long)run->options.memory_bytes,
                       (unsigned long long)c->host_tokens_max, (unsigned long long)needed,
-                      (unsigned long long)(needed * token_bytes));
+                      (unsigned long long)wanted);
 }
 
 static kvf_status make_plan(cli_run *run, kvf_error *error)
