@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <kvferry/prune.h>
+
 static void make_tokens(test_tokens *t, const kvf_cache_config *c, uint32_t count, uint64_t seed)
 {
     test_tokens_make(
@@ -159,6 +161,141 @@ static void same_file_again(void **state)
             fail_msg("%s: another file", c->name);
         free(bytes[0]);
         free(bytes[1]);
+        test_world_close(&w);
+        test_tokens_free(&t);
+    }
+}
+
+/* ---- pruned sequences ---- */
+
+/* What is in memory and what is restored elsewhere have the same positions, and go on alike. */
+static void check_same(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first)
+{
+    test_world other;
+    const uint32_t layers = kvf_cache_settings(w->cache)->layers;
+    assert_int_equal(save_now(w, s, save_path("pruned"), NULL), KVF_OK);
+    test_world_open(&other, NULL, &w->config);
+    kvf_sequence *r = save_restore(&other, save_path("pruned"), 1);
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        const uint32_t length = kvf_sequence_length(s, layer);
+        assert_int_equal(kvf_sequence_length(r, layer), length);
+        for (uint32_t i = 0; i < length; i++)
+            assert_int_equal(kvf_sequence_position(r, layer, i),
+                             kvf_sequence_position(s, layer, i));
+    }
+    void *wanted = save_decode(w, s, t, first, SAVE_STEPS);
+    void *got = save_decode(&other, r, t, first, SAVE_STEPS);
+    assert_memory_equal(wanted, got, save_decode_bytes(t, SAVE_STEPS));
+    free(wanted);
+    free(got);
+    test_world_close(&other);
+}
+
+static void check_pruned(kvf_retention retention, uint32_t steps)
+{
+    kvf_cache_config config = save_config(&save_cases[0]);
+    kvf_prune_config pc;
+    kvf_prune *prune = NULL;
+    test_world w;
+    test_tokens t;
+    kvf_prune_config_init(&pc, kvf_prune_policy_find("snapkv"));
+    pc.retention = retention;
+    pc.settings.keep = 0.5f;
+    pc.settings.window = 8;
+    config.observe_window = 8;
+    make_tokens(&t, &config, SAVE_PROMPT + steps + SAVE_STEPS, 21);
+    test_world_open(&w, NULL, &config);
+    kvf_sequence *s = test_sequence(&w);
+    test_ok(&w, kvf_prune_open(w.cache, &pc, &prune, NULL));
+    test_ok(&w, kvf_prune_begin(prune, s, SAVE_PROMPT));
+    for (uint32_t layer = 0; layer < config.layers; layer++) {
+        kvf_prune_result result;
+        char *out = malloc(SAVE_PROMPT * 4096);
+        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = SAVE_PROMPT, .chunk = 40},
+                     out);
+        test_ok(&w, kvf_prune_layer(prune, s, layer, w.stream, &result));
+        assert_true(result.keep_count < SAVE_PROMPT);
+        test_wait(&w);
+        free(out);
+    }
+    kvf_prune_close(prune);
+    free(save_decode(&w, s, &t, SAVE_PROMPT, steps));
+    check_same(&w, s, &t, SAVE_PROMPT + steps);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+static void of_pruned_prompts(void **state)
+{
+    (void)state;
+    for (uint32_t steps = 0; steps < 8; steps += 5) {
+        check_pruned(KVF_RETENTION_EVICT, steps);
+        check_pruned(KVF_RETENTION_OFFLOAD, steps);
+    }
+}
+
+/* Layers of their own lengths, and positions with gaps. */
+static void of_unequal_layers(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = save_config(&save_cases[1]);
+    uint32_t positions[100];
+    test_world w;
+    test_tokens t;
+    make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 25);
+    test_world_open(&w, NULL, &config);
+    kvf_sequence *s = test_sequence(&w);
+    test_prefill(&w, s, &t, &(test_range){.count = SAVE_PROMPT, .chunk = 64, .append_only = 1},
+                 NULL);
+    for (uint32_t i = 0; i < 100; i++)
+        positions[i] = 3 * i + i / 7;
+    test_ok(&w, kvf_prefill(w.cache,
+                            &(kvf_prefill_args){.sequence = s,
+                                                .layer = 1,
+                                                .tokens = 100,
+                                                .k = test_k(&t, 1, 0),
+                                                .v = test_v(&t, 1, 0),
+                                                .positions = positions},
+                            w.stream));
+    check_same(&w, s, &t, SAVE_PROMPT);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* ---- whatever the order of work ---- */
+
+/* Streams that pause at random, and an arena whose blocks are on their way to the pool. */
+static void whatever_the_order(void **state)
+{
+    (void)state;
+    for (uint32_t round = 0; round < test_afford(6); round++) {
+        const kvf_cache_config config = save_config(&save_cases[round % 2 ? 8 : 13]);
+        const kvf_runtime_config rc = test_runtime_config();
+        test_world w;
+        test_tokens t;
+        kvf_save_args args;
+        kvf_save *save = NULL;
+        make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 27);
+        test_seams.delay_seed = test_on_cuda() ? 0 : round + 1;
+        test_seams.prefill_arena = 1 + round / 2 % 2;
+        test_world_open(&w, &rc, &config);
+        kvf_sequence *s = test_sequence(&w), *child = NULL;
+        save_prefill(&w, s, &t, SAVE_PROMPT);
+        kvf_save_args_init(&args);
+        args.sequence = s;
+        args.path = save_path("order");
+        args.model = "test";
+        test_ok(&w, kvf_sequence_save(w.cache, &args, w.stream, &save));
+        test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &child));
+        kvf_sequence_destroy(s);
+        void *wanted = save_decode(&w, child, &t, SAVE_PROMPT, SAVE_STEPS);
+        test_ok(&w, kvf_save_finish(save, NULL));
+        kvf_sequence_destroy(child);
+        kvf_sequence *r = save_restore(&w, args.path, 1);
+        void *got = save_decode(&w, r, &t, SAVE_PROMPT, SAVE_STEPS);
+        assert_memory_equal(wanted, got, save_decode_bytes(&t, SAVE_STEPS));
+        free(wanted);
+        free(got);
         test_world_close(&w);
         test_tokens_free(&t);
     }
@@ -379,15 +516,12 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(continues_bit_for_bit),
-        cmocka_unit_test(continues_from_little),
-        cmocka_unit_test(is_of_the_call),
-        cmocka_unit_test(of_a_fork),
-        cmocka_unit_test(same_file_again),
-        cmocka_unit_test(names_what_differs),
-        cmocka_unit_test(other_settings_take_tokens),
-        cmocka_unit_test(tells_what_it_holds),
-        cmocka_unit_test(bad_arguments_are_named),
+        cmocka_unit_test(continues_bit_for_bit), cmocka_unit_test(continues_from_little),
+        cmocka_unit_test(is_of_the_call),        cmocka_unit_test(of_a_fork),
+        cmocka_unit_test(same_file_again),       cmocka_unit_test(of_pruned_prompts),
+        cmocka_unit_test(of_unequal_layers),     cmocka_unit_test(whatever_the_order),
+        cmocka_unit_test(names_what_differs),    cmocka_unit_test(other_settings_take_tokens),
+        cmocka_unit_test(tells_what_it_holds),   cmocka_unit_test(bad_arguments_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }
