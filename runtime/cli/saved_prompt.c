@@ -4,7 +4,10 @@
 
 #include "saved_prompt.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "prune_file.h"
@@ -59,10 +62,29 @@ static kvf_status compare(const cli_run *run, const kvf_saved *saved, const uint
     return KVF_OK;
 }
 
+/* What would be said only after the prefill otherwise: the build, and the folder. */
+static kvf_status check_target(const cli_run *run, kvf_error *error)
+{
+    const char *path = run->options.save_file;
+    const char *slash = strrchr(path, '/');
+    kvf_saved unused;
+    char folder[4096] = ".";
+    if (kvf_saved_read(run->runtime, "/dev/null", 0, &unused, NULL, 0, error) == KVF_UNSUPPORTED)
+        return KVF_UNSUPPORTED;
+    if (slash)
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    if (access(folder, W_OK | X_OK) != 0)
+        return model_fail(error, KVF_SYSTEM, "--save %s: folder %.200s: %s", path, folder,
+                          strerror(errno));
+    return KVF_OK;
+}
+
 kvf_status cli_saved_check(cli_run *run, kvf_error *error)
 {
     kvf_saved saved;
     uint32_t *ids = NULL;
+    if (run->options.save_file)
+        KVF_TRY(check_target(run, error));
     if (!run->options.load_file)
         return KVF_OK;
     kvf_status status = read_ids(run, &saved, &ids, error);

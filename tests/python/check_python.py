@@ -100,6 +100,9 @@ class Attention(Base):
         first.fork().close()
 
     def test_a_saved_sequence_goes_on_bit_for_bit(self):
+        parts = {part["name"]: part["present"] for part in self.runtime.describe()["parts"]}
+        if not parts["xxHash"]:
+            self.skipTest("a build without xxHash saves nothing")
         settings = dict(budget_tokens=128, select="hybrid", sequences_max=2, refresh_interval=3)
         cache, other = self.cache(**settings), self.cache(**settings)
         sequence = cache.sequence()
