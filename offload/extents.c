@@ -100,7 +100,7 @@ static kvf_status try_again(const mover *m, transfer *t, int code)
     if (++t->tries == TRIES_MAX)
         return failed(m, code);
     if (t->tries > TRIES_MAX / 8)
-        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        (void)nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     return KVF_OK;
 }
 

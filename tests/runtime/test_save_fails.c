@@ -189,7 +189,7 @@ static void each_request_once(void **state)
     const uint32_t requests = plan.count;
     assert_true(requests > 8);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t n = 0; n < requests; n += cases[i].always ? requests / 2 : 1) {
+        for (uint32_t n = 0; n < requests; n += cases[i].always ? requests : 1) {
             kvf_error error;
             (void)unlink(path);
             set_plan(n, cases[i].what, cases[i].always);
@@ -205,7 +205,7 @@ static void each_request_once(void **state)
         }
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests / 2 : 1) {
+        for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests : 1) {
             kvf_error error;
             const bool ends = cases[i].what == ERRNO + 0; /* a read of nothing: the file ends */
             set_plan(n, cases[i].what, cases[i].always);
@@ -286,6 +286,16 @@ static void each_refusal_once(void **state)
 #define KILL_EXTENT 512u
 #define KILLS_LEAST 200u
 
+static const char *kill_call; /* instead of this call; NULL = none */
+
+static int kill_before(void *user, const char *what)
+{
+    (void)user;
+    if (kill_call && strcmp(what, kill_call) == 0)
+        (void)kill(getpid(), SIGKILL);
+    return 0;
+}
+
 /* In a process of its own: request `at` is half done, then the process is killed. */
 static void save_and_die(const char *path, const char *model, uint32_t at, uint32_t *requests)
 {
@@ -301,6 +311,7 @@ static void save_and_die(const char *path, const char *model, uint32_t at, uint3
         args.path = path;
         args.model = model;
         set_plan(at, KILL, 0);
+        kvf_device_set_fault(f.w.runtime->device, kill_before, NULL);
         test_ok(&f.w, kvf_sequence_save(f.w.cache, &args, f.w.stream, &save));
         test_ok(&f.w, kvf_save_finish(save, NULL));
         *requests = plan.count;
@@ -308,8 +319,8 @@ static void save_and_die(const char *path, const char *model, uint32_t at, uint3
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(at == UINT32_MAX ? WIFEXITED(status) && WEXITSTATUS(status) == 0
-                                 : WIFSIGNALED(status));
+    assert_true(at == UINT32_MAX && !kill_call ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+                                               : WIFSIGNALED(status));
 }
 
 static void copy_file(const char *from, const char *to)
@@ -343,7 +354,8 @@ static void killed_at_every_write(void **state)
     uint32_t *requests = shared_word();
     save_and_die(old, "old", UINT32_MAX, requests);
     const uint32_t count = *requests;
-    const uint32_t step = test_afford(2) == 2 ? 1 : 8; /* a process takes long under a sanitizer */
+    /* A process takes long under a sanitizer, and on the emulated device. */
+    const uint32_t step = test_afford(2) == 2 && !test_on_cuda() ? 1 : 16;
     assert_true(count >= KILLS_LEAST);
     char name[32];
     for (uint32_t n = 0; n < count; n += step) {
@@ -362,6 +374,33 @@ static void killed_at_every_write(void **state)
         assert_int_equal(status, n / step % 2 ? KVF_OK : KVF_SYSTEM);
         if (status == KVF_OK)
             assert_string_equal(saved.model, "old");
+    }
+    close_world(&f);
+    (void)munmap(requests, sizeof *requests);
+    save_remove_folder();
+}
+
+/* Killed before each call that follows the writes: the old file up to the rename, then the new. */
+static void killed_around_the_rename(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {"file open", "file reserve", "file sync", "file rename",
+                                        "folder sync"};
+    const size_t count = sizeof calls / sizeof *calls;
+    uint32_t *requests = shared_word();
+    for (size_t i = 0; i < count; i++) {
+        kill_call = NULL;
+        save_and_die(save_path(calls[i]), "old", UINT32_MAX, requests);
+        kill_call = calls[i];
+        save_and_die(save_path(calls[i]), "new", UINT32_MAX, requests);
+    }
+    kill_call = NULL;
+    fail_world f;
+    open_world(&f, KILL_EXTENT);
+    for (size_t i = 0; i < count; i++) {
+        kvf_saved saved;
+        test_ok(&f.w, kvf_saved_read(f.w.runtime, save_path(calls[i]), 1, &saved, NULL, 0, NULL));
+        assert_string_equal(saved.model, i + 1 < count ? "old" : "new");
     }
     close_world(&f);
     (void)munmap(requests, sizeof *requests);
@@ -470,9 +509,10 @@ static int remove_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_at_every_write), /* first: it forks, and threads do not */
-        cmocka_unit_test(each_request_once),     cmocka_unit_test(each_refusal_once),
-        cmocka_unit_test(damage_is_found),       cmocka_unit_test(shrinks_meanwhile),
+        cmocka_unit_test(killed_at_every_write), /* first: they fork, and threads do not */
+        cmocka_unit_test(killed_around_the_rename), cmocka_unit_test(each_request_once),
+        cmocka_unit_test(each_refusal_once),        cmocka_unit_test(damage_is_found),
+        cmocka_unit_test(shrinks_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }
