@@ -29,6 +29,7 @@
     PLAIN(select, resolve)                                                                         \
     PLAIN(select, fetch)                                                                           \
     PLAIN(select, ahead)                                                                           \
+    PLAIN(select, drop)                                                                            \
     PLAIN(select, overlap)                                                                         \
     PLAIN(attend, assemble)                                                                        \
     SIMD(attend, attend)                                                                           \

@@ -146,10 +146,11 @@ typedef struct kvf_row {
     uint32_t length;        /* tokens, those of this call included */
     uint32_t sealed;        /* blocks, those of this call included */
     uint32_t sealed_before;
-    uint32_t job_first;   /* of the row's digest jobs, in blocks */
-    uint32_t query_slot;  /* where the newest query goes */
-    uint32_t query_count; /* queries that are valid, slots 0 .. query_count - 1 */
-    uint32_t attend_all;  /* 1: every page of a sealed block is chosen */
+    uint32_t job_first;  /* of the row's digest jobs, in blocks */
+    uint32_t query_slot; /* where the newest query goes */
+    uint32_t
+        query_count; /* queries that are valid: the newest and those before it, around the ring */
+    uint32_t attend_all; /* 1: every page of a sealed block is chosen */
 } kvf_row;
 
 /* Sums of one layer since the last reset; written by kernels, read by the host after a wait. */

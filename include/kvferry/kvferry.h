@@ -497,6 +497,30 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequenc
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
                                                  kvf_stream *stream, kvf_sequence **out);
 
+/**
+ * Cut the newest tokens off: in every layer those at positions below @p tokens stay. With
+ * contiguous positions that is the length that is left. Sealed pages, their digests and what is
+ * resident stay as they are; a page that is cut is in the local window again. Forks are not
+ * affected.
+ *
+ * What comes next is as if those tokens had never been there, bit for bit: outputs, selection, and
+ * the rhythm of refreshes and verification. Hits and misses differ, where pages have come to the
+ * device since. So does a static set (hybrid, static) that the tokens have touched: one that was
+ * chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
+ * finds what is resident; and one that is due before as many tokens are appended as were dropped
+ * looks with the queries that are left. Restored tokens (kvf_sequence_restore) count as a prompt's:
+ * a cut among them chooses the static set anew. Dropped tokens stay in the statistics; in
+ * kvf_footprint they count as held and are no step of full attention.
+ *
+ * @param tokens   0 empties the sequence
+ * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
+ *         prune policy has chosen (evict), and with streaming heads
+ *
+ * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_sequence_truncate(kvf_cache *cache, kvf_sequence *sequence,
+                                                     uint32_t tokens, kvf_stream *stream);
+
 /** End a sequence. Its pages are free once the work enqueued so far is done. */
 KVF_API void kvf_sequence_destroy(kvf_sequence *sequence);
 

@@ -43,9 +43,9 @@ static __device__ void put_end(const kvf_cover_args *a, const covering *c, uint3
             kvf_min_u32(tokens, row->length - token), token);
     }
     if (a->first && a->limit && head == 0) {
-        const uint32_t kept = row->query_count;
-        for (uint32_t s = threadIdx.x; s < kept; s += blockDim.x)
-            a->limit[s] = row->length - 1 - (row->query_slot + kept - s) % kept;
+        const uint32_t ring = p->query_window;
+        for (uint32_t s = threadIdx.x; s < ring; s += blockDim.x)
+            a->limit[s] = row->length - 1 - (row->query_slot + ring - s) % ring;
     }
     if (threadIdx.x != 0)
         return;

@@ -59,11 +59,12 @@ static void put_window(const kvf_cover_args *a, uint32_t head, covering *c)
             kvf_min_u32(tokens, length - i), i);
 }
 
-/* Slot s holds the query of the token that lies (newest slot - s) back, around the ring. */
+/* Slot s holds the query of the token that lies (newest slot - s) back, around the ring; slots
+ * whose query is not valid mean nothing. */
 static void put_limits(const kvf_cover_args *a)
 {
     const kvf_row *row = a->row;
-    const uint32_t n = row->query_count;
+    const uint32_t n = a->paging.query_window;
     for (uint32_t s = 0; s < n; s++)
         a->limit[s] = row->length - 1 - (row->query_slot + n - s) % n;
 }

@@ -138,6 +138,19 @@ typedef struct kvf_ahead_args {
 } kvf_ahead_args;
 KVF_TASKS(ahead, kvf_ahead_args, a->lists)
 
+/* ---- drop: pages that a row does not have any more. Slots that hold a page behind the sealed
+ * blocks of their row become free, and the store has as much of the sink as is sealed. One task per
+ * list. */
+typedef struct kvf_drop_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t slots;        /* per list */
+    const kvf_row *row;    /* [rows] sealed, store_count; all else is not looked at */
+    int32_t *slot_of_page; /* [rows * lists, pages_max] */
+    int32_t *page_of_slot; /* [rows * lists, slots] */
+} kvf_drop_args;
+KVF_TASKS(drop, kvf_drop_args, a->rows * a->paging.lists)
+
 /* ---- overlap: how static the attention of a layer is. S tokens = page_size * floor(mean_h |a_h
  * and b_h| / page_size) of the `rest` of the budget; pages get what is left. Writes row->share and
  * choose. One task. */

@@ -467,6 +467,20 @@ class Sequence(Handle):
             return Save(cache._node, _opened(cache.runtime._node.handle, lib.kvf_sequence_save,
                                              cache._node.check(), byref(row), stream._node.check()))
 
+    def truncate(self, tokens: int, stream: Optional[Stream] = None) -> None:
+        """Cut the newest tokens off: those at positions below `tokens` stay, in every layer.
+
+        What comes next is as if the others had never been there. Forks are not affected.
+        """
+        cache = self.cache
+        if tokens < 0:
+            raise Invalid("tokens = %d: must be at least 0" % tokens)
+        stream, waits = cache.runtime._stream_for(stream, None)
+        with cache._node.lock:
+            cache._must(lib.kvf_sequence_truncate(cache._node.check(), self._of(cache), tokens,
+                                                  stream._node.check()))
+        cache._done(stream, waits, None)
+
     def length(self, layer: int = 0) -> int:
         """Tokens that a layer holds."""
         with self.cache._node.lock:

@@ -231,6 +231,7 @@ kvf_cache_settings        ptr   ptr
 kvf_cache_memory          ptr   ptr
 kvf_sequence_create       enum  ptr ptr
 kvf_sequence_fork         enum  ptr ptr ptr ptr
+kvf_sequence_truncate     enum  ptr ptr u32 ptr
 kvf_sequence_destroy      void  ptr
 kvf_sequence_length       u32   ptr u32
 kvf_sequence_position     u32   ptr u32 u32

@@ -92,6 +92,7 @@ static void link_sequences(kvf_cache *cache)
             .cache = cache, .slot = s, .layers = cache->layers + (size_t)s * c->layers};
     for (size_t n = 0; n < (size_t)c->sequences_max * c->layers; n++) {
         cache->layers[n].positions = cache->positions + n * c->tokens_max;
+        cache->layers[n].by_step = cache->by_step + n * c->tokens_max;
         if (cache->blocks)
             cache->layers[n].blocks = cache->blocks + n * cache->dims.paging.blocks_max;
     }

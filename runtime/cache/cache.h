@@ -62,19 +62,23 @@ struct kvf_dims {
 typedef struct kvf_layer {
     uint32_t length;
     uint32_t sealed;        /* blocks */
-    uint32_t queries;       /* valid queries so far: the newest is in slot (queries - 1) % window */
+    uint32_t queries;       /* so far: the newest is in slot (queries - 1) % window */
+    uint32_t queries_from;  /* those before it are lost: a cut took what had overwritten them */
     uint32_t since_refresh; /* decode steps */
     uint32_t steps;         /* decode steps, for verify_interval */
     uint32_t store;         /* 0 or 1 */
     uint32_t is_fresh;      /* tables on the device hold another sequence's data */
     uint32_t needs_exact;   /* the next refresh follows a prefill */
-    uint32_t has_share;     /* auto has chosen */
+    uint32_t exact_from;    /* length when that became so */
+    uint32_t share_from;    /* length when auto chose; 0: it has not */
     uint32_t is_due;        /* in this call: the static set is renewed */
     uint32_t is_verified;   /* in this call: dense attention is compared */
-    uint32_t has_static;    /* a static set was chosen: bits of pages may be set */
+    uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
+    uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
     kvf_block *blocks;      /* [blocks_max] */
     uint32_t *positions;    /* [tokens_max] */
+    uint8_t *by_step;       /* [tokens_max] 1: the token came with a decode step */
 } kvf_layer;
 
 struct kvf_sequence {
@@ -147,6 +151,7 @@ struct kvf_cache {
     kvf_layer *layers;                      /* [sequences_max, layers] */
     kvf_block *blocks;                      /* [sequences_max, layers, blocks_max] */
     uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
+    uint8_t *by_step;                       /* the same */
     kvf_layer_host_counters *host_counters; /* [layers] */
     kvf_footprint_meter footprint;
     kvf_recording *recording; /* under way, or NULL */
@@ -199,6 +204,20 @@ static inline uint32_t kvf_rest_tokens(const kvf_cache *cache, const kvf_layer *
     const uint32_t fixed = cache->config.sink_tokens + layer->length - sealed;
     const uint32_t budget = cache->config.budget_tokens;
     return budget > fixed ? budget - fixed : 0;
+}
+
+/* Queries of the layer that are on the device: the newest ones. */
+static inline uint32_t kvf_kept_queries(const kvf_cache *cache, const kvf_layer *layer)
+{
+    return kvf_min_u32(layer->queries - layer->queries_from, cache->dims.paging.query_window);
+}
+
+/* The next refresh looks at all keys. */
+static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
+{
+    if (!layer->needs_exact)
+        layer->exact_from = length;
+    layer->needs_exact = 1;
 }
 
 /* Spans of a split, of so many tokens each. */

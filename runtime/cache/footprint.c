@@ -203,6 +203,13 @@ void kvf_footprint_rewind(kvf_cache *cache, const kvf_sequence *sequence, uint32
     row->seen -= tokens;
 }
 
+void kvf_footprint_cut(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer)
+{
+    const kvf_layer *state = &sequence->layers[layer];
+    row_of(cache, sequence, layer)->seen =
+        state->length ? state->positions[state->length - 1] + 1 : 0;
+}
+
 /* ---- sequences ---- */
 
 static void clear_rows(kvf_cache *cache, const kvf_sequence *sequence)

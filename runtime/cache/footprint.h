@@ -74,6 +74,10 @@ void kvf_footprint_restart(kvf_cache *cache, const kvf_sequence *sequence, uint3
 void kvf_footprint_rewind(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
                           uint32_t tokens);
 
+/* The newest tokens of a layer were cut off, its length says so already: they were held, and the
+ * positions come again. */
+void kvf_footprint_cut(kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer);
+
 void kvf_footprint_reset(kvf_cache *cache);
 void kvf_footprint_read(const kvf_cache *cache, kvf_footprint *footprint);
 

@@ -174,6 +174,7 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->layers, rows);
     KVF_CARVE(k, cache->blocks, rows, cache->dims.paging.blocks_max);
     KVF_CARVE(k, cache->positions, rows, c->tokens_max);
+    KVF_CARVE(k, cache->by_step, rows, c->tokens_max);
     KVF_CARVE(k, cache->host_counters, c->layers);
     KVF_CARVE(k, cache->ahead, c->layers);
     KVF_CARVE(k, cache->footprint.layers, c->layers);

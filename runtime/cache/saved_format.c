@@ -164,7 +164,8 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
            (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
            l->shadow_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
-           l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX;
+           l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&
+           l->queries_from <= l->queries && l->kept <= l->length;
 }
 
 /* The parts, of a header whose checksum is right. */

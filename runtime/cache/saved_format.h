@@ -45,8 +45,9 @@ typedef struct kvf_saved_layer {
     uint32_t lists, slots, shadow_slots;
     uint32_t store_tokens; /* per head */
     uint32_t query_window;
-    uint32_t ring_pages; /* of a streaming head, of a block's tokens each */
-    uint32_t padding[2];
+    uint32_t ring_pages;   /* of a streaming head, of a block's tokens each */
+    uint32_t queries_from; /* those before it are lost */
+    uint32_t kept;         /* tokens that an eviction chose */
 } kvf_saved_layer;
 
 typedef struct kvf_saved_head {

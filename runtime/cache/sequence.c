@@ -21,6 +21,15 @@ static kvf_sequence *find_free(kvf_cache *cache)
     return NULL;
 }
 
+static void renew_layer(kvf_layer *layer)
+{
+    *layer = (kvf_layer){.is_fresh = 1,
+                         .needs_exact = 1,
+                         .blocks = layer->blocks,
+                         .positions = layer->positions,
+                         .by_step = layer->by_step};
+}
+
 /* A new generation; after a million of them, wait until no older one can report any more. */
 static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
 {
@@ -33,13 +42,8 @@ static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
         sequence->generation--;
     }
     sequence->is_alive = 1;
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_layer *layer = &sequence->layers[i];
-        *layer = (kvf_layer){.is_fresh = 1,
-                             .needs_exact = 1,
-                             .blocks = layer->blocks,
-                             .positions = layer->positions};
-    }
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        renew_layer(&sequence->layers[i]);
     return KVF_OK;
 }
 
@@ -56,19 +60,29 @@ kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
     return KVF_OK;
 }
 
-static void release(kvf_sequence *sequence)
+static void release_layer(kvf_sequence *sequence, uint32_t index)
 {
     kvf_cache *cache = sequence->cache;
-    if (cache->arena.owner == sequence)
+    kvf_layer *layer = &sequence->layers[index];
+    if (cache->arena.owner == sequence && cache->arena.layer == index)
         cache->arena.owner = NULL; /* its write-back may still run */
     cache->is_unsettled = cache->dims.ahead_max != 0;
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_layer *layer = &sequence->layers[i];
-        for (uint32_t p = 0; p < layer->sealed; p++)
-            kvf_page_pool_release(&cache->pool, layer->blocks[p]);
-        layer->length = layer->sealed = 0;
-    }
+    for (uint32_t p = 0; p < layer->sealed; p++)
+        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+    layer->length = layer->sealed = 0;
+}
+
+static void release(kvf_sequence *sequence)
+{
+    for (uint32_t i = 0; i < sequence->cache->config.layers; i++)
+        release_layer(sequence, i);
     sequence->is_alive = 0;
+}
+
+void kvf_layer_clear(kvf_sequence *sequence, uint32_t layer)
+{
+    release_layer(sequence, layer);
+    renew_layer(&sequence->layers[layer]);
 }
 
 void kvf_sequence_end(kvf_sequence *sequence)
@@ -113,10 +127,13 @@ void kvf_layer_copy(kvf_layer *to, const kvf_layer *from)
 {
     kvf_block *const blocks = to->blocks;
     uint32_t *const positions = to->positions;
+    uint8_t *const by_step = to->by_step;
     *to = *from;
     to->blocks = blocks;
     to->positions = positions;
+    to->by_step = by_step;
     memcpy(positions, from->positions, from->length * sizeof *positions);
+    memcpy(by_step, from->by_step, from->length * sizeof *by_step);
 }
 
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)

@@ -15,6 +15,9 @@ void kvf_sequence_end(kvf_sequence *sequence);
  * cache's order. */
 KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence);
 
+/* One layer is empty again, likewise. */
+void kvf_layer_clear(kvf_sequence *sequence, uint32_t layer);
+
 /* `to` holds what `from` does, in its own arrays; blocks are not copied. */
 void kvf_layer_copy(kvf_layer *to, const kvf_layer *from);
 

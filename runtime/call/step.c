@@ -91,7 +91,7 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
         .sealed = state->sealed,
         .sealed_before = state->sealed,
         .query_slot = state->queries ? (state->queries - 1) % p->query_window : 0,
-        .query_count = kvf_min_u32(state->queries, p->query_window),
+        .query_count = kvf_kept_queries(cache, state),
         .attend_all = cache->policy->all_pages || state->length <= cache->config.budget_tokens,
     };
 }

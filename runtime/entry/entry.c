@@ -19,6 +19,7 @@
 #include "record.h"
 #include "sequence.h"
 #include "stats.h"
+#include "truncate.h"
 
 kvf_status kvf_enter(kvf_cache *cache)
 {
@@ -181,6 +182,24 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
         status = cache->masked ? kvf_masked_fork(cache, parent, stream, out)
                                : kvf_fork(cache, parent, stream, out);
     return kvf_leave(cache, status);
+}
+
+static kvf_status cut(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens, kvf_stream *stream)
+{
+    KVF_TRY(kvf_sequence_usable(cache, sequence));
+    if (cache->masked)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask has streaming heads, whose rings have lost what the newest tokens took "
+                 "the place of; fork before tokens that may have to go, or open the cache without "
+                 "a mask");
+    return kvf_truncate(cache, sequence, tokens, stream);
+}
+
+kvf_status kvf_sequence_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                                 kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, cut(cache, sequence, tokens, stream));
 }
 
 void kvf_sequence_destroy(kvf_sequence *sequence)

@@ -10,6 +10,9 @@
  */
 
 #include "append.h"
+
+#include <string.h>
+
 #include "prefill_arena.h"
 
 /* ---- blocks and positions, on the host ---- */
@@ -66,15 +69,14 @@ void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const 
     uint32_t next = layer->length ? layer->positions[layer->length - 1] + 1 : 0;
     for (uint32_t i = 0; i < tokens; i++)
         layer->positions[layer->length + i] = positions ? positions[i] : next + i;
+    memset(layer->by_step + layer->length, 0, tokens);
     layer->length += tokens;
     layer->sealed = kvf_sealed_blocks(cache, layer->length);
 }
 
 /* ---- sealing ---- */
 
-/* Bits, sink, digests of the blocks that this call seals; the tables name their present place.
- */
-static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
+kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     const kvf_cache *cache = step->cache;
     const kvf_paging *p = &cache->dims.paging;
@@ -92,14 +94,20 @@ static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chu
     if (step->is_recorded) /* rows that seal nothing write no job */
         KVF_TRY(cache->device->ops->fill(step->stream, args.jobs, 0,
                                          digest.job_count * sizeof *args.jobs));
-    else
-        step->cache->host_counters[step->layer].bytes_to_host +=
-            step->sealed_blocks * kvf_block_bytes(p);
     KVF_TRY(KVF_LAUNCH(step, seal, args));
     const kvf_encode_args encode = {
         .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
     return kvf_has_codes(cache) ? KVF_LAUNCH(step, encode, encode)
                                 : KVF_LAUNCH(step, digest, digest);
+}
+
+/* The blocks that this call seals; the tables name their present place. */
+static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
+{
+    if (!step->is_recorded)
+        step->cache->host_counters[step->layer].bytes_to_host +=
+            step->sealed_blocks * kvf_block_bytes(&step->cache->dims.paging);
+    return kvf_step_digest(step, chunk_fault, chunk_first);
 }
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
@@ -172,7 +180,7 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
     const size_t bytes =
         (size_t)cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     if (!args->q) {
-        layer->queries = 0; /* what comes next is not contiguous with what is kept */
+        layer->queries = layer->queries_from = 0; /* what comes next does not follow what is kept */
         return KVF_OK;
     }
     const uint32_t first = layer->queries;
@@ -264,7 +272,7 @@ kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args, kvf
     const uint32_t base = layer->length, sealed_before = layer->sealed;
     kvf_append_note(cache, layer, args->tokens, args->positions);
     kvf_footprint_append(cache, args->sequence, args->layer, args->tokens);
-    layer->needs_exact = 1;
+    kvf_layer_needs_exact(layer, base);
     step.layer = args->layer;
     step.rows = 1;
     step.sequences = &args->sequence;
@@ -280,7 +288,7 @@ kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_
     KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
     const uint32_t base = layer->length, sealed_before = layer->sealed;
     kvf_append_note(cache, layer, args->tokens, args->positions);
-    layer->needs_exact = 1;
+    kvf_layer_needs_exact(layer, base);
     step.layer = args->layer;
     step.rows = 1;
     step.sequences = &args->sequence;

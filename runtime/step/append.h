@@ -29,6 +29,10 @@ KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args
 void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens,
                      const uint32_t *positions);
 
+/* Bits, sink and digests of blocks sealed_before .. sealed-1 of every row, read where the tables
+ * say. `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */
+KVF_CHECKED kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault,
+                                       uint32_t chunk_first);
 /* Seal: bits, sink and digests of the pages that this call completes, and their way from
  * the ring to the pool. Flip: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);

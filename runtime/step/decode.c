@@ -54,6 +54,7 @@ void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *se
         kvf_layer *layer = &args->sequences[b]->layers[args->layer];
         sealed_before[b] = layer->sealed;
         kvf_append_note(cache, layer, 1, args->positions ? args->positions + b : NULL);
+        layer->by_step[layer->length - 1] = 1;
         layer->queries++;
         cache->host_counters[args->layer].steps++;
         layer->is_due = kvf_refresh_is_due(cache, layer, layer->sealed);

@@ -184,7 +184,7 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
     const kvf_paging *p = &k->cache->dims.paging;
     const size_t bytes =
         (size_t)k->cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const uint32_t all = kvf_min_u32(k->layer->queries, p->query_window);
+    const uint32_t all = kvf_kept_queries(k->cache, k->layer);
     const uint32_t stay = common_end(k, all);
     if (stay == all)
         return KVF_OK;
@@ -194,6 +194,7 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
             ops->copy(k->stream, k->work.queries + i * bytes, row->queries + slot * bytes, bytes));
     }
     k->layer->queries = stay;
+    k->layer->queries_from = 0;
     return stay ? ops->copy(k->stream, row->queries, k->work.queries, stay * bytes) : KVF_OK;
 }
 
@@ -321,12 +322,13 @@ static kvf_status shorten(keeping *k)
     const uint32_t block_size = cache->dims.paging.block_size;
     const uint32_t front = common_front(k) / block_size;
     k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(cache, k->count));
-    if (layer->has_static)
+    if (layer->static_from)
         k->blocks = 0;
     KVF_TRY(own_blocks(k));
     KVF_TRY(start(k));
     note_positions(k);
-    layer->has_static = 0;
+    layer->static_from = 0;
+    layer->kept = k->count;
     layer->held = k->sealed;
     layer->length = k->blocks * block_size;
     layer->sealed = k->blocks;

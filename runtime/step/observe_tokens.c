@@ -35,7 +35,7 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
 {
-    const uint32_t kept = kvf_min_u32(layer->queries, cache->dims.paging.query_window);
+    const uint32_t kept = kvf_kept_queries(cache, layer);
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
     if (args->q) {

@@ -24,8 +24,8 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (state->has_share ? KVF_SAVED_HAS_SHARE : 0u) |
-                 (state->has_static ? KVF_SAVED_HAS_STATIC : 0u) |
+                 (state->share_from ? KVF_SAVED_HAS_SHARE : 0u) |
+                 (state->static_from ? KVF_SAVED_HAS_STATIC : 0u) |
                  (cache->tables.share ? KVF_SAVED_AUTO : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
@@ -33,6 +33,8 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .shadow_slots = cache->dims.shadow_slots,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
+        .queries_from = state->queries_from,
+        .kept = state->kept,
     };
 }
 

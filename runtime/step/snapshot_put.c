@@ -249,14 +249,19 @@ static void put_counts(const putting *p)
     const kvf_saved_layer *saved = p->l->saved;
     kvf_layer *layer = p->layer;
     layer->store = 0;
+    layer->kept = saved->kept;
+    memset(layer->by_step, 0, layer->length);
     if (!p->l->is_exact)
         return;
     layer->queries = saved->queries;
+    layer->queries_from = saved->queries_from;
     layer->since_refresh = saved->since_refresh;
     layer->steps = saved->steps;
     layer->needs_exact = (saved->flags & KVF_SAVED_NEEDS_EXACT) != 0;
-    layer->has_share = (saved->flags & KVF_SAVED_HAS_SHARE) != 0;
-    layer->has_static = (saved->flags & KVF_SAVED_HAS_STATIC) != 0;
+    /* A cut before here takes back what was chosen: how much before it was, the file does not say.
+     */
+    layer->share_from = saved->flags & KVF_SAVED_HAS_SHARE ? layer->length : 0;
+    layer->static_from = saved->flags & KVF_SAVED_HAS_STATIC ? layer->length : 0;
 }
 
 kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)

@@ -20,7 +20,7 @@ void kvf_step_rows_after(kvf_step *step)
     for (uint32_t b = 0; step->sequences && b < step->rows; b++) {
         kvf_layer *state = &step->sequences[b]->layers[step->layer];
         state->store ^= state->is_due;
-        state->has_static |= state->is_due;
+        state->static_from = state->is_due ? state->length : state->static_from;
         const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;
@@ -77,8 +77,9 @@ static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_l
         KVF_TRY(cache->device->ops->fill(step->stream, t->token_count, 0, bytes));
         KVF_TRY(cache->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
     }
-    layer->has_share = all->window && row->sealed * cache->dims.paging.block_size >
-                                          cache->dims.rest_tokens + cache->config.sink_tokens;
+    if (all->window && row->sealed * cache->dims.paging.block_size >
+                           cache->dims.rest_tokens + cache->config.sink_tokens)
+        layer->share_from = row->length;
     return KVF_LAUNCH(step, overlap, args);
 }
 
@@ -123,11 +124,13 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
                          .q = row->queries,
                          .limit = cache->tables.cover.limit,
                          .window = kvf_min_u32(row->query_count, cache->config.local_tokens)};
-    if (o.window < row->query_count) { /* more are kept, for pruning */
+    const uint32_t first = (row->query_slot + 1 + slots - o.window) % slots;
+    if (o.window && o.window < slots &&
+        first) { /* more are kept, for pruning, or a cut lost some */
         o.limit = NULL;
         o.limit_first = row->length - o.window;
         o.ring_slots = slots;
-        o.ring_first = (row->query_slot + 1 + slots - o.window) % slots;
+        o.ring_first = first;
     }
     return o;
 }
@@ -148,7 +151,7 @@ kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
     kvf_layer *layer = &step->sequences[index]->layers[step->layer];
     const kvf_observation all = newest_queries(step, index, false);
     cache->host_counters[step->layer].refreshes++;
-    if (cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->has_share)
+    if (cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));
     KVF_TRY(put(step, scores));
@@ -160,7 +163,7 @@ kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
     kvf_cache *cache = step->cache;
     kvf_layer *layer = &step->sequences[index]->layers[step->layer];
     const bool chooses_share =
-        cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->has_share;
+        cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
     const bool is_exact =
         layer->needs_exact || chooses_share || cache->config.refresh == KVF_REFRESH_EXACT;
     const kvf_observation all = newest_queries(step, index, !is_exact);

@@ -141,6 +141,7 @@ void check_resolve(check *c);
 void check_publish(check *c);
 void check_move(check *c);
 void check_ahead(check *c);
+void check_drop(check *c);
 void check_convert(check *c);
 void check_lists(check *c);
 void check_spans(check *c);

@@ -2,7 +2,7 @@
 
 /*
  * Kernels that serve the transfer of pages against their references: publish, move, writeback,
- * ahead, frame. Bit for bit.
+ * ahead, drop, frame. Bit for bit.
  *
  * Knows nothing of links and threads: what a host thread may see of a running kernel is for the
  * tests of the offload folder.
@@ -150,6 +150,39 @@ static void ahead_case(check *c)
     CHECK_BOTH(c, ahead, &a);
 }
 
+static void drop_case(check *c)
+{
+    if (!check_begin(c))
+        return;
+    check_rows w;
+    check_rows_make(
+        c, &w,
+        &(check_rows_config){.rows = 1 + check_below(c, 4), .blocks_max = 12, .pool_blocks = 4});
+    check_rows_describe(c, &w, "drop");
+    const uint32_t lists = w.rows * w.p.lists, pages = w.p.pages_max;
+    kvf_drop_args a = {
+        .paging = w.p, .rows = w.rows, .slots = 1 + check_below(c, 300), .row = w.row};
+    a.slot_of_page = check_out(c, (size_t)lists * pages * sizeof *a.slot_of_page);
+    a.page_of_slot = check_out(c, (size_t)lists * a.slots * sizeof *a.page_of_slot);
+    memset(a.slot_of_page, 0xff, (size_t)lists * pages * sizeof *a.slot_of_page);
+    memset(a.page_of_slot, 0xff, (size_t)lists * a.slots * sizeof *a.page_of_slot);
+    for (uint32_t l = 0; l < lists; l++)
+        for (uint32_t i = 0; i < kvf_min_u32(pages, a.slots); i++) {
+            const uint32_t slot = (i * 7 + l) % a.slots, page = check_below(c, pages);
+            int32_t *of_page = a.slot_of_page + (size_t)l * pages + page;
+            int32_t *of_slot = a.page_of_slot + (size_t)l * a.slots + slot;
+            if (*of_page >= 0 || *of_slot >= 0)
+                continue;
+            *of_page = (int32_t)slot;
+            *of_slot = (int32_t)page;
+        }
+    for (uint32_t b = 0; b < w.rows; b++)
+        check_track(c, "store_count", w.row[b].store_count, w.p.kv_heads * sizeof(uint32_t));
+    check_track(c, "slot_of_page", a.slot_of_page, (size_t)lists * pages * sizeof(int32_t));
+    check_track(c, "page_of_slot", a.page_of_slot, (size_t)lists * a.slots * sizeof(int32_t));
+    CHECK_BOTH(c, drop, &a);
+}
+
 static void frame_case(check *c)
 {
     if (!check_begin(c))
@@ -175,6 +208,12 @@ void check_ahead(check *c)
 {
     for (uint32_t i = 0; i < 16; i++)
         ahead_case(c);
+}
+
+void check_drop(check *c)
+{
+    for (uint32_t i = 0; i < 16; i++)
+        drop_case(c);
 }
 
 void check_recorded(check *c)

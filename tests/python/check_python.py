@@ -125,6 +125,29 @@ class Attention(Base):
                 sequence.save(pathlib.Path(folder) / "none" / "file").wait()
             self.assertEqual(caught.exception.foreign, errno.ENOENT)
 
+    def test_tokens_are_taken_back(self):
+        cache = self.cache()
+        sequence = cache.sequence()
+        kept, dropped = self.qkv(300), self.qkv(40)
+        cache.prefill(sequence, *kept)
+        cache.prefill(sequence, *dropped)
+        sequence.truncate(300)
+        self.assertEqual(len(sequence), 300)
+        token, other = self.qkv(1), self.cache()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "sequence"
+            sequence.save(path).wait()
+            restored = other.restore(path)
+        got = cache.decode(sequence, *token)
+        np.testing.assert_array_equal(got, other.decode(restored, *token))
+        sequence.truncate(0)
+        cache.prefill(sequence, *kept)
+        np.testing.assert_array_equal(got, cache.decode(sequence, *token))
+        with self.assertRaisesRegex(kvferry.Invalid, "the sequence ends at position 301"):
+            sequence.truncate(302)
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens = -1"):
+            sequence.truncate(-1)
+
     def test_batch_of_different_lengths_equals_single_runs(self):
         alone, together = self.cache(), self.cache(sequences_max=3)
         prompts = [self.qkv(n) for n in (40, 300, 131)]

@@ -239,6 +239,22 @@ static kvf_status play_decode(stage *st, const scene *s, float *out)
     return status;
 }
 
+/* Steps that seal a block, refresh and are taken back. */
+static kvf_status play_truncate(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = prefill_all(&a);
+    for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++)
+        status = decode_token(&a, PROMPT + i);
+    if (status == KVF_OK)
+        status = kvf_sequence_truncate(a.cache, a.s[0], PROMPT / 2 + 1, a.stream);
+    if (status == KVF_OK)
+        status = decode_token(&a, PROMPT);
+    return close_actors(&a, status, out);
+}
+
 /* Statistics are read while everything is alive; they have no status, so only the rest counts. */
 static kvf_status play_stats(stage *st, const scene *s, float *out)
 {
@@ -428,6 +444,7 @@ const scene refresh_scene = {"exact refresh", play_decode, by_exact_refresh};
 const scene custom_scene = {"custom policy", play_decode, custom};
 const scene pages_scene = {"page lists", play_pages, without_static};
 const scene record_scene = {"recorded decode", play_recording, recordable};
+const scene truncate_scene = {"truncate", play_truncate, NULL};
 const scene stats_scene = {"statistics", play_stats, NULL};
 const scene link_scene = {"link", play_link, NULL};
 

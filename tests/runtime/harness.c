@@ -136,6 +136,24 @@ void *test_v(const test_tokens *t, uint32_t layer, uint32_t token)
     return row_of(t, t->v, t->kv_heads, layer, token);
 }
 
+void test_branches_make(test_tokens branch[2], const kvf_cache_config *c, uint32_t count,
+                        uint32_t common, uint64_t seed)
+{
+    for (uint32_t b = 0; b < 2; b++)
+        test_tokens_make(
+            &branch[b], c,
+            &(test_tokens_spec){.count = count, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
+    const size_t size = test_dtype_bytes(c->dtype) * c->head_dim;
+    for (uint32_t layer = 0; layer < c->layers; layer++) {
+        memcpy(test_q(&branch[1], layer, 0), test_q(&branch[0], layer, 0),
+               common * c->query_heads * size);
+        memcpy(test_k(&branch[1], layer, 0), test_k(&branch[0], layer, 0),
+               common * c->kv_heads * size);
+        memcpy(test_v(&branch[1], layer, 0), test_v(&branch[0], layer, 0),
+               common * c->kv_heads * size);
+    }
+}
+
 kvf_cache_config test_config_small(void)
 {
     kvf_cache_config c;

@@ -70,6 +70,9 @@ typedef struct test_tokens_spec {
 
 void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec);
 void test_tokens_free(test_tokens *t);
+/* Two token strings that agree in the first `common` tokens. */
+void test_branches_make(test_tokens branch[2], const kvf_cache_config *c, uint32_t count,
+                        uint32_t common, uint64_t seed);
 void *test_q(const test_tokens *t, uint32_t layer, uint32_t token);
 void *test_k(const test_tokens *t, uint32_t layer, uint32_t token);
 void *test_v(const test_tokens *t, uint32_t layer, uint32_t token);

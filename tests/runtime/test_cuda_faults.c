@@ -194,6 +194,7 @@ int main(void)
         SCENE(custom_scene),
         SCENE(pages_scene),
         SCENE(record_scene),
+        SCENE(truncate_scene),
         SCENE(stats_scene),
         SCENE(link_scene),
     };

@@ -154,6 +154,11 @@ static void one_change(herd *h)
             test_ok(&h->w, kvf_sequence_fork(h->w.cache, parent, h->w.stream, s));
         else
             test_ok(&h->w, kvf_sequence_create(h->w.cache, s));
+    } else if (what == 1) {
+        uint32_t end = kvf_sequence_length(*s, 0);
+        end = kvf_max_u32(end, kvf_sequence_length(*s, 1));
+        test_ok(&h->w, kvf_sequence_truncate(h->w.cache, *s, test_random_below(&h->r, end + 1),
+                                             h->w.stream));
     } else if (what == 0) {
         kvf_sequence_destroy(*s);
         *s = NULL;

@@ -37,25 +37,6 @@ static void prefill_all(test_world *w, const line *l, uint32_t count)
                      &(test_range){.layer = layer, .count = count, .chunk = 128}, NULL);
 }
 
-/* Two token strings that agree in the first `common` tokens. */
-static void make_branches(test_tokens branch[2], const kvf_cache_config *c, uint32_t count,
-                          uint32_t common, uint64_t seed)
-{
-    for (uint32_t b = 0; b < 2; b++)
-        test_tokens_make(
-            &branch[b], c,
-            &(test_tokens_spec){.count = count, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
-    const size_t size = test_dtype_bytes(c->dtype) * c->head_dim;
-    for (uint32_t layer = 0; layer < c->layers; layer++) {
-        memcpy(test_q(&branch[1], layer, 0), test_q(&branch[0], layer, 0),
-               common * c->query_heads * size);
-        memcpy(test_k(&branch[1], layer, 0), test_k(&branch[0], layer, 0),
-               common * c->kv_heads * size);
-        memcpy(test_v(&branch[1], layer, 0), test_v(&branch[0], layer, 0),
-               common * c->kv_heads * size);
-    }
-}
-
 typedef struct fork_case {
     kvf_cache_config cc;
     uint32_t prompt, before, order; /* order: 0 parent dies first, 1 child dies first */
@@ -69,7 +50,7 @@ static void check_fork(const fork_case *f, uint64_t seed)
     const size_t row = (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(f->cc.dtype);
     const size_t bytes = row * f->cc.layers * steps;
     test_tokens branch[2];
-    make_branches(branch, &f->cc, total, common, seed);
+    test_branches_make(branch, &f->cc, total, common, seed);
     char *alone = malloc(2 * bytes), *forked = malloc(2 * bytes);
     char *scratch = malloc(row * f->cc.layers * (f->before + 1));
     assert_true(alone && forked && scratch);

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Cutting the newest tokens off a sequence, so that what comes next is as if they had never been.
+ *
+ * Knows nothing of who wants it. A block that was sealed and is cut lies in the window again: its
+ * tokens come back from the pool to the ring, its digest and its slots are gone. Blocks of the pool
+ * are only given back, never written, so forks are not touched and nothing can be refused for want
+ * of room. A cut within the window changes nothing on the device.
+ *
+ * A static set that was chosen before the cut stays, with its age. One that dropped queries have
+ * chosen is dissolved: the next step chooses another with all keys, as after a prefill.
+ */
+
+#include "truncate.h"
+
+#include "ahead.h"
+#include "append.h"
+#include "fork.h"
+#include "prefill_arena.h"
+#include "sequence.h"
+
+/* Tokens of a layer that stay: positions ascend. */
+static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
+{
+    uint32_t length = layer->length;
+    while (length && layer->positions[length - 1] >= tokens)
+        length--;
+    return length;
+}
+
+static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, uint32_t tokens)
+{
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(layer, tokens);
+        if (layer->length)
+            end = kvf_max_u32(end, layer->positions[layer->length - 1] + 1);
+        if (length && length < layer->kept)
+            KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                     "tokens = %u: layer %u holds what a prune policy chose of the positions below "
+                     "%u, per KV head its own tokens; cut behind them, cut all, or fork before "
+                     "pruning",
+                     tokens, i, layer->positions[layer->kept - 1] + 1);
+    }
+    if (tokens > end)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "tokens = %u: the sequence ends at position %u; give that or less", tokens, end);
+    return KVF_OK;
+}
+
+/* ---- on the host ---- */
+
+static uint32_t steps_of(const kvf_layer *layer, uint32_t first)
+{
+    uint32_t steps = 0;
+    for (uint32_t i = first; i < layer->length; i++)
+        steps += layer->by_step[i];
+    return steps;
+}
+
+/* Queries of the tokens that stay; the ring has overwritten those before. */
+static void cut_queries(kvf_cache *cache, kvf_layer *layer, uint32_t dropped)
+{
+    const uint32_t kept = kvf_kept_queries(cache, layer);
+    if (dropped < kept) {
+        layer->queries_from = layer->queries - kept;
+        layer->queries -= dropped;
+    } else {
+        layer->queries = layer->queries_from = 0;
+    }
+}
+
+static void cut_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t index, uint32_t length)
+{
+    kvf_layer *layer = &sequence->layers[index];
+    const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(cache, length);
+    for (uint32_t p = sealed; p < layer->sealed; p++)
+        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+    cut_queries(cache, layer, layer->length - length);
+    layer->length = length;
+    layer->sealed = sealed;
+    layer->steps -= kvf_min_u32(steps, layer->steps);
+    layer->since_refresh -= kvf_min_u32(steps, layer->since_refresh);
+    if (layer->needs_exact && length <= layer->exact_from)
+        layer->needs_exact = 0;
+    if (layer->share_from > length)
+        layer->share_from = 0;
+    kvf_footprint_cut(cache, sequence, index);
+}
+
+/* ---- on the device ---- */
+
+/* Blocks that are in the window again, from the pool. */
+static kvf_status bring_window(kvf_step *step, kvf_sequence *sequence, uint32_t index,
+                               uint32_t sealed_before)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_row *row = &step->row_host[index];
+    const uint32_t end = kvf_min_u32(sealed_before, kvf_row_blocks(p, row));
+    if (row->sealed < sealed_before)
+        KVF_TRY(kvf_arena_shorten(step, sequence, index, row->sealed));
+    for (uint32_t b = row->sealed; b < end; b++)
+        KVF_TRY(cache->device->ops->copy(
+            step->stream, kvf_row_ring_block(p, row, b),
+            kvf_page_pool_device(&cache->pool, sequence->layers[index].blocks[b]),
+            kvf_block_bytes(p)));
+    return KVF_OK;
+}
+
+static kvf_status drop(kvf_step *step, const kvf_sequence *sequence, const kvf_residency *residency)
+{
+    const kvf_cache *cache = step->cache;
+    const uint32_t list = (uint32_t)kvf_row_number(cache, sequence, 0) * cache->dims.paging.lists;
+    const kvf_drop_args args = {.paging = cache->dims.paging,
+                                .rows = step->rows,
+                                .slots = residency->slots,
+                                .row = step->row,
+                                .slot_of_page = kvf_residency_slot_of_page(residency, list),
+                                .page_of_slot = kvf_residency_page_of_slot(residency, list)};
+    return KVF_LAUNCH(step, drop, args);
+}
+
+/* Every layer is cut on the host as its rows are made. */
+static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t tokens)
+{
+    kvf_cache *cache = step->cache;
+    KVF_TRY(kvf_ahead_settle(step));
+    step->rows = cache->config.layers;
+    kvf_fork_take(step);
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(layer, tokens), sealed = layer->sealed;
+        if (length && length < layer->length)
+            cut_layer(cache, sequence, i, length);
+        step->row_host[i] = kvf_step_row(cache, sequence, i);
+        KVF_TRY(bring_window(step, sequence, i, sealed));
+    }
+    /* What is not sealed lies in the ring: sealed_before == sealed. */
+    const kvf_table_args table = {
+        .paging = cache->dims.paging, .rows = step->rows, .row = step->row};
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(KVF_LAUNCH(step, table, table));
+    KVF_TRY(drop(step, sequence, &cache->residency));
+    return cache->dims.shadow_slots ? drop(step, sequence, &cache->shadow) : KVF_OK;
+}
+
+static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                                kvf_stream *stream)
+{
+    kvf_step step;
+    KVF_TRY(kvf_step_begin(cache, stream, &step));
+    return kvf_step_end(&step, enqueue_cut(&step, sequence, tokens));
+}
+
+/* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
+static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
+{
+    const kvf_cache *cache = step->cache;
+    KVF_TAKE(step, step->row_host, step->row, step->rows);
+    step->row_host[0] = kvf_step_row(cache, step->sequences[0], step->layer);
+    step->row_host[0].sealed_before = first;
+    step->row_host[0].sealed = end;
+    step->sealed_blocks = end - first;
+    KVF_TRY(kvf_step_send(step));
+    if (first == 0)
+        KVF_TRY(cache->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
+                                         cache->config.kv_heads * sizeof(uint32_t)));
+    return step->sealed_blocks ? kvf_step_digest(step, NULL, 0) : KVF_OK;
+}
+
+static kvf_status dissolve(kvf_cache *cache, kvf_sequence *sequence, uint32_t index,
+                           kvf_stream *stream)
+{
+    kvf_layer *layer = &sequence->layers[index];
+    uint32_t first = 0;
+    do {
+        const uint32_t end = kvf_min_u32(first + cache->dims.chunk_blocks, layer->sealed);
+        kvf_step step;
+        KVF_TRY(kvf_step_begin(cache, stream, &step));
+        step.layer = index;
+        step.rows = 1;
+        step.sequences = &sequence;
+        KVF_TRY(kvf_step_end(&step, enqueue_again(&step, first, end)));
+        first = end;
+    } while (first < layer->sealed);
+    layer->static_from = 0;
+    layer->since_refresh = 0;
+    layer->needs_exact = 1;
+    layer->exact_from = 0;
+    return KVF_OK;
+}
+
+kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                        kvf_stream *stream)
+{
+    bool unseals = false;
+    KVF_TRY(check(cache, sequence, tokens));
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(layer, tokens);
+        unseals |= length && kvf_sealed_blocks(cache, length) < layer->sealed;
+    }
+    if (unseals)
+        KVF_TRY(cut_on_device(cache, sequence, tokens, stream));
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(layer, tokens);
+        if (length == 0 && layer->length) {
+            kvf_layer_clear(sequence, i);
+            kvf_footprint_cut(cache, sequence, i);
+        } else if (length < layer->length) {
+            cut_layer(cache, sequence, i, length);
+        }
+        if (layer->static_from > layer->length)
+            KVF_TRY(dissolve(cache, sequence, i, stream));
+    }
+    return KVF_OK;
+}

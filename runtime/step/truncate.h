@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_TRUNCATE_H
+#define KVF_RUNTIME_TRUNCATE_H
+
+/*
+ * Cutting the newest tokens off a sequence of a cache without streaming heads.
+ */
+
+#include "step.h"
+
+/* Of every layer, tokens at positions below `tokens` stay; arguments but `tokens` were checked. */
+KVF_CHECKED kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                                    kvf_stream *stream);
+
+#endif
