@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`kvferry run --prompts` and `--samples` from outside: every answer is what `kvferry run` gives for
-its prompt alone, token by token, whatever runs beside it; and what is refused or interrupted.
+its prompt alone, token by token, whatever runs beside it; long answers; and what is refused or
+interrupted.
 
 usage: check_batch.py KVFERRY RECALL_MODEL
 """
@@ -177,6 +178,27 @@ def check_refused(chat):
     chat.check("a chat needs a template", "no chat template" in err and "line 1" in err, err)
 
 
+def check_long(chat):
+    """A short prompt, a long answer: refreshes come when they are due, pages grow on the host
+    alone, and the budget holds."""
+    chat.write()
+    told = []
+    for n in (300, 1150):
+        stats = chat.save("stats", "")
+        chat.run("--budget", "256", "--select", "hybrid", "--prompt", "quiet river", "-n", str(n),
+                 "--temperature", "1", "--ignore-eos", "--stats", stats)
+        with open(stats, encoding="utf-8") as f:
+            told.append(json.load(f))
+        # From the first block that left the window of 64 tokens on, every 128 steps in 4 layers.
+        chat.check("refreshes are where they should be", told[-1]["refreshes"] ==
+                   4 * ((n - 96) // 128 + 1), n, told[-1]["refreshes"])
+    short, long = told
+    chat.check("pages grow on the host alone", long["device_kv_bytes"] == short["device_kv_bytes"]
+               and long["host_kv_bytes"] > 3 * short["host_kv_bytes"], short, long)
+    chat.check("the budget holds", long["tokens_attended_per_head_step"] < 256 and
+               len(long["tpot_ms_by_1000"]) == 1 and short["tpot_ms_by_1000"] == [], long)
+
+
 def check_interrupted(chat):
     """Ctrl-C: what was generated is out, and statistics are written."""
     chat.write()
@@ -242,7 +264,7 @@ def check_interrupted_prefill(chat):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        for check in (check_prompts, check_samples, check_pruned, check_chat, check_refused,
+        for check in (check_prompts, check_samples, check_pruned, check_chat, check_refused, check_long,
                       check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
