@@ -96,9 +96,9 @@ typedef struct kvf_prune_settings {
     kvf_pivot pivot;               /**< structkv; CALIBRATED and FIXED take `layer` */
     uint32_t block_tokens;         /**< structkv: keep and propagate whole blocks; 0 = tokens */
     uint32_t layer_min;            /**< asl: first layer that may be chosen; AUTO = layers / 3.
-                                      structkv, online: scores of earlier layers do not compete;
-                                      its default is 0, all compete */
-    uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2 */
+                                      structkv, online: scores of earlier layers do not compete */
+    uint32_t layer_max;            /**< structkv, asl: chosen at the latest; AUTO = layers - 2, but
+                                      for asl as published: none in one pass, the last in two */
     uint32_t layers_observed;      /**< asl: L_obs */
     float threshold;               /**< asl: tau */
     uint32_t two_pass;             /**< asl: run again from layer 0 with the propagated tokens */

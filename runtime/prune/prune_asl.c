@@ -8,12 +8,14 @@
  * A layer's candidates are ranked by their scores, summed over KV heads: 1 for the best. From
  * layer_min on, over the last layers_observed layers: of the tokens that are among the best in any
  * of them, the mean over tokens of the variance of the rank over layers. Once that is below
- * threshold times what it was at the first layer looked at, or at layer_max, this layer's best and
- * the window are all that deeper layers get. A `layer` that is given is taken without the rule.
+ * threshold times what it was at the first layer looked at, this layer's best and the window are
+ * all that deeper layers get. If that never happens, one pass chooses no layer and two passes the
+ * last one, as published, or layer_max, if it is given, is chosen. A `layer` that is given is taken
+ * without the rule.
  *
- * One pass: up to the chosen layer every KV head keeps what SnapKV would, or all (keep = 1); deeper
- * layers keep all that they get. Two passes: the chosen tokens, in their order, are a new prompt,
- * of which everything is kept. A prompt that fits into the budget is not pruned.
+ * One pass: every KV head keeps what SnapKV would, or all (keep = 1), of the prompt, or behind the
+ * chosen layer of what it gets. Two passes: the chosen tokens, in their order, are a new prompt, of
+ * which everything is kept. A prompt that fits into the budget is not pruned.
  *
  * Ranks of the layers observed are the only state of size; they are not looked at again after the
  * choice. A first variance of 0 leaves no ratio below any threshold, as in the published code.
@@ -35,28 +37,34 @@ typedef struct asl_state {
     double first_variance;
     uint32_t has_first;
     uint32_t is_chosen;
-    uint32_t is_idle; /* the whole prompt fits into the budget */
+    uint32_t is_bounded; /* less is kept than was propagated */
+    uint32_t is_idle;    /* the whole prompt fits into the budget */
 } asl_state;
 
 /* Layers that matter; with a given layer, or without room for the rule, `last` is all. */
 typedef struct asl_layers {
     uint32_t ranked; /* the first whose ranks are needed */
     uint32_t judged; /* the first that the rule may choose */
-    uint32_t last;   /* chosen at the latest */
+    uint32_t last;   /* that the rule may choose */
+    bool falls_back; /* it is chosen if no other was */
 } asl_layers;
 
 static asl_layers asl_layers_of(const kvf_prune_settings *settings, uint32_t layers)
 {
     const uint32_t observed = settings->layers_observed;
     if (settings->layer != KVF_PRUNE_LAYER_AUTO)
-        return (asl_layers){settings->layer, settings->layer, settings->layer};
-    asl_layers at = {0};
-    at.last = settings->layer_max != KVF_PRUNE_LAYER_AUTO ? settings->layer_max
-              : layers > 2                                ? layers - 2
-                                                          : 0;
+        return (asl_layers){settings->layer, settings->layer, settings->layer, true};
+    asl_layers at = {.falls_back = settings->two_pass};
+    at.last = settings->two_pass ? layers - 1 : layers > 2 ? layers - 2 : 0;
+    if (settings->layer_max != KVF_PRUNE_LAYER_AUTO) {
+        at.last = settings->layer_max;
+        at.falls_back = true;
+    }
     at.judged = settings->layer_min != KVF_PRUNE_LAYER_AUTO ? settings->layer_min : layers / 3;
-    at.judged = kvf_min_u32(kvf_max_u32(at.judged, observed - 1), at.last);
-    at.ranked = at.judged == at.last ? at.last : at.judged - (observed - 1);
+    at.judged = kvf_max_u32(at.judged, observed - 1);
+    at.ranked = at.judged - (observed - 1);
+    if (at.judged > at.last || (at.judged == at.last && at.falls_back))
+        at.judged = at.ranked = at.falls_back ? at.last : layers; /* without the rule */
     return at;
 }
 
@@ -81,8 +89,11 @@ static size_t asl_state_bytes(const kvf_prune_settings *settings, const kvf_prun
     return sizeof(asl_state) + (rows + 2) * shape->tokens_max * sizeof(uint32_t);
 }
 
-static bool keeps_some(const kvf_prune_settings *settings)
+/* Whether KV heads may keep fewer tokens than the layer gets. */
+static bool keeps_some(const kvf_prune_settings *settings, const asl_state *s)
 {
+    if (s->is_chosen)
+        return s->is_bounded;
     return !settings->two_pass && (settings->keep_tokens || settings->keep < 1.0f);
 }
 
@@ -92,10 +103,12 @@ static uint32_t asl_needs(const kvf_prune_view *view)
     const asl_state *s = view->state;
     const asl_layers at = asl_layers_of(settings, view->layers);
     const bool propagates = settings->propagate_tokens || settings->propagate < 1.0f;
-    if (view->pass || s->is_chosen)
+    if (view->pass)
         return KVF_PRUNE_NOTHING;
-    if (keeps_some(settings))
+    if (keeps_some(settings, s))
         return KVF_PRUNE_SCORES;
+    if (s->is_chosen)
+        return KVF_PRUNE_NOTHING;
     const bool is_ranked = view->layer >= at.ranked && view->layer <= at.last;
     return propagates && !s->is_idle && is_ranked ? KVF_PRUNE_SCORES : KVF_PRUNE_NOTHING;
 }
@@ -192,14 +205,14 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     const asl_layers at = asl_layers_of(settings, view->layers);
     const bool is_given = settings->layer != KVF_PRUNE_LAYER_AUTO;
     const uint32_t rows = is_given ? 1 : settings->layers_observed;
-    if (view->pass || s->is_chosen)
+    if (view->pass || view->candidates == 0)
+        return;
+    if (keeps_some(settings, s))
+        kvf_answer_keep_top(view, kvf_keep_count(settings, view->prompt), answer);
+    if (s->is_chosen)
         return;
     const uint32_t budget = kvf_propagate_count(settings, view->tokens);
     s->is_idle = budget >= view->tokens;
-    if (view->candidates == 0)
-        return;
-    if (keeps_some(settings))
-        kvf_answer_keep_top(view, kvf_keep_count(settings, view->tokens), answer);
     const uint32_t window = view->tokens - view->candidates, n = view->candidates;
     if (s->is_idle || view->layer < at.ranked || view->layer > at.last)
         return;
@@ -208,7 +221,7 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     uint32_t *ranks = (uint32_t *)(s + 1), *row = ranks + (size_t)(view->layer % rows) * n;
     uint32_t *keys = ranks + (size_t)rows * n, *order = keys + n;
     rank_candidates(view, keys, order, row);
-    bool is_chosen = view->layer == at.last;
+    bool is_chosen = view->layer == at.last && at.falls_back;
     if (!is_chosen && view->layer >= at.judged)
         is_chosen = has_settled(settings, s, rank_variance(ranks, rows, n, n, best));
     if (!is_chosen)
@@ -217,6 +230,8 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     answer->is_chosen = 1;
     answer->restart = settings->two_pass;
     propagate_best(view, row, best, answer);
+    s->is_bounded =
+        !settings->two_pass && kvf_keep_count(settings, view->prompt) < answer->propagate_count;
 }
 
 const kvf_prune_policy kvf_prune_asl = {

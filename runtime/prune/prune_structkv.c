@@ -16,7 +16,10 @@
  * The pivot: a given layer (fixed, or from a calibration over all layers, see
  * structkv_transition.h), or online: the transition score of all layers so far, scaled by what was
  * seen so far; the layer at which the highest is followed by two that do not exceed it, or
- * layer_max. layer_min 0 is the paper's rule; above it, scores of earlier layers do not compete. A
+ * layer_max. Scores of layers before layer_min do not compete. The paper takes the highest of all
+ * layers, which nobody knows in time, and reports pivots at 12 to 28; without a layer_min the fall
+ * of entropy behind the first layer wins in models where it is steep, since few layers were scaled
+ * by then. A calibration over all layers is no certainty either: peaks may be near each other. A
  * `layer` that is set counts whatever `pivot` says.
  */
 
@@ -207,7 +210,7 @@ const kvf_prune_policy kvf_prune_structkv = {
     .source = "StructKV: global in-degree centrality, dynamic pivot detection, structural "
               "propagation and decoupling",
     .settings = "keep=0.1 keep_tokens propagate=0.2 propagate_tokens window=8 pool=max "
-                "pool_width=7 group_reduce window_mean layer layer_min=0 layer_max decay weights "
+                "pool_width=7 group_reduce window_mean layer layer_min layer_max decay weights "
                 "mass_share pivot block_tokens",
     .reach = KVF_PRUNE_REACH_PROPAGATE,
     .check = structkv_check,

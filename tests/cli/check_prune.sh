@@ -104,6 +104,12 @@ try 0 $run --prune structkv --pivot online --prune-set weights=1,0,0 --stats s.j
 json s.json 'p["settings"]["weights"] == [1, 0, 0] and p["chosen_layer"] is not None'
 try 0 $run --prune asl --two-pass --prune-set layers_observed=2 --propagate 100tok --stats s.json
 json s.json 'p["settings"]["two_pass"] == 1 and p["tokens_held"] == [100] * 4'
+json s.json 'p["chosen_layer"] == 3'
+try 0 $run --prune asl --keep 1 --propagate 100tok --stats s.json
+json s.json 'p["chosen_layer"] is None and p["compute_rate"] == 1'
+try 0 $run --prune asl --prune-layer 1 --keep 80tok --propagate 200tok --retention evict --stats s.json
+json s.json 'p["tokens_held"] == [80] * 4 and p["chosen_layer"] == 1'
+try 0 $run --prune structkv --stats s.json; json s.json 'p["settings"]["layer_min"] == "auto"'
 try 0 $run --prune snapkv --dry-run; says '^  pruning '; silent
 
 # chunks, with and without eviction

@@ -96,16 +96,23 @@ class Asl:
         self.s, self.layers = s, layers
         self.ranks, self.initial, self.done = {}, None, False
         self.ratios = {}
-        self.latest = s["layer_max"] if s["layer_max"] != AUTO else max(layers - 2, 0)
+        self.falls_back = bool(s["two_pass"]) or s["layer_max"] != AUTO
+        self.latest = (s["layer_max"] if s["layer_max"] != AUTO else
+                       layers - 1 if s["two_pass"] else max(layers - 2, 0))
+        self.prompt = None
         self.earliest = s["layer_min"] if s["layer_min"] != AUTO else layers // 3
 
     def budget(self, n):
         s = self.s
         return min(s["propagate_tokens"] or share_of(n, s["propagate"]), n)
 
-    def keep(self, scores, n):
+    def keeps(self, n):
+        """How many of n tokens."""
         s = self.s
-        capacity = s["keep_tokens"] or share_of(n, s["keep"])
+        return n if s["two_pass"] else min(s["keep_tokens"] or share_of(self.prompt, s["keep"]), n)
+
+    def keep(self, scores, n):
+        s, capacity = self.s, self.keeps(n)
         if s["two_pass"] or max(capacity, s["window"]) >= n:
             return None
         m = scores.shape[1]
@@ -127,9 +134,10 @@ class Asl:
     def step(self, layer, scores):
         s, m = self.s, scores.shape[1]
         n = m + s["window"]
-        if self.done:
-            return None, None, False, False
+        self.prompt = self.prompt or n
         keep = self.keep(scores, n)
+        if self.done:
+            return keep, None, False, False
         k = min(max(self.budget(n), s["window"]) - s["window"], m)
         if self.budget(n) >= n:
             return keep, None, False, False
@@ -137,8 +145,9 @@ class Asl:
         order = np.argsort(-total, kind="stable")
         self.ranks[layer] = np.empty(m, np.int64)
         self.ranks[layer][order] = np.arange(1, m + 1)
-        chosen = layer == (self.latest if s["layer"] == AUTO else s["layer"])
-        if (s["layer"] == AUTO and not chosen and layer >= self.earliest
+        chosen = layer == s["layer"] or (s["layer"] == AUTO and layer == self.latest and
+                                         self.falls_back)
+        if (s["layer"] == AUTO and not chosen and self.earliest <= layer <= self.latest
                 and layer + 1 >= s["layers_observed"]):
             self.ratios[layer] = self.ratio(layer, k)
             chosen = self.ratios[layer] < np.float64(np.float32(s["threshold"]))
@@ -187,8 +196,8 @@ def run_asl(probe, what, s, prompts, layers, kv_heads):
         for i, (prompt, model) in enumerate(zip(prompts, models)):
             n = prompt.shape[2] + s["window"]
             wants = probe.needs(i, layer)
-            if model.done and wants:
-                sys.exit("%s: layer %d still measures" % (what, layer))
+            if model.done and bool(wants) != (model.keeps(tokens[i]) < tokens[i]):
+                sys.exit("%s: layer %d measures %d behind the choice" % (what, layer, wants))
             if not wants and s["keep_tokens"] and not s["two_pass"] and not model.done:
                 sys.exit("%s: layer %d measures nothing" % (what, layer))
             scores = prompt[layer][:, :max(tokens[i] - s["window"], 0)]
