@@ -65,8 +65,8 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_sav
 KVF_API int kvf_save_is_done(const kvf_save *save);
 
 /**
- * Wait for the file, and end the save. Finish it before its cache is closed. The file is there
- * if and only if this returns KVF_OK.
+ * Wait for the file, and end the save. Finish it before its cache is closed; it is a call on the
+ * cache like any other. If it returns KVF_OK the file is there, whole and durable.
  *
  * @param error   filled on failure; may be NULL
  * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC or EIO: nothing was saved, what was there

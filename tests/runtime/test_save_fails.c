@@ -102,6 +102,25 @@ static void set_plan(uint32_t at, int what, uint32_t always)
     plan.always = always;
 }
 
+/* ---- memory that ends once ---- */
+
+static _Atomic int memory_for; /* so many pieces of memory, and then one is refused; 0 = no end */
+
+static void *alloc(void *user, size_t bytes, size_t alignment)
+{
+    (void)user;
+    void *pointer = NULL;
+    if (atomic_load(&memory_for) > 0 && atomic_fetch_sub(&memory_for, 1) == 1)
+        return NULL;
+    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
+}
+
+static void release(void *user, void *pointer)
+{
+    (void)user;
+    free(pointer);
+}
+
 /* ---- a small world ---- */
 
 #define TOKENS 60u
@@ -115,7 +134,8 @@ typedef struct fail_world {
 static void open_world(fail_world *f, uint32_t extent_bytes)
 {
     kvf_cache_config config = save_config(&save_cases[0]);
-    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime_config rc = test_runtime_config();
+    rc.allocator = (kvf_allocator){.alloc = alloc, .free = release};
     config.head_dim = 32;
     config.tokens_max = 128;
     test_seams.extent_bytes = extent_bytes;
@@ -228,51 +248,58 @@ static int refuse_one(void *user, const char *what)
     return atomic_load(&refuse_in) > 0 && atomic_fetch_sub(&refuse_in, 1) == 1;
 }
 
+/* Saves, or restores, until nothing is refused any more: `left` is set to 1, 2, ... before each.
+ * Returns how many were refused. */
+static uint32_t refuse_each(fail_world *f, const char *path, _Atomic int *left, bool is_restore)
+{
+    const kvf_context *context = f->w.runtime->context;
+    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
+    uint32_t refused = 0, done = 0;
+    for (int n = 1; !done; n++) {
+        kvf_save_args args;
+        kvf_save *save = NULL;
+        kvf_error error;
+        kvf_status status;
+        kvf_save_args_init(&args);
+        args.sequence = f->s;
+        args.path = path;
+        atomic_store(left, n);
+        if (is_restore) {
+            status = try_restore(f, path, &error);
+        } else {
+            status = kvf_sequence_save(f->w.cache, &args, f->w.stream, &save);
+            if (save)
+                status = kvf_save_finish(save, &error);
+        }
+        done = atomic_exchange(left, 0) > 0; /* nobody asked so often */
+        refused += status != KVF_OK;
+        assert_int_equal(context->live_bytes, live);
+        assert_int_equal(context->live_blocks, blocks);
+        assert_true(n < 1000);
+        if (!is_restore && status != KVF_OK && access(path, F_OK) == 0)
+            test_ok(&f->w, kvf_saved_read(f->w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, NULL));
+    }
+    assert_int_equal(save_count_files(), 1);
+    return refused;
+}
+
 /* Memory, registration, threads, events, files: each refusal once. */
 static void each_refusal_once(void **state)
 {
     (void)state;
     fail_world f;
+    kvf_sequence *copy = NULL;
     open_world(&f, 65536);
     const char *path = save_path("refused");
-    kvf_error error;
-    void *wanted = NULL;
-    kvf_sequence *copy = NULL;
-    kvf_context *context = f.w.runtime->context;
     test_ok(&f.w, kvf_sequence_fork(f.w.cache, f.s, f.w.stream, &copy));
-    wanted = save_decode(&f.w, copy, &f.t, TOKENS, 8);
+    void *wanted = save_decode(&f.w, copy, &f.t, TOKENS, 8);
     kvf_sequence_destroy(copy);
-    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
-    kvf_device_set_fault(f.w.runtime->device, refuse_one, NULL);
     for (int is_restore = 0; is_restore < 2; is_restore++) {
-        uint32_t refused = 0, done = 0;
-        for (int n = 1; !done; n++) {
-            kvf_save_args args;
-            kvf_save *save = NULL;
-            kvf_status status;
-            kvf_save_args_init(&args);
-            args.sequence = f.s;
-            args.path = path;
-            atomic_store(&refuse_in, n);
-            if (is_restore) {
-                status = try_restore(&f, path, &error);
-            } else {
-                status = kvf_sequence_save(f.w.cache, &args, f.w.stream, &save);
-                if (save)
-                    status = kvf_save_finish(save, &error);
-            }
-            done = atomic_exchange(&refuse_in, 0) > 0; /* nobody asked so often */
-            refused += status != KVF_OK;
-            assert_int_equal(context->live_bytes, live);
-            assert_int_equal(context->live_blocks, blocks);
-            assert_true(n < 1000);
-            if (!is_restore && status != KVF_OK && access(path, F_OK) == 0)
-                test_ok(&f.w, kvf_saved_read(f.w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, NULL));
-        }
-        assert_true(refused >= 4);
-        assert_int_equal(save_count_files(), 1);
+        kvf_device_set_fault(f.w.runtime->device, refuse_one, NULL);
+        assert_true(refuse_each(&f, path, &refuse_in, is_restore) >= 4);
+        kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
+        assert_true(refuse_each(&f, path, &memory_for, is_restore) >= 5);
     }
-    kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
     void *got = save_decode(&f.w, f.s, &f.t, TOKENS, 8);
     assert_memory_equal(wanted, got, save_decode_bytes(&f.t, 8));
     free(wanted);
