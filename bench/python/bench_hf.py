@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Caches of Transformers and of kvferry side by side: time per token, bytes, answers kept.
+
+A real model reads a long text with facts in it and answers questions about them, once per cache and
+length: DynamicCache with SDPA, QuantizedCache where a backend of it is installed, and kvferry. What a
+cache needs a GPU for is named in its row. Prompts are read once per way; times are of steps only.
+
+usage: bench_hf.py [--tokens N,N...] [--questions N] [--out FILE]
+"""
+import argparse
+import copy
+import os
+import statistics
+import sys
+import time
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+import kvferry.hf
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron"]
+STEPS = 12
+LIMIT = 8192 # positions that the model was trained on; longer contexts are for time alone
+
+
+def document(tokenizer, tokens, questions):
+    """Text with so many facts spread over it, and what to ask."""
+    with open(os.path.join(ROOT, "ARCHITECTURE.md")) as text:
+        filler = tokenizer(text.read()).input_ids
+    facts = [(name, 1234 + 4321 * i % 8765) for i, name in enumerate(NAMES[:questions])]
+    part, ids = (tokens - 40 * questions) // questions, []
+    for i, (name, number) in enumerate(facts):
+        piece = [filler[(i * part + j) % len(filler)] for j in range(part)]
+        fact = tokenizer("\nThe secret number of %s is %d. Remember it.\n" % (name, number)).input_ids
+        ids += piece[:part // 2] + fact + piece[part // 2:]
+    return ids, facts
+
+
+def caches(model):
+    config = model.config
+    yield "DynamicCache", lambda length: DynamicCache(config=config), "sdpa"
+    for backend, package in (("fp8", "torch"), ("quanto", "optimum.quanto"), ("hqq", "hqq")):
+        try:
+            __import__(package)
+        except ImportError:
+            yield "QuantizedCache (%s)" % backend, "needs %s" % package, None
+        else:
+            yield "QuantizedCache (%s)" % backend, \
+                lambda length, backend=backend: transformers.QuantizedCache(backend, config), "sdpa"
+    if torch.cuda.is_available():
+        yield "DynamicCache(offloading)", lambda length: DynamicCache(config=config, offloading=True), \
+            "sdpa"
+    else:
+        yield "DynamicCache(offloading)", "needs a GPU", None
+    for budget in (256, 512, 1024):
+        yield "kvferry, budget %d" % budget, lambda length, budget=budget: kvferry.hf.Cache(
+            model, budget=budget, tokens_max=length), "kvferry"
+
+
+def held(cache):
+    """Bytes of keys and values that are near, and those in host memory."""
+    if isinstance(cache, kvferry.hf.Cache):
+        stats = cache.stats()
+        return stats["device_kv_bytes"] + stats["device_digest_bytes"], stats["host_kv_bytes"]
+    near = 0
+    for layer in cache.layers:
+        for name in ("keys", "values", "_quantized_keys", "_quantized_values"):
+            tensor = getattr(layer, name, None)
+            near += tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
+    return near, 0
+
+
+def ask(model, tokenizer, cache, length, name):
+    """The answer, and the times of its steps; the cache is left as it was."""
+    question = "\nQuestion: What is the secret number of %s?\nAnswer: The secret number of %s is" % (
+        name, name)
+    ids = torch.tensor([tokenizer(question).input_ids])
+    said, times = [], []
+    paged = isinstance(cache, kvferry.hf.Cache)
+    cache = cache if paged else copy.deepcopy(cache) # not all of them can be cropped
+    for _ in range(STEPS):
+        begun = time.perf_counter()
+        logits = model(ids, past_key_values=cache).logits
+        times.append(1000 * (time.perf_counter() - begun))
+        ids = logits[:, -1:].argmax(-1)
+        said.append(int(ids))
+    if paged:
+        cache.crop(length - cache.get_seq_length())
+    return tokenizer.decode(said), times[1:]
+
+
+def run(model, tokenizer, tokens, questions):
+    ids, facts = document(tokenizer, tokens, questions)
+    length, rows = len(ids), []
+    for name, make, implementation in caches(model):
+        if implementation is None:
+            rows.append((name, make))
+            continue
+        model.set_attn_implementation(implementation)
+        cache, times, right = make(length + 64), [], 0
+        for first in range(0, length, 512):
+            model(torch.tensor([ids[first:first + 512]]), past_key_values=cache, logits_to_keep=1)
+        for fact, number in facts:
+            said, steps = ask(model, tokenizer, cache, length, fact)
+            times += steps
+            right += str(number) in said
+        rows.append((name, statistics.median(times), *held(cache), right, len(facts)))
+        print(tokens, rows[-1], file=sys.stderr)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", default="4096,16384")
+    parser.add_argument("--questions", type=int, default=6)
+    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results", "hf.md"))
+    args = parser.parse_args()
+    folder = os.environ["KVF_HF_MODEL"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    lines = ["# Caches of Transformers side by side", "",
+             "`./dev python --run bench/python/bench_hf.py --tokens %s --questions %d`" % (
+                 args.tokens, args.questions), "",
+             "SmolLM2-135M-Instruct in fp32 on %d cores of a CPU, torch %s, Transformers %s. The machine "
+             "did other work at the" % (os.cpu_count(), torch.__version__, transformers.__version__),
+             "time: only ratios within a table mean something. On a CPU near and host memory are the "
+             "same, so what a GPU", "saves does not show. Time: median of single steps. Answers: "
+             "numbers that were found, of those hidden in the text.", ""]
+    with torch.no_grad():
+        for tokens in map(int, args.tokens.split(",")):
+            rows = run(model, tokenizer, tokens, args.questions)
+            base = rows[0][1]
+            lines += ["## %d tokens" % tokens, ""]
+            if tokens > LIMIT:
+                lines += ["The model knows %d positions: answers say nothing here." % LIMIT, ""]
+            lines += ["| cache | ms a token | of DynamicCache | near, MB | host, MB | answers |",
+                      "|---|---|---|---|---|---|"]
+            for name, *said in rows:
+                lines.append("| %s | %s |  |  |  |  |" % (name, said[0]) if len(said) == 1 else
+                             "| %s | %.1f | %.2f | %.1f | %.1f | %s |" % (
+                                 name, said[0], said[0] / base, said[1] / 1e6, said[2] / 1e6,
+                                 "–" if tokens > LIMIT else "%d of %d" % tuple(said[3:])))
+            lines.append("")
+            with open(args.out, "w") as out:
+                out.write("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()

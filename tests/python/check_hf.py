@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry in Transformers: tokens of small random models of every family against those of SDPA.
+
+With a budget for the whole context nothing may differ. Two tests need more: a real model in the folder
+KVF_HF_MODEL, and the command KVF_COMMAND, whose tokens must be the same. `./dev python` has both.
+
+usage: check_hf.py [TEST...]
+"""
+import copy
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    print("skipped: %s; ./dev python makes an environment that has it" % error)
+    sys.exit(77)
+
+import kvferry.hf
+
+transformers.logging.set_verbosity_error()
+warnings.simplefilter("ignore")
+
+VOCABULARY = 160
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+         "max_position_embeddings": 1024, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 4,
+          "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+DENSE_MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+             "shared_expert_intermediate_size": 32, "mlp_only_layers": [0, 1, 2, 3]}
+# family: configuration, model, fields, layers of full attention
+FAMILIES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}, 4),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}, 4),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}, 4),
+    "qwen2 with windows": ("Qwen2Config", "Qwen2ForCausalLM", {
+        "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}, 2),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}, 4),
+    "qwen3-next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**HYBRID, **DENSE_MOE}, 2),
+    "qwen3.5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", HYBRID, 2),
+}
+FULL = 2048
+NEW = 24
+
+
+def make(family="llama", seed=7, **fields):
+    config, model, own, _ = FAMILIES[family]
+    torch.manual_seed(seed)
+    made = getattr(transformers, config)(**{**SMALL, **own, **fields})
+    return getattr(transformers, model)(made).eval()
+
+
+def prompt(*shape, seed=3):
+    return torch.randint(2, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def generate(model, ids, cache=None, **settings):
+    """Greedy, with SDPA where there is no cache of kvferry."""
+    model.set_attn_implementation("kvferry" if isinstance(cache, kvferry.hf.Cache) else "sdpa")
+    settings = dict({"max_new_tokens": NEW, "do_sample": False}, **settings)
+    settings.setdefault("attention_mask", torch.ones_like(ids))
+    with torch.no_grad():
+        return model.generate(ids, past_key_values=cache, **settings)
+
+
+def cache_of(model, budget=FULL, **settings):
+    """Of the whole context, or with budget=None of the library's own budget."""
+    model.set_attn_implementation("kvferry")
+    return kvferry.hf.Cache(model, **({} if budget is None else {"budget": budget}), **settings)
+
+
+class Case(unittest.TestCase):
+    def same(self, model, ids, **settings):
+        """Tokens with kvferry are those of SDPA; returns the cache."""
+        cache = cache_of(model)
+        wanted = generate(model, ids, **settings)
+        self.assertEqual(generate(model, ids, cache, **settings).tolist(), wanted.tolist())
+        return cache
+
+
+class Families(Case):
+    def test_tokens_are_those_of_sdpa(self):
+        for family, (_, _, _, layers) in FAMILIES.items():
+            with self.subTest(family):
+                model = make(family)
+                cache = self.same(model, prompt(2, 150))
+                self.assertEqual(cache.get_seq_length(), 150 + NEW - 1)
+                self.assertEqual(cache.stats()["steps"], 2 * layers * (NEW - 1))
+
+    def test_types(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            self.same(make().to(dtype), prompt(1, 80))
+
+
+class Use(Case):
+    def setUp(self):
+        self.model = make()
+
+    def test_rows_of_different_lengths(self):
+        ids, mask = prompt(3, 90), torch.ones(3, 90, dtype=torch.long)
+        mask[0, :60], mask[1, :1] = 0, 0
+        for settings in ({}, {"prefill_chunk_size": 32}):
+            cache = self.same(self.model, ids, attention_mask=mask, **settings)
+            self.assertEqual([len(row) for row in cache._rows], [30 + NEW - 1, 89 + NEW - 1,
+                                                                 90 + NEW - 1])
+
+    def test_padding_on_the_right(self):
+        ids, mask = prompt(2, 70), torch.ones(2, 70, dtype=torch.long)
+        mask[0, 40:] = 0
+        logits = []
+        for name in ("sdpa", "kvferry"):
+            self.model.set_attn_implementation(name)
+            cache = kvferry.hf.Cache(self.model, FULL) if name == "kvferry" else None
+            with torch.no_grad():
+                logits.append(self.model(ids, attention_mask=mask, past_key_values=cache).logits)
+        torch.testing.assert_close(logits[1][mask.bool()], logits[0][mask.bool()], rtol=1e-4,
+                                   atol=1e-4)
+
+    def test_without_a_cache_of_kvferry(self):
+        wanted = generate(self.model, prompt(2, 60))
+        self.model.set_attn_implementation("kvferry")
+        for settings in ({}, {"prefill_chunk_size": 16}, {"use_cache": False}):
+            got = self.model.generate(prompt(2, 60), max_new_tokens=NEW, do_sample=False, **settings)
+            self.assertEqual(got.tolist(), wanted.tolist())
+
+    def test_chunks(self):
+        self.same(self.model, prompt(2, 150), prefill_chunk_size=37)
+
+    def test_turns_on_one_cache(self):
+        dense, paged = transformers.DynamicCache(config=self.model.config), cache_of(self.model)
+        ids = [prompt(1, 60)] * 2
+        for turn in range(3):
+            ids = [generate(self.model, torch.cat([x, prompt(1, 20, seed=turn)], 1), c)
+                   for x, c in zip(ids, (dense, paged))]
+            self.assertEqual(ids[0].tolist(), ids[1].tolist())
+
+    def test_prompt_lookup_and_assistant(self):
+        ids = prompt(1, 30).repeat(1, 4)
+        cache = self.same(self.model, ids, prompt_lookup_num_tokens=4)
+        self.assertEqual(len(cache._rows[0]), cache.get_seq_length())
+        assistant = make(num_hidden_layers=1)
+        self.same(self.model, ids, assistant_model=assistant)
+        near = copy.deepcopy(self.model) # some of its candidates are taken
+        with torch.no_grad():
+            near.lm_head.weight += 0.02 * torch.randn_like(near.lm_head.weight)
+        self.same(self.model, ids, assistant_model=near)
+
+    def test_crop_takes_columns_back(self):
+        mask = torch.ones(2, 90, dtype=torch.long)
+        mask[0, 70:85] = 0
+        cache = cache_of(self.model)
+        with torch.no_grad():
+            first = self.model(prompt(2, 80), attention_mask=mask[:, :80], past_key_values=cache)
+            self.model(prompt(2, 10, seed=9), attention_mask=mask, past_key_values=cache)
+            cache.crop(-15)
+            self.assertEqual(cache.get_seq_length(), 75)
+            self.assertEqual([len(row) for row in cache._rows], [70, 75])
+            mask[0, 75:] = 1
+            again = cache_of(self.model)
+            logits = [self.model(prompt(2, 5, seed=5), attention_mask=mask[:, :80],
+                                 past_key_values=cache).logits]
+            self.model(prompt(2, 80)[:, :75], attention_mask=mask[:, :75], past_key_values=again)
+            logits.append(self.model(prompt(2, 5, seed=5), attention_mask=mask[:, :80],
+                                     past_key_values=again).logits)
+        torch.testing.assert_close(*logits, rtol=0, atol=0)
+        self.assertEqual(first.logits.shape[1], 80)
+        cache.reset()
+        self.assertEqual(cache.get_seq_length(), 0)
+        self.assertEqual(generate(self.model, prompt(2, 50), cache).tolist(),
+                         generate(self.model, prompt(2, 50)).tolist())
+
+    def test_streamer(self):
+        class Streamer:
+            seen = []
+
+            def put(self, value):
+                self.seen += value.flatten().tolist()
+
+            def end(self):
+                self.seen.append(None)
+
+        ids = generate(self.model, prompt(1, 40), cache_of(self.model), streamer=Streamer())
+        self.assertEqual(Streamer.seen, ids[0].tolist() + [None])
+
+    def test_compiled(self):
+        wanted = generate(self.model, prompt(1, 60))
+        cache = cache_of(self.model)
+        self.model.forward = torch.compile(self.model.forward, backend="aot_eager", fullgraph=True)
+        self.assertEqual(generate(self.model, prompt(1, 60), cache).tolist(), wanted.tolist())
+        self.assertEqual(len(cache._rows[0]), 60 + NEW - 1)
+        mask = torch.ones(2, 60, dtype=torch.long)
+        mask[1, :20] = 0
+        cache = cache_of(self.model)
+        self.assertEqual(generate(self.model, prompt(2, 60), cache, attention_mask=mask).tolist(),
+                         generate(make(), prompt(2, 60), attention_mask=mask).tolist())
+        self.assertEqual(cache._gaps.sum(1).tolist(), [60 + NEW - 1, 40 + NEW - 1])
+
+    def test_a_small_budget_selects(self):
+        cache = cache_of(self.model, budget=128)
+        generate(self.model, prompt(1, 600), cache)
+        stats = cache.stats()
+        attended = stats["tokens_attended"] / stats["steps"] / 2
+        self.assertLessEqual(attended, 128)
+        self.assertGreater(attended, 100)
+        self.assertGreater(stats["host_kv_bytes"], 1024 * 4 * 2 * 2 * 32 * 4 - 1)
+
+    def test_prune_policies(self):
+        for policy in kvferry.hf.PRUNE_POLICIES:
+            settings = {} if policy == "full" else {"prune_settings": {"keep": 0.25,
+                                                                      "retention": "evict"}}
+            if policy not in ("full", "streaming", "h2o"):
+                settings["prune_settings"]["window"] = 16
+            cache = cache_of(self.model, prune=policy, **settings)
+            generate(self.model, prompt(2, 300), cache)
+            held = len(cache._rows[0])
+            self.assertEqual(held == 300 + NEW - 1, policy == "full", policy)
+            self.assertGreater(cache.get_seq_length(), held - 1)
+
+
+class Refusals(Case):
+    def setUp(self):
+        self.model = make()
+
+    def refuse(self, text, error=kvferry.Unsupported, **settings):
+        with self.assertRaisesRegex(error, text):
+            generate(self.model, prompt(1, 40), cache_of(self.model), **settings)
+
+    def test_what_does_not_fit_is_named(self):
+        self.refuse("beam search moves rows", num_beams=2)
+        with self.assertRaisesRegex(kvferry.Unsupported, "a mask of 4 dimensions"):
+            self.model(prompt(1, 40), attention_mask=torch.ones(1, 1, 40, 40),
+                       past_key_values=cache_of(self.model))
+        with self.assertRaisesRegex(kvferry.Invalid, "attn_implementation = sdpa"):
+            self.model.set_attn_implementation("sdpa")
+            kvferry.hf.Cache(self.model)
+        with self.assertRaisesRegex(kvferry.Unsupported, "gemfilter hands fewer tokens"):
+            cache_of(self.model, prune="gemfilter")
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens_to_remove = 5"):
+            cache_of(self.model).crop(5)
+        cache = cache_of(self.model)
+        generate(self.model, prompt(1, 40), cache)
+        with self.assertRaisesRegex(kvferry.Invalid, "2 rows came to a cache of 1"):
+            generate(self.model, prompt(2, 80), cache)
+        with self.assertRaisesRegex(kvferry.Unsupported, "output_attentions.*'eager'"):
+            generate(self.model, prompt(1, 40), cache_of(self.model), output_attentions=True,
+                     return_dict_in_generate=True)
+        with self.assertRaisesRegex(kvferry.Full, "tokens_max = 50"):
+            generate(self.model, prompt(1, 60), cache_of(self.model, tokens_max=50))
+
+
+@unittest.skipUnless(os.environ.get("KVF_HF_MODEL") and os.environ.get("KVF_COMMAND"),
+                     "needs a model and the command: KVF_HF_MODEL, KVF_COMMAND")
+class RealModel(Case):
+    """SmolLM2-135M-Instruct, as Transformers reads it and as the command does."""
+
+    def setUp(self):
+        self.path = os.environ["KVF_HF_MODEL"]
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(self.path,
+                                                                       dtype=torch.float32)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.path)
+        with io.open(os.path.join(os.path.dirname(__file__), "..", "..", "ARCHITECTURE.md")) as text:
+            self.text = text.read()
+
+    def test_full_budget(self):
+        ids = self.tokenizer(self.text, return_tensors="pt").input_ids[:, :1500]
+        self.same(self.model, ids, max_new_tokens=40)
+
+    def test_default_budget_is_the_command_s(self):
+        ids = self.tokenizer(self.text, return_tensors="pt").input_ids[:, :2000]
+        got = generate(self.model, ids, cache_of(self.model, budget=None), max_new_tokens=40,
+                       eos_token_id=None)
+        with tempfile.TemporaryDirectory() as folder:
+            given, told = os.path.join(folder, "prompt"), os.path.join(folder, "told")
+            with open(given, "w") as out:
+                out.write(" ".join(map(str, ids[0].tolist())))
+            subprocess.run([os.environ["KVF_COMMAND"], "run", "--model", self.path, "--token-ids",
+                            given, "--tokens", "40", "--ignore-eos", "--emit-ids", told],
+                           capture_output=True, check=True)
+            with open(told) as ids_told:
+                wanted = [int(line) for line in ids_told]
+        self.assertEqual(got[0, ids.shape[1]:].tolist(), wanted)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["check_hf"] + sys.argv[1:])

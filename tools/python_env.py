@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A private Python with torch and Transformers, and the tests and examples that need them.
+
+usage: python_env.py --library FILE --command FILE [TEST...]
+       python_env.py --library FILE --command FILE --run SCRIPT [ARG...]
+
+The environment is made once, in the cache folder of the user, from the pinned packages below. torch
+for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. The real
+model is unpacked there too, from its GGUF file, as a Hugging Face directory (0.5 GB). Without --run
+the tests of `kvferry.hf` run; their names choose some of them.
+"""
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+
+import real_model
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
+            "numpy==2.4.6"]
+TRIES = 3  # registries time out
+UNPACK = """
+import copy, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, name, out = sys.argv[1:]
+read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+config = copy.deepcopy(read.config) # of a model that is not quantised any more
+if hasattr(config, "quantization_config"):
+    del config.quantization_config
+plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+plain.load_state_dict(read.state_dict())
+plain.save_pretrained(out)
+AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(out)
+"""
+
+
+def environment():
+    """Its interpreter; brought up to date where an older list of packages had made it."""
+    folder = os.path.join(real_model.cache_folder(), "python")
+    python, mark = os.path.join(folder, "bin", "python"), os.path.join(folder, "packages")
+    wanted = "\n".join(PACKAGES)
+    if os.path.exists(mark) and open(mark).read() == wanted:
+        return python
+    print("making %s: %s (6 GB)" % (folder, " ".join(PACKAGES)), file=sys.stderr)
+    if not os.path.exists(python):
+        subprocess.run([real_model.python_with_pip(), "-m", "venv", folder], check=True)
+    for left in reversed(range(TRIES)):
+        if subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir",
+                           "--disable-pip-version-check", *PACKAGES]).returncode == 0:
+            break
+        if not left:
+            sys.exit("python_env: pip cannot install %s" % " ".join(PACKAGES))
+    with open(mark, "w") as out:
+        out.write(wanted)
+    return python
+
+
+def model_folder(python):
+    """The real model as a Hugging Face directory of fp32."""
+    folder = os.path.join(real_model.cache_folder(), real_model.NAME + ".hf")
+    if not os.path.exists(folder):
+        path = real_model.fetch()
+        scratch = folder + ".part"
+        shutil.rmtree(scratch, ignore_errors=True)
+        subprocess.run([python, "-c", UNPACK, os.path.dirname(path), os.path.basename(path), scratch],
+                       check=True)
+        os.rename(scratch, folder)
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", required=True, help="libkvferry.so")
+    parser.add_argument("--command", required=True, help="the kvferry command")
+    parser.add_argument("--run", metavar="SCRIPT", help="run this instead of the tests")
+    args, rest = parser.parse_known_args()
+    python = environment()
+    env = dict(os.environ, KVFERRY_LIBRARY=os.path.abspath(args.library),
+               KVF_COMMAND=os.path.abspath(args.command), KVF_HF_MODEL=model_folder(python),
+               PYTHONPATH=os.path.join(ROOT, "python"), PYTHONDONTWRITEBYTECODE="1",
+               HF_HUB_OFFLINE="1")
+    script = args.run or os.path.join(ROOT, "tests", "python", "check_hf.py")
+    os.execve(python, [python, script, *rest], env)
+
+
+if __name__ == "__main__":
+    main()
