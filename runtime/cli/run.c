@@ -156,8 +156,10 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
     if (cli_chat_wanted(&o->chat))
         KVF_TRY(open_chat(run, error));
-    if (o->prompts_file)
-        return open_jobs(run, error);
+    if (o->prompts_file) {
+        KVF_TRY(open_jobs(run, error));
+        return cli_run_prune_prepare(run, error);
+    }
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));

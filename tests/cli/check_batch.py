@@ -108,6 +108,22 @@ def check_pruned(chat):
                [ids] * 3 and told["prune"]["policy"] == "snapkv", results, ids)
 
 
+def check_options(chat):
+    """What the command has besides holds for a batch too."""
+    chat.write()
+    prompts = [PROMPTS[5], PROMPTS[2], PROMPTS[5]]
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in prompts))
+    mask = chat.save("mask.tsv", "0\t1\n1\t0\n1\t1\n0\t0\n")
+    for options in (("--head-mask", mask, "--streaming-recent", "8"), ("--chunk", "16"),
+                    ("--stop", "brown")):
+        wanted = [alone(chat, p, "-n", "9", *options) for p in prompts]
+        results, told = lines_of(chat, "--prompts", path, "-n", "9", *options)
+        chat.check("%s as alone" % (options,), [(r["ids"], r["answer"]) for _, r in
+                   sorted(results.items())] == wanted, results, wanted)
+        chat.check("%s is heard" % (options,), "--head-mask" not in options or
+                   told["head_mask"]["streaming_heads"] == 4, told)
+
+
 def rename(chat, word, name):
     """The word of the vocabulary is another text from now on."""
     with open(os.path.join(chat.folder, "tokenizer.json"), encoding="utf-8") as f:
@@ -264,8 +280,8 @@ def check_interrupted_prefill(chat):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        for check in (check_prompts, check_samples, check_pruned, check_chat, check_refused, check_long,
-                      check_interrupted, check_interrupted_prefill):
+        for check in (check_prompts, check_samples, check_pruned, check_options, check_chat,
+                      check_refused, check_long, check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0
