@@ -132,10 +132,10 @@ def markdown(args, results, tokens):
     if notes:
         lines += ["", "What did not run:", ""] + notes
     lines += ["", "Machine: %s; load average over a minute up to %.1f. Made with "
-              " `bench/runtime/prune_real.py --documents %d`. Options after `kvferry run`:"
+              "`bench/runtime/prune_real.py --documents %d --cpu`. Options after `kvferry run`:"
               % (machine(), args.load, len(full)), "", "| policy | what is not kept | options |",
               "|---|---|---|"]
-    lines += ["| %s | %s | `%s` |" % (n, r, shown(o)) for n, r, o in rows()]
+    lines += ["| %s | %s | %s |" % (n, r, "`%s`" % shown(o) if o else "-") for n, r, o in rows()]
     path = os.path.join(args.out, "prune_real.md")
     old = read(path) if os.path.exists(path) else ""
     return "\n".join(lines) + "\n" + ("\n" + old[old.index(MARK):] if MARK in old else "")
