@@ -508,9 +508,8 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * device since. So does a static set (hybrid, static) that the tokens have touched: one that was
  * chosen since is chosen anew by the next step, with all keys; a refresh over what is resident
  * finds what is resident; and one that is due before as many tokens are appended as were dropped
- * looks with the queries that are left. Restored tokens (kvf_sequence_restore) count as a prompt's:
- * a cut among them chooses the static set anew. Dropped tokens stay in the statistics; in
- * kvf_footprint they count as held and are no step of full attention.
+ * looks with the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
+ * they count as held and are no step of full attention.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a

@@ -18,7 +18,7 @@
 #define COUNT_MAX        (1u << 26)
 #define EXTENT_MAX       (1u << 30)
 
-_Static_assert(sizeof(kvf_saved_layer) == 64 && sizeof(kvf_saved_head) % 8 == 0,
+_Static_assert(sizeof(kvf_saved_layer) == 80 && sizeof(kvf_saved_head) % 8 == 0,
                "what is in a file has no holes");
 
 /* ---- sizes ---- */
@@ -39,6 +39,7 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     const uint64_t lists = heads ? l->lists : 0;
     kvf_saved_image i;
     KVF_CARVE(k, i.positions, l->length);
+    KVF_CARVE(k, i.by_step, heads ? l->length : 0);
     KVF_CARVE(k, i.ring, l->length ? l->streaming : 0, l->ring_pages, run);
     KVF_CARVE(k, i.page_of_slot, lists, l->slots);
     KVF_CARVE(k, i.shadow, lists, l->shadow_slots);
@@ -165,7 +166,8 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
            l->shadow_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
            l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&
-           l->queries_from <= l->queries && l->kept <= l->length;
+           l->queries_from <= l->queries && l->kept <= l->length && l->static_from <= l->length &&
+           l->share_from <= l->length && l->exact_from <= l->length;
 }
 
 /* The parts, of a header whose checksum is right. */

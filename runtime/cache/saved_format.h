@@ -30,10 +30,8 @@
 enum {
     KVF_SAVED_FRESH = 1, /* nothing was ever written: there is no state */
     KVF_SAVED_NEEDS_EXACT = 2,
-    KVF_SAVED_HAS_SHARE = 4,  /* static_ratio = auto has chosen */
-    KVF_SAVED_HAS_STATIC = 8, /* a static set was chosen */
-    KVF_SAVED_AUTO = 16,      /* static_ratio = auto */
-    KVF_SAVED_FLAGS = 31,
+    KVF_SAVED_AUTO = 4, /* static_ratio = auto */
+    KVF_SAVED_FLAGS = 7,
 };
 
 typedef struct kvf_saved_layer {
@@ -48,6 +46,8 @@ typedef struct kvf_saved_layer {
     uint32_t ring_pages;   /* of a streaming head, of a block's tokens each */
     uint32_t queries_from; /* those before it are lost */
     uint32_t kept;         /* tokens that an eviction chose */
+    uint32_t static_from, share_from, exact_from; /* as in kvf_layer */
+    uint32_t padding;
 } kvf_saved_layer;
 
 typedef struct kvf_saved_head {
@@ -75,6 +75,7 @@ typedef struct kvf_saved_header {
 /* State of a layer besides its blocks. An array that it does not have is NULL. */
 typedef struct kvf_saved_image {
     uint32_t *positions;   /* [length] */
+    uint8_t *by_step;      /* [length] as in kvf_layer */
     char *ring;            /* [ring_pages, streaming, run bytes] */
     int32_t *page_of_slot; /* [lists, slots] */
     int32_t *shadow;       /* [lists, shadow_slots] */

@@ -24,8 +24,6 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (state->share_from ? KVF_SAVED_HAS_SHARE : 0u) |
-                 (state->static_from ? KVF_SAVED_HAS_STATIC : 0u) |
                  (cache->tables.share ? KVF_SAVED_AUTO : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
@@ -35,6 +33,9 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .query_window = p->query_window,
         .queries_from = state->queries_from,
         .kept = state->kept,
+        .static_from = state->static_from,
+        .share_from = state->share_from,
+        .exact_from = state->needs_exact ? state->exact_from : 0,
     };
 }
 
@@ -87,6 +88,8 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_sequence *sequence, uint3
     copier c = {.step = step, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
+    if (image->by_step)
+        memcpy(image->by_step, sequence->layers[index].by_step, l->length);
     copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&cache->residency, list), bytes.slots);
     if (image->shadow)
         copy(&c, image->shadow, kvf_residency_page_of_slot(&cache->shadow, list), bytes.shadow);

@@ -253,15 +253,16 @@ static void put_counts(const putting *p)
     memset(layer->by_step, 0, layer->length);
     if (!p->l->is_exact)
         return;
+    for (uint32_t i = 0; i < layer->length; i++)
+        layer->by_step[i] = p->l->image->by_step[i] != 0;
     layer->queries = saved->queries;
     layer->queries_from = saved->queries_from;
     layer->since_refresh = saved->since_refresh;
     layer->steps = saved->steps;
     layer->needs_exact = (saved->flags & KVF_SAVED_NEEDS_EXACT) != 0;
-    /* A cut before here takes back what was chosen: how much before it was, the file does not say.
-     */
-    layer->share_from = saved->flags & KVF_SAVED_HAS_SHARE ? layer->length : 0;
-    layer->static_from = saved->flags & KVF_SAVED_HAS_STATIC ? layer->length : 0;
+    layer->exact_from = saved->exact_from;
+    layer->share_from = saved->share_from;
+    layer->static_from = saved->static_from;
 }
 
 kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)

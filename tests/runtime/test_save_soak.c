@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random prompts, steps, forks, ends, saves and restores on one cache; on another the same without
- * files, where a restore is a fork of a sequence that was kept. Every output has the same bits, and
- * nothing is left at the end.
+ * Random prompts, steps, forks, cuts, ends, saves and restores on one cache; on another the same
+ * without files, where a restore is a fork of a sequence that was kept. Every output has the same
+ * bits, and nothing is left at the end.
  *
  * test_runtime_save_soak [STEPS [SEED]]     400 steps where nothing else is said
  */
@@ -117,6 +117,17 @@ static void fork_pair(soak *s, const pair *p)
     s->done[3]++;
 }
 
+/* The newest tokens go, often beyond what was restored. */
+static void cut(soak *s, pair *p)
+{
+    const uint32_t drop =
+        test_random_below(&s->random, p->length + 1) >> test_random_below(&s->random, 4);
+    p->length -= drop;
+    test_ok(&s->a, kvf_sequence_truncate(s->a.cache, p->saved, p->length, s->a.stream));
+    test_ok(&s->b, kvf_sequence_truncate(s->b.cache, p->kept, p->length, s->b.stream));
+    s->done[6]++;
+}
+
 static void finish(soak *s, uint32_t file)
 {
     if (s->saves[file])
@@ -182,6 +193,9 @@ static void one_step(soak *s)
     case 5:
         restore(s);
         break;
+    case 6:
+        cut(s, p);
+        break;
     default:
         decode(s, p);
         break;
@@ -213,10 +227,12 @@ static void run(const save_case *c)
     test_wait(&s.a);
     assert_int_equal(s.a.runtime->context->live_bytes, live);
     assert_int_equal(s.a.cache->pool.free_count, blocks);
-    printf("# %s: %llu begun, %llu chunks, %llu steps, %llu forks, %llu saves, %llu restores\n",
+    printf("# %s: %llu begun, %llu chunks, %llu steps, %llu forks, %llu saves, %llu restores, "
+           "%llu cuts\n",
            c->name, (unsigned long long)s.done[0], (unsigned long long)s.done[1],
            (unsigned long long)s.done[2], (unsigned long long)s.done[3],
-           (unsigned long long)s.done[4], (unsigned long long)s.done[5]);
+           (unsigned long long)s.done[4], (unsigned long long)s.done[5],
+           (unsigned long long)s.done[6]);
     assert_true(steps < 400 || (s.done[4] > 5 && s.done[5] > 2));
     test_world_close(&s.a);
     test_world_close(&s.b);
