@@ -17,8 +17,10 @@ Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterfa
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
 counts columns as Transformers does, with padding.
 """
+import json
+import os
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -31,6 +33,7 @@ from ._cache import Sequence
 from ._errors import Invalid, Unsupported
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
+from ._save import saved
 
 __all__ = ["Cache"]
 
@@ -45,6 +48,19 @@ _runtimes: Dict[str, Runtime] = {}
 
 def _no(what: str, way_out: str) -> Unsupported:
     return Unsupported("kvferry.hf: %s; %s" % (what, way_out))
+
+
+def _runtime_of(device: torch.device) -> Runtime:
+    """One per device, shared."""
+    name = str(device)
+    if name not in _runtimes or _runtimes[name].closed:
+        _runtimes[name] = Runtime(device="host") if device.type == "cpu" else \
+            Runtime(device="cuda", device_ordinal=device.index)
+    return _runtimes[name]
+
+
+def _row_path(path: Union[str, os.PathLike], row: int) -> str:
+    return os.fspath(path) + (".%d" % row if row else "")
 
 
 class _Layer(_caches.CacheLayerMixin):
@@ -110,7 +126,7 @@ class Cache(_caches.Cache):
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back, for
-    prompt lookup and assisted decoding. Several turns, chunks (prefill_chunk_size) and streamers work
+    prompt lookup and assisted decoding; `save` and `restore` keep a prompt for a later process. Several turns, chunks (prefill_chunk_size) and streamers work
     as with any cache. Not supported, and said so: beam search, output_attentions, masks of 4 dimensions.
     """
 
@@ -149,6 +165,8 @@ class Cache(_caches.Cache):
         self._rows: List[Sequence] = []
         self._held: List[int] = [] # tokens of each row
         self._gaps: Optional[torch.Tensor] = None # [rows, columns] False = padding; None = there is none
+        self._saved: List[str] = [] # files that the rows come from
+        self._model: Optional[str] = None # what they must be of
         self._columns = 0 # of the whole batch, as the operator counts them
         self._valid: Optional[torch.Tensor] = None # of this pass, likewise
 
@@ -182,7 +200,55 @@ class Cache(_caches.Cache):
 
     @property
     def batch_size(self) -> int:
-        return len(self._rows) or -1
+        return len(self._rows) or len(self._saved) or -1
+
+    # -- files --
+
+    def save(self, path: Union[str, os.PathLike], model: str = "") -> None:
+        """Write what it holds to a file, and further rows of a batch to PATH.1, PATH.2, ...
+
+        Each file is there whole or not at all. model: what the keys are of, at most 63 bytes; `restore`
+        compares.
+        """
+        if len(self._paged) != len(self.layers):
+            raise _no("layers with a window or linear attention keep caches that cannot be saved",
+                      "save models whose layers all have full attention")
+        if self._cache is None:
+            raise Invalid("there is nothing to save before the first forward pass")
+        for i, row in enumerate(self._rows):
+            gaps = None if self._gaps is None else self._gaps[i].int().tolist()
+            note = {"rows": len(self._rows), "columns": self._columns, "held": self._held[i],
+                    "gaps": gaps}
+            row.save(_row_path(path, i), model, json.dumps(note).encode()).wait()
+
+    def restore(self, path: Union[str, os.PathLike], model: Optional[str] = None) -> None:
+        """Hold what `save` wrote, and go on bit for bit; in a new Cache with the same settings.
+
+        model: must be what the files say; None = any. The files are read whole by the next forward pass.
+        """
+        if self._cache is not None or self._saved:
+            raise Invalid("the cache holds tokens: restore into a new one")
+        notes = [self._note_of(path, 0)]
+        notes += [self._note_of(path, i) for i in range(1, notes[0]["rows"])]
+        if any(note["columns"] != notes[0]["columns"] for note in notes):
+            raise Invalid("%s: its rows are of different batches; save them again" % os.fspath(path))
+        self._saved, self._model = [_row_path(path, i) for i in range(len(notes))], model
+        self._columns, self._held = notes[0]["columns"], [note["held"] for note in notes]
+        if notes[0]["gaps"] is not None:
+            self._gaps = torch.tensor([note["gaps"] for note in notes]).bool()
+        for layer in self._paged:
+            layer.columns = self._columns
+
+    def _note_of(self, path: Union[str, os.PathLike], row: int) -> dict:
+        path = _row_path(path, row)
+        _, note = saved(self._runtime or _runtime_of(torch.device("cpu")), path)
+        try:
+            found = json.loads(note)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or set(found) != {"rows", "columns", "held", "gaps"}:
+            raise Invalid("%s was not saved by a Cache of kvferry.hf" % path)
+        return found
 
     # -- what it holds and did --
 
@@ -213,17 +279,17 @@ class Cache(_caches.Cache):
 
     def _open(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> None:
         if self._runtime is None:
-            name = str(q.device)
-            if name not in _runtimes or _runtimes[name].closed:
-                _runtimes[name] = Runtime(device="host") if q.device.type == "cpu" else \
-                    Runtime(device="cuda", device_ordinal=q.device.index)
-            self._runtime = _runtimes[name]
+            self._runtime = _runtime_of(q.device)
         settings = dict(self._settings, layers=len(self._paged), query_heads=q.shape[1],
                         kv_heads=k.shape[1], head_dim=k.shape[3], dtype=q.dtype, softmax_scale=scale)
-        settings.setdefault("sequences_max", q.shape[0])
-        self._cache = _PagedCache(self._runtime, **settings)
-        self._rows = [self._cache.sequence() for _ in range(q.shape[0])]
-        self._held = [0] * q.shape[0]
+        settings.setdefault("sequences_max", len(self._saved) or q.shape[0])
+        cache = _PagedCache(self._runtime, **settings)
+        if self._saved:
+            self._rows = [cache.restore(path, self._model) for path in self._saved]
+        else:
+            self._rows = [cache.sequence() for _ in range(q.shape[0])]
+            self._held = [0] * q.shape[0]
+        self._cache = cache
         if self._prune is not None:
             self._pruner = Pruner(self._cache, self._prune, **self._prune_settings)
 

@@ -133,6 +133,35 @@ class Use(Case):
     def test_chunks(self):
         self.same(self.model, prompt(2, 150), prefill_chunk_size=37)
 
+    def test_save_and_restore(self):
+        ids, mask = prompt(2, 90), torch.ones(2, 90, dtype=torch.long)
+        mask[0, :30] = 0
+        for budget, rows in ((FULL, 1), (None, 1), (60, 2)):
+            settings = {"local_tokens": 16} if budget == 60 else {}
+            first = cache_of(self.model, budget, **settings)
+            said = generate(self.model, ids[:rows], first, attention_mask=mask[:rows])
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "cache.kvs")
+                first.save(path, "a model")
+                further = torch.cat([said, prompt(rows, 20)], 1)
+                ones = torch.cat([mask[:rows], torch.ones(rows, NEW + 20, dtype=torch.long)], 1)
+                wanted = generate(self.model, further, first, attention_mask=ones)
+                again = cache_of(self.model, budget, **settings)
+                again.restore(path, "a model")
+                self.assertEqual(again.get_seq_length(), 90 + NEW - 1)
+                got = generate(self.model, further, again, attention_mask=ones)
+                self.assertEqual(got.tolist(), wanted.tolist())
+                other = cache_of(self.model, budget, **settings)
+                other.restore(path, "another")
+                with self.assertRaisesRegex(kvferry.Error, "another"):
+                    generate(self.model, further, other, attention_mask=ones)
+                with self.assertRaisesRegex(kvferry.Error, "restore into a new one"):
+                    first.restore(path)
+        with self.assertRaisesRegex(kvferry.Error, "nothing to save"):
+            cache_of(self.model).save("nowhere")
+        with self.assertRaisesRegex(kvferry.Error, "cannot be saved"):
+            cache_of(make("qwen3-next")).save("nowhere")
+
     def test_turns_on_one_cache(self):
         dense, paged = transformers.DynamicCache(config=self.model.config), cache_of(self.model)
         ids = [prompt(1, 60)] * 2
