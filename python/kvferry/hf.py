@@ -126,8 +126,9 @@ class Cache(_caches.Cache):
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back, for
-    prompt lookup and assisted decoding; `save` and `restore` keep a prompt for a later process. Several turns, chunks (prefill_chunk_size) and streamers work
-    as with any cache. Not supported, and said so: beam search, output_attentions, masks of 4 dimensions.
+    prompt lookup and assisted decoding; `save` and `restore` keep a prompt for a later process. Several
+    turns, chunks (prefill_chunk_size) and streamers work as with any cache. Not supported, and said so:
+    beam search, output_attentions, masks of 4 dimensions.
     """
 
     def __init__(self, model: Any, budget: int = 512, *, tokens_max: Optional[int] = None,
