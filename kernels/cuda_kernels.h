@@ -36,6 +36,10 @@ KVF_CUDA_LAUNCHER(move, write_word)
 KVF_CUDA_LAUNCHER(move, wait_word)
 #undef KVF_CUDA_LAUNCHER
 
+/* Load all of them on the current device, whose blocks may have `shared_max` bytes of shared
+ * memory: nothing is left to load when streams are busy. Returns a cudaError_t. */
+int kvf_cuda_load_kernels(int shared_max);
+
 /* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device
  * calls them, as kvf_cuda_launch_fn. KVF_UNSUPPORTED if an entry stays empty. */
 KVF_CHECKED kvf_status kvf_kernels_init_cuda(kvf_kernels *table);

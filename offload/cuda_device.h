@@ -66,7 +66,6 @@ typedef struct kvf_cuda_block kvf_cuda_block;
 typedef struct kvf_cuda_device {
     kvf_device base; /* first member */
     int ordinal;
-    uint32_t is_host_visible;
     uint32_t delay_seed;
     int priority_low, priority_high; /* the numerically greatest and least */
     kvf_cuda_driver driver;
@@ -208,7 +207,8 @@ cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uin
                                  uint32_t value, int is_capturing, cudaStream_t stream);
 
 /* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch and
- * driver.can_capture_words. The device is current. */
+ * driver.can_capture_words, and takes can_bulk_copy back if it does not work from host memory. The
+ * device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
 /* ---- opening: device_cuda.c ---- */

@@ -116,9 +116,18 @@ cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uin
 
 /* ---- trying ---- */
 
+/* What a bulk copy takes its bytes and its lists from. */
+typedef struct probe_host {
+    _Alignas(PROBE_BYTES) char bytes[PROBE_COPIES][PROBE_BYTES];
+    const void *from[PROBE_COPIES];
+    void *to[PROBE_COPIES];
+    uint32_t count;
+} probe_host;
+
 typedef struct probe {
     kvf_cuda_device *device;
-    char *memory; /* PROBE_COPIES pieces to copy from, as many to copy to, then a word */
+    probe_host *host; /* pinned */
+    char *memory;     /* PROBE_COPIES pieces to copy from, as many to copy to, then a word */
     char seen[(2 * PROBE_COPIES + 1) * PROBE_BYTES];
 } probe;
 
@@ -138,13 +147,38 @@ static cudaError_t prepare(probe *p)
     return error == cudaSuccess ? cudaStreamSynchronize(p->device->own) : error;
 }
 
+static char *target_of(const probe *p, uint32_t i)
+{
+    return p->memory + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES;
+}
+
+/* From registered host memory to that of the device, as `mapped` does it. */
+static cudaError_t enqueue_bulk(const probe *p)
+{
+    probe_host *host = p->host;
+    for (uint32_t i = 0; i < PROBE_COPIES; i++) {
+        memcpy(host->bytes[i], p->seen + i * PROBE_BYTES, PROBE_BYTES);
+        host->from[i] = host->bytes[i];
+        host->to[i] = target_of(p, i);
+    }
+    host->count = PROBE_COPIES;
+    const kvf_move_args move = {.bytes = PROBE_BYTES,
+                                .from = host->from,
+                                .to = host->to,
+                                .count = &host->count,
+                                .high = PROBE_COPIES + 1,
+                                .blocks = 1,
+                                .stages = 2};
+    return (cudaError_t)kvf_move_cuda(&move, 1, p->device->own);
+}
+
 static cudaError_t enqueue_batch(const probe *p)
 {
     void *to[PROBE_COPIES];
     const void *from[PROBE_COPIES];
     for (uint32_t i = 0; i < PROBE_COPIES; i++) {
         from[i] = p->memory + i * PROBE_BYTES;
-        to[i] = p->memory + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES;
+        to[i] = target_of(p, i);
     }
     return kvf_cuda_driver_batch(&p->device->driver, to, from, PROBE_BYTES, PROBE_COPIES,
                                  p->device->own);
@@ -218,24 +252,41 @@ static int works(probe *p, cudaError_t (*enqueue)(const probe *), int (*arrived)
     return error == cudaSuccess && arrived(p);
 }
 
+static void run_probes(probe *p)
+{
+    kvf_cuda_device *device = p->device;
+    kvf_device_properties *out = &device->properties;
+    if (out->can_bulk_copy)
+        out->can_bulk_copy = (uint32_t)works(p, enqueue_bulk, batch_arrived, 0);
+    const int has_batch = device->driver.batch || device->driver.batch_12;
+    out->can_copy_batch = has_batch && works(p, enqueue_batch, batch_arrived, 0);
+    /* Before 13.1 a recorded batch is dropped without a word, or refused. */
+    out->can_capture_batch = out->can_copy_batch && out->driver_version >= 13010 &&
+                             works(p, enqueue_batch, batch_arrived, 1);
+    device->driver.can_capture_words = device->driver.write_word && device->driver.wait_word;
+    if (device->driver.can_capture_words)
+        device->driver.can_capture_words = (uint32_t)works(p, enqueue_words, words_arrived, 1);
+    /* Without the driver's calls: by the kernels. */
+    out->can_capture =
+        device->driver.can_capture_words || (uint32_t)works(p, enqueue_words, words_arrived, 1);
+}
+
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)
 {
     probe p = {.device = device};
-    void *memory = NULL;
-    kvf_device_properties *out = &device->properties;
-    KVF_TRY(kvf_cuda_failed(device, cudaMalloc(&memory, sizeof p.seen),
-                            "memory to try the driver with could not be had"));
+    void *memory = NULL, *host = NULL;
+    static const char lacks[] = "memory to try the driver with could not be had";
+    static const char stays[] = "memory of a trial could not be freed";
+    KVF_TRY(kvf_cuda_failed(device, cudaMalloc(&memory, sizeof p.seen), lacks));
     p.memory = memory;
-    const int has_batch = device->driver.batch || device->driver.batch_12;
-    out->can_copy_batch = has_batch && works(&p, enqueue_batch, batch_arrived, 0);
-    /* Before 13.1 a recorded batch is dropped without a word, or refused. */
-    out->can_capture_batch = out->can_copy_batch && out->driver_version >= 13010 &&
-                             works(&p, enqueue_batch, batch_arrived, 1);
-    device->driver.can_capture_words = device->driver.write_word && device->driver.wait_word;
-    if (device->driver.can_capture_words)
-        device->driver.can_capture_words = (uint32_t)works(&p, enqueue_words, words_arrived, 1);
-    /* Without the driver's calls: by the kernels. */
-    out->can_capture =
-        device->driver.can_capture_words || (uint32_t)works(&p, enqueue_words, words_arrived, 1);
-    return kvf_cuda_failed(device, cudaFree(memory), "memory of a trial could not be freed");
+    kvf_status status = kvf_cuda_failed(
+        device, cudaHostAlloc(&host, sizeof *p.host, cudaHostAllocMapped | cudaHostAllocPortable),
+        lacks);
+    if (status == KVF_OK) {
+        p.host = host;
+        run_probes(&p);
+        status = kvf_cuda_failed(device, cudaFreeHost(host), stays);
+    }
+    const kvf_status freed = kvf_cuda_failed(device, cudaFree(memory), stays);
+    return status != KVF_OK ? status : freed;
 }

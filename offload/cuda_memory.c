@@ -15,7 +15,7 @@
 
 #define CHUNK_BYTES ((size_t)1 << 30)
 
-typedef enum block_kind { BLOCK_DEVICE, BLOCK_PINNED, BLOCK_REGISTERED } block_kind;
+typedef enum block_kind { BLOCK_DEVICE, BLOCK_REGISTERED } block_kind;
 
 struct kvf_cuda_block {
     block_kind kind;
@@ -51,26 +51,6 @@ static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, int is
 
 /* ---- device memory ---- */
 
-static cudaError_t free_block(const kvf_cuda_block *block)
-{
-    return block->kind == BLOCK_DEVICE ? cudaFree(block->pointer) : cudaFreeHost(block->pointer);
-}
-
-/* Pinned host memory whose address is the same on both sides. */
-static cudaError_t alloc_pinned(size_t bytes, void **out)
-{
-    void *alias = NULL;
-    cudaError_t error = cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (error != cudaSuccess)
-        return error;
-    error = cudaHostGetDevicePointer(&alias, *out, 0);
-    if (error == cudaSuccess && alias == *out)
-        return cudaSuccess;
-    (void)cudaFreeHost(*out);
-    (void)cudaGetLastError();
-    return error != cudaSuccess ? error : cudaErrorNotSupported;
-}
-
 static kvf_status refuse_memory(kvf_cuda_device *device, cudaError_t error, size_t bytes)
 {
     char need[32], have[32] = "unknown";
@@ -93,8 +73,7 @@ static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
     void *pointer = NULL;
     cudaError_t error = cudaErrorMemoryAllocation;
     if (!kvf_context_refuses(device->base.context, "device memory"))
-        error = block->kind == BLOCK_PINNED ? alloc_pinned(block->bytes, &pointer)
-                                            : cudaMalloc(&pointer, block->bytes);
+        error = cudaMalloc(&pointer, block->bytes);
     if (error != cudaSuccess)
         return refuse_memory(device, error, block->bytes);
     block->pointer = pointer;
@@ -104,7 +83,7 @@ static kvf_status alloc_block(kvf_cuda_device *device, kvf_cuda_block *block)
     if (error == cudaSuccess)
         return KVF_OK;
     kvf_status status = kvf_cuda_failed(device, error, "device memory could not be zeroed");
-    (void)free_block(block);
+    (void)cudaFree(pointer);
     (void)cudaGetLastError();
     return status;
 }
@@ -117,7 +96,7 @@ kvf_status kvf_cuda_memory_alloc(kvf_device *base, size_t bytes, void **out)
     kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
     if (!block)
         KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a block's entry");
-    block->kind = device->is_host_visible ? BLOCK_PINNED : BLOCK_DEVICE;
+    block->kind = BLOCK_DEVICE;
     block->bytes = bytes;
     kvf_status status = kvf_cuda_enter(device, &before);
     if (status == KVF_OK) {
@@ -142,7 +121,7 @@ void kvf_cuda_memory_free(kvf_device *base, void *pointer)
     kvf_cuda_block *block = take(device, pointer, 0);
     KVF_ASSERT(block);
     kvf_cuda_enter_release(device, &before);
-    (void)kvf_cuda_failed(device, free_block(block), "device memory could not be freed");
+    (void)kvf_cuda_failed(device, cudaFree(block->pointer), "device memory could not be freed");
     kvf_cuda_leave(device, before);
     kvf_free(base->context, block);
 }

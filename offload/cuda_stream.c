@@ -294,6 +294,7 @@ kvf_status kvf_cuda_event_record(kvf_event *base, kvf_stream *stream_base)
     const kvf_status status = kvf_cuda_failed(
         device, cudaEventRecord(event->handle, stream->handle), "an event could not be recorded");
     kvf_cuda_leave(device, before);
+    atomic_store(&event->status, KVF_OK); /* what it kept was of an earlier record */
     set_assign(&event->upstream, &stream->upstream);
     return status;
 }

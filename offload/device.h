@@ -36,8 +36,6 @@ typedef struct kvf_device_config {
     uint32_t isa_mask;
     uint32_t delay_seed; /* non-zero: streams pause at random, to shake out ordering bugs */
     uint32_t ordinal;    /* of the CUDA device */
-    uint32_t
-        host_visible; /* tests: device memory is pinned host memory, so that the CPU can read it */
 } kvf_device_config;
 
 typedef struct kvf_device_properties {

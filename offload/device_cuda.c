@@ -146,6 +146,19 @@ static void read_place(kvf_cuda_device *device)
 
 /* ---- opening ---- */
 
+static kvf_status load_kernels(kvf_cuda_device *device)
+{
+    const kvf_device_properties *p = &device->properties;
+    const cudaError_t error = (cudaError_t)kvf_cuda_load_kernels((int)p->shared_memory_max);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+        return kvf_fail(
+            device->base.context, KVF_UNSUPPORTED, (int)error,
+            "this build has no kernels for %s, compute capability %u.%u; configure with "
+            "-Dgpu_targets=%u%u, or with all",
+            p->name, p->compute_major, p->compute_minor, p->compute_major, p->compute_minor);
+    return kvf_cuda_failed(device, error, "the kernels could not be loaded");
+}
+
 static kvf_status start(kvf_cuda_device *device)
 {
     int before;
@@ -155,6 +168,8 @@ static kvf_status start(kvf_cuda_device *device)
         status =
             kvf_cuda_failed(device, cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking),
                             "the device's stream could not be created");
+    if (status == KVF_OK)
+        status = load_kernels(device);
     if (status == KVF_OK) {
         kvf_cuda_driver_find(device);
         status = kvf_cuda_driver_probe(device);
@@ -183,7 +198,6 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
     device->base.ops = &cuda_ops;
     device->base.context = context;
     device->ordinal = (int)config->ordinal;
-    device->is_host_visible = config->host_visible;
     device->delay_seed = config->delay_seed;
     if (pthread_mutex_init(&device->lock, NULL) != 0) {
         kvf_free(context, device);

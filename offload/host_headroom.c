@@ -37,6 +37,12 @@ static uint64_t memlock_headroom(void)
     return limit.rlim_cur;
 }
 
+int kvf_memory_grows(const kvf_headroom *headroom, uint64_t bytes)
+{
+    const uint64_t total = kvf_file_keys("/proc/meminfo", "MemTotal", "MemTotal") * 1024;
+    return headroom->cgroup != UINT64_MAX && headroom->cgroup > total && headroom->cgroup >= bytes;
+}
+
 /* MemFree and the file cache of a node; MemAvailable of the machine for node -1. */
 static uint64_t free_memory(int32_t node)
 {

@@ -114,10 +114,9 @@ void *kvf_residency_slot(const kvf_residency *residency, uint32_t list, int32_t 
            ((size_t)list * residency->slots + (size_t)slot) * residency->slot_bytes;
 }
 
-int kvf_residency_is_valid(const kvf_residency *residency, uint32_t list)
+int kvf_residency_is_valid(const kvf_residency *residency, const int32_t *slot_of_page,
+                           const int32_t *page_of_slot)
 {
-    const int32_t *slot_of_page = kvf_residency_slot_of_page(residency, list);
-    const int32_t *page_of_slot = kvf_residency_page_of_slot(residency, list);
     for (uint32_t s = 0; s < residency->slots; s++) {
         int32_t page = page_of_slot[s];
         if (page >= 0 &&

@@ -17,11 +17,9 @@
 #define ROW(NAME, name) [KVF_TRANSFER_##NAME] = &kvf_transfer_##name,
 static const kvf_transfer_ops *const methods[KVF_TRANSFER_METHODS] = {KVF_TRANSFER_ROWS(ROW)};
 
-/* What AUTO takes on a device of its own memory that was never measured: the one for few bytes and
- * for what is recorded, the other where the least request of a bucket has MANY_BYTES. */
-#define AUTO_FEW   KVF_TRANSFER_MAPPED
-#define AUTO_MANY  KVF_TRANSFER_GATHER
-#define MANY_BYTES ((size_t)1 << 20)
+/* What AUTO takes on a device of its own memory for what is recorded, and for everything where
+ * nothing was measured: no thread of the host has a part in it. */
+#define AUTO_ON_DEVICE KVF_TRANSFER_MAPPED
 
 const kvf_transfer_ops *kvf_transfer_find(kvf_transfer method)
 {
@@ -50,18 +48,18 @@ int kvf_transfer_can_record(kvf_transfer method)
     return !ops || !ops->move;
 }
 
-kvf_transfer_choice kvf_transfer_choice_default(size_t page_bytes)
+kvf_transfer_choice kvf_transfer_choice_default(void)
 {
     kvf_transfer_choice choice;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
-        choice.method[b] = page_bytes << b < MANY_BYTES ? AUTO_FEW : AUTO_MANY;
+        choice.method[b] = AUTO_ON_DEVICE;
     return choice;
 }
 
 /* Which method takes which bucket. */
 static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares_memory)
 {
-    kvf_transfer_choice choice = kvf_transfer_choice_default(config->page_bytes);
+    kvf_transfer_choice choice = kvf_transfer_choice_default();
     const kvf_transfer method = kvf_transfer_in_force(config->method, shares_memory);
     if (config->method == KVF_TRANSFER_AUTO && config->choice)
         return *config->choice;
@@ -196,7 +194,7 @@ static kvf_status create_events(kvf_transfer_engine *engine)
     const kvf_device_ops *ops = device->ops;
     for (uint32_t i = 0; i < engine->slot_count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
-        if (uses_thread(engine))
+        if (uses_thread(engine) && !engine->shares)
             KVF_TRY(ops->event_create(device, &slot->sent));
         if (!engine->on_device)
             continue;
@@ -265,8 +263,8 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
     kvf_status status = take_choice(engine, &choice);
     /* Recorded requests go by the device, also where no size of others does. */
     if (config->method == KVF_TRANSFER_AUTO && !engine->shares && !engine->on_device) {
-        engine->methods |= 1u << AUTO_FEW;
-        engine->on_device = methods[AUTO_FEW];
+        engine->methods |= 1u << AUTO_ON_DEVICE;
+        engine->on_device = methods[AUTO_ON_DEVICE];
     }
     if (status == KVF_OK)
         status = is_in_place(engine) ? open_methods(engine) : reserve(engine);
@@ -343,8 +341,10 @@ static int has_room(kvf_transfer_engine *engine)
 {
     const uint32_t ticket = engine->next_ticket - engine->config.requests_max;
     const kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
-    if (engine->has_thread && !kvf_transfer_thread_is_through(engine, slot, ticket))
-        return 0;
+    const int is_through =
+        engine->has_thread ? kvf_transfer_thread_is_through(engine, slot, ticket) : 1;
+    if (is_through <= 0)
+        return is_through;
     return asks_device(engine) ? engine->device->ops->event_is_done(slot->arrived) : 1;
 }
 
@@ -419,7 +419,7 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
         engine->untold = slot->status;
     slot->status = KVF_OK;
     slot->is_told = 0;
-    slot->joined = NULL;
+    slot->is_copied = 0;
     slot->ticket = engine->next_ticket;
     slot->request = *request;
     pthread_mutex_unlock(&engine->lock);

@@ -11,8 +11,8 @@
  * never waits for them. Methods stand behind one table (`transfer_<name>.c`),
  * all delivering the same bytes. `mapped` is work of the device alone and can
  * be recorded. The others need a thread of the host: the engine has one of its
- * own, which learns of a request through a word of mapped memory and answers
- * through another, so no function that a stream calls ever calls the device.
+ * own, which learns of a request through a word of mapped memory, so no function
+ * that a stream calls ever calls the device.
  *
  * Knows nothing of heads, layers or sequences.
  */
@@ -108,7 +108,9 @@ KVF_CHECKED kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
                                            const kvf_transfer_request *request, kvf_stream *stream,
                                            uint32_t *ticket);
 /* A request that failed makes `stream` fail: its next wait says why. Once per
- * ticket. */
+ * ticket. Where a thread of the host has a part in it and the device has memory of its own, the
+ * caller waits until that thread has enqueued the copies, so that no stream waits for what is not
+ * enqueued. */
 KVF_CHECKED kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
                                          kvf_stream *stream);
 
@@ -123,9 +125,8 @@ void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *con
 void kvf_transfer_stats_read(kvf_transfer_engine *engine, kvf_transfer_stats *out);
 void kvf_transfer_stats_reset(kvf_transfer_engine *engine);
 
-/* What AUTO does on a device that was never measured: `mapped` below 1 MiB, where the latency of a
- * thread of the host counts most, `gather` above. */
-kvf_transfer_choice kvf_transfer_choice_default(size_t page_bytes);
+/* What AUTO does on a device that was never measured: `mapped`, whatever the size. */
+kvf_transfer_choice kvf_transfer_choice_default(void);
 
 static inline uint32_t kvf_transfer_bucket(uint32_t pages)
 {

@@ -21,6 +21,7 @@
 #define BUDGET_NS   UINT64_C(4000000000)
 #define POOL_BYTES  ((uint64_t)128 << 20)
 #define PEAK_PAGE   ((size_t)65536)
+#define MANY_BYTES  ((size_t)1 << 20)
 #define CASE_NS     30000000.0 /* that the repetitions of one case may take */
 #define REPEATS_MIN 3u
 #define REPEATS_MAX 12u
@@ -141,10 +142,19 @@ static void fit_all(const session *s, kvf_calibration *out)
     }
 }
 
+/* Two methods side by side, to see what that costs: the device's for few bytes. */
+static kvf_transfer_choice mixed_choice(size_t page_bytes)
+{
+    kvf_transfer_choice choice;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        choice.method[b] = page_bytes << b < MANY_BYTES ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
+    return choice;
+}
+
 static kvf_status measure_device(kvf_device *device, const kvf_calibration_config *config,
                                  kvf_calibration *out)
 {
-    const kvf_transfer_choice mixed = kvf_transfer_choice_default(out->page_bytes);
+    const kvf_transfer_choice mixed = mixed_choice(out->page_bytes);
     const uint64_t began = kvf_now_ns();
     const kvf_link_bench_config bench = {
         .memory = config->memory, .gather_threads = config->gather_threads, .choice = &mixed};
@@ -299,7 +309,7 @@ void kvf_calibration_choose(const kvf_calibration *calibration, size_t page_byte
 {
     uint32_t best_low = 0, best_high = 0;
     double ns, least = INFINITY;
-    *out = kvf_transfer_choice_default(page_bytes);
+    *out = kvf_transfer_choice_default();
     if (!calibration->is_measured)
         return;
     for (uint32_t low = 0; low < KVF_TRANSFER_BUCKETS; low++)

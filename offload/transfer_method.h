@@ -36,13 +36,14 @@ typedef struct kvf_transfer_slot {
     void **to;
     const void **device_from; /* the same at their aliases */
     void **device_to;
-    kvf_event *sent;                              /* on the copy stream, after the last copy */
+    kvf_event *sent; /* on the copy stream, after the last copy; where no functions tell of it */
     kvf_event *begin, *arrived;                   /* of `on_device`: round its kernel */
     kvf_event *recorded_begin, *recorded_arrived; /* the same in a recording */
     /* guarded by the engine's lock */
     kvf_status status;
-    uint32_t is_told;   /* 1: some stream has the status */
-    kvf_stream *joined; /* that waits for `done`; NULL = none yet */
+    uint32_t is_told; /* 1: some stream has the status */
+    uint32_t
+        is_copied; /* 1: `sent` stands behind its copies; the thread's until `sent` has grown */
 } kvf_transfer_slot;
 
 typedef struct kvf_transfer_counters {
@@ -151,12 +152,12 @@ void kvf_transfer_thread_stop(kvf_transfer_engine *engine);
 /* Make the stream tell the thread about the slot's request. */
 KVF_CHECKED kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine,
                                                 kvf_transfer_slot *slot, kvf_stream *stream);
-/* Make the stream wait for the slot's request, and fail with it. */
+/* Make the stream wait for the slot's request, and fail with it. On a device of its own memory the
+ * caller waits until the copies are enqueued. */
 KVF_CHECKED kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine,
                                                 kvf_transfer_slot *slot, uint32_t ticket,
                                                 kvf_stream *stream);
-/* 1 if the request is done and the thread needs its slot no more: where the device found that it
- * has nothing to do for the thread, the first comes before the second. */
+/* 1 if the request is done and the thread needs its slot no more; -1: the device could not say. */
 int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
                                    uint32_t ticket);
 /* Wait on the host until that is so. */

@@ -5,13 +5,16 @@
  * copies for them.
  *
  * A stream tells it of a request through the word `request`, after whatever
- * wrote the lists; it answers through the word `done`, behind the last copy. On
- * a device of its own memory the words are mapped memory that a kernel and
- * stream operations write, and the thread polls: SPIN_NS on the core, then with
- * pauses that grow with the wait, so that a request costs at most an eighth
- * more than it waited anyway and an idle engine costs nothing. On a device that
- * shares the host's memory a function in the stream writes them and can wake
- * whoever sleeps.
+ * wrote the lists. On a device of its own memory the word is mapped memory that
+ * a kernel writes, and the thread polls: SPIN_NS on the core, then with pauses
+ * that grow with the wait, so that a request costs at most an eighth more than
+ * it waited anyway and an idle engine costs nothing. A join waits on the host
+ * until the copies are enqueued, and makes the stream wait for the event behind
+ * them. So no stream ever waits for work that is not enqueued yet: however
+ * streams share the queues of the hardware, and whatever the driver does
+ * meanwhile, nothing can stand in front of what it waits for. On a device that
+ * shares the host's memory functions in the stream write the words, `done` too,
+ * and can wake whoever sleeps, so there a join waits in the stream.
  *
  * Knows nothing of how pages travel. Invariants: a request that fails is done,
  * too, and its status reaches the stream that joins it before that passes the
@@ -133,6 +136,38 @@ kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine, kvf_transfer_sl
     return KVF_OK;
 }
 
+/* Under the lock: the thread is through with the request; where functions in streams tell of the
+ * last byte, that has arrived, too. */
+static int is_sent(const kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                   uint32_t ticket)
+{
+    return (int32_t)(engine->sent - ticket) > 0 &&
+           (!engine->shares || kvf_transfer_is_done(slot, ticket));
+}
+
+/* Until that is so, on the host. */
+static kvf_status await_sent(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                             uint32_t ticket)
+{
+    kvf_status status = KVF_OK;
+    pthread_mutex_lock(&engine->lock);
+    while (status == KVF_OK && !is_sent(engine, slot, ticket)) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOST_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (pthread_cond_timedwait(&engine->changed, &engine->lock, &until) == 0)
+            continue;
+        /* A device that is lost tells the thread of nothing any more. */
+        pthread_mutex_unlock(&engine->lock);
+        status = engine->device->ops->stream_wait(engine->copy_stream);
+        pthread_mutex_lock(&engine->lock);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return status;
+}
+
 kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     uint32_t ticket, kvf_stream *stream)
 {
@@ -141,60 +176,39 @@ kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine, kvf_transfer_sl
         word_call call = {.engine = engine, .slot = slot, .stream = stream, .ticket = ticket};
         return ops->host_call(stream, await_done, &call, sizeof call);
     }
+    KVF_TRY(await_sent(engine, slot, ticket));
+    uint32_t is_copied = 0;
     pthread_mutex_lock(&engine->lock);
     kvf_status status = engine->untold;
     engine->untold = KVF_OK;
     if (slot->ticket == ticket && status == KVF_OK) {
         status = slot->status;
         slot->is_told |= status != KVF_OK;
-        slot->joined = stream;
+        is_copied = slot->is_copied;
     }
     pthread_mutex_unlock(&engine->lock);
-    if (status != KVF_OK)
+    if (status != KVF_OK) {
+        engine->is_tainted = engine->on_device != NULL;
         ops->stream_fail(stream, status);
-    return ops->wait_word(stream, &slot->device_words->done, ticket);
+    }
+    return is_copied ? ops->stream_wait_event(stream, slot->sent) : KVF_OK;
 }
 
 int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
                                    uint32_t ticket)
 {
-    if (!kvf_transfer_is_done(slot, ticket))
-        return 0;
     pthread_mutex_lock(&engine->lock);
-    const int is_through = (int32_t)(engine->sent - ticket) > 0;
+    const int is_through = is_sent(engine, slot, ticket);
+    const uint32_t is_copied = slot->is_copied;
     pthread_mutex_unlock(&engine->lock);
-    return is_through;
+    return is_through && is_copied ? engine->device->ops->event_is_done(slot->sent) : is_through;
 }
 
 kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     uint32_t ticket)
 {
-    kvf_status status = KVF_OK;
-    pthread_mutex_lock(&engine->lock);
-    while (status == KVF_OK && ((int32_t)(engine->sent - ticket) <= 0 ||
-                                (engine->shares && !kvf_transfer_is_done(slot, ticket)))) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOST_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (pthread_cond_timedwait(&engine->changed, &engine->lock, &until) == 0)
-            continue;
-        /* A device that is lost writes no word any more. */
-        pthread_mutex_unlock(&engine->lock);
-        status = engine->device->ops->stream_wait(engine->copy_stream);
-        pthread_mutex_lock(&engine->lock);
-    }
-    pthread_mutex_unlock(&engine->lock);
-    KVF_TRY(status);
-    if (kvf_transfer_is_done(slot, ticket))
-        return KVF_OK;
-    KVF_TRY(engine->device->ops->event_wait(slot->sent));
-    /* The word follows the event at once: most often nothing is left to wait for.
-     */
-    return kvf_transfer_is_done(slot, ticket)
-               ? KVF_OK
-               : engine->device->ops->stream_wait(engine->copy_stream);
+    KVF_TRY(await_sent(engine, slot, ticket));
+    return slot->is_copied ? engine->device->ops->event_wait(slot->sent) : KVF_OK;
 }
 
 /* ---- the thread ---- */
@@ -251,32 +265,15 @@ static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *s
     return 1;
 }
 
-/* Waits for the copies. An error that comes twice is the device's end: then every wait says so by
- * itself, and streams may be destroyed while words are outstanding. */
-static int is_device_gone(kvf_transfer_engine *engine)
-{
-    const kvf_device_ops *ops = engine->device->ops;
-    return ops->stream_wait(engine->copy_stream) == KVF_DEVICE_FAILED &&
-           ops->stream_wait(engine->copy_stream) == KVF_DEVICE_FAILED;
-}
-
 /* Nothing of the request is on its way any more; let its stream go on, with the
  * error. */
 static void fail_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, uint32_t ticket,
                          kvf_status status)
 {
-    kvf_stream *joined = NULL;
-    const int is_gone = is_device_gone(engine);
+    (void)engine->device->ops->stream_wait(engine->copy_stream); /* it says nothing that is new */
     pthread_mutex_lock(&engine->lock);
     slot->status = status;
-    if (slot->joined && !is_gone) {
-        joined = slot->joined;
-        slot->is_told = 1;
-    }
     pthread_mutex_unlock(&engine->lock);
-    /* It waits for the word below, so it is still there. */
-    if (joined)
-        engine->device->ops->stream_fail(joined, status);
     finish(engine, slot, ticket);
 }
 
@@ -292,9 +289,11 @@ static kvf_status send_request(kvf_transfer_engine *engine, kvf_transfer_slot *s
     /* Counted first: whoever sees the word sees the counters. */
     kvf_transfer_count(&engine->counters.pages, list->count);
     kvf_transfer_count(&engine->counters.bytes, (uint64_t)list->count * engine->config.page_bytes);
-    KVF_TRY(ops->event_record(slot->sent, engine->copy_stream));
-    if (!engine->shares)
-        return ops->write_word(engine->copy_stream, &slot->device_words->done, ticket);
+    if (!engine->shares) {
+        KVF_TRY(ops->event_record(slot->sent, engine->copy_stream));
+        slot->is_copied = 1; /* others read it once `sent` has grown */
+        return KVF_OK;
+    }
     word_call call = {.engine = engine, .slot = slot, .ticket = ticket};
     return ops->host_call(engine->copy_stream, answer, &call, sizeof call);
 }

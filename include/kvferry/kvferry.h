@@ -576,7 +576,9 @@ typedef struct kvf_decode_args {
  *
  * @return as kvf_prefill
  *
- * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
+ * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
+ * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
+ * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
                                           kvf_stream *stream);

@@ -77,6 +77,6 @@ int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t lists = a->rows * a->paging.lists;
     if (tasks == 0 || lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(assemble_kernel, dim3(lists), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
-                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<assemble_kernel>(dim3(lists), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
+                                            (cudaStream_t)stream, *a);
 }

@@ -400,8 +400,8 @@ static cudaError_t launch_chunks(const kvf_attend_args *a, uint32_t blocks, cuda
     const uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(tokens, CHUNK));
     const size_t rings = (size_t)warps * ring<D>::slots * ring<D>::slot_bytes;
     const size_t parts = (size_t)warps * part_floats<D>(a->group) * sizeof(float);
-    return kvf_cuda_launch(attend_chunks<T, D>, dim3(blocks), dim3(warps * KVF_WARP_LANES),
-                           rings > parts ? rings : parts, stream, *a);
+    return kvf_cuda_launch<attend_chunks<T, D>>(dim3(blocks), dim3(warps * KVF_WARP_LANES),
+                                                rings > parts ? rings : parts, stream, *a);
 }
 
 template <typename T>
@@ -518,7 +518,7 @@ extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
     case KVF_FP16:
         return launch_type<kvf_half>(a, blocks, (cudaStream_t)stream);
     default:
-        return kvf_cuda_launch(attend_plain, dim3(blocks), dim3(KVF_PLAIN_THREADS),
-                               sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<attend_plain>(dim3(blocks), dim3(KVF_PLAIN_THREADS),
+                                             sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
     }
 }

@@ -50,6 +50,6 @@ int kvf_compare_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(compare_kernel, dim3(1), dim3(THREADS), THREADS * sizeof(double),
-                           (cudaStream_t)stream, *(const kvf_compare_args *)args);
+    return kvf_cuda_launch<compare_kernel>(dim3(1), dim3(THREADS), THREADS * sizeof(double),
+                                           (cudaStream_t)stream, *(const kvf_compare_args *)args);
 }

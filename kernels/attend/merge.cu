@@ -55,6 +55,6 @@ extern "C" int kvf_merge_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t threads = a->lists * a->group * (a->shape.head_dim / 4);
     if (threads == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(merge_rows, dim3(kvf_div_ceil_u32(threads, THREADS)), dim3(THREADS), 0,
-                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<merge_rows>(dim3(kvf_div_ceil_u32(threads, THREADS)), dim3(THREADS), 0,
+                                       (cudaStream_t)stream, *a);
 }

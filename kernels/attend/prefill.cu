@@ -384,9 +384,11 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
     const uint32_t block_rows = warps * plan<D>::warp_rows;
     const size_t shared =
         (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
-    return kvf_cuda_launch(a->window ? prefill_tiles<T, D, true> : prefill_tiles<T, D, false>,
-                           dim3(kvf_div_ceil_u32(rows, block_rows), a->kv_heads),
-                           dim3(warps * KVF_WARP_LANES), shared, stream, *a);
+    const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads);
+    const dim3 block(warps * KVF_WARP_LANES);
+    if (a->window)
+        return kvf_cuda_launch<prefill_tiles<T, D, true>>(grid, block, shared, stream, *a);
+    return kvf_cuda_launch<prefill_tiles<T, D, false>>(grid, block, shared, stream, *a);
 }
 
 template <typename T>
@@ -494,8 +496,7 @@ extern "C" int kvf_prefill_cuda(const void *args, uint32_t tasks, void *stream)
     case KVF_FP16:
         return launch_type<kvf_half>(a, (cudaStream_t)stream);
     default:
-        return kvf_cuda_launch(
-            prefill_plain,
+        return kvf_cuda_launch<prefill_plain>(
             dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_ROWS), a->kv_heads),
             dim3(KVF_PLAIN_THREADS), sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
     }

@@ -12,7 +12,8 @@
  * nothing else of CUDA runs in both.
  *
  * Rules for kernels: shared memory comes from kvf_shared() (dynamic, the launch says how many
- * bytes); every launch goes through kvf_cuda_launch(); no <<<>>>, no textures, no device linking.
+ * bytes); every launch goes through kvf_cuda_launch<kernel>(); no <<<>>>, no textures, no device
+ * linking.
  */
 
 #include <cuda_bf16.h>
@@ -26,6 +27,50 @@ typedef __half kvf_half;
 #define KVF_WARP_LANES 32u
 #define KVF_FULL_WARP  0xffffffffu
 
+/* ---- the kernels of a program or a library ---- */
+
+#define KVF_CUDA_OWN __attribute__((visibility("hidden"))) /* of this binary alone */
+
+/* One per kernel that some launch names. */
+struct KVF_CUDA_OWN kvf_cuda_entry {
+    const void *kernel;
+    const kvf_cuda_entry *next;
+    explicit kvf_cuda_entry(const void *function);
+};
+
+/* Written before main() or at dlopen() only, by the constructors below. One list per binary. */
+struct KVF_CUDA_OWN kvf_cuda_list {
+    static inline const kvf_cuda_entry *head = nullptr;
+};
+
+inline kvf_cuda_entry::kvf_cuda_entry(const void *function)
+    : kernel(function), next(kvf_cuda_list::head)
+{
+    kvf_cuda_list::head = this;
+}
+
+template <auto function> struct KVF_CUDA_OWN kvf_cuda_listed {
+    static inline const kvf_cuda_entry entry{(const void *)function};
+};
+
+/* Load every kernel of the list on the current device, and let it have all the shared memory that
+ * a block can get. CUDA loads a kernel when it is first launched, and may wait for the whole device
+ * then; after this it has nothing left to load. */
+static inline cudaError_t kvf_cuda_load_list(int shared_max)
+{
+    cudaError_t status = cudaSuccess;
+    for (const kvf_cuda_entry *e = kvf_cuda_list::head; e && status == cudaSuccess; e = e->next) {
+        cudaFuncAttributes found;
+        status = cudaFuncGetAttributes(&found, e->kernel);
+        if (status == cudaSuccess)
+            status = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          shared_max - (int)found.sharedSizeBytes);
+    }
+    if (status != cudaSuccess)
+        (void)cudaGetLastError();
+    return status;
+}
+
 #if defined(KVF_EMULATED)
 
 #include "emu.h"
@@ -34,29 +79,31 @@ typedef __half kvf_half;
 
 /* ---- launches ---- */
 
-/* Enqueue kernel<<<grid, block, shared_bytes, stream>>>(args...). Asks for more dynamic shared
- * memory than the default where it is needed. Never leaves a sticky error unread. */
+/* Static, so that kernel and arguments are checked against each other where the launch is. */
 template <typename... P, typename... A>
-static inline cudaError_t kvf_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block,
-                                          size_t shared_bytes, cudaStream_t stream, A... args)
+static inline cudaError_t kvf_cuda_enqueue(const cudaLaunchConfig_t *config, void (*kernel)(P...),
+                                           A... args)
 {
-    if (shared_bytes > 48 * 1024) {
-        cudaError_t status = cudaFuncSetAttribute(
-            (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-        if (status != cudaSuccess) {
-            (void)cudaGetLastError();
-            return status;
-        }
-    }
+    const cudaError_t status = cudaLaunchKernelEx(config, kernel, P(args)...);
+    if (status != cudaSuccess)
+        (void)cudaGetLastError();
+    return status;
+}
+
+/* Enqueue kernel<<<grid, block, shared_bytes, stream>>>(args...). The device has loaded the kernel
+ * (kvf_cuda_load_kernels), which allows it all the shared memory there is. Never leaves a sticky
+ * error unread. */
+template <auto kernel, typename... A>
+static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_bytes,
+                                          cudaStream_t stream, A... args)
+{
+    (void)&kvf_cuda_listed<kernel>::entry;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    cudaError_t status = cudaLaunchKernelEx(&config, kernel, P(args)...);
-    if (status != cudaSuccess)
-        (void)cudaGetLastError();
-    return status;
+    return kvf_cuda_enqueue(&config, kernel, args...);
 }
 
 /* The block's dynamic shared memory, 128-byte aligned. */

@@ -47,6 +47,6 @@ int kvf_append_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_append_args *a = (const kvf_append_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(append_kernel, dim3(a->k ? a->paging.kv_heads : 1, tasks), dim3(THREADS),
-                           0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<append_kernel>(dim3(a->k ? a->paging.kv_heads : 1, tasks), dim3(THREADS),
+                                          0, (cudaStream_t)stream, *a);
 }

@@ -50,12 +50,12 @@ extern "C" int kvf_copy_cuda(const void *args, uint32_t tasks, void *stream)
     if (a->bytes <= PIECE / 2) {
         const uint32_t rows = PIECE / (uint32_t)a->bytes;
         const uint32_t blocks = kvf_div_ceil_u32(a->count, rows * WARPS);
-        return kvf_cuda_launch(copy_rows, dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
-                               (cudaStream_t)stream, *a, rows);
+        return kvf_cuda_launch<copy_rows>(dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
+                                          (cudaStream_t)stream, *a, rows);
     }
     if (pieces > (UINT32_MAX - WARPS) / a->count)
         return cudaErrorInvalidValue;
     const uint32_t blocks = kvf_div_ceil_u32((uint32_t)pieces * a->count, WARPS);
-    return kvf_cuda_launch(copy_blocks, dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
-                           (cudaStream_t)stream, *a, (uint32_t)pieces);
+    return kvf_cuda_launch<copy_blocks>(dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
+                                        (cudaStream_t)stream, *a, (uint32_t)pieces);
 }

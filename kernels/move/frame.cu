@@ -30,6 +30,6 @@ int kvf_frame_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(frame_kernel, dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                           *(const kvf_frame_args *)args);
+    return kvf_cuda_launch<frame_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                         *(const kvf_frame_args *)args);
 }

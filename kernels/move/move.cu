@@ -184,9 +184,9 @@ extern "C" int kvf_move_cuda(const void *args, uint32_t tasks, void *stream)
     if (a->blocks == 0 || a->blocks > KVF_MOVE_BLOCKS_MAX || a->stages > KVF_MOVE_STAGES_MAX)
         return cudaErrorInvalidValue;
     if (a->stages == 0)
-        return kvf_cuda_launch(move_pages, dim3(a->blocks), dim3(WARPS * KVF_WARP_LANES), 0,
-                               (cudaStream_t)stream, *a);
-    return kvf_cuda_launch(move_bulk, dim3(a->blocks), dim3(KVF_WARP_LANES),
-                           a->stages * (KVF_MOVE_STAGE_BYTES + sizeof(uint64_t)),
-                           (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<move_pages>(dim3(a->blocks), dim3(WARPS * KVF_WARP_LANES), 0,
+                                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<move_bulk>(dim3(a->blocks), dim3(KVF_WARP_LANES),
+                                      a->stages * (KVF_MOVE_STAGE_BYTES + sizeof(uint64_t)),
+                                      (cudaStream_t)stream, *a);
 }

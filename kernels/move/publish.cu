@@ -37,6 +37,6 @@ static __global__ void publish(const __grid_constant__ kvf_publish_args a)
 extern "C" int kvf_publish_cuda(const void *args, uint32_t tasks, void *stream)
 {
     (void)tasks;
-    return kvf_cuda_launch(publish, dim3(1), dim3(PUBLISH_THREADS), 0, (cudaStream_t)stream,
-                           *(const kvf_publish_args *)args);
+    return kvf_cuda_launch<publish>(dim3(1), dim3(PUBLISH_THREADS), 0, (cudaStream_t)stream,
+                                    *(const kvf_publish_args *)args);
 }

@@ -43,6 +43,6 @@ extern "C" int kvf_ring_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_ring_args *a = (const kvf_ring_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(ring_kernel, dim3(a->ring.heads, a->rows), dim3(THREADS), 0,
-                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<ring_kernel>(dim3(a->ring.heads, a->rows), dim3(THREADS), 0,
+                                        (cudaStream_t)stream, *a);
 }

@@ -22,6 +22,6 @@ int kvf_stamp_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(stamp_kernel, dim3(1), dim3(1), 0, (cudaStream_t)stream,
-                           *(const kvf_stamp_args *)args);
+    return kvf_cuda_launch<stamp_kernel>(dim3(1), dim3(1), 0, (cudaStream_t)stream,
+                                         *(const kvf_stamp_args *)args);
 }

@@ -32,6 +32,6 @@ int kvf_table_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.blocks_max, 8 * THREADS));
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(table_kernel, dim3(parts, tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                           *a);
+    return kvf_cuda_launch<table_kernel>(dim3(parts, tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                         *a);
 }

@@ -58,7 +58,7 @@ extern "C" int kvf_take_cuda(const void *args, uint32_t tasks, void *stream)
     (void)tasks;
     if (a->count == 0 || a->kv_heads == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(take_tokens,
-                           dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads),
-                           dim3(THREADS), 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<take_tokens>(
+        dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads), dim3(THREADS), 0,
+        (cudaStream_t)stream, *a);
 }

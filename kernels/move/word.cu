@@ -27,13 +27,13 @@ static __global__ void wait_word(const __grid_constant__ kvf_word_args a)
 extern "C" int kvf_write_word_cuda(const void *args, uint32_t tasks, void *stream)
 {
     (void)tasks;
-    return kvf_cuda_launch(write_word, dim3(1), dim3(1), 0, (cudaStream_t)stream,
-                           *(const kvf_word_args *)args);
+    return kvf_cuda_launch<write_word>(dim3(1), dim3(1), 0, (cudaStream_t)stream,
+                                       *(const kvf_word_args *)args);
 }
 
 extern "C" int kvf_wait_word_cuda(const void *args, uint32_t tasks, void *stream)
 {
     (void)tasks;
-    return kvf_cuda_launch(wait_word, dim3(1), dim3(1), 0, (cudaStream_t)stream,
-                           *(const kvf_word_args *)args);
+    return kvf_cuda_launch<wait_word>(dim3(1), dim3(1), 0, (cudaStream_t)stream,
+                                      *(const kvf_word_args *)args);
 }

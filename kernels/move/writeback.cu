@@ -42,6 +42,6 @@ extern "C" int kvf_writeback_cuda(const void *args, uint32_t tasks, void *stream
     (void)tasks;
     if (a->rows == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(write_back, dim3((uint32_t)parts, a->rows), dim3(WARPS * KVF_WARP_LANES),
-                           0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<write_back>(dim3((uint32_t)parts, a->rows), dim3(WARPS * KVF_WARP_LANES),
+                                       0, (cudaStream_t)stream, *a);
 }

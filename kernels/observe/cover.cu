@@ -107,8 +107,7 @@ int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_cover_args *a = (const kvf_cover_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(
-        cover_kernel,
+    return kvf_cuda_launch<cover_kernel>(
         dim3((a->resident ? a->paging.pages_max : a->paging.blocks_max) / PAGES + 1, tasks),
         dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }

@@ -298,10 +298,11 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
 {
     const uint32_t fragments = kvf_div_ceil_u32(rows_of(a), 16);
     const uint32_t warps = kvf_min_u32(STATS_WARPS, fragments);
-    return kvf_cuda_launch(
-        is_plain(a) ? stats_tiles<T, D, true> : stats_tiles<T, D, false>,
-        dim3(tasks, kvf_div_ceil_u32(fragments, warps)), dim3(warps * KVF_WARP_LANES),
-        SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t)), stream, *a);
+    const dim3 grid(tasks, kvf_div_ceil_u32(fragments, warps)), block(warps * KVF_WARP_LANES);
+    const size_t shared = SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t));
+    if (is_plain(a))
+        return kvf_cuda_launch<stats_tiles<T, D, true>>(grid, block, shared, stream, *a);
+    return kvf_cuda_launch<stats_tiles<T, D, false>>(grid, block, shared, stream, *a);
 }
 
 /* ---- score ---- */
@@ -511,9 +512,11 @@ static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaS
     const uint32_t passes = kvf_div_ceil_u32(tokens, warps * 16);
     /* Two blocks for every processor of a large GPU, where there is that much to do. */
     const uint32_t parts = kvf_min_u32(passes, kvf_div_ceil_u32(264, tasks));
-    return kvf_cuda_launch(is_plain(a) ? score_tiles<T, D, true> : score_tiles<T, D, false>,
-                           dim3(tasks, parts), dim3(warps * KVF_WARP_LANES),
-                           SLOTS * plan<D>::slot_bytes + scales_bytes(a), stream, *a);
+    const dim3 grid(tasks, parts), block(warps * KVF_WARP_LANES);
+    const size_t shared = SLOTS * plan<D>::slot_bytes + scales_bytes(a);
+    if (is_plain(a))
+        return kvf_cuda_launch<score_tiles<T, D, true>>(grid, block, shared, stream, *a);
+    return kvf_cuda_launch<score_tiles<T, D, false>>(grid, block, shared, stream, *a);
 }
 
 /* ---- fp32 ---- */
@@ -601,11 +604,11 @@ static cudaError_t launch_plain(const kvf_observe_args *a, bool is_score, cudaSt
     const uint32_t tasks = a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
     const uint32_t tokens = kvf_min_u32(KVF_OBSERVE_SPANS, a->spans_max) * a->shape.page_size;
     if (!is_score)
-        return kvf_cuda_launch(stats_plain,
-                               dim3(tasks, kvf_div_ceil_u32(rows_of(a), PLAIN_THREADS)),
-                               dim3(PLAIN_THREADS), 0, stream, *a);
-    return kvf_cuda_launch(score_plain, dim3(tasks, kvf_div_ceil_u32(tokens, PLAIN_THREADS)),
-                           dim3(PLAIN_THREADS), scales_bytes(a), stream, *a);
+        return kvf_cuda_launch<stats_plain>(
+            dim3(tasks, kvf_div_ceil_u32(rows_of(a), PLAIN_THREADS)), dim3(PLAIN_THREADS), 0,
+            stream, *a);
+    return kvf_cuda_launch<score_plain>(dim3(tasks, kvf_div_ceil_u32(tokens, PLAIN_THREADS)),
+                                        dim3(PLAIN_THREADS), scales_bytes(a), stream, *a);
 }
 
 static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)

@@ -299,6 +299,6 @@ int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(pack_kernel, dim3(PARTS, tasks), dim3(THREADS), sizeof(shared_state),
-                           (cudaStream_t)stream, *(const kvf_pack_args *)args);
+    return kvf_cuda_launch<pack_kernel>(dim3(PARTS, tasks), dim3(THREADS), sizeof(shared_state),
+                                        (cudaStream_t)stream, *(const kvf_pack_args *)args);
 }

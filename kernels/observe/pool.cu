@@ -55,6 +55,6 @@ extern "C" int kvf_pool_cuda(const void *args, uint32_t tasks, void *stream)
     (void)tasks;
     if (a->rows == 0 || a->count == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(pool_row, dim3(kvf_div_ceil_u32(a->count, THREADS), a->rows),
-                           dim3(THREADS), 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<pool_row>(dim3(kvf_div_ceil_u32(a->count, THREADS), a->rows),
+                                     dim3(THREADS), 0, (cudaStream_t)stream, *a);
 }

@@ -166,6 +166,6 @@ extern "C" int kvf_profile_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     while (threads < THREADS_MAX && threads * ITEMS < a->count)
         threads *= 2;
-    return kvf_cuda_launch(profile_row, dim3(a->rows), dim3(threads), sizeof(state),
-                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<profile_row>(dim3(a->rows), dim3(threads), sizeof(state),
+                                        (cudaStream_t)stream, *a);
 }

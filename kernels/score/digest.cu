@@ -212,10 +212,10 @@ extern "C" int kvf_digest_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->shape.dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch(digest_pages<kvf_bf16>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<digest_pages<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
     case KVF_FP16:
-        return kvf_cuda_launch(digest_pages<kvf_half>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<digest_pages<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
     default:
-        return kvf_cuda_launch(digest_pages<float>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<digest_pages<float>>(grid, block, 0, (cudaStream_t)stream, *a);
     }
 }

@@ -115,13 +115,13 @@ extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->kind) {
     case KVF_GROUP_MEAN_SOFTMAX:
-        return kvf_cuda_launch(fold_pages<KVF_GROUP_MEAN_SOFTMAX>, grid, block, shared,
-                               (cudaStream_t)stream, *a, part);
+        return kvf_cuda_launch<fold_pages<KVF_GROUP_MEAN_SOFTMAX>>(grid, block, shared,
+                                                                   (cudaStream_t)stream, *a, part);
     case KVF_GROUP_MAX:
-        return kvf_cuda_launch(fold_pages<KVF_GROUP_MAX>, grid, block, shared, (cudaStream_t)stream,
-                               *a, part);
+        return kvf_cuda_launch<fold_pages<KVF_GROUP_MAX>>(grid, block, shared, (cudaStream_t)stream,
+                                                          *a, part);
     default:
-        return kvf_cuda_launch(fold_pages<KVF_GROUP_SUM>, grid, block, shared, (cudaStream_t)stream,
-                               *a, part);
+        return kvf_cuda_launch<fold_pages<KVF_GROUP_SUM>>(grid, block, shared, (cudaStream_t)stream,
+                                                          *a, part);
     }
 }

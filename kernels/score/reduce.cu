@@ -139,14 +139,14 @@ extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
     if (a->outputs == 0 || a->pages_max == 0)
         return cudaSuccess;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX)
-        return kvf_cuda_launch(fold_rows,
-                               dim3(kvf_div_ceil_u32(a->pages_max, FOLD_THREADS), a->outputs),
-                               dim3(FOLD_THREADS), 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<fold_rows>(
+            dim3(kvf_div_ceil_u32(a->pages_max, FOLD_THREADS), a->outputs), dim3(FOLD_THREADS), 0,
+            (cudaStream_t)stream, *a);
     const uint64_t scores = (uint64_t)a->rows * a->pages_max;
     const uint32_t warps = scores >= (uint64_t)WARPS_MAX * WARP_SCORES
                                ? WARPS_MAX
                                : 1 + (uint32_t)(scores / WARP_SCORES);
-    return kvf_cuda_launch(
-        mean_softmax, dim3(a->outputs), dim3(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES),
+    return kvf_cuda_launch<mean_softmax>(
+        dim3(a->outputs), dim3(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES),
         (size_t)a->rows * (parts_of(a->rows) + 1) * sizeof(weight), (cudaStream_t)stream, *a);
 }

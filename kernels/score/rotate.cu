@@ -61,10 +61,10 @@ extern "C" int kvf_rotate_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch(rotate_rows<kvf_bf16>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<rotate_rows<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
     case KVF_FP16:
-        return kvf_cuda_launch(rotate_rows<kvf_half>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<rotate_rows<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
     default:
-        return kvf_cuda_launch(rotate_rows<float>, grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch<rotate_rows<float>>(grid, block, 0, (cudaStream_t)stream, *a);
     }
 }

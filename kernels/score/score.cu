@@ -213,8 +213,8 @@ template <typename T> static int launch(const kvf_score_args *a, cudaStream_t st
     const size_t shared =
         fragments(a->shape.head_dim, parts<T>::count, head_blocks) * KVF_WARP_LANES * sizeof(uint4);
     if (head_blocks == 1)
-        return kvf_cuda_launch(score_pages<T, 1>, grid, dim3(THREADS), shared, stream, *a);
-    return kvf_cuda_launch(score_pages<T, 2>, grid, dim3(THREADS), shared, stream, *a);
+        return kvf_cuda_launch<score_pages<T, 1>>(grid, dim3(THREADS), shared, stream, *a);
+    return kvf_cuda_launch<score_pages<T, 2>>(grid, dim3(THREADS), shared, stream, *a);
 }
 
 extern "C" int kvf_score_cuda(const void *args, uint32_t tasks, void *stream)

@@ -273,8 +273,8 @@ static int launch(const kvf_weigh_args *a, cudaStream_t stream)
 {
     const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
                           (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float);
-    return kvf_cuda_launch(weigh_tile<HEAD_BLOCKS, SPANS>, dim3(a->tiles_max, a->lists),
-                           dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
+    return kvf_cuda_launch<weigh_tile<HEAD_BLOCKS, SPANS>>(
+        dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
 }
 
 extern "C" int kvf_weigh_cuda(const void *args, uint32_t tasks, void *stream)

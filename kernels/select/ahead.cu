@@ -46,7 +46,7 @@ int kvf_ahead_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(ahead_kernel, dim3(kvf_div_ceil_u32(tasks, LISTS)),
-                           dim3(LISTS * KVF_WARP_LANES), 0, (cudaStream_t)stream,
-                           *(const kvf_ahead_args *)args);
+    return kvf_cuda_launch<ahead_kernel>(dim3(kvf_div_ceil_u32(tasks, LISTS)),
+                                         dim3(LISTS * KVF_WARP_LANES), 0, (cudaStream_t)stream,
+                                         *(const kvf_ahead_args *)args);
 }

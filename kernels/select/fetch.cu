@@ -46,6 +46,6 @@ int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
     if (tasks == 0 || blocks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(fetch_kernel, dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
-                           KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<fetch_kernel>(dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
+                                         KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
 }

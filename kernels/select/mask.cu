@@ -45,6 +45,6 @@ int kvf_mask_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(mask_kernel, dim3(tasks), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
-                           (cudaStream_t)stream, *(const kvf_mask_args *)args);
+    return kvf_cuda_launch<mask_kernel>(dim3(tasks), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
+                                        (cudaStream_t)stream, *(const kvf_mask_args *)args);
 }

@@ -28,6 +28,6 @@ int kvf_newest_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(newest_kernel, dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                           *(const kvf_newest_args *)args);
+    return kvf_cuda_launch<newest_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                          *(const kvf_newest_args *)args);
 }

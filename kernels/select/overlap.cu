@@ -46,6 +46,6 @@ int kvf_overlap_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(overlap_kernel, dim3(1), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
-                           (cudaStream_t)stream, *(const kvf_overlap_args *)args);
+    return kvf_cuda_launch<overlap_kernel>(dim3(1), dim3(THREADS), KVF_BLOCK_SCRATCH * 4,
+                                           (cudaStream_t)stream, *(const kvf_overlap_args *)args);
 }

@@ -262,6 +262,6 @@ extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
     (void)tasks;
     if (a->lists == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(resolve_list, dim3(a->lists), dim3(THREADS), shared,
-                           (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<resolve_list>(dim3(a->lists), dim3(THREADS), shared,
+                                         (cudaStream_t)stream, *a);
 }

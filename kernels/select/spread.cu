@@ -24,6 +24,6 @@ int kvf_spread_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch(spread_kernel, dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                           *(const kvf_spread_args *)args);
+    return kvf_cuda_launch<spread_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                          *(const kvf_spread_args *)args);
 }

@@ -279,6 +279,6 @@ extern "C" int kvf_topk_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     while (threads < THREADS_MAX && threads * ITEMS < most)
         threads *= 2;
-    return kvf_cuda_launch(top_of_list, dim3(a->lists * parts), dim3(threads), sizeof(state),
-                           (cudaStream_t)stream, *a, parts);
+    return kvf_cuda_launch<top_of_list>(dim3(a->lists * parts), dim3(threads), sizeof(state),
+                                        (cudaStream_t)stream, *a, parts);
 }

@@ -124,8 +124,7 @@ static kvf_status open_parts(kvf_runtime *rt)
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,
                                       .delay_seed = rt->seams.delay_seed,
-                                      .ordinal = c->device_ordinal,
-                                      .host_visible = rt->seams.host_visible};
+                                      .ordinal = c->device_ordinal};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
     rt->device->ops->properties(rt->device, &rt->properties);
     return find_node(rt, c->numa_node);

@@ -17,7 +17,6 @@
 /* What only tests set; all 0 otherwise. */
 typedef struct kvf_runtime_seams {
     uint32_t delay_seed;                /* not 0: streams pause at random */
-    uint32_t host_visible;              /* 1: memory of the CUDA device is pinned host memory */
     uint32_t prefill_arena;             /* 1: caches have one, 2: none, whatever the device */
     uint32_t block_size;                /* tokens of a block, if a page has not more; 0 = 32 */
     uint32_t extent_bytes;              /* of a saved sequence; 0 = 1 MiB */

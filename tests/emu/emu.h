@@ -45,6 +45,19 @@
 
 /* ---- launches ---- */
 
+/* Its words may be addresses. Bytes between fields hold whatever was there before: they must go
+ * first, which not every compiler can do. */
+template <typename T> static inline void kvf_emu_check_bytes(const kvf_emu_kernel *kernel, T arg)
+{
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&arg);
+    kvf_emu_check_arg(kernel, &arg, sizeof arg);
+#endif
+#endif
+    (void)kernel;
+}
+
 template <typename... P, typename... A>
 static inline cudaError_t kvf_emu_launch(const char *text, void (*kernel)(P...), dim3 grid,
                                          dim3 block, size_t shared_bytes, cudaStream_t stream,
@@ -53,13 +66,29 @@ static inline cudaError_t kvf_emu_launch(const char *text, void (*kernel)(P...),
     const cudaError_t status = kvf_emu_check_launch(grid, block, shared_bytes);
     if (status != cudaSuccess)
         return status;
+    const kvf_emu_kernel what = {text, (const void *)kernel};
+    (kvf_emu_check_bytes<P>(&what, P(args)), ...);
     const auto packed = std::tuple<P...>(P(args)...);
     return (cudaError_t)kvf_emu_enqueue(
-        stream, grid, block, shared_bytes, [kernel, packed] { std::apply(kernel, packed); }, text);
+        stream, grid, block, shared_bytes, [kernel, packed] { std::apply(kernel, packed); }, &what);
 }
 
-/* A macro, so that errors can name the kernel. */
-#define kvf_cuda_launch(...) kvf_emu_launch(#__VA_ARGS__, __VA_ARGS__)
+/* "... kernel = name ..." as both compilers say it: errors can name the kernel. */
+template <auto kernel> static inline const char *kvf_emu_name(void)
+{
+    const char *name = strstr(__PRETTY_FUNCTION__, "kernel = ");
+    return name == NULL ? "kernel"
+                        : name + strlen("kernel = ") + (name[strlen("kernel = ")] == '&');
+}
+
+template <auto kernel, typename... A>
+static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_bytes,
+                                          cudaStream_t stream, A... args)
+{
+    (void)&kvf_cuda_listed<kernel>::entry;
+    return kvf_emu_launch(kvf_emu_name<kernel>(), +kernel, grid, block, shared_bytes, stream,
+                          args...);
+}
 
 static inline char *kvf_shared(void)
 {
@@ -272,6 +301,7 @@ static inline unsigned __reduce_xor_sync(unsigned mask, unsigned value)
 static inline uint4 kvf_load_once(const void *pointer)
 {
     kvf_emu_check_aligned("kvf_load_once", pointer, 16);
+    kvf_emu_check_global("kvf_load_once", pointer);
     uint4 v;
     memcpy(&v, pointer, sizeof(v));
     return v;
@@ -280,6 +310,7 @@ static inline uint4 kvf_load_once(const void *pointer)
 static inline void kvf_store_once(void *pointer, uint4 v)
 {
     kvf_emu_check_aligned("kvf_store_once", pointer, 16);
+    kvf_emu_check_global("kvf_store_once", pointer);
     memcpy(pointer, &v, sizeof(v));
 }
 

@@ -174,6 +174,21 @@ void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignme
         kvf_emu_fail("%s: address %p is not a multiple of %zu", what, pointer, alignment);
 }
 
+/* Pieces of memory that this grid has touched and may. */
+static __thread uintptr_t known_global[64];
+
+void kvf_emu_check_global(const char *what, const void *pointer)
+{
+    const uintptr_t piece = (uintptr_t)pointer / 512;
+    uintptr_t *known = &known_global[piece % 64];
+    if (*known == piece)
+        return;
+    const char *wrong = kvf_emu_refuses(pointer);
+    if (wrong != NULL)
+        kvf_emu_fail("%s: address %p is %s", what, pointer, wrong);
+    *known = piece;
+}
+
 void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, size_t alignment)
 {
     kvf_emu_check_aligned(what, pointer, alignment);
@@ -461,6 +476,7 @@ KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
 {
     kvf_emu_machine *m = machine_open();
     grid_begin(m, grid, block, &body, name);
+    memset(known_global, 0, sizeof(known_global));
     void *shared = NULL;
     if (posix_memalign(&shared, 128, shared_bytes != 0 ? shared_bytes : 1) != 0)
         abort();

@@ -128,5 +128,7 @@ void kvf_emu_poison(void *memory, size_t bytes);
 /* [pointer, pointer + bytes) lies in the block's dynamic shared memory, aligned; or fail. */
 void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, size_t alignment);
 void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignment);
+/* `pointer` is device memory or registered; or fail. */
+void kvf_emu_check_global(const char *what, const void *pointer);
 
 #endif

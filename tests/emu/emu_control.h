@@ -8,8 +8,9 @@
  *
  * Errors are numbers of cudaError_t. The first configuration comes from the environment:
  * KVF_EMU_DEVICES, KVF_EMU_DEVICE_ERROR, KVF_EMU_MEMORY_MIB, KVF_EMU_PINNED_MIB,
- * KVF_EMU_DELAY_SEED, KVF_EMU_COMPUTE (90), KVF_EMU_DRIVER (13010), KVF_EMU_BATCH_CAPTURE (allowed,
- * refused, dropped), KVF_EMU_FAIL (name:nth:error[:sticky], with an empty name for any call).
+ * KVF_EMU_DELAY_SEED, KVF_EMU_CONNECTIONS (0), KVF_EMU_COMPUTE (90), KVF_EMU_DRIVER (13010),
+ * KVF_EMU_BATCH_CAPTURE (allowed, refused, dropped), KVF_EMU_FAIL (name:nth:error[:sticky], with an
+ * empty name for any call).
  */
 
 #include <stddef.h>
@@ -36,6 +37,9 @@ typedef struct kvf_emu_config {
     uint32_t driver_version; /* 1000 * major + 10 * minor */
     uint32_t multiprocessors;
     uint32_t queue_entries; /* of one stream; a full queue holds the caller up */
+    /* Queues of the hardware, which streams share: work of one begins only after all that was
+     * enqueued before is done, whatever its stream. 0: every stream has its own. */
+    uint32_t connections;
     kvf_emu_batch_capture batch_capture;
     char name[64];
     char pci_address[16]; /* of device 0 */
@@ -57,6 +61,7 @@ typedef struct kvf_emu_counts {
     uint64_t forbidden_calls; /* calls of CUDA from inside a host function */
     uint64_t dropped_batches;
     uint64_t full_queues; /* calls that waited because a queue was full */
+    uint64_t late_loads;  /* kernels that were loaded by their first launch */
     uint64_t faults;      /* that fired */
 } kvf_emu_counts;
 

@@ -65,6 +65,8 @@ void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes)
     kvf_emu_machine *m = kvf_emu_machine_get();
     kvf_emu_check_shared("kvf_async_copy16", shared, 16, 16);
     kvf_emu_check_aligned("kvf_async_copy16", global, 16);
+    if (bytes != 0)
+        kvf_emu_check_global("kvf_async_copy16", global);
     if (bytes > 16)
         kvf_emu_fail("kvf_async_copy16 of %u bytes", bytes);
     kvf_emu_poison(shared, 16);
@@ -200,6 +202,7 @@ static void check_bulk(const char *what, const void *shared, const void *global,
         kvf_emu_fail("%s of %u bytes, not a multiple of 16", what, bytes);
     kvf_emu_check_shared(what, shared, bytes, 16);
     kvf_emu_check_aligned(what, global, 16);
+    kvf_emu_check_global(what, global);
 }
 
 KVF_EMU_QUIET static void queue_load(kvf_emu_machine *m, kvf_emu_copy copy, uint64_t *barrier)

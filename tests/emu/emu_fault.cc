@@ -80,6 +80,7 @@ kvf_emu_config config_of_environment()
     c.memory_bytes = environment("KVF_EMU_MEMORY_MIB", 8192) << 20;
     c.pinned_bytes = environment("KVF_EMU_PINNED_MIB", 1 << 20) << 20;
     c.delay_seed = (uint32_t)environment("KVF_EMU_DELAY_SEED", 0);
+    c.connections = (uint32_t)environment("KVF_EMU_CONNECTIONS", 0);
     uint64_t compute = environment("KVF_EMU_COMPUTE", 90);
     c.compute_major = (uint32_t)(compute / 10);
     c.compute_minor = (uint32_t)(compute % 10);
@@ -247,6 +248,7 @@ void kvf_emu_get_counts(kvf_emu_counts *out)
     EMU_COUNT(forbidden_calls);
     EMU_COUNT(dropped_batches);
     EMU_COUNT(full_queues);
+    EMU_COUNT(late_loads);
     EMU_COUNT(faults);
 #undef EMU_COUNT
 }

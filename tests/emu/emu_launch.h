@@ -18,11 +18,23 @@
 
 /* ---- the runtime provides ---- */
 
+/* What is launched. */
+struct kvf_emu_kernel {
+    const char *name; /* a string literal that begins with the kernel's name */
+    const void *function;
+};
+
+/* Abort if a word of this argument is the address of memory that no kernel may touch. */
+void kvf_emu_check_arg(const kvf_emu_kernel *kernel, const void *arg, size_t bytes);
+
 /* Enqueue a launch that kvf_emu_check_launch() accepted: keep `body`, and later, in the order of
- * the stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid(). `name`
- * is a string literal that begins with the kernel's name. Returns a cudaError_t. */
+ * the stream (or at every replay of the graph under capture), pass it to kvf_emu_run_grid().
+ * Returns a cudaError_t. */
 int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
-                    std::function<void()> body, const char *name);
+                    std::function<void()> body, const kvf_emu_kernel *kernel);
+
+/* NULL if a kernel may touch `pointer`; else what is wrong with it. */
+const char *kvf_emu_refuses(const void *pointer);
 
 /* ---- the language provides ---- */
 

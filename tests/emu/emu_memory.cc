@@ -3,17 +3,36 @@
 /*
  * Memory of the emulated device: allocations, registrations, copies, fills.
  *
- * Device memory is heap memory, so that the address sanitizer knows its ends; it is filled with a
- * pattern that is no number in any format and no index of anything. A range that a call names must
- * lie inside one allocation or one registration, or touch none. Two registrations side by side are
- * two: CUDA refuses copies across them.
+ * Device memory lies in an arena of its own, each allocation between pages that nobody may touch;
+ * the address sanitizer knows its ends to the byte. It is filled with a pattern that is no number
+ * in any format and no index of anything, and its addresses are never used again. As long as no
+ * work is queued, the host may not touch it either. A range that a call names must lie inside one
+ * allocation or one registration, or touch none. Two registrations side by side are two: CUDA
+ * refuses copies across them.
  */
 
 #include <map>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "emu_fiber.h"
+#include "emu_launch.h"
 #include "emu_state.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMU_ASAN 1
+#endif
+#endif
+#ifdef EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(pointer, bytes) ((void)(pointer), (void)(bytes))
+#endif
 
 namespace emu
 {
@@ -30,6 +49,79 @@ struct Range {
 
 std::shared_mutex ranges_lock;
 std::map<uintptr_t, Range> ranges;
+
+/* ---- device memory ---- */
+
+const size_t ARENA_BYTES = (size_t)256 << 30; /* of addresses */
+const size_t PAGE_BYTES = 4096;
+const size_t ALIGNMENT = 512;
+char *arena;       /* under ranges_lock, as the next */
+size_t arena_used; /* of it, in pages; only grows */
+
+size_t round_up(size_t bytes, size_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* The pages of an allocation, which ends where they end. */
+char *pages_of(uintptr_t pointer)
+{
+    return (char *)(pointer / PAGE_BYTES * PAGE_BYTES);
+}
+
+size_t pages_bytes(uintptr_t pointer, size_t bytes)
+{
+    return round_up(pointer + bytes, PAGE_BYTES) - pointer / PAGE_BYTES * PAGE_BYTES;
+}
+
+/* Under the lock; NULL if it cannot be had. */
+void *device_take(size_t bytes)
+{
+    if (arena == nullptr) {
+        void *base = mmap(nullptr, ARENA_BYTES, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED)
+            return nullptr;
+        arena = (char *)base;
+    }
+    const size_t whole = round_up(bytes, ALIGNMENT), pages = round_up(whole, PAGE_BYTES);
+    if (bytes > ARENA_BYTES || pages + PAGE_BYTES > ARENA_BYTES - arena_used)
+        return nullptr;
+    char *base = arena + arena_used, *pointer = base + pages - whole;
+    if (mprotect(base, pages, PROT_READ | PROT_WRITE) != 0)
+        return nullptr;
+    arena_used += pages + PAGE_BYTES;
+    ASAN_POISON_MEMORY_REGION(base, (size_t)(pointer - base));
+    ASAN_POISON_MEMORY_REGION(pointer + bytes, whole - bytes);
+    return pointer;
+}
+
+void device_give(uintptr_t pointer, size_t bytes)
+{
+    char *base = pages_of(pointer);
+    const size_t pages = pages_bytes(pointer, bytes);
+    (void)madvise(base, pages, MADV_DONTNEED);
+    (void)mprotect(base, pages, PROT_NONE);
+}
+
+/* Callers that enqueue right now; -1: protections change. Relaxed throughout, because it shall
+ * order nothing that a thread sanitizer sees. */
+std::atomic<int32_t> gate{0};
+std::atomic<bool> is_hidden{false};
+
+bool close_gate()
+{
+    int32_t none = 0;
+    return gate.compare_exchange_strong(none, -1, std::memory_order_relaxed);
+}
+
+void protect_all(int protection)
+{
+    std::shared_lock<std::shared_mutex> hold(ranges_lock);
+    for (const auto &r : ranges)
+        if (r.second.place == Place::Device)
+            (void)mprotect(pages_of(r.first), pages_bytes(r.first, r.second.bytes), protection);
+}
 
 const uint32_t POISON = 0x7fe17fe1u; /* NaN in bf16, fp16 and fp32 */
 
@@ -65,6 +157,7 @@ cudaError_t allocate(void **out, size_t bytes, Place place, unsigned flags)
 {
     bool is_device = place == Place::Device;
     kvf_emu_config machine = config();
+    Visible visible;
     std::unique_lock<std::shared_mutex> hold(ranges_lock);
     uint64_t used = is_device ? 0 : counts.pinned_bytes.load(std::memory_order_relaxed);
     for (const auto &r : ranges)
@@ -72,8 +165,13 @@ cudaError_t allocate(void **out, size_t bytes, Place place, unsigned flags)
             used += r.second.bytes;
     uint64_t limit = is_device ? machine.memory_bytes : machine.pinned_bytes;
     void *pointer = nullptr;
-    if (bytes > limit || used > limit - bytes ||
-        posix_memalign(&pointer, is_device ? 512 : 4096, bytes) != 0)
+    if (bytes <= limit && used <= limit - bytes) {
+        if (is_device)
+            pointer = device_take(bytes);
+        else if (posix_memalign(&pointer, PAGE_BYTES, bytes) != 0)
+            pointer = nullptr;
+    }
+    if (pointer == nullptr)
         return fail(cudaErrorMemoryAllocation);
     ranges[(uintptr_t)pointer] = {bytes, place, true, current_device(), flags};
     count(is_device ? counts.allocations : counts.pinned_allocations);
@@ -93,9 +191,13 @@ cudaError_t release(void *pointer, Place place)
     bool is_device = place == Place::Device;
     uncount(is_device ? counts.allocations : counts.pinned_allocations);
     uncount(is_device ? counts.allocated_bytes : counts.pinned_bytes, at->second.bytes);
+    const size_t bytes = at->second.bytes;
     ranges.erase(at);
     hold.unlock();
-    free(pointer);
+    if (is_device)
+        device_give((uintptr_t)pointer, bytes);
+    else
+        free(pointer);
     return cudaSuccess;
 }
 
@@ -111,6 +213,43 @@ cudaError_t release_call(void *pointer, Place place, cudaError_t outcome)
 }
 
 } // namespace
+
+/* ---- what the host may touch ---- */
+
+Visible::Visible()
+{
+    for (;;) {
+        int32_t users = gate.load(std::memory_order_relaxed);
+        if (users >= 0 && !is_hidden.load(std::memory_order_relaxed)) {
+            if (gate.compare_exchange_weak(users, users + 1, std::memory_order_relaxed))
+                return;
+        } else if (close_gate()) {
+            protect_all(PROT_READ | PROT_WRITE);
+            is_hidden.store(false, std::memory_order_relaxed);
+            gate.store(0, std::memory_order_relaxed);
+        } else {
+            sched_yield();
+        }
+    }
+}
+
+Visible::~Visible()
+{
+    gate.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void memory_hide()
+{
+#if !KVF_EMU_TSAN
+    if (is_hidden.load(std::memory_order_relaxed) || !close_gate())
+        return;
+    if (is_idle()) {
+        protect_all(PROT_NONE);
+        is_hidden.store(true, std::memory_order_relaxed);
+    }
+    gate.store(0, std::memory_order_relaxed);
+#endif
+}
 
 Place place_of(const void *pointer, size_t bytes)
 {
@@ -157,7 +296,9 @@ static void memory_reset()
 {
     std::unique_lock<std::shared_mutex> hold(ranges_lock);
     for (const auto &r : ranges)
-        if (r.second.is_owned)
+        if (r.second.place == Place::Device)
+            device_give(r.first, r.second.bytes);
+        else if (r.second.is_owned)
             free((void *)r.first);
     ranges.clear();
     for (auto *counter : {&counts.allocations, &counts.pinned_allocations, &counts.registrations,
@@ -171,6 +312,48 @@ using emu::count;
 using emu::counts;
 using emu::fail;
 using emu::Place;
+
+const char *kvf_emu_refuses(const void *pointer)
+{
+    switch (emu::place_of(pointer, 1)) {
+    case Place::Pageable:
+        return "neither device memory nor registered host memory";
+    case Place::Outside:
+        return "outside of the allocation it touches";
+    default:
+        return nullptr;
+    }
+}
+
+/* ---- what kernels may touch ---- */
+
+namespace emu
+{
+
+/* Is there memory at all? What is not mapped, or lies where no heap, stack or library does, is a
+ * number and no address. */
+static bool is_memory(uintptr_t pointer)
+{
+    unsigned char is_in_core;
+    return pointer >= (uintptr_t)0x500000000000u && pointer < (uintptr_t)0x800000000000u &&
+           mincore((void *)(pointer / PAGE_BYTES * PAGE_BYTES), 1, &is_in_core) == 0;
+}
+
+} // namespace emu
+
+void kvf_emu_check_arg(const kvf_emu_kernel *kernel, const void *arg, size_t bytes)
+{
+    for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
+        uintptr_t word;
+        memcpy(&word, (const char *)arg + at, sizeof word);
+        if (word % 4 != 0 || emu::place_of((const void *)word, 1) != Place::Pageable ||
+            !emu::is_memory(word))
+            continue;
+        fprintf(stderr, "emulated CUDA: %s is launched with the address %p: %s\n", kernel->name,
+                (const void *)word, kvf_emu_refuses((const void *)word));
+        abort();
+    }
+}
 
 extern "C" {
 

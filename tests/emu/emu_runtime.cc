@@ -8,6 +8,7 @@
  */
 
 #include <algorithm>
+#include <set>
 #include <stdio.h>
 #include <string.h>
 
@@ -159,6 +160,24 @@ int current_device()
     return device_of_thread;
 }
 
+/* ---- kernels that the current device has loaded ---- */
+
+static std::shared_mutex loaded_lock;
+static std::set<std::pair<int, const void *>> loaded;
+
+/* True if it was not loaded yet. */
+static bool load(const void *function)
+{
+    const std::pair<int, const void *> key(device_of_thread, function);
+    {
+        std::shared_lock<std::shared_mutex> hold(loaded_lock);
+        if (loaded.count(key) != 0)
+            return false;
+    }
+    std::unique_lock<std::shared_mutex> hold(loaded_lock);
+    return loaded.insert(key).second;
+}
+
 } // namespace emu
 
 using emu::fail;
@@ -267,6 +286,19 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
         (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
          value > emu::limits().shared_optin * 1024))
         return fail(cudaErrorInvalidValue);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function)
+{
+    EMU_ENTER(0);
+    if (out == nullptr || function == nullptr)
+        return fail(out == nullptr ? cudaErrorInvalidValue : cudaErrorInvalidDeviceFunction);
+    (void)emu::load(function);
+    *out = {};
+    out->maxThreadsPerBlock = 1024;
+    out->numRegs = 64;
+    out->binaryVersion = out->ptxVersion = (int)emu::config().compute_major * 10;
     return cudaSuccess;
 }
 
@@ -384,7 +416,7 @@ const char *cudaGetErrorString(cudaError_t error)
 
 /* Entered under the name of the call that a launcher makes on a GPU. */
 static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
-                          std::function<void()> body, const char *name)
+                          std::function<void()> body, const kvf_emu_kernel *kernel)
 {
     static emu::EntryPoint entry_point("cudaLaunchKernelExC");
     cudaError_t error = emu::enter(entry_point, 0);
@@ -395,6 +427,13 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
         error = cudaErrorInvalidResourceHandle;
     if (error != cudaSuccess)
         return fail(error);
+    /* CUDA may wait for all work when it loads a kernel: also for what waits for this launch. */
+    if (emu::load(kernel->function)) {
+        emu::count(emu::counts.late_loads);
+        if (!emu::is_captured(stream))
+            emu::drain_all(stream->device);
+    }
+    const char *name = kernel->name;
     auto run = [=] {
         emu::count(emu::counts.launches);
         kvf_emu_run_grid(grid, block, shared_bytes, body, name);
@@ -404,7 +443,7 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
 }
 
 int kvf_emu_enqueue(cudaStream_t stream, dim3 grid, dim3 block, size_t shared_bytes,
-                    std::function<void()> body, const char *name)
+                    std::function<void()> body, const kvf_emu_kernel *kernel)
 {
-    return (int)launch(stream, grid, block, shared_bytes, std::move(body), name);
+    return (int)launch(stream, grid, block, shared_bytes, std::move(body), kernel);
 }

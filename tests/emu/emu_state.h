@@ -143,7 +143,7 @@ struct Counts {
         events{0}, graphs{0}, graph_execs{0}, cublas_handles{0}, allocated_bytes{0},
         pinned_bytes{0}, calls{0}, waits{0}, pageable_copies{0}, launches{0}, copies{0},
         copied_bytes{0}, graph_launches{0}, forbidden_calls{0}, dropped_batches{0}, full_queues{0},
-        faults{0};
+        late_loads{0}, faults{0};
 };
 extern Counts counts;
 inline void count(std::atomic<uint64_t> &counter, uint64_t by = 1)
@@ -181,11 +181,21 @@ Place place_of(const void *pointer, size_t bytes);
 cudaError_t check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                        bool *is_pageable);
 void copy_now(void *to, const void *from, size_t bytes);
+/* While one lives, device memory can be read and written; memory_hide() takes it away from
+ * everybody once no work is queued, so that a host which touches it fails as on a GPU. */
+struct Visible {
+    Visible();
+    ~Visible();
+    Visible(const Visible &) = delete;
+    Visible &operator=(const Visible &) = delete;
+};
+void memory_hide();
 
 /* ---- streams: emu_stream.cc ---- */
 
 struct Capture;
 struct Plan;
+struct Connection;
 
 typedef std::function<void()> Work;
 
@@ -193,6 +203,8 @@ typedef std::function<void()> Work;
 struct Entry {
     Work work;
     bool always = false;
+    Connection *queue = nullptr; /* that it shares, and its place there */
+    uint32_t turn = 0;
     std::atomic<Entry *> next{nullptr};
 };
 
@@ -211,7 +223,8 @@ struct CUstream_st : emu::Counted {
     emu::Word done{0};
     std::atomic<bool> is_closing{false};
     uint64_t delay_state = 0;
-    uint32_t legacy_seen = 0; /* under callers: what it waited for of the legacy stream */
+    emu::Connection *queue = nullptr; /* set before its first entry; nullptr: its own */
+    uint32_t legacy_seen = 0;         /* under callers: what it waited for of the legacy stream */
     /* Under the lock of captures. */
     std::atomic<emu::Capture *> capture{nullptr};
     std::vector<uint32_t> frontier;
@@ -258,6 +271,8 @@ void stream_close(CUstream_st *stream);
 /* Until everything that was enqueued so far is done. */
 void stream_drain(CUstream_st *stream);
 void drain_all(int device);
+/* No stream has work. */
+bool is_idle();
 /* Work on the stream that cudaMemcpy and cudaMemset use. */
 void legacy_submit(Work work, bool is_awaited);
 

@@ -73,6 +73,15 @@ void maybe_delay()
 
 /* ---- workers ---- */
 
+/* A queue of the hardware: what was enqueued on any of its streams begins in that order. */
+struct Connection {
+    std::mutex callers;
+    uint32_t enqueued = 0; /* under callers */
+    Word done{0};
+};
+static const uint32_t CONNECTIONS_MAX = 32;
+static Connection connections[CONNECTIONS_MAX];
+
 namespace
 {
 
@@ -100,9 +109,16 @@ void worker_main(Ref<CUstream_st> stream, Entry *head)
         delete head;
         head = entry;
         maybe_delay();
+        Connection *queue = entry->queue;
+        if (queue != nullptr)
+            word_wait(queue->done, entry->turn, std::memory_order_relaxed);
         if (entry->always || lost() == cudaSuccess)
             entry->work();
         entry->work = nullptr;
+        if (queue != nullptr) {
+            queue->done.store(entry->turn + 1, std::memory_order_relaxed);
+            word_wake(queue->done);
+        }
         stream->done.store(++done, std::memory_order_release);
         word_wake(stream->done);
     }
@@ -150,6 +166,13 @@ static void append(CUstream_st *stream, Work work, bool always)
     Entry *entry = new Entry;
     entry->work = std::move(work);
     entry->always = always;
+    Visible visible;
+    std::unique_lock<std::mutex> turn;
+    if (stream->queue != nullptr) {
+        turn = std::unique_lock<std::mutex>(stream->queue->callers);
+        entry->queue = stream->queue;
+        entry->turn = stream->queue->enqueued++;
+    }
     stream->tail->next.store(entry, std::memory_order_release);
     stream->tail = entry;
     stream->enqueued.store(enqueued + 1, std::memory_order_release);
@@ -191,6 +214,16 @@ void stream_drain(CUstream_st *stream)
         target = stream->enqueued.load(std::memory_order_relaxed);
     }
     word_wait(stream->done, target, std::memory_order_acquire);
+    memory_hide();
+}
+
+bool is_idle()
+{
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    for (const CUstream_st *s : workers)
+        if (s->done.load(std::memory_order_relaxed) != s->enqueued.load(std::memory_order_relaxed))
+            return false;
+    return true;
 }
 
 static std::vector<Ref<CUstream_st>> workers_of(int device)
@@ -339,6 +372,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
         return fail(cudaErrorInvalidValue);
     int in_range = std::min(0, std::max(-5, priority));
     Ref<CUstream_st> stream = emu::stream_open(emu::current_device(), flags, in_range);
+    uint32_t queues = std::min(emu::config().connections, emu::CONNECTIONS_MAX);
+    if (queues != 0)
+        stream->queue = &emu::connections[stream->number % queues];
     std::unique_lock<std::shared_mutex> hold(tables_lock);
     emu::streams.insert(stream.get());
     count(counts.streams);
@@ -562,6 +598,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     count(counts.waits);
     Ref<CUevent_st> keep(event);
     emu::event_await(event, emu::last_record(event), std::memory_order_acquire);
+    emu::memory_hide();
     return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
 }
 

@@ -30,6 +30,7 @@
 
 /* Word t of `count`: to[t] = to[t] * 31 + (from[t] ^ (salt + t)). Neither commutes nor repeats, so
  * any wrong order shows. A kernel; returns a cudaError_t. */
+int rig_load(void); /* before a test holds a stream up: the first launch of a kernel may wait */
 int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count);
 static inline void rig_mix_now(uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count)
 {
@@ -115,6 +116,8 @@ static inline uint32_t rig_random(uint64_t *state)
 static inline int rig_begin(void **state)
 {
     (void)state;
+    kvf_emu_reset();
+    OK(rig_load());
     kvf_emu_reset();
     return 0;
 }

@@ -4,8 +4,14 @@
 
 #include "cuda.cuh"
 
+extern "C" int rig_load(void);
 extern "C" int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt,
                        uint32_t count);
+
+int rig_load(void)
+{
+    return kvf_cuda_load_list(0);
+}
 
 static void mix(uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count)
 {
@@ -16,6 +22,6 @@ static void mix(uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t coun
 
 int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count)
 {
-    return kvf_cuda_launch(mix, dim3((count + 31) / 32), dim3(32), 0, stream, to, from, salt,
-                           count);
+    return kvf_cuda_launch<mix>(dim3((count + 31) / 32), dim3(32), 0, stream, to, from, salt,
+                                count);
 }

@@ -11,10 +11,20 @@
 #include "test_emu.h"
 
 int kvf_emu_enqueue(cudaStream_t, dim3 grid, dim3 block, size_t shared_bytes,
-                    std::function<void()> body, const char *name)
+                    std::function<void()> body, const kvf_emu_kernel *kernel)
 {
-    kvf_emu_run_grid(grid, block, shared_bytes, body, name);
+    kvf_emu_run_grid(grid, block, shared_bytes, body, kernel->name);
     return cudaSuccess;
+}
+
+/* There is no device here: all memory is its own. */
+void kvf_emu_check_arg(const kvf_emu_kernel *, const void *, size_t)
+{
+}
+
+const char *kvf_emu_refuses(const void *)
+{
+    return NULL;
 }
 
 /* ---- places ---- */
@@ -405,15 +415,15 @@ static void test_launches(void)
     LAUNCH(take, 1, 20, 0, NULL, args, 2); /* the int becomes a double */
     for (uint32_t i = 0; i < 20; i++)
         CHECK(out[i] == i * 6);
-    CHECK(kvf_cuda_launch(take, 0, 20, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
-    CHECK(kvf_cuda_launch(take, dim3(1, 65536), 20, 0, NULL, args, 2) ==
+    CHECK(kvf_cuda_launch<take>(0, 20, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
+    CHECK(kvf_cuda_launch<take>(dim3(1, 65536), 20, 0, NULL, args, 2) ==
           cudaErrorInvalidConfiguration);
-    CHECK(kvf_cuda_launch(take, 1, 1025, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
-    CHECK(kvf_cuda_launch(take, 1, dim3(1, 1, 65), 0, NULL, args, 2) ==
+    CHECK(kvf_cuda_launch<take>(1, 1025, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
+    CHECK(kvf_cuda_launch<take>(1, dim3(1, 1, 65), 0, NULL, args, 2) ==
           cudaErrorInvalidConfiguration);
-    CHECK(kvf_cuda_launch(take, 1, 0, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
-    CHECK(kvf_cuda_launch(take, 1, 20, 227 * 1024 + 1, NULL, args, 2) == cudaErrorInvalidValue);
-    CHECK(kvf_cuda_launch(take, 1, 20, 227 * 1024, NULL, args, 2) == cudaSuccess);
+    CHECK(kvf_cuda_launch<take>(1, 0, 0, NULL, args, 2) == cudaErrorInvalidConfiguration);
+    CHECK(kvf_cuda_launch<take>(1, 20, 227 * 1024 + 1, NULL, args, 2) == cudaErrorInvalidValue);
+    CHECK(kvf_cuda_launch<take>(1, 20, 227 * 1024, NULL, args, 2) == cudaSuccess);
 }
 
 int main(void)

@@ -20,7 +20,7 @@
         }                                                                                          \
     } while (0)
 
-#define LAUNCH(...) CHECK(kvf_cuda_launch(__VA_ARGS__) == cudaSuccess)
+#define LAUNCH(kernel, ...) CHECK(kvf_cuda_launch<kernel>(__VA_ARGS__) == cudaSuccess)
 
 /* The order of warps and lanes that KVF_EMU_ORDER asked for is that of the calling thread. */
 void test_copies(void);

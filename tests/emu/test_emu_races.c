@@ -169,6 +169,7 @@ int main(int argc, char **argv)
         puts("skipped: built without -Db_sanitize=thread");
         return 77;
     }
+    OK(rig_load());
     if (argc == 3) {
         CASES[(size_t)atoi(argv[1]) % CASE_COUNT].run(atoi(argv[2]));
         return 0;

@@ -348,6 +348,34 @@ static void test_legacy_order(void **state)
     OK(cudaFreeHost(word));
 }
 
+/* Streams that share a queue of the hardware begin their work in the order in which it was
+ * enqueued: a wait for a word holds up the write behind it, though that is another stream's. */
+static void test_connections(void **state)
+{
+    (void)state;
+    kvf_emu_config c;
+    kvf_emu_get_config(&c);
+    for (c.connections = 0; c.connections < 2; c.connections++) {
+        kvf_emu_set_config(&c);
+        cudaStream_t waits = rig_stream(), writes = rig_stream();
+        uint32_t *words = rig_pinned(2);
+        OK(rig_wait_word(waits, &words[0], 1));
+        OK(rig_write_word(writes, &words[1], 1));
+        const struct timespec pause = {.tv_nsec = 30000000};
+        nanosleep(&pause, NULL);
+        if (c.connections == 0)
+            OK(cudaStreamSynchronize(writes));
+        else
+            FAILS(cudaErrorNotReady, cudaStreamQuery(writes));
+        rig_set_word(&words[0], 1);
+        OK(cudaStreamSynchronize(waits));
+        OK(cudaStreamSynchronize(writes));
+        OK(cudaStreamDestroy(waits));
+        OK(cudaStreamDestroy(writes));
+        OK(cudaFreeHost(words));
+    }
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
@@ -355,6 +383,7 @@ int main(void)
         TEST(test_random_program), TEST(test_event_snapshot), TEST(test_event_reused),
         TEST(test_elapsed_time),   TEST(test_host_functions), TEST(test_destroy_is_not_a_wait),
         TEST(test_full_queue),     TEST(test_delays),         TEST(test_legacy_order),
+        TEST(test_connections),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -103,6 +103,8 @@ check_cuda *check_cuda_open(bool is_timed, char why[256])
         abort();
     cuda->is_timed = is_timed;
     if ((status = cudaGetDeviceProperties(&properties, 0)) != cudaSuccess ||
+        (status = (cudaError_t)kvf_cuda_load_kernels((int)properties.sharedMemPerBlockOptin)) !=
+            cudaSuccess ||
         (status = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->from, cudaEventDefault)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->to, cudaEventDefault)) != cudaSuccess) {
@@ -163,6 +165,20 @@ void *check_cuda_take(check_cuda *cuda, size_t bytes)
     }
     cuda->used += bytes;
     return cuda->chunks[cuda->chunk].base + cuda->used - bytes;
+}
+
+void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes)
+{
+    (void)cuda;
+    if (cudaHostRegister(memory, bytes, cudaHostRegisterMapped) != cudaSuccess)
+        abort();
+}
+
+void check_cuda_abandon(check_cuda *cuda, void *memory)
+{
+    (void)cuda;
+    if (cudaHostUnregister(memory) != cudaSuccess)
+        abort();
 }
 
 void check_cuda_release(check_cuda *cuda)
@@ -236,6 +252,19 @@ void *check_cuda_take(check_cuda *cuda, size_t bytes)
     (void)cuda;
     (void)bytes;
     return NULL;
+}
+
+void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes)
+{
+    (void)cuda;
+    (void)memory;
+    (void)bytes;
+}
+
+void check_cuda_abandon(check_cuda *cuda, void *memory)
+{
+    (void)cuda;
+    (void)memory;
 }
 
 void check_cuda_release(check_cuda *cuda)

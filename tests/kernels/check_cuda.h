@@ -6,9 +6,9 @@
  * The CUDA device under the kernel checks: one stream, launches that are waited for, and memory
  * that the host and the GPU reach at the same address.
  *
- * Knows nothing of single kernels. In the emulator a GPU reaches all memory, and buffers are
- * allocated one by one so that AddressSanitizer sees their ends; on a GPU they are cut from large
- * pieces of mapped host memory, or of managed memory that is moved to the GPU before it is timed.
+ * Knows nothing of single kernels. In the emulator buffers are allocated and registered one by one,
+ * so that AddressSanitizer sees their ends; on a GPU they are cut from large pieces of mapped host
+ * memory, or of managed memory that is moved to the GPU before it is timed.
  */
 
 #include <stdbool.h>
@@ -25,8 +25,11 @@ void check_cuda_close(check_cuda *cuda);
 const char *check_cuda_name(const check_cuda *cuda);
 bool check_cuda_is_emulated(const check_cuda *cuda);
 
-/* Memory of the present case, aligned to 64 bytes; NULL in the emulator, where any will do. */
+/* Memory of the present case, aligned to 64 bytes; NULL in the emulator, where the caller's own is
+ * adopted, and abandoned before it is freed. */
 void *check_cuda_take(check_cuda *cuda, size_t bytes);
+void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes);
+void check_cuda_abandon(check_cuda *cuda, void *memory);
 void check_cuda_release(check_cuda *cuda);
 
 /* One launch of kvf_<op>_cuda, given as it is in the table. Both return NULL, or what went wrong.

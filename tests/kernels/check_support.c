@@ -56,8 +56,11 @@ static void release_buffers(check *c)
                 check_fail(c, "write outside output %u of %zu bytes", i, b->bytes);
                 break;
             }
-        if (!b->is_of_device)
+        if (!b->is_of_device) {
+            if (c->cuda)
+                check_cuda_abandon(c->cuda, b->base);
             free(b->base);
+        }
     }
     c->buffer_count = 0;
     c->tracked_count = 0;
@@ -117,6 +120,8 @@ static uint8_t *allocate(check *c, size_t bytes, bool guarded)
     if (!base)
         KVF_ASSERT(posix_memalign(&base, 64, all ? all : 1) == 0);
     c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded, is_of_device};
+    if (c->cuda && !is_of_device)
+        check_cuda_adopt(c->cuda, base, all ? all : 1);
     return base;
 }
 

@@ -23,8 +23,7 @@ void rig_open(rig *r, const rig_config *config)
     kvf_device_config device = {.threads =
                                     config != NULL && config->threads > 0 ? config->threads : 2,
                                 .isa_mask = KVF_ISA_ALL,
-                                .delay_seed = config != NULL ? config->delay_seed : 0,
-                                .host_visible = 1};
+                                .delay_seed = config != NULL ? config->delay_seed : 0};
     r->kind = rig_kind();
     RIG_OK(kvf_device_open(r->context, r->kind, &device, &r->device));
     r->ops = r->device->ops;
@@ -61,6 +60,53 @@ void *rig_memory(rig *r, size_t bytes)
     void *memory;
     RIG_OK(r->ops->memory_alloc(r->device, bytes, &memory));
     return memory;
+}
+
+void rig_put(rig *r, void *to, const void *from, size_t bytes)
+{
+    kvf_stream *stream;
+    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
+    RIG_OK(r->ops->copy(stream, to, from, bytes));
+    RIG_OK(r->ops->stream_wait(stream));
+    r->ops->stream_destroy(stream);
+}
+
+void rig_set(rig *r, void *to, int byte, size_t bytes)
+{
+    kvf_stream *stream;
+    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
+    RIG_OK(r->ops->fill(stream, to, byte, bytes));
+    RIG_OK(r->ops->stream_wait(stream));
+    r->ops->stream_destroy(stream);
+}
+
+void *rig_shared(rig *r, size_t bytes)
+{
+    const size_t whole = kvf_round_up(bytes, 4096);
+    void *host = aligned_alloc(4096, whole), *alias = NULL;
+    assert_non_null(host);
+    memset(host, 0, whole);
+    for (uint32_t i = 0; i < RIG_SHARED_MAX; i++)
+        if (r->shared[i].host == NULL) {
+            RIG_OK(r->ops->host_register(r->device, host, whole, &alias));
+            assert_ptr_equal(alias, host);
+            r->shared[i].host = host;
+            r->shared[i].bytes = whole;
+            return host;
+        }
+    fail_msg("more than %u pieces of shared memory", RIG_SHARED_MAX);
+    return NULL;
+}
+
+void rig_give_shared(rig *r, void *host)
+{
+    for (uint32_t i = 0; i < RIG_SHARED_MAX && host != NULL; i++)
+        if (r->shared[i].host == host) {
+            r->ops->host_unregister(r->device, host, r->shared[i].bytes);
+            r->shared[i].host = NULL;
+            free(host);
+            return;
+        }
 }
 
 void rig_close(rig *r)

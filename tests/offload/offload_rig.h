@@ -18,11 +18,17 @@
 
 #include "device.h"
 
+#define RIG_SHARED_MAX 8u
+
 typedef struct rig {
     kvf_context *context;
     kvf_device *device;
     const kvf_device_ops *ops;
     kvf_device_kind kind;
+    struct {
+        void *host; /* NULL = free */
+        size_t bytes;
+    } shared[RIG_SHARED_MAX];
 } rig;
 
 typedef struct rig_config {
@@ -30,8 +36,7 @@ typedef struct rig_config {
     uint32_t delay_seed; /* 0 = no delays */
 } rig_config;
 
-/* The device that the environment asks for: KVF_TEST_DEVICE=cuda, else the host. On CUDA device
- * memory is pinned host memory, so that a test can look into it. */
+/* The device that the environment asks for: KVF_TEST_DEVICE=cuda, else the host. */
 kvf_device_kind rig_kind(void);
 void rig_open(rig *r, const rig_config *config);
 void rig_close(rig *r);
@@ -41,8 +46,17 @@ void rig_close(rig *r);
 kvf_status rig_launch(rig *r, kvf_stream *stream, kvf_task_fn fn, const void *args,
                       size_t args_bytes, uint32_t tasks);
 
-/* Device memory, zeroed; freed with memory_free. */
+/* Device memory, zeroed; freed with memory_free. A test looks into it with rig_put and never
+ * directly. */
 void *rig_memory(rig *r, size_t bytes);
+/* Copy or fill, and wait; either side may be device memory. */
+void rig_put(rig *r, void *to, const void *from, size_t bytes);
+void rig_set(rig *r, void *to, int byte, size_t bytes);
+
+/* Registered host memory, zeroed: kernels, copies, host functions and the test itself may use it
+ * under one address. Given back with rig_give_shared; NULL is fine. */
+void *rig_shared(rig *r, size_t bytes);
+void rig_give_shared(rig *r, void *host);
 
 /* Repeatable numbers. */
 typedef struct rig_random {

@@ -325,7 +325,7 @@ static void test_choice(void **state)
                          choice.method[0] == KVF_TRANSFER_MAPPED);
     c = (kvf_calibration){0};
     kvf_calibration_choose(&c, 16384, &choice);
-    const kvf_transfer_choice usual = kvf_transfer_choice_default(16384);
+    const kvf_transfer_choice usual = kvf_transfer_choice_default();
     assert_memory_equal(&choice, &usual, sizeof usual);
 }
 

@@ -83,7 +83,8 @@ static void test_words(void **state)
         player p = {.ask = host, .answer = host + 32, .payload = host + 64, .rounds = ROUNDS};
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, answer_all, &p), 0);
-        numbers[0] = 3;
+        uint32_t seen[ROUNDS + 1] = {3};
+        rig_put(&r, numbers, seen, sizeof *seen);
         for (uint32_t i = 1; i <= ROUNDS; i++) {
             RIG_OK(r.ops->copy(stream, alias + 64, numbers + i - 1, sizeof *numbers));
             RIG_OK(r.ops->write_word(stream, alias, i));
@@ -92,8 +93,9 @@ static void test_words(void **state)
         }
         RIG_OK(r.ops->stream_wait(stream));
         pthread_join(thread, NULL);
+        rig_put(&r, seen, numbers, sizeof seen);
         for (uint32_t i = 1; i <= ROUNDS; i++)
-            assert_int_equal(numbers[i], numbers[i - 1] * 2 + i);
+            assert_int_equal(seen[i], seen[i - 1] * 2 + i);
         r.ops->memory_free(r.device, numbers);
         give_back(&r, s);
         r.ops->stream_destroy(stream);
@@ -166,8 +168,11 @@ static void test_batch(void **state)
     char *from = rig_memory(&r, COPIES * SIZE), *to = rig_memory(&r, COPIES * SIZE);
     void *targets[COPIES];
     const void *sources[COPIES];
+    static char sent[COPIES * SIZE], seen[COPIES * SIZE];
+    for (uint32_t i = 0; i < COPIES; i++)
+        memset(sent + i * SIZE, (int)(i * 7 + 1), SIZE);
+    rig_put(&r, from, sent, sizeof sent);
     for (uint32_t i = 0; i < COPIES; i++) {
-        memset(from + i * SIZE, (int)(i * 7 + 1), SIZE);
         sources[i] = from + i * SIZE;
         targets[i] = to + i * 37 % COPIES * SIZE;
     }
@@ -176,8 +181,9 @@ static void test_batch(void **state)
     RIG_OK(r.ops->copy_batch(stream, targets, sources, SIZE, COPIES));
     memset(targets, 0, sizeof targets); /* they were read */
     RIG_OK(r.ops->stream_wait(stream));
+    rig_put(&r, seen, to, sizeof seen);
     for (uint32_t i = 0; i < COPIES; i++)
-        assert_memory_equal(to + i * 37 % COPIES * SIZE, from + i * SIZE, SIZE);
+        assert_memory_equal(seen + i * 37 % COPIES * SIZE, sent + i * SIZE, SIZE);
     r.ops->memory_free(r.device, from);
     r.ops->memory_free(r.device, to);
     r.ops->stream_destroy(stream);
@@ -198,16 +204,18 @@ static void test_wrapped_stream(void **state)
         assert_int_equal(r.ops->stream_wrap(r.device, stream, &wrapped), KVF_UNSUPPORTED);
         assert_null(wrapped);
     } else {
-        char *bytes = rig_memory(&r, 2);
+        char *bytes = rig_memory(&r, 2), seen[2];
         RIG_OK(r.ops->stream_wrap(r.device, native, &wrapped));
         assert_ptr_equal(r.ops->stream_native(wrapped), native);
         RIG_OK(r.ops->fill(stream, bytes, 5, 1)); /* one order for both names */
         RIG_OK(r.ops->copy(wrapped, bytes + 1, bytes, 1));
         r.ops->stream_destroy(wrapped); /* waits, and leaves the stream */
-        assert_int_equal(bytes[1], 5);
+        rig_put(&r, seen, bytes, sizeof seen);
+        assert_int_equal(seen[1], 5);
         RIG_OK(r.ops->fill(stream, bytes, 6, 1));
         RIG_OK(r.ops->stream_wait(stream));
-        assert_int_equal(bytes[0], 6);
+        rig_put(&r, seen, bytes, sizeof seen);
+        assert_int_equal(seen[0], 6);
         r.ops->memory_free(r.device, bytes);
     }
     r.ops->stream_destroy(stream);
@@ -226,10 +234,9 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
 {
     kvf_graph *graph = NULL, *none = (kvf_graph *)(void *)r;
     kvf_event *fork, *join;
-    uint32_t *words = rig_memory(r, 4 * sizeof *words);
+    uint32_t *words = rig_memory(r, 2 * sizeof *words), added = 0, *number = &added;
     shared_memory s = take_shared(r);
     uint32_t *flag = (uint32_t *)(void *)s.host, *flag_alias = (uint32_t *)(void *)s.alias;
-    uint32_t *number = words + 2;
     RIG_OK(r->ops->event_create(r->device, &fork));
     RIG_OK(r->ops->event_create(r->device, &join));
     assert_false(r->ops->is_capturing(stream));
@@ -247,14 +254,16 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
     RIG_OK(r->ops->capture_end(stream, &graph));
     assert_false(r->ops->is_capturing(stream));
     assert_int_equal(kvf_word_load(flag), 0);
-    assert_int_equal(words[2], 0);
+    assert_int_equal(added, 0);
     for (uint32_t i = 1; i <= 3; i++) {
-        words[0] = i * 100;
+        uint32_t seen[2] = {i * 100, 0};
+        rig_put(r, words, seen, sizeof *seen);
         kvf_word_store(flag, 0);
         RIG_OK(r->ops->graph_launch(graph, stream));
         RIG_OK(r->ops->stream_wait(stream));
-        assert_int_equal(words[1], i * 100);
-        assert_int_equal(words[2], i * 10);
+        rig_put(r, seen, words, sizeof seen);
+        assert_int_equal(seen[1], i * 100);
+        assert_int_equal(added, i * 10);
         assert_int_equal(kvf_word_load(flag), 9);
     }
     assert_int_equal(r->ops->capture_end(stream, &none), KVF_INVALID);

@@ -293,6 +293,14 @@ static void test_headroom_of_this_machine(void **state)
     printf("free %s\n", kvf_bytes_text(h.node_free, text));
     assert_true(h.node_free > 0);
     assert_true(h.memlock > 0);
+    /* A limit above all that there is: the machine is one that grows. */
+    h.cgroup = (uint64_t)1 << 58;
+    assert_true(kvf_memory_grows(&h, 16 * GIB));
+    assert_false(kvf_memory_grows(&h, UINT64_MAX));
+    h.cgroup = UINT64_MAX; /* none */
+    assert_false(kvf_memory_grows(&h, 16 * GIB));
+    h.cgroup = 1;
+    assert_false(kvf_memory_grows(&h, 1));
 }
 
 /* ---- cgroups ---- */

@@ -131,7 +131,7 @@ static void test_random_program(void **state)
         make_program(&random, program);
         rig r;
         rig_open(&r, &(rig_config){.threads = 1 + seed % 3, .delay_seed = seed * 101});
-        cell *got = rig_memory(&r, sizeof expected);
+        cell *got = rig_shared(&r, sizeof expected); /* host functions are its kernels */
         for (uint32_t c = 0; c < CELLS; c++)
             for (uint32_t w = 0; w < CELL_WORDS; w++)
                 expected[c][w] = got[c][w] = (uint32_t)rig_next(&random);
@@ -139,7 +139,7 @@ static void test_random_program(void **state)
             run_step(&program[i], expected);
         run_on_streams(&r, program, got);
         assert_memory_equal(expected, got, sizeof expected);
-        r.ops->memory_free(r.device, got);
+        rig_give_shared(&r, got);
         rig_close(&r);
     }
 }
@@ -191,7 +191,9 @@ static void test_event_recorded_again(void **state)
     RIG_OK(r.ops->event_wait(event));
     atomic_store(&g.is_open, 1);
     RIG_OK(r.ops->stream_wait(waiter));
-    assert_int_equal(*seen, 1);
+    char is_seen = 0;
+    rig_put(&r, &is_seen, seen, 1);
+    assert_int_equal(is_seen, 1);
 
     r.ops->memory_free(r.device, bytes);
     r.ops->stream_destroy(slow);
@@ -313,8 +315,10 @@ static void test_error_is_sticky(void **state)
     assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
     assert_int_equal(r.ops->stream_wait(b), KVF_CORRUPT);
     /* What is enqueued behind an error can be skipped on the host only. */
+    char seen[2];
+    rig_put(&r, seen, bytes, sizeof seen);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(bytes[i], r.kind == KVF_DEVICE_HOST ? 0 : 'X');
+        assert_int_equal(seen[i], r.kind == KVF_DEVICE_HOST ? 0 : 'X');
     r.ops->memory_free(r.device, bytes);
     r.ops->stream_destroy(a);
     r.ops->stream_destroy(b);
@@ -339,10 +343,13 @@ static void test_device_memory(void **state)
         void *memory;
         RIG_OK(r.ops->memory_alloc(r.device, sizes[i], &memory));
         assert_int_equal((uintptr_t)memory % 64, 0);
-        const char *bytes = memory;
+        char *bytes = malloc(sizes[i]);
+        assert_non_null(bytes);
+        rig_put(&r, bytes, memory, sizes[i]);
         for (size_t b = 0; b<sizes[i]; b += sizes[i]> 8192 ? 509 : 1)
             assert_int_equal(bytes[b], 0);
-        memset(memory, 0x5a, sizes[i]);
+        free(bytes);
+        rig_set(&r, memory, 0x5a, sizes[i]);
         r.ops->memory_free(r.device, memory);
         assert_true(r.context->live_bytes <
                     65536); /* nothing of it is left but the device itself */
@@ -362,21 +369,24 @@ static void test_copy_through(void **state)
     enum { SIZE = 70000 };
     rig r;
     rig_open(&r, NULL);
+    static char sent[SIZE], seen[SIZE];
     char *from = rig_memory(&r, SIZE), *to = rig_memory(&r, SIZE);
     kvf_stream *stream;
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
     rig_random random = rig_seed("copy through", 5);
     for (size_t i = 0; i < SIZE; i++)
-        from[i] = (char)rig_next(&random);
+        sent[i] = (char)rig_next(&random);
+    rig_put(&r, from, sent, SIZE);
     const size_t sizes[] = {0, 1, 15, 16, 64, 16384, 16400, 65536, 65551};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t shift = 0; shift < 200; shift += 40 + i) {
-            memset(to, 0x77, SIZE);
+            RIG_OK(r.ops->fill(stream, to, 0x77, SIZE));
             RIG_OK(r.ops->copy_through(stream, to + 64 + shift, from + shift / 2, sizes[i]));
+            RIG_OK(r.ops->copy(stream, seen, to, SIZE));
             RIG_OK(r.ops->stream_wait(stream));
-            assert_memory_equal(to + 64 + shift, from + shift / 2, sizes[i]);
-            assert_int_equal(to[63 + shift], 0x77);
-            assert_int_equal(to[64 + shift + sizes[i]], 0x77);
+            assert_memory_equal(seen + 64 + shift, sent + shift / 2, sizes[i]);
+            assert_int_equal(seen[63 + shift], 0x77);
+            assert_int_equal(seen[64 + shift + sizes[i]], 0x77);
         }
     r.ops->memory_free(r.device, from);
     r.ops->memory_free(r.device, to);

@@ -30,7 +30,7 @@ static kvf_status open_all(everything *e, rig_fault *fault, kvf_transfer method)
     KVF_TRY(kvf_context_create(&allocator, NULL, NULL, &e->context));
     e->context->fault = rig_refuse;
     e->context->fault_user = fault;
-    kvf_device_config device = {.threads = 3, .isa_mask = KVF_ISA_ALL, .host_visible = 1};
+    kvf_device_config device = {.threads = 3, .isa_mask = KVF_ISA_ALL};
     KVF_TRY(kvf_device_open(e->context, rig_kind(), &device, &e->device));
     kvf_host_memory_config memory = {.node = -1, .touch_threads = 2, .arena_bytes_max = 6u << 20};
     KVF_TRY(kvf_page_pool_create(e->context, e->device, &memory, 1u << 20, 17, &e->pool));

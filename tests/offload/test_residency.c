@@ -118,6 +118,21 @@ static void point_tables(const kvf_residency *residency, step_tables *t)
     }
 }
 
+/* The tables of one list, as the host may read them. */
+typedef struct lists {
+    int32_t slot_of_page[PAGES], page_of_slot[SLOTS];
+} lists;
+
+/* 1 if they are valid. */
+static int read_lists(rig *r, const kvf_residency *residency, uint32_t list, lists *out)
+{
+    rig_put(r, out->slot_of_page, kvf_residency_slot_of_page(residency, list),
+            sizeof out->slot_of_page);
+    rig_put(r, out->page_of_slot, kvf_residency_page_of_slot(residency, list),
+            sizeof out->page_of_slot);
+    return kvf_residency_is_valid(residency, out->slot_of_page, out->page_of_slot);
+}
+
 static void test_resolve(void **state)
 {
     (void)state;
@@ -127,9 +142,7 @@ static void test_resolve(void **state)
     RIG_OK(kvf_residency_create(r.device, LISTS, PAGES, SLOTS, 256, &residency));
     kvf_stream *stream;
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
-    void *memory;
-    RIG_OK(r.ops->memory_alloc(r.device, sizeof(step_tables), &memory));
-    step_tables *t = memory;
+    step_tables *t = rig_shared(&r, sizeof *t);
     point_tables(&residency, t);
     model models[LISTS];
     memset(models, 0xff, sizeof models);
@@ -154,10 +167,11 @@ static void test_resolve(void **state)
                              kvf_resolve_tasks(&args)));
         RIG_OK(r.ops->stream_wait(stream));
         for (uint32_t l = 0; l < LISTS; l++) {
-            assert_true(kvf_residency_is_valid(&residency, l));
+            static lists seen;
+            assert_true(read_lists(&r, &residency, l, &seen));
             uint32_t missed = model_resolve(&models[l], t, l);
             assert_int_equal(missed, t->miss_count[l]);
-            assert_memory_equal(models[l].page_of_slot, kvf_residency_page_of_slot(&residency, l),
+            assert_memory_equal(models[l].page_of_slot, seen.page_of_slot,
                                 sizeof models[l].page_of_slot);
             misses += missed;
             hits += t->id_count[l] - missed;
@@ -169,7 +183,7 @@ static void test_resolve(void **state)
         }
     }
     assert_true(hits > 100 && misses > 100);
-    r.ops->memory_free(r.device, memory);
+    rig_give_shared(&r, t);
     r.ops->stream_destroy(stream);
     kvf_residency_destroy(&residency);
     kvf_residency_destroy(&residency);
@@ -184,20 +198,19 @@ static void test_slots(void **state)
     kvf_residency residency;
     RIG_OK(kvf_residency_create(r.device, LISTS, PAGES, SLOTS, 320, &residency));
     char *first = kvf_residency_slot(&residency, 0, 0);
+    static lists seen;
     for (uint32_t l = 0; l < LISTS; l++) {
-        assert_true(kvf_residency_is_valid(&residency, l));
+        assert_true(read_lists(&r, &residency, l, &seen));
         for (uint32_t s = 0; s < SLOTS; s++)
             assert_ptr_equal(kvf_residency_slot(&residency, l, (int32_t)s),
                              first + (l * SLOTS + s) * 320);
     }
-    int32_t *page_of_slot = kvf_residency_page_of_slot(&residency, 2);
-    int32_t *slot_of_page = kvf_residency_slot_of_page(&residency, 2);
-    page_of_slot[4] = 7;
-    assert_false(kvf_residency_is_valid(&residency, 2));
-    slot_of_page[7] = 4;
-    assert_true(kvf_residency_is_valid(&residency, 2));
-    slot_of_page[8] = 4; /* two pages in one slot */
-    assert_false(kvf_residency_is_valid(&residency, 2));
+    seen.page_of_slot[4] = 7;
+    assert_false(kvf_residency_is_valid(&residency, seen.slot_of_page, seen.page_of_slot));
+    seen.slot_of_page[7] = 4;
+    assert_true(kvf_residency_is_valid(&residency, seen.slot_of_page, seen.page_of_slot));
+    seen.slot_of_page[8] = 4; /* two pages in one slot */
+    assert_false(kvf_residency_is_valid(&residency, seen.slot_of_page, seen.page_of_slot));
     kvf_residency_destroy(&residency);
 
     RIG_OK(kvf_residency_create(r.device, 1, PAGES, SLOTS, 0, &residency)); /* direct: no bytes */

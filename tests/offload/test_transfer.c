@@ -62,7 +62,7 @@ static void run_plan(rig *r, kvf_transfer_config *config, const plan *p)
             continue;
         check_args check = {p, &m, q - 2, &wrong};
         RIG_OK(kvf_transfer_join(engine, tickets[q - 2], streams[q % 2]));
-        RIG_OK(r->ops->host_call(streams[q % 2], transfer_check_request, &check, sizeof check));
+        transfer_check(r, &check, streams[q % 2]);
     }
     for (uint32_t i = 0; i < 2; i++)
         RIG_OK(r->ops->stream_wait(streams[i]));
@@ -156,19 +156,23 @@ static void test_choice(void **state)
     }
 }
 
-/* Without a measurement bytes decide, whatever a page is. */
+/* Without a measurement no thread of the host takes part, whatever the size. */
 static void test_default(void **state)
 {
     (void)state;
-    for (size_t page = 128; page <= 65536; page *= 2) {
-        const kvf_transfer_choice one = kvf_transfer_choice_default(page);
-        const kvf_transfer_choice two = kvf_transfer_choice_default(2 * page);
-        for (uint32_t b = 0; b + 1 < KVF_TRANSFER_BUCKETS; b++)
-            assert_int_equal(one.method[b + 1], two.method[b]);
+    const kvf_transfer_choice usual = kvf_transfer_choice_default();
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        assert_int_equal(usual.method[b], KVF_TRANSFER_MAPPED);
+    rig r;
+    rig_open(&r, NULL);
+    if (r.kind == KVF_DEVICE_CUDA) {
+        kvf_transfer_engine *engine;
+        const kvf_transfer_config config = transfer_engine_config(KVF_TRANSFER_AUTO, 4096);
+        RIG_OK(kvf_transfer_open(r.device, &config, &engine));
+        assert_int_equal(kvf_transfer_method(engine), KVF_TRANSFER_MAPPED);
+        kvf_transfer_close(engine);
     }
-    const kvf_transfer_choice usual = kvf_transfer_choice_default(16384);
-    assert_int_equal(usual.method[kvf_transfer_bucket(63)], KVF_TRANSFER_MAPPED);
-    assert_int_equal(usual.method[kvf_transfer_bucket(64)], KVF_TRANSFER_GATHER);
+    rig_close(&r);
 }
 
 static void hold(const void *raw, uint32_t task)
@@ -291,13 +295,13 @@ static void test_bad(void **state)
     config = transfer_engine_config(KVF_TRANSFER_MAPPED, 4096);
     config.blocks = KVF_MOVE_BLOCKS_MAX + 1;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
-    kvf_transfer_choice choice = kvf_transfer_choice_default(4096);
-    choice.method[10] = KVF_TRANSFER_MAPPED; /* a second range */
+    kvf_transfer_choice choice = kvf_transfer_choice_default();
+    choice.method[8] = KVF_TRANSFER_GATHER; /* so that there are two ranges */
     config = transfer_engine_config(KVF_TRANSFER_AUTO, 4096);
     config.choice = &choice;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
     assert_non_null(strstr(rig_error(&r, &error), "2 ranges"));
-    choice = kvf_transfer_choice_default(4096);
+    choice = kvf_transfer_choice_default();
     choice.method[0] = KVF_TRANSFER_DIRECT;
     assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_INVALID);
     assert_null(engine);

@@ -51,15 +51,17 @@ static kvf_status fetch(failing *f, uint32_t q, kvf_stream *stream)
     check_args check = {&f->p, &f->m, q, &f->wrong};
     transfer_enqueue(&f->r, f->engine, &f->p, &f->m, q, stream, &ticket);
     RIG_OK(kvf_transfer_join(f->engine, ticket, stream));
-    RIG_OK(f->r.ops->host_call(stream, transfer_check_request, &check, sizeof check));
+    transfer_check(&f->r, &check, stream);
     return f->r.ops->stream_wait(stream);
 }
 
-static void assert_untouched(const failing *f, uint32_t q)
+static void assert_untouched(failing *f, uint32_t q)
 {
-    const unsigned char *slots = (const unsigned char *)f->m.slots + q * plan_region_bytes(&f->p);
-    for (size_t b = 0; b < plan_region_bytes(&f->p); b++)
-        assert_int_equal(slots[b], GUARD);
+    const size_t bytes = plan_region_bytes(&f->p), at = q * bytes;
+    const unsigned char *seen = (const unsigned char *)f->m.mirror + at;
+    rig_put(&f->r, f->m.mirror + at, f->m.slots + at, bytes);
+    for (size_t b = 0; b < bytes; b++)
+        assert_int_equal(seen[b], GUARD);
 }
 
 /* A count that lies is an error of the stream, not a write out of bounds; the engine goes on. */
@@ -187,8 +189,9 @@ static void test_close_in_flight(void **state)
         RIG_OK(f.r.ops->stream_wait(f.stream));
         for (uint32_t k = 0; k < 2; k++) {
             check_args check = {&f.p, &f.m, k ? 5 : 2, &f.wrong};
-            transfer_check_request(&check, 0);
+            transfer_check(&f.r, &check, f.stream);
         }
+        RIG_OK(f.r.ops->stream_wait(f.stream));
         assert_int_equal(atomic_load(&f.wrong), 0);
         close_failing(&f);
     }
@@ -221,13 +224,13 @@ static void test_recording(void **state)
     for (uint32_t run = 0; run < 5; run++) {
         plan_make(&f.p, &random, 4096);
         f.p.count[0] = run == 3 ? 0 : rig_below(&random, SLOTS + 1);
-        memset(f.m.slots, GUARD, plan_region_bytes(&f.p));
+        rig_set(&f.r, f.m.slots, GUARD, plan_region_bytes(&f.p));
         write_args write = {&f.p, &f.m, 0};
         transfer_write_request(&write, 0);
         RIG_OK(f.r.ops->graph_launch(graph, f.stream));
-        RIG_OK(f.r.ops->stream_wait(f.stream));
         check_args check = {&f.p, &f.m, 0, &f.wrong};
-        transfer_check_request(&check, 0);
+        transfer_check(&f.r, &check, f.stream);
+        RIG_OK(f.r.ops->stream_wait(f.stream));
         RIG_OK(fetch(&f, 6 + run, f.stream));
     }
     assert_int_equal(atomic_load(&f.wrong), 0);

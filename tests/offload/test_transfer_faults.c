@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <cuda_runtime_api.h>
+
 #include "emu_control.h"
 #include "offload_rig.h"
 #include "page_pool.h"
@@ -32,14 +34,14 @@ typedef struct ferry {
     kvf_page_pool pool;
     kvf_transfer_engine *engine;
     kvf_stream *stream;
-    char *slots;    /* device [2, PAGES], readable here */
-    lists *l;       /* device [2] */
+    char *slots;    /* pinned [2, PAGES], so that it can be read here */
+    lists *l;       /* pinned [2] */
     uint32_t trips; /* even and odd ones use slots and lists of their own */
 } ferry;
 
 static void open_ferry(ferry *f, kvf_transfer method)
 {
-    const kvf_device_config device = {.threads = 1, .isa_mask = KVF_ISA_ALL, .host_visible = 1};
+    const kvf_device_config device = {.threads = 1, .isa_mask = KVF_ISA_ALL};
     const kvf_host_memory_config memory = {
         .node = -1, .huge_pages = KVF_HUGE_PAGES_OFF, .touch_threads = 1};
     void *block;
@@ -51,12 +53,17 @@ static void open_ferry(ferry *f, kvf_transfer method)
     RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, BYTES, PAGES, &f->pool));
     for (uint32_t p = 0; p < PAGES; p++)
         memset(kvf_page_pool_host(&f->pool, (kvf_block){p}), (int)p + 1, BYTES);
-    RIG_OK(f->ops->memory_alloc(f->device, 2 * PAGES * BYTES, &block));
+    assert_int_equal(cudaHostAlloc(&block, 2 * PAGES * BYTES, cudaHostAllocMapped), cudaSuccess);
     f->slots = block;
-    RIG_OK(f->ops->memory_alloc(f->device, 2 * sizeof *f->l, &block));
+    assert_int_equal(cudaHostAlloc(&block, 2 * sizeof *f->l, cudaHostAllocMapped), cudaSuccess);
     f->l = block;
     RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
+    /* Of AUTO, so that both sides stand ready. */
+    kvf_transfer_choice mixed;
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        mixed.method[b] = b < 3 ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
     const kvf_transfer_config config = {.method = method,
+                                        .choice = &mixed,
                                         .page_bytes = BYTES,
                                         .pages_max = PAGES,
                                         .requests_max = 2,
@@ -72,8 +79,8 @@ static void close_ferry(ferry *f)
 {
     f->ops->stream_destroy(f->stream);
     kvf_transfer_close(f->engine);
-    f->ops->memory_free(f->device, f->l);
-    f->ops->memory_free(f->device, f->slots);
+    (void)cudaFreeHost(f->l); /* a lost device frees, and says that it is lost */
+    (void)cudaFreeHost(f->slots);
     kvf_page_pool_destroy(&f->pool);
     kvf_device_close(f->device);
     assert_int_equal(f->context->live_bytes, 0);
@@ -124,8 +131,13 @@ static void use_on(ferry *f)
 {
     f->ops->stream_destroy(f->stream);
     RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
-    for (uint32_t i = 0; i < 3; i++)
-        RIG_OK(cross(f));
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_error error;
+        if (cross(f) == KVF_OK)
+            continue;
+        kvf_context_error(f->context, &error);
+        fail_msg("after %s failed: trip %u: %s", kvf_emu_failed_call(), i, error.text);
+    }
     assert_arrived(f);
 }
 

@@ -19,9 +19,9 @@ size_t plan_region_bytes(const plan *p)
     return SLOTS * (p->page_bytes + 64);
 }
 
-static char *slot_at(const bench_memory *m, const plan *p, uint32_t request, uint32_t slot)
+static size_t slot_at(const plan *p, uint32_t request, uint32_t slot)
 {
-    return m->slots + request * plan_region_bytes(p) + slot * slot_stride(p, request);
+    return request * plan_region_bytes(p) + slot * slot_stride(p, request);
 }
 
 static char *source_host(const bench_memory *m, uint32_t source)
@@ -39,17 +39,18 @@ void transfer_open_memory(rig *r, const plan *p, bench_memory *m)
     RIG_OK(kvf_page_pool_create(r->context, r->device, &pool, p->page_bytes, SOURCES, &m->pool));
     RIG_OK(r->ops->memory_alloc(r->device, REQUESTS * plan_region_bytes(p), &memory));
     m->slots = memory;
-    RIG_OK(r->ops->memory_alloc(r->device, sizeof *m->device, &memory));
-    m->device = memory;
+    m->mirror = rig_shared(r, REQUESTS * plan_region_bytes(p));
+    m->device = rig_shared(r, sizeof *m->device);
     for (uint32_t s = 0; s < SOURCES; s++)
         for (size_t b = 0; b < p->page_bytes; b++)
             source_host(m, s)[b] = (char)(s * 131 + b * 7 + (b >> 8));
-    memset(m->slots, GUARD, REQUESTS * plan_region_bytes(p));
+    rig_set(r, m->slots, GUARD, REQUESTS * plan_region_bytes(p));
 }
 
 void transfer_close_memory(rig *r, bench_memory *m)
 {
-    r->ops->memory_free(r->device, m->device);
+    rig_give_shared(r, m->device);
+    rig_give_shared(r, m->mirror);
     r->ops->memory_free(r->device, m->slots);
     kvf_page_pool_destroy(&m->pool);
 }
@@ -86,36 +87,43 @@ void transfer_write_request(const void *raw, uint32_t task)
     tables *t = a->memory->device;
     for (uint32_t i = 0; i < p->count[q]; i++) {
         t->from[q][i] = kvf_page_pool_device(&a->memory->pool, (kvf_block){p->source[q][i]});
-        t->to[q][i] = slot_at(a->memory, p, q, p->slot[q][i]);
+        t->to[q][i] = a->memory->slots + slot_at(p, q, p->slot[q][i]);
     }
     t->count[q] = p->count[q];
 }
 
-void transfer_check_request(const void *raw, uint32_t task)
+static void check_request(const void *raw, uint32_t task)
 {
     (void)task;
     const check_args *a = raw;
     const plan *p = a->plan;
+    const char *mirror = a->memory->mirror;
     uint32_t q = a->request;
     uint8_t is_taken[SLOTS] = {0};
     for (uint32_t i = 0; i < p->count[q]; i++) {
-        const char *slot = slot_at(a->memory, p, q, p->slot[q][i]);
+        const char *slot = mirror + slot_at(p, q, p->slot[q][i]);
         is_taken[p->slot[q][i]] = 1;
         if (memcmp(slot, source_host(a->memory, p->source[q][i]), p->page_bytes) != 0)
             atomic_fetch_add(a->wrong, 1);
     }
     for (uint32_t s = 0; s < SLOTS; s++) {
-        const unsigned char *slot = (const unsigned char *)slot_at(a->memory, p, q, s);
+        const unsigned char *slot = (const unsigned char *)mirror + slot_at(p, q, s);
         for (size_t b = is_taken[s] ? p->page_bytes : 0; b < slot_stride(p, q); b++)
             if (slot[b] != GUARD)
                 atomic_fetch_add(a->wrong, 1);
     }
-    const unsigned char *rest = (const unsigned char *)slot_at(a->memory, p, q, SLOTS);
-    const unsigned char *end =
-        (const unsigned char *)a->memory->slots + (q + 1) * plan_region_bytes(p);
+    const unsigned char *rest = (const unsigned char *)mirror + slot_at(p, q, SLOTS);
+    const unsigned char *end = (const unsigned char *)mirror + (q + 1) * plan_region_bytes(p);
     for (; rest < end; rest++)
         if (*rest != GUARD)
             atomic_fetch_add(a->wrong, 1);
+}
+
+void transfer_check(rig *r, const check_args *check, kvf_stream *stream)
+{
+    const size_t bytes = plan_region_bytes(check->plan), at = check->request * bytes;
+    RIG_OK(r->ops->copy(stream, check->memory->mirror + at, check->memory->slots + at, bytes));
+    RIG_OK(r->ops->host_call(stream, check_request, check, sizeof *check));
 }
 
 void transfer_enqueue(rig *r, kvf_transfer_engine *engine, const plan *p, const bench_memory *m,

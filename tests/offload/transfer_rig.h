@@ -37,8 +37,9 @@ typedef struct plan {
 
 typedef struct bench_memory {
     kvf_page_pool pool; /* [SOURCES] blocks of a page, in several arenas */
-    char *slots;        /* [REQUESTS, region_bytes] */
-    tables *device;
+    char *slots;        /* device [REQUESTS, region_bytes] */
+    char *mirror;       /* the same, once it was copied: what is checked */
+    tables *device;     /* shared: host functions write it, in stream order */
 } bench_memory;
 
 /* Of one request; the slots of odd ones end before it does. */
@@ -65,9 +66,9 @@ typedef struct check_args {
     atomic_uint *wrong;
 } check_args;
 
-/* In stream order after the join: every page is there, every guard is whole, every other slot
- * untouched. */
-void transfer_check_request(const void *raw, uint32_t task);
+/* Enqueues, behind a join: every page is there, every guard is whole, every other slot untouched.
+ */
+void transfer_check(rig *r, const check_args *check, kvf_stream *stream);
 
 /* Fills the tables on the stream and submits; waits for room where there is none. */
 void transfer_enqueue(rig *r, kvf_transfer_engine *engine, const plan *p, const bench_memory *m,

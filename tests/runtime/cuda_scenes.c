@@ -66,7 +66,6 @@ kvf_runtime_config stage_config(stage *st)
 {
     kvf_runtime_config rc = test_runtime_config();
     rc.device = KVF_DEVICE_CUDA;
-    test_seams.host_visible = 0;
     rc.allow_unpinned = 0;
     rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = &st->heap};
     return rc;

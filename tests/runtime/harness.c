@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if KVF_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 #include "common/random.h"
 
 kvf_runtime_seams test_seams;
@@ -41,11 +45,77 @@ size_t test_dtype_bytes(kvf_dtype dtype)
     return dtype == KVF_FP32 ? 4 : 2;
 }
 
-static void *must_alloc(size_t bytes)
+#if KVF_HAVE_CUDA
+/* Every device of the process sees it, at the address that the host uses. */
+static void *pinned(size_t bytes)
 {
-    void *p = calloc(1, bytes ? bytes : 1);
-    assert_non_null(p);
+    void *p = NULL, *alias = NULL;
+    assert_int_equal(cudaHostAlloc(&p, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+                     cudaSuccess);
+    assert_int_equal(cudaHostGetDevicePointer(&alias, p, 0), cudaSuccess);
+    assert_ptr_equal(alias, p);
+    memset(p, 0, bytes);
     return p;
+}
+#endif
+
+void *test_alloc(size_t bytes)
+{
+#if KVF_HAVE_CUDA
+    if (test_on_cuda())
+        return pinned(bytes ? bytes : 1);
+#endif
+    void *p = NULL;
+    assert_int_equal(posix_memalign(&p, 64, bytes ? bytes : 1), 0);
+    memset(p, 0, bytes);
+    return p;
+}
+
+void test_release(void *p)
+{
+#if KVF_HAVE_CUDA
+    if (test_on_cuda()) {
+        assert_int_equal(cudaFreeHost(p), cudaSuccess);
+        return;
+    }
+#endif
+    free(p);
+}
+
+/* A list of pieces, so that none is lost: each begins with the address of the next one, a line
+ * before what is given out. */
+static void *pieces;
+#define SCRATCH_HEADER 64u
+
+void *test_scratch(size_t bytes)
+{
+    char *piece = test_alloc(bytes + SCRATCH_HEADER);
+    memcpy(piece, &pieces, sizeof pieces);
+    pieces = piece;
+    return piece + SCRATCH_HEADER;
+}
+
+void test_copy(void *to, const void *from, size_t bytes)
+{
+#if KVF_HAVE_CUDA
+    if (test_on_cuda()) {
+        assert_int_equal(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), cudaSuccess);
+        return;
+    }
+#endif
+    memcpy(to, from, bytes);
+}
+
+const void *test_seen(const void *address, size_t bytes)
+{
+    static _Alignas(64) char seen[4][1 << 16];
+    static uint32_t next;
+    if (!address || !test_on_cuda())
+        return address;
+    assert_true(bytes <= sizeof seen[0]);
+    char *copy = seen[next++ % 4];
+    test_copy(copy, address, bytes);
+    return copy;
 }
 
 /* Row of one kind: direction of the topic (if any) plus noise, times `gain`. */
@@ -64,7 +134,7 @@ static void fill_layer(test_tokens *t, const test_tokens_spec *spec, uint32_t la
 {
     test_random r = {spec->seed * 1000003u + layer};
     const uint32_t d = t->head_dim, group = t->query_heads / t->kv_heads;
-    float *topics = must_alloc(sizeof *topics * spec->topics * t->kv_heads * d);
+    float *topics = test_alloc(sizeof *topics * spec->topics * t->kv_heads * d);
     for (size_t i = 0; i < (size_t)spec->topics * t->kv_heads * d; i++)
         topics[i] = test_random_normal(&r);
     uint32_t key_topic = 0, query_topic = 0;
@@ -86,7 +156,7 @@ static void fill_layer(test_tokens *t, const test_tokens_spec *spec, uint32_t la
                          (row * t->query_heads + (size_t)h * group + g) * d);
         }
     }
-    free(topics);
+    test_release(topics);
 }
 
 void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_tokens_spec *spec)
@@ -98,18 +168,18 @@ void test_tokens_make(test_tokens *t, const kvf_cache_config *c, const test_toke
                        .head_dim = c->head_dim,
                        .count = spec->count};
     const size_t rows = (size_t)t->layers * t->count, size = test_dtype_bytes(t->dtype);
-    t->q = must_alloc(rows * t->query_heads * t->head_dim * size);
-    t->k = must_alloc(rows * t->kv_heads * t->head_dim * size);
-    t->v = must_alloc(rows * t->kv_heads * t->head_dim * size);
+    t->q = test_alloc(rows * t->query_heads * t->head_dim * size);
+    t->k = test_alloc(rows * t->kv_heads * t->head_dim * size);
+    t->v = test_alloc(rows * t->kv_heads * t->head_dim * size);
     for (uint32_t layer = 0; layer < t->layers; layer++)
         fill_layer(t, spec, layer);
 }
 
 void test_tokens_free(test_tokens *t)
 {
-    free(t->q);
-    free(t->k);
-    free(t->v);
+    test_release(t->q);
+    test_release(t->k);
+    test_release(t->v);
     *t = (test_tokens){0};
 }
 
@@ -190,7 +260,7 @@ kvf_runtime_config test_runtime_config(void)
     c.device = test_on_cuda() ? KVF_DEVICE_CUDA : KVF_DEVICE_HOST;
     c.calibrate = 0; /* seconds per runtime, and nothing here depends on it */
     /* Small blocks, so that short sequences have many. */
-    test_seams = (kvf_runtime_seams){.host_visible = (uint32_t)test_on_cuda(), .block_size = 8};
+    test_seams = (kvf_runtime_seams){.block_size = 8};
     return c;
 }
 
@@ -271,7 +341,7 @@ void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const te
                   void *out)
 {
     const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    void *scratch = out ? NULL : must_alloc(range->count * row);
+    void *scratch = out ? NULL : test_alloc(range->count * row);
     char *base = out ? out : scratch;
     for (uint32_t done = 0; done < range->count;) {
         uint32_t n = range->count - done;
@@ -290,7 +360,7 @@ void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const te
     }
     if (scratch) {
         test_wait(w);
-        free(scratch);
+        test_release(scratch);
     }
 }
 
@@ -322,9 +392,9 @@ void test_run(const test_scenario *sc, test_trace *trace)
                           .out_bytes = row * sc->steps * layers,
                           .prefill_bytes = row * sc->prompt * layers,
                           .lse_count = (size_t)sc->steps * layers * heads};
-    trace->out = must_alloc(trace->out_bytes);
-    trace->prefill = must_alloc(trace->prefill_bytes);
-    trace->lse = must_alloc(sizeof *trace->lse * trace->lse_count);
+    trace->out = test_alloc(trace->out_bytes);
+    trace->prefill = test_alloc(trace->prefill_bytes);
+    trace->lse = test_alloc(sizeof *trace->lse * trace->lse_count);
 
     kvf_sequence *s = test_sequence(&w);
     for (uint32_t layer = 0; layer < layers && sc->prompt; layer++)
@@ -346,9 +416,9 @@ void test_run(const test_scenario *sc, test_trace *trace)
 
 void test_trace_free(test_trace *trace)
 {
-    free(trace->out);
-    free(trace->prefill);
-    free(trace->lse);
+    test_release(trace->out);
+    test_release(trace->prefill);
+    test_release(trace->lse);
     *trace = (test_trace){0};
 }
 

@@ -7,7 +7,8 @@
  * whole runs (prefill, then decode) whose every output is kept for comparison.
  *
  * KVF_TEST_DEVICE in the environment says on which device the suite runs: host (the default) or
- * cuda, with device memory that the CPU may read.
+ * cuda. What a test gives to the library there is memory of test_alloc or of the device; never a
+ * variable of its own, which a kernel cannot reach.
  *
  * Uses the public API only. Everything random follows from a seed that the test prints. A call that
  * fails where it must not ends the test with the library's own text.
@@ -157,5 +158,15 @@ double test_tolerance(kvf_dtype dtype);
 #define TEST_LSE_TOLERANCE 5e-4
 
 size_t test_dtype_bytes(kvf_dtype dtype);
+
+/* ---- memory that kernels and the test may touch: pinned on CUDA; zeroed, aligned to 64 ---- */
+void *test_alloc(size_t bytes);
+void test_release(void *p); /* NULL is fine */
+/* The same until the program ends: for what would else be a small array of the test. */
+void *test_scratch(size_t bytes);
+/* Whatever both sides are; waits for nothing else. */
+void test_copy(void *to, const void *from, size_t bytes);
+/* What a piece of device memory holds, for the next few calls; NULL stays NULL. */
+const void *test_seen(const void *address, size_t bytes);
 
 #endif

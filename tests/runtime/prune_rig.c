@@ -104,10 +104,10 @@ void rig_open(rig *r, const kvf_cache_config *cc, uint32_t needs)
     r->config.settings.window = WINDOW;
     r->config.settings.beta = needs | 0x100u;
     const size_t row = HEADS * DIM * sizeof(float);
-    r->q = malloc(CHUNK * row);
-    r->k = malloc(CHUNK * row);
-    r->v = malloc(CHUNK * row);
-    r->out = malloc(CHUNK * row);
+    r->q = test_alloc(CHUNK * row);
+    r->k = test_alloc(CHUNK * row);
+    r->v = test_alloc(CHUNK * row);
+    r->out = test_alloc(CHUNK * row);
     assert_true(r->q && r->k && r->v && r->out);
 }
 
@@ -124,10 +124,10 @@ void rig_close(rig *r)
     kvf_prune_close(r->prune);
     test_tokens_free(&r->t);
     test_world_close(&r->w);
-    free(r->q);
-    free(r->k);
-    free(r->v);
-    free(r->out);
+    test_release(r->q);
+    test_release(r->k);
+    test_release(r->v);
+    test_release(r->out);
 }
 
 progress rig_begin(rig *r, uint32_t count)
@@ -249,7 +249,7 @@ void rig_add_attention(const rig *r, uint32_t layer, uint32_t head, const uint32
 void rig_expect_attends(rig *r, kvf_sequence *s, uint32_t layer, const uint32_t *tokens,
                         uint32_t count, uint32_t step)
 {
-    float got[HEADS * DIM];
+    float *got = test_scratch(HEADS * DIM * sizeof *got);
     uint32_t all[TOKENS];
     memcpy(all, tokens, count * sizeof *all);
     all[count] = PROMPT + step;

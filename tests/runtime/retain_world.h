@@ -18,10 +18,7 @@
 
 static inline void *must(size_t bytes)
 {
-    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    assert_non_null(p);
-    memset(p, 0, (bytes + 127) / 64 * 64);
-    return p;
+    return test_alloc(bytes + 64);
 }
 
 /* `arena`: 0 = the device's choice, 1 = with a prefill arena, 2 = without. */

@@ -50,7 +50,7 @@ static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint3
     test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
     assert_int_equal(x->w.cache->dims.arena_blocks != 0, arena == 1);
     x->room = 24u << 20;
-    x->out = malloc(x->room);
+    x->out = test_alloc(x->room);
     assert_non_null(x->out);
 }
 
@@ -96,9 +96,10 @@ static void compare_pages(history *h, uint32_t i)
         test_wait(&h->sides[k].w);
     for (uint32_t n = 0; n < 4 && pages; n++) {
         const uint32_t page = test_random_below(&h->r, pages), head = n % 2;
-        assert_memory_equal(kvf_page_address(h->sides[0].s[i], layer, head, page),
-                            kvf_page_address(h->sides[1].s[i], layer, head, page),
-                            kvf_page_bytes(&h->sides[0].w.cache->dims.paging.shape));
+        const size_t bytes = kvf_page_bytes(&h->sides[0].w.cache->dims.paging.shape);
+        const void *one = kvf_page_address(h->sides[0].s[i], layer, head, page);
+        const void *other = kvf_page_address(h->sides[1].s[i], layer, head, page);
+        assert_memory_equal(test_seen(one, bytes), test_seen(other, bytes), bytes);
     }
 }
 
@@ -128,12 +129,12 @@ static void keep_some(history *h, uint32_t i, uint32_t layer)
             ids[k * count + n] = 2 * n + test_random_below(&h->r, 2);
     for (uint32_t k = 0; k < 2; k++) {
         side *x = &h->sides[k];
-        void *work = malloc(kvf_keep_work_bytes(x->w.cache) + 64);
+        void *work = test_alloc(kvf_keep_work_bytes(x->w.cache) + 64);
         assert_non_null(work);
         void *aligned = (void *)(((uintptr_t)work + 63) / 64 * 64);
         status[k] = kvf_sequence_keep(x->w.cache, x->s[i], layer, ids, count, aligned, x->w.stream);
         test_wait(&x->w);
-        free(work);
+        test_release(work);
     }
     assert_int_equal(status[0], status[1]);
     assert_true(status[0] == KVF_OK || status[0] == KVF_UNSUPPORTED);
@@ -169,7 +170,7 @@ static void one_call(history *h)
 
 static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t delay_seed)
 {
-    history *h = calloc(1, sizeof *h);
+    history *h = test_alloc(sizeof *h);
     assert_non_null(h);
     h->r = (test_random){seed};
     h->row = (size_t)cc->query_heads * cc->head_dim * test_dtype_bytes(cc->dtype);
@@ -194,10 +195,10 @@ static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t dela
     assert_true(a.refreshes > 0);
     for (uint32_t k = 0; k < 2; k++) {
         test_world_close(&h->sides[k].w);
-        free(h->sides[k].out);
+        test_release(h->sides[k].out);
     }
     test_tokens_free(&h->t);
-    free(h);
+    test_release(h);
 }
 
 static void an_arena_changes_no_bit(void **state)
@@ -241,7 +242,7 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
             assert_int_equal(a->end, s->layers[layer].sealed);
         }
     }
-    float out[256];
+    float *out = test_scratch(256 * sizeof *out);
     test_decode(&x.w, s, &t, 0, 0, out, NULL);
     assert_ptr_equal(x.w.cache->arena.owner, s); /* another layer decodes */
     test_decode(&x.w, s, &t, 1, 0, out, NULL);
@@ -251,7 +252,7 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
     assert_true(plan->device_kv_bytes >
                 x.w.cache->dims.arena_blocks * kvf_block_bytes(&x.w.cache->dims.paging));
     test_world_close(&x.w);
-    free(x.out);
+    test_release(x.out);
     test_tokens_free(&t);
 }
 

@@ -259,9 +259,9 @@ static void run_batch(const batch_run *b, void *out, float *lse)
                  size = test_dtype_bytes(b->cc->dtype);
     const size_t kv_row = (size_t)b->cc->kv_heads * b->cc->head_dim;
     kvf_sequence *s[BATCH];
-    char *q = malloc(b->steps * b->cc->layers * BATCH * row * size);
-    char *k = malloc(b->steps * b->cc->layers * BATCH * kv_row * size);
-    char *v = malloc(b->steps * b->cc->layers * BATCH * kv_row * size);
+    char *q = test_alloc(b->steps * b->cc->layers * BATCH * row * size);
+    char *k = test_alloc(b->steps * b->cc->layers * BATCH * kv_row * size);
+    char *v = test_alloc(b->steps * b->cc->layers * BATCH * kv_row * size);
     assert_true(q && k && v);
     for (uint32_t i = 0; i < BATCH; i++) {
         s[i] = test_sequence(&w);
@@ -297,9 +297,9 @@ static void run_batch(const batch_run *b, void *out, float *lse)
         }
     test_wait(&w);
     test_world_close(&w);
-    free(q);
-    free(k);
-    free(v);
+    test_release(q);
+    test_release(k);
+    test_release(v);
 }
 
 static void batch_equals_single_runs(void **state)
@@ -322,8 +322,9 @@ static void batch_equals_single_runs(void **state)
                     .count = prompts[b] + steps, .seed = seed + b, .sharpness = 2.0f, .topics = 5});
         batch_run run = {.cc = &cc, .tokens = tokens, .prompts = prompts, .steps = steps};
         const size_t rows = (size_t)steps * cc.layers * BATCH * cc.query_heads;
-        char *alone = calloc(rows, cc.head_dim * 2u), *together = calloc(rows, cc.head_dim * 2u);
-        float *lse = calloc(rows * 2, sizeof *lse);
+        char *alone = test_alloc(rows * cc.head_dim * 2u),
+             *together = test_alloc(rows * cc.head_dim * 2u);
+        float *lse = test_alloc(rows * 2 * sizeof *lse);
         assert_true(alone && together && lse);
         run_batch(&run, alone, lse);
         run.together = 1;
@@ -332,9 +333,9 @@ static void batch_equals_single_runs(void **state)
             memcmp(lse, lse + rows, rows * sizeof *lse) != 0)
             fail_msg("%s: a batch and single runs differ by %g", select_names[i],
                      test_distance(alone, together, KVF_BF16, rows * cc.head_dim));
-        free(alone);
-        free(together);
-        free(lse);
+        test_release(alone);
+        test_release(together);
+        test_release(lse);
         for (uint32_t b = 0; b < BATCH; b++)
             test_tokens_free(&tokens[b]);
     }

@@ -32,7 +32,6 @@ static kvf_runtime_config on_cuda(void)
 {
     kvf_runtime_config rc = test_runtime_config();
     rc.device = KVF_DEVICE_CUDA;
-    test_seams.host_visible = 0;
     rc.allow_unpinned = 0;
     return rc;
 }
@@ -169,7 +168,7 @@ static void memory_that_runs_out(void **state)
     large = test_config_small();
     large.transfer = KVF_TRANSFER_AUTO;
     large.tokens_max = 32768; /* 32 MiB of pages */
-    TOO_LARGE(runtime, &large, KVF_PIN_FAILED, "MiB of host memory", "ulimit -l", "allow_unpinned");
+    TOO_LARGE(runtime, &large, KVF_PIN_FAILED, "MiB of host memory", "ulimit -l", "memlock");
 
     /* A pool larger than the memory of any host. */
     kvf_link *link = NULL;
@@ -285,16 +284,16 @@ typedef struct world {
     test_world w;
     test_tokens t;
     kvf_sequence *s;
-    _Alignas(16) float out[256];
+    float *out; /* [256] */
 } world;
 
 static void world_open(world *x, const kvf_cache_config *cc)
 {
     kvf_runtime_config rc = on_cuda();
-    test_seams.host_visible = 1; /* tokens are the CPU's */
     (void)machine();
     test_tokens_make(&x->t, cc, &(test_tokens_spec){.count = 240, .seed = 9, .sharpness = 1.0f});
     test_world_open(&x->w, &rc, cc);
+    x->out = test_alloc(256 * sizeof *x->out);
     x->s = test_sequence(&x->w);
     test_prefill(&x->w, x->s, &x->t, &(test_range){.count = 200, .chunk = 128}, NULL);
 }
@@ -303,6 +302,7 @@ static void world_close(world *x)
 {
     test_world_close(&x->w);
     test_tokens_free(&x->t);
+    test_release(x->out);
     assert_true(kvf_emu_is_clean());
 }
 
@@ -350,9 +350,7 @@ static void lists_that_are_out_of_range(void **state)
         cc.transfer = KVF_TRANSFER_MAPPED;
         world_open(&x, &cc);
         const uint32_t most = kvf_select_pages_max(x.w.cache);
-        void *memory = NULL;
-        test_ok(&x.w, kvf_memory_alloc(x.w.runtime, (5 + 2 * most) * sizeof(int32_t), &memory));
-        int32_t *lists = memory;
+        int32_t *lists = test_alloc((5 + 2 * most) * sizeof *lists);
         const kvf_page_lists pl = {.indptr = lists,
                                    .indices = lists + 3,
                                    .capacity = 2 * most,
@@ -365,7 +363,7 @@ static void lists_that_are_out_of_range(void **state)
         test_expect(x.w.runtime, kvf_stream_wait(x.w.stream), KVF_INVALID);
         if (strlen(kvf_runtime_error(x.w.runtime)->text) < 20)
             fail_msg("\"%s\"", kvf_runtime_error(x.w.runtime)->text);
-        kvf_memory_free(x.w.runtime, memory);
+        test_release(lists);
         world_close(&x);
     }
 }

@@ -234,7 +234,7 @@ static void append_only_prefill_leaves_the_same_cache(void **state)
     c.select = KVF_SELECT_DYNAMIC;
     test_tokens t;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 220, .seed = seed, .sharpness = 1.0f});
-    float out[2][20][256];
+    float(*out)[20][256] = test_scratch(2 * sizeof *out);
     for (uint32_t mode = 0; mode < 2; mode++) {
         test_world w;
         test_world_open(&w, NULL, &c);
@@ -263,7 +263,8 @@ static void append_only_prefill_then_sparse_decode(void **state)
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 440, .seed = seed, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
-    float out[40][256], lse[40][4];
+    float(*out)[256] = test_scratch(40 * sizeof *out);
+    float(*lse)[4] = test_scratch(40 * sizeof *lse);
     test_prefill(&w, s, &t, &(test_range){.count = 400, .chunk = 128, .append_only = 1}, NULL);
     for (uint32_t i = 0; i < 40; i++)
         test_decode(&w, s, &t, 0, 400 + i, out[i], lse[i]);

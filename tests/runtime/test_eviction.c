@@ -66,7 +66,7 @@ static void rig_open(rig *r, const spec *sp)
     test_world_open(&r->w, NULL, &cc);
     test_tokens_make(&r->t, &cc,
                      &(test_tokens_spec){.count = PROMPT + 16, .seed = 5, .sharpness = 2});
-    r->out = malloc(128 * (size_t)HEADS * GROUP * DIM * sizeof(float));
+    r->out = test_alloc(128 * (size_t)HEADS * GROUP * DIM * sizeof(float));
     assert_non_null(r->out);
     kvf_prune_config_init(&pc, kvf_prune_policy_find(sp->policy));
     pc.retention = KVF_RETENTION_EVICT;
@@ -93,7 +93,7 @@ static void rig_close(rig *r)
     kvf_prune_close(r->prune);
     test_world_close(&r->w);
     test_tokens_free(&r->t);
-    free(r->out);
+    test_release(r->out);
 }
 
 static void append(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint32_t position)
@@ -222,7 +222,7 @@ static uint32_t kept_of(const rig *r, const piece *p, uint32_t layer, uint32_t w
 static const float *key_at(const rig *r, uint32_t layer, uint32_t head, uint32_t index)
 {
     const float *page = kvf_page_address(r->s, layer, head, index / 8);
-    return page + (size_t)(index % 8) * 2 * DIM;
+    return test_seen(page + (size_t)(index % 8) * 2 * DIM, 2 * DIM * sizeof *page);
 }
 
 /* Finds every key of a head among those that may be there, in order, values included. */

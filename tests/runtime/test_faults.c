@@ -99,7 +99,7 @@ static void runtime_open_survives_every_failure(void **state)
 static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t)
 {
     kvf_sequence *s = NULL;
-    float out[256];
+    float *out = test_scratch(256 * sizeof *out);
     assert_int_equal(kvf_sequence_create(cache, &s), KVF_OK);
     for (uint32_t i = 0; i < 130; i++) {
         kvf_decode_args a = {.batch = 1,
@@ -179,7 +179,7 @@ static void small_objects_survive_every_failure(void **state)
     cc.sequences_max = 2;
     test_tokens t;
     test_world w;
-    float out[256];
+    float *out = test_scratch(256 * sizeof *out);
     test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 300, .seed = 3, .sharpness = 1.0f});
     test_world_open(&w, &rc, &cc);
     kvf_sequence *parent = test_sequence(&w);

@@ -45,7 +45,7 @@ static void rig_open(rig *r, const kvf_cache_config *cc)
     *r = (rig){0};
     test_world_open(&r->w, NULL, cc);
     test_tokens_make(&r->t, cc, &(test_tokens_spec){.count = TOKENS, .seed = 11, .sharpness = 1});
-    r->out = calloc((size_t)cc->query_heads * cc->head_dim, sizeof *r->out);
+    r->out = test_alloc((size_t)cc->query_heads * cc->head_dim * sizeof *r->out);
     assert_non_null(r->out);
     test_ok(&r->w, kvf_memory_alloc(r->w.runtime, kvf_keep_work_bytes(r->w.cache), &r->work));
 }
@@ -56,7 +56,7 @@ static void rig_close(rig *r)
     kvf_memory_free(r->w.runtime, r->work);
     test_world_close(&r->w);
     test_tokens_free(&r->t);
-    free(r->out);
+    test_release(r->out);
 }
 
 /* `positions` NULL = contiguous. What the tokens are does not matter here. */
@@ -450,7 +450,7 @@ static void test_head_mask(void **state)
     cc.streaming_recent = 30;
     test_world_open(&r.w, NULL, &cc);
     test_tokens_make(&r.t, &cc, &(test_tokens_spec){.count = TOKENS, .seed = 12, .sharpness = 1});
-    r.out = calloc((size_t)cc.query_heads * cc.head_dim, sizeof *r.out);
+    r.out = test_alloc((size_t)cc.query_heads * cc.head_dim * sizeof *r.out);
     assert_non_null(r.out);
     kvf_sequence *s = test_sequence(&r.w);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {

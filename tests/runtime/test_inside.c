@@ -133,8 +133,16 @@ static void check_invariants(herd *h)
     kvf_cache *c = h->w.cache;
     test_wait(&h->w);
     assert_true(kvf_page_pool_is_valid(&c->pool));
-    for (uint32_t i = 0; i < c->residency.lists; i++)
-        assert_true(kvf_residency_is_valid(&c->residency, i));
+    const kvf_residency *r = &c->residency;
+    int32_t *slots = test_alloc(r->pages_max * sizeof *slots);
+    int32_t *pages = test_alloc(r->slots * sizeof *pages);
+    for (uint32_t i = 0; i < r->lists; i++) {
+        test_copy(slots, kvf_residency_slot_of_page(r, i), r->pages_max * sizeof *slots);
+        test_copy(pages, kvf_residency_page_of_slot(r, i), r->slots * sizeof *pages);
+        assert_true(kvf_residency_is_valid(r, slots, pages));
+    }
+    test_release(slots);
+    test_release(pages);
     for (uint32_t i = 0; i < ALIVE; i++)
         for (uint32_t layer = 0; h->s[i] && layer < c->config.layers; layer++) {
             const kvf_layer *l = &h->s[i]->layers[layer];
@@ -180,7 +188,7 @@ static void invariants_hold_through_any_history(void **state)
         cc.transfer = m                ? KVF_TRANSFER_GATHER
                       : test_on_cuda() ? KVF_TRANSFER_MAPPED
                                        : KVF_TRANSFER_DIRECT;
-        herd *h = calloc(1, sizeof *h);
+        herd *h = test_alloc(sizeof *h);
         assert_non_null(h);
         h->r = (test_random){seed + m};
         test_tokens_make(
@@ -201,7 +209,7 @@ static void invariants_hold_through_any_history(void **state)
         assert_int_equal(h->w.cache->pool.free_count, blocks);
         test_world_close(&h->w);
         test_tokens_free(&h->t);
-        free(h);
+        test_release(h);
     }
 }
 

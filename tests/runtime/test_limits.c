@@ -187,7 +187,8 @@ static void tokens_max_is_a_limit(void **state)
     test_world w;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 110, .seed = seed, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
-    float out[110 * 256], last[256];
+    float *out = test_scratch(110 * 256 * sizeof *out);
+    float *last = test_scratch(256 * sizeof *last);
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 95, .chunk = 50}, out);
     kvf_prefill_args a = {.sequence = s,
@@ -229,7 +230,9 @@ static void an_exhausted_pool_appends_nothing(void **state)
     test_world w;
     test_tokens_make(
         &t, &c, &(test_tokens_spec){.count = 256, .seed = seed, .sharpness = 2.0f, .topics = 4});
-    float out[128 * 256], lone[256], after[256];
+    float *out = test_scratch(128 * 256 * sizeof *out);
+    float *lone = test_scratch(256 * sizeof *lone);
+    float *after = test_scratch(256 * sizeof *after);
     for (uint32_t crowded = 0; crowded < 2; crowded++) {
         test_world_open(&w, NULL, &c);
         kvf_sequence *s = test_sequence(&w), *hog = NULL;
@@ -259,7 +262,7 @@ static void an_exhausted_pool_appends_nothing(void **state)
         test_wait(&w);
         test_world_close(&w);
     }
-    assert_memory_equal(lone, after, sizeof lone);
+    assert_memory_equal(lone, after, 256 * sizeof *lone);
     test_tokens_free(&t);
 }
 
@@ -279,7 +282,7 @@ static void a_batch_appends_all_or_nothing(void **state)
     kvf_sequence *s[2] = {test_sequence(&w), test_sequence(&w)};
     test_prefill(&w, s[0], &t, &(test_range){.count = 20, .chunk = 20}, NULL);
     test_prefill(&w, s[1], &t, &(test_range){.count = 64, .chunk = 64}, NULL);
-    float out[2 * 256];
+    float *out = test_scratch(2 * 256 * sizeof *out);
     kvf_decode_args d = {.batch = 2,
                          .sequences = s,
                          .q = test_q(&t, 0, 0),
@@ -304,7 +307,7 @@ static void bad_arguments_are_refused(void **state)
     kvf_cache_config c = test_config_small();
     test_tokens t;
     test_world w;
-    float out[256 * 256];
+    float *out = test_scratch(256 * 256 * sizeof *out);
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
@@ -368,7 +371,7 @@ static void check_nan(const nan_case *n, uint64_t seed)
     row[77] = n->infinite ? 0xff80 : 0x7fc1;
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w), *other = test_sequence(&w);
-    char out[64 * 256 * 2];
+    char *out = test_scratch(64 * 256 * 2);
     const uint32_t prompt = n->by_decode ? n->token : 100;
     test_prefill(&w, other, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64},
                  NULL);
@@ -408,11 +411,11 @@ static void check_nan(const nan_case *n, uint64_t seed)
         test_decode(&w, other, &good, n->layer, i, out, NULL);
     s = test_sequence(&w);
     test_prefill(&w, s, &good, &(test_range){.layer = n->layer, .count = 120, .chunk = 64}, NULL);
-    char again[256 * 2];
+    char *again = test_scratch(256 * 2);
     for (uint32_t i = 120; i < 150; i++)
         test_decode(&w, s, &good, n->layer, i, again, NULL);
     test_wait(&w);
-    assert_memory_equal(out, again, sizeof again);
+    assert_memory_equal(out, again, 256 * 2);
     for (uint32_t i = 0; i < 256; i++)
         assert_true(isfinite((double)kvf_element_get(again, KVF_BF16, i)));
     test_world_close(&w);

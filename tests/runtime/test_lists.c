@@ -29,10 +29,7 @@ typedef struct engine {
     test_tokens t[BATCH];
     kvf_sequence *s[BATCH];
     kvf_page_lists lists;
-    /* Multiples of 16 bytes, as kernels of a GPU want them. */
-    _Alignas(16) float q[BATCH * HEADS * DIM];
-    _Alignas(16) float k[BATCH * KV * DIM];
-    _Alignas(16) float v[BATCH * KV * DIM];
+    float *q, *k, *v; /* of the batch */
 } engine;
 
 static kvf_cache_config lists_config(void)
@@ -46,6 +43,9 @@ static kvf_cache_config lists_config(void)
 static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
 {
     test_world_open(&e->w, NULL, c);
+    e->q = test_scratch(BATCH * HEADS * DIM * sizeof *e->q);
+    e->k = test_scratch(BATCH * KV * DIM * sizeof *e->k);
+    e->v = test_scratch(BATCH * KV * DIM * sizeof *e->v);
     for (uint32_t b = 0; b < BATCH; b++) {
         test_tokens_make(
             &e->t[b], c,
@@ -61,7 +61,7 @@ static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
     void *p[3];
     const size_t bytes[3] = {(lists + 1) * 4, lists * (size_t)pages * 4, lists * 4};
     for (int i = 0; i < 3; i++)
-        test_ok(&e->w, kvf_memory_alloc(e->w.runtime, bytes[i], &p[i]));
+        p[i] = test_alloc(bytes[i]);
     e->lists.indptr = p[0];
     e->lists.indices = p[1];
     e->lists.last_page_len = p[2];
@@ -69,9 +69,9 @@ static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
 
 static void engine_close(engine *e)
 {
-    kvf_memory_free(e->w.runtime, e->lists.indptr);
-    kvf_memory_free(e->w.runtime, e->lists.indices);
-    kvf_memory_free(e->w.runtime, e->lists.last_page_len);
+    test_release(e->lists.indptr);
+    test_release(e->lists.indices);
+    test_release(e->lists.last_page_len);
     test_world_close(&e->w);
     for (uint32_t b = 0; b < BATCH; b++)
         test_tokens_free(&e->t[b]);
@@ -89,6 +89,11 @@ static kvf_decode_args engine_args(engine *e, uint32_t step, float *out, float *
         .batch = BATCH, .sequences = e->s, .q = e->q, .k = e->k, .v = e->v, .out = out, .lse = lse};
 }
 
+static const float *page_seen(const kvf_sequence *s, uint32_t kv_head, uint32_t page)
+{
+    return test_seen(kvf_page_address(s, 0, kv_head, page), PAGE * 2 * DIM * sizeof(float));
+}
+
 /* Attention of one query head over the listed pages, read where the library says they are. */
 static double own_attention(const engine *e, uint32_t b, uint32_t head, double *out)
 {
@@ -99,8 +104,7 @@ static double own_attention(const engine *e, uint32_t b, uint32_t head, double *
     memset(out, 0, DIM * sizeof *out);
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = first; i < end; i++) {
-            const float *page =
-                kvf_page_address(e->s[b], 0, kv_head, (uint32_t)e->lists.indices[i]);
+            const float *page = page_seen(e->s[b], kv_head, (uint32_t)e->lists.indices[i]);
             assert_non_null(page);
             const int32_t tokens = i + 1 == end ? e->lists.last_page_len[list] : (int32_t)PAGE;
             for (int32_t t = 0; t < tokens; t++) {
@@ -160,7 +164,8 @@ static void lists_are_what_own_attention_needs(void **state)
         kvf_cache_config c = lists_config();
         c.transfer = methods[m];
         engine_open(&e, &c, seed);
-        float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+        float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
+        float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
         double mine[DIM];
         for (uint32_t step = 0; step < STEPS; step++) {
             const kvf_decode_args a = engine_args(&e, step, out, lse);
@@ -192,7 +197,8 @@ static void listed_pages_are_the_best(void **state)
     const kvf_cache_config c = lists_config();
     engine e = {0};
     naive n[BATCH];
-    float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
+    float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
     double scores[64];
     unsigned char best[64];
     uint32_t compared = 0, all = 0;
@@ -228,7 +234,7 @@ static void listed_pages_are_the_best(void **state)
                              listed[p] ? "" : "not ");
         }
         for (uint32_t token = 0; token < prompts[0] + step; token += 7) {
-            const float *page = kvf_page_address(e.s[0], 0, 1, token / PAGE);
+            const float *page = page_seen(e.s[0], 1, token / PAGE);
             const float *k = test_k(&e.t[0], 0, token), *v = test_v(&e.t[0], 0, token);
             assert_memory_equal(page + token % PAGE * 2 * DIM, k + DIM, DIM * 4);
             assert_memory_equal(page + (token % PAGE * 2 + 1) * DIM, v + DIM, DIM * 4);
@@ -250,7 +256,8 @@ static void attention_over_given_lists(void **state)
     const kvf_cache_config c = lists_config();
     engine e = {0};
     test_random r = {seed};
-    float out[BATCH * HEADS * DIM], lse[BATCH * HEADS];
+    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
+    float *lse = test_scratch(BATCH * HEADS * sizeof *lse);
     double mine[DIM];
     engine_open(&e, &c, seed);
     const uint32_t most = kvf_select_pages_max(e.w.cache);
@@ -293,7 +300,7 @@ static void lists_need_a_ratio_of_zero(void **state)
     kvf_cache_config c = lists_config();
     c.static_ratio = 0.25f;
     engine e = {0};
-    float out[BATCH * HEADS * DIM];
+    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
     engine_open(&e, &c, 1);
     const kvf_decode_args a = engine_args(&e, 0, out, NULL);
     test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream),
@@ -308,7 +315,7 @@ static void lists_too_small_are_refused(void **state)
     (void)state;
     const kvf_cache_config c = lists_config();
     engine e = {0};
-    float out[BATCH * HEADS * DIM];
+    float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
     engine_open(&e, &c, 2);
     const kvf_decode_args a = engine_args(&e, 0, out, NULL);
     kvf_page_lists lists = e.lists;
@@ -386,7 +393,7 @@ static void a_custom_policy_sees_what_was_promised(void **state)
         naive_result r;
         naive_result_open(&r, &c);
         watch.n = &n;
-        float out[HEADS * DIM];
+        float *out = test_scratch(HEADS * DIM * sizeof *out);
         for (uint32_t step = 0; step < 20; step++) {
             watch.q = test_q(&t, 0, 240 + step);
             naive_decode(&n, 0, watch.q, test_k(&t, 0, 240 + step), test_v(&t, 0, 240 + step), &r);

@@ -34,7 +34,7 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
     const kvf_cache_config *c = e->c;
     const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
     const double scale = 1.0 / sqrt(d);
-    double *logit = calloc(query + 1, sizeof *logit);
+    double *logit = test_alloc((query + 1) * sizeof *logit);
     double top = -INFINITY, sum = 0.0;
     assert_non_null(logit);
     memset(out, 0, d * sizeof *out);
@@ -59,7 +59,7 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
         }
     for (uint32_t x = 0; x < d; x++)
         out[x] /= sum;
-    free(logit);
+    test_release(logit);
     return top + log(sum);
 }
 
@@ -320,9 +320,9 @@ static void batches_and_forks(void **state)
                      &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
     const size_t size = test_dtype_bytes(c.dtype), d = c.head_dim;
     const size_t q_bytes = c.query_heads * d * size, k_bytes = c.kv_heads * d * size;
-    char *q = malloc(3 * q_bytes), *k = malloc(3 * k_bytes), *v = malloc(3 * k_bytes);
-    char *out = malloc(3 * q_bytes);
-    float *lse = malloc(3 * c.query_heads * sizeof *lse);
+    char *q = test_alloc(3 * q_bytes), *k = test_alloc(3 * k_bytes), *v = test_alloc(3 * k_bytes);
+    char *out = test_alloc(3 * q_bytes);
+    float *lse = test_alloc(3 * c.query_heads * sizeof *lse);
     for (uint32_t step = 0; step < STEPS; step++)
         for (uint32_t layer = 0; layer < c.layers; layer++) {
             const test_tokens *from[3] = {&t, &other, &other};
@@ -360,11 +360,11 @@ static void batches_and_forks(void **state)
     expect_row(&(expectation){&c, &t}, 1, 0, out, lse, "again");
     for (uint32_t b = 0; b < 3; b++)
         kvf_sequence_destroy(s[b]);
-    free(q);
-    free(k);
-    free(v);
-    free(out);
-    free(lse);
+    test_release(q);
+    test_release(k);
+    test_release(v);
+    test_release(out);
+    test_release(lse);
     test_world_close(&w);
     test_tokens_free(&t);
     test_tokens_free(&other);
@@ -387,7 +387,7 @@ static void streams_take_turns(void **state)
     test_ok(&w, kvf_stream_create(w.runtime, &streams[1]));
     kvf_sequence *s = test_sequence(&w);
     const size_t row = c.query_heads * c.head_dim * test_dtype_bytes(c.dtype);
-    char *out = calloc(100 * c.layers, row);
+    char *out = test_alloc(100 * c.layers * row);
     for (uint32_t i = 0; i < 100; i++)
         for (uint32_t layer = 0; layer < c.layers; layer++) {
             w.stream = streams[(i + layer) % 2];
@@ -404,7 +404,7 @@ static void streams_take_turns(void **state)
         for (uint32_t layer = 0; layer < c.layers; layer++)
             expect_row(&(expectation){&c, &t}, layer, i, out + (i * c.layers + layer) * row, NULL,
                        "by turns");
-    free(out);
+    test_release(out);
     w.stream = streams[0];
     kvf_stream_destroy(streams[1]);
     test_world_close(&w);

@@ -82,8 +82,8 @@ static void run_landscape(const kvf_cache_config *c, uint64_t seed, outcome *o)
     test_world_open(&w, NULL, c);
     kvf_sequence *s = test_sequence(&w);
     const size_t row = (size_t)c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
-    o->lse = calloc(STEPS * c->query_heads, sizeof *o->lse);
-    o->out = calloc(STEPS, row);
+    o->lse = test_alloc(STEPS * c->query_heads * sizeof *o->lse);
+    o->out = test_alloc(STEPS * row);
     assert_true(o->lse && o->out);
     for (uint32_t layer = 0; layer < c->layers; layer++)
         test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = PROMPT, .chunk = 128}, NULL);
@@ -103,8 +103,8 @@ static void run_landscape(const kvf_cache_config *c, uint64_t seed, outcome *o)
 
 static void outcome_free(outcome *o)
 {
-    free(o->lse);
-    free(o->out);
+    test_release(o->lse);
+    test_release(o->out);
     *o = (outcome){0};
 }
 
@@ -173,7 +173,7 @@ static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
         add(&t, test_q(&t, 0, PROMPT + 5), c.query_heads, needle, 2.0f);
         test_world_open(&w, NULL, &c);
         kvf_sequence *s = test_sequence(&w);
-        float out[256];
+        float *out = test_scratch(256 * sizeof *out);
         test_prefill(&w, s, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
         for (uint32_t p = 0; p < 5; p++)
             test_decode(&w, s, &t, 0, PROMPT + p, out, NULL);
@@ -205,8 +205,8 @@ static void run_published(const kvf_cache_config *c, uint64_t seed, outcome *o)
     naive_open(&n, c, kvf_cache_memory(w.cache));
     naive_result_open(&r, c);
     n.forms_anew = 1;
-    *o = (outcome){.lse = calloc(STEPS * c->query_heads, sizeof *o->lse),
-                   .out = calloc(STEPS * c->query_heads, c->head_dim * sizeof(float))};
+    *o = (outcome){.lse = test_alloc(STEPS * c->query_heads * sizeof *o->lse),
+                   .out = test_alloc(STEPS * c->query_heads * c->head_dim * sizeof(float))};
     assert_true(o->lse && o->out);
     for (uint32_t i = 0; i < PROMPT; i++)
         naive_append(&n, 0, test_q(&t, 0, i), test_k(&t, 0, i), test_v(&t, 0, i));
@@ -363,7 +363,7 @@ static void layers_add_up_to_the_cache(void **state)
     kvf_cache_config c = quality_config();
     test_tokens t;
     test_world w;
-    float out[256];
+    float *out = test_scratch(256 * sizeof *out);
     c.layers = 3;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);

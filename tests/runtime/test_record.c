@@ -38,13 +38,6 @@ typedef struct bench {
     uint32_t replays, eager;
 } bench;
 
-static void *place(bench *b, size_t bytes)
-{
-    void *p = NULL;
-    test_ok(&b->w, kvf_memory_alloc(b->w.runtime, bytes, &p));
-    return p;
-}
-
 static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
 {
     kvf_runtime_config rc = test_runtime_config();
@@ -62,11 +55,11 @@ static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
             test_prefill(&b->w, b->s[i], &b->t[i],
                          &(test_range){.layer = layer, .count = prompts[i], .chunk = 64}, NULL);
     }
-    b->q = place(b, LAYERS * ROWS * b->q_row);
-    b->k = place(b, LAYERS * ROWS * b->k_row);
-    b->v = place(b, LAYERS * ROWS * b->k_row);
-    b->out = place(b, LAYERS * ROWS * b->q_row);
-    b->lse = place(b, LAYERS * ROWS * cc->query_heads * sizeof(float));
+    b->q = test_alloc(LAYERS * ROWS * b->q_row);
+    b->k = test_alloc(LAYERS * ROWS * b->k_row);
+    b->v = test_alloc(LAYERS * ROWS * b->k_row);
+    b->out = test_alloc(LAYERS * ROWS * b->q_row);
+    b->lse = test_alloc(LAYERS * ROWS * cc->query_heads * sizeof(float));
 }
 
 static void bench_close(bench *b)
@@ -75,7 +68,7 @@ static void bench_close(bench *b)
     test_wait(&b->w);
     kvf_recording_destroy(b->recording);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        kvf_memory_free(b->w.runtime, places[i]);
+        test_release(places[i]);
     test_world_close(&b->w);
     for (uint32_t i = 0; i < ROWS; i++)
         test_tokens_free(&b->t[i]);

@@ -65,8 +65,8 @@ static void append_only(test_world *w, kvf_sequence *s, const test_tokens *t, co
                             w->stream));
         test_wait(w);
     }
-    free(k);
-    free(v);
+    test_release(k);
+    test_release(v);
 }
 
 static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence *b)
@@ -80,7 +80,8 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
         assert_int_equal(kvf_sequence_position(a, 0, i), kvf_sequence_position(b, 0, i));
     for (uint32_t h = 0; h < p->kv_heads; h++)
         for (uint32_t i = 0; i < a->layers[0].sealed; i++)
-            assert_memory_equal(kvf_page_address(a, 0, h, i), kvf_page_address(b, 0, h, i),
+            assert_memory_equal(test_seen(kvf_page_address(a, 0, h, i), kvf_page_bytes(&p->shape)),
+                                test_seen(kvf_page_address(b, 0, h, i), kvf_page_bytes(&p->shape)),
                                 kvf_page_bytes(&p->shape));
     assert_true(kvf_page_pool_is_valid(&w->cache->pool));
 }
@@ -97,8 +98,8 @@ static void same_decode(test_world *w, kvf_sequence *a, kvf_sequence *b, const t
         test_wait(w);
         assert_memory_equal(out[0], out[1], row);
     }
-    free(out[0]);
-    free(out[1]);
+    test_release(out[0]);
+    test_release(out[1]);
 }
 
 /* The same static set for two sequences of equal tokens, where there is one. */
@@ -111,7 +112,7 @@ static void seed_both(test_world *w, kvf_sequence *a, kvf_sequence *b, test_rand
     test_ok(w, kvf_sequence_seed(w->cache, a, 0, scores, w->stream));
     test_ok(w, kvf_sequence_seed(w->cache, b, 0, scores, w->stream));
     test_wait(w);
-    free(scores);
+    test_release(scores);
 }
 
 typedef struct keep_case {
@@ -156,10 +157,10 @@ static void run_keep(const keep_case *x, uint64_t seed)
     assert_int_equal(w.cache->pool.free_count, w.cache->dims.block_count);
     test_world_close(&w);
     test_tokens_free(&t);
-    free(out);
-    free(ids);
-    free(given);
-    free(work);
+    test_release(out);
+    test_release(ids);
+    test_release(given);
+    test_release(work);
 }
 
 static kvf_cache_config config_full(void)
@@ -215,7 +216,7 @@ static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *a
     a.out = out;
     test_ok(w, kvf_sequence_scores(w->cache, s, &a, work, w->stream));
     test_wait(w);
-    free(work);
+    test_release(work);
     return out;
 }
 
@@ -256,8 +257,8 @@ static void kept_queries_stay_valid(void **state)
             given.first = count - window;
             float *x = scores_of(&w, s, &a), *y = scores_of(&w, fresh, &given);
             assert_memory_equal(x, y, cc.kv_heads * count * sizeof *x);
-            free(x);
-            free(y);
+            test_release(x);
+            test_release(y);
         }
         float one = 0.0f;
         a.window = window + 1;
@@ -265,8 +266,8 @@ static void kept_queries_stay_valid(void **state)
         test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &a, &one, w.stream), KVF_INVALID);
         test_world_close(&w);
         test_tokens_free(&t);
-        free(ids);
-        free(work);
+        test_release(ids);
+        test_release(work);
     }
 }
 
@@ -302,7 +303,7 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
                                 w.stream));
             test_wait(&w);
             test_expect(w.runtime, kvf_sequence_seed(w.cache, s, 0, bad, w.stream), KVF_NOT_FINITE);
-            free(bad);
+            test_release(bad);
         }
         test_ok(&w, kvf_sequence_clear(w.cache, s));
         assert_int_equal(kvf_sequence_length(s, 0), 0);
@@ -313,7 +314,7 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         same_decode(&w, s, fresh, &t, 290, 40);
         test_world_close(&w);
         test_tokens_free(&t);
-        free(out);
+        test_release(out);
     }
 }
 
@@ -392,8 +393,8 @@ static void a_fork_keeps_for_itself(void **state)
         same_decode(&w, child, twin, &t, n, has_room ? 20 : 3);
         test_world_close(&w);
         test_tokens_free(&t);
-        free(ids);
-        free(work);
+        test_release(ids);
+        test_release(work);
     }
 }
 
@@ -424,7 +425,7 @@ static void bad_calls_change_nothing(void **state)
     BAD(kvf_sequence_seed(w.cache, s, 7, work, w.stream));
     BAD(kvf_sequence_seed(w.cache, s, 0, NULL, w.stream));
     BAD(kvf_sequence_clear(w.cache, NULL));
-    float out[400];
+    float *out = test_scratch(400 * sizeof *out);
     kvf_scores_args a = {
         .window = 8, .candidates = 92, .pool_width = 7, .out = out, .pool = KVF_POOL_MAX};
     kvf_scores_args bad[] = {a, a, a, a, a, a, a, a};
@@ -444,7 +445,7 @@ static void bad_calls_change_nothing(void **state)
     same_decode(&w, s, twin, &t, n, 9);
     test_world_close(&w);
     test_tokens_free(&t);
-    free(work);
+    test_release(work);
 }
 
 /* One step of both layers, enqueued or replayed. */
@@ -529,10 +530,10 @@ static void layers_of_different_lengths_decode(void **state)
         kvf_recording_destroy(recording);
         test_world_close(&w);
         test_tokens_free(&t);
-        free(ids);
-        free(work);
-        free(a);
-        free(b);
+        test_release(ids);
+        test_release(work);
+        test_release(a);
+        test_release(b);
     }
 }
 

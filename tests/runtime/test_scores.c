@@ -44,7 +44,7 @@ static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t
                         uint32_t head, uint32_t kv_head, double *s)
 {
     const double scale = (double)(1.0f / sqrtf((float)t->head_dim));
-    double *x = malloc(t->count * sizeof *x);
+    double *x = test_alloc(t->count * sizeof *x);
     assert_non_null(x);
     for (uint32_t j = 0; j < a->candidates; j++)
         s[j] = 0.0;
@@ -66,7 +66,7 @@ static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t
     }
     for (uint32_t j = 0; j < a->candidates; j++)
         s[j] = bf16(s[j], a->rounds_bf16);
-    free(x);
+    test_release(x);
 }
 
 static double pooled(const kvf_scores_args *a, const double *s, uint32_t j)
@@ -87,7 +87,7 @@ static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t fir
                     double *heads)
 {
     const uint32_t group = t->query_heads / t->kv_heads, n = a->candidates - a->begin;
-    double *s = malloc((a->candidates + 1) * sizeof *s);
+    double *s = test_alloc((a->candidates + 1) * sizeof *s);
     assert_non_null(s);
     for (uint32_t h = 0; h < t->kv_heads; h++)
         for (uint32_t g = 0; g < group; g++) {
@@ -103,7 +103,7 @@ static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t fir
                         (g == 0 ? 0.0 : *to) + x / (a->group_reduce == KVF_GROUP_SUM ? 1.0 : group);
             }
         }
-    free(s);
+    test_release(s);
 }
 
 static void flatten(test_tokens *t)
@@ -183,11 +183,11 @@ static void run_scores(const scores_case *x, uint64_t seed)
         compare(heads, want_heads, each, x->rounds, tolerance, "heads");
     test_world_close(&w);
     test_tokens_free(&t);
-    free(out);
-    free(heads);
-    free(work);
-    free(want);
-    free(want_heads);
+    test_release(out);
+    test_release(heads);
+    test_release(work);
+    test_release(want);
+    test_release(want_heads);
 }
 
 static uint32_t between(test_random *r, uint32_t low, uint32_t high)
@@ -279,10 +279,10 @@ static void chunks_add_up_to_the_prompt(void **state)
     }
     test_world_close(&w);
     test_tokens_free(&t);
-    free(out);
-    free(work);
-    free(want);
-    free(want_heads);
+    test_release(out);
+    test_release(work);
+    test_release(want);
+    test_release(want_heads);
 }
 
 int main(void)

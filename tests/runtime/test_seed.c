@@ -17,8 +17,10 @@ static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t he
 {
     const kvf_row row = kvf_step_row(w->cache, s, 0);
     const kvf_paging *p = &w->cache->dims.paging;
-    *index = row.store_index + head * kvf_store_tokens(p);
-    return row.store_count[head];
+    const uint32_t *count = test_seen(row.store_count + head, sizeof *count);
+    *index = test_seen(row.store_index + head * kvf_store_tokens(p),
+                       kvf_store_tokens(p) * sizeof **index);
+    return *count;
 }
 
 typedef struct seed_case {
@@ -79,9 +81,9 @@ static void run_seed(const seed_case *x, uint64_t seed)
     }
     test_world_close(&w);
     test_tokens_free(&t);
-    free(scores);
-    free(is_in);
-    free(out);
+    test_release(scores);
+    test_release(is_in);
+    test_release(out);
 }
 
 static void a_seed_is_the_static_set(void **state)
@@ -131,8 +133,8 @@ static void a_seed_with_full_budget_is_dense(void **state)
         assert_true(stats.verified > 0 && stats.error_max < 1e-4);
         test_world_close(&w);
         test_tokens_free(&t);
-        free(scores);
-        free(out);
+        test_release(scores);
+        test_release(out);
     }
 }
 

@@ -100,8 +100,8 @@ static void follow_run(const follow *f)
             naive_append(&n, layer, test_q(&t, layer, i), test_k(&t, layer, i),
                          test_v(&t, layer, i));
     }
-    float *lse = malloc(sc->cc.query_heads * sizeof *lse);
-    void *out = malloc((size_t)sc->cc.query_heads * sc->cc.head_dim * 4);
+    float *lse = test_alloc(sc->cc.query_heads * sizeof *lse);
+    void *out = test_alloc((size_t)sc->cc.query_heads * sc->cc.head_dim * 4);
     assert_true(lse && out);
     f->tally->steps += sc->steps;
     for (uint32_t step = 0; step < sc->steps && n.border >= NAIVE_BORDER; step++)
@@ -120,8 +120,8 @@ static void follow_run(const follow *f)
             compare_stats(f, &stats, &r, &n, step);
             f->tally->compared += layer == 0;
         }
-    free(lse);
-    free(out);
+    test_release(lse);
+    test_release(out);
     kvf_sequence_destroy(s);
     naive_result_close(&r);
     naive_close(&n);

@@ -51,8 +51,8 @@ static void check_fork(const fork_case *f, uint64_t seed)
     const size_t bytes = row * f->cc.layers * steps;
     test_tokens branch[2];
     test_branches_make(branch, &f->cc, total, common, seed);
-    char *alone = malloc(2 * bytes), *forked = malloc(2 * bytes);
-    char *scratch = malloc(row * f->cc.layers * (f->before + 1));
+    char *alone = test_alloc(2 * bytes), *forked = test_alloc(2 * bytes);
+    char *scratch = test_alloc(row * f->cc.layers * (f->before + 1));
     assert_true(alone && forked && scratch);
     test_world w;
     for (uint32_t b = 0; b < 2; b++) {
@@ -88,9 +88,9 @@ static void check_fork(const fork_case *f, uint64_t seed)
                 f->prompt, f->before, b ? "child" : "parent",
                 test_distance(alone + b * bytes, forked + b * bytes, f->cc.dtype,
                               bytes / test_dtype_bytes(f->cc.dtype)));
-    free(alone);
-    free(forked);
-    free(scratch);
+    test_release(alone);
+    test_release(forked);
+    test_release(scratch);
     test_tokens_free(&branch[0]);
     test_tokens_free(&branch[1]);
 }
@@ -135,7 +135,7 @@ static void fork_shares_pages(void **state)
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 410, .seed = seed, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s[8];
-    float out[8][256];
+    float(*out)[256] = test_scratch(8 * sizeof *out);
     s[0] = test_sequence(&w);
     test_prefill(&w, s[0], &t, &(test_range){.count = 400, .chunk = 128}, NULL);
     for (uint32_t i = 1; i < 8; i++)
@@ -170,7 +170,8 @@ static void sequences_are_reused(void **state)
     test_tokens_make(&other, &c,
                      &(test_tokens_spec){.count = 300, .seed = seed + 1, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
-    float first[20][256], again[20][256];
+    float(*first)[256] = test_scratch(20 * sizeof *first);
+    float(*again)[256] = test_scratch(20 * sizeof *again);
     for (uint32_t round = 0; round < 6; round++) {
         line l = {test_sequence(&w), &t};
         assert_int_equal(kvf_sequence_length(l.sequence, 0), 0);
@@ -186,7 +187,7 @@ static void sequences_are_reused(void **state)
         kvf_sequence_destroy(beside);
         test_wait(&w);
         if (round)
-            assert_memory_equal(first, again, sizeof first);
+            assert_memory_equal(first, again, 20 * sizeof *first);
     }
     test_world_close(&w);
     test_tokens_free(&t);
@@ -225,7 +226,8 @@ static void layers_may_have_different_lengths(void **state)
     test_tokens t;
     test_tokens_make(
         &t, &c, &(test_tokens_spec){.count = 330, .seed = seed, .sharpness = 2.0f, .topics = 4});
-    float together[3][20][256], alone[20][256];
+    float(*together)[20][256] = test_scratch(3 * sizeof *together);
+    float(*alone)[256] = test_scratch(20 * sizeof *alone);
     test_world w;
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
@@ -247,7 +249,7 @@ static void layers_may_have_different_lengths(void **state)
         for (uint32_t i = 0; i < 20; i++)
             test_decode(&w, s, &t, layer, lengths[layer] + i, alone[i], NULL);
         test_wait(&w);
-        assert_memory_equal(together[layer], alone, sizeof alone);
+        assert_memory_equal(together[layer], alone, 20 * sizeof *alone);
         test_world_close(&w);
     }
     test_tokens_free(&t);
@@ -272,7 +274,7 @@ static void positions_come_back(void **state)
         next += test_random_below(&r, 3) ? 1 : 1 + test_random_below(&r, 1000);
         positions[i] = next;
     }
-    float out[128 * 256];
+    float *out = test_scratch(128 * 256 * sizeof *out);
     for (uint32_t at = 0; at < 180; at += 60) {
         uint32_t copy[60];
         memcpy(copy, positions + at, sizeof copy);
@@ -327,7 +329,7 @@ static void positions_must_ascend(void **state)
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 8, .seed = 5, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
-    float out[8 * 256];
+    float *out = test_scratch(8 * 256 * sizeof *out);
     const uint32_t bad[3] = {4, 9, 9};
     kvf_prefill_args a = {.sequence = s,
                           .tokens = 3,

@@ -163,7 +163,7 @@ static void forks_and_ends_do_not_disturb(void **state)
     for (uint32_t m = 0; m < 3; m++) {
         kvf_cache_config cc = test_config_small();
         kvf_stats exact, ahead;
-        char *a = calloc(1, room), *b = calloc(1, room);
+        char *a = test_alloc(room), *b = test_alloc(room);
         assert_true(a && b);
         cc.layers = 2;
         cc.dtype = KVF_BF16;
@@ -177,8 +177,8 @@ static void forks_and_ends_do_not_disturb(void **state)
         assert_int_equal(wander(&cc, 1, seed + m, b, &ahead), used);
         assert_memory_equal(a, b, used);
         assert_true(ahead.pages_ahead_used > 0 && ahead.misses < exact.misses);
-        free(a);
-        free(b);
+        test_release(a);
+        test_release(b);
     }
 }
 

@@ -153,20 +153,25 @@ static __global__ void gather_kernel(const __grid_constant__ kvf_row_gather_args
 #define LAUNCH_BY_TYPE(kernel, blocks, shared, a)                                                  \
     switch ((a)->dtype) {                                                                          \
     case KVF_BF16:                                                                                 \
-        return (int)kvf_cuda_launch(kernel<kvf_bf16>, dim3(blocks), dim3(THREADS), shared,         \
-                                    (cudaStream_t)stream, *(a));                                   \
+        return (int)kvf_cuda_launch<kernel<kvf_bf16>>(dim3(blocks), dim3(THREADS), shared,         \
+                                                      (cudaStream_t)stream, *(a));                 \
     case KVF_FP16:                                                                                 \
-        return (int)kvf_cuda_launch(kernel<kvf_half>, dim3(blocks), dim3(THREADS), shared,         \
-                                    (cudaStream_t)stream, *(a));                                   \
+        return (int)kvf_cuda_launch<kernel<kvf_half>>(dim3(blocks), dim3(THREADS), shared,         \
+                                                      (cudaStream_t)stream, *(a));                 \
     case KVF_FP32:                                                                                 \
-        return (int)kvf_cuda_launch(kernel<float>, dim3(blocks), dim3(THREADS), shared,            \
-                                    (cudaStream_t)stream, *(a));                                   \
+        return (int)kvf_cuda_launch<kernel<float>>(dim3(blocks), dim3(THREADS), shared,            \
+                                                   (cudaStream_t)stream, *(a));                    \
     }                                                                                              \
     return (int)cudaErrorInvalidValue
 
 extern "C" int kvf_row_use_device(uint32_t ordinal)
 {
     return (int)cudaSetDevice((int)ordinal);
+}
+
+extern "C" int kvf_row_load_kernels(void)
+{
+    return (int)kvf_cuda_load_list(48 * 1024);
 }
 
 extern "C" int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream)
@@ -193,6 +198,6 @@ extern "C" int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *st
 
 extern "C" int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream)
 {
-    return (int)kvf_cuda_launch(gather_kernel, dim3(args->rows), dim3(THREADS), 0,
-                                (cudaStream_t)stream, *args);
+    return (int)kvf_cuda_launch<gather_kernel>(dim3(args->rows), dim3(THREADS), 0,
+                                               (cudaStream_t)stream, *args);
 }

@@ -84,6 +84,8 @@ typedef struct kvf_row_gather_args {
 
 /* Launches of this thread go to this GPU. */
 int kvf_row_use_device(uint32_t ordinal);
+/** Load every kernel of this file on it: nothing is left to load when streams are busy. */
+int kvf_row_load_kernels(void);
 int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream);
 int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream);
 int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream);

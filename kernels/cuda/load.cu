@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Loads all kernels of the library on the current device, when the device is opened. Knows no
+ * kernel by name: each is on the list because some launch names it.
+ */
+
+#include "cuda.cuh"
+
+extern "C" int kvf_cuda_load_kernels(int shared_max)
+{
+    return (int)kvf_cuda_load_list(shared_max);
+}

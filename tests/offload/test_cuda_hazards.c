@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a GPU refuses or blocks on and a CPU does not: kernels that touch pageable memory, a host
+ * that touches device memory, kernels that are loaded while streams are busy, streams that share a
+ * queue of the hardware. The emulator does the same, so that each of them fails here first.
+ *
+ * Runs in emulated builds. Programs that must end badly run in a child process of their own.
+ */
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "emu_control.h"
+#include "transfer_rig.h"
+
+#define WATCH_SECONDS 60
+
+/* A transfer that waits for itself would wait for ever. */
+static void on_alarm(int number)
+{
+    static const char text[] = "a stream waits for what stands behind it\n";
+    (void)number;
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(3);
+}
+
+/* ---- memory ---- */
+
+/* Rows by way of a list, so that the kernel alone knows their address. */
+static void kernel_reads(rig *r, const void *from_where)
+{
+    kvf_stream *stream;
+    const void **from = rig_shared(r, 64);
+    void **to = rig_shared(r, 64);
+    *from = from_where;
+    *to = rig_memory(r, 4096);
+    const kvf_copy_args copy = {.bytes = 4096, .count = 1, .per_task = 1, .from = from, .to = to};
+    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
+    RIG_OK(r->ops->launch(stream, r->device->kernels.copy, &copy, sizeof copy, 1));
+    RIG_OK(r->ops->stream_wait(stream));
+    r->ops->memory_free(r->device, *to);
+    r->ops->stream_destroy(stream);
+    rig_give_shared(r, to);
+    rig_give_shared(r, from);
+}
+
+static void read_pageable(rig *r)
+{
+    static _Alignas(64) char pageable[4096];
+    kernel_reads(r, pageable);
+}
+
+static void read_registered(rig *r)
+{
+    void *registered = rig_shared(r, 4096);
+    kernel_reads(r, registered);
+    rig_give_shared(r, registered);
+}
+
+static void touch_device_memory(rig *r)
+{
+    volatile char *memory = rig_memory(r, 64);
+    memory[0]++;
+}
+
+/* How a program on a fresh device ends: its exit status, or 128 and the signal. */
+static int end_of(void (*program)(rig *r))
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        rig r;
+        if (!freopen("/dev/null", "w", stderr))
+            _exit(2);
+        rig_open(&r, NULL);
+        program(&r);
+        rig_close(&r);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(end_of(read_registered), 0);
+    assert_int_equal(end_of(read_pageable), 128 + SIGABRT);
+#if !defined(__SANITIZE_THREAD__) /* there the emulator does not hide it */
+#if !defined(__has_feature)
+#define __has_feature(x) 0
+#endif
+#if !__has_feature(thread_sanitizer)
+    assert_int_not_equal(end_of(touch_device_memory), 0);
+#endif
+#endif
+}
+
+/* ---- queues and late kernels ---- */
+
+static void fetch_all(kvf_transfer method, uint32_t connections)
+{
+    static plan p;
+    rig r;
+    bench_memory m;
+    kvf_transfer_engine *engine;
+    kvf_stream *streams[2];
+    kvf_emu_config emu;
+    kvf_emu_counts counts;
+    kvf_transfer_choice mixed;
+    uint32_t tickets[REQUESTS];
+    atomic_uint wrong;
+    kvf_emu_reset();
+    kvf_emu_get_config(&emu);
+    emu.connections = connections;
+    kvf_emu_set_config(&emu);
+    atomic_init(&wrong, 0);
+    rig_random random = rig_seed("hazards", 300 + (uint64_t)method);
+    plan_make(&p, &random, 4096);
+    rig_open(&r, NULL);
+    transfer_open_memory(&r, &p, &m);
+    kvf_transfer_config config = transfer_engine_config(method, 4096);
+    for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
+        mixed.method[b] = b < 3 ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
+    config.choice = &mixed;
+    config.chunk_bytes = 20480;
+    config.pool = &m.pool.memory;
+    RIG_OK(kvf_transfer_open(r.device, &config, &engine));
+    for (uint32_t i = 0; i < 2; i++)
+        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &streams[i]));
+    alarm(WATCH_SECONDS);
+    for (uint32_t q = 0; q < REQUESTS + 2; q++) {
+        if (q < REQUESTS)
+            transfer_enqueue(&r, engine, &p, &m, q, streams[q % 2], &tickets[q]);
+        if (q < 2)
+            continue;
+        check_args check = {&p, &m, q - 2, &wrong};
+        RIG_OK(kvf_transfer_join(engine, tickets[q - 2], streams[q % 2]));
+        transfer_check(&r, &check, streams[q % 2]);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        RIG_OK(r.ops->stream_wait(streams[i]));
+    alarm(0);
+    assert_int_equal(atomic_load(&wrong), 0);
+    kvf_emu_get_counts(&counts);
+    assert_true(counts.launches > 0);
+    assert_int_equal(counts.late_loads, 0);
+    for (uint32_t i = 0; i < 2; i++)
+        r.ops->stream_destroy(streams[i]);
+    kvf_transfer_close(engine);
+    transfer_close_memory(&r, &m);
+    rig_close(&r);
+    kvf_emu_reset();
+}
+
+/* However few queues the streams share, nothing stands in front of what it waits for. */
+static void test_connections(void **state)
+{
+    (void)state;
+    const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
+                                    KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        fetch_all(methods[i], 1);
+        fetch_all(methods[i], 8);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_connections)};
+    signal(SIGALRM, on_alarm);
+    return cmocka_run_group_tests_name("hazards of CUDA", tests, NULL, NULL);
+}
