@@ -243,6 +243,7 @@ static kvf_transformer_options transformer_options(const cli_run *run)
     kvf_transformer_options options = {.runtime = run->runtime,
                                        .model = &run->model,
                                        .weights = run->weights,
+                                       .cublas = run->options.cublas,
                                        .device_ordinal = run->options.runtime.device_ordinal};
     cli_transformer_fit(&options, tokens);
     options.batch_max = run->batch.rows ? run->batch.rows : 1;

@@ -6,6 +6,8 @@
 
 #include "matmul_cublas.h"
 
+#include "cublas_find.h"
+
 #include <cublas_v2.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -35,18 +37,14 @@ static void *find(const kvf_cublas *c, const char *name)
     return dlsym(c->library ? c->library : RTLD_DEFAULT, name);
 }
 
-static void open_library(kvf_cublas *c)
+static kvf_status fill(kvf_cublas *c, const char *path, kvf_error *error)
 {
-    static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
-    if (dlsym(RTLD_DEFAULT, "cublasGemmEx"))
-        return;
-    for (size_t i = 0; i < sizeof names / sizeof *names && !c->library; i++)
-        c->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-}
-
-static kvf_status fill(kvf_cublas *c, kvf_error *error)
-{
-    open_library(c);
+    if (path || !dlsym(RTLD_DEFAULT, "cublasGemmEx"))
+        c->library = kvf_cublas_find(path);
+    if (path && !c->library)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "cublas = %s: cuBLAS 12 or 13 could not be loaded from there: %s", path,
+                          dlerror());
     create_fn create;
     *(void **)&create = find(c, "cublasCreate_v2");
     *(void **)&c->destroy = find(c, "cublasDestroy_v2");
@@ -55,8 +53,9 @@ static kvf_status fill(kvf_cublas *c, kvf_error *error)
     *(void **)&c->gemm = find(c, "cublasGemmEx");
     if (!create || !c->destroy || !c->set_stream || !c->set_workspace || !c->gemm)
         return model_fail(error, KVF_UNSUPPORTED,
-                          "cuBLAS 12 or 13 was not found; install it (libcublas-12-x or -13-x, or "
-                          "the CUDA toolkit) where the loader looks, or run with --device host");
+                          "cuBLAS 12 or 13 was not found; install it (libcublas-12-x or -13-x, the "
+                          "CUDA toolkit, or PyTorch), give --cublas PATH, or run with --device "
+                          "host");
     const cublasStatus_t status = create(&c->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         c->handle = NULL;
@@ -66,14 +65,14 @@ static kvf_status fill(kvf_cublas *c, kvf_error *error)
     return KVF_OK;
 }
 
-kvf_status kvf_cublas_open(void *workspace, kvf_cublas **out, kvf_error *error)
+kvf_status kvf_cublas_open(void *workspace, const char *path, kvf_cublas **out, kvf_error *error)
 {
     *out = NULL;
     kvf_cublas *c = calloc(1, sizeof *c);
     if (!c)
         return model_out_of_memory(error, sizeof *c, "cuBLAS");
     c->workspace = workspace;
-    const kvf_status status = fill(c, error);
+    const kvf_status status = fill(c, path, error);
     if (status != KVF_OK) {
         kvf_cublas_close(c);
         return status;

@@ -19,9 +19,11 @@ typedef struct kvf_cublas kvf_cublas;
 
 /**
  * @param workspace  device memory of KVF_CUBLAS_WORKSPACE_BYTES; lives as long as the handle
+ * @param path       the library or its folder; NULL = looked for
  * @return KVF_OK; KVF_UNSUPPORTED if there is no cuBLAS, with the way to get it
  */
-KVF_CHECKED kvf_status kvf_cublas_open(void *workspace, kvf_cublas **out, kvf_error *error);
+KVF_CHECKED kvf_status kvf_cublas_open(void *workspace, const char *path, kvf_cublas **out,
+                                       kvf_error *error);
 void kvf_cublas_close(kvf_cublas *cublas);
 
 /** y = x W^T, or y += x W^T; sums in fp32. */

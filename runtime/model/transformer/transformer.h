@@ -28,6 +28,7 @@ typedef struct kvf_transformer_options {
     uint32_t chunk_max;            /**< tokens of one operation, at least 1 */
     uint32_t prompt_max;           /**< tokens of one prefill call; 0 = chunk_max */
     uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
+    const char *cublas;            /**< where cuBLAS lies; NULL = looked for */
     uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;

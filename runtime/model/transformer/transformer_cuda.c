@@ -424,11 +424,11 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
     if (!p)
         return model_out_of_memory(error, sizeof *p, "the transformer");
     t->device = p;
-    if (kvf_row_use_device(t->options.device_ordinal) != 0)
+    if (kvf_row_use_device(t->options.device_ordinal) != 0 || kvf_row_load_kernels() != 0)
         return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
                           t->options.device_ordinal);
     KVF_TRY(reserve(t, error));
-    KVF_TRY(kvf_cublas_open(p->workspace, &p->cublas, error));
+    KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->cublas, error));
     return upload_weights(t, error);
 }
 
