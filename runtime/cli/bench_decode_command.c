@@ -37,6 +37,7 @@ enum column {
     SELECT,
     METHOD,
     SPECULATE,
+    RECORDED,
     MEDIAN,
     P10,
     P95,
@@ -73,6 +74,7 @@ static const cli_column columns[COLUMN_COUNT] = {
     [SELECT] = {"select", "select", CLI_CELL_TEXT, 0},
     [METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
     [SPECULATE] = {"speculate", "spec", CLI_CELL_INTEGER, 0},
+    [RECORDED] = {"recorded", "rec", CLI_CELL_INTEGER, 0},
     [MEDIAN] = {"layer_us", "us/layer", CLI_CELL_REAL, 1},
     [P10] = {"layer_p10_us", "p10", CLI_CELL_REAL, 1},
     [P95] = {"layer_p95_us", "p95", CLI_CELL_REAL, 1},
@@ -105,18 +107,20 @@ static const cli_column columns[COLUMN_COUNT] = {
 
 #define CHUNK 512u
 
-typedef struct pinned {
-    uint16_t *host;
-    void *device;
-} pinned;
+/* Written here, read on the device: where a model's own kernels would have left it. */
+typedef struct vectors {
+    uint16_t *host; /* pinned */
+    void *alias;    /* of it */
+    void *device;   /* memory of the device */
+} vectors;
 
 typedef struct decode_bench {
     decode_options o; /* of the case that is measured */
     decode_sweep sweep;
     kvf_runtime *runtime;
     kvf_stream *stream;
-    pinned kv; /* [CHUNK or batch, kv_heads, head_dim] bf16, keys and values alike */
-    pinned q;  /* [batch, query_heads, head_dim] */
+    vectors kv; /* [CHUNK or batch, kv_heads, head_dim] bf16, keys and values alike */
+    vectors q;  /* [batch, query_heads, head_dim] */
     float *drift;
     void *out;
     double read_rate; /* bytes per ns on the device */
@@ -133,19 +137,28 @@ static size_t kv_count(const decode_bench *b, uint32_t rows)
     return (size_t)rows * b->o.cache.kv_heads * b->o.cache.head_dim;
 }
 
-static void fill_kv(decode_bench *b, uint32_t rows)
+static kvf_status upload(const decode_bench *b, const vectors *r, size_t count)
 {
-    for (size_t i = 0; i < kv_count(b, rows); i++)
-        b->kv.host[i] = kvf_bf16_from_float(kvf_random_normal(&b->random));
+    const kvf_status status =
+        kvf_memory_copy(b->stream, r->device, r->alias, count * sizeof *r->host);
+    return status == KVF_OK ? kvf_stream_wait(b->stream) : status;
 }
 
-static void drift_queries(decode_bench *b, uint32_t batch)
+static kvf_status fill_kv(decode_bench *b, uint32_t count)
+{
+    for (size_t i = 0; i < kv_count(b, count); i++)
+        b->kv.host[i] = kvf_bf16_from_float(kvf_random_normal(&b->random));
+    return upload(b, &b->kv, kv_count(b, count));
+}
+
+static kvf_status drift_queries(decode_bench *b, uint32_t batch)
 {
     const size_t count = kv_count(b, batch) * b->o.group;
     for (size_t i = 0; i < count; i++) {
         b->drift[i] = 0.95f * b->drift[i] + 0.31f * kvf_random_normal(&b->random);
         b->q.host[i] = kvf_bf16_from_float(2.0f * b->drift[i]);
     }
+    return upload(b, &b->q, count);
 }
 
 /* What a case runs on. */
@@ -162,13 +175,14 @@ static kvf_status append_prompt(decode_bench *b, const decode_case *c, kvf_seque
 {
     for (uint32_t layer = 0; layer < c->config.layers; layer++)
         for (uint32_t at = 0; at < c->context; at += CHUNK) {
-            fill_kv(b, CHUNK);
+            kvf_status status = fill_kv(b, CHUNK);
             const kvf_prefill_args a = {.sequence = s,
                                         .layer = layer,
                                         .tokens = c->context - at < CHUNK ? c->context - at : CHUNK,
                                         .k = b->kv.device,
                                         .v = b->kv.device};
-            kvf_status status = kvf_prefill(c->cache, &a, b->stream);
+            if (status == KVF_OK)
+                status = kvf_prefill(c->cache, &a, b->stream);
             if (status == KVF_OK)
                 status = kvf_stream_wait(b->stream); /* the buffers are used again */
             if (status != KVF_OK)
@@ -201,10 +215,13 @@ static kvf_status enqueue_step(const decode_bench *b, const decode_case *c)
 /* @param ns  receives the whole step and the part until it was enqueued, per layer */
 static kvf_status one_step(decode_bench *b, const decode_case *c, double ns[2])
 {
-    drift_queries(b, c->batch);
-    fill_kv(b, c->batch);
+    kvf_status status = drift_queries(b, c->batch);
+    if (status == KVF_OK)
+        status = fill_kv(b, c->batch);
+    if (status != KVF_OK)
+        return status;
     const uint64_t start = kvf_now_ns();
-    kvf_status status = enqueue_step(b, c);
+    status = enqueue_step(b, c);
     ns[1] = (double)(kvf_now_ns() - start) / c->config.layers;
     if (status == KVF_OK)
         status = kvf_stream_wait(b->stream);
@@ -220,6 +237,12 @@ static kvf_status record_step(const decode_bench *b, decode_case *c)
     status = enqueue_layers(b, c);
     const kvf_status ended = kvf_record_end(c->cache, &c->recording);
     return status == KVF_OK ? ended : status;
+}
+
+/* A GPU is fast enough that launches one by one would be all there is to see. */
+static bool records(const decode_bench *b)
+{
+    return b->o.record || (kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA && !b->o.eager);
 }
 
 /* What one layer of one step must read on the device: attended keys and values, and digests. */
@@ -323,9 +346,11 @@ static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
         if (status != KVF_OK)
             return status;
     }
-    const kvf_status recorded = b->o.record ? record_step(b, c) : KVF_OK;
-    if (recorded != KVF_OK)
+    const kvf_status recorded = records(b) ? record_step(b, c) : KVF_OK;
+    /* What cannot be recorded is refused only where that was asked for. */
+    if (recorded != KVF_OK && (b->o.record || recorded != KVF_UNSUPPORTED))
         return recorded;
+    cli_cell_integer(&row[RECORDED], c->recording != NULL);
     double *step = calloc(c->steps, sizeof *step), *host = calloc(c->steps, sizeof *host);
     kvf_status status = step && host ? KVF_OK : KVF_OUT_OF_MEMORY;
     kvf_cache_stats_reset(c->cache);
@@ -476,17 +501,22 @@ static kvf_status measure_link(decode_bench *b)
 
 /* ---- all ---- */
 
+static kvf_status reserve_rows(decode_bench *b, size_t bytes, vectors *out)
+{
+    void *host = NULL;
+    const kvf_status status = kvf_pinned_alloc(b->runtime, bytes, &host, &out->alias);
+    out->host = status == KVF_OK ? host : NULL;
+    return status == KVF_OK ? kvf_memory_alloc(b->runtime, bytes, &out->device) : status;
+}
+
 static kvf_status reserve(decode_bench *b)
 {
     const size_t kv = kv_count(b, CHUNK) * 2, q = kv_count(b, DECODE_BATCH_MAX) * b->o.group * 2;
-    void *host = NULL;
     kvf_status status = kvf_stream_create(b->runtime, &b->stream);
     if (status == KVF_OK)
-        status = kvf_pinned_alloc(b->runtime, kv, &host, &b->kv.device);
-    b->kv.host = host;
+        status = reserve_rows(b, kv, &b->kv);
     if (status == KVF_OK)
-        status = kvf_pinned_alloc(b->runtime, q, &host, &b->q.device);
-    b->q.host = status == KVF_OK ? host : NULL;
+        status = reserve_rows(b, q, &b->q);
     if (status == KVF_OK)
         status = kvf_memory_alloc(b->runtime, q, &b->out);
     b->drift = calloc(kv_count(b, DECODE_BATCH_MAX) * b->o.group, sizeof *b->drift);
@@ -533,7 +563,6 @@ static bool write_results(decode_bench *b)
                               {"head_dim", NULL, c->head_dim},
                               {"page_size", NULL, c->page_size},
                               {"steps", NULL, b->o.steps},
-                              {"recorded", NULL, b->o.record},
                               {"read_gb_per_s", NULL, b->read_rate},
                               {"link_gb_per_s", NULL, b->link_rate},
                               {NULL, NULL, 0.0}};
@@ -574,6 +603,8 @@ int cli_bench_decode_main(int argc, char **argv)
     const int status = !b.o.json || cli_output_open(&b.json, b.o.json) ? run_all(&b) : 1;
     cli_output_discard(&b.json);
     if (b.runtime) {
+        kvf_memory_free(b.runtime, b.kv.device);
+        kvf_memory_free(b.runtime, b.q.device);
         kvf_pinned_free(b.runtime, b.kv.host);
         kvf_pinned_free(b.runtime, b.q.host);
         kvf_memory_free(b.runtime, b.out);

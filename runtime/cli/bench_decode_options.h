@@ -15,7 +15,7 @@ typedef struct decode_options {
     uint32_t context, batch;
     uint32_t group, steps, dense_steps, warmup;
     uint64_t seed;
-    bool record;
+    bool record, eager;
     cli_format format;
     const char *json;
 } decode_options;
