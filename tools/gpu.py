@@ -1,0 +1,390 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What only a GPU can say, in parts that fit into ten minutes each; `./dev gpu`.
+
+usage: gpu.py [PART...] [--out DIR] [--built DIR|FILE] [--seconds N]
+       gpu.py pack [--into DIR]
+
+parts: facts kernels suite sanitizer link decode runner; all of them if none is named. Each ends
+within --seconds (520), every job in it within a limit of its own; what is missing or fails stops
+nothing else. --out (gpu-out/) gets results.json and one log per part. Programs come from build-gpu/,
+built here for this GPU, or from a tree that `pack` made elsewhere. No network, no package manager.
+Nothing beyond Python is needed. The status is 0 if nothing failed, 1 if something did, 77 if there
+is no GPU.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOG_BYTES = 40000  # of one job in its part's log
+# The parts, and the order in which they run.
+PARTS = ["facts", "kernels", "suite", "sanitizer", "link", "decode", "runner"]
+KERNEL_FAMILIES = ["common", "score", "select", "attend", "move", "observe"]
+SUITE_ENV = {"KVF_TEST_DEVICE": "cuda"}
+
+
+def say(text):
+    print("gpu: " + text, file=sys.stderr, flush=True)
+
+
+class Job:
+    """One program with a limit. `figures` names a JSON file that it writes."""
+
+    def __init__(self, name, command, limit, env=None, figures=None, cwd=None):
+        self.name, self.command, self.limit = name, [str(c) for c in command], limit
+        self.env, self.figures, self.cwd = dict(SUITE_ENV, **(env or {})), figures, cwd or ROOT
+
+    def run(self, until):
+        """The result, and what the program said."""
+        result = {"name": self.name, "command": " ".join(self.command)}
+        seconds = min(self.limit, until - time.monotonic())
+        if seconds < 1:
+            return dict(result, status="not run", why="the part's time was over"), ""
+        if not shutil.which(self.command[0]):
+            return dict(result, status="not run", why=self.command[0] + " is not here"), ""
+        begin = time.monotonic()
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       cwd=self.cwd, env=dict(os.environ, **self.env), start_new_session=True)
+            try:
+                code = process.wait(seconds)
+                status = "ok" if code == 0 else "skipped" if code == 77 else "failed"
+            except subprocess.TimeoutExpired:
+                status, code = "timeout", None
+            end_group(process)
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - LOG_BYTES))
+            text = log.read().decode("utf-8", "replace")
+        result.update(status=status, code=code, seconds=round(time.monotonic() - begin, 1),
+                      limit=round(seconds, 1))
+        if status in ("failed", "timeout", "skipped"):
+            result["end"] = text.strip().split("\n")[-3:]
+        if self.figures and os.path.exists(self.figures):
+            try:
+                with open(self.figures, encoding="utf-8") as f:
+                    result["figures"] = json.load(f)
+            except ValueError as e:
+                result["figures_error"] = str(e)
+        return result, text
+
+
+def end_group(process):
+    """End what the program started, too: a hung one ignores a polite request."""
+    for number, patience in ((signal.SIGTERM, 2), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience)
+        except (ProcessLookupError, PermissionError):
+            break
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def output_of(command, limit=20):
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=limit, check=False)
+        return done.stdout if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def find_gpu():
+    """Its name, or None and why."""
+    if not shutil.which("nvidia-smi"):
+        return None, "no NVIDIA GPU here: there is no nvidia-smi, so no driver"
+    name = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    if not name or not name.strip():
+        return None, "no NVIDIA GPU here: nvidia-smi names none"
+    return name.strip().split("\n")[0], None
+
+
+# ---- the tree of programs ----
+
+
+class Tree:
+    """Programs and how to run them: {name: {"cmd", "env", "suite", "timeout"}} of the tests."""
+
+    def __init__(self, folder, bench_folder, tests, emulated):
+        self.folder, self.bench, self.tests, self.emulated = folder, bench_folder, tests, emulated
+
+    def program(self, path):
+        return self.folder / path
+
+
+def tests_of_build(folder):
+    """The tests as Meson knows them, by what a machine without Meson needs."""
+    listed = json.loads(output_of(["meson", "introspect", "--tests", str(folder)], 60) or "[]")
+    return {t["name"]: {"cmd": [os.path.relpath(c, folder) if c.startswith(str(folder)) else c
+                                for c in t["cmd"]],
+                        "env": t["env"], "suite": [s.split(":")[-1] for s in t["suite"]]}
+            for t in listed}
+
+
+def is_emulated(folder):
+    options = json.loads(output_of(["meson", "introspect", "--buildoptions", str(folder)], 60) or "[]")
+    return any(o["name"] == "cuda" and o["value"] == "emulated" for o in options)
+
+
+def tree_of_pack(path):
+    """An unpacked tree, a packed one, or a build folder."""
+    path = pathlib.Path(path).resolve()
+    if path.is_file():
+        into = pathlib.Path(tempfile.mkdtemp(prefix="kvferry-gpu-"))
+        shutil.unpack_archive(path, into)
+        path = into
+    manifest = path / "manifest.json"
+    if manifest.exists():
+        m = json.loads(manifest.read_text())
+        library_path = str(path / "lib")
+        os.environ["LD_LIBRARY_PATH"] = ":".join(
+            p for p in (library_path, os.environ.get("LD_LIBRARY_PATH")) if p)
+        return Tree(path, path, m["tests"], m["emulated"])
+    if (path / "build.ninja").exists() and shutil.which("meson"):
+        return Tree(path, path, tests_of_build(path), is_emulated(path))
+    sys.exit("gpu: %s is neither a tree that `./dev gpu pack` made nor a build folder" % path)
+
+
+def build_here():
+    lacking = [t for t in ("cc", "meson", "ninja", "nvcc") if not shutil.which(t)]
+    if lacking:
+        sys.exit("gpu: cannot build without %s; give --built with a tree of `./dev gpu pack`"
+                 % ", ".join(lacking))
+    folder = ROOT / "build-gpu"
+    say("building build-gpu/")
+    build(folder, [])
+    return Tree(folder, folder, tests_of_build(folder), False)
+
+
+def build(folder, options):
+    log = pathlib.Path(str(folder) + ".txt")
+    with open(log, "w", encoding="utf-8") as f:
+        def step(command):
+            if subprocess.run(command, stdout=f, stderr=f, cwd=ROOT, check=False).returncode != 0:
+                tail = log.read_text(errors="replace").split("\n")[-30:]
+                sys.exit("\n".join(tail) + "\ngpu: %s failed; see %s" % (command[0], log))
+        if not (folder / "build.ninja").exists():
+            step(["meson", "setup", "-Dcuda=enabled", "--buildtype=release", "-Dassert_level=1"] +
+                 options + [str(folder)])
+        step(["ninja", "-C", str(folder)])
+
+
+# ---- packing ----
+
+NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
+               "libgcc_s.so", "libstdc++.so")
+
+
+def libraries_of(program, build_folder):
+    """What the loader would add, but for what every machine has; with where it lies here."""
+    found = {}
+    for line in (output_of(["ldd", str(program)]) or "").split("\n"):
+        words = line.split()
+        if len(words) > 2 and words[1] == "=>" and not words[0].startswith(NOT_CARRIED):
+            found[words[0]] = words[2]
+    return found
+
+
+def pack(into):
+    folder, into = ROOT / "build-pack", pathlib.Path(into).resolve()
+    say("building build-pack/ for sm_90")
+    build(folder, ["-Dgpu_targets=90", "-Dhwloc=disabled", "-Dnuma=disabled", "-Ddnnl=disabled",
+                   "-Dlibedit=disabled", "-Dinside_shared=true"])
+    tests = {name: t for name, t in tests_of_build(folder).items()
+             if set(t["suite"]) & {"offload", "runtime", "cuda", "model"}
+             and t["cmd"][0].startswith("tests/") and (folder / t["cmd"][0]).is_file()}
+    programs = sorted({t["cmd"][0] for t in tests.values()} |
+                      {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
+                       "bench/model/bench_runner"})
+    if into.exists():
+        shutil.rmtree(into)
+    libraries = {}
+    for program in programs:
+        if not (folder / program).is_file():
+            say("left out: %s was not built" % program)
+            continue
+        (into / program).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / program, into / program)
+        libraries.update(libraries_of(folder / program, folder))
+    (into / "lib").mkdir()
+    for name, path in libraries.items():
+        shutil.copy(os.path.realpath(path), into / "lib" / name)
+    for f in into.rglob("*"):
+        if f.is_file():
+            subprocess.run(["strip", "--strip-unneeded", str(f)], stderr=subprocess.DEVNULL, check=False)
+    commit = (output_of(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) or "").strip()
+    (into / "manifest.json").write_text(json.dumps(
+        {"commit": commit, "emulated": False, "gpu_targets": "90", "tests": tests}, indent=1))
+    size = sum(f.stat().st_size for f in into.rglob("*") if f.is_file())
+    print("%s: %.1f MiB, %d programs, %d libraries, %d tests, commit %s" % (
+        into, size / 1048576, len(programs), len(libraries), len(tests), commit))
+    if size > 60 << 20:
+        sys.exit("gpu: more than 60 MiB")
+
+
+# ---- parts ----
+
+
+def facts_jobs(tree, scratch):
+    versions = ("import importlib.metadata as m\n"
+                "for p in ('torch', 'transformers', 'triton', 'numpy', 'meson', 'ninja'):\n"
+                "    try: print(p, m.version(p))\n"
+                "    except m.PackageNotFoundError: print(p, 'missing')\n")
+    tools = ("for t in nvcc ncu nsys compute-sanitizer cuobjdump cuda-gdb gcc g++ clang meson ninja git; do "
+             "printf '%s: ' $t; command -v $t || echo missing; done; nvcc --version | tail -n 2; "
+             "ldconfig -p | grep -E 'cublas|hwloc|libnuma|dnnl|pcre2-8|utf8proc|cjson|cmocka'; true")
+    return [Job("driver", ["nvidia-smi", "-q"], 30),
+            Job("link", ["nvidia-smi", "topo", "-m"], 30),
+            Job("machine", ["sh", "-c", "lscpu; free -m; cat /proc/meminfo; ulimit -a; df -h /tmp; uname -a; "
+                            "cat /sys/fs/cgroup/memory.max 2>/dev/null; true"], 20),
+            Job("tools", ["sh", "-c", tools], 30),
+            Job("python", [sys.executable, "-c", versions], 30),
+            Job("kvferry info", [tree.program("runtime/cli/kvferry"), "info", "--device", "cuda"], 60),
+            Job("gpu only", [tree.program("tests/offload/gpu_only")], 120)]
+
+
+def kernels_jobs(tree, scratch):
+    check = tree.program("tests/kernels/check_kernels")
+    jobs = [Job("kernels " + family, [check, "--isa", "cuda", "--family", family], 150)
+            for family in KERNEL_FAMILIES]
+    return jobs + [Job("timed", [check, "--isa", "cuda", "--bench"], 220)]
+
+
+def suite_jobs(tree, scratch):
+    wanted = {"offload", "runtime", "model"}
+    known = {name: t for name, t in tree.tests.items()
+             if set(t["suite"]) & wanted and t["cmd"][0].startswith("tests/")}
+    return [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
+            for name, t in sorted(known.items())]
+
+
+def sanitizer_jobs(tree, scratch):
+    check = tree.program("tests/kernels/check_kernels")
+
+    def sanitized(tool, name, command, limit):
+        return Job("%s of %s" % (tool, name), ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"] +
+                   [str(c) for c in command], limit)
+    jobs = [sanitized("memcheck", family, [check, "--isa", "cuda", "--family", family], 170)
+            for family in ("move", "select", "score", "attend", "observe")]
+    jobs += [sanitized("racecheck", op, [check, "--isa", "cuda", "--op", op], 110)
+             for op in ("topk", "resolve", "attend", "move")]
+    dense = tree.program("tests/runtime/test_runtime_dense")
+    return jobs + [sanitized("memcheck", "runtime dense", [dense], 170)]
+
+
+def bench(tree, scratch, name, words, limit, env=None):
+    figures = str(scratch / (name.replace(" ", "-") + ".json"))
+    return Job(name, [tree.bench / "runtime/cli/kvferry", "bench"] + words + ["--device", "cuda", "--json", figures],
+               limit, env=env, figures=figures)
+
+
+def link_jobs(tree, scratch):
+    few = ["link", "methods", "--pages", "4", "--repetitions", "5"]
+    return [bench(tree, scratch, "peak", ["link", "peak"], 60),
+            bench(tree, scratch, "gather, kernels loaded late",
+                  few + ["--method", "gather"], 60, {"CUDA_MODULE_LOADING": "LAZY"}),
+            bench(tree, scratch, "gather, one connection",
+                  few + ["--method", "gather"], 60, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+            bench(tree, scratch, "methods", ["link", "methods"], 200),
+            bench(tree, scratch, "rows of 512 bytes",
+                  ["link", "methods", "--page-bytes", "512", "--pages", "64,1024,8192"], 90),
+            bench(tree, scratch, "blocks", ["link", "blocks"], 90),
+            bench(tree, scratch, "cadence", ["link", "cadence"], 120)]
+
+
+def decode_jobs(tree, scratch):
+    long = ["decode", "--context", "131072", "--warmup", "4"]
+    return [bench(tree, scratch, "32 layers", long + ["--layers", "32", "--steps", "20"], 200),
+            bench(tree, scratch, "4 layers, enqueued", long + ["--eager", "--steps", "20"], 90),
+            bench(tree, scratch, "4 layers, batch 16", long + ["--batch", "16", "--steps", "10"], 150),
+            bench(tree, scratch, "methods", long + ["--eager", "--steps", "10", "--method", "mapped,gather"], 120),
+            bench(tree, scratch, "dense at 4K", ["decode", "--context", "4096", "--select", "full"], 60)]
+
+
+def runner_jobs(tree, scratch):
+    model, ids = scratch / "model", scratch / "ids.txt"
+    ids.write_text(" ".join(str(i * 37 % 100000) for i in range(4096)))
+    run = [tree.bench / "runtime/cli/kvferry", "run", "--device", "cuda", "--model", model, "--token-ids", ids,
+           "--ignore-eos", "-n", "64"]
+    full, few = str(scratch / "full.json"), str(scratch / "few.json")
+    tests = [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
+             for name, t in sorted(tree.tests.items())
+             if "model" in t["suite"] and t["cmd"][0].endswith(("test_logits", "test_transformer", "check_row_ops"))]
+    return tests + [
+        Job("weights of an 8B shape", [sys.executable, ROOT / "bench/model/random_model.py", model,
+                                       "--shape", "llama-3.1-8b"], 240),
+        Job("run, all of 4K", run + ["--select", "full", "--stats", full], 110, figures=full),
+        Job("run, a budget of 1024", run + ["--budget", "1024", "--stats", few], 110, figures=few)]
+
+
+# Jobs at once: where time is measured, one.
+TOGETHER = {"facts": 4, "kernels": 3, "suite": 8, "sanitizer": 3, "link": 1, "decode": 1, "runner": 1}
+
+
+def run_part(part, tree, out, seconds):
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kvferry-gpu-") as folder:
+        jobs = globals()[part + "_jobs"](tree, pathlib.Path(folder))
+        alone = [j for j in jobs if j.name == "timed"]
+        with concurrent.futures.ThreadPoolExecutor(TOGETHER[part]) as pool:
+            done = list(pool.map(lambda j: j.run(begin + seconds), [j for j in jobs if j not in alone]))
+        done += [j.run(begin + seconds) for j in alone]
+    with open(out / (part + ".txt"), "w", encoding="utf-8") as log:
+        for result, text in done:
+            log.write("==== %s: %s (%s s)\n%s\n%s\n" % (
+                result["name"], result["status"], result.get("seconds", 0), result["command"], text))
+    results = [r for r, _ in done]
+    for r in results:
+        if r["status"] not in ("ok", "skipped"):
+            say("%s: %s: %s%s" % (part, r["name"], r["status"], ": " + r["why"] if "why" in r else ""))
+    counts = {s: sum(r["status"] == s for r in results)
+              for s in ("ok", "failed", "timeout", "skipped", "not run")}
+    say("%s: %s (%d s)" % (part, ", ".join("%d %s" % (n, s) for s, n in counts.items() if n),
+                           time.monotonic() - begin))
+    return {"counts": counts, "seconds": round(time.monotonic() - begin, 1), "jobs": results}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS) + "; or pack")
+    parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
+    parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder")
+    parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
+    parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes (gpu-tree)")
+    a = parser.parse_args()
+    os.environ["PATH"] += ":/usr/local/cuda/bin:/opt/cuda/bin:/usr/local/nvidia/bin"
+    if a.parts == ["pack"]:
+        return pack(a.into)
+    unknown = [p for p in a.parts if p not in PARTS]
+    if unknown:
+        parser.error("unknown part '%s'; parts are %s" % (unknown[0], " ".join(PARTS)))
+    gpu, why = find_gpu()
+    tree = tree_of_pack(a.built) if a.built else None
+    if not gpu and not (tree and tree.emulated):
+        say(why)
+        return 77
+    tree = tree or build_here()
+    say(gpu or "%s; the emulator stands in, and its times say nothing" % why)
+    out = pathlib.Path(a.out)
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "results.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results.update(device=gpu or "emulated", built=a.built or "build-gpu")
+    for part in a.parts or PARTS:
+        results[part] = run_part(part, tree, out, a.seconds)
+        kept.write_text(json.dumps(results, indent=1))
+    bad = [p for p in a.parts or PARTS if results[p]["counts"]["failed"] or results[p]["counts"]["timeout"]]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
