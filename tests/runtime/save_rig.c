@@ -204,12 +204,15 @@ void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t
                   uint32_t count)
 {
     const size_t row = (size_t)t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
-    char *out = calloc(1, save_decode_bytes(t, count));
+    const size_t bytes = save_decode_bytes(t, count);
+    char *out = malloc(bytes), *rows = test_alloc(bytes);
     assert_non_null(out);
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t layer = 0; layer < t->layers; layer++)
-            test_decode(w, s, t, layer, first + i, out + (i * t->layers + layer) * row, NULL);
+            test_decode(w, s, t, layer, first + i, rows + (i * t->layers + layer) * row, NULL);
     test_wait(w);
+    memcpy(out, rows, bytes);
+    test_release(rows);
     return out;
 }
 
