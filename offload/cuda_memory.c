@@ -182,8 +182,7 @@ static kvf_status register_chunks(kvf_cuda_device *device, char *host, size_t by
                 device->base.context, KVF_PIN_FAILED, (int)error,
                 "%s of host memory could not be registered with the device: %s (%s); raise the "
                 "limit with `ulimit -l unlimited`, in a container with --ulimit memlock=-1 and "
-                "more "
-                "--memory, or set allow_unpinned",
+                "more --memory",
                 kvf_bytes_text(bytes, text), cudaGetErrorString(error), cudaGetErrorName(error));
         }
         if (i == 0)

@@ -234,7 +234,10 @@ static kvf_status publish(kvf_context *context, kvf_device *device,
         arena->device = alias;
         return KVF_OK;
     }
-    if (status != KVF_PIN_FAILED || !config->allow_unpinned)
+    kvf_device_properties properties;
+    device->ops->properties(device, &properties);
+    /* A device with memory of its own reaches none that is not registered. */
+    if (status != KVF_PIN_FAILED || !config->allow_unpinned || !properties.shares_host_memory)
         return status;
     char text[32];
     kvf_log(context, KVF_LOG_WARNING, "%s of host memory stay unpinned, as allow_unpinned asks",

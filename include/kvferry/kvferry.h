@@ -159,7 +159,8 @@ typedef struct kvf_runtime_config {
     uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
     int32_t numa_node;         /**< node for host memory; -1 = nearest the device, by hwloc */
     kvf_huge_pages huge_pages; /**< default AUTO */
-    uint32_t allow_unpinned;   /**< 1 = run on pageable memory where pinning fails; default 0 */
+    uint32_t allow_unpinned;   /**< 1 = the host device runs on pageable memory where pinning
+                                    fails, which a GPU cannot reach; default 0 */
     uint32_t isa_mask;         /**< OR of kvf_isa; default KVF_ISA_ALL */
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< default NULL */

@@ -37,7 +37,7 @@ static const kvf_setting rows[] = {
      .meaning = "node of host memory; -1 = the one nearest the device"},
     {FIELD(huge_pages), KVF_NAMED(KVF_HUGE_PAGES_LIST), .meaning = "pages of host memory"},
     {FIELD(allow_unpinned), .kind = KVF_SETTING_SWITCH,
-     .meaning = "run on pageable memory where pinning fails"},
+     .meaning = "run on pageable memory where pinning fails (host)"},
     {FIELD(calibrate), .kind = KVF_SETTING_SWITCH,
      .meaning = "measure the link when a cache first needs it"},
     {FIELD(calibration_path), .kind = KVF_SETTING_TEXT,
