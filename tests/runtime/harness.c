@@ -16,6 +16,7 @@
 #endif
 
 #include "common/random.h"
+#include "residency.h"
 
 kvf_runtime_seams test_seams;
 
@@ -104,6 +105,21 @@ void test_copy(void *to, const void *from, size_t bytes)
     }
 #endif
     memcpy(to, from, bytes);
+}
+
+int test_residency_is_valid(const kvf_residency *r)
+{
+    int32_t *slots = test_alloc(r->pages_max * sizeof *slots);
+    int32_t *pages = test_alloc(r->slots * sizeof *pages);
+    int is_valid = 1;
+    for (uint32_t i = 0; i < r->lists; i++) {
+        test_copy(slots, kvf_residency_slot_of_page(r, i), r->pages_max * sizeof *slots);
+        test_copy(pages, kvf_residency_page_of_slot(r, i), r->slots * sizeof *pages);
+        is_valid &= kvf_residency_is_valid(r, slots, pages);
+    }
+    test_release(slots);
+    test_release(pages);
+    return is_valid;
 }
 
 const void *test_seen(const void *address, size_t bytes)

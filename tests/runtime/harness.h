@@ -166,6 +166,9 @@ void test_release(void *p); /* NULL is fine */
 void *test_scratch(size_t bytes);
 /* Whatever both sides are; waits for nothing else. */
 void test_copy(void *to, const void *from, size_t bytes);
+/* 1 if the tables of every list are valid; the device is idle. */
+struct kvf_residency;
+int test_residency_is_valid(const struct kvf_residency *residency);
 /* What a piece of device memory holds, for the next few calls; NULL stays NULL. */
 const void *test_seen(const void *address, size_t bytes);
 

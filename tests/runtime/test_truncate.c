@@ -85,8 +85,7 @@ static void same_inside(const test_world *w, const kvf_sequence *s)
 {
     const kvf_cache *c = w->cache;
     assert_true(kvf_page_pool_is_valid(&c->pool));
-    for (uint32_t i = 0; i < c->residency.lists; i++)
-        assert_true(kvf_residency_is_valid(&c->residency, i));
+    assert_true(test_residency_is_valid(&c->residency));
     for (uint32_t l = 0; l < c->config.layers; l++)
         assert_int_equal(s->layers[l].sealed, kvf_sealed_blocks(c, s->layers[l].length));
 }
@@ -133,9 +132,9 @@ static void run_side(const cut_case *x, const test_tokens branch[2], int cuts, c
         go(&k, x->tail);
         test_wait(&w);
         assert_memory_equal(again, out, count_of(x->tail) * x->cc.layers * row_bytes(&w));
-        free(again);
+        test_release(again);
     }
-    free(scratch);
+    test_release(scratch);
     test_world_close(&w);
 }
 
@@ -158,7 +157,7 @@ static void check_cut(const cut_case *x, uint64_t seed)
                  test_distance(out[0], out[1], x->cc.dtype, bytes / test_dtype_bytes(x->cc.dtype)));
     same_stats(&stats[0], &stats[1]);
     for (int i = 0; i < 2; i++) {
-        free(out[i]);
+        test_release(out[i]);
         test_tokens_free(&branch[i]);
     }
 }
@@ -313,8 +312,8 @@ static void a_static_set_is_dissolved(void **state)
             assert_memory_equal(out[0], out[1], row);
         }
         same_inside(&w, cut);
-        free(out[0]);
-        free(out[1]);
+        test_release(out[0]);
+        test_release(out[1]);
         test_world_close(&w);
         test_tokens_free(&t);
     }
@@ -400,8 +399,8 @@ static void refusals_name_what_is_wrong(void **state)
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 0, w.stream));
     test_wait(&w);
     assert_int_equal(w.cache->pool.free_count, w.cache->pool.block_count);
-    free(work);
-    free(out);
+    test_release(work);
+    test_release(out);
     test_world_close(&w);
 
     static const uint8_t mask[] = {1, 0, 1, 1};
