@@ -66,12 +66,9 @@ def held(cache):
     if isinstance(cache, kvferry.hf.Cache):
         stats = cache.stats()
         return stats["device_kv_bytes"] + stats["device_digest_bytes"], stats["host_kv_bytes"]
-    near = 0
-    for layer in cache.layers:
-        for name in ("keys", "values", "_quantized_keys", "_quantized_values"):
-            tensor = getattr(layer, name, None)
-            near += tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
-    return near, 0
+    found = [value for layer in cache.layers for value in vars(layer).values()]
+    found += [part for value in found if isinstance(value, (tuple, list)) for part in value]
+    return sum(value.nbytes for value in found if isinstance(value, torch.Tensor)), 0
 
 
 def ask(model, tokenizer, cache, length, name):
