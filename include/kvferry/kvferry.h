@@ -159,7 +159,8 @@ typedef struct kvf_runtime_config {
     uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
     int32_t numa_node;         /**< node for host memory; -1 = nearest the device, by hwloc */
     kvf_huge_pages huge_pages; /**< default AUTO */
-    uint32_t allow_unpinned;   /**< 1 = run on pageable memory where pinning fails; default 0 */
+    uint32_t allow_unpinned;   /**< 1 = the host device runs on pageable memory where pinning
+                                    fails, which a GPU cannot reach; default 0 */
     uint32_t isa_mask;         /**< OR of kvf_isa; default KVF_ISA_ALL */
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< default NULL */
@@ -576,7 +577,9 @@ typedef struct kvf_decode_args {
  *
  * @return as kvf_prefill
  *
- * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
+ * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
+ * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
+ * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args,
                                           kvf_stream *stream);
