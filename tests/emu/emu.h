@@ -55,7 +55,7 @@ template <typename T> static inline void kvf_emu_check_bytes(const kvf_emu_kerne
     kvf_emu_check_arg(kernel, &arg, sizeof arg);
 #endif
 #endif
-    (void)kernel;
+    (void)kernel, (void)arg;
 }
 
 template <typename... P, typename... A>
