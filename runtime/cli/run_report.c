@@ -42,6 +42,8 @@ static step_times times_of(const double *step_ms, uint32_t count)
 /* Time per token: all steps, except that the first token of a plain run is latency, not pace. */
 static step_times token_times(const cli_run *run)
 {
+    if (run->step_count == 0) /* and maybe no array */
+        return (step_times){0};
     uint32_t skip = !run->options.ask_file && run->step_count > 1 ? 1 : 0;
     return times_of(run->step_ms + skip, run->step_count - skip);
 }
