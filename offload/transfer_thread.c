@@ -199,16 +199,19 @@ int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transf
 {
     pthread_mutex_lock(&engine->lock);
     const int is_through = is_sent(engine, slot, ticket);
-    const uint32_t is_copied = slot->is_copied;
+    const int is_copied = is_through && slot->is_copied; /* before, it is the thread's */
     pthread_mutex_unlock(&engine->lock);
-    return is_through && is_copied ? engine->device->ops->event_is_done(slot->sent) : is_through;
+    return is_copied ? engine->device->ops->event_is_done(slot->sent) : is_through;
 }
 
 kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_slot *slot,
                                     uint32_t ticket)
 {
     KVF_TRY(await_sent(engine, slot, ticket));
-    return slot->is_copied ? engine->device->ops->event_wait(slot->sent) : KVF_OK;
+    pthread_mutex_lock(&engine->lock);
+    const int is_copied = slot->ticket == ticket && slot->is_copied;
+    pthread_mutex_unlock(&engine->lock);
+    return is_copied ? engine->device->ops->event_wait(slot->sent) : KVF_OK;
 }
 
 /* ---- the thread ---- */

@@ -177,7 +177,7 @@ void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignme
 /* Pieces of memory that this grid has touched and may. */
 static __thread uintptr_t known_global[64];
 
-void kvf_emu_check_global(const char *what, const void *pointer)
+KVF_EMU_QUIET void kvf_emu_check_global(const char *what, const void *pointer)
 {
     const uintptr_t piece = (uintptr_t)pointer / 512;
     uintptr_t *known = &known_global[piece % 64];
