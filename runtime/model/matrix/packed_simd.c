@@ -177,6 +177,19 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, bool 
     return shifts ? vf_fma(q, scale, vf_set(u->shift[i / group])) : vf_mul(q, scale);
 }
 
+/* All numbers of some blocks, as @p store writes them. */
+#define DEFINE_CONVERSION(name, element, store, type, numbers, bytes, group, shifts)               \
+    static void name##_##type(const void *from, size_t count, element *to)                         \
+    {                                                                                              \
+        const char *block = from;                                                                  \
+        unpacked u;                                                                                \
+        for (size_t c = 0; c < count; c += (numbers), block += (bytes)) {                          \
+            unpack_##type(block, &u);                                                              \
+            for (uint32_t i = 0; i < (numbers); i += VF_LANES)                                     \
+                store(to + c + i, weights_at(&u, i, group, shifts));                               \
+        }                                                                                          \
+    }
+
 #define DEFINE_KERNELS(type, numbers, bytes, group, shifts)                                        \
     static void dot_rows_##type(const void *weight, size_t rows, size_t columns, const float *x,   \
                                 float *y)                                                          \
@@ -198,27 +211,8 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, bool 
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    static void widen_##type(const void *from, size_t count, float *to)                            \
-    {                                                                                              \
-        const char *block = from;                                                                  \
-        unpacked u;                                                                                \
-        for (size_t c = 0; c < count; c += (numbers), block += (bytes)) {                          \
-            unpack_##type(block, &u);                                                              \
-            for (uint32_t i = 0; i < (numbers); i += VF_LANES)                                     \
-                vf_store(to + c + i, weights_at(&u, i, group, shifts));                            \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    static void round_##type(const void *from, size_t count, uint16_t *to)                         \
-    {                                                                                              \
-        const char *block = from;                                                                  \
-        unpacked u;                                                                                \
-        for (size_t c = 0; c < count; c += (numbers), block += (bytes)) {                          \
-            unpack_##type(block, &u);                                                              \
-            for (uint32_t i = 0; i < (numbers); i += VF_LANES)                                     \
-                vf_store_bf16(to + c + i, weights_at(&u, i, group, shifts));                       \
-        }                                                                                          \
-    }
+    DEFINE_CONVERSION(widen, float, vf_store, type, numbers, bytes, group, shifts)                 \
+    DEFINE_CONVERSION(round, uint16_t, vf_store_bf16, type, numbers, bytes, group, shifts)
 
 DEFINE_KERNELS(q4_0, SMALL, 18, 32, false)
 DEFINE_KERNELS(q4_1, SMALL, 20, 32, true)
