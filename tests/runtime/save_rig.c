@@ -200,6 +200,15 @@ size_t save_decode_bytes(const test_tokens *t, uint32_t count)
     return (size_t)count * t->layers * t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
 }
 
+void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                 uint32_t count)
+{
+    void *got = save_decode(w, s, t, first, count);
+    assert_memory_equal(wanted, got, save_decode_bytes(t, count));
+    free(wanted);
+    free(got);
+}
+
 void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                   uint32_t count)
 {

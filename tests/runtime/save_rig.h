@@ -36,6 +36,9 @@ void save_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t
 void *save_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
                   uint32_t count);
 size_t save_decode_bytes(const test_tokens *t, uint32_t count);
+/* The same steps again give these bytes, which are freed. */
+void save_expect(void *wanted, test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                 uint32_t count);
 
 /* Save and wait. */
 kvf_status save_now(test_world *w, kvf_sequence *s, const char *path, kvf_error *error);

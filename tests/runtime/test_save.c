@@ -95,10 +95,7 @@ static void is_of_the_call(void **state)
     save_prefill(&w, other, &t, SAVE_PROMPT / 2);
     test_ok(&w, kvf_save_finish(save, NULL));
     kvf_sequence *r = save_restore(&w, args.path, 1);
-    void *got = save_decode(&w, r, &t, SAVE_PROMPT, 60);
-    assert_memory_equal(wanted, got, save_decode_bytes(&t, 60));
-    free(wanted);
-    free(got);
+    save_expect(wanted, &w, r, &t, SAVE_PROMPT, 60);
     test_world_close(&w);
     test_tokens_free(&t);
 }
@@ -121,10 +118,7 @@ static void of_a_fork(void **state)
     kvf_sequence_destroy(s);
     void *wanted = save_decode(&w, child, &t, SAVE_PROMPT + 3, 20);
     kvf_sequence *r = save_restore(&w, save_path("fork"), 1);
-    void *got = save_decode(&w, r, &t, SAVE_PROMPT + 3, 20);
-    assert_memory_equal(wanted, got, save_decode_bytes(&t, 20));
-    free(wanted);
-    free(got);
+    save_expect(wanted, &w, r, &t, SAVE_PROMPT + 3, 20);
     test_world_close(&w);
     test_tokens_free(&t);
 }
@@ -184,10 +178,7 @@ static void check_same(test_world *w, kvf_sequence *s, const test_tokens *t, uin
                              kvf_sequence_position(s, layer, i));
     }
     void *wanted = save_decode(w, s, t, first, SAVE_STEPS);
-    void *got = save_decode(&other, r, t, first, SAVE_STEPS);
-    assert_memory_equal(wanted, got, save_decode_bytes(t, SAVE_STEPS));
-    free(wanted);
-    free(got);
+    save_expect(wanted, &other, r, t, first, SAVE_STEPS);
     test_world_close(&other);
 }
 
@@ -292,10 +283,7 @@ static void whatever_the_order(void **state)
         test_ok(&w, kvf_save_finish(save, NULL));
         kvf_sequence_destroy(child);
         kvf_sequence *r = save_restore(&w, args.path, 1);
-        void *got = save_decode(&w, r, &t, SAVE_PROMPT, SAVE_STEPS);
-        assert_memory_equal(wanted, got, save_decode_bytes(&t, SAVE_STEPS));
-        free(wanted);
-        free(got);
+        save_expect(wanted, &w, r, &t, SAVE_PROMPT, SAVE_STEPS);
         test_world_close(&w);
         test_tokens_free(&t);
     }
