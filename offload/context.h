@@ -16,7 +16,8 @@
 #include "common/base.h"
 
 /* Test hook: whatever can be refused (memory, maps, registration, streams, events, threads) asks it
- * first, by name; non-zero = be refused. NULL = off. */
+ * first, by name; non-zero = be refused. A ring takes more from it (io_uring_engine.c). NULL = off.
+ */
 typedef int (*kvf_fault_fn)(void *user, const char *what);
 
 #define KVF_LOG_NOTE    0

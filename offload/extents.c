@@ -117,6 +117,8 @@ static kvf_status submit(mover *m, uint64_t number)
     if (code == 0) {
         t->is_submitted = 1;
         m->in_flight++;
+        if (m->is_write) /* while its checksum has left it in the processor's cache */
+            kvf_io_begin(m->e->io);
         return KVF_OK;
     }
     /* A full queue has room again once something in it has ended. */

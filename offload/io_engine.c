@@ -76,6 +76,15 @@ kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out)
     return kvf_io_plain.open(context, depth, out);
 }
 
+void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept)
+{
+    const int code = io->ops->keep ? io->ops->keep(io, kept) : 0;
+    if (code)
+        kvf_log(io->context, KVF_LOG_NOTE,
+                "the kernel looks at memory and files of every request anew: %s; see `ulimit -l`",
+                strerror(-code));
+}
+
 void kvf_io_close(kvf_io *io)
 {
     if (io)

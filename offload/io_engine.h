@@ -7,7 +7,8 @@
  *
  * Knows files by their descriptors and memory by addresses, and nothing of what the bytes are. An
  * engine has one owner thread. A request may end with fewer bytes than it asked for, as pread may;
- * whoever asked asks for the rest (extents.c). Invariant: requests in flight <= depth, and each is
+ * whoever asked asks for the rest (extents.c). An engine may hold requests back until it is asked
+ * to begin or to wait, and then reads go first. Invariant: requests in flight <= depth, and each is
  * given back by exactly one wait.
  */
 
@@ -34,6 +35,14 @@ typedef struct kvf_io_result {
     int64_t bytes; /* moved, or -errno */
 } kvf_io_result;
 
+/* Memory and files that many requests will name, so that the kernel looks at them only once. */
+typedef struct kvf_io_kept {
+    const struct iovec *buffers; /* each of 1 GiB at most; requests of one piece inside one gain */
+    uint32_t buffer_count;
+    const int *files; /* open until the engine is closed */
+    uint32_t file_count;
+} kvf_io_kept;
+
 typedef struct kvf_io_ops {
     const char *name;
     kvf_status (*open)(kvf_context *context, uint32_t depth, kvf_io **out);
@@ -42,6 +51,10 @@ typedef struct kvf_io_ops {
     int (*submit)(kvf_io *io, const kvf_io_request *request);
     /* One that ended: 0, or -errno. Something is in flight. */
     int (*wait)(kvf_io *io, kvf_io_result *out);
+
+    /* What an engine with nothing to do leaves NULL. */
+    void (*begin)(kvf_io *io);
+    int (*keep)(kvf_io *io, const kvf_io_kept *kept); /* 0, or -errno of what was refused */
 } kvf_io_ops;
 
 /* First member of every engine. */
@@ -49,6 +62,7 @@ struct kvf_io {
     const kvf_io_ops *ops;
     kvf_context *context;
     uint32_t depth;
+    uint32_t kept_buffers, kept_files; /* that the kernel has */
 };
 
 extern const kvf_io_ops kvf_io_plain; /* preadv and pwritev, one after the other */
@@ -58,5 +72,16 @@ extern const kvf_io_ops kvf_io_uring; /* where the build has liburing */
  * unless memory ends. A note says why. */
 KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out);
 void kvf_io_close(kvf_io *io); /* NULL is fine */
+
+/* Once per engine, while nothing is in flight. What is refused (often for `ulimit -l`) is a note;
+ * requests work without. */
+void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept);
+
+/* What was submitted begins now; else it does at the next wait. */
+static inline void kvf_io_begin(kvf_io *io)
+{
+    if (io->ops->begin)
+        io->ops->begin(io);
+}
 
 #endif

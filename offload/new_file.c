@@ -37,18 +37,6 @@ kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_fil
     return out->file < 0 ? failed(out, "a file beside it cannot be made", errno) : KVF_OK;
 }
 
-kvf_status kvf_new_file_reserve(kvf_new_file *f, uint64_t bytes)
-{
-    int code = refused(f, "file reserve") ? ENOSPC : 0;
-    if (!code && fallocate(f->file, 0, 0, (off_t)bytes) != 0)
-        code = errno;
-    if (code != ENOSPC && code != EFBIG && code != EDQUOT)
-        return KVF_OK; /* this file system cannot say */
-    return kvf_fail(f->context, KVF_SYSTEM, code,
-                    "%s: there is no room for %llu bytes: %s; free some, or save elsewhere",
-                    f->path, (unsigned long long)bytes, strerror(code));
-}
-
 /* The folder that a path lies in, open. */
 static int open_folder(const kvf_new_file *f)
 {

@@ -25,8 +25,6 @@ typedef struct kvf_new_file {
 
 /* Mode 0600. *out is to be closed even on failure. KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */
 KVF_CHECKED kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out);
-/* Room for so many bytes, where the file system can say. */
-KVF_CHECKED kvf_status kvf_new_file_reserve(kvf_new_file *f, uint64_t bytes);
 /* The file is made durable, gets its name, and then the folder is made durable. If the last fails,
  * the new file is there and whole. */
 KVF_CHECKED kvf_status kvf_new_file_commit(kvf_new_file *f);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "host_team.h"
+#include "plain_file.h"
 #include "sequence.h"
 #include "streaming_heads.h"
 
@@ -311,7 +312,8 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .extent_bytes = save->extent_bytes,
                            .offset = h->head->header_bytes,
                            .checksums = h->checksums};
-    KVF_TRY(kvf_new_file_reserve(file, h->head->header_bytes + h->head->data_bytes));
+    KVF_TRY(kvf_file_reserve(save->context, save->path, file->file,
+                             h->head->header_bytes + h->head->data_bytes));
     KVF_TRY(kvf_extents_write(&e, save->pieces, save->piece_count));
     kvf_saved_seal_header(h);
     KVF_TRY(write_header(save, io, file->file));

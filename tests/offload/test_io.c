@@ -23,6 +23,7 @@
 #include "extents.h"
 #include "new_file.h"
 #include "offload_rig.h"
+#include "plain_file.h"
 
 #define BYTES  300000u
 #define EXTENT 8192u
@@ -254,7 +255,7 @@ static void whole_or_not_at_all(void **state)
     fclose(old);
     for (int commits = 0; commits < 2; commits++) {
         assert_int_equal(kvf_new_file_open(context, path, &f), KVF_OK);
-        assert_int_equal(kvf_new_file_reserve(&f, 4), KVF_OK);
+        assert_int_equal(kvf_file_reserve(context, path, f.file, 4), KVF_OK);
         assert_int_equal(pwrite(f.file, "new", 4, 0), 4);
         if (commits)
             assert_int_equal(kvf_new_file_commit(&f), KVF_OK);

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The ring alone: every call on it and every completion fails once, in every way, and what was
+ * asked for arrives or an error has a name; requests go to the kernel in bundles, reads first; what
+ * the kernel was to keep and refused is a note. And files past the page cache.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "checksum.h"
+#include "extents.h"
+#include "offload_rig.h"
+#include "plain_file.h"
+
+#define BYTES  (1u << 20)
+#define EXTENT 16384u
+#define DEPTH  8u
+
+/* What the hook says to question `at` of this name; how often it was asked. */
+typedef struct ring_fault {
+    const char *name;
+    int says;
+    uint32_t at, asked;
+    uint32_t notes;
+} ring_fault;
+
+static int answer(void *user, const char *what)
+{
+    ring_fault *f = user;
+    if (!f->name || strcmp(what, f->name) != 0)
+        return 0;
+    return f->asked++ == f->at ? f->says : 0;
+}
+
+static void count_notes(void *user, int level, const char *line)
+{
+    ring_fault *f = user;
+    (void)level, (void)line;
+    f->notes++;
+}
+
+typedef struct ring_rig {
+    kvf_context *context;
+    ring_fault fault;
+    int file;
+    char *from, *to; /* [BYTES] */
+    kvf_io *io;
+} ring_rig;
+
+static char *pages(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
+static void open_ring(ring_rig *r, uint32_t depth)
+{
+    *r = (ring_rig){.from = pages(BYTES), .to = pages(BYTES)};
+    rig_random random = rig_seed("ring", 7);
+    for (uint32_t i = 0; i < BYTES; i++)
+        r->from[i] = (char)rig_next(&random);
+    assert_int_equal(kvf_context_create(&(kvf_allocator){0}, count_notes, &r->fault, &r->context),
+                     KVF_OK);
+    r->context->fault = answer;
+    r->context->fault_user = &r->fault;
+    assert_int_equal(kvf_file_scratch(r->context, "/tmp", BYTES, &r->file), KVF_OK);
+    assert_int_equal(kvf_io_open(r->context, depth, &r->io), KVF_OK);
+}
+
+static void close_ring(ring_rig *r)
+{
+    kvf_io_close(r->io);
+    close(r->file);
+    munmap(r->from, BYTES);
+    munmap(r->to, BYTES);
+    assert_int_equal(r->context->live_bytes, 0);
+    kvf_context_destroy(r->context);
+}
+
+static int has_ring(const ring_rig *r)
+{
+    return strcmp(r->io->ops->name, "io_uring") == 0;
+}
+
+static void submit(ring_rig *r, int is_write, char *at, uint64_t offset, uint32_t tag)
+{
+    static struct iovec pieces[KVF_IO_DEPTH_MAX];
+    pieces[tag] = (struct iovec){at, EXTENT};
+    const kvf_io_request request = {.file = r->file,
+                                    .is_write = is_write != 0,
+                                    .offset = offset,
+                                    .pieces = &pieces[tag],
+                                    .count = 1,
+                                    .tag = tag};
+    assert_int_equal(r->io->ops->submit(r->io, &request), 0);
+}
+
+static uint32_t take(ring_rig *r)
+{
+    kvf_io_result result;
+    assert_int_equal(r->io->ops->wait(r->io, &result), 0);
+    assert_int_equal(result.bytes, EXTENT);
+    return result.tag;
+}
+
+/* ---- faults ---- */
+
+static kvf_status move_extents(ring_rig *r, int is_write, uint64_t *sums)
+{
+    const kvf_extents e = {.context = r->context,
+                           .io = r->io,
+                           .path = "test",
+                           .file = r->file,
+                           .extent_bytes = EXTENT,
+                           .checksums = sums};
+    const struct iovec piece = {is_write ? r->from : r->to, BYTES};
+    return is_write ? kvf_extents_write(&e, &piece, 1) : kvf_extents_read(&e, &piece, 1);
+}
+
+/* Question after question of one name gets the answer, until nobody asks so often. Whether the
+ * answer may be a failure. */
+static void fail_each(ring_rig *r, const char *name, int says, int may_fail)
+{
+    static uint64_t sums[BYTES / EXTENT];
+    for (int is_write = 1; is_write >= 0; is_write--)
+        for (uint32_t at = 0;; at += at < 4 ? 1 : 13) {
+            kvf_error error;
+            r->fault = (ring_fault){.name = name, .says = says, .at = at};
+            memset(r->to, 0, BYTES);
+            const kvf_status status = move_extents(r, is_write, sums);
+            const int was_asked = r->fault.asked > at;
+            r->fault.name = NULL;
+            kvf_context_error(r->context, &error);
+            assert_int_equal(status, may_fail && was_asked ? KVF_SYSTEM : KVF_OK);
+            if (status != KVF_OK)
+                assert_true(error.foreign == EIO && strstr(error.text, strerror(EIO)));
+            if (status != KVF_OK) /* the engine is as it was, nothing is in flight */
+                assert_int_equal(move_extents(r, is_write, sums), KVF_OK);
+            if (!is_write)
+                assert_memory_equal(r->from, r->to, BYTES);
+            if (!was_asked)
+                break;
+            assert_true(at < 2000);
+        }
+}
+
+static void each_call_fails_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int says, may_fail;
+    } rows[] = {
+        {"ring entry", 1, 0},           {"ring wait", -EINTR, 0},   {"ring wait", -EAGAIN, 0},
+        {"ring wait", -EBUSY, 0},       {"ring wait", 1, 1},        {"ring result", -EAGAIN, 0},
+        {"ring result", -ECANCELED, 0}, {"ring result", -EINTR, 0}, {"ring result", 1, 1},
+        {"ring result", 2, 0},          {"ring result", 4096, 0},
+    };
+    ring_rig r;
+    open_ring(&r, DEPTH);
+    if (!has_ring(&r) || kvf_checksum_bytes() == 0) {
+        close_ring(&r);
+        skip();
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        fail_each(&r, rows[i].name, rows[i].says, rows[i].may_fail);
+    close_ring(&r);
+}
+
+/* A ring that is refused with any errno gives the other engine, and the note names it. */
+static void each_refusal_of_a_ring(void **state)
+{
+    (void)state;
+    const int codes[] = {-EPERM, -ENOSYS, -ENOMEM, -EMFILE};
+    ring_rig r;
+    open_ring(&r, DEPTH);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes && has_ring(&r); i++) {
+        kvf_io *io = NULL;
+        r.fault = (ring_fault){.name = "ring", .says = codes[i]};
+        assert_int_equal(kvf_io_open(r.context, DEPTH, &io), KVF_OK);
+        assert_string_equal(io->ops->name, "preadv");
+        assert_int_equal(r.fault.notes, 1);
+        kvf_io_keep(io, &(kvf_io_kept){0}); /* nothing to do */
+        kvf_io_begin(io);
+        kvf_io_close(io);
+    }
+    close_ring(&r);
+}
+
+/* ---- order ---- */
+
+static void bundles_reads_first(void **state)
+{
+    (void)state;
+    ring_rig r;
+    uint32_t at[DEPTH];
+    open_ring(&r, DEPTH);
+    assert_int_equal(pwrite(r.file, r.from, BYTES, 0), BYTES); /* the page cache has it */
+    r.fault.name = "ring wait";
+    for (uint32_t i = 0; i < DEPTH / 2; i++)
+        submit(&r, 1, r.from + i * EXTENT, i * EXTENT, i);
+    for (uint32_t i = DEPTH / 2; i < DEPTH; i++)
+        submit(&r, 0, r.to + i * EXTENT, i * EXTENT, i);
+    assert_int_equal(r.fault.asked, 0);
+    for (uint32_t i = 0; i < DEPTH; i++) {
+        at[i] = take(&r);
+        if (has_ring(&r) && i == 0)
+            assert_int_equal(r.fault.asked, 1);
+    }
+    /* Cached reads end in their order, before any write, if the kernel got them first. */
+    for (uint32_t i = 0; i < DEPTH / 2 && has_ring(&r); i++)
+        assert_int_equal(at[i], DEPTH / 2 + i);
+    assert_memory_equal(r.from + DEPTH / 2 * EXTENT, r.to + DEPTH / 2 * EXTENT, DEPTH / 2 * EXTENT);
+    close_ring(&r);
+}
+
+/* ---- what is kept ---- */
+
+/* Pieces inside a kept buffer, across its end, and outside of all; a file that is kept, and not. */
+static void move_all(ring_rig *r)
+{
+    memset(r->to, 0, BYTES);
+    for (uint32_t i = 0; i < BYTES / EXTENT; i += DEPTH) {
+        for (int is_write = 1; is_write >= 0; is_write--) {
+            for (uint32_t k = 0; k < DEPTH; k++)
+                submit(r, is_write, (is_write ? r->from : r->to) + (i + k) * EXTENT,
+                       (uint64_t)(i + k) * EXTENT, k);
+            kvf_io_begin(r->io);
+            for (uint32_t k = 0; k < DEPTH; k++)
+                (void)take(r);
+        }
+    }
+    assert_memory_equal(r->from, r->to, BYTES);
+}
+
+static void keep_some(ring_rig *r)
+{
+    const struct iovec buffers[] = {
+        {r->to, BYTES / 2 + 4096}, {r->from + 4 * EXTENT, 8 * EXTENT}, {r->from, 2 * EXTENT}};
+    const int files[] = {STDERR_FILENO, r->file};
+    kvf_io_keep(r->io, &(kvf_io_kept){
+                           .buffers = buffers, .buffer_count = 3, .files = files, .file_count = 2});
+}
+
+static void kept_or_not_the_same_bytes(void **state)
+{
+    (void)state;
+    static const char *const refused[] = {NULL, "ring buffers", "ring files"};
+    for (uint32_t i = 0; i < 3; i++) {
+        ring_rig r;
+        open_ring(&r, DEPTH);
+        r.fault = (ring_fault){.name = refused[i], .says = 1};
+        keep_some(&r);
+        assert_int_equal(r.fault.notes, i > 0 && has_ring(&r));
+        if (has_ring(&r) && i > 0) {
+            assert_int_equal(r.io->kept_buffers > 0, i != 1);
+            assert_int_equal(r.io->kept_files > 0, i != 2);
+        }
+        move_all(&r);
+        close_ring(&r);
+    }
+}
+
+/* In a process of its own, that may lock no memory. */
+static void kept_without_memlock(void **state)
+{
+    (void)state;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        ring_rig r;
+        /* The kernel asks for the right to lock when a ring is made. */
+        if (setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0}) != 0 ||
+            (geteuid() == 0 && setuid(65534) != 0))
+            _exit(0); /* this machine has no such limit */
+        open_ring(&r, DEPTH);
+        if (!has_ring(&r))
+            _exit(0); /* older kernels count the ring itself */
+        keep_some(&r);
+        if (r.fault.notes != 1 || r.io->kept_buffers || !r.io->kept_files)
+            _exit(1);
+        move_all(&r);
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* ---- past the page cache ---- */
+
+static void past_the_page_cache(void **state)
+{
+    (void)state;
+    ring_rig r;
+    struct stat about;
+    open_ring(&r, DEPTH);
+    assert_int_equal(fstat(r.file, &about), 0);
+    assert_int_equal(about.st_mode & 0777, 0600);
+    assert_int_equal(about.st_nlink, 0);
+    assert_int_equal(about.st_size, BYTES);
+    r.fault.notes = 0;
+    const uint32_t align = kvf_file_direct(r.context, "/tmp", r.file);
+    assert_true(align >= 1 && EXTENT % align == 0);
+    assert_int_equal((fcntl(r.file, F_GETFL) & O_DIRECT) != 0, align > 1);
+    assert_int_equal(r.fault.notes, align == 1);
+    keep_some(&r);
+    move_all(&r);
+    kvf_file_buffered(r.file);
+    assert_int_equal(fcntl(r.file, F_GETFL) & O_DIRECT, 0);
+    r.fault = (ring_fault){.name = "direct", .says = 1};
+    assert_int_equal(kvf_file_direct(r.context, "/tmp", r.file), 1);
+    assert_int_equal(r.fault.notes, 1);
+    move_all(&r);
+    close_ring(&r);
+}
+
+static void files_that_cannot_be(void **state)
+{
+    (void)state;
+    ring_rig r;
+    kvf_error error;
+    int file = 3, pipes[2];
+    open_ring(&r, DEPTH);
+    assert_int_equal(kvf_file_scratch(r.context, "/tmp/no such folder", 4096, &file), KVF_SYSTEM);
+    kvf_context_error(r.context, &error);
+    assert_true(file == -1 && error.foreign == ENOENT && strstr(error.text, "no such folder"));
+    static const char *const names[] = {"file open", "file reserve"};
+    for (uint32_t i = 0; i < 2; i++) {
+        r.fault = (ring_fault){.name = names[i], .says = 1};
+        assert_int_equal(kvf_file_scratch(r.context, "/tmp", 4096, &file), KVF_SYSTEM);
+        assert_int_equal(file, -1);
+    }
+    assert_int_equal(kvf_file_scratch(r.context, "/tmp", (uint64_t)1 << 62, &file), KVF_SYSTEM);
+    assert_int_equal(pipe(pipes), 0); /* knows nothing of it */
+    assert_int_equal(kvf_file_direct(r.context, "pipe", pipes[0]), 1);
+    close(pipes[0]);
+    close(pipes[1]);
+    close_ring(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kept_without_memlock), /* first: it forks */
+        cmocka_unit_test(each_call_fails_once), cmocka_unit_test(each_refusal_of_a_ring),
+        cmocka_unit_test(bundles_reads_first),  cmocka_unit_test(kept_or_not_the_same_bytes),
+        cmocka_unit_test(past_the_page_cache),  cmocka_unit_test(files_that_cannot_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
