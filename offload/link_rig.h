@@ -56,12 +56,6 @@ typedef struct kvf_link_rig {
 
 /* ---- link_pages.c ---- */
 
-/* The 8 bytes at `offset` of the pool, a multiple of 8. */
-static inline uint64_t kvf_link_word(uint64_t offset)
-{
-    return (offset / 8 + 1) * UINT64_C(0x9e3779b97f4a7c15);
-}
-
 KVF_CHECKED kvf_status kvf_link_pool_make(kvf_link *bench, const kvf_link_case *c);
 void kvf_link_pool_drop(kvf_link *bench);
 uint64_t kvf_link_pool_pages(const kvf_link *bench, size_t page_bytes);
@@ -69,9 +63,6 @@ uint64_t kvf_link_pool_pages(const kvf_link *bench, size_t page_bytes);
 char *kvf_link_page_host(const kvf_link *bench, size_t page_bytes, uint32_t id);
 char *kvf_link_page_device(const kvf_link *bench, size_t page_bytes, uint32_t id);
 uint64_t kvf_link_page_offset(const kvf_link *bench, size_t page_bytes, uint32_t id);
-
-/* 1 if all bytes are those of the pool from `offset` on. */
-int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);
 
 /* Choose ids[pages] by the case's pattern. */
 void kvf_link_choose(const kvf_link_case *c, uint64_t pool_pages, uint64_t *random, uint32_t *ids);

@@ -60,12 +60,13 @@ KVF_API int kvf_setting_parse(const kvf_setting *setting, const char *text, void
 KVF_API const char *kvf_setting_show(const kvf_setting *setting, const void *config, char *text,
                                      size_t capacity);
 
-/** The settings of kvf_runtime_config, kvf_cache_config, kvf_prune_config (with its `settings`) and
- * kvf_link_case: 0, 1, ...; NULL after the last. */
+/** The settings of kvf_runtime_config, kvf_cache_config, kvf_prune_config (with its `settings`),
+ * kvf_link_case and kvf_disk_case: 0, 1, ...; NULL after the last. */
 KVF_API const kvf_setting *kvf_runtime_setting(uint32_t index);
 KVF_API const kvf_setting *kvf_cache_setting(uint32_t index);
 KVF_API const kvf_setting *kvf_prune_setting(uint32_t index);
 KVF_API const kvf_setting *kvf_link_setting(uint32_t index);
+KVF_API const kvf_setting *kvf_disk_setting(uint32_t index);
 
 #ifdef __cplusplus
 }

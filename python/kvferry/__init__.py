@@ -13,7 +13,8 @@ of every key, selects pages within a budget, brings the missing ones to the devi
     out = cache.prefill(sequence, q, k, v, layer=0)   # [tokens, heads, head_dim], per layer
     out = cache.decode(sequence, q, k, v, layer=0)    # [1, heads, head_dim], per layer and token
 
-Runtime   a device and its threads; Stream an order of work on it; Link measures its link
+Runtime   a device and its threads; Stream an order of work on it; Link measures its link,
+          Disk a disk
 Cache     prefill, decode, fork, page lists, statistics; Sequence, Recording, PageLists
 Save      a sequence on its way to a file (`Sequence.save`, `Cache.restore`); `saved` tells of one
 Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own
@@ -32,14 +33,14 @@ import enum as _enum
 from . import capi
 from ._arrays import Buffer
 from ._cache import Cache, PageLists, Recording, Sequence
-from .capi import (Device, Digest, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
+from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
                     Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,
                     Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported
 from ._policies import PruneChoice, PrunePolicy, PruneView, SelectView, prune_policies
 from ._prune import (Pruner, PruneStep, policy_takes, structkv_measure, structkv_pivot,
                      structkv_transition)
-from ._runtime import Link, Runtime, Stream
+from ._runtime import Disk, Link, Runtime, Stream
 from ._save import Save, saved
 from ._settings import Setting, settings
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtime, Stream and Link: a machine, the order of work on it, and how fast its link is.
+"""Runtime, Stream, Link and Disk: a machine, the order of work on it, how fast its link and a disk are.
 
 Knows nothing of caches but that they close before it. Invariant: what work on a stream reads and
 writes lives until that stream was waited for.
 """
 import ctypes
 import json
+import os
 import sys
 from ctypes import byref
 from typing import Any, Callable, List, Optional, Tuple, Union
@@ -13,7 +14,7 @@ from typing import Any, Callable, List, Optional, Tuple, Union
 import numpy as np
 
 from . import _arrays, _policies
-from .capi import (Device, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib)
+from .capi import (Device, DiskCase, DiskResult, LinkCase, LinkLine, LinkResult, RuntimeConfig, lib)
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
 from ._settings import fill
@@ -244,3 +245,23 @@ class Link(Handle):
         if lib.kvf_link_fit(x.ctypes.data, y.ctypes.data, x.size, weighted, byref(line)):
             raise Invalid("x must have two distinct values, and y must be above 0 where weighted")
         return line
+
+
+class Disk(Handle):
+    """Measures how fast extents of a file reach host memory. Its file is in `folder`, without a name."""
+
+    def __init__(self, runtime: Runtime, folder: Any = ".", bytes: int = 1 << 28) -> None: # pylint: disable=redefined-builtin
+        handle = runtime._node.check()
+        super().__init__(Node("disk", _opened(handle, lib.kvf_disk_open, handle,
+                                              os.fsencode(folder), bytes),
+                              lib.kvf_disk_close, runtime._node))
+        self.runtime = runtime
+
+    def measure(self, **case: Any) -> DiskResult:
+        """Measure one pass; `kvferry.settings("disk")` lists what it may say. Times are in ns."""
+        row, result = DiskCase(), DiskResult()
+        lib.kvf_disk_case_init(byref(row))
+        fill(row, "disk", case, [])
+        with self._node.lock:
+            self.runtime._must(lib.kvf_disk_measure(self._node.check(), byref(row), byref(result)))
+        return result

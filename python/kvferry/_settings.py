@@ -9,12 +9,13 @@ import difflib
 import os
 from typing import Any, Callable, Iterator, List, NamedTuple, Type
 
-from .capi import (CacheConfig, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
+from .capi import (CacheConfig, DiskCase, LinkCase, PruneConfig, RuntimeConfig, SettingKind, SettingRow,
                     Struct, lib)
 from ._errors import Invalid
 
 ROWS = {"runtime": lib.kvf_runtime_setting, "cache": lib.kvf_cache_setting,
-        "prune": lib.kvf_prune_setting, "link": lib.kvf_link_setting}
+        "prune": lib.kvf_prune_setting, "link": lib.kvf_link_setting,
+        "disk": lib.kvf_disk_setting}
 
 
 class Setting(NamedTuple):
@@ -39,14 +40,15 @@ def _text(function: Callable, *arguments: Any) -> str:
 
 
 def settings(of: str = "cache") -> List[Setting]:
-    """All settings of "runtime", "cache", "prune" or "link", as keyword arguments take them."""
-    configs = {"runtime": RuntimeConfig, "cache": CacheConfig, "prune": PruneConfig, "link": LinkCase}
+    """All settings of "runtime", "cache", "prune", "link" or "disk", as keyword arguments take them."""
+    configs = {"runtime": RuntimeConfig, "cache": CacheConfig, "prune": PruneConfig, "link": LinkCase,
+               "disk": DiskCase}
     config = configs[of]()
     if of == "prune":
         lib.kvf_prune_config_init(ctypes.byref(config), None)
     else:
         init = {"runtime": lib.kvf_runtime_config_init, "cache": lib.kvf_cache_config_init,
-                "link": lib.kvf_link_case_init}[of]
+                "link": lib.kvf_link_case_init, "disk": lib.kvf_disk_case_init}[of]
         init(ctypes.byref(config))
     return [Setting(row.name.decode(), _text(lib.kvf_setting_range, ctypes.byref(row)),
                     _text(lib.kvf_setting_show, ctypes.byref(row), ctypes.byref(config)),

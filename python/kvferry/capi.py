@@ -62,6 +62,8 @@ Refresh = _enum("Refresh", "KVF_REFRESH_", "RESIDENT EXACT")
 Transfer = _enum("Transfer", "KVF_TRANSFER_", "AUTO DIRECT GATHER EACH MAPPED BATCH")
 Preset = _enum("Preset", "KVF_PRESET_", "DEFAULT PRKV")
 LinkWhat = _enum("LinkWhat", "KVF_LINK_", "BOTH GATHER COPY PEAK PIN CADENCE TAX MEMCPY")
+DiskWhat = _enum("DiskWhat", "KVF_DISK_", "RANDOM SEQUENTIAL WRITE")
+DiskEngine = _enum("DiskEngine", "KVF_DISK_", "URING PREADV")
 LinkPattern = _enum("LinkPattern", "KVF_LINK_", "UNIFORM ZIPF RUNS")
 Pool = _enum("Pool", "KVF_POOL_", "MAX AVERAGE")
 Retention = _enum("Retention", "KVF_RETENTION_", "OFFLOAD EVICT")
@@ -149,6 +151,10 @@ LinkResult = _struct("kvf_link_result", """kvf_link_times total copying gather f
     u64 bytes copies writeback_bytes verified_bytes; f64 touch_s_per_gib register_s_per_gib
     unregister_s_per_gib; char tier[16]; i32 numa_node; u32 workers depth blocks;
     size chunk_bytes""")
+DiskCase = _struct("kvf_disk_case", """size size; enum what engine; u32 direct; size extent_bytes;
+    u32 depth extents; u64 seed""")
+DiskResult = _struct("kvf_disk_result", """u64 ns bytes; kvf_link_times request; u64 verified_bytes;
+    u32 kept align""")
 LinkLine = _struct("kvf_link_line", "f64 intercept slope r_squared")
 PruneSettings = _struct("kvf_prune_settings", """size size; f32 keep propagate; u32 keep_tokens
     propagate_tokens layer window; enum pool; u32 pool_width; enum group_reduce; u32 window_mean
@@ -275,6 +281,11 @@ kvf_link_close            void  ptr
 kvf_link_measure          enum  ptr ptr ptr ptr
 kvf_link_fit              enum  ptr ptr u32 int ptr
 
+kvf_disk_case_init        void  ptr
+kvf_disk_open             enum  ptr text u64 ptr
+kvf_disk_close            void  ptr
+kvf_disk_measure          enum  ptr ptr ptr
+
 kvf_save_args_init        void  ptr
 kvf_sequence_save         enum  ptr ptr ptr ptr
 kvf_save_is_done          int   ptr
@@ -290,6 +301,7 @@ kvf_runtime_setting       ptr   u32
 kvf_cache_setting         ptr   u32
 kvf_prune_setting         ptr   u32
 kvf_link_setting          ptr   u32
+kvf_disk_setting          ptr   u32
 """
 
 

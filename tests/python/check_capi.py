@@ -38,7 +38,8 @@ def parameter_word(text):
     if "*" in text or "[" in text or re.match(r"kvf_\w+_fn\b", text):
         return "ptr"
     kind = text.replace("const ", "").split()[0]
-    words = {"uint32_t": "u32", "size_t": "size", "int": "int", "void": "void", "double": "f64"}
+    words = {"uint32_t": "u32", "uint64_t": "u64",
+             "size_t": "size", "int": "int", "void": "void", "double": "f64"}
     return words.get(kind) or ("enum" if "enum " + kind in CODE else kind)
 
 

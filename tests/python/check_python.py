@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import io
+import os
 import pathlib
 import re
 import sys
@@ -543,7 +544,7 @@ class Settings(Base):
         self.assertEqual(cache.stats(layer=0).steps, 0)
 
     def test_every_setting_is_described(self):
-        for of in ("runtime", "cache", "prune", "link"):
+        for of in ("runtime", "cache", "prune", "link", "disk"):
             rows = kvferry.settings(of)
             self.assertTrue(all(row.name and row.range and row.meaning for row in rows))
 
@@ -577,6 +578,15 @@ class Settings(Base):
         with self.assertRaises(kvferry.Invalid):
             kvferry.Link.fit([1, 1], [2, 3])
 
+    def test_disk(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                kvferry.Disk(self.runtime, folder, 16 << 20) as disk:
+            self.assertEqual(os.listdir(folder), [])
+            result = disk.measure(engine="preadv", direct=False, extent_bytes="16K", extents=32)
+            self.assertEqual((result.bytes, result.align), (32 << 14, 1))
+            with self.assertRaisesRegex(kvferry.Invalid, "extents = 2000: the file has 1024"):
+                disk.measure(engine="preadv", extent_bytes="16K", extents=2000)
+
     def test_structkv_pivot(self):
         flat = kvferry.structkv_measure([[1, 0.5, 0.25], [3, 0.5, 0.75]])
         self.assertEqual((flat.entropy, flat.sparsity, flat.variance), (2, 0.5, 0.5))
@@ -596,7 +606,7 @@ class Settings(Base):
         for name in kvferry.__all__:
             self.assertTrue(getattr(kvferry, name).__doc__, name)
         for kind in (kvferry.Runtime, kvferry.Cache, kvferry.Sequence, kvferry.Stream, kvferry.Pruner,
-                     kvferry.Recording, kvferry.Link, kvferry.Buffer):
+                     kvferry.Recording, kvferry.Link, kvferry.Disk, kvferry.Buffer):
             for name in dir(kind):
                 if not name.startswith("_"):
                     self.assertTrue(getattr(kind, name).__doc__, "%s.%s" % (kind.__name__, name))

@@ -8,7 +8,7 @@
 
 #include "harness.h"
 
-#include <kvferry/link.h>
+#include <kvferry/disk.h>
 #include <kvferry/prune.h>
 #include <kvferry/setting.h>
 #include <stdlib.h>
@@ -21,10 +21,12 @@ typedef union any_config {
     kvf_cache_config cache;
     kvf_link_case link;
     kvf_prune_config prune;
+    kvf_disk_case disk;
 } any_config;
 
 static const table tables[] = {kvf_runtime_setting, kvf_cache_setting, kvf_link_setting,
-                               kvf_prune_setting};
+                               kvf_prune_setting, kvf_disk_setting};
+#define TABLES (sizeof tables / sizeof *tables)
 
 static void init(size_t which, any_config *c)
 {
@@ -35,6 +37,8 @@ static void init(size_t which, any_config *c)
         kvf_cache_config_init(&c->cache);
     else if (which == 2)
         kvf_link_case_init(&c->link);
+    else if (which == 4)
+        kvf_disk_case_init(&c->disk);
     else
         kvf_prune_config_init(&c->prune, kvf_prune_policy_find("structkv"));
 }
@@ -52,7 +56,7 @@ static const kvf_setting *find(table at, const char *name)
 static void every_default_comes_back_from_its_text(void **state)
 {
     (void)state;
-    for (size_t t = 0; t < 4; t++) {
+    for (size_t t = 0; t < TABLES; t++) {
         const kvf_setting *s;
         for (uint32_t i = 0; (s = tables[t](i)) != NULL; i++) {
             any_config before, after;
@@ -80,7 +84,7 @@ static void what_is_no_value_changes_nothing(void **state)
     static const char *const words[] = {"",    " 1",           "1x",  "1KK",    "-",
                                         "nan", "inf",          "-9",  "1e99",   "hybird",
                                         "on ", "17179869184G", "1,2", "1,2,3,4"};
-    for (size_t t = 0; t < 4; t++) {
+    for (size_t t = 0; t < TABLES; t++) {
         const kvf_setting *s;
         for (uint32_t i = 0; (s = tables[t](i)) != NULL; i++)
             for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
@@ -104,6 +108,7 @@ static void expect(table at, const char *name, const char *text, int is_taken, c
     init(at == kvf_runtime_setting ? 0
          : at == kvf_cache_setting ? 1
          : at == kvf_link_setting  ? 2
+         : at == kvf_disk_setting  ? 4
                                    : 3,
          &c);
     if (kvf_setting_parse(s, text, &c) != is_taken)
@@ -142,6 +147,9 @@ static void values_and_ranges(void **state)
     expect(kvf_link_setting, "seed", "99999999999999999999", 0, "a whole number of at least 0");
     expect(kvf_link_setting, "zipf", "9", 0, "a number from 0.1 to 4");
     expect(kvf_link_setting, "pool_bytes", "8G", 1, "8589934592");
+    expect(kvf_disk_setting, "engine", "aio", 0, "io_uring or preadv");
+    expect(kvf_disk_setting, "extent_bytes", "2M", 1, "2097152");
+    expect(kvf_disk_setting, "depth", "512", 0, "a whole number from 1 to 256");
     expect(kvf_prune_setting, "keep", "1", 1, "1");
     expect(kvf_prune_setting, "keep", "0", 0, "a number above 0, at most 1");
     expect(kvf_prune_setting, "keep", "1e-60", 0, "a number above 0, at most 1");
