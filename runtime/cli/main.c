@@ -2,6 +2,7 @@
 
 /* The `kvferry` command: which subcommand, and nothing else. */
 
+#include "bench_disk.h"
 #include "bench_link.h"
 #include "cache_command.h"
 #include "run.h"
@@ -15,7 +16,8 @@ static void print_help(FILE *file)
           "  chat     talk with a model, the conversation staying in the KV cache\n"
           "  score    how well a model predicts a text, with the KV cache in host memory\n"
           "  tune     find the layer at which a model's prompts can be pruned\n"
-          "  bench    link: how fast scattered pages reach the device; decode: one decode step\n"
+          "  bench    link: how fast scattered pages reach the device; disk: extents of a file;\n"
+          "           decode: one decode step\n"
           "  cache    saved sequences of a folder: list, verify, remove\n"
           "  info     what this machine and this build have and lack\n\n"
           "kvferry COMMAND --help tells more; kvferry --version prints the version.\n",
@@ -29,10 +31,13 @@ static int bench_main(int argc, char **argv)
         return cli_bench_link_main(argc - 1, argv + 1);
     if (strcmp(what, "decode") == 0)
         return cli_bench_decode_main(argc - 1, argv + 1);
+    if (strcmp(what, "disk") == 0)
+        return cli_bench_disk_main(argc - 1, argv + 1);
     const bool wants_help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     fputs("usage: kvferry bench link [SUITE...] [OPTION...]\n"
+          "       kvferry bench disk [--disk DIR] [OPTION...]\n"
           "       kvferry bench decode [OPTION...]\n\n"
-          "kvferry bench link --help and kvferry bench decode --help tell more.\n",
+          "kvferry bench link --help, and so on, tell more.\n",
           wants_help ? stdout : stderr);
     return wants_help ? 0 : 2;
 }

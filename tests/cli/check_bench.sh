@@ -133,6 +133,45 @@ lines = {(r["method"], r.get("slots")): r["fit_intercept_us"] for r in rows} # a
 assert len(lines) == 4 and len(set(lines.values())) == 4, lines
 PY
 
+# ---- disk
+small="--disk $work --file 16M --bytes 256K --rounds 2"
+# shellcheck disable=SC2086
+"$kvferry" bench disk $small --extent-bytes 16K,64K --depth 1,4 --what random,write -o json >"$work/disk" 2>"$work/err" ||
+    fail "bench disk: $(cat "$work/err")"
+python3 - "$work/disk" <<'PY' || fail "bench disk: the rows"
+import json, sys
+j = json.load(open(sys.argv[1]))
+rows = j["results"]
+# The peak; two sizes and two modes of two kinds, by a ring at two depths and by one thread.
+assert len(rows) == 1 + 2 * 2 * 2 * 3 and j["rounds"] == 2, len(rows)
+assert rows[0]["what"] == "sequential" and j["peak_gb_per_s"] == rows[0]["gb_per_s"] > 0
+measured = [r for r in rows if "status" not in r]
+assert all(r["status"] == "not here" for r in rows if "status" in r)
+assert any(r["engine"] == "preadv" and r["mode"] == "buffered" for r in measured)
+rings = {(r["what"], r["mode"], r["extent_bytes"]) for r in measured if r["engine"] == "io_uring"}
+for r in measured:
+    assert r["gb_per_s_p10"] <= r["gb_per_s"] <= r["gb_per_s_p90"], r
+    assert r["request_p50_us"] <= r["request_p95_us"] <= r["request_p99_us"], r
+    assert ("of_peak" in r) == (r["what"] != "write"), r
+    assert ("times_preadv" in r) == (r["engine"] == "io_uring" and r is not rows[0]), r
+    assert ("fit_r_squared" in r) == (r is not rows[0]), r
+    if r["what"] != "write":
+        assert r["verified_bytes"] == 2 * r["extent_bytes"] * min(r["depth"], r["extents"]), r
+PY
+if command -v gnuplot >/dev/null; then
+    # shellcheck disable=SC2086
+    "$kvferry" bench disk $small --rounds 1 --extent-bytes 16K,64K --depth 1,4 --rest-ms 1 --plot "$work/plots" \
+        --json "$work/disk" >"$work/out" 2>"$work/err" || fail "bench disk --plot: $(cat "$work/err")"
+    grep -q '</svg>' "$work/plots/extent.svg" || fail "bench disk --plot: no extent.svg"
+fi
+expect 2 "--engine has 'aio'; give io_uring or preadv" disk --engine aio
+expect 2 "--extent-bytes has '1K'" disk --extent-bytes 1K
+expect 1 "--disk: $work/none" disk --disk "$work/none" --file 16M
+expect 1 "cannot be created" disk --disk "$work" --file 16M --json "$work/none/file"
+expect 1 "must be a multiple of 16777216" disk --disk "$work" --file 20M
+expect 2 "--rounds is '0'" disk --rounds 0
+expect 0 "" disk --help
+
 # ---- decode
 "$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 1 --kv-heads 2 \
     --head-dim 64 --steps 3 --warmup 1 --select hybrid,full --method gather,mapped --batch 1,2 \

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `kvferry bench disk`: random extents of a file by engine, size and depth, against the sequential
+ * peak of the same file and against one thread that reads one after the other.
+ *
+ * It runs passes and tells; the measuring is the library's (kvferry/disk.h). Invariant: every ratio
+ * is of two passes of the same round, so that a disk that others use too changes both.
+ */
+
+#include "bench_disk.h"
+
+#include "common/percentile.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- output ---- */
+
+static const cli_column columns[DISK_COLUMN_COUNT] = {
+    [DISK_WHAT] = {"what", "what", CLI_CELL_TEXT, 0},
+    [DISK_ENGINE] = {"engine", "engine", CLI_CELL_TEXT, 0},
+    [DISK_MODE] = {"mode", "mode", CLI_CELL_TEXT, 0},
+    [DISK_EXTENT_BYTES] = {"extent_bytes", "extent B", CLI_CELL_INTEGER, 0},
+    [DISK_DEPTH] = {"depth", "depth", CLI_CELL_INTEGER, 0},
+    [DISK_EXTENTS] = {"extents", NULL, CLI_CELL_INTEGER, 0},
+    [DISK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 3},
+    [DISK_RATE_P10] = {"gb_per_s_p10", "p10", CLI_CELL_REAL, 3},
+    [DISK_RATE_P90] = {"gb_per_s_p90", "p90", CLI_CELL_REAL, 3},
+    [DISK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
+    [DISK_OF_PEAK_P10] = {"of_peak_p10", "p10", CLI_CELL_REAL, 2},
+    [DISK_OF_PEAK_P90] = {"of_peak_p90", "p90", CLI_CELL_REAL, 2},
+    [DISK_TIMES_PLAIN] = {"times_preadv", "x preadv", CLI_CELL_REAL, 2},
+    [DISK_TIMES_PLAIN_P10] = {"times_preadv_p10", "p10", CLI_CELL_REAL, 2},
+    [DISK_TIMES_PLAIN_P90] = {"times_preadv_p90", "p90", CLI_CELL_REAL, 2},
+    [DISK_US] = {"us_per_extent", "us/extent", CLI_CELL_REAL, 1},
+    [DISK_REQUEST_P50] = {"request_p50_us", "request p50", CLI_CELL_REAL, 1},
+    [DISK_REQUEST_P95] = {"request_p95_us", "p95", CLI_CELL_REAL, 1},
+    [DISK_REQUEST_P99] = {"request_p99_us", "p99", CLI_CELL_REAL, 1},
+    [DISK_PREDICTED] = {"predicted_us", NULL, CLI_CELL_REAL, 1},
+    [DISK_INTERCEPT] = {"fit_intercept_us", "fit a us", CLI_CELL_REAL, 1},
+    [DISK_SLOPE_RATE] = {"fit_gb_per_s", "fit GB/s", CLI_CELL_REAL, 2},
+    [DISK_R2] = {"fit_r_squared", "R2", CLI_CELL_REAL, 3},
+    [DISK_KEPT] = {"registered", NULL, CLI_CELL_TEXT, 0},
+    [DISK_VERIFIED] = {"verified_bytes", NULL, CLI_CELL_INTEGER, 0},
+    [DISK_STATUS] = {"status", "", CLI_CELL_TEXT, 0},
+};
+
+/* ---- cases ---- */
+
+#define NONE UINT32_MAX
+
+typedef struct disk_row {
+    kvf_disk_case c;
+    uint32_t plain; /* the row of one thread that this one is compared with; NONE */
+    uint32_t rounds;
+    uint32_t kept;
+    uint64_t verified_bytes;
+    double rate[DISK_ROUNDS_MAX]; /* GB/s */
+    double p50[DISK_ROUNDS_MAX], p95[DISK_ROUNDS_MAX], p99[DISK_ROUNDS_MAX];
+    const char *status; /* NULL = fine */
+} disk_row;
+
+typedef struct disk_run {
+    disk_options options;
+    disk_sweep sweep;
+    kvf_runtime *runtime;
+    kvf_disk *disk;
+    disk_row *rows; /* [row_count], the first is the peak */
+    uint32_t row_count;
+    cli_table table;
+    cli_output json;
+    bool failed;
+} disk_run;
+
+/* The peak: large extents in order, several at a time. */
+static void add_peak(disk_run *run)
+{
+    disk_row *row = &run->rows[run->row_count++];
+    *row = (disk_row){.c = run->options.base, .plain = NONE};
+    row->c.what = KVF_DISK_SEQUENTIAL;
+    row->c.engine = KVF_DISK_URING;
+    row->c.direct = 1;
+    row->c.extent_bytes = (size_t)1 << 20;
+    row->c.depth = 16;
+}
+
+static void add_case(disk_run *run, const kvf_disk_case *c)
+{
+    disk_row *row = &run->rows[run->row_count];
+    *row = (disk_row){.c = *c, .plain = NONE};
+    if (c->engine == KVF_DISK_PREADV)
+        row->c.depth = 1;
+    for (uint32_t i = 1; i < run->row_count; i++) {
+        const kvf_disk_case *o = &run->rows[i].c;
+        if (o->engine == row->c.engine && o->what == row->c.what && o->direct == row->c.direct &&
+            o->extent_bytes == row->c.extent_bytes && o->depth == row->c.depth)
+            return; /* one thread has one depth */
+    }
+    run->row_count++;
+}
+
+static void set_extents(const disk_run *run, kvf_disk_case *c)
+{
+    const uint64_t all = run->options.file_bytes / c->extent_bytes;
+    uint64_t extents = run->options.pass_bytes / c->extent_bytes;
+    extents = extents < c->depth ? c->depth : extents;
+    extents = extents > all ? all : extents;
+    c->extents = extents > 1 << 20 ? 1 << 20 : (uint32_t)extents;
+}
+
+static bool list_cases(disk_run *run)
+{
+    const uint64_t cases = cli_axes_product(run->sweep.axes, run->sweep.axis_count);
+    run->rows = calloc(cases + 1, sizeof *run->rows);
+    if (!run->rows) {
+        fputs("kvferry: no memory for the results\n", stderr);
+        return false;
+    }
+    add_peak(run);
+    for (uint64_t n = 0; n < cases; n++) {
+        disk_options o = run->options;
+        cli_axes_set(run->sweep.axes, run->sweep.axis_count, n, &o);
+        add_case(run, &o.base);
+    }
+    for (uint32_t i = 0; i < run->row_count; i++) {
+        disk_row *row = &run->rows[i];
+        set_extents(run, &row->c);
+        for (uint32_t k = 1; k < run->row_count && row->c.engine == KVF_DISK_URING && i; k++) {
+            const kvf_disk_case *o = &run->rows[k].c;
+            if (o->engine == KVF_DISK_PREADV && o->what == row->c.what &&
+                o->direct == row->c.direct && o->extent_bytes == row->c.extent_bytes)
+                row->plain = k;
+        }
+    }
+    return true;
+}
+
+/* ---- passes ---- */
+
+static bool run_pass(disk_run *run, disk_row *row, uint32_t round)
+{
+    kvf_disk_result r;
+    kvf_disk_case c = row->c;
+    c.seed += round;
+    if (row->status)
+        return true;
+    (void)nanosleep(&(struct timespec){.tv_sec = run->options.rest_ms / 1000,
+                                       .tv_nsec = run->options.rest_ms % 1000 * 1000000L},
+                    NULL);
+    const kvf_status status = kvf_disk_measure(run->disk, &c, &r);
+    if (status == KVF_OK) {
+        row->rate[round] = (double)r.bytes / (double)r.ns;
+        row->p50[round] = 1e-3 * (double)r.request.median_ns;
+        row->p95[round] = 1e-3 * (double)r.request.p95_ns;
+        row->p99[round] = 1e-3 * (double)r.request.p99_ns;
+        row->kept = r.kept;
+        row->verified_bytes += r.verified_bytes;
+        row->rounds = round + 1;
+        return true;
+    }
+    fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+    /* What the machine lacks is an answer, also of the peak, which then does without. */
+    if (status == KVF_UNSUPPORTED && row == run->rows) {
+        if (row->c.engine == KVF_DISK_URING &&
+            !strstr(kvf_runtime_error(run->runtime)->text, "direct"))
+            row->c.engine = KVF_DISK_PREADV;
+        else
+            row->c.direct = 0;
+        return run_pass(run, row, round);
+    }
+    row->status = status == KVF_UNSUPPORTED ? "not here" : kvf_status_name(status);
+    run->failed = run->failed || status != KVF_UNSUPPORTED;
+    return status == KVF_UNSUPPORTED;
+}
+
+static uint32_t run_rounds(disk_run *run)
+{
+    cli_progress progress;
+    uint32_t round = 0;
+    bool go_on = true;
+    cli_progress_begin(&progress, "measuring", (uint64_t)run->row_count * run->options.rounds,
+                       "passes");
+    for (; round < run->options.rounds && go_on; round++)
+        for (uint32_t i = 0; i < run->row_count && go_on; i++) {
+            go_on = run_pass(run, &run->rows[i], round) && !cli_interrupted();
+            cli_progress_at(&progress, (uint64_t)round * run->row_count + i + 1);
+        }
+    cli_progress_end(&progress);
+    return round;
+}
+
+/* ---- figures ---- */
+
+static void set_three(cli_cell *row, enum disk_column first, double *values, uint32_t count)
+{
+    static const unsigned percents[] = {50, 10, 90};
+    kvf_sort(values, count);
+    for (uint32_t i = 0; i < 3; i++)
+        cli_cell_real(&row[first + i], kvf_percentile(values, count, percents[i]));
+}
+
+static void set_median(cli_cell *cell, const double *values, uint32_t count)
+{
+    double sorted[DISK_ROUNDS_MAX];
+    memcpy(sorted, values, count * sizeof *sorted);
+    kvf_sort(sorted, count);
+    cli_cell_real(cell, kvf_percentile(sorted, count, 50));
+}
+
+/* Of the rounds that both have. */
+static void set_ratio(cli_cell *row, enum disk_column first, const disk_row *over,
+                      const disk_row *under)
+{
+    double ratios[DISK_ROUNDS_MAX];
+    const uint32_t count = over->rounds < under->rounds ? over->rounds : under->rounds;
+    for (uint32_t i = 0; i < count; i++)
+        ratios[i] = over->rate[i] / under->rate[i];
+    if (count)
+        set_three(row, first, ratios, count);
+}
+
+static void set_names(cli_cell *row, const kvf_disk_case *c)
+{
+    char text[32];
+    cli_cell_text(&row[DISK_WHAT], cli_show(kvf_disk_setting, "what", c, text));
+    cli_cell_text(&row[DISK_ENGINE], cli_show(kvf_disk_setting, "engine", c, text));
+    cli_cell_text(&row[DISK_MODE], c->direct ? "direct" : "buffered");
+    cli_cell_integer(&row[DISK_EXTENT_BYTES], c->extent_bytes);
+    cli_cell_integer(&row[DISK_DEPTH], c->depth);
+    cli_cell_integer(&row[DISK_EXTENTS], c->extents);
+}
+
+static bool add_figures(disk_run *run, const disk_row *r)
+{
+    static const char *const kept[] = {"", "memory", "file", "memory, file"};
+    double rates[DISK_ROUNDS_MAX];
+    cli_cell *row = cli_table_row(&run->table);
+    if (!row) {
+        fputs("kvferry: no memory for the results\n", stderr);
+        return false;
+    }
+    set_names(row, &r->c);
+    if (r->status)
+        cli_cell_text(&row[DISK_STATUS], r->status);
+    if (r->rounds == 0)
+        return true;
+    memcpy(rates, r->rate, r->rounds * sizeof *rates);
+    set_three(row, DISK_RATE, rates, r->rounds);
+    cli_cell_real(&row[DISK_US], 1e-3 * (double)r->c.extent_bytes / row[DISK_RATE].real);
+    if (r->c.what != KVF_DISK_WRITE)
+        set_ratio(row, DISK_OF_PEAK, r, &run->rows[0]);
+    if (r->plain != NONE)
+        set_ratio(row, DISK_TIMES_PLAIN, r, &run->rows[r->plain]);
+    set_median(&row[DISK_REQUEST_P50], r->p50, r->rounds);
+    set_median(&row[DISK_REQUEST_P95], r->p95, r->rounds);
+    set_median(&row[DISK_REQUEST_P99], r->p99, r->rounds);
+    cli_cell_text(&row[DISK_KEPT], kept[r->kept % 4]);
+    cli_cell_integer(&row[DISK_VERIFIED], r->verified_bytes);
+    return true;
+}
+
+/* ---- fit ---- */
+
+/* Of one line: all alike but the size. The peak is a row of its own. */
+static bool is_same_line(const disk_run *run, uint32_t a, uint32_t b)
+{
+    const kvf_disk_case *x = &run->rows[a].c, *y = &run->rows[b].c;
+    return x->what == y->what && x->engine == y->engine && x->direct == y->direct &&
+           x->depth == y->depth && cli_table_at(&run->table, b, DISK_US)->is_set;
+}
+
+#define FIT_POINTS_MAX 24u
+
+static void fit_line(disk_run *run, uint32_t first)
+{
+    double x[FIT_POINTS_MAX], y[FIT_POINTS_MAX];
+    uint32_t rows[FIT_POINTS_MAX], count = 0;
+    kvf_link_line line;
+    for (uint32_t i = first; i < run->table.row_count && count < FIT_POINTS_MAX; i++)
+        if (is_same_line(run, first, i)) {
+            rows[count] = i;
+            x[count] = (double)run->rows[i].c.extent_bytes;
+            y[count++] = cli_table_at(&run->table, i, DISK_US)->real;
+        }
+    if (kvf_link_fit(x, y, count, 1, &line) != KVF_OK)
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        cli_cell *row = run->table.cells + (size_t)rows[i] * run->table.column_count;
+        cli_cell_real(&row[DISK_PREDICTED], line.intercept + line.slope * x[i]);
+        cli_cell_real(&row[DISK_INTERCEPT], line.intercept);
+        cli_cell_real(&row[DISK_SLOPE_RATE], 1e-3 / line.slope);
+        cli_cell_real(&row[DISK_R2], line.r_squared);
+    }
+}
+
+static void fit_lines(disk_run *run)
+{
+    for (uint32_t i = 1; i < run->table.row_count; i++)
+        if (!cli_table_at(&run->table, i, DISK_R2)->is_set)
+            fit_line(run, i);
+}
+
+/* ---- all ---- */
+
+static bool open_run(disk_run *run)
+{
+    const disk_options *o = &run->options;
+    kvf_error error = {0};
+    if (kvf_runtime_open(&o->runtime, &run->runtime, &error) != KVF_OK) {
+        cli_complain(&run->sweep.command, error.text);
+        return false;
+    }
+    if (o->json && !cli_output_open(&run->json, o->json))
+        return false;
+    if (kvf_disk_open(run->runtime, o->folder, o->file_bytes, &run->disk) == KVF_OK)
+        return list_cases(run);
+    fprintf(stderr, "kvferry: --disk: %s\n", kvf_runtime_error(run->runtime)->text);
+    return false;
+}
+
+static bool write_results(disk_run *run, uint32_t rounds)
+{
+    const cli_cell *peak = cli_table_at(&run->table, 0, DISK_RATE);
+    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
+                              {"bench", "disk", 0.0},
+                              {"file_bytes", NULL, (double)run->options.file_bytes},
+                              {"pass_bytes", NULL, (double)run->options.pass_bytes},
+                              {"rounds", NULL, rounds},
+                              {"rest_ms", NULL, run->options.rest_ms},
+                              {"seed", NULL, (double)run->options.base.seed},
+                              {"peak_gb_per_s", NULL, peak->real},
+                              {NULL, NULL, 0.0}};
+    fprintf(stderr, "file of %llu MiB, %u rounds: peak %.3f GB/s, 1 MiB in order, 16 at a time\n",
+            (unsigned long long)(run->options.file_bytes >> 20), rounds, peak->real);
+    return cli_table_write(&run->table, run->options.format, facts, stdout) &&
+           cli_table_save(&run->table, facts, &run->json);
+}
+
+static int run_all(disk_run *run)
+{
+    const uint32_t rounds = run_rounds(run);
+    for (uint32_t i = 0; i < run->row_count; i++)
+        if (!add_figures(run, &run->rows[i]))
+            return 1;
+    fit_lines(run);
+    run->failed = !write_results(run, rounds) || run->failed;
+    if (run->options.plot)
+        run->failed = !disk_plot(&run->table, run->options.plot) || run->failed;
+    return cli_interrupted() ? 130 : run->failed ? 1 : 0;
+}
+
+int cli_bench_disk_main(int argc, char **argv)
+{
+    disk_run run = {.table = {.columns = columns, .column_count = DISK_COLUMN_COUNT}};
+    const int parsed = disk_options_parse(argc, argv, &run.sweep, &run.options);
+    if (parsed >= 0)
+        return parsed;
+    cli_interrupt_watch();
+    const int status = open_run(&run) ? run_all(&run) : 1;
+    cli_output_discard(&run.json);
+    cli_table_free(&run.table);
+    free(run.rows);
+    kvf_disk_close(run.disk);
+    kvf_runtime_close(run.runtime);
+    return status;
+}
