@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Caches of Transformers and of kvferry side by side: time per token, bytes, answers kept.
 
-A real model reads a long text with facts in it and answers questions about them, once per cache and
-length: DynamicCache with SDPA, QuantizedCache where a backend of it is installed, and kvferry. What a
-cache needs a GPU for is named in its row. Prompts are read once per way; times are of steps only.
-Contexts longer than the model was made for are random keys and values: time and bytes do not depend on
-what they say.
+A real model reads long texts with facts in them (those of the evaluation) and answers questions about
+them, once per cache and length: DynamicCache with SDPA, QuantizedCache where a backend of it is
+installed, and kvferry. What a cache needs a GPU for is named in its row. Texts are read once per way;
+times are of steps only. Contexts longer than the model was made for are random keys and values: time
+and bytes do not depend on what they say.
 
-usage: bench_hf.py [--tokens N,N...] [--questions N] [--out FILE]
+usage: bench_hf.py [--tokens N,N...] [--documents N] [--out FILE]
 """
 import argparse
 import copy
@@ -24,22 +24,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 import kvferry.hf
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron"]
-STEPS = 12
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import eval_texts  # noqa: E402
+
+STEPS = 8 # of an answer
 LIMIT = 8192 # positions that the model was trained on
-
-
-def document(tokenizer, tokens, questions):
-    """Text with so many facts spread over it, and what to ask."""
-    with open(os.path.join(ROOT, "ARCHITECTURE.md")) as text:
-        filler = tokenizer(text.read()).input_ids
-    facts = [(name, 1234 + 4321 * i % 8765) for i, name in enumerate(NAMES[:questions])]
-    part, ids = (tokens - 40 * questions) // questions, []
-    for i, (name, number) in enumerate(facts):
-        piece = [filler[(i * part + j) % len(filler)] for j in range(part)]
-        fact = tokenizer("\nThe secret number of %s is %d. Remember it.\n" % (name, number)).input_ids
-        ids += piece[:part // 2] + fact + piece[part // 2:]
-    return ids, facts
 
 
 def caches(model):
@@ -73,11 +62,9 @@ def held(cache):
     return sum(value.nbytes for value in found if isinstance(value, torch.Tensor)), 0
 
 
-def ask(model, tokenizer, cache, length, name):
-    """The answer, and the times of its steps; the cache is left as it was."""
-    question = "\nQuestion: What is the secret number of %s?\nAnswer: The secret number of %s is" % (
-        name, name)
-    ids = torch.tensor([tokenizer(question).input_ids])
+def ask(model, tokenizer, cache, length, task):
+    """Whether the answer is right, and the times of its steps; the cache is left as it was."""
+    ids = torch.tensor([tokenizer(task.text).input_ids])
     said, times = [], []
     paged = isinstance(cache, kvferry.hf.Cache)
     cache = cache if paged else copy.deepcopy(cache) # not all of them can be cropped
@@ -89,7 +76,7 @@ def ask(model, tokenizer, cache, length, name):
         said.append(int(ids))
     if paged:
         cache.crop(length - cache.get_seq_length())
-    return tokenizer.decode(said), times[1:]
+    return task.is_right(tokenizer.decode(said)), times[1:]
 
 
 def read(model, cache, ids):
@@ -122,26 +109,40 @@ def fill(model, cache, ids, tokens):
         put(cache, layer, k, v)
 
 
-def run(model, tokenizer, tokens, questions):
-    ids, facts = document(tokenizer, tokens, questions)
-    if tokens > LIMIT:
-        facts = facts[:1]
-    length, rows = len(ids), []
+def documents(tokenizer, tokens, count):
+    """Ids of texts of about so many tokens, and what to ask; one that only fills, where it is too long."""
+    made = [eval_texts.Document(eval_texts.MANUALS[i], min(tokens, LIMIT), 2000 + i,
+                                eval_texts.CONTINUATION_CHARS) for i in range(count)]
+    asked = [(tokenizer(d.text).input_ids[:tokens], [t for t in d.tasks if t.tokens]) for d in made]
+    return [(asked[0][0], asked[0][1][:1])] if tokens > LIMIT else asked
+
+
+def row(model, tokenizer, name, make, tokens, asked):
+    times, right, questions = [], 0, 0
+    for ids, tasks in asked:
+        length = tokens if tokens > LIMIT else len(ids)
+        cache = make(length + 64)
+        if tokens > LIMIT:
+            fill(model, cache, ids, length)
+        else:
+            read(model, cache, ids)
+        for task in tasks:
+            is_right, steps = ask(model, tokenizer, cache, length, task)
+            times += steps
+            right += is_right
+        questions += len(tasks)
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
+    return name, tenths[4], tenths[0], tenths[8], *held(cache), right, questions
+
+
+def run(model, tokenizer, tokens, count):
+    asked, rows = documents(tokenizer, tokens, count), []
     for name, make, implementation in caches(model):
         if implementation is None:
             rows.append((name, make))
             continue
         model.set_attn_implementation(implementation)
-        cache, times, right = make(length + 64), [], 0
-        if tokens > LIMIT:
-            fill(model, cache, ids, length)
-        else:
-            read(model, cache, ids)
-        for fact, number in facts:
-            said, steps = ask(model, tokenizer, cache, length, fact)
-            times += steps
-            right += str(number) in said
-        rows.append((name, statistics.median(times), *held(cache), right, len(facts)))
+        rows.append(row(model, tokenizer, name, make, tokens, asked))
         print(tokens, rows[-1], file=sys.stderr)
     return rows
 
@@ -149,34 +150,35 @@ def run(model, tokenizer, tokens, questions):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", default="4096,16384,65536")
-    parser.add_argument("--questions", type=int, default=6)
+    parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results", "hf.md"))
     args = parser.parse_args()
     folder = os.environ["KVF_HF_MODEL"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     lines = ["# Caches of Transformers side by side", "",
-             "`./dev python --run bench/python/bench_hf.py --tokens %s --questions %d`" % (
-                 args.tokens, args.questions), "",
-             "SmolLM2-135M-Instruct in fp32 on %d cores of a CPU, torch %s, Transformers %s. The machine "
-             "did other work at the" % (os.cpu_count(), torch.__version__, transformers.__version__),
-             "time: only ratios within a table mean something. On a CPU near and host memory are the "
-             "same, so what a GPU", "saves does not show. Time: median of single steps. Answers: "
-             "numbers that were found, of those hidden in the text.", ""]
+             "`./dev python --run bench/python/bench_hf.py --tokens %s --documents %d`" % (
+                 args.tokens, args.documents), "",
+             "SmolLM2-135M-Instruct in fp32 on %d cores of a CPU, torch %s, Transformers %s. Only ratios "
+             "within a table" % (os.cpu_count(), torch.__version__, transformers.__version__),
+             "mean something. On a CPU near and host memory are the same, so what a GPU saves does not "
+             "show. Time: median of", "single steps, and the range from a tenth to nine tenths of "
+             "them. Answers: facts that were found, of those hidden in", "the text; the model misses "
+             "some with any cache.", ""]
     with torch.no_grad():
         for tokens in map(int, args.tokens.split(",")):
-            rows = run(model, tokenizer, tokens, args.questions)
+            rows = run(model, tokenizer, tokens, args.documents)
             base = rows[0][1]
             lines += ["## %d tokens" % tokens, ""]
             if tokens > LIMIT:
                 lines += ["Random keys and values: the model knows %d positions." % LIMIT, ""]
-            lines += ["| cache | ms a token | of DynamicCache | near, MB | host, MB | answers |",
-                      "|---|---|---|---|---|---|"]
+            lines += ["| cache | ms a token | range | of DynamicCache | near, MB | host, MB | answers |",
+                      "|---|---|---|---|---|---|---|"]
             for name, *said in rows:
-                lines.append("| %s | %s |  |  |  |  |" % (name, said[0]) if len(said) == 1 else
-                             "| %s | %.1f | %.2f | %.1f | %.1f | %s |" % (
-                                 name, said[0], said[0] / base, said[1] / 1e6, said[2] / 1e6,
-                                 "–" if tokens > LIMIT else "%d of %d" % tuple(said[3:])))
+                lines.append("| %s | %s |  |  |  |  |  |" % (name, said[0]) if len(said) == 1 else
+                             "| %s | %.1f | %.1f to %.1f | %.2f | %.1f | %.1f | %s |" % (
+                                 name, *said[:3], said[0] / base, said[3] / 1e6, said[4] / 1e6,
+                                 "–" if tokens > LIMIT else "%d of %d" % tuple(said[5:])))
             lines.append("")
             with open(args.out, "w") as out:
                 out.write("\n".join(lines).rstrip() + "\n")
