@@ -39,7 +39,8 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     char number[16];
     int size = snprintf(number, sizeof number, "%u\n", id);
     cli_output_write(&run->ids_output, number, (size_t)size);
-    cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
+    if (logits)
+        cli_output_write(&run->logits_output, logits, run->model.vocab_size * sizeof *logits);
     if (o->generated && kvf_token_ids_push(NULL, o->generated, id, NULL) != KVF_OK)
         o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
@@ -92,6 +93,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
         .eos_count = run->options.ignore_eos ? 0 : run->end_count,
         .token = on_token,
         .user = &o,
+        .wants_logits = run->options.dump_logits_file != NULL,
     };
     kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "common/random.h"
+#include "sampling_cases.h"
 
 #define VOCAB 6u
 #define DRAWS 40000u
@@ -124,6 +125,32 @@ static void a_seed_repeats(void **state)
     assert_memory_not_equal(runs[0], runs[2], sizeof runs[0]);
 }
 
+/* To 2^-29 of itself and the unit: the series is cut at 2^-31, logits are fp32. */
+static void masses_are_those_of_exp(void **state)
+{
+    (void)state;
+    static const double temperatures[] = {1.0, 0.3, 5.0, 100.0, 1e-300, 1e300, 0x1p-1070};
+    uint64_t random = 3;
+    for (uint32_t n = 0; n < 20000; n++) {
+        kvf_sampling_config config;
+        kvf_sampling_config_init(&config);
+        config.temperature = temperatures[n % 7];
+        kvf_sampler *s = sampler_of(&config, 1);
+        const float highest = 8.0f * kvf_random_normal(&random);
+        const float size = (float)(1u << kvf_random_below(&random, 12));
+        const float logit = highest - (float)kvf_random_unit(&random) * size;
+        const double want = 0x1p40 * exp(((double)logit - (double)highest) / config.temperature);
+        const uint64_t distance = kvf_draw_distance(kvf_sampler_settings(s, 0), highest, logit);
+        const uint64_t mass = kvf_draw_mass(distance);
+        /* The distance is rounded once, as a float. */
+        const double slack = 0x1p-29 + 0x1p-24 * log(0x1p40);
+        if (fabs((double)mass - want) > 1.0 + want * slack)
+            fail_msg("%g under %g at %g: %llu, expected %g", (double)logit, (double)highest,
+                     config.temperature, (unsigned long long)mass, want);
+        kvf_sampler_destroy(s);
+    }
+}
+
 /* ---- filter by filter ---- */
 
 #define MANY 300u
@@ -131,7 +158,7 @@ static void a_seed_repeats(void **state)
 typedef struct plain_token {
     float logit;
     uint32_t id;
-    double mass;
+    uint64_t mass;
 } plain_token;
 
 static int by_logit(const void *a, const void *b)
@@ -142,14 +169,9 @@ static int by_logit(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-static int by_id_down(const void *a, const void *b)
-{
-    return ((const plain_token *)a)->id > ((const plain_token *)b)->id ? -1 : 1;
-}
-
 /* What is left of all tokens, likeliest first. */
-static size_t plain_filters(const kvf_sampling_config *c, const float *logits, const bool *seen,
-                            plain_token left[MANY])
+static size_t plain_filters(const kvf_sampling_config *c, const kvf_draw_settings *settings,
+                            const float *logits, const bool *seen, plain_token left[MANY])
 {
     size_t count = 0;
     for (uint32_t i = 0; i < MANY; i++) {
@@ -161,79 +183,41 @@ static size_t plain_filters(const kvf_sampling_config *c, const float *logits, c
             left[count++] = (plain_token){.logit = logit, .id = i};
     }
     qsort(left, count, sizeof *left, by_logit);
-    for (size_t i = 0; i < count && c->temperature > 0.0; i++)
-        left[i].mass = exp(((double)left[i].logit - (double)left[0].logit) / c->temperature);
     if (c->temperature == 0.0)
         return count ? 1 : 0;
+    for (size_t i = 0; i < count; i++)
+        left[i].mass = kvf_draw_mass(kvf_draw_distance(settings, left[0].logit, left[i].logit));
     if (c->top_k > 0 && c->top_k < count)
         count = c->top_k;
-    double total = 0.0, mass = 0.0;
+    uint64_t total = 0, mass = 0;
     size_t kept = 0;
     for (size_t i = 0; i < count; i++)
         total += left[i].mass;
-    while (c->top_p < 1.0 && kept < count && mass < c->top_p * total)
+    while (c->top_p < 1.0 && (kept == 0 || (mass < kvf_draw_part(settings->share, total))))
         mass += left[kept++].mass;
     count = c->top_p < 1.0 ? kept : count;
-    for (kept = 0; kept < count && left[kept].mass >= c->min_p;)
+    for (kept = 0; kept < count && (double)left[kept].mass >= c->min_p * 0x1p40;)
         kept++;
     return kept;
 }
 
-static uint32_t plain_next(const kvf_sampling_config *c, const float *logits, bool *seen,
-                           uint64_t *random)
+static uint32_t plain_next(const kvf_sampling_config *c, const kvf_draw_settings *settings,
+                           const float *logits, bool *seen, uint64_t *random)
 {
     plain_token left[MANY];
-    const size_t count = plain_filters(c, logits, seen, left);
+    const size_t count = plain_filters(c, settings, logits, seen, left);
     if (count == 0)
         return KVF_SAMPLER_NONE;
-    const uint32_t best = left[0].id;
-    if (c->top_k == 0 && c->top_p >= 1.0)
-        qsort(left, count, sizeof *left, by_id_down);
-    double mass = 0.0;
-    for (size_t i = 0; i < count; i++)
-        mass += left[i].mass;
-    double target = c->temperature > 0.0 ? kvf_random_unit(random) * mass : -1.0;
-    uint32_t id = best;
-    for (size_t i = 0; i < count; i++) {
+    uint64_t total = 0, target = 0;
+    size_t i = 0;
+    for (size_t j = 0; j < count && c->temperature > 0.0; j++)
+        total += left[j].mass;
+    if (c->temperature > 0.0)
+        target = kvf_draw_part(kvf_random_next(random), total);
+    for (; c->temperature > 0.0 && target >= left[i].mass; i++)
         target -= left[i].mass;
-        if (target < 0.0) {
-            id = left[i].id;
-            break;
-        }
-    }
-    seen[id] = true;
-    return id;
-}
-
-/* From harmless to hopeless: ties, huge distances, no finite logit, everything equal. */
-static void make_many(float logits[MANY], uint32_t kind, uint64_t *random)
-{
-    for (uint32_t i = 0; i < MANY; i++) {
-        const float normal = kvf_random_normal(random);
-        logits[i] = kind == 0   ? 3.0f * normal
-                    : kind == 1 ? (float)kvf_random_below(random, 4)
-                    : kind == 2 ? 1e4f * normal
-                    : kind == 3 ? 1.0f
-                                : normal * 0x1p125f;
-        const uint32_t odd = kvf_random_below(random, 50);
-        if (kind == 4 && odd < 3)
-            logits[i] = odd == 0 ? NAN : odd == 1 ? INFINITY : -INFINITY;
-    }
-}
-
-static kvf_sampling_config some_config(uint32_t n, uint64_t *random)
-{
-    static const double temperatures[] = {0.0, 0.3, 1.0, 5.0, 100.0};
-    static const double top_ps[] = {1.0, 1.0, 0.95, 0.3, 1e-9};
-    static const double min_ps[] = {0.0, 0.0, 0.05, 0.7, 1.0};
-    static const double penalties[] = {1.0, 1.3, 0.5};
-    static const uint32_t top_ks[] = {0, 0, 1, 40, 1000};
-    return (kvf_sampling_config){.temperature = temperatures[n % 5],
-                                 .top_p = top_ps[n / 5 % 5],
-                                 .min_p = min_ps[n / 25 % 5],
-                                 .top_k = top_ks[n / 125 % 5],
-                                 .repetition_penalty = penalties[kvf_random_below(random, 3)],
-                                 .seed = kvf_random_next(random)};
+    seen[left[i].id] = true;
+    return left[i].id;
 }
 
 static void every_draw_is_that_of_plain_filters(void **state)
@@ -242,16 +226,17 @@ static void every_draw_is_that_of_plain_filters(void **state)
     uint64_t random = 41;
     float logits[MANY];
     for (uint32_t n = 0; n < 5 * 625; n++) {
-        const kvf_sampling_config config = some_config(n, &random);
+        const kvf_sampling_config config = sampling_case(n, &random);
         uint64_t plain_state = config.seed;
         bool seen[MANY] = {false};
         const uint32_t prompt[2] = {kvf_random_below(&random, MANY), MANY - 1};
         kvf_sampler *s = sampler_of(&config, MANY);
         kvf_sampler_see(s, 0, prompt, 2);
         seen[prompt[0]] = seen[prompt[1]] = true;
-        make_many(logits, n / 625, &random);
+        sampling_logits(logits, MANY, n / 625, &random);
         for (uint32_t i = 0; i < 6; i++) {
-            const uint32_t want = plain_next(&config, logits, seen, &plain_state);
+            const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
+            const uint32_t want = plain_next(&config, settings, logits, seen, &plain_state);
             const uint32_t got = kvf_sampler_next(s, 0, logits);
             if (got != want)
                 fail_msg("case %u, draw %u: token %u, expected %u", n, i, got, want);
@@ -350,6 +335,7 @@ int main(void)
         cmocka_unit_test(top_k_keeps_the_likeliest),
         cmocka_unit_test(top_p_keeps_the_smallest_set),
         cmocka_unit_test(a_seed_repeats),
+        cmocka_unit_test(masses_are_those_of_exp),
         cmocka_unit_test(every_draw_is_that_of_plain_filters),
         cmocka_unit_test(rows_know_nothing_of_each_other),
         cmocka_unit_test(a_loss_is_the_negative_log_of_the_share),

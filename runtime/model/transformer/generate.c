@@ -3,8 +3,8 @@
 /*
  * The loop around the transformer.
  *
- * It knows when a token is fed, timed, chosen and handed out. Invariant: the token that ends a
- * generation was handed out but not fed.
+ * It knows when a token is fed, timed, chosen and handed out. Invariant: after a generation the
+ * token that ended it was handed out, and is not in the sequence.
  */
 
 #include "generate.h"
@@ -108,23 +108,103 @@ static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint3
     return status;
 }
 
-/* Choose the next token from the logits of the last step and hand it out. */
-static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
-                         kvf_decode_result *result, uint32_t *id, kvf_error *error)
+static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result *result,
+                           uint32_t id, const float *logits, kvf_error *error)
 {
-    const float *logits = kvf_transformer_logits(session->transformer, 0);
-    *id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
-    if (*id == KVF_SAMPLER_NONE)
+    if (id == KVF_SAMPLER_NONE)
         return model_fail(error, KVF_NOT_FINITE,
                           "no logit is a finite number after %u generated tokens; the weights may "
                           "be damaged, or too large for their type",
                           result->generated);
-    bool go_on = !request->token || request->token(request->user, *id, logits);
+    bool go_on = !request->token || request->token(request->user, id, logits);
     result->generated++;
-    result->stop = kvf_ids_have(request->eos_ids, request->eos_count, *id) ? KVF_STOP_EOS
-                   : go_on                                                 ? KVF_STOP_LENGTH
-                                                                           : KVF_STOP_CALLER;
+    result->stop = kvf_ids_have(request->eos_ids, request->eos_count, id) ? KVF_STOP_EOS
+                   : go_on                                                ? KVF_STOP_LENGTH
+                                                                          : KVF_STOP_CALLER;
     return KVF_OK;
+}
+
+/* ---- tokens that the host chooses ---- */
+
+static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_request *request,
+                                kvf_decode_result *result, double start, kvf_error *error)
+{
+    uint32_t id = request->ids[request->count - 1];
+    while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
+        KVF_TRY(step(session, request->sequence, id, true, result, error));
+        const float *logits = kvf_transformer_logits(session->transformer, 0);
+        id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
+        KVF_TRY(hand_out(request, result, id, logits, error));
+        if (result->generated == 1)
+            result->first_ms = kvf_now_ms() - start;
+    }
+    return KVF_OK;
+}
+
+/* ---- tokens that the device draws ---- */
+
+static kvf_status send(const kvf_session *session, const kvf_decode_request *request,
+                       const uint32_t *id)
+{
+    const kvf_draw_step step = {.sequences = &request->sequence,
+                                .ids = id,
+                                .batch = 1,
+                                .sampler = request->sampler,
+                                .sampler_rows = &request->sampler_row};
+    return kvf_transformer_draw(session->transformer, session->cache, &step, session->stream);
+}
+
+/* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
+static uint32_t steps_at_once(const kvf_session *session)
+{
+    return kvf_cache_settings(session->cache)->head_mask ? 1 : KVF_DRAWS_MAX;
+}
+
+static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,
+                            kvf_decode_result *result, double start, kvf_error *error)
+{
+    kvf_transformer *t = session->transformer;
+    double before = kvf_now_ms();
+    for (uint32_t sent = 0;
+         result->stop == KVF_STOP_LENGTH && result->generated < request->tokens;) {
+        for (; sent < request->tokens && kvf_transformer_drawing(t) < steps_at_once(session);
+             sent++)
+            KVF_TRY(send(session, request, sent ? NULL : &request->ids[request->count - 1]));
+        uint32_t id = KVF_SAMPLER_NONE;
+        KVF_TRY(kvf_transformer_drawn(t, &id));
+        const double now = kvf_now_ms();
+        if (result->step_ms)
+            result->step_ms[result->steps] = now - before;
+        before = now;
+        result->steps++;
+        if (id != KVF_SAMPLER_NONE)
+            kvf_sampler_take(request->sampler, request->sampler_row, id);
+        KVF_TRY(hand_out(request, result, id, NULL, error));
+        if (result->generated == 1)
+            result->first_ms = kvf_now_ms() - start;
+    }
+    return KVF_OK;
+}
+
+/* Steps that ran too far are cut off the sequence. */
+static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_request *request,
+                              kvf_decode_result *result, double start, kvf_error *error)
+{
+    kvf_transformer *t = session->transformer;
+    kvf_sequence *sequence = request->sequence;
+    kvf_status status = draw_loop(session, request, result, start, error);
+    const uint32_t surplus = kvf_transformer_drawing(t);
+    if (status != KVF_NOT_FINITE)
+        status = kvf_session_finish(session, status, error);
+    else
+        (void)!kvf_stream_wait(session->stream);
+    kvf_transformer_draw_end(t);
+    if (status != KVF_OK || surplus == 0)
+        return status;
+    const uint32_t length = kvf_sequence_length(sequence, 0);
+    const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
+    status = kvf_sequence_truncate(session->cache, sequence, end - surplus, session->stream);
+    return kvf_session_finish(session, status, error);
 }
 
 kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
@@ -135,20 +215,14 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->generated = 0;
     result->steps = 0;
     result->first_ms = 0.0;
-    for (uint32_t i = 0; i < request->count; i++) {
-        bool want_logits = i + 1 == request->count && request->tokens > 0;
-        KVF_TRY(step(session, request->sequence, request->ids[i], want_logits, result, error));
-    }
-    while (result->generated < request->tokens) {
-        uint32_t id = 0;
-        KVF_TRY(choose(session, request, result, &id, error));
-        if (result->generated == 1)
-            result->first_ms = kvf_now_ms() - start;
-        if (result->stop != KVF_STOP_LENGTH || result->generated == request->tokens)
-            break;
-        KVF_TRY(step(session, request->sequence, id, true, result, error));
-    }
-    return KVF_OK;
+    const uint32_t given = request->count - (request->tokens > 0 ? 1 : 0);
+    for (uint32_t i = 0; i < given; i++)
+        KVF_TRY(step(session, request->sequence, request->ids[i], false, result, error));
+    if (request->tokens == 0)
+        return KVF_OK;
+    return kvf_transformer_can_draw(session->transformer) && !request->wants_logits
+               ? draw_tokens(session, request, result, start, error)
+               : choose_tokens(session, request, result, start, error);
 }
 
 kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_request *request,

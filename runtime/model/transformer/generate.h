@@ -8,7 +8,9 @@
  *
  * It knows transformers and sequences, not text, terminals or files. The caller watches through two
  * functions and may stop it inside a prompt, also one that is pruned, or after any token.
- * Invariant: one kvf_stream_wait per token, and nothing is allocated.
+ * Where the device draws tokens itself, steps are enqueued before the host knows their tokens;
+ * those that ran too far when it stops are cut off again. Invariant: the host waits once per token,
+ * and nothing is allocated.
  */
 
 #include "sampling.h"
@@ -30,7 +32,8 @@ typedef struct kvf_session {
 KVF_CHECKED kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued,
                                           kvf_error *error);
 
-/** Called for each generated token with the logits it was chosen from. @return whether to go on */
+/** Called for each generated token with the logits it was chosen from, or NULL where nobody asked
+ * for them and the device drew the token. @return whether to go on */
 typedef bool (*kvf_token_fn)(void *user, uint32_t id, const float *logits);
 
 typedef enum kvf_stop {
@@ -64,6 +67,7 @@ typedef struct kvf_decode_request {
     uint32_t eos_count;
     kvf_token_fn token; /**< may be NULL */
     void *user;
+    bool wants_logits; /**< tokens come with their logits */
 } kvf_decode_request;
 
 typedef struct kvf_decode_result {

@@ -3,9 +3,11 @@
 /*
  * Continuous batching; see the header.
  *
- * Memory is promised when an answer begins and taken back when it ends, so that no answer has to
- * give way to another. Prompts begin in their order. Invariant: what was promised is at most
- * tokens_max; at most one prompt is prefilled and has answers that did not begin.
+ * Where the device draws tokens, steps of the same rows are on their way; an answer that ends waits
+ * for them, and what they drew for it is dropped. Memory is promised when an answer begins and
+ * taken back when it ends, so that no answer has to give way to another. Prompts begin in their
+ * order. Invariant: what was promised is at most tokens_max; at most one prompt is prefilled and
+ * has answers that did not begin.
  */
 
 #include "generate_batch.h"
@@ -22,6 +24,7 @@ typedef struct row {
     kvf_sequence *sequence; /* NULL = free */
     uint32_t next;          /* token to feed */
     double start_ms;
+    bool has_ended; /* answer.stop says why */
     kvf_batch_answer answer;
 } row;
 
@@ -33,7 +36,8 @@ typedef struct batch {
     uint32_t *alive;          /* [count] answers of a prompt that are on their way */
     kvf_sequence **sequences; /* [rows] of a step, as the next two */
     uint32_t *ids;
-    uint32_t *at; /* row */
+    uint32_t *at;   /* row */
+    uint32_t count; /* of these */
     uint64_t promised;
     uint32_t prompt, sample; /* the answer that begins next */
     kvf_sequence *root;      /* its prompt, prefilled; NULL = not yet */
@@ -94,14 +98,14 @@ static void drop_sequence(const batch *b, kvf_sequence **sequence)
     *sequence = NULL;
 }
 
-static void end_answer(batch *b, row *r, kvf_stop stop)
+/* Nothing is on its way. */
+static void end_answer(batch *b, row *r)
 {
     const kvf_batch_prompt *p = &b->request->prompts[r->answer.prompt];
     drop_sequence(b, &r->sequence);
     b->promised -= answer_tokens(p, b->local_tokens);
     if (--b->alive[r->answer.prompt] == 0 && !(b->root && b->prompt == r->answer.prompt))
         b->promised -= prompt_tokens(p);
-    r->answer.stop = stop;
     r->answer.ms = kvf_now_ms() - r->start_ms;
     b->request->end(b->request->user, &r->answer);
 }
@@ -158,6 +162,7 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     b->promised += answer_tokens(p, b->local_tokens);
     b->alive[b->prompt]++;
     r->next = p->ids[p->count - 1];
+    r->has_ended = false;
     r->start_ms = b->start_ms;
     r->answer = (kvf_batch_answer){.prompt = b->prompt, .sample = b->sample, .row = index};
     b->sample++;
@@ -194,15 +199,20 @@ static kvf_status fill(batch *b, kvf_error *error)
     return KVF_OK;
 }
 
-/* Choose a row's next token from its logits. */
-static void choose(batch *b, row *r, const float *logits)
+static void mark_end(row *r, kvf_stop stop)
+{
+    r->has_ended = true;
+    r->answer.stop = stop;
+}
+
+/* A row's next token. */
+static void hand_out(const batch *b, row *r, uint32_t id)
 {
     const kvf_batch_request *request = b->request;
     kvf_batch_answer *a = &r->answer;
-    const uint32_t id = kvf_sampler_next(request->sampler, a->row, logits);
     a->has_no_logits = id == KVF_SAMPLER_NONE;
     if (a->has_no_logits) {
-        end_answer(b, r, KVF_STOP_CALLER);
+        mark_end(r, KVF_STOP_CALLER);
         return;
     }
     if (a->generated++ == 0)
@@ -210,32 +220,126 @@ static void choose(batch *b, row *r, const float *logits)
     const bool goes_on = request->token(request->user, a, id);
     r->next = id;
     if (!request->ignores_eos && kvf_ids_have(request->eos_ids, request->eos_count, id))
-        end_answer(b, r, KVF_STOP_EOS);
+        mark_end(r, KVF_STOP_EOS);
     else if (!goes_on)
-        end_answer(b, r, KVF_STOP_CALLER);
+        mark_end(r, KVF_STOP_CALLER);
     else if (a->generated == request->prompts[a->prompt].tokens)
-        end_answer(b, r, KVF_STOP_LENGTH);
+        mark_end(r, KVF_STOP_LENGTH);
 }
 
-static kvf_status step(batch *b, kvf_error *error)
+/* The batch ends before it, or with it. */
+static void stop_answer(batch *b, row *r)
+{
+    if (!r->has_ended)
+        mark_end(r, KVF_STOP_CALLER);
+    end_answer(b, r);
+}
+
+/* The rows of the next step. */
+static void collect(batch *b)
+{
+    b->count = 0;
+    for (uint32_t i = 0; i < b->request->rows; i++)
+        if (b->rows[i].sequence) {
+            b->sequences[b->count] = b->rows[i].sequence;
+            b->ids[b->count] = b->rows[i].next;
+            b->at[b->count++] = i;
+        }
+}
+
+static void end_answers(batch *b)
+{
+    for (uint32_t i = 0; i < b->count; i++)
+        if (b->rows[b->at[i]].has_ended)
+            end_answer(b, &b->rows[b->at[i]]);
+}
+
+/* ---- steps whose tokens the host chooses ---- */
+
+static kvf_status choose_step(batch *b, kvf_error *error)
 {
     const kvf_session *session = b->session;
     const double start = kvf_now_ms();
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < b->request->rows; i++)
-        if (b->rows[i].sequence) {
-            b->sequences[count] = b->rows[i].sequence;
-            b->ids[count] = b->rows[i].next;
-            b->at[count++] = i;
-        }
-    const kvf_status status = kvf_transformer_decode(
-        session->transformer, session->cache, b->sequences, b->ids, count, true, session->stream);
+    collect(b);
+    const kvf_status status =
+        kvf_transformer_decode(session->transformer, session->cache, b->sequences, b->ids, b->count,
+                               true, session->stream);
     KVF_TRY(kvf_session_finish(session, status, error));
     const double ms = kvf_now_ms() - start;
-    for (uint32_t i = 0; i < count; i++)
-        choose(b, &b->rows[b->at[i]], kvf_transformer_logits(session->transformer, i));
-    b->stopped = !b->request->pass(b->request->user, 0, count, ms) || b->stopped;
+    for (uint32_t i = 0; i < b->count; i++) {
+        const float *logits = kvf_transformer_logits(session->transformer, i);
+        hand_out(b, &b->rows[b->at[i]], kvf_sampler_next(b->request->sampler, b->at[i], logits));
+    }
+    end_answers(b);
+    b->stopped = !b->request->pass(b->request->user, 0, b->count, ms) || b->stopped;
     return KVF_OK;
+}
+
+/* ---- steps whose tokens the device draws ---- */
+
+/* Whether no row ends by its length before another step. */
+static bool wants_more(const batch *b)
+{
+    const uint32_t drawing = kvf_transformer_drawing(b->session->transformer);
+    for (uint32_t i = 0; i < b->count; i++) {
+        const kvf_batch_answer *a = &b->rows[b->at[i]].answer;
+        if (b->rows[b->at[i]].has_ended ||
+            a->generated + drawing >= b->request->prompts[a->prompt].tokens)
+            return false;
+    }
+    return !b->stopped && drawing < KVF_DRAWS_MAX;
+}
+
+static kvf_status send(const batch *b, const uint32_t *ids)
+{
+    const kvf_draw_step step = {.sequences = b->sequences,
+                                .ids = ids,
+                                .batch = b->count,
+                                .sampler = b->request->sampler,
+                                .sampler_rows = b->at};
+    const kvf_session *session = b->session;
+    return kvf_transformer_draw(session->transformer, session->cache, &step, session->stream);
+}
+
+/* The tokens of the oldest step. */
+static kvf_status take(batch *b, double *before)
+{
+    bool any = false;
+    KVF_TRY(kvf_transformer_drawn(b->session->transformer, b->ids));
+    for (uint32_t i = 0; i < b->count; i++) {
+        row *r = &b->rows[b->at[i]];
+        if (r->has_ended)
+            continue;
+        any = true;
+        if (b->ids[i] != KVF_SAMPLER_NONE)
+            kvf_sampler_take(b->request->sampler, b->at[i], b->ids[i]);
+        hand_out(b, r, b->ids[i]);
+    }
+    const double now = kvf_now_ms();
+    if (any && !b->request->pass(b->request->user, 0, b->count, now - *before))
+        b->stopped = true;
+    *before = now;
+    return KVF_OK;
+}
+
+/* Steps of the same rows, until one of them has ended. */
+static kvf_status draw_steps(batch *b, kvf_error *error)
+{
+    kvf_transformer *t = b->session->transformer;
+    double before = kvf_now_ms();
+    collect(b);
+    kvf_status status = send(b, b->ids);
+    while (status == KVF_OK && kvf_transformer_drawing(t) > 0) {
+        while (status == KVF_OK && wants_more(b))
+            status = send(b, NULL);
+        if (status == KVF_OK)
+            status = take(b, &before);
+    }
+    status = kvf_session_finish(b->session, status, error);
+    kvf_transformer_draw_end(t);
+    if (status == KVF_OK)
+        end_answers(b);
+    return status;
 }
 
 static kvf_status run(batch *b, kvf_error *error)
@@ -244,7 +348,8 @@ static kvf_status run(batch *b, kvf_error *error)
         KVF_TRY(fill(b, error));
         if (is_empty(b) || b->stopped)
             return KVF_OK;
-        KVF_TRY(step(b, error));
+        KVF_TRY(kvf_transformer_can_draw(b->session->transformer) ? draw_steps(b, error)
+                                                                  : choose_step(b, error));
     }
     return KVF_OK;
 }
@@ -269,7 +374,7 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
         (void)!kvf_stream_wait(session->stream);
     for (uint32_t i = 0; b.rows && b.alive && i < request->rows; i++)
         if (b.rows[i].sequence)
-            end_answer(&b, &b.rows[i], KVF_STOP_CALLER);
+            stop_answer(&b, &b.rows[i]);
     if (b.root)
         drop_sequence(&b, &b.root);
     free(b.rows);

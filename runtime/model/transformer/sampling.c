@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sampling without a sort: one pass finds the largest logit, a second one the candidates by a
- * threshold, and only what top-k left of them gets an exp. The likeliest are popped from a heap
- * until top-k or top-p is full.
+ * Sampling without a sort: one pass finds the largest logit, a second one the candidates. What is
+ * wanted of them (top-k, top-p, a draw) is found by the sums of bins of equal likelihood; only the
+ * tokens of one bin are put in order.
  *
- * It knows nothing of tokens. Invariant: masses are relative to the largest, so nothing overflows.
+ * It knows nothing of tokens. draw_ops.cu does the same on a GPU. Invariant: all sums are of
+ * integers, so they are the same in any order.
  */
 
 #include "sampling.h"
@@ -15,21 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/random.h"
+#define LOG2_E 1.4426950408889634
 
-/* Masses below e^-60 of the largest are left out: all of 2^32 of them are less than the rounding of
- * a sum that holds the largest. */
-#define REACH 60.0
-
+/* A token in reach of the largest logit. */
 typedef struct candidate {
-    double mass; /* exp((logit - largest) / temperature) */
-    float logit;
-    uint32_t id;
+    uint64_t key; /* kvf_draw_key */
+    uint64_t distance;
+    uint64_t mass;
 } candidate;
 
 typedef struct sampler_row {
-    kvf_sampling_config config;
-    uint64_t state;
+    kvf_draw_settings settings;
     uint64_t *seen; /* [words] a bit per token */
 } sampler_row;
 
@@ -37,14 +34,33 @@ struct kvf_sampler {
     uint32_t vocab_size;
     size_t words;
     sampler_row *rows;
-    uint64_t *seen;  /* [rows, words] */
-    float *logits;   /* [vocab_size] after the penalty */
-    candidate *heap; /* [vocab_size]; popped ones gather at the end, likeliest last */
+    uint64_t *seen;        /* [rows, words] */
+    float *logits;         /* [vocab_size] after the penalty */
+    candidate *candidates; /* [vocab_size] */
 };
 
 void kvf_sampling_config_init(kvf_sampling_config *config)
 {
     *config = (kvf_sampling_config){.top_p = 1.0, .repetition_penalty = 1.0};
+}
+
+static kvf_draw_settings settings_of(const kvf_sampling_config *config)
+{
+    const double share = fmax(1.0, config->top_p * 0x1p64);
+    kvf_draw_settings s = {
+        .state = config->seed,
+        .penalty = config->repetition_penalty,
+        .share = config->top_p < 1.0 ? (uint64_t)share : 0,
+        .mass_min = (uint64_t)fmax(1.0, ceil(config->min_p * (double)KVF_MASS_ONE)),
+        .top_k = config->top_k,
+        .is_greedy = config->temperature == 0.0,
+    };
+    int exponent = 0;
+    if (!s.is_greedy)
+        s.scale =
+            (uint32_t)(frexp(fmin(LOG2_E / config->temperature, DBL_MAX), &exponent) * 0x1p32);
+    s.exponent = exponent - 32;
+    return s;
 }
 
 kvf_status kvf_sampler_create(uint32_t vocab_size, uint32_t rows, kvf_sampler **out,
@@ -59,14 +75,16 @@ kvf_status kvf_sampler_create(uint32_t vocab_size, uint32_t rows, kvf_sampler **
     sampler->rows = calloc(rows, sizeof *sampler->rows);
     sampler->seen = calloc(rows * sampler->words, sizeof *sampler->seen);
     sampler->logits = calloc(vocab_size, sizeof *sampler->logits);
-    sampler->heap = calloc(vocab_size, sizeof *sampler->heap);
-    if (!sampler->rows || !sampler->seen || !sampler->logits || !sampler->heap) {
+    sampler->candidates = calloc(vocab_size, sizeof *sampler->candidates);
+    if (!sampler->rows || !sampler->seen || !sampler->logits || !sampler->candidates) {
         kvf_sampler_destroy(sampler);
-        return model_out_of_memory(error, vocab_size * sizeof *sampler->heap, "a sampler");
+        return model_out_of_memory(error, vocab_size * sizeof *sampler->candidates, "a sampler");
     }
+    kvf_sampling_config greedy;
+    kvf_sampling_config_init(&greedy);
     for (uint32_t i = 0; i < rows; i++) {
         sampler->rows[i].seen = sampler->seen + i * sampler->words;
-        kvf_sampling_config_init(&sampler->rows[i].config);
+        sampler->rows[i].settings = settings_of(&greedy);
     }
     *out = sampler;
     return KVF_OK;
@@ -76,7 +94,7 @@ void kvf_sampler_destroy(kvf_sampler *sampler)
 {
     if (!sampler)
         return;
-    free(sampler->heap);
+    free(sampler->candidates);
     free(sampler->logits);
     free(sampler->seen);
     free(sampler->rows);
@@ -105,8 +123,7 @@ kvf_status kvf_sampler_begin(kvf_sampler *sampler, uint32_t row, const kvf_sampl
                              kvf_error *error)
 {
     KVF_TRY(kvf_sampling_config_check(config, error));
-    sampler->rows[row].config = *config;
-    sampler->rows[row].state = config->seed;
+    sampler->rows[row].settings = settings_of(config);
     kvf_sampler_forget(sampler, row);
     return KVF_OK;
 }
@@ -122,17 +139,35 @@ void kvf_sampler_see(kvf_sampler *sampler, uint32_t row, const uint32_t *ids, si
         sampler->rows[row].seen[ids[i] / 64] |= UINT64_C(1) << ids[i] % 64;
 }
 
+void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id)
+{
+    kvf_draw_settings *settings = &sampler->rows[row].settings;
+    if (!settings->is_greedy)
+        (void)kvf_random_next(&settings->state);
+    kvf_sampler_see(sampler, row, &id, 1);
+}
+
+const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row)
+{
+    return &sampler->rows[row].settings;
+}
+
+const uint64_t *kvf_sampler_seen(const kvf_sampler *sampler, uint32_t row)
+{
+    return sampler->rows[row].seen;
+}
+
 /* The logits as the row's penalty leaves them. */
 static const float *penalize(kvf_sampler *sampler, const sampler_row *row, const float *logits)
 {
-    const double penalty = row->config.repetition_penalty;
+    const double penalty = row->settings.penalty;
     if (penalty == 1.0)
         return logits;
     memcpy(sampler->logits, logits, sampler->vocab_size * sizeof *logits);
     for (size_t word = 0; word < sampler->words; word++)
         for (uint64_t bits = row->seen[word]; bits; bits &= bits - 1) {
             float *at = &sampler->logits[word * 64 + (size_t)__builtin_ctzll(bits)];
-            *at = (float)(*at > 0.0f ? (double)*at / penalty : (double)*at * penalty);
+            *at = kvf_draw_penalize(*at, penalty);
         }
     return sampler->logits;
 }
@@ -146,110 +181,104 @@ static uint32_t largest(const float *logits, uint32_t count)
     return best;
 }
 
-static bool before(const candidate *a, const candidate *b)
+static size_t find_candidates(kvf_sampler *sampler, const kvf_draw_settings *settings,
+                              const float *logits, float highest)
 {
-    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+    size_t count = 0;
+    for (uint32_t i = 0; i < sampler->vocab_size; i++) {
+        const uint64_t distance =
+            isfinite(logits[i]) ? kvf_draw_distance(settings, highest, logits[i]) : KVF_DRAW_FAR;
+        if (distance < KVF_DRAW_FAR)
+            sampler->candidates[count++] =
+                (candidate){.key = kvf_draw_key(logits[i], i), .distance = distance};
+    }
+    return count;
+}
+
+static void swap(candidate *a, candidate *b)
+{
+    const candidate c = *a;
+    *a = *b;
+    *b = c;
 }
 
 static void sift_down(candidate *heap, size_t count, size_t at)
 {
     for (size_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && before(&heap[child + 1], &heap[child]))
+        if (child + 1 < count && heap[child + 1].key < heap[child].key)
             child++;
-        if (!before(&heap[child], &heap[at]))
+        if (heap[at].key <= heap[child].key)
             return;
-        candidate swap = heap[at];
-        heap[at] = heap[child];
-        heap[child] = swap;
+        swap(&heap[at], &heap[child]);
         at = child;
     }
 }
 
-/* Move the likeliest to the end until there are @p limit of them, or their mass reaches @p enough.
- * @return the index of the first of them; the likeliest is heap[count - 1] */
-static size_t pop_likeliest(candidate *heap, size_t count, size_t limit, double enough)
+static uint64_t weight_of(const candidate *c, kvf_draw_goal goal)
 {
-    size_t first = count;
+    return goal == KVF_DRAW_COUNT ? 1 : c->mass;
+}
+
+/* Likeliest first, the first candidate with which weights are @p wanted. @return its key */
+static uint64_t pop_until(candidate *heap, size_t count, kvf_draw_goal goal, uint64_t wanted)
+{
     for (size_t i = count / 2; i-- > 0;)
         sift_down(heap, count, i);
-    for (double mass = 0.0; first > 0 && count - first < limit && mass < enough;) {
-        candidate top = heap[0];
-        heap[0] = heap[--first];
-        heap[first] = top;
-        sift_down(heap, first, 0);
-        mass += top.mass;
+    while (count > 1 && weight_of(&heap[0], goal) < wanted) {
+        wanted -= weight_of(&heap[0], goal);
+        swap(&heap[0], &heap[--count]);
+        sift_down(heap, count, 0);
     }
-    return first;
+    return heap[0].key;
 }
 
-/* Tokens in reach of the largest logit, by id. Without top-p, min-p needs nobody's mass but the
- * largest, so it is the reach. */
-static size_t find_candidates(kvf_sampler *sampler, const kvf_sampling_config *config,
-                              const float *logits, float highest)
+/* @return the key of the last candidate that is wanted. Candidates change places. */
+static uint64_t reach(sampler_row *row, candidate *c, size_t count, kvf_draw_goal goal)
 {
-    double reach = REACH;
-    if (config->top_p >= 1.0 && config->min_p > 0.0 && -log(config->min_p) < REACH)
-        reach = 1e-9 - log(config->min_p); /* a little more: the mass decides */
-    const double lowest = fmax((double)highest - reach * config->temperature, -FLT_MAX);
-    const float floor = nextafterf((float)lowest, -INFINITY);
-    size_t count = 0;
-    for (uint32_t i = 0; i < sampler->vocab_size; i++)
-        if (logits[i] >= floor && isfinite(logits[i]))
-            sampler->heap[count++] = (candidate){.logit = logits[i], .id = i};
-    return count;
+    uint64_t bins[KVF_DRAW_BINS] = {0}, total = 0;
+    for (size_t i = 0; i < count; i++) {
+        bins[c[i].distance >> KVF_DRAW_BIN_SHIFT] += weight_of(&c[i], goal);
+        total += weight_of(&c[i], goal);
+    }
+    kvf_draw_settings *settings = &row->settings;
+    const uint64_t random = goal == KVF_DRAW_TOKEN ? kvf_random_next(&settings->state) : 0;
+    uint64_t wanted = kvf_draw_wanted(settings, goal, total, random);
+    size_t bin = 0, held = 0;
+    while (bins[bin] < wanted)
+        wanted -= bins[bin++];
+    for (size_t i = 0; i < count; i++)
+        if (c[i].distance >> KVF_DRAW_BIN_SHIFT == bin)
+            swap(&c[held++], &c[i]);
+    return pop_until(c, held, goal, wanted);
 }
 
-/* @return the sum, from the last one on */
-static double weigh(candidate *heap, size_t first, size_t count, double highest, double temperature)
+/* Those up to a key, with their masses from @p mass_min on. @return how many */
+static size_t keep(candidate *c, size_t count, uint64_t last, uint64_t mass_min)
 {
-    double sum = 0.0;
-    for (size_t i = count; i-- > first;) {
-        heap[i].mass = exp(((double)heap[i].logit - highest) / temperature);
-        sum += heap[i].mass;
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (c[i].mass == 0)
+            c[i].mass = kvf_draw_mass(c[i].distance);
+        if (c[i].key <= last && c[i].mass >= mass_min)
+            c[kept++] = c[i];
     }
-    return sum;
-}
-
-/* Top-k, then top-p of what it left, then min-p. Candidates that stay are heap[first] to
- * heap[count - 1], and likeliest last if there was a top-k or a top-p. @return first */
-static size_t restrict_candidates(const kvf_sampler *sampler, const kvf_sampling_config *config,
-                                  size_t count, double highest)
-{
-    candidate *heap = sampler->heap;
-    size_t first = 0;
-    if (config->top_k > 0)
-        first = pop_likeliest(heap, count, config->top_k, INFINITY);
-    const double enough = config->top_p * weigh(heap, first, count, highest, config->temperature);
-    if (config->top_p < 1.0 && config->top_k == 0) {
-        first = pop_likeliest(heap, count, count, enough);
-    } else if (config->top_p < 1.0) {
-        size_t nucleus = count;
-        for (double mass = 0.0; nucleus > first && mass < enough;)
-            mass += heap[--nucleus].mass;
-        first = nucleus;
-    }
-    size_t kept = count;
-    for (size_t i = count; config->min_p > 0.0 && i-- > first;)
-        if (heap[i].mass >= config->min_p)
-            heap[--kept] = heap[i];
-    return config->min_p > 0.0 ? kept : first;
+    return kept;
 }
 
 static uint32_t draw(kvf_sampler *sampler, sampler_row *row, const float *logits, uint32_t best)
 {
-    const candidate *heap = sampler->heap;
-    const size_t count = find_candidates(sampler, &row->config, logits, logits[best]);
-    const size_t first = restrict_candidates(sampler, &row->config, count, (double)logits[best]);
-    double mass = 0.0;
-    for (size_t i = count; i-- > first;)
-        mass += heap[i].mass;
-    double target = kvf_random_unit(&row->state) * mass;
-    for (size_t i = count; i-- > first;) {
-        target -= heap[i].mass;
-        if (target < 0.0)
-            return heap[i].id;
+    const kvf_draw_settings *s = &row->settings;
+    candidate *c = sampler->candidates;
+    size_t count = find_candidates(sampler, s, logits, logits[best]);
+    uint64_t last = UINT64_MAX;
+    if (s->top_k > 0 && s->top_k < count)
+        last = reach(row, c, count, KVF_DRAW_COUNT);
+    if (s->share > 0) {
+        count = keep(c, count, last, 1);
+        last = reach(row, c, count, KVF_DRAW_SHARE);
     }
-    return best; /* the last subtraction rounded the other way */
+    count = keep(c, count, last, s->mass_min);
+    return (uint32_t)reach(row, c, count, KVF_DRAW_TOKEN);
 }
 
 uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *logits)
@@ -257,7 +286,7 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *log
     sampler_row *row = &sampler->rows[index];
     logits = penalize(sampler, row, logits);
     uint32_t id = largest(logits, sampler->vocab_size);
-    if (id != KVF_SAMPLER_NONE && row->config.temperature > 0.0)
+    if (id != KVF_SAMPLER_NONE && !row->settings.is_greedy)
         id = draw(sampler, row, logits, id);
     if (id != KVF_SAMPLER_NONE)
         kvf_sampler_see(sampler, index, &id, 1);

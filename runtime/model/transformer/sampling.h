@@ -11,6 +11,7 @@
  * on what it was given; ties go to the lower id.
  */
 
+#include "draw_mass.h"
 #include "model_memory.h"
 
 typedef struct kvf_sampling_config {
@@ -53,6 +54,13 @@ void kvf_sampler_forget(kvf_sampler *sampler, uint32_t row);
 
 /** Choose a token. logits [vocab_size]. Memory: allocates nothing. */
 uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t row, const float *logits);
+
+/** A token that a device drew in the place of this row (draw_queue.h), from the logits that
+ * kvf_sampler_next would have got. */
+void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id);
+/** What a device needs for it: settings, and a bit per token seen, in words of 64. */
+const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row);
+const uint64_t *kvf_sampler_seen(const kvf_sampler *sampler, uint32_t row);
 
 /** What a token costs: -ln of its probability, in nats. NaN where the logits give it none: they
  * hold a NaN or +infinity. logits [vocab_size]; @p id < vocab_size. */

@@ -57,6 +57,7 @@ typedef struct transformer_recording {
     kvf_stream *stream;
     uint32_t batch;
     uint32_t seen; /* eager steps in a row with these */
+    bool draws;
     bool wants_logits;
     bool is_refused; /* the library said no; not asked again */
 } transformer_recording;
@@ -86,6 +87,8 @@ struct kvf_transformer {
     transformer_buffers buffers;
     transformer_recording recording;
     transformer_watch watch;
+    uint32_t drawing;     /* steps that were drawn and not taken */
+    uint32_t drawn_batch; /* of the last one */
     uint64_t weight_bytes;
 };
 

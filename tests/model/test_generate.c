@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Generating: a device that draws tokens itself gives what the host chooses from its logits; where
+ * an answer stops the sequence goes on as if nothing had been enqueued behind it; and answers of a
+ * batch are those of single runs.
+ */
+
+#include "generate_batch.h"
+#include "prune_run_rig.h"
+
+#include <string.h>
+
+#define TOKENS 16u
+#define GIVEN  40u
+
+/* A rig with room for answers. */
+typedef struct runner {
+    rig rig;
+    kvf_session session;
+    kvf_sampler *sampler;
+    kvf_sequence *sequence;
+    uint32_t ids[TOKENS];
+    uint32_t count, stop_at; /* tokens handed out; 0 = never */
+} runner;
+
+static kvf_sampling_config warm(uint64_t seed)
+{
+    return (kvf_sampling_config){.temperature = 20.0,
+                                 .top_p = 0.95,
+                                 .min_p = 0.001,
+                                 .top_k = 150,
+                                 .repetition_penalty = 1.5,
+                                 .seed = seed};
+}
+
+static void runner_open(runner *r, const kvf_sampling_config *config)
+{
+    kvf_error error;
+    *r = (runner){0};
+    rig_open(&r->rig, KVF_SELECT_DYNAMIC, 64);
+    r->session = (kvf_session){.runtime = r->rig.runtime,
+                               .transformer = r->rig.transformer,
+                               .cache = r->rig.cache,
+                               .stream = r->rig.stream};
+    rig_must(&r->rig, kvf_sampler_create(VOCAB, BATCH, &r->sampler, &error), "sampler");
+    rig_must(&r->rig, kvf_sampler_begin(r->sampler, 0, config, &error), "begin");
+}
+
+static void runner_close(runner *r)
+{
+    kvf_transformer_forget(r->rig.transformer);
+    kvf_sequence_destroy(r->sequence);
+    kvf_sampler_destroy(r->sampler);
+    rig_close(&r->rig);
+}
+
+static bool on_token(void *user, uint32_t id, const float *logits)
+{
+    runner *r = user;
+    assert_true(logits || kvf_transformer_can_draw(r->rig.transformer));
+    r->ids[r->count++] = id;
+    return r->count != r->stop_at;
+}
+
+static void read_prompt(runner *r)
+{
+    const batch b = one_prompt(1, GIVEN);
+    kvf_error error;
+    kvf_stop stop;
+    rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
+    const kvf_prefill_request request = {
+        .sequence = r->sequence, .ids = b.ids[0], .count = GIVEN - 1};
+    rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
+    kvf_sampler_see(r->sampler, 0, b.ids[0], GIVEN);
+}
+
+static kvf_stop answer(runner *r, uint32_t id, uint32_t tokens, bool wants_logits,
+                       const uint32_t *eos)
+{
+    double ms[TOKENS + 1];
+    kvf_error error;
+    const kvf_decode_request request = {.sequence = r->sequence,
+                                        .ids = &id,
+                                        .count = 1,
+                                        .tokens = tokens,
+                                        .sampler = r->sampler,
+                                        .eos_ids = eos,
+                                        .eos_count = eos ? 1 : 0,
+                                        .token = on_token,
+                                        .user = r,
+                                        .wants_logits = wants_logits};
+    kvf_decode_result result = {.step_ms = ms};
+    const uint32_t before = r->count;
+    if (kvf_generate_decode(&r->session, &request, &result, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_int_equal(result.generated, r->count - before);
+    assert_int_equal(result.steps, result.generated);
+    assert_int_equal(kvf_transformer_drawing(r->rig.transformer), 0);
+    return result.stop;
+}
+
+/* Tokens of one answer without a stop, each from its logits on the host. */
+static void plain_answer(const kvf_sampling_config *config, uint32_t ids[TOKENS])
+{
+    runner r;
+    runner_open(&r, config);
+    read_prompt(&r);
+    assert_int_equal(answer(&r, one_prompt(1, GIVEN).ids[0][GIVEN - 1], TOKENS, true, NULL),
+                     KVF_STOP_LENGTH);
+    assert_int_equal(r.count, TOKENS);
+    memcpy(ids, r.ids, sizeof r.ids);
+    runner_close(&r);
+}
+
+/* Whether token i was there between the first stop and now. */
+static bool was_since(const uint32_t *ids, uint32_t i)
+{
+    for (uint32_t j = 5; j < i; j++)
+        if (ids[j] == ids[i])
+            return true;
+    return false;
+}
+
+/* One answer in three parts: the end of one is the caller's, of one an end token's. What is fed
+ * next is the token that ended it, so that all of it is one answer. */
+static void check_parts(const kvf_sampling_config *config)
+{
+    static uint32_t want[TOKENS];
+    runner r;
+    uint32_t eos_at = 8;
+    plain_answer(config, want);
+    while (was_since(want, eos_at))
+        assert_true(++eos_at < TOKENS - 2);
+    runner_open(&r, config);
+    read_prompt(&r);
+    r.stop_at = 5;
+    const uint32_t last = one_prompt(1, GIVEN).ids[0][GIVEN - 1];
+    assert_int_equal(answer(&r, last, TOKENS, false, NULL), KVF_STOP_CALLER);
+    assert_int_equal(kvf_sequence_length(r.sequence, 0), GIVEN + 4);
+    assert_int_equal(answer(&r, r.ids[4], TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
+    assert_int_equal(r.count, eos_at + 1);
+    assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1), GIVEN + eos_at);
+    assert_int_equal(answer(&r, r.ids[eos_at], TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
+    assert_int_equal(r.count, TOKENS);
+    assert_memory_equal(r.ids, want, sizeof want);
+    runner_close(&r);
+}
+
+static void an_answer_in_parts_is_one_answer(void **state)
+{
+    (void)state;
+    const kvf_sampling_config config = warm(5);
+    check_parts(&config);
+}
+
+/* ---- a batch ---- */
+
+#define SAMPLES 3u
+
+typedef struct collector {
+    runner *runner;
+    uint32_t ids[SAMPLES][TOKENS];
+    uint32_t counts[SAMPLES];
+    uint32_t ended;
+} collector;
+
+static bool on_batch_token(void *user, const kvf_batch_answer *answer, uint32_t id)
+{
+    collector *c = user;
+    assert_int_equal(c->counts[answer->sample] + 1, answer->generated);
+    c->ids[answer->sample][c->counts[answer->sample]++] = id;
+    return true;
+}
+
+static void on_batch_end(void *user, const kvf_batch_answer *answer)
+{
+    collector *c = user;
+    c->ended++;
+    assert_int_equal(answer->generated, c->counts[answer->sample]);
+    assert_int_equal(answer->stop, answer->generated == TOKENS ? KVF_STOP_LENGTH : KVF_STOP_EOS);
+}
+
+static bool on_batch_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
+{
+    (void)user, (void)prefilled, (void)rows, (void)ms;
+    return true;
+}
+
+/* Two rows for three answers: one that ends early makes room for the next while another goes on. */
+static void answers_of_a_batch_are_single_runs(void **state)
+{
+    (void)state;
+    static uint32_t want[SAMPLES][TOKENS];
+    kvf_sampling_config config = warm(11);
+    kvf_error error;
+    runner r;
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        const kvf_sampling_config one = warm(11 + i);
+        plain_answer(&one, want[i]);
+    }
+    runner_open(&r, &config);
+    const batch b = one_prompt(1, GIVEN);
+    const kvf_batch_prompt prompt = {
+        .ids = b.ids[0], .count = GIVEN, .tokens = TOKENS, .samples = SAMPLES, .sampling = config};
+    const uint32_t eos = want[0][4];
+    collector c = {.runner = &r};
+    const kvf_batch_request request = {.prompts = &prompt,
+                                       .count = 1,
+                                       .rows = BATCH - 1,
+                                       .tokens_max = 10000,
+                                       .sampler = r.sampler,
+                                       .eos_ids = &eos,
+                                       .eos_count = 1,
+                                       .token = on_batch_token,
+                                       .end = on_batch_end,
+                                       .pass = on_batch_pass,
+                                       .user = &c};
+    if (kvf_generate_batch(&r.session, &request, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_int_equal(c.ended, SAMPLES);
+    assert_in_range(c.counts[0], 1, 5);
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        uint32_t count = 0;
+        while (count < TOKENS && want[i][count++] != eos)
+            ;
+        assert_int_equal(c.counts[i], count);
+        assert_memory_equal(c.ids[i], want[i], count * sizeof(uint32_t));
+    }
+    runner_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_answer_in_parts_is_one_answer),
+        cmocka_unit_test(answers_of_a_batch_are_single_runs),
+    };
+    return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
+}
