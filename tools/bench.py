@@ -23,7 +23,7 @@ from recall_table import machine  # noqa: E402
 COMMANDS = {
     "bench_decode": "decode --context 128K --budget 1024 --select hybrid,dynamic"
                     " --method direct,gather,each --batch 1,4 --steps 300 --dense-steps 15",
-    "bench_disk": "disk --disk build --rounds 9",
+    "bench_disk": "disk --disk build --file 512M --bytes 32M --rest-ms 1500 --depth 1,8,64,128 --rounds 9",
     "bench_link_parts": "link parts --page-bytes 16K --pages 4096 --pool 1G"
                         " --chunk 512K,1M,2M,4M --slots-in-order on",
     "bench_link_rows": "link parts --page-bytes 256,512,1K --pages 2048 --pool 1G --what memcpy,gather,both",

@@ -37,7 +37,7 @@ static const cli_option rows[] = {
     {.is = {"file", KVF_SETTING_WHOLE, FIELD(file_bytes), .low = 1 << 24, .high = 0x1p36,
             .meaning = "bytes of the file, a multiple of 16M"}},
     {.is = {"bytes", KVF_SETTING_WHOLE, FIELD(pass_bytes), .low = 4096, .high = 0x1p36,
-            .meaning = "moved in a pass; more where depth asks for it"}},
+            .meaning = "moved in a pass; a depth that finds fewer extents in it is left out"}},
     {.is = {"rounds", KVF_SETTING_WHOLE, FIELD(rounds), .low = 1, .high = DISK_ROUNDS_MAX,
             .meaning = "passes of every case, in turn"}},
     {.is = {"rest-ms", KVF_SETTING_WHOLE, FIELD(rest_ms), .high = 60000,
@@ -81,9 +81,9 @@ int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *o
                "measured once per round.";
     c->notes = "Without an option, these are measured: random extents of 16K,64K,128K,512K,2M, by "
                "io_uring at\ndepth 1,8,64,256 and by preadv in one thread, with direct on,off. "
-               "Each round begins with the peak:\nextents of 1 MiB in order, 16 at a time, past "
-               "the cache. Ratios are taken within a round. Before a\npass through the cache, "
-               "the cache drops the file.\n";
+               "A round begins in order, past\nthe cache: 1 MiB, 16 at a time, and 128 KiB, 64 at "
+               "a time. The better one is its peak, and ratios\nare taken within a round. Before "
+               "a pass through the cache, the cache drops the file.\n";
     c->stray = "see kvferry bench disk --help";
     c->defaults = set_defaults;
     cli_heading(c, "Cases:");

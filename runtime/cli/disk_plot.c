@@ -111,10 +111,14 @@ static void draw(cli_gnuplot *gnuplot, const cli_table *t, const picture *p)
         snprintf(body + used, sizeof body - used,
                  "$line%u using 1:2 with linespoints lw 2 pt 7 title '%s', ", lines++, label);
     }
+    double peak = 0.0;
+    for (uint32_t i = 0; i < t->row_count; i++)
+        if (strcmp(row_of(t, i)[DISK_WHAT].text, "sequential") == 0 &&
+            row_of(t, i)[DISK_RATE].real > peak)
+            peak = row_of(t, i)[DISK_RATE].real;
     const size_t used = strlen(body);
     snprintf(body + used, sizeof body - used,
-             "%g with lines lw 2 dt 2 lc rgb 'black' title 'in order'",
-             row_of(t, 0)[DISK_RATE].real);
+             "%g with lines lw 2 dt 2 lc rgb 'black' title 'in order'", peak);
     snprintf(settings, sizeof settings,
              "set title '%s'\nset xlabel '%s'\nset ylabel 'GB/s'\nset logscale x 2\n"
              "set yrange [0:*]\nset grid\nset key outside right\n",
