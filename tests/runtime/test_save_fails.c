@@ -6,7 +6,7 @@
  * sequence in memory continues as if nobody had asked.
  */
 
-#include "save_rig.h"
+#include "save_faults.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -19,160 +19,6 @@
 #include <unistd.h>
 
 #include "cache.h"
-#include "io_engine.h"
-
-/* ---- an engine that misbehaves once ---- */
-
-enum { NOTHING, SHORT, KILL, FULL_QUEUE, WAIT_FAILS, ERRNO }; /* ERRNO + code */
-
-static struct {
-    uint32_t count, at; /* requests so far, and the one that meets it */
-    int what;
-    uint32_t always; /* 1: from there on */
-} plan;
-
-typedef struct rig_io {
-    kvf_io base;
-    uint32_t first, count;
-    kvf_io_result results[KVF_IO_DEPTH_MAX];
-} rig_io;
-
-static const kvf_io_ops rig_engine;
-
-static kvf_status rig_open(kvf_context *context, uint32_t depth, kvf_io **out)
-{
-    rig_io *io = kvf_alloc(context, 1, sizeof *io);
-    if (!io)
-        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
-    io->base = (kvf_io){.ops = &rig_engine, .context = context, .depth = depth};
-    *out = &io->base;
-    return KVF_OK;
-}
-
-static void rig_close(kvf_io *io)
-{
-    kvf_free(io->context, io);
-}
-
-static int64_t rig_move(const kvf_io_request *r, const struct iovec *pieces, uint32_t count)
-{
-    const ssize_t n = r->is_write ? pwritev(r->file, pieces, (int)count, (off_t)r->offset)
-                                  : preadv(r->file, pieces, (int)count, (off_t)r->offset);
-    return n < 0 ? -errno : n;
-}
-
-static int rig_submit(kvf_io *base, const kvf_io_request *r)
-{
-    rig_io *io = (rig_io *)base;
-    const uint32_t n = plan.count++;
-    const int what = n == plan.at || (plan.always && n > plan.at) ? plan.what : NOTHING;
-    if (what == FULL_QUEUE)
-        return -EBUSY;
-    struct iovec half = r->pieces[0];
-    half.iov_len = (half.iov_len + 1) / 2;
-    int64_t bytes;
-    if (what == SHORT || what == KILL)
-        bytes = rig_move(r, &half, 1);
-    else
-        bytes = what >= ERRNO ? -(what - ERRNO) : rig_move(r, r->pieces, r->count);
-    if (what == KILL)
-        (void)kill(getpid(), SIGKILL);
-    io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
-        (kvf_io_result){.tag = r->tag, .bytes = bytes};
-    return 0;
-}
-
-static int rig_wait(kvf_io *base, kvf_io_result *out)
-{
-    rig_io *io = (rig_io *)base;
-    *out = io->results[io->first];
-    io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
-    io->count--;
-    return plan.what == WAIT_FAILS && plan.count > plan.at ? -EIO : 0;
-}
-
-static const kvf_io_ops rig_engine = {
-    .name = "rig", .open = rig_open, .close = rig_close, .submit = rig_submit, .wait = rig_wait};
-
-static void set_plan(uint32_t at, int what, uint32_t always)
-{
-    plan.count = 0;
-    plan.at = at;
-    plan.what = what;
-    plan.always = always;
-}
-
-/* ---- memory that ends once ---- */
-
-static _Atomic int memory_for; /* so many pieces of memory, and then one is refused; 0 = no end */
-
-static void *alloc(void *user, size_t bytes, size_t alignment)
-{
-    (void)user;
-    void *pointer = NULL;
-    if (atomic_load(&memory_for) > 0 && atomic_fetch_sub(&memory_for, 1) == 1)
-        return NULL;
-    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
-}
-
-static void release(void *user, void *pointer)
-{
-    (void)user;
-    free(pointer);
-}
-
-/* ---- a small world ---- */
-
-#define TOKENS 60u
-
-typedef struct fail_world {
-    test_world w;
-    test_tokens t;
-    kvf_sequence *s;
-} fail_world;
-
-static void open_world(fail_world *f, uint32_t extent_bytes)
-{
-    kvf_cache_config config = save_config(&save_cases[0]);
-    kvf_runtime_config rc = test_runtime_config();
-    rc.allocator = (kvf_allocator){.alloc = alloc, .free = release};
-    config.head_dim = 32;
-    config.tokens_max = 128;
-    test_seams.extent_bytes = extent_bytes;
-    test_seams.io_engine = &rig_engine;
-    set_plan(UINT32_MAX, NOTHING, 0);
-    test_tokens_make(&f->t, &config, &(test_tokens_spec){.count = TOKENS + 8, .seed = 3});
-    test_world_open(&f->w, &rc, &config);
-    f->s = test_sequence(&f->w);
-    for (uint32_t layer = 0; layer < config.layers; layer++)
-        test_prefill(
-            &f->w, f->s, &f->t,
-            &(test_range){.layer = layer, .count = TOKENS, .chunk = TOKENS, .append_only = 1},
-            NULL);
-    test_wait(&f->w);
-}
-
-static void close_world(fail_world *f)
-{
-    test_world_close(&f->w);
-    test_tokens_free(&f->t);
-}
-
-static kvf_status try_restore(fail_world *f, const char *path, kvf_error *error)
-{
-    kvf_restore_args args;
-    kvf_sequence *r = NULL;
-    kvf_restore_args_init(&args);
-    args.path = path;
-    const uint32_t free_before = f->w.cache->pool.free_count;
-    const kvf_status status = kvf_sequence_restore(f->w.cache, &args, f->w.stream, &r);
-    *error = *kvf_runtime_error(f->w.runtime);
-    assert_true((status == KVF_OK) == (r != NULL));
-    kvf_sequence_destroy(r);
-    assert_int_equal(f->w.cache->pool.free_count, free_before);
-    assert_int_equal(f->w.cache->broken, KVF_OK);
-    return status;
-}
 
 /* ---- requests ---- */
 
@@ -201,24 +47,24 @@ static void each_request_once(void **state)
         {WAIT_FAILS, 0, KVF_SYSTEM, EIO},
     };
     fail_world f;
-    open_world(&f, 8192);
+    fail_world_open(&f, 8192);
     const char *path = save_path("once");
     const uint64_t live = f.w.runtime->context->live_bytes;
-    set_plan(UINT32_MAX, NOTHING, 0);
+    fail_plan_set(UINT32_MAX, NOTHING, 0);
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
-    const uint32_t requests = plan.count;
+    const uint32_t requests = fail_plan.count;
     assert_true(requests > 8);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint32_t n = 0; n < requests; n += cases[i].always ? requests : 1) {
             kvf_error error;
             (void)unlink(path);
-            set_plan(n, cases[i].what, cases[i].always);
+            fail_plan_set(n, cases[i].what, cases[i].always);
             assert_int_equal(save_now(&f.w, f.s, path, &error), cases[i].status);
             assert_int_equal(error.foreign, cases[i].foreign);
             assert_int_equal(save_count_files(), cases[i].status == KVF_OK);
-            set_plan(UINT32_MAX, NOTHING, 0);
+            fail_plan_set(UINT32_MAX, NOTHING, 0);
             if (cases[i].status == KVF_OK)
-                assert_int_equal(try_restore(&f, path, &error), KVF_OK);
+                assert_int_equal(fail_restore(&f, path, &error), KVF_OK);
             else
                 assert_non_null(strstr(error.text, path));
             assert_int_equal(f.w.runtime->context->live_bytes, live);
@@ -228,14 +74,14 @@ static void each_request_once(void **state)
         for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests : 1) {
             kvf_error error;
             const bool ends = cases[i].what == ERRNO + 0; /* a read of nothing: the file ends */
-            set_plan(n, cases[i].what, cases[i].always);
-            assert_int_equal(try_restore(&f, path, &error), ends ? KVF_CORRUPT : cases[i].status);
+            fail_plan_set(n, cases[i].what, cases[i].always);
+            assert_int_equal(fail_restore(&f, path, &error), ends ? KVF_CORRUPT : cases[i].status);
             assert_int_equal(f.w.runtime->context->live_bytes, live);
         }
-    set_plan(UINT32_MAX, NOTHING, 0);
-    assert_int_equal(try_restore(&f, path, &(kvf_error){0}), KVF_OK);
+    fail_plan_set(UINT32_MAX, NOTHING, 0);
+    assert_int_equal(fail_restore(&f, path, &(kvf_error){0}), KVF_OK);
     (void)unlink(path);
-    close_world(&f);
+    fail_world_close(&f);
 }
 
 /* ---- whatever can be refused ---- */
@@ -265,7 +111,7 @@ static uint32_t refuse_each(fail_world *f, const char *path, _Atomic int *left, 
         args.path = path;
         atomic_store(left, n);
         if (is_restore) {
-            status = try_restore(f, path, &error);
+            status = fail_restore(f, path, &error);
         } else {
             status = kvf_sequence_save(f->w.cache, &args, f->w.stream, &save);
             if (save)
@@ -289,20 +135,20 @@ static void each_refusal_once(void **state)
     (void)state;
     fail_world f;
     kvf_sequence *copy = NULL;
-    open_world(&f, 65536);
+    fail_world_open(&f, 65536);
     const char *path = save_path("refused");
     test_ok(&f.w, kvf_sequence_fork(f.w.cache, f.s, f.w.stream, &copy));
-    void *wanted = save_decode(&f.w, copy, &f.t, TOKENS, 8);
+    void *wanted = save_decode(&f.w, copy, &f.t, FAIL_TOKENS, 8);
     kvf_sequence_destroy(copy);
     for (int is_restore = 0; is_restore < 2; is_restore++) {
         kvf_device_set_fault(f.w.runtime->device, refuse_one, NULL);
         assert_true(refuse_each(&f, path, &refuse_in, is_restore) >= 4);
         kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
-        assert_true(refuse_each(&f, path, &memory_for, is_restore) >= 5);
+        assert_true(refuse_each(&f, path, &fail_memory_for, is_restore) >= 5);
     }
-    save_expect(wanted, &f.w, f.s, &f.t, TOKENS, 8);
+    save_expect(wanted, &f.w, f.s, &f.t, FAIL_TOKENS, 8);
     (void)unlink(path);
-    close_world(&f);
+    fail_world_close(&f);
 }
 
 /* ---- the process ends ---- */
@@ -329,16 +175,16 @@ static void save_and_die(const char *path, const char *model, uint32_t at, uint3
         fail_world f;
         kvf_save_args args;
         kvf_save *save = NULL;
-        open_world(&f, KILL_EXTENT);
+        fail_world_open(&f, KILL_EXTENT);
         kvf_save_args_init(&args);
         args.sequence = f.s;
         args.path = path;
         args.model = model;
-        set_plan(at, KILL, 0);
+        fail_plan_set(at, KILL, 0);
         kvf_device_set_fault(f.w.runtime->device, kill_before, NULL);
         test_ok(&f.w, kvf_sequence_save(f.w.cache, &args, f.w.stream, &save));
         test_ok(&f.w, kvf_save_finish(save, NULL));
-        *requests = plan.count;
+        *requests = fail_plan.count;
         _exit(0);
     }
     int status;
@@ -377,9 +223,9 @@ static void read_apart(void (*read)(fail_world *f, uint32_t count, uint32_t step
     assert_true(child >= 0);
     if (child == 0) {
         fail_world f;
-        open_world(&f, KILL_EXTENT);
+        fail_world_open(&f, KILL_EXTENT);
         read(&f, count, step);
-        close_world(&f);
+        fail_world_close(&f);
         _exit(0);
     }
     int status;
@@ -487,7 +333,7 @@ static void damage_is_found(void **state)
     kvf_error error;
     size_t bytes;
     test_random random = {5};
-    open_world(&f, 8192);
+    fail_world_open(&f, 8192);
     const char *path = save_path("damaged");
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
     char *data = read_all(path, &bytes);
@@ -502,22 +348,22 @@ static void damage_is_found(void **state)
             kvf_saved_read(f.w.runtime, path, 1, &(kvf_saved){0}, NULL, 0, &error);
         assert_true(status == KVF_CORRUPT || (status == KVF_UNSUPPORTED && bit < 128));
         if (i % 16 == 0)
-            assert_int_equal(try_restore(&f, path, &error), status);
+            assert_int_equal(fail_restore(&f, path, &error), status);
         data[bit / 8] = (char)(data[bit / 8] ^ (1 << bit % 8));
     }
     for (size_t length = 0; length < bytes; length += length < 300 ? 1 : bytes / 97) {
         write_all(path, data, length);
-        assert_int_equal(try_restore(&f, path, &error), KVF_CORRUPT);
+        assert_int_equal(fail_restore(&f, path, &error), KVF_CORRUPT);
     }
     write_all(path, data, bytes);
-    assert_int_equal(try_restore(&f, path, &error), KVF_OK);
+    assert_int_equal(fail_restore(&f, path, &error), KVF_OK);
     FILE *file = fopen(path, "ab");
     fputc('x', file);
     fclose(file);
-    assert_int_equal(try_restore(&f, path, &error), KVF_CORRUPT);
+    assert_int_equal(fail_restore(&f, path, &error), KVF_CORRUPT);
     free(data);
     (void)unlink(path);
-    close_world(&f);
+    fail_world_close(&f);
 }
 
 /* The file shrinks after its header was read. */
@@ -536,15 +382,15 @@ static void shrinks_meanwhile(void **state)
     (void)state;
     fail_world f;
     kvf_error error;
-    open_world(&f, 8192);
+    fail_world_open(&f, 8192);
     shrinking = save_path("shrinks");
     assert_int_equal(save_now(&f.w, f.s, shrinking, NULL), KVF_OK);
     kvf_device_set_fault(f.w.runtime->device, shrink, NULL);
-    assert_int_equal(try_restore(&f, shrinking, &error), KVF_CORRUPT);
+    assert_int_equal(fail_restore(&f, shrinking, &error), KVF_CORRUPT);
     assert_non_null(strstr(error.text, "before its data does"));
     kvf_device_set_fault(f.w.runtime->device, NULL, NULL);
     (void)unlink(shrinking);
-    close_world(&f);
+    fail_world_close(&f);
 }
 
 static int remove_folder(void **state)

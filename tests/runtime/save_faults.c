@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The engine with a plan, memory that ends, and the small cache; see the header. */
+
+#include "save_faults.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cache.h"
+
+/* ---- an engine that misbehaves once ---- */
+
+fail_plan_of fail_plan;
+
+typedef struct rig_io {
+    kvf_io base;
+    uint32_t first, count;
+    kvf_io_result results[KVF_IO_DEPTH_MAX];
+} rig_io;
+
+static const kvf_io_ops rig_engine;
+
+static kvf_status rig_open(kvf_context *context, uint32_t depth, kvf_io **out)
+{
+    rig_io *io = kvf_alloc(context, 1, sizeof *io);
+    if (!io)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
+    io->base = (kvf_io){.ops = &rig_engine, .context = context, .depth = depth};
+    *out = &io->base;
+    return KVF_OK;
+}
+
+static void rig_close(kvf_io *io)
+{
+    kvf_free(io->context, io);
+}
+
+static int64_t rig_move(const kvf_io_request *r, const struct iovec *pieces, uint32_t count)
+{
+    const ssize_t n = r->is_write ? pwritev(r->file, pieces, (int)count, (off_t)r->offset)
+                                  : preadv(r->file, pieces, (int)count, (off_t)r->offset);
+    return n < 0 ? -errno : n;
+}
+
+static int rig_submit(kvf_io *base, const kvf_io_request *r)
+{
+    rig_io *io = (rig_io *)base;
+    const uint32_t n = fail_plan.count++;
+    if (fail_plan.record)
+        fail_plan.record(r);
+    const int what =
+        n == fail_plan.at || (fail_plan.always && n > fail_plan.at) ? fail_plan.what : NOTHING;
+    if (what == FULL_QUEUE)
+        return -EBUSY;
+    struct iovec half = r->pieces[0];
+    half.iov_len = (half.iov_len + 1) / 2;
+    int64_t bytes;
+    if (what == SHORT || what == KILL)
+        bytes = rig_move(r, &half, 1);
+    else
+        bytes = what >= ERRNO ? -(what - ERRNO) : rig_move(r, r->pieces, r->count);
+    if (what == KILL)
+        (void)kill(getpid(), SIGKILL);
+    io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
+        (kvf_io_result){.tag = r->tag, .bytes = bytes};
+    return 0;
+}
+
+static int rig_wait(kvf_io *base, kvf_io_result *out)
+{
+    rig_io *io = (rig_io *)base;
+    *out = io->results[io->first];
+    io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
+    io->count--;
+    return fail_plan.what == WAIT_FAILS && fail_plan.count > fail_plan.at ? -EIO : 0;
+}
+
+static const kvf_io_ops rig_engine = {
+    .name = "rig", .open = rig_open, .close = rig_close, .submit = rig_submit, .wait = rig_wait};
+
+void fail_plan_set(uint32_t at, int what, uint32_t always)
+{
+    fail_plan.count = 0;
+    fail_plan.at = at;
+    fail_plan.what = what;
+    fail_plan.always = always;
+}
+
+/* ---- memory that ends once ---- */
+
+_Atomic int fail_memory_for;
+
+static void *alloc(void *user, size_t bytes, size_t alignment)
+{
+    (void)user;
+    void *pointer = NULL;
+    if (atomic_load(&fail_memory_for) > 0 && atomic_fetch_sub(&fail_memory_for, 1) == 1)
+        return NULL;
+    return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
+}
+
+static void release(void *user, void *pointer)
+{
+    (void)user;
+    free(pointer);
+}
+
+/* ---- a small world ---- */
+
+void fail_world_open(fail_world *f, uint32_t extent_bytes)
+{
+    kvf_cache_config config = save_config(&save_cases[0]);
+    kvf_runtime_config rc = test_runtime_config();
+    rc.allocator = (kvf_allocator){.alloc = alloc, .free = release};
+    config.head_dim = 32;
+    config.tokens_max = 128;
+    test_seams.extent_bytes = extent_bytes;
+    test_seams.io_engine = &rig_engine;
+    fail_plan_set(UINT32_MAX, NOTHING, 0);
+    test_tokens_make(&f->t, &config, &(test_tokens_spec){.count = FAIL_TOKENS + 8, .seed = 3});
+    test_world_open(&f->w, &rc, &config);
+    f->s = test_sequence(&f->w);
+    for (uint32_t layer = 0; layer < config.layers; layer++)
+        test_prefill(
+            &f->w, f->s, &f->t,
+            &(test_range){
+                .layer = layer, .count = FAIL_TOKENS, .chunk = FAIL_TOKENS, .append_only = 1},
+            NULL);
+    test_wait(&f->w);
+}
+
+void fail_world_close(fail_world *f)
+{
+    test_world_close(&f->w);
+    test_tokens_free(&f->t);
+}
+
+kvf_status fail_restore(fail_world *f, const char *path, kvf_error *error)
+{
+    kvf_restore_args args;
+    kvf_sequence *r = NULL;
+    kvf_restore_args_init(&args);
+    args.path = path;
+    const uint32_t free_before = f->w.cache->pool.free_count;
+    const kvf_status status = kvf_sequence_restore(f->w.cache, &args, f->w.stream, &r);
+    *error = *kvf_runtime_error(f->w.runtime);
+    assert_true((status == KVF_OK) == (r != NULL));
+    kvf_sequence_destroy(r);
+    assert_int_equal(f->w.cache->pool.free_count, free_before);
+    assert_int_equal(f->w.cache->broken, KVF_OK);
+    return status;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_SAVE_FAULTS_H
+#define KVF_TESTS_RUNTIME_SAVE_FAULTS_H
+
+/*
+ * What tests of saves that fail share: an engine that does what a plan says and tells what it was
+ * asked, memory that ends once, and a small cache with a sequence to save.
+ */
+
+#include <stdatomic.h>
+
+#include "io_engine.h"
+#include "save_rig.h"
+
+enum { NOTHING, SHORT, KILL, FULL_QUEUE, WAIT_FAILS, ERRNO }; /* ERRNO + code */
+
+/* Of the engine: what happens to which request. */
+typedef struct fail_plan_of {
+    uint32_t count, at; /* requests so far, and the one that meets it */
+    int what;
+    uint32_t always;                               /* 1: from there on */
+    void (*record)(const kvf_io_request *request); /* of every request; may be NULL */
+} fail_plan_of;
+
+extern fail_plan_of fail_plan;
+void fail_plan_set(uint32_t at, int what, uint32_t always);
+
+extern _Atomic int fail_memory_for; /* so many pieces of memory, then one is refused; 0 = no end */
+
+#define FAIL_TOKENS 60u
+
+typedef struct fail_world {
+    test_world w;
+    test_tokens t;
+    kvf_sequence *s;
+} fail_world;
+
+void fail_world_open(fail_world *f, uint32_t extent_bytes);
+void fail_world_close(fail_world *f);
+
+/* Restore and destroy again; nothing stays in the cache. */
+kvf_status fail_restore(fail_world *f, const char *path, kvf_error *error);
+
+#endif
