@@ -4,10 +4,10 @@
  * Saving and restoring a sequence against writing and reading as many bytes of the same folder in
  * order: MiB/s and ratios, taken in turn so that both meet the same machine.
  *
- * bench_save [--folder DIR] [--tokens N] [--rounds N] [--json FILE]
+ * bench_save [--folder DIR] [--tokens N] [--rounds N] [--rest-ms N] [--json FILE]
  *
  * Writes end with fsync, as a save does. Files are read again at once, from memory where the
- * system keeps them.
+ * system keeps them. A rest before each case is for virtual disks that limit the mean rate.
  */
 
 #include <errno.h>
@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <kvferry/save.h>
@@ -210,10 +211,11 @@ static void report(bench *b, uint32_t tokens, uint32_t rounds, const bench_args 
 int main(int argc, char **argv)
 {
     static bench b;
-    uint32_t tokens = 16384, rounds = 7;
+    uint32_t tokens = 16384, rounds = 7, rest_ms = 0;
     const char *folder = ".";
     const bench_option options[] = {{"--tokens", &tokens, 64, 1u << 20, NULL},
                                     {"--rounds", &rounds, 1, ROUNDS_MAX, NULL},
+                                    {"--rest-ms", &rest_ms, 0, 60000, NULL},
                                     {"--folder", NULL, 0, 0, &folder},
                                     {0}};
     const bench_args args = bench_args_read(argc, argv, options);
@@ -221,8 +223,11 @@ int main(int argc, char **argv)
     save(&b);
     take_bytes(&b);
     for (uint32_t round = 0; round < rounds; round++)
-        for (int id = 0; id < CASES; id++)
+        for (int id = 0; id < CASES; id++) {
+            const struct timespec rest = {rest_ms / 1000, rest_ms % 1000 * 1000000L};
+            (void)nanosleep(&rest, NULL);
             b.mib[id][round] = measure(&b, id);
+        }
     report(&b, tokens, rounds, &args);
     (void)unlink(b.saved);
     (void)unlink(b.plain);
