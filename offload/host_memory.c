@@ -172,11 +172,14 @@ static int has_huge_pages(const kvf_arena *arena)
     char line[512];
     uint64_t size = 0, huge = 0;
     int is_inside = 0;
+    const uintptr_t begin = (uintptr_t)arena->host, end = begin + arena->mapped_bytes;
     while (fgets(line, sizeof line, file)) {
         unsigned long long first, last, kib;
-        if (sscanf(line, "%llx-%llx ", &first, &last) == 2) {
-            is_inside = first < (uintptr_t)arena->host + arena->mapped_bytes &&
-                        last > (uintptr_t)arena->host;
+        const int is_field = line[0] >= 'A' && line[0] <= 'Z';
+        if (!is_field && sscanf(line, "%llx-%llx ", &first, &last) == 2) {
+            if (first >= end)
+                break; /* maps are in order */
+            is_inside = last > begin;
             size += is_inside ? last - first : 0;
         } else if (is_inside && sscanf(line, "AnonHugePages: %llu", &kib) == 1) {
             huge += kib * 1024;

@@ -168,7 +168,7 @@ KVF_EMU_QUIET void kvf_emu_poison(void *memory, size_t bytes)
         p[i] = (char)(i % 2 == 0 ? KVF_EMU_POISON & 0xffu : KVF_EMU_POISON >> 8);
 }
 
-void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignment)
+KVF_EMU_QUIET void kvf_emu_check_aligned(const char *what, const void *pointer, size_t alignment)
 {
     if ((uintptr_t)pointer % alignment != 0)
         kvf_emu_fail("%s: address %p is not a multiple of %zu", what, pointer, alignment);
@@ -189,7 +189,8 @@ KVF_EMU_QUIET void kvf_emu_check_global(const char *what, const void *pointer)
     *known = piece;
 }
 
-void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, size_t alignment)
+KVF_EMU_QUIET void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes,
+                                        size_t alignment)
 {
     kvf_emu_check_aligned(what, pointer, alignment);
     const uintptr_t base = (uintptr_t)kvf_emu_here.shared, at = (uintptr_t)pointer;
@@ -202,7 +203,7 @@ void kvf_emu_check_shared(const char *what, const void *pointer, size_t bytes, s
 /* ---- who runs next ---- */
 
 /* The bit of `set` that follows `after` in the order of the machine, around the end. set != 0. */
-static inline uint32_t next_bit(uint32_t set, uint32_t after, bool backwards)
+KVF_EMU_QUIET static inline uint32_t next_bit(uint32_t set, uint32_t after, bool backwards)
 {
     if (backwards) {
         const uint32_t below = set & ((1u << after) - 1u);

@@ -35,9 +35,12 @@
 #define KVF_EMU_TSAN 0
 #endif
 
-/* For the emulator's own state, which all fibers of an OS thread share by design. */
+/* For the emulator's own state, which all fibers of an OS thread share by design, and which is
+ * looked at with every switch: checks of it would take most of a kernel's time. */
 #if KVF_EMU_TSAN
 #define KVF_EMU_QUIET __attribute__((no_sanitize("thread")))
+#elif KVF_EMU_ASAN
+#define KVF_EMU_QUIET __attribute__((no_sanitize("address"), no_sanitize("undefined")))
 #else
 #define KVF_EMU_QUIET
 #endif

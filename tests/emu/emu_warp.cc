@@ -124,35 +124,35 @@ KVF_EMU_QUIET static void reduce(void *const *operands, uint32_t mask)
         ((kvf_emu_vote *)operands[__builtin_ctz(set)])->answer = answer;
 }
 
-static uint32_t add(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t add(uint32_t a, uint32_t b)
 {
     return a + b;
 }
-static uint32_t min_unsigned(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t min_unsigned(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
-static uint32_t max_unsigned(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t max_unsigned(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
 }
-static uint32_t min_signed(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t min_signed(uint32_t a, uint32_t b)
 {
     return (int32_t)a < (int32_t)b ? a : b;
 }
-static uint32_t max_signed(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t max_signed(uint32_t a, uint32_t b)
 {
     return (int32_t)a > (int32_t)b ? a : b;
 }
-static uint32_t bit_and(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t bit_and(uint32_t a, uint32_t b)
 {
     return a & b;
 }
-static uint32_t bit_or(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t bit_or(uint32_t a, uint32_t b)
 {
     return a | b;
 }
-static uint32_t bit_xor(uint32_t a, uint32_t b)
+KVF_EMU_QUIET static uint32_t bit_xor(uint32_t a, uint32_t b)
 {
     return a ^ b;
 }
@@ -196,19 +196,19 @@ const kvf_emu_warp_op kvf_emu_tiles_op = {"kvf_load_tiles4", load_tiles<false>, 
 const kvf_emu_warp_op kvf_emu_tiles_transposed_op = {"kvf_load_tiles4_transposed", load_tiles<true>,
                                                      false, true};
 
-static inline float from_bits(uint32_t bits)
+KVF_EMU_QUIET static inline float from_bits(uint32_t bits)
 {
     float x;
     __builtin_memcpy(&x, &bits, sizeof(x));
     return x;
 }
 
-static inline float widen_bf16(uint32_t x)
+KVF_EMU_QUIET static inline float widen_bf16(uint32_t x)
 {
     return from_bits(x << 16);
 }
 
-static inline float widen_half(uint32_t x)
+KVF_EMU_QUIET static inline float widen_half(uint32_t x)
 {
     const uint32_t sign = (x & 0x8000u) << 16, rest = (x & 0x7fffu) << 13;
     if (rest >= 0x7c00u << 13)
