@@ -200,7 +200,7 @@ def pack(into):
     build(folder, ["-Dgpu_targets=90", "-Dhwloc=disabled", "-Dnuma=disabled", "-Ddnnl=disabled",
                    "-Dlibedit=disabled", "-Dinside_shared=true"])
     tests = {name: t for name, t in tests_of_build(folder).items()
-             if set(t["suite"]) & {"offload", "runtime", "cuda", "model"}
+             if set(t["suite"]) & {"offload", "runtime", "cuda", "model"} and "host" not in t["suite"]
              and t["cmd"][0].startswith("tests/") and (folder / t["cmd"][0]).is_file()}
     programs = sorted({t["cmd"][0] for t in tests.values()} |
                       {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
@@ -262,7 +262,7 @@ def kernels_jobs(tree, scratch):
 def suite_jobs(tree, scratch):
     wanted = {"offload", "runtime", "model"}
     known = {name: t for name, t in tree.tests.items()
-             if set(t["suite"]) & wanted and t["cmd"][0].startswith("tests/")}
+             if set(t["suite"]) & wanted and "host" not in t["suite"] and t["cmd"][0].startswith("tests/")}
     return [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
             for name, t in sorted(known.items())]
 

@@ -141,6 +141,15 @@ void cli_add_runtime(cli_command *c, size_t base)
         c, &(cli_settings){.at = kvf_runtime_setting, .base = base, .spellings = spellings});
 }
 
+void cli_add_cublas(cli_command *c, size_t base)
+{
+    static const cli_option row = {.is = {"cublas", KVF_SETTING_TEXT, .bytes = sizeof(const char *),
+                                          .meaning = "cuBLAS, or the folder that has it (CUDA)"},
+                                   .argument = "PATH",
+                                   .absent = "look for it, also in the Python environment"};
+    cli_add(c, &row, 1, base);
+}
+
 static bool is_flag(const cli_option *o)
 {
     return o->is.kind == KVF_SETTING_SWITCH && !o->argument;

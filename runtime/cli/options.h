@@ -88,6 +88,8 @@ void cli_add_settings(cli_command *command, const cli_settings *settings);
 void cli_add_cache(cli_command *command, size_t base, const cli_spelling *spellings);
 /** Those of a kvf_runtime_config at @p base. */
 void cli_add_runtime(cli_command *command, size_t base);
+/** --cublas, of commands that run a model; the `const char *` at @p base. */
+void cli_add_cublas(cli_command *command, size_t base);
 
 /** Set the defaults, then what the command line says. @return -1 to go on, else the exit status */
 int cli_parse(cli_command *command, int argc, char **argv, void *options);

@@ -253,18 +253,12 @@ static void set_chat_defaults(void *options)
 
 #define ADD(command, rows) cli_add(command, rows, sizeof(rows) / sizeof *(rows), 0)
 
-static const cli_option of_gpu[] = {
-    {.is = {"cublas", TEXT, FIELD(cublas), .meaning = "cuBLAS, or the folder that has it (CUDA)"},
-     .argument = "PATH",
-     .absent = "look for it, also in the Python environment"},
-};
-
 static void add_cache(cli_command *c)
 {
     cli_heading(c, "Cache:");
     cli_add_cache(c, offsetof(cli_run_options, cache), of_cache);
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
-    ADD(c, of_gpu);
+    cli_add_cublas(c, offsetof(cli_run_options, cublas));
 }
 
 static void add_prune(cli_command *c)

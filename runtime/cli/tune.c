@@ -79,6 +79,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
                                        .model = &tune->model,
                                        .weights = tune->weights,
                                        .prompt_max = tokens,
+                                       .cublas = tune->options.cublas,
                                        .device_ordinal = tune->options.runtime.device_ordinal};
     cli_transformer_fit(&options, tokens);
     kvf_cache_config_init(&config);

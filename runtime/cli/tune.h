@@ -32,6 +32,7 @@ typedef struct cli_tune_options {
     uint32_t samples, tokens;
     cli_prune_options prune; /* settings only */
     kvf_runtime_config runtime;
+    const char *cublas; /* where it lies; NULL = looked for */
 } cli_tune_options;
 
 typedef struct cli_tune {

@@ -111,6 +111,7 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
     cli_heading(c, "Settings, as of kvferry run:");
     cli_prune_add_found_with(c, offsetof(cli_tune_options, prune));
     cli_add_runtime(c, offsetof(cli_tune_options, runtime));
+    cli_add_cublas(c, offsetof(cli_tune_options, cublas));
     const int parsed = cli_parse(c, argc, argv, out);
     out->fastkv = out->method != 1;
     out->structkv = out->method != 0;

@@ -61,7 +61,7 @@ static void *open_below(const char *prefix)
 }
 
 /* The prefixes of Python environments: the active one, then those whose bin/ is in PATH. */
-static void *open_of_python(void)
+void *kvf_cublas_find_of_python(void)
 {
     static const char *const variables[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
     void *library = NULL;
@@ -91,7 +91,9 @@ void *kvf_cublas_find(const char *path)
     }
     for (size_t i = 0; i < COUNT(names) && !library; i++)
         library = open_file(names[i]);
+    if (!library)
+        library = kvf_cublas_find_of_python();
     for (size_t i = 0; i < COUNT(toolkits) && !library; i++)
         library = open_in(toolkits[i]);
-    return library ? library : open_of_python();
+    return library;
 }

@@ -3,8 +3,8 @@
 #define KVF_MODEL_CUBLAS_FIND_H
 
 /*
- * Where cuBLAS may lie: where the loader looks, in a CUDA toolkit, or in the Python environment in
- * use, which brings its own beside PyTorch. Knows nothing of what is called in it.
+ * Where cuBLAS may lie: where the loader looks, in the Python environment in use, which brings its
+ * own beside PyTorch, or in a CUDA toolkit. Knows nothing of what is called in it.
  */
 
 /**
@@ -14,5 +14,8 @@
  * @return a handle for dlsym and dlclose; NULL if there is none
  */
 void *kvf_cublas_find(const char *path);
+
+/** The same, in Python environments alone: the active one, then those of PATH. */
+void *kvf_cublas_find_of_python(void);
 
 #endif

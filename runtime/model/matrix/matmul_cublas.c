@@ -11,6 +11,7 @@
 #include <cublas_v2.h>
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef cublasStatus_t (*create_fn)(cublasHandle_t *);
 typedef cublasStatus_t (*destroy_fn)(cublasHandle_t);
@@ -31,10 +32,25 @@ struct kvf_cublas {
     gemm_fn gemm;
 };
 
-/* A function of the library; the cast by way of an object pointer is what POSIX asks for. */
-static void *find(const kvf_cublas *c, const char *name)
+/* Every function by name, into its pointer by way of an object pointer, as POSIX asks for. NULL, or
+ * the first that is not there. */
+static const char *find_all(kvf_cublas *c, create_fn *create)
 {
-    return dlsym(c->library ? c->library : RTLD_DEFAULT, name);
+    const struct {
+        const char *name;
+        void *to;
+    } functions[] = {{"cublasCreate_v2", create},
+                     {"cublasDestroy_v2", &c->destroy},
+                     {"cublasSetStream_v2", &c->set_stream},
+                     {"cublasSetWorkspace_v2", &c->set_workspace},
+                     {"cublasGemmEx", &c->gemm}};
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *found = dlsym(c->library ? c->library : RTLD_DEFAULT, functions[i].name);
+        if (!found)
+            return functions[i].name;
+        memcpy(functions[i].to, &found, sizeof found);
+    }
+    return NULL;
 }
 
 static kvf_status fill(kvf_cublas *c, const char *path, kvf_error *error)
@@ -45,13 +61,12 @@ static kvf_status fill(kvf_cublas *c, const char *path, kvf_error *error)
         return model_fail(error, KVF_UNSUPPORTED,
                           "cublas = %s: cuBLAS 12 or 13 could not be loaded from there: %s", path,
                           dlerror());
-    create_fn create;
-    *(void **)&create = find(c, "cublasCreate_v2");
-    *(void **)&c->destroy = find(c, "cublasDestroy_v2");
-    *(void **)&c->set_stream = find(c, "cublasSetStream_v2");
-    *(void **)&c->set_workspace = find(c, "cublasSetWorkspace_v2");
-    *(void **)&c->gemm = find(c, "cublasGemmEx");
-    if (!create || !c->destroy || !c->set_stream || !c->set_workspace || !c->gemm)
+    create_fn create = NULL;
+    const char *lacking = find_all(c, &create);
+    if (path && lacking)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "cublas = %s: it lacks %s, so it is not cuBLAS 12 or 13", path, lacking);
+    if (lacking)
         return model_fail(error, KVF_UNSUPPORTED,
                           "cuBLAS 12 or 13 was not found; install it (libcublas-12-x or -13-x, the "
                           "CUDA toolkit, or PyTorch), give --cublas PATH, or run with --device "
