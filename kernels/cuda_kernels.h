@@ -24,16 +24,6 @@ typedef int (*kvf_cuda_launch_fn)(const void *args, uint32_t tasks, void *stream
 #define KVF_CUDA_LAUNCHER(family, op)                                                              \
     int kvf_##op##_cuda(const void *args, uint32_t tasks, void *stream);
 KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER, KVF_CUDA_LAUNCHER)
-
-/* Beside the table: a word of mapped host memory, written or waited for in stream order; see
- * write_word and wait_word of the device. */
-typedef struct kvf_word_args {
-    uint32_t *word;
-    uint32_t value;
-} kvf_word_args;
-
-KVF_CUDA_LAUNCHER(move, write_word)
-KVF_CUDA_LAUNCHER(move, wait_word)
 #undef KVF_CUDA_LAUNCHER
 
 /* Load all of them on the current device, whose blocks may have `shared_max` bytes of shared

@@ -42,14 +42,9 @@ typedef int (*kvf_cuda_batch_12_fn)(unsigned long long *to, unsigned long long *
                                     size_t count, kvf_cuda_copy_attributes *attributes,
                                     size_t *first_index, size_t attributes_count, size_t *failed,
                                     void *stream);
-typedef int (*kvf_cuda_word_fn)(void *stream, unsigned long long address, uint32_t value,
-                                unsigned flags);
-
 typedef struct kvf_cuda_driver {
     kvf_cuda_batch_fn batch;       /* of 13.0 */
     kvf_cuda_batch_12_fn batch_12; /* of 12.8 */
-    kvf_cuda_word_fn write_word, wait_word;
-    uint32_t can_capture_words; /* the two may be recorded */
 } kvf_cuda_driver;
 
 /* ---- the device ---- */
@@ -180,8 +175,6 @@ kvf_status kvf_cuda_host_call(kvf_stream *stream, kvf_task_fn fn, const void *ar
 /* Before a stream is freed: until no host call of it runs, or ever will. At once unless the device
  * was lost meanwhile, for then CUDA does not say when the one that ran has returned. */
 void kvf_cuda_calls_settle(kvf_cuda_stream *stream);
-kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
-kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 
 /* ---- graphs: cuda_graph.c ---- */
 
@@ -202,13 +195,9 @@ void kvf_cuda_driver_find(kvf_cuda_device *device);
 cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to,
                                   const void *const *from, size_t bytes, uint32_t count,
                                   cudaStream_t stream);
-/* One word, by the driver or by a kernel. */
-cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uint32_t *word,
-                                 uint32_t value, int is_capturing, cudaStream_t stream);
 
-/* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch and
- * driver.can_capture_words, and takes can_bulk_copy back if it does not work from host memory. The
- * device is current. */
+/* What can only be found out by trying: fills can_capture, can_copy_batch, can_capture_batch, and
+ * takes can_bulk_copy back if it does not work from host memory. The device is current. */
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device);
 
 /* ---- opening: device_cuda.c ---- */

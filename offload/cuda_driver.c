@@ -61,8 +61,6 @@ void kvf_cuda_driver_find(kvf_cuda_device *device)
     FIND(d->batch, "cuMemcpyBatchAsync", 13000);
     if (!d->batch)
         FIND(d->batch_12, "cuMemcpyBatchAsync", 12080);
-    FIND(d->write_word, "cuStreamWriteValue32", 12000);
-    FIND(d->wait_word, "cuStreamWaitValue32", 12000);
 }
 
 /* ---- calling them ---- */
@@ -102,18 +100,6 @@ cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to
     return error;
 }
 
-cudaError_t kvf_cuda_driver_word(const kvf_cuda_driver *driver, int is_wait, uint32_t *word,
-                                 uint32_t value, int is_capturing, cudaStream_t stream)
-{
-    const kvf_cuda_word_fn call = is_wait ? driver->wait_word : driver->write_word;
-    /* Flags 0: wait until (int32_t)(*word - value) >= 0; write after a fence. */
-    if (call && (!is_capturing || driver->can_capture_words))
-        return of_driver(call(stream, (uintptr_t)word, value, 0));
-    const kvf_word_args args = {.word = word, .value = value};
-    return (cudaError_t)(is_wait ? kvf_wait_word_cuda(&args, 1, stream)
-                                 : kvf_write_word_cuda(&args, 1, stream));
-}
-
 /* ---- trying ---- */
 
 /* What a bulk copy takes its bytes and its lists from. */
@@ -127,14 +113,9 @@ typedef struct probe_host {
 typedef struct probe {
     kvf_cuda_device *device;
     probe_host *host; /* pinned */
-    char *memory;     /* PROBE_COPIES pieces to copy from, as many to copy to, then a word */
-    char seen[(2 * PROBE_COPIES + 1) * PROBE_BYTES];
+    char *memory;     /* PROBE_COPIES pieces to copy from, as many to copy to */
+    char seen[2 * PROBE_COPIES * PROBE_BYTES];
 } probe;
-
-static uint32_t *probe_word(const probe *p)
-{
-    return (uint32_t *)(void *)(p->memory + 2 * PROBE_COPIES * PROBE_BYTES);
-}
 
 /* Known bytes where copies come from, zeros elsewhere. */
 static cudaError_t prepare(probe *p)
@@ -153,7 +134,7 @@ static char *target_of(const probe *p, uint32_t i)
 }
 
 /* From registered host memory to that of the device, as `mapped` does it. */
-static cudaError_t enqueue_bulk(const probe *p)
+static cudaError_t enqueue_move(const probe *p, uint32_t stages)
 {
     probe_host *host = p->host;
     for (uint32_t i = 0; i < PROBE_COPIES; i++) {
@@ -168,8 +149,18 @@ static cudaError_t enqueue_bulk(const probe *p)
                                 .count = &host->count,
                                 .high = PROBE_COPIES + 1,
                                 .blocks = 1,
-                                .stages = 2};
+                                .stages = stages};
     return (cudaError_t)kvf_move_cuda(&move, 1, p->device->own);
+}
+
+static cudaError_t enqueue_plain(const probe *p)
+{
+    return enqueue_move(p, 0);
+}
+
+static cudaError_t enqueue_bulk(const probe *p)
+{
+    return enqueue_move(p, 2);
 }
 
 static cudaError_t enqueue_batch(const probe *p)
@@ -184,29 +175,13 @@ static cudaError_t enqueue_batch(const probe *p)
                                  p->device->own);
 }
 
-static int batch_arrived(const probe *p)
+static int copies_arrived(const probe *p)
 {
     for (uint32_t i = 0; i < PROBE_COPIES; i++)
         if (memcmp(p->seen + i * PROBE_BYTES, p->seen + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES,
                    PROBE_BYTES) != 0)
             return 0;
     return 1;
-}
-
-static cudaError_t enqueue_words(const probe *p)
-{
-    const cudaError_t error =
-        kvf_cuda_driver_word(&p->device->driver, 0, probe_word(p), 7, 1, p->device->own);
-    return error == cudaSuccess
-               ? kvf_cuda_driver_word(&p->device->driver, 1, probe_word(p), 7, 1, p->device->own)
-               : error;
-}
-
-static int words_arrived(const probe *p)
-{
-    uint32_t word;
-    memcpy(&word, p->seen + 2 * PROBE_COPIES * PROBE_BYTES, sizeof word);
-    return word == 7;
 }
 
 static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
@@ -223,8 +198,7 @@ static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
 }
 
 /* Run `enqueue` on the device's stream, or record and run it. 1 if the bytes are there after. */
-static int works(probe *p, cudaError_t (*enqueue)(const probe *), int (*arrived)(const probe *),
-                 int is_recorded)
+static int works(probe *p, cudaError_t (*enqueue)(const probe *), int is_recorded)
 {
     cudaGraph_t graph = NULL;
     cudaStream_t stream = p->device->own;
@@ -249,7 +223,7 @@ static int works(probe *p, cudaError_t (*enqueue)(const probe *), int (*arrived)
         error = cudaStreamSynchronize(stream);
     /* A refusal is an answer; it must not be the caller's last error. */
     (void)cudaGetLastError();
-    return error == cudaSuccess && arrived(p);
+    return error == cudaSuccess && copies_arrived(p);
 }
 
 static void run_probes(probe *p)
@@ -257,18 +231,13 @@ static void run_probes(probe *p)
     kvf_cuda_device *device = p->device;
     kvf_device_properties *out = &device->properties;
     if (out->can_bulk_copy)
-        out->can_bulk_copy = (uint32_t)works(p, enqueue_bulk, batch_arrived, 0);
+        out->can_bulk_copy = (uint32_t)works(p, enqueue_bulk, 0);
     const int has_batch = device->driver.batch || device->driver.batch_12;
-    out->can_copy_batch = has_batch && works(p, enqueue_batch, batch_arrived, 0);
+    out->can_copy_batch = has_batch && works(p, enqueue_batch, 0);
     /* Before 13.1 a recorded batch is dropped without a word, or refused. */
-    out->can_capture_batch = out->can_copy_batch && out->driver_version >= 13010 &&
-                             works(p, enqueue_batch, batch_arrived, 1);
-    device->driver.can_capture_words = device->driver.write_word && device->driver.wait_word;
-    if (device->driver.can_capture_words)
-        device->driver.can_capture_words = (uint32_t)works(p, enqueue_words, words_arrived, 1);
-    /* Without the driver's calls: by the kernels. */
-    out->can_capture =
-        device->driver.can_capture_words || (uint32_t)works(p, enqueue_words, words_arrived, 1);
+    out->can_capture_batch =
+        out->can_copy_batch && out->driver_version >= 13010 && works(p, enqueue_batch, 1);
+    out->can_capture = (uint32_t)works(p, enqueue_plain, 1);
 }
 
 kvf_status kvf_cuda_driver_probe(kvf_cuda_device *device)

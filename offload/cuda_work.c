@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is put on streams of the CUDA device: copies, fills, kernels, host calls, words.
+ * What is put on streams of the CUDA device: copies, fills, kernels, host calls.
  *
  * Everything enqueues and returns; only a stream with KVF_CUDA_CALLS_MAX host calls on their way
  * holds its caller back. With a delay seed, every fourth entry is preceded by a pause of up to 200
@@ -256,32 +256,4 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
     if (error != cudaSuccess && call->stream)
         give_call(stream);
     return leave_after(stream, before, error, "a host call could not be enqueued");
-}
-
-/* ---- words ---- */
-
-static kvf_status enqueue_word(kvf_stream *base, int is_wait, uint32_t *word, uint32_t value)
-{
-    kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
-    kvf_cuda_device *device = kvf_cuda_device_of(base);
-    int before;
-    const int is_capturing = kvf_cuda_is_capturing(base);
-    if (is_capturing < 0)
-        return KVF_DEVICE_FAILED;
-    KVF_TRY(enter(stream, &before));
-    return leave_after(
-        stream, before,
-        kvf_cuda_driver_word(&device->driver, is_wait, word, value, is_capturing, stream->handle),
-        is_wait ? "a wait for a word could not be enqueued"
-                : "a write of a word could not be enqueued");
-}
-
-kvf_status kvf_cuda_write_word(kvf_stream *stream, uint32_t *word, uint32_t value)
-{
-    return enqueue_word(stream, 0, word, value);
-}
-
-kvf_status kvf_cuda_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value)
-{
-    return enqueue_word(stream, 1, word, value);
 }

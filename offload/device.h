@@ -87,13 +87,6 @@ typedef struct kvf_device_ops {
     /* Time between two records that are done, on the clock of the stream's device. */
     kvf_status (*event_elapsed)(kvf_event *from, kvf_event *to, uint64_t *ns);
 
-    /* A word of registered host memory, named by its device alias, between streams and host
-     * threads. write_word: after all earlier work of the stream, visible to the host with it.
-     * wait_word: later work waits until (int32_t)(*word - value) >= 0. Host threads use
-     * kvf_word_load and kvf_word_store. */
-    kvf_status (*write_word)(kvf_stream *stream, uint32_t *word, uint32_t value);
-    kvf_status (*wait_word)(kvf_stream *stream, uint32_t *word, uint32_t value);
-
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);
     /* The same for bytes that nobody reads soon: past the cache, where there is that choice. */
     kvf_status (*copy_through)(kvf_stream *stream, void *to, const void *from, size_t bytes);
@@ -112,7 +105,7 @@ typedef struct kvf_device_ops {
                             size_t args_bytes);
     /* From inside a host_call on `stream`: make `status` its sticky error, which comes out of its
      * next wait and, along events, of waits for others. On the host device later copies, fills and
-     * launches are skipped; events, words and host calls still happen, so nobody waits forever. On
+     * launches are skipped; events and host calls still happen, so nobody waits forever. On
      * CUDA nothing that is enqueued can be skipped: it runs, and the error may also come out of
      * streams that waited for an earlier event of this one. */
     void (*stream_fail)(kvf_stream *stream, kvf_status status);
@@ -162,7 +155,7 @@ void kvf_device_set_fault(kvf_device *device, kvf_fault_fn fn, void *user);
 /* Why there is no CUDA device: "" if there is one. Borrowed from `text`. */
 const char *kvf_device_cuda_absence(char text[256]);
 
-/* Host threads' side of write_word and wait_word. */
+/* A word of registered host memory that a kernel and host threads hand to each other. */
 static inline uint32_t kvf_word_load(const uint32_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);

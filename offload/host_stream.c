@@ -21,7 +21,6 @@
 
 #define SPIN_NS       5000u
 #define SPIN_TURNS    16u
-#define WORD_SLEEP_NS 20000
 /* Whoever finds the queue full sleeps until this many entries are free: one wake-up for all of
  * them. */
 #define QUEUE_REFILL  256u
@@ -34,9 +33,7 @@ typedef enum entry_kind {
     ENTRY_LAUNCH,
     ENTRY_CALL,
     ENTRY_RECORD,
-    ENTRY_WAIT,
-    ENTRY_WRITE_WORD,
-    ENTRY_WAIT_WORD
+    ENTRY_WAIT
 } entry_kind;
 
 typedef struct entry {
@@ -62,10 +59,6 @@ typedef struct entry {
             kvf_event *event;
             uint64_t generation;
         } sync;
-        struct {
-            uint32_t *word;
-            uint32_t value;
-        } word;
     } u;
 } entry;
 
@@ -148,21 +141,6 @@ static void copy_bytes(const host_stream *stream, const entry *e)
     }
 }
 
-/* Whoever writes the word may be any thread, so this one looks: at once, then for SPIN_NS, then
- * every WORD_SLEEP_NS. */
-static void await_word(const uint32_t *word, uint32_t value)
-{
-    const uint64_t until = kvf_now_ns() + SPIN_NS;
-    while ((int32_t)(kvf_word_load(word) - value) < 0) {
-        if (kvf_now_ns() < until) {
-            kvf_pause();
-        } else {
-            const struct timespec time = {.tv_nsec = WORD_SLEEP_NS};
-            nanosleep(&time, NULL);
-        }
-    }
-}
-
 static void execute(host_stream *stream, const entry *e)
 {
     delay(stream);
@@ -191,14 +169,6 @@ static void execute(host_stream *stream, const entry *e)
         status = kvf_host_event_await(e->u.sync.event, e->u.sync.generation);
         if (status != KVF_OK)
             kvf_host_stream_fail(&stream->base, status);
-        break;
-    case ENTRY_WRITE_WORD:
-        kvf_word_store(e->u.word.word, e->u.word.value);
-        break;
-    case ENTRY_WAIT_WORD:
-        /* What would have written it may have been skipped. */
-        if (status == KVF_OK)
-            await_word(e->u.word.word, e->u.word.value);
         break;
     }
 }
@@ -407,27 +377,6 @@ kvf_status kvf_host_copy_batch(kvf_stream *stream, void *const *to, const void *
 {
     for (uint32_t i = 0; i < count; i++)
         KVF_TRY(kvf_host_copy(stream, to[i], from[i], bytes));
-    return KVF_OK;
-}
-
-static void enqueue_word(kvf_stream *base, entry_kind kind, uint32_t *word, uint32_t value)
-{
-    host_stream *stream = of_stream(base);
-    entry *e = begin_entry(stream, kind);
-    e->u.word.word = word;
-    e->u.word.value = value;
-    end_entry(stream);
-}
-
-kvf_status kvf_host_write_word(kvf_stream *stream, uint32_t *word, uint32_t value)
-{
-    enqueue_word(stream, ENTRY_WRITE_WORD, word, value);
-    return KVF_OK;
-}
-
-kvf_status kvf_host_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value)
-{
-    enqueue_word(stream, ENTRY_WAIT_WORD, word, value);
     return KVF_OK;
 }
 

@@ -38,8 +38,6 @@ kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);
 kvf_status kvf_host_event_wait(kvf_event *event);
 int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
-kvf_status kvf_host_write_word(kvf_stream *stream, uint32_t *word, uint32_t value);
-kvf_status kvf_host_wait_word(kvf_stream *stream, uint32_t *word, uint32_t value);
 
 /* What a stream does with an event: the generation of a record to come (waits while 64 are on their
  * way), the one enqueued last, completing one, and waiting for one (generation 0 is always

@@ -26,64 +26,6 @@ namespace
             return (CUresult)refused;                                                              \
     } while (0)
 
-bool is_reached(uint32_t now, uint32_t value, unsigned flags)
-{
-    switch (flags & 3u) {
-    case CU_STREAM_WAIT_VALUE_GEQ:
-        return (int32_t)(now - value) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ:
-        return now == value;
-    case CU_STREAM_WAIT_VALUE_AND:
-        return (now & value) != 0;
-    default:
-        return ~(now | value) != 0;
-    }
-}
-
-cudaError_t check_word(CUstream stream, CUdeviceptr address)
-{
-    cudaError_t error = check_stream(stream);
-    Place place = place_of((const void *)(uintptr_t)address, sizeof(uint32_t));
-    if (error == cudaSuccess &&
-        (address % sizeof(uint32_t) != 0 || place == Place::Pageable || place == Place::Outside))
-        error = cudaErrorInvalidValue;
-    return error;
-}
-
-CUresult CUDAAPI wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags)
-{
-    EMU_ENTER_DRIVER("cuStreamWaitValue32");
-    cudaError_t error = check_word(stream, address);
-    if (error == cudaSuccess && (flags & ~(3u | (unsigned)CU_STREAM_WAIT_VALUE_FLUSH)) != 0)
-        error = cudaErrorInvalidValue;
-    if (error != cudaSuccess)
-        return (CUresult)error;
-    const uint32_t *word = (const uint32_t *)(uintptr_t)address;
-    auto wait = [=] {
-        uint64_t pause = 1000;
-        while (!is_reached(__atomic_load_n(word, __ATOMIC_ACQUIRE), value, flags) &&
-               lost() == cudaSuccess) {
-            struct timespec time = {.tv_sec = 0, .tv_nsec = (long)pause};
-            nanosleep(&time, nullptr);
-            pause = pause < 50000 ? 2 * pause : pause;
-        }
-    };
-    return (CUresult)submit(stream, wait, "wait value");
-}
-
-CUresult CUDAAPI write_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags)
-{
-    EMU_ENTER_DRIVER("cuStreamWriteValue32");
-    cudaError_t error = check_word(stream, address);
-    if (error == cudaSuccess && (flags & ~1u) != 0)
-        error = cudaErrorInvalidValue;
-    if (error != cudaSuccess)
-        return (CUresult)error;
-    uint32_t *word = (uint32_t *)(uintptr_t)address;
-    return (CUresult)submit(
-        stream, [=] { __atomic_store_n(word, value, __ATOMIC_RELEASE); }, "write value");
-}
-
 CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
                CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
                CUstream stream)
@@ -165,11 +107,7 @@ struct Symbol {
     void *function;
 };
 
-const Symbol SYMBOLS[] = {{"cuStreamWaitValue32", 11070, (void *)wait_value},
-                          {"cuStreamWaitValue32_v2", 11070, (void *)wait_value},
-                          {"cuStreamWriteValue32", 11070, (void *)write_value},
-                          {"cuStreamWriteValue32_v2", 11070, (void *)write_value},
-                          {"cuMemcpyBatchAsync", 12080, (void *)batch_v1},
+const Symbol SYMBOLS[] = {{"cuMemcpyBatchAsync", 12080, (void *)batch_v1},
                           {"cuMemcpyBatchAsync", 13000, (void *)batch_v2},
                           {"cuMemcpyBatchAsync_v2", 13000, (void *)batch_v2},
                           {"cuDeviceGet", 2000, (void *)device_get},

@@ -3,8 +3,9 @@
 #define KVF_TESTS_EMU_RUNTIME_RIG_H
 
 /*
- * What the tests of the emulated runtime share: checks, random numbers, one kernel, words that hold
- * a stream up. They call CUDA as the library does, through the toolkit's own headers.
+ * What the tests of the emulated runtime share: checks, random numbers, a kernel that shows any
+ * wrong order, words that hold a stream up. They call CUDA as the library does, through the
+ * toolkit's own headers.
  */
 
 #include <setjmp.h>
@@ -13,7 +14,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "emu_control.h"
@@ -38,26 +38,9 @@ static inline void rig_mix_now(uint32_t *to, const uint32_t *from, uint32_t salt
         to[t] = to[t] * 31u + (from[t] ^ (salt + t));
 }
 
-typedef CUresult (*rig_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-
-static inline int rig_word(const char *call, cudaStream_t stream, uint32_t *word, uint32_t value)
-{
-    rig_word_fn fn = NULL;
-    void *found = NULL;
-    enum cudaDriverEntryPointQueryResult result;
-    OK(cudaGetDriverEntryPointByVersion(call, &found, 12000, cudaEnableDefault, &result));
-    assert_int_equal(result, cudaDriverEntryPointSuccess);
-    *(void **)&fn = found;
-    return (int)fn(stream, (CUdeviceptr)(uintptr_t)word, value, 0);
-}
-static inline int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value)
-{
-    return rig_word("cuStreamWaitValue32", stream, word, value);
-}
-static inline int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value)
-{
-    return rig_word("cuStreamWriteValue32", stream, word, value);
-}
+/* Kernels: hold the stream up until (int32_t)(*word - value) >= 0; write a word. */
+int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
+int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 static inline void rig_set_word(uint32_t *word, uint32_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);

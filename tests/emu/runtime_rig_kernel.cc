@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The kernel of the tests of the emulated runtime; see runtime_rig.h. */
+/* The kernels of the tests of the emulated runtime; see runtime_rig.h. */
 
 #include "cuda.cuh"
 
 extern "C" int rig_load(void);
 extern "C" int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt,
                        uint32_t count);
+extern "C" int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
+extern "C" int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 
 int rig_load(void)
 {
@@ -24,4 +26,25 @@ int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t sa
 {
     return kvf_cuda_launch<mix>(dim3((count + 31) / 32), dim3(32), 0, stream, to, from, salt,
                                 count);
+}
+
+static void wait_word(const uint32_t *word, uint32_t value)
+{
+    while ((int32_t)(kvf_load_acquire_system(word) - value) < 0)
+        __nanosleep(1000);
+}
+
+static void write_word(uint32_t *word, uint32_t value)
+{
+    kvf_store_release_system(word, value);
+}
+
+int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value)
+{
+    return kvf_cuda_launch<wait_word>(dim3(1), dim3(1), 0, stream, word, value);
+}
+
+int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value)
+{
+    return kvf_cuda_launch<write_word>(dim3(1), dim3(1), 0, stream, word, value);
 }

@@ -205,10 +205,11 @@ static void test_lost_device(void **state)
     uint32_t *word = rig_pinned(1);
     void *memory = rig_memory(64);
     int flag = 0;
-    OK(rig_wait_word(stream, word, 1)); /* nobody will write it */
+    OK(rig_wait_word(stream, word, 1));
     OK(cudaLaunchHostFunc(stream, set_flag, &flag));
     OK(cudaEventRecord(event, stream));
     kvf_emu_lose_device(cudaErrorIllegalAddress);
+    rig_set_word(word, 1); /* a kernel that runs goes on to its end */
     assert_int_equal(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
     assert_int_equal(cudaEventSynchronize(event), cudaErrorIllegalAddress);
     assert_int_equal(cudaMalloc(&memory, 4), cudaErrorIllegalAddress);

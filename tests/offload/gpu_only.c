@@ -4,13 +4,13 @@
  * What only hardware can say of the CUDA device. Everything else is tested with the emulator, in
  * which these would pass or fail for reasons of its own.
  *
- *   alias      registered memory is one memory: what either side writes, the other sees at its
- * alias bulk       bulk copies over the link deliver the bytes that loads and stores do (9.0 and
- * later) batch      a batch of copies delivers; recorded, it delivers at every replay or is refused
- *   words      a host thread that sees a word sees the bytes written before it, and the other way
- *   replay     a recorded copy, fill and kernel give the bytes that enqueueing gives, changed input
- *   clock      events measure what the host's clock brackets, and no more than memory can carry
- *   overlap    a copy over the link and a kernel take less time together than one after the other
+ * - alias: registered memory is one memory; what either side writes, the other sees at its alias.
+ * - bulk: bulk copies over the link deliver the bytes that loads and stores do (9.0 and later).
+ * - batch: a batch of copies delivers; recorded, it delivers at every replay or is refused.
+ * - words: a host thread that sees a word sees the bytes that were written before it.
+ * - replay: a recorded copy, fill and kernel give what enqueueing gives, with changed input.
+ * - clock: events measure what the host's clock brackets, and no more than memory can carry.
+ * - overlap: a copy over the link and a kernel take less time together than one after the other.
  *
  * Skips with 77 where there is no GPU. So it does in emulated builds, unless KVF_TEST_GPU_ONLY is
  * set, which tries the program itself.
@@ -254,23 +254,25 @@ static void check_batch(rig *r)
     printf("batch: delivers, at every replay too\n");
 }
 
-/* The device answers every request of the host, 1000 times: request word -> copy -> answer word. */
+/* 1000 times: bytes of the host to the device and back, then a word, as `gather` publishes one. */
 static void check_words(rig *r)
 {
-    uint32_t *words = (uint32_t *)(void *)(r->host + BYTES);
-    uint32_t *device_words = (uint32_t *)(void *)(r->alias + BYTES);
+    char *words = r->host + BYTES, *alias = r->alias + BYTES;
     uint32_t *payload = (uint32_t *)(void *)r->host;
     const size_t half = 1024;
     memset(words, 0, 4096);
     for (uint32_t i = 1; i <= ROUNDS; i++) {
-        OK(r, r->ops->wait_word(r->stream, &device_words[0], i));
-        OK(r, r->ops->copy(r->stream, r->slots, r->alias, half));
-        OK(r, r->ops->copy(r->stream, r->alias + half, r->slots, half));
-        OK(r, r->ops->write_word(r->stream, &device_words[16], i));
+        const kvf_publish_args publish = {.ticket = i,
+                                          .count = (const uint32_t *)(void *)alias, /* always 0 */
+                                          .out_count = (uint32_t *)(void *)(alias + 64),
+                                          .request = (uint32_t *)(void *)(alias + 128),
+                                          .done = (uint32_t *)(void *)(alias + 192)};
         for (size_t w = 0; w < half / 4; w++)
             payload[w] = i * 7919u + (uint32_t)w;
-        kvf_word_store(&words[0], i);
-        while (kvf_word_load(&words[16]) != i)
+        OK(r, r->ops->copy(r->stream, r->slots, r->alias, half));
+        OK(r, r->ops->copy(r->stream, r->alias + half, r->slots, half));
+        OK(r, KVF_ENQUEUE(r->stream, publish, publish));
+        while (kvf_word_load((uint32_t *)(void *)(words + 128)) != i)
             ;
         MUST(r, memcmp(r->host, r->host + half, half) == 0);
     }

@@ -46,7 +46,6 @@ static kvf_status use_streams(everything *e)
     uint64_t ns;
     void *to[2] = {e->memory, (char *)e->memory + 64};
     const void *from[2] = {(char *)e->memory + 128, (char *)e->memory + 192};
-    uint32_t *word = (uint32_t *)e->alias;
     const kvf_copy_args copy = {.bytes = 16, .count = 0, .per_task = 1};
     KVF_TRY(ops->event_record(e->began, e->stream));
     KVF_TRY(ops->copy(e->stream, e->memory, e->alias, 64));
@@ -54,8 +53,6 @@ static kvf_status use_streams(everything *e)
     KVF_TRY(ops->fill(e->stream, e->memory, 1, 64));
     KVF_TRY(ops->launch(e->stream, e->device->kernels.copy, &copy, sizeof copy, 1));
     KVF_TRY(ops->host_call(e->stream, nothing, NULL, 0));
-    KVF_TRY(ops->write_word(e->stream, word, 5));
-    KVF_TRY(ops->wait_word(e->stream, word, 5));
     KVF_TRY(ops->event_record(e->ended, e->stream));
     KVF_TRY(ops->stream_wait_event(e->side, e->ended));
     KVF_TRY(ops->stream_wait(e->side));
@@ -342,7 +339,7 @@ static void test_batch_in_capture(void **state)
     kvf_emu_reset();
 }
 
-/* Without the driver's calls: no batches, and words by kernels. */
+/* Without the driver's calls: no batches. */
 static void test_old_driver(void **state)
 {
     (void)state;
