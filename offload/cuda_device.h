@@ -182,6 +182,7 @@ kvf_status kvf_cuda_capture_begin(kvf_stream *stream);
 kvf_status kvf_cuda_capture_end(kvf_stream *stream, kvf_graph **out);
 int kvf_cuda_is_capturing(kvf_stream *stream);
 kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *stream);
+uint32_t kvf_cuda_graph_nodes(const kvf_graph *graph);
 void kvf_cuda_graph_destroy(kvf_graph *graph);
 
 /* Memory for a host call that the recording under way keeps; NULL if there is none. */

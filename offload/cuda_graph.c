@@ -15,6 +15,7 @@ struct kvf_graph {
     kvf_cuda_device *device;
     cudaGraphExec_t runnable;
     kvf_cuda_call *calls; /* list */
+    size_t nodes;
 };
 
 static void free_graph(kvf_graph *graph)
@@ -110,6 +111,8 @@ kvf_status kvf_cuda_capture_end(kvf_stream *base, kvf_graph **out)
     kvf_cuda_enter_release(device, &before); /* whatever happens, the stream is free after this */
     cudaError_t error = cudaStreamEndCapture(kvf_cuda_of_stream(base)->handle, &recorded);
     if (error == cudaSuccess)
+        error = cudaGraphGetNodes(recorded, NULL, &graph->nodes);
+    if (error == cudaSuccess)
         error = cudaGraphInstantiate(&graph->runnable, recorded, 0);
     const kvf_status status = kvf_cuda_failed(device, error, "a recording could not be ended");
     if (recorded)
@@ -133,6 +136,11 @@ int kvf_cuda_is_capturing(kvf_stream *base)
                         "whether a stream is being recorded could not be asked") != KVF_OK)
         return -1;
     return state != cudaStreamCaptureStatusNone;
+}
+
+uint32_t kvf_cuda_graph_nodes(const kvf_graph *graph)
+{
+    return (uint32_t)graph->nodes;
 }
 
 kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)

@@ -119,7 +119,8 @@ typedef struct kvf_device_ops {
      * waits for in the end, instead of running it. KVF_UNSUPPORTED where properties say so. */
     kvf_status (*capture_begin)(kvf_stream *stream);
     kvf_status (*capture_end)(kvf_stream *stream, kvf_graph **out);
-    int (*is_capturing)(kvf_stream *stream); /* -1: the device could not say */
+    int (*is_capturing)(kvf_stream *stream);         /* -1: the device could not say */
+    uint32_t (*graph_nodes)(const kvf_graph *graph); /* how many it has */
     kvf_status (*graph_launch)(kvf_graph *graph, kvf_stream *stream);
     void (*graph_destroy)(kvf_graph *graph); /* NULL is fine */
 } kvf_device_ops;

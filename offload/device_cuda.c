@@ -73,6 +73,7 @@ static const kvf_device_ops cuda_ops = {
     .capture_begin = kvf_cuda_capture_begin,
     .capture_end = kvf_cuda_capture_end,
     .is_capturing = kvf_cuda_is_capturing,
+    .graph_nodes = kvf_cuda_graph_nodes,
     .graph_launch = kvf_cuda_graph_launch,
     .graph_destroy = kvf_cuda_graph_destroy,
 };

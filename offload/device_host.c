@@ -223,6 +223,12 @@ static int host_is_capturing(kvf_stream *stream)
     return 0;
 }
 
+static uint32_t host_graph_nodes(const kvf_graph *graph)
+{
+    (void)graph;
+    return 0;
+}
+
 static kvf_status host_graph_launch(kvf_graph *graph, kvf_stream *stream)
 {
     (void)graph;
@@ -277,6 +283,7 @@ static const kvf_device_ops host_ops = {
     .capture_begin = host_capture_begin,
     .capture_end = host_capture_end,
     .is_capturing = host_is_capturing,
+    .graph_nodes = host_graph_nodes,
     .graph_launch = host_graph_launch,
     .graph_destroy = host_graph_destroy,
 };

@@ -617,6 +617,9 @@ KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
 KVF_API KVF_CHECKED kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream);
 
+/** Work items of the recorded step: kernels, copies and fills, the caller's included. */
+KVF_API uint32_t kvf_recording_nodes(const kvf_recording *recording);
+
 /** Destroy it before its cache. Waits for nothing; no replay may be under way. NULL is fine. */
 KVF_API void kvf_recording_destroy(kvf_recording *recording);
 

@@ -524,6 +524,11 @@ class Recording(Handle):
         """False if the next step refreshes, verifies, or has no room: enqueue it as usual."""
         return bool(lib.kvf_replay_is_possible(self._node.check()))
 
+    @property
+    def nodes(self) -> int:
+        """Kernels, copies and fills of the step, the caller's included."""
+        return int(lib.kvf_recording_nodes(self._node.check()))
+
     def replay(self, stream: Stream) -> None:
         """Run the step for the next token of every sequence. The recorded arrays must be alive."""
         with self._node.lock:

@@ -247,6 +247,7 @@ kvf_record_begin          enum  ptr ptr u32 ptr
 kvf_record_end            enum  ptr ptr
 kvf_replay_is_possible    int   ptr
 kvf_replay                enum  ptr ptr
+kvf_recording_nodes       u32   ptr
 kvf_recording_destroy     void  ptr
 kvf_select_pages_max      u32   ptr
 kvf_select_pages          enum  ptr ptr ptr ptr

@@ -79,9 +79,7 @@ static kvf_status take_order(kvf_cache *cache)
     const kvf_device_ops *ops = cache->device->ops;
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &cache->writeback));
     KVF_TRY(ops->event_create(cache->device, &cache->sealed));
-    KVF_TRY(ops->event_create(cache->device, &cache->written));
-    KVF_TRY(ops->event_create(cache->device, &cache->recorded_sealed));
-    return ops->event_create(cache->device, &cache->recorded_written);
+    return ops->event_create(cache->device, &cache->written);
 }
 
 static void link_sequences(kvf_cache *cache)
@@ -158,8 +156,6 @@ void kvf_cache_destroy(kvf_cache *cache)
     kvf_transfer_close(cache->transfer);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(cache->frames[i].done);
-    ops->event_destroy(cache->recorded_written);
-    ops->event_destroy(cache->recorded_sealed);
     ops->event_destroy(cache->written);
     ops->event_destroy(cache->sealed);
     if (cache->residency.device)

@@ -138,8 +138,6 @@ struct kvf_cache {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
-    kvf_event *recorded_sealed, *recorded_written; /* the same of a recorded step: an event that a
-                                                      graph took cannot be waited for elsewhere */
     kvf_prefill_arena arena;
 
     kvf_frame frames[KVF_FRAMES];

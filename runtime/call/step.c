@@ -96,13 +96,14 @@ kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint3
     };
 }
 
-/* Of all rows; each row of a recorded step has room for one. */
+/* Of all rows; what a recorded step seals is sealed before its graph. */
 static uint32_t blocks_to_seal(const kvf_step *step, const uint32_t *sealed_before)
 {
     uint32_t blocks = 0;
     for (uint32_t b = 0; b < step->rows; b++)
         blocks += step->sequences[b]->layers[step->layer].sealed - sealed_before[b];
-    return step->is_recorded ? step->rows : blocks;
+    KVF_ASSERT(!step->is_recorded || blocks == 0);
+    return blocks;
 }
 
 void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
@@ -122,8 +123,6 @@ void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before)
         kvf_row *row = &step->row_host[b];
         *row = kvf_step_row(cache, step->sequences[b], step->layer);
         row->sealed_before = sealed_before[b];
-        if (step->is_recorded)
-            job = b;
         KVF_ASSERT(job + row->sealed - sealed_before[b] <= step->sealed_blocks);
         row->job_first = job;
         row->pool = step->pool ? step->pool + job : NULL;

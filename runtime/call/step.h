@@ -29,7 +29,7 @@ typedef struct kvf_step {
     const void *q;
     uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */
     /* 1: the step is recorded, or its frame is for a recording: sizes are maxima, so that they do
-     * not change, and every row has room for one page that it may seal. */
+     * not change, and it seals nothing. Or its rows are what a replay seals. */
     uint32_t is_recorded;
 
     /* per list, on the device, in the frame */
@@ -52,6 +52,14 @@ typedef struct kvf_step {
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
 } kvf_step;
+
+/* The rule, and the only place that says it: a recorded step has few launches, of kernels that do
+ * several phases and bring what is missed themselves; any other has a launch per phase, so that
+ * every transfer method serves it and phases can be timed. The bits are the same. */
+static inline bool kvf_step_is_short(const kvf_step *step)
+{
+    return step->is_recorded != 0;
+}
 
 /* Launch a kernel of the table: arguments by value. */
 #define KVF_LAUNCH(step, op, args) KVF_ENQUEUE((step)->stream, op, args)

@@ -38,6 +38,7 @@ enum column {
     METHOD,
     SPECULATE,
     RECORDED,
+    NODES,
     MEDIAN,
     P10,
     P95,
@@ -75,6 +76,7 @@ static const cli_column columns[COLUMN_COUNT] = {
     [METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
     [SPECULATE] = {"speculate", "spec", CLI_CELL_INTEGER, 0},
     [RECORDED] = {"recorded", "rec", CLI_CELL_INTEGER, 0},
+    [NODES] = {"graph_nodes", NULL, CLI_CELL_INTEGER, 0},
     [MEDIAN] = {"layer_us", "us/layer", CLI_CELL_REAL, 1},
     [P10] = {"layer_p10_us", "p10", CLI_CELL_REAL, 1},
     [P95] = {"layer_p95_us", "p95", CLI_CELL_REAL, 1},
@@ -351,6 +353,8 @@ static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
     if (recorded != KVF_OK && (b->o.record || recorded != KVF_UNSUPPORTED))
         return recorded;
     cli_cell_integer(&row[RECORDED], c->recording != NULL);
+    if (c->recording)
+        cli_cell_integer(&row[NODES], kvf_recording_nodes(c->recording));
     double *step = calloc(c->steps, sizeof *step), *host = calloc(c->steps, sizeof *host);
     kvf_status status = step && host ? KVF_OK : KVF_OUT_OF_MEMORY;
     kvf_cache_stats_reset(c->cache);

@@ -393,6 +393,11 @@ kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
     return kvf_leave(recording->cache, kvf_recording_replay(recording, stream));
 }
 
+uint32_t kvf_recording_nodes(const kvf_recording *recording)
+{
+    return recording->cache->device->ops->graph_nodes(recording->graph);
+}
+
 void kvf_recording_destroy(kvf_recording *recording)
 {
     if (recording)

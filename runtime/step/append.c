@@ -91,9 +91,6 @@ kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t
                                     .subs = p->subs,
                                     .job_count = step->sealed_blocks * p->block_jobs * p->kv_heads,
                                     .jobs = args.jobs};
-    if (step->is_recorded) /* rows that seal nothing write no job */
-        KVF_TRY(cache->device->ops->fill(step->stream, args.jobs, 0,
-                                         digest.job_count * sizeof *args.jobs));
     KVF_TRY(KVF_LAUNCH(step, seal, args));
     const kvf_encode_args encode = {
         .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
@@ -115,8 +112,8 @@ static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
     return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], block);
 }
 
-/* Ring blocks to the pool on the write-back stream. What a recorded step seals only the device
- * knows when it runs. */
+/* Ring blocks to the pool on the write-back stream. Rows of a replay are of all layers, and go by
+ * one launch. */
 static kvf_status write_back(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
@@ -136,23 +133,17 @@ static kvf_status write_back(kvf_step *step)
     return KVF_OK;
 }
 
-static kvf_event *written_event(const kvf_step *step)
-{
-    return step->is_recorded ? step->cache->recorded_written : step->cache->written;
-}
-
 kvf_status kvf_step_seal(kvf_step *step)
 {
     const kvf_device_ops *ops = step->cache->device->ops;
     kvf_cache *cache = step->cache;
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    kvf_event *sealed = step->is_recorded ? cache->recorded_sealed : cache->sealed;
     KVF_TRY(seal(step, NULL, 0));
-    KVF_TRY(ops->event_record(sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(cache->writeback, sealed));
+    KVF_TRY(ops->event_record(cache->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
     KVF_TRY(write_back(step));
-    return ops->event_record(written_event(step), cache->writeback);
+    return ops->event_record(cache->written, cache->writeback);
 }
 
 static kvf_status point_tables(kvf_step *step)
@@ -166,7 +157,7 @@ kvf_status kvf_step_flip(kvf_step *step)
 {
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, written_event(step)));
+    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, step->cache->written));
     return point_tables(step);
 }
 

@@ -5,7 +5,7 @@
  *
  * Knows the order of one step on the host, and nothing of what its launches do. While recording no
  * call runs and no bookkeeping changes; a replay does the bookkeeping of every recorded call,
- * writes their parts of one frame, and launches the graph.
+ * writes their parts of one frame, seals what the step seals, and launches the graph.
  */
 
 #include "record.h"
@@ -54,7 +54,6 @@ static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, cha
                       .rows = r->batch,
                       .sequences = host ? r->sequences : NULL,
                       .ahead = &r->ahead,
-                      .sealed_blocks = r->batch,
                       .is_recorded = 1};
 }
 
@@ -84,9 +83,12 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
         r->generations[b] = sequences[b]->generation;
     }
     r->part_bytes = measure(r);
+    r->rows_max = layers * r->batch;
+    r->seal_bytes = kvf_round_up(r->rows_max * (sizeof(kvf_row) + sizeof(void *)), 64);
+    const size_t graph_bytes = layers * (r->part_bytes + sizeof(uint32_t));
     kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
     memory.huge_pages = KVF_HUGE_PAGES_OFF;
-    memory.bytes = kvf_round_up((size_t)KVF_REPLAYS * layers * r->part_bytes, 4096);
+    memory.bytes = kvf_round_up(KVF_REPLAYS * (layers * r->part_bytes + r->seal_bytes), 4096);
     if (memory.bytes > KVF_ARENA_BYTES_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "batch = %u: %u frames of %u layers take %llu bytes; record fewer sequences",
@@ -94,8 +96,10 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
     memory.granule = memory.bytes;
     KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &r->ring));
     void *device = NULL;
-    KVF_TRY(ops->memory_alloc(cache->device, layers * (r->part_bytes + sizeof(uint32_t)), &device));
+    KVF_TRY(
+        ops->memory_alloc(cache->device, kvf_round_up(graph_bytes, 64) + r->seal_bytes, &device));
     r->device = device;
+    r->seal_device = r->device + kvf_round_up(graph_bytes, 64);
     for (uint32_t i = 0; i < KVF_REPLAYS; i++)
         KVF_TRY(ops->event_create(cache->device, &r->done[i]));
     return KVF_OK;
@@ -291,8 +295,46 @@ static kvf_status check_replay(kvf_recording *r)
     return KVF_OK;
 }
 
+/* The rows that a replay seals a block of, of all layers, and where those blocks go. */
+typedef struct seal_frame {
+    kvf_row *rows; /* [rows_max] */
+    void **pool;   /* [rows_max] one per row */
+    uint32_t count;
+    uint32_t most; /* rows of one launch: as many as there are digest jobs for */
+} seal_frame;
+
+static seal_frame seal_frame_of(const kvf_recording *r, uint32_t turn)
+{
+    const kvf_cache *cache = r->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    char *first = r->ring.arenas[0].host +
+                  (size_t)KVF_REPLAYS * cache->config.layers * r->part_bytes + turn * r->seal_bytes;
+    return (seal_frame){.rows = (kvf_row *)(void *)first,
+                        .pool = (void **)(void *)(first + r->rows_max * sizeof(kvf_row)),
+                        .most = (uint32_t)cache->dims.jobs_max / (p->block_jobs * p->kv_heads)};
+}
+
+static void note_sealed(kvf_recording *r, uint32_t part, uint32_t b, seal_frame *seal)
+{
+    kvf_cache *cache = r->cache;
+    const kvf_layer *layer = layer_of(r, part, b);
+    const uint32_t sealed_before = cache->sealed_before[b], n = seal->count;
+    if (layer->sealed == sealed_before)
+        return;
+    KVF_ASSERT(layer->sealed == sealed_before + 1); /* a step is one token */
+    seal->rows[n] = kvf_step_row(cache, r->sequences[b], r->layers[part]);
+    seal->rows[n].sealed_before = sealed_before;
+    seal->rows[n].job_first = n % seal->most;
+    seal->rows[n].pool =
+        (void *const *)(void *)(r->seal_device + ((char *)&seal->pool[n] - (char *)seal->rows));
+    seal->pool[n] = kvf_page_pool_device(&cache->pool, layer->blocks[sealed_before]);
+    seal->count++;
+    cache->host_counters[r->layers[part]].bytes_to_host += kvf_block_bytes(&cache->dims.paging);
+    cache->sealed_before[b] = layer->sealed;
+}
+
 /* Bookkeeping of one recorded call, and its part of the frame. */
-static void note_part(kvf_recording *r, uint32_t part, char *host)
+static void note_part(kvf_recording *r, uint32_t part, char *host, seal_frame *seal)
 {
     kvf_cache *cache = r->cache;
     kvf_frame frame;
@@ -308,9 +350,7 @@ static void note_part(kvf_recording *r, uint32_t part, char *host)
     kvf_decode_note(cache, &args, cache->sealed_before, &due);
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
     for (uint32_t b = 0; b < r->batch; b++)
-        cache->host_counters[args.layer].bytes_to_host +=
-            (layer_of(r, part, b)->sealed - cache->sealed_before[b]) *
-            kvf_block_bytes(&cache->dims.paging);
+        note_sealed(r, part, b, seal);
     kvf_decode_take(&step, cache->sealed_before);
 }
 
@@ -329,6 +369,29 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
     return KVF_OK;
 }
 
+/* Blocks that leave the window with this step. All their tokens are of earlier steps, because the
+ * window has one token at least, so they go before the graph, those of all layers together. */
+static kvf_status seal_blocks(kvf_recording *r, const seal_frame *seal, kvf_stream *stream)
+{
+    kvf_cache *cache = r->cache;
+    kvf_row *rows = (kvf_row *)(void *)r->seal_device;
+    if (seal->count == 0)
+        return KVF_OK;
+    KVF_TRY(cache->device->ops->copy(stream, r->seal_device, seal->rows, r->seal_bytes));
+    for (uint32_t first = 0; first < seal->count; first += seal->most) {
+        const uint32_t count = kvf_min_u32(seal->most, seal->count - first);
+        kvf_step step = {.cache = cache,
+                         .stream = stream,
+                         .rows = count,
+                         .row = rows + first,
+                         .sealed_blocks = count,
+                         .is_recorded = 1};
+        KVF_TRY(kvf_step_seal(&step));
+        KVF_TRY(kvf_step_flip(&step));
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_recording_replay(kvf_recording *r, kvf_stream *stream)
 {
     kvf_cache *cache = r->cache;
@@ -338,10 +401,13 @@ kvf_status kvf_recording_replay(kvf_recording *r, kvf_stream *stream)
     if (r->is_busy[turn])
         KVF_TRY(ops->event_wait(r->done[turn]));
     char *frame = r->ring.arenas[0].host + (size_t)turn * cache->config.layers * r->part_bytes;
+    seal_frame seal = seal_frame_of(r, turn);
     for (uint32_t i = 0; i < r->parts; i++)
-        note_part(r, i, frame + i * r->part_bytes);
+        note_part(r, i, frame + i * r->part_bytes, &seal);
     r->replays++;
     kvf_status status = prepare_stream(r, stream);
+    if (status == KVF_OK)
+        status = seal_blocks(r, &seal, stream);
     if (status == KVF_OK)
         status = ops->graph_launch(r->graph, stream);
     const kvf_status recorded = ops->event_record(r->done[turn], stream);

@@ -8,7 +8,8 @@
  * What the host knows of a step (lengths, rows, pool addresses) is in one part per recorded call.
  * The graph begins with a kernel that brings the next frame of parts from a ring in host memory to
  * fixed places; everything behind it reads those. Launches are sized by maxima, and counts are read
- * on the device. So a replay writes one frame and launches one graph.
+ * on the device. So a replay writes one frame and launches one graph. A graph seals nothing: blocks
+ * that leave the window, of all layers, are sealed by a few launches before it.
  *
  * Invariants: frame `replays % KVF_REPLAYS` of the ring is written only after the replay that used
  * it is done; the device's turns equal `replays`.
@@ -24,14 +25,16 @@ struct kvf_recording {
     kvf_graph *graph;
     kvf_stream *stream; /* that is being recorded; NULL afterwards */
     uint32_t batch;
-    uint32_t parts; /* calls recorded */
-    size_t part_bytes;
-    kvf_sequence **sequences; /* [batch] */
-    uint32_t *generations;    /* [batch] of the sequences */
-    uint32_t *layers;         /* [parts] */
-    uint8_t *has_layer;       /* [layers of the cache] */
-    kvf_host_memory ring;     /* [KVF_REPLAYS, layers, part_bytes] */
-    char *device;             /* [layers, part_bytes], then turns [layers] */
+    uint32_t parts;                /* calls recorded */
+    uint32_t rows_max;             /* layers * batch: rows that may seal a block */
+    size_t part_bytes, seal_bytes; /* of a frame, of a list of such rows */
+    kvf_sequence **sequences;      /* [batch] */
+    uint32_t *generations;         /* [batch] of the sequences */
+    uint32_t *layers;              /* [parts] */
+    uint8_t *has_layer;            /* [layers of the cache] */
+    kvf_host_memory ring; /* [KVF_REPLAYS, layers, part_bytes], then [KVF_REPLAYS, seal_bytes] */
+    char *device;         /* [layers, part_bytes], then turns [layers] */
+    char *seal_device;    /* [seal_bytes] of the same memory */
     kvf_event *done[KVF_REPLAYS];
     uint32_t is_busy[KVF_REPLAYS];
     uint64_t replays;
