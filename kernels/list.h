@@ -27,12 +27,14 @@
     PLAIN(select, spread)                                                                          \
     PLAIN(select, mask)                                                                            \
     PLAIN(select, resolve)                                                                         \
+    PLAIN(select, select)                                                                          \
     PLAIN(select, fetch)                                                                           \
     PLAIN(select, ahead)                                                                           \
     PLAIN(select, drop)                                                                            \
     PLAIN(select, overlap)                                                                         \
     PLAIN(attend, assemble)                                                                        \
     SIMD(attend, attend)                                                                           \
+    PLAIN(attend, attend_step)                                                                     \
     SIMD(attend, merge)                                                                            \
     SIMD(attend, prefill)                                                                          \
     PLAIN(attend, compare)                                                                         \

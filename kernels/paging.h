@@ -65,9 +65,10 @@ KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
 /* What attention reads of one page: token t counts iff t < count and bit t of skip is clear. */
 typedef struct kvf_span {
     const void *page;
+    const void *home; /* where its bytes are until this step's fetch has them here; NULL: here */
     uint64_t skip;
     uint32_t count;   /* tokens that exist in the page, 0 .. page_size */
-    uint32_t fetched; /* 1: the bytes arrive with this step's fetch; attended in the second pass */
+    uint32_t padding; /* 0 */
 } kvf_span;
 
 KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)

@@ -6,7 +6,7 @@ usage: kernel_report.py BUILD [--target 90] > bench/results/cuda_kernels.md
 
 Instructions are counted in the machine code (cuobjdump): every one once, loops not unrolled in time.
 Bytes follow from shapes by the formulas below, for one layer of a decode step of Llama-3.1-8B
-(8 KV heads, group 4, d = 128, bf16, pages of 32) with a budget of 1024 of 131,072 tokens. The floor is
+(8 KV heads, group 4, d = 128, bf16, codes, pages of 4) with a budget of 512 of 131,072 tokens. The floor is
 those bytes over a bandwidth that is given, not measured.
 """
 import argparse
@@ -32,24 +32,31 @@ CLASSES = collections.OrderedDict([
     ("bulk", r"(UBLKCP|UBLKPF|UTMA)"),
 ])
 
-# One layer of one sequence.
-HEADS, GROUP, DIM, PAGE, BUDGET, CONTEXT = 8, 4, 128, 32, 1024, 131072
-PAGES, PAGE_BYTES, CHOSEN, TOKEN = CONTEXT // PAGE, 2 * PAGE * DIM * 2, 22, 2 * DIM * 2
+# One layer of one sequence, with the default settings: codes, pages of 4, a budget of 512.
+HEADS, GROUP, DIM, PAGE, BUDGET, CONTEXT, BLOCK = 8, 4, 128, 4, 512, 131072, 32
+PAGES, PAGE_BYTES, TOKEN, SPLIT = CONTEXT // PAGE, 2 * PAGE * DIM * 2, 2 * DIM * 2, 32
+CHOSEN, CODE = (BUDGET - 80) // PAGE, DIM // 4 + 2
 MISS = 0.1
+PARTS = HEADS * GROUP * (BUDGET // SPLIT) * (DIM + 1) * 4
 BYTES = [
-    ("score", "digests of all pages, read; scores, written",
-     HEADS * PAGES * (2 * DIM * 2 + GROUP * 4), "device"),
-    ("reduce", "scores of a group, read twice; one row, written", HEADS * PAGES * (2 * GROUP + 1) * 4, "device"),
-    ("topk", "reduced scores, read once; ids", HEADS * (PAGES * 4 + CHOSEN * 4), "device"),
-    ("resolve", "tables of the chosen pages and slots", HEADS * CHOSEN * (4 + 4 + 8 + 4) * 2, "device"),
-    ("move", "missed pages (a tenth of the chosen), read over the link", HEADS * CHOSEN * MISS * PAGE_BYTES, "link"),
-    ("attend", "budget of keys and values, read", HEADS * BUDGET * TOKEN, "device"),
-    ("merge", "partial results of 2 splits", HEADS * GROUP * 2 * (DIM + 1) * 4 + HEADS * GROUP * DIM * 2, "device"),
-    ("append", "one token", HEADS * TOKEN * 2, "device"),
-    ("digest", "one page per head, every 32 steps", HEADS * (PAGE_BYTES // 2 + 2 * DIM * 2) / PAGE, "device"),
-    ("writeback", "one block, every 32 steps, to the host", HEADS * PAGE_BYTES / PAGE, "link"),
+    ("append", "one token", HEADS * (TOKEN + GROUP * DIM * 2) * 2, "device"),
+    ("rotate", "queries", HEADS * GROUP * (DIM * 3 + 4), "device"),
+    ("weigh", "codes of all tokens, read; masses, written", HEADS * (CONTEXT * CODE + PAGES * GROUP * 2), "device"),
+    ("fold", "masses, read; scores, written", HEADS * PAGES * (GROUP * 2 + 4), "device"),
+    ("select", "scores, read once; tables of the chosen pages and slots; spans, written",
+     HEADS * (PAGES * 4 + CHOSEN * 2 * (4 + 4 + 8 + 4) + BUDGET // PAGE * 32), "device"),
+    ("attend_step", "budget of keys and values, read; partial results of 16 splits, written and read",
+     HEADS * BUDGET * TOKEN + 2 * PARTS, "device"),
+    ("attend_step", "missed pages (a tenth of the chosen), read over the link", HEADS * CHOSEN * MISS * PAGE_BYTES,
+     "link"),
+    ("encode", "one block, every 32 steps", HEADS * BLOCK * (TOKEN // 2 + CODE) / BLOCK, "device"),
+    ("writeback", "one block, every 32 steps, to the host", HEADS * BLOCK * TOKEN / BLOCK, "link"),
 ]
-
+NODES = [
+    ("codes, pages ranked (the default)", "append, rotate, weigh, fold, select, attend_step", 12),
+    ("boxes, pages ranked", "append, score, reduce, select, attend_step", 11),
+    ("not ranked (`full`, `static`, `streaming`)", "append, newest, select, attend_step", 9),
+]
 
 def instructions(build, target):
     """{(file, kernel): [(full name, Counter)]} of one target."""
@@ -90,7 +97,7 @@ def main():
     print("Counted, not measured: no GPU was at hand. Written by\n")
     print("    python3 tools/kernel_report.py %s --target %s\n" % ("BUILD", a.target))
     print("## Bytes of one layer of a decode step\n")
-    print("Llama-3.1-8B's shape (8 KV heads, group 4, d = 128, bf16, pages of 32), one sequence, %d of %d "
+    print("Llama-3.1-8B's shape (8 KV heads, group 4, d = 128, bf16, codes, pages of 4), one sequence, %d of %d "
           "tokens. The\nfloor takes %g GB/s for device memory and %g GB/s for the link, both from data sheets.\n"
           % (BUDGET, CONTEXT, a.device_gb, a.link_gb))
     print("| kernel | what | KiB | over | floor, us |\n|---|---|---:|---|---:|")
@@ -101,7 +108,13 @@ def main():
     link = sum(b[2] for b in BYTES if b[3] == "link")
     print("| all | | %.1f + %.1f | device + link | %.2f, %.2f |\n"
           % (device / 1024, link / 1024, device / a.device_gb / 1e3, link / a.link_gb / 1e3))
-    print("## Instructions in the machine code of sm_%s\n" % a.target)
+    print("## Launches of one layer of a decode step\n")
+    print("Nodes of a recorded step, which the test `record` counts, and launches of an enqueued one. A step that seals\n"
+          "launches seal, encode or digest, writeback and table besides: recorded once for all layers, enqueued in each.\n")
+    print("| pages | recorded | nodes | enqueued |\n|---|---|---:|---:|")
+    for pages, names, enqueued in NODES:
+        print("| %s | %s | %d | %d |" % (pages, names, names.count(",") + 1, enqueued))
+    print("\n## Instructions in the machine code of sm_%s\n" % a.target)
     print("Every instruction once. The largest form of a kernel stands for its templates.\n")
     print("| file | kernel | forms | registers | all | %s |" % " | ".join(CLASSES))
     print("|---|---|---:|---:|---:|%s" % ("---:|" * len(CLASSES)))

@@ -3,72 +3,18 @@
 /*
  * What each list attends, as spans, on the GPU; see assemble_ref.c for the meaning.
  *
- * Knows nothing of policies. A block per list, a thread per span: where a span goes follows from
- * its number alone. Bound: 24 bytes written and some 40 read per span; four atomic additions per
- * list. Exact.
+ * Knows nothing of policies. A block per list. Bound: 32 bytes written and some 40 read per span;
+ * four atomic additions per list.
  */
 
+#include "assemble.cuh"
 #include "cuda_kernels.h"
-#include "paging.cuh"
 
 #define THREADS 128u
 
-/* The span of chosen page i of a list; adds a miss to *sums. */
-static __device__ __forceinline__ kvf_span chosen_span(const kvf_assemble_args *a,
-                                                       const kvf_row *row, uint32_t list,
-                                                       uint32_t i, uint64_t *sums)
-{
-    const kvf_paging *p = &a->paging;
-    const uint32_t l = list % p->lists, head = kvf_list_head(p, l);
-    const size_t at = (size_t)list * a->ids_max + i;
-    const uint32_t page = (uint32_t)a->ids[at], missed = a->missed[at] != 0;
-    kvf_span span;
-    span.page =
-        row->slots ? kvf_row_slot(p, row, l, a->slot_of_id[at]) : kvf_row_page(p, row, page, head);
-    span.skip = kvf_row_skip(p, row, head, page) | (a->masks ? a->masks[at] : 0);
-    span.count = p->shape.page_size;
-    span.fetched = row->slots ? missed : 0;
-    *sums += missed;
-    return span;
-}
-
 static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args a)
 {
-    const kvf_paging *p = &a.paging;
-    const uint32_t list = blockIdx.x, head = kvf_list_head(p, list % p->lists);
-    const kvf_row *row = &a.row[list / p->lists];
-    const uint32_t page_size = p->shape.page_size, ids = a.id_count[list];
-    const uint32_t stored = row->store_count[head], sealed = kvf_row_sealed_pages(p, row);
-    const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
-    const uint32_t fixed = stores + kvf_row_pages(p, row) - sealed;
-    kvf_span *spans = a.spans + (size_t)list * a.spans_max;
-    uint64_t sums = 0; /* tokens << 32 | misses */
-    KVF_ASSERT(fixed + ids <= a.spans_max);
-    for (uint32_t i = threadIdx.x; i < fixed + ids; i += blockDim.x) {
-        kvf_span span;
-        span.skip = 0;
-        span.fetched = 0;
-        if (i < stores) {
-            span.page = kvf_store_page(p, row->store, head, i);
-            span.count = kvf_min_u32(page_size, stored - i * page_size);
-        } else if (i < fixed) {
-            const uint32_t page = sealed + i - stores;
-            span.page = kvf_row_page(p, row, page, head);
-            span.count = kvf_row_tokens(p, row, page);
-        } else {
-            span = chosen_span(&a, row, list, i - fixed, &sums);
-        }
-        spans[i] = span;
-        sums += (uint64_t)__popcll(kvf_live_bits(span.count, span.skip)) << 32;
-    }
-    sums = kvf_block_sum(sums, kvf_shared());
-    if (threadIdx.x != 0)
-        return;
-    a.span_count[list] = fixed + ids;
-    kvf_counter_add(&a.counters->tokens_attended, sums >> 32);
-    kvf_counter_add(&a.counters->pages_selected, ids);
-    kvf_counter_add(&a.counters->hits, ids - (uint32_t)sums);
-    kvf_counter_add(&a.counters->misses, (uint32_t)sums);
+    kvf_assemble_list(a, blockIdx.x, kvf_shared());
 }
 
 int kvf_assemble_cuda(const void *args, uint32_t tasks, void *stream)

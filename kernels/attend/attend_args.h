@@ -10,8 +10,8 @@
 #include "paging.h"
 
 /* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
- * id. A chosen page lies in its slot and is `fetched` if it missed; without slots it lies where it
- * lives. A task is KVF_ASSEMBLE_LISTS lists. */
+ * id. A chosen page lies in its slot, and has its home beside it if it missed; without slots it
+ * lies where it lives. A task is KVF_ASSEMBLE_LISTS lists. */
 #define KVF_ASSEMBLE_LISTS 8u
 
 typedef struct kvf_assemble_args {
@@ -36,7 +36,8 @@ KVF_TASKS(assemble, kvf_assemble_args,
  * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
  *   partial_o[l, s, g, :] = sum_t softmax_t(scale q.k_t) v_t   (normalised within the split), fp32
  *   partial_lse[l, s, g]  = ln sum_t exp(scale q.k_t), -INFINITY if no token is attended
- * pass ALL computes every split; RESIDENT only splits without a fetched span; FETCHED the others.
+ * pass ALL computes every split; RESIDENT only splits without a span that has a home; FETCHED the
+ * others.
  * A task is one (list, split). The value of a split does not depend on the pass that computed it.
  */
 typedef enum kvf_pass { KVF_PASS_ALL, KVF_PASS_RESIDENT, KVF_PASS_FETCHED } kvf_pass;
@@ -74,6 +75,35 @@ typedef struct kvf_merge_args {
     float *lse;                 /* [lists, group]; may be NULL */
 } kvf_merge_args;
 KVF_TASKS(merge, kvf_merge_args, a->lists)
+
+/* ---- attend_step: all of it in one launch, for a short step ----
+ * Pages of spans that have a home are brought from there, then attend (pass ALL), then merge. What
+ * partial results and pages hold afterwards is what the three leave. A task is one list.
+ */
+typedef struct kvf_attend_step_args {
+    kvf_attend_args attend; /* pass ALL */
+    void *out;              /* of merge */
+    float *lse;             /* of merge; may be NULL */
+    uint32_t *arrived;      /* [lists] zero before and after */
+} kvf_attend_step_args;
+KVF_TASKS(attend_step, kvf_attend_step_args, a->attend.lists)
+
+/* The arguments of its merge. */
+KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
+{
+    kvf_merge_args merge;
+    merge.shape = a->attend.shape;
+    merge.lists = a->attend.lists;
+    merge.group = a->attend.group;
+    merge.splits_max = kvf_div_ceil_u32(a->attend.spans_max, a->attend.split);
+    merge.split = a->attend.split;
+    merge.span_count = a->attend.span_count;
+    merge.partial_o = a->attend.partial_o;
+    merge.partial_lse = a->attend.partial_lse;
+    merge.out = a->out;
+    merge.lse = a->lse;
+    return merge;
+}
 
 /* ---- prefill: causal attention of a chunk ----
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own

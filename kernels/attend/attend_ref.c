@@ -8,6 +8,7 @@
  */
 
 #include <math.h>
+#include <string.h>
 
 #include "common/convert.h"
 #include "split.h"
@@ -64,4 +65,19 @@ void kvf_attend_ref(const void *args, uint32_t task)
         const size_t row = (size_t)task * a->group + g;
         attend_row(a, &split, q, a->partial_o + row * a->shape.head_dim, a->partial_lse + row);
     }
+}
+
+/* Beside the order of its parts it says that a missed page is whole in its place afterwards. */
+void kvf_attend_step_ref(const void *args, uint32_t task)
+{
+    const kvf_attend_step_args *a = args;
+    const kvf_attend_args *attend = &a->attend;
+    const kvf_merge_args merge = kvf_attend_step_merge(a);
+    const kvf_span *spans = attend->spans + (size_t)task * attend->spans_max;
+    for (uint32_t i = 0; i < attend->span_count[task]; i++)
+        if (spans[i].home)
+            memcpy((void *)(uintptr_t)spans[i].page, spans[i].home, kvf_page_bytes(&attend->shape));
+    for (uint32_t s = 0; s < merge.splits_max; s++)
+        kvf_attend_ref(attend, task * merge.splits_max + s);
+    kvf_merge_ref(&merge, task);
 }

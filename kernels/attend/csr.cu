@@ -97,7 +97,7 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
         uint32_t tokens = kvf_row_tokens(p, row, page);
         if (i + 1 == count)
             tokens = kvf_min_u32((uint32_t)a.last_page_len[list], tokens);
-        kvf_span_set(&spans[i], kvf_row_page(p, row, page, head), 0, tokens, 0);
+        kvf_span_set(&spans[i], kvf_row_page(p, row, page, head), 0, tokens);
     }
     if (threadIdx.x == 0)
         a.span_count[list] = count;

@@ -33,7 +33,7 @@ KVF_INLINE bool kvf_split_get(const kvf_attend_args *a, uint32_t task, kvf_split
         return true;
     bool fetched = false;
     for (uint32_t i = 0; i < out->count; i++)
-        fetched |= out->spans[i].fetched != 0;
+        fetched |= out->spans[i].home != NULL;
     return fetched == (a->pass == KVF_PASS_FETCHED);
 }
 

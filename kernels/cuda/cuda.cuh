@@ -354,4 +354,23 @@ template <> __device__ __forceinline__ kvf_half kvf_from_float<kvf_half>(float x
     return __float2half_rn(x);
 }
 
+/* ---- order between blocks ---- */
+
+/* True in the block that comes last of `blocks`, which then sees what all of them wrote; it leaves
+ * `arrived` at zero. `is_last` is shared memory. */
+static __device__ __forceinline__ bool kvf_arrives_last(uint32_t *is_last, uint32_t *arrived,
+                                                        uint32_t blocks)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *is_last = atomicAdd(arrived, 1u) + 1 == blocks;
+        if (*is_last)
+            *arrived = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return *is_last != 0;
+}
+
 #endif

@@ -128,12 +128,13 @@ static __device__ __forceinline__ void kvf_job_set(kvf_digest_job *job, const vo
 }
 
 static __device__ __forceinline__ void kvf_span_set(kvf_span *span, const void *page, uint64_t skip,
-                                                    uint32_t count, uint32_t fetched)
+                                                    uint32_t count)
 {
     span->page = page;
+    span->home = NULL;
     span->skip = skip;
     span->count = count;
-    span->fetched = fetched;
+    span->padding = 0;
 }
 
 /* ---- rows of pages ----

@@ -123,7 +123,8 @@ KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t leng
     span.page = kvf_ring_page(r, blocks, page, head);
     span.skip = from < end ? kvf_live_bits(end, 0) & ~kvf_live_bits(from, 0) : 0;
     span.count = kvf_min_u32(page_size, length - first);
-    span.fetched = 0;
+    span.home = NULL;
+    span.padding = 0;
     return span;
 }
 

@@ -24,7 +24,7 @@ typedef struct covering {
 static __device__ __forceinline__ void put(const covering *c, uint32_t at, const void *page,
                                            uint64_t skip, uint32_t count, uint32_t index)
 {
-    kvf_span_set(&c->spans[at], page, skip, count, 0);
+    kvf_span_set(&c->spans[at], page, skip, count);
     c->index[at] = index;
 }
 

@@ -7,7 +7,7 @@
  * See kernels.h for what holds for every kernel.
  */
 
-#include "paging.h"
+#include "attend/attend_args.h"
 
 /* ---- topk: exact, ties to the lower index ----
  * Of scores[l, first[l] .. first[l]+count[l]-1], the k[l] largest; -INFINITY and NaN are never
@@ -107,6 +107,97 @@ KVF_INLINE uint32_t kvf_resolve_lists(const kvf_resolve_args *a)
     return a->slots < KVF_RESOLVE_SLOTS ? KVF_RESOLVE_SLOTS / kvf_max_u32(a->slots, 1) : 1;
 }
 KVF_TASKS(resolve, kvf_resolve_args, kvf_div_ceil_u32(a->lists, kvf_resolve_lists(a)))
+
+/* ---- select: topk, resolve and assemble of every list, one behind the other ----
+ * What the three write, with these arguments, for a short step, where a launch is what costs. k
+ * NULL: there is no topk, ids and id_count are given. A task is KVF_ASSEMBLE_LISTS lists, and the
+ * host device runs the three by themselves.
+ */
+typedef struct kvf_select_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;
+    uint32_t spans_max;
+    uint32_t stride;                 /* row stride of scores */
+    uint32_t work_stride;            /* of topk */
+    const kvf_row *row;              /* [rows] */
+    const float *scores;             /* [rows * lists, stride], of topk */
+    const uint32_t *count;           /* [rows * lists], of topk */
+    const uint32_t *k;               /* [rows * lists], of topk; NULL = no topk */
+    uint32_t *work;                  /* of topk */
+    uint32_t *arrived;               /* of topk */
+    int32_t *ids;                    /* [rows * lists, ids_max] */
+    uint32_t *id_count;              /* [rows * lists] */
+    const float *const *list_scores; /* [rows * lists], of resolve */
+    int32_t *const *slot_of_page;
+    int32_t *const *page_of_slot;
+    int32_t *slot_of_id;   /* [rows * lists, ids_max] out */
+    uint32_t *missed;      /* [rows * lists, ids_max] out */
+    kvf_miss *misses;      /* [rows * lists, ids_max] out */
+    uint32_t *miss_count;  /* [rows * lists] out */
+    const uint64_t *masks; /* of assemble; may be NULL */
+    kvf_span *spans;       /* [rows * lists, spans_max] out */
+    uint32_t *span_count;  /* [rows * lists] out */
+    kvf_layer_counters *counters;
+} kvf_select_args;
+KVF_TASKS(select, kvf_select_args, kvf_div_ceil_u32(a->rows * a->paging.lists, KVF_ASSEMBLE_LISTS))
+
+/* The arguments of its parts. */
+KVF_INLINE kvf_topk_args kvf_select_topk(const kvf_select_args *a)
+{
+    kvf_topk_args top;
+    top.lists = a->rows * a->paging.lists;
+    top.stride = a->stride;
+    top.ids_max = a->ids_max;
+    top.work_stride = a->work_stride;
+    top.scores = a->scores;
+    top.first = NULL;
+    top.count = a->count;
+    top.k = a->k;
+    top.ids = a->ids;
+    top.id_count = a->id_count;
+    top.work = a->work;
+    top.arrived = a->arrived;
+    return top;
+}
+
+KVF_INLINE kvf_resolve_args kvf_select_resolve(const kvf_select_args *a)
+{
+    kvf_resolve_args resolve;
+    resolve.lists = a->rows * a->paging.lists;
+    resolve.ids_max = a->ids_max;
+    resolve.slots = a->paging.slots;
+    resolve.stride = a->stride;
+    resolve.ids = a->ids;
+    resolve.id_count = a->id_count;
+    resolve.scores = a->list_scores;
+    resolve.slot_of_page = a->slot_of_page;
+    resolve.page_of_slot = a->page_of_slot;
+    resolve.slot_of_id = a->slot_of_id;
+    resolve.missed = a->missed;
+    resolve.misses = a->misses;
+    resolve.miss_count = a->miss_count;
+    return resolve;
+}
+
+KVF_INLINE kvf_assemble_args kvf_select_assemble(const kvf_select_args *a)
+{
+    kvf_assemble_args assemble;
+    assemble.paging = a->paging;
+    assemble.rows = a->rows;
+    assemble.ids_max = a->ids_max;
+    assemble.spans_max = a->spans_max;
+    assemble.row = a->row;
+    assemble.ids = a->ids;
+    assemble.id_count = a->id_count;
+    assemble.slot_of_id = a->slot_of_id;
+    assemble.missed = a->missed;
+    assemble.masks = a->masks;
+    assemble.spans = a->spans;
+    assemble.span_count = a->span_count;
+    assemble.counters = a->counters;
+    return assemble;
+}
 
 /* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
 typedef struct kvf_fetch_args {

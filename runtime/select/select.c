@@ -118,8 +118,17 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
     return KVF_LAUNCH(step, spread, spread);
 }
 
+bool kvf_ranks_late(const kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    return kvf_step_is_short(step) && cache->policy->choose == KVF_CHOOSE_TOP &&
+           cache->dims.choose_lists == cache->dims.paging.lists;
+}
+
 static kvf_status choose_top(kvf_step *step)
 {
+    if (kvf_ranks_late(step))
+        return KVF_OK;
     return kvf_choose_ranked(step, step->cache->tables.choose, &step->cache->tables.now);
 }
 

@@ -19,7 +19,12 @@ KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 KVF_CHECKED kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k,
                                          const kvf_choice *choice);
 
-/* As the policy of the cache says: ids and id_count of every list of the step, ascending. */
+/* A short step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
+ * those that are chosen for. */
+bool kvf_ranks_late(const kvf_step *step);
+
+/* As the policy of the cache says, if that is not to come: ids and id_count of every list of the
+ * step, ascending. */
 KVF_CHECKED kvf_status kvf_select_choose(kvf_step *step);
 
 /* select_oracle.c, select_custom.c */

@@ -10,6 +10,7 @@
 
 #include "attend.h"
 
+#include "select.h"
 #include "token_scores.h"
 
 kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
@@ -50,15 +51,13 @@ kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, 
     return kvf_transfer_submit(cache->transfer, &request, step->stream, ticket);
 }
 
-kvf_status kvf_step_resolve(kvf_step *step)
+static kvf_status resolve_pages(kvf_step *step)
 {
-    const kvf_choice *now = &step->cache->tables.now;
-    const kvf_resolve_args resolve = kvf_step_resolve_args(step, now);
-    KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
-    return kvf_moves_pages(step->cache) ? kvf_step_fetch(step, now, 0, &step->ticket) : KVF_OK;
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, &step->cache->tables.now);
+    return KVF_LAUNCH(step, resolve, resolve);
 }
 
-kvf_status kvf_step_assemble(kvf_step *step)
+static kvf_status assemble_spans(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_tables *t = &cache->tables;
@@ -78,22 +77,81 @@ kvf_status kvf_step_assemble(kvf_step *step)
     return KVF_LAUNCH(step, assemble, assemble);
 }
 
-kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
+/* All of it in one launch. */
+static kvf_status select_at_once(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
-    const kvf_attend_args args = {.shape = a->shape,
-                                  .pass = pass,
-                                  .lists = a->lists,
-                                  .group = a->group,
-                                  .spans_max = a->spans_max,
-                                  .split = kvf_split(a->shape.page_size),
-                                  .scale = cache->config.softmax_scale,
-                                  .q = a->q,
-                                  .spans = a->spans,
-                                  .span_count = a->span_count,
-                                  .partial_o = cache->tables.partial_o,
-                                  .partial_lse = cache->tables.partial_lse};
+    const kvf_tables *t = &cache->tables;
+    const kvf_select_args select = {.paging = cache->dims.paging,
+                                    .rows = step->rows,
+                                    .ids_max = cache->dims.ids_max,
+                                    .spans_max = cache->dims.spans_max,
+                                    .stride = step->stride,
+                                    .work_stride = cache->dims.paging.pages_max,
+                                    .row = step->row,
+                                    .scores =
+                                        cache->policy->per_query_head ? t->scores : t->reduced,
+                                    .count = step->choose_pages,
+                                    .k = kvf_ranks_late(step) ? t->choose : NULL,
+                                    .work = t->topk_work,
+                                    .arrived = t->arrived,
+                                    .ids = t->now.ids,
+                                    .id_count = t->now.id_count,
+                                    .list_scores = step->list_scores,
+                                    .slot_of_page = step->slot_of_page,
+                                    .page_of_slot = step->page_of_slot,
+                                    .slot_of_id = t->now.slot_of_id,
+                                    .missed = t->now.missed,
+                                    .misses = t->now.misses,
+                                    .miss_count = t->now.miss_count,
+                                    .masks = step->masks,
+                                    .spans = t->spans,
+                                    .span_count = t->span_count,
+                                    .counters = kvf_counters_device(cache, step->layer)};
+    return KVF_LAUNCH(step, select, select);
+}
+
+kvf_status kvf_step_place(kvf_step *step)
+{
+    if (kvf_step_is_short(step))
+        return select_at_once(step);
+    KVF_TRY(resolve_pages(step));
+    if (kvf_moves_pages(step->cache))
+        KVF_TRY(kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket));
+    return assemble_spans(step);
+}
+
+static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
+{
+    const kvf_cache *cache = step->cache;
+    return (kvf_attend_args){.shape = a->shape,
+                             .pass = pass,
+                             .lists = a->lists,
+                             .group = a->group,
+                             .spans_max = a->spans_max,
+                             .split = kvf_split(a->shape.page_size),
+                             .scale = cache->config.softmax_scale,
+                             .q = a->q,
+                             .spans = a->spans,
+                             .span_count = a->span_count,
+                             .partial_o = cache->tables.partial_o,
+                             .partial_lse = cache->tables.partial_lse};
+}
+
+kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
+{
+    const kvf_attend_args args = attend_args(step, a, pass);
     return KVF_LAUNCH(step, attend, args);
+}
+
+/* What misses is brought by the launch that attends. */
+static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
+{
+    const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
+                                       .out = a->out,
+                                       .lse = a->lse,
+                                       .arrived = step->cache->tables.arrived};
+    return KVF_LAUNCH(step, attend_step, args);
 }
 
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
@@ -126,6 +184,8 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
                              .span_count = cache->tables.span_count,
                              .out = out,
                              .lse = lse};
+    if (kvf_step_is_short(step))
+        return attend_at_once(step, &a);
     if (kvf_moves_pages(cache)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
         KVF_TRY(kvf_transfer_join(cache->transfer, step->ticket, step->stream));

@@ -12,8 +12,8 @@ kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c
 /* Misses of a choice on their way. */
 KVF_CHECKED kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *choice, uint32_t flight,
                                       uint32_t *ticket);
-KVF_CHECKED kvf_status kvf_step_resolve(kvf_step *step);  /* slots, and the misses on their way */
-KVF_CHECKED kvf_status kvf_step_assemble(kvf_step *step); /* spans */
+/* Slots, the misses on their way, and spans. */
+KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
 /* Attend densely to row `index` and compare. */
 KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,

@@ -149,9 +149,8 @@ kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const
     float *lse = args->lse ? args->lse : cache->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
     KVF_TRY(kvf_ahead_join(step));
-    KVF_TRY(kvf_step_resolve(step));
+    KVF_TRY(kvf_step_place(step));
     KVF_TRY(kvf_ahead_note(step));
-    KVF_TRY(kvf_step_assemble(step));
     KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
     KVF_TRY(kvf_step_attend(step, args->out, lse));
     KVF_TRY(kvf_step_stamp(step, &counters->attend_ns));

@@ -20,7 +20,7 @@
 
 /* Per-list pointers and counts in the frame; rows as a refresh sees them. After kvf_step_lists. */
 void kvf_ahead_lists(kvf_step *step);
-/* After kvf_step_resolve: count what was of use, and keep the shadow. */
+/* After kvf_step_place: count what was of use, and keep the shadow. */
 KVF_CHECKED kvf_status kvf_ahead_note(kvf_step *step);
 /* After the attention of the step, while its scores are there. */
 KVF_CHECKED kvf_status kvf_ahead_fetch(kvf_step *step);

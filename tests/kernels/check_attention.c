@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention kernels against their references: attend, merge, prefill, observe.
+ * Attention kernels against their references: attend, attend_step, merge, prefill, observe.
  *
  * Tolerances. A sum of n products in fp32 is off by at most n * 2^-24 of the sum of their
  * magnitudes (twice that without fused multiply-add), which is at most |q| |k|. A logit is
@@ -70,7 +70,9 @@ static void *make_page(check *c, const kvf_shape *s, uint32_t count, uint64_t sk
 
 static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
 {
-    kvf_span span = {.count = s->page_size, .fetched = check_below(c, 4) == 0};
+    /* Bytes that are here already, said to be on their way. */
+    kvf_span span = {.count = s->page_size};
+    const bool has_home = check_below(c, 4) == 0;
     if (check_below(c, 4) == 0)
         span.count = check_below(c, s->page_size + 1);
     switch (check_below(c, 8)) {
@@ -89,6 +91,7 @@ static kvf_span make_span(check *c, const kvf_shape *s, check_data data)
         break;
     }
     span.page = make_page(c, s, span.count, span.skip, data);
+    span.home = has_home ? span.page : NULL;
     return span;
 }
 
@@ -156,6 +159,99 @@ static void attend_case(check *c, const kvf_shape *shape, uint32_t group, uint32
                    b.out + 0x1p-126, 0.0);
     check_elements(c, "partial_lse", lse[1], lse[0], KVF_FP32, part_rows,
                    b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
+}
+
+/* Some of the spans get a home, and nothing good in their place. */
+static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t count)
+{
+    const size_t bytes = kvf_page_bytes(s);
+    for (size_t i = 0; i < count; i++)
+        if (spans[i].home) {
+            spans[i].page = check_out(c, bytes);
+            check_fill_nan((void *)(uintptr_t)spans[i].page, s->dtype,
+                           bytes / kvf_dtype_bytes(s->dtype));
+        }
+}
+
+static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t split_tokens,
+                      check_data data)
+{
+    kvf_attend_step_args a = {.attend = {.shape = *shape, .group = group}};
+    kvf_attend_args *t = &a.attend;
+    if (!check_begin(c))
+        return;
+    t->lists = 1 + check_below(c, 3);
+    t->split = kvf_max_u32(1, split_tokens / shape->page_size);
+    t->spans_max = 1 + check_below(c, 5 * t->split);
+    t->scale = 1.0f / sqrtf((float)shape->head_dim);
+    check_describe(c, "%s d=%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
+                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
+                   t->lists, t->spans_max, t->split, (int)data);
+    const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
+    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    kvf_span *spans = check_in(c, all * sizeof *spans);
+    uint32_t *counts = check_in(c, t->lists * sizeof *counts);
+    double k_norm = 0.0, v_max = 0.0;
+    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
+    for (uint32_t i = 0; i < t->lists; i++)
+        counts[i] = check_below(c, 4) ? t->spans_max : check_below(c, t->spans_max + 1);
+    for (size_t i = 0; i < all; i++) {
+        spans[i] = make_span(c, shape, data);
+        span_bounds(shape, &spans[i], &k_norm, &v_max);
+    }
+    const size_t part_rows = rows * kvf_div_ceil_u32(t->spans_max, t->split);
+    void *out[2];
+    float *lse[2];
+    t->q = q;
+    t->spans = spans;
+    t->span_count = counts;
+    a.arrived = check_out(c, t->lists * sizeof *a.arrived);
+    memset(a.arrived, 0, t->lists * sizeof *a.arrived);
+    send_home(c, shape, spans, all);
+    for (int i = 0; i < 2; i++) {
+        for (size_t k = 0; i && k < all; k++)
+            if (spans[k].home)
+                check_fill_nan((void *)(uintptr_t)spans[k].page, shape->dtype,
+                               kvf_page_bytes(shape) / kvf_dtype_bytes(shape->dtype));
+        out[i] = a.out = check_out(c, rows * kvf_row_bytes(shape));
+        lse[i] = a.lse = check_out(c, rows * sizeof(float));
+        t->partial_o = check_out(c, part_rows * shape->head_dim * sizeof(float));
+        t->partial_lse = check_out(c, part_rows * sizeof(float));
+        CHECK_RUN(c, i ? c->var : c->ref, attend_step, &a, i);
+    }
+    for (uint32_t l = 0; l < t->lists; l++) {
+        for (uint32_t i = 0; i < counts[l]; i++) {
+            const kvf_span *span = &spans[(size_t)l * t->spans_max + i];
+            if (span->home)
+                check_bits(c, "page", span->page, span->home, kvf_page_bytes(shape));
+        }
+        if (a.arrived[l] != 0)
+            check_fail(c, "list %u still counts %u blocks", l, a.arrived[l]);
+    }
+    const size_t tokens = (size_t)t->spans_max * shape->page_size;
+    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
+                         t->scale, tokens);
+    b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
+    check_elements(c, "out", out[1], out[0], shape->dtype, rows * shape->head_dim,
+                   b.out + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
+    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
+                   b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
+}
+
+void check_attend_step(check *c)
+{
+    for (uint32_t d = 0; d < CHECK_HEAD_DIMS; d++)
+        for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
+            const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
+                                 check_page_sizes[p]};
+            const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
+            step_case(c, &s, 1 + (d * 5 + p) % 16, 32, data);
+        }
+    for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
+        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % CHECK_HEAD_DIMS],
+                             check_page_sizes[i % CHECK_PAGE_SIZES]};
+        step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
+    }
 }
 
 void check_attend(check *c)

@@ -2,7 +2,7 @@
 
 /*
  * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * spread, mask, assemble, fetch, csr_out, csr_in, overlap, compare.
+ * spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
  *
  * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
  * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
@@ -283,6 +283,111 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                    (unsigned long long)(a.counters->tokens_attended - before));
 }
 
+/* Slots of every list as its row has them, in both directions. */
+static void make_tables(check *c, const check_rows *w, kvf_select_args *a)
+{
+    const uint32_t lists = w->rows * w->p.lists, slots = w->p.slots, pages = w->p.pages_max;
+    int32_t **of_page = check_in(c, lists * sizeof *of_page);
+    int32_t **of_slot = check_in(c, lists * sizeof *of_slot);
+    int32_t *all = check_out(c, (size_t)lists * slots * sizeof *all);
+    memset(all, 0xff, (size_t)lists * slots * sizeof *all);
+    for (uint32_t l = 0; l < lists; l++) {
+        const kvf_row *row = &w->row[l / w->p.lists];
+        of_page[l] = row->slot_of_page + (size_t)(l % w->p.lists) * pages;
+        of_slot[l] = all + (size_t)l * slots;
+        for (uint32_t page = 0; page < pages; page++)
+            if (of_page[l][page] >= 0)
+                of_slot[l][of_page[l][page]] = (int32_t)page;
+    }
+    for (uint32_t b = 0; b < w->rows; b++)
+        check_track(c, "slot_of_page", w->row[b].slot_of_page,
+                    (size_t)w->p.lists * pages * sizeof **of_page);
+    check_track(c, "page_of_slot", all, (size_t)lists * slots * sizeof *all);
+    a->slot_of_page = of_page;
+    a->page_of_slot = of_slot;
+}
+
+/* Scores of every list, and how many pages of them are wanted. */
+static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
+{
+    const uint32_t lists = w->rows * w->p.lists;
+    float *scores = check_in(c, (size_t)lists * a->stride * sizeof *scores);
+    const float **rows = check_in(c, lists * sizeof *rows);
+    uint32_t *count = check_in(c, lists * sizeof *count), *k = check_in(c, lists * sizeof *k);
+    for (uint32_t l = 0; l < lists; l++) {
+        rows[l] = scores + (size_t)l * a->stride;
+        count[l] = kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]);
+        k[l] = check_below(c, 4) ? a->ids_max : check_below(c, a->ids_max + 1);
+    }
+    a->scores = scores;
+    a->list_scores = check_below(c, 4) ? rows : NULL;
+    a->count = count;
+    a->k = k;
+    return scores;
+}
+
+/* Everything that a recorded step does between scores and attention, several times. */
+static void select_case(check *c, uint32_t rows, uint32_t blocks_max)
+{
+    check_rows w;
+    if (!check_begin(c))
+        return;
+    check_rows_make(
+        c, &w,
+        &(check_rows_config){.rows = rows,
+                             .blocks_max = blocks_max,
+                             .by_token = blocks_max > 1000, /* several blocks of a GPU per list */
+                             .statics_max = 40,
+                             .pool_blocks = 20});
+    check_rows_describe(c, &w, "select");
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_select_args a = {.paging = w.p,
+                         .rows = w.rows,
+                         .ids_max = 1 + check_below(c, w.p.slots),
+                         .stride = w.p.pages_max + check_below(c, 5),
+                         .work_stride = w.p.pages_max,
+                         .row = w.row,
+                         .counters = w.counters};
+    const size_t ids = (size_t)lists * a.ids_max;
+    a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
+    float *scores = make_scores(c, &w, &a);
+    make_tables(c, &w, &a);
+    a.work = check_out(c, (size_t)lists * a.work_stride * sizeof *a.work);
+    a.arrived = check_out(c, lists * sizeof *a.arrived);
+    memset(a.arrived, 0, lists * sizeof *a.arrived);
+    const struct {
+        const char *name;
+        void *at;
+        size_t bytes;
+    } out[] = {
+        {"ids", a.ids = check_out(c, ids * sizeof *a.ids), ids * sizeof *a.ids},
+        {"id_count", a.id_count = check_out(c, lists * 4), lists * sizeof *a.id_count},
+        {"slot_of_id", a.slot_of_id = check_out(c, ids * 4), ids * sizeof *a.slot_of_id},
+        {"missed", a.missed = check_out(c, ids * 4), ids * sizeof *a.missed},
+        {"misses", a.misses = check_out(c, ids * sizeof *a.misses), ids * sizeof *a.misses},
+        {"miss_count", a.miss_count = check_out(c, lists * 4), lists * sizeof *a.miss_count},
+        {"spans", a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans),
+         (size_t)lists * a.spans_max * sizeof *a.spans},
+        {"span_count", a.span_count = check_out(c, lists * 4), lists * sizeof *a.span_count},
+        {"arrived", a.arrived, lists * sizeof *a.arrived},
+        {"counters", a.counters, sizeof *a.counters},
+    };
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        check_track(c, out[i].name, out[i].at, out[i].bytes);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        for (size_t i = 0; i < (size_t)lists * a.stride; i++)
+            scores[i] = turn == 1           ? (float)check_below(c, 3)
+                        : check_below(c, 9) ? (float)check_normal(c)
+                                            : -INFINITY;
+        if (turn == 3)
+            a.k = NULL; /* what was chosen last, again: nothing is missed */
+        CHECK_BOTH(c, select, &a);
+        for (uint32_t l = 0; turn == 3 && l < lists; l++)
+            if (a.miss_count[l] != 0)
+                check_fail(c, "list %u misses %u pages that it just chose", l, a.miss_count[l]);
+    }
+}
+
 static void fetch_case(check *c, uint32_t rows)
 {
     check_rows w;
@@ -464,6 +569,8 @@ void check_spans(check *c)
 {
     for (uint32_t i = 0; i < 20; i++)
         assemble_case(c, 1 + i % 4, i % 7 == 6 ? 700 : 1 + 3 * i);
+    for (uint32_t i = 0; i < 14; i++)
+        select_case(c, 1 + i % 4, i % 12 == 0 ? 1100 : 1 + 3 * i);
     for (uint32_t i = 0; i < 16; i++)
         csr_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
     for (uint32_t i = 0; i < 10; i++)

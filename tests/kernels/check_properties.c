@@ -121,8 +121,8 @@ static void attention_properties(check *c, kvf_dtype dtype)
         spans[i] = (kvf_span){.page = page,
                               .count = P - i % 3,
                               .skip = check_random(c),
-                              .fetched = check_below(c, 2)};
-        packed[i] = (kvf_span){.page = dense, .fetched = spans[i].fetched};
+                              .home = check_below(c, 2) ? page : NULL};
+        packed[i] = (kvf_span){.page = dense, .home = spans[i].home ? dense : NULL};
         for (uint32_t t = 0; t < spans[i].count; t++) {
             if (spans[i].skip >> t & 1)
                 continue;

@@ -49,6 +49,8 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->shape.head_dim = large ? 64 : check_head_dims[check_below(c, CHECK_HEAD_DIMS)];
     p->block_size = large ? 8 : 8u << check_below(c, 4);
     p->block_pages = check_below(c, 2) ? 1 : kvf_min_u32(p->block_size, 1u << check_below(c, 7));
+    if (config->by_token)
+        p->block_pages = p->block_size;
     p->block_jobs = p->block_pages;
     p->shape.page_size = p->block_size / p->block_pages;
     p->kv_heads = 1 + check_below(c, 3);

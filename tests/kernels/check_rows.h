@@ -17,6 +17,7 @@ typedef struct check_rows_config {
     uint32_t rows;
     uint32_t blocks_max;
     bool by_kv_head;      /* lists == kv_heads */
+    bool by_token;        /* pages of one token */
     bool without_slots;   /* pages are attended where they live */
     uint32_t statics_max; /* tokens of a static set; 0: random */
     uint32_t pool_blocks; /* distinct blocks of the pool; a row's share them if they are fewer */

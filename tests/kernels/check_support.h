@@ -120,6 +120,7 @@ const char *check_dtype_name(kvf_dtype dtype);
 
 /* The checks; each runs every case of one kernel or property. */
 void check_attend(check *c);
+void check_attend_step(check *c);
 void check_merge(check *c);
 void check_prefill(check *c);
 void check_observe(check *c);

@@ -204,6 +204,31 @@ static void replays_equal_enqueued_steps(void **state)
     }
 }
 
+/* One kernel brings a step's arguments; then every layer has so many. */
+static void nodes_are_as_few_as_they_should_be(void **state)
+{
+    (void)state;
+    static const struct {
+        kvf_select select;
+        kvf_digest_kind digest;
+        uint32_t nodes;
+    } ways[] = {
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES,
+         6}, /* the default: append, rotate, weigh, fold, select, attend */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 5},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 4},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        kvf_cache_config cc = config_of(ways[i].select);
+        cc.digest = ways[i].digest;
+        bench b;
+        bench_open(&b, &cc, 1031);
+        record(&b);
+        assert_int_equal(kvf_recording_nodes(b.recording), 1 + LAYERS * ways[i].nodes);
+        bench_close(&b);
+    }
+}
+
 #if TEST_HAS_EMULATOR
 /* Replays in a row: the host only writes frames and launches graphs. */
 static void a_replay_waits_for_nothing(void **state)
@@ -287,6 +312,7 @@ int main(void)
 {
     const struct CMUnitTest recording[] = {
         cmocka_unit_test(replays_equal_enqueued_steps),
+        cmocka_unit_test(nodes_are_as_few_as_they_should_be),
 #if TEST_HAS_EMULATOR
         cmocka_unit_test(a_replay_waits_for_nothing),
 #endif
