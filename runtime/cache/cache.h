@@ -27,9 +27,12 @@
 #include "transfer.h"
 
 /* Calls whose arguments are in flight; the next one waits for the oldest. */
-#define KVF_FRAMES       16u
-/* Partial results are formed over this many tokens. */
-#define KVF_SPLIT_TOKENS 512u
+#define KVF_FRAMES           16u
+/* Partial results are formed over a power of two of tokens in this range: as few as leave a list at
+ * most KVF_SPLITS parts, so that one sequence alone keeps a GPU busy. */
+#define KVF_SPLIT_TOKENS_MIN 32u
+#define KVF_SPLIT_TOKENS_MAX 512u
+#define KVF_SPLITS           32u
 
 typedef struct kvf_masked kvf_masked;
 
@@ -218,10 +221,14 @@ static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
     layer->needs_exact = 1;
 }
 
-/* Spans of a split, of so many tokens each. */
-static inline uint32_t kvf_split(uint32_t span_tokens)
+/* Spans of a split, of lists of at most `spans_max` spans of so many tokens each. Settings alone
+ * decide, so results have the same bits on every device and however they come about. */
+static inline uint32_t kvf_split(uint32_t spans_max, uint32_t span_tokens)
 {
-    return KVF_SPLIT_TOKENS / span_tokens;
+    uint32_t tokens = KVF_SPLIT_TOKENS_MIN;
+    while (tokens < KVF_SPLIT_TOKENS_MAX && (uint64_t)spans_max * span_tokens > KVF_SPLITS * tokens)
+        tokens *= 2;
+    return tokens > span_tokens ? tokens / span_tokens : 1;
 }
 
 /* 0: pages are attended where they live. */

@@ -92,7 +92,9 @@ static void carve_step(kvf_cache *cache, kvf_carver *k)
     const uint64_t s = c->sequences_max, lists = s * d->paging.lists;
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense =
-        c->verify_interval ? kvf_div_ceil_u32(d->cover_max, kvf_split(d->paging.block_size)) : 0;
+        c->verify_interval
+            ? kvf_div_ceil_u32(d->cover_max, kvf_split(d->cover_max, d->paging.block_size))
+            : 0;
     const uint64_t splits = dense > s * d->splits_max ? dense : s * d->splits_max;
     kvf_tables *t = &cache->tables;
     KVF_CARVE(k, t->spans, lists, d->spans_max);

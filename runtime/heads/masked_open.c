@@ -57,7 +57,7 @@ static void count_blocks(const kvf_cache_config *c, const kvf_dims *d, kvf_maske
     z->blocks = ring->sink_blocks + ring->ring_blocks;
     z->chunk_blocks = kvf_div_ceil_u32(c->prefill_chunk_max, block_size) + 1;
     z->window_blocks = z->blocks + z->chunk_blocks + 1;
-    z->split = kvf_split(block_size);
+    z->split = kvf_split(z->blocks, block_size);
     z->group = c->query_heads / c->kv_heads;
 }
 

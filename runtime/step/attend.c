@@ -129,7 +129,7 @@ static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a,
                              .lists = a->lists,
                              .group = a->group,
                              .spans_max = a->spans_max,
-                             .split = kvf_split(a->shape.page_size),
+                             .split = kvf_split(a->spans_max, a->shape.page_size),
                              .scale = cache->config.softmax_scale,
                              .q = a->q,
                              .spans = a->spans,
@@ -157,7 +157,7 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 {
     const kvf_cache *cache = step->cache;
-    const uint32_t split = kvf_split(a->shape.page_size);
+    const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
     const kvf_merge_args args = {.shape = a->shape,
                                  .lists = a->lists,
                                  .group = a->group,
