@@ -318,7 +318,9 @@ def runner_jobs(tree, scratch):
     full, few = str(scratch / "full.json"), str(scratch / "few.json")
     tests = [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
              for name, t in sorted(tree.tests.items())
-             if "model" in t["suite"] and t["cmd"][0].endswith(("test_logits", "test_transformer", "check_row_ops"))]
+             if "model" in t["suite"] and t["cmd"][0].endswith((
+                 "test_logits", "test_transformer", "test_generate", "check_row_ops", "test_draw_queue",
+                 "test_thin_product"))]
     return tests + [
         Job("weights of an 8B shape", [sys.executable, ROOT / "bench/model/random_model.py", model,
                                        "--shape", "llama-3.1-8b"], 240),

@@ -8,8 +8,8 @@
  *
  * It knows transformers and sequences, not text or files. A prompt is prefilled once; its answers
  * are forks. Invariant: an answer's tokens follow from its prompt, settings and seed alone, not
- * from what runs beside it (on the host device; cuBLAS may round by the size of a batch). Tokens
- * that a GPU drew for an answer behind its end are dropped with its sequence.
+ * from what runs beside it. Tokens that a GPU drew for an answer behind its end are dropped with
+ * its sequence.
  */
 
 #include "generate.h"

@@ -165,8 +165,8 @@ KVF_CHECKED kvf_status kvf_transformer_hidden(kvf_transformer *transformer, kvf_
                                               float *hidden, kvf_stream *stream);
 
 /**
- * One step of a batch: append ids[i] to sequences[i] and compute its logits. On the host device
- * they have the bits that they have alone.
+ * One step of a batch: append ids[i] to sequences[i] and compute its logits, which have
+ * the bits that they have alone.
  *
  * @param ids     [batch], copied
  * @param want_logits  false skips the LM head: the token is only appended

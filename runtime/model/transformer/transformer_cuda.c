@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A transformer's operations on a GPU: row_ops.cu and cuBLAS.
+ * A transformer's operations on a GPU: row_ops.cu; products of a step's rows by thin_product.cu,
+ * which ends them with what follows, and of prompts by cuBLAS.
  *
  * Weights are copied to the device once, through two pinned buffers, so that reading the file and
  * the copy of the piece before run at the same time. Matrices that share their input lie one behind
@@ -12,6 +13,7 @@
 #include "draw_queue.h"
 #include "matmul_cublas.h"
 #include "row_ops.h"
+#include "thin_product.h"
 #include "transformer_ops.h"
 
 #include <stdlib.h>
@@ -49,18 +51,44 @@ static kvf_status launched(int status)
     return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
 }
 
+/* Rows of a batch are multiplied by a kernel that rounds a row as if it were alone. */
+static bool is_thin(const transformer_step *s, const kvf_linear *weight)
+{
+    return s->separate && weight->inputs % 8 == 0 && s->t->model.dtype != KVF_FP32;
+}
+
+static kvf_thin_product thin(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
+                             const void *x)
+{
+    return (kvf_thin_product){.dtype = s->t->model.dtype,
+                              .rows = s->rows,
+                              .outputs = outputs,
+                              .inputs = weight->inputs,
+                              .weight = weight->weight,
+                              .x = x};
+}
+
 static kvf_status multiply(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
                            const void *x, float *y, bool accumulate)
 {
-    const kvf_cublas_product product = {.dtype = s->t->model.dtype,
-                                        .rows = s->rows,
-                                        .outputs = outputs,
-                                        .inputs = weight->inputs,
-                                        .weight = weight->weight,
-                                        .x = x,
-                                        .y = y,
-                                        .accumulate = accumulate};
-    return kvf_cublas_multiply(part_of(s->t)->cublas, &product, kvf_stream_native(s->stream));
+    if (is_thin(s, weight)) {
+        const kvf_thin_product one = thin(s, weight, outputs, x);
+        return launched(kvf_thin_product_cuda(&one, y, accumulate, kvf_stream_native(s->stream)));
+    }
+    /* Where they are not, one by one. */
+    const size_t element = kvf_dtype_bytes(s->t->model.dtype);
+    kvf_cublas_product product = {.dtype = s->t->model.dtype,
+                                  .rows = s->separate ? 1 : s->rows,
+                                  .outputs = outputs,
+                                  .inputs = weight->inputs,
+                                  .weight = weight->weight,
+                                  .accumulate = accumulate};
+    for (uint32_t row = 0; row < s->rows; row += product.rows) {
+        product.x = (const char *)x + (size_t)row * weight->inputs * element;
+        product.y = y + (size_t)row * outputs;
+        KVF_TRY(kvf_cublas_multiply(part_of(s->t)->cublas, &product, kvf_stream_native(s->stream)));
+    }
+    return KVF_OK;
 }
 
 static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
@@ -157,6 +185,19 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
     const transformer_buffers *b = &t->buffers;
     const size_t half = (size_t)s->first * t->rope.count;
     const uint32_t outputs = transformer_query_width(m) + 2 * transformer_kv_width(m);
+    if (is_thin(s, &l->query) && !l->query_norm) {
+        const kvf_thin_product product = thin(s, &l->query, outputs, b->normed);
+        const kvf_thin_heads heads = {.query_heads = m->query_heads,
+                                      .kv_heads = m->kv_heads,
+                                      .head_dim = m->head_dim,
+                                      .bias = l->query.bias,
+                                      .cosine = b->cosine + half,
+                                      .sine = b->sine + half,
+                                      .q = b->q,
+                                      .k = b->k,
+                                      .v = b->v};
+        return launched(kvf_thin_rotate_cuda(&product, &heads, kvf_stream_native(s->stream)));
+    }
     KVF_TRY(multiply(s, &l->query, outputs, b->normed, b->qkv, false));
     const kvf_row_rotate_args args = {.dtype = m->dtype,
                                       .rows = s->rows,
@@ -186,6 +227,12 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
 {
     const transformer_buffers *b = &s->t->buffers;
     const uint32_t width = s->t->model.intermediate_size;
+    if (is_thin(s, &l->gate)) {
+        const kvf_thin_product product = thin(s, &l->gate, 2 * width, b->normed);
+        KVF_TRY(
+            launched(kvf_thin_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
+        return multiply(s, &l->down, l->down.outputs, b->activated, transformer_hidden_at(s), true);
+    }
     KVF_TRY(multiply(s, &l->gate, 2 * width, b->normed, b->gate_up, false));
     const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
                                         .rows = s->rows,

@@ -21,7 +21,7 @@ typedef struct transformer_step {
     uint32_t first;
     uint32_t rows;
     bool draws;    /* ids and positions are on the device, and the next ones will be */
-    bool separate; /* rows are of a batch: none changes a bit of another, where the device can */
+    bool separate; /* rows are of a batch: none changes a bit of another */
 } transformer_step;
 
 struct transformer_ops {

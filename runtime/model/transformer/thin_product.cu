@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Products of a few rows (thin_product.h).
+ *
+ * Bound: W is read once, at 2 bytes an element. A block has 16 outputs, and its warps take turns of
+ * 128 inputs; a lane has 8 loads of 16 bytes on their way, a warp 4 KiB, the 16 warps of a
+ * multiprocessor 64 KiB, of which 3.35 TB/s need about 17 (132 multiprocessors, 0.7 us). x comes
+ * from L1 or L2. Products are of tensor cores, 2 to 16 per 1 KiB of W; outputs are their rows and
+ * rows of x their columns, so that up to 64 of them share one reading.
+ *
+ * Which input meets which place of a product is the same for W and x, and otherwise does not
+ * matter: a lane's 16 bytes are its places of two products. Outputs come in pairs, `first` and
+ * `second`, 8 rows of a product apart: gate and up, or the two halves of a head, meet in one
+ * thread. Sums are formed by turns, then warps in their order: the same for any number of rows.
+ */
+
+#include "thin_product.h"
+
+#include "cuda.cuh"
+
+#define WARPS_MAX    8u
+#define PAIRS        8u  /* of outputs of a block */
+#define STEP_INPUTS  32u /* of four lanes with 16 bytes each */
+#define STEPS        4u  /* of a turn */
+#define TURN_INPUTS  (STEP_INPUTS * STEPS)
+#define LANE_INPUTS  8u
+#define TILE_COLUMNS 8u
+#define ROWS_MAX     64u /* of a launch */
+
+enum thin_kind { THIN_STORE, THIN_ADD, THIN_SWIGLU, THIN_ROTATE };
+
+typedef struct thin_args {
+    thin_kind kind;
+    kvf_thin_product product; /* its rows: of one launch */
+    uint32_t row;             /* the first of them */
+    kvf_thin_heads heads;     /* THIN_ROTATE */
+    uint32_t pairs;
+    void *y; /* of the other kinds */
+} thin_args;
+
+/* The outputs of a pair. The second one may be behind the last output. */
+typedef struct thin_pair {
+    uint32_t first, second;
+} thin_pair;
+
+static __device__ __forceinline__ thin_pair find_pair(const thin_args &a, uint32_t pair)
+{
+    if (a.kind == THIN_SWIGLU)
+        return {pair, a.pairs + pair};
+    if (a.kind == THIN_ROTATE) {
+        const uint32_t half = a.heads.head_dim / 2, first = pair / half * 2 * half + pair % half;
+        return {first, first + half};
+    }
+    const uint32_t first = pair / PAIRS * 2 * PAIRS + pair % PAIRS;
+    return {first, first + PAIRS};
+}
+
+template <typename T>
+static __device__ __forceinline__ void store_heads(const thin_args &a, uint32_t row,
+                                                   const thin_pair &p, float x, float y)
+{
+    const kvf_thin_heads &h = a.heads;
+    const uint32_t half = h.head_dim / 2, head = p.first / h.head_dim, i = p.first % h.head_dim;
+    const bool is_query = head < h.query_heads, is_value = head >= h.query_heads + h.kv_heads;
+    const float c = is_value ? 1.0f : h.cosine[(size_t)row * half + i];
+    const float s = is_value ? 0.0f : h.sine[(size_t)row * half + i];
+    x += h.bias ? h.bias[p.first] : 0.0f;
+    y += h.bias ? h.bias[p.second] : 0.0f;
+    const size_t at = is_query ? (size_t)row * h.query_heads + head
+                               : (size_t)row * h.kv_heads + (head - h.query_heads) % h.kv_heads;
+    T *to = (T *)(is_query ? h.q : is_value ? h.v : h.k) + at * h.head_dim + i;
+    to[0] = kvf_from_float<T>(x * c - y * s);
+    to[half] = kvf_from_float<T>(y * c + x * s);
+}
+
+/* The sums of a pair for a row of x. */
+template <typename T>
+static __device__ __forceinline__ void finish(const thin_args &a, uint32_t row, const thin_pair &p,
+                                              float x, float y)
+{
+    const uint32_t outputs = a.product.outputs;
+    if (a.kind == THIN_SWIGLU) {
+        ((T *)a.y)[(size_t)row * a.pairs + p.first] = kvf_from_float<T>(x / (1.0f + expf(-x)) * y);
+    } else if (a.kind == THIN_ROTATE) {
+        store_heads<T>(a, row, p, x, y);
+    } else {
+        float *to = (float *)a.y + (size_t)row * outputs;
+        if (p.first < outputs)
+            to[p.first] = a.kind == THIN_ADD ? to[p.first] + x : x;
+        if (p.second < outputs)
+            to[p.second] = a.kind == THIN_ADD ? to[p.second] + y : y;
+    }
+}
+
+/* 16 bytes of a row, or zeros. */
+static __device__ __forceinline__ uint4 load_piece(const char *row, uint32_t input, uint32_t inputs,
+                                                   bool is_there)
+{
+    return is_there && input < inputs ? kvf_load_once(row + (size_t)input * 2)
+                                      : make_uint4(0, 0, 0, 0);
+}
+
+static __device__ __forceinline__ uint4 load_x(const char *row, uint32_t input, uint32_t inputs,
+                                               bool is_there)
+{
+    return is_there && input < inputs ? *(const uint4 *)(const void *)(row + (size_t)input * 2)
+                                      : make_uint4(0, 0, 0, 0);
+}
+
+/* The two products of a step. */
+template <typename T>
+static __device__ __forceinline__ void multiply_step(float sum[4], const uint4 &w, const uint4 &v,
+                                                     const uint4 &x)
+{
+    const uint32_t low[4] = {w.x, v.x, w.y, v.y}, high[4] = {w.z, v.z, w.w, v.w};
+    const uint32_t x_low[2] = {x.x, x.y}, x_high[2] = {x.z, x.w};
+    kvf_mma(sum, low, x_low, T());
+    kvf_mma(sum, high, x_high, T());
+}
+
+/* One block per PAIRS pairs. Shared: [warps, 2 x PAIRS, columns] fp32. */
+template <typename T, uint32_t tiles>
+static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
+    thin_kernel(const __grid_constant__ thin_args a)
+{
+    constexpr uint32_t columns = tiles * TILE_COLUMNS;
+    const kvf_thin_product &m = a.product;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const uint32_t group = lane / 4, place = lane % 4;
+    float(*partial)[2 * PAIRS][columns] = (float(*)[2 * PAIRS][columns])(void *)kvf_shared();
+    const uint32_t pair = blockIdx.x * PAIRS + group;
+    const thin_pair p = find_pair(a, pair);
+    const bool has_first = pair < a.pairs && p.first < m.outputs;
+    const bool has_second = pair < a.pairs && p.second < m.outputs;
+    const char *first = (const char *)m.weight + (size_t)p.first * m.inputs * 2;
+    const char *second = (const char *)m.weight + (size_t)p.second * m.inputs * 2;
+    float sum[tiles][4] = {};
+    for (uint32_t turn = warp; turn * TURN_INPUTS < m.inputs; turn += warps) {
+        const uint32_t input = turn * TURN_INPUTS + place * LANE_INPUTS;
+        uint4 w[STEPS], v[STEPS];
+#pragma unroll
+        for (uint32_t s = 0; s < STEPS; s++) {
+            w[s] = load_piece(first, input + s * STEP_INPUTS, m.inputs, has_first);
+            v[s] = load_piece(second, input + s * STEP_INPUTS, m.inputs, has_second);
+        }
+#pragma unroll
+        for (uint32_t s = 0; s < STEPS; s++)
+#pragma unroll
+            for (uint32_t t = 0; t < tiles; t++) {
+                const uint32_t row = t * TILE_COLUMNS + group;
+                const char *x = (const char *)m.x + (size_t)(a.row + row) * m.inputs * 2;
+                multiply_step<T>(sum[t], w[s], v[s],
+                                 load_x(x, input + s * STEP_INPUTS, m.inputs, row < m.rows));
+            }
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < tiles; t++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            partial[warp][group + i / 2 * PAIRS][t * TILE_COLUMNS + 2 * place + i % 2] = sum[t][i];
+    __syncthreads();
+    for (uint32_t item = threadIdx.x; item < PAIRS * m.rows; item += blockDim.x) {
+        const uint32_t i = item % PAIRS, row = item / PAIRS;
+        float x = 0.0f, y = 0.0f;
+        for (uint32_t from = 0; from < warps; from++) {
+            x += partial[from][i][row];
+            y += partial[from][i + PAIRS][row];
+        }
+        if (blockIdx.x * PAIRS + i < a.pairs)
+            finish<T>(a, a.row + row, find_pair(a, blockIdx.x * PAIRS + i), x, y);
+    }
+}
+
+template <typename T, uint32_t tiles> static cudaError_t launch(const thin_args &a, void *stream)
+{
+    const uint32_t turns = (a.product.inputs + TURN_INPUTS - 1) / TURN_INPUTS;
+    const uint32_t warps = turns < WARPS_MAX ? turns : WARPS_MAX;
+    const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
+    return kvf_cuda_launch<thin_kernel<T, tiles>>(
+        dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
+}
+
+template <typename T> static cudaError_t launch_rows(const thin_args &a, void *stream)
+{
+    if (a.product.rows <= TILE_COLUMNS)
+        return launch<T, 1>(a, stream);
+    if (a.product.rows <= 2 * TILE_COLUMNS)
+        return launch<T, 2>(a, stream);
+    return launch<T, ROWS_MAX / TILE_COLUMNS>(a, stream);
+}
+
+static int launch_all(thin_args a, void *stream)
+{
+    const kvf_thin_product all = a.product;
+    cudaError_t status = cudaSuccess;
+    if (all.rows == 0 || all.inputs == 0 || all.inputs % LANE_INPUTS != 0 || all.dtype == KVF_FP32)
+        return (int)cudaErrorInvalidValue;
+    for (a.row = 0; a.row < all.rows && status == cudaSuccess; a.row += ROWS_MAX) {
+        a.product.rows = all.rows - a.row < ROWS_MAX ? all.rows - a.row : ROWS_MAX;
+        status = all.dtype == KVF_BF16 ? launch_rows<kvf_bf16>(a, stream)
+                                       : launch_rows<kvf_half>(a, stream);
+    }
+    return (int)status;
+}
+
+extern "C" int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t accumulate,
+                                     void *stream)
+{
+    thin_args a = {};
+    a.product = *product;
+    a.pairs = (product->outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
+    a.y = y;
+    a.kind = accumulate ? THIN_ADD : THIN_STORE;
+    return launch_all(a, stream);
+}
+
+extern "C" int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, void *stream)
+{
+    thin_args a = {};
+    a.product = *product;
+    a.pairs = product->outputs / 2;
+    a.y = y;
+    a.kind = THIN_SWIGLU;
+    return launch_all(a, stream);
+}
+
+extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_thin_heads *heads,
+                                    void *stream)
+{
+    thin_args a = {};
+    a.product = *product;
+    a.heads = *heads;
+    a.pairs = product->outputs / 2;
+    a.kind = THIN_ROTATE;
+    return launch_all(a, stream);
+}

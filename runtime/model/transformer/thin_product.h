@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_MODEL_THIN_PRODUCT_H
+#define KVF_MODEL_THIN_PRODUCT_H
+
+/*
+ * Matrix products of a few rows on a GPU, with what a layer does to them: y = x W^T, where reading
+ * W once is all that takes time.
+ *
+ * It knows shapes and pointers, all of device memory. Weights and x are bf16 or fp16, sums are
+ * fp32. Invariant: a row's bits follow from its x and W alone, however many rows there are. A
+ * launcher enqueues on `stream` (a cudaStream_t), may be recorded, and returns a cudaError_t as
+ * int.
+ */
+
+#include <kvferry/kvferry.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_thin_product {
+    kvf_dtype dtype; /**< of weight and x: bf16 or fp16 */
+    uint32_t rows;   /**< W is read once for 64 of them */
+    uint32_t outputs;
+    uint32_t inputs;    /**< multiple of 8 */
+    const void *weight; /**< [outputs, inputs], 16-byte aligned */
+    const void *x;      /**< [rows, inputs], 16-byte aligned */
+} kvf_thin_product;
+
+/** y = x W^T, or += where @p accumulate. y [rows, outputs] */
+int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t accumulate,
+                          void *stream);
+
+/** y = silu(gate) * up, which are halves of x W^T: kvf_swiglu. y [rows, outputs / 2] dtype */
+int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, void *stream);
+
+/** Where queries, keys and values of x W^T go: kvf_row_rotate_args without a norm. */
+typedef struct kvf_thin_heads {
+    uint32_t query_heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    const float *bias;   /**< [outputs], or NULL */
+    const float *cosine; /**< [rows, head_dim / 2] */
+    const float *sine;   /**< [rows, head_dim / 2] */
+    void *q;             /**< [rows, query_heads, head_dim] dtype, out */
+    void *k;             /**< [rows, kv_heads, head_dim] dtype, out */
+    void *v;             /**< [rows, kv_heads, head_dim] dtype, out */
+} kvf_thin_heads;
+
+/** Queries and keys are rotated, then all are rounded. */
+int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_thin_heads *heads,
+                         void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

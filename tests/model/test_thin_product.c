@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Products of a few rows on a GPU: numbers against plain sums in double and the row operations of
+ * the host, no write behind an output, and bits that do not follow from the number of rows.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/convert.h"
+#include "common/random.h"
+#include "layer_ops.h"
+#include "model_fixture.h"
+#include "row_ops.h"
+#include "thin_product.h"
+
+#define ROWS_MAX 70u
+#define GUARD    0x5a
+
+static kvf_runtime *runtime;
+static kvf_stream *stream;
+
+/* Pinned memory; on a machine with CUDA both sides read it. */
+typedef struct buffer {
+    void *host, *device;
+    size_t bytes;
+} buffer;
+
+static buffer take(size_t bytes)
+{
+    buffer b = {.bytes = bytes};
+    assert_int_equal(kvf_pinned_alloc(runtime, bytes + 64, &b.host, &b.device), KVF_OK);
+    memset(b.host, GUARD, bytes + 64);
+    return b;
+}
+
+static void release(buffer *b)
+{
+    for (size_t i = 0; i < 64; i++)
+        assert_int_equal(((unsigned char *)b->host)[b->bytes + i], GUARD);
+    kvf_pinned_free(runtime, b->host);
+}
+
+static buffer take_numbers(kvf_dtype dtype, size_t count, double scale, uint64_t *random)
+{
+    buffer b = take(count * kvf_dtype_bytes(dtype));
+    for (size_t i = 0; i < count; i++)
+        kvf_element_set(b.host, dtype, i, (float)(scale * (2.0 * kvf_random_unit(random) - 1.0)));
+    return b;
+}
+
+typedef struct problem {
+    kvf_dtype dtype;
+    uint32_t outputs, inputs, rows;
+    uint32_t query_heads, kv_heads, head_dim; /* of outputs; 0 = no heads */
+} problem;
+
+typedef enum kind { STORE, ADD, SWIGLU, ROTATE } kind;
+
+typedef struct data {
+    buffer weight, x, bias, cosine, sine;
+    double *sums; /* [rows, outputs] */
+} data;
+
+static data make(const problem *p, uint64_t seed)
+{
+    uint64_t random = seed;
+    const size_t half = p->head_dim ? p->head_dim / 2 : 1;
+    data d = {.weight = take_numbers(p->dtype, (size_t)p->outputs * p->inputs, 0.5, &random),
+              .x = take_numbers(p->dtype, (size_t)p->rows * p->inputs, 1.0, &random),
+              .bias = take_numbers(KVF_FP32, p->outputs, 1.0, &random),
+              .cosine = take_numbers(KVF_FP32, p->rows * half, 1.0, &random),
+              .sine = take_numbers(KVF_FP32, p->rows * half, 1.0, &random),
+              .sums = calloc((size_t)p->rows * p->outputs, sizeof(double))};
+    assert_non_null(d.sums);
+    for (uint32_t row = 0; row < p->rows; row++)
+        for (uint32_t o = 0; o < p->outputs; o++)
+            for (uint32_t i = 0; i < p->inputs; i++)
+                d.sums[(size_t)row * p->outputs + o] +=
+                    (double)kvf_element_get(d.x.host, p->dtype, (size_t)row * p->inputs + i) *
+                    (double)kvf_element_get(d.weight.host, p->dtype, (size_t)o * p->inputs + i);
+    return d;
+}
+
+static void drop(data *d)
+{
+    release(&d->weight);
+    release(&d->x);
+    release(&d->bias);
+    release(&d->cosine);
+    release(&d->sine);
+    free(d->sums);
+}
+
+/* The product of rows first to first + rows - 1. */
+static void launch(const problem *p, const data *d, kind kind, uint32_t first, uint32_t rows,
+                   const buffer out[3])
+{
+    const size_t element = kvf_dtype_bytes(p->dtype), half = p->head_dim / 2;
+    void *native = kvf_stream_native(stream);
+    const kvf_thin_product product = {.dtype = p->dtype,
+                                      .rows = rows,
+                                      .outputs = p->outputs,
+                                      .inputs = p->inputs,
+                                      .weight = d->weight.device,
+                                      .x = (const char *)d->x.device + first * p->inputs * element};
+    const kvf_thin_heads heads = {
+        .query_heads = p->query_heads,
+        .kv_heads = p->kv_heads,
+        .head_dim = p->head_dim,
+        .bias = d->bias.device,
+        .cosine = (const float *)d->cosine.device + first * half,
+        .sine = (const float *)d->sine.device + first * half,
+        .q = out[0].device,
+        .k = out[1].device,
+        .v = out[2].device,
+    };
+    const int status = kind == ROTATE ? kvf_thin_rotate_cuda(&product, &heads, native)
+                       : kind == SWIGLU
+                           ? kvf_thin_swiglu_cuda(&product, out[0].device, native)
+                           : kvf_thin_product_cuda(&product, out[0].device, kind == ADD, native);
+    assert_int_equal(status, 0);
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+}
+
+/* Sums of `inputs` products in fp32, each below 0.5; then one rounding to the type. */
+static void compare(const problem *p, float got, float want, kvf_dtype dtype, const char *what)
+{
+    const float rounding = dtype == KVF_BF16 ? 0x1p-8f : dtype == KVF_FP16 ? 0x1p-11f : 0x1p-23f;
+    const float sum = (float)p->inputs * 0x1p-21f;
+    if (!(fabsf(got - want) <= sum + rounding * fabsf(want)))
+        fail_msg("%s of %u x %u, %u rows: %g, expected %g", what, p->outputs, p->inputs, p->rows,
+                 (double)got, (double)want);
+}
+
+static void check_sums(const problem *p, const data *d, kind kind)
+{
+    const size_t count = (size_t)p->rows * p->outputs;
+    buffer out[3] = {take(count * sizeof(float))};
+    float *y = out[0].host;
+    for (size_t i = 0; i < count; i++)
+        y[i] = 0.25f;
+    launch(p, d, kind, 0, p->rows, out);
+    for (size_t i = 0; i < count; i++)
+        compare(p, y[i], (float)d->sums[i] + (kind == ADD ? 0.25f : 0.0f), KVF_FP32, "a product");
+    release(&out[0]);
+}
+
+static void check_swiglu(const problem *p, const data *d)
+{
+    const uint32_t width = p->outputs / 2;
+    const size_t count = (size_t)p->rows * width;
+    buffer out[3] = {take(count * kvf_dtype_bytes(p->dtype))};
+    launch(p, d, SWIGLU, 0, p->rows, out);
+    for (size_t i = 0; i < count; i++) {
+        const double *sums = d->sums + i / width * p->outputs + i % width;
+        const float gate = (float)sums[0], up = (float)sums[width];
+        float want;
+        kvf_swiglu(&gate, &up, 1, &want);
+        /* What is added to gate and up is multiplied by the other one, which is below 16. */
+        compare(p, kvf_element_get(out[0].host, p->dtype, i) / 32.0f, want / 32.0f, p->dtype,
+                "SwiGLU");
+    }
+    release(&out[0]);
+}
+
+static void check_heads(const problem *p, const data *d)
+{
+    const uint32_t heads = p->query_heads + 2 * p->kv_heads, dim = p->head_dim;
+    const size_t element = kvf_dtype_bytes(p->dtype);
+    const size_t kv = (size_t)p->rows * p->kv_heads * dim * element;
+    buffer out[3] = {take((size_t)p->rows * p->query_heads * dim * element), take(kv), take(kv)};
+    launch(p, d, ROTATE, 0, p->rows, out);
+    for (uint32_t n = 0; n < p->rows * heads; n++) {
+        const uint32_t row = n / heads, head = n % heads;
+        const uint32_t part = head < p->query_heads ? 0 : head < heads - p->kv_heads ? 1 : 2;
+        const uint32_t per_row = part ? p->kv_heads : p->query_heads;
+        const uint32_t own = part ? (head - p->query_heads) % p->kv_heads : head;
+        float want[256];
+        for (uint32_t i = 0; i < dim; i++)
+            want[i] =
+                (float)d->sums[(size_t)n * dim + i] + ((const float *)d->bias.host)[head * dim + i];
+        if (part < 2)
+            kvf_rope_rotate(want, dim / 2, (const float *)d->cosine.host + row * dim / 2,
+                            (const float *)d->sine.host + row * dim / 2);
+        for (uint32_t i = 0; i < dim; i++)
+            compare(
+                p,
+                kvf_element_get(out[part].host, p->dtype, ((size_t)row * per_row + own) * dim + i),
+                want[i], p->dtype, "a head");
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        release(&out[i]);
+}
+
+/* 64 rows are read at once, 8 and 16 by kernels of their own; ends of all kinds. */
+static const problem problems[] = {
+    {KVF_BF16, 16, 128, 1, 0, 0, 0},          {KVF_FP16, 50, 1160, 3, 0, 0, 0},
+    {KVF_BF16, 96, 72, 9, 2, 2, 16},          {KVF_BF16, 160, 8, 16, 3, 1, 32},
+    {KVF_FP16, 240, 264, ROWS_MAX, 1, 1, 80}, {KVF_BF16, 2, 2056, 17, 0, 0, 0},
+};
+
+static void products_are_right(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) {
+        const problem *p = &problems[i];
+        data d = make(p, 5 + i);
+        check_sums(p, &d, STORE);
+        check_sums(p, &d, ADD);
+        check_swiglu(p, &d);
+        if (p->head_dim)
+            check_heads(p, &d);
+        drop(&d);
+    }
+}
+
+static void rows_do_not_change_bits(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {2, 8, 9, 16, 17, 65};
+    const problem p = {KVF_BF16, 24, 1096, ROWS_MAX, 0, 0, 0};
+    const size_t row_bytes = p.outputs * sizeof(float);
+    data d = make(&p, 3);
+    buffer one[3] = {take(row_bytes)}, many[3] = {take(ROWS_MAX * row_bytes)};
+    float alone[ROWS_MAX][24];
+    for (uint32_t row = 0; row < ROWS_MAX; row++) {
+        launch(&p, &d, STORE, row, 1, one);
+        memcpy(alone[row], one[0].host, row_bytes);
+    }
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const uint32_t first = ROWS_MAX - counts[i];
+        launch(&p, &d, STORE, first, counts[i], many);
+        assert_memory_equal(many[0].host, alone[first], counts[i] * row_bytes);
+    }
+    release(&one[0]);
+    release(&many[0]);
+    drop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_right),
+        cmocka_unit_test(rows_do_not_change_bits),
+    };
+    kvf_error error;
+    kvf_runtime_config rc;
+    kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_CUDA;
+    if (kvf_runtime_open(&rc, &runtime, &error) != KVF_OK) {
+        print_message("skipped: %s\n", error.text);
+        return 77;
+    }
+    if (kvf_row_use_device(0) != 0 || kvf_row_load_kernels() != 0 ||
+        kvf_stream_create(runtime, &stream) != KVF_OK)
+        return 1;
+    const int failed = cmocka_run_group_tests_name("thin_product", tests, NULL, NULL);
+    kvf_stream_destroy(stream);
+    kvf_runtime_close(runtime);
+    return failed;
+}
