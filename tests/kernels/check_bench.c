@@ -221,6 +221,125 @@ static void bench_top(check *c, const char *name, uint32_t n, uint32_t k)
     report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, &a, lists, 1});
 }
 
+#define STEP_LISTS 8u
+#define STEP_PAGES 32768u /* of 4 tokens: 128K */
+#define STEP_SPANS 128u   /* a budget of 512 */
+
+/* What a short step does behind its scores, at the default settings: 8 lists, everything a hit. */
+static void bench_select(check *c)
+{
+    const kvf_paging p = {.shape = {KVF_BF16, HEAD_DIM, 4},
+                          .kv_heads = STEP_LISTS,
+                          .group = GROUP,
+                          .lists = STEP_LISTS,
+                          .block_size = 32,
+                          .block_pages = 8,
+                          .blocks_max = STEP_PAGES / 8,
+                          .pages_max = STEP_PAGES,
+                          .slots = 2 * STEP_SPANS,
+                          .store_pages = 1,
+                          .ring_blocks = 3};
+    const size_t all = (size_t)STEP_LISTS * STEP_SPANS;
+    kvf_select_args a = {.paging = p,
+                         .rows = 1,
+                         .ids_max = STEP_SPANS,
+                         .spans_max = STEP_SPANS + 1,
+                         .stride = STEP_PAGES,
+                         .work_stride = STEP_PAGES};
+    float *scores = check_in(c, (size_t)STEP_LISTS * STEP_PAGES * sizeof *scores);
+    const float **rows = check_in(c, STEP_LISTS * sizeof *rows);
+    int32_t **of_page = check_in(c, STEP_LISTS * sizeof *of_page);
+    int32_t **of_slot = check_in(c, STEP_LISTS * sizeof *of_slot);
+    uint32_t *counts = check_in(c, STEP_LISTS * sizeof *counts);
+    uint32_t *ks = check_in(c, STEP_LISTS * sizeof *ks);
+    kvf_row *row = check_in(c, sizeof *row);
+    *row = (kvf_row){.length = STEP_PAGES * 4, .sealed = STEP_PAGES / 8};
+    row->blocks = check_out(c, p.blocks_max * sizeof *row->blocks);
+    row->bits = check_out(c, (size_t)STEP_LISTS * p.blocks_max * sizeof *row->bits);
+    row->store_count = check_out(c, STEP_LISTS * sizeof *row->store_count);
+    row->slots = check_out(c, (size_t)STEP_LISTS * p.slots * kvf_page_bytes(&p.shape));
+    memset(row->bits, 0, (size_t)STEP_LISTS * p.blocks_max * sizeof *row->bits);
+    memset(row->store_count, 0, STEP_LISTS * sizeof *row->store_count);
+    for (uint32_t b = 0; b < p.blocks_max; b++)
+        row->blocks[b] = row->slots;
+    for (uint32_t l = 0; l < STEP_LISTS; l++) {
+        rows[l] = scores + (size_t)l * STEP_PAGES;
+        of_page[l] = check_out(c, STEP_PAGES * sizeof **of_page);
+        of_slot[l] = check_out(c, p.slots * sizeof **of_slot);
+        memset(of_page[l], 0xff, STEP_PAGES * sizeof **of_page);
+        memset(of_slot[l], 0xff, p.slots * sizeof **of_slot);
+        counts[l] = STEP_PAGES;
+        ks[l] = STEP_SPANS;
+    }
+    for (size_t i = 0; i < (size_t)STEP_LISTS * STEP_PAGES; i++)
+        scores[i] = (float)exp(30.0 * check_normal(c) - 60.0);
+    a.row = row;
+    a.scores = scores;
+    a.count = counts;
+    a.k = ks;
+    a.list_scores = rows;
+    a.slot_of_page = of_page;
+    a.page_of_slot = of_slot;
+    a.work = check_out(c, (size_t)STEP_LISTS * STEP_PAGES * sizeof *a.work);
+    a.arrived = check_out(c, STEP_LISTS * sizeof *a.arrived);
+    memset(a.arrived, 0, STEP_LISTS * sizeof *a.arrived);
+    a.ids = check_out(c, all * sizeof *a.ids);
+    a.id_count = check_out(c, STEP_LISTS * sizeof *a.id_count);
+    a.slot_of_id = check_out(c, all * sizeof *a.slot_of_id);
+    a.missed = check_out(c, all * sizeof *a.missed);
+    a.misses = check_out(c, all * sizeof *a.misses);
+    a.miss_count = check_out(c, STEP_LISTS * sizeof *a.miss_count);
+    a.spans = check_out(c, (size_t)STEP_LISTS * a.spans_max * sizeof *a.spans);
+    a.span_count = check_out(c, STEP_LISTS * sizeof *a.span_count);
+    a.counters = check_out(c, sizeof *a.counters);
+    report(c, &(work){"select 128/32K", "Gel/s", (double)STEP_LISTS * STEP_PAGES, c->ref->select,
+                      c->var->select, &a, kvf_select_tasks(&a), kvf_select_tasks(&a)});
+}
+
+/* Then its attention, with every tenth page a miss. */
+static void bench_attend_step(check *c)
+{
+    const kvf_shape small = {KVF_BF16, HEAD_DIM, 4};
+    const size_t page = kvf_page_bytes(&small), all = (size_t)STEP_LISTS * STEP_SPANS;
+    kvf_attend_step_args a = {.attend = {.shape = small,
+                                         .lists = STEP_LISTS,
+                                         .group = GROUP,
+                                         .spans_max = STEP_SPANS,
+                                         .split = 8,
+                                         .scale = 0.09f}};
+    const size_t rows = (size_t)STEP_LISTS * GROUP, parts = rows * STEP_SPANS / a.attend.split;
+    if (!check_begin(c))
+        return;
+    uint8_t *home = check_in(c, all * page), *place = check_out(c, all * page);
+    void *q = check_in(c, rows * kvf_row_bytes(&small));
+    kvf_span *spans = check_in(c, all * sizeof *spans);
+    uint32_t *counts = check_in(c, STEP_LISTS * sizeof *counts);
+    check_fill(c, home, KVF_BF16, all * page / 2, DATA_NORMAL);
+    check_fill(c, place, KVF_BF16, all * page / 2, DATA_NORMAL);
+    check_fill(c, q, KVF_BF16, rows * HEAD_DIM, DATA_NORMAL);
+    for (size_t i = 0; i < all; i++)
+        spans[i] = (kvf_span){
+            .page = place + i * page, .home = i % 10 ? NULL : home + i * page, .count = 4};
+    for (uint32_t l = 0; l < STEP_LISTS; l++)
+        counts[l] = STEP_SPANS;
+    a.attend.q = q;
+    a.attend.spans = spans;
+    a.attend.span_count = counts;
+    a.attend.partial_o = check_out(c, parts * HEAD_DIM * sizeof(float));
+    a.attend.partial_lse = check_out(c, parts * sizeof(float));
+    a.out = check_out(c, rows * kvf_row_bytes(&small));
+    a.arrived = check_out(c, STEP_LISTS * sizeof *a.arrived);
+    memset(a.arrived, 0, STEP_LISTS * sizeof *a.arrived);
+    report(c, &(work){"attend_step", "GB/s", (double)(all * page), c->ref->attend_step,
+                      c->var->attend_step, &a, STEP_LISTS, STEP_LISTS});
+}
+
+static void bench_step(check *c)
+{
+    bench_select(c);
+    bench_attend_step(c);
+}
+
 static void bench_tops(check *c)
 {
     bench_top(c, "topk 24/4K", 4096, 24);
@@ -417,10 +536,9 @@ void bench_kernels(check *c, const char *op)
     static const struct {
         const char *op;
         void (*run)(check *);
-    } all[] = {{"attend", bench_attend},   {"score", bench_digest_score},
-               {"reduce", bench_lists},    {"codes", bench_codes},
-               {"topk", bench_tops},       {"profile", bench_profile},
-               {"observe", bench_observe}, {"copy", bench_moves}};
+    } all[] = {{"attend", bench_attend},   {"score", bench_digest_score}, {"reduce", bench_lists},
+               {"codes", bench_codes},     {"topk", bench_tops},          {"step", bench_step},
+               {"profile", bench_profile}, {"observe", bench_observe},    {"copy", bench_moves}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
             all[i].run(c);
