@@ -84,6 +84,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     step_chunks(const __grid_constant__ kvf_attend_step_args s)
 {
     kvf_split split;
+    kvf_wait_for_earlier();
     if (!split_of(&s.attend, &split)) {
         finish_empty(s);
         return;
@@ -120,7 +121,8 @@ static cudaError_t launch_chunks(const kvf_attend_step_args *s, uint32_t blocks,
     uint32_t threads;
     size_t shared;
     chunks_size<D>(&s->attend, &threads, &shared);
-    return kvf_cuda_launch<step_chunks<T, D>>(dim3(blocks), dim3(threads), shared, stream, *s);
+    return kvf_cuda_launch_early<step_chunks<T, D>>(dim3(blocks), dim3(threads), shared, stream,
+                                                    *s);
 }
 
 /* `A`: the arguments of attend, or of attend_step. */
@@ -244,6 +246,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     step_plain(const __grid_constant__ kvf_attend_step_args s)
 {
     kvf_split split;
+    kvf_wait_for_earlier();
     if (!split_of(&s.attend, &split)) {
         finish_empty(s);
         return;
@@ -298,7 +301,8 @@ extern "C" int kvf_attend_step_cuda(const void *args, uint32_t tasks, void *stre
     case KVF_FP16:
         return launch_type<kvf_half>(s, head_dim, blocks_of(a), (cudaStream_t)stream);
     default:
-        return kvf_cuda_launch<step_plain>(dim3(blocks_of(a)), dim3(KVF_PLAIN_THREADS),
-                                           sizeof(kvf_plain_shared), (cudaStream_t)stream, *s);
+        return kvf_cuda_launch_early<step_plain>(dim3(blocks_of(a)), dim3(KVF_PLAIN_THREADS),
+                                                 sizeof(kvf_plain_shared), (cudaStream_t)stream,
+                                                 *s);
     }
 }

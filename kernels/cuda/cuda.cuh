@@ -12,8 +12,8 @@
  * nothing else of CUDA runs in both.
  *
  * Rules for kernels: shared memory comes from kvf_shared() (dynamic, the launch says how many
- * bytes); every launch goes through kvf_cuda_launch<kernel>(); no <<<>>>, no textures, no device
- * linking.
+ * bytes); every launch goes through kvf_cuda_launch<kernel>() or its early form; no <<<>>>, no
+ * textures, no device linking.
  */
 
 #include <cuda_bf16.h>
@@ -104,6 +104,49 @@ static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_b
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     return kvf_cuda_enqueue(&config, kernel, args...);
+}
+
+/* The same for a kernel whose first statement is kvf_wait_for_earlier: its blocks may take their
+ * places while the kernel before it in the stream still runs. Where the loaded code was compiled
+ * for a target that cannot wait, it is an ordinary launch. */
+template <auto kernel, typename... A>
+static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t shared_bytes,
+                                                cudaStream_t stream, A... args)
+{
+    (void)&kvf_cuda_listed<kernel>::entry;
+    cudaFuncAttributes code;
+    const cudaError_t status = cudaFuncGetAttributes(&code, (const void *)kernel);
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+    if (status != cudaSuccess) {
+        (void)cudaGetLastError();
+        return status;
+    }
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = code.ptxVersion >= 90;
+    return kvf_cuda_enqueue(&config, kernel, args...);
+}
+
+/* Until all that the stream had before this kernel is done, and visible. */
+static __device__ __forceinline__ void kvf_wait_for_earlier(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* A kernel that may start early and comes next may take its places once every block was here. */
+static __device__ __forceinline__ void kvf_let_next_start(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* The block's dynamic shared memory, 128-byte aligned. */

@@ -90,6 +90,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t list = blockIdx.y, pages = a.pages[list], first = blockIdx.x * part;
+    kvf_let_next_start();
     if (first >= pages)
         return;
     row *rows = (row *)kvf_shared();

@@ -41,6 +41,7 @@ static __global__ void __launch_bounds__(FOLD_THREADS)
     fold_rows(const __grid_constant__ kvf_reduce_args a)
 {
     const uint32_t page = blockIdx.x * FOLD_THREADS + threadIdx.x, output = blockIdx.y;
+    kvf_let_next_start();
     if (page >= a.pages[(size_t)output * a.pages_step])
         return;
     const float *rows = a.scores + (size_t)output * a.rows * a.pages_max + page;
@@ -109,6 +110,7 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     const float unit = a.scale * LOG2E;
     const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
     weight *parts = (weight *)kvf_shared(), *shares = parts + (size_t)a.rows * count;
+    kvf_let_next_start();
     for (uint32_t i = warp; i < a.rows * count; i += warps) {
         const uint32_t begin = kvf_min_u32(pages, i % count * part);
         const weight w = weigh(rows + (size_t)(i / count) * a.pages_max, begin,

@@ -26,6 +26,8 @@ static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
     select_list(const __grid_constant__ kvf_select_args a, uint32_t parts)
 {
     const uint32_t list = blockIdx.x / parts;
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     if (a.k) {
         if (!kvf_topk_list(kvf_select_topk(&a), (kvf_topk_state *)kvf_shared(), parts))
             return;
@@ -46,7 +48,7 @@ extern "C" int kvf_select_cuda(const void *args, uint32_t tasks, void *stream)
     const size_t bytes = kvf_resolve_bytes(a->paging.slots), least = sizeof(kvf_topk_state);
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<select_list>(dim3(top.lists * parts), dim3(threads),
-                                        bytes > least ? bytes : least, (cudaStream_t)stream, *a,
-                                        parts);
+    return kvf_cuda_launch_early<select_list>(dim3(top.lists * parts), dim3(threads),
+                                              bytes > least ? bytes : least, (cudaStream_t)stream,
+                                              *a, parts);
 }
