@@ -182,7 +182,7 @@ static void step_case(check *c, const kvf_shape *shape, uint32_t group, uint32_t
         return;
     t->lists = 1 + check_below(c, 3);
     t->split = kvf_max_u32(1, split_tokens / shape->page_size);
-    t->spans_max = 1 + check_below(c, 5 * t->split);
+    t->spans_max = 1 + check_below(c, kvf_min_u32(5 * t->split, 400));
     t->scale = 1.0f / sqrtf((float)shape->head_dim);
     check_describe(c, "%s d=%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, group,
