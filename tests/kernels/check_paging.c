@@ -563,14 +563,14 @@ void check_lists(check *c)
         fetch_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
     for (uint32_t i = 0; i < 10; i++)
         overlap_case(c);
+    for (uint32_t i = 0; i < 14; i++)
+        select_case(c, 1 + i % 4, i % 12 == 0 ? 1100 : 1 + 3 * i);
 }
 
 void check_spans(check *c)
 {
     for (uint32_t i = 0; i < 20; i++)
         assemble_case(c, 1 + i % 4, i % 7 == 6 ? 700 : 1 + 3 * i);
-    for (uint32_t i = 0; i < 14; i++)
-        select_case(c, 1 + i % 4, i % 12 == 0 ? 1100 : 1 + 3 * i);
     for (uint32_t i = 0; i < 16; i++)
         csr_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
     for (uint32_t i = 0; i < 10; i++)
