@@ -18,10 +18,13 @@
 #include "checksum.h"
 
 #define TRIES_MAX 64u
+#define UNMOVED   SIZE_MAX
 
 typedef struct transfer {
     struct iovec pieces[KVF_IO_PIECES_MAX]; /* all of it */
     struct iovec left[KVF_IO_PIECES_MAX];   /* still to be moved: first .. count - 1 */
+    size_t number[KVF_IO_PIECES_MAX];       /* of a piece that is in the buffer; else UNMOVED */
+    size_t within[KVF_IO_PIECES_MAX];       /* where in that piece */
     uint32_t first, count;
     uint32_t tries; /* without progress */
     uint32_t is_submitted, is_done;
@@ -41,6 +44,7 @@ typedef struct mover {
     uint32_t in_flight, depth;
     kvf_checksum *sum;
     transfer *ring; /* [depth] */
+    char *buffers;  /* [depth, extent_bytes] of pieces that are not in memory, or NULL */
 } mover;
 
 /* ---- requests from pieces ---- */
@@ -56,9 +60,21 @@ static void add_sum(mover *m, const transfer *t)
         m->e->checksums[(t->end - 1) / extent] = kvf_checksum_end(m->sum);
 }
 
+/* Pieces of a request that are not in memory, to or from its buffer. */
+static kvf_status move_pieces(const mover *m, const transfer *t)
+{
+    for (uint32_t i = 0; m->buffers && i < t->count; i++)
+        if (t->number[i] != UNMOVED)
+            KVF_TRY(m->e->move(m->e->user, t->number[i], t->within[i], t->pieces[i].iov_len,
+                               t->pieces[i].iov_base));
+    return KVF_OK;
+}
+
 /* The next request: to the end of its extent at most. */
 static void build(mover *m, transfer *t)
 {
+    char *const buffer =
+        m->buffers ? m->buffers + (size_t)(t - m->ring) * m->e->extent_bytes : NULL;
     const uint32_t extent = m->e->extent_bytes;
     const uint64_t room = extent - m->at % extent;
     size_t wanted = (size_t)(m->bytes - m->at < room ? m->bytes - m->at : room);
@@ -66,8 +82,13 @@ static void build(mover *m, transfer *t)
     while (wanted && t->count < KVF_IO_PIECES_MAX) {
         const struct iovec *from = &m->pieces[m->piece];
         const size_t rest = from->iov_len - m->used, part = rest < wanted ? rest : wanted;
-        if (part)
-            t->pieces[t->count++] = (struct iovec){(char *)from->iov_base + m->used, part};
+        if (part) {
+            const bool is_there = from->iov_base != NULL;
+            t->number[t->count] = is_there ? UNMOVED : m->piece;
+            t->within[t->count] = m->used;
+            t->pieces[t->count++] = (struct iovec){
+                is_there ? (char *)from->iov_base + m->used : buffer + t->bytes, part};
+        }
         t->bytes += part;
         wanted -= part;
         m->used += part;
@@ -182,6 +203,7 @@ static kvf_status retire(mover *m)
             continue;
         }
         add_sum(m, t);
+        KVF_TRY(move_pieces(m, t));
         if (t->end % extent != 0 && t->end != m->bytes)
             continue;
         if (kvf_checksum_end(m->sum) != m->e->checksums[(t->end - 1) / extent])
@@ -206,6 +228,7 @@ static kvf_status begin_more(mover *m)
         transfer *t = &m->ring[m->tail % m->depth];
         build(m, t);
         if (m->is_write) {
+            KVF_TRY(move_pieces(m, t));
             add_sum(m, t);
             if (t->end % m->e->extent_bytes == 0)
                 kvf_checksum_begin(m->sum);
@@ -255,10 +278,13 @@ static kvf_status move_all(const kvf_extents *e, const struct iovec *pieces, siz
         m.bytes += pieces[i].iov_len;
     m.sum = kvf_alloc(e->context, 1, kvf_checksum_bytes());
     m.ring = kvf_alloc(e->context, depth, sizeof *m.ring);
-    kvf_status status = m.sum && m.ring ? run(&m)
-                                        : kvf_fail(e->context, KVF_OUT_OF_MEMORY, 0,
-                                                   "no memory for %u requests of a file", depth);
+    m.buffers = e->move ? kvf_alloc(e->context, depth, e->extent_bytes) : NULL;
+    kvf_status status = m.sum && m.ring && (m.buffers || !e->move)
+                            ? run(&m)
+                            : kvf_fail(e->context, KVF_OUT_OF_MEMORY, 0,
+                                       "no memory for %u requests of a file", depth);
     drain(&m);
+    kvf_free(e->context, m.buffers);
     kvf_free(e->context, m.ring);
     kvf_free(e->context, m.sum);
     return status;

@@ -6,9 +6,10 @@
  * A long run of bytes of a file, to or from many pieces of memory: in extents of one size, each
  * with a checksum, several requests at a time.
  *
- * Knows nothing of what the pieces are. Requests never cross the end of an extent. What an engine
- * moved only in part is asked for again; a request that makes no progress TRIES_MAX times is an
- * error. Whatever fails, nothing is in flight on return.
+ * Knows nothing of what the pieces are. Those without an address are not in memory: they go through
+ * a buffer of each request, which `move` fills or empties. Requests never cross the end of an
+ * extent. What an engine moved only in part is asked for again; a request that makes no progress
+ * TRIES_MAX times is an error. Whatever fails, nothing is in flight on return.
  */
 
 #include "io_engine.h"
@@ -24,6 +25,10 @@ typedef struct kvf_extents {
     uint32_t extent_bytes;
     uint64_t offset;     /* of the first extent in the file */
     uint64_t *checksums; /* [extents] written by write, compared by read */
+    /* Bytes of piece number `piece`, whose iov_base is NULL, to or from a buffer; NULL if all
+     * pieces have addresses. */
+    kvf_status (*move)(void *user, size_t piece, size_t offset, size_t bytes, char *buffer);
+    void *user;
 } kvf_extents;
 
 static inline uint64_t kvf_extent_count(uint64_t bytes, uint32_t extent_bytes)

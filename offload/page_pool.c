@@ -15,39 +15,49 @@
 
 #define NONE UINT32_MAX
 
+static uint32_t bundle_count(const kvf_page_pool *pool)
+{
+    return pool->block_count / pool->bundle_blocks;
+}
+
 static void carve(kvf_page_pool *pool, kvf_carver *carver)
 {
-    KVF_CARVE(carver, pool->next, pool->block_count);
+    KVF_CARVE(carver, pool->next, bundle_count(pool));
+    KVF_CARVE(carver, pool->live, bundle_count(pool));
     KVF_CARVE(carver, pool->references, pool->block_count);
 }
 
-uint64_t kvf_page_pool_table_bytes(uint32_t block_count)
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks)
 {
-    kvf_page_pool pool = {.block_count = block_count};
+    kvf_page_pool pool = {.block_count = block_count, .bundle_blocks = bundle_blocks};
     kvf_carver carver = {0};
     carve(&pool, &carver);
     return carver.bytes;
 }
 
+size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks)
+{
+    return kvf_round_up(block_bytes * bundle_blocks, KVF_DISK_ALIGNMENT);
+}
+
 static kvf_status take_tables(kvf_page_pool *pool)
 {
-    pool->tables = kvf_alloc(pool->context, 1, kvf_page_pool_table_bytes(pool->block_count));
+    const uint32_t bundles = bundle_count(pool);
+    pool->tables = kvf_alloc(pool->context, 1,
+                             kvf_page_pool_table_bytes(pool->block_count, pool->bundle_blocks));
     if (!pool->tables)
         KVF_FAIL(pool->context, KVF_OUT_OF_MEMORY, "no memory for the tables of %u host blocks",
                  pool->block_count);
     carve(pool, &(kvf_carver){.base = pool->tables});
-    for (uint32_t i = 0; i < pool->block_count; i++)
-        pool->next[i] = i + 1 < pool->block_count ? i + 1 : NONE;
+    for (uint32_t i = 0; i < bundles; i++)
+        pool->next[i] = i + 1 < bundles ? i + 1 : NONE;
     pool->free_head = 0;
     pool->free_count = pool->block_count;
     return KVF_OK;
 }
 
-kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
-                                const kvf_host_memory_config *memory, size_t block_bytes,
-                                uint32_t block_count, kvf_page_pool *out)
+static kvf_status check(kvf_context *context, size_t block_bytes, uint32_t block_count)
 {
-    memset(out, 0, sizeof *out);
     if (block_bytes == 0 || block_bytes > KVF_ARENA_BYTES_MAX || block_bytes % 64 != 0)
         KVF_FAIL(context, KVF_INVALID,
                  "a host block of %zu bytes: it must be a multiple of 64 and at most 1 GiB; "
@@ -56,44 +66,114 @@ kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
     if (block_count == 0 || block_count == NONE)
         KVF_FAIL(context, KVF_INVALID, "a pool of %u blocks; it must be 1 to %u", block_count,
                  NONE - 1);
-    kvf_page_pool pool = {.context = context,
-                          .block_bytes = block_bytes,
-                          .block_count = block_count,
-                          .free_head = NONE};
-    kvf_host_memory_config config = *memory;
-    config.bytes = (uint64_t)block_bytes * block_count;
-    config.granule = block_bytes;
-    pool.blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / block_bytes);
-    kvf_status status = take_tables(&pool);
-    if (status == KVF_OK)
-        status = kvf_host_memory_create(context, device, &config, &pool.memory);
-    if (status != KVF_OK) {
-        kvf_page_pool_destroy(&pool);
-        return status;
-    }
-    *out = pool;
-    KVF_ASSERT_WALK(kvf_page_pool_is_valid(out));
     return KVF_OK;
+}
+
+static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
+{
+    const kvf_disk_tier_config config = {
+        .folder = disk->folder,
+        .memory = &pool->memory,
+        .engine = disk->engine,
+        .bundle_bytes = kvf_page_pool_bundle_bytes(pool->block_bytes, disk->bundle_blocks),
+        .bundles = bundle_count(pool),
+        .berths = disk->berths,
+        .settle = disk->settle,
+        .user = disk->user};
+    return kvf_disk_tier_open(pool->context, &config, &pool->tier);
+}
+
+/* `out` is where the pool stays: a tier knows its memory by that address. */
+static kvf_status create(kvf_page_pool *out, kvf_device *device,
+                         const kvf_host_memory_config *memory, const kvf_page_pool_disk *disk)
+{
+    kvf_host_memory_config config = *memory;
+    config.granule = out->block_bytes;
+    config.bytes = (uint64_t)out->block_bytes * out->block_count;
+    if (disk) {
+        config.granule = kvf_page_pool_bundle_bytes(out->block_bytes, disk->bundle_blocks);
+        config.bytes = (uint64_t)config.granule * disk->berths;
+    }
+    out->blocks_per_arena = (uint32_t)(kvf_arena_bytes(&config) / out->block_bytes);
+    kvf_status status = take_tables(out);
+    if (status == KVF_OK)
+        status = kvf_host_memory_create(out->context, device, &config, &out->memory);
+    if (status == KVF_OK && disk)
+        status = open_tier(out, disk);
+    if (status != KVF_OK)
+        kvf_page_pool_destroy(out);
+    KVF_ASSERT_WALK(status != KVF_OK || kvf_page_pool_is_valid(out));
+    return status;
+}
+
+kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
+                                const kvf_host_memory_config *memory, size_t block_bytes,
+                                uint32_t block_count, kvf_page_pool *out)
+{
+    memset(out, 0, sizeof *out);
+    KVF_TRY(check(context, block_bytes, block_count));
+    *out = (kvf_page_pool){.context = context,
+                           .block_bytes = block_bytes,
+                           .block_count = block_count,
+                           .bundle_blocks = 1,
+                           .free_head = NONE};
+    return create(out, device, memory, NULL);
+}
+
+kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_device *device,
+                                        const kvf_host_memory_config *memory,
+                                        const kvf_page_pool_disk *disk, size_t block_bytes,
+                                        uint32_t block_count, kvf_page_pool *out)
+{
+    memset(out, 0, sizeof *out);
+    KVF_TRY(check(context, block_bytes, block_count));
+    KVF_ASSERT(disk->bundle_blocks > 0 && block_count % disk->bundle_blocks == 0);
+    *out = (kvf_page_pool){.context = context,
+                           .block_bytes = block_bytes,
+                           .block_count = block_count,
+                           .bundle_blocks = disk->bundle_blocks,
+                           .free_head = NONE};
+    return create(out, device, memory, disk);
 }
 
 void kvf_page_pool_destroy(kvf_page_pool *pool)
 {
     if (!pool || !pool->context)
         return;
+    kvf_disk_tier_close(pool->tier);
     kvf_host_memory_destroy(pool->context, &pool->memory);
     kvf_free(pool->context, pool->tables);
     memset(pool, 0, sizeof *pool);
 }
 
+/* A block of a bundle that others have blocks of too; there is one. */
+static uint32_t find_single(kvf_page_pool *pool)
+{
+    while (pool->references[pool->free_look] > 0)
+        pool->free_look = pool->free_look + 1 == pool->block_count ? 0 : pool->free_look + 1;
+    return pool->free_look;
+}
+
 kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out)
 {
+    return kvf_page_pool_acquire_near(pool, KVF_BLOCK_NONE, out);
+}
+
+kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near, kvf_block *out)
+{
+    uint32_t index = near.index + 1; /* 0 behind none */
     *out = KVF_BLOCK_NONE;
     if (pool->free_count == 0)
         return KVF_FULL;
-    uint32_t index = pool->free_head;
+    if (index % pool->bundle_blocks == 0 || pool->references[index] > 0)
+        index = pool->free_head == NONE ? find_single(pool) : pool->free_head * pool->bundle_blocks;
+    const uint32_t bundle = index / pool->bundle_blocks;
     KVF_ASSERT(index < pool->block_count && pool->references[index] == 0);
-    pool->free_head = pool->next[index];
-    pool->next[index] = NONE;
+    if (pool->live[bundle]++ == 0) {
+        KVF_ASSERT(bundle == pool->free_head);
+        pool->free_head = pool->next[bundle];
+        pool->next[bundle] = NONE;
+    }
     pool->free_count--;
     pool->references[index] = 1;
     out->index = index;
@@ -113,9 +193,14 @@ void kvf_page_pool_release(kvf_page_pool *pool, kvf_block block)
     KVF_ASSERT(block.index < pool->block_count && pool->references[block.index] > 0);
     if (--pool->references[block.index] > 0)
         return;
-    pool->next[block.index] = pool->free_head;
-    pool->free_head = block.index;
+    const uint32_t bundle = block.index / pool->bundle_blocks;
     pool->free_count++;
+    if (--pool->live[bundle] == 0) {
+        pool->next[bundle] = pool->free_head;
+        pool->free_head = bundle;
+        if (pool->tier)
+            kvf_disk_tier_empty(pool->tier, bundle);
+    }
     KVF_ASSERT_WALK(kvf_page_pool_is_valid(pool));
 }
 
@@ -125,9 +210,17 @@ uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block)
     return pool->references[block.index];
 }
 
+static void *of_tier(const kvf_page_pool *pool, kvf_block block, char *bundle)
+{
+    return bundle ? bundle + block.index % pool->bundle_blocks * pool->block_bytes : NULL;
+}
+
 void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block)
 {
     KVF_ASSERT_DEBUG(block.index < pool->block_count);
+    if (pool->tier)
+        return of_tier(pool, block,
+                       kvf_disk_tier_host(pool->tier, kvf_page_pool_bundle(pool, block)));
     const kvf_arena *arena = &pool->memory.arenas[block.index / pool->blocks_per_arena];
     return arena->host + (size_t)(block.index % pool->blocks_per_arena) * pool->block_bytes;
 }
@@ -135,22 +228,54 @@ void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block)
 void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block)
 {
     KVF_ASSERT_DEBUG(block.index < pool->block_count);
+    if (pool->tier)
+        return of_tier(pool, block,
+                       kvf_disk_tier_device(pool->tier, kvf_page_pool_bundle(pool, block)));
     const kvf_arena *arena = &pool->memory.arenas[block.index / pool->blocks_per_arena];
     return arena->device + (size_t)(block.index % pool->blocks_per_arena) * pool->block_bytes;
 }
 
+kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_context *context, kvf_block block,
+                                  size_t offset, size_t bytes, char *to)
+{
+    if (pool->tier)
+        return kvf_disk_tier_copy_out(
+            pool->tier, context, kvf_page_pool_bundle(pool, block),
+            block.index % pool->bundle_blocks * pool->block_bytes + offset, bytes, to);
+    memcpy(to, (const char *)kvf_page_pool_host(pool, block) + offset, bytes);
+    return KVF_OK;
+}
+
+kvf_status kvf_page_pool_copy_in(kvf_page_pool *pool, kvf_block block, size_t offset, size_t bytes,
+                                 const char *from)
+{
+    if (pool->tier)
+        return kvf_disk_tier_copy_in(pool->tier, kvf_page_pool_bundle(pool, block),
+                                     block.index % pool->bundle_blocks * pool->block_bytes + offset,
+                                     bytes, from);
+    memcpy((char *)kvf_page_pool_host(pool, block) + offset, from, bytes);
+    return KVF_OK;
+}
+
 int kvf_page_pool_is_valid(const kvf_page_pool *pool)
 {
-    uint32_t used = 0;
-    for (uint32_t i = 0; i < pool->block_count; i++)
-        used += pool->references[i] > 0;
+    uint32_t used = 0, empty = 0;
+    for (uint32_t b = 0; b < bundle_count(pool); b++) {
+        uint32_t live = 0;
+        for (uint32_t i = 0; i < pool->bundle_blocks; i++)
+            live += pool->references[b * pool->bundle_blocks + i] > 0;
+        if (live != pool->live[b])
+            return 0;
+        used += live;
+        empty += live == 0;
+    }
     if (used + pool->free_count != pool->block_count)
         return 0;
-    /* free_count steps that each find a free block, then the end: with no way back, each is there
-     * once. */
+    /* As many steps as bundles are free that each find one, then the end: with no way back, each is
+     * there once. */
     uint32_t at = pool->free_head;
-    for (uint32_t i = 0; i < pool->free_count; i++) {
-        if (at >= pool->block_count || pool->references[at] != 0)
+    for (uint32_t i = 0; i < empty; i++) {
+        if (at >= bundle_count(pool) || pool->live[at] != 0)
             return 0;
         at = pool->next[at];
     }

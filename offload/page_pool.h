@@ -8,12 +8,16 @@
  * A block is the pages of all KV heads of one token range; here it is opaque bytes. A block id
  * stays valid from acquire to the last release. Not thread-safe: the cache that owns it serialises.
  *
- * Invariant: free_count + (blocks with references > 0) == block_count, and every free block is on
- * the free list exactly once. The free list hands out the lowest ids first in a fresh pool, so that
- * a sequence that is written once lies contiguously.
+ * Blocks are handed out from bundles: block_count / bundle_blocks groups of neighbours, one block
+ * each unless there is a disk tier. With a tier the blocks lie in bundles of it, and only those in
+ * memory have an address; see disk_tier.h.
+ *
+ * Invariant: free_count + (blocks with references > 0) == block_count, and a bundle is on the free
+ * list, once, iff none of its blocks has references. The list hands out the lowest ids first in a
+ * fresh pool, so that a sequence that is written once lies contiguously.
  */
 
-#include "host_memory.h"
+#include "disk_tier.h"
 
 typedef struct kvf_block {
     uint32_t index;
@@ -27,29 +31,68 @@ typedef struct kvf_page_pool {
     size_t block_bytes;
     uint32_t blocks_per_arena;
     uint32_t block_count;
+    uint32_t bundle_blocks; /* 1 without a tier */
     uint32_t free_count;
-    uint32_t free_head; /* UINT32_MAX = none */
+    uint32_t free_head; /* a bundle; UINT32_MAX = none */
+    uint32_t free_look; /* a block: where to look for single ones */
     char *tables;
-    uint32_t *next;       /* [block_count] free list */
+    uint32_t *next;       /* [bundles] free list */
+    uint32_t *live;       /* [bundles] blocks with references */
     uint32_t *references; /* [block_count] */
+    kvf_disk_tier *tier;  /* NULL = every block has an address */
 } kvf_page_pool;
+
+/* What makes a pool larger than its memory; the sizes follow from those of a block. */
+typedef struct kvf_page_pool_disk {
+    const char *folder;
+    const kvf_io_ops *engine;
+    uint32_t bundle_blocks;
+    uint32_t berths;
+    kvf_status (*settle)(void *user);
+    void *user;
+} kvf_page_pool_disk;
 
 KVF_CHECKED kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
                                             const kvf_host_memory_config *memory,
                                             size_t block_bytes, uint32_t block_count,
                                             kvf_page_pool *out);
+/* block_count is a multiple of disk->bundle_blocks. */
+KVF_CHECKED kvf_status kvf_page_pool_create_on_disk(kvf_context *context, kvf_device *device,
+                                                    const kvf_host_memory_config *memory,
+                                                    const kvf_page_pool_disk *disk,
+                                                    size_t block_bytes, uint32_t block_count,
+                                                    kvf_page_pool *out);
 void kvf_page_pool_destroy(kvf_page_pool *pool);
 /* What its tables take, besides the blocks. */
-uint64_t kvf_page_pool_table_bytes(uint32_t block_count);
+uint64_t kvf_page_pool_table_bytes(uint32_t block_count, uint32_t bundle_blocks);
+/* Bytes of a bundle, in memory and in the file. */
+size_t kvf_page_pool_bundle_bytes(size_t block_bytes, uint32_t bundle_blocks);
 
 /* KVF_FULL when none is free (without a message: the caller knows the field). References = 1. */
 KVF_CHECKED kvf_status kvf_page_pool_acquire(kvf_page_pool *pool, kvf_block *out);
+/* The one behind `near` if it is free and of the same bundle, else one of a bundle that nobody has
+ * blocks of, while there is any. */
+KVF_CHECKED kvf_status kvf_page_pool_acquire_near(kvf_page_pool *pool, kvf_block near,
+                                                  kvf_block *out);
 void kvf_page_pool_share(kvf_page_pool *pool, kvf_block block);   /* references + 1 */
 void kvf_page_pool_release(kvf_page_pool *pool, kvf_block block); /* references - 1, free at 0 */
 uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block);
 
-void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block);   /* CPU address */
-void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block); /* device alias */
+/* Addresses for the CPU and for the device; NULL if the block is not in memory. */
+void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block);
+void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block);
+
+/* Of a pool with a tier. */
+static inline uint32_t kvf_page_pool_bundle(const kvf_page_pool *pool, kvf_block block)
+{
+    return block.index / pool->bundle_blocks;
+}
+/* Of any pool: bytes of a block wherever they are. Thread: any, while it is held. */
+KVF_CHECKED kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_context *context,
+                                              kvf_block block, size_t offset, size_t bytes,
+                                              char *to);
+KVF_CHECKED kvf_status kvf_page_pool_copy_in(kvf_page_pool *pool, kvf_block block, size_t offset,
+                                             size_t bytes, const char *from);
 
 /* Walks everything; 1 if the invariant holds. */
 int kvf_page_pool_is_valid(const kvf_page_pool *pool);

@@ -434,6 +434,17 @@ typedef struct kvf_cache_config {
     /* pruning */
     uint32_t observe_window; /**< newest queries of a layer that are kept to score its tokens, 0 to
                                 128; default 0. Pruning needs them */
+
+    /* disk tier: sealed pages beyond host_bytes lie in a file */
+    /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
+     * NULL = all pages are in memory. Selection never reads it; a step waits until the pages that
+     * it selected are in memory. Such a cache cannot speculate, be recorded or listed
+     * (kvf_select_pages), nor have streaming heads: KVF_UNSUPPORTED. Borrowed for the call. */
+    const char *disk_path;
+    uint64_t host_bytes;        /**< of sealed pages in memory; at least a layer of a sequence */
+    uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
+    uint32_t disk_bundle_bytes; /**< neighbouring pages of a layer that are read and written
+                                   together have at least so many bytes; 0 = 128 KiB */
 } kvf_cache_config;
 
 KVF_API void kvf_cache_config_init(kvf_cache_config *config);
@@ -462,6 +473,8 @@ typedef struct kvf_cache_plan {
     kvf_transfer transfer;       /**< the method in force */
     uint64_t host_table_bytes;   /**< positions, block lists, arguments in flight, counters */
     uint32_t block_size;         /**< tokens that are allocated, sealed and written back together */
+    uint32_t disk_bundle_bytes;  /**< read and written together; 0 = there is no disk tier */
+    uint64_t disk_bytes;         /**< the file of the disk tier */
 } kvf_cache_plan;
 
 /** Check a configuration and compute its memory without reserving any. Thread: any. */
@@ -651,7 +664,7 @@ KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_deco
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Valid until the sequence appends.
+ * Valid until the sequence appends. NULL in a cache with a disk tier, whose pages move.
  * Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
@@ -665,7 +678,8 @@ KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_deco
 
 /* ---- statistics ---- */
 
-/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. */
+/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. What is said
+ * of transfers and of the disk is not known per layer. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
@@ -684,6 +698,9 @@ typedef struct kvf_stats {
     uint32_t static_tokens_min, static_tokens_max; /**< over layers; differs with the auto ratio */
     uint64_t pages_ahead;      /**< fetched because the next step may select them (speculate) */
     uint64_t pages_ahead_used; /**< of those, selected while they were there: misses saved */
+    uint64_t disk_wanted;      /**< bundles of the disk tier that calls needed, once per call */
+    uint64_t disk_reads;       /**< of those, read from the file; the others were in memory */
+    uint64_t bytes_from_disk, bytes_to_disk;
 } kvf_stats;
 
 KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);

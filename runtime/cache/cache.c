@@ -9,6 +9,8 @@
 
 #include "cache.h"
 
+#include <string.h>
+
 #include "calibrate.h"
 #include "config.h"
 #include "layout.h"
@@ -53,13 +55,40 @@ kvf_status kvf_cache_take_memory(kvf_cache *cache, kvf_reservation *r)
     return take_control(cache, r);
 }
 
+/* Of a disk tier: whatever earlier calls enqueued is done. */
+static kvf_status settle(void *user)
+{
+    const kvf_cache *cache = user;
+    if (cache->last_done)
+        KVF_TRY(cache->device->ops->event_wait(cache->last_done));
+    return cache->device->ops->event_wait(cache->written);
+}
+
+static kvf_status take_pool(kvf_cache *cache)
+{
+    const kvf_dims *d = &cache->dims;
+    const kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    const size_t block = kvf_block_bytes(&d->paging);
+    if (!d->berths)
+        return kvf_page_pool_create(cache->context, cache->device, &memory, block, d->block_count,
+                                    &cache->pool);
+    const kvf_page_pool_disk disk = {.folder = cache->config.disk_path,
+                                     .engine = cache->runtime->seams.io_engine,
+                                     .bundle_blocks = d->bundle_blocks,
+                                     .berths = d->berths,
+                                     .settle = settle,
+                                     .user = cache};
+    KVF_TRY(cache->device->ops->event_create(cache->device, &cache->chosen));
+    KVF_TRY(cache->device->ops->event_create(cache->device, &cache->placed));
+    return kvf_page_pool_create_on_disk(cache->context, cache->device, &memory, &disk, block,
+                                        d->block_count, &cache->pool);
+}
+
 static kvf_status take_pages(kvf_cache *cache)
 {
     const kvf_cache_config *c = &cache->config;
     const kvf_paging *p = &cache->dims.paging;
-    const kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
-    KVF_TRY(kvf_page_pool_create(cache->context, cache->device, &memory, kvf_block_bytes(p),
-                                 cache->dims.block_count, &cache->pool));
+    KVF_TRY(take_pool(cache));
     KVF_TRY(kvf_residency_create(cache->device, c->sequences_max * c->layers * p->lists,
                                  p->pages_max, p->slots, kvf_cache_slot_bytes(cache),
                                  &cache->residency));
@@ -124,6 +153,20 @@ kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r)
 
 /* ---- open and close ---- */
 
+/* The settings are read as long as the cache lives. */
+static kvf_status own_path(kvf_cache *cache)
+{
+    const size_t length = cache->config.disk_path ? strlen(cache->config.disk_path) + 1 : 0;
+    if (length == 0)
+        return KVF_OK;
+    cache->disk_path = kvf_alloc(cache->context, length, 1);
+    if (!cache->disk_path)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for the name of a folder");
+    memcpy(cache->disk_path, cache->config.disk_path, length);
+    cache->config.disk_path = cache->disk_path;
+    return KVF_OK;
+}
+
 kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config, kvf_cache **out)
 {
     kvf_cache *cache = *out = kvf_alloc(runtime->context, 1, sizeof *cache);
@@ -136,7 +179,7 @@ kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config
     atomic_flag_clear(&cache->in_use);
     KVF_TRY(kvf_config_resolve(runtime, config, &cache->config, &cache->dims));
     cache->policy = kvf_select_find(cache->config.select);
-    return KVF_OK;
+    return own_path(cache);
 }
 
 void kvf_cache_wait(kvf_cache *cache)
@@ -156,6 +199,8 @@ void kvf_cache_destroy(kvf_cache *cache)
     kvf_transfer_close(cache->transfer);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(cache->frames[i].done);
+    ops->event_destroy(cache->placed);
+    ops->event_destroy(cache->chosen);
     ops->event_destroy(cache->written);
     ops->event_destroy(cache->sealed);
     if (cache->residency.device)
@@ -167,5 +212,6 @@ void kvf_cache_destroy(kvf_cache *cache)
     for (size_t i = sizeof cache->device_memory / sizeof *cache->device_memory; i-- > 0;)
         ops->memory_free(cache->device, cache->device_memory[i]);
     kvf_free(cache->context, cache->host_memory);
+    kvf_free(cache->context, cache->disk_path);
     kvf_free(cache->context, cache);
 }

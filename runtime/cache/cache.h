@@ -58,6 +58,8 @@ struct kvf_dims {
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
+    uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
+    uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
     size_t frame_bytes;     /* of the largest call; see calls.h */
 };
 
@@ -79,6 +81,7 @@ typedef struct kvf_layer {
     uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
     uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
     uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
+    uint64_t arrivals;      /* of the disk tier when the page table was sent; see bring.h */
     kvf_block *blocks;      /* [blocks_max] */
     uint32_t *positions;    /* [tokens_max] */
     uint8_t *by_step;       /* [tokens_max] 1: the token came with a decode step */
@@ -141,6 +144,10 @@ struct kvf_cache {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
+    kvf_event *chosen;  /* of a disk tier: what a step chose is known; addresses were read */
+    kvf_event *placed;
+    uint32_t places_used; /* of control.places */
+    char *disk_path;
     kvf_prefill_arena arena;
 
     kvf_frame frames[KVF_FRAMES];

@@ -340,6 +340,81 @@ static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
             p->blocks_max, p->store_pages + kvf_min_u32(p->pages_max, slots) + dims->window_pages);
 }
 
+/* What of the disk tier contradicts other settings. */
+static kvf_status check_disk(kvf_context *context, const kvf_cache_config *c)
+{
+    if (!c->disk_path && (c->host_bytes || c->disk_bytes))
+        KVF_FAIL(context, KVF_INVALID,
+                 "%s = %llu: without disk_path all pages stay in memory; name a folder, or leave "
+                 "it 0 and set host_tokens_max",
+                 c->host_bytes ? "host_bytes" : "disk_bytes",
+                 (unsigned long long)(c->host_bytes ? c->host_bytes : c->disk_bytes));
+    if (c->disk_path && c->host_bytes == 0)
+        KVF_FAIL(context, KVF_INVALID,
+                 "host_bytes = 0: with disk_path it says how much of the pages stays in memory; "
+                 "set it, or leave disk_path NULL");
+    if (c->disk_path && c->head_mask)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "disk_path = %s: head_mask has streaming heads, whose caches share no tier; open "
+                 "the cache without a mask, or without disk_path",
+                 c->disk_path);
+    if (c->disk_path && c->speculate)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "disk_path = %s: speculate = on would wait for the disk in every step; open the "
+                 "cache with speculate = off, or without disk_path",
+                 c->disk_path);
+    return KVF_OK;
+}
+
+/* Berths of bundles that one call may need: a row that is looked at in full, or the newest blocks
+ * of every layer of a sequence. */
+static uint32_t berths_least(const kvf_cache_config *c, const kvf_dims *d)
+{
+    const uint32_t row = kvf_div_ceil_u32(d->paging.blocks_max, d->bundle_blocks) + 2;
+    const uint32_t ends =
+        c->layers * (kvf_div_ceil_u32(d->paging.ring_blocks, d->bundle_blocks) + 1);
+    return kvf_max_u32(kvf_max_u32(row, ends), KVF_DISK_BERTHS_LEAST);
+}
+
+/* Bundles, berths and the file. All in memory if all fits. */
+static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
+{
+    const size_t block = kvf_block_bytes(&dims->paging);
+    const size_t least = c->disk_bundle_bytes ? c->disk_bundle_bytes : KVF_DISK_BUNDLE_MIN;
+    const uint64_t in_memory = dims->block_count;
+    dims->bundle_blocks = 1;
+    if (!c->disk_path || in_memory * block <= c->host_bytes)
+        return KVF_OK;
+    dims->bundle_blocks = (uint32_t)((least + block - 1) / block);
+    const size_t bundle = kvf_page_pool_bundle_bytes(block, dims->bundle_blocks);
+    /* The last bundle of a layer is not full. */
+    const uint64_t blocks =
+        in_memory + (uint64_t)c->sequences_max * c->layers * (dims->bundle_blocks - 1);
+    const uint64_t bundles = (blocks + dims->bundle_blocks - 1) / dims->bundle_blocks;
+    if (bundles * dims->bundle_blocks >= UINT32_MAX)
+        KVF_FAIL(context, KVF_INVALID,
+                 "disk_bundle_bytes = %u: %llu bundles of %u blocks are more than %u blocks; lower "
+                 "it or host_tokens_max",
+                 c->disk_bundle_bytes, (unsigned long long)bundles, dims->bundle_blocks,
+                 UINT32_MAX - 1);
+    if (c->disk_bytes && c->disk_bytes < bundles * bundle)
+        KVF_FAIL(context, KVF_INVALID,
+                 "disk_bytes = %llu: host_tokens_max = %llu tokens take %llu bytes; raise it, or "
+                 "lower host_tokens_max",
+                 (unsigned long long)c->disk_bytes, (unsigned long long)c->host_tokens_max,
+                 (unsigned long long)(bundles * bundle));
+    if (c->host_bytes / bundle < berths_least(c, dims))
+        KVF_FAIL(context, KVF_INVALID,
+                 "host_bytes = %llu: a call may need %u bundles of %zu bytes in memory; give at "
+                 "least %llu, or lower tokens_max",
+                 (unsigned long long)c->host_bytes, berths_least(c, dims), bundle,
+                 (unsigned long long)berths_least(c, dims) * bundle);
+    dims->block_count = (uint32_t)(bundles * dims->bundle_blocks);
+    const uint64_t berths = c->host_bytes / bundle;
+    dims->berths = (uint32_t)(berths < bundles ? berths : bundles);
+    return KVF_OK;
+}
+
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,
                               kvf_cache_config *resolved, kvf_dims *dims)
 {
@@ -353,6 +428,9 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             "the header of the library that is linked",
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
+    if (config->disk_bundle_bytes > KVF_ARENA_BYTES_MAX / 4)
+        KVF_FAIL(context, KVF_INVALID, "disk_bundle_bytes = %u: at most %zu",
+                 config->disk_bundle_bytes, KVF_ARENA_BYTES_MAX / 4);
     KVF_TRY(check_head_dim(runtime, context, config));
     KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);
@@ -360,6 +438,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *resolved = *config;
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
+    KVF_TRY(check_disk(context, resolved));
     if (resolved->digest == KVF_DIGEST_CODES && resolved->sub_digests != 1)
         KVF_FAIL(context, KVF_INVALID,
                  "sub_digests = %u: digest = codes has no boxes to divide; leave it 1",
@@ -387,5 +466,5 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
                  "tokens_max or sequences_max",
                  (unsigned long long)resolved->host_tokens_max, resolved->layers, UINT32_MAX - 1);
     dims->block_count = (uint32_t)blocks;
-    return KVF_OK;
+    return count_disk(context, resolved, dims);
 }

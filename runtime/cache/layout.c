@@ -157,12 +157,23 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.last_page_len, listed);
 }
 
+static void carve_disk(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
+{
+    const kvf_dims *d = &cache->dims;
+    const uint64_t s = d->berths ? cache->config.sequences_max : 0;
+    const uint64_t mirrored = d->needs_mirror ? s * d->paging.lists : 0;
+    KVF_CARVE(k, t->places, s, d->paging.blocks_max);
+    KVF_CARVE(k, t->disk_count, mirrored);
+    KVF_CARVE(k, t->disk_misses, mirrored, d->ids_max);
+}
+
 void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
 {
     KVF_CARVE(k, t->frames, KVF_FRAMES, cache->dims.frame_bytes);
     KVF_CARVE(k, t->counters, cache->config.layers);
     KVF_CARVE(k, t->faults, cache->config.sequences_max);
     KVF_CARVE(k, t->stamp, 1);
+    carve_disk(cache, k, t);
     if (cache->dims.needs_mirror)
         carve_mirror(cache, k, t);
     k->bytes = kvf_round_up(k->bytes, 4096);
@@ -223,10 +234,12 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
     const uint64_t lists = (uint64_t)c->sequences_max * c->layers * p->lists;
     const uint64_t chosen = (uint64_t)c->sequences_max * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
+    const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(p), d->bundle_blocks);
     char *blocks;
     *r = (kvf_reservation){0};
     kvf_layout_carve(cache, r);
-    KVF_CARVE(&pool, blocks, d->block_count, kvf_block_bytes(p));
+    KVF_CARVE(&pool, blocks, d->berths ? d->berths : d->block_count,
+              d->berths ? bundle : kvf_block_bytes(p));
     kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_cache_slot_bytes(cache),
                         &residency, &slots);
     if (d->shadow_slots)
@@ -243,13 +256,15 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
                  c->sequences_max, (unsigned long long)r->control.bytes);
 
     const kvf_transfer_config transfer = kvf_cache_transfer_config(cache);
+    const uint32_t bundles = d->berths ? d->block_count / d->bundle_blocks : 0;
     uint64_t staging_host = 0, staging_device = 0;
     kvf_transfer_needs(cache->device, &transfer, &staging_host, &staging_device);
     cache->plan = (kvf_cache_plan){
         .host_kv_bytes = pool.bytes,
         .host_staging_bytes = staging_host,
         .host_table_bytes =
-            r->host.bytes + kvf_page_pool_table_bytes(d->block_count) + r->control.bytes,
+            r->host.bytes + kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
+            (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths) : 0) + r->control.bytes,
         .device_kv_bytes = r->kv.bytes + slots.bytes,
         .device_digest_bytes = r->digest.bytes,
         .device_table_bytes = r->table.bytes + residency.bytes + staging_device,
@@ -258,6 +273,8 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .slots = p->slots,
         .transfer = c->transfer,
         .block_size = p->block_size,
+        .disk_bundle_bytes = bundles ? (uint32_t)bundle : 0,
+        .disk_bytes = (uint64_t)bundles * bundle,
     };
     return KVF_OK;
 }

@@ -89,6 +89,14 @@ void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats)
     stats->copies = moved.copies;
     stats->gather_ns = moved.gather_ns;
     stats->copy_ns = moved.copy_ns;
+    if (!cache->pool.tier)
+        return;
+    kvf_disk_stats disk;
+    kvf_disk_tier_stats(cache->pool.tier, &disk);
+    stats->disk_wanted = disk.wanted;
+    stats->disk_reads = disk.read;
+    stats->bytes_from_disk = disk.bytes_read;
+    stats->bytes_to_disk = disk.bytes_written;
 }
 
 void kvf_stats_reset(kvf_cache *cache)
@@ -107,4 +115,6 @@ void kvf_stats_reset(kvf_cache *cache)
         cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
     kvf_transfer_stats_reset(cache->transfer);
+    if (cache->pool.tier)
+        kvf_disk_tier_stats_reset(cache->pool.tier);
 }

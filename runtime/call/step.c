@@ -156,6 +156,12 @@ kvf_status kvf_step_end(kvf_step *step, kvf_status status)
     return status;
 }
 
+kvf_status kvf_step_refuse(kvf_step *step, kvf_status status)
+{
+    const kvf_status ended = step->cache->pool.tier ? kvf_step_end(step, KVF_OK) : KVF_OK;
+    return ended == KVF_OK ? status : ended;
+}
+
 kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
 {
     const kvf_stamp_args args = {.last = step->cache->control_device.stamp, .sum = sum};

@@ -51,6 +51,7 @@ typedef struct kvf_step {
 
     const uint64_t *masks; /* of the chosen pages; NULL = none */
     uint32_t ticket;       /* of the transfer */
+    uint32_t is_undone;    /* 1: the disk failed; what was enqueued is to be taken back */
 } kvf_step;
 
 /* The rule, and the only place that says it: a recorded step has few launches, of kernels that do
@@ -97,6 +98,9 @@ KVF_CHECKED kvf_status kvf_step_send(kvf_step *step);
 /* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken.
  */
 KVF_CHECKED kvf_status kvf_step_end(kvf_step *step, kvf_status status);
+
+/* A call that is refused with `status`, and may have enqueued what changes nothing. */
+kvf_status kvf_step_refuse(kvf_step *step, kvf_status status);
 
 /* Time since the last stamp goes to *sum, in stream order; NULL starts the clock. */
 KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);

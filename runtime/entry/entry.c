@@ -11,6 +11,7 @@
 #include "entry.h"
 
 #include "append.h"
+#include "bring.h"
 #include "calls.h"
 #include "decode.h"
 #include "fork.h"
@@ -28,8 +29,10 @@ kvf_status kvf_enter(kvf_cache *cache)
     if (was_in_use)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "two threads use one cache at once; give each thread a cache, or take a lock");
-    if (cache->broken == KVF_OK)
+    if (cache->broken == KVF_OK) {
+        kvf_bring_again(cache);
         return KVF_OK;
+    }
     return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
                                      "an earlier call on this cache failed half-way; close it and "
                                      "open another"));
@@ -47,6 +50,8 @@ kvf_status kvf_enter_idle(kvf_cache *cache)
 
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
+    if (cache->pool.tier)
+        kvf_disk_tier_tend(cache->pool.tier);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }
@@ -355,6 +360,11 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s needs the host in every step; use a policy that runs on the device",
                  kvf_select_name(cache->config.select));
+    if (cache->pool.tier)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "disk_path = %s needs the host in every step; enqueue every step, or open the "
+                 "cache without disk_path",
+                 c->disk_path);
     if (cache->recording)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this cache is being recorded already; call kvf_record_end first");
@@ -419,6 +429,11 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
+    if (cache->pool.tier)
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "disk_path = %s: pages on disk have no address to list; use kvf_decode, or open "
+                 "the cache without disk_path",
+                 cache->config.disk_path);
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
@@ -478,6 +493,8 @@ kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                              uint32_t page)
 {
+    if (sequence->cache->pool.tier)
+        return NULL;
     return sequence->cache->masked ? kvf_masked_page_address(sequence, layer, kv_head, page)
                                    : kvf_lists_page_address(sequence, layer, kv_head, page);
 }

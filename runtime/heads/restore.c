@@ -3,8 +3,9 @@
 /*
  * A sequence from a file: whether its cache can have it, its bytes, and its tables.
  *
- * Knows nothing of decoding. Sealed blocks are read straight into the pool. Nothing is enqueued
- * before every byte was read and checked, so a file that is damaged leaves no trace.
+ * Knows nothing of decoding. Sealed blocks are read straight into the pool, or through a buffer
+ * into its disk tier. Nothing is enqueued before every byte was read and checked, so a file that is
+ * damaged leaves no trace.
  */
 
 #include <stdio.h>
@@ -28,6 +29,7 @@ typedef struct restoring {
     kvf_host_memory memory;
     size_t granule;
     struct iovec *pieces;
+    kvf_block *piece_blocks; /* of a cache with a disk tier: those that pieces are */
     size_t piece_count;
     kvf_event *done;
 } restoring;
@@ -232,7 +234,8 @@ static kvf_status take_memory(restoring *r)
     }
     r->granule = kvf_round_up(most, 64);
     r->pieces = kvf_alloc(r->cache->context, pieces, sizeof *r->pieces);
-    if (!r->pieces)
+    r->piece_blocks = kvf_alloc(r->cache->context, pieces, sizeof *r->piece_blocks);
+    if (!r->pieces || !r->piece_blocks)
         KVF_FAIL(r->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of %s", pieces,
                  r->file.path);
     KVF_TRY(r->cache->device->ops->event_create(r->cache->device, &r->done));
@@ -242,10 +245,21 @@ static kvf_status take_memory(restoring *r)
 static void add_piece(restoring *r, void *at, size_t bytes)
 {
     struct iovec *last = r->piece_count ? &r->pieces[r->piece_count - 1] : NULL;
-    if (last && (char *)last->iov_base + last->iov_len == at)
+    if (last && last->iov_base && (char *)last->iov_base + last->iov_len == at)
         last->iov_len += bytes;
     else if (bytes)
         r->pieces[r->piece_count++] = (struct iovec){at, bytes};
+}
+
+/* One of a disk tier has no address yet. */
+static void add_block(restoring *r, const kvf_page_pool *pool, kvf_block block, size_t bytes)
+{
+    if (!pool->tier) {
+        add_piece(r, kvf_page_pool_host(pool, block), bytes);
+        return;
+    }
+    r->piece_blocks[r->piece_count] = block;
+    r->pieces[r->piece_count++] = (struct iovec){NULL, bytes};
 }
 
 /* Blocks of the pool for a layer, as if so many tokens were appended. */
@@ -259,11 +273,11 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     if (!row.cache)
         return KVF_OK;
     kvf_layer *layer = &row.sequence->layers[row.layer];
-    KVF_TRY(kvf_append_acquire(row.cache, layer, h->layers[index].length));
+    KVF_TRY(kvf_append_reserve(row.cache, layer, h->layers[index].length));
     layer->length = h->layers[index].length;
     layer->sealed = sealed_of(r, index);
     for (uint32_t b = 0; b < layer->sealed; b++)
-        add_piece(r, kvf_page_pool_host(&row.cache->pool, layer->blocks[b]),
+        add_block(r, &row.cache->pool, layer->blocks[b],
                   kvf_saved_block_bytes(h->head, &h->layers[index]));
     add_piece(r, state + state_bytes, tail_bytes(r, index));
     return KVF_OK;
@@ -290,7 +304,9 @@ static kvf_status read_layers(restoring *r)
         KVF_TRY(wait_pool(r, pages));
     for (uint32_t i = 0; i < h->head->layers; i++)
         KVF_TRY(take_blocks(r, i));
-    KVF_TRY(kvf_saved_fill(&r->file, r->pieces, r->piece_count));
+    kvf_piece_blocks blocks = {&r->cache->pool, r->piece_blocks};
+    KVF_TRY(
+        kvf_saved_fill(&r->file, r->pieces, r->piece_count, r->cache->pool.tier ? &blocks : NULL));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(r, i, &tail);
@@ -350,7 +366,7 @@ static kvf_status put_part(restoring *r, kvf_cache *pages)
     for (uint32_t i = 0; status == KVF_OK && i < r->cache->config.layers; i++)
         if (kvf_masked_pages_of(r->cache, i) == pages)
             status = put_layer(r, &step, i);
-    return kvf_step_end(&step, status);
+    return step.is_undone ? kvf_step_refuse(&step, status) : kvf_step_end(&step, status);
 }
 
 static kvf_status put_rings(restoring *r)
@@ -426,6 +442,7 @@ kvf_status kvf_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_strea
     if (r.memory.arenas)
         kvf_host_memory_destroy(cache->context, &r.memory);
     cache->device->ops->event_destroy(r.done);
+    kvf_free(cache->context, r.piece_blocks);
     kvf_free(cache->context, r.pieces);
     kvf_saved_close(&r.file);
     if (status == KVF_OK)

@@ -249,10 +249,28 @@ static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *strea
 static void add_piece(kvf_save *save, void *at, size_t bytes)
 {
     struct iovec *last = save->piece_count ? &save->pieces[save->piece_count - 1] : NULL;
-    if (last && (char *)last->iov_base + last->iov_len == at)
+    if (last && last->iov_base && (char *)last->iov_base + last->iov_len == at)
         last->iov_len += bytes;
     else if (bytes)
         save->pieces[save->piece_count++] = (struct iovec){at, bytes};
+}
+
+/* One that may be on disk has no address that lasts. */
+static void add_block(kvf_save *save, const kvf_page_pool *pool, kvf_block block, size_t bytes)
+{
+    if (!pool->tier) {
+        add_piece(save, kvf_page_pool_host(pool, block), bytes);
+        return;
+    }
+    save->piece_blocks[save->piece_count] = block;
+    save->pieces[save->piece_count++] = (struct iovec){NULL, bytes};
+}
+
+static kvf_status get_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
+{
+    const kvf_save *save = user;
+    return kvf_page_pool_copy_out(&save->cache->pool, save->context, save->piece_blocks[piece],
+                                  offset, bytes, buffer);
 }
 
 static void list_pieces(kvf_save *save, kvf_sequence *sequence)
@@ -265,7 +283,7 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
         const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
         add_piece(save, image, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
-            add_piece(save, kvf_page_pool_host(&row.cache->pool, save->blocks[i][b]), block);
+            add_block(save, &row.cache->pool, save->blocks[i][b], block);
         add_piece(save, image + bytes, open_blocks(save, i) * block);
     }
 }
@@ -311,7 +329,9 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .file = file->file,
                            .extent_bytes = save->extent_bytes,
                            .offset = h->head->header_bytes,
-                           .checksums = h->checksums};
+                           .checksums = h->checksums,
+                           .move = save->cache->pool.tier ? get_block : NULL,
+                           .user = save};
     KVF_TRY(kvf_file_reserve(save->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));
     KVF_TRY(kvf_extents_write(&e, save->pieces, save->piece_count));
@@ -357,8 +377,9 @@ static kvf_status create(kvf_save *save, const kvf_save_args *args)
     save->path = kvf_alloc(save->context, length, 1);
     save->blocks = kvf_alloc(save->context, layers, sizeof *save->blocks);
     save->pieces = kvf_alloc(save->context, pieces, sizeof *save->pieces);
+    save->piece_blocks = kvf_alloc(save->context, pieces, sizeof *save->piece_blocks);
     save->generations = kvf_alloc(save->context, layers + 1, sizeof *save->generations);
-    if (!save->path || !save->blocks || !save->pieces || !save->generations)
+    if (!save->path || !save->blocks || !save->pieces || !save->piece_blocks || !save->generations)
         KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
     memcpy(save->path, args->path, length);
     KVF_TRY(save->cache->device->ops->event_create(save->cache->device, &save->taken));
@@ -381,6 +402,7 @@ static void release(kvf_save *save)
         kvf_host_memory_destroy(cache->context, &save->memory);
     cache->device->ops->event_destroy(save->taken);
     kvf_free(save->context, save->generations);
+    kvf_free(save->context, save->piece_blocks);
     kvf_free(save->context, save->pieces);
     kvf_free(save->context, save->blocks);
     kvf_free(save->context, save->path);

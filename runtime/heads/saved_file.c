@@ -94,7 +94,14 @@ kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *path, kvf_save
     return read_header(out);
 }
 
-kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, size_t count)
+static kvf_status put_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
+{
+    const kvf_piece_blocks *b = user;
+    return kvf_page_pool_copy_in(b->pool, b->blocks[piece], offset, bytes, buffer);
+}
+
+kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, size_t count,
+                          kvf_piece_blocks *blocks)
 {
     kvf_io *io = NULL;
     KVF_TRY(kvf_saved_engine(f->runtime, f->context, &io));
@@ -104,7 +111,9 @@ kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, s
                            .file = f->file,
                            .extent_bytes = f->header.head->extent_bytes,
                            .offset = f->header.head->header_bytes,
-                           .checksums = f->header.checksums};
+                           .checksums = f->header.checksums,
+                           .move = blocks ? put_block : NULL,
+                           .user = blocks};
     const kvf_status status = kvf_extents_read(&e, pieces, count);
     kvf_io_close(io);
     return status;

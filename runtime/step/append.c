@@ -13,6 +13,7 @@
 
 #include <string.h>
 
+#include "bring.h"
 #include "prefill_arena.h"
 
 /* ---- blocks and positions, on the host ---- */
@@ -25,16 +26,30 @@ kvf_status kvf_append_full(const kvf_cache *cache)
              (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
 }
 
-kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
+kvf_status kvf_append_reserve(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
 {
     const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
     for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
-        if (kvf_page_pool_acquire(&cache->pool, &layer->blocks[p]) == KVF_OK)
+        const kvf_block before = p ? layer->blocks[p - 1] : KVF_BLOCK_NONE;
+        if (kvf_page_pool_acquire_near(&cache->pool, before, &layer->blocks[p]) == KVF_OK)
             continue;
         kvf_append_release(cache, layer, p);
         return kvf_append_full(cache);
     }
     return KVF_OK;
+}
+
+kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
+{
+    const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
+    KVF_TRY(kvf_append_reserve(cache, layer, tokens));
+    if (sealed <= layer->sealed)
+        return KVF_OK;
+    const kvf_status status =
+        kvf_bring_fresh(cache, layer->blocks + layer->sealed, sealed - layer->sealed);
+    if (status != KVF_OK)
+        kvf_append_release(cache, layer, sealed);
+    return status;
 }
 
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end)
@@ -259,7 +274,12 @@ kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args, kvf
     kvf_layer *layer = &args->sequence->layers[args->layer];
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
+    kvf_status status =
+        args->q ? kvf_bring(&step, args->sequence, args->layer, 0, UINT32_MAX) : KVF_OK;
+    if (status == KVF_OK)
+        status = kvf_append_acquire(cache, layer, args->tokens);
+    if (status != KVF_OK)
+        return kvf_step_refuse(&step, status);
     const uint32_t base = layer->length, sealed_before = layer->sealed;
     kvf_append_note(cache, layer, args->tokens, args->positions);
     kvf_footprint_append(cache, args->sequence, args->layer, args->tokens);

@@ -14,7 +14,9 @@ KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer
                                         const uint32_t *positions);
 /* KVF_FULL: the pool has no block left. */
 KVF_CHECKED kvf_status kvf_append_full(const kvf_cache *cache);
-/* Host blocks for those that `tokens` more tokens seal; KVF_FULL leaves none acquired. */
+/* Host blocks for those that `tokens` more tokens seal; a failure leaves none acquired. With a disk
+ * tier acquire brings them into memory, to be written; reserve does not. */
+KVF_CHECKED kvf_status kvf_append_reserve(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
 KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for blocks layer->sealed .. end-1. */
 void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);

@@ -4,12 +4,13 @@
  * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against
  * dense attention.
  *
- * Knows nothing of how pages were chosen. Hits are attended while misses are on their way; because
- * splits are fixed and merged in order, that changes no bit.
+ * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, from the
+ * host or first from disk; because splits are fixed and merged in order, that changes no bit.
  */
 
 #include "attend.h"
 
+#include "bring.h"
 #include "select.h"
 #include "token_scores.h"
 
@@ -116,7 +117,11 @@ kvf_status kvf_step_place(kvf_step *step)
     if (kvf_step_is_short(step))
         return select_at_once(step);
     KVF_TRY(resolve_pages(step));
-    if (kvf_moves_pages(step->cache))
+    KVF_TRY(kvf_bring_note(step));
+    /* With a disk tier and slots, hits are attended before the host looks at the misses. */
+    if (!kvf_moves_pages(step->cache))
+        KVF_TRY(kvf_bring_chosen(step));
+    else if (!step->cache->pool.tier)
         KVF_TRY(kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket));
     return assemble_spans(step);
 }
@@ -171,6 +176,14 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
     return KVF_LAUNCH(step, merge, args);
 }
 
+static kvf_status fetch_late(kvf_step *step)
+{
+    if (!step->cache->pool.tier)
+        return KVF_OK;
+    KVF_TRY(kvf_bring_chosen(step));
+    return kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket);
+}
+
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 {
     const kvf_cache *cache = step->cache;
@@ -188,6 +201,7 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
         return attend_at_once(step, &a);
     if (kvf_moves_pages(cache)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
+        KVF_TRY(fetch_late(step));
         KVF_TRY(kvf_transfer_join(cache->transfer, step->ticket, step->stream));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
     } else {

@@ -4,7 +4,8 @@
  * One decode step of one layer for a batch: append, seal, refresh, score, choose, resolve, attend.
  *
  * Knows the order of the phases and nothing of their insides. Everything is enqueued; what depends
- * on data stays on the device. A call that is refused has changed nothing.
+ * on data stays on the device. A call that is refused has changed nothing; one whose pages could
+ * not be read from disk takes its tokens back.
  */
 
 #include "decode.h"
@@ -12,10 +13,12 @@
 #include "ahead.h"
 #include "append.h"
 #include "attend.h"
+#include "bring.h"
 #include "prefill_arena.h"
 #include "select.h"
 #include "speculate.h"
 #include "static_set.h"
+#include "truncate.h"
 
 /* ---- bookkeeping on the host ---- */
 
@@ -74,16 +77,73 @@ void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before)
     kvf_ahead_lists(step);
 }
 
+/* ---- with a disk tier ---- */
+
+/* The choice, or the check, looks at every key of the row. */
+static bool looks_at_all(const kvf_cache *cache, const kvf_layer *layer)
+{
+    return cache->policy->all_pages || cache->policy->by_token || kvf_verify_is_due(cache, layer);
+}
+
+/* A refresh does too, if it is exact, if pages have no slots, if boxes are renewed; and one in a
+ * step that seals, because taking that back looks at all bits. */
+static bool reads_all(const kvf_cache *cache, const kvf_layer *layer)
+{
+    const bool is_exact =
+        layer->needs_exact || cache->config.refresh == KVF_REFRESH_EXACT ||
+        (cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from);
+    const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + 1);
+    return looks_at_all(cache, layer) || (kvf_refresh_is_due(cache, layer, sealed) &&
+                                          (is_exact || !kvf_moves_pages(cache) ||
+                                           !kvf_has_codes(cache) || sealed > layer->sealed));
+}
+
+/* Rows of which all is read, before anything has changed. */
+static kvf_status bring_rows(kvf_step *step)
+{
+    bool leaves = false; /* what is read after the refresh does not lie in the prefill arena */
+    for (uint32_t b = 0; b < step->rows; b++)
+        leaves |= looks_at_all(step->cache, &step->sequences[b]->layers[step->layer]);
+    if (step->cache->pool.tier && leaves)
+        KVF_TRY(kvf_arena_leave_rows(step));
+    return kvf_bring_rows(step, reads_all);
+}
+
+/* What the step was to read did not come: its tokens go, and the slots that they were to get. */
+static kvf_status take_back(kvf_step *step, kvf_status failure)
+{
+    kvf_cache *cache = step->cache;
+    const uint32_t lists = cache->dims.paging.lists;
+    kvf_error error;
+    kvf_context_error(cache->context, &error);
+    kvf_status status = KVF_OK;
+    for (uint32_t b = 0; b < step->rows && status == KVF_OK; b++)
+        status = kvf_residency_clear(
+            &cache->residency,
+            (uint32_t)kvf_row_number(cache, step->sequences[b], step->layer) * lists, lists,
+            step->stream);
+    KVF_TRY(kvf_step_end(step, status));
+    for (uint32_t b = 0; b < step->rows && status == KVF_OK; b++)
+        status = kvf_truncate_layer(cache, step->sequences[b], step->layer, step->stream);
+    if (status != KVF_OK)
+        return cache->broken = status;
+    return kvf_fail(cache->context, failure, error.foreign, "%s", error.text);
+}
+
 kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_due *due)
 {
     kvf_cache *cache = step->cache;
     KVF_TRY(kvf_step_begin(cache, stream, step));
-    KVF_TRY(acquire(cache, args));
     step->layer = args->layer;
     step->rows = args->batch;
     step->sequences = args->sequences;
     step->q = args->q;
+    kvf_status status = bring_rows(step);
+    if (status == KVF_OK)
+        status = acquire(cache, args);
+    if (status != KVF_OK)
+        return kvf_step_refuse(step, status);
     kvf_decode_note(cache, args, cache->sealed_before, due);
     kvf_decode_take(step, cache->sealed_before);
     if (due->refreshes)
@@ -165,5 +225,6 @@ kvf_status kvf_decode_step(kvf_cache *cache, const kvf_decode_args *args, kvf_st
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_step_end(&step, kvf_decode_enqueue(&step, args, &due));
+    const kvf_status status = kvf_decode_enqueue(&step, args, &due);
+    return step.is_undone ? take_back(&step, status) : kvf_step_end(&step, status);
 }

@@ -16,6 +16,7 @@
 
 #include "ahead.h"
 #include "append.h"
+#include "bring.h"
 #include "prefill_arena.h"
 #include "retain.h"
 #include "sequence.h"
@@ -106,6 +107,33 @@ static kvf_status check(const keeping *k)
     return check_ids(k);
 }
 
+/* Blocks with other references by fresh ones, which are in memory before anything changes. */
+static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared)
+{
+    kvf_page_pool *pool = &k->cache->pool;
+    kvf_block *blocks = k->layer->blocks;
+    kvf_block *fresh = kvf_alloc(k->cache->context, shared, sizeof *fresh);
+    uint32_t n = 0;
+    kvf_status status = KVF_OK;
+    if (!fresh)
+        KVF_FAIL(k->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %u blocks", shared);
+    for (; n < shared && status == KVF_OK; n += status == KVF_OK)
+        status = kvf_page_pool_acquire_near(pool, n ? fresh[n - 1] : KVF_BLOCK_NONE, &fresh[n]);
+    if (status == KVF_OK)
+        status = kvf_bring_fresh(k->cache, fresh, shared);
+    while (status != KVF_OK && n > 0)
+        kvf_page_pool_release(pool, fresh[--n]);
+    n = 0;
+    for (uint32_t p = k->blocks; status == KVF_OK && p < end; p++) {
+        if (kvf_page_pool_references(pool, blocks[p]) == 1)
+            continue;
+        kvf_page_pool_release(pool, blocks[p]);
+        blocks[p] = fresh[n++];
+    }
+    kvf_free(k->cache->context, fresh);
+    return status;
+}
+
 /* Blocks of pages that are written again and that another sequence has too get replaced. */
 static kvf_status own_blocks(const keeping *k)
 {
@@ -121,15 +149,7 @@ static kvf_status own_blocks(const keeping *k)
             "host_tokens_max = %llu: %u blocks are shared with a fork and %u are free; destroy "
             "a sequence, or open the cache with more",
             (unsigned long long)cache->config.host_tokens_max, shared, cache->pool.free_count);
-    for (uint32_t p = k->blocks; p < end; p++) {
-        kvf_block fresh;
-        if (kvf_page_pool_references(&cache->pool, blocks[p]) == 1)
-            continue;
-        KVF_TRY(kvf_page_pool_acquire(&cache->pool, &fresh));
-        kvf_page_pool_release(&cache->pool, blocks[p]);
-        blocks[p] = fresh;
-    }
-    return KVF_OK;
+    return shared ? replace_blocks(k, end, shared) : KVF_OK;
 }
 
 /* ---- what stays ---- */
@@ -315,6 +335,16 @@ static kvf_status append_rest(const keeping *k)
     return KVF_OK;
 }
 
+/* All blocks, until the call ends: tokens are taken from any of them. */
+static kvf_status bring(const keeping *k)
+{
+    kvf_step step;
+    if (!k->cache->pool.tier)
+        return KVF_OK;
+    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
+    return kvf_step_refuse(&step, kvf_bring(&step, k->sequence, k->index, 0, UINT32_MAX));
+}
+
 static kvf_status shorten(keeping *k)
 {
     kvf_cache *cache = k->cache;
@@ -324,6 +354,7 @@ static kvf_status shorten(keeping *k)
     k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(cache, k->count));
     if (layer->static_from)
         k->blocks = 0;
+    KVF_TRY(bring(k));
     KVF_TRY(own_blocks(k));
     KVF_TRY(start(k));
     note_positions(k);

@@ -10,6 +10,7 @@
  * that buffer and what the caller gives, whatever the number of queries.
  */
 
+#include "bring.h"
 #include "retain.h"
 #include "sequence.h"
 #include "step.h"
@@ -231,6 +232,9 @@ kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
     step.layer = args->layer;
     step.rows = 1;
     step.sequences = &sequence;
+    const kvf_status status = kvf_bring_rows(&step, NULL);
+    if (status != KVF_OK)
+        return kvf_step_refuse(&step, status);
     kvf_step_rows(&step, &sequence->layers[args->layer].sealed);
     scoring s = {.step = &step, .args = args, .work = work};
     s.observe = observe_args(&step, args);

@@ -34,6 +34,7 @@ static kvf_status leave(kvf_step *step)
         return KVF_OK;
     const kvf_row row = kvf_step_row(cache, a->owner, a->layer);
     const uint32_t first = a->first, count = a->end - a->first;
+    a->owner->layers[a->layer].arrivals = 0; /* addresses that are old by now, with a disk tier */
     a->owner = NULL;
     KVF_TRY(wait_written(step));
     if (count == 0)

@@ -7,6 +7,7 @@
  * the sink and of the window change nothing. Afterwards the row is as after an exact refresh.
  */
 
+#include "bring.h"
 #include "retain.h"
 #include "sequence.h"
 #include "static_set.h"
@@ -51,6 +52,9 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
         step.layer = layer;
         step.rows = 1;
         step.sequences = &sequence;
+        const kvf_status status = kvf_bring_rows(&step, NULL);
+        if (status != KVF_OK)
+            return kvf_step_refuse(&step, status);
         state->is_due = 1;
         kvf_step_rows(&step, &state->sealed);
         kvf_step_rows_after(&step);

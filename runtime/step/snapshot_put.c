@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "bring.h"
 #include "sequence.h"
 #include "snapshot.h"
 
@@ -278,6 +279,10 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(kvf_step_clear(step, l->sequence, l->index));
     p.row = kvf_step_row(cache, l->sequence, l->index);
     p.blocks_device = p.row.blocks;
+    kvf_bring_again(step->cache);
+    const kvf_status status = kvf_bring_blocks(step->cache, p.layer->blocks, p.layer->sealed);
+    step->is_undone = status != KVF_OK;
+    KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
     const kvf_saved_image *image = l->is_exact ? l->image : &p.work.made;
     if (!l->is_exact)
@@ -291,5 +296,9 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
                          kvf_row_bytes(&paging->shape)));
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
-    return put_digests(&p, image);
+    KVF_TRY(put_digests(&p, image));
+    /* With a disk tier the next layer may take the berths of this one's blocks. */
+    if (cache->pool.tier)
+        KVF_TRY(cache->device->ops->event_record(done, step->stream));
+    return cache->pool.tier ? cache->device->ops->event_wait(done) : KVF_OK;
 }

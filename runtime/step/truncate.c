@@ -16,25 +16,37 @@
 
 #include "ahead.h"
 #include "append.h"
+#include "bring.h"
 #include "fork.h"
 #include "prefill_arena.h"
 #include "sequence.h"
 
+#define ALL_LAYERS UINT32_MAX
+
+/* Of one layer or all, tokens at positions below `tokens` stay. */
+typedef struct cut {
+    uint32_t tokens;
+    uint32_t layer;
+} cut;
+
 /* Tokens of a layer that stay: positions ascend. */
-static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
+static uint32_t length_after(const kvf_sequence *sequence, uint32_t index, const cut *c)
 {
+    const kvf_layer *layer = &sequence->layers[index];
     uint32_t length = layer->length;
-    while (length && layer->positions[length - 1] >= tokens)
+    while (length && layer->positions[length - 1] >= c->tokens &&
+           (c->layer == ALL_LAYERS || c->layer == index))
         length--;
     return length;
 }
 
-static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, uint32_t tokens)
+static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const cut *c)
 {
+    const uint32_t tokens = c->tokens;
     uint32_t end = 0;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(layer, tokens);
+        const uint32_t length = length_after(sequence, i, c);
         if (layer->length)
             end = kvf_max_u32(end, layer->positions[layer->length - 1] + 1);
         if (length && length < layer->kept)
@@ -124,7 +136,7 @@ static kvf_status drop(kvf_step *step, const kvf_sequence *sequence, const kvf_r
 }
 
 /* Every layer is cut on the host as its rows are made. */
-static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t tokens)
+static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut *c)
 {
     kvf_cache *cache = step->cache;
     KVF_TRY(kvf_ahead_settle(step));
@@ -132,7 +144,7 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
     kvf_fork_take(step);
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(layer, tokens), sealed = layer->sealed;
+        const uint32_t length = length_after(sequence, i, c), sealed = layer->sealed;
         if (length && length < layer->length)
             cut_layer(cache, sequence, i, length);
         step->row_host[i] = kvf_step_row(cache, sequence, i);
@@ -147,12 +159,28 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
     return cache->dims.shadow_slots ? drop(step, sequence, &cache->shadow) : KVF_OK;
 }
 
-static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+/* Blocks that come back to the window, of all layers, into memory. */
+static kvf_status bring_blocks(kvf_cache *cache, const kvf_sequence *sequence, const cut *c)
+{
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(sequence, i, c);
+        const uint32_t first = kvf_sealed_blocks(cache, length);
+        const uint32_t end =
+            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, cache->dims.paging.block_size));
+        if (length && first < end)
+            KVF_TRY(kvf_bring_blocks(cache, layer->blocks + first, end - first));
+    }
+    return KVF_OK;
+}
+
+static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
                                 kvf_stream *stream)
 {
     kvf_step step;
+    KVF_TRY(bring_blocks(cache, sequence, c));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    return kvf_step_end(&step, enqueue_cut(&step, sequence, tokens));
+    return kvf_step_end(&step, enqueue_cut(&step, sequence, c));
 }
 
 /* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
@@ -183,6 +211,9 @@ static kvf_status dissolve(kvf_cache *cache, kvf_sequence *sequence, uint32_t in
         step.layer = index;
         step.rows = 1;
         step.sequences = &sequence;
+        const kvf_status status = first ? KVF_OK : kvf_bring(&step, sequence, index, 0, UINT32_MAX);
+        if (status != KVF_OK)
+            return kvf_step_refuse(&step, status);
         KVF_TRY(kvf_step_end(&step, enqueue_again(&step, first, end)));
         first = end;
     } while (first < layer->sealed);
@@ -193,29 +224,55 @@ static kvf_status dissolve(kvf_cache *cache, kvf_sequence *sequence, uint32_t in
     return KVF_OK;
 }
 
-kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
-                        kvf_stream *stream)
+/* Tokens of the layers that stay; whatever has to be dissolved was. */
+static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
+                          kvf_stream *stream)
 {
     bool unseals = false;
-    KVF_TRY(check(cache, sequence, tokens));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(layer, tokens);
-        unseals |= length && kvf_sealed_blocks(cache, length) < layer->sealed;
+        const uint32_t length = length_after(sequence, i, c);
+        unseals |= length && kvf_sealed_blocks(cache, length) < sequence->layers[i].sealed;
     }
     if (unseals)
-        KVF_TRY(cut_on_device(cache, sequence, tokens, stream));
+        KVF_TRY(cut_on_device(cache, sequence, c, stream));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(layer, tokens);
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(sequence, i, c);
         if (length == 0 && layer->length) {
             kvf_layer_clear(sequence, i);
             kvf_footprint_cut(cache, sequence, i);
         } else if (length < layer->length) {
             cut_layer(cache, sequence, i, length);
         }
-        if (layer->static_from > layer->length)
-            KVF_TRY(dissolve(cache, sequence, i, stream));
     }
     return KVF_OK;
+}
+
+kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
+                        kvf_stream *stream)
+{
+    const cut c = {tokens, ALL_LAYERS};
+    KVF_TRY(check(cache, sequence, &c));
+    /* First what reads the most: if it cannot be read, nothing was cut. */
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const uint32_t length = length_after(sequence, i, &c);
+        if (length == 0 || sequence->layers[i].static_from <= length)
+            continue;
+        kvf_bring_again(cache);
+        KVF_TRY(dissolve(cache, sequence, i, stream));
+    }
+    kvf_bring_again(cache);
+    return cut_all(cache, sequence, &c, stream);
+}
+
+kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t index,
+                              kvf_stream *stream)
+{
+    kvf_layer *layer = &sequence->layers[index];
+    const uint32_t length = layer->length - 1;
+    const cut c = {layer->positions[length], index};
+    if (layer->static_from > length && kvf_sealed_blocks(cache, length) < layer->sealed)
+        KVF_TRY(dissolve(cache, sequence, index, stream));
+    layer->static_from = kvf_min_u32(layer->static_from, length);
+    return cut_all(cache, sequence, &c, stream);
 }

@@ -11,5 +11,9 @@
 /* Of every layer, tokens at positions below `tokens` stay; arguments but `tokens` were checked. */
 KVF_CHECKED kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
                                     kvf_stream *stream);
+/* The newest token of one layer, whose other tokens stay as they are. A static set that it has
+ * helped to choose stays too. */
+KVF_CHECKED kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
+                                          kvf_stream *stream);
 
 #endif

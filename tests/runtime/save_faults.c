@@ -21,14 +21,12 @@ typedef struct rig_io {
     kvf_io_result results[KVF_IO_DEPTH_MAX];
 } rig_io;
 
-static const kvf_io_ops rig_engine;
-
 static kvf_status rig_open(kvf_context *context, uint32_t depth, kvf_io **out)
 {
     rig_io *io = kvf_alloc(context, 1, sizeof *io);
     if (!io)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
-    io->base = (kvf_io){.ops = &rig_engine, .context = context, .depth = depth};
+    io->base = (kvf_io){.ops = &fail_engine, .context = context, .depth = depth};
     *out = &io->base;
     return KVF_OK;
 }
@@ -48,15 +46,19 @@ static int64_t rig_move(const kvf_io_request *r, const struct iovec *pieces, uin
 static int rig_submit(kvf_io *base, const kvf_io_request *r)
 {
     rig_io *io = (rig_io *)base;
-    const uint32_t n = fail_plan.count++;
+    const int other = r->is_write ? FAIL_READS : FAIL_WRITES;
+    const uint32_t n = fail_plan.count;
+    fail_plan.count += fail_plan.kind != other;
     if (fail_plan.record)
         fail_plan.record(r);
     const int what =
-        n == fail_plan.at || (fail_plan.always && n > fail_plan.at) ? fail_plan.what : NOTHING;
+        fail_plan.kind != other && (n == fail_plan.at || (fail_plan.always && n > fail_plan.at))
+            ? fail_plan.what
+            : NOTHING;
     if (what == FULL_QUEUE)
         return -EBUSY;
-    struct iovec half = r->pieces[0];
-    half.iov_len = (half.iov_len + 1) / 2;
+    struct iovec half = r->pieces[0]; /* at an end that O_DIRECT can take, if that is possible */
+    half.iov_len = half.iov_len % 8192 == 0 ? half.iov_len / 2 : (half.iov_len + 1) / 2;
     int64_t bytes;
     if (what == SHORT || what == KILL)
         bytes = rig_move(r, &half, 1);
@@ -72,18 +74,21 @@ static int rig_submit(kvf_io *base, const kvf_io_request *r)
 static int rig_wait(kvf_io *base, kvf_io_result *out)
 {
     rig_io *io = (rig_io *)base;
+    if (fail_plan.what == WAIT_FAILS && fail_plan.count > fail_plan.at && !fail_plan.waits++)
+        return -EIO; /* once, and nothing is given back */
     *out = io->results[io->first];
     io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
     io->count--;
-    return fail_plan.what == WAIT_FAILS && fail_plan.count > fail_plan.at ? -EIO : 0;
+    return 0;
 }
 
-static const kvf_io_ops rig_engine = {
+const kvf_io_ops fail_engine = {
     .name = "rig", .open = rig_open, .close = rig_close, .submit = rig_submit, .wait = rig_wait};
 
 void fail_plan_set(uint32_t at, int what, uint32_t always)
 {
-    fail_plan.count = 0;
+    fail_plan.count = fail_plan.waits = 0;
+    fail_plan.kind = FAIL_ANY;
     fail_plan.at = at;
     fail_plan.what = what;
     fail_plan.always = always;
@@ -118,7 +123,7 @@ void fail_world_open(fail_world *f, uint32_t extent_bytes)
     config.head_dim = 32;
     config.tokens_max = 128;
     test_seams.extent_bytes = extent_bytes;
-    test_seams.io_engine = &rig_engine;
+    test_seams.io_engine = &fail_engine;
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     test_tokens_make(&f->t, &config, &(test_tokens_spec){.count = FAIL_TOKENS + 8, .seed = 3});
     test_world_open(&f->w, &rc, &config);

@@ -19,9 +19,14 @@ typedef struct fail_plan_of {
     uint32_t count, at; /* requests so far, and the one that meets it */
     int what;
     uint32_t always;                               /* 1: from there on */
+    uint32_t waits;                                /* that failed */
+    int kind;                                      /* of requests that count */
     void (*record)(const kvf_io_request *request); /* of every request; may be NULL */
 } fail_plan_of;
 
+enum { FAIL_ANY, FAIL_READS, FAIL_WRITES };
+
+extern const kvf_io_ops fail_engine;
 extern fail_plan_of fail_plan;
 void fail_plan_set(uint32_t at, int what, uint32_t always);
 

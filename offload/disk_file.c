@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The file of the disk tier; see the header. Keeps no state besides the descriptors. */
+
+#include "disk_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "plain_file.h"
+
+/* The test hook, by the name of the call; else what the call says. */
+static int refused(kvf_context *context, const char *what, int code)
+{
+    return kvf_context_refuses(context, what) ? (errno = code, 1) : 0;
+}
+
+kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t bytes,
+                              kvf_disk_file *out)
+{
+    char again[48];
+    *out = (kvf_disk_file){.buffered = -1, .direct = -1};
+    KVF_TRY(kvf_file_scratch(context, folder, bytes, &out->buffered));
+    snprintf(again, sizeof again, "/proc/self/fd/%d", out->buffered);
+    out->direct = open(again, O_RDWR | O_CLOEXEC);
+    if (out->direct < 0)
+        out->direct = out->buffered; /* nothing is mounted at /proc */
+    else if (kvf_file_direct(context, folder, out->direct) > KVF_DISK_ALIGNMENT)
+        kvf_file_buffered(out->direct);
+    return KVF_OK;
+}
+
+void kvf_disk_file_close(kvf_disk_file *f)
+{
+    if (f->direct >= 0 && f->direct != f->buffered)
+        (void)close(f->direct);
+    if (f->buffered >= 0)
+        (void)close(f->buffered);
+    *f = (kvf_disk_file){.buffered = -1, .direct = -1};
+}
+
+kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                              size_t bytes, char *to)
+{
+    while (bytes) {
+        const ssize_t moved =
+            refused(context, "tier read", EIO) ? -1 : pread(f->buffered, to, bytes, (off_t)offset);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
+                            "disk_path: reading %zu bytes of the tier's file failed: %s", bytes,
+                            strerror(moved ? errno : EIO));
+        to += moved;
+        offset += (uint64_t)moved;
+        bytes -= (size_t)moved;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                               size_t bytes, const char *from)
+{
+    while (bytes) {
+        const ssize_t moved = refused(context, "tier write", ENOSPC)
+                                  ? -1
+                                  : pwrite(f->buffered, from, bytes, (off_t)offset);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0)
+            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
+                            "disk_path: writing %zu bytes of the tier's file failed: %s", bytes,
+                            strerror(moved ? errno : EIO));
+        from += moved;
+        offset += (uint64_t)moved;
+        bytes -= (size_t)moved;
+    }
+    return KVF_OK;
+}

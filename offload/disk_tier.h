@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_OFFLOAD_DISK_TIER_H
+#define KVF_OFFLOAD_DISK_TIER_H
+
+/*
+ * A page pool that is larger than its memory: bundles of neighbouring blocks, each with a place in
+ * a private file, some of them also in a berth in memory.
+ *
+ * Knows neither tokens nor streams. A bundle that is in memory stays there until the next call
+ * (kvf_disk_tier_call) if this one wanted it or writes it; whatever is given up was last used by
+ * earlier calls, and `settle` has waited for those. Invariants: what a bundle holds is in its
+ * berth, or in the file, or in both and equal; a berth is of one bundle; a bundle is written only
+ * while nothing writes into it.
+ *
+ * Reads are waited for by kvf_disk_tier_bring. Writes are submitted when berths run short, after
+ * the reads, KVF_DISK_WRITES of them at most; a call waits for one only if it needs that berth. One
+ * thread owns the tier; kvf_disk_tier_copy_out may be called by others meanwhile.
+ */
+
+#include "disk_file.h"
+#include "disk_policy.h"
+#include "host_memory.h"
+#include "io_engine.h"
+
+#define KVF_DISK_READS        64u
+#define KVF_DISK_WRITES       16u
+#define KVF_DISK_BUNDLE_MIN   ((size_t)128 << 10)
+#define KVF_DISK_BERTHS_LEAST 4u
+
+typedef struct kvf_disk_tier kvf_disk_tier;
+
+typedef struct kvf_disk_tier_config {
+    const char *folder;
+    const kvf_host_memory *memory; /* berths one behind the other; granule = bundle_bytes */
+    const kvf_io_ops *engine;      /* NULL = the best there is */
+    size_t bundle_bytes;           /* a multiple of KVF_DISK_ALIGNMENT */
+    uint32_t bundles, berths;
+    /* Until all that earlier calls enqueued is done. */
+    kvf_status (*settle)(void *user);
+    void *user;
+} kvf_disk_tier_config;
+
+typedef struct kvf_disk_stats {
+    uint64_t wanted, read; /* bundles, once per call; of which from the file */
+    uint64_t bytes_read, bytes_written;
+} kvf_disk_stats;
+
+/* The file is made in `folder`, mode 0600, without a name, and its room is reserved. KVF_SYSTEM
+ * with errno, KVF_OUT_OF_MEMORY. */
+KVF_CHECKED kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *config,
+                                          kvf_disk_tier **out);
+void kvf_disk_tier_close(kvf_disk_tier *tier); /* NULL is fine; no other thread uses it */
+uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths);
+
+/* A new call: what the one before wanted may go. */
+void kvf_disk_tier_call(kvf_disk_tier *tier);
+/* Earlier calls are done, as far as is known after `settle`. */
+KVF_CHECKED kvf_status kvf_disk_tier_settle(kvf_disk_tier *tier);
+/* This call uses the bundle. It is in memory after the next bring. */
+void kvf_disk_tier_want(kvf_disk_tier *tier, uint32_t bundle);
+/* All that are wanted. On failure none of those that were missing came, and nothing is in flight.
+ * KVF_FULL (without a message) if more are wanted at once than there are berths, KVF_SYSTEM. */
+KVF_CHECKED kvf_status kvf_disk_tier_bring(kvf_disk_tier *tier);
+/* Bytes of a bundle that this call brought are written by what it enqueues. */
+KVF_CHECKED kvf_status kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
+/* Nothing in it is of use any more. */
+void kvf_disk_tier_empty(kvf_disk_tier *tier, uint32_t bundle);
+/* The end of a call: begin to write what may soon have to go. */
+void kvf_disk_tier_tend(kvf_disk_tier *tier);
+
+/* Number of a read that brought it; grows. 0 = never. */
+uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *tier, uint32_t bundle);
+uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *tier); /* the latest */
+/* As the CPU and the device see it, or NULL if it is not in memory. */
+char *kvf_disk_tier_host(const kvf_disk_tier *tier, uint32_t bundle);
+char *kvf_disk_tier_device(const kvf_disk_tier *tier, uint32_t bundle);
+
+/* Bytes of a bundle wherever they are. Thread: any, while the bundle is not empty. Errors go to
+ * `context`. */
+KVF_CHECKED kvf_status kvf_disk_tier_copy_out(kvf_disk_tier *tier, kvf_context *context,
+                                              uint32_t bundle, size_t offset, size_t bytes,
+                                              char *to);
+/* Bytes into a bundle wherever it is; nothing enqueued uses it. */
+KVF_CHECKED kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *tier, uint32_t bundle, size_t offset,
+                                             size_t bytes, const char *from);
+
+void kvf_disk_tier_stats(const kvf_disk_tier *tier, kvf_disk_stats *out);
+void kvf_disk_tier_stats_reset(kvf_disk_tier *tier);
+int kvf_disk_tier_file(const kvf_disk_tier *tier);
+/* Walks everything; 1 if the invariants hold. */
+int kvf_disk_tier_is_valid(const kvf_disk_tier *tier);
+
+#endif

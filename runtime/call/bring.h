@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_BRING_H
+#define KVF_RUNTIME_BRING_H
+
+/*
+ * Blocks of a disk tier that a phase reads: into memory, and their addresses into the page tables.
+ *
+ * Knows nothing of why they are read. Every phase that reads or writes blocks of the pool asks
+ * here first, and the call that it belongs to keeps them. A page table may hold old addresses of
+ * blocks that nobody asked for; nobody reads those. All functions do nothing in a cache without a
+ * tier. A failure has changed nothing but what is in memory.
+ */
+
+#include "step.h"
+
+/* Sealed blocks first .. end - 1 of a layer. `end` may be UINT32_MAX: all that are sealed and do
+ * not lie in the prefill arena. */
+KVF_CHECKED kvf_status kvf_bring(kvf_step *step, kvf_sequence *sequence, uint32_t layer,
+                                 uint32_t first, uint32_t end);
+/* All blocks of the step's rows that `is_wanted` wants; NULL = of every row. */
+KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kvf_cache *cache,
+                                                                        const kvf_layer *layer));
+/* Blocks whose addresses the caller looks up itself. */
+KVF_CHECKED kvf_status kvf_bring_blocks(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
+/* Blocks that were just acquired, or are to be written again. */
+KVF_CHECKED kvf_status kvf_bring_fresh(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
+/* Before kvf_bring_chosen, in stream order: ids and misses of this step are complete. */
+KVF_CHECKED kvf_status kvf_bring_note(kvf_step *step);
+/* What the step's lists chose and attention or the transfer will read. Waits for the choice, not
+ * for what was enqueued since. */
+KVF_CHECKED kvf_status kvf_bring_chosen(kvf_step *step);
+/* What this call wanted may go: whatever it enqueued was waited for, or ended with kvf_step_end. */
+void kvf_bring_again(kvf_cache *cache);
+
+#endif

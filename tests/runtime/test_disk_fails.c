@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A disk that fails: every request of every call once, in every way; each refusal at open. A
+ * failure is named, the call may be made again, the bits are those of a cache without a tier, and
+ * nothing is left behind.
+ */
+
+#include "disk_rig.h"
+#include "save_faults.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+
+#define PROMPT 180u
+#define STEPS  6u
+
+typedef struct disk_world {
+    test_world tier, plain;
+    test_tokens t;
+    kvf_sequence *a, *b; /* of the tier, and of the cache without */
+    uint32_t failures;
+} disk_world;
+
+static void open_worlds(disk_world *f, const save_case *c)
+{
+    kvf_cache_config config = save_config(c);
+    kvf_runtime_config rc = test_runtime_config();
+    *f = (disk_world){0};
+    config.layers = 8;
+    config.head_dim = 32;
+    config.tokens_max = 256;
+    config.prefill_chunk_max = 64;
+    disk_config(&config, PROMPT, 1);
+    rc = test_runtime_config();
+    test_seams.io_engine = &fail_engine;
+    fail_plan_set(UINT32_MAX, NOTHING, 0);
+    test_world_open(&f->tier, &rc, &config);
+    assert_non_null(f->tier.cache->pool.tier);
+    config.disk_path = NULL;
+    config.host_bytes = config.disk_bundle_bytes = 0;
+    test_world_open(&f->plain, NULL, &config);
+    test_tokens_make(
+        &f->t, &config,
+        &(test_tokens_spec){.count = PROMPT + 64, .seed = 9, .sharpness = 2.0f, .topics = 4});
+    f->a = test_sequence(&f->tier);
+    f->b = test_sequence(&f->plain);
+}
+
+static void check(const disk_world *f)
+{
+    const kvf_cache *cache = f->tier.cache;
+    assert_true(kvf_page_pool_is_valid(&cache->pool));
+    assert_true(kvf_disk_tier_is_valid(cache->pool.tier));
+    assert_int_equal(cache->broken, KVF_OK);
+}
+
+static void close_worlds(disk_world *f)
+{
+    test_wait(&f->tier);
+    check(f);
+    test_world_close(&f->tier);
+    test_world_close(&f->plain);
+    test_tokens_free(&f->t);
+}
+
+/* ---- calls that may fail ---- */
+
+typedef struct attempt {
+    disk_world *f;
+    uint32_t layer, first, count;
+    char *out;
+} attempt;
+
+static kvf_status prefill(attempt *a)
+{
+    const test_tokens *t = &a->f->t;
+    const kvf_prefill_args args = {.sequence = a->f->a,
+                                   .layer = a->layer,
+                                   .tokens = a->count,
+                                   .q = test_q(t, a->layer, a->first),
+                                   .k = test_k(t, a->layer, a->first),
+                                   .v = test_v(t, a->layer, a->first),
+                                   .out = a->out};
+    return kvf_prefill(a->f->tier.cache, &args, a->f->tier.stream);
+}
+
+static kvf_status decode(attempt *a)
+{
+    const test_tokens *t = &a->f->t;
+    const kvf_decode_args args = {.layer = a->layer,
+                                  .batch = 1,
+                                  .sequences = &a->f->a,
+                                  .q = test_q(t, a->layer, a->first),
+                                  .k = test_k(t, a->layer, a->first),
+                                  .v = test_v(t, a->layer, a->first),
+                                  .out = a->out};
+    return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
+}
+
+static kvf_status cut(attempt *a)
+{
+    return kvf_sequence_truncate(a->f->tier.cache, a->f->a, a->first, a->f->tier.stream);
+}
+
+static kvf_status restore(attempt *a)
+{
+    kvf_restore_args args;
+    kvf_sequence *s = NULL;
+    kvf_restore_args_init(&args);
+    args.path = save_path("fails");
+    const kvf_status status = kvf_sequence_restore(a->f->tier.cache, &args, a->f->tier.stream, &s);
+    if (status != KVF_OK)
+        return status;
+    kvf_sequence_destroy(a->f->a);
+    a->f->a = s;
+    return KVF_OK;
+}
+
+/* Request 0 of the call fails, then request 1 of the next attempt, until one comes through. */
+static void with_failures(attempt *a, kvf_status (*call)(attempt *a), int what)
+{
+    disk_world *f = a->f;
+    for (uint32_t n = 0;; n++) {
+        const uint64_t live = f->tier.runtime->context->live_bytes;
+        const uint32_t free_before = f->tier.cache->pool.free_count;
+        const uint32_t length = f->a->layers[a->layer].length;
+        assert_true(n < 1000);
+        fail_plan_set(n, what, 0);
+        const kvf_status status = call(a);
+        fail_plan_set(UINT32_MAX, NOTHING, 0);
+        test_wait(&f->tier);
+        check(f);
+        if (status == KVF_OK)
+            return;
+        const kvf_error *error = kvf_runtime_error(f->tier.runtime);
+        f->failures++;
+        assert_int_equal(status, KVF_SYSTEM);
+        assert_int_equal(error->foreign, what == WAIT_FAILS ? EIO : what - ERRNO);
+        if (!strstr(error->text, "disk_path") && !strstr(error->text, "fails"))
+            fail_msg("%s", error->text);
+        assert_int_equal(f->tier.runtime->context->live_bytes, live);
+        assert_int_equal(f->tier.cache->pool.free_count, free_before);
+        assert_int_equal(f->a->layers[a->layer].length, length);
+    }
+}
+
+static void same_prompt(disk_world *f, int what)
+{
+    const size_t row = (size_t)f->t.query_heads * f->t.head_dim * test_dtype_bytes(f->t.dtype);
+    attempt a = {.f = f, .count = 60, .out = test_alloc(PROMPT * row)};
+    char *wanted = test_alloc(PROMPT * row);
+    for (a.first = 0; a.first < PROMPT; a.first += 60)
+        for (a.layer = 0; a.layer < f->t.layers; a.layer++) {
+            const test_range range = {.layer = a.layer, .first = a.first, .count = 60, .chunk = 60};
+            with_failures(&a, prefill, what);
+            test_prefill(&f->plain, f->b, &f->t, &range, wanted);
+            test_wait(&f->plain);
+            assert_memory_equal(a.out, wanted, 60 * row);
+        }
+    test_release(a.out);
+    test_release(wanted);
+}
+
+/* If `is_same`, with the bits of the other cache. */
+static void same_steps(disk_world *f, uint32_t first, int what, bool is_same)
+{
+    const size_t row = (size_t)f->t.query_heads * f->t.head_dim * test_dtype_bytes(f->t.dtype);
+    attempt a = {.f = f, .out = test_alloc(row)};
+    char *wanted = test_alloc(row);
+    for (a.first = first; a.first < first + STEPS; a.first++)
+        for (a.layer = 0; a.layer < f->t.layers; a.layer++) {
+            with_failures(&a, decode, what);
+            test_decode(&f->plain, f->b, &f->t, a.layer, a.first, wanted, NULL);
+            test_wait(&f->plain);
+            if (is_same)
+                assert_memory_equal(a.out, wanted, row);
+            else
+                assert_true(test_distance(a.out, wanted, f->t.dtype, row / 4) < 8.0);
+        }
+    test_release(a.out);
+    test_release(wanted);
+}
+
+static void life_with_failures(const save_case *c, int what, bool is_same, kvf_transfer transfer)
+{
+    disk_world f;
+    save_case with = *c;
+    open_worlds(&f, &with);
+    (void)transfer;
+    same_prompt(&f, what);
+    same_steps(&f, PROMPT, what, is_same);
+    attempt a = {.f = &f, .first = PROMPT - 40};
+    with_failures(&a, cut, what);
+    test_ok(&f.plain, kvf_sequence_truncate(f.plain.cache, f.b, a.first, f.plain.stream));
+    same_steps(&f, PROMPT + 20, what, is_same);
+    assert_int_equal(save_now(&f.tier, f.a, save_path("fails"), NULL), KVF_OK);
+    if (is_same)
+        with_failures(&a, restore, what);
+    same_steps(&f, PROMPT + 40, what, is_same);
+    printf("# %s, %s: %u failures\n", c->name, what >= ERRNO ? strerror(what - ERRNO) : "-",
+           f.failures);
+    assert_true(what < ERRNO || what == ERRNO + EAGAIN || what == ERRNO + ECANCELED ||
+                f.failures > 20);
+    close_worlds(&f);
+}
+
+/* What is transient is asked for again, and nobody sees it. */
+static void transient_failures(void **state)
+{
+    (void)state;
+    static const int whats[] = {SHORT, FULL_QUEUE, WAIT_FAILS, ERRNO + EAGAIN, ERRNO + ECANCELED};
+    for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
+        life_with_failures(&save_cases[4], whats[i], true, KVF_TRANSFER_AUTO);
+}
+
+static void failures_with_a_name(void **state)
+{
+    (void)state;
+    life_with_failures(&save_cases[4], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
+    life_with_failures(&save_cases[4], ERRNO + ENOSPC, true, KVF_TRANSFER_AUTO);
+    /* Slots that were given away are lost, so a refresh may look at other keys. */
+    life_with_failures(&save_cases[9], ERRNO + EIO, false, KVF_TRANSFER_GATHER);
+    life_with_failures(&save_cases[5], ERRNO + EIO, false, KVF_TRANSFER_AUTO);
+    life_with_failures(&save_cases[10], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
+}
+
+/* Nothing can be written, and there is no berth left: a call says so until there is room. */
+static void a_disk_that_is_full(void **state)
+{
+    (void)state;
+    disk_world f;
+    open_worlds(&f, &save_cases[4]);
+    attempt a = {.f = &f, .count = 60, .out = test_alloc(1 << 20)};
+    kvf_status status = KVF_OK;
+    fail_plan_set(0, ERRNO + ENOSPC, 1);
+    fail_plan.kind = FAIL_WRITES;
+    for (a.first = 0; a.first < PROMPT && status == KVF_OK; a.first += 60)
+        for (a.layer = 0; a.layer < f.t.layers && status == KVF_OK; a.layer++)
+            status = prefill(&a);
+    assert_int_equal(status, KVF_SYSTEM);
+    assert_int_equal(kvf_runtime_error(f.tier.runtime)->foreign, ENOSPC);
+    test_wait(&f.tier);
+    check(&f);
+    fail_plan_set(UINT32_MAX, NOTHING, 0);
+    a.first -= 60;
+    a.layer--;
+    test_ok(&f.tier, prefill(&a));
+    test_wait(&f.tier);
+    test_release(a.out);
+    close_worlds(&f);
+}
+
+/* ---- open ---- */
+
+static _Atomic int refuse_in; /* the n-th question from now is refused; 0 = none */
+
+static int refuse_one(void *user, const char *what)
+{
+    (void)user, (void)what;
+    return atomic_load(&refuse_in) > 0 && atomic_fetch_sub(&refuse_in, 1) == 1;
+}
+
+static void each_refusal_at_open(void **state)
+{
+    (void)state;
+    disk_world f;
+    open_worlds(&f, &save_cases[4]);
+    const kvf_context *context = f.tier.runtime->context;
+    kvf_cache_config config = *kvf_cache_settings(f.tier.cache);
+    const uint64_t live = context->live_bytes, blocks = context->live_blocks;
+    uint32_t refused = 0;
+    bool is_done = false;
+    kvf_device_set_fault(f.tier.runtime->device, refuse_one, NULL);
+    for (int n = 1; !is_done; n++) {
+        kvf_cache *cache = NULL;
+        atomic_store(&refuse_in, n);
+        const kvf_status status = kvf_cache_open(f.tier.runtime, &config, &cache, NULL);
+        is_done = atomic_exchange(&refuse_in, 0) > 0;
+        refused += status != KVF_OK;
+        assert_true((status == KVF_OK) == (cache != NULL));
+        kvf_cache_close(cache);
+        assert_int_equal(context->live_bytes, live);
+        assert_int_equal(context->live_blocks, blocks);
+        assert_true(n < 1000);
+    }
+    kvf_device_set_fault(f.tier.runtime->device, NULL, NULL);
+    assert_true(refused > 10);
+    close_worlds(&f);
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    save_remove_folder();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(transient_failures),
+        cmocka_unit_test(failures_with_a_name),
+        cmocka_unit_test(a_disk_that_is_full),
+        cmocka_unit_test(each_refusal_at_open),
+    };
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}
