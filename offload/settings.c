@@ -205,7 +205,8 @@ static int parse_whole(const kvf_setting *s, const char *word, value *out)
     unsigned long long x = strtoull(word, &end, 10);
     const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
     const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (errno || end[unit ? 1 : 0] || x > UINT64_MAX >> shift)
+    end += unit ? (strcmp(end + 1, "iB") == 0 ? 3 : 1) : 0;
+    if (errno || end[0] || x > UINT64_MAX >> shift)
         return 0;
     x <<= shift;
     out->whole = is_negative ? (uint64_t)0 - x : x;

@@ -113,6 +113,14 @@ static const kvf_setting rows[] = {
      .meaning = "newest tokens that a streaming head attends"},
     {FIELD(observe_window), COUNT(0, KVF_OBSERVE_WINDOW_MAX),
      .meaning = "newest queries that can score tokens; 0 = none"},
+    {FIELD(disk_path), .kind = KVF_SETTING_TEXT,
+     .meaning = "folder for a private file of the pages that have no room in memory"},
+    {FIELD(host_bytes), COUNT(0, 0x1p62),
+     .meaning = "bytes of pages in memory, with a disk tier; 0 = there is none"},
+    {FIELD(disk_bytes), COUNT(0, 0x1p62),
+     .meaning = "most bytes of the disk tier's file; 0 = what all tokens take"},
+    {FIELD(disk_bundle_bytes), COUNT(0, KVF_ARENA_BYTES_MAX / 4),
+     .meaning = "bytes that are read from disk together at least; 0 = 128 KiB"},
 };
 
 #define ROWS (sizeof rows / sizeof *rows)
@@ -428,9 +436,6 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
             "the header of the library that is linked",
             config->size, sizeof *config);
     KVF_TRY(check_ranges(context, config));
-    if (config->disk_bundle_bytes > KVF_ARENA_BYTES_MAX / 4)
-        KVF_FAIL(context, KVF_INVALID, "disk_bundle_bytes = %u: at most %zu",
-                 config->disk_bundle_bytes, KVF_ARENA_BYTES_MAX / 4);
     KVF_TRY(check_head_dim(runtime, context, config));
     KVF_TRY(check_mask(context, config));
     const kvf_select_policy *policy = kvf_select_find(config->select);

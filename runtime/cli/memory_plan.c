@@ -55,6 +55,8 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     print_row(file, "runner", plan->runner_bytes, "hidden states and scratch");
     snprintf(note, sizeof note, "room for %u tokens, in blocks of %u", plan->tokens, c->block_size);
     print_row(file, "KV on the host", c->host_kv_bytes, note);
+    if (c->disk_bytes)
+        print_row(file, "KV on disk", c->disk_bytes, "all of it, in a private file");
     print_row(file, "staging", c->host_staging_bytes, "");
     snprintf(note, sizeof note, "%u slots of %u tokens, %u static tokens per KV head", c->slots,
              plan->page_size, c->static_tokens);

@@ -55,6 +55,9 @@ static const cli_spelling cache_spellings[] = {
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},
     {"streaming_recent", NULL, CLI_HIDDEN, NULL},
     {"observe_window", NULL, CLI_HIDDEN, NULL},
+    {"disk_path", "disk", CLI_PLAIN, NULL},
+    {"host_bytes", "host-memory", CLI_PLAIN, NULL},
+    {"disk_bundle_bytes", NULL, CLI_HIDDEN, NULL},
     {0},
 };
 

@@ -124,6 +124,10 @@ void cli_run_summary(const cli_run *run)
                 attended_per_head_step(run, &s),
                 100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
                 kvf_bytes_text(s.bytes_to_device, moved));
+    if (s.disk_wanted > 0)
+        fprintf(stderr, "disk      %.1f%% of what was needed was in memory; %s read, %s written\n",
+                100.0 * (1.0 - ratio((double)s.disk_reads, (double)s.disk_wanted)),
+                kvf_bytes_text(s.bytes_from_disk, host), kvf_bytes_text(s.bytes_to_disk, device));
     if (s.verified > 0)
         fprintf(stderr, "verified  attention recall %.4f, largest error %.2g, over %llu rows\n",
                 s.recall_sum / (double)s.verified, s.error_max, (unsigned long long)s.verified);
@@ -162,6 +166,12 @@ static void write_totals(cli_json *j, const kvf_stats *s)
         cli_json_integer(j, "pages_ahead", s->pages_ahead);
         cli_json_integer(j, "pages_ahead_used", s->pages_ahead_used);
     }
+    if (s->disk_wanted > 0) {
+        cli_json_integer(j, "disk_wanted", s->disk_wanted);
+        cli_json_integer(j, "disk_reads", s->disk_reads);
+        cli_json_integer(j, "bytes_from_disk", s->bytes_from_disk);
+        cli_json_integer(j, "bytes_to_disk", s->bytes_to_disk);
+    }
     cli_json_integer(j, "refreshes", s->refreshes);
     cli_json_integer(j, "static_tokens_min", s->static_tokens_min);
     cli_json_integer(j, "static_tokens_max", s->static_tokens_max);
@@ -186,6 +196,8 @@ static void write_memory(cli_json *j, const cli_run *run)
     cli_json_integer(j, "host_kv_bytes", p->host_kv_bytes);
     cli_json_integer(j, "host_staging_bytes", p->host_staging_bytes);
     cli_json_integer(j, "host_table_bytes", p->host_table_bytes);
+    if (p->disk_bytes)
+        cli_json_integer(j, "disk_bytes", p->disk_bytes);
     cli_json_integer(j, "device_kv_bytes", p->device_kv_bytes);
     cli_json_integer(j, "device_digest_bytes", p->device_digest_bytes);
     cli_json_integer(j, "device_table_bytes", p->device_table_bytes);

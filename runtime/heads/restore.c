@@ -41,7 +41,8 @@ static bool is_free(const kvf_cache *cache, const char *name)
 {
     static const char *const free_ones[] = {"sequences_max",     "tokens_max", "host_tokens_max",
                                             "prefill_chunk_max", "transfer",   "phase_times",
-                                            "verify_interval"};
+                                            "verify_interval",   "host_bytes", "disk_bytes",
+                                            "disk_bundle_bytes"};
     static const char *const by_residency[] = {"slots", "speculate", "speculate_pages"};
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)
@@ -78,7 +79,7 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
         char mine[128], theirs[128] = "nothing";
-        if (is_free(cache, s->name))
+        if (is_free(cache, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
         kvf_setting_show(s, &cache->config, mine, sizeof mine);

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The disk tier below the runtime: whatever is wanted is there, with its bytes, for random calls on
+ * few berths; what is used often stays; a pool with bundles hands out neighbours and loses none.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "offload_rig.h"
+#include "page_pool.h"
+
+#define BLOCK  4096u
+#define BLOCKS 120u
+#define BERTHS 8u
+
+typedef struct tiered {
+    rig r;
+    kvf_page_pool pool;
+    uint32_t settled;
+} tiered;
+
+static kvf_status settle(void *user)
+{
+    ((tiered *)user)->settled++;
+    return KVF_OK;
+}
+
+static void open_pool(tiered *t, uint32_t bundle_blocks)
+{
+    const kvf_host_memory_config memory = {.node = -1,
+                                           .huge_pages = KVF_HUGE_PAGES_OFF,
+                                           .allow_unpinned = 1,
+                                           .touch_threads = 1,
+                                           .arena_bytes_max = 5 * BLOCK * bundle_blocks};
+    const kvf_page_pool_disk disk = {.folder = "/tmp",
+                                     .bundle_blocks = bundle_blocks,
+                                     .berths = BERTHS,
+                                     .settle = settle,
+                                     .user = t};
+    rig_open(&t->r, &(rig_config){0});
+    t->settled = 0;
+    RIG_OK(kvf_page_pool_create_on_disk(t->r.context, t->r.device, &memory, &disk, BLOCK, BLOCKS,
+                                        &t->pool));
+}
+
+static void close_pool(tiered *t)
+{
+    assert_true(kvf_disk_tier_is_valid(t->pool.tier));
+    kvf_page_pool_destroy(&t->pool);
+    rig_close(&t->r);
+}
+
+static void want(tiered *t, kvf_block b)
+{
+    kvf_disk_tier_want(t->pool.tier, kvf_page_pool_bundle(&t->pool, b));
+}
+
+static void bytes_come_back(void **state)
+{
+    (void)state;
+    for (uint32_t bundle_blocks = 1; bundle_blocks <= 3; bundle_blocks++) {
+        tiered t;
+        kvf_block blocks[BLOCKS];
+        uint8_t value[BLOCKS];
+        uint32_t held = 0;
+        kvf_disk_stats stats;
+        rig_random random = rig_seed("tier", 5);
+        open_pool(&t, bundle_blocks);
+        for (uint32_t turn = 0; turn < 3000; turn++) {
+            kvf_disk_tier_call(t.pool.tier);
+            kvf_block mine[4];
+            uint32_t at[4], count = 0;
+            for (; held && count < 4; count++) {
+                at[count] = rig_below(&random, held);
+                mine[count] = blocks[at[count]];
+                want(&t, mine[count]);
+            }
+            const kvf_block before = held ? blocks[held - 1] : KVF_BLOCK_NONE;
+            const bool grows = held < BLOCKS && rig_below(&random, 3) > 0;
+            if (grows) {
+                RIG_OK(kvf_page_pool_acquire_near(&t.pool, before, &blocks[held]));
+                want(&t, blocks[held]);
+            }
+            RIG_OK(kvf_disk_tier_bring(t.pool.tier));
+            for (uint32_t i = 0; i < count; i++) {
+                const uint8_t *bytes = kvf_page_pool_host(&t.pool, mine[i]);
+                assert_non_null(bytes);
+                assert_int_equal(bytes[0], value[at[i]]);
+                assert_int_equal(bytes[BLOCK - 1], value[at[i]]);
+            }
+            if (grows) {
+                RIG_OK(
+                    kvf_disk_tier_write(t.pool.tier, kvf_page_pool_bundle(&t.pool, blocks[held])));
+                value[held] = (uint8_t)rig_next(&random);
+                memset(kvf_page_pool_host(&t.pool, blocks[held]), value[held], BLOCK);
+                held++;
+            } else if (held && rig_below(&random, 4) == 0) {
+                const uint32_t i = rig_below(&random, held--);
+                kvf_page_pool_release(&t.pool, blocks[i]);
+                blocks[i] = blocks[held];
+                value[i] = value[held];
+            }
+            kvf_disk_tier_tend(t.pool.tier);
+            if (held) {
+                char copy[16];
+                const uint32_t i = rig_below(&random, held);
+                RIG_OK(kvf_page_pool_copy_out(&t.pool, t.r.context, blocks[i], 100, 16, copy));
+                assert_int_equal((uint8_t)copy[15], value[i]);
+            }
+            assert_true(kvf_page_pool_is_valid(&t.pool));
+        }
+        kvf_disk_tier_stats(t.pool.tier, &stats);
+        assert_true(stats.read > 100 && t.settled > 100);
+        close_pool(&t);
+    }
+}
+
+static void neighbours_share_a_bundle(void **state)
+{
+    (void)state;
+    tiered t;
+    kvf_block a = KVF_BLOCK_NONE, b = KVF_BLOCK_NONE, first[BLOCKS];
+    open_pool(&t, 3);
+    for (uint32_t i = 0; i < 9; i++) { /* two layers in turn */
+        RIG_OK(kvf_page_pool_acquire_near(&t.pool, a, &a));
+        RIG_OK(kvf_page_pool_acquire_near(&t.pool, b, &b));
+        first[i] = a;
+        assert_true(kvf_page_pool_bundle(&t.pool, a) != kvf_page_pool_bundle(&t.pool, b));
+        assert_int_equal(kvf_page_pool_bundle(&t.pool, a),
+                         kvf_page_pool_bundle(&t.pool, first[i / 3 * 3]));
+    }
+    /* Until none is left, wherever it is. */
+    for (uint32_t i = 18; i < BLOCKS; i++)
+        RIG_OK(kvf_page_pool_acquire(&t.pool, &a));
+    assert_int_equal(kvf_page_pool_acquire(&t.pool, &a), KVF_FULL);
+    assert_true(kvf_page_pool_is_valid(&t.pool));
+    close_pool(&t);
+}
+
+/* More than berths in one call: refused, and nothing is lost. */
+static void a_crowd_is_refused(void **state)
+{
+    (void)state;
+    tiered t;
+    kvf_block blocks[BERTHS + 1];
+    open_pool(&t, 1);
+    kvf_disk_tier_call(t.pool.tier);
+    for (uint32_t i = 0; i <= BERTHS; i++) {
+        RIG_OK(kvf_page_pool_acquire(&t.pool, &blocks[i]));
+        want(&t, blocks[i]);
+    }
+    assert_int_equal(kvf_disk_tier_bring(t.pool.tier), KVF_FULL);
+    for (uint32_t i = 0; i < BERTHS; i++)
+        want(&t, blocks[i]);
+    RIG_OK(kvf_disk_tier_bring(t.pool.tier));
+    want(&t, blocks[BERTHS]);
+    assert_int_equal(kvf_disk_tier_bring(t.pool.tier), KVF_FULL);
+    assert_non_null(kvf_page_pool_host(&t.pool, blocks[0]));
+    close_pool(&t);
+}
+
+static bool may(const void *user, uint32_t berth)
+{
+    return berth != *(const uint32_t *)user;
+}
+
+static void what_is_used_stays(void **state)
+{
+    (void)state;
+    uint8_t uses[BERTHS] = {0};
+    uint32_t pinned = 2;
+    kvf_disk_policy p = {.berths = BERTHS, .uses = uses};
+    for (uint32_t i = 0; i < BERTHS; i++)
+        kvf_disk_policy_enter(&p, i);
+    for (uint32_t i = 0; i < 100; i++) {
+        kvf_disk_policy_use(&p, 5); /* again and again */
+        kvf_disk_policy_use(&p, 6);
+        const uint32_t victim = kvf_disk_policy_victim(&p, may, &pinned);
+        assert_true(victim != 5 && victim != 6 && victim != pinned);
+        kvf_disk_policy_enter(&p, victim);
+    }
+    for (uint32_t i = 0; i < 64; i++) { /* no more: it goes like the others */
+        const uint32_t victim = kvf_disk_policy_victim(&p, may, &pinned);
+        kvf_disk_policy_enter(&p, victim);
+        if (victim == 5)
+            return;
+    }
+    fail_msg("what was used once stays for ever");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_come_back),
+        cmocka_unit_test(neighbours_share_a_bundle),
+        cmocka_unit_test(a_crowd_is_refused),
+        cmocka_unit_test(what_is_used_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
