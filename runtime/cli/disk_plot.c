@@ -106,10 +106,14 @@ static void draw(cli_gnuplot *gnuplot, const cli_table *t, const picture *p)
         if (!begins_line(t, p, i))
             continue;
         points += put_line(t, gnuplot->script, p, i, lines);
-        p->label(row_of(t, i), label);
+        const cli_cell *row = row_of(t, i);
+        p->label(row, label);
         const size_t used = strlen(body);
         snprintf(body + used, sizeof body - used,
-                 "$line%u using 1:2 with linespoints lw 2 pt 7 title '%s', ", lines++, label);
+                 "$line%u using 1:2 with linespoints lw %u dt %u pt %u title '%s', ", lines,
+                 strcmp(row[DISK_ENGINE].text, "preadv") == 0 ? 4 : 2,
+                 strcmp(row[DISK_MODE].text, "buffered") == 0 ? 2 : 1, 4 + lines, label);
+        lines++;
     }
     double peak = 0.0;
     for (uint32_t i = 0; i < t->row_count; i++)
@@ -120,8 +124,8 @@ static void draw(cli_gnuplot *gnuplot, const cli_table *t, const picture *p)
     snprintf(body + used, sizeof body - used,
              "%g with lines lw 2 dt 2 lc rgb 'black' title 'in order'", peak);
     snprintf(settings, sizeof settings,
-             "set title '%s'\nset xlabel '%s'\nset ylabel 'GB/s'\nset logscale x 2\n"
-             "set yrange [0:*]\nset grid\nset key outside right\n",
+             "set termoption noenhanced\nset title '%s'\nset xlabel '%s'\nset ylabel 'GB/s'\n"
+             "set logscale x 2\nset yrange [0:*]\nset grid\nset key outside right\n",
              p->title, p->x);
     if (points >= 2)
         cli_gnuplot_draw(gnuplot, p->name, settings, body);
