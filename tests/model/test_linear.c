@@ -222,6 +222,7 @@ static const problem packed_problems[] = {
     {.rows = 3, .inputs = 512, .outputs = {300, 1, 33}, .parts = 3, .accumulate = true},
     {.rows = 33, .inputs = 768, .outputs = {270, 20}, .parts = 2, .accumulate = true},
     {.rows = 5, .inputs = 4096, .outputs = {40}, .parts = 1},
+    {.rows = 11, .inputs = 1280, .outputs = {6}, .parts = 1, .accumulate = true},
 };
 
 #define PACKED_PROBLEMS (sizeof packed_problems / sizeof packed_problems[0])
@@ -305,11 +306,11 @@ static void threads_do_not_change_bits(void **state)
 }
 
 /* Many rows at once against each row alone. */
-static void check_separate_rows(problem p)
+static void check_separate_rows(problem p, uint32_t isa)
 {
     p.separate = true;
     data d = data_create(&p);
-    multiply(&p, &d, 2, KVF_ISA_ALL);
+    multiply(&p, &d, 2, isa);
     compare(&p, &d, 0x1p-18);
     for (uint32_t row = 0; row < p.rows; row++) {
         problem one = p;
@@ -319,7 +320,7 @@ static void check_separate_rows(problem p)
         alone.x = d.x + (size_t)row * p.inputs;
         alone.start = d.start + (size_t)row * d.columns;
         alone.y = malloc(d.columns * sizeof(float));
-        multiply(&one, &alone, 2, KVF_ISA_ALL);
+        multiply(&one, &alone, 2, isa);
         assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
         free(alone.y);
     }
@@ -332,13 +333,15 @@ static void separate_rows_do_not_change_bits(void **state)
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
-        check_separate_rows(p);
+        check_separate_rows(p, KVF_ISA_ALL);
     }
     uint32_t id = 0;
     for (const gguf_type *type; (type = next_packed(&id));) {
-        problem p = packed_problems[3];
-        p.blocks = type;
-        check_separate_rows(p);
+        for (size_t i = 0; i < 2 * ISAS; i++) { /* in one piece and in several, on each set */
+            problem p = packed_problems[PACKED_PROBLEMS - 1 - i % 2];
+            p.blocks = type;
+            check_separate_rows(p, isas[i / 2]);
+        }
     }
 }
 
@@ -397,6 +400,40 @@ static void norm_and_rope_and_swiglu(void **state)
     assert_true(y[0] == 0.0f && y[1] == 200.0f && fabsf(y[2]) < 1e-30f);
 }
 
+/* Of every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */
+static void vectors_of_rows_are_right(void **state)
+{
+    (void)state;
+    enum { COUNT = 37 };
+    float gate[COUNT], up[COUNT], y[COUNT + 1];
+    uint16_t bits[COUNT + 1];
+    random_stream stream = random_stream_of("rows");
+    for (int i = 0; i < COUNT; i++) {
+        gate[i] = 100.0f * unit(&stream);
+        up[i] = unit(&stream);
+    }
+    gate[3] = 0.0f;
+    gate[5] = -3e38f;
+    gate[36] = NAN;
+    for (size_t isa = 0; isa < ISAS; isa++) {
+        const kvf_linear_kernels *k = kvf_linear_kernels_choose(isas[isa]);
+        for (size_t count = 1; count <= COUNT; count++) {
+            y[count] = 7.0f;
+            bits[count] = 7;
+            k->swiglu(gate, up, count, y);
+            k->round(gate, count, bits);
+            assert_true(y[count] == 7.0f && bits[count] == 7);
+            for (size_t i = 0; i < count; i++) {
+                const double x = (double)gate[i], want = x / (1.0 + exp(-x)) * (double)up[i];
+                if (!(fabs((double)y[i] - want) <= fabs(want) * 0x1p-15 + 1e-30) && i != 36)
+                    fail_msg("%s: swiglu of %g is %g, expected %g", k->name, x, (double)y[i], want);
+                assert_int_equal(bits[i], kvf_bf16_from_float(gate[i]));
+            }
+        }
+        assert_true(isnan(y[36]));
+    }
+}
+
 static void numbers_survive_the_way_there_and_back(void **state)
 {
     (void)state;
@@ -423,6 +460,7 @@ int main(void)
         cmocka_unit_test(separate_rows_do_not_change_bits),
         cmocka_unit_test(shapes_out_of_limits_are_refused),
         cmocka_unit_test(norm_and_rope_and_swiglu),
+        cmocka_unit_test(vectors_of_rows_are_right),
         cmocka_unit_test(numbers_survive_the_way_there_and_back),
     };
     return cmocka_run_group_tests_name("linear", tests, NULL, NULL);

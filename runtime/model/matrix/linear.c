@@ -9,7 +9,6 @@
  */
 
 #include "linear.h"
-#include "common/convert.h"
 #include "common/cpu_isa.h"
 #include "matmul.h"
 
@@ -239,6 +238,23 @@ static void add_bias(const panel *p, float *y)
         y[i] += bias[i];
 }
 
+/* Unpacking blocks is worth sharing; plain numbers are as cheap to widen as to load. */
+static uint32_t rows_at_once(const panel *p, uint32_t left)
+{
+    return p->part->blocks ? kvf_min_u32(left, KVF_DOT_BATCH_MAX) : 1;
+}
+
+static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_dot_batch *b,
+                          kvf_dtype dtype)
+{
+    if (b->count > 1)
+        kernels->packed->dot_batch(b);
+    else if (b->blocks)
+        kernels->packed->dot_rows[b->blocks->index](b->weight, b->rows, b->columns, b->x, b->y);
+    else
+        kernels->dot_rows[dtype](b->weight, b->rows, b->columns, b->x, b->y);
+}
+
 /* One task is one panel. */
 static void vector_task(const void *raw, uint32_t task)
 {
@@ -246,16 +262,26 @@ static void vector_task(const void *raw, uint32_t task)
     const kvf_linear_call *call = &args->call;
     panel p = panel_find(args, task, true);
     const kvf_linear_kernels *kernels = args->engine->kernels;
-    kvf_dot_rows_fn dot_rows = p.part->blocks ? kernels->packed->dot_rows[p.part->blocks->index]
-                                              : kernels->dot_rows[p.part->dtype];
-    float product[VECTOR_PANEL_OUTPUTS];
-    for (uint32_t row = 0; row < call->rows; row++) {
-        const float *x = call->x + (size_t)row * p.part->inputs;
+    const size_t inputs = p.part->inputs;
+    float product[KVF_DOT_BATCH_MAX * VECTOR_PANEL_OUTPUTS];
+    for (uint32_t row = 0, count; row < call->rows; row += count) {
         float *y = call->y + (size_t)row * args->y_stride + p.y_offset;
-        dot_rows(p.weight, p.outputs, p.part->inputs, x, call->accumulate ? product : y);
-        for (uint32_t i = 0; call->accumulate && i < p.outputs; i++)
-            y[i] += product[i];
-        add_bias(&p, y);
+        kvf_dot_batch batch = {
+            .weight = p.weight,
+            .blocks = p.part->blocks,
+            .rows = p.outputs,
+            .columns = inputs,
+            .x = call->x + row * inputs,
+            .y = call->accumulate ? product : y,
+            .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS : args->y_stride,
+        };
+        batch.count = count = rows_at_once(&p, call->rows - row);
+        multiply_rows(kernels, &batch, p.part->dtype);
+        for (uint32_t i = 0; i < count; i++, y += args->y_stride) {
+            for (uint32_t o = 0; call->accumulate && o < p.outputs; o++)
+                y[o] += product[i * VECTOR_PANEL_OUTPUTS + o];
+            add_bias(&p, y);
+        }
     }
 }
 
@@ -348,8 +374,7 @@ static void narrow_task(const void *raw, uint32_t row)
     size_t inputs = args->call.parts[0]->inputs;
     const float *x = args->call.x + row * inputs;
     uint16_t *to = args->engine->narrow_x + row * inputs;
-    for (size_t i = 0; i < inputs; i++)
-        to[i] = kvf_bf16_from_float(x[i]);
+    args->engine->kernels->round(x, inputs, to);
 }
 
 /* ---- enqueueing ---- */

@@ -51,17 +51,33 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
+#define KVF_DOT_BATCH_MAX 8u
+
+/** y[i][r] = sum over c of weight[r][c] x[i][c], with the bits of dot_rows for each x alone. */
+typedef struct kvf_dot_batch {
+    const void *weight; /**< [rows, columns] in blocks */
+    const gguf_type *blocks;
+    size_t rows, columns;
+    const float *x; /**< [count, columns] */
+    uint32_t count; /**< 1 … KVF_DOT_BATCH_MAX */
+    float *y;       /**< [count, y_stride] */
+    size_t y_stride;
+} kvf_dot_batch;
+
 /** Of rows of blocks: counts are multiples of a block; bytes need no alignment. */
 typedef struct kvf_packed_kernels {
     kvf_dot_rows_fn dot_rows[GGUF_TYPES]; /**< by gguf_type.index; NULL for plain numbers */
     kvf_widen_fn widen[GGUF_TYPES];
     void (*round[GGUF_TYPES])(const void *from, size_t count, uint16_t *to); /**< to bf16 */
+    void (*dot_batch)(const kvf_dot_batch *batch);
 } kvf_packed_kernels;
 
 typedef struct kvf_linear_kernels {
     const char *name;
     kvf_dot_rows_fn dot_rows[3]; /**< by kvf_dtype */
     kvf_widen_fn widen[3];       /**< by kvf_dtype; fp32 is a copy */
+    void (*round)(const float *from, size_t count, uint16_t *to); /**< to bf16 */
+    void (*swiglu)(const float *gate, const float *up, size_t count, float *y);
     const kvf_packed_kernels *packed;
 } kvf_linear_kernels;
 

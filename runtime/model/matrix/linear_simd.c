@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The matrix-vector kernels, built once per instruction set (KVF_LINEAR_VARIANT names the build).
+ * The matrix-vector kernels, and the row operations that count beside many rows of products, built
+ * once per instruction set (KVF_LINEAR_VARIANT names the build).
  *
- * Bound: memory. As long as x stays in the first-level cache, rows are read one after the other,
- * strictly in order, which prefetchers like best; a longer x would be fetched from the second level
- * for each row, so four rows share it then. Measured on Zen 4 with AVX2 (GB/s, a plain read has
- * 16): 2048 inputs 20 in order, 14 by fours; 4096: 16 and 15; 8192: 10 and 16. It knows arrays
- * only. Invariant: the order of additions depends on `columns` and the variant, not on `rows`, so a
- * row's result does not depend on the panel it is in.
+ * Bound: memory, so weights are asked for ahead (ask_ahead). As long as x stays in the first-level
+ * cache, rows are read one after the other, strictly in order, which prefetchers like best; a
+ * longer x would be fetched from the second level for each row, so four rows share it then.
+ * Measured on Zen 4 with AVX2 (GB/s, a plain read has 16): 2048 inputs 20 in order, 14 by fours;
+ * 4096: 16 and 15; 8192: 10 and 16. It knows arrays only. Invariant: the order of additions depends
+ * on `columns` and the variant, not on `rows`, so a row's result does not depend on the panel it is
+ * in.
  */
 
 #include "linear_vector.h"
+
+#include <string.h>
 
 #define vf_load_fp32 vf_load
 
@@ -25,24 +29,25 @@ static inline float widen_fp32(float x)
 
 /* Two accumulators a row where four rows run side by side, four where one does. */
 #define DEFINE_KERNELS(format, type, widen_one)                                                    \
-    static inline float finish_##format(vf a, vf b, const type *w, const float *x, size_t c,       \
-                                        size_t columns)                                            \
+    static inline float finish_##format(vf a, vf b, vf d, vf e, const type *w, const float *x,     \
+                                        size_t c, size_t columns)                                  \
     {                                                                                              \
-        float sum = sum_of(a) + sum_of(b);                                                         \
+        float sum = 0.0f;                                                                          \
         for (; c < columns; c++)                                                                   \
             sum += widen_one(w[c]) * x[c];                                                         \
-        return sum;                                                                                \
+        return sum + sum_of4(a, b, d, e);                                                          \
     }                                                                                              \
                                                                                                    \
     static void dot_one_##format(const type *w, size_t columns, const float *x, float *y)          \
     {                                                                                              \
-        vf a = vf_zero(), b = vf_zero();                                                           \
+        const vf none = vf_zero();                                                                 \
+        vf a = none, b = none;                                                                     \
         size_t c = 0;                                                                              \
         for (; c + 2u * VF_LANES <= columns; c += 2u * VF_LANES) {                                 \
             a = vf_fma(vf_load_##format(w + c), vf_load(x + c), a);                                \
             b = vf_fma(vf_load_##format(w + c + VF_LANES), vf_load(x + c + VF_LANES), b);          \
         }                                                                                          \
-        *y = finish_##format(a, b, w, x, c, columns);                                              \
+        *y = finish_##format(a, b, none, none, w, x, c, columns);                                  \
     }                                                                                              \
                                                                                                    \
     static void dot_in_order_##format(const type *w, size_t columns, const float *x, float *y)     \
@@ -50,6 +55,7 @@ static inline float widen_fp32(float x)
         vf a = vf_zero(), b = a, d = a, e = a;                                                     \
         size_t c = 0;                                                                              \
         for (; c + 4u * VF_LANES <= columns; c += 4u * VF_LANES) {                                 \
+            ask_ahead(w + c, 4u * VF_LANES * sizeof *w);                                           \
             a = vf_fma(vf_load_##format(w + c), vf_load(x + c), a);                                \
             b = vf_fma(vf_load_##format(w + c + VF_LANES), vf_load(x + c + VF_LANES), b);          \
             d = vf_fma(vf_load_##format(w + c + 2u * VF_LANES), vf_load(x + c + 2u * VF_LANES),    \
@@ -57,8 +63,7 @@ static inline float widen_fp32(float x)
             e = vf_fma(vf_load_##format(w + c + 3u * VF_LANES), vf_load(x + c + 3u * VF_LANES),    \
                        e);                                                                         \
         }                                                                                          \
-        float sum = sum_of(d) + sum_of(e);                                                         \
-        *y = sum + finish_##format(a, b, w, x, c, columns);                                        \
+        *y = finish_##format(a, b, d, e, w, x, c, columns);                                        \
     }                                                                                              \
                                                                                                    \
     static void dot_rows_##format(const void *weight, size_t rows, size_t columns, const float *x, \
@@ -73,11 +78,16 @@ static inline float widen_fp32(float x)
         size_t r = 0;                                                                              \
         for (; r + 4 <= rows; r += 4, w += 4 * columns) {                                          \
             const type *w1 = w + columns, *w2 = w1 + columns, *w3 = w2 + columns;                  \
-            vf a0 = vf_zero(), a1 = a0, a2 = a0, a3 = a0;                                          \
-            vf b0 = a0, b1 = a0, b2 = a0, b3 = a0;                                                 \
+            const vf none = vf_zero();                                                             \
+            vf a0 = none, a1 = none, a2 = none, a3 = none;                                         \
+            vf b0 = none, b1 = none, b2 = none, b3 = none;                                         \
             size_t c = 0;                                                                          \
             for (; c + 2u * VF_LANES <= columns; c += 2u * VF_LANES) {                             \
                 vf p = vf_load(x + c), q = vf_load(x + c + VF_LANES);                              \
+                ask_ahead(w + c, 2u * VF_LANES * sizeof *w);                                       \
+                ask_ahead(w1 + c, 2u * VF_LANES * sizeof *w);                                      \
+                ask_ahead(w2 + c, 2u * VF_LANES * sizeof *w);                                      \
+                ask_ahead(w3 + c, 2u * VF_LANES * sizeof *w);                                      \
                 a0 = vf_fma(vf_load_##format(w + c), p, a0);                                       \
                 b0 = vf_fma(vf_load_##format(w + c + VF_LANES), q, b0);                            \
                 a1 = vf_fma(vf_load_##format(w1 + c), p, a1);                                      \
@@ -87,10 +97,10 @@ static inline float widen_fp32(float x)
                 a3 = vf_fma(vf_load_##format(w3 + c), p, a3);                                      \
                 b3 = vf_fma(vf_load_##format(w3 + c + VF_LANES), q, b3);                           \
             }                                                                                      \
-            y[r] = finish_##format(a0, b0, w, x, c, columns);                                      \
-            y[r + 1] = finish_##format(a1, b1, w1, x, c, columns);                                 \
-            y[r + 2] = finish_##format(a2, b2, w2, x, c, columns);                                 \
-            y[r + 3] = finish_##format(a3, b3, w3, x, c, columns);                                 \
+            y[r] = finish_##format(a0, b0, none, none, w, x, c, columns);                          \
+            y[r + 1] = finish_##format(a1, b1, none, none, w1, x, c, columns);                     \
+            y[r + 2] = finish_##format(a2, b2, none, none, w2, x, c, columns);                     \
+            y[r + 3] = finish_##format(a3, b3, none, none, w3, x, c, columns);                     \
         }                                                                                          \
         for (; r < rows; r++, w += columns)                                                        \
             dot_one_##format(w, columns, x, y + r);                                                \
@@ -110,11 +120,44 @@ DEFINE_KERNELS(bf16, uint16_t, kvf_bf16_to_float)
 DEFINE_KERNELS(fp16, uint16_t, kvf_fp16_to_float)
 DEFINE_KERNELS(fp32, float, widen_fp32)
 
+static void round_row(const float *from, size_t count, uint16_t *to)
+{
+    size_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES)
+        vf_store_bf16(to + i, vf_load(from + i));
+    for (; i < count; i++)
+        to[i] = kvf_bf16_from_float(from[i]);
+}
+
+/* Below -87 the result is nothing beside what it is added to. NaN passes in this order. */
+static inline void swiglu_some(const float *gate, const float *up, float *y)
+{
+    const vf x = vf_max(vf_set(-87.0f), vf_load(gate));
+    const vf power = vf_exp2(vf_mul(x, vf_set(-KVF_LOG2E)));
+    vf_store(y, vf_mul(x / vf_add(vf_set(1.0f), power), vf_load(up)));
+}
+
+static void swiglu(const float *gate, const float *up, size_t count, float *y)
+{
+    size_t i = 0;
+    for (; i + VF_LANES <= count; i += VF_LANES)
+        swiglu_some(gate + i, up + i, y + i);
+    if (i == count)
+        return;
+    float rest[3][VF_LANES] = {0};
+    memcpy(rest[0], gate + i, (count - i) * sizeof *gate);
+    memcpy(rest[1], up + i, (count - i) * sizeof *up);
+    swiglu_some(rest[0], rest[1], rest[2]);
+    memcpy(y + i, rest[2], (count - i) * sizeof *y);
+}
+
 const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
     .name = KVF_LINEAR_NAME,
     .dot_rows =
         {[KVF_BF16] = dot_rows_bf16, [KVF_FP16] = dot_rows_fp16, [KVF_FP32] = dot_rows_fp32},
     .widen =
         {[KVF_BF16] = widen_all_bf16, [KVF_FP16] = widen_all_fp16, [KVF_FP32] = widen_all_fp32},
+    .round = round_row,
+    .swiglu = swiglu,
     .packed = &KVF_LINEAR_SYMBOL(kvf_packed_kernels_),
 };

@@ -21,7 +21,7 @@ void kvf_rope_angles(const float *inv_freq, size_t count, float scaling, uint32_
 /** Rotate channel i with channel i + count, i < count, in place. x [2 count] */
 void kvf_rope_rotate(float *x, size_t count, const float *cosine, const float *sine);
 
-/** y[i] = silu(gate[i]) up[i]; y may be gate or up. */
+/** y[i] = silu(gate[i]) up[i]; y may be gate or up. What devices are held to. */
 void kvf_swiglu(const float *gate, const float *up, size_t count, float *y);
 
 /** Elements of @p dtype to and from fp32; narrowing rounds to nearest even. */

@@ -21,6 +21,7 @@
 
 typedef struct host_part {
     kvf_linear_engine *engine;
+    const kvf_linear_kernels *kernels;
     float *attended_wide; /* [R, q] */
     void *reservation;
 } host_part;
@@ -86,8 +87,12 @@ static void rotate_heads(const row_args *args, float *x, uint32_t heads, const f
 static void store_row(const kvf_transformer *t, void *to, uint32_t row, const float *from,
                       size_t width)
 {
-    size_t bytes = width * kvf_dtype_bytes(t->model.dtype);
-    kvf_numbers_narrow(from, t->model.dtype, width, (unsigned char *)to + row * bytes);
+    const size_t first = row * width;
+    if (t->model.dtype == KVF_BF16)
+        host_of(t)->kernels->round(from, width, (uint16_t *)to + first);
+    else
+        kvf_numbers_narrow(from, t->model.dtype, width,
+                           (unsigned char *)to + first * kvf_dtype_bytes(t->model.dtype));
 }
 
 static void rotate_task(const void *raw, uint32_t row)
@@ -111,8 +116,9 @@ static void widen_task(const void *raw, uint32_t row)
     const kvf_transformer *t = ((const row_args *)raw)->t;
     size_t width = transformer_query_width(&t->model);
     size_t bytes = width * kvf_dtype_bytes(t->model.dtype);
-    kvf_numbers_widen((const unsigned char *)t->buffers.attended + row * bytes, t->model.dtype,
-                      width, host_of(t)->attended_wide + row * width);
+    host_of(t)->kernels->widen[t->model.dtype]((const unsigned char *)t->buffers.attended +
+                                                   row * bytes,
+                                               width, host_of(t)->attended_wide + row * width);
 }
 
 static uint32_t activation_segments(const kvf_transformer *t)
@@ -129,7 +135,8 @@ static void activate_task(const void *raw, uint32_t task)
     size_t first = task % activation_segments(t) * (size_t)ACTIVATION_SEGMENT;
     size_t count = width - first < ACTIVATION_SEGMENT ? width - first : ACTIVATION_SEGMENT;
     const float *gate = t->buffers.gate_up + row * 2 * width + first;
-    kvf_swiglu(gate, gate + width, count, (float *)t->buffers.activated + row * width + first);
+    host_of(t)->kernels->swiglu(gate, gate + width, count,
+                                (float *)t->buffers.activated + row * width + first);
 }
 
 /* Arrays of rows that are gathered together. */
@@ -317,6 +324,7 @@ static kvf_status host_open(kvf_transformer *t, kvf_error *error)
         return model_out_of_memory(error, sizeof *part, "the transformer");
     t->device = part;
     kvf_linear_limits limits = linear_limits(options);
+    part->kernels = kvf_linear_kernels_choose(limits.isa_mask);
     KVF_TRY(kvf_linear_engine_open(options->runtime, &limits, &part->engine, error));
     size_t bytes = lay_out(options, NULL, &t->buffers, &part->attended_wide);
     if (kvf_memory_alloc(options->runtime, bytes, &part->reservation) != KVF_OK)
