@@ -73,7 +73,8 @@ kvf_status kvf_cuda_capture_begin(kvf_stream *base)
     cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
     int before;
     if (!device->properties.can_capture)
-        KVF_FAIL(context, KVF_UNSUPPORTED, "this driver cannot record kernels in graphs; update it");
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "this driver cannot record kernels in graphs; update it");
     if (!stream)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "the default stream cannot be recorded; use one of your own");
