@@ -57,6 +57,7 @@ typedef struct token_chunk {
     const char *keys[2]; /* of 8 tokens, each before its value; only where a token is wanted */
     uint32_t live;       /* bits */
     uint32_t late;       /* bits: they come from their page's home, live or not */
+    uint32_t first;      /* token of the split; of pages of less than 8 tokens */
 } token_chunk;
 
 /* Key of a token of the split, in its place or at home. */
@@ -80,7 +81,7 @@ static __device__ __forceinline__ token_chunk small_chunk_at(const kvf_attend_ar
     const bool is_there = lane < CHUNK && span < split->count;
     const bool live =
         is_there && (span_live(&split->spans[span], page_size) >> (token & (page_size - 1)) & 1);
-    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0};
+    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0, index * CHUNK};
     c.live = __ballot_sync(KVF_FULL_WARP, live);
     if (STEP)
         c.late = __ballot_sync(KVF_FULL_WARP, is_there && split->spans[span].home);
@@ -114,7 +115,7 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
     const uint32_t span = index * CHUNK >> kvf_page_shift(page_size);
     const uint32_t row = index * CHUNK & (page_size - 1);
     const kvf_span *first = &split->spans[span];
-    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0};
+    token_chunk c = {{(const char *)a->q, (const char *)a->q}, 0, 0, index * CHUNK};
     if (page_size < 8)
         return small_chunk_at<STEP>(a, split, index);
     if (span >= split->count)
@@ -144,7 +145,7 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
                                            const kvf_split *split, char *slots, uint32_t lane,
                                            uint32_t warp)
 {
-    const uint32_t chunk = s->issued / 2, first = (warp + chunk * s->warps) * CHUNK;
+    const uint32_t chunk = s->issued / 2;
     if (chunk < s->count) {
         size_t values = 0;
         if (s->issued % 2 == 0) {
@@ -168,7 +169,8 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
                 if (a->shape.page_size >= 8)
                     from += wanted ? values + row % 8 * (4 * D) + column * 16 : 0;
                 else if (wanted)
-                    from = token_key(a, split, first + row, 4 * D, is_late) + values + column * 16;
+                    from = token_key(a, split, s->next.first + row, 4 * D, is_late) + values +
+                           column * 16;
                 kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from,
                                  wanted ? 16 : 0);
             }

@@ -564,7 +564,7 @@ void check_lists(check *c)
     for (uint32_t i = 0; i < 10; i++)
         overlap_case(c);
     for (uint32_t i = 0; i < 14; i++)
-        select_case(c, 1 + i % 4, i % 12 == 0 ? 1100 : 1 + 3 * i);
+        select_case(c, 1 + i % 4, i ? 1 + 3 * i : 1100);
 }
 
 void check_spans(check *c)
