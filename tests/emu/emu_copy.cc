@@ -225,7 +225,10 @@ void kvf_emu_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
 static void arrive_load(kvf_emu_machine *m, const kvf_emu_load *load)
 {
     KVF_EMU_ACQUIRE(load->barrier);
-    memcpy(load->copy.to, load->copy.from, load->copy.bytes);
+    if (kvf_emu_bulk_brings(load->copy.from))
+        memcpy(load->copy.to, load->copy.from, load->copy.bytes);
+    else
+        memset(load->copy.to, 0, load->copy.bytes);
     KVF_EMU_RELEASE(load->barrier);
     barrier_state s = barrier_read("kvf_bulk_load", load->barrier);
     s.bytes -= (int32_t)load->copy.bytes;

@@ -325,6 +325,11 @@ const char *kvf_emu_refuses(const void *pointer)
     }
 }
 
+bool kvf_emu_bulk_brings(const void *pointer)
+{
+    return emu::config().bulk_skips_host == 0 || emu::place_of(pointer, 1) == Place::Device;
+}
+
 /* ---- what kernels may touch ---- */
 
 namespace emu
