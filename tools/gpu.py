@@ -3,7 +3,7 @@
 """What only a GPU can say, in parts that fit into ten minutes each; `./dev gpu`.
 
 usage: gpu.py [PART...] [--out DIR] [--built DIR|FILE] [--seconds N]
-       gpu.py pack [--into DIR]
+       gpu.py pack [--into DIR] [--built DIR]
 
 parts: facts kernels suite sanitizer link decode runner; all of them if none is named. Each ends
 within --seconds (520), every job in it within a limit of its own; what is missing or fails stops
@@ -165,8 +165,10 @@ def build_here():
     return Tree(folder, folder, tests_of_build(folder), False)
 
 
-def build(folder, options):
-    log = pathlib.Path(str(folder) + ".txt")
+def build(folder, options, targets=lambda: []):
+    """Configure once, then build the targets, or everything."""
+    folder.mkdir(exist_ok=True)
+    log = folder / "log.txt"
     with open(log, "w", encoding="utf-8") as f:
         def step(command):
             if subprocess.run(command, stdout=f, stderr=f, cwd=ROOT, check=False).returncode != 0:
@@ -175,16 +177,19 @@ def build(folder, options):
         if not (folder / "build.ninja").exists():
             step(["meson", "setup", "-Dcuda=enabled", "--buildtype=release", "-Dassert_level=1"] +
                  options + [str(folder)])
-        step(["ninja", "-C", str(folder)])
+        step(["ninja", "-C", str(folder)] + targets())
 
 
 # ---- packing ----
 
+# Beside the tests.
+PROGRAMS = {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
+            "bench/model/bench_runner"}
 NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
                "libgcc_s.so", "libstdc++.so")
 
 
-def libraries_of(program, build_folder):
+def libraries_of(program):
     """What the loader would add, but for what every machine has; with where it lies here."""
     found = {}
     for line in (output_of(["ldd", str(program)]) or "").split("\n"):
@@ -194,27 +199,41 @@ def libraries_of(program, build_folder):
     return found
 
 
-def pack(into):
-    folder, into = ROOT / "build-pack", pathlib.Path(into).resolve()
-    say("building build-pack/ for sm_90")
-    build(folder, ["-Dgpu_targets=90", "-Dhwloc=disabled", "-Dnuma=disabled", "-Ddnnl=disabled",
-                   "-Dlibedit=disabled", "-Dinside_shared=true"])
-    tests = {name: t for name, t in tests_of_build(folder).items()
-             if set(t["suite"]) & {"offload", "runtime", "cuda", "model"} and "host" not in t["suite"]
-             and t["cmd"][0].startswith("tests/") and (folder / t["cmd"][0]).is_file()}
-    programs = sorted({t["cmd"][0] for t in tests.values()} |
-                      {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
-                       "bench/model/bench_runner"})
+def tests_to_carry(folder):
+    """What the suite runs; tests that need no device stay here."""
+    return {name: t for name, t in tests_of_build(folder).items()
+            if set(t["suite"]) & {"offload", "runtime", "cuda", "model"} and "host" not in t["suite"]
+            and t["cmd"][0].startswith("tests/")
+            and (folder / t["cmd"][0]).suffix == ""}
+
+
+def programs_to_carry(folder):
+    listed = json.loads(output_of(["meson", "introspect", "--targets", str(folder)], 60) or "[]")
+    known = {os.path.relpath(f, folder) for t in listed for f in t["filename"]}
+    wanted = {t["cmd"][0] for t in tests_to_carry(folder).values()} | PROGRAMS
+    for program in sorted(wanted - known):
+        say("left out: this build has no " + program)
+    return sorted(wanted & known)
+
+
+def pack(into, built):
+    """A tree of build-pack/, built here for sm_90, or of what lies in another build folder."""
+    folder, into = pathlib.Path(built or ROOT / "build-pack").resolve(), pathlib.Path(into).resolve()
+    if not built:
+        say("building build-pack/ for sm_90")
+        build(folder, ["-Dgpu_targets=90", "-Dhwloc=disabled", "-Dnuma=disabled", "-Ddnnl=disabled",
+                       "-Dlibedit=disabled", "-Dinside_shared=true"], lambda: programs_to_carry(folder))
+    elif not (folder / "build.ninja").exists():
+        sys.exit("gpu: %s is no build folder" % folder)
+    programs = [p for p in programs_to_carry(folder) if (folder / p).is_file()]
+    tests = {name: t for name, t in tests_to_carry(folder).items() if t["cmd"][0] in programs}
     if into.exists():
         shutil.rmtree(into)
     libraries = {}
     for program in programs:
-        if not (folder / program).is_file():
-            say("left out: %s was not built" % program)
-            continue
         (into / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / program, into / program)
-        libraries.update(libraries_of(folder / program, folder))
+        libraries.update(libraries_of(folder / program))
     (into / "lib").mkdir()
     for name, path in libraries.items():
         shutil.copy(os.path.realpath(path), into / "lib" / name)
@@ -223,7 +242,7 @@ def pack(into):
             subprocess.run(["strip", "--strip-unneeded", str(f)], stderr=subprocess.DEVNULL, check=False)
     commit = (output_of(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) or "").strip()
     (into / "manifest.json").write_text(json.dumps(
-        {"commit": commit, "emulated": False, "gpu_targets": "90", "tests": tests}, indent=1))
+        {"commit": commit, "emulated": is_emulated(folder), "tests": tests}, indent=1))
     size = sum(f.stat().st_size for f in into.rglob("*") if f.is_file())
     print("%s: %.1f MiB, %d programs, %d libraries, %d tests, commit %s" % (
         into, size / 1048576, len(programs), len(libraries), len(tests), commit))
@@ -359,13 +378,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS) + "; or pack")
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
-    parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder")
+    parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
     parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes (gpu-tree)")
     a = parser.parse_args()
     os.environ["PATH"] += ":/usr/local/cuda/bin:/opt/cuda/bin:/usr/local/nvidia/bin"
     if a.parts == ["pack"]:
-        return pack(a.into)
+        return pack(a.into, a.built)
     unknown = [p for p in a.parts if p not in PARTS]
     if unknown:
         parser.error("unknown part '%s'; parts are %s" % (unknown[0], " ".join(PARTS)))
