@@ -3,12 +3,13 @@
 /*
  * Random prompts, steps, forks, cuts, ends, saves and restores on one cache; on another the same
  * without files, where a restore is a fork of a sequence that was kept. Every output has the same
- * bits, and nothing is left at the end.
+ * bits, and nothing is left at the end. Then once more with a quarter of the pages in memory, and
+ * the others on disk.
  *
  * test_runtime_save_soak [STEPS [SEED]]     400 steps where nothing else is said
  */
 
-#include "save_rig.h"
+#include "disk_rig.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -202,13 +203,21 @@ static void one_step(soak *s)
     }
 }
 
-static void run(const save_case *c)
+static void run(const save_case *c, bool has_tier)
 {
     kvf_cache_config config = save_config(c);
     soak s = {.random = {seed}};
     config.tokens_max = 512;
     config.sequences_max = ALIVE;
+    if (has_tier) {
+        config.layers = 4;
+        config.tokens_max = LONGEST + 20;
+        disk_config(&config, ALIVE * LONGEST / 2, 20000);
+    }
     test_world_open(&s.a, NULL, &config);
+    assert_int_equal(s.a.cache->pool.tier != NULL, has_tier);
+    config.disk_path = NULL;
+    config.host_bytes = config.disk_bundle_bytes = 0;
     config.sequences_max = ALIVE + FILES;
     test_world_open(&s.b, NULL, &config);
     test_tokens_make(
@@ -227,13 +236,22 @@ static void run(const save_case *c)
     test_wait(&s.a);
     assert_int_equal(s.a.runtime->context->live_bytes, live);
     assert_int_equal(s.a.cache->pool.free_count, blocks);
-    printf("# %s: %llu begun, %llu chunks, %llu steps, %llu forks, %llu saves, %llu restores, "
+    printf("# %s%s: %llu begun, %llu chunks, %llu steps, %llu forks, %llu saves, %llu restores, "
            "%llu cuts\n",
-           c->name, (unsigned long long)s.done[0], (unsigned long long)s.done[1],
-           (unsigned long long)s.done[2], (unsigned long long)s.done[3],
-           (unsigned long long)s.done[4], (unsigned long long)s.done[5],
-           (unsigned long long)s.done[6]);
+           c->name, has_tier ? ", disk tier" : "", (unsigned long long)s.done[0],
+           (unsigned long long)s.done[1], (unsigned long long)s.done[2],
+           (unsigned long long)s.done[3], (unsigned long long)s.done[4],
+           (unsigned long long)s.done[5], (unsigned long long)s.done[6]);
     assert_true(steps < 400 || (s.done[4] > 5 && s.done[5] > 2));
+    if (has_tier) {
+        kvf_stats stats;
+        kvf_cache_stats(s.a.cache, &stats);
+        assert_true(kvf_page_pool_is_valid(&s.a.cache->pool));
+        assert_true(kvf_disk_tier_is_valid(s.a.cache->pool.tier));
+        printf("# %llu of %llu bundles were read from disk\n", (unsigned long long)stats.disk_reads,
+               (unsigned long long)stats.disk_wanted);
+        assert_true(steps < 400 || stats.disk_reads > 0);
+    }
     test_world_close(&s.a);
     test_world_close(&s.b);
     test_tokens_free(&s.bank);
@@ -244,8 +262,10 @@ static void same_bits_without_growth(void **state)
     (void)state;
     test_seed_print("soak", seed);
     steps = test_afford(steps);
-    run(&save_cases[0]);
-    run(&save_cases[4]);
+    run(&save_cases[0], false);
+    run(&save_cases[4], false);
+    run(&save_cases[4], true);
+    run(&save_cases[9], true);
 }
 
 static int remove_folder(void **state)
