@@ -437,9 +437,10 @@ typedef struct kvf_cache_config {
 
     /* disk tier: sealed pages beyond host_bytes lie in a file */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
-     * NULL = all pages are in memory. Selection never reads it; a step waits until the pages that
-     * it selected are in memory. Such a cache cannot speculate, be recorded or listed
-     * (kvf_select_pages), nor have streaming heads: KVF_UNSUPPORTED. Borrowed for the call. */
+     * NULL = all pages are in memory. On the host device. Selection never reads it; a step waits
+     * until the pages that it selected are in memory. Such a cache cannot speculate, be recorded or
+     * listed (kvf_select_pages), nor have streaming heads: KVF_UNSUPPORTED. Borrowed for the call.
+     */
     const char *disk_path;
     uint64_t host_bytes;        /**< of sealed pages in memory; at least a layer of a sequence */
     uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */

@@ -444,6 +444,11 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
     KVF_TRY(check_disk(context, resolved));
+    if (resolved->disk_path && !runtime->properties.shares_host_memory)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "disk_path = %s: the %s device has no disk tier; use the host device, or open the "
+                 "cache without disk_path",
+                 resolved->disk_path, runtime->device->ops->name);
     if (resolved->digest == KVF_DIGEST_CODES && resolved->sub_digests != 1)
         KVF_FAIL(context, KVF_INVALID,
                  "sub_digests = %u: digest = codes has no boxes to divide; leave it 1",

@@ -157,23 +157,14 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.last_page_len, listed);
 }
 
-static void carve_disk(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
-{
-    const kvf_dims *d = &cache->dims;
-    const uint64_t s = d->berths ? cache->config.sequences_max : 0;
-    const uint64_t mirrored = d->needs_mirror ? s * d->paging.lists : 0;
-    KVF_CARVE(k, t->places, s, d->paging.blocks_max);
-    KVF_CARVE(k, t->disk_count, mirrored);
-    KVF_CARVE(k, t->disk_misses, mirrored, d->ids_max);
-}
-
 void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
 {
     KVF_CARVE(k, t->frames, KVF_FRAMES, cache->dims.frame_bytes);
     KVF_CARVE(k, t->counters, cache->config.layers);
     KVF_CARVE(k, t->faults, cache->config.sequences_max);
     KVF_CARVE(k, t->stamp, 1);
-    carve_disk(cache, k, t);
+    KVF_CARVE(k, t->places, cache->dims.berths ? cache->config.sequences_max : 0,
+              cache->dims.paging.blocks_max);
     if (cache->dims.needs_mirror)
         carve_mirror(cache, k, t);
     k->bytes = kvf_round_up(k->bytes, 4096);

@@ -107,9 +107,6 @@ typedef struct kvf_control {
     uint64_t *faults;             /* [S] */
     uint64_t *stamp;
     void **places; /* [S, blocks_max] of a disk tier: addresses for page tables */
-    /* Of a disk tier whose misses the host cannot read in place. */
-    uint32_t *disk_count;  /* [S, lists] */
-    kvf_miss *disk_misses; /* [S, lists, ids_max] */
     /* What a function of the host reads and writes of the device, where it cannot do so in place:
      * of a custom choice, or of page lists that are checked. */
     struct {

@@ -140,7 +140,8 @@ void kvf_bring_again(kvf_cache *cache)
 
 /* ---- what a step chose ---- */
 
-/* Lists of pages on the host: those that miss a slot, or all where there are no slots. */
+/* Lists of pages: those that miss a slot, or all where there are no slots. The host reads them in
+ * place: a tier is refused on devices that do not share its memory. */
 typedef struct chosen {
     const uint32_t *count;  /* [lists] */
     const int32_t *ids;     /* [lists, ids_max], or */
@@ -150,8 +151,6 @@ typedef struct chosen {
 static chosen where(const kvf_cache *cache)
 {
     const kvf_choice *now = &cache->tables.now;
-    if (cache->dims.needs_mirror)
-        return (chosen){.count = cache->control.disk_count, .misses = cache->control.disk_misses};
     if (kvf_moves_pages(cache))
         return (chosen){.count = now->miss_count, .misses = now->misses};
     return (chosen){.count = now->id_count, .ids = now->ids};
@@ -159,19 +158,9 @@ static chosen where(const kvf_cache *cache)
 
 kvf_status kvf_bring_note(kvf_step *step)
 {
-    kvf_cache *cache = step->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    const kvf_choice *now = &cache->tables.now;
-    const size_t lists = (size_t)step->rows * cache->dims.paging.lists;
-    if (!cache->pool.tier)
-        return KVF_OK;
-    if (cache->dims.needs_mirror) {
-        KVF_TRY(ops->copy(step->stream, cache->control_device.disk_count, now->miss_count,
-                          lists * sizeof *now->miss_count));
-        KVF_TRY(ops->copy(step->stream, cache->control_device.disk_misses, now->misses,
-                          lists * now->ids_max * sizeof *now->misses));
-    }
-    return ops->event_record(cache->chosen, step->stream);
+    const kvf_cache *cache = step->cache;
+    return cache->pool.tier ? cache->device->ops->event_record(cache->chosen, step->stream)
+                            : KVF_OK;
 }
 
 /* The latest arrival among the row's chosen blocks; first they are only wanted. */
