@@ -125,6 +125,6 @@ kvf_status kvf_cublas_multiply(kvf_cublas *c, const kvf_cublas_product *p, void 
     const cublasStatus_t status =
         c->gemm(c->handle, CUBLAS_OP_T, CUBLAS_OP_N, outputs, rows, inputs, &one, p->weight,
                 type_of(p->dtype), inputs, p->x, type_of(p->dtype), inputs, &beta, p->y, CUDA_R_32F,
-                outputs, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+                (int)p->y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return status == CUBLAS_STATUS_SUCCESS ? KVF_OK : KVF_DEVICE_FAILED;
 }

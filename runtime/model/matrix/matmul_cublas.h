@@ -35,6 +35,7 @@ typedef struct kvf_cublas_product {
     const void *weight; /**< [outputs, inputs] */
     const void *x;      /**< [rows, inputs] */
     float *y;           /**< [rows, outputs] */
+    uint32_t y_stride;  /**< floats from a row of y to the next */
     bool accumulate;
 } kvf_cublas_product;
 

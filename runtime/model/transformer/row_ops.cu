@@ -12,7 +12,7 @@
 
 #include "row_ops.h"
 
-#include "cuda.cuh"
+#include "packed_blocks.cuh"
 
 #define THREADS 256u
 #define WARPS   (THREADS / 32u)
@@ -37,10 +37,14 @@ template <typename T>
 static __global__ void start_kernel(const __grid_constant__ kvf_row_start_args a)
 {
     const size_t row = blockIdx.x;
-    const T *from = (const T *)a.embedding + (size_t)a.ids[row] * a.width;
+    const char *from = (const char *)a.embedding + a.ids[row] * a.embedding_bytes;
     float *to = a.hidden + row * a.width;
-    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-        to[i] = kvf_to_float<T>(from[i]);
+    if (a.blocks != GGUF_PLAIN)
+        for (uint32_t i = 8 * threadIdx.x; i < a.width; i += 8 * THREADS)
+            kvf_packed_read(from, a.blocks, i, to + i);
+    else
+        for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+            to[i] = kvf_to_float<T>(((const T *)(const void *)from)[i]);
     for (uint32_t i = threadIdx.x; i < a.half; i += THREADS) {
         /* The product is rounded before cosine and sine, as on the host. */
         const float angle = (float)a.position[row] * a.inv_freq[i];

@@ -17,13 +17,14 @@
 
 #include "thin_product.h"
 
-#include "cuda.cuh"
+#include "packed_blocks.cuh"
 
 #define WARPS_MAX    8u
 #define PAIRS        8u  /* of outputs of a block */
 #define STEP_INPUTS  32u /* of four lanes with 16 bytes each */
 #define STEPS        4u  /* of a turn */
-#define TURN_INPUTS  (STEP_INPUTS * STEPS)
+#define PACKED_STEPS 2u  /* where weights are blocks */
+#define THREADS      256u
 #define LANE_INPUTS  8u
 #define TILE_COLUMNS 8u
 #define ROWS_MAX     64u /* of a launch */
@@ -35,9 +36,25 @@ typedef struct thin_args {
     kvf_thin_product product; /* its rows: of one launch */
     uint32_t row;             /* the first of them */
     kvf_thin_heads heads;     /* THIN_ROTATE */
+    uint32_t outputs;
     uint32_t pairs;
     void *y; /* of the other kinds */
 } thin_args;
+
+/* Where a row of W begins. */
+typedef struct thin_row {
+    const char *data;
+    uint32_t blocks;
+} thin_row;
+
+static __device__ __forceinline__ thin_row find_row(const kvf_thin_product &m, uint32_t output)
+{
+    uint32_t part = 0;
+    while (part + 1 < m.part_count && output >= m.parts[part].outputs)
+        output -= m.parts[part++].outputs;
+    return {(const char *)m.parts[part].weight + output * m.parts[part].row_bytes,
+            m.parts[part].blocks};
+}
 
 /* The outputs of a pair. The second one may be behind the last output. */
 typedef struct thin_pair {
@@ -79,26 +96,37 @@ template <typename T>
 static __device__ __forceinline__ void finish(const thin_args &a, uint32_t row, const thin_pair &p,
                                               float x, float y)
 {
-    const uint32_t outputs = a.product.outputs;
     if (a.kind == THIN_SWIGLU) {
         ((T *)a.y)[(size_t)row * a.pairs + p.first] = kvf_from_float<T>(x / (1.0f + expf(-x)) * y);
     } else if (a.kind == THIN_ROTATE) {
         store_heads<T>(a, row, p, x, y);
     } else {
-        float *to = (float *)a.y + (size_t)row * outputs;
-        if (p.first < outputs)
+        float *to = (float *)a.y + (size_t)row * a.outputs;
+        if (p.first < a.outputs)
             to[p.first] = a.kind == THIN_ADD ? to[p.first] + x : x;
-        if (p.second < outputs)
+        if (p.second < a.outputs)
             to[p.second] = a.kind == THIN_ADD ? to[p.second] + y : y;
     }
 }
 
-/* 16 bytes of a row, or zeros. */
-static __device__ __forceinline__ uint4 load_piece(const char *row, uint32_t input, uint32_t inputs,
-                                                   bool is_there)
+/* Eight weights of a row, or zeros. */
+template <typename T, bool packed>
+static __device__ __forceinline__ uint4 load_piece(const thin_row &row, uint32_t input,
+                                                   uint32_t inputs, bool is_there)
 {
-    return is_there && input < inputs ? kvf_load_once(row + (size_t)input * 2)
-                                      : make_uint4(0, 0, 0, 0);
+    if (!is_there || input >= inputs)
+        return make_uint4(0, 0, 0, 0);
+    if (!packed || row.blocks == GGUF_PLAIN)
+        return kvf_load_once(row.data + (size_t)input * 2);
+    float wide[LANE_INPUTS];
+    T narrow[LANE_INPUTS];
+    uint4 piece;
+    kvf_packed_read(row.data, row.blocks, input, wide);
+#pragma unroll
+    for (uint32_t i = 0; i < LANE_INPUTS; i++)
+        narrow[i] = kvf_from_float<T>(wide[i]);
+    memcpy(&piece, narrow, sizeof piece);
+    return piece;
 }
 
 static __device__ __forceinline__ uint4 load_x(const char *row, uint32_t input, uint32_t inputs,
@@ -120,32 +148,32 @@ static __device__ __forceinline__ void multiply_step(float sum[4], const uint4 &
 }
 
 /* One block per PAIRS pairs. Shared: [warps, 2 x PAIRS, columns] fp32. */
-template <typename T, uint32_t tiles>
+template <typename T, uint32_t tiles, bool packed>
 static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
     thin_kernel(const __grid_constant__ thin_args a)
 {
-    constexpr uint32_t columns = tiles * TILE_COLUMNS;
+    constexpr uint32_t columns = tiles * TILE_COLUMNS, steps = packed ? PACKED_STEPS : STEPS;
     const kvf_thin_product &m = a.product;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t group = lane / 4, place = lane % 4;
     float(*partial)[2 * PAIRS][columns] = (float(*)[2 * PAIRS][columns])(void *)kvf_shared();
     const uint32_t pair = blockIdx.x * PAIRS + group;
     const thin_pair p = find_pair(a, pair);
-    const bool has_first = pair < a.pairs && p.first < m.outputs;
-    const bool has_second = pair < a.pairs && p.second < m.outputs;
-    const char *first = (const char *)m.weight + (size_t)p.first * m.inputs * 2;
-    const char *second = (const char *)m.weight + (size_t)p.second * m.inputs * 2;
+    const bool has_first = pair < a.pairs && p.first < a.outputs;
+    const bool has_second = pair < a.pairs && p.second < a.outputs;
+    const thin_row first = find_row(m, p.first), second = find_row(m, p.second);
     float sum[tiles][4] = {};
-    for (uint32_t turn = warp; turn * TURN_INPUTS < m.inputs; turn += warps) {
-        const uint32_t input = turn * TURN_INPUTS + place * LANE_INPUTS;
-        uint4 w[STEPS], v[STEPS];
+    for (uint32_t turn = warp; turn * steps * STEP_INPUTS < m.inputs; turn += warps) {
+        const uint32_t input = turn * steps * STEP_INPUTS + place * LANE_INPUTS;
+        uint4 w[steps], v[steps];
 #pragma unroll
-        for (uint32_t s = 0; s < STEPS; s++) {
-            w[s] = load_piece(first, input + s * STEP_INPUTS, m.inputs, has_first);
-            v[s] = load_piece(second, input + s * STEP_INPUTS, m.inputs, has_second);
+        for (uint32_t s = 0; s < steps; s++) {
+            const uint32_t at = input + s * STEP_INPUTS;
+            w[s] = load_piece<T, packed>(first, at, m.inputs, has_first);
+            v[s] = load_piece<T, packed>(second, at, m.inputs, has_second);
         }
 #pragma unroll
-        for (uint32_t s = 0; s < STEPS; s++)
+        for (uint32_t s = 0; s < steps; s++)
 #pragma unroll
             for (uint32_t t = 0; t < tiles; t++) {
                 const uint32_t row = t * TILE_COLUMNS + group;
@@ -172,22 +200,40 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
     }
 }
 
-template <typename T, uint32_t tiles> static cudaError_t launch(const thin_args &a, void *stream)
+template <typename T, uint32_t tiles, bool packed>
+static cudaError_t launch(const thin_args &a, void *stream)
 {
-    const uint32_t turns = (a.product.inputs + TURN_INPUTS - 1) / TURN_INPUTS;
+    const uint32_t turn_inputs = (packed ? PACKED_STEPS : STEPS) * STEP_INPUTS;
+    const uint32_t turns = (a.product.inputs + turn_inputs - 1) / turn_inputs;
     const uint32_t warps = turns < WARPS_MAX ? turns : WARPS_MAX;
     const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
-    return kvf_cuda_launch<thin_kernel<T, tiles>>(
+    return kvf_cuda_launch<thin_kernel<T, tiles, packed>>(
         dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
 }
 
-template <typename T> static cudaError_t launch_rows(const thin_args &a, void *stream)
+template <typename T, bool packed> static cudaError_t launch_rows(const thin_args &a, void *stream)
 {
     if (a.product.rows <= TILE_COLUMNS)
-        return launch<T, 1>(a, stream);
+        return launch<T, 1, packed>(a, stream);
     if (a.product.rows <= 2 * TILE_COLUMNS)
-        return launch<T, 2>(a, stream);
-    return launch<T, ROWS_MAX / TILE_COLUMNS>(a, stream);
+        return launch<T, 2, packed>(a, stream);
+    return launch<T, ROWS_MAX / TILE_COLUMNS, packed>(a, stream);
+}
+
+template <typename T> static cudaError_t launch_parts(const thin_args &a, void *stream)
+{
+    bool packed = false;
+    for (uint32_t i = 0; i < a.product.part_count; i++)
+        packed = packed || a.product.parts[i].blocks != GGUF_PLAIN;
+    return packed ? launch_rows<T, true>(a, stream) : launch_rows<T, false>(a, stream);
+}
+
+static uint32_t outputs_of(const kvf_thin_product *product)
+{
+    uint32_t outputs = 0;
+    for (uint32_t i = 0; i < product->part_count; i++)
+        outputs += product->parts[i].outputs;
+    return outputs;
 }
 
 static int launch_all(thin_args a, void *stream)
@@ -198,8 +244,8 @@ static int launch_all(thin_args a, void *stream)
         return (int)cudaErrorInvalidValue;
     for (a.row = 0; a.row < all.rows && status == cudaSuccess; a.row += ROWS_MAX) {
         a.product.rows = all.rows - a.row < ROWS_MAX ? all.rows - a.row : ROWS_MAX;
-        status = all.dtype == KVF_BF16 ? launch_rows<kvf_bf16>(a, stream)
-                                       : launch_rows<kvf_half>(a, stream);
+        status = all.dtype == KVF_BF16 ? launch_parts<kvf_bf16>(a, stream)
+                                       : launch_parts<kvf_half>(a, stream);
     }
     return (int)status;
 }
@@ -209,7 +255,8 @@ extern "C" int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, 
 {
     thin_args a = {};
     a.product = *product;
-    a.pairs = (product->outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
+    a.outputs = outputs_of(product);
+    a.pairs = (a.outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
     a.y = y;
     a.kind = accumulate ? THIN_ADD : THIN_STORE;
     return launch_all(a, stream);
@@ -219,7 +266,8 @@ extern "C" int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, vo
 {
     thin_args a = {};
     a.product = *product;
-    a.pairs = product->outputs / 2;
+    a.outputs = outputs_of(product);
+    a.pairs = a.outputs / 2;
     a.y = y;
     a.kind = THIN_SWIGLU;
     return launch_all(a, stream);
@@ -231,7 +279,37 @@ extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_t
     thin_args a = {};
     a.product = *product;
     a.heads = *heads;
-    a.pairs = product->outputs / 2;
+    a.outputs = outputs_of(product);
+    a.pairs = a.outputs / 2;
     a.kind = THIN_ROTATE;
     return launch_all(a, stream);
+}
+
+/* ---- blocks as numbers ---- */
+
+/* A thread per eight numbers. */
+template <typename T> static __global__ void widen_kernel(const __grid_constant__ kvf_thin_widen a)
+{
+    const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) * LANE_INPUTS;
+    const size_t row = at / a.inputs;
+    float wide[LANE_INPUTS];
+    if (row >= a.rows)
+        return;
+    kvf_packed_read((const char *)a.part.weight + (a.first + row) * a.part.row_bytes, a.part.blocks,
+                    (uint32_t)(at % a.inputs), wide);
+#pragma unroll
+    for (uint32_t i = 0; i < LANE_INPUTS; i++)
+        ((T *)a.to)[at + i] = kvf_from_float<T>(wide[i]);
+}
+
+extern "C" int kvf_thin_widen_cuda(const kvf_thin_widen *args, void *stream)
+{
+    const size_t pieces = (size_t)args->rows * args->inputs / LANE_INPUTS;
+    const dim3 grid((unsigned)((pieces + THREADS - 1) / THREADS)), block(THREADS);
+    cudaStream_t to = (cudaStream_t)stream;
+    if (args->dtype == KVF_BF16)
+        return (int)kvf_cuda_launch<widen_kernel<kvf_bf16>>(grid, block, 0, to, *args);
+    if (args->dtype == KVF_FP16)
+        return (int)kvf_cuda_launch<widen_kernel<kvf_half>>(grid, block, 0, to, *args);
+    return (int)kvf_cuda_launch<widen_kernel<float>>(grid, block, 0, to, *args);
 }

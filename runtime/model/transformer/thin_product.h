@@ -6,10 +6,10 @@
  * Matrix products of a few rows on a GPU, with what a layer does to them: y = x W^T, where reading
  * W once is all that takes time.
  *
- * It knows shapes and pointers, all of device memory. Weights and x are bf16 or fp16, sums are
- * fp32. Invariant: a row's bits follow from its x and W alone, however many rows there are. A
- * launcher enqueues on `stream` (a cudaStream_t), may be recorded, and returns a cudaError_t as
- * int.
+ * It knows shapes and pointers, all of device memory. Weights are bf16 or fp16 as x is, or blocks
+ * of a GGUF file, whose numbers are rounded to that; sums are fp32. Invariant: a row's bits follow
+ * from its x and W alone, however many rows there are. A launcher enqueues on `stream` (a
+ * cudaStream_t), may be recorded, and returns a cudaError_t as int.
  */
 
 #include <kvferry/kvferry.h>
@@ -18,13 +18,23 @@
 extern "C" {
 #endif
 
-typedef struct kvf_thin_product {
-    kvf_dtype dtype; /**< of weight and x: bf16 or fp16 */
-    uint32_t rows;   /**< W is read once for 64 of them */
+#define KVF_THIN_PARTS_MAX 3u
+
+/** Some outputs of W. */
+typedef struct kvf_thin_part {
+    const void *weight; /**< [outputs, row_bytes]; 16-byte aligned, or even where it is of blocks */
+    size_t row_bytes;
+    uint32_t blocks; /**< gguf_index of what a row consists of; GGUF_PLAIN: elements of dtype */
     uint32_t outputs;
-    uint32_t inputs;    /**< multiple of 8 */
-    const void *weight; /**< [outputs, inputs], 16-byte aligned */
-    const void *x;      /**< [rows, inputs], 16-byte aligned */
+} kvf_thin_part;
+
+typedef struct kvf_thin_product {
+    kvf_dtype dtype; /**< of x, and of what weights are rounded to: bf16 or fp16 */
+    uint32_t rows;   /**< W is read once for 64 of them */
+    uint32_t inputs; /**< multiple of 8, and of every part's blocks */
+    uint32_t part_count;
+    kvf_thin_part parts[KVF_THIN_PARTS_MAX]; /**< W: their outputs one behind the other */
+    const void *x;                           /**< [rows, inputs], 16-byte aligned */
 } kvf_thin_product;
 
 /** y = x W^T, or += where @p accumulate. y [rows, outputs] */
@@ -50,6 +60,18 @@ typedef struct kvf_thin_heads {
 /** Queries and keys are rotated, then all are rounded. */
 int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_thin_heads *heads,
                          void *stream);
+
+/** Rows first to first + rows - 1 of a part of blocks as numbers. */
+typedef struct kvf_thin_widen {
+    kvf_dtype dtype;
+    uint32_t inputs;
+    uint32_t first;
+    uint32_t rows;
+    kvf_thin_part part;
+    void *to; /**< [rows, inputs] dtype */
+} kvf_thin_widen;
+
+int kvf_thin_widen_cuda(const kvf_thin_widen *args, void *stream);
 
 #ifdef __cplusplus
 }

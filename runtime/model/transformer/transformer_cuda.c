@@ -10,10 +10,9 @@
  * type. Invariant: after open every pointer of a layer is device memory.
  */
 
+#include "cuda_products.h"
 #include "draw_queue.h"
-#include "matmul_cublas.h"
 #include "row_ops.h"
-#include "thin_product.h"
 #include "transformer_ops.h"
 
 #include <stdlib.h>
@@ -29,7 +28,7 @@ typedef struct pinned {
 } pinned;
 
 typedef struct cuda_part {
-    kvf_cublas *cublas;
+    cuda_products products;
     void *workspace;
     void *reservation;
     void *weights; /* [weight_bytes] */
@@ -51,44 +50,10 @@ static kvf_status launched(int status)
     return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
 }
 
-/* Rows of a batch are multiplied by a kernel that rounds a row as if it were alone. */
-static bool is_thin(const transformer_step *s, const kvf_linear *weight)
+static kvf_status multiply(const transformer_step *s, const cuda_weights *w, const void *x,
+                           float *y, bool accumulate)
 {
-    return s->separate && weight->inputs % 8 == 0 && s->t->model.dtype != KVF_FP32;
-}
-
-static kvf_thin_product thin(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
-                             const void *x)
-{
-    return (kvf_thin_product){.dtype = s->t->model.dtype,
-                              .rows = s->rows,
-                              .outputs = outputs,
-                              .inputs = weight->inputs,
-                              .weight = weight->weight,
-                              .x = x};
-}
-
-static kvf_status multiply(const transformer_step *s, const kvf_linear *weight, uint32_t outputs,
-                           const void *x, float *y, bool accumulate)
-{
-    if (is_thin(s, weight)) {
-        const kvf_thin_product one = thin(s, weight, outputs, x);
-        return launched(kvf_thin_product_cuda(&one, y, accumulate, kvf_stream_native(s->stream)));
-    }
-    /* Where they are not, one by one. */
-    const size_t element = kvf_dtype_bytes(s->t->model.dtype);
-    kvf_cublas_product product = {.dtype = s->t->model.dtype,
-                                  .rows = s->separate ? 1 : s->rows,
-                                  .outputs = outputs,
-                                  .inputs = weight->inputs,
-                                  .weight = weight->weight,
-                                  .accumulate = accumulate};
-    for (uint32_t row = 0; row < s->rows; row += product.rows) {
-        product.x = (const char *)x + (size_t)row * weight->inputs * element;
-        product.y = y + (size_t)row * outputs;
-        KVF_TRY(kvf_cublas_multiply(part_of(s->t)->cublas, &product, kvf_stream_native(s->stream)));
-    }
-    return KVF_OK;
+    return cuda_multiply(&part_of(s->t)->products, s, w, x, y, accumulate);
 }
 
 static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
@@ -104,19 +69,21 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
         memcpy(host, ids, s->rows * sizeof *ids);
         memcpy(host + all, positions, s->rows * sizeof *positions);
     }
-    const kvf_row_start_args args = {.dtype = t->embedding.dtype,
-                                     .rows = s->rows,
-                                     .width = t->model.hidden_size,
-                                     .half = (uint32_t)half,
-                                     .scaling = t->rope.attention_scaling,
-                                     .ids = s->draws ? kvf_draw_queue_ids(p->draws) : device,
-                                     .position = s->draws ? kvf_draw_queue_positions(p->draws)
-                                                          : device + all,
-                                     .embedding = t->embedding.weight,
-                                     .inv_freq = p->inv_freq,
-                                     .hidden = transformer_hidden_at(s),
-                                     .cosine = t->buffers.cosine + row * half,
-                                     .sine = t->buffers.sine + row * half};
+    const kvf_row_start_args args = {
+        .dtype = t->embedding.dtype,
+        .rows = s->rows,
+        .width = t->model.hidden_size,
+        .half = (uint32_t)half,
+        .scaling = t->rope.attention_scaling,
+        .ids = s->draws ? kvf_draw_queue_ids(p->draws) : device,
+        .position = s->draws ? kvf_draw_queue_positions(p->draws) : device + all,
+        .embedding = t->embedding.weight,
+        .embedding_bytes = kvf_linear_row_bytes(&t->embedding),
+        .blocks = t->embedding.blocks ? t->embedding.blocks->index : GGUF_PLAIN,
+        .inv_freq = p->inv_freq,
+        .hidden = transformer_hidden_at(s),
+        .cosine = t->buffers.cosine + row * half,
+        .sine = t->buffers.sine + row * half};
     return launched(kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
 }
 
@@ -184,9 +151,9 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
     const kvf_model_config *m = &t->model;
     const transformer_buffers *b = &t->buffers;
     const size_t half = (size_t)s->first * t->rope.count;
-    const uint32_t outputs = transformer_query_width(m) + 2 * transformer_kv_width(m);
-    if (is_thin(s, &l->query) && !l->query_norm) {
-        const kvf_thin_product product = thin(s, &l->query, outputs, b->normed);
+    const cuda_weights weights = {.parts = {&l->query, &l->key, &l->value}, .count = 3};
+    if (cuda_is_thin(s, &weights) && !l->query_norm) {
+        const kvf_thin_product product = cuda_thin(s, &weights, b->normed);
         const kvf_thin_heads heads = {.query_heads = m->query_heads,
                                       .kv_heads = m->kv_heads,
                                       .head_dim = m->head_dim,
@@ -198,7 +165,7 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
                                       .v = b->v};
         return launched(kvf_thin_rotate_cuda(&product, &heads, kvf_stream_native(s->stream)));
     }
-    KVF_TRY(multiply(s, &l->query, outputs, b->normed, b->qkv, false));
+    KVF_TRY(multiply(s, &weights, b->normed, b->qkv, false));
     const kvf_row_rotate_args args = {.dtype = m->dtype,
                                       .rows = s->rows,
                                       .query_heads = m->query_heads,
@@ -219,35 +186,38 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
 
 static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l)
 {
-    return multiply(s, &l->output, l->output.outputs, s->t->buffers.attended,
-                    transformer_hidden_at(s), true);
+    const cuda_weights weights = {.parts = {&l->output}, .count = 1};
+    return multiply(s, &weights, s->t->buffers.attended, transformer_hidden_at(s), true);
 }
 
 static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l)
 {
     const transformer_buffers *b = &s->t->buffers;
     const uint32_t width = s->t->model.intermediate_size;
-    if (is_thin(s, &l->gate)) {
-        const kvf_thin_product product = thin(s, &l->gate, 2 * width, b->normed);
+    const cuda_weights both = {.parts = {&l->gate, &l->up}, .count = 2};
+    const cuda_weights down = {.parts = {&l->down}, .count = 1};
+    if (cuda_is_thin(s, &both)) {
+        const kvf_thin_product product = cuda_thin(s, &both, b->normed);
         KVF_TRY(
             launched(kvf_thin_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
-        return multiply(s, &l->down, l->down.outputs, b->activated, transformer_hidden_at(s), true);
+        return multiply(s, &down, b->activated, transformer_hidden_at(s), true);
     }
-    KVF_TRY(multiply(s, &l->gate, 2 * width, b->normed, b->gate_up, false));
+    KVF_TRY(multiply(s, &both, b->normed, b->gate_up, false));
     const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
                                         .rows = s->rows,
                                         .width = width,
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
     KVF_TRY(launched(kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
-    return multiply(s, &l->down, l->down.outputs, b->activated, transformer_hidden_at(s), true);
+    return multiply(s, &down, b->activated, transformer_hidden_at(s), true);
 }
 
 static kvf_status cuda_logits(const transformer_step *s)
 {
     const kvf_transformer *t = s->t;
     const size_t bytes = (size_t)s->rows * t->model.vocab_size * sizeof(float);
-    KVF_TRY(multiply(s, &t->head, t->head.outputs, t->buffers.normed, t->buffers.logits, false));
+    const cuda_weights head = {.parts = {&t->head}, .count = 1};
+    KVF_TRY(multiply(s, &head, t->buffers.normed, t->buffers.logits, false));
     if (s->draws)
         return kvf_draw_queue_draw(part_of(t)->draws, s->rows, t->buffers.logits, s->stream);
     return kvf_memory_copy(s->stream, part_of(t)->logits.device, t->buffers.logits, bytes);
@@ -301,7 +271,7 @@ static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t thre
     transformer_buffers unused;
     (void)threads;
     return lay_out(options, NULL, &unused) + KVF_CUBLAS_WORKSPACE_BYTES + words_bytes(options) +
-           logits_bytes(options) +
+           logits_bytes(options) + cuda_panel_bytes(options->model) +
            kvf_draw_queue_bytes(options->batch_max, options->model->vocab_size);
 }
 
@@ -351,15 +321,20 @@ static void align(uploader *u)
 
 static void upload_matrices(uploader *u, kvf_linear *const *parts, uint32_t count)
 {
+    bool has_blocks = false;
+    for (uint32_t i = 0; i < count; i++)
+        has_blocks = has_blocks || parts[i]->blocks;
     align(u);
     for (uint32_t i = 0; i < count; i++) {
         kvf_linear *l = parts[i];
-        if (l->dtype != u->t->model.dtype && u->status == KVF_OK)
+        if (!l->blocks && l->dtype != u->t->model.dtype && u->status == KVF_OK)
             u->status = model_fail(u->error, KVF_UNSUPPORTED,
                                    "a matrix of the model has another element type than "
                                    "config.json's dtype; convert the weights to one type, or run "
                                    "with --device host");
-        const size_t bytes = (size_t)l->outputs * l->inputs * kvf_dtype_bytes(u->t->model.dtype);
+        const size_t bytes = l->outputs * kvf_linear_row_bytes(l);
+        if (has_blocks) /* or they lie one behind the other, as one matrix */
+            align(u);
         void *to = u->status == KVF_OK ? upload(u, l->weight, bytes) : NULL;
         if (u->device)
             l->weight = to;
@@ -485,6 +460,14 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
                           "%zu bytes for the hidden states of a prompt: %s", bytes,
                           kvf_runtime_error(runtime)->text);
     lay_out(options, p->reservation, &t->buffers);
+    uint64_t in_blocks, loaded;
+    kvf_weights_quantised(options->weights, &in_blocks, &loaded);
+    p->products.panel_bytes = cuda_panel_bytes(&t->model);
+    if (in_blocks &&
+        kvf_memory_alloc(runtime, p->products.panel_bytes, &p->products.panel) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY,
+                          "%zu bytes for a panel of quantised weights: %s", p->products.panel_bytes,
+                          kvf_runtime_error(runtime)->text);
     KVF_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
     KVF_TRY(
         kvf_draw_queue_open(runtime, options->batch_max, t->model.vocab_size, &p->draws, error));
@@ -501,7 +484,7 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
         return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
                           t->options.device_ordinal);
     KVF_TRY(reserve(t, error));
-    KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->cublas, error));
+    KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->products.cublas, error));
     return upload_weights(t, error);
 }
 
@@ -511,12 +494,13 @@ static void cuda_close(kvf_transformer *t)
     if (!p)
         return;
     kvf_runtime *runtime = t->options.runtime;
-    kvf_cublas_close(p->cublas);
+    kvf_cublas_close(p->products.cublas);
     kvf_draw_queue_close(p->draws);
     kvf_pinned_free(runtime, p->logits.host);
     kvf_pinned_free(runtime, p->words.host);
     kvf_memory_free(runtime, p->weights);
     kvf_memory_free(runtime, p->reservation);
+    kvf_memory_free(runtime, p->products.panel);
     kvf_memory_free(runtime, p->workspace);
     free(p);
 }
@@ -537,5 +521,6 @@ const transformer_ops transformer_cuda_ops = {
     .open = cuda_open,
     .close = cuda_close,
     .bytes = cuda_bytes,
+    .takes_blocks = 1,
     .can_record = 1,
 };
