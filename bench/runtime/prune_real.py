@@ -41,6 +41,9 @@ POLICIES = [
     ("gemfilter", []),
     ("streaming", []),
 ]
+# Learnt on other texts of the kind (examples/train_mask/README.md), and drawn at random.
+MASKS = [("learnt", "smollm2_mask.tsv"), ("random", "smollm2_random.tsv")]
+RING = ["--streaming-sink", "16", "--streaming-recent", "128"]
 HEAD = ["policy", "what is not kept", "answers", "answers kept", "prefill computed", "layer",
         "footprint", "prefill, CPU"]
 
@@ -50,6 +53,10 @@ def rows():
     for name, options in POLICIES:
         policy = ["--prune", name.split(",")[0]] + options
         out += [(name, "evict", policy + EVICT), (name, "offload", policy + OFFLOAD)]
+    for name, file in MASKS:
+        mask = ["--head-mask", os.path.join("examples", "train_mask", file)] + RING
+        out += [("head mask, " + name, "full attention", mask + ["--select", "full"]),
+                ("head mask, " + name, "-", mask)]
     return out
 
 

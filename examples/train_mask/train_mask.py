@@ -16,8 +16,8 @@ The mask has one row per layer and one column per KV head, tab separated: 1 keep
 streams. `kvferry run --head-mask mask.tsv` reads it.
 
 Text is cut into sequences of --length tokens, each file on its own; what does not fill one is left
-out. The last --hold-out of them are not trained on: at the end their loss is printed for all heads
-on, for the mask, and for its opposite.
+out; with --last a file is its last --length tokens. The last --hold-out of them are not trained on:
+at the end their loss is printed for all heads on, for the mask, and for its opposite.
 """
 import argparse
 import json
@@ -85,6 +85,8 @@ def read_sequences(tokenizer, args):
     for path in args.text:
         with open(path, encoding="utf-8") as f:
             ids = tokenizer(f.read(), add_special_tokens=False).input_ids
+        if args.last and len(ids) > args.length:
+            ids = ids[-args.length:]
         rows += [ids[i:i + args.length] for i in range(0, len(ids) - args.length + 1, args.length)]
     if len(rows) <= args.hold_out:
         sys.exit("train_mask: %d sequences of --length %d in the text, and --hold-out takes %d; "
@@ -158,6 +160,7 @@ def parse():
     parser.add_argument("--sink", type=int, default=128, help="first tokens of a streaming head")
     parser.add_argument("--recent", type=int, default=1024, help="newest ones, itself included")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
+    parser.add_argument("--last", action="store_true", help="of each file its end only")
     parser.add_argument("--batch", type=int, default=1, help="sequences of a step")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--warm", type=float, default=0.8,
