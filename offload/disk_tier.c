@@ -63,10 +63,9 @@ kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *
     t->config.folder = NULL; /* the caller's */
     t->call = 1;
     t->file = (kvf_disk_file){.buffered = -1, .direct = -1};
-    kvf_status status = pthread_mutex_init(&t->lock, NULL) == 0
-                            ? take_tables(t)
-                            : kvf_fail(context, KVF_SYSTEM, 0, "a lock could not be made");
-    t->has_lock = 1;
+    t->has_lock = pthread_mutex_init(&t->lock, NULL) == 0;
+    kvf_status status =
+        t->has_lock ? take_tables(t) : kvf_fail(context, KVF_SYSTEM, 0, "a lock could not be made");
     if (status == KVF_OK)
         status = kvf_disk_file_open(context, config->folder,
                                     (uint64_t)config->bundle_bytes * config->bundles, &t->file);

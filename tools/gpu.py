@@ -217,7 +217,8 @@ def programs_to_carry(folder):
 
 
 def pack(into, built):
-    """A tree of build-pack/, built here for sm_90, or of what lies in another build folder."""
+    """A tree of build-pack/, built here for sm_90, or of what lies in another build folder; and its
+    archive beside it, which travels: machine code for GPUs shrinks to a seventh."""
     folder, into = pathlib.Path(built or ROOT / "build-pack").resolve(), pathlib.Path(into).resolve()
     if not built:
         say("building build-pack/ for sm_90")
@@ -244,9 +245,10 @@ def pack(into, built):
     (into / "manifest.json").write_text(json.dumps(
         {"commit": commit, "emulated": is_emulated(folder), "tests": tests}, indent=1))
     size = sum(f.stat().st_size for f in into.rglob("*") if f.is_file())
-    print("%s: %.1f MiB, %d programs, %d libraries, %d tests, commit %s" % (
-        into, size / 1048576, len(programs), len(libraries), len(tests), commit))
-    if size > 60 << 20:
+    packed = os.path.getsize(shutil.make_archive(str(into), "xztar", into))
+    print("%s.tar.xz: %.1f MiB, unpacked %.1f MiB, %d programs, %d libraries, %d tests, commit %s" % (
+        into, packed / 1048576, size / 1048576, len(programs), len(libraries), len(tests), commit))
+    if packed > 60 << 20:
         sys.exit("gpu: more than 60 MiB")
 
 
@@ -380,7 +382,7 @@ def main():
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
     parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
-    parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes (gpu-tree)")
+    parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes, and its .tar.xz (gpu-tree)")
     a = parser.parse_args()
     os.environ["PATH"] += ":/usr/local/cuda/bin:/opt/cuda/bin:/usr/local/nvidia/bin"
     if a.parts == ["pack"]:
