@@ -13,6 +13,7 @@ Nothing beyond Python is needed. The status is 0 if nothing failed, 1 if somethi
 is no GPU.
 """
 import argparse
+import atexit
 import concurrent.futures
 import json
 import os
@@ -140,6 +141,7 @@ def tree_of_pack(path):
     path = pathlib.Path(path).resolve()
     if path.is_file():
         into = pathlib.Path(tempfile.mkdtemp(prefix="kvferry-gpu-"))
+        atexit.register(shutil.rmtree, into, ignore_errors=True)
         shutil.unpack_archive(path, into)
         path = into
     manifest = path / "manifest.json"
