@@ -42,8 +42,9 @@ uint32_t save_count_files(void)
     return count;
 }
 
-void save_remove_folder(void)
+int save_remove_folder(void **state)
 {
+    (void)state;
     const struct dirent *entry;
     DIR *dir = opendir(save_folder());
     assert_non_null(dir);
@@ -53,6 +54,7 @@ void save_remove_folder(void)
     closedir(dir);
     assert_int_equal(rmdir(folder), 0);
     folder[0] = '\0';
+    return 0;
 }
 
 /* ---- settings ---- */

@@ -15,8 +15,8 @@
 const char *save_folder(void);
 /* A file in it: the text is valid until the eighth call after. */
 const char *save_path(const char *name);
-void save_remove_folder(void);
-uint32_t save_count_files(void); /* in the folder */
+int save_remove_folder(void **state); /* the teardown of a group of tests; its argument is unused */
+uint32_t save_count_files(void);      /* in the folder */
 
 /* Settings that differ in what a sequence keeps; NULL behind the last. */
 typedef struct save_case {

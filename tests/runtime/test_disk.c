@@ -315,13 +315,6 @@ static void lists_are_refused(void **state)
     test_world_close(&w);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,5 +326,5 @@ int main(void)
         cmocka_unit_test(no_tier_where_all_fits),
         cmocka_unit_test(lists_are_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

@@ -295,13 +295,6 @@ static void each_refusal_at_open(void **state)
     close_worlds(&f);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -310,5 +303,5 @@ int main(void)
         cmocka_unit_test(a_disk_that_is_full),
         cmocka_unit_test(each_refusal_at_open),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

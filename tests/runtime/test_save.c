@@ -494,13 +494,6 @@ static void bad_arguments_are_named(void **state)
     test_world_close(&w);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -511,5 +504,5 @@ int main(void)
         cmocka_unit_test(names_what_differs),    cmocka_unit_test(other_settings_take_tokens),
         cmocka_unit_test(tells_what_it_holds),   cmocka_unit_test(bad_arguments_are_named),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

@@ -268,7 +268,7 @@ static void killed_at_every_write(void **state)
     }
     read_apart(read_after_kills, count, step);
     (void)munmap(requests, sizeof *requests);
-    save_remove_folder();
+    save_remove_folder(NULL);
 }
 
 static const char *const calls[] = {"file open", "file reserve", "file sync", "file rename",
@@ -298,7 +298,7 @@ static void killed_around_the_rename(void **state)
     kill_call = NULL;
     read_apart(read_after_calls, count, 1);
     (void)munmap(requests, sizeof *requests);
-    save_remove_folder();
+    save_remove_folder(NULL);
 }
 
 /* ---- files that are not what they were ---- */
@@ -393,13 +393,6 @@ static void shrinks_meanwhile(void **state)
     fail_world_close(&f);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -408,5 +401,5 @@ int main(void)
         cmocka_unit_test(each_refusal_once),        cmocka_unit_test(damage_is_found),
         cmocka_unit_test(shrinks_meanwhile),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

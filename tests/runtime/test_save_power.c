@@ -264,17 +264,10 @@ static void power_goes_at_every_event(void **state)
     fail_world_close(&f);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(power_goes_at_every_event),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

@@ -268,13 +268,6 @@ static void same_bits_without_growth(void **state)
         run(&save_cases[i], true);
 }
 
-static int remove_folder(void **state)
-{
-    (void)state;
-    save_remove_folder();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_without_growth)};
@@ -282,5 +275,5 @@ int main(int argc, char **argv)
         steps = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2)
         seed = strtoull(argv[2], NULL, 10);
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }
