@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char folder[64];
@@ -55,6 +56,20 @@ int save_remove_folder(void **state)
     assert_int_equal(rmdir(folder), 0);
     folder[0] = '\0';
     return 0;
+}
+
+char *save_read(const char *path, size_t *bytes)
+{
+    struct stat about;
+    assert_int_equal(stat(path, &about), 0);
+    *bytes = (size_t)about.st_size;
+    char *data = malloc(*bytes);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(data);
+    assert_non_null(file);
+    assert_int_equal(fread(data, 1, *bytes, file), *bytes);
+    fclose(file);
+    return data;
 }
 
 /* ---- settings ---- */

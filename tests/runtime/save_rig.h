@@ -17,6 +17,7 @@ const char *save_folder(void);
 const char *save_path(const char *name);
 int save_remove_folder(void **state); /* the teardown of a group of tests; its argument is unused */
 uint32_t save_count_files(void);      /* in the folder */
+char *save_read(const char *path, size_t *bytes); /* a whole file; free() it */
 
 /* Settings that differ in what a sequence keeps; NULL behind the last. */
 typedef struct save_case {

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -303,20 +302,6 @@ static void killed_around_the_rename(void **state)
 
 /* ---- files that are not what they were ---- */
 
-static char *read_all(const char *path, size_t *bytes)
-{
-    struct stat about;
-    assert_int_equal(stat(path, &about), 0);
-    *bytes = (size_t)about.st_size;
-    char *data = malloc(*bytes);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(data);
-    assert_non_null(file);
-    assert_int_equal(fread(data, 1, *bytes, file), *bytes);
-    fclose(file);
-    return data;
-}
-
 static void write_all(const char *path, const char *data, size_t bytes)
 {
     FILE *file = fopen(path, "wb");
@@ -336,7 +321,7 @@ static void damage_is_found(void **state)
     fail_world_open(&f, 8192);
     const char *path = save_path("damaged");
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
-    char *data = read_all(path, &bytes);
+    char *data = save_read(path, &bytes);
     const uint32_t flips = test_afford(600);
     for (uint32_t i = 0; i < flips; i++) {
         /* Every bit of the first bytes, then any. */

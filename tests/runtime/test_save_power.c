@@ -14,7 +14,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define POWER_EXTENT 512u
@@ -76,7 +75,6 @@ static char *record(fail_world *f, const char *path, size_t *bytes)
 {
     kvf_save_args args;
     kvf_save *save = NULL;
-    struct stat about;
     kvf_save_args_init(&args);
     args.sequence = f->s;
     args.path = path;
@@ -88,15 +86,7 @@ static char *record(fail_world *f, const char *path, size_t *bytes)
     test_ok(&f->w, kvf_save_finish(save, NULL));
     kvf_device_set_fault(f->w.runtime->device, NULL, NULL);
     fail_plan.record = NULL;
-    assert_int_equal(stat(path, &about), 0);
-    *bytes = (size_t)about.st_size;
-    char *data = malloc(*bytes);
-    FILE *file = fopen(path, "rb");
-    assert_non_null(data);
-    assert_non_null(file);
-    assert_int_equal(fread(data, 1, *bytes, file), *bytes);
-    fclose(file);
-    return data;
+    return save_read(path, bytes);
 }
 
 static void forget_events(void)
