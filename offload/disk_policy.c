@@ -1,25 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The clock of the disk tier; see the header. */
+/* Histories of the disk tier; see the header. */
 
 #include "disk_policy.h"
 
-#define NONE UINT32_MAX
+#define NONE   UINT32_MAX
+#define LATEST 0x8000u
 
-void kvf_disk_policy_enter(kvf_disk_policy *p, uint32_t berth)
+/* As it is now, after calls for its group that did not use it. */
+static uint32_t history(const kvf_disk_policy *p, const kvf_disk_use *u)
 {
-    p->uses[berth] = 1;
+    const uint32_t age = p->groups[u->group].turns - u->turn;
+    return age < 16 ? (uint32_t)u->history >> age : 0;
 }
 
-void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t berth)
+void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t bundle, uint32_t group, uint64_t call)
 {
-    if (p->uses[berth] < KVF_DISK_USES)
-        p->uses[berth]++;
+    kvf_disk_turn *turn = &p->groups[group];
+    kvf_disk_use *u = &p->uses[bundle];
+    if (turn->call != call)
+        turn->turns++;
+    turn->call = call;
+    const uint32_t before = history(p, u);
+    *u = (kvf_disk_use){turn->turns, (uint16_t)group, (uint16_t)(before | LATEST)};
 }
 
-void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t berth)
+void kvf_disk_policy_expect(kvf_disk_policy *p, uint32_t bundle, uint32_t group)
 {
-    p->uses[berth] = 0;
+    kvf_disk_use *u = &p->uses[bundle];
+    const uint32_t before = history(p, u);
+    *u = (kvf_disk_use){p->groups[group].turns, (uint16_t)group, (uint16_t)(before | LATEST >> 1)};
+}
+
+bool kvf_disk_policy_is_less(const kvf_disk_policy *p, uint32_t a, uint32_t b)
+{
+    return history(p, &p->uses[a]) < history(p, &p->uses[b]);
+}
+
+void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t bundle)
+{
+    p->uses[bundle].history = 0;
 }
 
 static uint32_t after(const kvf_disk_policy *p, uint32_t berth)
@@ -29,21 +49,24 @@ static uint32_t after(const kvf_disk_policy *p, uint32_t berth)
 
 uint32_t kvf_disk_policy_victim(kvf_disk_policy *p, kvf_disk_may may, const void *user)
 {
-    bool is_any = true; /* of the round before */
-    for (uint32_t round = 0; round <= KVF_DISK_USES && is_any; round++) {
-        is_any = false;
-        for (uint32_t i = 0; i < p->berths; i++) {
-            const uint32_t berth = p->hand;
-            p->hand = after(p, berth);
-            if (!may(user, berth))
-                continue;
-            if (p->uses[berth] == 0)
-                return berth;
-            p->uses[berth]--;
-            is_any = true;
-        }
+    uint32_t victim = NONE, least = 0, compared = 0;
+    uint64_t latest = 0;
+    for (uint32_t i = 0; i < p->berths && compared < KVF_DISK_COMPARED; i++) {
+        const uint32_t berth = p->hand;
+        p->hand = after(p, berth);
+        if (!may(user, berth))
+            continue;
+        const kvf_disk_use *u = &p->uses[p->bundles[berth]];
+        const uint32_t now = history(p, u);
+        const uint64_t call = p->groups[u->group].call;
+        compared++;
+        if (victim != NONE && (now > least || (now == least && call <= latest)))
+            continue;
+        victim = berth;
+        least = now;
+        latest = call;
     }
-    return NONE;
+    return victim;
 }
 
 uint32_t kvf_disk_policy_next(const kvf_disk_policy *p, uint32_t most, kvf_disk_may may,

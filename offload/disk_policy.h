@@ -3,31 +3,48 @@
 #define KVF_OFFLOAD_DISK_POLICY_H
 
 /*
- * Which berth is given up next: recency and frequency of use.
+ * Which berth is given up next: recency and frequency of use, where what is used comes in turns.
  *
- * Knows neither files nor pages. A clock: a hand goes round the berths; a berth that was used has
- * so many rounds to live as it was used, KVF_DISK_USES at most. So what is selected again and again
- * stays, what was read once for a look at all keys goes soon, and a choice costs constant time on
- * average.
+ * Knows neither files nor pages. A group is a set of bundles that calls ask for in turn, as steps
+ * do the layers of a model. A bundle has a history: which of the last sixteen calls for its group
+ * used it, the latest as the highest bit. The smallest history goes; of equals, that whose group
+ * had its turn last, because it waits longest for the next. So a group does not drive out what the
+ * following ones are about to use. Only some berths are compared, so a choice costs constant time.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVF_DISK_USES 7u
+#define KVF_DISK_COMPARED 64u /* berths per choice */
+
+typedef struct kvf_disk_use {
+    uint32_t turn; /* of its group, when it was used last */
+    uint16_t group, history;
+} kvf_disk_use;
+
+typedef struct kvf_disk_turn {
+    uint64_t call;  /* the latest for this group */
+    uint32_t turns; /* calls for it */
+} kvf_disk_turn;
 
 typedef struct kvf_disk_policy {
     uint32_t berths;
     uint32_t hand;
-    uint8_t *uses; /* [berths] */
+    const uint32_t *bundles; /* [berths] who lies there */
+    kvf_disk_use *uses;      /* [bundles] zeros at first; kept when a bundle goes */
+    kvf_disk_turn *groups;   /* zeros at first */
 } kvf_disk_policy;
 
-/* Whether a berth may be given up; or written, so that it may. */
+/* Whether a berth may be given up; or written, so that it may. Some bundle lies there. */
 typedef bool (*kvf_disk_may)(const void *user, uint32_t berth);
 
-void kvf_disk_policy_enter(kvf_disk_policy *p, uint32_t berth); /* with what has just come */
-void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t berth);
-void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t berth); /* nobody will want it */
+/* Once per call; calls grow from 1 on. */
+void kvf_disk_policy_use(kvf_disk_policy *p, uint32_t bundle, uint32_t group, uint64_t call);
+/* The next turn of the group may use it: as if the turn before the latest had. */
+void kvf_disk_policy_expect(kvf_disk_policy *p, uint32_t bundle, uint32_t group);
+/* `a` goes before `b`, if one of them must. */
+bool kvf_disk_policy_is_less(const kvf_disk_policy *p, uint32_t a, uint32_t b);
+void kvf_disk_policy_drop(kvf_disk_policy *p, uint32_t bundle); /* nobody will want it */
 
 /* The next to go; UINT32_MAX if none may. */
 uint32_t kvf_disk_policy_victim(kvf_disk_policy *p, kvf_disk_may may, const void *user);

@@ -47,7 +47,9 @@ static void end(kvf_disk_tier *t, uint32_t number, int code)
         }
     } else {
         t->reads_in_flight--;
-        if (code)
+        if (t->bundles[r->bundle].is_ahead) /* nobody waits for it */
+            t->ahead_in_flight--;
+        else if (code)
             t->read_error = code;
         kvf_disk_arrived(t, r->bundle, r->berth, code == 0);
     }
@@ -92,6 +94,21 @@ static void go_on(kvf_disk_tier *t, uint32_t number, size_t moved, int code)
         end(t, number, code);
 }
 
+static void take(kvf_disk_tier *t, const kvf_io_result *result)
+{
+    const int code = result->bytes < 0 ? (int)-result->bytes : 0;
+    if (code && code != EAGAIN && code != EINTR && code != ECANCELED) {
+        end(t, result->tag, code);
+        return;
+    }
+    const kvf_disk_request *r = &t->requests[result->tag];
+    const size_t moved = code ? 0 : (size_t)result->bytes;
+    KVF_ASSERT(moved <= r->piece.iov_len);
+    uint64_t *const sum = r->is_write ? &t->stats.bytes_written : &t->stats.bytes_read;
+    *sum += moved;
+    go_on(t, result->tag, moved, code ? code : EIO);
+}
+
 kvf_status kvf_disk_reap(kvf_disk_tier *t)
 {
     kvf_io_result result;
@@ -104,18 +121,16 @@ kvf_status kvf_disk_reap(kvf_disk_tier *t)
     }
     if (t->broken)
         return broken(t);
-    code = result.bytes < 0 ? (int)-result.bytes : 0;
-    if (code && code != EAGAIN && code != EINTR && code != ECANCELED) {
-        end(t, result.tag, code);
-        return KVF_OK;
-    }
-    const kvf_disk_request *r = &t->requests[result.tag];
-    const size_t moved = code ? 0 : (size_t)result.bytes;
-    KVF_ASSERT(moved <= r->piece.iov_len);
-    uint64_t *const sum = r->is_write ? &t->stats.bytes_written : &t->stats.bytes_read;
-    *sum += moved;
-    go_on(t, result.tag, moved, code ? code : EIO);
+    take(t, &result);
     return KVF_OK;
+}
+
+void kvf_disk_poll(kvf_disk_tier *t)
+{
+    kvf_io_result result;
+    while (!t->broken && t->reads_in_flight + t->writes_in_flight > 0 &&
+           t->io->ops->poll(t->io, &result) == 0)
+        take(t, &result);
 }
 
 /* ---- begins ---- */
@@ -145,6 +160,8 @@ kvf_status kvf_disk_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
     if (t->broken)
         return broken(t);
     KVF_TRY(begin(t, bundle, berth, 0));
+    t->berths[berth] = KVF_DISK_COMING;
+    t->bundles[bundle].is_reading = 1;
     t->reads_in_flight++;
     return KVF_OK;
 }

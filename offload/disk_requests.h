@@ -15,13 +15,17 @@
 #include "disk_tier.h"
 
 #define KVF_DISK_REQUESTS (KVF_DISK_READS + KVF_DISK_WRITES)
+#define KVF_DISK_NONE     UINT32_MAX
+#define KVF_DISK_COMING   (UINT32_MAX - 1) /* a read is on its way into that berth */
 
 typedef struct kvf_bundle {
     uint64_t call;         /* the latest that wanted it; 0 = none */
     uint64_t written_call; /* the latest that enqueued a write into it */
     uint64_t arrival;
+    char *device;   /* where the device sees it, or will; NULL = it has no berth and gets none */
     uint32_t berth; /* UINT32_MAX = none */
-    uint8_t is_dirty, is_in_file, is_writing;
+    uint8_t is_dirty, is_in_file, is_writing, is_reading;
+    uint8_t is_ahead; /* 1: it came, or is coming, ahead of need, and nobody wanted it yet */
 } kvf_bundle;
 
 typedef struct kvf_disk_request {
@@ -38,9 +42,13 @@ struct kvf_disk_tier {
     kvf_io *io;
     char *tables;
     kvf_bundle *bundles; /* [bundles] */
-    uint32_t *berths;    /* [berths] bundle that lies there, UINT32_MAX = none */
+    uint32_t *berths;    /* [berths] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
     uint32_t *wanted;    /* [berths] bundles to bring */
     uint32_t wanted_count, is_crowded;
+    uint32_t has_read; /* this call */
+    uint32_t is_asked; /* of what is wanted; then since when, and how it began */
+    uint64_t asked_ns;
+    kvf_status asked;
     kvf_disk_policy policy;
     uint32_t free_berths, free_from; /* how many, and where to look */
     uint32_t dirty;
@@ -52,6 +60,7 @@ struct kvf_disk_tier {
     uint32_t idle[KVF_DISK_REQUESTS]; /* numbers of requests that are free */
     uint32_t idle_count;
     uint32_t reads_in_flight, writes_in_flight;
+    uint32_t ahead_in_flight;    /* of the reads: bundles with is_ahead */
     int read_error, write_error; /* the latest, or 0 */
     int broken;                  /* the engine gives nothing back any more */
     kvf_disk_stats stats;
@@ -66,6 +75,8 @@ KVF_CHECKED kvf_status kvf_disk_write(kvf_disk_tier *t, uint32_t bundle, uint32_
 /* Waits for one that is in flight. What ended is told by kvf_disk_arrived, kvf_disk_written and the
  * errors of the tier; a failure here is the engine's. */
 KVF_CHECKED kvf_status kvf_disk_reap(kvf_disk_tier *t);
+/* What has ended, without waiting. */
+void kvf_disk_poll(kvf_disk_tier *t);
 /* The error of a request, in words. */
 kvf_status kvf_disk_failed(const kvf_disk_tier *t, bool is_write, int code);
 

@@ -14,21 +14,23 @@
 #include <string.h>
 
 #include "common/carve.h"
+#include "common/clock.h"
 #include "disk_requests.h"
 
-#define NONE UINT32_MAX
+#define NONE KVF_DISK_NONE
 
 static void carve(kvf_disk_tier *t, kvf_carver *k)
 {
     KVF_CARVE(k, t->bundles, t->config.bundles);
     KVF_CARVE(k, t->berths, t->config.berths);
     KVF_CARVE(k, t->wanted, t->config.berths);
-    KVF_CARVE(k, t->policy.uses, t->config.berths);
+    KVF_CARVE(k, t->policy.uses, t->config.bundles);
+    KVF_CARVE(k, t->policy.groups, t->config.groups);
 }
 
-uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths)
+uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths, uint32_t groups)
 {
-    kvf_disk_tier tier = {.config = {.bundles = bundles, .berths = berths}};
+    kvf_disk_tier tier = {.config = {.bundles = bundles, .berths = berths, .groups = groups}};
     kvf_carver carver = {0};
     carve(&tier, &carver);
     return carver.bytes;
@@ -36,18 +38,20 @@ uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths)
 
 static kvf_status take_tables(kvf_disk_tier *t)
 {
+    const kvf_disk_tier_config *c = &t->config;
     t->tables =
-        kvf_alloc(t->context, 1, kvf_disk_tier_table_bytes(t->config.bundles, t->config.berths));
+        kvf_alloc(t->context, 1, kvf_disk_tier_table_bytes(c->bundles, c->berths, c->groups));
     if (!t->tables)
         KVF_FAIL(t->context, KVF_OUT_OF_MEMORY, "no memory for the tables of %u bundles on disk",
-                 t->config.bundles);
+                 c->bundles);
     carve(t, &(kvf_carver){.base = t->tables});
-    for (uint32_t i = 0; i < t->config.bundles; i++)
+    for (uint32_t i = 0; i < c->bundles; i++)
         t->bundles[i].berth = NONE;
-    for (uint32_t i = 0; i < t->config.berths; i++)
+    for (uint32_t i = 0; i < c->berths; i++)
         t->berths[i] = NONE;
-    t->policy.berths = t->config.berths;
-    t->free_berths = t->config.berths;
+    t->policy.berths = c->berths;
+    t->policy.bundles = t->berths;
+    t->free_berths = c->berths;
     return KVF_OK;
 }
 
@@ -57,7 +61,7 @@ kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *
     kvf_disk_tier *t = *out = kvf_alloc(context, 1, sizeof *t);
     if (!t)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a tier on disk (%zu bytes)", sizeof *t);
-    KVF_ASSERT(config->bundle_bytes % KVF_DISK_ALIGNMENT == 0);
+    KVF_ASSERT(config->bundle_bytes % KVF_DISK_ALIGNMENT == 0 && config->groups > 0);
     t->context = context;
     t->config = *config;
     t->config.folder = NULL; /* the caller's */
@@ -109,8 +113,17 @@ char *kvf_disk_tier_host(const kvf_disk_tier *t, uint32_t bundle)
 
 char *kvf_disk_tier_device(const kvf_disk_tier *t, uint32_t bundle)
 {
-    const uint32_t berth = t->bundles[bundle].berth;
-    return berth == NONE ? NULL : kvf_disk_berth(t, berth, true);
+    return t->bundles[bundle].is_reading ? NULL : t->bundles[bundle].device;
+}
+
+char *kvf_disk_tier_place(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].device;
+}
+
+bool kvf_disk_tier_is_coming(const kvf_disk_tier *t, uint32_t bundle)
+{
+    return t->bundles[bundle].is_reading;
 }
 
 uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *t, uint32_t bundle)
@@ -123,16 +136,19 @@ uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *t)
     return t->arrivals;
 }
 
+/* Where it will be, so that tables can say so before it is there. */
+static void place(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    t->bundles[bundle].device = kvf_disk_berth(t, berth, true);
+    t->bundles[bundle].arrival = ++t->arrivals;
+}
+
 static void put(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
 {
-    kvf_bundle *b = &t->bundles[bundle];
     pthread_mutex_lock(&t->lock);
-    b->berth = berth;
+    t->bundles[bundle].berth = berth;
     pthread_mutex_unlock(&t->lock);
     t->berths[berth] = bundle;
-    b->arrival = ++t->arrivals;
-    b->call = t->call;
-    kvf_disk_policy_enter(&t->policy, berth);
 }
 
 static void give_up(kvf_disk_tier *t, uint32_t berth)
@@ -142,25 +158,39 @@ static void give_up(kvf_disk_tier *t, uint32_t berth)
     pthread_mutex_lock(&t->lock);
     b->berth = NONE;
     pthread_mutex_unlock(&t->lock);
+    b->is_ahead = 0;
+    b->device = NULL;
     t->berths[berth] = NONE;
 }
 
 /* ---- berths ---- */
 
+static bool is_taken(const kvf_disk_tier *t, uint32_t berth)
+{
+    return t->berths[berth] != NONE && t->berths[berth] != KVF_DISK_COMING;
+}
+
 static bool may_go(const void *user, uint32_t berth)
 {
     const kvf_disk_tier *t = user;
-    if (t->berths[berth] == NONE)
+    if (!is_taken(t, berth))
         return false;
     const kvf_bundle *b = &t->bundles[t->berths[berth]];
     return b->call < t->call && !b->is_dirty && !b->is_writing;
+}
+
+/* Without asking whether calls since the last settle are done. */
+static bool may_go_at_once(const void *user, uint32_t berth)
+{
+    const kvf_disk_tier *t = user;
+    return may_go(t, berth) && t->bundles[t->berths[berth]].call < t->settled;
 }
 
 /* Whatever was enqueued to write into it is done. */
 static bool may_write(const void *user, uint32_t berth)
 {
     const kvf_disk_tier *t = user;
-    if (t->berths[berth] == NONE)
+    if (!is_taken(t, berth))
         return false;
     const kvf_bundle *b = &t->bundles[t->berths[berth]];
     return b->call < t->call && b->is_dirty && !b->is_writing && b->written_call < t->settled;
@@ -183,13 +213,12 @@ static kvf_status begin_writes(kvf_disk_tier *t, uint32_t look)
         if (berth == NONE)
             return KVF_OK;
         KVF_TRY(kvf_disk_write(t, t->berths[berth], berth));
-        kvf_disk_policy_drop(&t->policy, berth);
     }
     return KVF_OK;
 }
 
-/* A berth that may be given up, after writes if need be. What fails first may have been begun by an
- * earlier call, when the disk was full or the like. */
+/* A berth that may be given up, after writes or what comes ahead of need, if need be. What fails
+ * first may have been begun by an earlier call, when the disk was full or the like. */
 static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
 {
     uint32_t failures = 0;
@@ -201,29 +230,38 @@ static kvf_status make_room(kvf_disk_tier *t, uint32_t *out)
             KVF_TRY(kvf_disk_reap(t));
         t->write_error = 0;
         KVF_TRY(begin_writes(t, t->config.berths));
-        if (t->writes_in_flight == 0)
+        if (t->writes_in_flight + t->ahead_in_flight == 0)
             return KVF_FULL;
         KVF_TRY(kvf_disk_reap(t));
     }
     return KVF_OK;
 }
 
-/* A berth that nobody has. */
+/* One that nobody has, if there is any. */
+static bool take_free(kvf_disk_tier *t, uint32_t *out)
+{
+    for (uint32_t i = 0; t->free_berths && i < t->config.berths; i++) {
+        const uint32_t berth = (t->free_from + i) % t->config.berths;
+        if (t->berths[berth] != NONE)
+            continue;
+        t->free_from = berth + 1;
+        t->free_berths--;
+        *out = berth;
+        return true;
+    }
+    return false;
+}
+
+/* A berth that nobody has any more. */
 static kvf_status take_berth(kvf_disk_tier *t, uint32_t *out)
 {
-    if (t->free_berths) {
-        for (uint32_t i = 0; i < t->config.berths; i++) {
-            const uint32_t berth = (t->free_from + i) % t->config.berths;
-            if (t->berths[berth] != NONE)
-                continue;
-            t->free_from = berth + 1;
-            t->free_berths--;
-            *out = berth;
-            return KVF_OK;
-        }
-    }
+    if (take_free(t, out))
+        return KVF_OK;
     KVF_TRY(kvf_disk_tier_settle(t));
-    KVF_TRY(make_room(t, out));
+    const kvf_status status = make_room(t, out);
+    if (status == KVF_FULL && take_free(t, out)) /* what was to come there failed */
+        return KVF_OK;
+    KVF_TRY(status);
     give_up(t, *out);
     return KVF_OK;
 }
@@ -242,9 +280,10 @@ void kvf_disk_tier_call(kvf_disk_tier *t)
     t->call++;
     t->wanted_count = 0;
     t->is_crowded = 0;
+    t->has_read = 0;
 }
 
-void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle)
+void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
 {
     kvf_bundle *b = &t->bundles[bundle];
     if (b->call == t->call)
@@ -255,45 +294,83 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle)
     }
     b->call = t->call;
     t->stats.wanted++;
-    if (b->berth != NONE)
-        kvf_disk_policy_use(&t->policy, b->berth);
-    else
+    kvf_disk_policy_use(&t->policy, bundle, group, t->call);
+    if (b->berth == NONE)
         t->wanted[t->wanted_count++] = bundle;
+    if (b->is_ahead && b->is_reading)
+        t->ahead_in_flight--;
+    else if (b->is_ahead)
+        t->stats.ahead_used++;
+    b->is_ahead = 0;
+}
+
+static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
+{
+    const kvf_status status = kvf_disk_read(t, bundle, berth);
+    if (status == KVF_OK)
+        place(t, bundle, berth);
+    else
+        free_berth(t, berth);
+    return status;
 }
 
 /* Its berth, and a read if the file has anything of it. */
 static kvf_status begin(kvf_disk_tier *t, uint32_t bundle)
 {
     uint32_t berth;
-    KVF_TRY(take_berth(t, &berth));
-    if (!t->bundles[bundle].is_in_file) {
-        put(t, bundle, berth);
+    if (t->bundles[bundle].is_reading)
         return KVF_OK;
-    }
-    const kvf_status status = kvf_disk_read(t, bundle, berth);
-    if (status != KVF_OK)
-        free_berth(t, berth);
-    return status;
+    KVF_TRY(take_berth(t, &berth));
+    if (t->bundles[bundle].is_in_file)
+        return begin_read(t, bundle, berth);
+    place(t, bundle, berth);
+    put(t, bundle, berth);
+    return KVF_OK;
 }
 
 /* A read ended. */
 void kvf_disk_arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is_whole)
 {
+    kvf_bundle *b = &t->bundles[bundle];
+    b->is_reading = 0;
+    t->berths[berth] = NONE;
     if (!is_whole) {
+        b->is_ahead = 0;
+        b->device = NULL;
         free_berth(t, berth);
         return;
     }
     put(t, bundle, berth);
-    t->stats.read++;
+    t->stats.ahead += b->is_ahead;
+    t->stats.read += !b->is_ahead;
+    t->has_read |= !b->is_ahead;
+}
+
+bool kvf_disk_tier_ask(kvf_disk_tier *t)
+{
+    KVF_ASSERT(!t->is_asked);
+    t->is_asked = 1;
+    t->asked_ns = t->wanted_count ? kvf_now_ns() : 0;
+    t->asked = t->is_crowded ? KVF_FULL : KVF_OK;
+    t->read_error = 0;
+    for (uint32_t i = 0; i < t->wanted_count && t->asked == KVF_OK && !t->read_error; i++)
+        t->asked = begin(t, t->wanted[i]);
+    /* An engine without poll has ended them all. */
+    if (t->reads_in_flight == t->ahead_in_flight || t->asked != KVF_OK || !t->io->ops->poll)
+        return false;
+    kvf_io_begin(t->io);
+    kvf_disk_poll(t);
+    return t->reads_in_flight > t->ahead_in_flight && !t->read_error;
 }
 
 kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
 {
-    kvf_status status = t->is_crowded ? KVF_FULL : KVF_OK;
-    t->read_error = 0;
-    for (uint32_t i = 0; i < t->wanted_count && status == KVF_OK && !t->read_error; i++)
-        status = begin(t, t->wanted[i]);
-    while (t->reads_in_flight) {
+    if (!t->is_asked)
+        (void)kvf_disk_tier_ask(t);
+    const uint64_t start = t->asked_ns;
+    kvf_status status = t->asked;
+    t->is_asked = 0;
+    while (t->reads_in_flight > t->ahead_in_flight) {
         const kvf_status reaped = kvf_disk_reap(t);
         if (reaped != KVF_OK) {
             status = reaped;
@@ -305,15 +382,47 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     for (uint32_t i = 0; i < t->wanted_count; i++)
         if (t->bundles[t->wanted[i]].berth == NONE)
             t->bundles[t->wanted[i]].call = 0; /* it may be wanted again */
+    if (start)
+        t->stats.wait_ns += kvf_now_ns() - start;
     t->wanted_count = 0;
     t->is_crowded = 0;
     return status;
 }
 
-/* Until nothing reads the berth any more. */
-static kvf_status await_write(kvf_disk_tier *t, const kvf_bundle *b)
+/* ---- what may be wanted ---- */
+
+void kvf_disk_tier_expect(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
 {
-    while (b->is_writing)
+    kvf_bundle *b = &t->bundles[bundle];
+    uint32_t berth;
+    if (!t->io->ops->poll || b->berth != NONE || b->is_reading || !b->is_in_file)
+        return;
+    kvf_disk_poll(t);
+    if (t->broken || t->reads_in_flight >= KVF_DISK_AHEAD)
+        return;
+    kvf_disk_policy_expect(&t->policy, bundle, group);
+    if (!take_free(t, &berth)) {
+        berth = kvf_disk_policy_victim(&t->policy, may_go_at_once, t);
+        if (berth == NONE || !kvf_disk_policy_is_less(&t->policy, t->berths[berth], bundle))
+            return;
+        give_up(t, berth);
+    }
+    if (begin_read(t, bundle, berth) != KVF_OK)
+        return;
+    b->is_ahead = 1;
+    t->ahead_in_flight++;
+}
+
+void kvf_disk_tier_begin(kvf_disk_tier *t)
+{
+    if (t->ahead_in_flight)
+        kvf_io_begin(t->io);
+}
+
+/* Until no request moves its bytes any more. */
+static kvf_status await(kvf_disk_tier *t, const kvf_bundle *b)
+{
+    while (b->is_writing || b->is_reading)
         KVF_TRY(kvf_disk_reap(t));
     return KVF_OK;
 }
@@ -335,7 +444,7 @@ kvf_status kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
 {
     kvf_bundle *b = &t->bundles[bundle];
     KVF_ASSERT(b->berth != NONE && b->call == t->call);
-    KVF_TRY(await_write(t, b));
+    KVF_TRY(await(t, b));
     make_dirty(t, b, t->call);
     return KVF_OK;
 }
@@ -345,8 +454,8 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
     kvf_bundle *b = &t->bundles[bundle];
     make_clean(t, b);
     b->is_in_file = 0;
-    if (b->berth != NONE)
-        kvf_disk_policy_drop(&t->policy, b->berth);
+    b->is_ahead &= b->is_reading;
+    kvf_disk_policy_drop(&t->policy, bundle);
 }
 
 void kvf_disk_written(kvf_disk_tier *t, uint32_t bundle)
@@ -361,9 +470,11 @@ void kvf_disk_written(kvf_disk_tier *t, uint32_t bundle)
 
 void kvf_disk_tier_tend(kvf_disk_tier *t)
 {
-    /* A failure shows where a berth is needed. */
-    if (t->free_berths == 0 && t->dirty > t->config.berths - t->config.berths / 8)
-        if (begin_writes(t, t->config.berths / 8) == KVF_OK)
+    /* Where calls read, what is dirty holds berths that the policy would give to others. A failure
+     * shows where a berth is needed. */
+    const uint32_t few = t->config.berths / 8;
+    if (t->free_berths == 0 && (t->has_read || t->dirty > t->config.berths - few))
+        if (begin_writes(t, t->has_read ? t->config.berths : few) == KVF_OK)
             kvf_io_begin(t->io);
 }
 
@@ -387,7 +498,7 @@ kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *t, uint32_t bundle, size_t offse
                                  const char *from)
 {
     kvf_bundle *b = &t->bundles[bundle];
-    KVF_TRY(await_write(t, b));
+    KVF_TRY(await(t, b));
     if (b->berth != NONE) {
         memcpy(kvf_disk_berth(t, b->berth, false) + offset, from, bytes);
         make_dirty(t, b, 0);
@@ -419,21 +530,29 @@ int kvf_disk_tier_file(const kvf_disk_tier *t)
 
 int kvf_disk_tier_is_valid(const kvf_disk_tier *t)
 {
-    uint32_t free_berths = 0, dirty = 0, writing = 0;
+    uint32_t free_berths = 0, coming = 0, dirty = 0, writing = 0, reading = 0, ahead = 0;
     for (uint32_t i = 0; i < t->config.berths; i++) {
         free_berths += t->berths[i] == NONE;
-        if (t->berths[i] != NONE && t->bundles[t->berths[i]].berth != i)
+        coming += t->berths[i] == KVF_DISK_COMING;
+        if (is_taken(t, i) && t->bundles[t->berths[i]].berth != i)
             return 0;
     }
     for (uint32_t i = 0; i < t->config.bundles; i++) {
         const kvf_bundle *b = &t->bundles[i];
         dirty += b->is_dirty;
         writing += b->is_writing;
+        reading += b->is_reading;
+        ahead += b->is_reading && b->is_ahead;
+        if (b->is_reading && b->berth != NONE)
+            return 0;
+        if ((b->device != NULL) != (b->is_reading || b->berth != NONE))
+            return 0;
         if ((b->is_dirty || b->is_writing) && b->berth == NONE)
             return 0;
         if (b->berth != NONE && t->berths[b->berth] != i)
             return 0;
     }
     return free_berths == t->free_berths && dirty == t->dirty && writing == t->writes_in_flight &&
-           t->reads_in_flight == 0;
+           coming == t->reads_in_flight && reading == coming && ahead == t->ahead_in_flight &&
+           ahead == reading;
 }

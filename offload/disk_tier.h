@@ -12,9 +12,10 @@
  * berth, or in the file, or in both and equal; a berth is of one bundle; a bundle is written only
  * while nothing writes into it.
  *
- * Reads are waited for by kvf_disk_tier_bring. Writes are submitted when berths run short, after
- * the reads, KVF_DISK_WRITES of them at most; a call waits for one only if it needs that berth. One
- * thread owns the tier; kvf_disk_tier_copy_out may be called by others meanwhile.
+ * Reads are waited for by kvf_disk_tier_bring, but for those of what is only expected. Writes are
+ * submitted when berths run short, after the reads, KVF_DISK_WRITES of them at most; a call waits
+ * for one only if it needs that berth. One thread owns the tier; kvf_disk_tier_copy_out may be
+ * called by others meanwhile.
  */
 
 #include "disk_file.h"
@@ -24,6 +25,7 @@
 
 #define KVF_DISK_READS        64u
 #define KVF_DISK_WRITES       16u
+#define KVF_DISK_AHEAD        16u /* of the reads, of what is only expected */
 #define KVF_DISK_BUNDLE_MIN   ((size_t)128 << 10)
 #define KVF_DISK_BERTHS_LEAST 4u
 
@@ -35,6 +37,7 @@ typedef struct kvf_disk_tier_config {
     const kvf_io_ops *engine;      /* NULL = the best there is */
     size_t bundle_bytes;           /* a multiple of KVF_DISK_ALIGNMENT */
     uint32_t bundles, berths;
+    uint32_t groups; /* of bundles; calls for them come in turn */
     /* Until all that earlier calls enqueued is done. */
     kvf_status (*settle)(void *user);
     void *user;
@@ -43,6 +46,8 @@ typedef struct kvf_disk_tier_config {
 typedef struct kvf_disk_stats {
     uint64_t wanted, read; /* bundles, once per call; of which from the file */
     uint64_t bytes_read, bytes_written;
+    uint64_t ahead, ahead_used; /* bundles that came before they were wanted; of which were then */
+    uint64_t wait_ns;           /* for reads */
 } kvf_disk_stats;
 
 /* The file is made in `folder`, mode 0600, without a name, and its room is reserved. KVF_SYSTEM
@@ -50,17 +55,27 @@ typedef struct kvf_disk_stats {
 KVF_CHECKED kvf_status kvf_disk_tier_open(kvf_context *context, const kvf_disk_tier_config *config,
                                           kvf_disk_tier **out);
 void kvf_disk_tier_close(kvf_disk_tier *tier); /* NULL is fine; no other thread uses it */
-uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths);
+uint64_t kvf_disk_tier_table_bytes(uint32_t bundles, uint32_t berths, uint32_t groups);
 
 /* A new call: what the one before wanted may go. */
 void kvf_disk_tier_call(kvf_disk_tier *tier);
 /* Earlier calls are done, as far as is known after `settle`. */
 KVF_CHECKED kvf_status kvf_disk_tier_settle(kvf_disk_tier *tier);
-/* This call uses the bundle. It is in memory after the next bring. */
-void kvf_disk_tier_want(kvf_disk_tier *tier, uint32_t bundle);
-/* All that are wanted. On failure none of those that were missing came, and nothing is in flight.
- * KVF_FULL (without a message) if more are wanted at once than there are berths, KVF_SYSTEM. */
+/* This call uses the bundle, for a group below config.groups. It is in memory after the next bring.
+ */
+void kvf_disk_tier_want(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);
+/* The reads of all that are wanted begin; what fails is told by the next bring, which has to follow
+ * in this call. True if some are still on their way: they have a place by now. */
+bool kvf_disk_tier_ask(kvf_disk_tier *tier);
+/* All that are wanted, asked for or not. On failure none of those that were missing came, and none
+ * is in flight. KVF_FULL (without a message) if more are wanted at once than there are berths,
+ * KVF_SYSTEM. */
 KVF_CHECKED kvf_status kvf_disk_tier_bring(kvf_disk_tier *tier);
+/* A later call for the group may want the bundle: a read begins, if the engine works beside the
+ * caller, and a berth is free or has what is worth less and was last used before `settle`. Never
+ * waits; a failure is nobody's. After all of them kvf_disk_tier_begin hands them over. */
+void kvf_disk_tier_expect(kvf_disk_tier *tier, uint32_t bundle, uint32_t group);
+void kvf_disk_tier_begin(kvf_disk_tier *tier);
 /* Bytes of a bundle that this call brought are written by what it enqueues. */
 KVF_CHECKED kvf_status kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
 /* Nothing in it is of use any more. */
@@ -68,12 +83,15 @@ void kvf_disk_tier_empty(kvf_disk_tier *tier, uint32_t bundle);
 /* The end of a call: begin to write what may soon have to go. */
 void kvf_disk_tier_tend(kvf_disk_tier *tier);
 
-/* Number of a read that brought it; grows. 0 = never. */
+/* Number of its latest place in memory; grows. 0 = never. */
 uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *tier, uint32_t bundle);
 uint64_t kvf_disk_tier_arrivals(const kvf_disk_tier *tier); /* the latest */
 /* As the CPU and the device see it, or NULL if it is not in memory. */
 char *kvf_disk_tier_host(const kvf_disk_tier *tier, uint32_t bundle);
 char *kvf_disk_tier_device(const kvf_disk_tier *tier, uint32_t bundle);
+/* The latter also of a bundle that is on its way, while it is not there yet. */
+char *kvf_disk_tier_place(const kvf_disk_tier *tier, uint32_t bundle);
+bool kvf_disk_tier_is_coming(const kvf_disk_tier *tier, uint32_t bundle);
 
 /* Bytes of a bundle wherever they are. Thread: any, while the bundle is not empty. Errors go to
  * `context`. */

@@ -37,18 +37,11 @@ static uint64_t memlock_headroom(void)
     return limit.rlim_cur;
 }
 
-int kvf_memory_grows(const kvf_headroom *headroom, uint64_t bytes)
+/* MemFree and the file cache of a node; what the machine has for node -1. */
+static uint64_t free_memory(int32_t node, uint64_t cgroup)
 {
-    const uint64_t total = kvf_file_keys("/proc/meminfo", "MemTotal", "MemTotal") * 1024;
-    return headroom->cgroup != UINT64_MAX && headroom->cgroup > total && headroom->cgroup >= bytes;
-}
-
-/* MemFree and the file cache of a node; MemAvailable of the machine for node -1. */
-static uint64_t free_memory(int32_t node)
-{
-    if (node < 0) {
-        return kvf_machine_headroom();
-    }
+    if (node < 0)
+        return kvf_machine_headroom("/proc/meminfo", cgroup);
     char path[128];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
     FILE *file = fopen(path, "r");
@@ -85,7 +78,7 @@ void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom 
     int32_t known = topology != NULL && kvf_topology_find(topology, node) < 0 ? -1 : node;
     out->memlock = memlock_headroom();
     out->cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
-    out->node_free = free_memory(known);
+    out->node_free = free_memory(known, out->cgroup);
     out->hugetlb_free = free_huge_pages(known);
 }
 

@@ -287,9 +287,6 @@ static kvf_status check(kvf_context *context, kvf_device *device,
     device->ops->properties(device, &properties);
     if (!properties.memlock_applies)
         headroom.memlock = UINT64_MAX;
-    if (config->node < 0 && headroom.node_free < config->bytes &&
-        kvf_memory_grows(&headroom, config->bytes))
-        headroom.node_free = UINT64_MAX;
     return kvf_host_memory_preflight(context, &headroom, config);
 }
 

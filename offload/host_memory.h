@@ -68,10 +68,6 @@ typedef struct kvf_headroom {
 /* Where memlock does not apply, set it to UINT64_MAX before preflight. */
 void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
 
-/* 1 if this is a virtual machine that gets more memory as it is used, and that may get `bytes`: its
- * limit is above all the memory that it shows now. What it says is free is no limit then. */
-int kvf_memory_grows(const kvf_headroom *headroom, uint64_t bytes);
-
 /* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
 KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                                  const kvf_host_memory_config *config);

@@ -76,6 +76,31 @@ kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out)
     return kvf_io_plain.open(context, depth, out);
 }
 
+const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_error *why)
+{
+    const kvf_io_ops *ops = &kvf_io_plain;
+    *why = (kvf_error){.text = "this build has no liburing"};
+#if KVF_HAVE_URING
+    kvf_context *own = NULL;
+    kvf_io *io = NULL;
+    if (kvf_context_create(&context->allocator, NULL, NULL, &own) != KVF_OK)
+        return ops;
+    own->fault = context->fault;
+    own->fault_user = context->fault_user;
+    if (kvf_io_uring.open(own, depth, &io) == KVF_OK) {
+        ops = io->ops;
+        *why = (kvf_error){.text = "allowed"};
+    } else {
+        kvf_context_error(own, why);
+    }
+    kvf_io_close(io);
+    kvf_context_destroy(own);
+#else
+    (void)context, (void)depth;
+#endif
+    return ops;
+}
+
 void kvf_io_keep(kvf_io *io, const kvf_io_kept *kept)
 {
     const int code = io->ops->keep ? io->ops->keep(io, kept) : 0;

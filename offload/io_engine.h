@@ -51,6 +51,9 @@ typedef struct kvf_io_ops {
     int (*submit)(kvf_io *io, const kvf_io_request *request);
     /* One that ended: 0, or -errno. Something is in flight. */
     int (*wait)(kvf_io *io, kvf_io_result *out);
+    /* Likewise, or -EAGAIN if none has ended yet. NULL: requests end before submit returns, so
+     * nothing goes on beside the caller's work. */
+    int (*poll)(kvf_io *io, kvf_io_result *out);
 
     /* What an engine with nothing to do leaves NULL. */
     void (*begin)(kvf_io *io);
@@ -71,6 +74,9 @@ extern const kvf_io_ops kvf_io_uring; /* where the build has liburing */
 /* io_uring where build, kernel and limits allow it, else the plain engine, which always opens
  * unless memory ends. A note says why. */
 KVF_CHECKED kvf_status kvf_io_open(kvf_context *context, uint32_t depth, kvf_io **out);
+/* The engine that it would take, and in `why` what speaks against io_uring: "allowed" if nothing
+ * does. Leaves errors and notes of the context alone. */
+const kvf_io_ops *kvf_io_probe(const kvf_context *context, uint32_t depth, kvf_error *why);
 void kvf_io_close(kvf_io *io); /* NULL is fine */
 
 /* Once per engine, while nothing is in flight. What is refused (often for `ulimit -l`) is a note;

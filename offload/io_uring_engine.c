@@ -224,16 +224,13 @@ static int64_t result_of(const uring_io *io, int64_t bytes)
     return said == 1 ? -EIO : said < bytes ? said : bytes;
 }
 
-static int uring_wait(kvf_io *base, kvf_io_result *out)
+static int uring_poll(kvf_io *base, kvf_io_result *out)
 {
     uring_io *io = (uring_io *)base;
     struct io_uring_cqe *cqe = NULL;
     KVF_ASSERT(io->in_flight > 0);
-    while (io_uring_peek_cqe(&io->ring, &cqe) != 0) {
-        const int code = enter(io);
-        if (code < 0)
-            return code;
-    }
+    if (io_uring_peek_cqe(&io->ring, &cqe) != 0)
+        return -EAGAIN;
     const uint64_t data = io_uring_cqe_get_data64(cqe);
     *out = (kvf_io_result){.tag = (uint32_t)data, .bytes = result_of(io, cqe->res)};
     io_uring_cqe_seen(&io->ring, cqe);
@@ -242,10 +239,22 @@ static int uring_wait(kvf_io *base, kvf_io_result *out)
     return 0;
 }
 
+static int uring_wait(kvf_io *base, kvf_io_result *out)
+{
+    int code;
+    while ((code = uring_poll(base, out)) == -EAGAIN) {
+        code = enter((uring_io *)base);
+        if (code < 0)
+            return code;
+    }
+    return code;
+}
+
 const kvf_io_ops kvf_io_uring = {.name = "io_uring",
                                  .open = uring_open,
                                  .close = uring_close,
                                  .submit = uring_submit,
                                  .wait = uring_wait,
+                                 .poll = uring_poll,
                                  .begin = uring_begin,
                                  .keep = uring_keep};

@@ -78,6 +78,7 @@ static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
         .bundle_bytes = kvf_page_pool_bundle_bytes(pool->block_bytes, disk->bundle_blocks),
         .bundles = bundle_count(pool),
         .berths = disk->berths,
+        .groups = disk->groups,
         .settle = disk->settle,
         .user = disk->user};
     return kvf_disk_tier_open(pool->context, &config, &pool->tier);
@@ -233,6 +234,11 @@ void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block)
                        kvf_disk_tier_device(pool->tier, kvf_page_pool_bundle(pool, block)));
     const kvf_arena *arena = &pool->memory.arenas[block.index / pool->blocks_per_arena];
     return arena->device + (size_t)(block.index % pool->blocks_per_arena) * pool->block_bytes;
+}
+
+void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block)
+{
+    return of_tier(pool, block, kvf_disk_tier_place(pool->tier, kvf_page_pool_bundle(pool, block)));
 }
 
 kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_context *context, kvf_block block,

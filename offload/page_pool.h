@@ -48,6 +48,7 @@ typedef struct kvf_page_pool_disk {
     const kvf_io_ops *engine;
     uint32_t bundle_blocks;
     uint32_t berths;
+    uint32_t groups; /* of the tier */
     kvf_status (*settle)(void *user);
     void *user;
 } kvf_page_pool_disk;
@@ -81,6 +82,8 @@ uint32_t kvf_page_pool_references(const kvf_page_pool *pool, kvf_block block);
 /* Addresses for the CPU and for the device; NULL if the block is not in memory. */
 void *kvf_page_pool_host(const kvf_page_pool *pool, kvf_block block);
 void *kvf_page_pool_device(const kvf_page_pool *pool, kvf_block block);
+/* With a tier: the latter also while the block is still being read. */
+void *kvf_page_pool_place(const kvf_page_pool *pool, kvf_block block);
 
 /* Of a pool with a tier. */
 static inline uint32_t kvf_page_pool_bundle(const kvf_page_pool *pool, kvf_block block)

@@ -25,17 +25,21 @@ static int open_and_unlink(kvf_context *context, const char *folder)
     memcpy(path, folder, length);
     memcpy(path + length, name, sizeof name);
     const int file = mkostemp(path, O_CLOEXEC);
+    const int code = errno;
     if (file >= 0)
         (void)unlink(path);
     kvf_free(context, path);
+    errno = code; /* the caller's free may have set it */
     return file;
 }
 
 kvf_status kvf_file_scratch(kvf_context *context, const char *folder, uint64_t bytes, int *out)
 {
     int code = kvf_context_refuses(context, "file open") ? EIO : 0;
-    *out = code ? -1 : open(folder, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
-    if (!code && *out < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))
+    const int has_none = kvf_context_refuses(context, "file without a name");
+    *out = code || has_none ? -1 : open(folder, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+    if (!code && *out < 0 &&
+        (has_none || errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))
         *out = open_and_unlink(context, folder);
     code = *out >= 0 || code ? code : errno;
     if (code)

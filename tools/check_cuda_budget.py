@@ -24,8 +24,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KERNEL = re.compile(
     r"Compiling entry function '(?P<symbol>\S+)' for '(?P<target>sm_\w+)'"
     r"(?:(?!Compiling entry).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
-    r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry).)*?Used (?P<registers>\d+) registers", re.S)
-Kernel = collections.namedtuple("Kernel", "name full target registers stack spill")
+    r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry).)*?Used (?P<registers>\d+) registers"
+    r"(?:[^\n]*?, (?P<shared>\d+) bytes smem)?", re.S)
+Kernel = collections.namedtuple("Kernel", "name full target registers stack spill shared")
 Line = collections.namedtuple("Line", "pattern registers stack spill instructions number")
 
 
@@ -61,7 +62,7 @@ def read_logs(build):
         for m, full in zip(found, demangle([m["symbol"] for m in found]) if found else []):
             name = unit_of(path, ".ptxas.txt") + "/" + short(full)
             kernels.append(Kernel(name, full, m["target"], int(m["registers"]), int(m["stack"]),
-                                  int(m["stores"]) + int(m["loads"])))
+                                  int(m["stores"]) + int(m["loads"]), int(m["shared"] or 0)))
     if not kernels:
         findings.append("%s: no kernel was compiled by nvcc there" % build)
     return kernels, findings

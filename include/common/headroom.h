@@ -49,11 +49,16 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
     return sum;
 }
 
-/* MemAvailable of the machine. */
-static inline uint64_t kvf_machine_headroom(void)
+/* MemAvailable of the machine, out of "/proc/meminfo". Some virtual machines get memory as they use
+ * it, and what they show at first is no limit: where the cgroup leaves more than all the memory
+ * that there is now, that is what there will be. */
+static inline uint64_t kvf_machine_headroom(const char *proc_meminfo, uint64_t cgroup)
 {
-    const uint64_t kib = kvf_file_keys("/proc/meminfo", "MemAvailable", "MemAvailable");
-    return kib > 0 ? kib * 1024 : UINT64_MAX;
+    const uint64_t available = kvf_file_keys(proc_meminfo, "MemAvailable", "MemAvailable") * 1024;
+    const uint64_t total = kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024;
+    if (available == 0)
+        return UINT64_MAX;
+    return cgroup != UINT64_MAX && total > 0 && cgroup > total ? cgroup : available;
 }
 
 /* Of one directory; file cache counts as room, because the kernel gives it up first. */

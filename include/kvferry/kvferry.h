@@ -437,10 +437,11 @@ typedef struct kvf_cache_config {
 
     /* disk tier: sealed pages beyond host_bytes lie in a file */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
-     * NULL = all pages are in memory. On the host device. Selection never reads it; a step waits
-     * until the pages that it selected are in memory. Such a cache cannot speculate, be recorded or
-     * listed (kvf_select_pages), nor have streaming heads: KVF_UNSUPPORTED. Borrowed for the call.
-     */
+     * NULL = all pages are in memory. Selection never reads it; the host waits in a step until the
+     * pages that were selected are in memory, on every device. What speculate foresees is read from
+     * the file meanwhile, by io_uring, and gets no slots. Such a cache cannot be recorded:
+     * KVF_UNSUPPORTED. With a head_mask layers that have equally many retrieval heads share a file
+     * and a part of host_bytes. Borrowed for the call. */
     const char *disk_path;
     uint64_t host_bytes;        /**< of sealed pages in memory; at least a layer of a sequence */
     uint64_t disk_bytes;        /**< most that the file may take; 0 = what host_tokens_max needs */
@@ -657,6 +658,9 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * Append the token and select pages only; the caller attends with its own kernel. Every token
  * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens.
+ * With a disk tier the call waits until the listed pages are in memory. There they stay until the
+ * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
+ * on @p stream, too.
  * @return as kvf_decode; KVF_UNSUPPORTED if the cache has a static set
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
@@ -665,7 +669,8 @@ KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_deco
 /**
  * Address of a page: [page_size, 2, head_dim], the key and the value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Valid until the sequence appends. NULL in a cache with a disk tier, whose pages move.
+ * Valid until the sequence appends; with a disk tier, until the next call on the cache, and NULL if
+ * the page is on disk. What the latest kvf_select_pages listed is not.
  * Call it in stream order or after kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
@@ -673,14 +678,16 @@ KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t laye
 
 /**
  * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended.
+ * With a disk tier the call waits for the lists, and until their pages are in memory.
  */
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
 
 /* ---- statistics ---- */
 
-/** Totals since open or the last reset. Read and reset them after kvf_stream_wait. What is said
- * of transfers and of the disk is not known per layer. */
+/** Totals since open or the last reset. Read and reset them after kvf_stream_wait; with speculate
+ * that waits for what the last call ranks beside its stream. What is said of transfers and of the
+ * disk is not known per layer. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
@@ -702,6 +709,11 @@ typedef struct kvf_stats {
     uint64_t disk_wanted;      /**< bundles of the disk tier that calls needed, once per call */
     uint64_t disk_reads;       /**< of those, read from the file; the others were in memory */
     uint64_t bytes_from_disk, bytes_to_disk;
+    uint64_t disk_ahead; /**< bundles read because the next step may select them (speculate) */
+    uint64_t
+        disk_ahead_used; /**< of those, needed while they were in memory: reads not waited for */
+    uint64_t pages_from_disk; /**< selected pages whose bundle had to be read first */
+    uint64_t disk_wait_ns;    /**< that calls waited for reads */
 } kvf_stats;
 
 KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);

@@ -85,6 +85,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 {
     kvf_split split;
     kvf_wait_for_earlier();
+    kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
         finish_empty(s);
         return;
@@ -247,6 +248,7 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
 {
     kvf_split split;
     kvf_wait_for_earlier();
+    kvf_let_next_start();
     if (!split_of(&s.attend, &split)) {
         finish_empty(s);
         return;

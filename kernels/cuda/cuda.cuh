@@ -38,9 +38,12 @@ struct KVF_CUDA_OWN kvf_cuda_entry {
     explicit kvf_cuda_entry(const void *function);
 };
 
-/* Written before main() or at dlopen() only, by the constructors below. One list per binary. */
+/* One list per binary. `head` is written before main() or at dlopen() only, by the constructors
+ * below; `is_old` once it is loaded for a device for which it has no code that can wait for an
+ * earlier kernel (a target below 9.0). */
 struct KVF_CUDA_OWN kvf_cuda_list {
     static inline const kvf_cuda_entry *head = nullptr;
+    static inline bool is_old = false;
 };
 
 inline kvf_cuda_entry::kvf_cuda_entry(const void *function)
@@ -65,10 +68,35 @@ static inline cudaError_t kvf_cuda_load_list(int shared_max)
         if (status == cudaSuccess)
             status = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           shared_max - (int)found.sharedSizeBytes);
+        if (status == cudaSuccess && found.ptxVersion < 90)
+            __atomic_store_n(&kvf_cuda_list::is_old, true, __ATOMIC_RELAXED);
     }
     if (status != cudaSuccess)
         (void)cudaGetLastError();
     return status;
+}
+
+/* May a kernel that comes next take its places before all is done that the stream has before it?
+ * In a capture not behind a join: CUDA documents edges of early starts between two kernels, and
+ * nothing about one beside ordinary edges of the same kernel. */
+static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
+{
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const cudaGraphNode_t *before = nullptr;
+    const cudaGraphEdgeData *edges = nullptr;
+    size_t count = 0;
+    if (__atomic_load_n(&kvf_cuda_list::is_old, __ATOMIC_RELAXED))
+        return false;
+#if CUDART_VERSION >= 13000
+    const cudaError_t status =
+        cudaStreamGetCaptureInfo(stream, &capture, nullptr, nullptr, &before, &edges, &count);
+#else
+    const cudaError_t status =
+        cudaStreamGetCaptureInfo_v3(stream, &capture, nullptr, nullptr, &before, &edges, &count);
+#endif
+    if (status != cudaSuccess)
+        (void)cudaGetLastError(); /* The launch will say it. */
+    return status == cudaSuccess && (capture == cudaStreamCaptureStatusNone || count <= 1);
 }
 
 #if defined(KVF_EMULATED)
@@ -106,22 +134,17 @@ static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_b
     return kvf_cuda_enqueue(&config, kernel, args...);
 }
 
-/* The same for a kernel whose first statement is kvf_wait_for_earlier: its blocks may take their
- * places while the kernel before it in the stream still runs. Where the loaded code was compiled
- * for a target that cannot wait, it is an ordinary launch. */
+/* The same for a kernel all of whose threads call kvf_wait_for_earlier, before they read or write
+ * anything that a kernel writes: its blocks may take their places, and read what nobody writes,
+ * while the kernel before it in the stream still runs. An ordinary launch where
+ * kvf_cuda_may_start_early says no. */
 template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t shared_bytes,
                                                 cudaStream_t stream, A... args)
 {
     (void)&kvf_cuda_listed<kernel>::entry;
-    cudaFuncAttributes code;
-    const cudaError_t status = cudaFuncGetAttributes(&code, (const void *)kernel);
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
-    if (status != cudaSuccess) {
-        (void)cudaGetLastError();
-        return status;
-    }
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
@@ -129,11 +152,13 @@ static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t sh
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = code.ptxVersion >= 90;
+    config.numAttrs = kvf_cuda_may_start_early(stream);
     return kvf_cuda_enqueue(&config, kernel, args...);
 }
 
-/* Until all that the stream had before this kernel is done, and visible. */
+/* Until all that the stream had before this kernel is done, and visible. Every thread calls it,
+ * also one that has nothing to do: the wait is for the kernel before this one only, and stands for
+ * all earlier ones because that kernel cannot have ended before its own wait did. */
 static __device__ __forceinline__ void kvf_wait_for_earlier(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -141,7 +166,8 @@ static __device__ __forceinline__ void kvf_wait_for_earlier(void)
 #endif
 }
 
-/* A kernel that may start early and comes next may take its places once every block was here. */
+/* A kernel that may start early and comes next may take its places once every block was here, or
+ * has ended. Before the wait or behind it: who comes next waits for the end of this kernel. */
 static __device__ __forceinline__ void kvf_let_next_start(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -172,6 +198,12 @@ static __device__ __forceinline__ uint4 kvf_load_once(const void *pointer)
                  : "l"(pointer)
                  : "memory");
     return v;
+}
+
+/* The line of `pointer` comes to L2; nobody waits for it. */
+static __device__ __forceinline__ void kvf_prefetch(const void *pointer)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
 
 static __device__ __forceinline__ void kvf_store_once(void *pointer, uint4 v)

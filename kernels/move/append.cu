@@ -19,6 +19,8 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     const uint32_t head = blockIdx.x, task = blockIdx.y;
     const kvf_row *row = &a.row[task];
     const size_t bytes = kvf_row_bytes(&p->shape);
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     if (head == 0)
         for (uint32_t i = threadIdx.x; i < a.choose_lists; i += blockDim.x)
             a.choose[(size_t)task * a.choose_lists + i] = kvf_row_choose(p, row);
@@ -47,6 +49,6 @@ int kvf_append_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_append_args *a = (const kvf_append_args *)args;
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<append_kernel>(dim3(a->k ? a->paging.kv_heads : 1, tasks), dim3(THREADS),
-                                          0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch_early<append_kernel>(dim3(a->k ? a->paging.kv_heads : 1, tasks),
+                                                dim3(THREADS), 0, (cudaStream_t)stream, *a);
 }

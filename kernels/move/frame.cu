@@ -16,6 +16,7 @@
 static __global__ void frame_kernel(const __grid_constant__ kvf_frame_args a)
 {
     const size_t part = blockIdx.x;
+    kvf_let_next_start();
     const uint32_t turn = a.turns[part];
     const char *from = a.from + (turn % a.frames * a.parts + part) * a.bytes;
     char *to = a.to + part * a.bytes;

@@ -3,7 +3,7 @@
 /*
  * Masses of query heads into scores of pages on the GPU.
  *
- * Knows nothing of codes. A block is 8 warps and PART pages of one list, and finds the sums of its
+ * Knows nothing of codes. A block is 8 warps and a part of one list, and finds the sums of its
  * rows anew: eight bytes per tile and head, out of the cache. Then a thread is a page: two bytes
  * and one exponential per head. Damaged numbers are made harmless as in fold_ref.c.
  *
@@ -18,8 +18,9 @@
 #include "cuda/cuda.cuh"
 
 #define WARPS      8u
-#define PART       2048u
-#define PART_LARGE 8192u /* of lists with many tiles */
+#define PART       1024u /* pages of a block, at least */
+#define PART_LARGE 8192u /* of lists with many tiles, and of very many lists */
+#define BLOCKS     1024u /* beyond that every multiprocessor has several anyway */
 #define LOG2E      1.44269504f
 
 /* NaN becomes `least`: fmaxf drops it. */
@@ -89,8 +90,10 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     fold_pages(const __grid_constant__ kvf_fold_args a, uint32_t part)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t list = blockIdx.y, pages = a.pages[list], first = blockIdx.x * part;
+    const uint32_t list = blockIdx.y, first = blockIdx.x * part;
+    kvf_wait_for_earlier();
     kvf_let_next_start();
+    const uint32_t pages = a.pages[list];
     if (first >= pages)
         return;
     row *rows = (row *)kvf_shared();
@@ -104,10 +107,20 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
         a.out[(size_t)list * a.pages_max + p] = fold_page<KIND>(a, rows, p);
 }
 
+/* Pages of a block: few, so that all multiprocessors have some, while what a block does before its
+ * first page is little beside it. */
+static uint32_t part_of(const kvf_fold_args *a)
+{
+    uint32_t part = a->tiles_max > 256 ? PART_LARGE : PART;
+    while (part < PART_LARGE && (uint64_t)a->lists * kvf_div_ceil_u32(a->pages_max, part) > BLOCKS)
+        part *= 2;
+    return part;
+}
+
 extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_fold_args *a = (const kvf_fold_args *)args;
-    const uint32_t part = a->tiles_max > 256 ? PART_LARGE : PART;
+    const uint32_t part = part_of(a);
     const dim3 grid(kvf_div_ceil_u32(a->pages_max, part), a->lists);
     const dim3 block(WARPS * KVF_WARP_LANES);
     const size_t shared = a->group * sizeof(row);
@@ -116,13 +129,13 @@ extern "C" int kvf_fold_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->kind) {
     case KVF_GROUP_MEAN_SOFTMAX:
-        return kvf_cuda_launch<fold_pages<KVF_GROUP_MEAN_SOFTMAX>>(grid, block, shared,
-                                                                   (cudaStream_t)stream, *a, part);
+        return kvf_cuda_launch_early<fold_pages<KVF_GROUP_MEAN_SOFTMAX>>(
+            grid, block, shared, (cudaStream_t)stream, *a, part);
     case KVF_GROUP_MAX:
-        return kvf_cuda_launch<fold_pages<KVF_GROUP_MAX>>(grid, block, shared, (cudaStream_t)stream,
-                                                          *a, part);
+        return kvf_cuda_launch_early<fold_pages<KVF_GROUP_MAX>>(grid, block, shared,
+                                                                (cudaStream_t)stream, *a, part);
     default:
-        return kvf_cuda_launch<fold_pages<KVF_GROUP_SUM>>(grid, block, shared, (cudaStream_t)stream,
-                                                          *a, part);
+        return kvf_cuda_launch_early<fold_pages<KVF_GROUP_SUM>>(grid, block, shared,
+                                                                (cudaStream_t)stream, *a, part);
     }
 }

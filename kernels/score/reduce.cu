@@ -41,6 +41,7 @@ static __global__ void __launch_bounds__(FOLD_THREADS)
     fold_rows(const __grid_constant__ kvf_reduce_args a)
 {
     const uint32_t page = blockIdx.x * FOLD_THREADS + threadIdx.x, output = blockIdx.y;
+    kvf_wait_for_earlier();
     kvf_let_next_start();
     if (page >= a.pages[(size_t)output * a.pages_step])
         return;
@@ -104,13 +105,14 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
     const uint32_t output = blockIdx.x, count = parts_of(a.rows);
-    const uint32_t pages = a.pages[(size_t)output * a.pages_step];
     const float *rows = a.scores + (size_t)output * a.rows * a.pages_max;
     float *out = a.out + (size_t)output * a.pages_max;
     const float unit = a.scale * LOG2E;
-    const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
     weight *parts = (weight *)kvf_shared(), *shares = parts + (size_t)a.rows * count;
+    kvf_wait_for_earlier();
     kvf_let_next_start();
+    const uint32_t pages = a.pages[(size_t)output * a.pages_step];
+    const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
     for (uint32_t i = warp; i < a.rows * count; i += warps) {
         const uint32_t begin = kvf_min_u32(pages, i % count * part);
         const weight w = weigh(rows + (size_t)(i / count) * a.pages_max, begin,
@@ -141,14 +143,14 @@ extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
     if (a->outputs == 0 || a->pages_max == 0)
         return cudaSuccess;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX)
-        return kvf_cuda_launch<fold_rows>(
+        return kvf_cuda_launch_early<fold_rows>(
             dim3(kvf_div_ceil_u32(a->pages_max, FOLD_THREADS), a->outputs), dim3(FOLD_THREADS), 0,
             (cudaStream_t)stream, *a);
     const uint64_t scores = (uint64_t)a->rows * a->pages_max;
     const uint32_t warps = scores >= (uint64_t)WARPS_MAX * WARP_SCORES
                                ? WARPS_MAX
                                : 1 + (uint32_t)(scores / WARP_SCORES);
-    return kvf_cuda_launch<mean_softmax>(
+    return kvf_cuda_launch_early<mean_softmax>(
         dim3(a->outputs), dim3(kvf_min_u32(warps, WARPS_MAX) * KVF_WARP_LANES),
         (size_t)a->rows * (parts_of(a->rows) + 1) * sizeof(weight), (cudaStream_t)stream, *a);
 }

@@ -26,6 +26,8 @@ static __global__ void __launch_bounds__(THREADS)
     const size_t first = (size_t)kvf_min_u32(mine, a.rows - 1) * a.head_dim;
     float x[KVF_CODE_WORDS];
     uint32_t top = 0; /* bits, whose order is that of magnitudes; NaN is above all numbers */
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     kvf_code_load(x, (const T *)a.q + first, words);
     kvf_code_rotate_lanes(x, words);
 #pragma unroll
@@ -61,10 +63,12 @@ extern "C" int kvf_rotate_cuda(const void *args, uint32_t tasks, void *stream)
         return cudaSuccess;
     switch (a->dtype) {
     case KVF_BF16:
-        return kvf_cuda_launch<rotate_rows<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch_early<rotate_rows<kvf_bf16>>(grid, block, 0, (cudaStream_t)stream,
+                                                            *a);
     case KVF_FP16:
-        return kvf_cuda_launch<rotate_rows<kvf_half>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch_early<rotate_rows<kvf_half>>(grid, block, 0, (cudaStream_t)stream,
+                                                            *a);
     default:
-        return kvf_cuda_launch<rotate_rows<float>>(grid, block, 0, (cudaStream_t)stream, *a);
+        return kvf_cuda_launch_early<rotate_rows<float>>(grid, block, 0, (cudaStream_t)stream, *a);
     }
 }

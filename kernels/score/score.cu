@@ -157,6 +157,8 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
     constexpr uint32_t n = parts<T>::count;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t list = blockIdx.y, head_dim = a.shape.head_dim;
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
     const uint32_t pages = a.pages[list], first_page = blockIdx.x * KVF_SCORE_PAGES;
     if (first_page >= pages)
         return;
@@ -213,8 +215,8 @@ template <typename T> static int launch(const kvf_score_args *a, cudaStream_t st
     const size_t shared =
         fragments(a->shape.head_dim, parts<T>::count, head_blocks) * KVF_WARP_LANES * sizeof(uint4);
     if (head_blocks == 1)
-        return kvf_cuda_launch<score_pages<T, 1>>(grid, dim3(THREADS), shared, stream, *a);
-    return kvf_cuda_launch<score_pages<T, 2>>(grid, dim3(THREADS), shared, stream, *a);
+        return kvf_cuda_launch_early<score_pages<T, 1>>(grid, dim3(THREADS), shared, stream, *a);
+    return kvf_cuda_launch_early<score_pages<T, 2>>(grid, dim3(THREADS), shared, stream, *a);
 }
 
 extern "C" int kvf_score_cuda(const void *args, uint32_t tasks, void *stream)

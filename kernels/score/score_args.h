@@ -108,7 +108,9 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact.
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
- * A task is a tile. mass is not written beyond pages[l], nor top and sum of tiles without pages.
+ * A task is KVF_WEIGH_TILES consecutive tiles of one list, so that what is fetched ahead is mostly
+ * what the same thread reads next. mass is not written beyond pages[l], nor top and sum of tiles
+ * without pages.
  *
  * What softmax over the whole context costs: no second look at the codes. Two bytes per page and
  * query head leave this kernel and come back in fold, and eight per tile and head; one exponential
@@ -117,6 +119,7 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * one byte.
  */
 #define KVF_WEIGH_TOKENS 1024u
+#define KVF_WEIGH_TILES  2u
 
 typedef struct kvf_weigh_args {
     uint32_t head_dim;
@@ -135,7 +138,7 @@ typedef struct kvf_weigh_args {
     float *top;                  /* [lists, group, tiles_max] */
     float *sum;                  /* [lists, group, tiles_max] */
 } kvf_weigh_args;
-KVF_TASKS(weigh, kvf_weigh_args, a->tiles_max * a->lists)
+KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES) * a->lists)
 
 /* ---- fold: masses of query heads into scores of pages ----
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a

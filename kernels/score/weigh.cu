@@ -8,8 +8,9 @@
  * tokens, and a lane's words go from memory into fragments without a shuffle. Lane 4g + c loads 16
  * bytes, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four levels at a time, a
  * nibble each; the order of channels that this gives is the order in which the queries, columns of
- * B, lie in shared memory. Logits go to shared memory; behind a barrier every warp weighs 128
- * tokens of each head.
+ * B, lie in shared memory. What a warp reads next is on its way through a ring of its own in shared
+ * memory meanwhile: 2 KiB and their scales, so that 16 KiB of a block are. Logits go to shared
+ * memory; behind a barrier every warp weighs 128 tokens of each head.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
  * and head. There, per code group and warp: 2 loads of 512 bytes, 72 operations to unpack, 8
@@ -30,6 +31,8 @@
 #define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
 #define TURNS  (KVF_WEIGH_TOKENS / (WARPS * KVF_WARP_LANES)) /* tokens of a lane, in the end */
 #define HEADS  8u                                            /* columns of a product */
+#define RING   4u                    /* spans of four words that a warp has on their way */
+#define SCALES (KVF_CODE_TOKENS * 2) /* bytes */
 #define LOG2E  1.44269504f
 #define LEVELS 0x0a03fdf6u /* -10, -3, 3, 10 */
 
@@ -221,59 +224,107 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, const
     }
 }
 
-/* SPANS * 4 words of a token at most. */
+/* ---- the ring: the lanes' 16 bytes of each span, then the scales, of a code group ---- */
+
+template <uint32_t SPANS> struct ring {
+    static const uint32_t slots = RING / SPANS;
+    static const uint32_t scales = SPANS * KVF_WARP_LANES * sizeof(uint4);
+    static const uint32_t slot_bytes = scales + SCALES;
+    static_assert(slots > 0 && SCALES == 4 * sizeof(uint4), "four lanes bring the scales");
+};
+
+/* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ void ask(char *slot, const char *group, uint32_t head_dim)
+{
+    const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+#pragma unroll
+    for (uint32_t s = 0; s < SPANS; s++) {
+        const uint32_t word = s * 4 + lane % 4;
+        const bool is_there = word < head_dim / KVF_CODE_LANES;
+        kvf_async_copy16(slot + (s * KVF_WARP_LANES + lane) * sizeof(uint4),
+                         group + 4 * kvf_code_word(head_dim, lane / 4 * 4, is_there ? word : 0),
+                         is_there ? 16 : 0);
+    }
+    if (lane < 4)
+        kvf_async_copy16(slot + ring<SPANS>::scales + lane * sizeof(uint4),
+                         group + kvf_code_scales(head_dim) + lane * sizeof(uint4));
+}
+
+/* Logits of the code groups warp, warp + WARPS, ... of a tile that has `groups` of them. */
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
-    weigh_tile(const __grid_constant__ kvf_weigh_args a)
+static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, const tile &t,
+                                                    const uint4 *queries, float *logits,
+                                                    char *slots)
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t words = a.head_dim / KVF_CODE_LANES, first = blockIdx.x * KVF_WEIGH_TOKENS;
-    const uint32_t all = a.pages[blockIdx.y] * a.page_size;
-    if (first >= all)
-        return;
-    const tile t = {blockIdx.y, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
-    const size_t bytes = kvf_code_bytes(a.head_dim);
-    const char *codes = (const char *)a.codes[t.list] + first / KVF_CODE_TOKENS * bytes;
     const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
-    uint4 *queries = (uint4 *)kvf_shared();
-    float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
-    prepare_queries(a, queries, t.list, SPANS, HEAD_BLOCKS);
+    const size_t bytes = kvf_code_bytes(a.head_dim);
+    const char *codes = (const char *)a.codes[t.list] + t.first / KVF_CODE_TOKENS * bytes;
+    for (uint32_t k = 0; k < ring<SPANS>::slots; k++) {
+        if (warp + k * WARPS < groups)
+            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, codes + (warp + k * WARPS) * bytes,
+                       a.head_dim);
+        kvf_async_commit();
+    }
+    prepare_queries(a, (uint4 *)queries, t.list, SPANS, HEAD_BLOCKS);
     __syncthreads();
-#pragma unroll(HEAD_BLOCKS *SPANS > 2 ? 1 : 2)
-    for (uint32_t i = warp; i < GROUPS; i += WARPS) {
+    for (uint32_t i = warp, k = 0; i < GROUPS; i += WARPS, k++) {
         if (i >= groups) {
             for (uint32_t h = 0; h < a.group; h++)
                 logits[(size_t)h * KVF_WEIGH_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
             continue;
         }
-        /* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each. */
-        const char *group = codes + i * bytes;
-        const uint2 scales =
-            *(const uint2 *)(group + kvf_code_scales(a.head_dim) + lane / 4 * sizeof(uint2));
+        char *slot = slots + k % ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+        const uint32_t later = i + ring<SPANS>::slots * WARPS;
         uint4 x[SPANS];
+        kvf_async_wait<(int)ring<SPANS>::slots - 1>();
+        __syncwarp();
 #pragma unroll
-        for (uint32_t s = 0; s < SPANS; s++) {
-            const uint32_t word = s * 4 + lane % 4;
-            x[s] = word < words
-                       ? kvf_load_once(group + 4 * kvf_code_word(a.head_dim, lane / 4 * 4, word))
-                       : make_uint4(0, 0, 0, 0);
-        }
+        for (uint32_t s = 0; s < SPANS; s++)
+            x[s] = ((const uint4 *)slot)[s * KVF_WARP_LANES + lane];
+        const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
+        __syncwarp();
+        if (later < groups)
+            ask<SPANS>(slot, codes + later * bytes, a.head_dim);
+        kvf_async_commit();
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
         for (uint32_t s = 0; s < SPANS; s++)
             multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane);
         store_logits<HEAD_BLOCKS>(a, t, logits, i, scales, sum);
     }
+}
+
+/* SPANS * 4 words of a token at most. */
+template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    weigh_tile(const __grid_constant__ kvf_weigh_args a)
+{
+    const uint32_t first = blockIdx.x * KVF_WEIGH_TOKENS;
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
+    const uint32_t all = a.pages[blockIdx.y] * a.page_size;
+    if (first >= all)
+        return;
+    const tile t = {blockIdx.y, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
+    uint4 *queries = (uint4 *)kvf_shared();
+    float *logits = (float *)(queries + SPANS * HEAD_BLOCKS * KVF_WARP_LANES);
+    float *parts = logits + (size_t)a.group * KVF_WEIGH_TOKENS;
+    char *slots = (char *)(parts + (size_t)a.group * 2 * WARPS) +
+                  threadIdx.x / KVF_WARP_LANES * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    weigh_groups<HEAD_BLOCKS, SPANS>(a, t, queries, logits, slots);
     __syncthreads();
-    weigh_heads(a, t, logits, logits + (size_t)a.group * KVF_WEIGH_TOKENS);
+    weigh_heads(a, t, logits, parts);
 }
 
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
 static int launch(const kvf_weigh_args *a, cudaStream_t stream)
 {
     const size_t shared = SPANS * HEAD_BLOCKS * KVF_WARP_LANES * sizeof(uint4) +
-                          (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float);
-    return kvf_cuda_launch<weigh_tile<HEAD_BLOCKS, SPANS>>(
+                          (size_t)a->group * (KVF_WEIGH_TOKENS + 2 * WARPS) * sizeof(float) +
+                          (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    return kvf_cuda_launch_early<weigh_tile<HEAD_BLOCKS, SPANS>>(
         dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
 }
 

@@ -57,10 +57,8 @@ static void weigh_row(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint
     *sum = (float)all;
 }
 
-void kvf_weigh_ref(const void *args, uint32_t task)
+static void weigh_tile(const kvf_weigh_args *a, uint32_t list, uint32_t tile)
 {
-    const kvf_weigh_args *a = args;
-    const uint32_t list = task / a->tiles_max, tile = task % a->tiles_max;
     const uint32_t first = tile * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
         return;
@@ -70,4 +68,13 @@ void kvf_weigh_ref(const void *args, uint32_t task)
         weigh_row(a, list, row, first, kvf_min_u32(tokens, first + KVF_WEIGH_TOKENS), a->top + at,
                   a->sum + at);
     }
+}
+
+void kvf_weigh_ref(const void *args, uint32_t task)
+{
+    const kvf_weigh_args *a = args;
+    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES);
+    const uint32_t first = task % parts * KVF_WEIGH_TILES;
+    for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
+        weigh_tile(a, task / parts, i);
 }

@@ -23,7 +23,6 @@
 #define WIDE 2u /* 2 * HEADS sums hide the latency of a product */
 #endif
 #define GROUPS (KVF_WEIGH_TOKENS / KVF_CODE_TOKENS)
-#define AHEAD  4352u /* bytes that are fetched ahead */
 
 /* ---- vectors of codes: a lane is one token's word ---- */
 
@@ -157,6 +156,31 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const int8_t *q)
 }
 #endif
 
+/* ---- what is read next ---- */
+
+/*
+ * Codes are fetched ahead at an even pace, in the loop over codes and in the one over exponentials:
+ * requests that come faster than memory answers hold up what is behind them, and a memory that is
+ * not asked has nothing to answer. For every FETCHED bytes of codes that the first loop reads it
+ * asks for three quarters, and the second one for the rest: for 1024 tokens of head_dim / 4 bytes
+ * and 2 of scale, 64 * head_dim + 2048 bytes, over GROUPS turns of each query.
+ */
+#define AHEAD   4608u /* bytes between what is read and what is asked for, at least */
+#define FETCHED (4 * WIDE * VF_LANES)
+
+KVF_ALWAYS_INLINE const char *fetch(const char *at, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(at + i, 0, 3);
+    return at + bytes;
+}
+
+/* Of the second loop, in one turn. */
+KVF_ALWAYS_INLINE uint32_t bytes_of_turn(uint32_t head_dim, uint32_t heads)
+{
+    return (2 * head_dim + 64) / heads;
+}
+
 /* ---- a tile ---- */
 
 typedef struct tile {
@@ -204,7 +228,8 @@ KVF_ALWAYS_INLINE vf drop_skipped(vf s, uint32_t skip)
 /* Logits of WIDE vectors of tokens for `heads` queries; `from` are the words of the first. */
 KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const uint16_t *scales,
                                      const size_t next, const queries *q, const float *q_scale,
-                                     const vi *bias, const uint32_t heads, vf s[HEADS][WIDE])
+                                     const vi *bias, const uint32_t heads, vf s[HEADS][WIDE],
+                                     const char **ahead)
 {
     const uint32_t words = t->a->head_dim / KVF_CODE_LANES;
     vi sum[HEADS][WIDE];
@@ -213,10 +238,9 @@ KVF_ALWAYS_INLINE void weigh_vectors(const tile *t, const uint32_t *from, const 
             sum[h][v] = -bias[h];
     for (uint32_t w = 0; w < words; w++, from += KVF_CODE_LANES) {
         vu level[WIDE][4];
-        for (uint32_t v = 0; v < WIDE; v++) {
+        *ahead = fetch(*ahead, FETCHED / 4 * 3);
+        for (uint32_t v = 0; v < WIDE; v++)
             unpack(vu_load(from + v * next), level[v]);
-            __builtin_prefetch((const char *)(from + v * next) + AHEAD, 0, 3);
-        }
         for (uint32_t h = 0; h < heads; h++)
             for (uint32_t v = 0; v < WIDE; v++)
                 sum[h][v] = add_products(sum[h][v], level[v], q->at[w][h]);
@@ -239,6 +263,7 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
     const size_t next = VF_LANES == KVF_CODE_LANES ? head_dim : VF_LANES;
     const int8_t *rows = t->a->q + (size_t)row * head_dim;
     const float *q_scale = t->a->q_scale + row;
+    const char *ahead = t->codes + AHEAD + GROUPS * heads * bytes_of_turn(head_dim, heads);
     const vu zero = vu_set(KVF_CODE_BIAS * 0x01010101u), zeros[4] = {zero, zero, zero, zero};
     queries q;
     vi bias[HEADS];
@@ -259,7 +284,7 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
             const uint32_t *from =
                 (const uint32_t *)(const void *)group + kvf_code_word(head_dim, k, 0);
             vf s[HEADS][WIDE];
-            weigh_vectors(t, from, scales + k, next, &q, q_scale, bias, heads, s);
+            weigh_vectors(t, from, scales + k, next, &q, q_scale, bias, heads, s, &ahead);
             for (uint32_t v = 0; v < WIDE; v++)
                 for (uint32_t h = 0; h < heads; h++) {
                     if (skip)
@@ -281,14 +306,22 @@ KVF_ALWAYS_INLINE void weigh_tile(const tile *t, uint32_t row, const uint32_t he
 #define PARTS  (KVF_CODE_TOKENS / VF_LANES) /* vectors of a group's tokens */
 #define STAGES (PARTS >= 4 ? 2u : 1u)       /* of sums that are formed in registers */
 
+/* Where the second loop fetches, and how much per group. */
+typedef struct turns {
+    const char *at;
+    uint32_t bytes;
+} turns;
+
 /* exp(s - top) of whole groups, in place, or sums of 2^stages neighbours; returns the sum of all.
  * Skipped tokens are 0. */
-KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint32_t stages)
+KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint32_t stages,
+                               turns *ahead)
 {
     const vf base = vf_set(top);
     vf sum = vf_zero(), part[PARTS];
     float all = 0.0f;
     for (uint32_t i = 0; i < tokens; i += KVF_CODE_TOKENS) {
+        ahead->at = fetch(ahead->at, ahead->bytes);
         for (uint32_t k = 0; k < PARTS; k++) {
             part[k] = vf_exp_coarse(vf_sub(vf_load(s + i + k * VF_LANES), base));
             sum = vf_add(sum, part[k]);
@@ -306,12 +339,12 @@ KVF_ALWAYS_INLINE float soften(float *s, float top, uint32_t tokens, const uint3
 
 /* s becomes the sums of pages, of `tokens` tokens in whole groups; returns the sum of all. Reads
  * and writes whole vectors, up to one beyond the sums. */
-static float weigh_pages(float *s, float top, uint32_t tokens, uint32_t page_size)
+static float weigh_pages(float *s, float top, uint32_t tokens, uint32_t page_size, turns *ahead)
 {
     const uint32_t stages = page_size >= 1u << STAGES ? STAGES : page_size / 2;
-    const float all = stages == STAGES ? soften(s, top, tokens, STAGES)
-                      : stages         ? soften(s, top, tokens, 1)
-                                       : soften(s, top, tokens, 0);
+    const float all = stages == STAGES ? soften(s, top, tokens, STAGES, ahead)
+                      : stages         ? soften(s, top, tokens, 1, ahead)
+                                       : soften(s, top, tokens, 0, ahead);
     tokens >>= stages;
     page_size >>= stages;
     for (; page_size > 1; page_size /= 2, tokens = kvf_div_ceil_u32(tokens, 2))
@@ -348,6 +381,8 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
     const kvf_weigh_args *a = t->a;
     const uint32_t pages = t->tokens / a->page_size;
     const uint32_t whole = (uint32_t)kvf_round_up(t->tokens, KVF_CODE_TOKENS);
+    turns ahead = {t->codes + AHEAD + GROUPS * kvf_code_bytes(a->head_dim),
+                   bytes_of_turn(a->head_dim, heads)};
     logits s;
     float top[HEADS];
     switch (heads) {
@@ -368,17 +403,16 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
         uint16_t *mass =
             a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
         a->top[at] = top[h];
-        a->sum[at] = weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size);
+        a->sum[at] =
+            weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size, &ahead);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);
     }
 }
 
-void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
+static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t index)
 {
-    const kvf_weigh_args *a = args;
-    const uint32_t list = task / a->tiles_max, index = task % a->tiles_max;
     const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
         return;
@@ -387,4 +421,13 @@ void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
     find_skipped(&t, a->bits[list], first);
     for (uint32_t g = 0; g < a->group; g += HEADS)
         weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index);
+}
+
+void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)
+{
+    const kvf_weigh_args *a = args;
+    const uint32_t parts = kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES);
+    const uint32_t first = task % parts * KVF_WEIGH_TILES;
+    for (uint32_t i = first; i < kvf_min_u32(a->tiles_max, first + KVF_WEIGH_TILES); i++)
+        weigh_list(a, task / parts, i);
 }

@@ -139,7 +139,7 @@ Stats = _struct("kvf_stats", """u64 steps tokens_attended pages_selected hits mi
     bytes_to_host bytes_refresh copies refreshes append_ns score_ns select_ns gather_ns copy_ns
     attend_ns refresh_ns verified; f64 recall_sum error_max; u32 static_tokens_min
     static_tokens_max; u64 pages_ahead pages_ahead_used disk_wanted
-    disk_reads bytes_from_disk bytes_to_disk""")
+    disk_reads bytes_from_disk bytes_to_disk disk_ahead disk_ahead_used pages_from_disk disk_wait_ns""")
 Footprint = _struct("kvf_footprint", """f64 footprint device host peak device_peak; u64 steps
     entry_steps device_entry_steps full_entry_steps peak_entries device_peak_entries
     full_entries""")

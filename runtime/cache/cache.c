@@ -76,6 +76,7 @@ static kvf_status take_pool(kvf_cache *cache)
                                      .engine = cache->runtime->seams.io_engine,
                                      .bundle_blocks = d->bundle_blocks,
                                      .berths = d->berths,
+                                     .groups = cache->config.layers + 1,
                                      .settle = settle,
                                      .user = cache};
     KVF_TRY(cache->device->ops->event_create(cache->device, &cache->chosen));
@@ -108,7 +109,12 @@ static kvf_status take_order(kvf_cache *cache)
     const kvf_device_ops *ops = cache->device->ops;
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &cache->writeback));
     KVF_TRY(ops->event_create(cache->device, &cache->sealed));
-    return ops->event_create(cache->device, &cache->written);
+    KVF_TRY(ops->event_create(cache->device, &cache->written));
+    if (cache->dims.ahead_max == 0)
+        return KVF_OK;
+    KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_LOW, &cache->aside));
+    KVF_TRY(ops->event_create(cache->device, &cache->left));
+    return ops->event_create(cache->device, &cache->ranked);
 }
 
 static void link_sequences(kvf_cache *cache)
@@ -195,10 +201,13 @@ void kvf_cache_destroy(kvf_cache *cache)
         return;
     const kvf_device_ops *ops = cache->device->ops;
     kvf_cache_wait(cache);
+    ops->stream_destroy(cache->aside);
     ops->stream_destroy(cache->writeback);
     kvf_transfer_close(cache->transfer);
     for (uint32_t i = KVF_FRAMES; i-- > 0;)
         ops->event_destroy(cache->frames[i].done);
+    ops->event_destroy(cache->ranked);
+    ops->event_destroy(cache->left);
     ops->event_destroy(cache->placed);
     ops->event_destroy(cache->chosen);
     ops->event_destroy(cache->written);

@@ -144,15 +144,22 @@ struct kvf_cache {
     kvf_stream *writeback;
     kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
     kvf_event *written; /* on the write-back stream */
+    kvf_stream *aside;  /* for what is brought ahead of need; see ahead.h; NULL without it */
+    kvf_event *left;    /* on the caller's stream: where a call leaves it for `aside` */
+    kvf_event *ranked;  /* on `aside`, of a call that is recorded: its launches are done */
     kvf_event *chosen;  /* of a disk tier: what a step chose is known; addresses were read */
     kvf_event *placed;
     uint32_t places_used; /* of control.places */
+    uint64_t pages_from_disk;
+    uint32_t *expected; /* [sequences_max] slots of rows that the last step ranked more pages for */
+    uint32_t expected_rows, expected_layer; /* 0 rows: the tier was told, or there are none */
+    uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
     char *disk_path;
     kvf_prefill_arena arena;
 
     kvf_frame frames[KVF_FRAMES];
     uint32_t next_frame;
-    kvf_stream *last_stream; /* compared only */
+    kvf_stream *last_stream; /* that it ended on; compared only */
     kvf_event *last_done;    /* of the last call */
 
     struct kvf_sequence *sequences;         /* [sequences_max] */

@@ -361,16 +361,6 @@ static kvf_status check_disk(kvf_context *context, const kvf_cache_config *c)
         KVF_FAIL(context, KVF_INVALID,
                  "host_bytes = 0: with disk_path it says how much of the pages stays in memory; "
                  "set it, or leave disk_path NULL");
-    if (c->disk_path && c->head_mask)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "disk_path = %s: head_mask has streaming heads, whose caches share no tier; open "
-                 "the cache without a mask, or without disk_path",
-                 c->disk_path);
-    if (c->disk_path && c->speculate)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "disk_path = %s: speculate = on would wait for the disk in every step; open the "
-                 "cache with speculate = off, or without disk_path",
-                 c->disk_path);
     return KVF_OK;
 }
 
@@ -384,16 +374,30 @@ static uint32_t berths_least(const kvf_cache_config *c, const kvf_dims *d)
     return kvf_max_u32(kvf_max_u32(row, ends), KVF_DISK_BERTHS_LEAST);
 }
 
-/* Bundles, berths and the file. All in memory if all fits. */
+static uint32_t bundle_blocks(const kvf_cache_config *c, size_t block)
+{
+    const size_t least = c->disk_bundle_bytes ? c->disk_bundle_bytes : KVF_DISK_BUNDLE_MIN;
+    return (uint32_t)((least + block - 1) / block);
+}
+
+uint64_t kvf_config_memory_least(const kvf_cache_config *config, const kvf_dims *dims)
+{
+    const size_t block = kvf_block_bytes(&dims->paging);
+    kvf_dims d = *dims;
+    d.bundle_blocks = bundle_blocks(config, block);
+    return (uint64_t)berths_least(config, &d) * kvf_page_pool_bundle_bytes(block, d.bundle_blocks);
+}
+
+/* Bundles, berths and the file. All in memory if all fits. With streaming heads each cache that has
+ * pages counts its own. */
 static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kvf_dims *dims)
 {
     const size_t block = kvf_block_bytes(&dims->paging);
-    const size_t least = c->disk_bundle_bytes ? c->disk_bundle_bytes : KVF_DISK_BUNDLE_MIN;
     const uint64_t in_memory = dims->block_count;
     dims->bundle_blocks = 1;
-    if (!c->disk_path || in_memory * block <= c->host_bytes)
+    if (!c->disk_path || c->head_mask || in_memory * block <= c->host_bytes)
         return KVF_OK;
-    dims->bundle_blocks = (uint32_t)((least + block - 1) / block);
+    dims->bundle_blocks = bundle_blocks(c, block);
     const size_t bundle = kvf_page_pool_bundle_bytes(block, dims->bundle_blocks);
     /* The last bundle of a layer is not full. */
     const uint64_t blocks =
@@ -444,11 +448,6 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
     KVF_TRY(check_disk(context, resolved));
-    if (resolved->disk_path && !runtime->properties.shares_host_memory)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "disk_path = %s: the %s device has no disk tier; use the host device, or open the "
-                 "cache without disk_path",
-                 resolved->disk_path, runtime->device->ops->name);
     if (resolved->digest == KVF_DIGEST_CODES && resolved->sub_digests != 1)
         KVF_FAIL(context, KVF_INVALID,
                  "sub_digests = %u: digest = codes has no boxes to divide; leave it 1",

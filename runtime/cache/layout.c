@@ -66,7 +66,7 @@ static void carve_choices(kvf_cache *cache, kvf_carver *k)
     kvf_tables *t = &cache->tables;
     t->now.ids_max = d->ids_max;
     t->ahead.ids_max = d->ahead_max;
-    carve_choice(cache, k, s, d->ids_max, 1, &t->now);
+    carve_choice(cache, k, s, d->ids_max, d->berths ? 2 : 1, &t->now);
     carve_choice(cache, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
     KVF_CARVE(k, t->choose, s, d->choose_lists);
     const uint64_t by_codes = kvf_has_codes(cache) ? scored : 0, coded = by_codes ? s : 0;
@@ -147,6 +147,7 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     const uint64_t lists = (uint64_t)cache->config.sequences_max * p->lists;
     const uint64_t chosen = kvf_select_find(cache->config.select)->calls_function ? lists : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
+    const uint64_t brought = d->berths ? lists : 0;
     KVF_CARVE(k, t->mirror.choose, chosen);
     KVF_CARVE(k, t->mirror.scores, chosen, p->pages_max);
     KVF_CARVE(k, t->mirror.bits, chosen, p->blocks_max);
@@ -155,6 +156,10 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.indptr, listed ? listed + 1 : 0);
     KVF_CARVE(k, t->mirror.indices, listed, d->spans_max);
     KVF_CARVE(k, t->mirror.last_page_len, listed);
+    KVF_CARVE(k, t->mirror.misses, brought, d->ids_max);
+    KVF_CARVE(k, t->mirror.miss_count, brought);
+    KVF_CARVE(k, t->mirror.ahead_ids, d->berths ? lists : 0, d->ahead_max);
+    KVF_CARVE(k, t->mirror.ahead_count, d->berths && d->ahead_max ? lists : 0);
 }
 
 void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
@@ -163,8 +168,14 @@ void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *k, kvf_control
     KVF_CARVE(k, t->counters, cache->config.layers);
     KVF_CARVE(k, t->faults, cache->config.sequences_max);
     KVF_CARVE(k, t->stamp, 1);
-    KVF_CARVE(k, t->places, cache->dims.berths ? cache->config.sequences_max : 0,
-              cache->dims.paging.blocks_max);
+    const kvf_dims *d = &cache->dims;
+    const uint64_t s = d->berths ? cache->config.sequences_max : 0;
+    const uint64_t stay = kvf_moves_pages(cache) ? 0 : s * d->paging.lists;
+    const uint64_t move = s * d->paging.lists - stay;
+    KVF_CARVE(k, t->places, s, d->paging.blocks_max);
+    KVF_CARVE(k, t->late, stay, d->ids_max);
+    KVF_CARVE(k, t->parted, 2, move, d->ids_max);
+    KVF_CARVE(k, t->part_count, 2, move);
     if (cache->dims.needs_mirror)
         carve_mirror(cache, k, t);
     k->bytes = kvf_round_up(k->bytes, 4096);
@@ -185,6 +196,7 @@ void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);
     KVF_CARVE(k, cache->sealed_before, c->sequences_max);
+    KVF_CARVE(k, cache->expected, c->sequences_max);
 }
 
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)
@@ -255,7 +267,8 @@ kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
         .host_staging_bytes = staging_host,
         .host_table_bytes =
             r->host.bytes + kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
-            (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths) : 0) + r->control.bytes,
+            (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0) +
+            r->control.bytes,
         .device_kv_bytes = r->kv.bytes + slots.bytes,
         .device_digest_bytes = r->digest.bytes,
         .device_table_bytes = r->table.bytes + residency.bytes + staging_device,

@@ -106,9 +106,12 @@ typedef struct kvf_control {
     kvf_layer_counters *counters; /* [layers] */
     uint64_t *faults;             /* [S] */
     uint64_t *stamp;
-    void **places; /* [S, blocks_max] of a disk tier: addresses for page tables */
-    /* What a function of the host reads and writes of the device, where it cannot do so in place:
-     * of a custom choice, or of page lists that are checked. */
+    void **places;        /* [S, blocks_max] of a disk tier: addresses for page tables */
+    uint8_t *late;        /* [S, lists, ids_max] likewise, where pages stay: still being read */
+    kvf_miss *parted;     /* [2, S, lists, ids_max] where they move: in memory, being read */
+    uint32_t *part_count; /* [2, S, lists] */
+    /* What the host reads and writes of the device, where it cannot do so in place: of a custom
+     * choice, of page lists that are checked, or of what a step misses with a disk tier. */
     struct {
         uint32_t *choose;       /* [S, lists] */
         float *scores;          /* [S, lists, pages_max] */
@@ -118,6 +121,10 @@ typedef struct kvf_control {
         int32_t *indptr;        /* [S * lists + 1] */
         int32_t *indices;       /* [S, lists, spans_max] */
         int32_t *last_page_len; /* [S, lists] */
+        kvf_miss *misses;       /* [S, lists, ids_max] */
+        uint32_t *miss_count;   /* [S, lists] */
+        int32_t *ahead_ids;     /* [S, lists, ahead_max] with a disk tier */
+        uint32_t *ahead_count;  /* [S, lists] */
     } mirror;
 } kvf_control;
 

@@ -49,6 +49,7 @@ void kvf_saved_carve_image(const kvf_saved_head *head, const kvf_saved_layer *l,
     KVF_CARVE(k, i.bits, heads, l->sealed);
     KVF_CARVE(k, i.share, heads && (l->flags & KVF_SAVED_AUTO) ? 2 : 0);
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
+    KVF_CARVE(k, i.digests, heads, l->sealed, l->digest_bytes);
     if (out)
         *out = i;
 }

@@ -6,10 +6,11 @@
  * The file of a saved sequence: a header, then the layers one behind the other.
  *
  * A layer is its state (kvf_saved_image), then its blocks, sealed and not, as they are in the pool.
- * Digests are not there: they follow from pages and static bits, so a file does not depend on their
- * kind and is smaller. The header says every size; it has a checksum over itself and one per extent
- * of the layers. Numbers are in the byte order of the machine that wrote them, which the header
- * tells.
+ * Digests are there only if they tell of what happened: a resident refresh widens the box of a page
+ * that it cannot read, and unless boxes are minmax that is another box than the page's. All others
+ * follow from pages and static bits. The header says every size; it has a checksum over itself and
+ * one per extent of the layers. Numbers are in the byte order of the machine that wrote them, which
+ * the header tells.
  *
  * Knows no sequence and no device. Invariant: a header that was parsed is whole, its sizes add up
  * to those of the file, and every count is in the range of a cache.
@@ -47,7 +48,7 @@ typedef struct kvf_saved_layer {
     uint32_t queries_from; /* those before it are lost */
     uint32_t kept;         /* tokens that an eviction chose */
     uint32_t static_from, share_from, exact_from; /* as in kvf_layer */
-    uint32_t padding;
+    uint32_t digest_bytes; /* of a head's part of a block; 0 = they follow from pages */
 } kvf_saved_layer;
 
 typedef struct kvf_saved_head {
@@ -85,6 +86,7 @@ typedef struct kvf_saved_image {
     uint64_t *bits;        /* [heads, sealed] */
     uint32_t *share;       /* [2] */
     char *queries;         /* [query_window, heads * group, row bytes] */
+    char *digests;         /* [heads, sealed, digest_bytes] */
 } kvf_saved_image;
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */

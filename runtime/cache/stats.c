@@ -14,6 +14,9 @@
 static void copy_counters(const kvf_cache *cache, void *to, const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
+    /* What is brought ahead of need is counted beside the stream that the caller has waited for. */
+    if (cache->dims.ahead_max && cache->last_done)
+        (void)ops->event_wait(cache->last_done);
     if (!cache->dims.needs_mirror)
         return;
     kvf_status status =
@@ -97,6 +100,10 @@ void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats)
     stats->disk_reads = disk.read;
     stats->bytes_from_disk = disk.bytes_read;
     stats->bytes_to_disk = disk.bytes_written;
+    stats->disk_ahead = disk.ahead;
+    stats->disk_ahead_used = disk.ahead_used;
+    stats->disk_wait_ns = disk.wait_ns;
+    stats->pages_from_disk = cache->pages_from_disk;
 }
 
 void kvf_stats_reset(kvf_cache *cache)
@@ -115,6 +122,7 @@ void kvf_stats_reset(kvf_cache *cache)
         cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
     kvf_transfer_stats_reset(cache->transfer);
+    cache->pages_from_disk = 0;
     if (cache->pool.tier)
         kvf_disk_tier_stats_reset(cache->pool.tier);
 }

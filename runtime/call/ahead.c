@@ -18,6 +18,31 @@ uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number)
     return cache->tables.marks + number * cache->dims.paging.lists * kvf_ahead_words(cache);
 }
 
+kvf_status kvf_ahead_leave(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    KVF_TRY(ops->event_record(cache->left, step->stream));
+    KVF_TRY(ops->stream_wait_event(cache->aside, cache->left));
+    step->stream = cache->aside;
+    return KVF_OK;
+}
+
+kvf_status kvf_ahead_mark_end(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    return cache->dims.ahead_max ? cache->device->ops->event_record(cache->ranked, step->stream)
+                                 : KVF_OK;
+}
+
+kvf_status kvf_ahead_await_end(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    return cache->dims.ahead_max
+               ? cache->device->ops->stream_wait_event(step->stream, cache->ranked)
+               : KVF_OK;
+}
+
 kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead)
 {
     if (!ahead->is_open)

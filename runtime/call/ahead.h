@@ -9,6 +9,13 @@
 
 #include "step.h"
 
+/* What the step enqueues from here on runs beside what the caller enqueues after the call: the
+ * step's stream is the cache's own now, and the end of the call is there. So the next call, on
+ * whatever stream, comes after it, but for transfers, which go on until they are joined. */
+KVF_CHECKED kvf_status kvf_ahead_leave(kvf_step *step);
+/* A recorded call has no end of its own: this is where it is, and what comes after it. */
+KVF_CHECKED kvf_status kvf_ahead_mark_end(kvf_step *step);
+KVF_CHECKED kvf_status kvf_ahead_await_end(kvf_step *step);
 /* Before slots are given away: what the last step of this layer began has arrived. */
 KVF_CHECKED kvf_status kvf_ahead_join(kvf_step *step);
 /* Join one, if it is open. */

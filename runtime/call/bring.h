@@ -24,11 +24,26 @@ KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kv
 KVF_CHECKED kvf_status kvf_bring_blocks(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
 /* Blocks that were just acquired, or are to be written again. */
 KVF_CHECKED kvf_status kvf_bring_fresh(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
-/* Before kvf_bring_chosen, in stream order: ids and misses of this step are complete. */
+/* In stream order: what the host will look at is complete, ids and misses of this step or lists;
+ * then until that is so. */
+KVF_CHECKED kvf_status kvf_bring_note_chosen(kvf_step *step);
 KVF_CHECKED kvf_status kvf_bring_note(kvf_step *step);
-/* What the step's lists chose and attention or the transfer will read. Waits for the choice, not
- * for what was enqueued since. */
-KVF_CHECKED kvf_status kvf_bring_chosen(kvf_step *step);
+KVF_CHECKED kvf_status kvf_bring_wait(kvf_step *step);
+/* What the step's lists chose and attention or the transfer will read is asked for, and page tables
+ * say where it will be. Waits for the choice, not for what was enqueued since. With step->is_late
+ * some of it is still being read: then control.late says what, where pages stay, or control.parted
+ * has the misses in two parts, what may be moved at once and the rest. */
+KVF_CHECKED kvf_status kvf_bring_ask(kvf_step *step);
+/* The rest of it, if the step is late. */
+KVF_CHECKED kvf_status kvf_bring_late(kvf_step *step);
+/* After a failure of something else: no read is left in flight. */
+void kvf_bring_drop(kvf_step *step);
+/* Pages of lists as of kvf_page_lists, of KV heads of every row, which the host can read by now. */
+KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr,
+                                        const int32_t *indices);
+/* After a step ranked more pages than it chose: when the next one waits for its choice, these begin
+ * to come. */
+KVF_CHECKED kvf_status kvf_bring_expect(kvf_step *step);
 /* What this call wanted may go: whatever it enqueued was waited for, or ended with kvf_step_end. */
 void kvf_bring_again(kvf_cache *cache);
 

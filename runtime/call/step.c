@@ -17,6 +17,10 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
     kvf_frame *frame = &cache->frames[cache->next_frame];
     if (frame->is_busy)
         KVF_TRY(ops->event_wait(frame->done));
+    /* What the caller enqueued since reads pages that the last call brought. */
+    if (cache->is_listed && cache->last_stream == stream)
+        KVF_TRY(ops->event_record(cache->last_done, stream));
+    cache->is_listed = 0;
     if (cache->last_done && cache->last_stream != stream)
         KVF_TRY(ops->stream_wait_event(stream, cache->last_done));
     cache->next_frame = (cache->next_frame + 1) % KVF_FRAMES;

@@ -207,7 +207,7 @@ static kvf_status read_line(const cli_job_source *source, const json_value *line
     cli_job *job = &jobs->jobs[jobs->count];
     *prompt = (kvf_batch_prompt){.tokens = source->options->tokens,
                                  .sampling = source->options->sampling};
-    *job = (cli_job){.number = number, .first = jobs->ids.count};
+    *job = (cli_job){.number = number, .line = number, .first = jobs->ids.count};
     KVF_TRY(json_check_keys(line, where, known, error));
     KVF_TRY(read_settings(line, where, prompt, error));
     kvf_status status = encode_line(source, line, where, &jobs->ids, &why);
@@ -223,6 +223,51 @@ static kvf_status read_line(const cli_job_source *source, const json_value *line
     KVF_TRY(read_name(line, where, job, error));
     add(source, jobs);
     return KVF_OK;
+}
+
+/* ---- the file ---- */
+
+/* By id, equal ones in the order of their lines. */
+static int compare_jobs(const void *a, const void *b)
+{
+    const cli_job *x = *(cli_job *const *)a, *y = *(cli_job *const *)b;
+    int order = (x->name != NULL) - (y->name != NULL);
+    if (order == 0 && x->name)
+        order = strcmp(x->name, y->name);
+    if (order == 0 && !x->name)
+        order = (x->number > y->number) - (x->number < y->number);
+    return order ? order : (x->line > y->line) - (x->line < y->line);
+}
+
+static bool have_same_id(const cli_job *x, const cli_job *y)
+{
+    return x->name && y->name ? strcmp(x->name, y->name) == 0
+                              : !x->name && !y->name && x->number == y->number;
+}
+
+/* Results come in the order in which they end, so only their ids tell whose they are. */
+static kvf_status check_names(const cli_jobs *jobs, const char *path, kvf_error *error)
+{
+    const cli_job **sorted = calloc(jobs->count + 1u, sizeof *sorted);
+    char number[24];
+    kvf_status status = KVF_OK;
+    if (!sorted)
+        return model_out_of_memory(error, jobs->count * sizeof *sorted, "the ids");
+    for (uint32_t i = 0; i < jobs->count; i++)
+        sorted[i] = &jobs->jobs[i];
+    qsort(sorted, jobs->count, sizeof *sorted, compare_jobs);
+    for (uint32_t i = 1; status == KVF_OK && i < jobs->count; i++) {
+        const cli_job *one = sorted[i - 1], *other = sorted[i];
+        snprintf(number, sizeof number, "%llu", (unsigned long long)other->number);
+        if (have_same_id(one, other))
+            status = model_fail(error, KVF_INVALID,
+                                "%.200s: line %llu: id %.80s is that of line %llu, too (without "
+                                "one it is the line's number); give each prompt an id of its own",
+                                path, (unsigned long long)other->line,
+                                other->name ? other->name : number, (unsigned long long)one->line);
+    }
+    free(sorted);
+    return status;
 }
 
 static bool is_blank(const char *line, size_t size)
@@ -256,6 +301,8 @@ kvf_status cli_jobs_read(const cli_job_source *source, cli_jobs *out, kvf_error 
     kvf_text_free(NULL, &text);
     if (status == KVF_OK && out->count == 0)
         status = model_fail(error, KVF_INVALID, "%s holds no prompt", path);
+    if (status == KVF_OK)
+        status = check_names(out, path, error);
     bind(out);
     return status == KVF_OK ? cli_check_ids(source->model, &out->ids, error) : status;
 }

@@ -5,8 +5,8 @@
 /*
  * What a batch has to answer: prompts from a file of JSON lines, or one prompt several times.
  *
- * It knows files and fields, not what runs them. Invariant: every id is one that the model has, and
- * settings are in their ranges.
+ * It knows files and fields, not what runs them. Invariant: every id of a token is one that the
+ * model has, settings are in their ranges, and no two lines have the same id.
  */
 
 #include "generate_batch.h"
@@ -16,6 +16,7 @@
 typedef struct cli_job {
     char *name;      /* "id" of the line if that is a text, or NULL */
     uint64_t number; /* if it is a number, or the number of the line */
+    uint64_t line;   /* of the file, from 1; 0 = it is not from one */
     size_t first;    /* in ids */
     bool thinks;     /* the prompt ends inside a thought */
 } cli_job;

@@ -5,22 +5,22 @@
  * beside it.
  *
  * The floor of a step is the larger of two times: what it must read on the device over the read
- * bandwidth, and what it moved over the link's peak, both measured in the same run. Keys and values
- * are random; queries drift slowly, so that a step chooses mostly the pages of the step before, as
- * real ones do. A step is several layers, enqueued together and waited for once, as a model does;
- * figures are per layer. Layers have keys of their own, so digests come from memory and not from a
- * cache that only one layer would fit into. It knows the public API only.
+ * bandwidth, and what it moved over the link's peak, both measured in the same run. A case with a
+ * disk tier takes turns, step by step, with the same case in memory. A step is several layers,
+ * enqueued together and waited for once, as a model does; figures are per layer. Layers and
+ * sequences have pages and digests of their own, of equal keys, so digests come from memory and not
+ * from a cache that only one layer would fit into. It knows the public API only.
  */
 
+#include "bench_decode.h"
 #include "bench_link.h"
 
-#include "bench_decode_options.h"
+#include "decode_floor.h"
+#include "decode_inputs.h"
 
 #include "calibration_file.h"
 #include "common/clock.h"
-#include "common/convert.h"
 #include "common/percentile.h"
-#include "common/random.h"
 #include "interrupt.h"
 #include "progress.h"
 
@@ -28,140 +28,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- output ---- */
-
-enum column {
-    CONTEXT,
-    BUDGET,
-    BATCH,
-    SELECT,
-    METHOD,
-    SPECULATE,
-    RECORDED,
-    NODES,
-    MEDIAN,
-    P10,
-    P95,
-    P99,
-    MEAN,
-    HOST,
-    FLOOR,
-    OF_FLOOR,
-    TOKENS,
-    READ,
-    MOVED,
-    HITS,
-    VS_DENSE,
-    OVERHEAD,
-    REFRESH,
-    FORESEEN,
-    APPEND_US, /* phases: in the order of kvf_stats */
-    SCORE_US,
-    SELECT_US,
-    GATHER_US,
-    COPY_US,
-    ATTEND_US,
-    REFRESH_US,
-    DEVICE_BYTES,
-    HOST_BYTES,
-    STATUS,
-    COLUMN_COUNT
-};
-
-static const cli_column columns[COLUMN_COUNT] = {
-    [CONTEXT] = {"context_tokens", "context", CLI_CELL_INTEGER, 0},
-    [BUDGET] = {"budget_tokens", "budget", CLI_CELL_INTEGER, 0},
-    [BATCH] = {"batch", "batch", CLI_CELL_INTEGER, 0},
-    [SELECT] = {"select", "select", CLI_CELL_TEXT, 0},
-    [METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
-    [SPECULATE] = {"speculate", "spec", CLI_CELL_INTEGER, 0},
-    [RECORDED] = {"recorded", "rec", CLI_CELL_INTEGER, 0},
-    [NODES] = {"graph_nodes", NULL, CLI_CELL_INTEGER, 0},
-    [MEDIAN] = {"layer_us", "us/layer", CLI_CELL_REAL, 1},
-    [P10] = {"layer_p10_us", "p10", CLI_CELL_REAL, 1},
-    [P95] = {"layer_p95_us", "p95", CLI_CELL_REAL, 1},
-    [P99] = {"layer_p99_us", "p99", CLI_CELL_REAL, 1},
-    [MEAN] = {"layer_mean_us", NULL, CLI_CELL_REAL, 1},
-    [HOST] = {"enqueue_us", "enqueue", CLI_CELL_REAL, 1},
-    [FLOOR] = {"floor_us", "floor", CLI_CELL_REAL, 1},
-    [OF_FLOOR] = {"times_floor", "x floor", CLI_CELL_REAL, 2},
-    [TOKENS] = {"tokens_attended", "tokens", CLI_CELL_REAL, 0},
-    [READ] = {"read_bytes", "MiB read", CLI_CELL_REAL, 2},
-    [MOVED] = {"moved_bytes", "MiB moved", CLI_CELL_REAL, 3},
-    [HITS] = {"hit_rate", "hits", CLI_CELL_REAL, 3},
-    [VS_DENSE] = {"faster_than_dense", "vs dense", CLI_CELL_REAL, 1},
-    [OVERHEAD] = {"overhead", "overhead", CLI_CELL_REAL, 3},
-    [REFRESH] = {"refresh", "refresh", CLI_CELL_REAL, 3},
-    [FORESEEN] = {"pages_ahead_used", NULL, CLI_CELL_INTEGER, 0},
-    [APPEND_US] = {"append_us", NULL, CLI_CELL_REAL, 1},
-    [SCORE_US] = {"score_us", NULL, CLI_CELL_REAL, 1},
-    [SELECT_US] = {"select_us", NULL, CLI_CELL_REAL, 1},
-    [GATHER_US] = {"gather_us", NULL, CLI_CELL_REAL, 1},
-    [COPY_US] = {"copy_us", NULL, CLI_CELL_REAL, 1},
-    [ATTEND_US] = {"attend_us", NULL, CLI_CELL_REAL, 1},
-    [REFRESH_US] = {"refresh_us", NULL, CLI_CELL_REAL, 1},
-    [DEVICE_BYTES] = {"device_bytes", NULL, CLI_CELL_INTEGER, 0},
-    [HOST_BYTES] = {"host_bytes", NULL, CLI_CELL_INTEGER, 0},
-    [STATUS] = {"status", "", CLI_CELL_TEXT, 0},
-};
-
 /* ---- bench ---- */
-
-#define CHUNK 512u
-
-/* Written here, read on the device: where a model's own kernels would have left it. */
-typedef struct vectors {
-    uint16_t *host; /* pinned */
-    void *alias;    /* of it */
-    void *device;   /* memory of the device */
-} vectors;
 
 typedef struct decode_bench {
     decode_options o; /* of the case that is measured */
     decode_sweep sweep;
     kvf_runtime *runtime;
     kvf_stream *stream;
-    vectors kv; /* [CHUNK or batch, kv_heads, head_dim] bf16, keys and values alike */
-    vectors q;  /* [batch, query_heads, head_dim] */
-    float *drift;
+    decode_inputs inputs;
     void *out;
     double read_rate; /* bytes per ns on the device */
     double link_rate; /* bytes per ns over the link */
     double dense_ns;  /* median of dense attention over this context; NAN = not measured */
-    uint64_t random;
     cli_table table;
     cli_output json;
     bool failed;
 } decode_bench;
-
-static size_t kv_count(const decode_bench *b, uint32_t rows)
-{
-    return (size_t)rows * b->o.cache.kv_heads * b->o.cache.head_dim;
-}
-
-static kvf_status upload(const decode_bench *b, const vectors *r, size_t count)
-{
-    const kvf_status status =
-        kvf_memory_copy(b->stream, r->device, r->alias, count * sizeof *r->host);
-    return status == KVF_OK ? kvf_stream_wait(b->stream) : status;
-}
-
-static kvf_status fill_kv(decode_bench *b, uint32_t count)
-{
-    for (size_t i = 0; i < kv_count(b, count); i++)
-        b->kv.host[i] = kvf_bf16_from_float(kvf_random_normal(&b->random));
-    return upload(b, &b->kv, kv_count(b, count));
-}
-
-static kvf_status drift_queries(decode_bench *b, uint32_t batch)
-{
-    const size_t count = kv_count(b, batch) * b->o.group;
-    for (size_t i = 0; i < count; i++) {
-        b->drift[i] = 0.95f * b->drift[i] + 0.31f * kvf_random_normal(&b->random);
-        b->q.host[i] = kvf_bf16_from_float(2.0f * b->drift[i]);
-    }
-    return upload(b, &b->q, count);
-}
 
 /* What a case runs on. */
 typedef struct decode_case {
@@ -171,35 +53,50 @@ typedef struct decode_case {
     kvf_cache *cache;
     kvf_sequence *sequences[DECODE_BATCH_MAX];
     kvf_recording *recording;
+    double *step_ns, *host_ns; /* [steps] per layer: the whole, and until it was enqueued */
+    double *ratios;            /* [steps] to the case beside it; NULL = there is none */
+    cli_cell *row;
 } decode_case;
 
-static kvf_status append_prompt(decode_bench *b, const decode_case *c, kvf_sequence *s)
+/* Cases that take turns, step by step, on the same inputs. */
+#define TOGETHER_MAX 2u
+
+typedef struct decode_cases {
+    decode_case cases[TOGETHER_MAX];
+    uint32_t count;
+} decode_cases;
+
+/* The same keys for all: numbers for every layer of a batch would take minutes. */
+static kvf_status append_chunk(decode_bench *b, const decode_cases *c, uint32_t first)
 {
-    for (uint32_t layer = 0; layer < c->config.layers; layer++)
-        for (uint32_t at = 0; at < c->context; at += CHUNK) {
-            kvf_status status = fill_kv(b, CHUNK);
-            const kvf_prefill_args a = {.sequence = s,
-                                        .layer = layer,
-                                        .tokens = c->context - at < CHUNK ? c->context - at : CHUNK,
-                                        .k = b->kv.device,
-                                        .v = b->kv.device};
-            if (status == KVF_OK)
-                status = kvf_prefill(c->cache, &a, b->stream);
-            if (status == KVF_OK)
-                status = kvf_stream_wait(b->stream); /* the buffers are used again */
-            if (status != KVF_OK)
-                return status;
+    const uint32_t rest = b->o.context - first, batch = c->cases[0].batch;
+    kvf_prefill_args a = {.k = b->inputs.kv.device,
+                          .v = b->inputs.kv.device,
+                          .tokens = rest < DECODE_CHUNK ? rest : DECODE_CHUNK};
+    kvf_status status = decode_inputs_keys(&b->inputs, &b->o, first, a.tokens);
+    for (a.layer = 0; a.layer < b->o.cache.layers; a.layer++)
+        for (uint32_t i = 0; i < batch * c->count && status == KVF_OK; i++) {
+            a.sequence = c->cases[i / batch].sequences[i % batch];
+            status = kvf_prefill(c->cases[i / batch].cache, &a, b->stream);
         }
-    return KVF_OK;
+    return status == KVF_OK ? kvf_stream_wait(b->stream) : status; /* the keys are made anew */
+}
+
+static kvf_status append_prompts(decode_bench *b, const decode_cases *c)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t at = 0; at < b->o.context && status == KVF_OK; at += DECODE_CHUNK)
+        status = append_chunk(b, c, at);
+    return status;
 }
 
 static kvf_status enqueue_layers(const decode_bench *b, const decode_case *c)
 {
     kvf_decode_args a = {.batch = c->batch,
                          .sequences = c->sequences,
-                         .q = b->q.device,
-                         .k = b->kv.device,
-                         .v = b->kv.device,
+                         .q = b->inputs.q.device,
+                         .k = b->inputs.kv.device,
+                         .v = b->inputs.kv.device,
                          .out = b->out};
     kvf_status status = KVF_OK;
     for (a.layer = 0; a.layer < c->config.layers && status == KVF_OK; a.layer++)
@@ -214,20 +111,30 @@ static kvf_status enqueue_step(const decode_bench *b, const decode_case *c)
     return enqueue_layers(b, c);
 }
 
-/* @param ns  receives the whole step and the part until it was enqueued, per layer */
-static kvf_status one_step(decode_bench *b, const decode_case *c, double ns[2])
+/* @param n  where the times go; UINT32_MAX = nowhere */
+static kvf_status time_step(const decode_bench *b, const decode_case *c, uint32_t n)
 {
-    kvf_status status = drift_queries(b, c->batch);
-    if (status == KVF_OK)
-        status = fill_kv(b, c->batch);
-    if (status != KVF_OK)
-        return status;
     const uint64_t start = kvf_now_ns();
-    status = enqueue_step(b, c);
-    ns[1] = (double)(kvf_now_ns() - start) / c->config.layers;
+    kvf_status status = enqueue_step(b, c);
+    const double host = (double)(kvf_now_ns() - start) / c->config.layers;
     if (status == KVF_OK)
         status = kvf_stream_wait(b->stream);
-    ns[0] = (double)(kvf_now_ns() - start) / c->config.layers;
+    const double whole = (double)(kvf_now_ns() - start) / c->config.layers;
+    if (n != UINT32_MAX) {
+        c->host_ns[n] = host;
+        c->step_ns[n] = whole;
+    }
+    return status;
+}
+
+/* A step of every case, on the same inputs. */
+static kvf_status one_step(decode_bench *b, const decode_cases *c, uint32_t n)
+{
+    kvf_status status = decode_inputs_step(&b->inputs, &b->o, c->cases[0].batch);
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
+        status = time_step(b, &c->cases[i], n);
+    for (uint32_t i = 1; i < c->count && status == KVF_OK && n != UINT32_MAX; i++)
+        c->cases[i].ratios[n] = c->cases[i].step_ns[n] / c->cases[0].step_ns[n];
     return status;
 }
 
@@ -262,39 +169,55 @@ static double bytes_to_read(const decode_case *c, const kvf_stats *s)
     return (double)s->tokens_attended / layer_steps * token + (has_digests ? tokens * digest : 0.0);
 }
 
-/* Sorts step and host. */
-static void set_times(const decode_bench *b, const decode_case *c, double *step, double *host,
-                      cli_cell *row)
+/* Sorts the times. */
+static void set_times(const decode_bench *b, const decode_case *c, cli_cell *row)
 {
-    double mean = 0.0;
+    double mean = 0.0, *step = c->step_ns, *host = c->host_ns;
     for (uint32_t i = 0; i < c->steps; i++)
         mean += step[i] / c->steps;
     kvf_sort(step, c->steps);
     kvf_sort(host, c->steps);
     const double median = kvf_percentile(step, c->steps, 50);
-    cli_cell_real(&row[MEDIAN], 1e-3 * median);
-    cli_cell_real(&row[P10], 1e-3 * kvf_percentile(step, c->steps, 10));
-    cli_cell_real(&row[P95], 1e-3 * kvf_percentile(step, c->steps, 95));
-    cli_cell_real(&row[P99], 1e-3 * kvf_percentile(step, c->steps, 99));
-    cli_cell_real(&row[MEAN], 1e-3 * mean);
-    cli_cell_real(&row[HOST], 1e-3 * kvf_percentile(host, c->steps, 50));
-    cli_cell_real(&row[VS_DENSE], b->dense_ns / median * c->batch);
+    cli_cell_real(&row[DECODE_MEDIAN], 1e-3 * median);
+    cli_cell_real(&row[DECODE_P10], 1e-3 * kvf_percentile(step, c->steps, 10));
+    cli_cell_real(&row[DECODE_P95], 1e-3 * kvf_percentile(step, c->steps, 95));
+    cli_cell_real(&row[DECODE_P99], 1e-3 * kvf_percentile(step, c->steps, 99));
+    cli_cell_real(&row[DECODE_MEAN], 1e-3 * mean);
+    cli_cell_real(&row[DECODE_HOST], 1e-3 * kvf_percentile(host, c->steps, 50));
+    cli_cell_real(&row[DECODE_VS_DENSE], b->dense_ns / median * c->batch);
 }
 
 /* What the device did, where it has the times. Overhead is none of attention, scoring and the
  * renewal of static sets: append, select and whatever the clock has beyond the sum of the parts. */
 static void set_phases(const decode_case *c, const kvf_stats *s, cli_cell *row)
 {
-    const double per_us = 1e3 * c->steps * c->config.layers, mean_us = row[MEAN].real;
+    const double per_us = 1e3 * c->steps * c->config.layers, mean_us = row[DECODE_MEAN].real;
     const uint64_t ns[] = {s->append_ns, s->score_ns,  s->select_ns, s->gather_ns,
                            s->copy_ns,   s->attend_ns, s->refresh_ns};
     if (!s->attend_ns)
         return;
     for (size_t i = 0; i < sizeof ns / sizeof *ns; i++)
-        cli_cell_real(&row[APPEND_US + i], (double)ns[i] / per_us);
+        cli_cell_real(&row[DECODE_APPEND_US + i], (double)ns[i] / per_us);
     const double work_us = (double)(s->attend_ns + s->score_ns + s->refresh_ns) / per_us;
-    cli_cell_real(&row[OVERHEAD], 1.0 - fmin(1.0, work_us / mean_us));
-    cli_cell_real(&row[REFRESH], row[REFRESH_US].real / mean_us);
+    cli_cell_real(&row[DECODE_OVERHEAD], 1.0 - fmin(1.0, work_us / mean_us));
+    cli_cell_real(&row[DECODE_REFRESH], row[DECODE_REFRESH_US].real / mean_us);
+}
+
+/* What the tier had to read; per layer. */
+static void set_disk(const decode_case *c, const kvf_stats *s, cli_cell *row)
+{
+    const double layer_steps = (double)c->steps * c->config.layers;
+    const double pages = fmax(1.0, (double)s->pages_selected);
+    const double bundles = fmax(1.0, (double)s->disk_wanted);
+    cli_cell_real(&row[DECODE_PAGES_THERE], 1.0 - (double)s->pages_from_disk / pages);
+    cli_cell_real(&row[DECODE_BUNDLES_THERE], 1.0 - (double)s->disk_reads / bundles);
+    cli_cell_real(&row[DECODE_BUNDLES], (double)s->disk_wanted / layer_steps);
+    cli_cell_real(&row[DECODE_FROM_DISK], (double)s->bytes_from_disk / layer_steps / 1048576.0);
+    cli_cell_real(&row[DECODE_DISK_WAIT], 1e-3 * (double)s->disk_wait_ns / layer_steps);
+    kvf_sort(c->ratios, c->steps);
+    cli_cell_real(&row[DECODE_VS_MEMORY], kvf_percentile(c->ratios, c->steps, 50));
+    cli_cell_real(&row[DECODE_VS_MEMORY_P10], kvf_percentile(c->ratios, c->steps, 10));
+    cli_cell_real(&row[DECODE_VS_MEMORY_P90], kvf_percentile(c->ratios, c->steps, 90));
 }
 
 static void set_work(const decode_bench *b, const decode_case *c, const kvf_stats *s, cli_cell *row)
@@ -305,68 +228,72 @@ static void set_work(const decode_bench *b, const decode_case *c, const kvf_stat
     char text[32];
     const double read = bytes_to_read(c, s), moved = (double)s->bytes_to_device / layer_steps;
     const double floor_us = 1e-3 * fmax(read / b->read_rate, moved / b->link_rate);
-    cli_cell_text(&row[METHOD], cli_show(kvf_cache_setting, "transfer", &in_force, text));
-    cli_cell_real(&row[FLOOR], floor_us);
-    cli_cell_real(&row[OF_FLOOR], row[MEDIAN].real / floor_us);
-    cli_cell_real(&row[TOKENS],
+    cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &in_force, text));
+    cli_cell_real(&row[DECODE_FLOOR], floor_us);
+    cli_cell_real(&row[DECODE_OF_FLOOR], row[DECODE_MEDIAN].real / floor_us);
+    cli_cell_real(&row[DECODE_TOKENS],
                   (double)s->tokens_attended / layer_steps / c->batch / c->config.kv_heads);
-    cli_cell_real(&row[READ], read / 1048576.0);
-    cli_cell_real(&row[MOVED], moved / 1048576.0);
-    cli_cell_real(&row[HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
+    cli_cell_real(&row[DECODE_READ], read / 1048576.0);
+    cli_cell_real(&row[DECODE_MOVED], moved / 1048576.0);
+    cli_cell_real(&row[DECODE_HITS], (double)s->hits / fmax(1.0, (double)s->pages_selected));
     if (c->config.speculate)
-        cli_cell_integer(&row[FORESEEN], s->pages_ahead_used);
-    cli_cell_integer(&row[DEVICE_BYTES],
+        cli_cell_integer(&row[DECODE_FORESEEN], s->pages_ahead_used);
+    if (plan->disk_bundle_bytes)
+        set_disk(c, s, row);
+    cli_cell_integer(&row[DECODE_DEVICE_BYTES],
                      plan->device_kv_bytes + plan->device_digest_bytes + plan->device_table_bytes);
-    cli_cell_integer(&row[HOST_BYTES],
+    cli_cell_integer(&row[DECODE_HOST_BYTES],
                      plan->host_kv_bytes + plan->host_staging_bytes + plan->host_table_bytes);
 }
 
-static void set_result(decode_bench *b, const decode_case *c, double *step, double *host,
-                       cli_cell *row)
+static void set_result(decode_bench *b, const decode_case *c)
 {
     kvf_stats s;
     kvf_cache_stats(c->cache, &s);
-    set_times(b, c, step, host, row);
-    set_phases(c, &s, row);
-    set_work(b, c, &s, row);
+    set_times(b, c, c->row);
+    set_phases(c, &s, c->row);
+    set_work(b, c, &s, c->row);
     if (c->is_dense)
-        b->dense_ns = 1e3 * row[MEDIAN].real;
+        b->dense_ns = 1e3 * c->row[DECODE_MEDIAN].real;
 }
 
-static kvf_status run_steps(decode_bench *b, decode_case *c, cli_cell *row)
+static kvf_status record_if_wanted(const decode_bench *b, decode_case *c)
 {
-    double ns[2];
-    for (uint32_t i = 0; i < c->batch; i++) {
-        kvf_status status = kvf_sequence_create(c->cache, &c->sequences[i]);
-        if (status == KVF_OK)
-            status = append_prompt(b, c, c->sequences[i]);
-        if (status != KVF_OK)
-            return status;
-    }
-    for (uint32_t i = 0; i < b->o.warmup + 1; i++) {
-        const kvf_status status = one_step(b, c, ns);
-        if (status != KVF_OK)
-            return status;
-    }
     const kvf_status recorded = records(b) ? record_step(b, c) : KVF_OK;
     /* What cannot be recorded is refused only where that was asked for. */
     if (recorded != KVF_OK && (b->o.record || recorded != KVF_UNSUPPORTED))
         return recorded;
-    cli_cell_integer(&row[RECORDED], c->recording != NULL);
+    cli_cell_integer(&c->row[DECODE_RECORDED], c->recording != NULL);
     if (c->recording)
-        cli_cell_integer(&row[NODES], kvf_recording_nodes(c->recording));
-    double *step = calloc(c->steps, sizeof *step), *host = calloc(c->steps, sizeof *host);
-    kvf_status status = step && host ? KVF_OK : KVF_OUT_OF_MEMORY;
-    kvf_cache_stats_reset(c->cache);
-    for (uint32_t i = 0; i < c->steps && status == KVF_OK; i++) {
-        status = one_step(b, c, ns);
-        step[i] = ns[0];
-        host[i] = ns[1];
-    }
+        cli_cell_integer(&c->row[DECODE_NODES], kvf_recording_nodes(c->recording));
+    return KVF_OK;
+}
+
+static kvf_status create_sequences(decode_case *c)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < c->batch && status == KVF_OK; i++)
+        status = kvf_sequence_create(c->cache, &c->sequences[i]);
+    return status;
+}
+
+static kvf_status run_steps(decode_bench *b, decode_cases *c)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
+        status = create_sequences(&c->cases[i]);
     if (status == KVF_OK)
-        set_result(b, c, step, host, row);
-    free(step);
-    free(host);
+        status = append_prompts(b, c);
+    for (uint32_t i = 0; i < b->o.warmup + 1 && status == KVF_OK; i++)
+        status = one_step(b, c, UINT32_MAX);
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++) {
+        status = record_if_wanted(b, &c->cases[i]);
+        kvf_cache_stats_reset(c->cases[i].cache);
+    }
+    for (uint32_t i = 0; i < c->cases[0].steps && status == KVF_OK; i++)
+        status = one_step(b, c, i);
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
+        set_result(b, &c->cases[i]);
     return status;
 }
 
@@ -376,8 +303,15 @@ static decode_case case_of(const decode_bench *b)
     decode_case c = {
         .config = b->o.cache, .context = b->o.context, .batch = b->o.batch, .steps = b->o.steps};
     c.config.query_heads = c.config.kv_heads * b->o.group;
-    c.config.prefill_chunk_max = CHUNK;
+    c.config.prefill_chunk_max = DECODE_CHUNK;
     return c;
+}
+
+/* All of it in memory. */
+static void forget_disk(kvf_cache_config *config)
+{
+    config->disk_path = NULL;
+    config->host_bytes = config->disk_bytes = config->disk_bundle_bytes = 0;
 }
 
 /* Full attention over the same context. */
@@ -390,145 +324,127 @@ static decode_case dense_case_of(const decode_bench *b)
     c.config.select = KVF_SELECT_FULL;
     c.config.transfer = KVF_TRANSFER_AUTO;
     c.config.speculate = 0;
+    forget_disk(&c.config);
     return c;
 }
 
 static void set_names(const decode_case *c, cli_cell *row)
 {
     char text[32];
-    cli_cell_integer(&row[CONTEXT], c->context);
+    cli_cell_integer(&row[DECODE_CONTEXT], c->context);
     if (!c->is_dense)
-        cli_cell_integer(&row[BUDGET], c->config.budget_tokens);
-    cli_cell_integer(&row[BATCH], c->batch);
-    cli_cell_text(&row[SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
-    cli_cell_text(&row[METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
+        cli_cell_integer(&row[DECODE_BUDGET], c->config.budget_tokens);
+    cli_cell_integer(&row[DECODE_BATCH], c->batch);
+    cli_cell_text(&row[DECODE_SELECT], cli_show(kvf_cache_setting, "select", &c->config, text));
+    cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
     if (c->config.speculate)
-        cli_cell_integer(&row[SPECULATE], 1);
+        cli_cell_integer(&row[DECODE_SPECULATE], 1);
+}
+
+static kvf_status open_case(const decode_bench *b, decode_case *c, kvf_error *error)
+{
+    c->config.sequences_max = c->batch;
+    c->config.tokens_max = c->context + c->steps + b->o.warmup + 2;
+    c->step_ns = calloc(c->steps, sizeof *c->step_ns);
+    c->host_ns = calloc(c->steps, sizeof *c->host_ns);
+    c->ratios = calloc(c->steps, sizeof *c->ratios);
+    if (!c->step_ns || !c->host_ns || !c->ratios)
+        return KVF_OUT_OF_MEMORY;
+    return kvf_cache_open(b->runtime, &c->config, &c->cache, error);
+}
+
+static void close_case(decode_case *c)
+{
+    kvf_recording_destroy(c->recording);
+    kvf_cache_close(c->cache);
+    free(c->step_ns);
+    free(c->host_ns);
+    free(c->ratios);
+}
+
+/* What does not fit or does not exist here is an answer of its own. */
+static void set_failure(decode_bench *b, const decode_cases *c, kvf_status status,
+                        const kvf_error *error)
+{
+    const bool is_lack = status == KVF_UNSUPPORTED || status == KVF_OUT_OF_MEMORY ||
+                         status == KVF_OUT_OF_DEVICE_MEMORY || status == KVF_PIN_FAILED;
+    for (uint32_t i = 0; i < c->count; i++)
+        cli_cell_text(&c->cases[i].row[DECODE_STATUS], status == KVF_UNSUPPORTED ? "not here"
+                                                       : is_lack                 ? "does not fit"
+                                                                 : kvf_status_name(status));
+    fprintf(stderr, "\nkvferry: %s\n", error->text);
+    b->failed = b->failed || !is_lack;
 }
 
 /* @return false if there is no memory for a row */
-static bool run_case(decode_bench *b, decode_case c)
+static bool add_rows(decode_bench *b, const decode_cases *c, cli_cell (*rows)[DECODE_COLUMN_COUNT])
 {
-    cli_cell *row = cli_table_row(&b->table);
+    for (uint32_t i = 0; i < c->count; i++) {
+        cli_cell *row = cli_table_row(&b->table);
+        if (!row)
+            return false;
+        memcpy(row, rows[i], sizeof rows[i]);
+    }
+    return true;
+}
+
+/* @return false if there is no memory for a row */
+static bool run_cases_together(decode_bench *b, decode_cases *c)
+{
+    cli_cell rows[TOGETHER_MAX][DECODE_COLUMN_COUNT] = {0};
     kvf_error error = {0};
-    if (!row)
-        return false;
-    set_names(&c, row);
-    c.config.sequences_max = c.batch;
-    c.config.tokens_max = c.context + c.steps + b->o.warmup + 2;
-    b->random = b->o.seed;
-    memset(b->drift, 0, kv_count(b, DECODE_BATCH_MAX) * b->o.group * sizeof *b->drift);
-    kvf_status status = kvf_cache_open(b->runtime, &c.config, &c.cache, &error);
+    kvf_status status = KVF_OK;
+    decode_inputs_begin(&b->inputs, &b->o);
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->cases[i].row = rows[i];
+        set_names(&c->cases[i], rows[i]);
+    }
+    for (uint32_t i = 0; i < c->count && status == KVF_OK; i++)
+        status = open_case(b, &c->cases[i], &error);
     if (status == KVF_OK) {
-        status = run_steps(b, &c, row);
+        status = run_steps(b, c);
         if (status != KVF_OK)
             error = *kvf_runtime_error(b->runtime);
     }
     (void)!kvf_stream_wait(b->stream);
-    kvf_recording_destroy(c.recording);
-    kvf_cache_close(c.cache);
-    if (status == KVF_OK)
-        return true;
-    /* What does not fit or does not exist here is an answer of its own. */
-    const bool is_lack = status == KVF_UNSUPPORTED || status == KVF_OUT_OF_MEMORY ||
-                         status == KVF_OUT_OF_DEVICE_MEMORY || status == KVF_PIN_FAILED;
-    cli_cell_text(&row[STATUS], status == KVF_UNSUPPORTED ? "not here"
-                                : is_lack                 ? "does not fit"
-                                                          : kvf_status_name(status));
-    fprintf(stderr, "\nkvferry: %s\n", error.text);
-    b->failed = b->failed || !is_lack;
-    return true;
+    for (uint32_t i = 0; i < c->count; i++)
+        close_case(&c->cases[i]);
+    if (status != KVF_OK)
+        set_failure(b, c, status, &error);
+    return add_rows(b, c, rows);
 }
 
-/* ---- the floor ---- */
-
-typedef struct reading {
-    const uint64_t *words;
-    size_t words_per_task;
-    uint64_t *sums;
-} reading;
-
-static void read_words(const void *args, uint32_t task)
+static bool run_dense_case(decode_bench *b)
 {
-    const reading *r = args;
-    const uint64_t *w = r->words + task * r->words_per_task;
-    uint64_t s[8] = {0};
-    for (size_t i = 0; i < r->words_per_task; i += 8)
-        for (size_t j = 0; j < 8; j++)
-            s[j] += w[i + j];
-    r->sums[task] = s[0] ^ s[1] ^ s[2] ^ s[3] ^ s[4] ^ s[5] ^ s[6] ^ s[7];
+    decode_cases c = {.cases = {dense_case_of(b)}, .count = 1};
+    return run_cases_together(b, &c);
 }
 
-/* Best of several passes: reading on the host device, a copy on the GPU (read plus written bytes).
- */
-static kvf_status measure_reading(decode_bench *b)
+/* With a disk tier, beside the same without. */
+static bool run_case(decode_bench *b)
 {
-    enum { TASKS = 64, PASSES = 7 };
-    const size_t bytes = (size_t)256 << 20;
-    const bool on_gpu = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA;
-    void *memory = NULL;
-    uint64_t sums[TASKS];
-    double best = INFINITY;
-    kvf_status status = kvf_memory_alloc(b->runtime, 2 * bytes, &memory);
-    for (int i = 0; i < PASSES && status == KVF_OK; i++) {
-        const reading r = {memory, 2 * bytes / 8 / TASKS, sums};
-        const uint64_t start = kvf_now_ns();
-        status = on_gpu ? kvf_memory_copy(b->stream, (char *)memory + bytes, memory, bytes)
-                        : kvf_stream_launch(b->stream, read_words, &r, sizeof r, TASKS);
-        if (status == KVF_OK)
-            status = kvf_stream_wait(b->stream);
-        best = fmin(best, (double)(kvf_now_ns() - start));
+    decode_cases c = {.cases = {case_of(b), case_of(b)}, .count = 1};
+    if (b->o.cache.disk_path) {
+        c.count = 2;
+        forget_disk(&c.cases[0].config);
     }
-    b->read_rate = 2.0 * (double)bytes / best;
-    kvf_memory_free(b->runtime, memory);
-    return status;
-}
-
-static kvf_status measure_link(decode_bench *b)
-{
-    kvf_link *link = NULL;
-    kvf_link_case c;
-    kvf_link_result r = {0};
-    kvf_link_case_init(&c);
-    c.what = KVF_LINK_PEAK;
-    c.page_bytes = 65536;
-    c.pages = 1024;
-    c.repetitions = 5;
-    kvf_status status = kvf_link_open(b->runtime, &link);
-    if (status == KVF_OK)
-        status = kvf_link_measure(link, &c, NULL, &r);
-    kvf_link_close(link);
-    const uint64_t ns = r.copying.min_ns ? r.copying.min_ns : r.total.min_ns;
-    b->link_rate = ns ? (double)r.bytes / (double)ns : 1.0;
-    return status;
+    return run_cases_together(b, &c);
 }
 
 /* ---- all ---- */
 
-static kvf_status reserve_rows(decode_bench *b, size_t bytes, vectors *out)
-{
-    void *host = NULL;
-    const kvf_status status = kvf_pinned_alloc(b->runtime, bytes, &host, &out->alias);
-    out->host = status == KVF_OK ? host : NULL;
-    return status == KVF_OK ? kvf_memory_alloc(b->runtime, bytes, &out->device) : status;
-}
-
 static kvf_status reserve(decode_bench *b)
 {
-    const size_t kv = kv_count(b, CHUNK) * 2, q = kv_count(b, DECODE_BATCH_MAX) * b->o.group * 2;
+    const size_t out = (size_t)DECODE_BATCH_MAX * b->o.cache.kv_heads * b->o.group *
+                       b->o.cache.head_dim * sizeof *b->inputs.q.host;
     kvf_status status = kvf_stream_create(b->runtime, &b->stream);
     if (status == KVF_OK)
-        status = reserve_rows(b, kv, &b->kv);
+        status = decode_inputs_open(&b->inputs, b->runtime, b->stream, &b->o);
     if (status == KVF_OK)
-        status = reserve_rows(b, q, &b->q);
+        status = kvf_memory_alloc(b->runtime, out, &b->out);
     if (status == KVF_OK)
-        status = kvf_memory_alloc(b->runtime, q, &b->out);
-    b->drift = calloc(kv_count(b, DECODE_BATCH_MAX) * b->o.group, sizeof *b->drift);
-    if (status == KVF_OK && !b->drift)
-        return KVF_OUT_OF_MEMORY;
-    if (status == KVF_OK)
-        status = measure_reading(b);
-    return status == KVF_OK ? measure_link(b) : status;
+        status = decode_floor_reading(b->runtime, b->stream, &b->read_rate);
+    return status == KVF_OK ? decode_floor_link(b->runtime, &b->link_rate) : status;
 }
 
 static void run_cases(decode_bench *b)
@@ -544,9 +460,9 @@ static void run_cases(decode_bench *b)
         cli_axes_set(s->axes, s->axis_count, n, &b->o);
         if (n % per_context == 0) {
             b->dense_ns = NAN;
-            go_on = !b->o.dense_steps || run_case(b, dense_case_of(b));
+            go_on = !b->o.dense_steps || run_dense_case(b);
         }
-        go_on = go_on && run_case(b, case_of(b));
+        go_on = go_on && run_case(b);
         cli_progress_at(&progress, n + 1);
     }
     cli_progress_end(&progress);
@@ -576,7 +492,8 @@ static bool write_results(decode_bench *b)
             kvf_runtime_device_name(b->runtime), device, b->read_rate, b->link_rate, c->layers,
             c->kv_heads, b->o.group, c->head_dim, c->page_size);
     return cli_table_write(&b->table, b->o.format, facts, stdout) &&
-           cli_table_save(&b->table, facts, &b->json);
+           cli_table_save(&b->table, facts, &b->json) &&
+           (!b->o.plot || decode_plot(&b->table, b->o.plot));
 }
 
 static int run_all(decode_bench *b)
@@ -597,7 +514,7 @@ static int run_all(decode_bench *b)
 
 int cli_bench_decode_main(int argc, char **argv)
 {
-    decode_bench b = {.table = {.columns = columns, .column_count = COLUMN_COUNT}};
+    decode_bench b = {.table = {.columns = decode_columns, .column_count = DECODE_COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
     const int parsed = decode_options_parse(argc, argv, &b.sweep, &b.o);
     if (parsed >= 0)
@@ -606,16 +523,11 @@ int cli_bench_decode_main(int argc, char **argv)
     cli_interrupt_watch();
     const int status = !b.o.json || cli_output_open(&b.json, b.o.json) ? run_all(&b) : 1;
     cli_output_discard(&b.json);
-    if (b.runtime) {
-        kvf_memory_free(b.runtime, b.kv.device);
-        kvf_memory_free(b.runtime, b.q.device);
-        kvf_pinned_free(b.runtime, b.kv.host);
-        kvf_pinned_free(b.runtime, b.q.host);
+    decode_inputs_close(&b.inputs);
+    if (b.runtime)
         kvf_memory_free(b.runtime, b.out);
-    }
     kvf_stream_destroy(b.stream);
     kvf_runtime_close(b.runtime);
     cli_table_free(&b.table);
-    free(b.drift);
     return status;
 }

@@ -24,6 +24,16 @@ static const cli_option rows[] = {
             .meaning = "steps of full attention, batch 1, to compare with; 0 = none"}},
     {.is = {"warmup", COUNT, FIELD(warmup), .high = 1 << 20,
             .meaning = "steps that are not measured"}},
+    {.is = {"passage", COUNT, FIELD(passage), .high = 1 << 16,
+            .meaning = "neighbouring tokens whose keys are alike, and that queries look at "
+                       "together; 0 = keys are random"}},
+    {.is = {"topics", COUNT, FIELD(topics), .low = 1, .high = 1 << 20,
+            .meaning = "passages among which queries turn"}},
+    {.is = {"drift", KVF_SETTING_REAL, FIELD(drift), .high = 1,
+            .meaning = "share of the topics that become other passages in a step"}},
+    {.is = {"afresh", KVF_SETTING_SWITCH, FIELD(afresh),
+            .meaning = "queries have nothing of the step before, so that little of what they want "
+                       "is resident"}},
     {.is = {"seed", COUNT, FIELD(seed), .high = 0x1p64,
             .meaning = "seed of keys, values and queries"}},
     {.is = {"record", KVF_SETTING_SWITCH, FIELD(record),
@@ -31,6 +41,9 @@ static const cli_option rows[] = {
     {.is = {"eager", KVF_SETTING_SWITCH, FIELD(eager),
             .meaning = "enqueue every step, where CUDA would replay a recorded one"}},
     {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
+    {.is = {"plot", KVF_SETTING_TEXT, FIELD(plot),
+            .meaning = "draw every case beside its floor as SVG and PNG (gnuplot)"},
+     .argument = "DIR"},
     {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
             .meaning = "format of the results"},
      .letter = 'o'},
@@ -50,8 +63,14 @@ static const cli_spelling of_cache[] = {
 static void set_defaults(void *options)
 {
     decode_options *o = options;
-    *o = (decode_options){
-        .context = 16384, .batch = 1, .group = 4, .steps = 100, .warmup = 8, .seed = 1};
+    *o = (decode_options){.context = 16384,
+                          .batch = 1,
+                          .group = 4,
+                          .steps = 100,
+                          .warmup = 8,
+                          .topics = 256,
+                          .drift = 0.01,
+                          .seed = 1};
     kvf_runtime_config_init(&o->runtime);
     kvf_cache_config_init(&o->cache);
     o->cache.layers = 4;

@@ -14,10 +14,12 @@ typedef struct decode_options {
     kvf_cache_config cache;
     uint32_t context, batch;
     uint32_t group, steps, dense_steps, warmup;
+    uint32_t passage, topics;
+    double drift;
     uint64_t seed;
-    bool record, eager;
+    bool record, eager, afresh;
     cli_format format;
-    const char *json;
+    const char *json, *plot;
 } decode_options;
 
 typedef struct decode_sweep {

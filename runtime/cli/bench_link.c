@@ -42,6 +42,7 @@ static const cli_column columns[LINK_COLUMN_COUNT] = {
     [LINK_P99] = {"p99_us", "p99", CLI_CELL_REAL, 1},
     [LINK_MIN] = {"min_us", NULL, CLI_CELL_REAL, 1},
     [LINK_MAX] = {"max_us", NULL, CLI_CELL_REAL, 1},
+    [LINK_FLOOR] = {"floor_us", "floor us", CLI_CELL_REAL, 1},
     [LINK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 2},
     [LINK_STREAM_RATE] = {"on_stream_gb_per_s", "on stream", CLI_CELL_REAL, 2},
     [LINK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
@@ -136,6 +137,8 @@ static void set_result(cli_cell *row, const kvf_link_case *c, const kvf_link_res
         cli_cell_integer(&row[LINK_COPIES], r->copies);
     cli_cell_integer(&row[LINK_VERIFIED], r->verified_bytes);
     const bool crosses = c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY;
+    if (crosses && c->what != KVF_LINK_PIN && c->what != KVF_LINK_TAX && peak > 0.0)
+        cli_cell_real(&row[LINK_FLOOR], (double)c->page_bytes * c->pages / peak * 1e-3);
     if (row[LINK_RATE].is_set && peak > 0.0 && crosses)
         cli_cell_real(&row[LINK_OF_PEAK], row[LINK_RATE].real / peak);
 }

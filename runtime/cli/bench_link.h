@@ -32,6 +32,7 @@ enum link_column {
     LINK_P99,
     LINK_MIN,
     LINK_MAX,
+    LINK_FLOOR,
     LINK_RATE,
     LINK_STREAM_RATE,
     LINK_OF_PEAK,

@@ -53,55 +53,104 @@ static uint32_t methods_of(const plot *p, const char *suite, const char *names[M
     return count;
 }
 
-/* The most pages that any row of a suite has. */
-static uint64_t most_pages(const plot *p, const char *suite)
+/* The largest number of a column that any row of a suite has, and the least from `from` on. */
+static uint64_t most_of(const plot *p, const char *suite, enum link_column column)
 {
     uint64_t most = 0;
     for (uint32_t row = 0; row < p->table->row_count; row++)
-        if (is_of(p, row, suite) && cell_at(p, row, LINK_PAGES)->integer > most)
-            most = cell_at(p, row, LINK_PAGES)->integer;
+        if (is_of(p, row, suite) && cell_at(p, row, column)->integer > most)
+            most = cell_at(p, row, column)->integer;
     return most;
 }
 
-/* ---- bandwidth against page size ---- */
+static uint64_t least_of(const plot *p, const char *suite, enum link_column column, uint64_t from)
+{
+    uint64_t least = most_of(p, suite, column);
+    for (uint32_t row = 0; row < p->table->row_count; row++) {
+        const uint64_t at = cell_at(p, row, column)->integer;
+        if (is_of(p, row, suite) && at >= from && at < least)
+            least = at;
+    }
+    return least;
+}
 
-static uint32_t bandwidth_data(plot *p, const char *method, uint64_t pages, uint32_t number)
+/* ---- methods beside each other, and the floor ---- */
+
+/* Rows of the suite `methods` with one value of `fixed`: a line per method. */
+typedef struct curves {
+    const char *name, *settings;
+    enum link_column fixed, x, y;
+    uint64_t at;
+    double x_scale;
+} curves;
+
+/* What one contiguous copy makes of the row. */
+static double floor_at(const plot *p, uint32_t row, enum link_column y)
+{
+    const double us = cell_at(p, row, LINK_FLOOR)->real;
+    return y == LINK_RATE ? (double)cell_at(p, row, LINK_BYTES)->integer / us * 1e-3 : us;
+}
+
+static uint32_t put_curve(plot *p, const curves *c, const char *method, bool is_floor)
 {
     uint32_t points = 0;
-    fprintf(p->gnuplot.script, "$bandwidth%u << EOD\n", number);
     for (uint32_t row = 0; row < p->table->row_count; row++)
         if (is_of(p, row, "methods") && strcmp(text_at(p, row, LINK_METHOD), method) == 0 &&
-            cell_at(p, row, LINK_PAGES)->integer == pages) {
+            cell_at(p, row, c->fixed)->integer == c->at) {
             fprintf(p->gnuplot.script, "%g %g\n",
-                    (double)cell_at(p, row, LINK_PAGE_BYTES)->integer / 1024.0,
-                    cell_at(p, row, LINK_RATE)->real);
+                    (double)cell_at(p, row, c->x)->integer * c->x_scale,
+                    is_floor ? floor_at(p, row, c->y) : cell_at(p, row, c->y)->real);
             points++;
         }
     fputs("EOD\n", p->gnuplot.script);
     return points;
 }
 
-static void plot_bandwidth(plot *p)
+static void plot_curves(plot *p, const curves *c)
 {
     const char *names[METHODS_MAX];
     const uint32_t methods = methods_of(p, "methods", names);
-    const uint64_t pages = most_pages(p, "methods");
-    char settings[512], body[1024] = "plot ";
+    char body[1024] = "plot ";
     uint32_t points = 0;
+    if (methods == 0)
+        return;
     for (uint32_t i = 0; i < methods; i++) {
-        points += bandwidth_data(p, names[i], pages, i);
+        fprintf(p->gnuplot.script, "$%s%u << EOD\n", c->name, i);
+        points += put_curve(p, c, names[i], false);
         const size_t used = strlen(body);
         snprintf(body + used, sizeof body - used,
-                 "%s$bandwidth%u using 1:2 with linespoints lw 2 pt 7 title '%s'", i ? ", " : "", i,
-                 names[i]);
+                 "$%s%u using 1:2 with linespoints lw 2 pt 7 title '%s', ", c->name, i, names[i]);
     }
-    snprintf(settings, sizeof settings,
+    fprintf(p->gnuplot.script, "$%sfloor << EOD\n", c->name);
+    put_curve(p, c, names[0], true);
+    const size_t used = strlen(body);
+    snprintf(body + used, sizeof body - used,
+             "$%sfloor using 1:2 with lines lw 2 dt 2 lc rgb 'black' title 'one contiguous copy'",
+             c->name);
+    if (points >= 2)
+        cli_gnuplot_draw(&p->gnuplot, c->name, c->settings, body);
+}
+
+#define LIKE_A_STEP 2048u /* bytes of a page of 4 tokens, 128 channels, 16 bits */
+
+static void plot_methods(plot *p)
+{
+    char settings[2][512];
+    const uint64_t pages = most_of(p, "methods", LINK_PAGES);
+    const uint64_t bytes = least_of(p, "methods", LINK_PAGE_BYTES, LIKE_A_STEP);
+    snprintf(settings[0], sizeof settings[0],
              "set title 'Scattered pages to the device, %llu pages per fetch'\n"
              "set xlabel 'page, KiB'\nset ylabel 'GB/s'\nset logscale x 2\nset yrange [0:*]\n"
              "set grid\nset key top left\n",
              (unsigned long long)pages);
-    if (points >= 2)
-        cli_gnuplot_draw(&p->gnuplot, "bandwidth", settings, body);
+    snprintf(settings[1], sizeof settings[1],
+             "set title 'Scattered pages to the device, %llu bytes each'\n"
+             "set xlabel 'pages'\nset ylabel 'us'\nset logscale xy\nset grid\nset key top left\n",
+             (unsigned long long)bytes);
+    plot_curves(p, &(curves){"bandwidth", settings[0], LINK_PAGES, LINK_PAGE_BYTES, LINK_RATE,
+                             pages, 1.0 / 1024});
+    plot_curves(
+        p, &(curves){"time", settings[1], LINK_PAGE_BYTES, LINK_PAGES, LINK_MEDIAN, bytes, 1.0});
 }
 
 /* ---- heat map ---- */
@@ -221,24 +270,43 @@ static void plot_maps(plot *p)
 
 /* ---- latency percentiles ---- */
 
-static void plot_latency(plot *p)
+static bool is_same_fetch(const plot *p, uint32_t a, uint32_t b)
 {
-    static const struct {
-        enum link_column column;
-        const char *title;
-    } parts[] = {{LINK_FETCH_P50, "p50"}, {LINK_FETCH_P95, "p95"}, {LINK_FETCH_P99, "p99"}};
+    return is_of(p, a, "cadence") && is_of(p, b, "cadence") &&
+           cell_at(p, a, LINK_PAGES)->integer == cell_at(p, b, LINK_PAGES)->integer &&
+           cell_at(p, a, LINK_PAGE_BYTES)->integer == cell_at(p, b, LINK_PAGE_BYTES)->integer;
+}
+
+/* Fetches like that of `first`, so that methods stand side by side; none if an earlier row is. */
+static uint32_t put_fetches(plot *p, uint32_t first)
+{
+    static const enum link_column parts[] = {LINK_FLOOR, LINK_FETCH_P50, LINK_FETCH_P95,
+                                             LINK_FETCH_P99};
+    char bytes[40];
     uint32_t bars = 0;
-    fputs("$latency << EOD\n", p->gnuplot.script);
-    for (uint32_t row = 0; row < p->table->row_count; row++) {
-        if (!is_of(p, row, "cadence"))
+    for (uint32_t row = 0; row < first; row++)
+        if (is_same_fetch(p, row, first))
+            return 0;
+    axis_label(p, first, LINK_PAGE_BYTES, bytes);
+    for (uint32_t row = first; row < p->table->row_count; row++) {
+        if (!is_same_fetch(p, row, first))
             continue;
-        fprintf(p->gnuplot.script, "\"%s %llu\"", text_at(p, row, LINK_METHOD),
-                (unsigned long long)cell_at(p, row, LINK_PAGES)->integer);
+        fprintf(p->gnuplot.script, "\"%s %llu x %s\"", text_at(p, row, LINK_METHOD),
+                (unsigned long long)cell_at(p, row, LINK_PAGES)->integer, bytes);
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-            fprintf(p->gnuplot.script, " %g", cell_at(p, row, parts[i].column)->real);
+            fprintf(p->gnuplot.script, " %g", cell_at(p, row, parts[i])->real);
         fputs("\n", p->gnuplot.script);
         bars++;
     }
+    return bars;
+}
+
+static void plot_latency(plot *p)
+{
+    uint32_t bars = 0;
+    fputs("$latency << EOD\n", p->gnuplot.script);
+    for (uint32_t row = 0; row < p->table->row_count; row++)
+        bars += put_fetches(p, row);
     fputs("EOD\n", p->gnuplot.script);
     if (bars < 2)
         return;
@@ -247,9 +315,9 @@ static void plot_latency(plot *p)
         "set title 'One fetch of a decode step, by method and pages'\nset ylabel 'us'\n"
         "set style data histogram\nset style histogram clustered gap 1\n"
         "set style fill solid 0.9\nset grid y\nset yrange [0:*]\nset xtics rotate by -35\n"
-        "set key top left\n",
-        "plot $latency using 2:xtic(1) title 'p50', '' using 3 title 'p95', '' using 4 title "
-        "'p99'");
+        "set bmargin 7\nset key top left\n",
+        "plot $latency using 2:xtic(1) title 'one contiguous copy' lc rgb 'grey', '' using 3 title "
+        "'p50', '' using 4 title 'p95', '' using 5 title 'p99'");
 }
 
 /* ---- all ---- */
@@ -259,14 +327,8 @@ bool cli_bench_plot(const cli_table *table, const char *folder)
     plot p = {.table = table};
     if (!cli_gnuplot_open(&p.gnuplot, folder))
         return false;
-    plot_bandwidth(&p);
+    plot_methods(&p);
     plot_maps(&p);
     plot_latency(&p);
-    if (!cli_gnuplot_close(&p.gnuplot))
-        return false;
-    if (p.gnuplot.drawn > 0)
-        return true;
-    fputs("kvferry: --plot: nothing to draw; choose the suites methods, cadence, numa or staging\n",
-          stderr);
-    return false;
+    return cli_gnuplot_close(&p.gnuplot, "choose the suites methods, cadence, numa or staging");
 }

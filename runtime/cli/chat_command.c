@@ -334,6 +334,16 @@ static bool is_word(const kvf_text *message, const char *word)
     return message->size == strlen(word) && memcmp(message->bytes, word, message->size) == 0;
 }
 
+/* A slash and letters alone: a command, or meant as one. */
+static bool is_command(const kvf_text *message)
+{
+    size_t letters = 1;
+    while (letters < message->size && message->bytes[letters] >= 'a' &&
+           message->bytes[letters] <= 'z')
+        letters++;
+    return message->bytes[0] == '/' && letters > 1 && letters == message->size;
+}
+
 /* @return whether to go on */
 static bool take_message(conversation *c, const kvf_text *message, kvf_status *status,
                          kvf_error *error)
@@ -344,6 +354,11 @@ static bool take_message(conversation *c, const kvf_text *message, kvf_status *s
         return false;
     if (is_word(message, "/clear"))
         *status = begin(c, error);
+    else if (is_command(message))
+        fprintf(stderr,
+                "kvferry: %.*s is no command: /clear begins anew, /exit ends; with a blank in "
+                "front of it, it is a message\n",
+                (int)kvf_min_u32((uint32_t)message->size, 40u), message->bytes);
     else if (memchr(message->bytes, '\0', message->size))
         fputs("kvferry: the message holds a zero byte; it is forgotten\n", stderr);
     else

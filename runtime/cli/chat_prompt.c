@@ -93,13 +93,20 @@ static kvf_status read_message(const char *path, size_t index, const json_value 
 {
     static const char *const known[] = {"role", "content", NULL};
     const json_value *role = json_get(value, "role"), *content = json_get(value, "content");
+    char shown[64];
     if (value->kind != JSON_OBJECT || !role || !content)
         return bad_message(path, index, "it must be an object with role and content", error);
-    if (json_unknown_key(value, known))
-        return bad_message(path, index, "it has more than role and content", error);
+    const json_value *unknown = json_unknown_key(value, known);
+    if (unknown)
+        return model_fail(error, KVF_INVALID,
+                          "%s: message %zu: it has the field \"%.80s\", more than role and "
+                          "content; leave it out",
+                          path, index, unknown->key);
     for (out->role = KVF_ROLE_SYSTEM; !json_is_string(role, kvf_chat_role_name(out->role));)
         if (++out->role > KVF_ROLE_ASSISTANT)
-            return bad_message(path, index, "role must be system, user or assistant", error);
+            return model_fail(error, KVF_INVALID,
+                              "%s: message %zu: role is %s; give system, user or assistant", path,
+                              index, json_show(role, shown, sizeof shown));
     if (content->kind != JSON_STRING || strlen(content->as.string) != content->size)
         return bad_message(path, index, "content must be a text without zero bytes", error);
     out->text = content->as.string;

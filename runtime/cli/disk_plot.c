@@ -138,11 +138,5 @@ bool disk_plot(const cli_table *table, const char *folder)
         return false;
     for (size_t i = 0; i < sizeof pictures / sizeof *pictures; i++)
         draw(&gnuplot, table, &pictures[i]);
-    if (!cli_gnuplot_close(&gnuplot))
-        return false;
-    if (gnuplot.drawn > 0)
-        return true;
-    fputs("kvferry: --plot: nothing to draw; measure random extents of several sizes or depths\n",
-          stderr);
-    return false;
+    return cli_gnuplot_close(&gnuplot, "measure random extents of several sizes or depths");
 }

@@ -56,10 +56,14 @@ void cli_gnuplot_draw(cli_gnuplot *gnuplot, const char *name, const char *settin
     gnuplot->drawn++;
 }
 
-bool cli_gnuplot_close(cli_gnuplot *gnuplot)
+bool cli_gnuplot_close(cli_gnuplot *gnuplot, const char *remedy)
 {
-    if (pclose(gnuplot->script) == 0)
+    if (pclose(gnuplot->script) != 0)
+        fputs("kvferry: --plot: gnuplot failed; is it installed (apt install gnuplot-nox)?\n",
+              stderr);
+    else if (gnuplot->drawn == 0 && remedy)
+        fprintf(stderr, "kvferry: --plot: nothing to draw; %s\n", remedy);
+    else
         return true;
-    fputs("kvferry: --plot: gnuplot failed; is it installed (apt install gnuplot-nox)?\n", stderr);
     return false;
 }

@@ -27,7 +27,8 @@ bool cli_gnuplot_open(cli_gnuplot *gnuplot, const char *folder);
 void cli_gnuplot_draw(cli_gnuplot *gnuplot, const char *name, const char *settings,
                       const char *body);
 
-/** @return false after a message if gnuplot failed */
-bool cli_gnuplot_close(cli_gnuplot *gnuplot);
+/** @return false after a message if gnuplot failed, or if nothing was drawn where there is a @p
+ * remedy; NULL: there may be nothing */
+bool cli_gnuplot_close(cli_gnuplot *gnuplot, const char *remedy);
 
 #endif

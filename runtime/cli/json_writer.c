@@ -8,6 +8,7 @@
 
 #include "json_writer.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,11 +111,15 @@ void cli_json_null(cli_json *json, const char *key)
 /* Reals are as short as tells them apart, not the double behind a float. */
 void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, const void *config)
 {
-    char text[64];
+    char text[PATH_MAX];
     const char *at = kvf_setting_show(s, config, text, sizeof text);
     const bool is_real = s->kind == KVF_SETTING_REAL || s->kind == KVF_SETTING_SHARE;
     if (s->kind == KVF_SETTING_SWITCH) {
         cli_json_integer(json, key, strcmp(text, "on") == 0);
+    } else if (s->kind == KVF_SETTING_TEXT && !text[0]) {
+        cli_json_null(json, key);
+    } else if (s->kind == KVF_SETTING_TEXT) {
+        cli_json_text(json, key, text);
     } else if (s->kind == KVF_SETTING_NAME || (s->special && strcmp(text, s->special) == 0)) {
         cli_json_text(json, key, text);
     } else if (!is_real) {

@@ -13,8 +13,8 @@
 
 uint64_t cli_memory_available(const char **by)
 {
-    const uint64_t machine = kvf_machine_headroom();
     const uint64_t cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
+    const uint64_t machine = kvf_machine_headroom("/proc/meminfo", cgroup);
     *by = cgroup < machine ? "the cgroup's limit" : "the machine";
     return cgroup < machine ? cgroup : machine;
 }

@@ -57,7 +57,6 @@ static const cli_spelling cache_spellings[] = {
     {"observe_window", NULL, CLI_HIDDEN, NULL},
     {"disk_path", "disk", CLI_PLAIN, NULL},
     {"host_bytes", "host-memory", CLI_PLAIN, NULL},
-    {"disk_bundle_bytes", NULL, CLI_HIDDEN, NULL},
     {0},
 };
 

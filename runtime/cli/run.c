@@ -18,6 +18,7 @@
 #include "saved_prompt.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* Tokens of a prefill chunk: enough rows for matrix products to be bound by arithmetic, few enough
@@ -116,11 +117,15 @@ static kvf_status check_jobs(const cli_run *run, kvf_error *error)
     for (uint32_t i = 0; i < jobs->count; i++) {
         const kvf_batch_prompt *p = &jobs->prompts[i];
         const uint32_t most = context ? context : positions;
+        char which[256] = "the prompt";
+        if (jobs->jobs[i].line)
+            snprintf(which, sizeof which, "%.200s: line %llu: a prompt", run->options.prompts_file,
+                     (unsigned long long)jobs->jobs[i].line);
         if (p->count + p->tokens > most)
             return model_fail(error, KVF_FULL,
-                              "prompt %u of %u tokens and an answer of %u need %u tokens, and "
+                              "%s of %u tokens and an answer of %u need %u tokens, and "
                               "there %s %u (%s); shorten it, or generate fewer",
-                              i + 1, p->count, p->tokens, p->count + p->tokens,
+                              which, p->count, p->tokens, p->count + p->tokens,
                               context ? "is --context" : "are", most,
                               context ? "raise it" : "max_position_embeddings of the model");
     }
@@ -406,11 +411,14 @@ static bool open_outputs(cli_run *run)
 {
     const cli_run_options *o = &run->options;
     return (!o->emit_ids_file || cli_output_open(&run->ids_output, o->emit_ids_file)) &&
-           (!o->dump_logits_file || cli_output_open(&run->logits_output, o->dump_logits_file));
+           (!o->dump_logits_file || cli_output_open(&run->logits_output, o->dump_logits_file)) &&
+           (!o->stats || strcmp(o->stats, "json") == 0 ||
+            cli_output_open(&run->stats_output, o->stats));
 }
 
 static void close_run(cli_run *run)
 {
+    cli_output_discard(&run->stats_output);
     cli_output_discard(&run->logits_output);
     cli_output_discard(&run->ids_output);
     if (run->stream)

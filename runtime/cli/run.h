@@ -74,7 +74,7 @@ typedef struct cli_run {
     uint8_t *head_mask;          /* [layers, kv_heads], or NULL */
     uint32_t streaming_heads;
     cli_memory_plan plan;
-    cli_output ids_output, logits_output;
+    cli_output ids_output, logits_output, stats_output;
     cli_answer *answers; /* [answer_max] */
     uint32_t answer_max, answer_count;
     double *step_ms; /* of all decode steps in order */
@@ -152,7 +152,7 @@ void cli_run_prune_close(cli_run *run);
 void cli_run_summary(const cli_run *run);
 
 /** The statistics where the user asked for them. @return false after a message */
-bool cli_run_write_stats(const cli_run *run);
+bool cli_run_write_stats(cli_run *run);
 
 /** The result of `score`, to standard output. @return false after a message */
 bool cli_run_print_score(const cli_run *run);

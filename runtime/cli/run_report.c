@@ -171,6 +171,10 @@ static void write_totals(cli_json *j, const kvf_stats *s)
         cli_json_integer(j, "disk_reads", s->disk_reads);
         cli_json_integer(j, "bytes_from_disk", s->bytes_from_disk);
         cli_json_integer(j, "bytes_to_disk", s->bytes_to_disk);
+        cli_json_integer(j, "disk_ahead", s->disk_ahead);
+        cli_json_integer(j, "disk_ahead_used", s->disk_ahead_used);
+        cli_json_integer(j, "pages_from_disk", s->pages_from_disk);
+        cli_json_integer(j, "disk_wait_ns", s->disk_wait_ns);
     }
     cli_json_integer(j, "refreshes", s->refreshes);
     cli_json_integer(j, "static_tokens_min", s->static_tokens_min);
@@ -364,7 +368,7 @@ bool cli_run_print_score(const cli_run *run)
     return done;
 }
 
-bool cli_run_write_stats(const cli_run *run)
+bool cli_run_write_stats(cli_run *run)
 {
     if (!run->options.stats)
         return true;
@@ -373,13 +377,11 @@ bool cli_run_write_stats(const cli_run *run)
     bool done = kvf_text_append(NULL, &j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
     if (!done)
         fputs("kvferry: no memory for the statistics\n", stderr);
-    else if (strcmp(run->options.stats, "json") == 0)
+    else if (!run->stats_output.file)
         done = fwrite(j.text.bytes, 1, j.text.size, stderr) == j.text.size;
     else {
-        cli_output output;
-        if (cli_output_open(&output, run->options.stats))
-            cli_output_write(&output, j.text.bytes, j.text.size);
-        done = cli_output_commit(&output);
+        cli_output_write(&run->stats_output, j.text.bytes, j.text.size);
+        done = cli_output_commit(&run->stats_output);
     }
     cli_json_free(&j);
     return done;

@@ -179,16 +179,13 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
         .progress = on_reading,
         .user = &reading,
     };
-    const uint32_t held = kvf_sequence_length(run->sequence, 0);
     kvf_stop stop;
     double start = kvf_now_ms();
     kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
     run->prefill_ms = kvf_now_ms() - start;
-    /* A pruned prompt is prefilled in one call; what it left is not how much went in. */
-    if (!run->prune)
-        run->prefilled = kvf_sequence_length(run->sequence, 0) - held;
-    else if (status == KVF_OK)
-        run->prefilled = stop == KVF_STOP_LENGTH ? count : reading.done;
+    /* Not what the sequence holds: a pruned prompt leaves less, one that was stopped is not yet in
+     * its deeper layers. */
+    run->prefilled = status == KVF_OK && stop == KVF_STOP_LENGTH ? count : reading.done;
     cli_progress_end(&reading.progress);
     run->interrupted = cli_interrupted();
     if (status == KVF_OK && !run->interrupted)

@@ -135,5 +135,5 @@ bool cli_tune_plot(const cli_tune *tune)
         plot_fastkv(&g, &tune->tuning.fastkv);
     if (tune->tuning.structkv.scores)
         plot_structkv(&g, &tune->tuning.structkv);
-    return cli_gnuplot_close(&g);
+    return cli_gnuplot_close(&g, NULL);
 }

@@ -29,10 +29,11 @@ kvf_status kvf_enter(kvf_cache *cache)
     if (was_in_use)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "two threads use one cache at once; give each thread a cache, or take a lock");
-    if (cache->broken == KVF_OK) {
-        kvf_bring_again(cache);
+    kvf_cache *pages;
+    for (uint32_t n = 0; !cache->broken && (pages = kvf_masked_pages(cache, n)) != NULL; n++)
+        kvf_bring_again(pages);
+    if (cache->broken == KVF_OK)
         return KVF_OK;
-    }
     return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
                                      "an earlier call on this cache failed half-way; close it and "
                                      "open another"));
@@ -50,8 +51,10 @@ kvf_status kvf_enter_idle(kvf_cache *cache)
 
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
-    if (cache->pool.tier)
-        kvf_disk_tier_tend(cache->pool.tier);
+    const kvf_cache *pages;
+    for (uint32_t n = 0; (pages = kvf_masked_pages(cache, n)) != NULL; n++)
+        if (pages->pool.tier)
+            kvf_disk_tier_tend(pages->pool.tier);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }
@@ -429,11 +432,6 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
-    if (cache->pool.tier)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "disk_path = %s: pages on disk have no address to list; use kvf_decode, or open "
-                 "the cache without disk_path",
-                 cache->config.disk_path);
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
@@ -493,8 +491,6 @@ kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                              uint32_t page)
 {
-    if (sequence->cache->pool.tier)
-        return NULL;
     return sequence->cache->masked ? kvf_masked_page_address(sequence, layer, kv_head, page)
                                    : kvf_lists_page_address(sequence, layer, kv_head, page);
 }

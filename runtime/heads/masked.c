@@ -128,6 +128,15 @@ kvf_cache *kvf_masked_pages(kvf_cache *cache, uint32_t index)
     return index < cache->masked->sizes.parts ? cache->masked->parts[index].cache : NULL;
 }
 
+bool kvf_masked_has_tier(kvf_cache *cache)
+{
+    const kvf_cache *pages;
+    for (uint32_t n = 0; (pages = kvf_masked_pages(cache, n)) != NULL; n++)
+        if (pages->pool.tier)
+            return true;
+    return false;
+}
+
 /* ---- calls ---- */
 
 static void note(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer, uint32_t tokens,
@@ -324,6 +333,14 @@ static void add_stats(kvf_stats *sum, const kvf_stats *s)
     sum->static_tokens_max = kvf_max_u32(sum->static_tokens_max, s->static_tokens_max);
     sum->pages_ahead += s->pages_ahead;
     sum->pages_ahead_used += s->pages_ahead_used;
+    sum->disk_wanted += s->disk_wanted;
+    sum->disk_reads += s->disk_reads;
+    sum->bytes_from_disk += s->bytes_from_disk;
+    sum->bytes_to_disk += s->bytes_to_disk;
+    sum->disk_ahead += s->disk_ahead;
+    sum->disk_ahead_used += s->disk_ahead_used;
+    sum->pages_from_disk += s->pages_from_disk;
+    sum->disk_wait_ns += s->disk_wait_ns;
 }
 
 /* What streaming heads count, and the end of a sum. */

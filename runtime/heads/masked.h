@@ -12,7 +12,8 @@
  * layer of one kind is passed on as it is.
  *
  * The outer kvf_cache has sequences, lengths, positions, frames and fault words of its own; its
- * pool, residency and transfer do not exist. Invariants: inner sequences hold as many tokens as
+ * pool, residency and transfer do not exist. With a disk tier every inner cache has a share of
+ * host_bytes and a file. Invariants: inner sequences hold as many tokens as
  * the outer one in every layer that they have; `sealed` of the outer cache's layers is 0.
  */
 
@@ -52,6 +53,8 @@ typedef struct kvf_masked_sizes {
 
 struct kvf_masked {
     kvf_masked_sizes sizes;
+    uint64_t pages_bytes, pages_least; /* of all parts with a disk tier: all pages; what must be in
+                                          memory at least */
     /* in host memory */
     uint8_t *mask;            /* [layers, kv_heads], a copy */
     uint32_t *heads;          /* [layers, kv_heads], see kvf_masked_layer */
@@ -101,6 +104,8 @@ kvf_masked_row kvf_masked_row_of(kvf_cache *cache, kvf_sequence *sequence, uint3
 kvf_cache *kvf_masked_pages_of(kvf_cache *cache, uint32_t layer); /* likewise, of any sequence */
 /* Caches that have pages, by number; NULL behind the last. */
 kvf_cache *kvf_masked_pages(kvf_cache *cache, uint32_t index);
+/* Some of these have pages on disk. */
+bool kvf_masked_has_tier(kvf_cache *cache);
 
 /* Arguments were checked. */
 KVF_CHECKED kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "calls.h"
+#include "config.h"
 #include "masked.h"
 #include "streaming_heads.h"
 
@@ -41,6 +42,7 @@ static kvf_cache_config part_config(const kvf_cache_config *config, uint32_t r, 
     c.query_heads = config->query_heads / config->kv_heads * r;
     c.kv_heads = r;
     c.observe_window = 0; /* pruning is refused */
+    c.disk_bytes = 0;     /* of all files: check_file */
     return c;
 }
 
@@ -175,11 +177,80 @@ static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
     sum->dynamic_pages = p->dynamic_pages;
     sum->slots = p->slots;
     sum->transfer = p->transfer;
+    sum->disk_bundle_bytes = kvf_max_u32(sum->disk_bundle_bytes, p->disk_bundle_bytes);
+    sum->disk_bytes += p->disk_bytes;
+}
+
+/* ---- a disk tier: memory for each ---- */
+
+typedef struct part_pages {
+    uint64_t bytes, least; /* all pages; what of them must be in memory at least */
+} part_pages;
+
+static kvf_status measure_pages(kvf_cache *cache, kvf_cache_config config, part_pages *out)
+{
+    kvf_cache *part = NULL;
+    config.disk_path = NULL;
+    config.host_bytes = 0;
+    const kvf_status status = kvf_cache_create(cache->runtime, &config, &part);
+    if (status == KVF_OK) {
+        const uint64_t least = kvf_config_memory_least(&config, &part->dims);
+        out->bytes = (uint64_t)part->dims.block_count * kvf_block_bytes(&part->dims.paging);
+        out->least = least < out->bytes ? least : out->bytes;
+    }
+    kvf_cache_destroy(part);
+    return status;
+}
+
+static kvf_status measure_parts(kvf_cache *cache, const kvf_cache_config *config)
+{
+    kvf_masked *m = cache->masked;
+    for (uint32_t heads = 1; config->disk_path && heads <= cache->config.kv_heads; heads++) {
+        const uint32_t layers = layers_with(&cache->config, heads);
+        part_pages part = {0};
+        if (layers)
+            KVF_TRY(measure_pages(cache, part_config(config, heads, layers), &part));
+        m->pages_bytes += part.bytes;
+        m->pages_least += part.least;
+    }
+    if (config->disk_path && config->host_bytes < m->pages_least)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "host_bytes = %llu: layers with different numbers of retrieval heads each need "
+                 "pages in memory; give at least %llu, or lower tokens_max",
+                 (unsigned long long)config->host_bytes, (unsigned long long)m->pages_least);
+    return KVF_OK;
+}
+
+/* What it needs, and of the rest its part. */
+static kvf_status share_memory(kvf_cache *cache, kvf_cache_config *config)
+{
+    const kvf_masked *m = cache->masked;
+    part_pages part = {0};
+    if (!config->disk_path)
+        return KVF_OK;
+    KVF_TRY(measure_pages(cache, *config, &part));
+    const double rest = (double)(config->host_bytes - m->pages_least);
+    const uint64_t more = (uint64_t)(rest * ((double)part.bytes / (double)m->pages_bytes));
+    config->host_bytes = m->pages_bytes <= config->host_bytes ? part.bytes : part.least + more;
+    return KVF_OK;
+}
+
+static kvf_status check_file(const kvf_cache *cache)
+{
+    const kvf_cache_config *c = &cache->config;
+    if (!c->disk_bytes || cache->plan.disk_bytes <= c->disk_bytes)
+        return KVF_OK;
+    KVF_FAIL(cache->context, KVF_INVALID,
+             "disk_bytes = %llu: host_tokens_max = %llu tokens take %llu bytes; raise it, or "
+             "lower host_tokens_max",
+             (unsigned long long)c->disk_bytes, (unsigned long long)c->host_tokens_max,
+             (unsigned long long)cache->plan.disk_bytes);
 }
 
 static kvf_status plan_part(kvf_cache *cache, kvf_cache_config config)
 {
     kvf_cache *part = NULL;
+    KVF_TRY(share_memory(cache, &config));
     kvf_reservation unused;
     kvf_status status = kvf_cache_create(cache->runtime, &config, &part);
     if (status == KVF_OK)
@@ -196,12 +267,13 @@ kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config, kvf
     if (!cache->masked)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
     KVF_TRY(plan_outer(cache, r));
+    KVF_TRY(measure_parts(cache, config));
     for (uint32_t heads = 1; heads <= cache->config.kv_heads; heads++) {
         const uint32_t layers = layers_with(&cache->config, heads);
         if (layers)
             KVF_TRY(plan_part(cache, part_config(config, heads, layers)));
     }
-    return KVF_OK;
+    return check_file(cache);
 }
 
 /* ---- open and close ---- */
@@ -233,6 +305,7 @@ static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kv
 {
     kvf_reservation r;
     kvf_cache_config c = part_config(config, part->heads, part->layers);
+    KVF_TRY(share_memory(cache, &c));
     if (kvf_select_find(c.select)->calls_function) {
         c.select_fn = select_outer;
         c.select_user = part;

@@ -29,7 +29,7 @@ typedef struct restoring {
     kvf_host_memory memory;
     size_t granule;
     struct iovec *pieces;
-    kvf_block *piece_blocks; /* of a cache with a disk tier: those that pieces are */
+    kvf_piece_block *piece_blocks; /* [pieces] with a disk tier */
     size_t piece_count;
     kvf_event *done;
 } restoring;
@@ -253,13 +253,13 @@ static void add_piece(restoring *r, void *at, size_t bytes)
 }
 
 /* One of a disk tier has no address yet. */
-static void add_block(restoring *r, const kvf_page_pool *pool, kvf_block block, size_t bytes)
+static void add_block(restoring *r, kvf_page_pool *pool, kvf_block block, size_t bytes)
 {
     if (!pool->tier) {
         add_piece(r, kvf_page_pool_host(pool, block), bytes);
         return;
     }
-    r->piece_blocks[r->piece_count] = block;
+    r->piece_blocks[r->piece_count] = (kvf_piece_block){pool, block};
     r->pieces[r->piece_count++] = (struct iovec){NULL, bytes};
 }
 
@@ -305,9 +305,8 @@ static kvf_status read_layers(restoring *r)
         KVF_TRY(wait_pool(r, pages));
     for (uint32_t i = 0; i < h->head->layers; i++)
         KVF_TRY(take_blocks(r, i));
-    kvf_piece_blocks blocks = {&r->cache->pool, r->piece_blocks};
-    KVF_TRY(
-        kvf_saved_fill(&r->file, r->pieces, r->piece_count, r->cache->pool.tier ? &blocks : NULL));
+    KVF_TRY(kvf_saved_fill(&r->file, r->pieces, r->piece_count,
+                           kvf_masked_has_tier(r->cache) ? r->piece_blocks : NULL));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(r, i, &tail);

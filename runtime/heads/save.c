@@ -256,21 +256,21 @@ static void add_piece(kvf_save *save, void *at, size_t bytes)
 }
 
 /* One that may be on disk has no address that lasts. */
-static void add_block(kvf_save *save, const kvf_page_pool *pool, kvf_block block, size_t bytes)
+static void add_block(kvf_save *save, kvf_page_pool *pool, kvf_block block, size_t bytes)
 {
     if (!pool->tier) {
         add_piece(save, kvf_page_pool_host(pool, block), bytes);
         return;
     }
-    save->piece_blocks[save->piece_count] = block;
+    save->piece_blocks[save->piece_count] = (kvf_piece_block){pool, block};
     save->pieces[save->piece_count++] = (struct iovec){NULL, bytes};
 }
 
 static kvf_status get_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
 {
     const kvf_save *save = user;
-    return kvf_page_pool_copy_out(&save->cache->pool, save->context, save->piece_blocks[piece],
-                                  offset, bytes, buffer);
+    const kvf_piece_block *b = &save->piece_blocks[piece];
+    return kvf_page_pool_copy_out(b->pool, save->context, b->block, offset, bytes, buffer);
 }
 
 static void list_pieces(kvf_save *save, kvf_sequence *sequence)
@@ -330,7 +330,7 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .extent_bytes = save->extent_bytes,
                            .offset = h->head->header_bytes,
                            .checksums = h->checksums,
-                           .move = save->cache->pool.tier ? get_block : NULL,
+                           .move = kvf_masked_has_tier(save->cache) ? get_block : NULL,
                            .user = save};
     KVF_TRY(kvf_file_reserve(save->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));

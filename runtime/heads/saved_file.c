@@ -96,12 +96,12 @@ kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *path, kvf_save
 
 static kvf_status put_block(void *user, size_t piece, size_t offset, size_t bytes, char *buffer)
 {
-    const kvf_piece_blocks *b = user;
-    return kvf_page_pool_copy_in(b->pool, b->blocks[piece], offset, bytes, buffer);
+    const kvf_piece_block *b = (const kvf_piece_block *)user + piece;
+    return kvf_page_pool_copy_in(b->pool, b->block, offset, bytes, buffer);
 }
 
 kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces, size_t count,
-                          kvf_piece_blocks *blocks)
+                          kvf_piece_block *blocks)
 {
     kvf_io *io = NULL;
     KVF_TRY(kvf_saved_engine(f->runtime, f->context, &io));

@@ -17,6 +17,12 @@
 #include "new_file.h"
 #include "snapshot.h"
 
+/* A piece of the bytes of a sequence that has no address, because it may be on disk. */
+typedef struct kvf_piece_block {
+    kvf_page_pool *pool;
+    kvf_block block;
+} kvf_piece_block;
+
 struct kvf_save {
     kvf_cache *cache;
     kvf_context *context; /* of the thread: its errors are its own */
@@ -34,7 +40,7 @@ struct kvf_save {
 
     kvf_block **blocks; /* [layers] held, of the cache that has the layer's pages */
     struct iovec *pieces;
-    kvf_block *piece_blocks; /* of a cache with a disk tier: those that pieces are */
+    kvf_piece_block *piece_blocks; /* [pieces] with a disk tier */
     size_t piece_count;
 
     kvf_event *taken;
@@ -71,14 +77,10 @@ KVF_CHECKED kvf_status kvf_saved_open(const kvf_runtime *runtime, const char *pa
 /* An engine for such files, with errors in `context`. */
 KVF_CHECKED kvf_status kvf_saved_engine(const kvf_runtime *runtime, kvf_context *context,
                                         kvf_io **out);
-/* Blocks that pieces without an address are; see kvf_extents. */
-typedef struct kvf_piece_blocks {
-    kvf_page_pool *pool;
-    const kvf_block *blocks; /* [pieces] */
-} kvf_piece_blocks;
-/* The layers' bytes into pieces, checked; `blocks` may be NULL. */
+/* The layers' bytes into pieces, checked; `blocks` [pieces] are those without an address, NULL if
+ * all have one. */
 KVF_CHECKED kvf_status kvf_saved_fill(const kvf_saved_file *f, const struct iovec *pieces,
-                                      size_t count, kvf_piece_blocks *blocks);
+                                      size_t count, kvf_piece_block *blocks);
 /* ... and only checked. */
 KVF_CHECKED kvf_status kvf_saved_check(const kvf_saved_file *f);
 void kvf_saved_close(kvf_saved_file *f);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "disk_tier.h"
 #include "runtime.h"
 #include "settings.h"
 
@@ -242,6 +243,22 @@ static void memory(writer *w, const kvf_runtime *rt)
     format(w, "},");
 }
 
+/* How pages on disk would be read, and how much of host memory the kernel would know beforehand. */
+static void disk_tier(writer *w, const kvf_runtime *rt)
+{
+    kvf_headroom headroom;
+    kvf_error ring;
+    kvf_headroom_read(rt->topology, rt->node, &headroom);
+    const kvf_io_ops *engine = kvf_io_probe(rt->context, KVF_DISK_READS + KVF_DISK_WRITES, &ring);
+    format(w, "\"disk_tier\":{");
+    text_member(w, "engine", rt->seams.io_engine ? rt->seams.io_engine->name : engine->name);
+    format(w, "\"liburing\":%s,", KVF_HAVE_URING ? "true" : "false");
+    text_member(w, "io_uring", ring.text);
+    number(w, "registered_max_bytes", headroom.memlock);
+    close_with(w, '}');
+    put(w, ',');
+}
+
 static void part(writer *w, const char *name, int is_present, const char *use, const char *how)
 {
     put(w, '{');
@@ -285,6 +302,7 @@ static void describe(writer *w, const kvf_runtime *rt)
     nodes(w, rt->topology);
     links(w, rt);
     memory(w, rt);
+    disk_tier(w, rt);
     format(w, "\"threads\":{\"compute\":%u,\"gather\":%u},", rt->config.threads,
            rt->config.gather_threads);
     parts(w);

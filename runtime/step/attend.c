@@ -4,8 +4,9 @@
  * From chosen pages to attention: slots, transfer, spans, passes, merge; and the check against
  * dense attention.
  *
- * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, from the
- * host or first from disk; because splits are fixed and merged in order, that changes no bit.
+ * Knows nothing of how pages were chosen. Hits are attended while misses are on their way, and what
+ * is in memory neither moves nor is attended behind a read from disk, but for pages that share a
+ * split; because splits are fixed and merged in order, that changes no bit.
  */
 
 #include "attend.h"
@@ -78,6 +79,41 @@ static kvf_status assemble_spans(kvf_step *step)
     return KVF_LAUNCH(step, assemble, assemble);
 }
 
+/* Where pages stay, a span that is still being read is attended with those that move. */
+typedef struct late_spans {
+    kvf_span *spans;
+    const uint32_t *span_count, *id_count;
+    const uint8_t *late;
+    uint32_t lists, ids_max, spans_max;
+} late_spans;
+
+static void give_home(const void *raw, uint32_t task)
+{
+    const late_spans *s = raw;
+    (void)task;
+    for (uint32_t l = 0; l < s->lists; l++) {
+        kvf_span *chosen = s->spans + (size_t)l * s->spans_max + s->span_count[l] - s->id_count[l];
+        for (uint32_t i = 0; i < s->id_count[l]; i++)
+            if (s->late[(size_t)l * s->ids_max + i])
+                chosen[i].home = chosen[i].page;
+    }
+}
+
+/* On a device that shares host memory, as none else leaves pages where they are. */
+static kvf_status part_spans(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    const kvf_tables *t = &cache->tables;
+    const late_spans s = {.spans = t->spans,
+                          .span_count = t->span_count,
+                          .id_count = t->now.id_count,
+                          .late = cache->control.late,
+                          .lists = step->rows * cache->dims.paging.lists,
+                          .ids_max = cache->dims.ids_max,
+                          .spans_max = cache->dims.spans_max};
+    return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
+}
+
 /* All of it in one launch. */
 static kvf_status select_at_once(kvf_step *step)
 {
@@ -117,13 +153,14 @@ kvf_status kvf_step_place(kvf_step *step)
     if (kvf_step_is_short(step))
         return select_at_once(step);
     KVF_TRY(resolve_pages(step));
-    KVF_TRY(kvf_bring_note(step));
+    KVF_TRY(kvf_bring_note_chosen(step));
     /* With a disk tier and slots, hits are attended before the host looks at the misses. */
     if (!kvf_moves_pages(step->cache))
-        KVF_TRY(kvf_bring_chosen(step));
+        KVF_TRY(kvf_bring_ask(step));
     else if (!step->cache->pool.tier)
         KVF_TRY(kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket));
-    return assemble_spans(step);
+    KVF_TRY(assemble_spans(step));
+    return step->is_late ? part_spans(step) : KVF_OK;
 }
 
 static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -176,12 +213,34 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
     return KVF_LAUNCH(step, merge, args);
 }
 
-static kvf_status fetch_late(kvf_step *step)
+/* What was in memory, or what was not, of misses that have parted. */
+static kvf_status fetch_part(kvf_step *step, uint32_t part)
 {
-    if (!step->cache->pool.tier)
-        return KVF_OK;
-    KVF_TRY(kvf_bring_chosen(step));
-    return kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket);
+    const kvf_cache *cache = step->cache;
+    const kvf_control *seen = &cache->control_device;
+    const size_t first = (size_t)part * cache->config.sequences_max * cache->dims.paging.lists;
+    kvf_choice choice = cache->tables.now;
+    choice.misses = seen->parted + first * choice.ids_max;
+    choice.miss_count = seen->part_count + first;
+    KVF_TRY(kvf_step_fetch(step, &choice, part, &step->ticket));
+    return kvf_transfer_join(cache->transfer, step->ticket, step->stream);
+}
+
+/* Misses into their slots. With a disk tier those that are in memory move while the others are
+ * read. */
+static kvf_status fetch(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    if (cache->pool.tier) {
+        KVF_TRY(kvf_bring_ask(step));
+        if (step->is_late) {
+            KVF_TRY(fetch_part(step, 0));
+            KVF_TRY(kvf_bring_late(step));
+            return fetch_part(step, 1);
+        }
+        KVF_TRY(kvf_step_fetch(step, &cache->tables.now, 0, &step->ticket));
+    }
+    return kvf_transfer_join(cache->transfer, step->ticket, step->stream);
 }
 
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
@@ -201,8 +260,11 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
         return attend_at_once(step, &a);
     if (kvf_moves_pages(cache)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(fetch_late(step));
-        KVF_TRY(kvf_transfer_join(cache->transfer, step->ticket, step->stream));
+        KVF_TRY(fetch(step));
+        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
+    } else if (step->is_late) {
+        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
+        KVF_TRY(kvf_bring_late(step));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
     } else {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));

@@ -130,6 +130,12 @@ static kvf_status take_back(kvf_step *step, kvf_status failure)
     return kvf_fail(cache->context, failure, error.foreign, "%s", error.text);
 }
 
+kvf_status kvf_decode_end(kvf_step *step, kvf_status status)
+{
+    kvf_bring_drop(step);
+    return step->is_undone ? take_back(step, status) : kvf_step_end(step, status);
+}
+
 kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_due *due)
 {
@@ -210,7 +216,6 @@ kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const
     KVF_TRY(kvf_decode_select(step, args, due));
     KVF_TRY(kvf_ahead_join(step));
     KVF_TRY(kvf_step_place(step));
-    KVF_TRY(kvf_ahead_note(step));
     KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
     KVF_TRY(kvf_step_attend(step, args->out, lse));
     KVF_TRY(kvf_step_stamp(step, &counters->attend_ns));
@@ -226,5 +231,5 @@ kvf_status kvf_decode_step(kvf_cache *cache, const kvf_decode_args *args, kvf_st
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
     const kvf_status status = kvf_decode_enqueue(&step, args, &due);
-    return step.is_undone ? take_back(&step, status) : kvf_step_end(&step, status);
+    return kvf_decode_end(&step, status);
 }

@@ -34,6 +34,9 @@ void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before);
 KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
                                           kvf_stream *stream, kvf_due *due);
 
+/* The end of such a call. If pages could not be read from disk, the tokens are taken back. */
+KVF_CHECKED kvf_status kvf_decode_end(kvf_step *step, kvf_status status);
+
 /* Append, seal, refresh, score, choose: ids of every list, and page tables that are up to date. */
 KVF_CHECKED kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args,
                                          const kvf_due *due);

@@ -4,12 +4,14 @@
  * Selection on its own: page lists out, and attention over given page lists.
  *
  * Knows nothing of kernels of others. Lists name pages of a (sequence, layer); nothing is fetched,
- * because the caller's kernel reads pages where kvf_page_address says.
+ * because the caller's kernel reads pages where kvf_page_address says. With a disk tier the host
+ * waits for the lists, and what they name is in memory until the next call.
  */
 
 #include "lists.h"
 
 #include "attend.h"
+#include "bring.h"
 #include "decode.h"
 #include "prefill_arena.h"
 #include "select.h"
@@ -38,44 +40,6 @@ uint32_t kvf_lists_pages_max(const kvf_cache *cache)
     return kvf_min_u32(d->paging.pages_max, sink_pages + d->window_pages + d->ids_max);
 }
 
-static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
-                                 const kvf_page_lists *lists)
-{
-    KVF_TRY(kvf_decode_select(step, args, due));
-    const kvf_csr_args csr = csr_args(step, lists);
-    KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
-    return kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns);
-}
-
-kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
-                            const kvf_page_lists *lists, kvf_stream *stream)
-{
-    kvf_step step = {.cache = cache};
-    kvf_due due;
-    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_step_end(&step, enqueue_select(&step, args, &due, lists));
-}
-
-const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
-                                   uint32_t page)
-{
-    const kvf_cache *cache = sequence->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    const kvf_layer *state = &sequence->layers[layer];
-    KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
-    KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    kvf_arena_wait_block(sequence, layer, page / p->block_pages);
-    const size_t n = kvf_row_number(cache, sequence, layer);
-    const uint32_t index = page / p->block_pages;
-    const char *ring = cache->tables.rings + n * p->ring_blocks * kvf_block_bytes(p);
-    const char *block = index < state->sealed
-                            ? kvf_page_pool_device(&cache->pool, state->blocks[index])
-                            : ring + index % p->ring_blocks * kvf_block_bytes(p);
-    return block + kv_head * kvf_run_bytes(p) + page % p->block_pages * kvf_page_bytes(&p->shape);
-}
-
-/* ---- attention over given lists ---- */
-
 /* Lists and rows where the host reads them. */
 typedef struct lists_check {
     kvf_stream *stream;
@@ -91,13 +55,10 @@ typedef struct lists_check {
     int32_t *cleared;     /* bad lists are made empty here, for work that is enqueued already */
 } lists_check;
 
-/* In stream order, because the lists are written there. */
-static void check_on_stream(const void *raw, uint32_t task)
+static kvf_status check_lists(const lists_check *c)
 {
-    const lists_check *c = raw;
     bool is_good = true;
-    (void)task;
-    for (uint32_t l = 0; l < c->lists && is_good; l++) {
+    for (uint32_t l = 0; l < c->lists; l++) {
         const int32_t first = c->indptr[l], end = c->indptr[l + 1];
         const uint32_t pages = kvf_div_ceil_u32(c->row[l / c->kv_heads].length, c->shape.page_size);
         is_good = first >= 0 && end >= first && (uint32_t)(end - first) <= c->spans_max &&
@@ -105,48 +66,130 @@ static void check_on_stream(const void *raw, uint32_t task)
         for (int32_t i = first; is_good && i < end; i++)
             is_good = c->indices[i] >= 0 && (uint32_t)c->indices[i] < pages;
         if (!is_good)
-            c->stream->device->ops->stream_fail(
-                c->stream,
-                kvf_fail(c->stream->device->context, KVF_INVALID, 0,
-                         "page list %u: indptr must ascend, a list has at most %u pages, and page "
-                         "ids are below %u",
-                         l, c->spans_max, pages));
+            KVF_FAIL(c->stream->device->context, KVF_INVALID,
+                     "page list %u: indptr must ascend, a list has at most %u pages, and page "
+                     "ids are below %u",
+                     l, c->spans_max, pages);
     }
-    for (uint32_t l = 0; !is_good && c->cleared && l <= c->lists; l++)
+    return KVF_OK;
+}
+
+/* In stream order, because the lists are written there. */
+static void check_on_stream(const void *raw, uint32_t task)
+{
+    const lists_check *c = raw;
+    const kvf_status status = check_lists(c);
+    (void)task;
+    if (status == KVF_OK)
+        return;
+    c->stream->device->ops->stream_fail(c->stream, status);
+    for (uint32_t l = 0; c->cleared && l <= c->lists; l++)
         c->cleared[l] = 0;
 }
 
-/* Copies first, where the host cannot read the lists in place; `csr` then names the copies. */
-static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
+/* Where the host reads them once the stream has come here: in place, or in copies. */
+static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_check *c)
 {
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    lists_check c = {.stream = step->stream,
-                     .row = step->row_host,
-                     .indptr = lists->indptr,
-                     .indices = lists->indices,
-                     .last_page_len = lists->last_page_len,
-                     .shape = cache->dims.paging.shape,
-                     .lists = step->rows * cache->dims.paging.kv_heads,
-                     .kv_heads = cache->dims.paging.kv_heads,
-                     .spans_max = cache->dims.spans_max,
-                     .indices_max = INT32_MAX};
-    if (cache->dims.needs_mirror) {
-        c.indices_max = kvf_min_u32(lists->capacity, c.lists * c.spans_max);
-        c.indptr = c.cleared = cache->control.mirror.indptr;
-        c.indices = cache->control.mirror.indices;
-        c.last_page_len = cache->control.mirror.last_page_len;
-        csr->indptr = cache->control_device.mirror.indptr;
-        csr->indices = cache->control_device.mirror.indices;
-        csr->last_page_len = cache->control_device.mirror.last_page_len;
-        KVF_TRY(
-            ops->copy(step->stream, csr->indptr, lists->indptr, (c.lists + 1) * sizeof *c.indptr));
-        KVF_TRY(ops->copy(step->stream, csr->indices, lists->indices,
-                          c.indices_max * sizeof *c.indices));
-        KVF_TRY(ops->copy(step->stream, csr->last_page_len, lists->last_page_len,
-                          c.lists * sizeof *c.last_page_len));
+    const kvf_control *to = &cache->control_device;
+    *c = (lists_check){.stream = step->stream,
+                       .row = step->row_host,
+                       .indptr = lists->indptr,
+                       .indices = lists->indices,
+                       .last_page_len = lists->last_page_len,
+                       .shape = cache->dims.paging.shape,
+                       .lists = step->rows * cache->dims.paging.kv_heads,
+                       .kv_heads = cache->dims.paging.kv_heads,
+                       .spans_max = cache->dims.spans_max,
+                       .indices_max = INT32_MAX};
+    if (!cache->dims.needs_mirror)
+        return KVF_OK;
+    c->indices_max = kvf_min_u32(lists->capacity, c->lists * c->spans_max);
+    c->indptr = c->cleared = cache->control.mirror.indptr;
+    c->indices = cache->control.mirror.indices;
+    c->last_page_len = cache->control.mirror.last_page_len;
+    KVF_TRY(ops->copy(step->stream, to->mirror.indptr, lists->indptr,
+                      (c->lists + 1) * sizeof *c->indptr));
+    KVF_TRY(ops->copy(step->stream, to->mirror.indices, lists->indices,
+                      c->indices_max * sizeof *c->indices));
+    return ops->copy(step->stream, to->mirror.last_page_len, lists->last_page_len,
+                     c->lists * sizeof *c->last_page_len);
+}
+
+/* ---- with a disk tier ---- */
+
+/* What was listed comes into memory. Whoever lists it must be done. */
+static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
+{
+    lists_check c;
+    if (!step->cache->pool.tier)
+        return KVF_OK;
+    KVF_TRY(see_lists(step, lists, &c));
+    KVF_TRY(kvf_bring_note(step));
+    KVF_TRY(kvf_bring_wait(step));
+    KVF_TRY(check_lists(&c));
+    return kvf_bring_listed(step, c.indptr, c.indices);
+}
+
+/* ---- selection ---- */
+
+static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
+                                 const kvf_page_lists *lists)
+{
+    KVF_TRY(kvf_decode_select(step, args, due));
+    const kvf_csr_args csr = csr_args(step, lists);
+    KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns));
+    return bring_listed(step, lists);
+}
+
+kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
+                            const kvf_page_lists *lists, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    kvf_due due;
+    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
+    const kvf_status status = kvf_decode_end(&step, enqueue_select(&step, args, &due, lists));
+    cache->is_listed = status == KVF_OK && cache->pool.tier;
+    return status;
+}
+
+const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
+                                   uint32_t page)
+{
+    const kvf_cache *cache = sequence->cache;
+    const kvf_paging *p = &cache->dims.paging;
+    const kvf_layer *state = &sequence->layers[layer];
+    KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
+    KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
+    kvf_arena_wait_block(sequence, layer, page / p->block_pages);
+    const size_t n = kvf_row_number(cache, sequence, layer);
+    const uint32_t index = page / p->block_pages;
+    const char *ring = cache->tables.rings + n * p->ring_blocks * kvf_block_bytes(p);
+    /* A block on disk has none. */
+    const char *block = index < state->sealed
+                            ? kvf_page_pool_device(&cache->pool, state->blocks[index])
+                            : ring + index % p->ring_blocks * kvf_block_bytes(p);
+    return block ? block + kv_head * kvf_run_bytes(p) +
+                       page % p->block_pages * kvf_page_bytes(&p->shape)
+                 : NULL;
+}
+
+/* ---- attention over given lists ---- */
+
+/* `csr` then names the lists that were checked. */
+static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
+{
+    const kvf_control *copies = &step->cache->control_device;
+    lists_check c;
+    KVF_TRY(see_lists(step, lists, &c));
+    if (step->cache->dims.needs_mirror) {
+        csr->indptr = copies->mirror.indptr;
+        csr->indices = copies->mirror.indices;
+        csr->last_page_len = copies->mirror.last_page_len;
     }
-    return ops->host_call(step->stream, check_on_stream, &c, sizeof c);
+    return step->stream->device->ops->host_call(step->stream, check_on_stream, &c, sizeof c);
 }
 
 static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
@@ -185,5 +228,7 @@ kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
     for (uint32_t b = 0; b < args->batch; b++)
         cache->sealed_before[b] = args->sequences[b]->layers[args->layer].sealed;
     kvf_step_rows(&step, cache->sealed_before);
-    return kvf_step_end(&step, enqueue_attend(&step, args, lists));
+    const kvf_status status = bring_listed(&step, lists);
+    return status == KVF_OK ? kvf_step_end(&step, enqueue_attend(&step, args, lists))
+                            : kvf_step_refuse(&step, status);
 }

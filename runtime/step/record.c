@@ -182,9 +182,12 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
         cache->sealed_before[b] = r->sequences[b]->layers[args->layer].sealed;
     kvf_decode_take(&step, cache->sealed_before);
     KVF_ASSERT(frame.host.bytes == r->part_bytes);
+    if (r->parts > 0)
+        KVF_TRY(kvf_ahead_await_end(&step));
     r->has_layer[args->layer] = 1;
     r->layers[r->parts++] = args->layer;
-    return kvf_decode_enqueue(&step, args, &none);
+    KVF_TRY(kvf_decode_enqueue(&step, args, &none));
+    return kvf_ahead_mark_end(&step);
 }
 
 kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -202,6 +205,8 @@ kvf_status kvf_recording_end(kvf_recording *r, kvf_recording **out)
     kvf_frame frame;
     kvf_step step = part_step(r, 0, &frame, r->ring.arenas[0].host);
     kvf_status status = r->failure;
+    if (status == KVF_OK && r->parts > 0)
+        status = kvf_ahead_await_end(&step);
     if (status == KVF_OK)
         status = kvf_ahead_join_one(&step, &r->ahead);
     if (status == KVF_OK && r->parts == 0)

@@ -11,6 +11,16 @@
 
 /* ---- out of a cache ---- */
 
+/* Of a head's part of a block, if they do not follow from pages and static bits. */
+static uint32_t saved_digest_bytes(const kvf_cache *cache)
+{
+    const bool is_mean =
+        cache->config.digest == KVF_DIGEST_MEAN || cache->config.digest == KVF_DIGEST_CUBOID_MEAN;
+    return is_mean && cache->config.refresh == KVF_REFRESH_RESIDENT
+               ? cache->dims.paging.digest_bytes
+               : 0;
+}
+
 void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
                            kvf_saved_layer *out)
 {
@@ -36,6 +46,7 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .static_from = state->static_from,
         .share_from = state->share_from,
         .exact_from = state->needs_exact ? state->exact_from : 0,
+        .digest_bytes = saved_digest_bytes(cache),
     };
 }
 
@@ -60,7 +71,7 @@ static void copy(copier *c, void *to, const void *from, size_t bytes)
 
 /* Bytes of the arrays of a row that are copied whole. */
 typedef struct row_bytes {
-    size_t count, index, store, queries, slots, shadow, bits;
+    size_t count, index, store, queries, slots, shadow, bits, digests;
 } row_bytes;
 
 static row_bytes bytes_of(const kvf_cache *cache, const kvf_saved_layer *l)
@@ -74,6 +85,7 @@ static row_bytes bytes_of(const kvf_cache *cache, const kvf_saved_layer *l)
         .slots = (size_t)p->lists * p->slots * sizeof(int32_t),
         .shadow = (size_t)p->lists * cache->dims.shadow_slots * sizeof(int32_t),
         .bits = l->sealed * sizeof(uint64_t),
+        .digests = (size_t)l->sealed * l->digest_bytes,
     };
 }
 
@@ -98,6 +110,8 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_sequence *sequence, uint3
     copy(&c, image->store, row.store, bytes.store);
     for (uint32_t h = 0; image->bits && h < p->kv_heads; h++)
         copy(&c, image->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
+    for (uint32_t h = 0; image->digests && h < p->kv_heads; h++)
+        copy(&c, image->digests + h * bytes.digests, kvf_row_digest(p, &row, 0, h), bytes.digests);
     if (image->share)
         copy(&c, image->share, row.share, 2 * sizeof *row.share);
     if (l->queries)
@@ -176,7 +190,7 @@ bool kvf_snapshot_is_same(const kvf_cache *cache, const kvf_saved_layer *l)
 {
     const kvf_paging *p = &cache->dims.paging;
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
-           l->query_window == p->query_window &&
+           l->query_window == p->query_window && l->digest_bytes == saved_digest_bytes(cache) &&
            (l->flags & KVF_SAVED_AUTO) == (cache->tables.share ? KVF_SAVED_AUTO : 0u);
 }
 

@@ -215,6 +215,15 @@ static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t f
                     .count = tokens};
 }
 
+static kvf_status send_digests(const putting *p, const kvf_saved_image *image)
+{
+    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const size_t bytes = (size_t)p->layer->sealed * paging->digest_bytes;
+    for (uint32_t h = 0; h < paging->kv_heads; h++)
+        KVF_TRY(send(p, kvf_row_digest(paging, &p->row, 0, h), image->digests + h * bytes, bytes));
+    return KVF_OK;
+}
+
 static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
 {
     const kvf_cache *cache = p->step->cache;
@@ -296,7 +305,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
                          kvf_row_bytes(&paging->shape)));
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
-    KVF_TRY(put_digests(&p, image));
+    KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
     /* With a disk tier the next layer may take the berths of this one's blocks. */
     if (cache->pool.tier)
         KVF_TRY(cache->device->ops->event_record(done, step->stream));

@@ -11,6 +11,7 @@
 
 #include "ahead.h"
 #include "attend.h"
+#include "bring.h"
 #include "select.h"
 
 /* Lists and rows whose residency is the shadow; pages of the rows are read where they live. */
@@ -71,13 +72,12 @@ static kvf_status mark(kvf_step *step, const kvf_resolve_args *resolve, uint32_t
     return KVF_LAUNCH(step, ahead, args);
 }
 
-kvf_status kvf_ahead_note(kvf_step *step)
+/* What the step found there. */
+static kvf_status note(kvf_step *step)
 {
     const kvf_cache *cache = step->cache;
     const kvf_choice *ahead = &cache->tables.ahead;
     kvf_resolve_args resolve = kvf_step_resolve_args(step, &cache->tables.now);
-    if (cache->dims.ahead_max == 0)
-        return KVF_OK;
     KVF_TRY(mark(step, &resolve, 1));
     if (cache->dims.shadow_slots == 0)
         return KVF_OK;
@@ -96,21 +96,27 @@ static kvf_status submit(kvf_step *step)
 {
     kvf_cache *cache = step->cache;
     kvf_ahead *ahead = step->ahead ? step->ahead : &cache->ahead[step->layer];
-    /* In a recording, that of the layer before: the transfer stream has passed it by now. */
-    KVF_TRY(kvf_ahead_join_one(step, ahead));
+    /* A recording joins the last of its transfers, which come one after the other. */
+    KVF_ASSERT(!ahead->is_open || step->is_recorded);
     KVF_TRY(kvf_step_fetch(step, &cache->tables.ahead, step->layer, &ahead->ticket));
     ahead->is_open = 1;
     return KVF_OK;
 }
 
-/* What ranks best, more of it than a step chooses. */
+/* What ranks best, more of it than a step chooses. With a disk tier only the host can tell what of
+ * it has to be read first, and it does not wait for that; so it comes into memory, and not into
+ * slots. */
 kvf_status kvf_ahead_fetch(kvf_step *step)
 {
     const kvf_choice *ahead = &step->cache->tables.ahead;
     const kvf_resolve_args resolve = kvf_step_resolve_args(step, ahead);
     if (step->cache->dims.ahead_max == 0)
         return KVF_OK;
+    KVF_TRY(kvf_ahead_leave(step));
+    KVF_TRY(note(step));
     KVF_TRY(kvf_choose_ranked(step, step->ahead_k, ahead));
+    if (step->cache->pool.tier)
+        return kvf_bring_expect(step);
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
     KVF_TRY(mark(step, &resolve, 0));
     return kvf_moves_pages(step->cache) ? submit(step) : KVF_OK;

@@ -178,8 +178,10 @@ static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, const 
                                 kvf_stream *stream)
 {
     kvf_step step;
-    KVF_TRY(bring_blocks(cache, sequence, c));
     KVF_TRY(kvf_step_begin(cache, stream, &step));
+    const kvf_status status = bring_blocks(cache, sequence, c);
+    if (status != KVF_OK)
+        return kvf_step_refuse(&step, status);
     return kvf_step_end(&step, enqueue_cut(&step, sequence, c));
 }
 

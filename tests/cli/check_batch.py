@@ -171,9 +171,16 @@ def check_refused(chat):
                       ('{"prompt": "quiet", "id": [1]}', "id must be"),
                       ('{"prompt": ""}', "line 2: the prompt is empty"),
                       ('{"messages": []}', "line 2"), ('{"messages": [{"role": "user"}]}', "line 2"),
-                      ('{"prompt": "quiet", "tokens": 40000}', "32768")):
+                      ('{"prompt": "quiet", "tokens": 40000}', "p.jsonl: line 2: a prompt of 1 "),
+                      ('{"prompt": "quiet", "id": 1}', "line 2: id 1 is that of line 1")):
         _, err = chat.run("--prompts", chat.save("p.jsonl", good + "\n" + line), status=1)
         chat.check("a line %s is refused" % line, why in err, err)
+    lines = [json.dumps({"prompt": "quiet", "id": name}) for name in ("c", "7", 7, "b", 9, "c", "b")]
+    _, err = chat.run("--prompts", chat.save("p.jsonl", "\n".join(lines)), status=1)
+    chat.check("two lines of one id are refused", "line 7: id b is that of line 4" in err, err)
+    out, _ = chat.run("--prompts", chat.save("p.jsonl", "\n".join(lines[:5])), "-n", "2")
+    chat.check("a text and a number are two ids", sorted(str(json.loads(line)["id"]) for line in
+                                                       out.splitlines()) == list("779bc"), out)
     path = chat.save("p.jsonl", good)
     _, err = chat.run("--prompts", path, "--memory", "1000", status=1)
     chat.check("too little memory is refused", "--memory 1000 has room for" in err, err)
@@ -244,11 +251,11 @@ def check_interrupted(chat):
 
 def check_interrupted_prefill(chat):
     """Ctrl-C inside a prompt that goes layer by layer, or in one call by chunks: it is heard, and
-    statistics are written."""
+    statistics are written. What the first layers alone have seen does not count as prefilled."""
     chat.write()
     prompt = chat.save("long.txt", FACT * 3500)
-    for options in (("--prune", "snapkv"), ("--prune", "snapkv", "--chunk", "2048", "--evict", "naive"),
-                    ("--prune", "snapkv", "--samples", "2")):
+    for options in (("--chunk", "64K"), ("--prune", "snapkv"), ("--prune", "snapkv", "--samples", "2"),
+                    ("--prune", "snapkv", "--chunk", "2048", "--evict", "naive")):
         stats = os.path.join(chat.folder, "prefill")
         master, slave = pty.openpty()
         command = [chat.kvferry, "run", "--model", chat.folder, "--device", "host", "--prompt-file",
@@ -269,11 +276,12 @@ def check_interrupted_prefill(chat):
         os.close(master)
         with open(stats, encoding="utf-8") as f:
             told = json.load(f)
-        chat.check("Ctrl-C is heard inside a pruned prefill with %s" % (options,),
+        chat.check("Ctrl-C is heard inside a prefill with %s" % (options,),
                    process.returncode == 130 and told["stop"] == "interrupted" and
                    told["generated_tokens"] == 0 and out.strip() == b"" and
                    0 < told["prefilled_tokens"] < told["prompt_tokens"] - 1,
-                   process.returncode, told["stop"], told["generated_tokens"], out)
+                   process.returncode, told["stop"], told["generated_tokens"],
+                   told["prefilled_tokens"], out)
         os.remove(stats)
 
 

@@ -51,6 +51,9 @@ for r in rows:
     if r["what"] in ("both", "cadence"):
         assert r["verified_bytes"] > 0 and r["bytes"] == r["page_bytes"] * r["pages"] * (
             1 if r["what"] == "both" else r["bytes"] // (r["page_bytes"] * r["pages"])), r
+    assert ("floor_us" in r) == (r["what"] in ("both", "copy", "peak", "cadence")), r
+    if "floor_us" in r: # one contiguous copy
+        assert abs(r["floor_us"] * j["peak_gb_per_s"] * 1e3 / (r["page_bytes"] * r["pages"]) - 1) < 1e-6, r
     if r["what"] == "cadence":
         assert r["fetch_p50_us"] <= r["fetch_p95_us"] <= r["fetch_p99_us"], r
 parts = {(r["what"], r["pages"], r["page_bytes"]): r for r in rows if r["suite"] == "parts"}
@@ -111,7 +114,7 @@ if command -v gnuplot >/dev/null; then
     # shellcheck disable=SC2086
     "$kvferry" bench link methods staging cadence $quick --page-bytes 4K,16K --pages 1,8 --plot "$work/plots" >"$work/out" \
         2>"$work/err" || fail "--plot: $(cat "$work/err")"
-    for name in bandwidth latency map-gather map-staging; do
+    for name in bandwidth time latency map-gather map-staging; do
         head -c 8 "$work/plots/$name.png" | grep -q PNG || fail "--plot: no $name.png"
         grep -q '</svg>' "$work/plots/$name.svg" || fail "--plot: no $name.svg"
     done
@@ -210,6 +213,47 @@ for i, r in enumerate(rows):
         assert abs(r["overhead"] - max(0, 1 - work / r["layer_mean_us"])) < 1e-6, r
         assert abs(r["refresh"] - r["refresh_us"] / r["layer_mean_us"]) < 1e-6, r
 PY
+
+# Queries that have nothing of those before find less on the device.
+for queries in "" --afresh; do
+    # shellcheck disable=SC2086
+    "$kvferry" bench decode --device "$device" --context 4096 --budget 128 --layers 1 --kv-heads 2 --head-dim 64 \
+        --steps 3 --warmup 1 --method each $queries -o jsonl >>"$work/afresh" 2>"$work/err" ||
+        fail "bench decode $queries: $(cat "$work/err")"
+done
+python3 - "$work/afresh" <<'PY' || fail "bench decode --afresh: the rows"
+import json, sys
+kept, afresh = [json.loads(l)["hit_rate"] for l in open(sys.argv[1])]
+assert afresh < kept / 2, (afresh, kept)
+PY
+
+if command -v gnuplot >/dev/null; then
+    "$kvferry" bench decode --device "$device" --context 1024 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
+        --steps 2 --warmup 1 --method mapped,gather --plot "$work/plots" >"$work/out" 2>"$work/err" ||
+        fail "bench decode --plot: $(cat "$work/err")"
+    grep -q '>dynamic, gather<' "$work/plots/layer.svg" || fail "bench decode --plot: no gather in layer.svg"
+fi
+# A disk tier, beside the same in memory: three of four pages have no room.
+if [ "$device" = host ]; then
+    "$kvferry" bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 \
+        --head-dim 64 --steps 4 --dense-steps 1 --warmup 1 --passage 32 --topics 16 --drift 0.1 \
+        --disk "$work" --host-memory 3M -o jsonl >"$work/decode" 2>"$work/err" ||
+        fail "bench decode --disk: $(cat "$work/err")"
+    python3 - "$work/decode" <<'PY' || fail "bench decode --disk: the rows"
+import json, sys
+dense, memory, disk = [json.loads(l) for l in open(sys.argv[1])]
+of_disk = ["pages_in_memory", "bundles_in_memory", "bundles_wanted", "disk_mib", "disk_wait_us",
+           "times_in_memory"]
+assert not any(k in r for k in of_disk for r in (dense, memory)) and all(k in disk for k in of_disk)
+assert disk["tokens_attended"] == memory["tokens_attended"] and disk["hit_rate"] == memory["hit_rate"]
+assert 0 < disk["bundles_in_memory"] < 1 and 0 < disk["pages_in_memory"] < 1, disk
+read = (1 - disk["bundles_in_memory"]) * disk["bundles_wanted"] / 8
+assert abs(disk["disk_mib"] / read - 1) < 1e-6, (disk, read)
+assert 0 < disk["disk_wait_us"] < disk["layer_mean_us"], disk
+assert disk["times_in_memory_p10"] <= disk["times_in_memory"] <= disk["times_in_memory_p90"], disk
+assert disk["host_bytes"] < memory["host_bytes"], (memory, disk)
+PY
+fi
 
 # ---- mistakes
 expect 2 "did you mean methods" link method

@@ -89,10 +89,10 @@ def check_refusals(chat):
     for content, says in (
             ("{}", "must hold a list"), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
             ('[{"role": "user"}]', "role and content"),
-            ('[{"role": "tool", "content": ""}]', "system, user or assistant"),
+            ('[{"role": "tool", "content": ""}]', 'role is "tool"; give system, user or assistant'),
             ('[{"role": "user", "content": 1}]', "content must be a text"),
             ('[{"role": "user", "content": "a\\u0000b"}]', "zero bytes"),
-            ('[{"role": "user", "content": "", "name": "x"}]', "more than role and content"),
+            ('[{"role": "user", "content": "", "name": "x"}]', "the field \"name\", more than role and content"),
             ('[{"role": "assistant", "content": "a"}]', "end with a question"),
             ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]',
              "only the first may be"), ("[]", "no messages")):

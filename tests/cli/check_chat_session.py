@@ -84,6 +84,9 @@ def check_words(chat):
     answers, turns, _ = talk(chat, [QUESTIONS[0], "/clear", QUESTIONS[0], "", "/exit", "never"])
     chat.check("/clear begins anew, /exit ends", len(turns) == 2 and answers[0] == answers[1] and
                turns[1]["kept_tokens"] < turns[0]["prompt_tokens"], turns)
+    answers, turns, err = talk(chat, ["the code", "/quit", " /quit", "/a/b", "/ quit"])
+    chat.check("what looks like a command is no message", len(turns) == 4 and
+               "/quit is no command: /clear begins anew, /exit ends" in err, turns, err)
     answers, turns, _ = talk(chat, ["the code \\", "of alice"])
     chat.check("a line goes on in the next one", len(turns) == 1 and
                answers[0] == expected(chat, ["the code \nof alice"], []), answers)

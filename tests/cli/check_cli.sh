@@ -91,11 +91,11 @@ try 2 info --jsno; says 'did you mean --json'
 try 0 info --help; prints 'default: auto'
 
 # info
-try 0 info; prints 'matrix products'
+try 0 info; prints 'matrix products'; prints '^disk tier'; prints '^  engine  *[ip]'
 try 0 info --json; prints '"runner"'
 
 # operating errors: named, nothing on standard output
-try 1 run --model "$dir/none" --prompt a; says 'none/config.json'; silent
+try 1 run --model "$dir/none" --prompt a; says 'or a GGUF file; .*none cannot be opened: No such file'; silent
 try 1 $run --prompt ''; says 'prompt is empty'; silent
 try 1 $run --prompt-file missing.txt; says 'missing.txt'; silent
 printf 'quiet \377\376 river' >bad.txt
@@ -189,6 +189,7 @@ says 'big.f32'
 check 'no file that is cut short' test ! -e big.f32
 no_leftover
 try 1 $run --prompt "$text" --emit-ids no/such/ids; says 'no/such/ids'; silent
+try 1 $run --prompt "$text" --stats no/such/stats; says 'no/such/stats: cannot be created'; silent
 
 # Ctrl-C between tokens: summary, 130, complete files
 "$kvferry" run --model "$model" -n 20000 --prompt "$text" --ignore-eos --emit-ids int.ids \
@@ -211,6 +212,20 @@ check 'every token printed is in the ids' \
 "$kvferry" info >out 2>err
 if grep -A1 'xxHash' out | grep -q yes; then
     mkdir saved
+    # pages on disk, as few in memory as a call needs
+    long="$text $text $text $text $text $text $text $text $text $text $text $text $text $text $text $text"
+    disk="$run --budget 96 --local 16 --ignore-eos --disk . --disk-bundle-bytes 4K"
+    try 0 $run --budget 96 --local 16 --ignore-eos --prompt "$long" --emit-ids memory.ids
+    try 1 $disk --prompt "$long" --host-memory 1K; says '--host-memory: .*give at least [0-9]'
+    least=$(sed -n 's/.*give at least \([0-9]*\).*/\1/p' err)
+    try 0 $disk --prompt "$long" --host-memory "$least" --emit-ids disk.ids --stats disk.json
+    says '^disk .* was in memory'
+    check 'the folder is told' grep -q '"disk_path": "\."' disk.json
+    check 'where there is none, too' grep -q '"disk_path": null' a.json
+    check 'pages came from disk' grep -q '"disk_reads": [1-9]' disk.json
+    check 'the answer is that of pages in memory' cmp memory.ids disk.ids
+    check 'no file of the tier is left' sh -c '! ls -A | grep -q kvferry-'
+    try 1 $disk --prompt "$long" --disk missing --host-memory "$least"; says 'missing'
     asked="$text the code of alice brown"
     try 0 $run --prompt "$asked is" --emit-ids whole.ids
     try 0 $run --prompt "$asked" --save saved/document.kvs

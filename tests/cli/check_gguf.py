@@ -55,9 +55,37 @@ def value(v):
     return struct.pack("<I", 9) + kind + struct.pack("<Q", len(v)) + b"".join(x[4:] for x in inner)
 
 
+def q4_k(rng):
+    """A block of 256: eight groups of 32 with a scale and a least value of six bits each."""
+    scale, least = np.float16(rng.uniform(2e-4, 6e-4)), np.float16(rng.uniform(2e-3, 4e-3))
+    s, m, q = rng.integers(0, 64, 8), rng.integers(0, 64, 8), rng.integers(0, 16, (8, 32))
+    six = [s[i] | s[i + 4] >> 4 << 6 for i in range(4)] + [m[i] | m[i + 4] >> 4 << 6 for i in range(4)]
+    six += [s[i] & 15 | (m[i] & 15) << 4 for i in range(4, 8)]
+    data = scale.tobytes() + least.tobytes() + bytes(int(x) for x in six)
+    data += (q[0::2] | q[1::2] << 4).astype(np.uint8).tobytes()
+    return data, (float(scale) * (s[:, None] * q) - float(least) * m[:, None]).ravel()
+
+
+def q6_k(rng):
+    """A block of 256: two halves of four rows of 32, and a signed scale for 16 numbers."""
+    scale = np.float16(rng.uniform(2e-5, 1e-4))
+    s, q = rng.integers(-127, 128, 16), rng.integers(0, 64, (2, 4, 32))
+    low, data = q & 15, b""
+    for half in low:
+        data += (half[0] | half[2] << 4).astype(np.uint8).tobytes()
+        data += (half[1] | half[3] << 4).astype(np.uint8).tobytes()
+    for half in q >> 4:
+        data += (half[0] | half[1] << 2 | half[2] << 4 | half[3] << 6).astype(np.uint8).tobytes()
+    data += s.astype(np.int8).tobytes() + scale.tobytes()
+    return data, float(scale) * (s[:, None] * (q.reshape(16, 16) - 32)).ravel()
+
+
 def blocks_of(kind, rng, count):
     """(bytes, the numbers they stand for), by the definition of each type, number by number."""
     out, numbers = b"", []
+    if kind in (12, 14):
+        made = [(q4_k if kind == 12 else q6_k)(rng) for _ in range(count // 256)]
+        return b"".join(m[0] for m in made), np.concatenate([m[1] for m in made]).astype(np.float32)
     if kind == 0:
         x = (rng.standard_normal(count) / 8).astype(np.float32)
         return x.tobytes(), x
@@ -103,9 +131,9 @@ class Model:
             yield "rope_freqs.weight", (self.head_dim // 2,), 0
         for layer in range(LAYERS):
             for name, shape, kind in (
-                    ("attn_q", (q, WIDTH), 3), ("attn_k", (kv, WIDTH), 2), ("attn_v", (kv, WIDTH), 1),
+                    ("attn_q", (q, WIDTH), 14), ("attn_k", (kv, WIDTH), 2), ("attn_v", (kv, WIDTH), 1),
                     ("attn_output", (WIDTH, q), 3), ("attn_norm", (WIDTH,), 0),
-                    ("ffn_norm", (WIDTH,), 0), ("ffn_gate", (INNER, WIDTH), 3),
+                    ("ffn_norm", (WIDTH,), 0), ("ffn_gate", (INNER, WIDTH), 12),
                     ("ffn_up", (INNER, WIDTH), 8), ("ffn_down", (WIDTH, INNER), 2)):
                 yield "blk.%d.%s.weight" % (layer, name), shape, kind if self.mixed else 0
 

@@ -262,7 +262,7 @@ try 2 tune --model x --text t --method structkv --layers 0..1; says 'layers is f
 try 2 tune --model x --text t --prune-set beta=3; says 'beta means nothing'
 try 2 tune --model x --text t --tokens 8; says "tokens is '8'"
 try 2 tune --model x --text t stray; says "'stray' belongs to no option"
-try 1 tune --model "$dir/none" --text text.txt; says 'none/config.json'
+try 1 tune --model "$dir/none" --text text.txt; says 'or a GGUF file; .*none cannot be opened: No such file'
 try 1 tune --model "$model" --text none.txt; says 'none.txt'; silent
 try 1 $tune --layers 0..4; says 'layers ends at 4 and the model has layers 0 to 3'; silent
 try 1 $tune --tokens 4096; says 'the longest text has'; silent

@@ -59,14 +59,14 @@ template <typename T> static inline void kvf_emu_check_bytes(const kvf_emu_kerne
 }
 
 template <typename... P, typename... A>
-static inline cudaError_t kvf_emu_launch(const char *text, void (*kernel)(P...), dim3 grid,
-                                         dim3 block, size_t shared_bytes, cudaStream_t stream,
-                                         A... args)
+static inline cudaError_t kvf_emu_launch(const char *text, bool starts_early, void (*kernel)(P...),
+                                         dim3 grid, dim3 block, size_t shared_bytes,
+                                         cudaStream_t stream, A... args)
 {
     const cudaError_t status = kvf_emu_check_launch(grid, block, shared_bytes);
     if (status != cudaSuccess)
         return status;
-    const kvf_emu_kernel what = {text, (const void *)kernel};
+    const kvf_emu_kernel what = {text, (const void *)kernel, starts_early};
     (kvf_emu_check_bytes<P>(&what, P(args)), ...);
     const auto packed = std::tuple<P...>(P(args)...);
     return (cudaError_t)kvf_emu_enqueue(
@@ -86,20 +86,22 @@ static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_b
                                           cudaStream_t stream, A... args)
 {
     (void)&kvf_cuda_listed<kernel>::entry;
-    return kvf_emu_launch(kvf_emu_name<kernel>(), +kernel, grid, block, shared_bytes, stream,
+    return kvf_emu_launch(kvf_emu_name<kernel>(), false, +kernel, grid, block, shared_bytes, stream,
                           args...);
 }
 
-/* An ordinary launch: who starts early may do nothing before it waits. */
 template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t shared_bytes,
                                                 cudaStream_t stream, A... args)
 {
-    return kvf_cuda_launch<kernel>(grid, block, shared_bytes, stream, args...);
+    (void)&kvf_cuda_listed<kernel>::entry;
+    return kvf_emu_launch(kvf_emu_name<kernel>(), kvf_cuda_may_start_early(stream), +kernel, grid,
+                          block, shared_bytes, stream, args...);
 }
 
 static inline void kvf_wait_for_earlier(void)
 {
+    kvf_emu_wait_for_earlier();
 }
 
 static inline void kvf_let_next_start(void)
@@ -321,6 +323,11 @@ static inline uint4 kvf_load_once(const void *pointer)
     uint4 v;
     memcpy(&v, pointer, sizeof(v));
     return v;
+}
+
+static inline void kvf_prefetch(const void *pointer)
+{
+    kvf_emu_check_global("kvf_prefetch", pointer);
 }
 
 static inline void kvf_store_once(void *pointer, uint4 v)

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <thread>
 
 #include <sched.h>
 #include <vector_functions.h>
@@ -371,12 +372,29 @@ KVF_EMU_QUIET int kvf_emu_barrier(kvf_emu_barrier_kind kind, int predicate)
     return m->barrier_answer;
 }
 
+/* Threads of the block that have not waited are in no order with it. */
+KVF_EMU_QUIET void kvf_emu_wait_for_earlier(void)
+{
+    kvf_emu_machine *m = kvf_emu_machine_get();
+    m->threads[m->current].has_waited = true;
+    if (m->earlier != NULL) {
+        const std::function<void()> *earlier = m->earlier;
+        m->earlier = NULL;
+        std::thread(*earlier).join();
+        KVF_EMU_RELEASE(&m->earlier_order);
+    }
+    KVF_EMU_ACQUIRE(&m->earlier_order);
+}
+
 KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *m)
 {
     kvf_emu_thread *t = &m->threads[m->current];
     kvf_emu_warp *warp = &m->warps[m->current / 32];
     const uint32_t bit = 1u << m->current % 32;
     kvf_emu_copies_thread_end(m, t);
+    if (m->starts_early && !t->has_waited)
+        kvf_emu_fail("starts early, and ends without kvf_wait_for_earlier()");
+    t->has_waited = false;
     KVF_EMU_RELEASE(&m->block_end);
     for (uint32_t set = warp->meetings; set != 0; set &= set - 1) {
         const int i = __builtin_ctz(set);
@@ -444,12 +462,14 @@ KVF_EMU_QUIET static void run_block(kvf_emu_machine *m)
 }
 
 KVF_EMU_QUIET static void grid_begin(kvf_emu_machine *m, dim3 grid, dim3 block,
-                                     const std::function<void()> *body, const char *name)
+                                     const std::function<void()> *body,
+                                     const kvf_emu_kernel &kernel)
 {
     if (m->body != NULL)
         kvf_emu_fail("starts a grid from a kernel");
-    m->kernel = name != NULL ? name : "kernel";
+    m->kernel = kernel.name != NULL ? kernel.name : "kernel";
     m->body = body;
+    m->starts_early = kernel.starts_early;
     m->threads_count = block.x * block.y * block.z;
     m->warps_count = (m->threads_count + 31) / 32;
     for (uint32_t i = 0; i < m->threads_count; i++)
@@ -473,10 +493,12 @@ cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes)
 }
 
 KVF_EMU_QUIET void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes,
-                                    const std::function<void()> &body, const char *name)
+                                    const std::function<void()> &body, const kvf_emu_kernel &kernel,
+                                    const std::function<void()> *earlier)
 {
     kvf_emu_machine *m = machine_open();
-    grid_begin(m, grid, block, &body, name);
+    grid_begin(m, grid, block, &body, kernel);
+    m->earlier = earlier;
     memset(known_global, 0, sizeof(known_global));
     void *shared = NULL;
     if (posix_memalign(&shared, 128, shared_bytes != 0 ? shared_bytes : 1) != 0)

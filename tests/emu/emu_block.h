@@ -89,6 +89,9 @@ struct kvf_emu_byte_product {
 };
 extern const kvf_emu_warp_op kvf_emu_mma_s8_op;
 
+/* Until what the stream has before this grid is done. */
+void kvf_emu_wait_for_earlier(void);
+
 /* Let other threads run: a thread that polls must, or what it waits for never happens. */
 void kvf_emu_yield(void);
 

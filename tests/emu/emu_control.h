@@ -59,6 +59,7 @@ typedef struct kvf_emu_counts {
     uint64_t copies;          /* done; those of a batch one by one, replayed ones included */
     uint64_t copied_bytes;
     uint64_t graph_launches;
+    uint64_t chain_nodes;     /* of the last graph made: those of the stream whose capture it was */
     uint64_t forbidden_calls; /* calls of CUDA from inside a host function */
     uint64_t dropped_batches;
     uint64_t full_queues; /* calls that waited because a queue was full */

@@ -245,6 +245,7 @@ void kvf_emu_get_counts(kvf_emu_counts *out)
     EMU_COUNT(copies);
     EMU_COUNT(copied_bytes);
     EMU_COUNT(graph_launches);
+    EMU_COUNT(chain_nodes);
     EMU_COUNT(forbidden_calls);
     EMU_COUNT(dropped_batches);
     EMU_COUNT(full_queues);
@@ -288,8 +289,8 @@ void kvf_emu_reset(void)
     emu::last_error = cudaSuccess;
     for (auto *counter :
          {&counts.calls, &counts.waits, &counts.pageable_copies, &counts.launches, &counts.copies,
-          &counts.copied_bytes, &counts.graph_launches, &counts.forbidden_calls,
-          &counts.dropped_batches, &counts.full_queues, &counts.faults})
+          &counts.copied_bytes, &counts.graph_launches, &counts.chain_nodes,
+          &counts.forbidden_calls, &counts.dropped_batches, &counts.full_queues, &counts.faults})
         counter->store(0, std::memory_order_relaxed);
     for (emu::EntryPoint *p = emu::entry_points.load(std::memory_order_acquire); p != nullptr;
          p = p->next)

@@ -106,7 +106,7 @@ static void prepare(kvf_emu_fiber *fiber, char *top, void (*entry)(void))
     fiber->stack_pointer = saved;
 }
 
-static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
+KVF_EMU_QUIET static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
 {
     kvf_emu_stack_switch(&from->stack_pointer, to->stack_pointer);
 }
@@ -122,7 +122,7 @@ static void prepare(kvf_emu_fiber *fiber, char *top, void (*entry)(void))
     makecontext(&fiber->context, entry, 0);
 }
 
-static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
+KVF_EMU_QUIET static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
 {
     swapcontext(&from->context, &to->context);
 }

@@ -123,6 +123,18 @@ bool is_joined(const Capture *capture)
     return std::find(is_before.begin(), is_before.end(), false) == is_before.end();
 }
 
+/* A kernel that starts early comes after one kernel of its own stream, and nothing else. */
+void mark_overtaken(Plan *plan)
+{
+    for (size_t n = 0; n < plan->nodes.size(); n++) {
+        const Node &node = plan->nodes[n];
+        if (!node.starts_early || node.after.size() != 1)
+            continue;
+        Node &before = plan->nodes[node.after[0]];
+        before.is_overtaken |= before.is_kernel && before.lane == node.lane;
+    }
+}
+
 void mark_awaited(Plan *plan)
 {
     for (Node &node : plan->nodes)
@@ -167,7 +179,8 @@ cudaError_t refuse_captured(cudaStream_t stream)
     return cudaErrorStreamCaptureUnsupported;
 }
 
-cudaError_t capture_add(cudaStream_t stream, Work work, const char *name)
+cudaError_t capture_add(cudaStream_t stream, Work work, const char *name,
+                        const kvf_emu_kernel *kernel)
 {
     Hold hold(captures_lock);
     Capture *capture = capture_of(stream);
@@ -175,8 +188,14 @@ cudaError_t capture_add(cudaStream_t stream, Work work, const char *name)
         return cudaErrorIllegalState;
     if (capture->is_void)
         return cudaErrorStreamCaptureInvalidated;
+    if (kernel != nullptr && kernel->starts_early && stream->frontier.size() > 1) {
+        capture->is_void = true;
+        return cudaErrorNotSupported;
+    }
     uint32_t number = (uint32_t)capture->plan->nodes.size();
-    capture->plan->nodes.push_back({std::move(work), name, stream->frontier, stream->lane, false});
+    capture->plan->nodes.push_back({std::move(work), name, stream->frontier, stream->lane, false,
+                                    kernel != nullptr, kernel != nullptr && kernel->starts_early,
+                                    false});
     stream->frontier = {number};
     return cudaSuccess;
 }
@@ -254,10 +273,48 @@ void graphs_reset()
 
 /* ---- replay ---- */
 
-/* The nodes of one lane, in launch `launch`; nodes of other lanes are waited for. */
+static thread_local const Work *earlier = nullptr;
+
+const Work *take_earlier()
+{
+    const Work *taken = earlier;
+    earlier = nullptr;
+    return taken;
+}
+
+static void run_node(CUgraphExec_st *exec, size_t n, uint32_t launch)
+{
+    const Node &node = exec->plan->nodes[n];
+    if (lost() == cudaSuccess)
+        node.work();
+    if (node.is_awaited) {
+        exec->done[n].store(launch, std::memory_order_release);
+        word_wake(exec->done[n]);
+    }
+}
+
+/* A node that may begin before the one before it does, and has that done when it waits for it. */
+static void run_overtaking(CUgraphExec_st *exec, size_t before, size_t n, uint32_t launch)
+{
+    bool is_done = false;
+    const Work first = [&] {
+        is_done = true;
+        run_node(exec, before, launch);
+    };
+    earlier = &first;
+    run_node(exec, n, launch);
+    earlier = nullptr;
+    if (!is_done) /* the device was lost */
+        first();
+}
+
+/* The nodes of one lane, in launch `launch`; nodes of other lanes are waited for. Of the kernels
+ * that may be overtaken, every second is, and in the next launch the others. */
 static void run_lane(CUgraphExec_st *exec, uint32_t lane, uint32_t launch)
 {
     const std::vector<Node> &nodes = exec->plan->nodes;
+    uint32_t turn = launch;
+    size_t held = nodes.size();
     word_wait(exec->started, launch, std::memory_order_acquire);
     for (size_t n = 0; n < nodes.size(); n++) {
         const Node &node = nodes[n];
@@ -267,12 +324,15 @@ static void run_lane(CUgraphExec_st *exec, uint32_t lane, uint32_t launch)
             if (nodes[before].lane != lane)
                 word_wait(exec->done[before], launch, std::memory_order_acquire);
         maybe_delay();
-        if (lost() == cudaSuccess)
-            node.work();
-        if (node.is_awaited) {
-            exec->done[n].store(launch, std::memory_order_release);
-            word_wake(exec->done[n]);
-        }
+        if (held != nodes.size())
+            run_overtaking(exec, held, n, launch);
+        else if (turn % 2 == 0 && node.is_overtaken)
+            held = n;
+        else
+            run_node(exec, n, launch);
+        if (held != n)
+            held = nodes.size();
+        turn++;
     }
     exec->ended[lane].store(launch, std::memory_order_release);
     word_wake(exec->ended[lane]);
@@ -382,10 +442,18 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
         return fail(error);
     capture->plan->lanes = (uint32_t)capture->members.size();
     emu::mark_awaited(capture->plan.get());
+    emu::mark_overtaken(capture->plan.get());
     *out = new CUgraph_st{capture->plan};
     emu::graphs.insert(*out);
     emu::count(counts.graphs);
     return cudaSuccess;
+}
+
+static enum cudaStreamCaptureStatus status_of(const Capture *capture)
+{
+    return capture == nullptr ? cudaStreamCaptureStatusNone
+           : capture->is_void ? cudaStreamCaptureStatusInvalidated
+                              : cudaStreamCaptureStatusActive;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
@@ -395,35 +463,37 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     if (error != cudaSuccess || status == nullptr)
         return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
     Hold hold(captures_lock);
-    Capture *capture = emu::capture_of(stream);
-    *status = capture == nullptr ? cudaStreamCaptureStatusNone
-              : capture->is_void ? cudaStreamCaptureStatusInvalidated
-                                 : cudaStreamCaptureStatusActive;
+    *status = status_of(emu::capture_of(stream));
     return cudaSuccess;
 }
 
-/* The graph and its dependencies are not given: nobody here adds nodes by hand. */
+/* Of the nodes that the next one comes after only the number is given: nobody here adds nodes by
+ * hand. A part of launches: not counted, and never made to fail. */
+#if CUDART_VERSION < 13000
+#define cudaStreamGetCaptureInfo cudaStreamGetCaptureInfo_v3
+#endif
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                      unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **dependencies,
-                                     const cudaGraphEdgeData **edges, size_t *dependency_count)
+                                     const cudaGraphNode_t **, const cudaGraphEdgeData **,
+                                     size_t *count)
 {
-    EMU_ENTER(0);
     cudaError_t error = emu::check_stream(stream);
     if (error == cudaSuccess && status == nullptr)
         error = cudaErrorInvalidValue;
-    if (error == cudaSuccess && (graph != nullptr || dependencies != nullptr || edges != nullptr ||
-                                 dependency_count != nullptr))
+    if (error == cudaSuccess && graph != nullptr)
         error = cudaErrorNotSupported;
     if (error != cudaSuccess)
         return fail(error);
+    *status = cudaStreamCaptureStatusNone;
+    if (!emu::is_captured(stream))
+        return cudaSuccess;
     Hold hold(captures_lock);
-    Capture *capture = emu::capture_of(stream);
-    *status = capture == nullptr ? cudaStreamCaptureStatusNone
-              : capture->is_void ? cudaStreamCaptureStatusInvalidated
-                                 : cudaStreamCaptureStatusActive;
+    const Capture *capture = emu::capture_of(stream);
+    *status = status_of(capture);
     if (id != nullptr && capture != nullptr)
         *id = capture->id;
+    if (count != nullptr)
+        *count = stream->frontier.size();
     return cudaSuccess;
 }
 
@@ -454,6 +524,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
         exec->lanes.push_back(emu::stream_open(emu::current_device(), cudaStreamNonBlocking, 0));
     emu::execs.insert(exec.get());
     emu::count(counts.graph_execs);
+    counts.chain_nodes = (uint64_t)std::count_if(exec->plan->nodes.begin(), exec->plan->nodes.end(),
+                                                 [](const emu::Node &n) { return n.lane == 0; });
     *out = exec.give();
     return cudaSuccess;
 }

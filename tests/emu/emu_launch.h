@@ -22,6 +22,7 @@
 struct kvf_emu_kernel {
     const char *name; /* a string literal that begins with the kernel's name */
     const void *function;
+    bool starts_early; /* it may begin before what the stream has before it is done */
 };
 
 /* Abort if a word of this argument is the address of memory that no kernel may touch. */
@@ -46,9 +47,10 @@ cudaError_t kvf_emu_check_launch(dim3 grid, dim3 block, size_t shared_bytes);
 
 /* Run all blocks of a grid on the calling thread; returns when all have ended. `body` is called
  * once per CUDA thread. Several threads may run grids at the same time; a grid must not start
- * another. Errors of the kernel (deadlock, wrong mask, __trap) are printed and abort the process.
- */
+ * another. Errors of the kernel (deadlock, wrong mask, __trap, an early start without a wait in
+ * every thread) are printed and abort the process. `earlier`, or NULL, is what the stream has
+ * before the grid: the first thread that waits for it has it done, on a thread of its own. */
 void kvf_emu_run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body,
-                      const char *name);
+                      const kvf_emu_kernel &kernel, const std::function<void()> *earlier);
 
 #endif

@@ -41,6 +41,7 @@ struct kvf_emu_thread {
     uint32_t mask;         /* of the warp operation it waits in */
     uint32_t parity;       /* of the phase it waits for */
     uint64_t *barrier;     /* that it waits for, or NULL */
+    bool has_waited;       /* for what the stream has before the grid */
     kvf_emu_copies async, stores;
 };
 
@@ -70,6 +71,9 @@ struct kvf_emu_machine {
 
     const char *kernel;
     const std::function<void()> *body; /* NULL: no grid runs */
+    bool starts_early;
+    const std::function<void()> *earlier; /* still to be done before the grid goes on, or NULL */
+    char earlier_order;                   /* an address to synchronise on */
     uint32_t threads_count, warps_count;
     uint32_t current; /* linear index of the thread that runs */
     uint32_t alive;

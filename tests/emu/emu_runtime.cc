@@ -433,12 +433,12 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
         if (!emu::is_captured(stream))
             emu::drain_all(stream->device);
     }
-    const char *name = kernel->name;
+    const kvf_emu_kernel what = *kernel;
     auto run = [=] {
         emu::count(emu::counts.launches);
-        kvf_emu_run_grid(grid, block, shared_bytes, body, name);
+        kvf_emu_run_grid(grid, block, shared_bytes, body, what, emu::take_earlier());
     };
-    error = emu::submit(stream, run, name);
+    error = emu::submit(stream, run, what.name, &what);
     return error == cudaSuccess ? error : fail(error);
 }
 

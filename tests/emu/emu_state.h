@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "emu_control.h"
+#include "emu_launch.h"
 
 namespace emu
 {
@@ -142,8 +143,8 @@ struct Counts {
     std::atomic<uint64_t> allocations{0}, pinned_allocations{0}, registrations{0}, streams{0},
         events{0}, graphs{0}, graph_execs{0}, cublas_handles{0}, allocated_bytes{0},
         pinned_bytes{0}, calls{0}, waits{0}, pageable_copies{0}, launches{0}, copies{0},
-        copied_bytes{0}, graph_launches{0}, forbidden_calls{0}, dropped_batches{0}, full_queues{0},
-        late_loads{0}, faults{0};
+        copied_bytes{0}, graph_launches{0}, chain_nodes{0}, forbidden_calls{0}, dropped_batches{0},
+        full_queues{0}, late_loads{0}, faults{0};
 };
 extern Counts counts;
 inline void count(std::atomic<uint64_t> &counter, uint64_t by = 1)
@@ -177,10 +178,6 @@ enum class Place { Pageable, Pinned, Device, Outside };
 /* Where [pointer, pointer + bytes) lies; Outside if it leaves the allocation or registration that
  * it touches. */
 Place place_of(const void *pointer, size_t bytes);
-/* Is this a legal copy, and must it wait? */
-cudaError_t check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                       bool *is_pageable);
-void copy_now(void *to, const void *from, size_t bytes);
 /* While one lives, device memory can be read and written; memory_hide() takes it away from
  * everybody once no work is queued, so that a host which touches it fails as on a GPU. */
 struct Visible {
@@ -260,9 +257,9 @@ namespace emu
 
 /* Not success: the handle is NULL, unknown or destroyed. */
 cudaError_t check_stream(cudaStream_t stream);
-cudaError_t check_event(cudaEvent_t event);
 /* In the order of the stream, or into its capture. */
-cudaError_t submit(cudaStream_t stream, Work work, const char *name);
+cudaError_t submit(cudaStream_t stream, Work work, const char *name,
+                   const kvf_emu_kernel *kernel = nullptr);
 /* The same, never into a capture. */
 void push(CUstream_st *stream, Work work, bool always);
 Ref<CUstream_st> stream_open(int device, unsigned flags, int priority);
@@ -276,6 +273,11 @@ bool is_idle();
 /* Work on the stream that cudaMemcpy and cudaMemset use. */
 void legacy_submit(Work work, bool is_awaited);
 
+/* ---- events: emu_event.cc ---- */
+
+/* As check_stream(). */
+cudaError_t check_event(cudaEvent_t event);
+
 /* ---- captures and graphs: emu_graph.cc ---- */
 
 struct Node {
@@ -284,6 +286,9 @@ struct Node {
     std::vector<uint32_t> after;
     uint32_t lane;   /* the stream it was recorded on */
     bool is_awaited; /* by a node of another lane */
+    bool is_kernel;
+    bool starts_early; /* a kernel that may begin before what it comes after is done */
+    bool is_overtaken; /* the next node of its lane may begin first */
 };
 
 /* Nodes in the order of recording, which is one that is valid. */
@@ -297,7 +302,10 @@ cudaError_t check_unsafe();
 /* Success if the stream is not capturing; else voids the capture and says so. */
 cudaError_t refuse_captured(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
-cudaError_t capture_add(cudaStream_t stream, Work work, const char *name);
+cudaError_t capture_add(cudaStream_t stream, Work work, const char *name,
+                        const kvf_emu_kernel *kernel = nullptr);
+/* What the grid that is about to run may start before, or NULL: once, on the thread of a lane. */
+const Work *take_earlier();
 cudaError_t capture_record(cudaEvent_t event, cudaStream_t stream);
 /* Sets *is_handled unless neither event nor stream has to do with a capture. */
 cudaError_t capture_wait(cudaStream_t stream, cudaEvent_t event, bool *is_handled);
@@ -305,7 +313,7 @@ void capture_forget(cudaStream_t stream);
 /* Drop what cudaDeviceReset drops. */
 void graphs_reset();
 
-/* ---- batch copies, for runtime and driver ---- */
+/* ---- batch copies, for runtime and driver: emu_transfer.cc ---- */
 
 cudaError_t copy_batch(void *const *to, const void *const *from, const size_t *bytes, size_t count,
                        const cudaMemcpyAttributes *attributes, const size_t *indices,

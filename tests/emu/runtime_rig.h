@@ -38,6 +38,12 @@ static inline void rig_mix_now(uint32_t *to, const uint32_t *from, uint32_t salt
         to[t] = to[t] * 31u + (from[t] ^ (salt + t));
 }
 
+/* One word, by a kernel that starts early: read before it waits for what comes before it, which is
+ * wrong, or after. */
+int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wrong);
+/* The right one, early wherever it stands. */
+int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from);
+
 /* Kernels: hold the stream up until (int32_t)(*word - value) >= 0; write a word. */
 int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);
@@ -80,6 +86,20 @@ static inline void rig_join(cudaStream_t waits, cudaEvent_t event, cudaStream_t 
 {
     OK(cudaEventRecord(event, records));
     OK(cudaStreamWaitEvent(waits, event, 0));
+}
+
+static inline void rig_capture_begin(cudaStream_t stream)
+{
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+}
+static inline cudaGraphExec_t rig_capture_end(cudaStream_t stream)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    OK(cudaGraphDestroy(graph));
+    return exec;
 }
 
 static inline kvf_emu_counts rig_counts(void)

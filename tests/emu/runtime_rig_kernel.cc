@@ -7,6 +7,8 @@
 extern "C" int rig_load(void);
 extern "C" int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t salt,
                        uint32_t count);
+extern "C" int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wrong);
+extern "C" int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from);
 extern "C" int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 extern "C" int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 
@@ -26,6 +28,23 @@ int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, uint32_t sa
 {
     return kvf_cuda_launch<mix>(dim3((count + 31) / 32), dim3(32), 0, stream, to, from, salt,
                                 count);
+}
+
+static void take(uint32_t *to, const uint32_t *from, int is_wrong)
+{
+    const uint32_t early = is_wrong ? *from : 0;
+    kvf_wait_for_earlier();
+    *to = is_wrong ? early : *from;
+}
+
+int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wrong)
+{
+    return kvf_cuda_launch_early<take>(dim3(1), dim3(1), 0, stream, to, from, is_wrong);
+}
+
+int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from)
+{
+    return kvf_emu_launch("take", true, take, dim3(1), dim3(1), 0, stream, to, from, 0);
 }
 
 static void wait_word(const uint32_t *word, uint32_t value)

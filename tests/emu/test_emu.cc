@@ -13,7 +13,7 @@
 int kvf_emu_enqueue(cudaStream_t, dim3 grid, dim3 block, size_t shared_bytes,
                     std::function<void()> body, const kvf_emu_kernel *kernel)
 {
-    kvf_emu_run_grid(grid, block, shared_bytes, body, kernel->name);
+    kvf_emu_run_grid(grid, block, shared_bytes, body, *kernel, NULL);
     return cudaSuccess;
 }
 

@@ -160,6 +160,14 @@ static __global__ void reads_past_local(uint32_t *x)
 
 typedef void (*fault_kernel)(uint32_t *);
 
+static __global__ void some_never_wait(uint32_t *)
+{
+    if (threadIdx.x != 9)
+        kvf_wait_for_earlier();
+}
+
+static bool starts_early; /* of the launches below */
+
 /* Run the kernel in a child; its stderr, and its wait status. */
 static int run_child(fault_kernel kernel, char *text, size_t size)
 {
@@ -173,8 +181,8 @@ static int run_child(fault_kernel kernel, char *text, size_t size)
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
-        kvf_emu_launch("kernel_of_test<a, b>, grid", kernel, dim3(2), dim3(64), 256, NULL,
-                       (uint32_t *)memory);
+        kvf_emu_launch("kernel_of_test<a, b>, grid", starts_early, kernel, dim3(2), dim3(64), 256,
+                       NULL, (uint32_t *)memory);
         exit(0);
     }
     close(ends[1]);
@@ -233,6 +241,10 @@ static void expect_reports(void)
     EXPECT(load_left, "1 bulk loads into it have not been waited for", "");
     EXPECT(store_left, "kvf_bulk_wait_read<0>() is missing", "");
     EXPECT(traps, "block (0,0,0) thread (5,0,0): __trap", "");
+    starts_early = true;
+    EXPECT(some_never_wait, "thread (9,0,0): starts early, and ends without kvf_wait_for_earlier",
+           "");
+    starts_early = false;
 }
 
 void test_faults(void)

@@ -19,16 +19,6 @@
 #define WORDS 64u
 #define BYTES (WORDS * 4)
 
-static cudaGraphExec_t end_capture(cudaStream_t stream)
-{
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    OK(cudaStreamEndCapture(stream, &graph));
-    OK(cudaGraphInstantiate(&exec, graph, 0));
-    OK(cudaGraphDestroy(graph));
-    return exec;
-}
-
 static void set_delays(uint32_t seed)
 {
     kvf_emu_config config;
@@ -55,11 +45,6 @@ static void expect_void(cudaStream_t stream, uint32_t *memory)
     assert_int_equal(status_of(stream), cudaStreamCaptureStatusNone);
     OK(cudaMemsetAsync(memory, 0, BYTES, stream));
     OK(cudaStreamSynchronize(stream));
-}
-
-static void begin(cudaStream_t stream)
-{
-    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
 }
 
 /* ---- replay ---- */
@@ -141,11 +126,11 @@ static void test_replay(void **state)
         print_message("seed %u\n", seed);
         set_delays(seed);
         open_machine(&m);
-        begin(m.streams[0]);
+        rig_capture_begin(m.streams[0]);
         assert_int_equal(status_of(m.streams[0]), cudaStreamCaptureStatusActive);
         enqueue_diamond(&m);
         assert_int_equal(status_of(m.streams[2]), cudaStreamCaptureStatusActive);
-        cudaGraphExec_t exec = end_capture(m.streams[0]);
+        cudaGraphExec_t exec = rig_capture_end(m.streams[0]);
         assert_int_equal(status_of(m.streams[2]), cudaStreamCaptureStatusNone);
         assert_int_equal(m.calls[0], 0);
         for (uint32_t i = 0; i < 20; i++) {
@@ -174,12 +159,12 @@ static void test_launches_in_order(void **state)
     cudaEvent_t event = rig_event();
     OK(cudaMemsetAsync(cell, 0, BYTES, a));
     OK(cudaMemsetAsync(zeros, 0, BYTES, a));
-    begin(a);
+    rig_capture_begin(a);
     OK(rig_mix(a, cell, zeros, 1, WORDS));
     rig_join(b, event, a);
     OK(rig_mix(b, cell, zeros, 2, WORDS));
     rig_join(a, event, b);
-    cudaGraphExec_t exec = end_capture(a);
+    cudaGraphExec_t exec = rig_capture_end(a);
     for (uint32_t i = 0; i < 30; i++) {
         OK(cudaGraphLaunch(exec, a));
         OK(cudaGraphLaunch(exec, b));
@@ -208,7 +193,7 @@ static void test_words_in_graph(void **state)
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *words = rig_pinned(4);
-    begin(a);
+    rig_capture_begin(a);
     rig_join(b, event, a);
     OK(rig_wait_word(b, &words[0], 1));
     OK(rig_write_word(b, &words[1], 1));
@@ -216,7 +201,7 @@ static void test_words_in_graph(void **state)
     OK(rig_wait_word(a, &words[2], 1));
     rig_join(a, event, b);
     OK(rig_write_word(a, &words[3], 1));
-    cudaGraphExec_t exec = end_capture(a);
+    cudaGraphExec_t exec = rig_capture_end(a);
     for (int i = 0; i < 10; i++) {
         memset(words, 0, 16);
         OK(cudaGraphLaunch(exec, a));
@@ -245,7 +230,7 @@ static void test_unjoined(void **state)
     cudaEvent_t event = rig_event();
     uint32_t *memory = rig_memory(BYTES);
     cudaGraph_t graph = NULL;
-    begin(a);
+    rig_capture_begin(a);
     OK(cudaMemsetAsync(memory, 1, BYTES, a));
     rig_join(b, event, a);
     OK(cudaMemsetAsync(memory, 2, BYTES, b));
@@ -253,7 +238,7 @@ static void test_unjoined(void **state)
     assert_null(graph);
     assert_int_equal(status_of(b), cudaStreamCaptureStatusNone);
     /* Joined, then more work on the branch. */
-    begin(a);
+    rig_capture_begin(a);
     rig_join(b, event, a);
     OK(cudaMemsetAsync(memory, 2, BYTES, b));
     rig_join(a, event, b);
@@ -261,13 +246,13 @@ static void test_unjoined(void **state)
     OK(cudaMemsetAsync(memory, 4, BYTES, a));
     FAILS(cudaErrorStreamCaptureUnjoined, cudaStreamEndCapture(a, &graph));
     /* A branch without work of its own needs no join. */
-    begin(a);
+    rig_capture_begin(a);
     OK(cudaMemsetAsync(memory, 1, BYTES, a));
     rig_join(b, event, a);
     OK(cudaStreamEndCapture(a, &graph));
     OK(cudaGraphDestroy(graph));
     FAILS(cudaErrorIllegalState, cudaStreamEndCapture(a, &graph));
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorIllegalState, cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
     rig_join(b, event, a);
     FAILS(cudaErrorStreamCaptureUnmatched, cudaStreamEndCapture(b, &graph));
@@ -288,23 +273,23 @@ static void test_refused_calls(void **state)
     OK(cudaEventRecord(outside, b));
     OK(cudaEventSynchronize(outside));
 
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorStreamCaptureUnsupported, cudaStreamSynchronize(a));
     expect_void(a, memory);
     OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeRelaxed));
     FAILS(cudaErrorStreamCaptureUnsupported, cudaStreamQuery(a));
     expect_void(a, memory);
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorStreamCaptureUnsupported, cudaMalloc(&more, 4));
     expect_void(a, memory);
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorStreamCaptureUnsupported, cudaEventQuery(outside));
     expect_void(a, memory);
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorStreamCaptureUnsupported,
           cudaMemcpyAsync(memory, host, BYTES, cudaMemcpyDefault, a));
     expect_void(a, memory);
-    begin(a);
+    rig_capture_begin(a);
     FAILS(cudaErrorStreamCaptureIsolation, cudaStreamWaitEvent(a, outside, 0));
     expect_void(a, memory);
 
@@ -323,7 +308,7 @@ static void test_refused_calls(void **state)
     OK(cudaMalloc(&more, 4));
     OK(cudaFree(more));
     OK(cudaStreamSynchronize(b));
-    OK(cudaGraphExecDestroy(end_capture(a)));
+    OK(cudaGraphExecDestroy(rig_capture_end(a)));
     FAILS(cudaErrorCapturedEvent, cudaStreamWaitEvent(b, inside, 0));
     OK(cudaEventRecord(inside, b));
     OK(cudaEventSynchronize(inside));
@@ -368,7 +353,7 @@ static void test_modes(void **state)
         if (mode == 0)
             expect_void(e.stream, memory);
         else
-            OK(cudaGraphExecDestroy(end_capture(e.stream)));
+            OK(cudaGraphExecDestroy(rig_capture_end(e.stream)));
     }
     OK(cudaFree(memory));
     OK(cudaEventDestroy(e.event));
@@ -420,14 +405,14 @@ static void test_batch(void **state)
         config.batch_capture = (kvf_emu_batch_capture)mode;
         kvf_emu_set_config(&config);
         memset(to, 0, BYTES);
-        begin(stream);
+        rig_capture_begin(stream);
         if (mode == KVF_EMU_BATCH_REFUSED) {
             FAILS(cudaErrorStreamCaptureUnsupported, batch(to, from, stream));
             expect_void(stream, to);
             continue;
         }
         OK(batch(to, from, stream));
-        cudaGraphExec_t exec = end_capture(stream);
+        cudaGraphExec_t exec = rig_capture_end(stream);
         OK(cudaGraphLaunch(exec, stream));
         OK(cudaStreamSynchronize(stream));
         assert_int_equal(is_reversed(to, from), mode == KVF_EMU_BATCH_ALLOWED);
@@ -533,14 +518,14 @@ static void check_product(cublasHandle_t handle, cudaStream_t stream, cudaDataTy
     for (int i = 0; i < ldc * n; i++)
         c[i] = 8;
     if (is_captured)
-        begin(stream);
+        rig_capture_begin(stream);
     assert_int_equal(cublasGemmEx(handle, is_ta ? CUBLAS_OP_T : CUBLAS_OP_N,
                                   is_tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k, &one, a, type, lda, b,
                                   type, ldb, &half, c, CUDA_R_32F, ldc, CUBLAS_COMPUTE_32F,
                                   CUBLAS_GEMM_DEFAULT),
                      CUBLAS_STATUS_SUCCESS);
     if (is_captured) {
-        cudaGraphExec_t exec = end_capture(stream);
+        cudaGraphExec_t exec = rig_capture_end(stream);
         OK(cudaGraphLaunch(exec, stream));
         OK(cudaGraphExecDestroy(exec));
     }

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if KVF_HAVE_CUDA
 
@@ -17,12 +18,16 @@
 
 #define CHUNK_BYTES ((size_t)64 << 20)
 #define CHUNKS_MAX  64u
+/* What is written before a run, and what a copy has: more than the L2 of any GPU. */
+#define FLUSH_BYTES ((size_t)(KVF_CHECK_EMULATED ? 1 : 256) << 20)
 
 struct check_cuda {
     char name[96];
     bool is_timed;
     cudaStream_t stream;
     cudaEvent_t from, to;
+    char *flush; /* [3, FLUSH_BYTES], if it is timed: a copy's two sides, and what fills L2 */
+    void *home;
     uint32_t chunk_count;
     uint32_t chunk; /* that the next buffer is cut from */
     size_t used;    /* bytes of it */
@@ -107,7 +112,9 @@ check_cuda *check_cuda_open(bool is_timed, char why[256])
             cudaSuccess ||
         (status = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->from, cudaEventDefault)) != cudaSuccess ||
-        (status = cudaEventCreateWithFlags(&cuda->to, cudaEventDefault)) != cudaSuccess) {
+        (status = cudaEventCreateWithFlags(&cuda->to, cudaEventDefault)) != cudaSuccess ||
+        (is_timed &&
+         (status = cudaMalloc((void **)&cuda->flush, 3 * FLUSH_BYTES)) != cudaSuccess)) {
         snprintf(why, 256, "the CUDA device cannot be used: %s", cudaGetErrorString(status));
         check_cuda_close(cuda);
         return NULL;
@@ -125,6 +132,10 @@ void check_cuda_close(check_cuda *cuda)
         return;
     for (uint32_t i = 0; i < cuda->chunk_count; i++)
         chunk_free(cuda, cuda->chunks[i].base);
+    if (cuda->home)
+        cudaFreeHost(cuda->home);
+    if (cuda->flush)
+        cudaFree(cuda->flush);
     if (cuda->to)
         cudaEventDestroy(cuda->to);
     if (cuda->from)
@@ -187,13 +198,22 @@ void check_cuda_release(check_cuda *cuda)
     cuda->used = 0;
 }
 
-static kvf_cuda_launch_fn launcher(void (*fn)(const void *args, uint32_t task))
+void *check_cuda_take_home(check_cuda *cuda, size_t bytes)
+{
+    if (KVF_CHECK_EMULATED)
+        return NULL;
+    if (cuda->home || cudaHostAlloc(&cuda->home, bytes,
+                                    cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess)
+        abort();
+    return cuda->home;
+}
+
+static kvf_cuda_launch_fn launcher(check_launcher fn)
 {
     return (kvf_cuda_launch_fn)(void (*)(void))fn;
 }
 
-const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                           const void *args, uint32_t tasks)
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks)
 {
     cudaError_t status = (cudaError_t)launcher(fn)(args, tasks, cuda->stream);
     if (status == cudaSuccess)
@@ -201,22 +221,89 @@ const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32
     return status == cudaSuccess ? NULL : cudaGetErrorString(status);
 }
 
-const char *check_cuda_time(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                            const void *args, uint32_t tasks, uint32_t times, double *best_ns)
+static cudaError_t record(check_cuda *cuda, check_launcher fn, const void *const *args,
+                          uint32_t tasks, uint32_t launches, cudaGraphExec_t *out)
 {
+    cudaGraph_t graph = NULL;
+    cudaError_t status = cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal);
+    if (status != cudaSuccess)
+        return status;
+    for (uint32_t i = 0; i < launches && status == cudaSuccess; i++)
+        status = (cudaError_t)launcher(fn)(args[i], tasks, cuda->stream);
+    const cudaError_t ended = cudaStreamEndCapture(cuda->stream, &graph);
+    status = status == cudaSuccess ? ended : status;
+    if (status == cudaSuccess)
+        status = cudaGraphInstantiate(out, graph, 0);
+    if (graph)
+        cudaGraphDestroy(graph);
+    return status;
+}
+
+/* What is between the events: a graph, or else a copy into the front of `flush`. */
+static cudaError_t timed_run(check_cuda *cuda, cudaGraphExec_t graph, const void *from, double *ns)
+{
+    float ms = 0.0f;
+    cudaError_t status =
+        cudaMemsetAsync(cuda->flush + 2 * FLUSH_BYTES, 0, FLUSH_BYTES, cuda->stream);
+    if (status == cudaSuccess)
+        status = cudaEventRecord(cuda->from, cuda->stream);
+    if (status == cudaSuccess)
+        status = graph ? cudaGraphLaunch(graph, cuda->stream)
+                       : cudaMemcpyAsync(cuda->flush, from, FLUSH_BYTES, cudaMemcpyDefault,
+                                         cuda->stream);
+    if (status == cudaSuccess)
+        status = cudaEventRecord(cuda->to, cuda->stream);
+    if (status == cudaSuccess)
+        status = cudaEventSynchronize(cuda->to);
+    if (status == cudaSuccess)
+        status = cudaEventElapsedTime(&ms, cuda->from, cuda->to);
+    *ns = (double)ms * 1e6;
+    return status;
+}
+
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+                            uint32_t tasks, uint32_t launches, uint32_t times, double *ns)
+{
+    double first = 0.0;
+    cudaGraphExec_t graph = NULL;
     cudaError_t status = to_device(cuda);
-    *best_ns = 0.0;
-    for (uint32_t i = 0; i < times + 1 && status == cudaSuccess; i++) {
-        float ms = 0.0f;
-        if ((status = cudaEventRecord(cuda->from, cuda->stream)) != cudaSuccess ||
-            (status = (cudaError_t)launcher(fn)(args, tasks, cuda->stream)) != cudaSuccess ||
-            (status = cudaEventRecord(cuda->to, cuda->stream)) != cudaSuccess ||
-            (status = cudaEventSynchronize(cuda->to)) != cudaSuccess ||
-            (status = cudaEventElapsedTime(&ms, cuda->from, cuda->to)) != cudaSuccess)
-            break;
-        const double ns = (double)ms * 1e6;
-        if (i == 1 || (i > 1 && ns < *best_ns)) /* the first one warms up */
-            *best_ns = ns;
+    if (status == cudaSuccess)
+        status = record(cuda, fn, args, tasks, launches, &graph);
+    if (status == cudaSuccess)
+        status = timed_run(cuda, graph, NULL, &first);
+    for (uint32_t i = 0; i < times && status == cudaSuccess; i++) {
+        status = timed_run(cuda, graph, NULL, &ns[i]);
+        ns[i] /= launches;
+    }
+    if (graph)
+        cudaGraphExecDestroy(graph);
+    return status == cudaSuccess ? NULL : cudaGetErrorString(status);
+}
+
+/* The best of a few copies. */
+static cudaError_t copy_rate(check_cuda *cuda, const void *from, double *rate)
+{
+    double ns, best = 0.0;
+    cudaError_t status = cudaSuccess;
+    for (uint32_t i = 0; i < 7 && status == cudaSuccess; i++) {
+        status = timed_run(cuda, NULL, from, &ns);
+        best = best > 0.0 && best < ns ? best : ns;
+    }
+    *rate = best > 0.0 ? (double)FLUSH_BYTES / best : 0.0;
+    return status;
+}
+
+const char *check_cuda_rates(check_cuda *cuda, check_rates *out)
+{
+    void *host = NULL;
+    cudaError_t status = copy_rate(cuda, cuda->flush + FLUSH_BYTES, &out->copy);
+    out->copy *= 2.0;
+    if (status == cudaSuccess)
+        status = cudaHostAlloc(&host, FLUSH_BYTES, cudaHostAllocPortable);
+    if (status == cudaSuccess) {
+        memset(host, 1, FLUSH_BYTES);
+        status = copy_rate(cuda, host, &out->link);
+        cudaFreeHost(host);
     }
     return status == cudaSuccess ? NULL : cudaGetErrorString(status);
 }
@@ -272,8 +359,14 @@ void check_cuda_release(check_cuda *cuda)
     (void)cuda;
 }
 
-const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                           const void *args, uint32_t tasks)
+void *check_cuda_take_home(check_cuda *cuda, size_t bytes)
+{
+    (void)cuda;
+    (void)bytes;
+    return NULL;
+}
+
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks)
 {
     (void)cuda;
     (void)fn;
@@ -282,12 +375,18 @@ const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32
     return "this build has no CUDA device";
 }
 
-const char *check_cuda_time(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                            const void *args, uint32_t tasks, uint32_t times, double *best_ns)
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+                            uint32_t tasks, uint32_t launches, uint32_t times, double *ns)
 {
-    (void)times;
-    *best_ns = 0.0;
+    (void)launches;
+    memset(ns, 0, times * sizeof *ns);
     return check_cuda_run(cuda, fn, args, tasks);
+}
+
+const char *check_cuda_rates(check_cuda *cuda, check_rates *out)
+{
+    *out = (check_rates){0.0, 0.0};
+    return check_cuda_run(cuda, NULL, NULL, 0);
 }
 
 #endif

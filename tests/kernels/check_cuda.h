@@ -32,12 +32,29 @@ void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes);
 void check_cuda_abandon(check_cuda *cuda, void *memory);
 void check_cuda_release(check_cuda *cuda);
 
-/* One launch of kvf_<op>_cuda, given as it is in the table. Both return NULL, or what went wrong.
- */
-const char *check_cuda_run(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                           const void *args, uint32_t tasks);
-/* The same `times` times with all memory on the GPU; best_ns is the shortest by its events. */
-const char *check_cuda_time(check_cuda *cuda, void (*fn)(const void *args, uint32_t task),
-                            const void *args, uint32_t tasks, uint32_t times, double *best_ns);
+/* Pinned memory of the host that kernels read over the link, once per open device; NULL in the
+ * emulator, where all memory is. */
+void *check_cuda_take_home(check_cuda *cuda, size_t bytes);
+
+typedef void (*check_launcher)(const void *args, uint32_t task);
+
+/* One launch of kvf_<op>_cuda, given as it is in the table. All three return NULL, or what went
+ * wrong. */
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks);
+
+/* `launches` of them in one graph, each with arguments of its own, and all memory on the GPU. The
+ * graph runs once and then `times` times, each time behind writes that leave nothing else in L2.
+ * ns[i]: by events around run i, divided by the launches. */
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+                            uint32_t tasks, uint32_t launches, uint32_t times, double *ns);
+
+/* Bytes per ns: of a copy on the device, read and written ones together, and of one from pinned
+ * memory of the host. */
+typedef struct check_rates {
+    double copy;
+    double link;
+} check_rates;
+
+const char *check_cuda_rates(check_cuda *cuda, check_rates *out);
 
 #endif

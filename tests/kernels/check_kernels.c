@@ -5,11 +5,12 @@
  * its reference.
  *
  *     check_kernels [--isa baseline,avx2,...] [--family score,...] [--op NAME,...] [--seed N]
- *                   [--case N] [--bench]
+ *                   [--case N] [--bench [--json FILE]]
  *
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
  * emulator the seed chooses a part of the cases of the slowest; `--case` runs one. Prints the first
- * mismatch of a case with its parameters and seed. Exit: 0 all agree, 1 some do not, 2 wrong use,
+ * mismatch of a case with its parameters and seed. `--bench` takes times instead, and writes those
+ * of the layers of a GPU as JSON, too. Exit: 0 all agree, 1 some do not, 2 wrong use,
  * 77 nothing to compare.
  */
 
@@ -80,7 +81,7 @@ static int usage(void)
 {
     fprintf(stderr,
             "usage: check_kernels [--isa LIST] [--family LIST] [--op LIST] [--seed N] [--case N] "
-            "[--bench]\n");
+            "[--bench [--json FILE]]\n");
     return 2;
 }
 
@@ -149,8 +150,27 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
     return compared;
 }
 
+/* A layer's kernels; on a GPU then the others, of which the emulator's times say nothing. */
+static void time_cuda(check *c, const char *op, const char *path)
+{
+    FILE *json = path ? fopen(path, "w") : NULL;
+    if (path && !json) {
+        perror(path);
+        c->failures++;
+        return;
+    }
+    bench_layers(c, op, json);
+    if (json && fclose(json) != 0) {
+        perror(path);
+        c->failures++;
+    }
+    if (!check_cuda_is_emulated(c->cuda))
+        bench_kernels(c, op);
+}
+
 /* 1 if the CUDA device was compared. */
-static uint32_t compare_cuda(check *c, const char *family, const char *op, bool bench)
+static uint32_t compare_cuda(check *c, const char *family, const char *op, bool bench,
+                             const char *json)
 {
     char why[256] = "";
     kvf_kernels var = {0};
@@ -167,10 +187,10 @@ static uint32_t compare_cuda(check *c, const char *family, const char *op, bool 
         return 1;
     }
 #endif
-    if (bench && check_cuda_is_emulated(c->cuda))
-        printf("%-12s not timed: the emulator's time says nothing of a GPU\n", c->isa);
+    if (bench)
+        time_cuda(c, op, json);
     else
-        compare_or_time(c, family, op, bench);
+        compare_all(c, family, op);
     check_cuda_close(c->cuda);
     c->cuda = NULL;
     return 1;
@@ -179,7 +199,7 @@ static uint32_t compare_cuda(check *c, const char *family, const char *op, bool 
 int main(int argc, char **argv)
 {
     static check c; /* large, and the same for every run */
-    const char *isa = NULL, *family = NULL, *op = NULL;
+    const char *isa = NULL, *family = NULL, *op = NULL, *json = NULL;
     bool bench = false;
     kvf_kernels ref;
     c.seed = 1;
@@ -189,6 +209,8 @@ int main(int argc, char **argv)
         const bool more = i + 1 < argc;
         if (strcmp(argv[i], "--bench") == 0)
             bench = true;
+        else if (strcmp(argv[i], "--json") == 0 && more)
+            json = argv[++i];
         else if (strcmp(argv[i], "--isa") == 0 && more)
             isa = argv[++i];
         else if (strcmp(argv[i], "--family") == 0 && more)
@@ -202,13 +224,15 @@ int main(int argc, char **argv)
         else
             return usage();
     }
+    if (json && !bench)
+        return usage();
     if (kvf_kernels_init(&ref, KVF_ISA_REFERENCE) != KVF_OK)
         return 1;
     printf("seed %llu\n", (unsigned long long)c.seed);
     c.ref = &ref;
     uint32_t compared = compare_cpu(&c, isa, family, op, bench);
     if (is_listed(isa, "cuda"))
-        compared += compare_cuda(&c, family, op, bench);
+        compared += compare_cuda(&c, family, op, bench, json);
     if (compared == 0) {
         printf("skipped: this CPU or build has none of the devices asked for\n");
         return 77;

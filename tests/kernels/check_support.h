@@ -15,6 +15,7 @@
  */
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "check_cuda.h"
 #include "kernels.h"
@@ -156,5 +157,7 @@ void check_properties(check *c);
 
 /* Times of the same calls, variant against reference. op NULL: all. */
 void bench_kernels(check *c, const char *op);
+/* Times of a layer's kernels on a GPU; json may be NULL. */
+void bench_layers(check *c, const char *op, FILE *json);
 
 #endif

@@ -320,7 +320,8 @@ TOKENIZERS = {"llama3": "llama3", "llama31": "llama3", "tekken": "tekken", "qwen
               "qwen3": "qwen2"}
 # What the templates that are known by name equal, for chats that the command makes.
 NAMED = {"chatml": "chatml", "qwen3": "qwen3", "llama3": "llama3", "mistral": "mistral1",
-         "mistral-v3": "mistral3", "mistral-tekken": "tekken", "deepseek-r1": "deepseek"}
+         "mistral-v3": "mistral3", "mistral-tekken": "tekken", "deepseek-r1": "deepseek",
+         "phi3": "phi3", "phi4": "phi4", "zephyr": "zephyr"}
 
 # Each chat: S system, U user, A assistant.
 CHATS = [

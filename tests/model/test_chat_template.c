@@ -267,7 +267,7 @@ static void formats_by_name_equal_their_family(void **state)
                 checked++;
             }
     }
-    assert_true(checked >= 60);
+    assert_true(checked >= 96);
     close_goldens(&g);
 }
 
@@ -480,6 +480,12 @@ static void finds_the_template(void **state)
     expect_source(folder, "three");
     fixture_write_text(folder, "chat_template.jinja", "four");
     expect_source(folder, "four");
+    fixture_write_text(folder, "chat_template.jinja", "");
+    expect_source(folder, "three");
+    fixture_write_text(folder, "chat_template.jinja", "five\xff");
+    fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
+                   "chat_template.jinja is not UTF-8: byte 4 does not belong there");
+    fixture_write_text(folder, "chat_template.jinja", "four");
     fixture_write_text(folder, config, "{\"eos_token\": 3}");
     fixture_expect(kvf_chat_source_read(folder, NULL, &found, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: eos_token must be a text");

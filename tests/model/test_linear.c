@@ -305,6 +305,30 @@ static void threads_do_not_change_bits(void **state)
     }
 }
 
+/* Beyond the rows that go one by one, all rows against some of them. */
+static void rows_beside_do_not_change_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS * 3; i++) {
+        problem p = problems[i / 3];
+        if (p.rows <= KVF_LINEAR_VECTOR_ROWS_MAX + 1)
+            continue;
+        p.dtype = (kvf_dtype)(i % 3);
+        data d = data_create(&p);
+        const size_t row = d.columns * sizeof(float);
+        float *all = malloc(p.rows * row);
+        multiply(&p, &d, 2, KVF_ISA_ALL);
+        memcpy(all, d.y, p.rows * row);
+        const uint32_t rows = p.rows;
+        for (p.rows = KVF_LINEAR_VECTOR_ROWS_MAX + 1; p.rows < rows; p.rows++) {
+            multiply(&p, &d, 2, KVF_ISA_ALL);
+            assert_memory_equal(all, d.y, p.rows * row);
+        }
+        free(all);
+        data_destroy(&p, &d);
+    }
+}
+
 /* Many rows at once against each row alone. */
 static void check_separate_rows(problem p, uint32_t isa)
 {
@@ -457,6 +481,7 @@ int main(void)
         cmocka_unit_test(products_of_blocks_are_right),
         cmocka_unit_test(blocks_have_their_bits),
         cmocka_unit_test(threads_do_not_change_bits),
+        cmocka_unit_test(rows_beside_do_not_change_bits),
         cmocka_unit_test(separate_rows_do_not_change_bits),
         cmocka_unit_test(shapes_out_of_limits_are_refused),
         cmocka_unit_test(norm_and_rope_and_swiglu),

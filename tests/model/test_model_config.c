@@ -429,6 +429,8 @@ static void reads_directories(void **state)
     kvf_error error = {0};
     fixture_expect(kvf_model_config_read(directory, NULL, &config, &error), &error, KVF_SYSTEM,
                    "config.json cannot be opened: No such file");
+    fixture_expect(kvf_model_config_read("maker/name", NULL, &config, &error), &error, KVF_SYSTEM,
+                   "or a GGUF file; maker/name cannot be opened: No such file");
     fixture_write_text(
         directory, "config.json",
         "{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":128,"

@@ -65,7 +65,7 @@ typedef struct problem {
     const gguf_type *blocks;                  /* of all outputs but the last 8; NULL = none */
 } problem;
 
-typedef enum kind { STORE, ADD, SWIGLU, ROTATE } kind;
+typedef enum end_kind { STORE, ADD, SWIGLU, ROTATE } end_kind;
 
 typedef struct data {
     buffer weight; /* of dtype */
@@ -140,7 +140,7 @@ static kvf_thin_part packed_part(const problem *p, const data *d)
 }
 
 /* The product of rows first to first + rows - 1. */
-static void launch(const problem *p, const data *d, kind kind, uint32_t first, uint32_t rows,
+static void launch(const problem *p, const data *d, end_kind kind, uint32_t first, uint32_t rows,
                    const buffer out[3])
 {
     const size_t element = kvf_dtype_bytes(p->dtype), half = p->head_dim / 2;
@@ -186,7 +186,7 @@ static void compare(const problem *p, float got, float want, kvf_dtype dtype, co
                  (double)got, (double)want);
 }
 
-static void check_sums(const problem *p, const data *d, kind kind)
+static void check_sums(const problem *p, const data *d, end_kind kind)
 {
     const size_t count = (size_t)p->rows * p->outputs;
     buffer out[3] = {take(count * sizeof(float))};

@@ -37,6 +37,7 @@ static void open_pool(tiered *t, uint32_t bundle_blocks)
     const kvf_page_pool_disk disk = {.folder = "/tmp",
                                      .bundle_blocks = bundle_blocks,
                                      .berths = BERTHS,
+                                     .groups = 1,
                                      .settle = settle,
                                      .user = t};
     rig_open(&t->r, &(rig_config){0});
@@ -54,7 +55,7 @@ static void close_pool(tiered *t)
 
 static void want(tiered *t, kvf_block b)
 {
-    kvf_disk_tier_want(t->pool.tier, kvf_page_pool_bundle(&t->pool, b));
+    kvf_disk_tier_want(t->pool.tier, kvf_page_pool_bundle(&t->pool, b), 0);
 }
 
 static void bytes_come_back(void **state)
@@ -169,34 +170,75 @@ static bool may(const void *user, uint32_t berth)
 static void what_is_used_stays(void **state)
 {
     (void)state;
-    uint8_t uses[BERTHS] = {0};
-    uint32_t pinned = 2;
-    kvf_disk_policy p = {.berths = BERTHS, .uses = uses};
-    for (uint32_t i = 0; i < BERTHS; i++)
-        kvf_disk_policy_enter(&p, i);
+    kvf_disk_use uses[BERTHS] = {0};
+    kvf_disk_turn turn = {0};
+    uint32_t bundles[BERTHS], pinned = 2;
+    uint64_t call = 1;
+    kvf_disk_policy p = {.berths = BERTHS, .bundles = bundles, .uses = uses, .groups = &turn};
+    for (uint32_t i = 0; i < BERTHS; i++) {
+        bundles[i] = i;
+        kvf_disk_policy_use(&p, i, 0, call);
+    }
     for (uint32_t i = 0; i < 100; i++) {
-        kvf_disk_policy_use(&p, 5); /* again and again */
-        kvf_disk_policy_use(&p, 6);
+        kvf_disk_policy_use(&p, 5, 0, ++call); /* again and again */
+        kvf_disk_policy_use(&p, 6, 0, call);
         const uint32_t victim = kvf_disk_policy_victim(&p, may, &pinned);
         assert_true(victim != 5 && victim != 6 && victim != pinned);
-        kvf_disk_policy_enter(&p, victim);
+        kvf_disk_policy_use(&p, victim, 0, call);
     }
     for (uint32_t i = 0; i < 64; i++) { /* no more: it goes like the others */
         const uint32_t victim = kvf_disk_policy_victim(&p, may, &pinned);
-        kvf_disk_policy_enter(&p, victim);
+        kvf_disk_policy_use(&p, victim, 0, ++call);
         if (victim == 5)
             return;
     }
     fail_msg("what was used once stays for ever");
 }
 
+/* Three layers in turn, each of which uses five bundles of its own; nine have room. */
+typedef struct turns {
+    uint32_t bundles[9];
+    uint32_t group; /* whose turn it is */
+} turns;
+
+static bool of_another(const void *user, uint32_t berth)
+{
+    const turns *t = user;
+    return t->bundles[berth] / 5 != t->group;
+}
+
+static void turns_keep_a_share(void **state)
+{
+    (void)state;
+    turns t;
+    kvf_disk_use uses[15] = {0};
+    kvf_disk_turn groups[3] = {0};
+    kvf_disk_policy p = {.berths = 9, .bundles = t.bundles, .uses = uses, .groups = groups};
+    uint32_t hits = 0;
+    for (uint32_t i = 0; i < 9; i++)
+        t.bundles[i] = i;
+    for (uint32_t call = 1; call <= 300; call++) {
+        t.group = call % 3;
+        for (uint32_t bundle = 5 * t.group; bundle < 5 * t.group + 5; bundle++) {
+            uint32_t berth = 0;
+            while (berth < 9 && t.bundles[berth] != bundle)
+                berth++;
+            kvf_disk_policy_use(&p, bundle, t.group, call);
+            hits += berth < 9;
+            if (berth == 9)
+                t.bundles[kvf_disk_policy_victim(&p, of_another, &t)] = bundle;
+        }
+    }
+    /* Whoever comes finds what the two others leave; by recency alone he would find nothing. */
+    assert_in_range(hits, 500, 1500);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_come_back),
-        cmocka_unit_test(neighbours_share_a_bundle),
-        cmocka_unit_test(a_crowd_is_refused),
-        cmocka_unit_test(what_is_used_stays),
+        cmocka_unit_test(bytes_come_back),    cmocka_unit_test(neighbours_share_a_bundle),
+        cmocka_unit_test(a_crowd_is_refused), cmocka_unit_test(what_is_used_stays),
+        cmocka_unit_test(turns_keep_a_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -299,14 +299,6 @@ static void test_headroom_of_this_machine(void **state)
     printf("free %s\n", kvf_bytes_text(h.node_free, text));
     assert_true(h.node_free > 0);
     assert_true(h.memlock > 0);
-    /* A limit above all that there is: the machine is one that grows. */
-    h.cgroup = (uint64_t)1 << 58;
-    assert_true(kvf_memory_grows(&h, 16 * GIB));
-    assert_false(kvf_memory_grows(&h, UINT64_MAX));
-    h.cgroup = UINT64_MAX; /* none */
-    assert_false(kvf_memory_grows(&h, 16 * GIB));
-    h.cgroup = 1;
-    assert_false(kvf_memory_grows(&h, 1));
 }
 
 /* ---- cgroups ---- */
@@ -369,6 +361,36 @@ static void test_cgroup_v2(void **state)
     remove_tree(&t);
 }
 
+/* A virtual machine that shows 8 GiB, of which 6 are free, and gets more as it uses them. */
+static void test_memory_that_grows(void **state)
+{
+    (void)state;
+    rig r;
+    char proc[128];
+    tree t = {.root = "/tmp/kvf-meminfo-XXXXXX"};
+    kvf_host_memory_config config = plain(16 * GIB, 4096);
+    assert_non_null(mkdtemp(t.root));
+    snprintf(proc, sizeof proc, "%s/meminfo", t.root);
+    assert_true(kvf_machine_headroom(proc, 64 * GIB) == UINT64_MAX); /* no file */
+    put(&t, "meminfo", "MemTotal: 8388608 kB\nMemFree: 99 kB\nMemAvailable: 6291456 kB\n");
+    rig_open(&r, NULL);
+    kvf_headroom h = plenty;
+    h.hugetlb_free = 0;
+    /* Its limit is above what it shows: memory comes until there. */
+    h.cgroup = 20 * GIB;
+    h.node_free = kvf_machine_headroom(proc, h.cgroup);
+    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+    h.cgroup = 12 * GIB;
+    h.node_free = kvf_machine_headroom(proc, h.cgroup);
+    expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
+                   (const char *const[]){"memory.max", "12.00 GiB", NULL});
+    /* No limit, or one below what there is, says nothing of growth. */
+    assert_true(kvf_machine_headroom(proc, UINT64_MAX) == 6 * GIB);
+    assert_true(kvf_machine_headroom(proc, 7 * GIB) == 6 * GIB);
+    rig_close(&r);
+    remove_tree(&t);
+}
+
 static void test_cgroup_v1(void **state)
 {
     (void)state;
@@ -395,6 +417,7 @@ int main(void)
         cmocka_unit_test(test_unpinned),
         cmocka_unit_test(test_preflight),
         cmocka_unit_test(test_headroom_of_this_machine),
+        cmocka_unit_test(test_memory_that_grows),
         cmocka_unit_test(test_cgroup_v2),
         cmocka_unit_test(test_cgroup_v1),
     };

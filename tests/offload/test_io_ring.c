@@ -326,6 +326,32 @@ static void past_the_page_cache(void **state)
     close_ring(&r);
 }
 
+/* Where a file system has none without a name, one has a name for a moment. */
+static void files_without_a_name(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/kvf-io-XXXXXX", bytes[] = "still here";
+    ring_rig r;
+    struct stat about;
+    int file;
+    assert_non_null(mkdtemp(folder));
+    open_ring(&r, DEPTH);
+    for (int says = 0; says < 2; says++) {
+        r.fault = (ring_fault){.name = "file without a name", .says = says};
+        assert_int_equal(kvf_file_scratch(r.context, folder, 8192, &file), KVF_OK);
+        assert_int_equal(r.fault.asked, 1);
+        assert_int_equal(fstat(file, &about), 0);
+        assert_true((about.st_mode & 07777) == 0600 && about.st_nlink == 0 &&
+                    about.st_size == 8192);
+        assert_int_equal(rmdir(folder), 0); /* it is empty */
+        assert_int_equal(pwrite(file, bytes, sizeof bytes, 100), sizeof bytes);
+        assert_int_equal(mkdir(folder, 0700), 0);
+        close(file);
+    }
+    assert_int_equal(rmdir(folder), 0);
+    close_ring(&r);
+}
+
 static void files_that_cannot_be(void **state)
 {
     (void)state;
@@ -356,7 +382,8 @@ int main(void)
         cmocka_unit_test(kept_without_memlock), /* first: it forks */
         cmocka_unit_test(each_call_fails_once), cmocka_unit_test(each_refusal_of_a_ring),
         cmocka_unit_test(bundles_reads_first),  cmocka_unit_test(kept_or_not_the_same_bytes),
-        cmocka_unit_test(past_the_page_cache),  cmocka_unit_test(files_that_cannot_be),
+        cmocka_unit_test(past_the_page_cache),  cmocka_unit_test(files_without_a_name),
+        cmocka_unit_test(files_that_cannot_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,8 +6,10 @@ KVF_HF_MODEL, and the command KVF_COMMAND, whose tokens must be the same. `./dev
 
 usage: check_hf.py [TEST...]
 """
+import collections
 import copy
 import io
+import json
 import os
 import subprocess
 import sys
@@ -282,6 +284,39 @@ class Refusals(Case):
                      return_dict_in_generate=True)
         with self.assertRaisesRegex(kvferry.Full, "tokens_max = 50"):
             generate(self.model, prompt(1, 60), cache_of(self.model, tokens_max=50))
+
+
+class BenchOnAGpu(unittest.TestCase):
+    """Its cases run on the CPU, too, whose times say nothing."""
+
+    def run_it(self, *words):
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench",
+                              "python", "bench_gpu.py")
+        return subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+
+    def test_every_case_is_measured(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "figures")
+            done = self.run_it("--device", "cpu", "--small", "--json", path)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            with open(path) as figures:
+                rows = json.load(figures)["results"]
+        self.assertEqual([row for row in rows if "us" not in row], [])
+        counts = collections.Counter(row["what"] for row in rows)
+        self.assertEqual(counts, {"kvferry": 4, "SDPA": 4, "SDPA, own choice": 4,
+                                  "SDPA, heads repeated": 2, "offloaded DynamicCache": 4,
+                                  "kvferry prefill": 2, "SDPA prefill": 2})
+        for row in rows:
+            self.assertGreater(row["us"], 0)
+            self.assertGreater(row["floor_us"], 0)
+            self.assertLessEqual(row["p10_us"], row["p90_us"])
+        self.assertTrue(all(row["error_max"] > 0 for row in rows if row["what"] == "kvferry prefill"))
+
+    @unittest.skipIf(torch.cuda.is_available(), "there is a GPU")
+    def test_no_gpu(self):
+        done = self.run_it()
+        self.assertEqual((done.returncode, done.stdout), (77, ""))
+        self.assertIn("torch sees no GPU", done.stderr)
 
 
 @unittest.skipUnless(os.environ.get("KVF_HF_MODEL") and os.environ.get("KVF_COMMAND"),

@@ -254,6 +254,36 @@ static kvf_status play_truncate(stage *st, const scene *s, float *out)
     return close_actors(&a, status, out);
 }
 
+static void change_places(actors *a)
+{
+    kvf_sequence *first = a->s[0];
+    a->s[0] = a->s[1];
+    a->s[1] = first;
+}
+
+/* Two prompts of which one fits into memory, and steps of both. */
+static kvf_status play_disk(stage *st, const scene *s, float *out)
+{
+    actors a;
+    kvf_status status = open_actors(&a, st, s);
+    if (status == KVF_OK)
+        status = kvf_sequence_create(a.cache, &a.s[1]);
+    for (uint32_t i = 0; i < 2 && status == KVF_OK; i++) {
+        status = prefill_all(&a);
+        change_places(&a);
+    }
+    for (uint32_t i = 0; i < 2 && status == KVF_OK; i++) {
+        status = decode_token(&a, PROMPT);
+        change_places(&a);
+    }
+    if (status == KVF_OK) {
+        kvf_stats stats;
+        kvf_cache_stats(a.cache, &stats);
+        assert_true(stats.disk_reads > 0);
+    }
+    return close_actors(&a, status, out);
+}
+
 /* Statistics are read while everything is alive; they have no status, so only the rest counts. */
 static kvf_status play_stats(stage *st, const scene *s, float *out)
 {
@@ -416,6 +446,16 @@ static void recordable(kvf_cache_config *cc)
     cc->refresh_interval = 128;
 }
 
+/* As little memory as a call needs: a prompt of every layer. */
+static void on_disk(kvf_cache_config *cc)
+{
+    cc->transfer = KVF_TRANSFER_AUTO;
+    cc->tokens_max = 64;
+    cc->disk_path = "/tmp";
+    cc->disk_bundle_bytes = 1;
+    cc->host_bytes = (uint64_t)10 * 8 * KV_HEADS * DIM * 2 * sizeof(float);
+}
+
 static uint32_t choose_first(void *user, const kvf_select_view *view, int32_t *ids)
 {
     uint32_t n = 0;
@@ -444,6 +484,7 @@ const scene custom_scene = {"custom policy", play_decode, custom};
 const scene pages_scene = {"page lists", play_pages, without_static};
 const scene record_scene = {"recorded decode", play_recording, recordable};
 const scene truncate_scene = {"truncate", play_truncate, NULL};
+const scene disk_scene = {"disk tier", play_disk, on_disk};
 const scene stats_scene = {"statistics", play_stats, NULL};
 const scene link_scene = {"link", play_link, NULL};
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Settings of caches with a disk tier; see the header. */
+/* Caches with a disk tier, and the same without; see the header. */
 
 #include "disk_rig.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "masked.h"
 
 void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_bytes)
 {
@@ -29,4 +31,71 @@ void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_byte
     if (config->host_bytes < bytes)
         config->host_bytes = bytes;
     kvf_runtime_close(runtime);
+}
+
+static void set_heads(kvf_cache_config *c)
+{
+    static const uint8_t mask[] = {1, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0};
+    c->head_mask = mask;
+    c->streaming_sink = 5;
+    c->streaming_recent = 21;
+    c->refresh_interval = 5;
+}
+
+static void set_dynamic_heads(kvf_cache_config *c)
+{
+    save_cases[4].set(c);
+    set_heads(c);
+}
+
+const save_case disk_heads[2] = {{"streaming heads", set_heads},
+                                 {"streaming heads, dynamic", set_dynamic_heads}};
+
+kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes)
+{
+    kvf_cache_config config = save_config(c);
+    config.layers = TEST_SANITIZED && test_on_cuda() ? 3 : 8;
+    config.tokens_max = 256;
+    disk_config(&config, 2 * (DISK_PROMPT + DISK_STEPS), bundle_bytes);
+    return config;
+}
+
+void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops *engine)
+{
+    kvf_runtime_config rc = test_runtime_config();
+    test_seams.io_engine = engine;
+    test_world_open(&w->tier, &rc, &config);
+    assert_true(kvf_masked_has_tier(w->tier.cache));
+    config.disk_path = NULL;
+    config.host_bytes = config.disk_bundle_bytes = 0;
+    test_world_open(&w->plain, NULL, &config);
+    assert_false(kvf_masked_has_tier(w->plain.cache));
+    test_tokens_make(
+        &w->t, &config,
+        &(test_tokens_spec){
+            .count = DISK_PROMPT + 4 * DISK_STEPS, .seed = 7, .sharpness = 2.0f, .topics = 5});
+}
+
+void disk_worlds_close(disk_worlds *w)
+{
+    const kvf_cache *pages;
+    test_wait(&w->tier);
+    for (uint32_t n = 0; (pages = kvf_masked_pages(w->tier.cache, n)) != NULL; n++) {
+        assert_true(kvf_page_pool_is_valid(&pages->pool));
+        assert_true(!pages->pool.tier || kvf_disk_tier_is_valid(pages->pool.tier));
+    }
+    test_world_close(&w->tier);
+    test_world_close(&w->plain);
+    test_tokens_free(&w->t);
+}
+
+void disk_same_steps(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,
+                     uint32_t count, const char *what)
+{
+    void *got = save_decode(&w->tier, a, &w->t, first, count);
+    void *wanted = save_decode(&w->plain, b, &w->t, first, count);
+    if (memcmp(got, wanted, save_decode_bytes(&w->t, count)) != 0)
+        fail_msg("%s: other bits", what);
+    free(got);
+    free(wanted);
 }

@@ -3,13 +3,35 @@
 #define KVF_TESTS_RUNTIME_DISK_RIG_H
 
 /*
- * What tests of the disk tier share: settings of a cache that has a quarter of its pages in memory.
+ * What tests of the disk tier share: settings of a cache that has a quarter of its pages in memory,
+ * and such a cache beside one without a tier, to compare.
  */
 
+#include "io_engine.h"
 #include "save_rig.h"
 
 /* `config` with a disk tier of small bundles, in the folder of the rig. In memory is a quarter of
  * what `tokens` tokens take, or as much as a call needs. */
 void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_bytes);
+
+#define DISK_PROMPT 170u
+#define DISK_STEPS  14u
+
+typedef struct disk_worlds {
+    test_world tier, plain;
+    test_tokens t; /* a prompt and four times the steps */
+} disk_worlds;
+
+/* With a head mask of 8 layers of every kind: one or two retrieval heads, or none. */
+extern const save_case disk_heads[2];
+/* 8 layers of the settings, for a prompt and steps in two sequences. */
+kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes);
+/* `config` has a tier; the other cache is the same without. Engine NULL: the best there is. */
+void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops *engine);
+/* Whatever was called, the tier and its pool are valid. */
+void disk_worlds_close(disk_worlds *w);
+/* The same steps in both give the same bits. */
+void disk_same_steps(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,
+                     uint32_t count, const char *what);
 
 #endif

@@ -82,8 +82,17 @@ static int rig_wait(kvf_io *base, kvf_io_result *out)
     return 0;
 }
 
-const kvf_io_ops fail_engine = {
-    .name = "rig", .open = rig_open, .close = rig_close, .submit = rig_submit, .wait = rig_wait};
+static int rig_poll(kvf_io *base, kvf_io_result *out)
+{
+    return ((rig_io *)base)->count == 0 ? -EAGAIN : rig_wait(base, out);
+}
+
+const kvf_io_ops fail_engine = {.name = "rig",
+                                .open = rig_open,
+                                .close = rig_close,
+                                .submit = rig_submit,
+                                .wait = rig_wait,
+                                .poll = rig_poll};
 
 void fail_plan_set(uint32_t at, int what, uint32_t always)
 {

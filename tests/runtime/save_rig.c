@@ -137,6 +137,7 @@ static void set_speculate(kvf_cache_config *c)
 static void set_gather(kvf_cache_config *c)
 {
     c->transfer = KVF_TRANSFER_GATHER;
+    c->digest = KVF_DIGEST_MEAN;
     c->refresh_interval = 5;
 }
 
@@ -185,7 +186,7 @@ const save_case save_cases[] = {
     {"auto ratio", set_auto},
     {"static", set_static},
     {"speculate", set_speculate},
-    {"gather", set_gather},
+    {"gather, mean boxes", set_gather},
     {"quest", set_quest},
     {"arkvale", set_arkvale},
     {"streaming", set_streaming},

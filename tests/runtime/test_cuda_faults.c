@@ -195,6 +195,7 @@ int main(void)
         SCENE(pages_scene),
         SCENE(record_scene),
         SCENE(truncate_scene),
+        SCENE(disk_scene),
         SCENE(stats_scene),
         SCENE(link_scene),
     };

@@ -7,6 +7,7 @@
  */
 
 #include "disk_rig.h"
+#include "save_faults.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,65 +16,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cache.h"
+#include "masked.h"
 
-#define PROMPT 170u
-#define STEPS  14u
+#define PROMPT DISK_PROMPT
+#define STEPS  DISK_STEPS
 #define BRANCH 3u
 
-typedef struct two_worlds {
-    test_world tier, plain;
-    test_tokens t;
-} two_worlds;
-
-static kvf_cache_config config_of(const save_case *c, uint32_t bundle_bytes)
-{
-    kvf_cache_config config = save_config(c);
-    config.layers = 8;
-    config.tokens_max = 256;
-    config.speculate = 0;
-    disk_config(&config, 2 * (PROMPT + STEPS), bundle_bytes);
-    return config;
-}
-
-static void open_worlds(two_worlds *w, kvf_cache_config config)
-{
-    test_world_open(&w->tier, NULL, &config);
-    assert_non_null(w->tier.cache->pool.tier);
-    config.disk_path = NULL;
-    config.host_bytes = config.disk_bundle_bytes = 0;
-    test_world_open(&w->plain, NULL, &config);
-    assert_null(w->plain.cache->pool.tier);
-    test_tokens_make(&w->t, &config,
-                     &(test_tokens_spec){
-                         .count = PROMPT + 4 * STEPS, .seed = 7, .sharpness = 2.0f, .topics = 5});
-}
-
-static void close_worlds(two_worlds *w)
-{
-    const kvf_page_pool *pool = &w->tier.cache->pool;
-    test_wait(&w->tier);
-    assert_true(kvf_page_pool_is_valid(pool));
-    assert_true(kvf_disk_tier_is_valid(pool->tier));
-    test_world_close(&w->tier);
-    test_world_close(&w->plain);
-    test_tokens_free(&w->t);
-}
-
-/* The same steps in both give the same bits. */
-static void same_steps(two_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,
-                       uint32_t count, const char *what)
-{
-    void *got = save_decode(&w->tier, a, &w->t, first, count);
-    void *wanted = save_decode(&w->plain, b, &w->t, first, count);
-    if (memcmp(got, wanted, save_decode_bytes(&w->t, count)) != 0)
-        fail_msg("%s: other bits", what);
-    free(got);
-    free(wanted);
-}
-
 /* The prompt with its outputs, chunk by chunk through all layers. */
-static void same_prompt(two_worlds *w, kvf_sequence *a, kvf_sequence *b)
+static void same_prompt(disk_worlds *w, kvf_sequence *a, kvf_sequence *b)
 {
     const size_t bytes =
         (size_t)PROMPT * w->t.query_heads * w->t.head_dim * test_dtype_bytes(w->t.dtype);
@@ -92,7 +42,7 @@ static void same_prompt(two_worlds *w, kvf_sequence *a, kvf_sequence *b)
 }
 
 /* Both sequences of each world in one call. */
-static void same_batch(two_worlds *w, kvf_sequence *const a[2], kvf_sequence *const b[2],
+static void same_batch(disk_worlds *w, kvf_sequence *const a[2], kvf_sequence *const b[2],
                        uint32_t token)
 {
     const test_tokens *t = &w->t;
@@ -123,53 +73,60 @@ static void same_batch(two_worlds *w, kvf_sequence *const a[2], kvf_sequence *co
     test_release(out);
 }
 
-static void life_of(two_worlds *w, const char *name)
+static void life_of(disk_worlds *w, const char *name)
 {
     kvf_sequence *a[2], *b[2];
     a[0] = test_sequence(&w->tier);
     b[0] = test_sequence(&w->plain);
     same_prompt(w, a[0], b[0]);
-    same_steps(w, a[0], b[0], PROMPT, STEPS, name);
+    disk_same_steps(w, a[0], b[0], PROMPT, STEPS, name);
     test_ok(&w->tier, kvf_sequence_fork(w->tier.cache, a[0], w->tier.stream, &a[1]));
     test_ok(&w->plain, kvf_sequence_fork(w->plain.cache, b[0], w->plain.stream, &b[1]));
-    same_steps(w, a[1], b[1], PROMPT + STEPS, BRANCH, name);
-    same_steps(w, a[0], b[0], PROMPT + 2 * STEPS, STEPS, name);
+    disk_same_steps(w, a[1], b[1], PROMPT + STEPS, BRANCH, name);
+    disk_same_steps(w, a[0], b[0], PROMPT + 2 * STEPS, STEPS, name);
     same_batch(w, a, b, PROMPT + STEPS);
-    test_ok(&w->tier, kvf_sequence_truncate(w->tier.cache, a[0], PROMPT - 33, w->tier.stream));
-    test_ok(&w->plain, kvf_sequence_truncate(w->plain.cache, b[0], PROMPT - 33, w->plain.stream));
-    same_steps(w, a[0], b[0], PROMPT, STEPS, name);
+    if (!w->tier.config.head_mask) { /* rings have lost what they held */
+        test_ok(&w->tier, kvf_sequence_truncate(w->tier.cache, a[0], PROMPT - 33, w->tier.stream));
+        test_ok(&w->plain,
+                kvf_sequence_truncate(w->plain.cache, b[0], PROMPT - 33, w->plain.stream));
+    }
+    disk_same_steps(w, a[0], b[0], PROMPT, STEPS, name);
     kvf_sequence_destroy(a[1]);
     kvf_sequence_destroy(b[1]);
     assert_int_equal(save_now(&w->tier, a[0], save_path("tier"), NULL), KVF_OK);
     a[1] = save_restore(&w->tier, save_path("tier"), 1);
     test_ok(&w->plain, kvf_sequence_fork(w->plain.cache, b[0], w->plain.stream, &b[1]));
-    same_steps(w, a[1], b[1], PROMPT, STEPS, name);
+    disk_same_steps(w, a[1], b[1], PROMPT, STEPS, name);
     /* A cache of either kind takes a file of the other. */
     assert_int_equal(save_now(&w->plain, b[0], save_path("plain"), NULL), KVF_OK);
     kvf_sequence_destroy(a[1]);
     a[1] = save_restore(&w->tier, save_path("plain"), 1);
-    same_steps(w, a[1], b[0], PROMPT, STEPS, name);
+    disk_same_steps(w, a[1], b[0], PROMPT, STEPS, name);
     kvf_sequence_destroy(a[0]);
     kvf_sequence_destroy(b[0]);
 }
 
 static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes)
 {
-    two_worlds w;
+    disk_worlds w;
     kvf_stats stats;
-    kvf_cache_config config = config_of(c, bundle_bytes);
+    kvf_cache_config config = disk_config_of(c, bundle_bytes);
     config.transfer = transfer;
-    open_worlds(&w, config);
+    disk_worlds_open(&w, config, NULL);
+    const kvf_cache *pages = kvf_masked_pages(w.tier.cache, 0);
     life_of(&w, c->name);
     kvf_cache_stats(w.tier.cache, &stats);
     printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written; %u berths for %u\n",
            c->name, (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
            (unsigned long long)stats.bytes_from_disk / 1024,
-           (unsigned long long)stats.bytes_to_disk / 1024, w.tier.cache->dims.berths,
-           w.tier.cache->pool.block_count / w.tier.cache->pool.bundle_blocks);
+           (unsigned long long)stats.bytes_to_disk / 1024, pages->dims.berths,
+           pages->pool.block_count / pages->pool.bundle_blocks);
     if (stats.disk_reads == 0)
         fail_msg("%s: nothing was ever read from disk", c->name);
-    close_worlds(&w);
+    assert_true(stats.disk_wait_ns > 0);
+    if (config.head_mask && !pages->dims.needs_mirror) /* else slots may hold all that was chosen */
+        assert_true(stats.pages_from_disk > 0);
+    disk_worlds_close(&w);
 }
 
 static void same_bits(void **state)
@@ -177,7 +134,7 @@ static void same_bits(void **state)
     (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
         kvf_cache_config config = save_config(c);
-        if (config.head_mask || config.speculate)
+        if (config.head_mask)
             continue;
         if (TEST_SANITIZED && c != &save_cases[4]) /* which take a minute */
             continue;
@@ -205,12 +162,113 @@ static void same_bits_in_bundles(void **state)
     run(&save_cases[4], KVF_TRANSFER_GATHER, 11000);
 }
 
+/* ---- streaming heads ---- */
+
+static void same_bits_with_streaming_heads(void **state)
+{
+    (void)state;
+    run(&disk_heads[1], KVF_TRANSFER_AUTO, 1);
+    if (!TEST_SANITIZED)
+        run(&disk_heads[0], KVF_TRANSFER_GATHER, 20000);
+}
+
+/* Each cache of retrieval heads has what it needs and a share of the rest, and no more together. */
+static void memory_is_shared(void **state)
+{
+    (void)state;
+    const kvf_cache_config config = disk_config_of(&disk_heads[1], 1);
+    for (uint32_t i = 0; i < 4; i++) {
+        kvf_cache_config c = config;
+        test_world w;
+        c.host_bytes += i * c.host_bytes / 5;
+        test_world_open(&w, NULL, &c);
+        const kvf_cache_plan *plan = kvf_cache_memory(w.cache);
+        uint64_t in_memory = 0, on_disk = 0;
+        const kvf_cache *pages;
+        for (uint32_t n = 0; (pages = kvf_masked_pages(w.cache, n)) != NULL; n++) {
+            in_memory += pages->plan.host_kv_bytes;
+            on_disk += pages->plan.disk_bytes;
+        }
+        assert_true(in_memory <= c.host_bytes && in_memory > c.host_bytes / 2);
+        assert_int_equal(plan->host_kv_bytes, in_memory);
+        assert_int_equal(plan->disk_bytes, on_disk);
+        assert_true(on_disk > 0 && plan->disk_bundle_bytes > 0);
+        test_world_close(&w);
+    }
+}
+
+/* ---- speculation ---- */
+
+static void set_ahead(kvf_cache_config *c)
+{
+    save_cases[4].set(c);
+    c->speculate = 1;
+    c->speculate_pages = 24;
+}
+
+static void set_hybrid_ahead(kvf_cache_config *c)
+{
+    save_cases[8].set(c);
+    c->speculate_pages = 6;
+}
+
+static void set_heads_ahead(kvf_cache_config *c)
+{
+    disk_heads[1].set(c);
+    c->speculate = 1;
+}
+
+/* What ranks next is read while later layers run; answers are those of a cache that does not. */
+static void same_bits_with_speculation(void **state)
+{
+    (void)state;
+    static const save_case cases[] = {{"dynamic, ahead", set_ahead},
+                                      {"resident refresh, ahead", set_hybrid_ahead},
+                                      {"streaming heads, ahead", set_heads_ahead}};
+    run(&cases[0], KVF_TRANSFER_AUTO, 1);
+    if (TEST_SANITIZED)
+        return;
+    run(&cases[0], KVF_TRANSFER_GATHER, 1);
+    run(&cases[1], KVF_TRANSFER_GATHER, 20000);
+    run(&cases[2], KVF_TRANSFER_AUTO, 1);
+}
+
+/* With an engine that takes reads at once, what is foreseen spares calls a read that they would
+ * have waited for. */
+static void what_is_foreseen_is_not_waited_for(void **state)
+{
+    (void)state;
+    static const save_case c = {"", set_ahead};
+    uint64_t reads[2];
+    for (uint32_t ahead = 0; ahead < 2; ahead++) {
+        disk_worlds w;
+        kvf_stats stats;
+        kvf_cache_config config = disk_config_of(&c, 1);
+        config.speculate = ahead;
+        fail_plan_set(UINT32_MAX, NOTHING, 0);
+        disk_worlds_open(&w, config, &fail_engine);
+        kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
+        same_prompt(&w, a, b);
+        kvf_cache_stats_reset(w.tier.cache);
+        disk_same_steps(&w, a, b, PROMPT, 4 * STEPS, "ahead");
+        kvf_cache_stats(w.tier.cache, &stats);
+        reads[ahead] = stats.disk_reads;
+        printf("# speculate = %u: %llu of %llu were waited for; %llu ahead, %llu used\n", ahead,
+               (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
+               (unsigned long long)stats.disk_ahead, (unsigned long long)stats.disk_ahead_used);
+        assert_true((stats.disk_ahead > 0) == ahead && (stats.disk_ahead_used > 0) == ahead);
+        assert_true(stats.disk_ahead_used <= stats.disk_ahead);
+        disk_worlds_close(&w);
+    }
+    assert_true(reads[1] < reads[0]);
+}
+
 /* ---- the file ---- */
 
 static void the_file_is_private(void **state)
 {
     (void)state;
-    const kvf_cache_config config = config_of(&save_cases[4], 1);
+    const kvf_cache_config config = disk_config_of(&save_cases[4], 1);
     const uint32_t files = save_count_files();
     test_world w;
     struct stat about;
@@ -241,8 +299,7 @@ static void refused(kvf_runtime *runtime, const kvf_cache_config *config, kvf_st
 static void contradictions_are_refused(void **state)
 {
     (void)state;
-    static const uint8_t mask[16] = {1, 0, 1, 1};
-    const kvf_cache_config good = config_of(&save_cases[4], 1);
+    const kvf_cache_config good = disk_config_of(&save_cases[4], 1);
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
@@ -261,15 +318,35 @@ static void contradictions_are_refused(void **state)
     c = good;
     c.disk_path = "/nowhere/at/all";
     refused(runtime, &c, KVF_SYSTEM, "/nowhere/at/all");
-    c = good;
-    c.head_mask = mask;
-    refused(runtime, &c, KVF_UNSUPPORTED, "head_mask");
-    c = good;
-    c.speculate = 1;
-    refused(runtime, &c, KVF_UNSUPPORTED, "speculate");
+    c = disk_config_of(&disk_heads[1], 1);
+    c.host_bytes /= 8;
+    refused(runtime, &c, KVF_INVALID, "retrieval heads each need pages in memory; give at least");
+    c = disk_config_of(&disk_heads[1], 1);
+    c.disk_bytes = 1 << 16;
+    refused(runtime, &c, KVF_INVALID, "disk_bytes = 65536");
     c = good;
     c.disk_bundle_bytes = UINT32_MAX;
     refused(runtime, &c, KVF_INVALID, "disk_bundle_bytes");
+    kvf_runtime_close(runtime);
+}
+
+/* Where nothing is said, as many whole blocks as 128 KiB need. */
+static void bundles_have_128_KiB(void **state)
+{
+    (void)state;
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    kvf_cache_plan plan;
+    kvf_cache_config c = disk_config_of(&save_cases[4], 0);
+    const size_t block = 32u * 2 * c.kv_heads * c.head_dim * test_dtype_bytes(c.dtype);
+    c.tokens_max = 1 << 17;
+    c.host_bytes = (uint64_t)c.tokens_max / 32 * block * c.layers / 2;
+    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
+    assert_int_equal(plan.block_size, 32);
+    assert_true(plan.disk_bundle_bytes >= 128 << 10 &&
+                plan.disk_bundle_bytes < (128 << 10) + block && plan.disk_bytes > 0);
+    assert_int_equal(plan.disk_bundle_bytes % block, 0);
     kvf_runtime_close(runtime);
 }
 
@@ -277,41 +354,12 @@ static void contradictions_are_refused(void **state)
 static void no_tier_where_all_fits(void **state)
 {
     (void)state;
-    kvf_cache_config c = config_of(&save_cases[4], 1);
+    kvf_cache_config c = disk_config_of(&save_cases[4], 1);
     test_world w;
     c.host_bytes = 1 << 30;
     test_world_open(&w, NULL, &c);
     assert_null(w.cache->pool.tier);
     assert_int_equal(kvf_cache_memory(w.cache)->disk_bytes, 0);
-    test_world_close(&w);
-}
-
-static void lists_are_refused(void **state)
-{
-    (void)state;
-    const kvf_cache_config config = config_of(&save_cases[4], 1);
-    test_world w;
-    test_tokens t;
-    test_world_open(&w, NULL, &config);
-    test_tokens_make(&t, &config, &(test_tokens_spec){.count = 40, .seed = 3});
-    kvf_sequence *s = test_sequence(&w);
-    save_prefill(&w, s, &t, 40);
-    int32_t *memory = test_alloc(4096);
-    char *out = test_alloc(4096);
-    const kvf_page_lists lists = {
-        .indptr = memory, .indices = memory, .capacity = 1000, .last_page_len = memory};
-    const kvf_decode_args args = {.batch = 1,
-                                  .sequences = &s,
-                                  .q = test_q(&t, 0, 0),
-                                  .k = test_k(&t, 0, 0),
-                                  .v = test_v(&t, 0, 0),
-                                  .out = out};
-    test_expect(w.runtime, kvf_select_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
-    test_expect(w.runtime, kvf_attend_pages(w.cache, &args, &lists, w.stream), KVF_UNSUPPORTED);
-    assert_null(kvf_page_address(s, 0, 0, 0));
-    test_release(memory);
-    test_release(out);
-    test_tokens_free(&t);
     test_world_close(&w);
 }
 
@@ -321,10 +369,14 @@ int main(void)
         cmocka_unit_test(same_bits),
         cmocka_unit_test(same_bits_gathered),
         cmocka_unit_test(same_bits_in_bundles),
+        cmocka_unit_test(same_bits_with_streaming_heads),
+        cmocka_unit_test(memory_is_shared),
+        cmocka_unit_test(same_bits_with_speculation),
+        cmocka_unit_test(what_is_foreseen_is_not_waited_for),
         cmocka_unit_test(the_file_is_private),
         cmocka_unit_test(contradictions_are_refused),
+        cmocka_unit_test(bundles_have_128_KiB),
         cmocka_unit_test(no_tier_where_all_fits),
-        cmocka_unit_test(lists_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

@@ -204,27 +204,44 @@ static void replays_equal_enqueued_steps(void **state)
     }
 }
 
-/* One kernel brings a step's arguments; then every layer has so many. */
+/* Nodes on the stream of whoever records, where the emulator can say. */
+static uint64_t chain_nodes(uint64_t otherwise)
+{
+#if TEST_HAS_EMULATOR
+    kvf_emu_counts counts;
+    kvf_emu_get_counts(&counts);
+    otherwise = counts.chain_nodes;
+#endif
+    return otherwise;
+}
+
+/* One kernel brings a step's arguments; then every layer has so many. Speculation has its own,
+ * beside the caller's stream. */
 static void nodes_are_as_few_as_they_should_be(void **state)
 {
     (void)state;
     static const struct {
         kvf_select select;
         kvf_digest_kind digest;
-        uint32_t nodes;
+        uint32_t nodes, speculate, aside;
     } ways[] = {
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES,
-         6}, /* the default: append, rotate, weigh, fold, select, attend */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 5},
-        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 4},
+        /* the default: append, rotate, weigh, fold, select, attend */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 0, 0},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 5, 0, 0},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 4, 0, 0},
+        /* aside: what was of use, topk, resolve, what is ahead, fetch, move */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 1, 6},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);
         cc.digest = ways[i].digest;
+        cc.speculate = ways[i].speculate;
         bench b;
         bench_open(&b, &cc, 1031);
         record(&b);
-        assert_int_equal(kvf_recording_nodes(b.recording), 1 + LAYERS * ways[i].nodes);
+        const uint32_t chain = 1 + LAYERS * ways[i].nodes;
+        assert_int_equal(kvf_recording_nodes(b.recording), chain + LAYERS * ways[i].aside);
+        assert_int_equal(chain_nodes(chain), chain);
         bench_close(&b);
     }
 }
@@ -276,10 +293,11 @@ static void what_cannot_be_recorded_is_said(void **state)
     bench_close(&b);
 }
 
-static void misuse_while_recording_is_refused(void **state)
+/* With speculation a recording that fails leaves a branch that nobody has joined. */
+static void misuse(uint32_t speculate)
 {
-    (void)state;
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
+    cc.speculate = speculate;
     bench b;
     bench_open(&b, &cc, 1021);
     kvf_sequence *other = NULL;
@@ -306,6 +324,13 @@ static void misuse_while_recording_is_refused(void **state)
     assert_int_equal(kvf_replay_is_possible(b.recording), 0);
     refused(&b, kvf_replay(b.recording, b.w.stream), KVF_INVALID, "destroyed");
     bench_close(&b);
+}
+
+static void misuse_while_recording_is_refused(void **state)
+{
+    (void)state;
+    misuse(0);
+    misuse(1);
 }
 
 int main(void)

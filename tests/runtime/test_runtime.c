@@ -6,8 +6,11 @@
 
 #include "harness.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "io_engine.h"
 
 static void every_status_has_a_name_and_a_text(void **state)
 {
@@ -190,6 +193,55 @@ static void the_description_is_json(void **state)
     kvf_runtime_close(runtime);
 }
 
+static int refuse_ring(void *user, const char *what)
+{
+    (void)user;
+    return strcmp(what, "ring") == 0;
+}
+
+/* @return whether this build can have a ring */
+static bool described(kvf_runtime *runtime, const char *engine, const char *ring)
+{
+    static char text[1 << 16];
+    char wanted[128];
+    const uint64_t live = runtime->context->live_bytes;
+    test_expect(runtime, kvf_runtime_describe(runtime, text, sizeof text, NULL), KVF_OK);
+    snprintf(wanted, sizeof wanted, "\"disk_tier\":{\"engine\":\"%s\",\"liburing\":", engine);
+    const char *tier = strstr(text, wanted);
+    if (!tier)
+        fail_msg("%s: %s", wanted, text);
+    tier += strlen(wanted);
+    const bool has_ring = strncmp(tier, "true", 4) == 0;
+    if (!strstr(tier, has_ring ? ring : "\"io_uring\":\"this build has no liburing\"") ||
+        !strstr(tier, "\"registered_max_bytes\":"))
+        fail_msg("%s: %s", ring, text);
+    assert_int_equal(runtime->context->live_bytes, live);
+    return has_ring;
+}
+
+/* The engine is that of a tier, and a ring that is refused says why. No error is left behind. */
+static void the_description_tells_of_the_disk_tier(void **state)
+{
+    (void)state;
+    kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    kvf_io *io = NULL;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    test_expect(runtime, kvf_io_open(runtime->context, 80, &io), KVF_OK);
+    const char *engine = io->ops->name;
+    kvf_io_close(io);
+    const kvf_error before = *kvf_runtime_error(runtime);
+    const bool is_ring = strcmp(engine, "io_uring") == 0;
+    const bool has_ring =
+        described(runtime, engine, is_ring ? "\"io_uring\":\"allowed\"" : "was refused");
+    assert_true(has_ring || !is_ring);
+    kvf_device_set_fault(runtime->device, refuse_ring, NULL);
+    assert_true(described(runtime, "preadv", "was refused") == has_ring);
+    kvf_device_set_fault(runtime->device, NULL, NULL);
+    assert_string_equal(kvf_runtime_error(runtime)->text, before.text);
+    kvf_runtime_close(runtime);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,6 +251,7 @@ int main(void)
         cmocka_unit_test(two_runtimes_are_independent),
         cmocka_unit_test(streams_run_in_order),
         cmocka_unit_test(the_description_is_json),
+        cmocka_unit_test(the_description_tells_of_the_disk_tier),
     };
     return cmocka_run_group_tests_name("runtime: runtime", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 
 #include "json.h"
 #include "model_part.h"
+#include "utf8.h"
 
 #define CONFIG_BYTES_MAX   (16u << 20)
 #define TEMPLATE_BYTES_MAX (1u << 20)
@@ -67,6 +68,23 @@ static kvf_status read_config(const char *text, size_t bytes, const kvf_allocato
     return status;
 }
 
+/* A file with nothing in it is none. What is in tokenizer_config.json was checked with it. */
+static kvf_status read_template_part(const char *model, const char *part,
+                                     const kvf_allocator *allocator, kvf_text *out,
+                                     kvf_error *error)
+{
+    KVF_TRY(model_read_part(model, part, TEMPLATE_BYTES_MAX, allocator, out, error));
+    if (out->size == 0)
+        kvf_text_free(allocator, out);
+    const size_t valid = utf8_valid_prefix(out->bytes, out->size);
+    return valid == out->size
+               ? KVF_OK
+               : model_fail(error, KVF_CORRUPT,
+                            "%s is not UTF-8: byte %zu does not belong there; convert it, or "
+                            "download it again",
+                            part, valid);
+}
+
 kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocator,
                                 kvf_chat_source *out, kvf_error *error)
 {
@@ -76,8 +94,7 @@ kvf_status kvf_chat_source_read(const char *model, const kvf_allocator *allocato
     kvf_status status = KVF_OK;
     *out = (kvf_chat_source){0};
     if (model_has_part(model, template_part))
-        status = model_read_part(model, template_part, TEMPLATE_BYTES_MAX, allocator, &out->source,
-                                 error);
+        status = read_template_part(model, template_part, allocator, &out->source, error);
     if (status == KVF_OK && model_has_part(model, config_part))
         status = model_read_part(model, config_part, CONFIG_BYTES_MAX, allocator, &config, error);
     if (status == KVF_OK && config.bytes)

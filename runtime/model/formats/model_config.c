@@ -12,8 +12,10 @@
 #include "model_config_reader.h"
 #include "model_part.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
@@ -396,6 +398,12 @@ kvf_status kvf_model_config_read(const char *model, const kvf_allocator *allocat
 {
     static const char other[] = "generation_config.json";
     kvf_text config, generation = {0};
+    if (access(model, F_OK) != 0)
+        return model_fail_errno(error, errno,
+                                "a model is a folder of this machine with config.json, "
+                                "*.safetensors and tokenizer.json, or a GGUF file; %s cannot be "
+                                "opened",
+                                model);
     KVF_TRY(model_read_part(model, "config.json", CONFIG_BYTES_MAX, allocator, &config, error));
     kvf_status status = KVF_OK;
     if (model_has_part(model, other))

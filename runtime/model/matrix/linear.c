@@ -3,9 +3,9 @@
 /*
  * Splits products into panels of outputs and runs each panel as a task.
  *
- * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c
- * and matmul_dnnl.c. Invariant: no two tasks write the same output, and scratch belongs to a task
- * index, of which there are never more than compute threads.
+ * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
+ * strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same output, and scratch
+ * belongs to a task index, of which there are never more than compute threads.
  */
 
 #include "linear.h"
@@ -20,9 +20,8 @@
 #define VECTOR_PANEL_BYTES   (128u * 1024u)
 #define VECTOR_PANEL_OUTPUTS 256u
 
-/* A widened panel stays in the second-level cache where a core has 2 MiB or so; wide panels pack x
- * less often. */
-#define MATRIX_PANEL_BYTES    (2u * 1024u * 1024u)
+/* Of products in bf16: wide panels pack x less often. */
+#define MATRIX_PANEL_BYTES    (1024u * 1024u)
 #define MATRIX_PANEL_OUTPUTS  256u
 #define MATRIX_PANEL_MULTIPLE 16u
 
@@ -83,7 +82,7 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
 
 static uint32_t matrix_panel(uint32_t inputs)
 {
-    uint32_t outputs = MATRIX_PANEL_BYTES / (inputs * (uint32_t)sizeof(float));
+    uint32_t outputs = MATRIX_PANEL_BYTES / (inputs * (uint32_t)sizeof(uint16_t));
     outputs -= outputs % MATRIX_PANEL_MULTIPLE;
     if (outputs < MATRIX_PANEL_MULTIPLE)
         return MATRIX_PANEL_MULTIPLE;
@@ -101,7 +100,9 @@ static uint32_t vector_panel(const kvf_linear *part)
 
 static bool multiplies_bf16(const kvf_linear_limits *limits)
 {
-    return limits->bf16 == KVF_LINEAR_BF16_AUTO && kvf_matmul_bf16_native();
+    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & limits->isa_mask;
+    return limits->bf16 == KVF_LINEAR_BF16_AUTO && (usable & KVF_ISA_AVX512_BF16) &&
+           kvf_matmul_bf16_native();
 }
 
 static size_t round_up_64(size_t bytes)
@@ -109,13 +110,17 @@ static size_t round_up_64(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* The widest panel of weights in fp32. */
+/* The scratch of a strip, or the largest panel of weights in bf16. */
 static size_t panel_bytes(const kvf_linear_limits *limits)
 {
-    size_t widest = (size_t)MATRIX_PANEL_OUTPUTS * limits->inputs_max * sizeof(float);
-    size_t floor = (size_t)MATRIX_PANEL_MULTIPLE * limits->inputs_max * sizeof(float);
+    const size_t strip = KVF_STRIP_FLOATS * sizeof(float);
+    if (!multiplies_bf16(limits))
+        return strip;
+    size_t widest = (size_t)MATRIX_PANEL_OUTPUTS * limits->inputs_max * sizeof(uint16_t);
+    size_t floor = (size_t)MATRIX_PANEL_MULTIPLE * limits->inputs_max * sizeof(uint16_t);
     size_t cap = floor > MATRIX_PANEL_BYTES ? floor : MATRIX_PANEL_BYTES;
-    return round_up_64(widest < cap ? widest : cap);
+    size_t panel = round_up_64(widest < cap ? widest : cap);
+    return panel > strip ? panel : strip;
 }
 
 /* A panel of weights, and behind it a panel of outputs where bf16 products accumulate. */
@@ -203,6 +208,19 @@ bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
 
 /* ---- panels ---- */
 
+static bool narrows(const kvf_linear_engine *engine, const kvf_linear *part)
+{
+    return engine->narrow_x && part->dtype == KVF_BF16;
+}
+
+/* Outputs of a panel. */
+static uint32_t panel_size(const kvf_linear_engine *engine, const kvf_linear *part, bool vector)
+{
+    return vector                  ? vector_panel(part)
+           : narrows(engine, part) ? matrix_panel(part->inputs)
+                                   : engine->kernels->strip->outputs;
+}
+
 /* Where a panel of the call lies. */
 typedef struct panel {
     const kvf_linear *part;
@@ -221,7 +239,7 @@ static panel panel_find(const linear_args *args, uint32_t index, bool vector)
         part++;
     }
     const kvf_linear *linear = args->call.parts[part];
-    uint32_t size = vector ? vector_panel(linear) : matrix_panel(linear->inputs);
+    uint32_t size = panel_size(args->engine, linear, vector);
     panel p = {.part = linear, .first = index * size};
     p.outputs = linear->outputs - p.first < size ? linear->outputs - p.first : size;
     p.weight = (const unsigned char *)linear->weight + kvf_linear_row_bytes(linear) * p.first;
@@ -297,11 +315,19 @@ static float *product_scratch(const linear_args *args, uint32_t task)
                              panel_bytes(&engine->limits));
 }
 
-static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape shape,
-                       uint32_t task)
+static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
     kvf_linear_engine *engine = args->engine;
+    const uint32_t inputs = p->part->inputs;
+    const kvf_matmul_shape shape = {
+        .rows = call->rows,
+        .outputs = p->outputs,
+        .inputs = inputs,
+        .a_stride = inputs,
+        .b_stride = inputs,
+        .c_stride = call->accumulate ? p->outputs : args->y_stride,
+    };
     float *y = call->y + p->y_offset, *product = call->accumulate ? product_scratch(args, task) : y;
     const uint16_t *weight = (const uint16_t *)(const void *)p->weight;
     if (p->part->blocks) {
@@ -310,8 +336,6 @@ static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape
             p->weight, (size_t)p->outputs * p->part->inputs, narrow);
         weight = narrow;
     }
-    if (call->accumulate)
-        shape.c_stride = p->outputs;
     if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x, weight, product))
         return false;
     for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
@@ -320,35 +344,27 @@ static bool panel_bf16(const linear_args *args, const panel *p, kvf_matmul_shape
     return true;
 }
 
-static bool panel_fp32(const linear_args *args, const panel *p, kvf_matmul_shape shape,
-                       uint32_t task)
+static void panel_fp32(const linear_args *args, const panel *p, uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
-    const kvf_linear_kernels *kernels = args->engine->kernels;
-    const void *weight = p->weight;
-    if (p->part->blocks || p->part->dtype != KVF_FP32) {
-        kvf_widen_fn widen = p->part->blocks ? kernels->packed->widen[p->part->blocks->index]
-                                             : kernels->widen[p->part->dtype];
-        float *wide = panel_scratch(args, task);
-        widen(weight, (size_t)p->outputs * p->part->inputs, wide);
-        weight = wide;
-    }
-    return kvf_matmul_fp32(&shape, call->x, weight, call->y + p->y_offset, call->accumulate);
+    const kvf_strip strip = {.linear = p->part,
+                             .first = p->first,
+                             .outputs = p->outputs,
+                             .rows = call->rows,
+                             .x = call->x,
+                             .y = call->y + p->y_offset,
+                             .y_stride = args->y_stride,
+                             .accumulate = call->accumulate,
+                             .scratch = panel_scratch(args, task)};
+    args->engine->kernels->strip->multiply(&strip);
 }
 
 static bool panel_multiply(const linear_args *args, const panel *p, uint32_t task)
 {
-    const uint32_t inputs = p->part->inputs;
-    const kvf_matmul_shape shape = {
-        .rows = args->call.rows,
-        .outputs = p->outputs,
-        .inputs = inputs,
-        .a_stride = inputs,
-        .b_stride = inputs,
-        .c_stride = args->y_stride,
-    };
-    return args->engine->narrow_x && p->part->dtype == KVF_BF16 ? panel_bf16(args, p, shape, task)
-                                                                : panel_fp32(args, p, shape, task);
+    if (narrows(args->engine, p->part))
+        return panel_bf16(args, p, task);
+    panel_fp32(args, p, task);
+    return true;
 }
 
 /* One task is every tasks-th panel, so that scratch can belong to the task. */
@@ -403,15 +419,15 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
-        uint32_t size = vector ? vector_panel(part) : matrix_panel(part->inputs);
+        uint32_t size = panel_size(engine, part, vector);
         args.panels[i] = (part->outputs + size - 1) / size;
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];
-        narrow = narrow || part->dtype == KVF_BF16;
+        narrow = narrow || narrows(engine, part);
     }
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
-    if (narrow && engine->narrow_x)
+    if (narrow)
         KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
     args.tasks = kvf_min_u32(args.panel_count, engine->threads);
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);

@@ -7,9 +7,10 @@
  * fp32 or the blocks of a quantised type, never copied as a whole.
  *
  * A few rows of x go through a matrix-vector kernel of the runner, which reads W once at memory
- * speed; many rows go through oneDNN, panel by panel of outputs, which rounds by their number. It
- * knows streams and shapes, not layers. Invariant: which panel a product falls into, and so every
- * bit of it, follows from the shapes alone, never from the number of threads.
+ * speed; many rows go through its kernel for strips of outputs in fp32, or panel by panel through
+ * oneDNN in bf16 where that is faster, which rounds by their number. It knows streams and shapes,
+ * not layers. Invariant: every bit of a product follows from the shapes alone, never from the
+ * number of threads.
  */
 
 #include "gguf_types.h"
@@ -72,6 +73,30 @@ typedef struct kvf_packed_kernels {
     void (*dot_batch)(const kvf_dot_batch *batch);
 } kvf_packed_kernels;
 
+#define KVF_STRIP_COLUMNS     1024u /* inputs at a time; whole blocks of every type */
+#define KVF_STRIP_OUTPUTS_MAX 48u
+#define KVF_STRIP_WIDE_ROWS   8u
+#define KVF_STRIP_FLOATS      (KVF_STRIP_COLUMNS * (KVF_STRIP_OUTPUTS_MAX + KVF_STRIP_WIDE_ROWS))
+
+/** Neighbouring outputs of a matrix for all rows of x. */
+typedef struct kvf_strip {
+    const kvf_linear *linear;
+    uint32_t first;   /**< output */
+    uint32_t outputs; /**< 1 … those of the kernel */
+    uint32_t rows;    /**< of x and y */
+    const float *x;   /**< [rows, inputs] */
+    float *y;         /**< [rows, y_stride], from the first output on */
+    size_t y_stride;
+    bool accumulate;
+    float *scratch; /**< [KVF_STRIP_FLOATS] */
+} kvf_strip;
+
+/** Sums in fp32, over the inputs in order. */
+typedef struct kvf_strip_kernel {
+    uint32_t outputs; /**< of a strip */
+    void (*multiply)(const kvf_strip *strip);
+} kvf_strip_kernel;
+
 typedef struct kvf_linear_kernels {
     const char *name;
     kvf_dot_rows_fn dot_rows[3]; /**< by kvf_dtype */
@@ -79,6 +104,7 @@ typedef struct kvf_linear_kernels {
     void (*round)(const float *from, size_t count, uint16_t *to); /**< to bf16 */
     void (*swiglu)(const float *gate, const float *up, size_t count, float *y);
     const kvf_packed_kernels *packed;
+    const kvf_strip_kernel *strip;
 } kvf_linear_kernels;
 
 /** The best set that the CPU has and @p isa_mask (kvf_isa) allows. Never NULL. */
@@ -88,7 +114,7 @@ typedef struct kvf_linear_engine kvf_linear_engine;
 
 /** Whether bf16 weights are multiplied in bf16 (x is rounded) or widened to fp32. */
 typedef enum kvf_linear_bf16 {
-    KVF_LINEAR_BF16_AUTO, /**< where the CPU does it natively: elsewhere oneDNN is slow at it */
+    KVF_LINEAR_BF16_AUTO, /**< where it is faster */
     KVF_LINEAR_BF16_OFF,
 } kvf_linear_bf16;
 
@@ -122,9 +148,9 @@ KVF_CHECKED kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_l
                                           kvf_stream *stream);
 
 /**
- * Up to this many rows the matrix-vector kernel is used: where it is at least 1.5 times as fast as
- * oneDNN on bf16 weights. bench/model/bench_linear on Zen 4 with AVX2: 1.6 to 2.2 times at 1 row,
- * 2.1 to 2.3 at 2, 1.7 at 3, 1.4 at 4.
+ * Up to this many rows the matrix-vector kernel is used: where it is clearly faster than strips on
+ * bf16 weights. bench/model/bench_linear on a Xeon with AVX-512: 2.8 times at 1 row, 2.2 at 2, 1.7
+ * at 3, 1.5 at 4, 0.9 at 8.
  */
 #define KVF_LINEAR_VECTOR_ROWS_MAX 3u
 

@@ -160,4 +160,5 @@ const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
     .round = round_row,
     .swiglu = swiglu,
     .packed = &KVF_LINEAR_SYMBOL(kvf_packed_kernels_),
+    .strip = &KVF_LINEAR_SYMBOL(kvf_strip_kernel_),
 };

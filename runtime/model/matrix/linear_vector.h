@@ -30,8 +30,10 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
 
 #include <math.h>
 
-#define KVF_LOG2E 0x1.715476p+0f
-#define VF_LANES  1u
+#define KVF_LOG2E         0x1.715476p+0f
+#define KVF_ALWAYS_INLINE static inline __attribute__((always_inline, unused))
+#define VF_LANES          1u
+#define VF_TRANSPOSE      1u
 typedef float vf;
 
 static inline vf vf_zero(void)
@@ -93,6 +95,12 @@ static inline void vf_store_bf16(uint16_t *p, vf v)
 {
     *p = kvf_bf16_from_float(v);
 }
+static inline void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                     kvf_dtype dtype, size_t i)
+{
+    (void)stride;
+    *to = kvf_element_get(rows[0], dtype, i);
+}
 #endif
 
 static inline float sum_of4(vf a, vf b, vf c, vf d)
@@ -128,5 +136,6 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 
 extern const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_);
 extern const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_);
+extern const kvf_strip_kernel KVF_LINEAR_SYMBOL(kvf_strip_kernel_);
 
 #endif

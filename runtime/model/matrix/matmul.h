@@ -19,7 +19,11 @@ typedef struct kvf_matmul_shape {
     uint32_t a_stride, b_stride, c_stride;
 } kvf_matmul_shape;
 
-/** Whether this CPU multiplies bf16 in hardware and oneDNN was seen to do it right. */
+/**
+ * Whether products in bf16 are faster here than in fp32, and oneDNN was seen to do them right: with
+ * AMX, and with AVX-512 on AMD. Elsewhere an instruction of AVX512_BF16 takes two cycles for 32
+ * products (measured on a Xeon whose AMX is hidden), in which fp32 has 64.
+ */
 bool kvf_matmul_bf16_native(void);
 
 /** "oneDNN 2.6.3" of the library in use. @p text [capacity] */
@@ -31,11 +35,7 @@ typedef struct kvf_matmul kvf_matmul;
 KVF_CHECKED kvf_status kvf_matmul_create(kvf_matmul **out);
 void kvf_matmul_destroy(kvf_matmul *matmul);
 
-/** In fp32; @p accumulate adds to C. @return false if oneDNN failed (out of memory) */
-KVF_CHECKED bool kvf_matmul_fp32(const kvf_matmul_shape *shape, const float *a, const float *b,
-                                 float *c, bool accumulate);
-
-/** A and B in bf16, C in fp32, sums in fp32. */
+/** A and B in bf16, C in fp32, sums in fp32. @return false if oneDNN failed (out of memory) */
 KVF_CHECKED bool kvf_matmul_bf16(kvf_matmul *matmul, const kvf_matmul_shape *shape,
                                  const uint16_t *a, const uint16_t *b, float *c);
 

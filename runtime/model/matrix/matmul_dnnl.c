@@ -69,15 +69,6 @@ void kvf_matmul_destroy(kvf_matmul *matmul)
     free(matmul);
 }
 
-bool kvf_matmul_fp32(const kvf_matmul_shape *shape, const float *a, const float *b, float *c,
-                     bool accumulate)
-{
-    use_one_thread();
-    return dnnl_sgemm('N', 'T', shape->rows, shape->outputs, shape->inputs, 1.0f, a,
-                      shape->a_stride, b, shape->b_stride, accumulate ? 1.0f : 0.0f, c,
-                      shape->c_stride) == dnnl_success;
-}
-
 /* A matrix as oneDNN sees it. */
 typedef struct matrix {
     dnnl_data_type_t type;
@@ -220,9 +211,11 @@ static bool bf16_probe(void)
 bool kvf_matmul_bf16_native(void)
 {
 #if defined(__x86_64__)
-    unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
-    unsigned bf16 = (unsigned)dnnl_cpu_isa_avx512_core_bf16;
-    return (isa & bf16) == bf16 && bf16_probe();
+    const unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
+    const unsigned amx = (unsigned)dnnl_cpu_isa_avx512_core_amx;
+    const unsigned bf16 = (unsigned)dnnl_cpu_isa_avx512_core_bf16;
+    const unsigned wanted = __builtin_cpu_is("amd") ? bf16 : amx;
+    return (isa & wanted) == wanted && bf16_probe();
 #else
     return false;
 #endif

@@ -26,7 +26,11 @@ typedef struct unpacked {
     int8_t q[LARGE];
     float scale[LARGE / 16]; /* of a group of numbers */
     float shift[LARGE / SMALL];
+    vf weight[SMALL / VF_LANES]; /* instead of the others, by NIBBLES */
 } unpacked;
+
+/* How numbers become weights: by a scale, by a scale and a shift, or they are ready. */
+enum { SCALED, SHIFTED, READY };
 
 static inline bytes16 load16(const char *from)
 {
@@ -53,13 +57,6 @@ static inline float half(const char *bytes)
 
 /* ---- 32 numbers: nibbles of 0 to 15 in the low halves, of 16 to 31 in the high ones ---- */
 
-static inline void unpack_nibbles(const char *from, uint8_t minus, int8_t *q)
-{
-    const bytes16 x = load16(from);
-    store16(q, (x & 15) - minus);
-    store16(q + SMALL / 2, (x >> 4) - minus);
-}
-
 /* 16 where a bit of 16 is set, else 0. */
 static inline bytes16 fifth_bits(const char *from)
 {
@@ -78,6 +75,45 @@ static inline void unpack_fives(const char *fifths, const char *nibbles, uint8_t
     store16(q + SMALL / 2, ((x >> 4) | fifth_bits(fifths + 2)) - minus);
 }
 
+#if defined(__AVX512F__)
+/* A table of 16 weights per block, which both nibbles of a byte look up. */
+#define NIBBLES(how) READY
+
+static inline vf half_everywhere(const char *bytes)
+{
+    int16_t bits;
+    memcpy(&bits, bytes, sizeof bits);
+    return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
+}
+
+static inline void look_up(const char *from, vf table, unpacked *u)
+{
+    const __m512i x = _mm512_cvtepu8_epi32((__m128i)load16(from));
+    u->weight[0] = _mm512_permutexvar_ps(x, table);
+    u->weight[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
+}
+
+static inline void unpack_q4_0(const char *block, unpacked *u)
+{
+    const vf q = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    look_up(block + 2, vf_mul(q, half_everywhere(block)), u);
+}
+
+static inline void unpack_q4_1(const char *block, unpacked *u)
+{
+    const vf q = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    look_up(block + 4, vf_fma(q, half_everywhere(block), half_everywhere(block + 2)), u);
+}
+#else
+#define NIBBLES(how) how
+
+static inline void unpack_nibbles(const char *from, uint8_t minus, int8_t *q)
+{
+    const bytes16 x = load16(from);
+    store16(q, (x & 15) - minus);
+    store16(q + SMALL / 2, (x >> 4) - minus);
+}
+
 static inline void unpack_q4_0(const char *block, unpacked *u)
 {
     u->scale[0] = half(block);
@@ -90,6 +126,7 @@ static inline void unpack_q4_1(const char *block, unpacked *u)
     u->shift[0] = half(block + 2);
     unpack_nibbles(block + 4, 0, u->q);
 }
+#endif
 
 static inline void unpack_q5_0(const char *block, unpacked *u)
 {
@@ -172,14 +209,34 @@ static inline void unpack_q6_k(const char *block, unpacked *u)
 /* ---- products ---- */
 
 /* Numbers i to i + VF_LANES - 1; a scale is for @p group of them. */
-static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, bool shifts)
+static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, int how)
 {
+    if (how == READY)
+        return u->weight[i / VF_LANES];
     const vf q = vf_load_i8(u->q + i), scale = vf_set(u->scale[i / group]);
-    return shifts ? vf_fma(q, scale, vf_set(u->shift[i / group])) : vf_mul(q, scale);
+    return how == SHIFTED ? vf_fma(q, scale, vf_set(u->shift[i / group])) : vf_mul(q, scale);
+}
+
+/* Sums of a row, and rows that go side by side so that four sums are under way. */
+#define SUMS  (SMALL / VF_LANES < 4 ? SMALL / VF_LANES : 4u)
+#define LINES (4u / SUMS)
+
+/* The sums of LINES rows. */
+static inline void finish_lines(const vf sum[4], float *y, size_t lines)
+{
+    float all[4];
+    vf_sum4(all, sum[0], sum[1], sum[2], sum[3]);
+    if (LINES == 1) {
+        y[0] = (all[0] + all[1]) + (all[2] + all[3]);
+        return;
+    }
+    y[0] = (all[0] + all[1]) + 0.0f;
+    if (lines > 1)
+        y[1] = (all[2] + all[3]) + 0.0f;
 }
 
 /* All numbers of some blocks, as @p store writes them. */
-#define DEFINE_CONVERSION(name, element, store, type, numbers, bytes, group, shifts)               \
+#define DEFINE_CONVERSION(name, element, store, type, numbers, bytes, group, how)                  \
     static void name##_##type(const void *from, size_t count, element *to)                         \
     {                                                                                              \
         const char *block = from;                                                                  \
@@ -187,43 +244,48 @@ static inline vf weights_at(const unpacked *u, uint32_t i, uint32_t group, bool 
         for (size_t c = 0; c < count; c += (numbers), block += (bytes)) {                          \
             unpack_##type(block, &u);                                                              \
             for (uint32_t i = 0; i < (numbers); i += VF_LANES)                                     \
-                store(to + c + i, weights_at(&u, i, group, shifts));                               \
+                store(to + c + i, weights_at(&u, i, group, how));                                  \
         }                                                                                          \
     }
 
-#define DEFINE_KERNELS(type, numbers, bytes, group, shifts)                                        \
+/* A row that LINES lacks is the one before it again. */
+#define DEFINE_KERNELS(type, numbers, bytes, group, how)                                           \
     static void dot_rows_##type(const void *weight, size_t rows, size_t columns, const float *x,   \
                                 float *y)                                                          \
     {                                                                                              \
-        const char *block = weight;                                                                \
+        const size_t row_bytes = columns / (numbers) * (bytes);                                    \
         unpacked u;                                                                                \
-        for (size_t r = 0; r < rows; r++) {                                                        \
+        for (size_t r = 0; r < rows; r += LINES) {                                                 \
+            const char *block = (const char *)weight + r * row_bytes;                              \
+            const size_t next = r + 1 < rows ? row_bytes : 0;                                      \
             vf sum[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};                              \
-            for (size_t c = 0; c < columns; c += (numbers), block += (bytes)) {                    \
-                ask_ahead(block, bytes);                                                           \
-                unpack_##type(block, &u);                                                          \
-                for (uint32_t first = 0; first < (numbers); first += SMALL) {                      \
-                    _Pragma("GCC unroll 32") for (uint32_t i = 0; i < SMALL; i += VF_LANES)        \
-                        sum[i / VF_LANES % 4] =                                                    \
-                            vf_fma(weights_at(&u, first + i, group, shifts),                       \
-                                   vf_load(x + c + first + i), sum[i / VF_LANES % 4]);             \
+            for (size_t c = 0; c < columns; c += (numbers), block += (bytes))                      \
+                _Pragma("GCC unroll 2") for (uint32_t l = 0; l < LINES; l++)                       \
+                {                                                                                  \
+                    vf *own = sum + l * SUMS;                                                      \
+                    ask_ahead(block + l * next, bytes);                                            \
+                    unpack_##type(block + l * next, &u);                                           \
+                    for (uint32_t first = 0; first < (numbers); first += SMALL)                    \
+                        _Pragma("GCC unroll 32") for (uint32_t i = 0; i < SMALL; i += VF_LANES)    \
+                            own[i / VF_LANES % SUMS] =                                             \
+                                vf_fma(weights_at(&u, first + i, group, how),                      \
+                                       vf_load(x + c + first + i), own[i / VF_LANES % SUMS]);      \
                 }                                                                                  \
-            }                                                                                      \
-            y[r] = sum_of4(sum[0], sum[1], sum[2], sum[3]);                                        \
+            finish_lines(sum, y + r, rows - r);                                                    \
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    DEFINE_CONVERSION(widen, float, vf_store, type, numbers, bytes, group, shifts)                 \
-    DEFINE_CONVERSION(round, uint16_t, vf_store_bf16, type, numbers, bytes, group, shifts)
+    DEFINE_CONVERSION(widen, float, vf_store, type, numbers, bytes, group, how)                    \
+    DEFINE_CONVERSION(round, uint16_t, vf_store_bf16, type, numbers, bytes, group, how)
 
-DEFINE_KERNELS(q4_0, SMALL, 18, 32, false)
-DEFINE_KERNELS(q4_1, SMALL, 20, 32, true)
-DEFINE_KERNELS(q5_0, SMALL, 22, 32, false)
-DEFINE_KERNELS(q5_1, SMALL, 24, 32, true)
-DEFINE_KERNELS(q8_0, SMALL, 34, 32, false)
-DEFINE_KERNELS(q4_k, LARGE, 144, 32, true)
-DEFINE_KERNELS(q5_k, LARGE, 176, 32, true)
-DEFINE_KERNELS(q6_k, LARGE, 210, 16, false)
+DEFINE_KERNELS(q4_0, SMALL, 18, 32, NIBBLES(SCALED))
+DEFINE_KERNELS(q4_1, SMALL, 20, 32, NIBBLES(SHIFTED))
+DEFINE_KERNELS(q5_0, SMALL, 22, 32, SCALED)
+DEFINE_KERNELS(q5_1, SMALL, 24, 32, SHIFTED)
+DEFINE_KERNELS(q8_0, SMALL, 34, 32, SCALED)
+DEFINE_KERNELS(q4_k, LARGE, 144, 32, SHIFTED)
+DEFINE_KERNELS(q5_k, LARGE, 176, 32, SHIFTED)
+DEFINE_KERNELS(q6_k, LARGE, 210, 16, SCALED)
 
 #define OF_TYPES(operation)                                                                        \
     {                                                                                              \
@@ -237,8 +299,7 @@ DEFINE_KERNELS(q6_k, LARGE, 210, 16, false)
 
 /* Numbers of a row at once, in the first-level cache with those of x. */
 #define PIECE 1024u
-/* Sums that dot_rows has for a row, and x whose sums fit the registers together. */
-#define SUMS  (SMALL / VF_LANES < 4 ? SMALL / VF_LANES : 4u)
+/* x whose sums fit the registers together. */
 #define TILE  (8u / SUMS)
 
 /* TILE of them, in the order of dot_rows. */

@@ -61,6 +61,8 @@ static __global__ void norm_kernel(const __grid_constant__ kvf_row_norm_args a)
     const float *x = a.x + (size_t)blockIdx.x * a.width;
     T *y = (T *)a.y + (size_t)blockIdx.x * a.width;
     float sum = 0.0f;
+    kvf_let_next_start();
+    kvf_wait_for_earlier();
     for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
         sum += x[i] * x[i];
     const float scale = 1.0f / sqrtf(block_sum(sum, partial) / (float)a.width + a.eps);
@@ -102,6 +104,8 @@ static __global__ void rotate_kernel(const __grid_constant__ kvf_row_rotate_args
 {
     const uint32_t heads = a.query_heads + 2 * a.kv_heads, pairs = a.head_dim / 2;
     const uint32_t lane = threadIdx.x % 32, warp = blockIdx.x * WARPS + threadIdx.x / 32;
+    kvf_let_next_start();
+    kvf_wait_for_earlier();
     if (warp >= a.rows * heads)
         return;
     const size_t row = warp / heads;
@@ -153,18 +157,18 @@ static __global__ void gather_kernel(const __grid_constant__ kvf_row_gather_args
         to[i] = from[i];
 }
 
-/* Calls KERNEL for the element type of `a->dtype`. */
-#define LAUNCH_BY_TYPE(kernel, blocks, shared, a)                                                  \
+/* Calls KERNEL for the element type of `a->dtype`, by kvf_cuda_launch or its early form. */
+#define LAUNCH_BY_TYPE(launch, kernel, blocks, shared, a)                                          \
     switch ((a)->dtype) {                                                                          \
     case KVF_BF16:                                                                                 \
-        return (int)kvf_cuda_launch<kernel<kvf_bf16>>(dim3(blocks), dim3(THREADS), shared,         \
-                                                      (cudaStream_t)stream, *(a));                 \
+        return (int)launch<kernel<kvf_bf16>>(dim3(blocks), dim3(THREADS), shared,                  \
+                                             (cudaStream_t)stream, *(a));                          \
     case KVF_FP16:                                                                                 \
-        return (int)kvf_cuda_launch<kernel<kvf_half>>(dim3(blocks), dim3(THREADS), shared,         \
-                                                      (cudaStream_t)stream, *(a));                 \
+        return (int)launch<kernel<kvf_half>>(dim3(blocks), dim3(THREADS), shared,                  \
+                                             (cudaStream_t)stream, *(a));                          \
     case KVF_FP32:                                                                                 \
-        return (int)kvf_cuda_launch<kernel<float>>(dim3(blocks), dim3(THREADS), shared,            \
-                                                   (cudaStream_t)stream, *(a));                    \
+        return (int)launch<kernel<float>>(dim3(blocks), dim3(THREADS), shared,                     \
+                                          (cudaStream_t)stream, *(a));                             \
     }                                                                                              \
     return (int)cudaErrorInvalidValue
 
@@ -180,24 +184,25 @@ extern "C" int kvf_row_load_kernels(void)
 
 extern "C" int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream)
 {
-    LAUNCH_BY_TYPE(start_kernel, args->rows, 0, args);
+    LAUNCH_BY_TYPE(kvf_cuda_launch, start_kernel, args->rows, 0, args);
 }
 
 extern "C" int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream)
 {
-    LAUNCH_BY_TYPE(norm_kernel, args->rows, WARPS * sizeof(float), args);
+    LAUNCH_BY_TYPE(kvf_cuda_launch_early, norm_kernel, args->rows, WARPS * sizeof(float), args);
 }
 
 extern "C" int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream)
 {
     const uint32_t warps = args->rows * (args->query_heads + 2 * args->kv_heads);
-    LAUNCH_BY_TYPE(rotate_kernel, (warps + WARPS - 1) / WARPS, 0, args);
+    LAUNCH_BY_TYPE(kvf_cuda_launch_early, rotate_kernel, (warps + WARPS - 1) / WARPS, 0, args);
 }
 
 extern "C" int kvf_row_activate_cuda(const kvf_row_activate_args *args, void *stream)
 {
     const size_t channels = (size_t)args->rows * args->width;
-    LAUNCH_BY_TYPE(activate_kernel, (unsigned)((channels + THREADS - 1) / THREADS), 0, args);
+    LAUNCH_BY_TYPE(kvf_cuda_launch, activate_kernel, (unsigned)((channels + THREADS - 1) / THREADS),
+                   0, args);
 }
 
 extern "C" int kvf_row_gather_cuda(const kvf_row_gather_args *args, void *stream)

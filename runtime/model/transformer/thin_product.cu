@@ -26,6 +26,7 @@
 #define PACKED_STEPS 2u  /* where weights are blocks */
 #define THREADS      256u
 #define LANE_INPUTS  8u
+#define LINE_INPUTS  64u
 #define TILE_COLUMNS 8u
 #define ROWS_MAX     64u /* of a launch */
 
@@ -66,8 +67,9 @@ static __device__ __forceinline__ thin_pair find_pair(const thin_args &a, uint32
     if (a.kind == THIN_SWIGLU)
         return {pair, a.pairs + pair};
     if (a.kind == THIN_ROTATE) {
-        const uint32_t half = a.heads.head_dim / 2, first = pair / half * 2 * half + pair % half;
-        return {first, first + half};
+        const uint32_t pairs = a.heads.head_dim / 2;
+        const uint32_t first = pair / pairs * 2 * pairs + pair % pairs;
+        return {first, first + pairs};
     }
     const uint32_t first = pair / PAIRS * 2 * PAIRS + pair % PAIRS;
     return {first, first + PAIRS};
@@ -78,17 +80,17 @@ static __device__ __forceinline__ void store_heads(const thin_args &a, uint32_t 
                                                    const thin_pair &p, float x, float y)
 {
     const kvf_thin_heads &h = a.heads;
-    const uint32_t half = h.head_dim / 2, head = p.first / h.head_dim, i = p.first % h.head_dim;
+    const uint32_t pairs = h.head_dim / 2, head = p.first / h.head_dim, i = p.first % h.head_dim;
     const bool is_query = head < h.query_heads, is_value = head >= h.query_heads + h.kv_heads;
-    const float c = is_value ? 1.0f : h.cosine[(size_t)row * half + i];
-    const float s = is_value ? 0.0f : h.sine[(size_t)row * half + i];
+    const float c = is_value ? 1.0f : h.cosine[(size_t)row * pairs + i];
+    const float s = is_value ? 0.0f : h.sine[(size_t)row * pairs + i];
     x += h.bias ? h.bias[p.first] : 0.0f;
     y += h.bias ? h.bias[p.second] : 0.0f;
     const size_t at = is_query ? (size_t)row * h.query_heads + head
                                : (size_t)row * h.kv_heads + (head - h.query_heads) % h.kv_heads;
     T *to = (T *)(is_query ? h.q : is_value ? h.v : h.k) + at * h.head_dim + i;
     to[0] = kvf_from_float<T>(x * c - y * s);
-    to[half] = kvf_from_float<T>(y * c + x * s);
+    to[pairs] = kvf_from_float<T>(y * c + x * s);
 }
 
 /* The sums of a pair for a row of x. */
@@ -129,6 +131,14 @@ static __device__ __forceinline__ uint4 load_piece(const thin_row &row, uint32_t
     return piece;
 }
 
+/* A line of a row's turn, to L2; four lanes take the four of a pair. */
+static __device__ __forceinline__ void prefetch_line(const thin_row &row, uint32_t input,
+                                                     uint32_t inputs, bool is_there)
+{
+    if (is_there && input < inputs)
+        kvf_prefetch(row.data + (size_t)input * 2);
+}
+
 static __device__ __forceinline__ uint4 load_x(const char *row, uint32_t input, uint32_t inputs,
                                                bool is_there)
 {
@@ -154,6 +164,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
 {
     constexpr uint32_t columns = tiles * TILE_COLUMNS, steps = packed ? PACKED_STEPS : STEPS;
     const kvf_thin_product &m = a.product;
+    kvf_let_next_start();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t group = lane / 4, place = lane % 4;
     float(*partial)[2 * PAIRS][columns] = (float(*)[2 * PAIRS][columns])(void *)kvf_shared();
@@ -163,6 +174,11 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
     const bool has_second = pair < a.pairs && p.second < a.outputs;
     const thin_row first = find_row(m, p.first), second = find_row(m, p.second);
     float sum[tiles][4] = {};
+    if (!packed) /* Nobody writes weights: they come while the kernel before this one ends. */
+        prefetch_line(place < 2 ? first : second,
+                      warp * steps * STEP_INPUTS + place % 2 * LINE_INPUTS, m.inputs,
+                      place < 2 ? has_first : has_second);
+    kvf_wait_for_earlier();
     for (uint32_t turn = warp; turn * steps * STEP_INPUTS < m.inputs; turn += warps) {
         const uint32_t input = turn * steps * STEP_INPUTS + place * LANE_INPUTS;
         uint4 w[steps], v[steps];
@@ -207,7 +223,7 @@ static cudaError_t launch(const thin_args &a, void *stream)
     const uint32_t turns = (a.product.inputs + turn_inputs - 1) / turn_inputs;
     const uint32_t warps = turns < WARPS_MAX ? turns : WARPS_MAX;
     const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
-    return kvf_cuda_launch<thin_kernel<T, tiles, packed>>(
+    return kvf_cuda_launch_early<thin_kernel<T, tiles, packed>>(
         dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
 }
 

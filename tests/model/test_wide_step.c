@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A step of 64 rows, each of which has the bits that it has alone; and how many launches a layer
+ * has on a GPU, where a step is recorded as one graph.
+ */
+
+#include "model_fixture.h"
+#include "random_model.h"
+#include "transformer_ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define VOCAB     96u
+#define PROMPTS   3u
+#define BATCH_MAX 64u
+#define STEPS     3u /* as it comes, recorded, once more */
+#define TOKENS    44u
+
+typedef struct rig {
+    char *directory;
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_weights *weights;
+    kvf_model_config model;
+    kvf_transformer *transformer;
+    kvf_cache *cache;
+    kvf_sequence *prompts[PROMPTS];
+} rig;
+
+static void rig_open(rig *r, const char *family, unsigned layers)
+{
+    char config[640];
+    kvf_error error;
+    kvf_runtime_config rc;
+    kvf_cache_config cc;
+    snprintf(config, sizeof config,
+             "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": 64,"
+             " \"intermediate_size\": 96, \"num_hidden_layers\": %u, \"num_attention_heads\": 2,"
+             " \"num_key_value_heads\": 1, \"head_dim\": 32, \"vocab_size\": %u,"
+             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
+             " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
+             " \"torch_dtype\": \"bfloat16\"}",
+             family, layers, VOCAB);
+    r->directory = fixture_directory_create();
+    assert_true(random_model_write(r->directory, config));
+    kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
+    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
+    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
+    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
+    const kvf_transformer_options options = {.runtime = r->runtime,
+                                             .model = &r->model,
+                                             .weights = r->weights,
+                                             .chunk_max = TOKENS,
+                                             .batch_max = BATCH_MAX};
+    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
+    kvf_cache_config_init(&cc);
+    kvf_transformer_geometry(&options, &cc);
+    cc.tokens_max = TOKENS + STEPS;
+    cc.sequences_max = PROMPTS + BATCH_MAX;
+    cc.local_tokens = 1;
+    cc.budget_tokens = 40;
+    assert_int_equal(kvf_cache_open(r->runtime, &cc, &r->cache, &error), KVF_OK);
+}
+
+static void rig_close(rig *r)
+{
+    kvf_transformer_close(r->transformer);
+    for (uint32_t i = 0; i < PROMPTS; i++)
+        kvf_sequence_destroy(r->prompts[i]);
+    kvf_cache_close(r->cache);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+    fixture_directory_remove(r->directory);
+}
+
+/* Of three lengths: with a block that is sealed, and without. */
+static void prefill(rig *r)
+{
+    uint32_t ids[TOKENS];
+    for (uint32_t p = 0; p < PROMPTS; p++) {
+        const uint32_t count = TOKENS - 13 * p;
+        for (uint32_t i = 0; i < count; i++)
+            ids[i] = (i * 37 + p * 11) % VOCAB;
+        assert_int_equal(kvf_sequence_create(r->cache, &r->prompts[p]), KVF_OK);
+        assert_int_equal(
+            kvf_transformer_prefill(r->transformer, r->cache, r->prompts[p], ids, count, r->stream),
+            KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    }
+}
+
+/* Steps of rows first to first + batch - 1, each of which goes on from one of the prompts. The
+ * nodes of the graph that the last of them was; 0 on the host device, which has none. */
+static uint32_t decode(rig *r, uint32_t first, uint32_t batch, float *logits)
+{
+    kvf_sequence *rows[BATCH_MAX];
+    uint32_t ids[BATCH_MAX];
+    for (uint32_t i = 0; i < batch; i++)
+        assert_int_equal(
+            kvf_sequence_fork(r->cache, r->prompts[(first + i) % PROMPTS], r->stream, &rows[i]),
+            KVF_OK);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t i = 0; i < batch; i++)
+            ids[i] = ((first + i) * 29 + step * 7) % VOCAB;
+        const kvf_status status =
+            kvf_transformer_decode(r->transformer, r->cache, rows, ids, batch, true, r->stream);
+        if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
+            fail_msg("step %u of %u rows: %s", step, batch, kvf_runtime_error(r->runtime)->text);
+        for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
+            memcpy(logits, kvf_transformer_logits(r->transformer, i), VOCAB * sizeof(float));
+    }
+    const kvf_recording *recording = r->transformer->recording.recording;
+    const uint32_t nodes = recording ? kvf_recording_nodes(recording) : 0;
+    assert_int_equal(nodes != 0, kvf_runtime_device(r->runtime) == KVF_DEVICE_CUDA);
+    kvf_transformer_forget(r->transformer);
+    for (uint32_t i = 0; i < batch; i++)
+        kvf_sequence_destroy(rows[i]);
+    return nodes;
+}
+
+static void expect_nodes(const char *family, unsigned layers, uint32_t of_layer)
+{
+    static float logits[STEPS * VOCAB];
+    rig r = {0};
+    rig_open(&r, family, layers);
+    prefill(&r);
+    const uint32_t nodes = decode(&r, 0, 1, logits);
+    if (kvf_runtime_device(r.runtime) == KVF_DEVICE_CUDA)
+        assert_int_equal(nodes, 1 + layers * of_layer + 3);
+    rig_close(&r);
+}
+
+/* A layer: six of attention (test_record), four products with what follows them, and two norms;
+ * norms of heads go between a product and the rotation, which is then one more. Around the layers:
+ * what brings the arguments, the last norm, the logits and their way to the host. */
+static void a_layer_has_few_launches(void **state)
+{
+    (void)state;
+    expect_nodes("Llama", 1, 6 + 4 + 2);
+    expect_nodes("Llama", 3, 6 + 4 + 2);
+    expect_nodes("Qwen3", 2, 6 + 4 + 3);
+}
+
+static void rows_of_a_wide_batch_are_single_ones(void **state)
+{
+    (void)state;
+    static const uint32_t looked_at[] = {0, 7, 8, 16, 33, BATCH_MAX - 1};
+    static float all[STEPS][BATCH_MAX][VOCAB], alone[STEPS][VOCAB];
+    rig r = {0};
+    rig_open(&r, "Llama", 1);
+    prefill(&r);
+    const uint32_t nodes = decode(&r, 0, BATCH_MAX, all[0][0]);
+    for (size_t i = 0; i < sizeof looked_at / sizeof *looked_at; i++) {
+        assert_int_equal(decode(&r, looked_at[i], 1, alone[0]), nodes);
+        for (uint32_t step = 0; step < STEPS; step++)
+            assert_memory_equal(alone[step], all[step][looked_at[i]], sizeof alone[step]);
+    }
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_layer_has_few_launches),
+        cmocka_unit_test(rows_of_a_wide_batch_are_single_ones),
+    };
+    return cmocka_run_group_tests_name("a wide step", tests, NULL, NULL);
+}

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A disk that takes its time: requests stay in flight until somebody waits for them, half of their
+ * bytes moved. Ranges that are being written are cut, forked, freed, saved and written again; what
+ * is in memory is attended and moved before a read is waited for. The bits are those of a cache
+ * without a tier.
+ */
+
+#include "disk_rig.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cache.h"
+#include "disk_requests.h"
+
+/* ---- an engine that holds requests ---- */
+
+static _Atomic uint32_t hold_reads, hold_writes;
+static void (*at_wait)(void); /* when a read that is held is waited for */
+
+static const kvf_io_ops held_engine;
+
+typedef struct held_io {
+    kvf_io base;
+    uint32_t held_count, done_first, done_count;
+    kvf_io_request held[KVF_IO_DEPTH_MAX];
+    kvf_io_result done[KVF_IO_DEPTH_MAX];
+} held_io;
+
+static kvf_status held_open(kvf_context *context, uint32_t depth, kvf_io **out)
+{
+    held_io *io = kvf_alloc(context, 1, sizeof *io);
+    if (!io)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
+    io->base = (kvf_io){.ops = &held_engine, .context = context, .depth = depth};
+    *out = &io->base;
+    return KVF_OK;
+}
+
+static void held_close(kvf_io *io)
+{
+    kvf_free(io->context, io);
+}
+
+/* Bytes `from` .. `end` - 1 of the only piece. */
+static void held_move(const kvf_io_request *r, size_t from, size_t end)
+{
+    struct iovec p = {(char *)r->pieces[0].iov_base + from, end - from};
+    const off_t at = (off_t)(r->offset + from);
+    const ssize_t n = r->is_write ? pwritev(r->file, &p, 1, at) : preadv(r->file, &p, 1, at);
+    assert_int_equal(n, end - from);
+}
+
+static void held_end(held_io *io, uint32_t tag, int64_t bytes)
+{
+    io->done[(io->done_first + io->done_count++) % KVF_IO_DEPTH_MAX] =
+        (kvf_io_result){.tag = tag, .bytes = bytes};
+}
+
+static int held_submit(kvf_io *base, const kvf_io_request *r)
+{
+    held_io *io = (held_io *)base;
+    const size_t bytes = r->pieces[0].iov_len, half = bytes / 2 / 4096 * 4096;
+    const bool is_held = r->count == 1 && atomic_load(r->is_write ? &hold_writes : &hold_reads);
+    if (!is_held) {
+        const ssize_t n = r->is_write ? pwritev(r->file, r->pieces, (int)r->count, (off_t)r->offset)
+                                      : preadv(r->file, r->pieces, (int)r->count, (off_t)r->offset);
+        held_end(io, r->tag, n < 0 ? -errno : n);
+        return 0;
+    }
+    held_move(r, 0, half);
+    io->held[io->held_count++] = *r;
+    return 0;
+}
+
+/* The oldest; its second half moves now. */
+static void held_finish(held_io *io)
+{
+    const kvf_io_request r = io->held[0];
+    const size_t bytes = r.pieces[0].iov_len;
+    if (!r.is_write && at_wait)
+        at_wait();
+    held_move(&r, bytes / 2 / 4096 * 4096, bytes);
+    held_end(io, r.tag, (int64_t)bytes);
+    memmove(io->held, io->held + 1, --io->held_count * sizeof *io->held);
+}
+
+static int held_poll(kvf_io *base, kvf_io_result *out)
+{
+    held_io *io = (held_io *)base;
+    if (io->done_count == 0)
+        return -EAGAIN;
+    *out = io->done[io->done_first];
+    io->done_first = (io->done_first + 1) % KVF_IO_DEPTH_MAX;
+    io->done_count--;
+    return 0;
+}
+
+static int held_wait(kvf_io *base, kvf_io_result *out)
+{
+    held_io *io = (held_io *)base;
+    if (io->done_count == 0)
+        held_finish(io);
+    return held_poll(base, out);
+}
+
+static const kvf_io_ops held_engine = {.name = "held",
+                                       .open = held_open,
+                                       .close = held_close,
+                                       .submit = held_submit,
+                                       .wait = held_wait,
+                                       .poll = held_poll};
+
+/* ---- what is being written ---- */
+
+static bool is_being_written(const kvf_cache *cache, kvf_block block)
+{
+    return cache->pool.tier->bundles[kvf_page_pool_bundle(&cache->pool, block)].is_writing;
+}
+
+/* The first token of a block that is being written, as late in the sequence as there is one; 0:
+ * none is. */
+static uint32_t written_token(const kvf_cache *cache, const kvf_sequence *s)
+{
+    uint32_t latest = 0;
+    for (uint32_t layer = 0; layer < cache->config.layers; layer++)
+        for (uint32_t b = 1; b < s->layers[layer].sealed; b++)
+            if (b > latest && is_being_written(cache, s->layers[layer].blocks[b]))
+                latest = b;
+    return latest * cache->dims.paging.block_size;
+}
+
+typedef struct scene {
+    disk_worlds w;
+    kvf_sequence *a, *b; /* of the tier, and without */
+    uint32_t token;      /* where a block that is being written begins */
+} scene;
+
+/* Another prompt behind what the sequences have, with the same outputs; blocks are sealed again. */
+static void same_more(scene *s, uint32_t first, uint32_t count)
+{
+    const test_tokens *t = &s->w.t;
+    const size_t bytes = (size_t)count * t->query_heads * t->head_dim * test_dtype_bytes(t->dtype);
+    char *got = test_alloc(bytes), *wanted = test_alloc(bytes);
+    for (uint32_t layer = 0; layer < t->layers; layer++) {
+        const test_range range = {.layer = layer, .first = first, .count = count, .chunk = 40};
+        test_prefill(&s->w.tier, s->a, t, &range, got);
+        test_prefill(&s->w.plain, s->b, t, &range, wanted);
+        test_wait(&s->w.tier);
+        test_wait(&s->w.plain);
+        assert_memory_equal(got, wanted, bytes);
+    }
+    test_release(got);
+    test_release(wanted);
+}
+
+static void cut(scene *s, uint32_t tokens)
+{
+    test_ok(&s->w.tier, kvf_sequence_truncate(s->w.tier.cache, s->a, tokens, s->w.tier.stream));
+    test_ok(&s->w.plain, kvf_sequence_truncate(s->w.plain.cache, s->b, tokens, s->w.plain.stream));
+}
+
+/* Prompts, and steps until something that can be cut off is being written; it stays so. */
+static void open_scene(scene *s)
+{
+    const kvf_cache_config config = disk_config_of(&save_cases[4], 1);
+    uint32_t first = DISK_PROMPT;
+    *s = (scene){0};
+    disk_worlds_open(&s->w, config, &held_engine);
+    s->a = test_sequence(&s->w.tier);
+    s->b = test_sequence(&s->w.plain);
+    atomic_store(&hold_writes, 1);
+    save_prefill(&s->w.tier, s->a, &s->w.t, DISK_PROMPT);
+    save_prefill(&s->w.plain, s->b, &s->w.t, DISK_PROMPT);
+    do {
+        assert_true(first < DISK_PROMPT + DISK_STEPS);
+        disk_same_steps(&s->w, s->a, s->b, first++, 1, "until something is written");
+        s->token = written_token(s->w.tier.cache, s->a);
+    } while (s->token == 0);
+    printf("# %u writes in flight, the latest of token %u\n",
+           s->w.tier.cache->pool.tier->writes_in_flight, s->token);
+}
+
+static void close_scene(scene *s)
+{
+    disk_same_steps(&s->w, s->a, s->b, DISK_PROMPT + 2 * DISK_STEPS, 6, "in the end");
+    atomic_store(&hold_writes, 0);
+    disk_same_steps(&s->w, s->a, s->b, DISK_PROMPT + 3 * DISK_STEPS, 3, "written");
+    disk_worlds_close(&s->w);
+}
+
+/* ---- scenes ---- */
+
+/* Other tokens take the place of what is cut off, before its write has ended. */
+static void cut_and_go_on(uint32_t more)
+{
+    scene s;
+    open_scene(&s);
+    cut(&s, s.token - 1 + more);
+    assert_true(s.w.tier.cache->pool.tier->writes_in_flight > 0);
+    same_more(&s, 3, 72);
+    close_scene(&s);
+}
+
+static void cut_off(void **state)
+{
+    (void)state;
+    cut_and_go_on(0);
+}
+
+/* The block that is being written comes back to the window. */
+static void cut_through(void **state)
+{
+    (void)state;
+    cut_and_go_on(4);
+}
+
+/* A fork keeps what it shares while the other goes; then it is cut, and a third takes the room. */
+static void forked_and_freed(void **state)
+{
+    (void)state;
+    scene s;
+    kvf_sequence *parents[2];
+    open_scene(&s);
+    parents[0] = s.a;
+    parents[1] = s.b;
+    test_ok(&s.w.tier, kvf_sequence_fork(s.w.tier.cache, s.a, s.w.tier.stream, &s.a));
+    test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &s.b));
+    kvf_sequence_destroy(parents[0]);
+    kvf_sequence_destroy(parents[1]);
+    assert_true(written_token(s.w.tier.cache, s.a) > 0);
+    disk_same_steps(&s.w, s.a, s.b, DISK_PROMPT + DISK_STEPS, 2, "a fork");
+    s.token = written_token(s.w.tier.cache, s.a);
+    assert_true(s.token > 0);
+    cut(&s, s.token - 1);
+    parents[0] = s.a;
+    parents[1] = s.b;
+    s.a = test_sequence(&s.w.tier);
+    s.b = test_sequence(&s.w.plain);
+    same_more(&s, 5, 120);
+    kvf_sequence_destroy(s.a);
+    kvf_sequence_destroy(s.b);
+    s.a = parents[0];
+    s.b = parents[1];
+    same_more(&s, 3, 40);
+    close_scene(&s);
+}
+
+/* A sequence goes while it is being written, and the next one takes its blocks. */
+static void freed(void **state)
+{
+    (void)state;
+    scene s;
+    open_scene(&s);
+    kvf_sequence_destroy(s.a);
+    kvf_sequence_destroy(s.b);
+    assert_true(s.w.tier.cache->pool.tier->writes_in_flight > 0);
+    s.a = test_sequence(&s.w.tier);
+    s.b = test_sequence(&s.w.plain);
+    same_more(&s, 5, 160);
+    close_scene(&s);
+}
+
+/* A save reads what is being written, while that is cut off and written again. */
+static void saved(void **state)
+{
+    (void)state;
+    scene s;
+    kvf_sequence *kept;
+    kvf_save *save = NULL;
+    kvf_save_args args;
+    open_scene(&s);
+    kvf_save_args_init(&args);
+    args.sequence = s.a;
+    args.path = save_path("held");
+    args.model = "test";
+    test_ok(&s.w.tier, kvf_sequence_save(s.w.tier.cache, &args, s.w.tier.stream, &save));
+    test_ok(&s.w.plain, kvf_sequence_fork(s.w.plain.cache, s.b, s.w.plain.stream, &kept));
+    assert_true(s.w.tier.cache->pool.tier->writes_in_flight > 0);
+    cut(&s, s.token - 1);
+    same_more(&s, 3, 72);
+    assert_int_equal(kvf_save_finish(save, NULL), KVF_OK);
+    kvf_sequence_destroy(s.a);
+    kvf_sequence_destroy(s.b);
+    s.a = save_restore(&s.w.tier, save_path("held"), 1);
+    s.b = kept;
+    close_scene(&s);
+}
+
+/* ---- what is not read does not wait for what is ---- */
+
+static struct {
+    const test_world *world;
+    float *seen; /* partial sums: what they were before the call, and what they are */
+    size_t count;
+    uint64_t pages;          /* that had moved before the call */
+    uint32_t calls;          /* that waited for a read */
+    uint64_t attended, rest; /* splits, while reads were held */
+    uint64_t moved;
+} meanwhile;
+
+static uint64_t pages_moved(const kvf_cache *cache)
+{
+    kvf_transfer_stats stats;
+    kvf_transfer_stats_read(cache->transfer, &stats);
+    return stats.pages;
+}
+
+/* Everything that the call has enqueued is done, and the read is not. */
+static void look_meanwhile(void)
+{
+    const kvf_cache *cache = meanwhile.world->cache;
+    at_wait = NULL;
+    assert_int_equal(kvf_stream_wait(meanwhile.world->stream), KVF_OK);
+    test_copy(meanwhile.seen, cache->tables.partial_lse, meanwhile.count * sizeof(float));
+    meanwhile.calls++;
+    for (size_t i = 0; i < meanwhile.count; i++) {
+        meanwhile.attended += meanwhile.seen[i] != 1234.5f;
+        meanwhile.rest += meanwhile.seen[i] == 1234.5f;
+    }
+    meanwhile.moved += pages_moved(cache) - meanwhile.pages;
+}
+
+static void step_meanwhile(disk_worlds *w, kvf_sequence *a, uint32_t layer, uint32_t token,
+                           void *out)
+{
+    const kvf_cache *cache = w->tier.cache;
+    for (size_t i = 0; i < meanwhile.count; i++)
+        meanwhile.seen[i] = 1234.5f;
+    test_copy(cache->tables.partial_lse, meanwhile.seen, meanwhile.count * sizeof(float));
+    meanwhile.pages = pages_moved(cache);
+    at_wait = look_meanwhile;
+    test_decode(&w->tier, a, &w->t, layer, token, out, NULL);
+    at_wait = NULL;
+    test_wait(&w->tier);
+}
+
+static void attended_meanwhile(kvf_transfer transfer)
+{
+    disk_worlds w;
+    kvf_cache_config config = disk_config_of(&save_cases[4], 1);
+    config.transfer = test_transfer(transfer);
+    config.budget_tokens = 96;
+    disk_worlds_open(&w, config, &held_engine);
+    const kvf_cache *cache = w.tier.cache;
+    const size_t row = save_decode_bytes(&w.t, 1) / w.t.layers;
+    const uint32_t split = kvf_split(cache->dims.spans_max, cache->dims.paging.shape.page_size);
+    kvf_sequence *a = test_sequence(&w.tier), *b = test_sequence(&w.plain);
+    char *out = test_alloc(2 * row);
+    memset(&meanwhile, 0, sizeof meanwhile);
+    meanwhile.world = &w.tier;
+    meanwhile.count =
+        (size_t)kvf_div_ceil_u32(cache->dims.spans_max, split) * w.tier.config.query_heads;
+    meanwhile.seen = test_alloc(meanwhile.count * sizeof(float));
+    save_prefill(&w.tier, a, &w.t, DISK_PROMPT);
+    save_prefill(&w.plain, b, &w.t, DISK_PROMPT);
+    atomic_store(&hold_reads, 1);
+    for (uint32_t token = DISK_PROMPT; token < DISK_PROMPT + 2 * DISK_STEPS; token++)
+        for (uint32_t layer = 0; layer < w.t.layers; layer++) {
+            step_meanwhile(&w, a, layer, token, out);
+            test_decode(&w.plain, b, &w.t, layer, token, out + row, NULL);
+            test_wait(&w.plain);
+            assert_memory_equal(out, out + row, row);
+        }
+    atomic_store(&hold_reads, 0);
+    printf("# %s: %u calls waited; %llu partial results before, %llu behind; %llu pages moved\n",
+           kvf_transfer_name(config.transfer), meanwhile.calls,
+           (unsigned long long)meanwhile.attended, (unsigned long long)meanwhile.rest,
+           (unsigned long long)meanwhile.moved);
+    assert_true(meanwhile.calls > 0 && meanwhile.attended > 0 && meanwhile.rest > 0);
+    if (config.transfer == KVF_TRANSFER_GATHER)
+        assert_true(meanwhile.moved > 0);
+    test_release(meanwhile.seen);
+    test_release(out);
+    disk_worlds_close(&w);
+}
+
+static void hits_do_not_wait(void **state)
+{
+    (void)state;
+    attended_meanwhile(KVF_TRANSFER_DIRECT);
+}
+
+static void misses_in_memory_do_not_wait(void **state)
+{
+    (void)state;
+    attended_meanwhile(KVF_TRANSFER_GATHER);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cut_off),
+        cmocka_unit_test(cut_through),
+        cmocka_unit_test(forked_and_freed),
+        cmocka_unit_test(freed),
+        cmocka_unit_test(saved),
+        cmocka_unit_test(hits_do_not_wait),
+        cmocka_unit_test(misses_in_memory_do_not_wait),
+    };
+    return cmocka_run_group_tests(tests, NULL, save_remove_folder);
+}
