@@ -313,9 +313,10 @@ static kvf_status read_layers(restoring *r)
         const kvf_cache *p = kvf_masked_pages_of(r->cache, i);
         KVF_TRY(
             kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &image));
-        if (p && r->is_exact && !kvf_snapshot_share_fits(p, &image))
+        if (p && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
+            !kvf_snapshot_fits(p, &h->layers[i], &image))
             KVF_FAIL(r->cache->context, KVF_CORRUPT,
-                     "%s: layer %u has a share of static tokens that is no share of this budget",
+                     "%s: layer %u has static tokens that its settings do not give; save it again",
                      r->file.path, i);
     }
     return KVF_OK;

@@ -167,6 +167,21 @@ static bool are_slots(const int32_t *page_of_slot, uint32_t slots, uint32_t page
     return is_right;
 }
 
+/* The bits of a head are those of the tokens in its store, no others. */
+static bool are_bits(const uint64_t *bits, uint32_t blocks, uint32_t block_size,
+                     const uint32_t *store_index, uint32_t count)
+{
+    uint32_t i = 0;
+    for (uint32_t b = 0; b < blocks; b++) {
+        uint64_t want = 0;
+        for (; i < count && store_index[i] / block_size == b; i++)
+            want |= UINT64_C(1) << store_index[i] % block_size;
+        if (bits[b] != want)
+            return false;
+    }
+    return true;
+}
+
 static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
                         const kvf_saved_image *image, uint8_t *seen)
 {
@@ -179,8 +194,10 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
             return false;
     for (uint32_t h = 0; h < l->heads; h++) {
         const uint32_t count = image->store_count[h];
-        if (count > l->store_tokens ||
-            (count && !ascends(image->store_index + (size_t)h * l->store_tokens, count, tokens)))
+        const uint32_t *index = image->store_index + (size_t)h * l->store_tokens;
+        if (count > l->store_tokens || !ascends(index, count, tokens) ||
+            !are_bits(image->bits + (size_t)h * l->sealed, l->sealed, head->block_size, index,
+                      count))
             return false;
     }
     return true;
@@ -201,9 +218,15 @@ bool kvf_snapshot_has_slots(const kvf_cache *cache, const kvf_saved_layer *l)
            l->shadow_slots == cache->dims.shadow_slots;
 }
 
-bool kvf_snapshot_share_fits(const kvf_cache *cache, const kvf_saved_image *image)
+bool kvf_snapshot_fits(const kvf_cache *cache, const kvf_saved_layer *l,
+                       const kvf_saved_image *image)
 {
     const kvf_paging *p = &cache->dims.paging;
+    const uint32_t sink = kvf_min_u32(p->sink, l->sealed * p->block_size);
+    for (uint32_t h = 0; sink && h < l->heads; h++) /* indices ascend */
+        if (image->store_count[h] < sink ||
+            image->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
+            return false;
     return !image->share || (image->share[0] <= kvf_store_tokens(p) - p->sink &&
                              image->share[1] <= cache->dims.ids_max);
 }

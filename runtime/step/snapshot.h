@@ -47,8 +47,10 @@ KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path
 /* Whether state of this shape can be put as it is: all but slots, and slots. */
 bool kvf_snapshot_is_same(const kvf_cache *cache, const kvf_saved_layer *layer);
 bool kvf_snapshot_has_slots(const kvf_cache *cache, const kvf_saved_layer *layer);
-/* The share that static_ratio = auto chose is one that this cache has room for. */
-bool kvf_snapshot_share_fits(const kvf_cache *cache, const kvf_saved_image *image);
+/* Of an image that is checked and not fresh: the sink of this cache is in the store, and the share
+ * that static_ratio = auto chose is one that it has room for. */
+bool kvf_snapshot_fits(const kvf_cache *cache, const kvf_saved_layer *layer,
+                       const kvf_saved_image *image);
 
 /* How a layer is put into a cache. */
 typedef struct kvf_snapshot_layer {
