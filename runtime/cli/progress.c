@@ -11,6 +11,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,8 +22,7 @@
 #define DRAW_MS   100.0
 #define WATCH_NS  100000000L
 
-/* Resident bytes of this process; 0 if the system does not say. */
-static uint64_t resident_bytes(void)
+uint64_t cli_resident_bytes(void)
 {
     char line[128] = "", *second = line;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -75,12 +75,13 @@ void cli_progress_at(cli_progress *progress, uint64_t done)
 void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms)
 {
     const double now = kvf_now_ms();
-    char bytes[32];
+    char bytes[32], count[32] = "";
     if (!is_due(progress, now) || now <= start_ms)
         return;
-    snprintf(progress->note, sizeof progress->note, "%llu tokens, %.1f tokens/s, %s",
-             (unsigned long long)tokens, (double)tokens / (now - start_ms) * 1e3,
-             kvf_bytes_text(resident_bytes(), bytes));
+    if (strcmp(progress->unit, "tokens") != 0) /* the bar does not count them */
+        snprintf(count, sizeof count, "%llu tokens, ", (unsigned long long)tokens);
+    snprintf(progress->note, sizeof progress->note, "%s%.1f tokens/s, %s", count,
+             (double)tokens / (now - start_ms) * 1e3, kvf_bytes_text(cli_resident_bytes(), bytes));
 }
 
 void cli_progress_clear(cli_progress *progress)
@@ -101,7 +102,7 @@ static void *watch_run(void *raw)
     cli_memory_watch *watch = raw;
     pthread_mutex_lock(&watch->mutex);
     while (!watch->stop) {
-        uint64_t now = resident_bytes();
+        uint64_t now = cli_resident_bytes();
         cli_progress_at(&watch->progress, now > watch->start_bytes ? now - watch->start_bytes : 0);
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
@@ -117,7 +118,7 @@ static void *watch_run(void *raw)
 void cli_memory_watch_begin(cli_memory_watch *watch, const char *title, uint64_t bytes)
 {
     watch->stop = false;
-    watch->start_bytes = resident_bytes();
+    watch->start_bytes = cli_resident_bytes();
     cli_progress_begin(&watch->progress, title, bytes, "");
     pthread_mutex_init(&watch->mutex, NULL);
     pthread_cond_init(&watch->wake, NULL);

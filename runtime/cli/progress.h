@@ -25,6 +25,8 @@ typedef struct cli_progress {
 void cli_progress_begin(cli_progress *progress, const char *title, uint64_t total,
                         const char *unit);
 void cli_progress_at(cli_progress *progress, uint64_t done);
+/** Resident bytes of this process; 0 if the system does not say. */
+uint64_t cli_resident_bytes(void);
 /** What the next drawing says besides: tokens since @p start_ms, and memory in use. */
 void cli_progress_pace(cli_progress *progress, uint64_t tokens, double start_ms);
 /** Room for a line of others; the bar comes back with the next cli_progress_at. */

@@ -132,6 +132,20 @@ static kvf_status check_jobs(const cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
+/* Without a temperature there is nothing to draw. */
+static void warn_of_equal_answers(const cli_run *run)
+{
+    const cli_jobs *jobs = &run->jobs;
+    uint32_t greedy = 0;
+    for (uint32_t i = 0; i < jobs->count; i++)
+        greedy += jobs->prompts[i].samples > 1 && jobs->prompts[i].sampling.temperature == 0.0;
+    if (greedy && greedy == jobs->count)
+        fprintf(stderr,
+                "kvferry: --samples %u: with temperature 0 all answers to a prompt are the same; "
+                "give --temperature\n",
+                jobs->prompts[0].samples);
+}
+
 /* Prompts from a file, or the one prompt for all samples. */
 static kvf_status open_jobs(cli_run *run, kvf_error *error)
 {
@@ -144,6 +158,7 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
         KVF_TRY(cli_jobs_read(&source, &run->jobs, error));
     else
         KVF_TRY(cli_jobs_single(&source, &run->prompt, &run->jobs, error));
+    warn_of_equal_answers(run);
     run->batch.rows =
         run->jobs.answers < run->options.batch ? (uint32_t)run->jobs.answers : run->options.batch;
     return check_jobs(run, error);
@@ -434,6 +449,7 @@ static void close_run(cli_run *run)
     kvf_sampler_destroy(run->sampler);
     free(run->losses);
     free(run->step_ms);
+    free(run->resident);
     free(run->answers);
     kvf_runtime_close(run->runtime);
     kvf_token_ids_free(NULL, &run->text);

@@ -79,6 +79,8 @@ typedef struct cli_run {
     uint32_t answer_max, answer_count;
     double *step_ms; /* of all decode steps in order */
     uint32_t step_count;
+    uint64_t *resident; /* [resident_count] bytes of the process, every 1,000 steps */
+    uint32_t resident_count;
     double load_ms, prefill_ms;
     uint32_t prefilled;
     uint32_t loaded; /* tokens of --load */
@@ -150,6 +152,9 @@ void cli_run_prune_close(cli_run *run);
 
 /** A few lines on stderr. */
 void cli_run_summary(const cli_run *run);
+
+/** Every 1,000 steps: how much memory the process has, for the statistics. */
+void cli_run_note_memory(cli_run *run, uint32_t steps);
 
 /** The statistics where the user asked for them. @return false after a message */
 bool cli_run_write_stats(cli_run *run);

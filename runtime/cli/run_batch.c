@@ -162,6 +162,7 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
         }
         run->step_ms[run->step_count++] = ms;
         run->batch.rows_sum += rows;
+        cli_run_note_memory(run, run->step_count);
     }
     show_progress(b);
     run->interrupted = cli_interrupted();

@@ -10,10 +10,13 @@
 #include "common/percentile.h"
 #include "common/text.h"
 #include "json_writer.h"
+#include "progress.h"
 #include "run.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define PACE_STEPS 1000u
 
 /* ---- figures ---- */
 
@@ -299,13 +302,27 @@ static void write_losses(cli_json *j, const cli_run *run)
     cli_json_end(j, ']');
 }
 
-/* Whether a step keeps its time as the context grows. */
+void cli_run_note_memory(cli_run *run, uint32_t steps)
+{
+    if (steps % PACE_STEPS != 0 || steps / PACE_STEPS != run->resident_count + 1)
+        return;
+    uint64_t *grown = realloc(run->resident, (run->resident_count + 1) * sizeof *grown);
+    if (!grown)
+        return; /* a report is no reason to stop */
+    run->resident = grown;
+    run->resident[run->resident_count++] = cli_resident_bytes();
+}
+
+/* Whether a step keeps its time, and the process its memory, as the context grows. */
 static void write_pace(cli_json *j, const cli_run *run)
 {
-    enum { PIECE = 1000 };
     cli_json_array(j, "tpot_ms_by_1000");
-    for (uint32_t first = 0; first + PIECE <= run->step_count; first += PIECE)
-        cli_json_real(j, NULL, times_of(run->step_ms + first, PIECE).p50);
+    for (uint32_t first = 0; first + PACE_STEPS <= run->step_count; first += PACE_STEPS)
+        cli_json_real(j, NULL, times_of(run->step_ms + first, PACE_STEPS).p50);
+    cli_json_end(j, ']');
+    cli_json_array(j, "resident_bytes_by_1000");
+    for (uint32_t i = 0; i < run->resident_count; i++)
+        cli_json_integer(j, NULL, run->resident[i]);
     cli_json_end(j, ']');
 }
 

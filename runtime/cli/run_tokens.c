@@ -45,6 +45,7 @@ static bool on_token(void *user, uint32_t id, const float *logits)
         o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
+    cli_run_note_memory(run, run->step_count + o->count);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 

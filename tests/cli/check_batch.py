@@ -95,6 +95,10 @@ def check_samples(chat):
     ids, _ = alone(chat, PROMPTS[2], "-n", "9", "--seed", "42", "--top-k", "50", "--top-p", "0.9",
                    *DRAWS)
     chat.check("a line has settings of its own", results[(1, 1)]["ids"] == ids, results, ids)
+    for options, is_told in ((("--samples", "2"), True), (("--samples", "2", *DRAWS), False),
+                             (("--samples", "1"), False)):
+        _, err = chat.run(*SELECTION, "--prompt", PROMPTS[1], "-n", "2", *options)
+        chat.check("equal answers are foretold", ("are the same" in err) == is_told, options, err)
     chat.check("others have the command's", results[(2, 0)]["ids"] == results[(2, 1)]["ids"] and
                results[(2, 0)]["generated_tokens"] == 4, results)
 
@@ -220,6 +224,9 @@ def check_long(chat):
                and long["host_kv_bytes"] > 3 * short["host_kv_bytes"], short, long)
     chat.check("the budget holds", long["tokens_attended_per_head_step"] < 256 and
                len(long["tpot_ms_by_1000"]) == 1 and short["tpot_ms_by_1000"] == [], long)
+    resident = long["resident_bytes_by_1000"]
+    chat.check("memory is told every 1,000 steps", len(resident) == 1 and resident[0] >
+               long["host_kv_bytes"] and short["resident_bytes_by_1000"] == [], long)
 
 
 def check_interrupted(chat):
