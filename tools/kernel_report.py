@@ -180,7 +180,8 @@ def main():
           % (device / 1024, link / 1024, device / a.device_gb / 1e3, link / a.link_gb / 1e3))
     print("## Launches of one layer of a decode step\n")
     print("Nodes of a recorded step, which the test `record` counts, and launches of an enqueued one. A step that seals\n"
-          "launches seal, encode or digest, writeback and table besides: recorded once for all layers, enqueued in each.\n")
+          "launches seal, encode or digest, writeback and table besides: recorded once for all layers, enqueued in each.\n"
+          "The runner adds four products per layer, which end with what follows them, and for more than 8 rows two norms.\n")
     print("| pages | recorded | nodes | enqueued |\n|---|---|---:|---:|")
     for pages, names, enqueued in NODES:
         print("| %s | %s | %d | %d |" % (pages, names, names.count(",") + 1, enqueued))

@@ -61,7 +61,7 @@ static kvf_status run_layer(const eval_machine *m, const eval_prefill *p, const 
     KVF_TRY(transformer_project(s, layer));
     KVF_TRY(keep(m, p, s, layer, first));
     KVF_TRY(kvf_prefill(cache, &args, m->stream));
-    KVF_TRY(s->t->ops->output(s, &s->t->layers[layer]));
+    KVF_TRY(s->t->ops->output(s, &s->t->layers[layer], NULL));
     return transformer_mlp(s, layer);
 }
 

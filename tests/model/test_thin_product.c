@@ -65,13 +65,14 @@ typedef struct problem {
     const gguf_type *blocks;                  /* of all outputs but the last 8; NULL = none */
 } problem;
 
-typedef enum end_kind { STORE, ADD, SWIGLU, ROTATE } end_kind;
+typedef enum end_kind { STORE, ADD, ADD_NORM, SWIGLU, ROTATE, NORM_ROTATE } end_kind;
 
 typedef struct data {
     buffer weight; /* of dtype */
     buffer packed; /* the same, as far as it is of blocks */
-    buffer x, bias, cosine, sine;
-    double *sums; /* [rows, outputs] */
+    buffer x, bias, cosine, sine, norm;
+    buffer arrived; /* [outputs], zeros between launches */
+    double *sums;   /* [rows, outputs] */
 } data;
 
 static uint32_t packed_outputs(const problem *p)
@@ -104,8 +105,11 @@ static data make(const problem *p, uint64_t seed)
               .bias = take_numbers(KVF_FP32, p->outputs, 1.0, &random),
               .cosine = take_numbers(KVF_FP32, p->rows * half, 1.0, &random),
               .sine = take_numbers(KVF_FP32, p->rows * half, 1.0, &random),
+              .norm = take_numbers(KVF_FP32, p->outputs, 1.0, &random),
+              .arrived = take(p->outputs * sizeof(uint32_t)),
               .sums = calloc((size_t)p->rows * p->outputs, sizeof(double))};
     assert_non_null(d.sums);
+    memset(d.arrived.host, 0, d.arrived.bytes);
     if (p->blocks)
         pack(p, &d);
     for (uint32_t row = 0; row < p->rows; row++)
@@ -126,6 +130,8 @@ static void drop(data *d)
     release(&d->bias);
     release(&d->cosine);
     release(&d->sine);
+    release(&d->norm);
+    release(&d->arrived);
     free(d->sums);
 }
 
@@ -139,41 +145,79 @@ static kvf_thin_part packed_part(const problem *p, const data *d)
                            .outputs = packed_outputs(p)};
 }
 
-/* The product of rows first to first + rows - 1. */
-static void launch(const problem *p, const data *d, end_kind kind, uint32_t first, uint32_t rows,
-                   const buffer out[3])
+static kvf_thin_product product_of(const problem *p, const data *d, uint32_t first, uint32_t rows)
 {
-    const size_t element = kvf_dtype_bytes(p->dtype), half = p->head_dim / 2;
-    void *native = kvf_stream_native(stream);
-    const size_t row_bytes = p->inputs * element;
+    const size_t row_bytes = p->inputs * kvf_dtype_bytes(p->dtype);
     const kvf_thin_part packed = packed_part(p, d);
     const kvf_thin_part rest = {.weight =
                                     (const char *)d->weight.device + packed_outputs(p) * row_bytes,
                                 .row_bytes = row_bytes,
                                 .outputs = p->outputs - packed_outputs(p)};
-    const kvf_thin_product product = {.dtype = p->dtype,
-                                      .rows = rows,
-                                      .inputs = p->inputs,
-                                      .part_count = p->blocks ? 2 : 1,
-                                      .parts = {p->blocks ? packed : rest, rest},
-                                      .x = (const char *)d->x.device + first * p->inputs * element};
-    const kvf_thin_heads heads = {
-        .query_heads = p->query_heads,
-        .kv_heads = p->kv_heads,
-        .head_dim = p->head_dim,
-        .bias = d->bias.device,
-        .cosine = (const float *)d->cosine.device + first * half,
-        .sine = (const float *)d->sine.device + first * half,
-        .q = out[0].device,
-        .k = out[1].device,
-        .v = out[2].device,
-    };
-    const int status = kind == ROTATE ? kvf_thin_rotate_cuda(&product, &heads, native)
-                       : kind == SWIGLU
-                           ? kvf_thin_swiglu_cuda(&product, out[0].device, native)
-                           : kvf_thin_product_cuda(&product, out[0].device, kind == ADD, native);
+    return (kvf_thin_product){.dtype = p->dtype,
+                              .rows = rows,
+                              .inputs = p->inputs,
+                              .part_count = p->blocks ? 2 : 1,
+                              .parts = {p->blocks ? packed : rest, rest},
+                              .x = (const char *)d->x.device + first * row_bytes};
+}
+
+static kvf_row_norm_args norm_of(const problem *p, const data *d, uint32_t rows,
+                                 const buffer out[4])
+{
+    return (kvf_row_norm_args){.dtype = p->dtype,
+                               .rows = rows,
+                               .width = p->outputs,
+                               .eps = 1e-5f,
+                               .x = out[0].device,
+                               .weight = d->norm.device,
+                               .y = out[1].device};
+}
+
+static kvf_row_rotate_args heads_of(const problem *p, const data *d, bool has_norm, uint32_t first,
+                                    const buffer out[4])
+{
+    const size_t half = p->head_dim / 2;
+    const float *norm = d->norm.device;
+    return (kvf_row_rotate_args){.dtype = p->dtype,
+                                 .rows = p->rows,
+                                 .query_heads = p->query_heads,
+                                 .kv_heads = p->kv_heads,
+                                 .head_dim = p->head_dim,
+                                 .eps = 1e-5f,
+                                 .qkv = out[3].device,
+                                 .bias = d->bias.device,
+                                 .query_norm = has_norm ? norm : NULL,
+                                 .key_norm = has_norm ? norm + p->head_dim : NULL,
+                                 .cosine = (const float *)d->cosine.device + first * half,
+                                 .sine = (const float *)d->sine.device + first * half,
+                                 .q = out[0].device,
+                                 .k = out[1].device,
+                                 .v = out[2].device};
+}
+
+/* The product of rows first to first + rows - 1. out: what comes out; of ADD_NORM the sums, then
+ * their norm; of the last two queries, keys, values, and sums. */
+static void launch(const problem *p, const data *d, end_kind kind, uint32_t first, uint32_t rows,
+                   const buffer out[4])
+{
+    void *native = kvf_stream_native(stream), *y = out[0].device;
+    const kvf_thin_product product = product_of(p, d, first, rows);
+    int status = 0;
+    if (kind == ROTATE || kind == NORM_ROTATE) {
+        const kvf_row_rotate_args heads = heads_of(p, d, kind == NORM_ROTATE, first, out);
+        status = kvf_thin_rotate_cuda(&product, &heads, d->arrived.device, native);
+    } else if (kind == ADD_NORM) {
+        const kvf_row_norm_args norm = norm_of(p, d, rows, out);
+        status = kvf_thin_add_norm_cuda(&product, y, &norm, d->arrived.device, native);
+    } else if (kind == SWIGLU) {
+        status = kvf_thin_swiglu_cuda(&product, y, native);
+    } else {
+        status = kvf_thin_product_cuda(&product, y, kind == ADD, native);
+    }
     assert_int_equal(status, 0);
     assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    for (uint32_t i = 0; i < p->outputs; i++)
+        assert_int_equal(((const uint32_t *)d->arrived.host)[i], 0);
 }
 
 /* Sums of `inputs` products in fp32, each below 0.5; then one rounding to the type. */
@@ -189,7 +233,7 @@ static void compare(const problem *p, float got, float want, kvf_dtype dtype, co
 static void check_sums(const problem *p, const data *d, end_kind kind)
 {
     const size_t count = (size_t)p->rows * p->outputs;
-    buffer out[3] = {take(count * sizeof(float))};
+    buffer out[4] = {take(count * sizeof(float))};
     float *y = out[0].host;
     for (size_t i = 0; i < count; i++)
         y[i] = 0.25f;
@@ -203,7 +247,7 @@ static void check_swiglu(const problem *p, const data *d)
 {
     const uint32_t width = p->outputs / 2;
     const size_t count = (size_t)p->rows * width;
-    buffer out[3] = {take(count * kvf_dtype_bytes(p->dtype))};
+    buffer out[4] = {take(count * kvf_dtype_bytes(p->dtype))};
     launch(p, d, SWIGLU, 0, p->rows, out);
     for (size_t i = 0; i < count; i++) {
         const double *sums = d->sums + i / width * p->outputs + i % width;
@@ -222,7 +266,7 @@ static void check_heads(const problem *p, const data *d)
     const uint32_t heads = p->query_heads + 2 * p->kv_heads, dim = p->head_dim;
     const size_t element = kvf_dtype_bytes(p->dtype);
     const size_t kv = (size_t)p->rows * p->kv_heads * dim * element;
-    buffer out[3] = {take((size_t)p->rows * p->query_heads * dim * element), take(kv), take(kv)};
+    buffer out[4] = {take((size_t)p->rows * p->query_heads * dim * element), take(kv), take(kv)};
     launch(p, d, ROTATE, 0, p->rows, out);
     for (uint32_t n = 0; n < p->rows * heads; n++) {
         const uint32_t row = n / heads, head = n % heads;
@@ -246,6 +290,58 @@ static void check_heads(const problem *p, const data *d)
         release(&out[i]);
 }
 
+static buffer copy_of(const buffer *from)
+{
+    buffer b = take(from->bytes);
+    memcpy(b.host, from->host, from->bytes);
+    return b;
+}
+
+/* A norm behind a product has the bits of one by itself; so have its sums. */
+static void check_norm(const problem *p, const data *d)
+{
+    const uint32_t rows = p->rows < KVF_THIN_NORM_ROWS ? p->rows : KVF_THIN_NORM_ROWS;
+    const size_t count = (size_t)rows * p->outputs, element = kvf_dtype_bytes(p->dtype);
+    uint64_t random = 9;
+    buffer one[4] = {take_numbers(KVF_FP32, count, 1.0, &random), take(count * element)};
+    buffer two[4] = {copy_of(&one[0]), take(count * element)};
+    const kvf_row_norm_args apart = norm_of(p, d, rows, two);
+    launch(p, d, ADD_NORM, 0, rows, one);
+    launch(p, d, ADD, 0, rows, two);
+    assert_int_equal(kvf_row_norm_cuda(&apart, kvf_stream_native(stream)), 0);
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_memory_equal(one[i].host, two[i].host, one[i].bytes);
+        release(&one[i]);
+        release(&two[i]);
+    }
+}
+
+/* Likewise norms of heads. */
+static void check_head_norms(const problem *p, const data *d)
+{
+    const size_t element = kvf_dtype_bytes(p->dtype), head = (size_t)p->rows * p->head_dim;
+    const size_t bytes[] = {p->query_heads * head * element, p->kv_heads * head * element,
+                            p->kv_heads * head * element,
+                            (p->query_heads + 2 * p->kv_heads) * head * sizeof(float)};
+    buffer one[4], two[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        one[i] = take(bytes[i]);
+        two[i] = take(bytes[i]);
+    }
+    const buffer sums[4] = {two[3]};
+    const kvf_row_rotate_args apart = heads_of(p, d, true, 0, two);
+    launch(p, d, NORM_ROTATE, 0, p->rows, one);
+    launch(p, d, STORE, 0, p->rows, sums);
+    assert_int_equal(kvf_row_rotate_cuda(&apart, kvf_stream_native(stream)), 0);
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_memory_equal(one[i].host, two[i].host, bytes[i]);
+        release(&one[i]);
+        release(&two[i]);
+    }
+}
+
 /* 64 rows are read at once, 8 and 16 by kernels of their own; ends of all kinds. */
 static const problem problems[] = {
     {KVF_BF16, 16, 128, 1, 0, 0, 0, NULL},          {KVF_FP16, 50, 1160, 3, 0, 0, 0, NULL},
@@ -262,8 +358,11 @@ static void products_are_right(void **state)
         check_sums(p, &d, STORE);
         check_sums(p, &d, ADD);
         check_swiglu(p, &d);
-        if (p->head_dim)
+        check_norm(p, &d);
+        if (p->head_dim) {
             check_heads(p, &d);
+            check_head_norms(p, &d);
+        }
         drop(&d);
     }
 }
@@ -285,7 +384,7 @@ static void blocks_are_multiplied(void **state)
         double largest = 0.0; /* scales of random blocks are of any size below 2 */
         for (uint32_t i = 0; i < p.rows * p.outputs; i++)
             largest = fmax(largest, fabs(d.sums[i]));
-        buffer out[3] = {take(p.rows * p.outputs * sizeof(float))};
+        buffer out[4] = {take(p.rows * p.outputs * sizeof(float))};
         launch(&p, &d, STORE, 0, p.rows, out);
         for (uint32_t i = 0; i < p.rows * p.outputs; i++)
             if (!(fabs((double)((float *)out[0].host)[i] - d.sums[i]) <= 1e-4 * largest))
@@ -327,6 +426,26 @@ static void blocks_have_the_bits_of_the_host(void **state)
     }
 }
 
+/* More rows than one block should have, and heads that share a block. */
+static void others_are_refused(void **state)
+{
+    (void)state;
+    const problem p = {KVF_BF16, 144, 8, KVF_THIN_NORM_ROWS + 1, 2, 2, 24, NULL};
+    void *native = kvf_stream_native(stream);
+    data d = make(&p, 1);
+    buffer none[4] = {take(64), take(64), take(64), take(64)};
+    const kvf_thin_product product = product_of(&p, &d, 0, p.rows);
+    const kvf_row_norm_args norm = norm_of(&p, &d, p.rows, none);
+    const kvf_row_rotate_args heads = heads_of(&p, &d, true, 0, none);
+    assert_int_not_equal(
+        kvf_thin_add_norm_cuda(&product, none[0].device, &norm, d.arrived.device, native), 0);
+    assert_int_not_equal(kvf_thin_rotate_cuda(&product, &heads, d.arrived.device, native), 0);
+    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    for (uint32_t i = 0; i < 4; i++)
+        release(&none[i]);
+    drop(&d);
+}
+
 static void rows_do_not_change_bits(void **state)
 {
     (void)state;
@@ -334,7 +453,7 @@ static void rows_do_not_change_bits(void **state)
     const problem p = {KVF_BF16, 24, 1096, ROWS_MAX, 0, 0, 0, NULL};
     const size_t row_bytes = p.outputs * sizeof(float);
     data d = make(&p, 3);
-    buffer one[3] = {take(row_bytes)}, many[3] = {take(ROWS_MAX * row_bytes)};
+    buffer one[4] = {take(row_bytes)}, many[4] = {take(ROWS_MAX * row_bytes)};
     float alone[ROWS_MAX][24];
     for (uint32_t row = 0; row < ROWS_MAX; row++) {
         launch(&p, &d, STORE, row, 1, one);
@@ -357,6 +476,7 @@ int main(void)
         cmocka_unit_test(blocks_are_multiplied),
         cmocka_unit_test(blocks_have_the_bits_of_the_host),
         cmocka_unit_test(rows_do_not_change_bits),
+        cmocka_unit_test(others_are_refused),
     };
     kvf_error error;
     kvf_runtime_config rc;

@@ -10,27 +10,12 @@
  * fp32, by thread and then by a tree over the block, the same for the same width.
  */
 
-#include "row_ops.h"
+#include "row_ops.cuh"
 
 #include "packed_blocks.cuh"
 
-#define THREADS 256u
-#define WARPS   (THREADS / 32u)
-
-/* Sum of the block's values, in every thread. `partial` is [WARPS]. */
-static __device__ float block_sum(float x, float *partial)
-{
-    for (uint32_t step = 16; step > 0; step >>= 1)
-        x += __shfl_xor_sync(KVF_FULL_WARP, x, (int)step);
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = x;
-    __syncthreads();
-    float sum = 0.0f;
-    for (uint32_t w = 0; w < WARPS; w++)
-        sum += partial[w];
-    __syncthreads();
-    return sum;
-}
+#define THREADS KVF_ROW_THREADS
+#define WARPS   KVF_ROW_WARPS
 
 /* One block per row. */
 template <typename T>
@@ -57,82 +42,21 @@ static __global__ void start_kernel(const __grid_constant__ kvf_row_start_args a
 template <typename T>
 static __global__ void norm_kernel(const __grid_constant__ kvf_row_norm_args a)
 {
-    float *partial = (float *)(void *)kvf_shared();
-    const float *x = a.x + (size_t)blockIdx.x * a.width;
-    T *y = (T *)a.y + (size_t)blockIdx.x * a.width;
-    float sum = 0.0f;
     kvf_let_next_start();
     kvf_wait_for_earlier();
-    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-        sum += x[i] * x[i];
-    const float scale = 1.0f / sqrtf(block_sum(sum, partial) / (float)a.width + a.eps);
-    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-        y[i] = kvf_from_float<T>(x[i] * scale * a.weight[i]);
+    kvf_norm_rows<T, 1>(a, blockIdx.x, 1, (float *)(void *)kvf_shared());
 }
 
-/* Where a head of a row comes from and goes to. */
-template <typename T> struct head_place {
-    const float *from;
-    const float *bias;
-    const float *norm;
-    T *to;
-    uint32_t is_value;
-};
-
-template <typename T>
-static __device__ head_place<T> find_head(const kvf_row_rotate_args &a, size_t row, uint32_t head)
-{
-    const uint32_t all = a.query_heads + 2 * a.kv_heads;
-    head_place<T> p = {};
-    p.from = a.qkv + (row * all + head) * a.head_dim;
-    p.bias = a.bias ? a.bias + (size_t)head * a.head_dim : nullptr;
-    if (head < a.query_heads) {
-        p.norm = a.query_norm;
-        p.to = (T *)a.q + (row * a.query_heads + head) * a.head_dim;
-        return p;
-    }
-    head -= a.query_heads;
-    p.is_value = head >= a.kv_heads;
-    p.norm = p.is_value ? nullptr : a.key_norm;
-    p.to = (T *)(p.is_value ? a.v : a.k) + (row * a.kv_heads + head % a.kv_heads) * a.head_dim;
-    return p;
-}
-
-/* One warp per (row, head); a lane holds the pairs lane, lane + 32, ... */
+/* One warp per (row, head). */
 template <typename T>
 static __global__ void rotate_kernel(const __grid_constant__ kvf_row_rotate_args a)
 {
-    const uint32_t heads = a.query_heads + 2 * a.kv_heads, pairs = a.head_dim / 2;
-    const uint32_t lane = threadIdx.x % 32, warp = blockIdx.x * WARPS + threadIdx.x / 32;
+    const uint32_t heads = a.query_heads + 2 * a.kv_heads;
+    const uint32_t warp = blockIdx.x * WARPS + threadIdx.x / KVF_WARP_LANES;
     kvf_let_next_start();
     kvf_wait_for_earlier();
-    if (warp >= a.rows * heads)
-        return;
-    const size_t row = warp / heads;
-    const head_place<T> p = find_head<T>(a, row, warp % heads);
-    float scale = 1.0f;
-    if (p.norm) {
-        float sum = 0.0f;
-        for (uint32_t i = lane; i < a.head_dim; i += 32) {
-            const float x = p.from[i] + (p.bias ? p.bias[i] : 0.0f);
-            sum += x * x;
-        }
-        for (uint32_t step = 16; step > 0; step >>= 1)
-            sum += __shfl_xor_sync(KVF_FULL_WARP, sum, (int)step);
-        scale = 1.0f / sqrtf(sum / (float)a.head_dim + a.eps);
-    }
-    for (uint32_t i = lane; i < pairs; i += 32) {
-        float x = p.from[i] + (p.bias ? p.bias[i] : 0.0f);
-        float y = p.from[i + pairs] + (p.bias ? p.bias[i + pairs] : 0.0f);
-        if (p.norm) {
-            x = x * scale * p.norm[i];
-            y = y * scale * p.norm[i + pairs];
-        }
-        const float c = p.is_value ? 1.0f : a.cosine[row * pairs + i];
-        const float s = p.is_value ? 0.0f : a.sine[row * pairs + i];
-        p.to[i] = kvf_from_float<T>(x * c - y * s);
-        p.to[i + pairs] = kvf_from_float<T>(y * c + x * s);
-    }
+    if (warp < a.rows * heads)
+        kvf_rotate_head<T>(a, warp / heads, warp % heads);
 }
 
 /* A thread per channel. */

@@ -13,13 +13,21 @@
  * matter: a lane's 16 bytes are its places of two products. Outputs come in pairs, `first` and
  * `second`, 8 rows of a product apart: gate and up, or the two halves of a head, meet in one
  * thread. Sums are formed by turns, then warps in their order: the same for any number of rows.
+ *
+ * A norm behind a product is of its last block. What that adds to the end of the product, beside a
+ * fence and an atomic per block: rows are read once more, 4 bytes an output from L2, which at 4096
+ * outputs is 16 KiB a row, 256 cycles of a multiprocessor that takes 64 bytes in one; weights are
+ * in L2 by then. A launch of its own has a block per row, so it wins from some number of rows on:
+ * KVF_THIN_NORM_ROWS are 2048 cycles, and 64 rows would be 16384. Norms of heads have a last block
+ * each: 512 bytes a row at head_dim 128. Counted, not measured.
  */
 
 #include "thin_product.h"
 
 #include "packed_blocks.cuh"
+#include "row_ops.cuh"
 
-#define WARPS_MAX    8u
+#define WARPS_MAX    KVF_ROW_WARPS
 #define PAIRS        8u  /* of outputs of a block */
 #define STEP_INPUTS  32u /* of four lanes with 16 bytes each */
 #define STEPS        4u  /* of a turn */
@@ -30,16 +38,19 @@
 #define TILE_COLUMNS 8u
 #define ROWS_MAX     64u /* of a launch */
 
-enum thin_kind { THIN_STORE, THIN_ADD, THIN_SWIGLU, THIN_ROTATE };
+/* THIN_HEADS: as THIN_ROTATE, with norms in between. */
+enum thin_kind { THIN_STORE, THIN_ADD, THIN_SWIGLU, THIN_ROTATE, THIN_HEADS };
 
 typedef struct thin_args {
     thin_kind kind;
     kvf_thin_product product; /* its rows: of one launch */
     uint32_t row;             /* the first of them */
-    kvf_thin_heads heads;     /* THIN_ROTATE */
     uint32_t outputs;
     uint32_t pairs;
-    void *y; /* of the other kinds */
+    kvf_row_rotate_args heads; /* THIN_ROTATE, THIN_HEADS */
+    kvf_row_norm_args norm;    /* THIN_ADD: of the sums, where `arrived` is not NULL */
+    uint32_t *arrived;         /* blocks that share what comes behind the product */
+    void *y;                   /* of other kinds than THIN_ROTATE */
 } thin_args;
 
 /* Where a row of W begins. */
@@ -66,7 +77,7 @@ static __device__ __forceinline__ thin_pair find_pair(const thin_args &a, uint32
 {
     if (a.kind == THIN_SWIGLU)
         return {pair, a.pairs + pair};
-    if (a.kind == THIN_ROTATE) {
+    if (a.kind == THIN_ROTATE || a.kind == THIN_HEADS) {
         const uint32_t pairs = a.heads.head_dim / 2;
         const uint32_t first = pair / pairs * 2 * pairs + pair % pairs;
         return {first, first + pairs};
@@ -79,7 +90,7 @@ template <typename T>
 static __device__ __forceinline__ void store_heads(const thin_args &a, uint32_t row,
                                                    const thin_pair &p, float x, float y)
 {
-    const kvf_thin_heads &h = a.heads;
+    const kvf_row_rotate_args &h = a.heads;
     const uint32_t pairs = h.head_dim / 2, head = p.first / h.head_dim, i = p.first % h.head_dim;
     const bool is_query = head < h.query_heads, is_value = head >= h.query_heads + h.kv_heads;
     const float c = is_value ? 1.0f : h.cosine[(size_t)row * pairs + i];
@@ -157,6 +168,26 @@ static __device__ __forceinline__ void multiply_step(float sum[4], const uint4 &
     kvf_mma(sum, high, x_high, T());
 }
 
+/* The last block of the product, or of a head, has the norm. Its sums are read again: 4 bytes each,
+ * from L2. */
+template <typename T, uint32_t tiles>
+static __device__ __forceinline__ void go_on(const thin_args &a)
+{
+    uint32_t *is_last = (uint32_t *)(void *)kvf_shared();
+    float *partial = (float *)(void *)(is_last + 1);
+    if (a.kind == THIN_HEADS) {
+        const uint32_t blocks = a.heads.head_dim / (2 * PAIRS), head = blockIdx.x / blocks;
+        if (kvf_arrives_last(is_last, &a.arrived[head], blocks))
+            for (uint32_t row = threadIdx.x / 32; row < a.product.rows; row += blockDim.x / 32)
+                kvf_rotate_head<T>(a.heads, a.row + row, head);
+    } else if (tiles == 1 && kvf_arrives_last(is_last, a.arrived, gridDim.x)) {
+        if (a.product.rows == 1)
+            kvf_norm_rows<T, 1>(a.norm, 0, 1, partial);
+        else
+            kvf_norm_rows<T, KVF_THIN_NORM_ROWS>(a.norm, 0, a.product.rows, partial);
+    }
+}
+
 /* One block per PAIRS pairs. Shared: [warps, 2 x PAIRS, columns] fp32. */
 template <typename T, uint32_t tiles, bool packed>
 static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
@@ -178,6 +209,8 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
         prefetch_line(place < 2 ? first : second,
                       warp * steps * STEP_INPUTS + place % 2 * LINE_INPUTS, m.inputs,
                       place < 2 ? has_first : has_second);
+    if (a.norm.weight && threadIdx.x == 0 && blockIdx.x * 2 * PAIRS < a.outputs)
+        kvf_prefetch(a.norm.weight + blockIdx.x * 2 * PAIRS);
     kvf_wait_for_earlier();
     for (uint32_t turn = warp; turn * steps * STEP_INPUTS < m.inputs; turn += warps) {
         const uint32_t input = turn * steps * STEP_INPUTS + place * LANE_INPUTS;
@@ -214,6 +247,8 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
         if (blockIdx.x * PAIRS + i < a.pairs)
             finish<T>(a, a.row + row, find_pair(a, blockIdx.x * PAIRS + i), x, y);
     }
+    if (a.arrived)
+        go_on<T, tiles>(a);
 }
 
 template <typename T, uint32_t tiles, bool packed>
@@ -221,7 +256,7 @@ static cudaError_t launch(const thin_args &a, void *stream)
 {
     const uint32_t turn_inputs = (packed ? PACKED_STEPS : STEPS) * STEP_INPUTS;
     const uint32_t turns = (a.product.inputs + turn_inputs - 1) / turn_inputs;
-    const uint32_t warps = turns < WARPS_MAX ? turns : WARPS_MAX;
+    const uint32_t warps = turns < WARPS_MAX && !a.norm.y ? turns : WARPS_MAX;
     const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
     return kvf_cuda_launch_early<thin_kernel<T, tiles, packed>>(
         dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
@@ -266,15 +301,33 @@ static int launch_all(thin_args a, void *stream)
     return (int)status;
 }
 
-extern "C" int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t accumulate,
-                                     void *stream)
+static thin_args sums_of(const kvf_thin_product *product, float *y, thin_kind kind)
 {
     thin_args a = {};
     a.product = *product;
     a.outputs = outputs_of(product);
     a.pairs = (a.outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
     a.y = y;
-    a.kind = accumulate ? THIN_ADD : THIN_STORE;
+    a.kind = kind;
+    return a;
+}
+
+extern "C" int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t accumulate,
+                                     void *stream)
+{
+    return launch_all(sums_of(product, y, accumulate ? THIN_ADD : THIN_STORE), stream);
+}
+
+extern "C" int kvf_thin_add_norm_cuda(const kvf_thin_product *product, float *y,
+                                      const kvf_row_norm_args *norm, uint32_t *arrived,
+                                      void *stream)
+{
+    thin_args a = sums_of(product, y, THIN_ADD);
+    a.norm = *norm;
+    a.arrived = arrived;
+    if (product->rows > KVF_THIN_NORM_ROWS || norm->rows != product->rows || norm->x != y ||
+        norm->width != a.outputs || norm->dtype != product->dtype)
+        return (int)cudaErrorInvalidValue;
     return launch_all(a, stream);
 }
 
@@ -289,7 +342,8 @@ extern "C" int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, vo
     return launch_all(a, stream);
 }
 
-extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_thin_heads *heads,
+extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product,
+                                    const kvf_row_rotate_args *heads, uint32_t *arrived,
                                     void *stream)
 {
     thin_args a = {};
@@ -298,6 +352,13 @@ extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_t
     a.outputs = outputs_of(product);
     a.pairs = a.outputs / 2;
     a.kind = THIN_ROTATE;
+    if (heads->query_norm || heads->key_norm) {
+        if (!kvf_thin_norms_heads(heads->head_dim))
+            return (int)cudaErrorInvalidValue;
+        a.kind = THIN_HEADS;
+        a.arrived = arrived;
+        a.y = (float *)(uintptr_t)heads->qkv;
+    }
     return launch_all(a, stream);
 }
 

@@ -12,13 +12,14 @@
  * cudaStream_t), may be recorded, and returns a cudaError_t as int.
  */
 
-#include <kvferry/kvferry.h>
+#include "row_ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define KVF_THIN_PARTS_MAX 3u
+#define KVF_THIN_NORM_ROWS 8u /* with a norm behind the product */
 
 /** Some outputs of W. */
 typedef struct kvf_thin_part {
@@ -44,22 +45,21 @@ int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t ac
 /** y = silu(gate) * up, which are halves of x W^T: kvf_swiglu. y [rows, outputs / 2] dtype */
 int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, void *stream);
 
-/** Where queries, keys and values of x W^T go: kvf_row_rotate_args without a norm. */
-typedef struct kvf_thin_heads {
-    uint32_t query_heads;
-    uint32_t kv_heads;
-    uint32_t head_dim;
-    const float *bias;   /**< [outputs], or NULL */
-    const float *cosine; /**< [rows, head_dim / 2] */
-    const float *sine;   /**< [rows, head_dim / 2] */
-    void *q;             /**< [rows, query_heads, head_dim] dtype, out */
-    void *k;             /**< [rows, kv_heads, head_dim] dtype, out */
-    void *v;             /**< [rows, kv_heads, head_dim] dtype, out */
-} kvf_thin_heads;
+/** y += x W^T of at most KVF_THIN_NORM_ROWS rows, then the norm, whose x is y and whose bits are
+ * those of kvf_row_norm_cuda. @p arrived: a word, 0 before and behind */
+int kvf_thin_add_norm_cuda(const kvf_thin_product *product, float *y, const kvf_row_norm_args *norm,
+                           uint32_t *arrived, void *stream);
 
-/** Queries and keys are rotated, then all are rounded. */
-int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_thin_heads *heads,
-                         void *stream);
+/** Whether heads of this size can have a norm behind the product: none share a block. */
+static inline uint32_t kvf_thin_norms_heads(uint32_t head_dim)
+{
+    return head_dim % 16 == 0;
+}
+
+/** What kvf_row_rotate_cuda does, with x W^T for qkv, which is written where heads have norms and
+ * else not used. @p arrived: a word per head of queries, keys and values, 0 before and behind */
+int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_row_rotate_args *heads,
+                         uint32_t *arrived, void *stream);
 
 /** Rows first to first + rows - 1 of a part of blocks as numbers. */
 typedef struct kvf_thin_widen {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Decode steps, and the parts of a layer that prefill uses too.
+ * Decode steps. A norm belongs to the product before it, which may end with it.
  *
  * It knows the order of operations; what they are on a device is in transformer_host.c and
  * transformer_cuda.c, and shapes were checked at open. Where the device can record, the second step
@@ -12,20 +12,6 @@
 
 #include <assert.h>
 #include <string.h>
-
-kvf_status transformer_project(const transformer_step *s, uint32_t layer)
-{
-    const transformer_layer *l = &s->t->layers[layer];
-    KVF_TRY(s->t->ops->norm(s, l->attention_norm));
-    return s->t->ops->project(s, l);
-}
-
-kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
-{
-    const transformer_layer *l = &s->t->layers[layer];
-    KVF_TRY(s->t->ops->norm(s, l->mlp_norm));
-    return s->t->ops->mlp(s, l);
-}
 
 uint32_t transformer_next_position(const kvf_sequence *sequence)
 {
@@ -75,15 +61,17 @@ static kvf_status decode_layers(const decode_run *r, const uint32_t *positions)
     const kvf_transformer *t = s->t;
     if (s->draws)
         KVF_TRY(t->ops->start(s, NULL, NULL));
+    KVF_TRY(t->ops->norm(s, t->layers[0].attention_norm));
     for (uint32_t layer = 0; layer < t->model.layers; layer++) {
-        KVF_TRY(transformer_project(s, layer));
+        const transformer_layer *l = &t->layers[layer];
+        const bool is_last = layer + 1 == t->model.layers;
+        KVF_TRY(t->ops->project(s, l));
         KVF_TRY(attend(r, layer, positions));
-        if (!r->wants_logits && layer + 1 == t->model.layers)
+        if (!r->wants_logits && is_last)
             return KVF_OK;
-        KVF_TRY(t->ops->output(s, &t->layers[layer]));
-        KVF_TRY(transformer_mlp(s, layer));
+        KVF_TRY(t->ops->output(s, l, l->mlp_norm));
+        KVF_TRY(t->ops->mlp(s, l, is_last ? t->final_norm : l[1].attention_norm));
     }
-    KVF_TRY(t->ops->norm(s, t->final_norm));
     return t->ops->logits(s);
 }
 

@@ -33,8 +33,9 @@ typedef struct cuda_part {
     void *reservation;
     void *weights; /* [weight_bytes] */
     float *inv_freq;
-    pinned words;  /* [2, H] ids, then positions */
-    pinned logits; /* [batch_max, vocab] */
+    uint32_t *arrived; /* [query_heads + 2 kv_heads], zeros between launches */
+    pinned words;      /* [2, H] ids, then positions */
+    pinned logits;     /* [batch_max, vocab] */
     kvf_draw_queue *draws;
 } cuda_part;
 
@@ -133,15 +134,20 @@ static kvf_status cuda_read_hidden(const transformer_step *s, float *out)
     return KVF_OK;
 }
 
+static kvf_row_norm_args norm_of(const transformer_step *s, const float *weight)
+{
+    return (kvf_row_norm_args){.dtype = s->t->model.dtype,
+                               .rows = s->rows,
+                               .width = s->t->model.hidden_size,
+                               .eps = (float)s->t->model.norm_eps,
+                               .x = transformer_hidden_at(s),
+                               .weight = weight,
+                               .y = s->t->buffers.normed};
+}
+
 static kvf_status cuda_norm(const transformer_step *s, const float *weight)
 {
-    const kvf_row_norm_args args = {.dtype = s->t->model.dtype,
-                                    .rows = s->rows,
-                                    .width = s->t->model.hidden_size,
-                                    .eps = (float)s->t->model.norm_eps,
-                                    .x = transformer_hidden_at(s),
-                                    .weight = weight,
-                                    .y = s->t->buffers.normed};
+    const kvf_row_norm_args args = norm_of(s, weight);
     return launched(kvf_row_norm_cuda(&args, kvf_stream_native(s->stream)));
 }
 
@@ -152,20 +158,6 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
     const transformer_buffers *b = &t->buffers;
     const size_t half = (size_t)s->first * t->rope.count;
     const cuda_weights weights = {.parts = {&l->query, &l->key, &l->value}, .count = 3};
-    if (cuda_is_thin(s, &weights) && !l->query_norm) {
-        const kvf_thin_product product = cuda_thin(s, &weights, b->normed);
-        const kvf_thin_heads heads = {.query_heads = m->query_heads,
-                                      .kv_heads = m->kv_heads,
-                                      .head_dim = m->head_dim,
-                                      .bias = l->query.bias,
-                                      .cosine = b->cosine + half,
-                                      .sine = b->sine + half,
-                                      .q = b->q,
-                                      .k = b->k,
-                                      .v = b->v};
-        return launched(kvf_thin_rotate_cuda(&product, &heads, kvf_stream_native(s->stream)));
-    }
-    KVF_TRY(multiply(s, &weights, b->normed, b->qkv, false));
     const kvf_row_rotate_args args = {.dtype = m->dtype,
                                       .rows = s->rows,
                                       .query_heads = m->query_heads,
@@ -181,35 +173,55 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
                                       .q = b->q,
                                       .k = b->k,
                                       .v = b->v};
+    if (cuda_is_thin(s, &weights) && (!l->query_norm || kvf_thin_norms_heads(m->head_dim))) {
+        const kvf_thin_product product = cuda_thin(s, &weights, b->normed);
+        return launched(kvf_thin_rotate_cuda(&product, &args, part_of(t)->arrived,
+                                             kvf_stream_native(s->stream)));
+    }
+    KVF_TRY(multiply(s, &weights, b->normed, b->qkv, false));
     return launched(kvf_row_rotate_cuda(&args, kvf_stream_native(s->stream)));
 }
 
-static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l)
+/* hidden += x W^T, and its norm. */
+static kvf_status add(const transformer_step *s, const kvf_linear *linear, const void *x,
+                      const float *norm)
 {
-    const cuda_weights weights = {.parts = {&l->output}, .count = 1};
-    return multiply(s, &weights, s->t->buffers.attended, transformer_hidden_at(s), true);
+    const cuda_weights weights = {.parts = {linear}, .count = 1};
+    float *hidden = transformer_hidden_at(s);
+    if (norm && cuda_is_thin(s, &weights) && s->rows <= KVF_THIN_NORM_ROWS) {
+        const kvf_thin_product product = cuda_thin(s, &weights, x);
+        const kvf_row_norm_args args = norm_of(s, norm);
+        return launched(kvf_thin_add_norm_cuda(&product, hidden, &args, part_of(s->t)->arrived,
+                                               kvf_stream_native(s->stream)));
+    }
+    KVF_TRY(multiply(s, &weights, x, hidden, true));
+    return norm ? cuda_norm(s, norm) : KVF_OK;
 }
 
-static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l)
+static kvf_status cuda_output(const transformer_step *s, const transformer_layer *l,
+                              const float *norm)
+{
+    return add(s, &l->output, s->t->buffers.attended, norm);
+}
+
+static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
 {
     const transformer_buffers *b = &s->t->buffers;
-    const uint32_t width = s->t->model.intermediate_size;
     const cuda_weights both = {.parts = {&l->gate, &l->up}, .count = 2};
-    const cuda_weights down = {.parts = {&l->down}, .count = 1};
     if (cuda_is_thin(s, &both)) {
         const kvf_thin_product product = cuda_thin(s, &both, b->normed);
         KVF_TRY(
             launched(kvf_thin_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
-        return multiply(s, &down, b->activated, transformer_hidden_at(s), true);
+        return add(s, &l->down, b->activated, norm);
     }
     KVF_TRY(multiply(s, &both, b->normed, b->gate_up, false));
     const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
                                         .rows = s->rows,
-                                        .width = width,
+                                        .width = s->t->model.intermediate_size,
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
     KVF_TRY(launched(kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
-    return multiply(s, &down, b->activated, transformer_hidden_at(s), true);
+    return add(s, &l->down, b->activated, norm);
 }
 
 static kvf_status cuda_logits(const transformer_step *s)
@@ -247,10 +259,13 @@ static kvf_status cuda_take(const kvf_transformer *t, uint32_t *ids)
 
 /* ---- buffers ---- */
 
-static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b)
+static size_t lay_out(const kvf_transformer_options *options, void *base, transformer_buffers *b,
+                      uint32_t **arrived)
 {
+    const kvf_model_config *m = options->model;
     kvf_carver k = {.base = base};
-    transformer_lay_out(options, kvf_dtype_bytes(options->model->dtype), &k, b);
+    transformer_lay_out(options, kvf_dtype_bytes(m->dtype), &k, b);
+    KVF_CARVE(&k, *arrived, m->query_heads + 2 * (size_t)m->kv_heads);
     return k.bytes;
 }
 
@@ -269,9 +284,10 @@ static size_t logits_bytes(const kvf_transformer_options *options)
 static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t threads)
 {
     transformer_buffers unused;
+    uint32_t *arrived;
     (void)threads;
-    return lay_out(options, NULL, &unused) + KVF_CUBLAS_WORKSPACE_BYTES + words_bytes(options) +
-           logits_bytes(options) + cuda_panel_bytes(options->model) +
+    return lay_out(options, NULL, &unused, &arrived) + KVF_CUBLAS_WORKSPACE_BYTES +
+           words_bytes(options) + logits_bytes(options) + cuda_panel_bytes(options->model) +
            kvf_draw_queue_bytes(options->batch_max, options->model->vocab_size);
 }
 
@@ -453,13 +469,13 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
     cuda_part *p = part_of(t);
     const kvf_transformer_options *options = &t->options;
     kvf_runtime *runtime = options->runtime;
-    const size_t bytes = lay_out(options, NULL, &t->buffers);
+    const size_t bytes = lay_out(options, NULL, &t->buffers, &p->arrived);
     if (kvf_memory_alloc(runtime, KVF_CUBLAS_WORKSPACE_BYTES, &p->workspace) != KVF_OK ||
         kvf_memory_alloc(runtime, bytes, &p->reservation) != KVF_OK)
         return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY,
                           "%zu bytes for the hidden states of a prompt: %s", bytes,
                           kvf_runtime_error(runtime)->text);
-    lay_out(options, p->reservation, &t->buffers);
+    lay_out(options, p->reservation, &t->buffers, &p->arrived);
     uint64_t in_blocks, loaded;
     kvf_weights_quantised(options->weights, &in_blocks, &loaded);
     p->products.panel_bytes = cuda_panel_bytes(&t->model);

@@ -230,28 +230,33 @@ static kvf_status host_project(const transformer_step *s, const transformer_laye
     return launch(s, rotate_task, (row_args){.layer = l}, s->rows);
 }
 
-static kvf_status host_output(const transformer_step *s, const transformer_layer *l)
+/* hidden += x W^T, and its norm. */
+static kvf_status add(const transformer_step *s, const kvf_linear *linear, const float *x,
+                      const float *norm)
 {
-    KVF_TRY(launch(s, widen_task, (row_args){0}, s->rows));
-    return multiply(s, (kvf_linear_call){.parts = {&l->output},
-                                         .part_count = 1,
-                                         .x = host_of(s->t)->attended_wide,
-                                         .y = transformer_hidden_at(s),
-                                         .accumulate = true});
+    KVF_TRY(multiply(s, (kvf_linear_call){.parts = {linear},
+                                          .part_count = 1,
+                                          .x = x,
+                                          .y = transformer_hidden_at(s),
+                                          .accumulate = true}));
+    return norm ? host_norm(s, norm) : KVF_OK;
 }
 
-static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l)
+static kvf_status host_output(const transformer_step *s, const transformer_layer *l,
+                              const float *norm)
+{
+    KVF_TRY(launch(s, widen_task, (row_args){0}, s->rows));
+    return add(s, &l->output, host_of(s->t)->attended_wide, norm);
+}
+
+static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
 {
     const transformer_buffers *b = &s->t->buffers;
     KVF_TRY(multiply(
         s, (kvf_linear_call){
                .parts = {&l->gate, &l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
     KVF_TRY(launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t)));
-    return multiply(s, (kvf_linear_call){.parts = {&l->down},
-                                         .part_count = 1,
-                                         .x = b->activated,
-                                         .y = transformer_hidden_at(s),
-                                         .accumulate = true});
+    return add(s, &l->down, b->activated, norm);
 }
 
 static kvf_status host_logits(const transformer_step *s)

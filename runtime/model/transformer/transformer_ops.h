@@ -32,10 +32,11 @@ struct transformer_ops {
     kvf_status (*norm)(const transformer_step *s, const float *weight);
     /* normed -> q, k, v, rotated */
     kvf_status (*project)(const transformer_step *s, const transformer_layer *layer);
-    /* attended -> hidden += */
-    kvf_status (*output)(const transformer_step *s, const transformer_layer *layer);
-    /* normed -> hidden += */
-    kvf_status (*mlp)(const transformer_step *s, const transformer_layer *layer);
+    /* attended -> hidden +=; then what `norm` does with this weight, unless it is NULL */
+    kvf_status (*output)(const transformer_step *s, const transformer_layer *layer,
+                         const float *norm);
+    /* normed -> hidden +=; then likewise */
+    kvf_status (*mlp)(const transformer_step *s, const transformer_layer *layer, const float *norm);
     /* Row first + i of hidden states and angles becomes row index[i] (host, [rows], copied), for
      * all i; ascending, index[i] >= first + i. The stream was waited for. */
     kvf_status (*gather)(const transformer_step *s, const uint32_t *index);
@@ -70,10 +71,11 @@ extern const transformer_ops transformer_host_ops;
 extern const transformer_ops transformer_cuda_ops;
 #endif
 
-/* transformer.c, for prefill as well: normed rows to queries, keys and values; MLP with its norm;
- * whether all ids are tokens; position of a sequence's next token. */
+/* transformer_prefill.c: hidden states to queries, keys and values; MLP with its norm. */
 kvf_status transformer_project(const transformer_step *s, uint32_t layer);
 kvf_status transformer_mlp(const transformer_step *s, uint32_t layer);
+
+/* transformer.c: whether all ids are tokens; position of a sequence's next token. */
 bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count);
 uint32_t transformer_next_position(const kvf_sequence *sequence);
 

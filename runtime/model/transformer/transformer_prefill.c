@@ -71,6 +71,20 @@ static kvf_status ask(const prefill_run *r, const transformer_prompt *p, const t
 
 /* ---- one layer ---- */
 
+kvf_status transformer_project(const transformer_step *s, uint32_t layer)
+{
+    const transformer_layer *l = &s->t->layers[layer];
+    KVF_TRY(s->t->ops->norm(s, l->attention_norm));
+    return s->t->ops->project(s, l);
+}
+
+kvf_status transformer_mlp(const transformer_step *s, uint32_t layer)
+{
+    const transformer_layer *l = &s->t->layers[layer];
+    KVF_TRY(s->t->ops->norm(s, l->mlp_norm));
+    return s->t->ops->mlp(s, l, NULL);
+}
+
 /* The operation that follows `s` in a prompt's rows; false after the last. */
 static bool next_rows(const transformer_prompt *p, transformer_step *s)
 {
@@ -110,7 +124,7 @@ static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t l
         KVF_TRY(transformer_project(&s, layer));
         KVF_TRY(attend(r, index, &s, layer));
         if (!ends)
-            KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer]));
+            KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer], NULL));
     }
     return KVF_OK;
 }
