@@ -185,7 +185,8 @@ static void add_rest(const eval_rest *r, uint32_t layer, uint32_t row, uint32_t 
 }
 
 /* In place of the transformer's: what was attended is completed first. */
-static kvf_status output_with_rest(const transformer_step *s, const transformer_layer *layer)
+static kvf_status output_with_rest(const transformer_step *s, const transformer_layer *layer,
+                                   const float *norm)
 {
     const eval_rest *r =
         (const eval_rest *)(const void *)((const char *)s->t->ops - offsetof(eval_rest, ops));
@@ -196,7 +197,7 @@ static kvf_status output_with_rest(const transformer_step *s, const transformer_
         for (uint32_t head = 0; head < r->batch->cache->config.query_heads; head++)
             add_rest(r, index, row, head);
     }
-    return r->own->output(s, layer);
+    return r->own->output(s, layer, norm);
 }
 
 kvf_status eval_rest_open(eval_rest *r, const eval_batch *batch, kvf_transformer *transformer,
