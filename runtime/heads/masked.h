@@ -51,10 +51,13 @@ typedef struct kvf_masked_sizes {
     uint32_t packed[2];     /* most retrieval and streaming heads of a layer that has both kinds */
 } kvf_masked_sizes;
 
+/* With a disk tier: all pages, and what of them must be in memory at least. */
+typedef struct kvf_part_pages {
+    uint64_t bytes, least;
+} kvf_part_pages;
+
 struct kvf_masked {
     kvf_masked_sizes sizes;
-    uint64_t pages_bytes, pages_least; /* of all parts with a disk tier: all pages; what must be in
-                                          memory at least */
     /* in host memory */
     uint8_t *mask;            /* [layers, kv_heads], a copy */
     uint32_t *heads;          /* [layers, kv_heads], see kvf_masked_layer */
@@ -71,6 +74,8 @@ struct kvf_masked {
     char *v[2];    /* [rows, packed, head_dim] */
     char *out[2];  /* [rows, packed, group, head_dim] */
     float *lse[2]; /* [sequences_max, packed, group] */
+
+    kvf_part_pages pages[]; /* [kv_heads + 1]: of the part with so many heads; at 0 of all */
 };
 
 /* cache->masked, plan and dims of the outer cache, and the bytes of its reservations. The resolved

@@ -183,11 +183,7 @@ static void add_plan(kvf_cache_plan *sum, const kvf_cache_plan *p)
 
 /* ---- a disk tier: memory for each ---- */
 
-typedef struct part_pages {
-    uint64_t bytes, least; /* all pages; what of them must be in memory at least */
-} part_pages;
-
-static kvf_status measure_pages(kvf_cache *cache, kvf_cache_config config, part_pages *out)
+static kvf_status measure_pages(kvf_cache *cache, kvf_cache_config config, kvf_part_pages *out)
 {
     kvf_cache *part = NULL;
     config.disk_path = NULL;
@@ -202,37 +198,34 @@ static kvf_status measure_pages(kvf_cache *cache, kvf_cache_config config, part_
     return status;
 }
 
+/* Of each number of heads, and at 0 of all. */
 static kvf_status measure_parts(kvf_cache *cache, const kvf_cache_config *config)
 {
-    kvf_masked *m = cache->masked;
+    kvf_part_pages *pages = cache->masked->pages;
     for (uint32_t heads = 1; config->disk_path && heads <= cache->config.kv_heads; heads++) {
         const uint32_t layers = layers_with(&cache->config, heads);
-        part_pages part = {0};
         if (layers)
-            KVF_TRY(measure_pages(cache, part_config(config, heads, layers), &part));
-        m->pages_bytes += part.bytes;
-        m->pages_least += part.least;
+            KVF_TRY(measure_pages(cache, part_config(config, heads, layers), &pages[heads]));
+        pages->bytes += pages[heads].bytes;
+        pages->least += pages[heads].least;
     }
-    if (config->disk_path && config->host_bytes < m->pages_least)
+    if (config->disk_path && config->host_bytes < pages->least)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "host_bytes = %llu: layers with different numbers of retrieval heads each need "
                  "pages in memory; give at least %llu, or lower tokens_max",
-                 (unsigned long long)config->host_bytes, (unsigned long long)m->pages_least);
+                 (unsigned long long)config->host_bytes, (unsigned long long)pages->least);
     return KVF_OK;
 }
 
 /* What it needs, and of the rest its part. */
-static kvf_status share_memory(kvf_cache *cache, kvf_cache_config *config)
+static void share_memory(const kvf_masked *m, kvf_cache_config *config)
 {
-    const kvf_masked *m = cache->masked;
-    part_pages part = {0};
+    const kvf_part_pages *all = m->pages, *part = &m->pages[config->kv_heads];
     if (!config->disk_path)
-        return KVF_OK;
-    KVF_TRY(measure_pages(cache, *config, &part));
-    const double rest = (double)(config->host_bytes - m->pages_least);
-    const uint64_t more = (uint64_t)(rest * ((double)part.bytes / (double)m->pages_bytes));
-    config->host_bytes = m->pages_bytes <= config->host_bytes ? part.bytes : part.least + more;
-    return KVF_OK;
+        return;
+    const double rest = (double)(config->host_bytes - all->least);
+    const uint64_t more = (uint64_t)(rest * ((double)part->bytes / (double)all->bytes));
+    config->host_bytes = all->bytes <= config->host_bytes ? part->bytes : part->least + more;
 }
 
 static kvf_status check_file(const kvf_cache *cache)
@@ -250,7 +243,7 @@ static kvf_status check_file(const kvf_cache *cache)
 static kvf_status plan_part(kvf_cache *cache, kvf_cache_config config)
 {
     kvf_cache *part = NULL;
-    KVF_TRY(share_memory(cache, &config));
+    share_memory(cache->masked, &config);
     kvf_reservation unused;
     kvf_status status = kvf_cache_create(cache->runtime, &config, &part);
     if (status == KVF_OK)
@@ -263,7 +256,8 @@ static kvf_status plan_part(kvf_cache *cache, kvf_cache_config config)
 
 kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config, kvf_reservation *r)
 {
-    cache->masked = kvf_alloc(cache->context, 1, sizeof *cache->masked);
+    const size_t pages_bytes = (cache->config.kv_heads + 1) * sizeof *cache->masked->pages;
+    cache->masked = kvf_alloc(cache->context, 1, sizeof *cache->masked + pages_bytes);
     if (!cache->masked)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
     KVF_TRY(plan_outer(cache, r));
@@ -305,7 +299,7 @@ static kvf_status open_part(kvf_cache *cache, const kvf_cache_config *config, kv
 {
     kvf_reservation r;
     kvf_cache_config c = part_config(config, part->heads, part->layers);
-    KVF_TRY(share_memory(cache, &c));
+    share_memory(cache->masked, &c);
     if (kvf_select_find(c.select)->calls_function) {
         c.select_fn = select_outer;
         c.select_user = part;
