@@ -425,24 +425,23 @@ kvf_status kvf_host_host_call(kvf_stream *stream, kvf_task_fn fn, const void *ar
     return enqueue_fn(stream, ENTRY_CALL, fn, args, args_bytes, 1);
 }
 
-kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream_base)
+static kvf_status enqueue_sync(kvf_stream *base, entry_kind kind, kvf_event *event,
+                               uint64_t generation)
 {
-    host_stream *stream = of_stream(stream_base);
-    const uint64_t generation = kvf_host_event_next(event);
-    entry *e = begin_entry(stream, ENTRY_RECORD);
+    host_stream *stream = of_stream(base);
+    entry *e = begin_entry(stream, kind);
     e->u.sync.event = event;
     e->u.sync.generation = generation;
     end_entry(stream);
     return KVF_OK;
 }
 
-kvf_status kvf_host_stream_wait_event(kvf_stream *stream_base, kvf_event *event)
+kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream)
 {
-    host_stream *stream = of_stream(stream_base);
-    const uint64_t generation = kvf_host_event_recorded(event);
-    entry *e = begin_entry(stream, ENTRY_WAIT);
-    e->u.sync.event = event;
-    e->u.sync.generation = generation;
-    end_entry(stream);
-    return KVF_OK;
+    return enqueue_sync(stream, ENTRY_RECORD, event, kvf_host_event_next(event));
+}
+
+kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event)
+{
+    return enqueue_sync(stream, ENTRY_WAIT, event, kvf_host_event_recorded(event));
 }
