@@ -194,10 +194,11 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
             return false;
     for (uint32_t h = 0; h < l->heads; h++) {
         const uint32_t count = image->store_count[h];
-        const uint32_t *index = image->store_index + (size_t)h * l->store_tokens;
+        const uint32_t *index =
+            l->store_tokens ? image->store_index + (size_t)h * l->store_tokens : NULL;
+        const uint64_t *bits = l->sealed ? image->bits + (size_t)h * l->sealed : NULL;
         if (count > l->store_tokens || !ascends(index, count, tokens) ||
-            !are_bits(image->bits + (size_t)h * l->sealed, l->sealed, head->block_size, index,
-                      count))
+            !are_bits(bits, l->sealed, head->block_size, index, count))
             return false;
     }
     return true;
