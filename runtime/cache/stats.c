@@ -14,6 +14,8 @@
 static void copy_counters(const kvf_cache *cache, void *to, const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
+    if (cache->recording)
+        return;
     /* What is brought ahead of need is counted beside the stream that the caller has waited for. */
     if (cache->dims.ahead_max && cache->last_done)
         (void)ops->event_wait(cache->last_done);

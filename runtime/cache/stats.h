@@ -9,7 +9,7 @@
 #include "cache.h"
 
 /* Where kernels count in device memory: to the host, or back. The caller's streams are waited for;
- * a stream that is being recorded cannot be. */
+ * a stream that is being recorded cannot be, and then nothing is done. */
 void kvf_stats_bring(const kvf_cache *cache);
 void kvf_stats_send(const kvf_cache *cache);
 

@@ -17,6 +17,8 @@
 #include "fork.h"
 #include "lists.h"
 #include "masked.h"
+#include "masked_record.h"
+#include "masked_step.h"
 #include "record.h"
 #include "sequence.h"
 #include "stats.h"
@@ -125,8 +127,7 @@ void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
         kvf_masked_stats(cache, stats);
         return;
     }
-    if (!cache->recording)
-        kvf_stats_bring(cache);
+    kvf_stats_bring(cache);
     kvf_stats_read(cache, stats);
 }
 
@@ -137,8 +138,7 @@ void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *st
         kvf_masked_layer_stats(cache, layer, stats);
         return;
     }
-    if (!cache->recording)
-        kvf_stats_bring(cache);
+    kvf_stats_bring(cache);
     kvf_stats_read_layer(cache, layer, stats);
 }
 
@@ -149,11 +149,9 @@ void kvf_cache_stats_reset(kvf_cache *cache)
         kvf_masked_stats_reset(cache);
         return;
     }
-    if (!cache->recording)
-        kvf_stats_bring(cache);
+    kvf_stats_bring(cache);
     kvf_stats_reset(cache);
-    if (!cache->recording)
-        kvf_stats_send(cache);
+    kvf_stats_send(cache);
 }
 
 void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
@@ -165,11 +163,8 @@ void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
 
 kvf_status kvf_sequence_usable(kvf_cache *cache, const kvf_sequence *sequence)
 {
-    uint32_t layer, token;
     KVF_TRY(kvf_sequence_check(cache, sequence));
-    if (cache->masked && kvf_masked_fault(sequence, &layer, &token))
-        return kvf_sequence_fail(cache, layer, token);
-    return KVF_OK;
+    return cache->masked ? kvf_masked_usable(cache, sequence) : KVF_OK;
 }
 
 kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
@@ -330,7 +325,8 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(check_step(cache, args));
     KVF_TRY(check_out(cache, args));
     if (cache->recording)
-        return kvf_recording_decode(cache->recording, args, stream);
+        return cache->masked ? kvf_masked_record_decode(cache->recording, args, stream)
+                             : kvf_recording_decode(cache->recording, args, stream);
     KVF_TRY(check_append(cache, args));
     return cache->masked ? kvf_masked_decode(cache, args, stream)
                          : kvf_decode_step(cache, args, stream);
@@ -351,10 +347,6 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (!cache->runtime->properties.can_capture)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "the %s device cannot record work; enqueue every step", cache->device->ops->name);
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask has streaming heads, whose steps cannot be recorded; enqueue every "
-                 "step, or open the cache without a mask");
     if (!kvf_transfer_can_record(c->transfer))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "transfer = %s needs the host in every step; open the cache with mapped or auto",
@@ -363,7 +355,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s needs the host in every step; use a policy that runs on the device",
                  kvf_select_name(cache->config.select));
-    if (cache->pool.tier)
+    if (kvf_masked_has_tier(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "disk_path = %s needs the host in every step; enqueue every step, or open the "
                  "cache without disk_path",
@@ -374,7 +366,8 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (!sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
     KVF_TRY(check_batch(cache, sequences, batch));
-    return kvf_recording_begin(cache, sequences, batch, stream);
+    return cache->masked ? kvf_masked_record_begin(cache, sequences, batch, stream)
+                         : kvf_recording_begin(cache, sequences, batch, stream);
 }
 
 kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
@@ -384,26 +377,33 @@ kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, ui
     return kvf_leave(cache, record_begin(cache, sequences, batch, stream));
 }
 
+static kvf_status record_end(kvf_cache *cache, kvf_recording **out)
+{
+    if (!cache->recording)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "this cache is not being recorded; call kvf_record_begin first");
+    return cache->masked ? kvf_masked_record_end(cache->recording, out)
+                         : kvf_recording_end(cache->recording, out);
+}
+
 kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
 {
     *out = NULL;
     KVF_TRY(kvf_enter(cache));
-    if (cache->recording)
-        return kvf_leave(cache, kvf_recording_end(cache->recording, out));
-    return kvf_leave(cache, kvf_fail(cache->context, KVF_INVALID, 0,
-                                     "this cache is not being recorded; call kvf_record_begin "
-                                     "first"));
+    return kvf_leave(cache, record_end(cache, out));
 }
 
 int kvf_replay_is_possible(const kvf_recording *recording)
 {
-    return kvf_recording_can_replay(recording);
+    return recording->masked ? kvf_masked_can_replay(recording)
+                             : kvf_recording_can_replay(recording);
 }
 
 kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
 {
     KVF_TRY(kvf_enter_idle(recording->cache));
-    return kvf_leave(recording->cache, kvf_recording_replay(recording, stream));
+    return kvf_leave(recording->cache, recording->masked ? kvf_masked_replay(recording, stream)
+                                                         : kvf_recording_replay(recording, stream));
 }
 
 uint32_t kvf_recording_nodes(const kvf_recording *recording)
@@ -413,7 +413,9 @@ uint32_t kvf_recording_nodes(const kvf_recording *recording)
 
 void kvf_recording_destroy(kvf_recording *recording)
 {
-    if (recording)
+    if (recording && recording->masked)
+        kvf_masked_record_close(recording);
+    else if (recording)
         kvf_recording_close(recording);
 }
 

@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls on a cache with a head mask: sequences of inner caches, packed heads, sums of statistics.
+ * A cache with a head mask: sequences with inner ones, who has which pages, sums of statistics.
  *
- * Knows nothing of rings (streaming_heads.c) or of what inner caches do. A call that an inner cache
- * refuses has changed nothing: packing writes scratch memory only.
+ * Knows nothing of chunks and steps (masked_step.c), of rings but that a fork copies them, or of
+ * what inner caches do.
  */
 
 #include "masked.h"
 
-#include "append.h"
-#include "decode.h"
 #include "fork.h"
 #include "lists.h"
+#include "masked_step.h"
 #include "sequence.h"
 #include "stats.h"
 #include "streaming_heads.h"
 
 /* ---- sequences ---- */
 
-static kvf_sequence **inner_of(const kvf_sequence *sequence)
+kvf_sequence **kvf_masked_inner(const kvf_sequence *sequence)
 {
     const kvf_masked *m = sequence->cache->masked;
     return m->inner + (size_t)sequence->slot * m->sizes.parts;
@@ -29,9 +28,9 @@ void kvf_masked_end(kvf_sequence *sequence)
 {
     const kvf_masked *m = sequence->cache->masked;
     for (uint32_t i = 0; i < m->sizes.parts; i++) {
-        if (inner_of(sequence)[i])
-            kvf_sequence_end(inner_of(sequence)[i]);
-        inner_of(sequence)[i] = NULL;
+        if (kvf_masked_inner(sequence)[i])
+            kvf_sequence_end(kvf_masked_inner(sequence)[i]);
+        kvf_masked_inner(sequence)[i] = NULL;
     }
     kvf_sequence_end(sequence);
 }
@@ -43,20 +42,13 @@ kvf_status kvf_masked_begin(kvf_cache *cache, kvf_sequence **out)
     KVF_TRY(kvf_sequence_begin(cache, &sequence));
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; status == KVF_OK && i < m->sizes.parts; i++)
-        status = kvf_sequence_begin(m->parts[i].cache, &inner_of(sequence)[i]);
+        status = kvf_sequence_begin(m->parts[i].cache, &kvf_masked_inner(sequence)[i]);
     if (status != KVF_OK) {
         kvf_masked_end(sequence);
         return status;
     }
     *out = sequence;
     return KVF_OK;
-}
-
-/* Nothing of the outer cache has changed unless the inner one broke. */
-static kvf_status end_refused(kvf_step *step, const kvf_cache *inner, kvf_status status)
-{
-    const kvf_status ended = kvf_step_end(step, inner->broken);
-    return status != KVF_OK ? status : ended;
 }
 
 static kvf_status fork_parts(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
@@ -67,9 +59,10 @@ static kvf_status fork_parts(kvf_cache *cache, kvf_sequence *parent, kvf_sequenc
     KVF_TRY(kvf_step_begin(cache, stream, &step));
     for (uint32_t i = 0; i < m->sizes.parts; i++) {
         kvf_cache *part = m->parts[i].cache;
-        const kvf_status status = kvf_fork(part, inner_of(parent)[i], stream, &inner_of(child)[i]);
+        const kvf_status status =
+            kvf_fork(part, kvf_masked_inner(parent)[i], stream, &kvf_masked_inner(child)[i]);
         if (status != KVF_OK)
-            return end_refused(&step, part, status);
+            return kvf_masked_end_refused(&step, part, status);
     }
     kvf_footprint_fork(cache, parent, child);
     for (uint32_t i = 0; i < cache->config.layers; i++)
@@ -95,7 +88,7 @@ bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *t
 {
     const kvf_masked *m = sequence->cache->masked;
     for (uint32_t i = 0; i < m->sizes.parts; i++) {
-        const kvf_sequence *inner = inner_of(sequence)[i];
+        const kvf_sequence *inner = kvf_masked_inner(sequence)[i];
         if (!kvf_sequence_fault(inner, layer, token))
             continue;
         *layer = m->parts[i].layer_of[*layer];
@@ -104,13 +97,20 @@ bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *t
     return false;
 }
 
+kvf_status kvf_masked_usable(kvf_cache *cache, const kvf_sequence *sequence)
+{
+    uint32_t layer, token;
+    return kvf_masked_fault(sequence, &layer, &token) ? kvf_sequence_fail(cache, layer, token)
+                                                      : KVF_OK;
+}
+
 kvf_masked_row kvf_masked_row_of(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer)
 {
     kvf_cache *const pages = kvf_masked_pages_of(cache, layer);
     if (!pages || pages == cache)
         return (kvf_masked_row){pages, pages ? sequence : NULL, layer};
     const kvf_masked_layer *l = &cache->masked->layers[layer];
-    return (kvf_masked_row){pages, inner_of(sequence)[l->part], l->inner};
+    return (kvf_masked_row){pages, kvf_masked_inner(sequence)[l->part], l->inner};
 }
 
 kvf_cache *kvf_masked_pages_of(kvf_cache *cache, uint32_t layer)
@@ -137,164 +137,7 @@ bool kvf_masked_has_tier(kvf_cache *cache)
     return false;
 }
 
-/* ---- calls ---- */
-
-static void note(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer, uint32_t tokens,
-                 const uint32_t *positions)
-{
-    kvf_layer *state = &sequence->layers[layer];
-    kvf_append_note(cache, state, tokens, positions);
-    state->sealed = 0;
-    kvf_footprint_append(cache, sequence, layer, tokens);
-}
-
-static void take_chunk(kvf_step *step)
-{
-    kvf_masked_call call = {.step = step};
-    kvf_masked_take_jobs(&call);
-    kvf_streaming_take_most(&call);
-}
-
-static void take_batch(kvf_step *step)
-{
-    kvf_masked_call call = {.step = step, .rows = step->rows};
-    kvf_masked_take_jobs(&call);
-    (void)kvf_streaming_take_rows(&call, NULL);
-}
-
-size_t kvf_masked_frame_bytes(kvf_cache *cache)
-{
-    const size_t chunk = kvf_step_measure(cache, 1, 0, take_chunk);
-    const size_t batch = kvf_step_measure(cache, cache->config.sequences_max, 0, take_batch);
-    return chunk > batch ? chunk : batch;
-}
-
-static kvf_status prefill_inner(kvf_cache *cache, const kvf_prefill_args *args,
-                                const kvf_masked_heads *heads, kvf_stream *stream)
-{
-    const kvf_masked *m = cache->masked;
-    const kvf_masked_layer *layer = &m->layers[args->layer];
-    const kvf_prefill_args inner = {.sequence = inner_of(args->sequence)[layer->part],
-                                    .layer = layer->inner,
-                                    .tokens = args->tokens,
-                                    .q = heads->q,
-                                    .k = heads->k,
-                                    .v = heads->v,
-                                    .positions = args->positions,
-                                    .out = heads->out};
-    return kvf_prefill_chunk(m->parts[layer->part].cache, &inner, stream);
-}
-
-kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
-{
-    const kvf_masked *m = cache->masked;
-    const kvf_masked_layer *layer = &m->layers[args->layer];
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    step.layer = args->layer;
-    kvf_masked_call call = {.step = &step,
-                            .layer = layer,
-                            .q = args->q,
-                            .k = args->k,
-                            .v = args->v,
-                            .out = args->out,
-                            .rows = args->tokens,
-                            .is_chunk = true,
-                            .is_mixed = layer->retrieval && layer->streaming};
-    kvf_streaming_chunk chunk = {0};
-    kvf_masked_take_jobs(&call);
-    if (layer->streaming)
-        chunk = kvf_streaming_take_chunk(&call, args->sequence);
-    kvf_status status = kvf_step_send(&step);
-    if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.pack);
-    if (status == KVF_OK && layer->retrieval) {
-        const kvf_masked_heads heads = kvf_masked_heads_of(&call, false);
-        status = prefill_inner(cache, args, &heads, stream);
-        if (status != KVF_OK)
-            return end_refused(&step, m->parts[layer->part].cache, status);
-    }
-    note(cache, args->sequence, args->layer, args->tokens, args->positions);
-    if (status == KVF_OK && layer->streaming)
-        status = kvf_streaming_prefill(&call, &chunk);
-    if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.unpack);
-    return kvf_step_end(&step, status);
-}
-
-static kvf_status decode_inner(kvf_cache *cache, const kvf_decode_args *args,
-                               const kvf_masked_heads *heads, kvf_stream *stream)
-{
-    const kvf_masked *m = cache->masked;
-    const kvf_masked_layer *layer = &m->layers[args->layer];
-    const kvf_decode_args inner = {.layer = layer->inner,
-                                   .batch = args->batch,
-                                   .sequences = m->batch,
-                                   .q = heads->q,
-                                   .k = heads->k,
-                                   .v = heads->v,
-                                   .positions = args->positions,
-                                   .out = heads->out,
-                                   .lse = heads->lse};
-    for (uint32_t b = 0; b < args->batch; b++)
-        m->batch[b] = inner_of(args->sequences[b])[layer->part];
-    return kvf_decode_step(m->parts[layer->part].cache, &inner, stream);
-}
-
-/* Tokens that one streaming head holds of `length`: what the newest of them attends to. */
-static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)
-{
-    return kvf_min_u32(length, c->streaming_sink + c->streaming_recent);
-}
-
-static void note_step(kvf_cache *cache, const kvf_decode_args *args)
-{
-    kvf_masked_layer *layer = &cache->masked->layers[args->layer];
-    for (uint32_t b = 0; b < args->batch; b++) {
-        kvf_layer *state = &args->sequences[b]->layers[args->layer];
-        state->steps++;
-        note(cache, args->sequences[b], args->layer, 1,
-             args->positions ? args->positions + b : NULL);
-        layer->attended +=
-            (uint64_t)layer->streaming * streaming_tokens(&cache->config, state->length);
-    }
-    layer->steps += args->batch;
-}
-
-kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
-{
-    const kvf_masked *m = cache->masked;
-    const kvf_masked_layer *layer = &m->layers[args->layer];
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    step.layer = args->layer;
-    kvf_masked_call call = {.step = &step,
-                            .layer = layer,
-                            .q = args->q,
-                            .k = args->k,
-                            .v = args->v,
-                            .out = args->out,
-                            .lse = args->lse,
-                            .rows = args->batch,
-                            .is_mixed = layer->retrieval && layer->streaming};
-    kvf_masked_take_jobs(&call);
-    const kvf_row *row = layer->streaming ? kvf_streaming_take_rows(&call, args->sequences) : NULL;
-    kvf_status status = kvf_step_send(&step);
-    if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.pack);
-    if (status == KVF_OK && layer->retrieval) {
-        const kvf_masked_heads heads = kvf_masked_heads_of(&call, false);
-        status = decode_inner(cache, args, &heads, stream);
-        if (status != KVF_OK)
-            return end_refused(&step, m->parts[layer->part].cache, status);
-    }
-    note_step(cache, args);
-    if (status == KVF_OK && layer->streaming)
-        status = kvf_streaming_decode(&call, row);
-    if (status == KVF_OK)
-        status = KVF_LAUNCH(&step, heads, call.unpack);
-    return kvf_step_end(&step, status);
-}
+/* ---- pages ---- */
 
 const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                     uint32_t page)
@@ -302,7 +145,7 @@ const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer
     const kvf_masked_layer *l = &sequence->cache->masked->layers[layer];
     for (uint32_t i = 0; i < l->retrieval; i++)
         if (l->heads[i] == kv_head)
-            return kvf_lists_page_address(inner_of(sequence)[l->part], l->inner, i, page);
+            return kvf_lists_page_address(kvf_masked_inner(sequence)[l->part], l->inner, i, page);
     return NULL;
 }
 

@@ -82,8 +82,6 @@ struct kvf_masked {
  * mask has at least one streaming head; `config` is as the user gave it. */
 KVF_CHECKED kvf_status kvf_masked_plan(kvf_cache *cache, const kvf_cache_config *config,
                                        kvf_reservation *r);
-/* As large as its largest call. */
-size_t kvf_masked_frame_bytes(kvf_cache *cache);
 /* Every reservation, and the inner caches. A copy of the mask goes into the outer config. */
 KVF_CHECKED kvf_status kvf_masked_reserve(kvf_cache *cache, const kvf_cache_config *config,
                                           kvf_reservation *r);
@@ -97,6 +95,10 @@ KVF_CHECKED kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, k
 void kvf_masked_end(kvf_sequence *sequence);
 /* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
 bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
+/* The refusal of what comes after it, or KVF_OK. */
+KVF_CHECKED kvf_status kvf_masked_usable(kvf_cache *cache, const kvf_sequence *sequence);
+/* [parts] of the inner caches. */
+kvf_sequence **kvf_masked_inner(const kvf_sequence *sequence);
 
 /* Who has the pages of a layer: a cache without a mask itself, else an inner one; cache NULL:
  * nobody, the layer has streaming heads only. */
@@ -111,12 +113,6 @@ kvf_cache *kvf_masked_pages_of(kvf_cache *cache, uint32_t layer); /* likewise, o
 kvf_cache *kvf_masked_pages(kvf_cache *cache, uint32_t index);
 /* Some of these have pages on disk. */
 bool kvf_masked_has_tier(kvf_cache *cache);
-
-/* Arguments were checked. */
-KVF_CHECKED kvf_status kvf_masked_prefill(kvf_cache *cache, const kvf_prefill_args *args,
-                                          kvf_stream *stream);
-KVF_CHECKED kvf_status kvf_masked_decode(kvf_cache *cache, const kvf_decode_args *args,
-                                         kvf_stream *stream);
 
 /* Pages of a retrieval head; NULL for a streaming head. */
 const void *kvf_masked_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,

@@ -12,6 +12,7 @@
 #include "calls.h"
 #include "config.h"
 #include "masked.h"
+#include "masked_step.h"
 #include "streaming_heads.h"
 
 /* ---- sizes ---- */

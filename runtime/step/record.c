@@ -58,15 +58,16 @@ static kvf_step part_step(kvf_recording *r, uint32_t part, kvf_frame *frame, cha
 }
 
 /* As much of a frame as a recorded call uses; the same for every layer. */
-static size_t measure(kvf_recording *r)
+static size_t measure(kvf_recording *r, void (*take)(kvf_step *step))
 {
     kvf_frame frame;
     kvf_step step = part_step(r, 0, &frame, NULL);
-    kvf_decode_take(&step, NULL);
+    take(&step);
     return frame.host.bytes;
 }
 
-static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
+static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences,
+                          void (*take)(kvf_step *step))
 {
     kvf_cache *cache = r->cache;
     const kvf_device_ops *ops = cache->device->ops;
@@ -82,7 +83,7 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
         r->sequences[b] = sequences[b];
         r->generations[b] = sequences[b]->generation;
     }
-    r->part_bytes = measure(r);
+    r->part_bytes = measure(r, take);
     r->rows_max = layers * r->batch;
     r->seal_bytes = kvf_round_up(r->rows_max * (sizeof(kvf_row) + sizeof(void *)), 64);
     const size_t graph_bytes = layers * (r->part_bytes + sizeof(uint32_t));
@@ -121,25 +122,46 @@ static kvf_status bring_frame(kvf_recording *r)
     return KVF_ENQUEUE(r->stream, frame, args);
 }
 
-kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
-                               kvf_stream *stream)
+kvf_status kvf_recording_open(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                              void (*take)(kvf_step *step), kvf_recording **out)
 {
-    const kvf_device_ops *ops = cache->device->ops;
     kvf_recording *r = kvf_alloc(cache->context, 1, sizeof *r);
     if (!r)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a recording");
     r->cache = cache;
     r->batch = batch;
-    kvf_status status = reserve(r, sequences);
-    if (status == KVF_OK)
-        status = ops->capture_begin(stream);
+    const kvf_status status = reserve(r, sequences, take);
     if (status != KVF_OK) {
         kvf_recording_close(r);
         return status;
     }
+    *out = r;
+    return KVF_OK;
+}
+
+void kvf_recording_start(kvf_recording *r, kvf_stream *stream)
+{
     r->stream = stream;
     r->failure = bring_frame(r);
-    cache->recording = r;
+    r->cache->recording = r;
+}
+
+static void take_step(kvf_step *step)
+{
+    kvf_decode_take(step, NULL);
+}
+
+kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
+                               kvf_stream *stream)
+{
+    kvf_recording *r = NULL;
+    KVF_TRY(kvf_recording_open(cache, sequences, batch, take_step, &r));
+    const kvf_status status = cache->device->ops->capture_begin(stream);
+    if (status != KVF_OK) {
+        kvf_recording_close(r);
+        return status;
+    }
+    kvf_recording_start(r, stream);
     return KVF_OK; /* a failure from here on is reported by the end */
 }
 
@@ -161,10 +183,22 @@ static kvf_status check_call(kvf_recording *r, const kvf_decode_args *args, kvf_
         KVF_FAIL(context, KVF_INVALID,
                  "layer = %u is recorded already; a recording has each layer once", args->layer);
     for (uint32_t b = 0; b < r->batch; b++)
-        if (r->sequences[b]->layers[args->layer].is_fresh)
+        if (r->sequences[b]->layers[args->layer].length == 0)
             KVF_FAIL(context, KVF_INVALID,
                      "sequences[%u] has no tokens in layer %u; record after its prompt", b,
                      args->layer);
+    return KVF_OK;
+}
+
+kvf_status kvf_recording_call(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream,
+                              kvf_frame *frame, kvf_step *step)
+{
+    KVF_TRY(check_call(r, args, stream));
+    *step = kvf_recording_step(r, r->parts, frame);
+    step->layer = args->layer;
+    step->q = args->q;
+    r->has_layer[args->layer] = 1;
+    r->layers[r->parts++] = args->layer;
     return KVF_OK;
 }
 
@@ -173,19 +207,14 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     kvf_cache *cache = r->cache;
     const kvf_due none = {0};
     kvf_frame frame;
-    KVF_TRY(check_call(r, args, stream));
-    kvf_step step =
-        part_step(r, r->parts, &frame, r->ring.arenas[0].host + r->parts * r->part_bytes);
-    step.layer = args->layer;
-    step.q = args->q;
+    kvf_step step;
+    KVF_TRY(kvf_recording_call(r, args, stream, &frame, &step));
     for (uint32_t b = 0; b < r->batch; b++)
         cache->sealed_before[b] = r->sequences[b]->layers[args->layer].sealed;
     kvf_decode_take(&step, cache->sealed_before);
     KVF_ASSERT(frame.host.bytes == r->part_bytes);
-    if (r->parts > 0)
+    if (r->parts > 1)
         KVF_TRY(kvf_ahead_await_end(&step));
-    r->has_layer[args->layer] = 1;
-    r->layers[r->parts++] = args->layer;
     KVF_TRY(kvf_decode_enqueue(&step, args, &none));
     return kvf_ahead_mark_end(&step);
 }
@@ -198,25 +227,35 @@ kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, k
     return status;
 }
 
-kvf_status kvf_recording_end(kvf_recording *r, kvf_recording **out)
+kvf_status kvf_recording_finish(kvf_recording *r)
 {
-    kvf_cache *cache = r->cache;
-    const kvf_device_ops *ops = cache->device->ops;
     kvf_frame frame;
-    kvf_step step = part_step(r, 0, &frame, r->ring.arenas[0].host);
+    kvf_step step = kvf_recording_step(r, 0, &frame);
     kvf_status status = r->failure;
     if (status == KVF_OK && r->parts > 0)
         status = kvf_ahead_await_end(&step);
     if (status == KVF_OK)
         status = kvf_ahead_join_one(&step, &r->ahead);
+    r->stream = NULL;
+    r->cache->recording = NULL;
+    return status;
+}
+
+kvf_status kvf_recording_capture_end(kvf_recording *r)
+{
+    kvf_cache *cache = r->cache;
+    kvf_stream *stream = r->stream;
+    kvf_status status = kvf_recording_finish(r);
     if (status == KVF_OK && r->parts == 0)
         status = kvf_fail(cache->context, KVF_INVALID, 0,
                           "nothing was recorded; call kvf_decode between begin and end");
-    const kvf_status ended = ops->capture_end(r->stream, &r->graph);
-    if (status == KVF_OK)
-        status = ended;
-    r->stream = NULL;
-    cache->recording = NULL;
+    const kvf_status ended = cache->device->ops->capture_end(stream, &r->graph);
+    return status == KVF_OK ? ended : status;
+}
+
+kvf_status kvf_recording_end(kvf_recording *r, kvf_recording **out)
+{
+    const kvf_status status = kvf_recording_capture_end(r);
     if (status != KVF_OK) {
         kvf_recording_close(r);
         return status;
@@ -254,7 +293,7 @@ static bool has_room(const kvf_recording *r)
     return blocks_to_seal(r) <= cache->pool.free_count;
 }
 
-static bool is_alive(const kvf_recording *r)
+bool kvf_recording_is_alive(const kvf_recording *r)
 {
     for (uint32_t b = 0; b < r->batch; b++)
         if (!r->sequences[b]->is_alive || r->sequences[b]->generation != r->generations[b])
@@ -277,13 +316,13 @@ static bool is_plain(const kvf_recording *r)
 
 bool kvf_recording_can_replay(const kvf_recording *r)
 {
-    return is_alive(r) && is_plain(r) && has_room(r);
+    return kvf_recording_is_alive(r) && is_plain(r) && has_room(r);
 }
 
-static kvf_status check_replay(kvf_recording *r)
+kvf_status kvf_recording_check_sequences(kvf_recording *r)
 {
     kvf_cache *cache = r->cache;
-    if (!is_alive(r))
+    if (!kvf_recording_is_alive(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "a sequence of this recording was destroyed; destroy the recording too");
     for (uint32_t b = 0; b < r->batch; b++)
@@ -291,60 +330,78 @@ static kvf_status check_replay(kvf_recording *r)
     for (uint32_t i = 0; i < r->parts; i++)
         for (uint32_t b = 0; b < r->batch; b++)
             KVF_TRY(kvf_append_check(cache, layer_of(r, i, b), 1, NULL));
+    return KVF_OK;
+}
+
+kvf_status kvf_recording_check(kvf_recording *r)
+{
+    KVF_TRY(kvf_recording_check_sequences(r));
     if (!has_room(r))
-        return kvf_append_full(cache);
+        return kvf_append_full(r->cache);
     if (!is_plain(r))
-        KVF_FAIL(cache->context, KVF_INVALID,
+        KVF_FAIL(r->cache->context, KVF_INVALID,
                  "this step renews a static set or is verified; enqueue it with kvf_decode "
                  "(kvf_replay_is_possible says so)");
     return KVF_OK;
+}
+
+static uint32_t turn_of(const kvf_recording *r)
+{
+    return (uint32_t)(r->replays % KVF_REPLAYS);
 }
 
 /* The rows that a replay seals a block of, of all layers, and where those blocks go. */
 typedef struct seal_frame {
     kvf_row *rows; /* [rows_max] */
     void **pool;   /* [rows_max] one per row */
-    uint32_t count;
     uint32_t most; /* rows of one launch: as many as there are digest jobs for */
 } seal_frame;
 
-static seal_frame seal_frame_of(const kvf_recording *r, uint32_t turn)
+static seal_frame seal_frame_of(const kvf_recording *r)
 {
     const kvf_cache *cache = r->cache;
     const kvf_paging *p = &cache->dims.paging;
     char *first = r->ring.arenas[0].host +
-                  (size_t)KVF_REPLAYS * cache->config.layers * r->part_bytes + turn * r->seal_bytes;
+                  (size_t)KVF_REPLAYS * cache->config.layers * r->part_bytes +
+                  turn_of(r) * r->seal_bytes;
     return (seal_frame){.rows = (kvf_row *)(void *)first,
                         .pool = (void **)(void *)(first + r->rows_max * sizeof(kvf_row)),
                         .most = (uint32_t)cache->dims.jobs_max / (p->block_jobs * p->kv_heads)};
 }
 
-static void note_sealed(kvf_recording *r, uint32_t part, uint32_t b, seal_frame *seal)
+static void note_sealed(kvf_recording *r, uint32_t part, uint32_t b)
 {
     kvf_cache *cache = r->cache;
     const kvf_layer *layer = layer_of(r, part, b);
-    const uint32_t sealed_before = cache->sealed_before[b], n = seal->count;
+    const seal_frame seal = seal_frame_of(r);
+    const uint32_t sealed_before = cache->sealed_before[b], n = r->sealing;
     if (layer->sealed == sealed_before)
         return;
     KVF_ASSERT(layer->sealed == sealed_before + 1); /* a step is one token */
-    seal->rows[n] = kvf_step_row(cache, r->sequences[b], r->layers[part]);
-    seal->rows[n].sealed_before = sealed_before;
-    seal->rows[n].job_first = n % seal->most;
-    seal->rows[n].pool =
-        (void *const *)(void *)(r->seal_device + ((char *)&seal->pool[n] - (char *)seal->rows));
-    seal->pool[n] = kvf_page_pool_device(&cache->pool, layer->blocks[sealed_before]);
-    seal->count++;
+    seal.rows[n] = kvf_step_row(cache, r->sequences[b], r->layers[part]);
+    seal.rows[n].sealed_before = sealed_before;
+    seal.rows[n].job_first = n % seal.most;
+    seal.rows[n].pool =
+        (void *const *)(void *)(r->seal_device + ((char *)&seal.pool[n] - (char *)seal.rows));
+    seal.pool[n] = kvf_page_pool_device(&cache->pool, layer->blocks[sealed_before]);
+    r->sealing++;
     cache->host_counters[r->layers[part]].bytes_to_host += kvf_block_bytes(&cache->dims.paging);
     cache->sealed_before[b] = layer->sealed;
 }
 
+kvf_step kvf_recording_step(kvf_recording *r, uint32_t part, kvf_frame *frame)
+{
+    const size_t parts = (size_t)turn_of(r) * r->cache->config.layers + part;
+    return part_step(r, part, frame, r->ring.arenas[0].host + parts * r->part_bytes);
+}
+
 /* Bookkeeping of one recorded call, and its part of the frame. */
-static void note_part(kvf_recording *r, uint32_t part, char *host, seal_frame *seal)
+static void note_part(kvf_recording *r, uint32_t part)
 {
     kvf_cache *cache = r->cache;
     kvf_frame frame;
     kvf_due due;
-    kvf_step step = part_step(r, part, &frame, host);
+    kvf_step step = kvf_recording_step(r, part, &frame);
     const kvf_decode_args args = {
         .layer = r->layers[part], .batch = r->batch, .sequences = r->sequences};
     step.layer = args.layer;
@@ -355,19 +412,38 @@ static void note_part(kvf_recording *r, uint32_t part, char *host, seal_frame *s
     kvf_decode_note(cache, &args, cache->sealed_before, &due);
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
     for (uint32_t b = 0; b < r->batch; b++)
-        note_sealed(r, part, b, seal);
+        note_sealed(r, part, b);
     kvf_decode_take(&step, cache->sealed_before);
+}
+
+kvf_status kvf_recording_await(kvf_recording *r)
+{
+    const uint32_t turn = turn_of(r);
+    return r->is_busy[turn] ? r->cache->device->ops->event_wait(r->done[turn]) : KVF_OK;
+}
+
+void kvf_recording_note(kvf_recording *r)
+{
+    r->sealing = 0;
+    for (uint32_t i = 0; i < r->parts; i++)
+        note_part(r, i);
+}
+
+kvf_status kvf_recording_follow(kvf_recording *r, kvf_stream *stream)
+{
+    const kvf_cache *cache = r->cache;
+    return cache->last_done && cache->last_stream != stream
+               ? cache->device->ops->stream_wait_event(stream, cache->last_done)
+               : KVF_OK;
 }
 
 /* What the cache's order asks of this stream before a graph that reads and writes everything. */
 static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
 {
-    kvf_cache *cache = r->cache;
     kvf_frame none = {0};
     kvf_step step = part_step(r, 0, &none, NULL);
     step.stream = stream;
-    if (cache->last_done && cache->last_stream != stream)
-        KVF_TRY(cache->device->ops->stream_wait_event(stream, cache->last_done));
+    KVF_TRY(kvf_recording_follow(r, stream));
     KVF_TRY(kvf_ahead_settle(&step));
     for (uint32_t b = 0; b < r->batch; b++)
         KVF_TRY(kvf_arena_leave_sequence(&step, r->sequences[b]));
@@ -376,15 +452,16 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
 
 /* Blocks that leave the window with this step. All their tokens are of earlier steps, because the
  * window has one token at least, so they go before the graph, those of all layers together. */
-static kvf_status seal_blocks(kvf_recording *r, const seal_frame *seal, kvf_stream *stream)
+static kvf_status seal_blocks(kvf_recording *r, kvf_stream *stream)
 {
     kvf_cache *cache = r->cache;
+    const seal_frame seal = seal_frame_of(r);
     kvf_row *rows = (kvf_row *)(void *)r->seal_device;
-    if (seal->count == 0)
+    if (r->sealing == 0)
         return KVF_OK;
-    KVF_TRY(cache->device->ops->copy(stream, r->seal_device, seal->rows, r->seal_bytes));
-    for (uint32_t first = 0; first < seal->count; first += seal->most) {
-        const uint32_t count = kvf_min_u32(seal->most, seal->count - first);
+    KVF_TRY(cache->device->ops->copy(stream, r->seal_device, seal.rows, r->seal_bytes));
+    for (uint32_t first = 0; first < r->sealing; first += seal.most) {
+        const uint32_t count = kvf_min_u32(seal.most, r->sealing - first);
         kvf_step step = {.cache = cache,
                          .stream = stream,
                          .rows = count,
@@ -397,31 +474,35 @@ static kvf_status seal_blocks(kvf_recording *r, const seal_frame *seal, kvf_stre
     return KVF_OK;
 }
 
-kvf_status kvf_recording_replay(kvf_recording *r, kvf_stream *stream)
+kvf_status kvf_recording_lead(kvf_recording *r, kvf_stream *stream)
+{
+    KVF_TRY(prepare_stream(r, stream));
+    return seal_blocks(r, stream);
+}
+
+kvf_status kvf_recording_mark(kvf_recording *r, kvf_stream *stream, kvf_status status)
 {
     kvf_cache *cache = r->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    const uint32_t turn = (uint32_t)(r->replays % KVF_REPLAYS);
-    KVF_TRY(check_replay(r));
-    if (r->is_busy[turn])
-        KVF_TRY(ops->event_wait(r->done[turn]));
-    char *frame = r->ring.arenas[0].host + (size_t)turn * cache->config.layers * r->part_bytes;
-    seal_frame seal = seal_frame_of(r, turn);
-    for (uint32_t i = 0; i < r->parts; i++)
-        note_part(r, i, frame + i * r->part_bytes, &seal);
-    r->replays++;
-    kvf_status status = prepare_stream(r, stream);
-    if (status == KVF_OK)
-        status = seal_blocks(r, &seal, stream);
-    if (status == KVF_OK)
-        status = ops->graph_launch(r->graph, stream);
-    const kvf_status recorded = ops->event_record(r->done[turn], stream);
+    const uint32_t turn = turn_of(r);
+    const kvf_status recorded = cache->device->ops->event_record(r->done[turn], stream);
     if (status == KVF_OK)
         status = recorded;
     r->is_busy[turn] = recorded == KVF_OK;
+    r->replays++;
     cache->last_stream = stream;
     cache->last_done = r->done[turn];
     if (status != KVF_OK)
         cache->broken = status;
     return status;
+}
+
+kvf_status kvf_recording_replay(kvf_recording *r, kvf_stream *stream)
+{
+    KVF_TRY(kvf_recording_check(r));
+    KVF_TRY(kvf_recording_await(r));
+    kvf_recording_note(r);
+    kvf_status status = kvf_recording_lead(r, stream);
+    if (status == KVF_OK)
+        status = r->cache->device->ops->graph_launch(r->graph, stream);
+    return kvf_recording_mark(r, stream, status);
 }

@@ -446,6 +446,16 @@ static void recordable(kvf_cache_config *cc)
     cc->refresh_interval = 128;
 }
 
+/* A layer of both kinds first: what a replay does for both caches. */
+static void recordable_masked(kvf_cache_config *cc)
+{
+    static const uint8_t mask[LAYERS * KV_HEADS] = {1};
+    recordable(cc);
+    cc->head_mask = mask;
+    cc->streaming_sink = 4;
+    cc->streaming_recent = 16;
+}
+
 /* As little memory as a call needs: a prompt of every layer. */
 static void on_disk(kvf_cache_config *cc)
 {
@@ -483,6 +493,8 @@ const scene refresh_scene = {"exact refresh", play_decode, by_exact_refresh};
 const scene custom_scene = {"custom policy", play_decode, custom};
 const scene pages_scene = {"page lists", play_pages, without_static};
 const scene record_scene = {"recorded decode", play_recording, recordable};
+const scene record_masked_scene = {"recorded decode with a head mask", play_recording,
+                                   recordable_masked};
 const scene truncate_scene = {"truncate", play_truncate, NULL};
 const scene disk_scene = {"disk tier", play_disk, on_disk};
 const scene stats_scene = {"statistics", play_stats, NULL};

@@ -194,6 +194,7 @@ int main(void)
         SCENE(custom_scene),
         SCENE(pages_scene),
         SCENE(record_scene),
+        SCENE(record_masked_scene),
         SCENE(truncate_scene),
         SCENE(disk_scene),
         SCENE(stats_scene),

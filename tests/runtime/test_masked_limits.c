@@ -213,9 +213,6 @@ static void what_needs_pages_is_refused(void **state)
     expect_text(&w, "head_mask");
     test_expect(w.runtime, kvf_attend_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
     expect_text(&w, "head_mask");
-    test_expect(w.runtime, kvf_record_begin(w.cache, &s, 1, w.stream), KVF_UNSUPPORTED);
-    if (test_on_cuda())
-        expect_text(&w, "head_mask");
     kvf_prune_config pc;
     kvf_prune *prune = NULL;
     kvf_prune_config_init(&pc, NULL);

@@ -133,6 +133,19 @@ static kvf_cache_config config_of(kvf_select select)
     return cc;
 }
 
+/* [LAYERS, KV heads]: layers alike, layers with different numbers of retrieval heads (so of two
+ * inner caches), a layer of each kind, streaming heads alone. */
+static const uint8_t mask_of_both_kinds[] = {0, 1, 1, 0}, mask_of_two_parts[] = {0, 1, 1, 1},
+                     mask_by_layer[] = {1, 1, 0, 0}, mask_of_none[] = {0, 0, 0, 0};
+
+static void masked(kvf_cache_config *cc, const uint8_t *mask)
+{
+    assert_int_equal(cc->layers * cc->kv_heads, sizeof mask_of_none);
+    cc->head_mask = mask;
+    cc->streaming_sink = 3;
+    cc->streaming_recent = 21;
+}
+
 static void compare_stats(const kvf_stats *a, const kvf_stats *b)
 {
     assert_int_equal(a->steps, b->steps);
@@ -186,20 +199,26 @@ static void replays_equal_enqueued_steps(void **state)
         kvf_select select;
         uint32_t speculate, verify_interval;
         kvf_refresh refresh;
+        const uint8_t *mask;
     } ways[] = {
-        {"hybrid", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT},
-        {"hybrid, speculation", KVF_SELECT_HYBRID, 1, 0, KVF_REFRESH_RESIDENT},
-        {"dynamic, verified", KVF_SELECT_DYNAMIC, 0, 7, KVF_REFRESH_RESIDENT},
-        {"quest, speculation", KVF_SELECT_QUEST, 1, 0, KVF_REFRESH_EXACT},
-        {"arkvale", KVF_SELECT_ARKVALE, 0, 0, KVF_REFRESH_EXACT},
-        {"full", KVF_SELECT_FULL, 0, 0, KVF_REFRESH_EXACT},
-        {"streaming", KVF_SELECT_STREAMING, 0, 0, KVF_REFRESH_EXACT},
+        {"hybrid", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT, NULL},
+        {"hybrid, speculation", KVF_SELECT_HYBRID, 1, 0, KVF_REFRESH_RESIDENT, NULL},
+        {"dynamic, verified", KVF_SELECT_DYNAMIC, 0, 7, KVF_REFRESH_RESIDENT, NULL},
+        {"quest, speculation", KVF_SELECT_QUEST, 1, 0, KVF_REFRESH_EXACT, NULL},
+        {"arkvale", KVF_SELECT_ARKVALE, 0, 0, KVF_REFRESH_EXACT, NULL},
+        {"full", KVF_SELECT_FULL, 0, 0, KVF_REFRESH_EXACT, NULL},
+        {"streaming", KVF_SELECT_STREAMING, 0, 0, KVF_REFRESH_EXACT, NULL},
+        {"head mask", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT, mask_of_both_kinds},
+        {"head mask, speculation", KVF_SELECT_QUEST, 1, 5, KVF_REFRESH_EXACT, mask_of_two_parts},
+        {"head mask of one kind", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_by_layer},
+        {"no retrieval head", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_none},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);
         cc.speculate = ways[i].speculate;
         cc.verify_interval = ways[i].verify_interval;
         cc.refresh = ways[i].refresh;
+        masked(&cc, ways[i].mask);
         run_both(&cc, seed + i, ways[i].name);
     }
 }
@@ -224,22 +243,28 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         kvf_select select;
         kvf_digest_kind digest;
         uint32_t nodes, speculate, aside;
+        const uint8_t *mask;
+        uint32_t frames;
     } ways[] = {
         /* the default: append, rotate, weigh, fold, select, attend */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 0, 0},
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 5, 0, 0},
-        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 4, 0, 0},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 0, 0, NULL, 0},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, 5, 0, 0, NULL, 0},
+        {KVF_SELECT_STREAMING, KVF_DIGEST_MINMAX, 4, 0, 0, NULL, 0},
         /* aside: what was of use, topk, resolve, what is ahead, fetch, move */
-        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 1, 6},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 6, 1, 6, NULL, 0},
+        /* pack, the six, ring, attend, merge, unpack; the inner cache has a frame of its own */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11, 0, 0, mask_of_both_kinds, 1},
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 3, 0, 0, mask_of_none, 0},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);
         cc.digest = ways[i].digest;
         cc.speculate = ways[i].speculate;
+        masked(&cc, ways[i].mask);
         bench b;
         bench_open(&b, &cc, 1031);
         record(&b);
-        const uint32_t chain = 1 + LAYERS * ways[i].nodes;
+        const uint32_t chain = 1 + ways[i].frames + LAYERS * ways[i].nodes;
         assert_int_equal(kvf_recording_nodes(b.recording), chain + LAYERS * ways[i].aside);
         assert_int_equal(chain_nodes(chain), chain);
         bench_close(&b);
@@ -294,10 +319,11 @@ static void what_cannot_be_recorded_is_said(void **state)
 }
 
 /* With speculation a recording that fails leaves a branch that nobody has joined. */
-static void misuse(uint32_t speculate)
+static void misuse(uint32_t speculate, const uint8_t *mask)
 {
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     cc.speculate = speculate;
+    masked(&cc, mask);
     bench b;
     bench_open(&b, &cc, 1021);
     kvf_sequence *other = NULL;
@@ -329,8 +355,9 @@ static void misuse(uint32_t speculate)
 static void misuse_while_recording_is_refused(void **state)
 {
     (void)state;
-    misuse(0);
-    misuse(1);
+    misuse(0, NULL);
+    misuse(1, NULL);
+    misuse(1, mask_of_two_parts);
 }
 
 int main(void)
