@@ -5,7 +5,6 @@
  */
 
 #include "prune_run_rig.h"
-#include "random_model.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,37 +13,15 @@
 
 void rig_open(rig *r, kvf_select select, uint32_t budget)
 {
-    char config[1024];
-    kvf_error error;
-    kvf_runtime_config rc;
     kvf_cache_config cc;
-    *r = (rig){0};
-    snprintf(config, sizeof config,
-             "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": %u,"
-             " \"intermediate_size\": 192, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
-             " \"num_key_value_heads\": %u, \"head_dim\": 64, \"vocab_size\": %u,"
-             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
-             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
-             " \"torch_dtype\": \"bfloat16\"}",
-             HIDDEN, LAYERS, HEADS, VOCAB);
-    r->directory = fixture_directory_create();
-    assert_true(random_model_write(r->directory, config));
-    kvf_runtime_config_init(&rc);
-    fixture_device(&rc);
-    rc.threads = 2;
-    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
-    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
-    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
-    const kvf_transformer_options options = {.runtime = r->runtime,
-                                             .model = &r->model,
-                                             .weights = r->weights,
-                                             .chunk_max = CHUNK,
-                                             .prompt_max = PROMPTS,
-                                             .batch_max = BATCH};
-    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
-    kvf_cache_config_init(&cc);
-    kvf_transformer_geometry(&options, &cc);
+    model_rig_make(
+        r, &(model_shape){.hidden = HIDDEN, .layers = LAYERS, .kv_heads = HEADS, .vocab = VOCAB},
+        2);
+    kvf_transformer_options options = model_rig_options(r);
+    options.chunk_max = CHUNK;
+    options.prompt_max = PROMPTS;
+    options.batch_max = BATCH;
+    model_rig_transformer(r, &options, &cc);
     cc.tokens_max = PROMPT + STEPS;
     cc.sequences_max = BATCH;
     cc.page_size = 8;
@@ -52,24 +29,7 @@ void rig_open(rig *r, kvf_select select, uint32_t budget)
     cc.budget_tokens = budget;
     cc.select = select;
     cc.observe_window = WINDOW;
-    if (kvf_cache_open(r->runtime, &cc, &r->cache, &error) != KVF_OK)
-        fail_msg("kvf_cache_open: %s", error.text);
-}
-
-void rig_close(rig *r)
-{
-    kvf_transformer_close(r->transformer);
-    kvf_cache_close(r->cache);
-    kvf_weights_close(r->weights);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    fixture_directory_remove(r->directory);
-}
-
-void rig_must(const rig *r, kvf_status status, const char *what)
-{
-    if (status != KVF_OK)
-        fail_msg("%s: %s %s", what, kvf_status_name(status), kvf_runtime_error(r->runtime)->text);
+    model_rig_cache(r, &cc);
 }
 
 /* ---- a run and what comes out of it ---- */
@@ -93,9 +53,10 @@ void rig_decode(rig *r, kvf_sequence *s, outcome *o)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
         const uint32_t id = id_of(9, step);
-        rig_must(r, kvf_transformer_decode(r->transformer, r->cache, &s, &id, 1, true, r->stream),
-                 "kvf_transformer_decode");
-        rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+        model_rig_must(
+            r, kvf_transformer_decode(r->transformer, r->cache, &s, &id, 1, true, r->stream),
+            "kvf_transformer_decode");
+        model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
         memcpy(o->logits[step], kvf_transformer_logits(r->transformer, 0), sizeof o->logits[step]);
     }
     kvf_transformer_forget(r->transformer);
@@ -125,14 +86,14 @@ void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outco
     kvf_prompt prompts[BATCH];
     kvf_prune *prune = rig_open_prune(r, config);
     for (uint32_t i = 0; i < b->count; i++) {
-        rig_must(r, kvf_sequence_create(r->cache, &s[i]), "kvf_sequence_create");
+        model_rig_must(r, kvf_sequence_create(r->cache, &s[i]), "kvf_sequence_create");
         prompts[i] = (kvf_prompt){.sequence = s[i], .ids = b->ids[i], .count = b->lengths[i]};
     }
-    rig_must(r,
-             kvf_transformer_prefill_pruned(r->transformer, r->cache, prune, prompts, b->count,
-                                            r->stream),
-             "kvf_transformer_prefill_pruned");
-    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    model_rig_must(r,
+                   kvf_transformer_prefill_pruned(r->transformer, r->cache, prune, prompts,
+                                                  b->count, r->stream),
+                   "kvf_transformer_prefill_pruned");
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
     if (stats)
         kvf_prune_stats_get(prune, stats);
     for (uint32_t i = 0; i < b->count; i++)
@@ -141,7 +102,7 @@ void rig_run_batch(rig *r, const kvf_prune_config *config, const batch *b, outco
         rig_decode(r, s[i], &out[i]);
         kvf_sequence_destroy(s[i]);
     }
-    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
     kvf_prune_close(prune);
 }
 
@@ -154,10 +115,10 @@ void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune
 void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out)
 {
     kvf_sequence *s = NULL;
-    rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
-    rig_must(r, kvf_transformer_prefill(r->transformer, r->cache, s, ids, count, r->stream),
-             "kvf_transformer_prefill");
-    rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
+    model_rig_must(r, kvf_transformer_prefill(r->transformer, r->cache, s, ids, count, r->stream),
+                   "kvf_transformer_prefill");
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
     rig_note_layers(s, out);
     rig_decode(r, s, out);
     kvf_sequence_destroy(s);

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "model_fixture.h"
-#include "transformer.h"
+#include "model_rig.h"
 
 #define LAYERS  4u
 #define HEADS   2u
@@ -28,21 +28,9 @@
 #define WINDOW  8u
 #define PROMPTS (2 * PROMPT + 20u) /* rows of a batch */
 
-typedef struct rig {
-    char *directory;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_model_config model;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
-} rig;
+typedef model_rig rig;
 
 void rig_open(rig *r, kvf_select select, uint32_t budget);
-void rig_close(rig *r);
-
-/* A status that must be; on failure says the library's text. */
-void rig_must(const rig *r, kvf_status status, const char *what);
 
 /* ---- a run and what comes out of it ---- */
 

@@ -8,8 +8,7 @@
 
 #include "generate.h"
 #include "model_fixture.h"
-#include "random_model.h"
-#include "transformer.h"
+#include "model_rig.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -31,73 +30,39 @@
 #define QUERIES 6u
 
 typedef struct rig {
-    char *directory;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_model_config model;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
+    model_rig model;
     kvf_sequence *sequence;
     kvf_prune *prune;
 } rig;
 
 static void rig_open(rig *r)
 {
-    char config[1024];
-    kvf_error error;
-    kvf_runtime_config rc;
     kvf_cache_config cc;
     *r = (rig){0};
-    snprintf(config, sizeof config,
-             "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 128,"
-             " \"intermediate_size\": 192, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
-             " \"num_key_value_heads\": %u, \"head_dim\": 64, \"vocab_size\": %u,"
-             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
-             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
-             " \"torch_dtype\": \"bfloat16\"}",
-             LAYERS, HEADS, VOCAB);
-    r->directory = fixture_directory_create();
-    assert_true(random_model_write(r->directory, config));
-    kvf_runtime_config_init(&rc);
-    fixture_device(&rc);
-    rc.threads = 2;
-    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
-    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
-    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
-    const kvf_transformer_options options = {.runtime = r->runtime,
-                                             .model = &r->model,
-                                             .weights = r->weights,
-                                             .chunk_max = ROWS,
-                                             .prompt_max = HIDDEN,
-                                             .batch_max = 1};
-    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
-    kvf_cache_config_init(&cc);
+    model_rig_make(&r->model, &(model_shape){.layers = LAYERS, .kv_heads = HEADS, .vocab = VOCAB},
+                   2);
+    kvf_transformer_options options = model_rig_options(&r->model);
+    options.chunk_max = ROWS;
+    options.prompt_max = HIDDEN;
+    options.batch_max = 1;
+    model_rig_transformer(&r->model, &options, &cc);
     kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
     cc.refresh = KVF_REFRESH_RESIDENT;
-    kvf_transformer_geometry(&options, &cc);
     cc.tokens_max = 128;
     cc.page_size = 8;
     cc.local_tokens = 16;
     cc.budget_tokens = 64;
     cc.observe_window = 32;
-    if (kvf_cache_open(r->runtime, &cc, &r->cache, &error) != KVF_OK)
-        fail_msg("%s", error.text);
-    assert_int_equal(kvf_sequence_create(r->cache, &r->sequence), KVF_OK);
+    model_rig_cache(&r->model, &cc);
+    assert_int_equal(kvf_sequence_create(r->model.cache, &r->sequence), KVF_OK);
 }
 
 static void rig_close(rig *r)
 {
-    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
-    kvf_transformer_forget(r->transformer);
+    assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
+    kvf_transformer_forget(r->model.transformer);
     kvf_prune_close(r->prune);
-    kvf_transformer_close(r->transformer);
-    kvf_cache_close(r->cache);
-    kvf_weights_close(r->weights);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    fixture_directory_remove(r->directory);
+    model_rig_close(&r->model);
 }
 
 static kvf_prune_config evicting(const char *policy, kvf_eviction eviction, float keep)
@@ -115,7 +80,7 @@ static kvf_prune_config evicting(const char *policy, kvf_eviction eviction, floa
 static void open_prune(rig *r, const kvf_prune_config *pc)
 {
     kvf_error error;
-    if (kvf_prune_open(r->cache, pc, &r->prune, &error) != KVF_OK)
+    if (kvf_prune_open(r->model.cache, pc, &r->prune, &error) != KVF_OK)
         fail_msg("%s", error.text);
 }
 
@@ -136,18 +101,19 @@ static const uint32_t *ids_of_prompt(void)
 
 static void prefill_chunked(rig *r, uint32_t chunk)
 {
-    const kvf_status status = kvf_transformer_prefill_chunked(
-        r->transformer, r->cache, r->prune, r->sequence, ids_of_prompt(), PROMPT, chunk, r->stream);
-    if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
-        fail_msg("chunk %u: %s", chunk, kvf_runtime_error(r->runtime)->text);
+    const kvf_status status =
+        kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune, r->sequence,
+                                        ids_of_prompt(), PROMPT, chunk, r->model.stream);
+    if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
+        fail_msg("chunk %u: %s", chunk, kvf_runtime_error(r->model.runtime)->text);
 }
 
 static void prefill_plain(rig *r)
 {
-    assert_int_equal(kvf_transformer_prefill(r->transformer, r->cache, r->sequence, ids_of_prompt(),
-                                             PROMPT, r->stream),
+    assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache, r->sequence,
+                                             ids_of_prompt(), PROMPT, r->model.stream),
                      KVF_OK);
-    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
 }
 
 /* Logits [STEPS][VOCAB] of the tokens that follow the prompt. */
@@ -155,11 +121,11 @@ static void decode(rig *r, float *logits)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
         const uint32_t id = ids_of_prompt()[PROMPT + step];
-        assert_int_equal(
-            kvf_transformer_decode(r->transformer, r->cache, &r->sequence, &id, 1, true, r->stream),
-            KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
-        memcpy(logits + (size_t)step * VOCAB, kvf_transformer_logits(r->transformer, 0),
+        assert_int_equal(kvf_transformer_decode(r->model.transformer, r->model.cache, &r->sequence,
+                                                &id, 1, true, r->model.stream),
+                         KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
+        memcpy(logits + (size_t)step * VOCAB, kvf_transformer_logits(r->model.transformer, 0),
                VOCAB * sizeof *logits);
     }
 }
@@ -303,7 +269,7 @@ static void check_counts(kvf_eviction eviction, uint32_t chunk, float keep)
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (uint32_t i = 0; i < STEPS; i++)
             assert_int_equal(kvf_sequence_position(r.sequence, layer, want.kept + i), PROMPT + i);
-    kvf_cache_footprint(r.cache, &f);
+    kvf_cache_footprint(r.model.cache, &f);
     assert_true(f.entry_steps == want.entry_steps * LAYERS * HEADS);
     assert_true(f.full_entry_steps == sum_to(PROMPT + STEPS) * LAYERS * HEADS);
     assert_true(f.steps == PROMPT + STEPS);
@@ -351,7 +317,7 @@ static void streaming_is_streaming(void **state)
             held = held + tokens < kept ? held + tokens : kept;
             done += tokens;
         }
-        kvf_cache_footprint(r.cache, &f);
+        kvf_cache_footprint(r.model.cache, &f);
         assert_true(f.entry_steps == want * LAYERS * HEADS);
         assert_true(f.full_entry_steps == sum_to(PROMPT) * LAYERS * HEADS);
         rig_close(&r);
@@ -442,11 +408,12 @@ static void a_policy_sees_the_chunk(void **state)
 static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *part)
 {
     kvf_error error = {0};
-    fixture_expect(kvf_transformer_chunk_check(r->transformer, r->prune, count, chunk, &error),
-                   &error, KVF_INVALID, part);
-    assert_int_equal(kvf_transformer_prefill_chunked(r->transformer, r->cache, r->prune,
+    fixture_expect(
+        kvf_transformer_chunk_check(r->model.transformer, r->prune, count, chunk, &error), &error,
+        KVF_INVALID, part);
+    assert_int_equal(kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune,
                                                      r->sequence, ids_of_prompt(), count, chunk,
-                                                     r->stream),
+                                                     r->model.stream),
                      KVF_INVALID);
     assert_int_equal(kvf_sequence_length(r->sequence, 0), 0);
 }
@@ -476,10 +443,10 @@ static void a_session_goes_by_chunks(void **state)
     rig_open(&r);
     const kvf_prune_config pc = evicting("snapkv", KVF_EVICTION_PATCHED, 0.5f);
     open_prune(&r, &pc);
-    kvf_session session = {.runtime = r.runtime,
-                           .transformer = r.transformer,
-                           .cache = r.cache,
-                           .stream = r.stream,
+    kvf_session session = {.runtime = r.model.runtime,
+                           .transformer = r.model.transformer,
+                           .cache = r.model.cache,
+                           .stream = r.model.stream,
                            .prune = r.prune,
                            .chunk = 20};
     const kvf_prefill_request request = {

@@ -43,8 +43,8 @@ static void runner_open(runner *r, const kvf_sampling_config *config)
                                .transformer = r->rig.transformer,
                                .cache = r->rig.cache,
                                .stream = r->rig.stream};
-    rig_must(&r->rig, kvf_sampler_create(VOCAB, BATCH, &r->sampler, &error), "sampler");
-    rig_must(&r->rig, kvf_sampler_begin(r->sampler, 0, config, &error), "begin");
+    model_rig_must(&r->rig, kvf_sampler_create(VOCAB, BATCH, &r->sampler, &error), "sampler");
+    model_rig_must(&r->rig, kvf_sampler_begin(r->sampler, 0, config, &error), "begin");
 }
 
 static void runner_close(runner *r)
@@ -52,7 +52,7 @@ static void runner_close(runner *r)
     kvf_transformer_forget(r->rig.transformer);
     kvf_sequence_destroy(r->sequence);
     kvf_sampler_destroy(r->sampler);
-    rig_close(&r->rig);
+    model_rig_close(&r->rig);
 }
 
 static bool on_token(void *user, uint32_t id, const float *logits)
@@ -68,10 +68,10 @@ static void read_prompt(runner *r)
     const batch b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
-    rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
+    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
     const kvf_prefill_request request = {
         .sequence = r->sequence, .ids = b.ids[0], .count = GIVEN - 1};
-    rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
+    model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
     kvf_sampler_see(r->sampler, 0, b.ids[0], GIVEN);
 }
 

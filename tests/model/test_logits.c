@@ -25,8 +25,8 @@
 
 #include "gguf_image.h"
 #include "model_fixture.h"
+#include "model_rig.h"
 #include "random_model.h"
-#include "transformer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -50,71 +50,40 @@ typedef struct golden {
     bool as_gguf; /* the model is read from a GGUF file */
 } golden;
 
-/* What a run needs, from open to close. */
-typedef struct rig {
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
-    kvf_sequence *sequence;
-    kvf_model_config model;
-} rig;
-
 static void check(kvf_status status, const kvf_error *error)
 {
     if (status != KVF_OK)
         fail_msg("%s: %s", kvf_status_name(status), error ? error->text : "");
 }
 
+typedef struct rig {
+    model_rig model;
+    kvf_sequence *sequence;
+} rig;
+
 static void rig_open(rig *r, const char *from, const golden *g)
 {
-    kvf_error error = {0};
-    kvf_runtime_config rc;
-    kvf_runtime_config_init(&rc);
-    fixture_device(&rc);
-    rc.threads = g->threads;
-    rc.allow_unpinned = 1;
-    check(kvf_runtime_open(&rc, &r->runtime, &error), &error);
-    check(kvf_stream_create(r->runtime, &r->stream), NULL);
-    check(kvf_model_config_read(from, NULL, &r->model, &error), &error);
-    check(kvf_weights_open(from, NULL, &r->weights, &error), &error);
-    kvf_transformer_options options = {
-        .runtime = r->runtime,
-        .model = &r->model,
-        .weights = r->weights,
-        .chunk_max = CHUNK,
-        .batch_max = 1,
-        .bf16 = g->bf16,
-    };
-    check(kvf_transformer_open(&options, &r->transformer, &error), &error);
     kvf_cache_config cc;
-    kvf_cache_config_init(&cc);
-    kvf_transformer_geometry(&options, &cc);
+    model_rig_read(&r->model, from, g->threads);
+    kvf_transformer_options options = model_rig_options(&r->model);
+    options.chunk_max = CHUNK;
+    options.batch_max = 1;
+    options.bf16 = g->bf16;
+    model_rig_transformer(&r->model, &options, &cc);
     cc.tokens_max = g->prompt + STEPS;
     cc.select = KVF_SELECT_FULL;
-    check(kvf_cache_open(r->runtime, &cc, &r->cache, &error), &error);
-    check(kvf_sequence_create(r->cache, &r->sequence), NULL);
-}
-
-static void rig_close(rig *r)
-{
-    kvf_transformer_close(r->transformer);
-    kvf_sequence_destroy(r->sequence);
-    kvf_cache_close(r->cache);
-    kvf_weights_close(r->weights);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
+    model_rig_cache(&r->model, &cc);
+    model_rig_must(&r->model, kvf_sequence_create(r->model.cache, &r->sequence), "sequence");
 }
 
 static void feed_prompt(rig *r, const uint32_t *ids, uint32_t count)
 {
     for (uint32_t done = 0; done < count;) {
         uint32_t chunk = count - done < CHUNK ? count - done : CHUNK;
-        check(kvf_transformer_prefill(r->transformer, r->cache, r->sequence, ids + done, chunk,
-                                      r->stream),
+        check(kvf_transformer_prefill(r->model.transformer, r->model.cache, r->sequence, ids + done,
+                                      chunk, r->model.stream),
               NULL);
-        check(kvf_stream_wait(r->stream), kvf_runtime_error(r->runtime));
+        check(kvf_stream_wait(r->model.stream), kvf_runtime_error(r->model.runtime));
         done += chunk;
     }
 }
@@ -183,17 +152,17 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
 {
     rig r = {0};
     rig_open(&r, from, g);
-    uint32_t columns = (r.model.vocab_size + g->stride - 1) / g->stride;
+    uint32_t columns = (r.model.model.vocab_size + g->stride - 1) / g->stride;
     float *own = read_golden(g, ".f32", columns), *exact = read_golden(g, ".exact.f32", columns);
     feed_prompt(&r, ids, g->prompt - 1);
     deviation whole = {0};
     double rows[STEPS + 1], rows_of_hf[STEPS + 1];
     for (uint32_t i = 0; i <= STEPS; i++) {
-        check(kvf_transformer_decode(r.transformer, r.cache, &r.sequence, ids + g->prompt - 1 + i,
-                                     1, true, r.stream),
-              kvf_runtime_error(r.runtime));
-        check(kvf_stream_wait(r.stream), kvf_runtime_error(r.runtime));
-        const float *logits = kvf_transformer_logits(r.transformer, 0);
+        check(kvf_transformer_decode(r.model.transformer, r.model.cache, &r.sequence,
+                                     ids + g->prompt - 1 + i, 1, true, r.model.stream),
+              kvf_runtime_error(r.model.runtime));
+        check(kvf_stream_wait(r.model.stream), kvf_runtime_error(r.model.runtime));
+        const float *logits = kvf_transformer_logits(r.model.transformer, 0);
         const float *own_row = own + i * columns, *exact_row = exact + i * columns;
         deviation row = row_deviation(logits, own_row, columns, g->stride);
         whole.difference += row.difference;
@@ -201,17 +170,17 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
         rows[i] = relative(row_deviation(logits, exact_row, columns, g->stride));
         rows_of_hf[i] = relative(row_deviation(own_row, exact_row, columns, 1));
     }
-    check(kvf_transformer_check(r.transformer, NULL), NULL);
-    const kvf_dtype dtype = r.model.dtype;
+    check(kvf_transformer_check(r.model.transformer, NULL), NULL);
+    const kvf_dtype dtype = r.model.model.dtype;
     print_message("%-12s %u threads: relative error %.1e (at most %.1e)\n", g->name, g->threads,
                   relative(whole), tolerance(dtype));
     const bool rounds =
-        g->bf16 != KVF_LINEAR_BF16_OFF || kvf_runtime_device(r.runtime) == KVF_DEVICE_CUDA;
+        g->bf16 != KVF_LINEAR_BF16_OFF || kvf_runtime_device(r.model.runtime) == KVF_DEVICE_CUDA;
     judge_rows(dtype, rounds, rows, rows_of_hf);
     assert_true(relative(whole) <= tolerance(dtype));
     free(own);
     free(exact);
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 /* Write "model.gguf" of the model in a directory. */

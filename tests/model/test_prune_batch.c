@@ -69,7 +69,7 @@ static void batch_is_its_prompts_alone(void **state)
         config.retention = i % 2 ? KVF_RETENTION_EVICT : KVF_RETENTION_OFFLOAD;
         expect_batch_is_alone(&r, &config, names[i]);
     }
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 static void deeper_layers_hold_what_was_propagated(void **state)
@@ -91,7 +91,7 @@ static void deeper_layers_hold_what_was_propagated(void **state)
         for (uint32_t i = 0; i < got.lengths[layer]; i++)
             assert_int_equal(got.positions[layer][i], layer <= 1 ? i : s.ids[i]);
     }
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 /* ---- hidden states ---- */
@@ -101,10 +101,11 @@ static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
     kvf_sequence *s = NULL;
     kvf_prune *prune = config ? rig_open_prune(r, config) : NULL;
     const batch b = one_prompt(0, PROMPT);
-    rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
+    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
     const kvf_prompt prompt = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
-    rig_must(r, kvf_transformer_hidden(r->transformer, r->cache, prune, &prompt, hidden, r->stream),
-             "kvf_transformer_hidden");
+    model_rig_must(
+        r, kvf_transformer_hidden(r->transformer, r->cache, prune, &prompt, hidden, r->stream),
+        "kvf_transformer_hidden");
     kvf_sequence_destroy(s);
     kvf_prune_close(prune);
 }
@@ -117,9 +118,9 @@ static void head_of(const rig *r, const float *hidden, double *logits)
     float weight[HIDDEN], row[HIDDEN];
     const uint64_t norm_shape[2] = {HIDDEN, 0}, table_shape[2] = {VOCAB, HIDDEN};
     double square = 0.0;
-    rig_must(r, kvf_weights_find(r->weights, "model.norm.weight", 1, norm_shape, &norm, &error),
-             "norm");
-    rig_must(
+    model_rig_must(
+        r, kvf_weights_find(r->weights, "model.norm.weight", 1, norm_shape, &norm, &error), "norm");
+    model_rig_must(
         r,
         kvf_weights_find(r->weights, "model.embed_tokens.weight", 2, table_shape, &table, &error),
         "embedding");
@@ -148,15 +149,16 @@ static void hidden_state_is_what_the_head_sees(void **state)
     kvf_sequence *s = NULL;
     hidden_of(&r, NULL, hidden);
     head_of(&r, hidden, logits);
-    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
-    rig_must(&r, kvf_transformer_prefill(r.transformer, r.cache, s, b.ids[0], PROMPT - 1, r.stream),
-             "kvf_transformer_prefill");
-    rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
-    rig_must(&r,
-             kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[0][PROMPT - 1], 1, true,
-                                    r.stream),
-             "kvf_transformer_decode");
-    rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
+    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    model_rig_must(
+        &r, kvf_transformer_prefill(r.transformer, r.cache, s, b.ids[0], PROMPT - 1, r.stream),
+        "kvf_transformer_prefill");
+    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
+    model_rig_must(&r,
+                   kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[0][PROMPT - 1], 1,
+                                          true, r.stream),
+                   "kvf_transformer_decode");
+    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
     const float *want = kvf_transformer_logits(r.transformer, 0);
     double difference = 0.0, norm = 0.0;
     for (uint32_t i = 0; i < VOCAB; i++) {
@@ -177,7 +179,7 @@ static void hidden_state_is_what_the_head_sees(void **state)
     config.settings.propagate = 0.2f;
     hidden_of(&r, &config, pruned);
     assert_memory_not_equal(pruned, hidden, sizeof hidden);
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 /* ---- sessions and bad input ---- */
@@ -200,9 +202,10 @@ static void session_prunes_its_prompt(void **state)
                                  .cache = r.cache,
                                  .stream = r.stream,
                                  .prune = prune};
-    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
     kvf_prefill_request request = {.sequence = s, .ids = b.ids[0], .count = PROMPT};
-    rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error), "kvf_generate_prefill");
+    model_rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error),
+                   "kvf_generate_prefill");
     assert_int_equal(stop, KVF_STOP_LENGTH);
     rig_note_layers(s, &got);
     rig_decode(&r, s, &got);
@@ -212,7 +215,7 @@ static void session_prunes_its_prompt(void **state)
                    "not empty");
     kvf_sequence_destroy(s);
     kvf_prune_close(prune);
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 static void bad_prompts_are_refused(void **state)
@@ -231,7 +234,7 @@ static void bad_prompts_are_refused(void **state)
                                  .cache = r.cache,
                                  .stream = r.stream,
                                  .prune = prune};
-    rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
     kvf_prefill_request request = {.sequence = s, .ids = ids, .count = PROMPTS + 1};
     fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
                    "prompt_max");
@@ -258,10 +261,11 @@ static void bad_prompts_are_refused(void **state)
     for (uint32_t layer = 0; layer < LAYERS; layer++) /* nothing of it touched the sequence */
         assert_int_equal(kvf_sequence_length(s, layer), 0);
     request.count = PROMPT;
-    rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error), "kvf_generate_prefill");
+    model_rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error),
+                   "kvf_generate_prefill");
     kvf_sequence_destroy(s);
     kvf_prune_close(prune);
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 int main(void)

@@ -32,7 +32,7 @@ static void full_changes_nothing(void **state)
         assert_int_equal(stats.tokens_full, PROMPT * LAYERS);
         assert_int_equal(stats.kept, PROMPT * LAYERS);
         assert_int_equal(stats.chosen_layer, KVF_PRUNE_LAYER_AUTO);
-        rig_close(&r);
+        model_rig_close(&r);
     }
 }
 
@@ -57,7 +57,7 @@ static void keeping_all_is_full(void **state)
             rig_run_one(&r, &config, &got, NULL);
             outcome_expect_same(&plain, &got, names[i]);
         }
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 static void fastkv_that_propagates_all_is_snapkv(void **state)
@@ -80,7 +80,7 @@ static void fastkv_that_propagates_all_is_snapkv(void **state)
         outcome_expect_same(&fast, &snap, "snapkv");
         assert_false(outcome_is_same_logits(&fast, &plain)); /* or nothing was compared */
     }
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 static void fastkv_at_half_depth_computes_three_fifths(void **state)
@@ -105,7 +105,7 @@ static void fastkv_at_half_depth_computes_three_fifths(void **state)
                              retention == KVF_RETENTION_EVICT ? PROMPT / 10 : tokens);
             assert_int_equal(got.positions[layer][got.lengths[layer] - 1], PROMPT - 1);
         }
-        rig_close(&r);
+        model_rig_close(&r);
     }
 }
 
@@ -172,7 +172,7 @@ static void restart_is_a_fresh_run(void **state)
     config.settings.keep_tokens = 60;
     rig_run_one(&r, &config, &got, NULL);
     expect_fresh(&r, &asl, &got, "asl in two passes");
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 /* ---- offload ---- */
@@ -216,7 +216,7 @@ static void offload_with_all_pages_is_dense(void **state)
     const double far = outcome_distance(&evicted, &dense);
     assert_true(outcome_distance(&kept, &dense) < 1e-2);
     assert_true(far > 5e-2); /* or it would pass with tokens lost */
-    rig_close(&r);
+    model_rig_close(&r);
 }
 
 int main(void)

@@ -7,8 +7,7 @@
  */
 
 #include "model_fixture.h"
-#include "random_model.h"
-#include "transformer.h"
+#include "model_rig.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -25,92 +24,43 @@
 #define VOCAB  200u
 #define CHUNK  64u
 
-/* A Qwen3 model, for it has every kind of tensor but biases. */
-static void write_config(char *text, size_t capacity, const char *type, unsigned layers,
-                         unsigned intermediate, bool tied)
-{
-    snprintf(text, capacity,
-             "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": 128,"
-             " \"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": 4,"
-             " \"num_key_value_heads\": 2, \"head_dim\": 64, \"vocab_size\": %u,"
-             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512,"
-             " \"rope_theta\": 10000.0, \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,"
-             " \"torch_dtype\": \"bfloat16\"}",
-             type, intermediate, layers, VOCAB, tied ? "true" : "false");
-}
-
-/* What a run needs. */
 typedef struct rig {
-    char *directory;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_model_config model;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
+    model_rig model;
     kvf_sequence *sequences[2];
     uint32_t chunk_max, prompt_max; /* 0 = CHUNK, as chunk_max */
     uint32_t budget;                /* 0 = less than there are tokens */
 } rig;
 
-static void rig_model(rig *r, uint32_t threads)
+static kvf_transformer_options options_of(const rig *r)
 {
-    char config[1024];
-    kvf_error error;
-    kvf_runtime_config rc;
-    write_config(config, sizeof config, "Qwen3", 2, 192, true);
-    r->directory = fixture_directory_create();
-    assert_true(random_model_write(r->directory, config));
-    kvf_runtime_config_init(&rc);
-    fixture_device(&rc);
-    rc.threads = threads;
-    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
-    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
-    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
-}
-
-static kvf_transformer_options options_of(rig *r)
-{
-    return (kvf_transformer_options){.runtime = r->runtime,
-                                     .model = &r->model,
-                                     .weights = r->weights,
-                                     .chunk_max = r->chunk_max ? r->chunk_max : CHUNK,
-                                     .prompt_max = r->prompt_max,
-                                     .batch_max = 2};
+    kvf_transformer_options options = model_rig_options(&r->model);
+    options.chunk_max = r->chunk_max ? r->chunk_max : CHUNK;
+    options.prompt_max = r->prompt_max;
+    options.batch_max = 2;
+    return options;
 }
 
 static void rig_open(rig *r, uint32_t threads)
 {
-    kvf_error error;
     kvf_cache_config cc;
-    rig_model(r, threads);
-    kvf_transformer_options options = options_of(r);
-    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
-    kvf_cache_config_init(&cc);
+    model_rig_make(&r->model, &(model_shape){.layers = 2}, threads);
+    const kvf_transformer_options options = options_of(r);
+    model_rig_transformer(&r->model, &options, &cc);
     kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
     cc.refresh = KVF_REFRESH_RESIDENT;
-    kvf_transformer_geometry(&options, &cc);
     cc.tokens_max = PROMPT + STEPS;
     cc.sequences_max = 2;
     cc.page_size = 8;
     cc.local_tokens = 16;
     cc.budget_tokens = r->budget ? r->budget : 88;
-    assert_int_equal(kvf_cache_open(r->runtime, &cc, &r->cache, &error), KVF_OK);
+    model_rig_cache(&r->model, &cc);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(kvf_sequence_create(r->cache, &r->sequences[i]), KVF_OK);
+        assert_int_equal(kvf_sequence_create(r->model.cache, &r->sequences[i]), KVF_OK);
 }
 
 static void rig_close(rig *r)
 {
-    kvf_transformer_close(r->transformer);
-    kvf_sequence_destroy(r->sequences[0]);
-    kvf_sequence_destroy(r->sequences[1]);
-    kvf_cache_close(r->cache);
-    kvf_weights_close(r->weights);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    fixture_directory_remove(r->directory);
+    model_rig_close(&r->model);
 }
 
 static uint32_t id_of(uint32_t sequence, uint32_t index)
@@ -125,10 +75,11 @@ static void prefill(rig *r, uint32_t sequence, uint32_t chunk)
         uint32_t count = PROMPT - done < chunk ? PROMPT - done : chunk;
         for (uint32_t i = 0; i < count; i++)
             ids[i] = id_of(sequence, done + i);
-        assert_int_equal(kvf_transformer_prefill(r->transformer, r->cache, r->sequences[sequence],
-                                                 ids, count, r->stream),
+        assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache,
+                                                 r->sequences[sequence], ids, count,
+                                                 r->model.stream),
                          KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
     }
 }
 
@@ -139,12 +90,13 @@ static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
         uint32_t ids[2];
         for (uint32_t i = 0; i < batch; i++)
             ids[i] = id_of(first + i, PROMPT + step);
-        const kvf_status status = kvf_transformer_decode(
-            r->transformer, r->cache, r->sequences + first, ids, batch, true, r->stream);
-        if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
-            fail_msg("step %u of %u: %s", step, batch, kvf_runtime_error(r->runtime)->text);
+        const kvf_status status =
+            kvf_transformer_decode(r->model.transformer, r->model.cache, r->sequences + first, ids,
+                                   batch, true, r->model.stream);
+        if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
+            fail_msg("step %u of %u: %s", step, batch, kvf_runtime_error(r->model.runtime)->text);
         for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
-            memcpy(logits, kvf_transformer_logits(r->transformer, i), VOCAB * sizeof(float));
+            memcpy(logits, kvf_transformer_logits(r->model.transformer, i), VOCAB * sizeof(float));
     }
 }
 
@@ -206,15 +158,16 @@ static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count,
     for (uint32_t i = 0; i < count; i++)
         ids[i] = id_of(0, first + i);
     for (uint32_t done = 0; status == KVF_OK && done < count; done += by_steps ? 1 : count) {
-        status = by_steps ? kvf_transformer_decode(r->transformer, r->cache, &sequence, &ids[done],
-                                                   1, false, r->stream)
-                          : kvf_transformer_prefill(r->transformer, r->cache, sequence, ids, count,
-                                                    r->stream);
+        status = by_steps ? kvf_transformer_decode(r->model.transformer, r->model.cache, &sequence,
+                                                   &ids[done], 1, false, r->model.stream)
+                          : kvf_transformer_prefill(r->model.transformer, r->model.cache, sequence,
+                                                    ids, count, r->model.stream);
         if (status == KVF_OK)
-            status = kvf_stream_wait(r->stream);
+            status = kvf_stream_wait(r->model.stream);
     }
     if (status != KVF_OK)
-        fail_msg("%u tokens from %u on: %s", count, first, kvf_runtime_error(r->runtime)->text);
+        fail_msg("%u tokens from %u on: %s", count, first,
+                 kvf_runtime_error(r->model.runtime)->text);
 }
 
 /* A conversation: a prompt, steps, and another prompt on a fork, after one that was given up. With
@@ -234,16 +187,16 @@ static void a_prompt_goes_on_behind_steps(void **state)
         rig_open(&parts, 2);
         kvf_sequence_destroy(parts.sequences[1]);
         feed(&parts, parts.sequences[0], 0, FIRST, false);
-        assert_int_equal(
-            kvf_sequence_fork(parts.cache, parts.sequences[0], parts.stream, &parts.sequences[1]),
-            KVF_OK);
+        assert_int_equal(kvf_sequence_fork(parts.model.cache, parts.sequences[0],
+                                           parts.model.stream, &parts.sequences[1]),
+                         KVF_OK);
         feed(&parts, parts.sequences[0], 3, ANSWER + 2, true);
-        kvf_transformer_forget(parts.transformer);
+        kvf_transformer_forget(parts.model.transformer);
         kvf_sequence_destroy(parts.sequences[0]);
         feed(&parts, parts.sequences[1], FIRST, ANSWER, true);
-        assert_int_equal(
-            kvf_sequence_fork(parts.cache, parts.sequences[1], parts.stream, &parts.sequences[0]),
-            KVF_OK);
+        assert_int_equal(kvf_sequence_fork(parts.model.cache, parts.sequences[1],
+                                           parts.model.stream, &parts.sequences[0]),
+                         KVF_OK);
         feed(&parts, parts.sequences[0], FIRST + ANSWER, PROMPT - FIRST - ANSWER, false);
         decode(&parts, 0, 1, got);
         rig_close(&parts);
@@ -264,13 +217,14 @@ static void order_of_layers_does_not_matter(void **state)
     decode(&by_chunk, 0, 1, want);
     rig_close(&by_chunk);
     rig_open(&by_layer, 2);
-    assert_int_equal(kvf_transformer_prompt_max(by_layer.transformer), PROMPT);
+    assert_int_equal(kvf_transformer_prompt_max(by_layer.model.transformer), PROMPT);
     for (uint32_t i = 0; i < PROMPT; i++)
         ids[i] = id_of(0, i);
-    assert_int_equal(kvf_transformer_prefill(by_layer.transformer, by_layer.cache,
-                                             by_layer.sequences[0], ids, PROMPT, by_layer.stream),
+    assert_int_equal(kvf_transformer_prefill(by_layer.model.transformer, by_layer.model.cache,
+                                             by_layer.sequences[0], ids, PROMPT,
+                                             by_layer.model.stream),
                      KVF_OK);
-    assert_int_equal(kvf_stream_wait(by_layer.stream), KVF_OK);
+    assert_int_equal(kvf_stream_wait(by_layer.model.stream), KVF_OK);
     decode(&by_layer, 0, 1, got);
     rig_close(&by_layer);
     assert_memory_equal(got, want, sizeof want);
@@ -282,34 +236,34 @@ static void ids_out_of_range_are_refused(void **state)
     rig r = {0};
     rig_open(&r, 1);
     const uint32_t ids[2] = {3, VOCAB};
-    assert_int_equal(
-        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, 2, r.stream),
-        KVF_INVALID);
-    assert_int_equal(
-        kvf_transformer_decode(r.transformer, r.cache, r.sequences, ids, 2, true, r.stream),
-        KVF_INVALID);
-    assert_int_equal(
-        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, 0, r.stream),
-        KVF_INVALID);
+    assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
+                                             ids, 2, r.model.stream),
+                     KVF_INVALID);
+    assert_int_equal(kvf_transformer_decode(r.model.transformer, r.model.cache, r.sequences, ids, 2,
+                                            true, r.model.stream),
+                     KVF_INVALID);
+    assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
+                                             ids, 0, r.model.stream),
+                     KVF_INVALID);
     assert_int_equal(kvf_sequence_length(r.sequences[0], 0), 0);
     rig_close(&r);
 }
 
-/* Opening the Qwen3 weights as something else. */
-static void expect_refusal(const char *type, unsigned layers, unsigned intermediate, bool tied,
-                           const char *part)
+/* Opening weights of two layers of Qwen3 as something else. */
+static void expect_refusal(const model_shape *as, const char *part)
 {
     rig r = {0};
-    char config[1024];
+    char config[MODEL_TEXT_BYTES];
     kvf_error error = {0};
-    rig_model(&r, 1);
-    write_config(config, sizeof config, type, layers, intermediate, tied);
+    model_rig_make(&r.model, &(model_shape){.layers = 2}, 1);
+    model_shape_text(as, config);
     assert_int_equal(
-        kvf_model_config_parse(config, strlen(config), NULL, 0, NULL, &r.model, &error), KVF_OK);
-    kvf_transformer_options options = options_of(&r);
-    kvf_status status = kvf_transformer_open(&options, &r.transformer, &error);
+        kvf_model_config_parse(config, strlen(config), NULL, 0, NULL, &r.model.model, &error),
+        KVF_OK);
+    const kvf_transformer_options options = options_of(&r);
+    const kvf_status status = kvf_transformer_open(&options, &r.model.transformer, &error);
     fixture_expect(status, &error, KVF_CORRUPT, part);
-    assert_null(r.transformer);
+    assert_null(r.model.transformer);
     rig_close(&r);
 }
 
@@ -339,27 +293,27 @@ static void a_prefill_stops_where_it_is_told(void **state)
     rig_open(&r, 2);
     for (uint32_t no_at = 1; no_at <= 4; no_at++) {
         asker a = {.no_at = no_at};
-        kvf_transformer_watch(r.transformer, ask, &a);
-        assert_int_equal(
-            kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, PROMPT, r.stream),
-            KVF_OK);
-        assert_int_equal(kvf_stream_wait(r.stream), KVF_OK);
-        assert_int_equal(kvf_transformer_stopped(r.transformer), no_at < 4);
+        kvf_transformer_watch(r.model.transformer, ask, &a);
+        assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
+                                                 ids, PROMPT, r.model.stream),
+                         KVF_OK);
+        assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
+        assert_int_equal(kvf_transformer_stopped(r.model.transformer), no_at < 4);
         assert_int_equal(a.asked, no_at < 4 ? no_at : 3);
         if (no_at < 4) {
             kvf_sequence_destroy(r.sequences[0]);
-            assert_int_equal(kvf_sequence_create(r.cache, &r.sequences[0]), KVF_OK);
+            assert_int_equal(kvf_sequence_create(r.model.cache, &r.sequences[0]), KVF_OK);
         }
     }
     decode(&r, 0, 1, got);
-    kvf_transformer_watch(r.transformer, NULL, NULL);
-    kvf_transformer_forget(r.transformer);
+    kvf_transformer_watch(r.model.transformer, NULL, NULL);
+    kvf_transformer_forget(r.model.transformer);
     kvf_sequence_destroy(r.sequences[0]);
-    assert_int_equal(kvf_sequence_create(r.cache, &r.sequences[0]), KVF_OK);
-    assert_int_equal(
-        kvf_transformer_prefill(r.transformer, r.cache, r.sequences[0], ids, PROMPT, r.stream),
-        KVF_OK);
-    assert_int_equal(kvf_stream_wait(r.stream), KVF_OK);
+    assert_int_equal(kvf_sequence_create(r.model.cache, &r.sequences[0]), KVF_OK);
+    assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
+                                             ids, PROMPT, r.model.stream),
+                     KVF_OK);
+    assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
     decode(&r, 0, 1, want);
     assert_memory_equal(want, got, sizeof want);
     rig_close(&r);
@@ -368,10 +322,12 @@ static void a_prefill_stops_where_it_is_told(void **state)
 static void tensors_are_named(void **state)
 {
     (void)state;
-    expect_refusal("Qwen3", 3, 192, true, "model.layers.2.input_layernorm.weight");
-    expect_refusal("Qwen3", 2, 256, true, "model.layers.0.mlp.gate_proj.weight");
-    expect_refusal("Qwen3", 2, 192, false, "lm_head.weight");
-    expect_refusal("Qwen2", 2, 192, true, "model.layers.0.self_attn.q_proj.bias");
+    expect_refusal(&(model_shape){.layers = 3}, "model.layers.2.input_layernorm.weight");
+    expect_refusal(&(model_shape){.layers = 2, .intermediate = 256},
+                   "model.layers.0.mlp.gate_proj.weight");
+    expect_refusal(&(model_shape){.layers = 2, .is_untied = true}, "lm_head.weight");
+    expect_refusal(&(model_shape){.family = "Qwen2", .layers = 2},
+                   "model.layers.0.self_attn.q_proj.bias");
 }
 
 int main(void)

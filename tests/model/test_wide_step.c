@@ -5,8 +5,7 @@
  * has on a GPU, where a step is recorded as one graph.
  */
 
-#include "model_fixture.h"
-#include "random_model.h"
+#include "model_rig.h"
 #include "transformer_ops.h"
 
 #include <setjmp.h>
@@ -24,63 +23,32 @@
 #define TOKENS    44u
 
 typedef struct rig {
-    char *directory;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
-    kvf_weights *weights;
-    kvf_model_config model;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
+    model_rig model;
     kvf_sequence *prompts[PROMPTS];
 } rig;
 
-static void rig_open(rig *r, const char *family, unsigned layers)
+static void rig_open(rig *r, const char *family, uint32_t layers)
 {
-    char config[640];
-    kvf_error error;
-    kvf_runtime_config rc;
     kvf_cache_config cc;
-    snprintf(config, sizeof config,
-             "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": 64,"
-             " \"intermediate_size\": 96, \"num_hidden_layers\": %u, \"num_attention_heads\": 2,"
-             " \"num_key_value_heads\": 1, \"head_dim\": 32, \"vocab_size\": %u,"
-             " \"hidden_act\": \"silu\", \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
-             " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": true,"
-             " \"torch_dtype\": \"bfloat16\"}",
-             family, layers, VOCAB);
-    r->directory = fixture_directory_create();
-    assert_true(random_model_write(r->directory, config));
-    kvf_runtime_config_init(&rc);
-    fixture_device(&rc);
-    assert_int_equal(kvf_runtime_open(&rc, &r->runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(r->runtime, &r->stream), KVF_OK);
-    assert_int_equal(kvf_weights_open(r->directory, NULL, &r->weights, &error), KVF_OK);
-    assert_int_equal(kvf_model_config_read(r->directory, NULL, &r->model, &error), KVF_OK);
-    const kvf_transformer_options options = {.runtime = r->runtime,
-                                             .model = &r->model,
-                                             .weights = r->weights,
-                                             .chunk_max = TOKENS,
-                                             .batch_max = BATCH_MAX};
-    assert_int_equal(kvf_transformer_open(&options, &r->transformer, &error), KVF_OK);
-    kvf_cache_config_init(&cc);
-    kvf_transformer_geometry(&options, &cc);
+    model_rig_make(&r->model,
+                   &(model_shape){.family = family,
+                                  .layers = layers,
+                                  .hidden = 64,
+                                  .intermediate = 96,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .head_dim = 32,
+                                  .vocab = VOCAB},
+                   0);
+    kvf_transformer_options options = model_rig_options(&r->model);
+    options.chunk_max = TOKENS;
+    options.batch_max = BATCH_MAX;
+    model_rig_transformer(&r->model, &options, &cc);
     cc.tokens_max = TOKENS + STEPS;
     cc.sequences_max = PROMPTS + BATCH_MAX;
     cc.local_tokens = 1;
     cc.budget_tokens = 40;
-    assert_int_equal(kvf_cache_open(r->runtime, &cc, &r->cache, &error), KVF_OK);
-}
-
-static void rig_close(rig *r)
-{
-    kvf_transformer_close(r->transformer);
-    for (uint32_t i = 0; i < PROMPTS; i++)
-        kvf_sequence_destroy(r->prompts[i]);
-    kvf_cache_close(r->cache);
-    kvf_weights_close(r->weights);
-    kvf_stream_destroy(r->stream);
-    kvf_runtime_close(r->runtime);
-    fixture_directory_remove(r->directory);
+    model_rig_cache(&r->model, &cc);
 }
 
 /* Of three lengths: with a block that is sealed, and without. */
@@ -91,11 +59,11 @@ static void prefill(rig *r)
         const uint32_t count = TOKENS - 13 * p;
         for (uint32_t i = 0; i < count; i++)
             ids[i] = (i * 37 + p * 11) % VOCAB;
-        assert_int_equal(kvf_sequence_create(r->cache, &r->prompts[p]), KVF_OK);
-        assert_int_equal(
-            kvf_transformer_prefill(r->transformer, r->cache, r->prompts[p], ids, count, r->stream),
-            KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+        assert_int_equal(kvf_sequence_create(r->model.cache, &r->prompts[p]), KVF_OK);
+        assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache,
+                                                 r->prompts[p], ids, count, r->model.stream),
+                         KVF_OK);
+        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
     }
 }
 
@@ -106,38 +74,39 @@ static uint32_t decode(rig *r, uint32_t first, uint32_t batch, float *logits)
     kvf_sequence *rows[BATCH_MAX];
     uint32_t ids[BATCH_MAX];
     for (uint32_t i = 0; i < batch; i++)
-        assert_int_equal(
-            kvf_sequence_fork(r->cache, r->prompts[(first + i) % PROMPTS], r->stream, &rows[i]),
-            KVF_OK);
+        assert_int_equal(kvf_sequence_fork(r->model.cache, r->prompts[(first + i) % PROMPTS],
+                                           r->model.stream, &rows[i]),
+                         KVF_OK);
     for (uint32_t step = 0; step < STEPS; step++) {
         for (uint32_t i = 0; i < batch; i++)
             ids[i] = ((first + i) * 29 + step * 7) % VOCAB;
-        const kvf_status status =
-            kvf_transformer_decode(r->transformer, r->cache, rows, ids, batch, true, r->stream);
-        if (status != KVF_OK || kvf_stream_wait(r->stream) != KVF_OK)
-            fail_msg("step %u of %u rows: %s", step, batch, kvf_runtime_error(r->runtime)->text);
+        const kvf_status status = kvf_transformer_decode(r->model.transformer, r->model.cache, rows,
+                                                         ids, batch, true, r->model.stream);
+        if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
+            fail_msg("step %u of %u rows: %s", step, batch,
+                     kvf_runtime_error(r->model.runtime)->text);
         for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
-            memcpy(logits, kvf_transformer_logits(r->transformer, i), VOCAB * sizeof(float));
+            memcpy(logits, kvf_transformer_logits(r->model.transformer, i), VOCAB * sizeof(float));
     }
-    const kvf_recording *recording = r->transformer->recording.recording;
+    const kvf_recording *recording = r->model.transformer->recording.recording;
     const uint32_t nodes = recording ? kvf_recording_nodes(recording) : 0;
-    assert_int_equal(nodes != 0, kvf_runtime_device(r->runtime) == KVF_DEVICE_CUDA);
-    kvf_transformer_forget(r->transformer);
+    assert_int_equal(nodes != 0, kvf_runtime_device(r->model.runtime) == KVF_DEVICE_CUDA);
+    kvf_transformer_forget(r->model.transformer);
     for (uint32_t i = 0; i < batch; i++)
         kvf_sequence_destroy(rows[i]);
     return nodes;
 }
 
-static void expect_nodes(const char *family, unsigned layers, uint32_t of_layer)
+static void expect_nodes(const char *family, uint32_t layers, uint32_t of_layer)
 {
     static float logits[STEPS * VOCAB];
     rig r = {0};
     rig_open(&r, family, layers);
     prefill(&r);
     const uint32_t nodes = decode(&r, 0, 1, logits);
-    if (kvf_runtime_device(r.runtime) == KVF_DEVICE_CUDA)
+    if (kvf_runtime_device(r.model.runtime) == KVF_DEVICE_CUDA)
         assert_int_equal(nodes, 1 + layers * of_layer + 3);
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 /* A layer: six of attention (test_record), and four products with what follows them, norms too.
@@ -169,7 +138,7 @@ static void rows_of_a_wide_batch_are_single_ones(void **state)
         for (uint32_t step = 0; step < STEPS; step++)
             assert_memory_equal(alone[step], all[step][looked_at[i]], sizeof alone[step]);
     }
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 int main(void)

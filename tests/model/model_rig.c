@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* See model_rig.h. */
+
+#include "model_rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "model_fixture.h"
+#include "random_model.h"
+
+static uint32_t or_else(uint32_t value, uint32_t otherwise)
+{
+    return value ? value : otherwise;
+}
+
+void model_shape_text(const model_shape *s, char text[MODEL_TEXT_BYTES])
+{
+    const int bytes = snprintf(
+        text, MODEL_TEXT_BYTES,
+        "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": %u,"
+        " \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
+        " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
+        " \"vocab_size\": %u, \"hidden_act\": \"silu\","
+        " \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
+        " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,"
+        " \"torch_dtype\": \"bfloat16\"}",
+        s->family ? s->family : "Qwen3", or_else(s->hidden, 128), or_else(s->intermediate, 192),
+        s->layers, or_else(s->heads, 4), or_else(s->kv_heads, 2), or_else(s->head_dim, 64),
+        or_else(s->vocab, 200), s->is_untied ? "false" : "true");
+    assert_in_range(bytes, 1, MODEL_TEXT_BYTES - 1);
+}
+
+static void expect(kvf_status status, const kvf_error *error, const char *what)
+{
+    if (status != KVF_OK)
+        fail_msg("%s: %s %s", what, kvf_status_name(status), error->text);
+}
+
+void model_rig_must(const model_rig *r, kvf_status status, const char *what)
+{
+    expect(status, kvf_runtime_error(r->runtime), what);
+}
+
+void model_rig_read(model_rig *r, const char *from, uint32_t threads)
+{
+    kvf_error error = {0};
+    kvf_runtime_config rc;
+    *r = (model_rig){0};
+    kvf_runtime_config_init(&rc);
+    fixture_device(&rc);
+    rc.threads = threads;
+    rc.allow_unpinned = 1;
+    expect(kvf_runtime_open(&rc, &r->runtime, &error), &error, "kvf_runtime_open");
+    model_rig_must(r, kvf_stream_create(r->runtime, &r->stream), "kvf_stream_create");
+    expect(kvf_weights_open(from, NULL, &r->weights, &error), &error, from);
+    expect(kvf_model_config_read(from, NULL, &r->model, &error), &error, from);
+}
+
+void model_rig_make(model_rig *r, const model_shape *shape, uint32_t threads)
+{
+    char text[MODEL_TEXT_BYTES], *directory = fixture_directory_create();
+    model_shape_text(shape, text);
+    assert_true(random_model_write(directory, text));
+    model_rig_read(r, directory, threads);
+    r->directory = directory;
+}
+
+kvf_transformer_options model_rig_options(const model_rig *r)
+{
+    return (kvf_transformer_options){
+        .runtime = r->runtime, .model = &r->model, .weights = r->weights};
+}
+
+void model_rig_transformer(model_rig *r, const kvf_transformer_options *options,
+                           kvf_cache_config *config)
+{
+    kvf_error error = {0};
+    expect(kvf_transformer_open(options, &r->transformer, &error), &error, "kvf_transformer_open");
+    kvf_cache_config_init(config);
+    kvf_transformer_geometry(options, config);
+}
+
+void model_rig_cache(model_rig *r, const kvf_cache_config *config)
+{
+    kvf_error error = {0};
+    expect(kvf_cache_open(r->runtime, config, &r->cache, &error), &error, "kvf_cache_open");
+}
+
+void model_rig_close(model_rig *r)
+{
+    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    kvf_transformer_close(r->transformer);
+    kvf_cache_close(r->cache);
+    kvf_weights_close(r->weights);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+    if (r->directory)
+        fixture_directory_remove(r->directory);
+}
