@@ -21,6 +21,7 @@
 #define LARGE GGUF_BLOCK_MAX
 
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef uint64_t words2 __attribute__((vector_size(16)));
 
 typedef struct unpacked {
     int8_t q[LARGE];
@@ -61,11 +62,9 @@ static inline float half(const char *bytes)
 static inline bytes16 fifth_bits(const char *from)
 {
     const bytes16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    const uint64_t spread[2] = {0x0101010101010101u * (uint8_t)from[0],
-                                0x0101010101010101u * (uint8_t)from[1]};
-    bytes16 x;
-    memcpy(&x, spread, sizeof x);
-    return (bytes16)((x & bit) != 0) & 16;
+    const words2 spread = {0x0101010101010101u * (uint8_t)from[0],
+                           0x0101010101010101u * (uint8_t)from[1]};
+    return (bytes16)(((bytes16)spread & bit) != 0) & 16;
 }
 
 static inline void unpack_fives(const char *fifths, const char *nibbles, uint8_t minus, int8_t *q)
