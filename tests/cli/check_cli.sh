@@ -5,39 +5,9 @@
 # leaves. check_cli.sh KVFERRY RECALL_MODEL; both paths are absolute.
 
 set -u
-kvferry=$1
 model=$2
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-failed=0
-checks=0
-
-# check NAME CONDITION...: the condition is a command.
-check() {
-    name=$1
-    shift
-    checks=$((checks + 1))
-    if ! "$@" >/dev/null 2>&1; then
-        failed=$((failed + 1))
-        echo "not ok: $name"
-        sed 's/^/    out: /' out | head -n 5
-        sed 's/^/    err: /' err | head -n 5
-    fi
-}
-
-# try STATUS ARGUMENT...: run the command into out and err and check its exit status.
-try() {
-    want=$1
-    shift
-    "$kvferry" "$@" >out 2>err </dev/null
-    status=$?
-    check "kvferry $* ends with $want, not $status" test "$status" -eq "$want"
-}
-
-says() { check "standard error says '$1'" grep -q -e "$1" err; }
-prints() { check "standard output says '$1'" grep -q -e "$1" out; }
-silent() { check "nothing on standard output" test ! -s out; }
+# shellcheck source=tests/cli/checks.sh
+. "$(dirname "$0")/checks.sh"
 no_leftover() { check "no partial file is left" sh -c '! ls | grep -E "\.[A-Za-z0-9]{6}$"'; }
 
 text="document the code of alice brown is seven tiger . quiet river guards heavy lantern"
@@ -257,5 +227,4 @@ else
     try 1 $run --prompt "$text" --save document.kvs; says 'libxxhash-dev'
 fi
 
-echo "$checks checks, $failed failed"
-[ $failed -eq 0 ]
+told

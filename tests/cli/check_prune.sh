@@ -6,40 +6,10 @@
 # check_prune.sh KVFERRY EXAMPLES [DEVICE]; both paths are absolute.
 
 set -u
-kvferry=$1
 model=$2/recall/model
 device=${3:-auto}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-failed=0
-checks=0
-
-# check NAME CONDITION...: the condition is a command.
-check() {
-    name=$1
-    shift
-    checks=$((checks + 1))
-    if ! "$@" >/dev/null 2>&1; then
-        failed=$((failed + 1))
-        echo "not ok: $name"
-        sed 's/^/    out: /' out | head -n 5
-        sed 's/^/    err: /' err | head -n 5
-    fi
-}
-
-# try STATUS ARGUMENT...: run the command into out and err and check its exit status.
-try() {
-    want=$1
-    shift
-    "$kvferry" "$@" >out 2>err </dev/null
-    status=$?
-    check "kvferry $* ends with $want, not $status" test "$status" -eq "$want"
-}
-
-says() { check "standard error says '$1'" grep -q -e "$1" err; }
-prints() { check "standard output says '$1'" grep -q -e "$1" out; }
-silent() { check "nothing on standard output" test ! -s out; }
+# shellcheck source=tests/cli/checks.sh
+. "$(dirname "$0")/checks.sh"
 # json FILE EXPRESSION: of d, the object in FILE, in Python; p and f are its members prune and footprint.
 json() { check "$1: $2" python3 -S -c "import json, sys
 d = json.load(open(sys.argv[1]))
@@ -313,5 +283,4 @@ try 1 $run --prune fastkv --prune-config empty.json; says 'empty.json'; silent
 try 1 $run --prune fastkv --prune-config none.json; says 'none.json'; silent
 try 1 $run --prune fastkv --prune-config /dev/null; says '/dev/null'; silent
 
-echo "$checks checks, $failed failed"
-[ $failed -eq 0 ]
+told
