@@ -216,20 +216,28 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
     options->batch_max = 1;
 }
 
+/* Matrices stay packed; what is quantised beside them, a norm say, does not. */
 static void note_widening(const kvf_weights *weights)
 {
     char from[32], to[32];
-    uint64_t in_file, loaded;
-    kvf_weights_quantised(weights, &in_file, &loaded);
-    if (loaded > in_file)
-        fprintf(stderr, "kvferry: quantised weights are widened to bf16: %s of the file take %s\n",
+    uint64_t in_file = 0, loaded = 0, bytes;
+    for (size_t i = 0; i < kvf_weights_count(weights); i++) {
+        const kvf_tensor *tensor = kvf_weights_at(weights, i);
+        kvf_weights_source(tensor, &bytes);
+        if (tensor->bytes > bytes) {
+            in_file += bytes;
+            loaded += tensor->bytes;
+        }
+    }
+    if (loaded > 0)
+        fprintf(stderr, "kvferry: some weights are widened: %s of the file take %s\n",
                 kvf_bytes_text(in_file, from), kvf_bytes_text(loaded, to));
 }
 
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
                          cli_memory_plan *plan, kvf_error *error)
 {
-    kvf_transformer_keep_packed(options);
+    kvf_weights_keep_packed(options->weights);
     note_widening(options->weights);
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),

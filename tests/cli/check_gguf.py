@@ -108,8 +108,9 @@ def blocks_of(kind, rng, count):
 
 
 class Model:
-    def __init__(self, head_dim, mixed, factors):
+    def __init__(self, head_dim, mixed, factors, last_norm=0):
         self.head_dim, self.mixed, self.factors, self.held = head_dim, mixed, factors, {}
+        self.last_norm = last_norm
         self.meta = {
             "general.architecture": "llama", "llama.block_count": LAYERS, "llama.context_length": 512,
             "llama.embedding_length": WIDTH, "llama.feed_forward_length": INNER,
@@ -126,7 +127,7 @@ class Model:
     def shapes(self):
         q, kv = HEADS * self.head_dim, KV_HEADS * self.head_dim
         yield "token_embd.weight", (len(TOKENS), WIDTH), 8
-        yield "output_norm.weight", (WIDTH,), 0
+        yield "output_norm.weight", (WIDTH,), self.last_norm
         if self.factors:
             yield "rope_freqs.weight", (self.head_dim // 2,), 0
         for layer in range(LAYERS):
@@ -143,7 +144,7 @@ class Model:
         heads, datas, counts = [b""] * parts, [b""] * parts, [0] * parts
         for i, (name, shape, kind) in enumerate(self.shapes()):
             part, numbers = blocks_of(kind if self.mixed else 0, rng, int(np.prod(shape)))
-            if len(shape) == 1:  # norms, and divisors of RoPE
+            if len(shape) == 1 and kind == 0:  # norms, and divisors of RoPE
                 numbers = (1.0 + abs(numbers)).astype(np.float32)
                 part = numbers.tobytes()
             self.held[name] = numbers.reshape(shape)
@@ -254,6 +255,13 @@ def check_bytes(folder, done):
           stats["weight_bytes"] <= size and "widened" not in done.stderr)
 
 
+def check_widened(folder):
+    """A quantised vector does not stay as it is, and the command says what that takes."""
+    done, _ = check_logits(folder, Model(32, True, False, last_norm=8), "a norm of Q8_0", 2e-2)
+    check("a widened norm is noted: " + done.stderr,
+          "some weights are widened: 272 B of the file take 512 B\n" in done.stderr)
+
+
 def check_text(folder, model):
     path = write(folder, "model.gguf", model.file()[0])
     plain = run(path, "--prompt", "ab a11", "-n", "1", "--dump-logits", os.path.join(folder, "x"))
@@ -296,6 +304,7 @@ def main():
         check("a split file has the same bits", split is not None and (split == whole).all())
         done, _ = check_logits(folder, plain, "head_dim 64, F32, factors of RoPE", 1e-4)
         check("nothing is widened", "widened" not in done.stderr)
+        check_widened(folder)
         check_text(folder, mixed)
         check_refused(folder, mixed)
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))

@@ -200,14 +200,12 @@ static bool is_quantised(const weight_entry *entry)
     return entry->type && entry->type->index != GGUF_PLAIN;
 }
 
-void kvf_weights_quantised(const kvf_weights *weights, uint64_t *in_file, uint64_t *loaded)
+bool kvf_weights_quantised(const kvf_weights *weights)
 {
-    *in_file = *loaded = 0;
     for (size_t i = 0; i < weights->count; i++)
-        if (is_quantised(&weights->entries[i])) {
-            *in_file += weights->entries[i].source_bytes;
-            *loaded += weights->entries[i].tensor.bytes;
-        }
+        if (is_quantised(&weights->entries[i]))
+            return true;
+    return false;
 }
 
 void kvf_weights_keep_packed(kvf_weights *weights)

@@ -62,7 +62,7 @@ KVF_CHECKED kvf_status kvf_weights_open_memory(const void *bytes, size_t size,
 /**
  * From now on matrices of a quantised type are loaded as the blocks of the file, where the file has
  * their rows in order without a copy. Before the first kvf_weights_load; the second call does
- * nothing.
+ * nothing. Opening a transformer does it too; after this the sizes of the weights are its own.
  */
 void kvf_weights_keep_packed(kvf_weights *weights);
 
@@ -85,8 +85,8 @@ uint64_t kvf_weights_bytes(const kvf_weights *weights);
  */
 uint64_t kvf_weights_own_bytes(const kvf_weights *weights);
 
-/** Bytes of quantised tensors in the file, and once loaded as things stand. */
-void kvf_weights_quantised(const kvf_weights *weights, uint64_t *in_file, uint64_t *loaded);
+/** Whether any tensor of the file is of a quantised type. */
+bool kvf_weights_quantised(const kvf_weights *weights);
 
 /** Tensor @p index in name order; index < count. Borrowed. */
 const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index);

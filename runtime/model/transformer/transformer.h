@@ -34,10 +34,6 @@ typedef struct kvf_transformer_options {
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 
-/** Let quantised matrices stay in the blocks of their file if the device multiplies by them.
- * Opening does it too; after this the sizes of the weights are those of a transformer. */
-void kvf_transformer_keep_packed(const kvf_transformer_options *options);
-
 /** Bytes reserved at open, weights not included. Of the runtime only its device is looked at;
  * weights are not. */
 uint64_t kvf_transformer_bytes(const kvf_transformer_options *options, uint32_t threads);

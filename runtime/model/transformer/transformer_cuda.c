@@ -476,10 +476,8 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
                           "%zu bytes for the hidden states of a prompt: %s", bytes,
                           kvf_runtime_error(runtime)->text);
     lay_out(options, p->reservation, &t->buffers, &p->arrived);
-    uint64_t in_blocks, loaded;
-    kvf_weights_quantised(options->weights, &in_blocks, &loaded);
     p->products.panel_bytes = cuda_panel_bytes(&t->model);
-    if (in_blocks &&
+    if (kvf_weights_quantised(options->weights) &&
         kvf_memory_alloc(runtime, p->products.panel_bytes, &p->products.panel) != KVF_OK)
         return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY,
                           "%zu bytes for a panel of quantised weights: %s", p->products.panel_bytes,
@@ -537,6 +535,5 @@ const transformer_ops transformer_cuda_ops = {
     .open = cuda_open,
     .close = cuda_close,
     .bytes = cuda_bytes,
-    .takes_blocks = 1,
     .can_record = 1,
 };

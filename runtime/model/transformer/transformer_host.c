@@ -362,5 +362,4 @@ const transformer_ops transformer_host_ops = {
     .open = host_open,
     .close = host_close,
     .bytes = host_bytes,
-    .takes_blocks = 1,
 };

@@ -77,12 +77,6 @@ void kvf_transformer_geometry(const kvf_transformer_options *options, kvf_cache_
 
 /* ---- weights ---- */
 
-void kvf_transformer_keep_packed(const kvf_transformer_options *options)
-{
-    if (ops_of(options->runtime)->takes_blocks)
-        kvf_weights_keep_packed(options->weights);
-}
-
 /* Where binding stands: one pass over the names serves norms, biases and matrices alike. */
 typedef struct binder {
     kvf_transformer *t;
@@ -170,7 +164,7 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 {
     const kvf_model_config *m = &t->model;
     binder b = {.t = t, .next = t->vectors, .error = error, .status = KVF_OK};
-    kvf_transformer_keep_packed(&t->options);
+    kvf_weights_keep_packed(t->options.weights);
     t->embedding = bind_linear(&b, "model.embed_tokens.weight", m->vocab_size, m->hidden_size);
     t->final_norm = bind_vector(&b, "model.norm.weight", m->hidden_size);
     for (uint32_t layer = 0; layer < m->layers; layer++)

@@ -60,8 +60,6 @@ struct transformer_ops {
     void (*close)(kvf_transformer *t);
     /* Bytes reserved at open; device memory of its own for weights not included. */
     uint64_t (*bytes)(const kvf_transformer_options *options, uint32_t threads);
-    /* 1: quantised matrices stay in the blocks of their file. */
-    uint32_t takes_blocks;
     /* 1: a decode step can be recorded. Then ids and positions are taken from fixed places. */
     uint32_t can_record;
 };
