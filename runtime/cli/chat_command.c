@@ -369,9 +369,6 @@ static bool take_message(conversation *c, const kvf_text *message, kvf_status *s
 kvf_status cli_run_chat(cli_run *run, kvf_error *error)
 {
     conversation c = {.run = run};
-    run->interrupted = cli_interrupted(); /* while the model was loaded */
-    if (run->interrupted)
-        return KVF_OK;
     kvf_status status = begin(&c, error);
     cli_line_input *input = cli_line_open();
     bool goes_on = input;

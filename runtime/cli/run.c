@@ -363,12 +363,10 @@ static kvf_status convert_weights(const cli_run *run, kvf_error *error)
     kvf_status status = KVF_OK;
     cli_progress_begin(&progress, "converting weights", kvf_weights_bytes(run->weights) >> 20,
                        "MiB");
-    for (size_t i = 0; i < kvf_weights_count(run->weights) && status == KVF_OK; i++) {
+    for (size_t i = 0;
+         i < kvf_weights_count(run->weights) && status == KVF_OK && !cli_interrupted(); i++) {
         const kvf_tensor *tensor = kvf_weights_at(run->weights, i);
-        status =
-            cli_interrupted()
-                ? model_fail(error, KVF_SYSTEM, "interrupted while weights were converted")
-                : kvf_weights_load(run->weights, tensor, kvf_runtime_threads(run->runtime), error);
+        status = kvf_weights_load(run->weights, tensor, kvf_runtime_threads(run->runtime), error);
         done += tensor->bytes;
         cli_progress_at(&progress, done >> 20);
     }
@@ -407,14 +405,19 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
     return kvf_sampler_begin(run->sampler, 0, &run->options.sampling, error);
 }
 
+/* @return KVF_OK also if it was interrupted: then less is open */
 static kvf_status open_machine(cli_run *run, kvf_error *error)
 {
     kvf_transformer_options options = transformer_options(run);
     KVF_TRY(reserve_records(run, error));
     KVF_TRY(convert_weights(run, error));
+    if (cli_interrupted())
+        return KVF_OK;
     KVF_TRY(kvf_transformer_open(&options, &run->transformer, error));
     if (kvf_runtime_device(run->runtime) == KVF_DEVICE_HOST)
         load_weights(run);
+    if (cli_interrupted())
+        return KVF_OK;
     KVF_TRY(open_cache(run, error));
     const kvf_status status = kvf_stream_create(run->runtime, &run->stream);
     if (status != KVF_OK)
@@ -496,6 +499,14 @@ static int run_and_report(cli_run *run, kvf_error *error)
     return run->interrupted ? 130 : 0;
 }
 
+/* Before the first token there is nothing to tell but that. @return exit status */
+static int report_interrupted(cli_run *run)
+{
+    run->interrupted = true;
+    fputs("kvferry: interrupted while the model was loaded; nothing was generated\n", stderr);
+    return cli_run_write_stats(run) ? 130 : 1;
+}
+
 /* Up to the point where memory is reserved. @return -1 to go on, else the exit status */
 static int prepare(cli_run *run, kvf_error *error)
 {
@@ -537,11 +548,11 @@ static int run_command(int argc, char **argv,
     if (result < 0) {
         kvf_status status = open_machine(&run, &error);
         run.load_ms = kvf_now_ms() - start;
-        if (status == KVF_OK) {
-            result = run_and_report(&run, &error);
-        } else {
+        if (status != KVF_OK) {
             fprintf(stderr, "kvferry: %s\n", error.text);
-            result = cli_interrupted() ? 130 : 1;
+            result = 1;
+        } else {
+            result = cli_interrupted() ? report_interrupted(&run) : run_and_report(&run, &error);
         }
     }
     close_run(&run);

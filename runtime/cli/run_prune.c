@@ -229,6 +229,8 @@ static void write_pruning(cli_json *j, const cli_run *run)
 static void write_footprint(cli_json *j, const cli_run *run)
 {
     kvf_footprint f;
+    if (!run->cache)
+        return;
     kvf_cache_footprint(run->cache, &f);
     cli_json_object(j, "footprint");
     cli_json_real(j, "footprint", f.footprint);

@@ -226,7 +226,7 @@ static const char *setting_key(const char *field)
 
 static void write_settings(cli_json *j, const cli_run *run)
 {
-    const kvf_cache_config *c = kvf_cache_settings(run->cache);
+    const kvf_cache_config *c = run->cache ? kvf_cache_settings(run->cache) : &run->options.cache;
     const kvf_sampling_config *s = &run->options.sampling;
     const kvf_setting *setting;
     cli_json_object(j, "settings");
@@ -328,8 +328,9 @@ static void write_pace(cli_json *j, const cli_run *run)
 
 static void write_all(cli_json *j, const cli_run *run)
 {
-    kvf_stats s;
-    kvf_cache_stats(run->cache, &s);
+    kvf_stats s = {0};
+    if (run->cache) /* which a run that was interrupted early does not have */
+        kvf_cache_stats(run->cache, &s);
     step_times t = token_times(run);
     const cli_answer *last = run->answer_count ? &run->answers[run->answer_count - 1] : NULL;
     cli_json_object(j, NULL);

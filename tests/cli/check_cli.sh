@@ -178,6 +178,23 @@ check 'the statistics say so' grep -q '"stop": "interrupted"' int.json
 check 'every token printed is in the ids' \
     test "$(wc -w <out)" -eq "$(wc -l <int.ids)"
 
+# Ctrl-C before the first token: one line, 130, statistics, and no file of ids. The pipe opens when the
+# command reads its prompt.
+mkfifo late
+"$kvferry" $run --device host --prompt-file late --emit-ids late.ids --stats late.json >out 2>err &
+process=$!
+exec 3>late
+kill -INT $process
+echo "$text" >&3
+exec 3>&-
+wait $process
+check 'Ctrl-C while the model is loaded ends with 130' test $? -eq 130
+says 'nothing was generated'; silent
+check 'one line says so' test "$(grep -c . err)" -eq 1
+check 'its statistics say so' grep -q '"generated_tokens": 0, .*"stop": "interrupted"' late.json
+check 'no ids' test ! -e late.ids
+no_leftover
+
 # a prompt that was prefilled once, where the build has checksums
 "$kvferry" info >out 2>err
 if grep -A1 'xxHash' out | grep -q yes; then
