@@ -4,11 +4,13 @@
 the format's own conventions: RoPE turns neighbouring channels, and rows of query and key weights
 lie in that order.
 
-usage: check_gguf.py KVFERRY
+usage: check_gguf.py KVFERRY [cuda]
 
 One model is of many types of tensors and becomes bf16: as in tests/model/test_logits.c, its logits
 may be off by 2e-2 of their norm. The other is F32, of which only the order of sums is another: 1e-4.
 Then: the tokenizer, the chat template, what quantised weights take, split files, and what is refused.
+
+With `cuda` all of it on that device, and the model of many types says there what it says on the host.
 """
 import json
 import os
@@ -20,6 +22,7 @@ import tempfile
 import numpy as np
 
 KVFERRY = sys.argv[1]
+ON_CUDA = sys.argv[2:] == ["cuda"]
 CHECKS = []
 HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 4, 2, 256, 96, 2
 TOKENS = ["<|end|>", "a", "b", "Ġ", "Ġa", "1", "<|im_start|>", "<|im_end|>", "Ċ", "u", "s", "e", "r"]
@@ -222,7 +225,8 @@ def write(folder, name, data):
 
 
 def run(path, *arguments):
-    return subprocess.run([KVFERRY, "run", "--model", path, "--select", "full"] + list(arguments),
+    device = ["--device", "cuda"] if ON_CUDA else [] # the last --device counts
+    return subprocess.run([KVFERRY, "run", "--model", path, "--select", "full", *device, *arguments],
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
 
 
@@ -293,11 +297,26 @@ def check_refused(folder, model):
     check("a file that is cut short", done.returncode == 1 and "truncated" in done.stderr)
 
 
+def check_tokens(folder):
+    """The device says what the host says."""
+    said = []
+    for device in ("host", "cuda"):
+        name = os.path.join(folder, device)
+        done = run(os.path.join(folder, "model.gguf"), "--token-ids", os.path.join(folder, "ids"),
+                   "-n", "8", "--ignore-eos", "--device", device, "--emit-ids", name)
+        check("tokens on %s: %s" % (device, done.stderr), done.returncode == 0)
+        with open(name, encoding="utf-8") as f:
+            said.append(f.read().split())
+    check("the same tokens on both: %s" % said, said[0] == said[1] and len(said[0]) == 8)
+
+
 def main():
     mixed, plain = Model(32, True, False), Model(64, False, True)
     with tempfile.TemporaryDirectory() as folder:
         done, whole = check_logits(folder, mixed, "head_dim 32, many types", 2e-2)
         check_bytes(folder, done)
+        if ON_CUDA:
+            check_tokens(folder)
         for i, part in enumerate(mixed.file(parts=3)):
             write(folder, "part-%05d-of-00003.gguf" % (i + 1), part)
         _, split = run_ids(folder, os.path.join(folder, "part-00001-of-00003.gguf"))
