@@ -248,7 +248,7 @@ def programs_to_carry(folder):
 
 def pack(into, built):
     """A tree of build-pack/, built here for sm_90, or of what lies in another build folder; and its
-    archive beside it, which travels: machine code for GPUs shrinks to a seventh."""
+    archive beside it, which travels: it shrinks to a tenth."""
     folder, into = pathlib.Path(built or ROOT / "build-pack").resolve(), pathlib.Path(into).resolve()
     if not built:
         say("building build-pack/ for sm_90")
@@ -458,7 +458,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
     parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes, and its .tar.xz (gpu-tree)")
     a = parser.parse_args()
-    os.environ["PATH"] += ":/usr/local/cuda/bin:/opt/cuda/bin:/usr/local/nvidia/bin"
+    os.environ["PATH"] = os.environ.get("PATH", os.defpath) + ":/usr/local/cuda/bin:/opt/cuda/bin:/usr/local/nvidia/bin"
     if a.parts == ["pack"]:
         return pack(a.into, a.built)
     unknown = [p for p in a.parts if p not in PARTS]
