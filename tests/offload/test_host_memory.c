@@ -116,23 +116,11 @@ static void test_arenas(void **state)
     rig_close(&r);
 }
 
-/* The sum over mappings is exact; VmRSS may lack what single CPUs have counted, 1 MiB on each of
- * 128. */
 static uint64_t resident_bytes(void)
 {
-    char line[256];
-    uint64_t kib = 0;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    const char *field = file ? "Rss:" : "VmRSS:";
-    if (!file)
-        file = fopen("/proc/self/status", "r");
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file))
-        if (strncmp(line, field, strlen(field)) == 0)
-            kib = strtoull(line + strlen(field), NULL, 10);
-    fclose(file);
-    assert_true(kib > 0);
-    return kib * 1024;
+    const uint64_t bytes = kvf_process_resident();
+    assert_true(bytes > 0);
+    return bytes;
 }
 
 /* All of it is resident at once, and not more than was asked. */

@@ -17,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/headroom.h"
+
 /* ---- failing allocator ---- */
 
 typedef struct heap {
@@ -293,23 +295,11 @@ static void two_threads_in_one_cache_are_caught(void **state)
 
 /* ---- memory ---- */
 
-/* The sum over mappings is exact; VmRSS may lack what single CPUs have counted, 1 MiB on each of
- * 128. */
 static uint64_t resident_bytes(void)
 {
-    char line[256];
-    uint64_t kib = 0;
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
-    const char *field = f ? "Rss:" : "VmRSS:";
-    if (!f)
-        f = fopen("/proc/self/status", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof line, f))
-        if (strncmp(line, field, strlen(field)) == 0)
-            kib = strtoull(line + strlen(field), NULL, 10);
-    fclose(f);
-    assert_true(kib > 0);
-    return kib * 1024;
+    const uint64_t bytes = kvf_process_resident();
+    assert_true(bytes > 0);
+    return bytes;
 }
 
 static void a_cache_takes_what_its_plan_says(void **state)
