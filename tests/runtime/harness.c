@@ -300,6 +300,11 @@ uint32_t test_afford(uint32_t n)
     return n >> (TEST_SANITIZED ? 1 + test_on_cuda() : 0);
 }
 
+int test_takes(size_t i)
+{
+    return i % 3 == 0 || !(TEST_BY_THREADS && test_on_cuda());
+}
+
 kvf_transfer test_transfer(kvf_transfer wanted)
 {
     return wanted == KVF_TRANSFER_DIRECT && test_on_cuda() ? KVF_TRANSFER_MAPPED : wanted;

@@ -57,6 +57,8 @@ static void continues_bit_for_bit(void **state)
 {
     (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
+        if (!test_takes((size_t)(c - save_cases)))
+            continue;
         check_case(c, SAVE_PROMPT, 11);
         check_case(c, SAVE_PROMPT, 0); /* before the first refresh */
     }

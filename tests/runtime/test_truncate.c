@@ -179,6 +179,8 @@ static void page_sizes(void **state)
     static const uint32_t sizes[] = {1, 2, 4, 8, 16, 32, 64};
     static const kvf_transfer transfers[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (!test_takes(i))
+            continue;
         cut_case x = {.cc = cut_config(),
                       .arena = i % 3,
                       .forks = (i + 1) % 3,
