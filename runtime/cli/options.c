@@ -55,7 +55,7 @@ static const cli_spelling cache_spellings[] = {
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},
     {"streaming_recent", NULL, CLI_HIDDEN, NULL},
     {"observe_window", NULL, CLI_HIDDEN, NULL},
-    {"disk_path", "disk", CLI_PLAIN, NULL},
+    {"disk_path", "disk", CLI_FOLDER, NULL},
     {"host_bytes", "host-memory", CLI_PLAIN, NULL},
     {0},
 };
@@ -93,6 +93,8 @@ void cli_add_settings(cli_command *c, const cli_settings *settings)
         cli_option *o = add(c, &row, settings->base);
         if (setting->kind == KVF_SETTING_SWITCH && s->how != CLI_FLAG)
             o->argument = "on|off";
+        if (s->how == CLI_FOLDER)
+            o->argument = "DIR";
         snprintf(o->spelled, sizeof o->spelled, "%s", s->option ? s->option : setting->name);
         for (char *at = o->spelled; (at = strchr(at, '_')) != NULL;)
             *at = '-';

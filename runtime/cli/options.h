@@ -58,6 +58,7 @@ typedef enum cli_how {
     CLI_HIDDEN, /* it is none */
     CLI_FLAG,   /* a switch without an argument */
     CLI_LIST,   /* several values: a sweep */
+    CLI_FOLDER, /* a path, but of no file */
 } cli_how;
 
 typedef struct cli_spelling {

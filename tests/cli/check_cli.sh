@@ -16,7 +16,7 @@ run="run --model $model -n 4"
 # help, version, usage
 try 0 --help; prints 'usage: kvferry COMMAND'
 try 0 --version; prints '^kvferry [0-9]*\.[0-9]*\.[0-9]*$'
-try 0 run --help; prints 'static-ratio'
+try 0 run --help; prints 'static-ratio'; prints '--disk DIR'
 # README's tables name options that exist, with the defaults that hold
 cat >tables.py <<'PY'
 import re, sys
