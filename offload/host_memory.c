@@ -56,7 +56,7 @@ static int map_hugetlb(kvf_context *context, kvf_arena *arena)
         return 0;
     arena->host = map;
     arena->mapped_bytes = bytes;
-    arena->tier = KVF_TIER_HUGETLB;
+    arena->hugetlb = 1;
     kvf_context_count(context, bytes);
     return 1;
 }
@@ -79,7 +79,7 @@ static int map_normal(kvf_context *context, kvf_arena *arena, int wants_huge)
         munmap(map + before + bytes, slack - before);
     arena->host = map + before;
     arena->mapped_bytes = bytes;
-    arena->tier = KVF_TIER_4K;
+    arena->hugetlb = 0;
     (void)madvise(arena->host, bytes, wants_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     kvf_context_count(context, bytes);
     return 1;
@@ -155,7 +155,7 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
     atomic_init(&error, 0);
     touch_args args = {.base = arena->host,
                        .bytes = arena->mapped_bytes,
-                       .page_bytes = arena->tier == KVF_TIER_HUGETLB ? HUGE_BYTES : SMALL_BYTES,
+                       .page_bytes = arena->hugetlb ? HUGE_BYTES : SMALL_BYTES,
                        .error = &error};
     kvf_team_run(team, &job, touch_task, &args,
                  (uint32_t)((arena->mapped_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
@@ -163,7 +163,7 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
     return atomic_load(&error);
 }
 
-/* What the kernel really gave: huge pages in at least half of the arena's maps, from smaps. */
+/* In at least half of the arena's maps, from smaps. */
 static int has_huge_pages(const kvf_arena *arena)
 {
     FILE *file = fopen("/proc/self/smaps", "r");
@@ -187,6 +187,13 @@ static int has_huge_pages(const kvf_arena *arena)
     }
     fclose(file);
     return size > 0 && huge >= size / 2;
+}
+
+kvf_page_tier kvf_arena_tier(const kvf_arena *arena)
+{
+    if (arena->hugetlb)
+        return KVF_TIER_HUGETLB;
+    return has_huge_pages(arena) ? KVF_TIER_THP : KVF_TIER_4K;
 }
 
 /* ---- arenas
@@ -222,8 +229,6 @@ static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *con
                         "%s of host memory could not be populated: %s; lower tokens_max or "
                         "host_tokens_max",
                         text, strerror(error));
-    if (wants_huge && has_huge_pages(arena))
-        arena->tier = KVF_TIER_THP;
     return KVF_OK;
 }
 

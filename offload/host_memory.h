@@ -6,8 +6,8 @@
  * Large host memory: mapped in arenas of at most 1 GiB, on the best page size to be had, bound to a
  * NUMA node, touched in parallel by threads on that node, then registered with the device.
  *
- * The tier that each arena obtained is recorded. Nothing here assumes that a host address equals
- * its device alias. Failure leaves nothing mapped, bound or registered.
+ * The tier that an arena obtained is found when somebody asks. Nothing here assumes that a host
+ * address equals its device alias. Failure leaves nothing mapped, bound or registered.
  */
 
 #include "device.h"
@@ -26,8 +26,8 @@ typedef struct kvf_arena {
     char *host;   /* as the CPU sees it */
     char *device; /* as the device sees it */
     size_t bytes;
-    size_t mapped_bytes; /* >= bytes, a multiple of the tier's page */
-    kvf_page_tier tier;
+    size_t mapped_bytes; /* >= bytes, a multiple of the pages it was mapped in */
+    uint32_t hugetlb;    /* 1: mapped in huge pages that were reserved */
     uint32_t registered; /* 1: pinned and visible to the device */
     uint32_t bound;      /* 1: mbind succeeded */
 } kvf_arena;
@@ -78,6 +78,9 @@ KVF_CHECKED kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *
                                               kvf_host_memory *out);
 void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory);
 
+/* What the kernel really gave. It reads what the kernel tells of every map of the process, so it is
+ * for reports: with many maps that takes milliseconds. */
+kvf_page_tier kvf_arena_tier(const kvf_arena *arena);
 const char *kvf_page_tier_name(kvf_page_tier tier);
 
 #endif

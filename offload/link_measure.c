@@ -9,6 +9,7 @@
 
 #include "link_measure.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/clock.h"
@@ -109,6 +110,11 @@ static kvf_status check(const kvf_link *bench, const kvf_link_case *c)
     return KVF_OK;
 }
 
+static void name_tier(const kvf_arena *arena, kvf_link_result *result)
+{
+    snprintf(result->tier, sizeof result->tier, "%s", kvf_page_tier_name(kvf_arena_tier(arena)));
+}
+
 /* ---- what pinning costs ---- */
 
 /* Give back and take again; the difference to making the memory is mapping and touching. */
@@ -153,8 +159,7 @@ static kvf_status measure_pin(kvf_link *bench, const kvf_link_case *c, uint64_t 
         KVF_TRY(kvf_host_memory_create(device->context, device, &config, &memory));
         const uint64_t made_ns = kvf_now_ns() - began;
         kvf_status status = register_again(device, &memory, &take_ns, &give_ns);
-        memcpy(result->tier, kvf_page_tier_name(memory.arenas[0].tier),
-               strlen(kvf_page_tier_name(memory.arenas[0].tier)) + 1);
+        name_tier(&memory.arenas[0], result);
         result->numa_node = memory.arenas[0].bound ? config.node : -1;
         kvf_host_memory_destroy(device->context, &memory);
         KVF_TRY(status);
@@ -222,8 +227,7 @@ static kvf_status run_pages(kvf_link *bench, const kvf_link_case *c, uint64_t *s
                         .ops = bench->device->ops,
                         .lists = c->what == KVF_LINK_CADENCE ? c->layers : 1};
     const kvf_arena *arena = &bench->pool.arenas[0];
-    const char *tier = kvf_page_tier_name(arena->tier);
-    memcpy(result->tier, tier, strlen(tier) + 1);
+    name_tier(arena, result);
     result->numa_node = arena->bound ? bench->pool_node : -1;
     kvf_status status = kvf_link_rig_open(&rig);
     if (status == KVF_OK)

@@ -195,7 +195,7 @@ static kvf_status probe_tier(kvf_device *device, const kvf_calibration_config *c
     kvf_host_memory_config small = config->memory;
     small.bytes = small.granule = (size_t)2 << 20;
     KVF_TRY(kvf_host_memory_create(device->context, device, &small, &memory));
-    *tier = kvf_page_tier_name(memory.arenas[0].tier);
+    *tier = kvf_page_tier_name(kvf_arena_tier(&memory.arenas[0]));
     kvf_host_memory_destroy(device->context, &memory);
     return KVF_OK;
 }

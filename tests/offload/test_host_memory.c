@@ -66,7 +66,7 @@ static void test_tiers(void **state)
         }
         RIG_OK(status);
         assert_int_equal(memory.arena_count, 1);
-        kvf_page_tier tier = memory.arenas[0].tier;
+        kvf_page_tier tier = kvf_arena_tier(&memory.arenas[0]);
         printf("wish %d gave %s\n", (int)wishes[i], kvf_page_tier_name(tier));
         if (wishes[i] == KVF_HUGE_PAGES_OFF)
             assert_int_equal(tier, KVF_TIER_4K);
