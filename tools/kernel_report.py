@@ -6,8 +6,8 @@ usage: kernel_report.py BUILD [--target 90] > bench/results/cuda_kernels.md
 
 Instructions are counted in the machine code (cuobjdump): every one once, loops not unrolled in time.
 Bytes follow from shapes by the formulas below, for one layer of a decode step of Llama-3.1-8B
-(8 KV heads, group 4, d = 128, bf16, codes, pages of 4) with a budget of 512 of 131,072 tokens. The floor is
-those bytes over a bandwidth that is given, not measured.
+(8 KV heads, group 4, d = 128, bf16, codes, pages of 4) with a budget of 512 of 131,072 tokens, and for its
+attention over prompts (kernel_floors.py). A floor is bytes or operations over a rate that is given, not measured.
 """
 import argparse
 import collections
@@ -19,6 +19,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import check_cuda_budget as budget
+import kernel_floors as floors
 import kernel_occupancy as occupancy
 
 CLASSES = collections.OrderedDict([
@@ -148,6 +149,19 @@ def print_occupancy(kernels, a):
                 x.kernel, batch, x.blocks, share / fits[a.target, one.kernel], x.in_flight / 1024, there, verdict))
 
 
+def print_floors(a):
+    """Of prompts, and of a step beside its aims."""
+    sizes = {"device": collections.Counter(), "link": collections.Counter()}
+    for name, _, size, over in BYTES:
+        sizes[over][name] += size
+    forms = {"prefill": "prefill_tiles<__nv_bfloat16, %du, false>" % DIM, "weigh": "weigh_tile<1u, 2u>",
+             "select": "select_list"}
+    code = {unit: floors.Code(os.path.join(a.build, "kernels", "cuda_%s.o" % unit), a.target, form)
+            for unit, form in forms.items()}
+    floors.print_token(code, (sizes["device"], sizes["link"]), HEADS, GROUP, DIM, CONTEXT, a)
+    floors.print_prompts(code["prefill"], HEADS, GROUP, DIM, a)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build")
@@ -155,6 +169,8 @@ def main():
     parser.add_argument("--device-gb", type=float, default=3350, help="GB/s of device memory")
     parser.add_argument("--multiprocessors", type=int, default=132)
     parser.add_argument("--latency-ns", type=int, nargs=2, default=[600, 800], help="of device memory under load")
+    parser.add_argument("--tensor-tflops", type=float, default=989.4, help="of dense products in bf16")
+    parser.add_argument("--clock-ghz", type=float, default=1.83, help="of a multiprocessor at that peak")
     parser.add_argument("--link-gb", type=float, default=55, help="GB/s of the link")
     a = parser.parse_args()
     kernels, _ = budget.read_logs(a.build)
@@ -186,6 +202,7 @@ def main():
     for pages, names, enqueued in NODES:
         print("| %s | %s | %d | %d |" % (pages, names, names.count(",") + 1, enqueued))
     print_occupancy(kernels, a)
+    print_floors(a)
     code = by_kernel(instructions(a.build, a.target))
     print("\n## Early starts\n")
     print("The blocks of these kernels take their places while the kernel before them in the stream ends, and every\n"
