@@ -8,10 +8,10 @@
  *                   [--case N] [--bench [--json FILE]]
  *
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
- * emulator the seed chooses a part of the cases of the slowest; `--case` runs one. Prints the first
- * mismatch of a case with its parameters and seed. `--bench` takes times instead, and writes those
- * of the layers of a GPU as JSON, too. Exit: 0 all agree, 1 some do not, 2 wrong use,
- * 77 nothing to compare.
+ * emulator, and under a sanitizer, the seed chooses a part of the cases of the slowest; `--case`
+ * runs one. Prints the first mismatch of a case with its parameters and seed. `--bench` takes times
+ * instead, and writes those of the layers of a GPU as JSON, too. Exit: 0 all agree, 1 some do not,
+ * 2 wrong use, 77 nothing to compare.
  */
 
 #include <stdio.h>
@@ -26,7 +26,7 @@ static const struct {
     const char *family;
     const char *name;
     void (*run)(check *c);
-    uint32_t one_in; /* in the emulator, of so many cases one runs */
+    uint32_t one_in; /* in the emulator and under a sanitizer, of so many cases one runs */
 } checks[] = {
     {"common", "convert", check_convert, 1}, {"common", "properties", check_properties, 1},
     {"score", "digest", check_digest, 2},    {"score", "score", check_score, 4},
@@ -108,7 +108,8 @@ static void compare_all(check *c, const char *family, const char *op)
         const uint32_t failures = c->failures;
         c->op = checks[i].name;
         c->cases = c->run = 0;
-        c->one_in = c->cuda && check_cuda_is_emulated(c->cuda) ? checks[i].one_in : 1;
+        const bool is_slow = KVF_CHECK_SANITIZED || (c->cuda && check_cuda_is_emulated(c->cuda));
+        c->one_in = is_slow ? checks[i].one_in : 1;
         checks[i].run(c);
         check_end(c);
         printf("%-12s %-10s %5u cases  %6.2f s  %s\n", c->isa, c->op, c->run,
