@@ -24,7 +24,7 @@
 
 #include "cuda_kernels.h"
 
-#include "cuda/cuda.cuh"
+#include "cuda/tile.cuh"
 #include "score/codes.h"
 
 #define WARPS  8u
@@ -103,9 +103,9 @@ static __device__ __forceinline__ uint32_t skipped(const kvf_weigh_args &a, cons
 {
     const uint32_t token = t.first + index * KVF_CODE_TOKENS;
     const uint32_t left = t.tokens - index * KVF_CODE_TOKENS;
-    const uint64_t bits = a.bits[t.list][token / a.block_size];
+    const uint64_t bits = a.bits[t.list][token / 32 >> (a.block_size == 64)];
     const uint32_t past = left < KVF_CODE_TOKENS ? 0xffffffffu << left : 0;
-    return (uint32_t)(bits >> token % a.block_size) | past;
+    return (uint32_t)(bits >> (token & (a.block_size - 1))) | past;
 }
 
 /* Four logits per head of this lane: heads 2c and 2c + 1 of every block. */
@@ -116,8 +116,8 @@ static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, con
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, token = lane / 4 * 4;
     const uint32_t skip = skipped(a, t, index) >> token;
-    const uint32_t scale16[4] = {scales.x & 0xffffu, scales.x >> 16, scales.y & 0xffffu,
-                                 scales.y >> 16};
+    const float2 low = kvf_unpair<kvf_half>(scales.x), high = kvf_unpair<kvf_half>(scales.y);
+    const float scale[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
     for (uint32_t h = 0; h < HEAD_BLOCKS; h++)
 #pragma unroll
@@ -129,8 +129,7 @@ static __device__ __forceinline__ void store_logits(const kvf_weigh_args &a, con
             const float q_scale = a.q_scale[t.list * a.group + head];
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
-                const float scale = kvf_fp16_to_float((uint16_t)scale16[i]);
-                s[i] = __fmul_rn(__fmul_rn((float)sum[i / 2][h][i % 2 * 2 + k], scale), q_scale);
+                s[i] = __fmul_rn(__fmul_rn((float)sum[i / 2][h][i % 2 * 2 + k], scale[i]), q_scale);
                 s[i] = skip >> i & 1 ? -INFINITY : s[i];
             }
             *(float4 *)(logits + (size_t)head * KVF_WEIGH_TOKENS + index * KVF_CODE_TOKENS +
@@ -169,16 +168,16 @@ static __device__ __forceinline__ float store_masses(const kvf_weigh_args &a, co
             weight[i] += __shfl_xor_sync(KVF_FULL_WARP, weight[i], (int)step);
     }
     const uint32_t lanes = kvf_min_u32(a.page_size, KVF_WARP_LANES);
-    const uint32_t page_mask = (0xffffffffu >> (KVF_WARP_LANES - lanes)) << (lane / lanes * lanes);
+    const uint32_t page_mask = (0xffffffffu >> (KVF_WARP_LANES - lanes)) << (lane & ~(lanes - 1));
     const bool is_wide = a.page_size > KVF_WARP_LANES;
 #pragma unroll
     for (uint32_t i = 0; i < TURNS; i++) {
         const uint32_t at = token + i * KVF_WARP_LANES + lane;
-        const bool is_first = lane % lanes == 0 && !(is_wide && i % 2);
+        const bool is_first = (lane & (lanes - 1)) == 0 && !(is_wide && i % 2);
         const float sum = is_wide ? weight[i] + weight[i ^ 1] : weight[i];
         const uint32_t any = (is_wide ? counts[i] | counts[i ^ 1] : counts[i]) & page_mask;
         if (is_first && at < t.tokens) {
-            mass[at / a.page_size] = kvf_bf16_from_float(any ? sum : -1.0f);
+            mass[at >> kvf_page_shift(a.page_size)] = kvf_bf16_from_float(any ? sum : -1.0f);
             all += sum;
         }
     }
@@ -207,9 +206,9 @@ static __device__ void weigh_heads(const kvf_weigh_args &a, const tile &t, const
         float top = -INFINITY;
         for (uint32_t w = 0; w < WARPS; w++)
             top = fmaxf(top, tops[h * WARPS + w]);
-        const float sum = store_masses(a, t, a.mass + row * a.pages_max + t.first / a.page_size,
-                                       logits + (size_t)h * KVF_WEIGH_TOKENS + token, token,
-                                       top == -INFINITY ? 0.0f : top);
+        const float sum = store_masses(
+            a, t, a.mass + row * a.pages_max + (t.first >> kvf_page_shift(a.page_size)),
+            logits + (size_t)h * KVF_WEIGH_TOKENS + token, token, top == -INFINITY ? 0.0f : top);
         if (lane == 0)
             sums[h * WARPS + warp] = sum;
         if (threadIdx.x == 0)
