@@ -22,7 +22,7 @@
 
 #define ROWS   2u
 #define LAYERS 2u
-#define STEPS  60u
+#define STEPS  (TEST_SANITIZED ? 48u : 60u)
 
 static const uint32_t prompts[ROWS] = {140, 41};
 
