@@ -154,10 +154,11 @@ def print_token(code, sizes, heads, group, dim, context, a):
           "take %.1f. Unless branches leave out more than half, scores miss their aim by instructions, not by bytes."
           % (main, rest, issued, tile, us, SCHEDULERS, a.clock_ghz, device["weigh"] / a.device_gb / 1e3))
     once, warps = len(code["select"].code), 32
+    barriers = count([name for _, name, _ in code["select"].code], "BAR")
     print("`select`: %d instructions, and %d warps on the multiprocessor of a list's block. 8 us are %d instructions of a\n"
-          "warp, so less than half of them may run, loops counted by their turns; besides there are some 10 dependent round\n"
-          "trips to the second-level cache and about 40 barriers. The aim is in doubt until it has run."
-          % (once, warps, 8e3 * a.clock_ghz * SCHEDULERS / warps))
+          "warp, so less than half of them may run, loops counted by their turns; %d of them are barriers. The aim is in\n"
+          "doubt until it has run."
+          % (once, warps, 8e3 * a.clock_ghz * SCHEDULERS / warps, barriers))
     weights = 2 * (LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * heads * dim + 3 * WIDTH * INNER) + WORDS * WIDTH)
     print("\nA token of all %d layers, %.2f GB of weights read once per step:\n" % (LAYERS, weights / 1e9))
     print("| batch | dense at 4K, GB | floor, ms | at %dK, GB | floor, ms | link, ms | ratio of the floors | aim |\n"
