@@ -615,7 +615,7 @@ typedef struct kvf_recording kvf_recording;
  * A recorded step appends the next position of every sequence, and reads and writes the pointers
  * that were passed while recording. Replaying gives the same bits as enqueueing. The host waits for
  * nothing; it writes a few hundred bytes per layer. It needs the CUDA device, transfer MAPPED or
- * AUTO or DIRECT, and a policy that runs on the device (not CUSTOM, not ORACLE).
+ * AUTO or DIRECT, a policy that runs on the device (not CUSTOM, not ORACLE), and no disk_path.
  *
  * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID
  */
