@@ -84,24 +84,14 @@ kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *s
     return KVF_OK;
 }
 
-bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
-{
-    const kvf_masked *m = sequence->cache->masked;
-    for (uint32_t i = 0; i < m->sizes.parts; i++) {
-        const kvf_sequence *inner = kvf_masked_inner(sequence)[i];
-        if (!kvf_sequence_fault(inner, layer, token))
-            continue;
-        *layer = m->parts[i].layer_of[*layer];
-        return true;
-    }
-    return false;
-}
-
 kvf_status kvf_masked_usable(kvf_cache *cache, const kvf_sequence *sequence)
 {
+    const kvf_masked *m = cache->masked;
     uint32_t layer, token;
-    return kvf_masked_fault(sequence, &layer, &token) ? kvf_sequence_fail(cache, layer, token)
-                                                      : KVF_OK;
+    for (uint32_t i = 0; i < m->sizes.parts; i++)
+        if (kvf_sequence_fault(kvf_masked_inner(sequence)[i], &layer, &token))
+            return kvf_sequence_fail(cache, m->parts[i].layer_of[layer], token);
+    return KVF_OK;
 }
 
 kvf_masked_row kvf_masked_row_of(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer)

@@ -93,9 +93,7 @@ KVF_CHECKED kvf_status kvf_masked_begin(kvf_cache *cache, kvf_sequence **out);
 KVF_CHECKED kvf_status kvf_masked_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
                                        kvf_sequence **out);
 void kvf_masked_end(kvf_sequence *sequence);
-/* An inner cache met a key or value that is not finite: where, in layers of the outer one. */
-bool kvf_masked_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token);
-/* The refusal of what comes after it, or KVF_OK. */
+/* KVF_OK, or the refusal of what comes after a key or value that is not finite. */
 KVF_CHECKED kvf_status kvf_masked_usable(kvf_cache *cache, const kvf_sequence *sequence);
 /* [parts] of the inner caches. */
 kvf_sequence **kvf_masked_inner(const kvf_sequence *sequence);

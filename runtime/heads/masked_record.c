@@ -10,7 +10,6 @@
 
 #include "masked_record.h"
 
-#include "append.h"
 #include "masked_step.h"
 #include "sequence.h"
 
@@ -45,11 +44,6 @@ static void take_step(kvf_step *step)
     kvf_masked_step_fill(step, NULL);
 }
 
-static void take_inner(kvf_step *step)
-{
-    kvf_decode_take(step, NULL);
-}
-
 static kvf_status open_inner(kvf_recording *r)
 {
     kvf_cache *cache = r->cache;
@@ -64,7 +58,7 @@ static kvf_status open_inner(kvf_recording *r)
     for (uint32_t i = 0; i < parts; i++) {
         for (uint32_t b = 0; b < r->batch; b++)
             m->batch[b] = kvf_masked_inner(r->sequences[b])[i];
-        KVF_TRY(kvf_recording_open(m->parts[i].cache, m->batch, r->batch, take_inner,
+        KVF_TRY(kvf_recording_open(m->parts[i].cache, m->batch, r->batch, kvf_decode_take_dry,
                                    &r->masked->inner[i]));
     }
     return KVF_OK;
@@ -102,19 +96,13 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
 kvf_status kvf_masked_record_decode(kvf_recording *r, const kvf_decode_args *args,
                                     kvf_stream *stream)
 {
-    const kvf_status status = record_call(r, args, stream);
-    if (r->failure == KVF_OK)
-        r->failure = status;
-    return status;
+    return kvf_recording_keep(r, record_call(r, args, stream));
 }
 
 kvf_status kvf_masked_record_end(kvf_recording *r, kvf_recording **out)
 {
-    for (uint32_t i = 0; i < parts_of(r); i++) {
-        const kvf_status status = kvf_recording_finish(r->masked->inner[i]);
-        if (r->failure == KVF_OK)
-            r->failure = status;
-    }
+    for (uint32_t i = 0; i < parts_of(r); i++)
+        (void)kvf_recording_keep(r, kvf_recording_finish(r->masked->inner[i]));
     const kvf_status status = kvf_recording_capture_end(r);
     if (status != KVF_OK) {
         kvf_masked_record_close(r);
@@ -126,18 +114,9 @@ kvf_status kvf_masked_record_end(kvf_recording *r, kvf_recording **out)
 
 /* ---- running it again ---- */
 
-static bool has_room(const kvf_recording *r)
-{
-    for (uint32_t i = 0; i < r->parts; i++)
-        for (uint32_t b = 0; b < r->batch; b++)
-            if (r->sequences[b]->layers[r->layers[i]].length >= r->cache->config.tokens_max)
-                return false;
-    return true;
-}
-
 bool kvf_masked_can_replay(const kvf_recording *r)
 {
-    if (!kvf_recording_is_alive(r) || !has_room(r))
+    if (!kvf_recording_is_alive(r) || !kvf_recording_has_room(r))
         return false;
     for (uint32_t i = 0; i < parts_of(r); i++)
         if (!kvf_recording_can_replay(r->masked->inner[i]))

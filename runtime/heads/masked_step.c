@@ -46,42 +46,41 @@ size_t kvf_masked_frame_bytes(kvf_cache *cache)
     return chunk > batch ? chunk : batch;
 }
 
+/* A call without its buffers. */
+static kvf_masked_call call_of(kvf_step *step, uint32_t layer, uint32_t rows)
+{
+    const kvf_masked_layer *l = &step->cache->masked->layers[layer];
+    step->layer = layer;
+    return (kvf_masked_call){
+        .step = step, .layer = l, .rows = rows, .is_mixed = l->retrieval && l->streaming};
+}
+
 static void fill_chunk(kvf_step *step, const kvf_prefill_args *args, work *w)
 {
-    const kvf_masked_layer *layer = &step->cache->masked->layers[args->layer];
-    step->layer = args->layer;
-    *w = (work){.call = {.step = step,
-                         .layer = layer,
-                         .q = args->q,
-                         .k = args->k,
-                         .v = args->v,
-                         .out = args->out,
-                         .rows = args->tokens,
-                         .is_chunk = true,
-                         .is_mixed = layer->retrieval && layer->streaming},
-                .chunk = args};
-    kvf_masked_take_jobs(&w->call);
-    if (layer->streaming)
-        w->pages = kvf_streaming_take_chunk(&w->call, args->sequence);
+    *w = (work){.call = call_of(step, args->layer, args->tokens), .chunk = args};
+    kvf_masked_call *call = &w->call;
+    call->is_chunk = true;
+    call->q = args->q;
+    call->k = args->k;
+    call->v = args->v;
+    call->out = args->out;
+    kvf_masked_take_jobs(call);
+    if (call->layer->streaming)
+        w->pages = kvf_streaming_take_chunk(call, args->sequence);
 }
 
 static void fill_batch(kvf_step *step, const kvf_decode_args *args, work *w)
 {
-    const kvf_masked_layer *layer = &step->cache->masked->layers[args->layer];
-    step->layer = args->layer;
-    *w = (work){.call = {.step = step,
-                         .layer = layer,
-                         .q = args->q,
-                         .k = args->k,
-                         .v = args->v,
-                         .out = args->out,
-                         .lse = args->lse,
-                         .rows = args->batch,
-                         .is_mixed = layer->retrieval && layer->streaming},
-                .batch = args};
-    kvf_masked_take_jobs(&w->call);
-    if (layer->streaming)
-        w->row = kvf_streaming_take_rows(&w->call, args->sequences);
+    *w = (work){.call = call_of(step, args->layer, args->batch), .batch = args};
+    kvf_masked_call *call = &w->call;
+    call->q = args->q;
+    call->k = args->k;
+    call->v = args->v;
+    call->out = args->out;
+    call->lse = args->lse;
+    kvf_masked_take_jobs(call);
+    if (call->layer->streaming)
+        w->row = kvf_streaming_take_rows(call, args->sequences);
 }
 
 void kvf_masked_step_fill(kvf_step *step, const kvf_decode_args *args)

@@ -20,7 +20,7 @@
 /* A step that renews the static set of every row; page lists, scores and seeds take less of it. */
 static void take_decode(kvf_step *step)
 {
-    kvf_decode_take(step, NULL);
+    kvf_decode_take_dry(step);
     kvf_step_rows_after(step);
 }
 

@@ -77,6 +77,11 @@ void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before)
     kvf_ahead_lists(step);
 }
 
+void kvf_decode_take_dry(kvf_step *step)
+{
+    kvf_decode_take(step, NULL);
+}
+
 /* ---- with a disk tier ---- */
 
 /* The choice, or the check, looks at every key of the row. */

@@ -29,6 +29,8 @@ void kvf_decode_note(kvf_cache *cache, const kvf_decode_args *args, uint32_t *se
 
 /* What a step has in its frame; if it renews static sets, kvf_step_rows_after comes behind it. */
 void kvf_decode_take(kvf_step *step, const uint32_t *sealed_before);
+/* As much of it as a dry step finds out. */
+void kvf_decode_take_dry(kvf_step *step);
 /* Host bookkeeping of one token per row; the frame is filled, nothing is enqueued. A refusal has
  * changed nothing. */
 KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,

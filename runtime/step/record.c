@@ -146,16 +146,11 @@ void kvf_recording_start(kvf_recording *r, kvf_stream *stream)
     r->cache->recording = r;
 }
 
-static void take_step(kvf_step *step)
-{
-    kvf_decode_take(step, NULL);
-}
-
 kvf_status kvf_recording_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
                                kvf_stream *stream)
 {
     kvf_recording *r = NULL;
-    KVF_TRY(kvf_recording_open(cache, sequences, batch, take_step, &r));
+    KVF_TRY(kvf_recording_open(cache, sequences, batch, kvf_decode_take_dry, &r));
     const kvf_status status = cache->device->ops->capture_begin(stream);
     if (status != KVF_OK) {
         kvf_recording_close(r);
@@ -221,7 +216,11 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
 
 kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
 {
-    const kvf_status status = record_call(r, args, stream);
+    return kvf_recording_keep(r, record_call(r, args, stream));
+}
+
+kvf_status kvf_recording_keep(kvf_recording *r, kvf_status status)
+{
     if (r->failure == KVF_OK)
         r->failure = status;
     return status;
@@ -283,14 +282,18 @@ static uint32_t blocks_to_seal(const kvf_recording *r)
     return blocks;
 }
 
-static bool has_room(const kvf_recording *r)
+static bool has_blocks(const kvf_recording *r)
 {
-    const kvf_cache *cache = r->cache;
+    return blocks_to_seal(r) <= r->cache->pool.free_count;
+}
+
+bool kvf_recording_has_room(const kvf_recording *r)
+{
     for (uint32_t i = 0; i < r->parts; i++)
         for (uint32_t b = 0; b < r->batch; b++)
-            if (layer_of(r, i, b)->length >= cache->config.tokens_max)
+            if (layer_of(r, i, b)->length >= r->cache->config.tokens_max)
                 return false;
-    return blocks_to_seal(r) <= cache->pool.free_count;
+    return true;
 }
 
 bool kvf_recording_is_alive(const kvf_recording *r)
@@ -316,7 +319,7 @@ static bool is_plain(const kvf_recording *r)
 
 bool kvf_recording_can_replay(const kvf_recording *r)
 {
-    return kvf_recording_is_alive(r) && is_plain(r) && has_room(r);
+    return kvf_recording_is_alive(r) && is_plain(r) && kvf_recording_has_room(r) && has_blocks(r);
 }
 
 kvf_status kvf_recording_check_sequences(kvf_recording *r)
@@ -336,7 +339,7 @@ kvf_status kvf_recording_check_sequences(kvf_recording *r)
 kvf_status kvf_recording_check(kvf_recording *r)
 {
     KVF_TRY(kvf_recording_check_sequences(r));
-    if (!has_room(r))
+    if (!has_blocks(r))
         return kvf_append_full(r->cache);
     if (!is_plain(r))
         KVF_FAIL(r->cache->context, KVF_INVALID,
@@ -373,11 +376,11 @@ static void note_sealed(kvf_recording *r, uint32_t part, uint32_t b)
 {
     kvf_cache *cache = r->cache;
     const kvf_layer *layer = layer_of(r, part, b);
-    const seal_frame seal = seal_frame_of(r);
     const uint32_t sealed_before = cache->sealed_before[b], n = r->sealing;
     if (layer->sealed == sealed_before)
         return;
     KVF_ASSERT(layer->sealed == sealed_before + 1); /* a step is one token */
+    const seal_frame seal = seal_frame_of(r);
     seal.rows[n] = kvf_step_row(cache, r->sequences[b], r->layers[part]);
     seal.rows[n].sealed_before = sealed_before;
     seal.rows[n].job_first = n % seal.most;
@@ -407,7 +410,7 @@ static void note_part(kvf_recording *r, uint32_t part)
     step.layer = args.layer;
     for (uint32_t b = 0; b < r->batch; b++) {
         const kvf_status status = kvf_append_acquire(cache, layer_of(r, part, b), 1);
-        KVF_ASSERT(status == KVF_OK); /* has_room */
+        KVF_ASSERT(status == KVF_OK); /* has_blocks */
     }
     kvf_decode_note(cache, &args, cache->sealed_before, &due);
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */

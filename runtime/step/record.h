@@ -73,12 +73,16 @@ void kvf_recording_start(kvf_recording *recording, kvf_stream *stream);
 /* The next call, if it may be recorded: its step, with its part of the first frame. */
 KVF_CHECKED kvf_status kvf_recording_call(kvf_recording *recording, const kvf_decode_args *args,
                                           kvf_stream *stream, kvf_frame *frame, kvf_step *step);
+/* The first failure of a call is kept for the end; returns its argument. */
+kvf_status kvf_recording_keep(kvf_recording *recording, kvf_status status);
 /* The end of the calls: joins what runs beside them, and says what failed. Then cache->recording is
  * NULL. With the end of the capture, and the graph, by the one who captures. */
 KVF_CHECKED kvf_status kvf_recording_finish(kvf_recording *recording);
 KVF_CHECKED kvf_status kvf_recording_capture_end(kvf_recording *recording);
 
 bool kvf_recording_is_alive(const kvf_recording *recording);
+/* For one more token in every layer; blocks of the pool are not asked for. */
+bool kvf_recording_has_room(const kvf_recording *recording);
 /* Why the next replay cannot be, nothing changes; as far as sequences tell, and all of it. */
 KVF_CHECKED kvf_status kvf_recording_check_sequences(kvf_recording *recording);
 KVF_CHECKED kvf_status kvf_recording_check(kvf_recording *recording);

@@ -58,11 +58,6 @@ static void rig_open(rig *r, uint32_t threads)
         assert_int_equal(kvf_sequence_create(r->model.cache, &r->sequences[i]), KVF_OK);
 }
 
-static void rig_close(rig *r)
-{
-    model_rig_close(&r->model);
-}
-
 static uint32_t id_of(uint32_t sequence, uint32_t index)
 {
     return (index * 37u + sequence * 11u) % VOCAB;
@@ -118,7 +113,7 @@ static void threads_and_batch_give_the_same_bits(void **state)
                 for (uint32_t i = 0; i < 2; i++)
                     assert_memory_equal(alone[i][step], both[step][i], sizeof both[step][i]);
         }
-        rig_close(&r);
+        model_rig_close(&r.model);
     }
 }
 
@@ -147,7 +142,7 @@ static void chunks_do_not_matter(void **state)
         prefill(&r, 0, chunks[c]);
         decode(&r, 0, 1, c == 0 ? want : got);
         assert_true(c == 0 || distance(got, want) < 5e-3);
-        rig_close(&r);
+        model_rig_close(&r.model);
     }
 }
 
@@ -183,7 +178,7 @@ static void a_prompt_goes_on_behind_steps(void **state)
         rig_open(&whole, 2);
         prefill(&whole, 0, CHUNK);
         decode(&whole, 0, 1, want);
-        rig_close(&whole);
+        model_rig_close(&whole.model);
         rig_open(&parts, 2);
         kvf_sequence_destroy(parts.sequences[1]);
         feed(&parts, parts.sequences[0], 0, FIRST, false);
@@ -199,7 +194,7 @@ static void a_prompt_goes_on_behind_steps(void **state)
                          KVF_OK);
         feed(&parts, parts.sequences[0], FIRST + ANSWER, PROMPT - FIRST - ANSWER, false);
         decode(&parts, 0, 1, got);
-        rig_close(&parts);
+        model_rig_close(&parts.model);
         if (!(distance(got, want) < 5e-3))
             fail_msg("by layer %u: %g", by_layer, distance(got, want));
     }
@@ -215,7 +210,7 @@ static void order_of_layers_does_not_matter(void **state)
     rig_open(&by_chunk, 2);
     prefill(&by_chunk, 0, 17);
     decode(&by_chunk, 0, 1, want);
-    rig_close(&by_chunk);
+    model_rig_close(&by_chunk.model);
     rig_open(&by_layer, 2);
     assert_int_equal(kvf_transformer_prompt_max(by_layer.model.transformer), PROMPT);
     for (uint32_t i = 0; i < PROMPT; i++)
@@ -226,7 +221,7 @@ static void order_of_layers_does_not_matter(void **state)
                      KVF_OK);
     assert_int_equal(kvf_stream_wait(by_layer.model.stream), KVF_OK);
     decode(&by_layer, 0, 1, got);
-    rig_close(&by_layer);
+    model_rig_close(&by_layer.model);
     assert_memory_equal(got, want, sizeof want);
 }
 
@@ -246,7 +241,7 @@ static void ids_out_of_range_are_refused(void **state)
                                              ids, 0, r.model.stream),
                      KVF_INVALID);
     assert_int_equal(kvf_sequence_length(r.sequences[0], 0), 0);
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 /* Opening weights of two layers of Qwen3 as something else. */
@@ -264,7 +259,7 @@ static void expect_refusal(const model_shape *as, const char *part)
     const kvf_status status = kvf_transformer_open(&options, &r.model.transformer, &error);
     fixture_expect(status, &error, KVF_CORRUPT, part);
     assert_null(r.model.transformer);
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 /* Says no to one question. */
@@ -316,7 +311,7 @@ static void a_prefill_stops_where_it_is_told(void **state)
     assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
     decode(&r, 0, 1, want);
     assert_memory_equal(want, got, sizeof want);
-    rig_close(&r);
+    model_rig_close(&r.model);
 }
 
 static void tensors_are_named(void **state)
