@@ -17,16 +17,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import kvferry.hf
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 FOLDER = sys.argv[1] if len(sys.argv) > 1 else os.environ["KVF_HF_MODEL"]
-DOCUMENT = sys.argv[2] if len(sys.argv) > 2 else os.path.join(HERE, "..", "..", "ARCHITECTURE.md")
+DOCUMENTS = sys.argv[2:3] or [os.path.join(TOP, name) for name in (
+    "ARCHITECTURE.md", "docs/design/gpu.md", "docs/design/disk.md")]
 QUESTION = sys.argv[3] if len(sys.argv) > 3 else "What is a page? Answer in one sentence."
 TOKENS, NEW = 4096, 48
 
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="kvferry").eval()
-with open(DOCUMENT) as text:
-    document = tokenizer.decode(tokenizer(text.read()).input_ids[:TOKENS])
+document = ""
+for path in DOCUMENTS:
+    with open(path) as text:
+        document += text.read()
+document = tokenizer.decode(tokenizer(document).input_ids[:TOKENS])
 chat = [{"role": "user", "content": document + "\n\n" + QUESTION}]
 prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt",
                                        return_dict=True)
