@@ -17,7 +17,7 @@ FLOOR = ["include", "include/common"]
 MODEL = ["runtime/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
-                                       "entry")]
+                                       "save", "entry")]
 MAY_SEE = {
     "include": [],
     "include/common": ["include"],

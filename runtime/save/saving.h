@@ -7,7 +7,7 @@
  *
  * A save takes its own copy of whatever later calls write, in the order of the cache's work, and
  * holds the sealed blocks, which nobody writes while they are held; a thread of its own writes the
- * file. Knows caches around caches; what an image of a layer is, is the step room's.
+ * file. Knows caches around caches, and leaves to snapshot.h what an image of a layer is.
  */
 
 #include <kvferry/save.h>
