@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the policies that need no state against their published definitions, restated in NumPy.
 
-usage: check_prune.py PRUNE_PROBE [SEED]
+usage: check_prune.py [SEED]
 
 First from given scores (bits are the same on both sides, so every set must be equal, ties going to
 the lower index; sums over heads may round), then from given queries and keys through a real cache,
@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from probe_pipe import Probe, Tally
+from library_policy import OnCache, Policy, Tally
 
 MAX, AVERAGE = 0, 1  # pool
 MEAN, MAXIMUM, SUM = 0, 1, 2  # group_reduce
@@ -217,7 +217,7 @@ POLICIES = {
 
 
 def settings_of(name, changes):
-    """The published ones, which must also be the library's: only changes are told to the probe."""
+    """The published ones, which must also be the library's: it is told only the changes."""
     return {**COMMON, **POLICIES[name][2], **changes}
 
 
@@ -258,10 +258,10 @@ def compare(what, tally, got, wanted, scores, near):
                near["propagate"])
 
 
-def given_scores(probe, rng, tally, name, changes, layers, kv_heads, n, kind):
+def given_scores(rng, tally, name, changes, layers, kv_heads, n, kind):
     define, needs, _ = POLICIES[name]
     s = settings_of(name, changes)
-    probe.policy(name, changes, (layers, kv_heads, kv_heads * 2, max(n, 4096)))
+    policy = Policy(name, changes, (layers, kv_heads, kv_heads * 2, max(n, 4096)))
     tokens, turn = n, 0
     for layer in range(layers):
         columns = {NOTHING: 0, SCORES: tokens - s["window"], WEIGHTED: tokens - s["window"],
@@ -271,7 +271,7 @@ def given_scores(probe, rng, tally, name, changes, layers, kv_heads, n, kind):
             scores, exact = score_rows(rng, kind, (kv_heads, columns))
         view = {"layer": layer, "layers": layers, "tokens": tokens, "prompt": n, "turn": turn,
                 "kv_heads": kv_heads}
-        got = probe.decide(layer, tokens, n, scores, turn)
+        got = policy.decide(layer, tokens, n, scores, turn=turn)
         near = {"keep": 0.0, "propagate": 0.0 if exact else 1e-6}
         if needs == LOGITS and not (exact and kind in ("ties", "signs", "zeros", "constant")):
             near["propagate"] = 1e-5
@@ -288,7 +288,7 @@ def lengths(rng, window):
     return [n for n in edges if n > 0] + [int(n) for n in rng.integers(window + 1, 700, 4)]
 
 
-def check_given(probe, rng, tally):
+def check_given(rng, tally):
     for name, changes in [
             ("full", {}), ("streaming", {}), ("streaming", {"keep_tokens": 40}), ("h2o", {}),
             ("h2o", {"keep": 0.3, "recent_share": 0.25}), ("h2o", {"recent_share": 0}),
@@ -313,17 +313,17 @@ def check_given(probe, rng, tally):
                 continue
             kind = KINDS[int(rng.integers(len(KINDS)))]
             for k in dict.fromkeys((kind, "ties", "random")):
-                given_scores(probe, rng, tally, name, changes, int(rng.integers(1, 6)),
+                given_scores(rng, tally, name, changes, int(rng.integers(1, 6)),
                              int(rng.integers(1, 4)), n, k)
 
 
-def check_counts(probe, rng, tally):
+def check_counts(rng, tally):
     """Shares of n as Python's int(n * share), for every percent."""
     for percent in range(1, 101):
         share = percent / 100
-        probe.policy("snapkv", {"keep": share, "window": 1}, (1, 1, 1, 100000))
+        policy = Policy("snapkv", {"keep": share, "window": 1}, (1, 1, 1, 100000))
         for n in [10, 20, 50, 70, 90, 100] + [int(x) for x in rng.integers(2, 100000, 2)]:
-            got = probe.decide(0, n, n, np.zeros((1, n - 1), dtype=np.float32))
+            got = policy.decide(0, n, n, np.zeros((1, n - 1), dtype=np.float32))
             count = n if got.keep is None else len(got.keep[0])
             if count != max(int(n * share), 1):
                 sys.exit("%g of %d tokens: %d, Python says %d" % (share, n, count, int(n * share)))
@@ -348,18 +348,17 @@ def tensors(rng, kind, tokens, heads, kv_heads):
     return q, k, v
 
 
-def given_tensors(probe, rng, tally, name, changes, shape, n, kind):
+def given_tensors(rng, tally, name, changes, shape, n, kind):
     define, needs, _ = POLICIES[name]
     s = settings_of(name, changes)
     layers, kv_heads, heads = shape
-    probe.policy(name, changes, (layers, kv_heads, heads, 512))
-    probe.must("open %d %d" % (HEAD_DIM, 96))
-    probe.must("begin %d" % n)
+    policy = OnCache(name, changes, (layers, kv_heads, heads, 512), HEAD_DIM, 96)
+    policy.begin(n)
     positions = np.arange(n)
     for layer in range(layers):
         tokens = len(positions)
         q, k, v = tensors(rng, kind, tokens, heads, kv_heads)
-        got = probe.layer(layer, q, k, v, positions)
+        got = policy.layer(layer, q, k, v, positions)
         measure = {NOTHING: lambda *_: None, SCORES: window_scores, LOGITS: last_logits,
                    WEIGHTED: lambda *a: window_scores(*a, is_weighted=True),
                    SUMS: all_query_sums}[needs]
@@ -374,10 +373,10 @@ def given_tensors(probe, rng, tally, name, changes, shape, n, kind):
             break
         if got.propagate is not None:
             positions = positions[np.array(got.propagate)]
-    probe.must("close")
+    policy.close()
 
 
-def check_tensors(probe, rng, tally):
+def check_tensors(rng, tally):
     cases = [("full", {}), ("streaming", {}), ("h2o", {}), ("snapkv", {"keep": 0.4}),
              ("snapkv", {"keep": 0.5, "group_reduce": MAXIMUM, "window": 16}),
              ("pyramidkv", {}), ("pyramidkv", {"keep_tokens": 64, "retention": 1}),
@@ -387,23 +386,21 @@ def check_tensors(probe, rng, tally):
     for name, changes in cases:
         for kind in ("random", "same keys", "few keys", "zero queries"):
             n = int(rng.integers(200, 400))
-            given_tensors(probe, rng, tally, name, changes, (3, 2, 4), n, kind)
-        given_tensors(probe, rng, tally, name, changes, (2, 1, 3), 161, "random")
+            given_tensors(rng, tally, name, changes, (3, 2, 4), n, kind)
+        given_tensors(rng, tally, name, changes, (2, 1, 3), 161, "random")
 
 
 def main():
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 20240417
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 20240417
     print("check_prune: seed %d" % seed)
     rng = np.random.default_rng(seed)
-    probe = Probe(sys.argv[1])
     for what, check in (("given scores", check_given), ("shares", check_counts),
                         ("given queries and keys", check_tensors)):
         tally = Tally()
-        check(probe, rng, tally)
+        check(rng, tally)
         print("%s: %d sets equal, %d differ at the border" % (what, tally.equal, tally.border))
         if tally.equal < 100 or tally.border > tally.equal // 20:
             sys.exit(what + ": too few were equal to say anything")
-    probe.close()
 
 
 if __name__ == "__main__":
