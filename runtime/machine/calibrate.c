@@ -4,7 +4,7 @@
  * When the link is measured: once per runtime and page size, when the first cache with such pages
  * wants to choose by their number, or when the caller asks.
  *
- * Knows nothing of how it is measured (offload/transfer_calibrate.h). Invariant: an entry of
+ * Knows nothing of how it is measured (measure/transfer_calibrate.h). Invariant: an entry of
  * `calibration` is written once, under the lock, before anybody reads it.
  */
 

@@ -6,7 +6,7 @@
  * What the files of the CUDA device share: the device, its streams and events, errors, the calls of
  * the driver that are looked up at run time.
  *
- * Nothing outside offload/device_cuda.c and offload/cuda_*.c includes this. Invariants: every call
+ * Nothing outside device_cuda.c and cuda_*.c includes this. Invariants: every call
  * into CUDA is made with the device of the kvf_device current, and the caller's current device is
  * the same afterwards; every code that CUDA returns goes through kvf_cuda_failed, which leaves no
  * last error behind.
