@@ -52,7 +52,7 @@ FOREIGN = {
     "numa.h": ["offload"],
     "numaif.h": ["offload"],
     "dnnl.h": ["runtime/model"],
-    "cjson/cJSON.h": ["runtime/model"],
+    "jansson.h": ["runtime/model"],
     "pcre2.h": ["runtime/model"],
     "utf8proc.h": ["runtime/model"],
     "cmocka.h": ["tests"],

@@ -27,7 +27,7 @@ build  h:xxhash.h                 libxxhash-dev
 build  h:dnnl.h                   libdnnl-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev
-build  pc:libcjson                libcjson-dev
+build  pc:jansson                 libjansson-dev
 build  pc:libedit                 libedit-dev
 test   pc:cmocka                  libcmocka-dev
 test   py:numpy                   python3-numpy

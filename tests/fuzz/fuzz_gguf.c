@@ -30,8 +30,8 @@ static void check_part(const gguf *file, const char *name, const kvf_allocator *
     check_error(status, &error);
     if (status == KVF_OK) {
         status = json_parse(text.bytes, text.size, name, NULL, &json, &error);
-        fuzz_require(status == KVF_OK || strstr(error.text, "not UTF-8") != NULL ||
-                     strstr(error.text, "twice") != NULL);
+        fuzz_require(status == KVF_OK || strstr(error.text, "unable to decode") != NULL ||
+                     strstr(error.text, "duplicate object key") != NULL);
     }
     if (status == KVF_OK && strcmp(name, "config.json") == 0) {
         status = kvf_model_config_parse(text.bytes, text.size, NULL, 0, allocator, &config, &error);

@@ -1,50 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The JSON reader; see the header. cJSON parses; this file lays its tree out in preorder and
- * refuses what cJSON lets pass: keys that appear twice, deep nesting, \u0000, numbers that
- * overflow, invalid UTF-8.
+ * The JSON reader; see the header. jansson parses, and refuses keys that appear twice; this file
+ * lays its tree out in preorder and refuses deep nesting.
  *
- * cJSON allocates with malloc: its hooks are one per process, and a library must not set them. It
- * also keeps one error position per process, so parsing is serialised by a lock.
+ * jansson allocates with malloc: its hooks are one per process, and a library must not set them.
+ * It refuses integers beyond 64 bits, which tokenizer_config.json has, so all numbers go through
+ * it as doubles.
  */
 
 #include "json.h"
 
-#include "utf8.h"
-
-#include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 struct json_document {
     kvf_allocator allocator;
-    cJSON *tree; /* owns every string */
+    json_t *tree; /* owns every string, unless a key has NUL */
     json_value *values;
     size_t count;
     size_t capacity;
+    char *strings; /* if a key has NUL: first the text, then every string; else NULL */
+    size_t strings_used;
 };
 
 typedef struct json_reader {
     json_document *document;
     const char *what;
     kvf_error *error;
-    bool has_nul; /* NUL_STAND_IN stands for NUL */
 } json_reader;
-
-#define NUL_STAND_IN "\xef\xb7\xaf" /* U+FDEF, never a character */
-
-/* Guards cJSON's error position; nothing of ours. */
-static pthread_mutex_t parse_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static kvf_status fail_at(json_reader *reader, size_t at, const char *problem)
-{
-    return model_fail(reader->error, KVF_CORRUPT, "%s: %s at byte %zu", reader->what, problem, at);
-}
 
 static kvf_status add_value(json_reader *reader, json_value value, size_t *index)
 {
@@ -65,59 +51,55 @@ static kvf_status add_value(json_reader *reader, json_value value, size_t *index
     return KVF_OK;
 }
 
-/* ---- what cJSON lets pass ---- */
+/* ---- NUL in keys ---- */
 
-static bool same_key(const json_value *a, const json_value *b)
+/*
+ * jansson refuses it, and vocabularies have such tokens. A text with such a key is parsed again
+ * with U+FDEF, a noncharacter, in the place of NUL; its strings are copied with NUL back in place.
+ */
+#define NUL_STAND_IN "\xef\xb7\xaf"
+
+static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
 {
-    return a->key_size == b->key_size && memcmp(a->key, b->key, a->key_size) == 0;
+    char *copy = model_alloc(&reader->document->allocator, bytes + 1);
+    if (!copy)
+        return model_out_of_memory(reader->error, bytes, reader->what);
+    reader->document->strings = copy;
+    memcpy(copy, text, bytes);
+    copy[bytes] = '\0';
+    for (size_t at = 0; at < bytes; at++) {
+        if (strncmp(copy + at, NUL_STAND_IN, 3) == 0 || strncasecmp(copy + at, "\\ufdef", 6) == 0)
+            return model_fail(reader->error, KVF_CORRUPT, "%s: U+FDEF beside \\u0000 at byte %zu",
+                              reader->what, at);
+        if (strncmp(copy + at, "\\u0000", 6) == 0)
+            memcpy(copy + at, "\\ufdef", 6);
+        at += copy[at] == '\\';
+    }
+    return KVF_OK;
 }
 
-static kvf_status fail_duplicate(json_reader *reader, const json_value *value)
+/* A string of the tree as it was meant. Copies fit: each is shorter than it was with its quotes. */
+static const char *show_nul(json_document *document, const char *string, uint32_t *size)
 {
-    return model_fail(reader->error, KVF_CORRUPT, "%s: key \"%.200s\" appears twice in one object",
-                      reader->what, value->key);
-}
-
-/* Refuse an object that has a key twice: readers disagree about which one counts. */
-static kvf_status check_duplicates(json_reader *reader, const json_value *object)
-{
-    if (object->size <= 8) {
-        for (const json_value *a = json_first(object); a; a = json_next(object, a))
-            for (const json_value *b = json_next(object, a); b; b = json_next(object, b))
-                if (same_key(a, b))
-                    return fail_duplicate(reader, a);
-        return KVF_OK;
+    if (!document->strings)
+        return string;
+    char *copy = document->strings + document->strings_used, *to = copy;
+    for (uint32_t i = 0; i < *size; i++) {
+        const bool is_nul = strncmp(string + i, NUL_STAND_IN, 3) == 0;
+        *to++ = is_nul ? '\0' : string[i];
+        i += is_nul ? 2 : 0;
     }
-    size_t slots = 32;
-    while (slots < (size_t)object->size * 2)
-        slots *= 2;
-    const kvf_allocator *allocator = &reader->document->allocator;
-    const json_value **table = model_alloc_zero(allocator, slots, sizeof *table);
-    if (!table)
-        return model_out_of_memory(reader->error, slots * sizeof *table, reader->what);
-    kvf_status status = KVF_OK;
-    for (const json_value *child = json_first(object); child && status == KVF_OK;
-         child = json_next(object, child)) {
-        size_t slot = model_hash(child->key, child->key_size) & (slots - 1);
-        while (table[slot] && !same_key(table[slot], child))
-            slot = (slot + 1) & (slots - 1);
-        if (table[slot])
-            status = fail_duplicate(reader, child);
-        table[slot] = child;
-    }
-    model_free(allocator, table);
-    return status;
+    *to = '\0';
+    *size = (uint32_t)(to - copy);
+    document->strings_used += *size + 1;
+    return copy;
 }
 
 /* ---- the tree in preorder ---- */
 
 /* A double carries every integer below 2^53; beyond it a file offset would be a guess. */
-static kvf_status set_number(json_reader *reader, const cJSON *item, json_value *value)
+static void set_number(double number, json_value *value)
 {
-    const double number = item->valuedouble;
-    if (!isfinite(number))
-        return model_fail(reader->error, KVF_CORRUPT, "%s: a number too large for a double",
-                          reader->what);
     if (number >= 0 && number < 0x1p53 && number == floor(number)) {
         value->kind = JSON_INTEGER;
         value->as.integer = (uint64_t)number;
@@ -125,124 +107,52 @@ static kvf_status set_number(json_reader *reader, const cJSON *item, json_value 
         value->kind = JSON_REAL;
         value->as.real = number;
     }
-    return KVF_OK;
 }
 
-/* Bytes of the string, once every stand-in is NUL again. */
-static uint32_t finish_string(const json_reader *reader, char *string)
+static kvf_status add_tree(json_reader *reader, const char *key, json_t *item, uint32_t depth)
 {
-    size_t size = strlen(string);
-    for (char *at = string; reader->has_nul && (at = strstr(at, NUL_STAND_IN)); at++) {
-        size_t tail = size - (size_t)(at - string) - 3;
-        memmove(at + 1, at + 3, tail + 1);
-        *at = '\0';
-        size -= 2;
-    }
-    return (uint32_t)size;
-}
-
-static kvf_status set_value(json_reader *reader, const cJSON *item, json_value *value)
-{
-    if (item->string) {
-        value->key = item->string;
-        value->key_size = finish_string(reader, item->string);
-    }
-    if (cJSON_IsNumber(item))
-        return set_number(reader, item, value);
-    if (cJSON_IsString(item)) {
-        value->kind = JSON_STRING;
-        value->as.string = item->valuestring;
-        value->size = finish_string(reader, item->valuestring);
-    } else if (cJSON_IsObject(item)) {
-        value->kind = JSON_OBJECT;
-    } else if (cJSON_IsArray(item)) {
-        value->kind = JSON_ARRAY;
-    } else if (cJSON_IsBool(item)) {
-        value->kind = cJSON_IsTrue(item) ? JSON_TRUE : JSON_FALSE;
-    }
-    return KVF_OK;
-}
-
-static kvf_status add_tree(json_reader *reader, const cJSON *item, uint32_t depth)
-{
+    json_document *document = reader->document;
     if (depth > JSON_DEPTH_MAX)
         return model_fail(reader->error, KVF_CORRUPT, "%s: values nested too deeply, more than %u",
                           reader->what, JSON_DEPTH_MAX);
-    json_value value = {.kind = JSON_NULL};
-    size_t index = 0;
-    KVF_TRY(set_value(reader, item, &value));
-    KVF_TRY(add_value(reader, value, &index));
-    uint32_t members = 0;
-    for (const cJSON *child = item->child; child; child = child->next, members++)
-        KVF_TRY(add_tree(reader, child, depth + 1));
-    if (value.kind != JSON_OBJECT && value.kind != JSON_ARRAY)
-        return KVF_OK;
-    json_value *self = &reader->document->values[index];
-    self->size = members;
-    self->skip = (uint32_t)(reader->document->count - index);
-    return value.kind == JSON_OBJECT ? check_duplicates(reader, self) : KVF_OK;
-}
-
-/* Offset of the next escape that stands for NUL, at or after `from`; `bytes` if none. */
-static size_t find_escaped_nul(const char *text, size_t bytes, size_t from)
-{
-    for (size_t i = from; i + 1 < bytes; i++) {
-        if (text[i] != '\\')
-            continue;
-        if (bytes - i >= 6 && memcmp(text + i + 1, "u0000", 5) == 0)
-            return i;
-        i++;
+    json_value value = {.kind = json_typeof(item)};
+    if (key) {
+        value.key_size = (uint32_t)strlen(key);
+        value.key = show_nul(document, key, &value.key_size);
     }
-    return bytes;
+    if (value.kind == JSON_REAL)
+        set_number(json_real_value(item), &value);
+    else if (value.kind == JSON_STRING) {
+        value.size = (uint32_t)json_string_length(item);
+        value.as.string = show_nul(document, json_string_value(item), &value.size);
+    } else
+        value.size = (uint32_t)(json_object_size(item) + json_array_size(item));
+    size_t index = 0, i;
+    KVF_TRY(add_value(reader, value, &index));
+    json_t *child;
+    json_array_foreach(item, i, child) KVF_TRY(add_tree(reader, NULL, child, depth + 1));
+    json_object_foreach(item, key, child) KVF_TRY(add_tree(reader, key, child, depth + 1));
+    document->values[index].skip = (uint32_t)(document->count - index);
+    return KVF_OK;
 }
 
 static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes)
 {
-    const char *end = text;
-    pthread_mutex_lock(&parse_lock);
-    errno = 0;
-    reader->document->tree = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
-    const int number = errno;
-    pthread_mutex_unlock(&parse_lock);
-    if (!reader->document->tree)
-        return number == ENOMEM ? model_out_of_memory(reader->error, bytes, reader->what)
-                                : fail_at(reader, (size_t)(end - text), "text that is not JSON");
-    for (size_t at = (size_t)(end - text); at < bytes; at++)
-        if (!strchr(" \t\r\n", text[at]) || text[at] == '\0')
-            return fail_at(reader, at, "text after the JSON value");
-    return add_tree(reader, reader->document->tree, 0);
-}
-
-/* cJSON ends a string at NUL, so NUL goes through it as a noncharacter that the text does not have.
- */
-static kvf_status parse_with_nul(json_reader *reader, const char *text, size_t bytes, size_t nul)
-{
-    char *copy = model_alloc(&reader->document->allocator, bytes);
-    if (!copy)
+    const size_t flags =
+        JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL | JSON_REJECT_DUPLICATES;
+    json_document *document = reader->document;
+    json_error_t problem = {0};
+    document->tree = json_loadb(text, bytes, flags, &problem);
+    if (document->tree)
+        return add_tree(reader, NULL, document->tree, 0);
+    if (json_error_code(&problem) == json_error_null_byte_in_key && !document->strings) {
+        KVF_TRY(hide_nul(reader, text, bytes));
+        return parse_tree(reader, document->strings, bytes);
+    }
+    if (json_error_code(&problem) == json_error_out_of_memory || problem.text[0] == '\0')
         return model_out_of_memory(reader->error, bytes, reader->what);
-    memcpy(copy, text, bytes);
-    kvf_status status = KVF_OK;
-    for (size_t at = 0; at + 3 <= bytes && status == KVF_OK; at++)
-        if (memcmp(text + at, NUL_STAND_IN, 3) == 0 ||
-            (bytes - at >= 6 && strncasecmp(text + at, "\\ufdef", 6) == 0))
-            status = fail_at(reader, at, "U+FDEF beside \\u0000");
-    for (; nul < bytes; nul = find_escaped_nul(text, bytes, nul + 6))
-        memcpy(copy + nul + 2, "fdef", 4);
-    reader->has_nul = true;
-    if (status == KVF_OK)
-        status = parse_tree(reader, copy, bytes);
-    model_free(&reader->document->allocator, copy);
-    return status;
-}
-
-static kvf_status read_document(json_reader *reader, const char *text, size_t bytes)
-{
-    const size_t valid = utf8_valid_prefix(text, bytes);
-    if (valid != bytes)
-        return fail_at(reader, valid, "text that is not UTF-8");
-    const size_t nul = find_escaped_nul(text, bytes, 0);
-    return nul == bytes ? parse_tree(reader, text, bytes)
-                        : parse_with_nul(reader, text, bytes, nul);
+    return model_fail(reader->error, KVF_CORRUPT, "%s: not valid JSON: %s at byte %d",
+                      reader->what, problem.text, problem.position);
 }
 
 kvf_status json_parse(const char *text, size_t bytes, const char *what,
@@ -256,7 +166,7 @@ kvf_status json_parse(const char *text, size_t bytes, const char *what,
     if (allocator)
         document->allocator = *allocator;
     json_reader reader = {.document = document, .what = what, .error = error};
-    kvf_status status = read_document(&reader, text, bytes);
+    kvf_status status = parse_tree(&reader, text, bytes);
     if (status != KVF_OK) {
         json_free(document);
         return status;
@@ -270,7 +180,8 @@ void json_free(json_document *document)
     if (!document)
         return;
     kvf_allocator allocator = document->allocator;
-    cJSON_Delete(document->tree);
+    json_decref(document->tree);
+    model_free(&allocator, document->strings);
     model_free(&allocator, document->values);
     model_free(&allocator, document);
 }

@@ -3,10 +3,10 @@
 #define KVF_MODEL_JSON_H
 
 /*
- * JSON from files that are not trusted, read by cJSON and checked.
+ * JSON from files that are not trusted, read by jansson and checked.
  *
  * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is
- * not UTF-8. It does not write JSON.
+ * not UTF-8. It does not write JSON. Of jansson clients see the kinds of values and nothing else.
  *
  * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
  * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.
@@ -14,18 +14,16 @@
 
 #include "model_memory.h"
 
+#include <jansson.h>
+
+/* Below are functions of these names. */
+#undef json_is_string
+#undef json_is_number
+
 #define JSON_DEPTH_MAX 64u
 
-typedef enum json_kind {
-    JSON_NULL,
-    JSON_FALSE,
-    JSON_TRUE,
-    JSON_INTEGER, /* not negative, no fraction, below 2^53 */
-    JSON_REAL,    /* any other number */
-    JSON_STRING,
-    JSON_ARRAY,
-    JSON_OBJECT,
-} json_kind;
+/* JSON_INTEGER is not negative and below 2^53; any other number is JSON_REAL. */
+typedef json_type json_kind;
 
 typedef struct json_value {
     json_kind kind;
@@ -44,7 +42,7 @@ typedef struct json_document json_document;
 
 /**
  * @param what  the file's name, for messages
- * @return KVF_OK; KVF_CORRUPT with the byte offset; KVF_OUT_OF_MEMORY
+ * @return KVF_OK; KVF_CORRUPT with line and byte; KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
                                   const kvf_allocator *allocator, json_document **out,
