@@ -75,6 +75,8 @@ static const kvf_setting rows[] = {
      .meaning = "factor of the scores; 0 = 1/sqrt(head_dim)"},
     {FIELD(sequences_max), COUNT(1, 4096), .meaning = "sequences alive at once"},
     {FIELD(tokens_max), COUNT(1, TOKENS_MAX), .meaning = "tokens of the longest sequence"},
+    {FIELD(host_tokens_max), COUNT(0, 0x1p48),
+     .meaning = "tokens over all sequences, shared ones once; 0 = tokens_max for each"},
     {FIELD(prefill_chunk_max), COUNT(1, 1u << 20), .meaning = "tokens of one prefill call"},
     {FIELD(budget_tokens), COUNT(1, TOKENS_MAX),
      .meaning = "tokens attended per KV head and step, sink and window included"},

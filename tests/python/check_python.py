@@ -543,6 +543,17 @@ class Settings(Base):
         cache.stats_reset()
         self.assertEqual(cache.stats(layer=0).steps, 0)
 
+    def test_sequences_share_the_tokens_of_the_host(self):
+        shape = dict(tokens_max=256, sequences_max=4, local_tokens=32)
+        whole, cache = (self.cache(**shape, **settings) for settings in ({}, {"host_tokens_max": 256}))
+        self.assertEqual(whole.plan.host_kv_bytes, 4 * cache.plan.host_kv_bytes)
+        first, second = cache.sequence(), cache.sequence()
+        cache.prefill(first, *self.qkv(256))
+        with self.assertRaisesRegex(kvferry.Full, "host_tokens_max"):
+            cache.prefill(second, *self.qkv(256))
+        first.close()
+        cache.prefill(second, *self.qkv(256))
+
     def test_every_setting_is_described(self):
         for of in ("runtime", "cache", "prune", "link", "disk"):
             rows = kvferry.settings(of)

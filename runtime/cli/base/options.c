@@ -45,11 +45,13 @@ static const cli_spelling cache_spellings[] = {
     {"local_tokens", "local", CLI_PLAIN, NULL},
     {"refresh_interval", "refresh", CLI_PLAIN, NULL},
     {"refresh", "refresh-mode", CLI_PLAIN, NULL},
+    /* what the model or the prompt says */
     {"query_heads", NULL, CLI_HIDDEN, NULL},
     {"dtype", NULL, CLI_HIDDEN, NULL},
     {"softmax_scale", NULL, CLI_HIDDEN, NULL},
     {"sequences_max", NULL, CLI_HIDDEN, NULL},
     {"tokens_max", NULL, CLI_HIDDEN, NULL},
+    {"host_tokens_max", NULL, CLI_HIDDEN, NULL},
     {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
     {"verify_interval", NULL, CLI_HIDDEN, NULL},
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},
