@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count the tests of one `meson test` run.
 
-usage: count.py TESTLOG.JSON    prints `PASSED FAILED SKIPPED`, then `failed: NAME, RESULT` and the
-                                end of its output for each program that failed, then `skipped: NAME`
-                                for each that skipped tests
+usage: count.py TESTLOG.JSON PART DURATIONS
+
+It prints `PASSED FAILED SKIPPED`, then `failed: NAME, RESULT` and the end of its output for each program
+that failed, then `skipped: NAME` for each that skipped tests. To the file DURATIONS it adds `SECONDS PART
+NAME` for each program.
 
 A program that reports its own tests (cmocka) counts as that many, any other as one. A program
 that fails without reporting a failed test (a crash, a sanitizer, a timeout) counts as one failure.
@@ -25,9 +27,11 @@ def total(pattern, text):
 
 def main():
     passed, failed, skipped, skips, failures = 0, 0, 0, [], []
-    with open(sys.argv[1], encoding="utf-8") as f:
+    log, part, durations = sys.argv[1:]
+    with open(log, encoding="utf-8") as f, open(durations, "a", encoding="utf-8") as times:
         for record in f:
             test = json.loads(record)
+            times.write("%7.1f %-16s %s\n" % (test["duration"], part, test["name"]))
             text = (test.get("stdout") or "") + "\n" + (test.get("stderr") or "")
             good, bad, left = total(PASSED, text), total(FAILED, text), total(SKIPPED, text)
             if test["result"] in ("OK", "EXPECTEDFAIL"):
