@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check the text of files: licence line, blanks, line ends, left-over marks, unique names; and that
-README names all there is to choose from.
+"""Check the text of files: licence line, blanks, line ends, left-over marks, unique names; that the
+documentation names all there is to choose from, and only commands and files that exist.
 
 usage: check_text.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
 """
@@ -14,7 +14,7 @@ SOURCE = re.compile(r"\.(c|cc|h|inc|cu|cuh)$")
 SCRIPT = re.compile(r"(\.(py|sh)$)|(^dev$)|(^tools/lint$)|(^\.ci/run$)")
 TEXT = re.compile(r"\.(c|cc|h|inc|cu|cuh|py|sh|md|map|txt|svg|in|build|yml)$|^dev$|^tools/lint$"
                   r"|^\.ci/run$|^\.(gitignore|editorconfig|clang-format|clang-tidy)$")
-PAGE = re.compile(r"^ARCHITECTURE\.md$|^docs/design/.*\.md$")
+PAGE = re.compile(r"^(README|ARCHITECTURE)\.md$|^docs/.*\.md$")
 DATA = re.compile(r"^tests/.*/(data|golden|goldens|corpus)/|^examples/recall/model/|/results/")
 # Spelled in two parts, so that this file does not find itself.
 LEFT_OVER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
@@ -43,7 +43,9 @@ def check(path):
             yield number, "tab"
         if LEFT_OVER.search(line):
             yield number, "left-over mark: " + LEFT_OVER.search(line).group()
-        if len(line) > LINE_MAX and (SOURCE.search(path) or PAGE.search(path)):
+        # A row of a table cannot be wrapped.
+        if len(line) > LINE_MAX and (SOURCE.search(path) or
+                                     PAGE.search(path) and not line.startswith("|")):
             yield number, "longer than %d columns" % LINE_MAX
     if SOURCE.search(path) or SCRIPT.search(path):
         head = text.split("\n", 2)[:2]
@@ -62,17 +64,32 @@ def same_names(paths):
             yield found[1], "the name %s is taken by %s" % (name, found[0])
 
 
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
 def unnamed():
-    """README must name every selection policy, transfer method and prune policy."""
-    def read(path):
-        with open(path, encoding="utf-8") as f:
-            return f.read()
-    lists = re.findall(r'X\(KVF_(?:SELECT|TRANSFER)_\w+, \d+, "(\w+)"',
-                       read("include/kvferry/kvferry.h"))
+    """(page, name) of every selection policy, transfer method and prune policy that its page lacks."""
+    choices = re.findall(r'X\(KVF_(?:SELECT|TRANSFER)_\w+, \d+, "(\w+)"',
+                         read("include/kvferry/kvferry.h"))
     policies = re.search(r"prune_policies = ''.*?foreach name : \[(.*?)\]",
                          read("runtime/meson.build"), re.S).group(1)
-    known = set(re.findall(r"\w+", read("README.md")))
-    return [name for name in lists + re.findall(r"\w+", policies) if name not in known]
+    for page, names in (("docs/run.md", choices), ("docs/prune.md", re.findall(r"\w+", policies))):
+        known = set(re.findall(r"\w+", read(page)))
+        yield from ((page, name) for name in names if name not in known)
+
+
+def astray(path):
+    """(line, what) for every link of a page to a file, and every `./dev` command, that is not."""
+    commands = set(re.findall(r"^  (\w+)  ", read("dev"), re.M))
+    for number, line in enumerate(read(path).split("\n"), 1):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", line):
+            if not os.path.exists(os.path.join(os.path.dirname(path), target)):
+                yield number, "nothing is at %s" % target
+        for command in re.findall(r"\./dev (\w+)", line):
+            if command not in commands:
+                yield number, "./dev help has no command %s" % command
 
 
 def main():
@@ -81,14 +98,15 @@ def main():
     for path in paths:
         if not TEXT.search(path) or DATA.search(path):
             continue
-        for line, what in check(path):
+        told = list(check(path)) + (list(astray(path)) if path.endswith(".md") else [])
+        for line, what in told:
             print("%s:%d: %s" % (path, line, what))
             findings += 1
     for path, what in same_names(paths):
         print("%s:1: %s" % (path, what))
         findings += 1
-    for name in unnamed():
-        print("README.md:1: does not name %s" % name)
+    for page, name in unnamed():
+        print("%s:1: does not name %s" % (page, name))
         findings += 1
     return findings > 0
 

@@ -28,8 +28,8 @@ no pair of neighbouring words occurs twice: the last two words say which word co
 Commands
 
   generate.py document --tokens 16384 --questions 20 --seed 7 --out DIR
-      writes DIR/document.txt and DIR/questions.json, a list of
-      {"question": text to append after the document, "answer": expected text}
+      writes DIR/document.txt, DIR/questions.txt, one question per line, to append after the
+      document, and DIR/questions.json, a list of {"question": that line, "answer": what is right}
   generate.py recital --tokens 2048 --seed 7 --out DIR
       writes DIR/prompt.txt (passage and cue) and DIR/expected.txt (continuation)
 """
@@ -275,6 +275,7 @@ def main():
         questions = [{"question": " ".join(question_words(f)), "answer": f[2] + " " + f[3]}
                      for f in asked]
         write(args.out, "document.txt", " ".join(words) + "\n")
+        write(args.out, "questions.txt", "".join(q["question"] + "\n" for q in questions))
         write(args.out, "questions.json", json.dumps(questions, indent=1) + "\n")
     else:
         prompt, expected = make_recital(rng, args.tokens)

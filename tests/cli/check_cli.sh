@@ -17,7 +17,7 @@ run="run --model $model -n 4"
 try 0 --help; prints 'usage: kvferry COMMAND'
 try 0 --version; prints '^kvferry [0-9]*\.[0-9]*\.[0-9]*$'
 try 0 run --help; prints 'static-ratio'; prints '--disk DIR'
-# README's tables name options that exist, with the defaults that hold
+# The tables of the documentation name options that exist, with the defaults that hold
 cat >tables.py <<'PY'
 import re, sys
 held, rows = {}, 0
@@ -25,7 +25,7 @@ for block in re.split(r"\n(?=  (?:-., )?--)", open(sys.argv[1]).read()):
     name = re.search(r"--([a-z-]+)", block)
     value = re.search(r"\(default: (.*?)\)", " ".join(block.split()))
     held[name[1]] = value[1] if value else None
-for line in open(sys.argv[2]):
+for line in (line for page in sys.argv[2:] for line in open(page)):
     row = re.match(r"\| (`--[^|]*) \| ([^|]*) \|", line)
     if not row:
         continue
@@ -36,7 +36,8 @@ for line in open(sys.argv[2]):
         rows += 1
 assert rows >= 9, rows
 PY
-check 'README tells the defaults of run --help' python3 tables.py out "$model/../../../README.md"
+check 'the tables tell the defaults of run --help' \
+    python3 tables.py out "$model/../../../README.md" "$model"/../../../docs/*.md
 check 'every default of the cache is told' test "$(grep -c 'default: ' out)" -ge 40
 try 2; says 'usage:'; silent
 try 2 rum; says "did you mean 'run'"

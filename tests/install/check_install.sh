@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install into an empty DESTDIR, then be a stranger: build README's program and the examples from the
-# installed copy with nothing but pkg-config, against the shared library and the static one, and run them.
+# Install into an empty DESTDIR, then be a stranger: build the program of docs/c.md and the examples from
+# the installed copy with nothing but pkg-config, against the shared library and the static one, and run them.
 #
 # usage: check_install.sh SOURCE_FOLDER BUILD_FOLDER
 
@@ -17,10 +17,10 @@ meson install -C "$build" --no-rebuild --destdir "$work/shared" >"$work/install.
 cp -a "$work/shared" "$work/static"
 find "$work/static" -name 'libkvferry.so*' -delete
 
-# The first block of C in README.
-awk '/^```c$/ { on = 1; next } on && /^```$/ { exit } on' "$source/README.md" >"$work/readme.c"
+# The first block of C in docs/c.md.
+awk '/^```c$/ { on = 1; next } on && /^```$/ { exit } on' "$source/docs/c.md" >"$work/page.c"
 cp "$source"/examples/*.c "$work"
-programs=(readme decode_loop own_attention custom_policy)
+programs=(page decode_loop own_attention custom_policy)
 
 for kind in shared static; do
     root=$work/$kind
