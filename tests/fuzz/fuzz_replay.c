@@ -2,9 +2,9 @@
 
 /*
  * A main for fuzz targets without a fuzzer: files and folders given on the command line are
- * replayed, then --random N inputs are made from a fixed seed. So every build and every compiler
- * runs the targets, with the inputs that once failed and some fresh ones. Knows nothing of the
- * target.
+ * replayed; those behind --mutate also cut short at every length and with every byte changed. Then
+ * --random N inputs are made from a fixed seed. So every build and every compiler runs the targets,
+ * with the inputs that once failed and some fresh ones. Knows nothing of the target.
  */
 
 #include "fuzz_input.h"
@@ -14,7 +14,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int replay_file(const char *path)
+/* Every prefix, and every byte changed to what means something in JSON or as a part of a number. */
+static void replay_mutations(uint8_t *data, size_t size)
+{
+    static const uint8_t values[] = {0, 1, '"', '}', ',', '9', 0x40, 0xff};
+    for (size_t at = 0; at < size; at++) {
+        const uint8_t was = data[at];
+        LLVMFuzzerTestOneInput(data, at);
+        for (size_t v = 0; v < sizeof values; v++) {
+            data[at] = values[v];
+            LLVMFuzzerTestOneInput(data, size);
+        }
+        data[at] = was;
+    }
+}
+
+static int replay_file(const char *path, int is_mutated)
 {
     FILE *file = fopen(path, "rb");
     if (!file)
@@ -34,15 +49,17 @@ static int replay_file(const char *path)
     if (!data)
         return fprintf(stderr, "%s: out of memory\n", path), 1;
     LLVMFuzzerTestOneInput(data, size);
+    if (is_mutated)
+        replay_mutations(data, size);
     free(data);
     return 0;
 }
 
-static int replay_path(const char *path, uint32_t *count)
+static int replay_path(const char *path, int is_mutated, uint32_t *count)
 {
     DIR *folder = opendir(path);
     if (!folder)
-        return ++*count, replay_file(path);
+        return ++*count, replay_file(path, is_mutated);
     int failed = 0;
     for (struct dirent *entry; (entry = readdir(folder));) {
         char name[4096];
@@ -50,7 +67,7 @@ static int replay_path(const char *path, uint32_t *count)
             continue;
         snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
         ++*count;
-        failed |= replay_file(name);
+        failed |= replay_file(name, is_mutated);
     }
     closedir(folder);
     return failed;
@@ -71,12 +88,14 @@ static void replay_random(uint32_t seed)
 int main(int argc, char **argv)
 {
     uint32_t files = 0, random = 0;
-    int failed = 0;
+    int failed = 0, is_mutated = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--random") && i + 1 < argc)
             random = (uint32_t)strtoul(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--mutate"))
+            is_mutated = 1;
         else
-            failed |= replay_path(argv[i], &files);
+            failed |= replay_path(argv[i], is_mutated, &files);
     }
     for (uint32_t seed = 0; seed < random; seed++)
         replay_random(seed);
