@@ -10,6 +10,7 @@
 #include "gguf_image.h"
 #include "json.h"
 #include "model_fixture.h"
+#include "refusals.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -298,73 +299,32 @@ static void every_name_has_a_format(void **state)
 
 /* ---- what is refused ---- */
 
-static void expect_refusal(const char *source, kvf_status status, const char *says)
+static kvf_status render_row(void *user, char *change, size_t size, kvf_error *error)
 {
     static const kvf_chat_message list[] = {
         {KVF_ROLE_USER, "a"}, {KVF_ROLE_ASSISTANT, "b"}, {KVF_ROLE_USER, "c"}};
-    const kvf_chat_format format = {.source = source};
+    const kvf_chat_format format = {.source = change};
     const kvf_chat chat = {.format = &format, .messages = list, .count = 3};
     kvf_text text = {0};
-    kvf_error error = {0};
-    assert_int_equal(kvf_text_append(NULL, &text, "kept", 4, &error), KVF_OK);
-    fixture_expect(kvf_chat_render(&chat, NULL, &text, &error), &error, status, says);
+    (void)user;
+    (void)size;
+    assert_int_equal(kvf_text_append(NULL, &text, "kept", 4, error), KVF_OK);
+    const kvf_status status = kvf_chat_render(&chat, NULL, &text, error);
     assert_string_equal(text.bytes, "kept");
     kvf_text_free(NULL, &text);
+    return status;
 }
 
-static void names_what_is_not_known(void **state)
+/* What is not known, broken, or without bounds. */
+static void refuses_templates(void **state)
 {
     (void)state;
-    expect_refusal("x{{ 'a'|tojson }}", KVF_UNSUPPORTED, "the filter 'tojson' is not known");
-    expect_refusal("\n\n{{ f() }}", KVF_UNSUPPORTED, "line 3: the function 'f' is not known");
-    expect_refusal("{% include 'x' %}", KVF_UNSUPPORTED, "the statement 'include' is not known");
-    expect_refusal("{{ messages }}", KVF_UNSUPPORTED, "a list is written out");
-    expect_refusal("{{ '\xc3\xa9'|upper }}", KVF_UNSUPPORTED, "beyond ASCII");
-    expect_refusal("{{ strftime_now('%d') }}", KVF_UNSUPPORTED, "'strftime_now' is not known");
-    expect_refusal("{{ 0.5 }}", KVF_UNSUPPORTED, "the number 0.5 is not known");
-    expect_refusal("{{ 1_000 }}", KVF_UNSUPPORTED, "the number 1_000 is not known");
-    expect_refusal("{{ 99999999999999999999 }}", KVF_UNSUPPORTED, "the number 9999");
-    expect_refusal("{{ messages|join(',', attribute='role') }}", KVF_UNSUPPORTED,
-                   "such arguments of 'join'");
-    expect_refusal("{{ 'a'.split(sep='b') }}", KVF_UNSUPPORTED, "such arguments of 'split'");
-    expect_refusal("{{ 'a'.startswith('a', 1) }}", KVF_UNSUPPORTED, "arguments of 'startswith'");
-    expect_refusal("{{ namespace({'a': 1}).a }}", KVF_UNSUPPORTED, "a namespace of a mapping");
-    expect_refusal("{% if false %}{{ 0.5 }}{% endif %}{{ raise_exception('far') }}", KVF_INVALID,
-                   "far");
-    expect_refusal("{{ raise_exception('take turns') }}", KVF_INVALID, "messages: take turns");
-    expect_refusal("{% if true %}", KVF_CORRUPT, "endif");
-    expect_refusal("{{ 'a", KVF_CORRUPT, "a string has no end");
+    refusals_check(&(refusals){.path = "tests/model/chat.refusals", .call = render_row});
     const kvf_chat_format format = {.source = ""};
     const kvf_chat none = {.format = &format};
     kvf_text text = {0};
     kvf_error error = {0};
     fixture_expect(kvf_chat_render(&none, NULL, &text, &error), &error, KVF_INVALID, "no messages");
-}
-
-static void stays_within_bounds(void **state)
-{
-    (void)state;
-    expect_refusal("{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% endfor %}"
-                   "{% endfor %}",
-                   KVF_FULL, "runs too long");
-    expect_refusal("{% set n = namespace(x='x') %}{% for a in range(99) %}"
-                   "{% set n.x = n.x + n.x %}{% endfor %}",
-                   KVF_FULL, "too much memory");
-    expect_refusal("{% set n = namespace(x='x') %}{% for a in range(18) %}"
-                   "{% set n.x = n.x + n.x %}{% endfor %}{% set r = range(9999) %}"
-                   "{% for a in r %}{% for b in r %}{% if 'y' in n.x %}{% endif %}{% endfor %}"
-                   "{% endfor %}",
-                   KVF_FULL, "runs too long");
-    expect_refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", KVF_FULL, "nests deeper");
-    expect_refusal("{% set n = namespace(x=[]) %}{% for a in range(999) %}"
-                   "{% set n.x = [n.x] %}{% endfor %}{{ n.x == [n.x] }}{{ n.x == n.x }}",
-                   KVF_FULL, "nests deeper");
-    char brackets[1000] = "{{ ";
-    memset(brackets + 3, '(', sizeof brackets - 4);
-    expect_refusal(brackets, KVF_CORRUPT, "no end");
-    strcpy(brackets + sizeof brackets - 10, " -%}x{{ (");
-    memcpy(brackets, "{% if", 5);
-    expect_refusal(brackets, KVF_CORRUPT, "");
 }
 
 static void survives_failing_allocation(void **state)
@@ -532,8 +492,7 @@ int main(void)
         cmocka_unit_test(gives_the_ids_of_tokenizers),
         cmocka_unit_test(formats_by_name_equal_their_family),
         cmocka_unit_test(every_name_has_a_format),
-        cmocka_unit_test(names_what_is_not_known),
-        cmocka_unit_test(stays_within_bounds),
+        cmocka_unit_test(refuses_templates),
         cmocka_unit_test(survives_failing_allocation),
         cmocka_unit_test(refuses_broken_text),
         cmocka_unit_test(checks_markers),

@@ -8,6 +8,7 @@
 #include "json.h"
 #include "model_config.h"
 #include "model_fixture.h"
+#include "refusals.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -199,157 +200,40 @@ static void joins_end_ids(void **state)
     expect_ok(&fields, &c);
     assert_int_equal(c.eos_count, 0);
     assert_false(c.bos_known);
-    fixture_expect(parse_fields(&fields, "[]", NULL, &c, &error), &error, KVF_CORRUPT,
-                   "generation_config.json holds an array");
-    fixture_expect(parse_fields(&fields, "{\"eos_token_id\":-1}", NULL, &c, &error), &error,
-                   KVF_CORRUPT, "generation_config.json: eos_token_id is -1");
 }
 
-typedef struct refusal {
-    const char *name, *json;
+/* FIELD JSON, and others behind " & "; JSON is the whole text. */
+static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    config_fields fields = llama31;
+    fixture_heap heap = {0};
+    const kvf_allocator allocator = fixture_allocator(&heap);
+    kvf_model_config config;
     kvf_status status;
-    const char *part;
-} refusal;
-
-static const refusal refusals[] = {
-    {"architectures", "[\"GPT2LMHeadModel\"]", KVF_UNSUPPORTED,
-     "architectures is \"GPT2LMHeadModel\""},
-    {"architectures", "[\"Ministral3ForCausalLM\"]", KVF_UNSUPPORTED, "\"Ministral3ForCausalLM\""},
-    {"architectures", "[\"A\",\"B\"]", KVF_CORRUPT, "architectures is an array"},
-    {"architectures", NULL, KVF_CORRUPT, "architectures is absent"},
-    {"hidden_act", "\"gelu\"", KVF_UNSUPPORTED, "hidden_act is \"gelu\""},
-    {"hidden_act", "3", KVF_UNSUPPORTED, "hidden_act is 3"},
-    {"quantization_config", "{\"quant_method\":\"awq\"}", KVF_UNSUPPORTED, "quantization_config"},
-    {"attention_bias", "true", KVF_UNSUPPORTED, "attention_bias is true"},
-    {"mlp_bias", "true", KVF_UNSUPPORTED, "mlp_bias is true"},
-    {"use_sliding_window", "true", KVF_UNSUPPORTED, "use_sliding_window is true"},
-    {"num_local_experts", "8", KVF_UNSUPPORTED, "num_local_experts is 8"},
-    {"layer_types", "[\"sliding_attention\"]", KVF_UNSUPPORTED,
-     "layer_types is \"sliding_attention\""},
-    {"head_dim", "72", KVF_UNSUPPORTED, "head_dim is 72; multiples of 16 up to 256"},
-    {"head_dim", "\"64\"", KVF_CORRUPT, "head_dim is \"64\""},
-    {"head_dim", "0", KVF_CORRUPT, "head_dim is 0"},
-    {"hidden_size", "4095", KVF_CORRUPT, "hidden_size is 4095, but must be a multiple"},
-    {"hidden_size", "99999999999999999999", KVF_CORRUPT, "hidden_size is 1e+20"},
-    {"hidden_size", "1e999", KVF_CORRUPT, "real number overflow"},
-    {"hidden_size", "4096.5", KVF_CORRUPT, "but must be a whole number"},
-    {"hidden_size", NULL, KVF_CORRUPT, "hidden_size is absent"},
-    {"vocab_size", "0", KVF_CORRUPT, "vocab_size is 0"},
-    {"vocab_size", "-5", KVF_CORRUPT, "vocab_size is -5"},
-    {"num_hidden_layers", "4000000000", KVF_CORRUPT, "num_hidden_layers is 4000000000"},
-    {"num_attention_heads", "0", KVF_CORRUPT, "num_attention_heads is 0"},
-    {"num_key_value_heads", "5", KVF_CORRUPT, "num_key_value_heads is 5, but must be a divisor"},
-    {"num_key_value_heads", "1", KVF_UNSUPPORTED, "at most 16 query heads may share"},
-    {"max_position_embeddings", NULL, KVF_CORRUPT, "max_position_embeddings is absent"},
-    {"rms_norm_eps", "0", KVF_CORRUPT, "rms_norm_eps is 0"},
-    {"rms_norm_eps", "2.0", KVF_CORRUPT, "rms_norm_eps is 2"},
-    {"tie_word_embeddings", "1", KVF_CORRUPT, "tie_word_embeddings is 1"},
-    {"torch_dtype", "\"float8_e4m3fn\"", KVF_UNSUPPORTED, "torch_dtype is \"float8_e4m3fn\""},
-    {"eos_token_id", "128256", KVF_CORRUPT, "eos_token_id is 128256"},
-    {"eos_token_id", "[1,2,3,4,5,6,7,8,9]", KVF_UNSUPPORTED, "more than 8 distinct ids"},
-    {"bos_token_id", "[1]", KVF_CORRUPT, "bos_token_id is an array"},
-    {"rope_theta", "\"big\"", KVF_CORRUPT, "rope_theta is \"big\""},
-    {"rope_theta", "0.5", KVF_CORRUPT, "rope_theta is 0.5"},
-    {"rope_scaling", "4", KVF_CORRUPT, "rope_scaling is 4"},
-    {"rope_scaling", "{\"rope_type\":\"longrope\"}", KVF_UNSUPPORTED, "rope_type is \"longrope\""},
-    {"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", KVF_UNSUPPORTED, "type is \"dynamic\""},
-    {"rope_scaling", "{\"rope_type\":\"default\",\"mrope_section\":[1]}", KVF_UNSUPPORTED,
-     "field \"mrope_section\""},
-    {"rope_scaling", "{\"rope_type\":\"linear\"}", KVF_CORRUPT, "factor is absent"},
-    {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", KVF_CORRUPT,
-     "low_freq_factor is absent"},
-    {"rope_scaling",
-     "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
-     KVF_CORRUPT, "high_freq_factor is 4, but must be above"},
-    {"rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":-1}", KVF_CORRUPT, "factor is -1"},
-    {"rope_parameters", "{\"full_attention\":{\"rope_type\":\"yarn\"}}", KVF_OK, ""},
-    {"partial_rotary_factor", "0.5", KVF_UNSUPPORTED, "partial_rotary_factor is 0.5"},
-};
+    char *value = NULL;
+    (void)user;
+    for (char *field = change, *next; field; field = next) {
+        value = refusals_part(field, &next);
+        set_field(&fields, field, strcmp(value, "absent") == 0 ? NULL : value);
+    }
+    if (strcmp(change, "JSON") == 0)
+        status = kvf_model_config_parse(value, size - (size_t)(value - change), NULL, 0, &allocator,
+                                        &config, error);
+    else
+        status = parse_fields(&fields, strcmp(change, "generation") == 0 ? value : NULL, &allocator,
+                              &config, error);
+    assert_int_equal(heap.live, 0);
+    return status;
+}
 
 static void refuses_what_it_cannot_run(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        const refusal *c = &refusals[i];
-        config_fields fields = llama31;
-        set_field(&fields, c->name, c->json);
-        fixture_heap heap = {0};
-        kvf_allocator allocator = fixture_allocator(&heap);
-        kvf_error error = {0};
-        kvf_model_config config;
-        kvf_status status = parse_fields(&fields, NULL, &allocator, &config, &error);
-        if (c->status != KVF_OK)
-            fixture_expect(status, &error, c->status, c->part);
-        else
-            assert_int_equal(status, KVF_OK);
-        assert_int_equal(heap.live, 0);
-    }
     kvf_model_config config;
-    kvf_error error = {0};
-    config_fields fields = llama31; /* rope_parameters by layer kind, when nothing overrides it */
-    set_field(&fields, "rope_scaling", NULL);
+    refusals_check(&(refusals){.path = "tests/model/config.refusals", .call = parse_row});
+    config_fields fields = llama31; /* rope_scaling overrides it */
     set_field(&fields, "rope_parameters", "{\"full_attention\":{\"rope_type\":\"yarn\"}}");
-    fixture_expect(parse_fields(&fields, NULL, NULL, &config, &error), &error, KVF_UNSUPPORTED,
-                   "field \"full_attention\"");
-    fields = llama31;
-    set_field(&fields, "architectures", "[\"MistralForCausalLM\"]");
-    set_field(&fields, "sliding_window", "4096");
-    fixture_expect(parse_fields(&fields, NULL, NULL, &config, &error), &error, KVF_UNSUPPORTED,
-                   "sliding_window is 4096; windows below 32768");
-}
-
-static void refuses_broken_json(void **state)
-{
-    (void)state;
-    char deep[300];
-    memset(deep, '[', sizeof deep / 2);
-    memset(deep + sizeof deep / 2, ']', sizeof deep / 2);
-    const struct {
-        const char *text;
-        size_t size; /* 0 = strlen */
-        const char *part;
-    } cases[] = {
-        {"", 0, "not valid JSON: unexpected token near end of file at byte 0"},
-        {"null", 0, "config.json holds null"},
-        {"{", 0, "not valid JSON: string or '}' expected near end of file at byte 1"},
-        {"{\"a\"", 0, "not valid JSON: ':' expected near end of file at byte 4"},
-        {"{\"a\":1,}", 0, "not valid JSON: "},
-        {"{\"a\":[1,]}", 0, "not valid JSON: unexpected token near ']' at byte 9"},
-        {"{\"a\":1 \"b\":2}", 0, "not valid JSON: '}' expected near '\"b\"' at byte 10"},
-        {"{\"a\":1e}", 0, "not valid JSON: invalid token near '1e' at byte 7"},
-        {"{\"a\":-}", 0, "not valid JSON: invalid token near '-' at byte 6"},
-        {"{\"a\":1e400}", 0, "not valid JSON: real number overflow near '1e400' at byte 10"},
-        {"{\"a\":NaN}", 0, "not valid JSON: invalid token near 'NaN' at byte 8"},
-        {"{\"a\":\"\\x\"}", 0, "not valid JSON: invalid escape near"},
-        {"{\"a\":\"\\ud800\"}", 0, "not valid JSON: invalid Unicode '\\uD800'"},
-        {"{\"a\":\"\\ud800\\u0041\"}", 0, "not valid JSON: invalid Unicode '\\uD800\\u0041'"},
-        {"{\"a\":\"\\udc00\"}", 0, "not valid JSON: invalid Unicode '\\uDC00'"},
-        {"{\"a\":\"x", 0, "not valid JSON: premature end of input near '\"x' at byte 7"},
-        {"{\"a\":\"\n\"}", 0, "not valid JSON: unexpected newline near '\"' at byte 6"},
-        {"{\"a\":\"\xff\"}", 0, "not valid JSON: unable to decode byte 0xff near '\"' at byte 6"},
-        {"{\"a\":\"\xc0\x80\"}", 0, "not valid JSON: unable to decode byte 0xc0"},
-        {"{\"a\":\"\xed\xa0\x80\"}", 0, "not valid JSON: unable to decode byte 0xed"},
-        {"{} x", 0, "not valid JSON: end of file expected near 'x' at byte 4"},
-        {"{}\0", 3, "not valid JSON: end of file expected near end of file at byte 3"},
-        {"{\"a\":1,\"b\":2,\"a\":3}", 0, "not valid JSON: duplicate object key near '\"a\"'"},
-        {"{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"\\u0061\":1}",
-         0, "not valid JSON: duplicate object key near '\"\\u0061\"'"},
-        {"{\"\\u0000\":1,\"\\u0000\":2}", 0, "not valid JSON: duplicate object key"},
-        {"{\"\\u0000\":\"\\uFDEF\"}", 0, "U+FDEF beside \\u0000 at byte 11"},
-        {"{\"\\u0000\":\"\xef\xb7\xaf\"}", 0, "U+FDEF beside \\u0000 at byte 11"},
-        {deep, sizeof deep, "values nested too deeply, more than 64"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture_heap heap = {0};
-        kvf_allocator allocator = fixture_allocator(&heap);
-        kvf_error error = {0};
-        kvf_model_config config;
-        size_t size = cases[i].size != 0 ? cases[i].size : strlen(cases[i].text);
-        fixture_expect(
-            kvf_model_config_parse(cases[i].text, size, NULL, 0, &allocator, &config, &error),
-            &error, KVF_CORRUPT, cases[i].part);
-        assert_int_equal(heap.live, 0);
-    }
+    expect_ok(&fields, &config);
 }
 
 static void reads_numbers_exactly(void **state)
@@ -462,10 +346,10 @@ static void reads_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_llama),         cmocka_unit_test(reads_other_families),
-        cmocka_unit_test(joins_end_ids),       cmocka_unit_test(refuses_what_it_cannot_run),
-        cmocka_unit_test(refuses_broken_json), cmocka_unit_test(reads_numbers_exactly),
-        cmocka_unit_test(frequencies_match),   cmocka_unit_test(reads_directories),
+        cmocka_unit_test(reads_llama),           cmocka_unit_test(reads_other_families),
+        cmocka_unit_test(joins_end_ids),         cmocka_unit_test(refuses_what_it_cannot_run),
+        cmocka_unit_test(reads_numbers_exactly), cmocka_unit_test(frequencies_match),
+        cmocka_unit_test(reads_directories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
