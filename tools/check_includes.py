@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Check the direction of #include lines: include -> kernels -> offload -> runtime -> clients, and
-from room to room in runtime.
+from room to room in offload and runtime.
 
 usage: check_includes.py FILE...    prints `FILE:LINE: what` for every finding, exits 1 if any
 
@@ -15,6 +15,9 @@ import sys
 # What the files of a folder may include, besides their own. The longest prefix decides.
 FLOOR = ["include", "include/common"]
 MODEL = ["runtime/model/" + room for room in ("chat", "formats", "matrix", "tokenizer", "transformer")]
+# Rooms of offload, from below: each sees those before it, and kernels from `device` on.
+OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "pages", "transfer",
+                                          "measure")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
                                        "save", "entry")]
@@ -24,7 +27,6 @@ MAY_SEE = {
     "kernels": FLOOR + ["kernels/cuda"],
     # Under KVF_EMULATED the language of kernels comes from the emulator.
     "kernels/cuda": FLOOR + ["kernels", "tests/emu"],
-    "offload": FLOOR + ["kernels"],
     "runtime/model/formats": FLOOR,
     "runtime/model/tokenizer": FLOOR + ["runtime/model/formats"],
     "runtime/model/chat": FLOOR + ["runtime/model/formats", "runtime/model/tokenizer"],
@@ -32,14 +34,15 @@ MAY_SEE = {
     "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
                                           "kernels/cuda"],
     "runtime/cli": FLOOR + MODEL,
-    "tests": FLOOR + ["kernels", "kernels/cuda", "offload", "runtime/cli", "tests/emu"] +
-             CORE + MODEL,
+    "tests": FLOOR + ["kernels", "kernels/cuda", "runtime/cli", "tests/emu"] + OFFLOAD + CORE + MODEL,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
-    "bench": FLOOR + ["kernels", "offload", "runtime/cli", "tests"] + CORE + MODEL,
+    "bench": FLOOR + ["kernels", "runtime/cli", "tests"] + OFFLOAD + CORE + MODEL,
     "examples": ["include"],
 }
-MAY_SEE.update({room: FLOOR + ["kernels", "offload"] + CORE[:i] for i, room in enumerate(CORE)})
-CUDA = ["kernels", "offload", "runtime/model", "tests"]
+MAY_SEE.update({room: FLOOR + (["kernels"] if i > 1 else []) + OFFLOAD[:i]
+                for i, room in enumerate(OFFLOAD)})
+MAY_SEE.update({room: FLOOR + ["kernels"] + OFFLOAD + CORE[:i] for i, room in enumerate(CORE)})
+CUDA = ["kernels", "offload/device", "runtime/model", "tests"]
 # Headers of other libraries, and the only folders that may name them, with the folders inside.
 FOREIGN = {
     "cuda.h": CUDA,
@@ -48,9 +51,11 @@ FOREIGN = {
     "cuda_runtime.h": CUDA,
     "cuda_runtime_api.h": CUDA,
     "cublas_v2.h": ["runtime/model", "tests"],
-    "hwloc.h": ["offload"],
-    "numa.h": ["offload"],
-    "numaif.h": ["offload"],
+    "hwloc.h": ["offload/base"],
+    "numa.h": ["offload/memory"],
+    "numaif.h": ["offload/memory"],
+    "liburing.h": ["offload/file"],
+    "xxhash.h": ["offload/file"],
     "dnnl.h": ["runtime/model"],
     "jansson.h": ["runtime/model"],
     "pcre2.h": ["runtime/model"],

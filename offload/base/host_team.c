@@ -19,7 +19,6 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "device.h"
 
 /* About the wake-up time of a sleeping thread on a shared machine: spinning longer than a wake-up
  * takes would cost others more than it saves here. */

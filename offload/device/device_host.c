@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "common/text.h"
-#include "host_memory.h"
+#include "host_headroom.h"
 #include "host_stream.h"
 
 #ifndef MADV_POPULATE_WRITE

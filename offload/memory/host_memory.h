@@ -11,7 +11,7 @@
  */
 
 #include "device.h"
-#include "topology.h"
+#include "host_headroom.h"
 
 #define KVF_ARENA_BYTES_MAX ((size_t)1 << 30)
 
@@ -57,18 +57,9 @@ static inline size_t kvf_arena_bytes(const kvf_host_memory_config *config)
     return (most > config->granule ? most / config->granule : 1) * config->granule;
 }
 
-/* What preflight found; every number in bytes, UINT64_MAX = unlimited or unknown. */
-typedef struct kvf_headroom {
-    uint64_t memlock;      /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
-    uint64_t cgroup;       /* limit - usage + file cache, v2 or v1, the least up the tree */
-    uint64_t node_free;    /* on the node, or of the machine */
-    uint64_t hugetlb_free; /* reserved huge pages that are free */
-} kvf_headroom;
-
-/* Where memlock does not apply, set it to UINT64_MAX before preflight. */
-void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out);
-
-/* KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and fix. */
+/* Where memlock does not apply, set it to UINT64_MAX before.
+ * @return KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and
+ * fix. */
 KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                                  const kvf_host_memory_config *config);
 

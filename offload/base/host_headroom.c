@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Reads small files of proc and sysfs and changes nothing.
+ */
+
+#include "host_headroom.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "common/headroom.h"
+
+#define CAP_IPC_LOCK_BIT 14
+
+static uint64_t memlock_headroom(void)
+{
+    FILE *file = fopen("/proc/self/status", "r");
+    if (file != NULL) {
+        char line[256];
+        unsigned long long capabilities = 0;
+        while (fgets(line, sizeof line, file) != NULL)
+            if (sscanf(line, "CapEff: %llx", &capabilities) == 1)
+                break;
+        fclose(file);
+        if (capabilities >> CAP_IPC_LOCK_BIT & 1)
+            return UINT64_MAX;
+    }
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return UINT64_MAX;
+    return limit.rlim_cur;
+}
+
+/* MemFree and the file cache of a node; what the machine has for node -1. */
+static uint64_t free_memory(int32_t node, uint64_t cgroup)
+{
+    if (node < 0)
+        return kvf_machine_headroom("/proc/meminfo", cgroup);
+    char path[128];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return UINT64_MAX;
+    char line[256];
+    uint64_t sum = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        char key[64];
+        unsigned long long kib;
+        if (sscanf(line, "Node %*d %63[^:]: %llu", key, &kib) == 2 &&
+            (strcmp(key, "MemFree") == 0 || strcmp(key, "Active(file)") == 0 ||
+             strcmp(key, "Inactive(file)") == 0))
+            sum += kib * 1024;
+    }
+    fclose(file);
+    return sum > 0 ? sum : UINT64_MAX;
+}
+
+static uint64_t free_huge_pages(int32_t node)
+{
+    char path[160];
+    uint64_t pages;
+    if (node >= 0)
+        snprintf(path, sizeof path,
+                 "/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/free_hugepages", node);
+    else
+        snprintf(path, sizeof path, "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    return kvf_file_number(path, &pages) ? pages << 21 : 0;
+}
+
+void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom *out)
+{
+    int32_t known = topology != NULL && kvf_topology_find(topology, node) < 0 ? -1 : node;
+    out->memlock = memlock_headroom();
+    out->cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
+    out->node_free = free_memory(known, out->cgroup);
+    out->hugetlb_free = free_huge_pages(known);
+}
