@@ -2,13 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw moves.svg, the picture of what moves where: draw_moves.py > moves.svg
 
-Only the standard library. The picture says nothing that was measured; its sizes are arithmetic
-for Llama-3.1-8B (32 layers, 8 KV heads of 128, bf16) at 131,072 tokens and pages of 32 tokens.
+Only the standard library. The picture says nothing that was measured. Its sizes are those that the
+library plans for Llama-3.1-8B at 131,072 tokens and default settings; the test `docs moves` compares
+them with the plan.
 
 It is as wide as a README column, so that it is shown at its own size. Which font shows the text is
 not known: every text has room for DejaVu Sans, the widest of the common ones, and some to spare.
 tools/check_pictures.py measures that.
 """
+
+# The cache; and what of its settings and of its plan the picture tells.
+CACHE = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16",
+         "tokens_max": 131072}
+SETTINGS = {"page_size": 4, "sink_tokens": 4, "local_tokens": 64, "budget_tokens": 512}
+PLAN = {"host_kv_bytes": 16 << 30, "device_digest_bytes": 1088 << 20, "slots": 222}
+PAGES = CACHE["layers"] * CACHE["kv_heads"] * CACHE["tokens_max"] // SETTINGS["page_size"]
 
 WIDTH, HEIGHT = 840, 540
 STYLE = """
@@ -77,15 +85,18 @@ def host():
     side(LEFT, "Host memory", "every page of every layer and KV head")
     chosen = {(1, 4), (2, 14), (4, 9), (6, 2), (8, 17)}
     cells(LEFT + PAD, TOP + 66, 11, lambda r, c: "chosen" if (r, c) in chosen else "page")
-    words(LEFT + PAD, TOP + TALL - 18, "16 GiB: pinned, NUMA-bound, huge pages")
+    words(LEFT + PAD, TOP + TALL - 18,
+          "%d GiB: pinned, NUMA-bound, huge pages" % (PLAN["host_kv_bytes"] >> 30))
 
 
 def device():
     side(RIGHT, "Device memory", "a small part; the model has the rest")
     x, middle = RIGHT + PAD, RIGHT + SIDE / 2
-    rows = [("digest", COLUMNS, "digests", "512 bytes for each page"),
-            ("fixed", 8, "fixed", "sink, window, static set"),
-            ("chosen", 5, "slots", "pages used lately")]
+    rows = [("digest", COLUMNS, "digests",
+             "%d bytes for each page" % (PLAN["device_digest_bytes"] // PAGES)),
+            ("fixed", 8, "fixed",
+             "first %(sink_tokens)d, newest %(local_tokens)d tokens" % SETTINGS),
+            ("chosen", 5, "slots", "%(slots)d pages used lately" % PLAN)]
     for i, (kind, count, name, note) in enumerate(rows):
         y = TOP + 80 + i * 47
         words(x, y, name, "label ink")
@@ -94,7 +105,8 @@ def device():
     arrow(middle, TOP + 200, middle, TOP + 217)
     box(x, TOP + 220, INNER, 54, radius=6)
     words(middle, TOP + 242, "attend within the budget", "label ink", "middle")
-    words(middle, TOP + 262, "one output per query head", anchor="middle")
+    words(middle, TOP + 262, "%(budget_tokens)d tokens for each KV head" % SETTINGS,
+          anchor="middle")
 
 
 def link():
@@ -112,7 +124,7 @@ def step():
     y, gap = TOP + TALL + 52, 14
     words(EDGE, y - 16, "One decode step of one layer", "title ink")
     stages = [("append", "key and value", "enter the", "window"),
-              ("score", "query times", "digests; no", "key is read"),
+              ("score", "query times", "digests: 2 bits", "per channel"),
               ("select", "best pages", "within the", "budget"),
               ("resolve", "page to slot:", "hit or miss", ""),
               ("fetch", "only pages", "that missed", ""),
@@ -142,7 +154,8 @@ def main():
     box(0, 0, WIDTH, HEIGHT, "card", 14)
     words(EDGE, 38, "What moves where", "title ink")
     words(EDGE, 61, "Llama-3.1-8B in bf16 with 128K tokens. "
-          "A page is 32 tokens of one layer and one KV head: 16 KiB.")
+          "A page is %d tokens of one layer and one KV head: %d KiB."
+          % (SETTINGS["page_size"], PLAN["host_kv_bytes"] // PAGES >> 10))
     host()
     device()
     link()
