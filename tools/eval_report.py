@@ -238,8 +238,19 @@ def markdown(facts, told, recall_told, refused, missing, same, hand):
 
 # ---- the picture ----
 
-COLORS = ["#9aa5ae", "#7a4fa3", "#2f7d4f", "#b0571f", "#c22f4c", "#1f6fb0", "#c79a1b", "#4f5d68",
-          "#d0679d", "#17a2a2", "#6b8e23", "#222222"]
+# Lines that matter: how they are called in the picture, their colour, and where the name stands beside
+# a point: which one, to its left or right, and by how many characters it is moved.
+LABELS = {
+    "dynamic, codes, page 1": ("codes, single tokens", "#7a4fa3", 0, "right", "-1,-0.9"),
+    "dynamic, codes, page 4": ("codes, pages of 4: the default", "#c2571f", -1, "right", "0,1.1"),
+    "dynamic, boxes, page 32": ("boxes, pages of 32", "#2f7d4f", 1, "left", "1.2,0.3"),
+    "hybrid, boxes, page 32, static 0.25": ("hybrid of boxes", "#1f6fb0", 0, "left", "1.2,0"),
+    "quest, page 32": ("quest", "#b03a5b", 0, "right", "-1.2,0"),
+    "arkvale, page 32": ("arkvale", "#8a6d1a", 0, "left", "1,-0.8"),
+    "oracle": ("oracle", "#222222", 0, "left", "1.2,0"),
+    "streaming": ("streaming", "#4f5d68", 0, "left", "1.2,0"),
+}
+REST = "#c4cbd1"
 
 
 def line_name(f):
@@ -263,22 +274,29 @@ def draw(told, path):
     for f in told:
         kib = f["bytes_moved_per_step"] / 1024
         if f["budget"] and f["kept"]["share"] is not None and kib >= 1:  # the axis is logarithmic
-            lines.setdefault(line_name(f), []).append((kib, 100 * f["kept"]["share"]))
-    lines = {name: sorted(points) for name, points in
-             sorted(lines.items(), key=lambda line: -len(line[1]))}
+            lines.setdefault(line_name(f), []).append((kib, 100 * f["kept"]["share"], f["budget"]))
     if not lines:
         return
-    script = ["set terminal svg size 900,820 dynamic background rgb 'white' font 'sans,14'",
-              "set output '%s'" % path, "set grid", "set logscale x 2",
+    lines = sorted(lines.items(), key=lambda line: line[0] in LABELS)  # what matters is on top
+    script = ["set terminal svg size 900,620 dynamic background rgb 'white' font 'sans,14'",
+              "set output '%s'" % path, "set grid", "set logscale x 2", "unset key",
               "set xlabel 'KiB moved to the device per step (log scale)'",
               "set ylabel 'answers kept, % of full attention'", "set yrange [0:*]",
-              "set key below maxcols 3 height 1"]
-    for i, points in enumerate(lines.values()):
-        script += ["$l%d << EOD" % i] + ["%g %g" % p for p in points] + ["EOD"]
-    script.append("plot " + ", ".join(
-        "$l%d using 1:2 with linespoints lw 2 pt %d lc rgb '%s' title '%s'"
-        % (i, 4 + i % 9, COLORS[i % len(COLORS)], name)
-        for i, name in enumerate(lines)))
+              "set label 'numbers: the budget; grey: other rows of the table' at graph 0.02, 0.95 "
+              "textcolor rgb '#6b7680' font ',12'"]
+    plots = []
+    for i, (name, points) in enumerate(lines):
+        points.sort()
+        script += ["$l%d << EOD" % i] + ["%g %g %d" % p for p in points] + ["EOD"]
+        label, color, at, side, offset = LABELS.get(name, ("", REST, 0, "left", "0,0"))
+        plots.append("$l%d using 1:2 with linespoints lw 2 pt 7 ps 0.8 lc rgb '%s'" % (i, color))
+        if label:
+            script.append("set label '%s' at %g,%g %s offset %s textcolor rgb '%s' front"
+                          % (label, *points[at][:2], side, offset, color))
+        if label and len(points) > 1:
+            plots.append("$l%d using 1:2:3 with labels %s font ',11' textcolor rgb '%s'"
+                         % (i, "right offset -0.6,0.7" if at == 0 else "left offset 0.6,-0.8", color))
+    script.append("plot " + ", ".join(plots))
     subprocess.run(["gnuplot"], input="\n".join(script) + "\n", text=True, check=True)
 
 
