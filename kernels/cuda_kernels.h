@@ -26,9 +26,9 @@ typedef int (*kvf_cuda_launch_fn)(const void *args, uint32_t tasks, void *stream
 KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER, KVF_CUDA_LAUNCHER)
 #undef KVF_CUDA_LAUNCHER
 
-/* Load all of them on the current device, whose blocks may have `shared_max` bytes of shared
- * memory: nothing is left to load when streams are busy. Returns a cudaError_t. */
-int kvf_cuda_load_kernels(int shared_max);
+/* Load all of them on the current device, with all the shared memory that its blocks can get:
+ * nothing is left to load when streams are busy. Returns a cudaError_t. */
+int kvf_cuda_load_kernels(void);
 
 /* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device
  * calls them, as kvf_cuda_launch_fn. KVF_UNSUPPORTED if an entry stays empty. */

@@ -39,11 +39,11 @@ struct KVF_CUDA_OWN kvf_cuda_entry {
 };
 
 /* One list per binary. `head` is written before main() or at dlopen() only, by the constructors
- * below; `is_old` once it is loaded for a device for which it has no code that can wait for an
- * earlier kernel (a target below 9.0). */
+ * below. `waiting` has a bit for every device that the list is loaded for with code that can wait
+ * for an earlier kernel (a target of 9.0 or later), which is found by the first load. */
 struct KVF_CUDA_OWN kvf_cuda_list {
     static inline const kvf_cuda_entry *head = nullptr;
-    static inline bool is_old = false;
+    static inline uint64_t waiting = 0;
 };
 
 inline kvf_cuda_entry::kvf_cuda_entry(const void *function)
@@ -56,23 +56,47 @@ template <auto function> struct KVF_CUDA_OWN kvf_cuda_listed {
     static inline const kvf_cuda_entry entry{(const void *)function};
 };
 
-/* Load every kernel of the list on the current device, and let it have all the shared memory that
- * a block can get. CUDA loads a kernel when it is first launched, and may wait for the whole device
- * then; after this it has nothing left to load. */
-static inline cudaError_t kvf_cuda_load_list(int shared_max)
+/* The bit of the current device, or 0: of a device beyond 64 nobody keeps one. */
+static inline uint64_t kvf_cuda_device_bit(void)
 {
-    cudaError_t status = cudaSuccess;
-    for (const kvf_cuda_entry *e = kvf_cuda_list::head; e && status == cudaSuccess; e = e->next) {
-        cudaFuncAttributes found;
-        status = cudaFuncGetAttributes(&found, e->kernel);
-        if (status == cudaSuccess)
-            status = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          shared_max - (int)found.sharedSizeBytes);
-        if (status == cudaSuccess && found.ptxVersion < 90)
-            __atomic_store_n(&kvf_cuda_list::is_old, true, __ATOMIC_RELAXED);
-    }
+    int device = 0;
+    const cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess)
+        (void)cudaGetLastError(); /* The next call will say it. */
+    return status == cudaSuccess && device < 64 ? UINT64_C(1) << device : 0;
+}
+
+/* Load one kernel on the current device, and let its blocks have all the shared memory there is:
+ * never less than before, since other lists of the process may have the same kernel. */
+static inline cudaError_t kvf_cuda_load(const void *kernel, int shared_max, bool *can_wait)
+{
+    cudaFuncAttributes found;
+    const cudaError_t status = cudaFuncGetAttributes(&found, kernel);
+    if (status != cudaSuccess)
+        return status;
+    *can_wait = *can_wait && found.ptxVersion >= 90;
+    const int dynamic = shared_max - (int)found.sharedSizeBytes;
+    if (dynamic <= found.maxDynamicSharedSizeBytes)
+        return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+}
+
+/* Load every kernel of the list on the current device. CUDA loads a kernel when it is first
+ * launched, and may wait for the whole device then; after this it has nothing left to load. */
+static inline cudaError_t kvf_cuda_load_list(void)
+{
+    int device = 0, shared_max = 0;
+    bool can_wait = true;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status =
+            cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    for (const kvf_cuda_entry *e = kvf_cuda_list::head; e && status == cudaSuccess; e = e->next)
+        status = kvf_cuda_load(e->kernel, shared_max, &can_wait);
     if (status != cudaSuccess)
         (void)cudaGetLastError();
+    else if (can_wait)
+        __atomic_or_fetch(&kvf_cuda_list::waiting, kvf_cuda_device_bit(), __ATOMIC_RELAXED);
     return status;
 }
 
@@ -85,7 +109,7 @@ static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
     const cudaGraphNode_t *before = nullptr;
     const cudaGraphEdgeData *edges = nullptr;
     size_t count = 0;
-    if (__atomic_load_n(&kvf_cuda_list::is_old, __ATOMIC_RELAXED))
+    if ((__atomic_load_n(&kvf_cuda_list::waiting, __ATOMIC_RELAXED) & kvf_cuda_device_bit()) == 0)
         return false;
 #if CUDART_VERSION >= 13000
     const cudaError_t status =

@@ -7,7 +7,7 @@
 
 #include "cuda.cuh"
 
-extern "C" int kvf_cuda_load_kernels(int shared_max)
+extern "C" int kvf_cuda_load_kernels(void)
 {
-    return (int)kvf_cuda_load_list(shared_max);
+    return (int)kvf_cuda_load_list();
 }

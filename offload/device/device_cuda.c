@@ -148,7 +148,7 @@ static void read_place(kvf_cuda_device *device)
 static kvf_status load_kernels(kvf_cuda_device *device)
 {
     const kvf_device_properties *p = &device->properties;
-    const cudaError_t error = (cudaError_t)kvf_cuda_load_kernels((int)p->shared_memory_max);
+    const cudaError_t error = (cudaError_t)kvf_cuda_load_kernels();
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         return kvf_fail(
             device->base.context, KVF_UNSUPPORTED, (int)error,

@@ -8,7 +8,7 @@
  */
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <stdio.h>
 #include <string.h>
 
@@ -163,19 +163,44 @@ int current_device()
 /* ---- kernels that the current device has loaded ---- */
 
 static std::shared_mutex loaded_lock;
-static std::set<std::pair<int, const void *>> loaded;
+/* Device and function, with the dynamic shared memory that a launch may ask for. */
+static std::map<std::pair<int, const void *>, int> loaded;
+constexpr int SHARED_WITHOUT_OPTIN = 48 * 1024;
+
+static std::pair<int, const void *> here(const void *function)
+{
+    return {device_of_thread, function};
+}
 
 /* True if it was not loaded yet. */
 static bool load(const void *function)
 {
-    const std::pair<int, const void *> key(device_of_thread, function);
     {
         std::shared_lock<std::shared_mutex> hold(loaded_lock);
-        if (loaded.count(key) != 0)
+        if (loaded.count(here(function)) != 0)
             return false;
     }
     std::unique_lock<std::shared_mutex> hold(loaded_lock);
-    return loaded.insert(key).second;
+    return loaded.emplace(here(function), SHARED_WITHOUT_OPTIN).second;
+}
+
+/* Of a function that is loaded. */
+static int shared_allowed(const void *function)
+{
+    std::shared_lock<std::shared_mutex> hold(loaded_lock);
+    return loaded.at(here(function));
+}
+
+/* False if it would be lowered: CUDA takes that, and the next launch fails far away. */
+static bool allow_shared(const void *function, int bytes)
+{
+    (void)load(function);
+    std::unique_lock<std::shared_mutex> hold(loaded_lock);
+    int &allowed = loaded.at(here(function));
+    if (bytes < allowed)
+        return false;
+    allowed = bytes;
+    return true;
 }
 
 } // namespace emu
@@ -282,9 +307,10 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
         return fail(cudaErrorInvalidDeviceFunction);
     bool is_known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ||
                     attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
-    if (!is_known || value < -1 ||
-        (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
-         value > emu::limits().shared_optin * 1024))
+    if (!is_known || value < -1)
+        return fail(cudaErrorInvalidValue);
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
+        (value > emu::limits().shared_optin * 1024 || !emu::allow_shared(function, value)))
         return fail(cudaErrorInvalidValue);
     return cudaSuccess;
 }
@@ -297,6 +323,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fu
     (void)emu::load(function);
     *out = {};
     out->maxThreadsPerBlock = 1024;
+    out->maxDynamicSharedSizeBytes = emu::shared_allowed(function);
     out->numRegs = 64;
     out->binaryVersion = out->ptxVersion = (int)emu::config().compute_major * 10;
     return cudaSuccess;
@@ -433,6 +460,8 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
         if (!emu::is_captured(stream))
             emu::drain_all(stream->device);
     }
+    if (shared_bytes > (size_t)emu::shared_allowed(kernel->function))
+        return cudaErrorInvalidValue; /* as kvf_emu_check_launch */
     const kvf_emu_kernel what = *kernel;
     auto run = [=] {
         emu::count(emu::counts.launches);

@@ -44,6 +44,12 @@ int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wro
 /* The right one, early wherever it stands. */
 int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from);
 
+/* A kernel with so much shared memory writes 7; the other is on no list of kernels to load, and may
+ * ask for what rig_allow_shared allowed. */
+int rig_fill_shared(cudaStream_t stream, uint32_t *to, size_t bytes);
+int rig_fill_shared_unlisted(cudaStream_t stream, uint32_t *to, size_t bytes);
+int rig_allow_shared(int bytes);
+
 /* Kernels: hold the stream up until (int32_t)(*word - value) >= 0; write a word. */
 int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);

@@ -9,12 +9,15 @@ extern "C" int rig_mix(cudaStream_t stream, uint32_t *to, const uint32_t *from, 
                        uint32_t count);
 extern "C" int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wrong);
 extern "C" int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from);
+extern "C" int rig_fill_shared(cudaStream_t stream, uint32_t *to, size_t bytes);
+extern "C" int rig_fill_shared_unlisted(cudaStream_t stream, uint32_t *to, size_t bytes);
+extern "C" int rig_allow_shared(int bytes);
 extern "C" int rig_wait_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 extern "C" int rig_write_word(cudaStream_t stream, uint32_t *word, uint32_t value);
 
 int rig_load(void)
 {
-    return kvf_cuda_load_list(0);
+    return kvf_cuda_load_list();
 }
 
 static void mix(uint32_t *to, const uint32_t *from, uint32_t salt, uint32_t count)
@@ -45,6 +48,35 @@ int rig_take(cudaStream_t stream, uint32_t *to, const uint32_t *from, int is_wro
 int rig_take_at_once(cudaStream_t stream, uint32_t *to, const uint32_t *from)
 {
     return kvf_emu_launch("take", true, take, dim3(1), dim3(1), 0, stream, to, from, 0);
+}
+
+static void fill_shared(uint32_t *to, size_t bytes)
+{
+    kvf_shared()[bytes - 1] = 7;
+    *to = (uint32_t)kvf_shared()[bytes - 1];
+}
+
+int rig_fill_shared(cudaStream_t stream, uint32_t *to, size_t bytes)
+{
+    return kvf_cuda_launch<fill_shared>(dim3(1), dim3(1), bytes, stream, to, bytes);
+}
+
+/* The same kernel, but on no list of kernels to load. */
+static void fill_shared_unlisted(uint32_t *to, size_t bytes)
+{
+    fill_shared(to, bytes);
+}
+
+int rig_fill_shared_unlisted(cudaStream_t stream, uint32_t *to, size_t bytes)
+{
+    return kvf_emu_launch("fill_shared_unlisted", false, fill_shared_unlisted, dim3(1), dim3(1),
+                          bytes, stream, to, bytes);
+}
+
+int rig_allow_shared(int bytes)
+{
+    return cudaFuncSetAttribute((const void *)fill_shared_unlisted,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 static void wait_word(const uint32_t *word, uint32_t value)

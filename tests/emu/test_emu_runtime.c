@@ -376,6 +376,31 @@ static void test_connections(void **state)
     }
 }
 
+/* A launch gets 48 KiB of shared memory, or what its kernel was allowed. What loads all kernels of
+ * a list allows all there is, whoever did so before, and nobody takes it away. */
+static void test_shared_memory(void **state)
+{
+    (void)state;
+    cudaStream_t stream = rig_stream();
+    uint32_t *word = rig_pinned(1);
+    int most;
+    OK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    assert_true(most > 64 * 1024);
+    OK(rig_load());
+    OK(rig_fill_shared(stream, word, (size_t)most));
+    assert_int_equal(rig_fill_shared(stream, word, (size_t)most + 1), cudaErrorInvalidValue);
+    OK(rig_fill_shared_unlisted(stream, word, 48 * 1024));
+    assert_int_equal(rig_fill_shared_unlisted(stream, word, 48 * 1024 + 1), cudaErrorInvalidValue);
+    OK(rig_allow_shared(64 * 1024));
+    OK(rig_fill_shared_unlisted(stream, word, 64 * 1024));
+    FAILS(cudaErrorInvalidValue, (cudaError_t)rig_allow_shared(48 * 1024));
+    FAILS(cudaErrorInvalidValue, (cudaError_t)rig_allow_shared(most + 1));
+    OK(cudaStreamSynchronize(stream));
+    assert_int_equal(*word, 7);
+    OK(cudaFreeHost(word));
+    OK(cudaStreamDestroy(stream));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, rig_begin, rig_end)
@@ -383,7 +408,7 @@ int main(void)
         TEST(test_random_program), TEST(test_event_snapshot), TEST(test_event_reused),
         TEST(test_elapsed_time),   TEST(test_host_functions), TEST(test_destroy_is_not_a_wait),
         TEST(test_full_queue),     TEST(test_delays),         TEST(test_legacy_order),
-        TEST(test_connections),
+        TEST(test_connections),    TEST(test_shared_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,8 +108,7 @@ check_cuda *check_cuda_open(bool is_timed, char why[256])
         abort();
     cuda->is_timed = is_timed;
     if ((status = cudaGetDeviceProperties(&properties, 0)) != cudaSuccess ||
-        (status = (cudaError_t)kvf_cuda_load_kernels((int)properties.sharedMemPerBlockOptin)) !=
-            cudaSuccess ||
+        (status = (cudaError_t)kvf_cuda_load_kernels()) != cudaSuccess ||
         (status = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->from, cudaEventDefault)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->to, cudaEventDefault)) != cudaSuccess ||

@@ -103,7 +103,7 @@ extern "C" int kvf_row_use_device(uint32_t ordinal)
 
 extern "C" int kvf_row_load_kernels(void)
 {
-    return (int)kvf_cuda_load_list(48 * 1024);
+    return (int)kvf_cuda_load_list();
 }
 
 extern "C" int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream)
