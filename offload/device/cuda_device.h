@@ -155,6 +155,7 @@ void kvf_cuda_stream_destroy(kvf_stream *stream);
 kvf_status kvf_cuda_stream_wait(kvf_stream *stream);
 void kvf_cuda_stream_fail(kvf_stream *stream, kvf_status status);
 kvf_status kvf_cuda_event_create(kvf_device *device, kvf_event **out);
+kvf_status kvf_cuda_event_create_timed(kvf_device *device, kvf_event **out);
 void kvf_cuda_event_destroy(kvf_event *event);
 kvf_status kvf_cuda_event_record(kvf_event *event, kvf_stream *stream);
 kvf_status kvf_cuda_stream_wait_event(kvf_stream *stream, kvf_event *event);

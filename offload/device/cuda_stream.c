@@ -233,7 +233,7 @@ static kvf_cuda_event *of_event(kvf_event *event)
     return (kvf_cuda_event *)(void *)event;
 }
 
-kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
+static kvf_status create_event(kvf_device *base, unsigned flags, kvf_event **out)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     kvf_context *context = base->context;
@@ -246,7 +246,7 @@ kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
     event->base.device = base;
     kvf_status status = kvf_cuda_enter(device, &before);
     if (status == KVF_OK) {
-        status = kvf_cuda_failed(device, cudaEventCreateWithFlags(&event->handle, cudaEventDefault),
+        status = kvf_cuda_failed(device, cudaEventCreateWithFlags(&event->handle, flags),
                                  "an event could not be created");
         kvf_cuda_leave(device, before);
     }
@@ -263,6 +263,16 @@ kvf_status kvf_cuda_event_create(kvf_device *base, kvf_event **out)
     pthread_mutex_unlock(&device->lock);
     *out = &event->base;
     return KVF_OK;
+}
+
+kvf_status kvf_cuda_event_create(kvf_device *device, kvf_event **out)
+{
+    return create_event(device, cudaEventDisableTiming, out);
+}
+
+kvf_status kvf_cuda_event_create_timed(kvf_device *device, kvf_event **out)
+{
+    return create_event(device, cudaEventDefault, out);
 }
 
 void kvf_cuda_event_destroy(kvf_event *base)

@@ -76,7 +76,10 @@ typedef struct kvf_device_ops {
     kvf_status (*stream_create)(kvf_device *device, kvf_stream_priority priority, kvf_stream **out);
     void (*stream_destroy)(kvf_stream *stream); /* waits; NULL is fine */
     kvf_status (*stream_wait)(kvf_stream *stream);
+    /* An event that only orders, or one that tells the time as well: on CUDA that costs every
+     * record a write behind all that comes before. */
     kvf_status (*event_create)(kvf_device *device, kvf_event **out);
+    kvf_status (*event_create_timed)(kvf_device *device, kvf_event **out);
     void (*event_destroy)(kvf_event *event); /* NULL is fine; never while work refers to it */
     kvf_status (*event_record)(kvf_event *event, kvf_stream *stream);
     /* Waits for the record that was enqueued last before this call. */
@@ -84,7 +87,8 @@ typedef struct kvf_device_ops {
     kvf_status (*event_wait)(kvf_event *event); /* host waits */
     /* 1 if what comes before the event is done; -1: the device could not say, or is lost. */
     int (*event_is_done)(kvf_event *event);
-    /* Time between two records that are done, on the clock of the stream's device. */
+    /* Time between two records of timed events that are done, on the clock of the stream's
+     * device. */
     kvf_status (*event_elapsed)(kvf_event *from, kvf_event *to, uint64_t *ns);
 
     kvf_status (*copy)(kvf_stream *stream, void *to, const void *from, size_t bytes);

@@ -12,6 +12,7 @@
 #include "host_stream.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "common/clock.h"
 
@@ -21,6 +22,7 @@
 
 typedef struct host_event {
     kvf_event base; /* first member */
+    bool is_timed;
     pthread_mutex_t lock;
     pthread_cond_t fired;
     uint64_t recorded;            /* guarded by lock: generation enqueued last */
@@ -87,7 +89,7 @@ kvf_status kvf_host_event_await(kvf_event *base, uint64_t generation)
     return status;
 }
 
-kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
+static kvf_status create(kvf_device *device, bool is_timed, kvf_event **out)
 {
     *out = NULL;
     kvf_context *context = device->context;
@@ -96,6 +98,7 @@ kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
     if (!event)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for an event (%zu bytes)", sizeof *event);
     event->base.device = device;
+    event->is_timed = is_timed;
     atomic_init(&event->changes, 0);
     if (pthread_mutex_init(&event->lock, NULL) != 0 ||
         pthread_cond_init(&event->fired, NULL) != 0) {
@@ -104,6 +107,16 @@ kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
     }
     *out = &event->base;
     return KVF_OK;
+}
+
+kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
+{
+    return create(device, false, out);
+}
+
+kvf_status kvf_host_event_create_timed(kvf_device *device, kvf_event **out)
+{
+    return create(device, true, out);
 }
 
 void kvf_host_event_destroy(kvf_event *base)
@@ -166,9 +179,9 @@ kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)
 {
     const uint64_t began = event_time(of_event(from)), ended = event_time(of_event(to));
     *ns = 0;
-    if (began == 0 || ended == 0)
+    if (!of_event(from)->is_timed || !of_event(to)->is_timed || began == 0 || ended == 0)
         KVF_FAIL(from->device->context, KVF_INVALID,
-                 "time between two events that are not both recorded and done");
+                 "time between two events that are not both timed, recorded and done");
     if (ended > began)
         *ns = ended - began;
     return KVF_OK;

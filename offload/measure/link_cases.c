@@ -285,7 +285,7 @@ static kvf_status run_cadence(kvf_link_rig *rig, kvf_event **events, kvf_link_re
 {
     const kvf_link_case *c = rig->c;
     for (uint32_t i = 0; i < 2 * rig->lists; i++)
-        KVF_TRY(rig->ops->event_create(rig->device, &events[i]));
+        KVF_TRY(rig->ops->event_create_timed(rig->device, &events[i]));
     KVF_TRY(kvf_link_compute_open(rig, c->gap_ns));
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
         KVF_TRY(kvf_link_rig_prepare(rig));

@@ -123,8 +123,8 @@ kvf_status kvf_link_rig_open(kvf_link_rig *rig)
                  "pages",
                  (unsigned long long)rig->pool_pages, c->pages);
     KVF_TRY(rig->ops->stream_create(device, KVF_PRIORITY_NORMAL, &rig->stream));
-    KVF_TRY(rig->ops->event_create(device, &rig->begin));
-    KVF_TRY(rig->ops->event_create(device, &rig->end));
+    KVF_TRY(rig->ops->event_create_timed(device, &rig->begin));
+    KVF_TRY(rig->ops->event_create_timed(device, &rig->end));
     KVF_TRY(open_samples(rig));
     KVF_TRY(open_memory(rig));
     KVF_TRY(open_write_back(rig));

@@ -414,8 +414,8 @@ static void check_times(rig *r)
     t.alias = alias;
     t.a = device_memory(r, LARGE);
     t.b = device_memory(r, LARGE);
-    OK(r, r->ops->event_create(r->device, &t.began));
-    OK(r, r->ops->event_create(r->device, &t.ended));
+    OK(r, r->ops->event_create_timed(r->device, &t.began));
+    OK(r, r->ops->event_create_timed(r->device, &t.ended));
     (void)time_of(r, &t, 1, 16); /* the link wakes up */
     check_clock(r, &t);
     check_overlap(r, &t);

@@ -79,8 +79,8 @@ static kvf_status do_everything(everything *e)
     e->is_registered = 1;
     KVF_TRY(ops->stream_create(e->device, KVF_PRIORITY_LOW, &e->stream));
     KVF_TRY(ops->stream_create(e->device, KVF_PRIORITY_HIGH, &e->side));
-    KVF_TRY(ops->event_create(e->device, &e->began));
-    KVF_TRY(ops->event_create(e->device, &e->ended));
+    KVF_TRY(ops->event_create_timed(e->device, &e->began));
+    KVF_TRY(ops->event_create_timed(e->device, &e->ended));
     return use_streams(e);
 }
 

@@ -131,18 +131,22 @@ static void test_elapsed(void **state)
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream = stream_of(&r);
-    kvf_event *from, *to;
+    kvf_event *from, *to, *untimed;
     uint64_t ns = 1;
     const long ms = 20;
-    RIG_OK(r.ops->event_create(r.device, &from));
-    RIG_OK(r.ops->event_create(r.device, &to));
+    RIG_OK(r.ops->event_create_timed(r.device, &from));
+    RIG_OK(r.ops->event_create_timed(r.device, &to));
+    RIG_OK(r.ops->event_create(r.device, &untimed));
     assert_int_equal(r.ops->event_elapsed(from, to, &ns), KVF_INVALID); /* never recorded */
     RIG_OK(r.ops->event_record(from, stream));
     RIG_OK(r.ops->host_call(stream, sleep_ms, &ms, sizeof ms));
     RIG_OK(r.ops->event_record(to, stream));
-    RIG_OK(r.ops->event_wait(to));
+    RIG_OK(r.ops->event_record(untimed, stream));
+    RIG_OK(r.ops->event_wait(untimed));
     RIG_OK(r.ops->event_elapsed(from, to, &ns));
     assert_true(ns >= 19500000u);
+    assert_int_equal(r.ops->event_elapsed(from, untimed, &ns), KVF_INVALID);
+    r.ops->event_destroy(untimed);
     r.ops->event_destroy(from);
     r.ops->event_destroy(to);
     r.ops->stream_destroy(stream);
