@@ -14,7 +14,7 @@ SOURCE = re.compile(r"\.(c|cc|h|inc|cu|cuh)$")
 SCRIPT = re.compile(r"(\.(py|sh)$)|(^dev$)|(^tools/lint$)|(^\.ci/run$)")
 TEXT = re.compile(r"\.(c|cc|h|inc|cu|cuh|py|sh|md|map|txt|svg|in|build|yml)$|^dev$|^tools/lint$"
                   r"|^\.ci/run$|^\.(gitignore|editorconfig|clang-format|clang-tidy)$")
-PAGE = re.compile(r"^(README|ARCHITECTURE)\.md$|^docs/.*\.md$")
+PAGE = re.compile(r"^(README|ARCHITECTURE|CONTRIBUTING)\.md$|^docs/.*\.md$")
 DATA = re.compile(r"^tests/.*/(data|golden|goldens|corpus)/|^examples/recall/model/|/results/")
 # Spelled in two parts, so that this file does not find itself.
 LEFT_OVER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
