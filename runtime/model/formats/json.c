@@ -151,8 +151,8 @@ static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes
     }
     if (json_error_code(&problem) == json_error_out_of_memory || problem.text[0] == '\0')
         return model_out_of_memory(reader->error, bytes, reader->what);
-    return model_fail(reader->error, KVF_CORRUPT, "%s: not valid JSON: %s at byte %d",
-                      reader->what, problem.text, problem.position);
+    return model_fail(reader->error, KVF_CORRUPT, "%s: not valid JSON: %s at byte %d", reader->what,
+                      problem.text, problem.position);
 }
 
 kvf_status json_parse(const char *text, size_t bytes, const char *what,
