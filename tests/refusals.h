@@ -37,8 +37,8 @@ char *refusals_part(char *change, char **next);
 /* For tests of one call: got, and the whole text. */
 void refusals_expect(kvf_status got, const kvf_error *error, kvf_status status, const char *text);
 
-/* Sets the field NAME of a config to the number or word VALUE, whatever its range; 0 if none of the
- * settings has this name. */
+/* Sets the field @p name of a config to a number, whatever its range, or to the text @p value
+ * itself. Returns 0 if none of the settings has this name. */
 struct kvf_setting;
 int refusals_set(const struct kvf_setting *(*settings)(uint32_t index), void *config,
                  const char *name, const char *value);

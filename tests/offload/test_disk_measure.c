@@ -15,7 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kvferry/setting.h"
 #include "offload_rig.h"
+#include "refusals.h"
 
 #define BYTES ((uint64_t)16 << 20)
 
@@ -99,33 +101,31 @@ static void every_kind_of_pass(void **state)
     close_disk(&d);
 }
 
+/* FIELD VALUE & FIELD VALUE ... of a small case. */
+static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    disk_rig *d = user;
+    kvf_disk_result r;
+    kvf_disk_case c = small_case();
+    (void)size;
+    for (char *field = change, *next; field; field = next) {
+        const char *value = refusals_part(field, &next);
+        if (!refusals_set(kvf_disk_setting, &c, field, value))
+            fail_msg("there is no field %s", field);
+    }
+    const kvf_status status = kvf_disk_measure(d->disk, &c, &r);
+    kvf_context_error(d->context, error);
+    return status;
+}
+
 static void bad_cases_are_refused(void **state)
 {
     (void)state;
     disk_rig d;
-    kvf_disk_result r;
-    kvf_error error;
     kvf_disk *other = NULL;
-    static const struct {
-        size_t extent_bytes;
-        uint32_t depth, extents;
-        const char *text;
-    } bad[] = {{4095, 1, 1, "extent_bytes = 4095"},
-               {6144, 1, 1, "extent_bytes = 6144: must be a multiple"},
-               {16384, 0, 1, "depth = 0"},
-               {16384, 257, 1, "depth = 257"},
-               {16384, 1, 0, "extents = 0"},
-               {16384, 1, 1025, "extents = 1025: the file has 1024"}};
     open_disk(&d);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        kvf_disk_case c = small_case();
-        c.extent_bytes = bad[i].extent_bytes;
-        c.depth = bad[i].depth;
-        c.extents = bad[i].extents;
-        assert_int_equal(kvf_disk_measure(d.disk, &c, &r), KVF_INVALID);
-        kvf_context_error(d.context, &error);
-        assert_non_null(strstr(error.text, bad[i].text));
-    }
+    refusals_check(
+        &(refusals){.path = "tests/offload/disk.refusals", .call = measure_row, .user = &d});
     assert_int_equal(kvf_disk_bench_open(d.context, d.folder, BYTES + 1, &other), KVF_INVALID);
     assert_int_equal(kvf_disk_bench_open(d.context, "/nowhere", BYTES, &other), KVF_SYSTEM);
     kvf_disk_close(NULL);

@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvferry/setting.h"
 #include "link_rig.h"
 #include "offload_rig.h"
+#include "refusals.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -169,54 +171,34 @@ static void test_wrong_bytes(void **state)
     close_link(&l);
 }
 
+/* FIELD VALUE of a small case. */
+static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    link_rig *l = user;
+    kvf_link_result r;
+    kvf_link_case c = small_case();
+    const char *value = refusals_value(change);
+    (void)size;
+    if (!refusals_set(kvf_link_setting, &c, change, value))
+        fail_msg("there is no field %s", change);
+    const kvf_status status = kvf_link_measure(l->bench, &c, NULL, &r);
+    rig_error(&l->r, error);
+    return status;
+}
+
 static void test_bad_cases(void **state)
 {
     (void)state;
     link_rig l;
     kvf_link_result r;
+    kvf_error error;
+    kvf_link_case c = small_case();
     open_link(&l);
-    for (uint32_t i = 0; i < 16; i++) {
-        static const char *const names[16] = {
-            "size",  "what",   "pattern",   "method",      "page_bytes",        "page_bytes",
-            "pages", "pages",  "pool",      "repetitions", "writeback_percent", "blocks",
-            "zipf",  "layers", "run_pages", "workers"};
-        kvf_link_case c = small_case();
-        kvf_error error;
-        if (i == 0)
-            c.size = 8;
-        if (i == 1)
-            c.what = (kvf_link_what)9;
-        if (i == 2)
-            c.pattern = (kvf_link_pattern)3;
-        if (i == 3)
-            c.method = KVF_TRANSFER_DIRECT;
-        if (i == 4)
-            c.page_bytes = 4100;
-        if (i == 5)
-            c.page_bytes = 0;
-        if (i == 6)
-            c.pages = 0;
-        if (i == 7)
-            c.pages = 65537;
-        if (i == 8)
-            c.pool_bytes = 39 * 4096;
-        if (i == 9)
-            c.repetitions = 0;
-        if (i == 10)
-            c.writeback_percent = 101;
-        if (i == 11)
-            c.blocks = 65;
-        if (i == 12)
-            c.zipf = NAN;
-        if (i == 13)
-            c.layers = 0;
-        if (i == 14)
-            c.run_pages = 0;
-        if (i == 15)
-            c.workers = 257;
-        assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_INVALID);
-        assert_non_null(strstr(rig_error(&l.r, &error), names[i]));
-    }
+    refusals_check(
+        &(refusals){.path = "tests/offload/link.refusals", .call = measure_row, .user = &l});
+    c.size = 8;
+    assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_INVALID);
+    assert_non_null(strstr(rig_error(&l.r, &error), "size = 8"));
     close_link(&l);
 }
 

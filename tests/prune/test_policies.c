@@ -21,7 +21,9 @@
 
 #include "choose.h"
 #include "common/random.h"
+#include "kvferry/setting.h"
 #include "policies.h"
+#include "refusals.h"
 
 static const kvf_prune_shape shape_llama = {
     .layers = 32, .kv_heads = 8, .query_heads = 32, .tokens_max = 16384};
@@ -89,160 +91,7 @@ static void has_sound_defaults(void **state)
 
 /* ---- refusals ---- */
 
-typedef enum value_kind { VALUE_U32, VALUE_F32 } value_kind;
-
-typedef struct refusal {
-    const char *policy;
-    size_t offset; /* into kvf_prune_config */
-    value_kind kind;
-    uint32_t whole;
-    float real;
-    const char *says[3]; /* field and value, what is wrong, the fix */
-} refusal;
-
-#define AT(name)       offsetof(kvf_prune_config, settings) + offsetof(kvf_prune_settings, name)
-#define U(name, value) AT(name), VALUE_U32, (value), 0.0f
-#define F(name, value) AT(name), VALUE_F32, 0, (value)
-#define C(name, value) offsetof(kvf_prune_config, name), VALUE_U32, (value), 0.0f
-
-static const refusal refusals[] = {
-    {"fastkv", F(keep, 0.0f), {"keep = 0:", "above 0", "at most 1"}},
-    {"fastkv", F(keep, -0.1f), {"keep = -0.1:", "above 0", "at most 1"}},
-    {"fastkv", F(keep, 1.01f), {"keep = 1.01:", "above 0", "at most 1"}},
-    {"fastkv", F(keep, NAN), {"keep = nan:", "above 0", "at most 1"}},
-    {"fastkv", F(keep, INFINITY), {"keep = inf:", "above 0", "at most 1"}},
-    {"fastkv", F(propagate, 0.0f), {"propagate = 0:", "above 0", "at most 1"}},
-    {"fastkv", F(propagate, 2.0f), {"propagate = 2:", "above 0", "at most 1"}},
-    {"fastkv", F(propagate, NAN), {"propagate = nan:", "above 0", "at most 1"}},
-    {"fastkv", U(layer, 32), {"layer = 32:", "layers 0 to 31", "AUTO"}},
-    {"asl", U(layer_min, 32), {"layer_min = 32:", "layers 0 to 31", "AUTO"}},
-    {"structkv", U(layer_max, 99), {"layer_max = 99:", "layers 0 to 31", "AUTO"}},
-    {"fastkv", U(window, 129), {"window = 129:", "from 1 to 128", "newest queries"}},
-    {"snapkv", U(window, 0), {"window = 0:", "newest queries", "at least 1"}},
-    {"fastkv", U(window, 0), {"window = 0:", "newest queries", "at least 1"}},
-    {"fastkv", U(pool_width, 0), {"pool_width = 0:", "from 1 to 1023", "odd"}},
-    {"fastkv", U(pool_width, 6), {"pool_width = 6:", "odd", "5 or 7"}},
-    {"fastkv", U(pool, 2), {"pool = 2:", "max or avg", "smoothed"}},
-    {"fastkv",
-     U(group_reduce, 3),
-     {"group_reduce = 3:", "mean-softmax, max or sum", "query heads"}},
-    {"fastkv", U(window_mean, 2), {"window_mean = 2:", "on or off", "sum"}},
-    {"fastkv", U(keep_tokens, 7), {"keep_tokens = 7:", "below window = 8", "raise it to 8"}},
-    {"fastkv", U(propagate_tokens, 3), {"propagate_tokens = 3:", "window = 8", "raise it to 8"}},
-    {"fastkv", F(keep, 0.0004f), {"keep = 0.0004:", "is 6, below window = 8", "raise it to 0.001"}},
-    {"streaming", U(sink_tokens, 1638), {"sink_tokens = 1638:", "only 1638", "lower it"}},
-    {"h2o", F(recent_share, -1.0f), {"recent_share = -1:", "from 0 to 1", "newest"}},
-    {"h2o", F(recent_share, NAN), {"recent_share = nan:", "from 0 to 1", "newest"}},
-    {"pyramidkv", U(beta, 0), {"beta = 0:", "from 1 to", "20"}},
-    {"structkv", F(decay, 1.5f), {"decay = 1.5:", "from 0 to 1", "0.9"}},
-    {"structkv", F(decay, NAN), {"decay = nan:", "from 0 to 1", "0.9"}},
-    {"structkv", F(weights[0], -0.2f), {"weights[0] = -0.2:", "at least 0", "0.2, 0.3, 0.5"}},
-    {"structkv", F(weights[1], NAN), {"weights[1] = nan:", "at least 0", "0.2, 0.3, 0.5"}},
-    {"structkv", F(weights[2], INFINITY), {"weights[2] = inf:", "at least 0", "0.2, 0.3, 0.5"}},
-    {"structkv", F(mass_share, 0.0f), {"mass_share = 0:", "above 0", "0.1"}},
-    {"structkv", U(pivot, 3), {"pivot = 3:", "online, calibrated or fixed", "pivot comes"}},
-    {"asl", F(threshold, NAN), {"threshold = nan:", "from 0 to 1e+09", "0.3"}},
-    {"asl", U(layers_observed, 0), {"layers_observed = 0:", "from 1 to", "8"}},
-    {"asl", U(two_pass, 2), {"two_pass = 2:", "on or off", "run again"}},
-    {"snapkv", C(retention, 2), {"retention = 2:", "offload or evict", "the rest"}},
-    {"snapkv", C(eviction, 3), {"eviction = 3:", "none, naive or patched", "chunk"}},
-    {"snapkv", C(eviction, KVF_EVICTION_NAIVE), {"eviction = NAIVE:", "OFFLOAD", "set retention"}},
-    {"snapkv", C(eviction, KVF_EVICTION_PATCHED), {"eviction = PATCHED:", "OFFLOAD", "EVICT"}},
-    {"snapkv", C(chunk_queries, 0), {"chunk_queries = 0:", "from 1 to 128", "score a chunk"}},
-    {"snapkv", C(chunk_queries, 129), {"chunk_queries = 129:", "from 1 to 128", "score a chunk"}},
-    {"snapkv", C(compat_bf16, 2), {"compat_bf16 = 2:", "on or off", "round"}},
-};
-
-static void expect_refusal(const char *what, const kvf_prune_config *config,
-                           const kvf_prune_shape *shape, const char *const says[3])
-{
-    kvf_error error = {0};
-    if (kvf_prune_config_check(config, shape, &error) != KVF_INVALID)
-        fail_msg("%s: not refused", what);
-    assert_int_equal(error.status, KVF_INVALID);
-    for (uint32_t i = 0; i < 3; i++)
-        if (!strstr(error.text, says[i]))
-            fail_msg("%s: '%s' does not say '%s'", what, error.text, says[i]);
-    assert_int_equal(kvf_prune_config_check(config, shape, NULL), KVF_INVALID);
-}
-
-static void refuses_bad_values(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        const refusal *r = refusals + i;
-        kvf_prune_config config = config_of(r->policy);
-        const void *value = r->kind == VALUE_U32 ? (const void *)&r->whole : (const void *)&r->real;
-        memcpy((char *)&config + r->offset, value, 4);
-        expect_refusal(r->says[0], &config, &shape_llama, r->says);
-    }
-}
-
-static void refuses_what_does_not_fit_together(void **state)
-{
-    (void)state;
-    kvf_prune_config config = config_of("structkv");
-    config.settings.layer_min = 9;
-    config.settings.layer_max = 8;
-    expect_refusal("layer_min above layer_max", &config, &shape_llama,
-                   (const char *const[]){"layer_min = 9:", "layer_max = 8", "lower it"});
-
-    kvf_prune_shape shape = shape_llama;
-    shape.tokens_max = 20;
-    config = config_of("snapkv");
-    expect_refusal("window beyond the longest prompt", &config, &shape,
-                   (const char *const[]){"window = 32:", "20 tokens", "lower window"});
-
-    config = config_of("fastkv");
-    config.size = 1;
-    expect_refusal("size", &config, &shape_llama,
-                   (const char *const[]){"size = 1:", "this library knows", "config_init"});
-    config = config_of("fastkv");
-    config.settings.size = 1;
-    expect_refusal("settings.size", &config, &shape_llama,
-                   (const char *const[]){"settings.size = 1:", "this library knows", "init"});
-    config.settings.size = sizeof config.settings;
-    config.policy = NULL;
-    expect_refusal("no policy", &config, &shape_llama,
-                   (const char *const[]){"policy = NULL:", "kvf_prune_policy_find", "your own"});
-    expect_refusal("no config", NULL, &shape_llama,
-                   (const char *const[]){"size = 0:", "this library knows", "init"});
-    config = config_of("fastkv");
-    shape = shape_llama;
-    shape.query_heads = 12;
-    expect_refusal("shape", &config, &shape,
-                   (const char *const[]){"shape", "query_heads", "multiple of kv_heads"});
-}
-
-static void refuses_eviction_of_what_starts_over(void **state)
-{
-    (void)state;
-    kvf_prune_config config = config_of("gemfilter");
-    config.retention = KVF_RETENTION_EVICT;
-    config.eviction = KVF_EVICTION_NAIVE;
-    expect_refusal("gemfilter", &config, &shape_llama,
-                   (const char *const[]){"eviction = NAIVE:", "gemfilter", "another policy"});
-    config = config_of("asl");
-    config.retention = KVF_RETENTION_EVICT;
-    config.eviction = KVF_EVICTION_PATCHED;
-    config.settings.two_pass = 1;
-    expect_refusal("asl", &config, &shape_llama,
-                   (const char *const[]){"eviction = PATCHED:", "two_pass = 1", "NONE"});
-    config = config_of("fastkv");
-    config.retention = KVF_RETENTION_EVICT;
-    config.eviction = KVF_EVICTION_PATCHED;
-    expect_refusal("fastkv", &config, &shape_llama,
-                   (const char *const[]){"eviction = PATCHED:", "fastkv", "propagate = 1"});
-    config.settings.propagate = 1.0f;
-    assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
-    config = config_of("snapkv");
-    config.retention = KVF_RETENTION_EVICT;
-    config.eviction = KVF_EVICTION_NAIVE;
-    assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
-}
-
-/* ---- an embedder's own policy ---- */
-
+/* One of an embedder. */
 static const char *own_check(const kvf_prune_settings *settings, const kvf_prune_shape *shape,
                              char *text, size_t capacity)
 {
@@ -276,51 +125,110 @@ static kvf_prune_policy own_policy(uint32_t *calls)
                               .user = calls};
 }
 
-static void takes_a_policy_of_the_embedder(void **state)
+/* FIELD VALUE of what is checked. */
+static int set_other(kvf_prune_config *config, kvf_prune_shape *shape, kvf_prune_policy *own,
+                     const char *field, const char *value)
+{
+    const uint32_t number = (uint32_t)strtoul(value, NULL, 10);
+    if (strcmp(field, "policy") == 0)
+        config->policy = NULL;
+    else if (strcmp(field, "tokens_max") == 0)
+        shape->tokens_max = number;
+    else if (strcmp(field, "query_heads") == 0)
+        shape->query_heads = number;
+    else if (strcmp(field, "policy.name") == 0)
+        own->name = NULL;
+    else if (strcmp(field, "policy.needs") == 0)
+        own->needs = number;
+    else if (strcmp(field, "policy.settings") == 0)
+        own->settings = value;
+    else if (strcmp(field, "policy.decide") == 0)
+        own->decide = NULL;
+    else
+        return 0;
+    return 1;
+}
+
+/* POLICY & FIELD VALUE & FIELD VALUE ... */
+static kvf_status check_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    uint32_t calls = 0;
+    kvf_prune_policy own = own_policy(&calls);
+    kvf_prune_shape shape = shape_llama;
+    char *field = NULL;
+    refusals_part(change, &field);
+    const bool is_own = strcmp(change, "own") == 0;
+    kvf_prune_config config = is_own ? (kvf_prune_config){0} : config_of(change);
+    (void)user;
+    (void)size;
+    if (is_own)
+        kvf_prune_config_init(&config, &own);
+    for (char *next; field; field = next) {
+        const char *value = refusals_part(field, &next);
+        if (!set_other(&config, &shape, &own, field, value) &&
+            !refusals_set(kvf_prune_setting, &config, field, value))
+            fail_msg("there is no field %s", field);
+    }
+    const kvf_status status = kvf_prune_config_check(&config, &shape, error);
+    assert_int_equal(kvf_prune_config_check(&config, &shape, NULL), status);
+    assert_int_equal(calls, 0);
+    return status;
+}
+
+static void refuses_bad_settings(void **state)
+{
+    (void)state;
+    refusals_check(&(refusals){.path = "tests/prune/policies.refusals", .call = check_row});
+}
+
+static void expect_size(const kvf_prune_config *config, const char *format, size_t known)
+{
+    char text[256];
+    kvf_error error = {0};
+    snprintf(text, sizeof text, format, known);
+    refusals_expect(kvf_prune_config_check(config, &shape_llama, &error), &error, KVF_INVALID,
+                    text);
+}
+
+static void refuses_other_sizes(void **state)
 {
     (void)state;
     uint32_t calls = 0;
+    kvf_prune_config config = config_of("fastkv");
+    kvf_prune_policy own = own_policy(&calls);
+    expect_size(NULL,
+                "size = 0: this library knows %zu; call kvf_prune_config_init, and build "
+                "against the header of the library that is linked",
+                sizeof config);
+    config.settings.size = 1;
+    expect_size(&config, "settings.size = 1: this library knows %zu; call kvf_prune_config_init",
+                sizeof config.settings);
+    kvf_prune_config_init(&config, &own);
+    own.size = 8;
+    expect_size(&config,
+                "policy->size = 8: this library knows %zu; set it to "
+                "sizeof(kvf_prune_policy), and build against this library's header",
+                sizeof own);
+}
+
+static void takes_what_fits_together(void **state)
+{
+    (void)state;
+    uint32_t calls = 0;
+    kvf_prune_config config = config_of("fastkv");
+    config.retention = KVF_RETENTION_EVICT;
+    config.eviction = KVF_EVICTION_PATCHED;
+    config.settings.propagate = 1.0f;
+    assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
+    config = config_of("snapkv");
+    config.retention = KVF_RETENTION_EVICT;
+    config.eviction = KVF_EVICTION_NAIVE;
+    assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
     const kvf_prune_policy own = own_policy(&calls);
-    kvf_prune_config config;
     kvf_prune_config_init(&config, &own);
     assert_int_equal(config.settings.window, 2);
     assert_int_equal(config.settings.beta, 3);
     assert_int_equal(kvf_prune_config_check(&config, &shape_llama, NULL), KVF_OK);
-    config.settings.beta = 32;
-    expect_refusal("its own check", &config, &shape_llama,
-                   (const char *const[]){"beta = 32:", "own policies", "less than 32"});
-}
-
-static void refuses_policies_with_parts_missing(void **state)
-{
-    (void)state;
-    uint32_t calls = 0;
-    kvf_prune_policy own = own_policy(&calls);
-    kvf_prune_config config;
-    kvf_prune_config_init(&config, &own);
-    own.size = 8;
-    expect_refusal("size", &config, &shape_llama,
-                   (const char *const[]){"policy->size = 8:", "this library knows", "set it to"});
-    own = own_policy(&calls);
-    own.name = NULL;
-    expect_refusal("name", &config, &shape_llama,
-                   (const char *const[]){"policy->name = NULL:", "a name", "give"});
-    own = own_policy(&calls);
-    own.needs = KVF_PRUNE_ALL + 1;
-    expect_refusal("needs", &config, &shape_llama,
-                   (const char *const[]){"policy->needs = 0x20:", "own", "kvf_prune_needs"});
-    own = own_policy(&calls);
-    own.settings = "keep widow=4";
-    expect_refusal("settings", &config, &shape_llama,
-                   (const char *const[]){"policy->settings", "own", "'widow=4'"});
-    own.settings = "keep=2";
-    expect_refusal("settings", &config, &shape_llama,
-                   (const char *const[]){"policy->settings", "own", "'keep=2'"});
-    own = own_policy(&calls);
-    own.decide = NULL;
-    expect_refusal("decide", &config, &shape_llama,
-                   (const char *const[]){"policy->decide = NULL:", "own", "must decide"});
-    assert_int_equal(calls, 0);
 }
 
 /* ---- prompts ---- */
@@ -331,27 +239,34 @@ static void expect_problem(const kvf_prune_settings *settings, uint32_t tokens, 
     const char *problem = kvf_prune_prompt_problem(settings, tokens, text, sizeof text);
     if (!says && problem)
         fail_msg("%u tokens: %s", tokens, problem);
-    if (says && (!problem || !strstr(problem, says)))
-        fail_msg("%u tokens: '%s' does not say '%s'", tokens, problem ? problem : "nothing", says);
+    if (says && (!problem || strcmp(problem, says) != 0))
+        fail_msg("%u tokens: '%s' is not '%s'", tokens, problem ? problem : "nothing", says);
 }
 
 static void knows_prompts_that_are_too_short(void **state)
 {
     (void)state;
     kvf_prune_settings s = config_of("fastkv").settings;
-    expect_problem(&s, 7, "window = 8: the prompt has only 7 tokens; lower window");
-    expect_problem(&s, 79, "keep = 0.1: of the prompt's 79 tokens that is 7, below window = 8");
-    expect_problem(&s, 79, "raise it to 0.102 or more");
+    expect_problem(&s, 7,
+                   "window = 8: the prompt has only 7 tokens; lower window, or do not prune it");
+    expect_problem(&s, 79,
+                   "keep = 0.1: of the prompt's 79 tokens that is 7, below window = 8, whose "
+                   "tokens are always kept; raise it to 0.102 or more, or lower window");
     expect_problem(&s, 80, NULL);
     s.keep = 1.0f;
-    expect_problem(&s, 39, "propagate = 0.2: of the prompt's 39 tokens that is 7, below window");
+    expect_problem(&s, 39,
+                   "propagate = 0.2: of the prompt's 39 tokens that is 7, below window = 8, whose "
+                   "tokens are always kept; raise it to 0.206 or more, or lower window");
     expect_problem(&s, 40, NULL);
     s.keep_tokens = 2048;
     s.propagate_tokens = 2048;
     expect_problem(&s, 8, NULL);
     s = config_of("streaming").settings;
-    expect_problem(&s, 9, "keep = 0.1: of the prompt's 9 tokens that is none");
-    expect_problem(&s, 49, "sink_tokens = 4: only 4 of the prompt's 49 tokens are kept");
+    expect_problem(&s, 9,
+                   "keep = 0.1: of the prompt's 9 tokens that is none; raise it to 0.112 or more");
+    expect_problem(&s, 49,
+                   "sink_tokens = 4: only 4 of the prompt's 49 tokens are kept; lower it below "
+                   "that, or raise keep");
     expect_problem(&s, 50, NULL);
     s = config_of("full").settings;
     expect_problem(&s, 1, NULL);
@@ -514,11 +429,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_all_by_name),
         cmocka_unit_test(has_sound_defaults),
-        cmocka_unit_test(refuses_bad_values),
-        cmocka_unit_test(refuses_what_does_not_fit_together),
-        cmocka_unit_test(refuses_eviction_of_what_starts_over),
-        cmocka_unit_test(takes_a_policy_of_the_embedder),
-        cmocka_unit_test(refuses_policies_with_parts_missing),
+        cmocka_unit_test(refuses_bad_settings),
+        cmocka_unit_test(refuses_other_sizes),
+        cmocka_unit_test(takes_what_fits_together),
         cmocka_unit_test(knows_prompts_that_are_too_short),
         cmocka_unit_test(shares_are_what_they_are_written_as),
         cmocka_unit_test(pyramidkv_budgets_are_the_formulas),

@@ -151,43 +151,6 @@ static void expect_text(test_world *w, const char *text)
         fail_msg("\"%s\" does not say \"%s\"", got, text);
 }
 
-static void bad_settings_are_named(void **state)
-{
-    uint8_t mask[LAYERS * HEADS];
-    test_world w;
-    kvf_cache *cache = NULL;
-    kvf_error error;
-    kvf_cache_config c = config_masked(mask_of_all_kinds);
-    (void)state;
-    test_world_open(&w, NULL, &c);
-    memcpy(mask, mask_of_all_kinds, sizeof mask);
-    mask[HEADS + 2] = 2;
-    c.head_mask = mask;
-    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "head_mask[1][2] = 2"));
-    c = config_masked(mask_of_all_kinds);
-    c.streaming_recent = 0;
-    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "streaming_recent = 0"));
-    c = config_masked(mask_of_all_kinds);
-    c.streaming_sink = (1u << 16) + 1;
-    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "streaming_sink = 65537"));
-    c = config_masked(zeros);
-    c.sequences_max = 4096;
-    c.streaming_recent = 1u << 20;
-    c.layers = 1;
-    c.kv_heads = c.query_heads = 1024;
-    c.tokens_max = 1u << 20;
-    uint8_t *wide = test_alloc(1024);
-    c.head_mask = wide;
-    assert_int_equal(kvf_cache_open(w.runtime, &c, &cache, &error), KVF_INVALID);
-    assert_non_null(strstr(error.text, "streaming_recent = 1048576"));
-    assert_null(cache);
-    test_release(wide);
-    test_world_close(&w);
-}
-
 static void what_needs_pages_is_refused(void **state)
 {
     test_world w;
@@ -356,7 +319,6 @@ int main(void)
         cmocka_unit_test(memory_is_what_the_mask_says),
         cmocka_unit_test(a_cache_takes_its_plan),
         cmocka_unit_test(steps_and_tokens_are_counted),
-        cmocka_unit_test(bad_settings_are_named),
         cmocka_unit_test(what_needs_pages_is_refused),
         cmocka_unit_test(a_full_pool_changes_nothing),
         cmocka_unit_test(faults_are_named),
