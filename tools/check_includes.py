@@ -18,6 +18,9 @@ MODEL = ["runtime/model/" + room for room in ("chat", "formats", "matrix", "toke
 # Rooms of offload, from below: each sees those before it, and kernels from `device` on.
 OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "pages", "transfer",
                                           "measure")]
+# Rooms of the command, from below: each sees those before it.
+CLI = ["runtime/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
+                                          "bench", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
                                        "save", "entry")]
@@ -33,15 +36,17 @@ MAY_SEE = {
     "runtime/model/matrix": FLOOR + ["runtime/model/formats"],
     "runtime/model/transformer": FLOOR + ["runtime/model/formats", "runtime/model/matrix",
                                           "kernels/cuda"],
-    "runtime/cli": FLOOR + MODEL,
-    "tests": FLOOR + ["kernels", "kernels/cuda", "runtime/cli", "tests/emu"] + OFFLOAD + CORE + MODEL,
+    "runtime/cli": FLOOR + CLI,
+    "runtime/cli/absent": CLI[:1],
+    "tests": FLOOR + ["kernels", "kernels/cuda", "tests/emu"] + OFFLOAD + CORE + MODEL + CLI,
     "tests/emu": FLOOR + ["kernels", "kernels/cuda"],
-    "bench": FLOOR + ["kernels", "runtime/cli", "tests"] + OFFLOAD + CORE + MODEL,
+    "bench": FLOOR + ["kernels", "tests"] + OFFLOAD + CORE + MODEL,
     "examples": ["include"],
 }
 MAY_SEE.update({room: FLOOR + (["kernels"] if i > 1 else []) + OFFLOAD[:i]
                 for i, room in enumerate(OFFLOAD)})
 MAY_SEE.update({room: FLOOR + ["kernels"] + OFFLOAD + CORE[:i] for i, room in enumerate(CORE)})
+MAY_SEE.update({room: FLOOR + MODEL + CLI[:i] for i, room in enumerate(CLI)})
 CUDA = ["kernels", "offload/device", "runtime/model", "tests"]
 # Headers of other libraries, and the only folders that may name them, with the folders inside.
 FOREIGN = {

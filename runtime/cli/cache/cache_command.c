@@ -7,7 +7,7 @@
  * sequences, damaged ones included, or what a save left behind are ever removed.
  */
 
-#include "cache_command.h"
+#include "commands.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -10,6 +10,7 @@
  * and nothing else; so does `before`, if there is one.
  */
 
+#include "commands.h"
 #include "common/clock.h"
 #include "interrupt.h"
 #include "line_input.h"
@@ -366,7 +367,8 @@ static bool take_message(conversation *c, const kvf_text *message, kvf_status *s
     return *status == KVF_OK && !c->run->output_failed;
 }
 
-kvf_status cli_run_chat(cli_run *run, kvf_error *error)
+/* Until whoever types ends it. @return KVF_OK also when interrupted */
+static kvf_status converse(cli_run *run, kvf_error *error)
 {
     conversation c = {.run = run};
     kvf_status status = begin(&c, error);
@@ -391,4 +393,9 @@ kvf_status cli_run_chat(cli_run *run, kvf_error *error)
     kvf_text_free(NULL, &c.now_text);
     kvf_text_free(NULL, &c.before_text);
     return input ? status : model_out_of_memory(error, 1, "the input");
+}
+
+int cli_chat_main(int argc, char **argv)
+{
+    return cli_run_command(argc, argv, cli_chat_options_parse, converse);
 }

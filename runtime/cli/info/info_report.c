@@ -7,12 +7,14 @@
  * library's own with a member "runner".
  */
 
+#include "info_report.h"
+
 #include "common/text.h"
 #include "json.h"
 #include "json_writer.h"
 #include "line_input.h"
+#include "linear.h"
 #include "matmul.h"
-#include "run.h"
 
 #include <string.h>
 

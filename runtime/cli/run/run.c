@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry run`, `kvferry score` and `kvferry chat`: open everything in the order in which it can
+ * `kvferry run` and its forms `score` and `chat`: open everything in the order in which it can
  * fail, cheapest first, so that a mistake is told before memory is reserved.
  *
  * It knows what depends on what. Invariant: whatever was opened is closed on every path, in
@@ -11,6 +11,7 @@
 #include "run.h"
 
 #include "calibration_file.h"
+#include "commands.h"
 #include "common/clock.h"
 #include "common/text.h"
 #include "interrupt.h"
@@ -475,14 +476,11 @@ static void close_run(cli_run *run)
 /* ---- run ---- */
 
 /* Generate or score, and tell. @return exit status */
-static int run_and_report(cli_run *run, kvf_error *error)
+static int run_and_report(cli_run *run, kvf_status (*work)(cli_run *run, kvf_error *error),
+                          kvf_error *error)
 {
     const bool scores = run->options.text_file != NULL;
-    const bool chats = run->options.interactive;
-    kvf_status status = scores            ? cli_run_score(run, error)
-                        : chats           ? cli_run_chat(run, error)
-                        : run->batch.rows ? cli_run_batch(run, error)
-                                          : cli_run_generate(run, error);
+    const kvf_status status = work(run, error);
     bool written = cli_saved_end(run);
     written = cli_output_commit(&run->ids_output) && written;
     written = cli_output_commit(&run->logits_output) && written;
@@ -530,9 +528,9 @@ static int prepare(cli_run *run, kvf_error *error)
     return open_outputs(run) ? -1 : 1;
 }
 
-static int run_command(int argc, char **argv,
-                       int (*parse)(int argc, char **argv, cli_command *command,
-                                    cli_run_options *out))
+int cli_run_command(int argc, char **argv,
+                    int (*parse)(int argc, char **argv, cli_command *command, cli_run_options *out),
+                    kvf_status (*work)(cli_run *run, kvf_error *error))
 {
     cli_run run = {0};
     kvf_error error = {0};
@@ -552,24 +550,25 @@ static int run_command(int argc, char **argv,
             fprintf(stderr, "kvferry: %s\n", error.text);
             result = 1;
         } else {
-            result = cli_interrupted() ? report_interrupted(&run) : run_and_report(&run, &error);
+            result =
+                cli_interrupted() ? report_interrupted(&run) : run_and_report(&run, work, &error);
         }
     }
     close_run(&run);
     return result;
 }
 
-int cli_run_main(int argc, char **argv)
+static kvf_status generate(cli_run *run, kvf_error *error)
 {
-    return run_command(argc, argv, cli_run_options_parse);
+    return run->batch.rows ? cli_run_batch(run, error) : cli_run_generate(run, error);
 }
 
-int cli_chat_main(int argc, char **argv)
+int cli_run_main(int argc, char **argv)
 {
-    return run_command(argc, argv, cli_chat_options_parse);
+    return cli_run_command(argc, argv, cli_run_options_parse, generate);
 }
 
 int cli_score_main(int argc, char **argv)
 {
-    return run_command(argc, argv, cli_score_options_parse);
+    return cli_run_command(argc, argv, cli_score_options_parse, cli_run_score);
 }

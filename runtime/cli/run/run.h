@@ -110,9 +110,6 @@ KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, cons
                                       uint32_t count, uint32_t tokens, kvf_text *text,
                                       kvf_token_ids *generated, kvf_error *error);
 
-/** A conversation with whoever types, until its end. @return KVF_OK also when interrupted */
-KVF_CHECKED kvf_status cli_run_chat(cli_run *run, kvf_error *error);
-
 /** The prompt but for its last token, which is a decode step, so that selection applies to what
  * follows. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
@@ -162,17 +159,11 @@ bool cli_run_write_stats(cli_run *run);
 /** The result of `score`, to standard output. @return false after a message */
 bool cli_run_print_score(const cli_run *run);
 
-/** The commands. @return exit status */
-int cli_run_main(int argc, char **argv);
-int cli_chat_main(int argc, char **argv);
-int cli_score_main(int argc, char **argv);
-
-/** `kvferry tune`. @return exit status */
-int cli_tune_main(int argc, char **argv);
-
-/** `kvferry info`. @return exit status */
-int cli_info_main(int argc, char **argv);
-/** What the library says, for people or as JSON. @return false after a message */
-bool cli_info_print(const char *description, bool as_json);
+/** A command that is a form of `run`: options by @p parse (-1 to go on), everything opened, then
+ * @p work, which returns KVF_OK also when interrupted, and what there is to tell.
+ * @return exit status */
+int cli_run_command(int argc, char **argv,
+                    int (*parse)(int argc, char **argv, cli_command *command, cli_run_options *out),
+                    kvf_status (*work)(cli_run *run, kvf_error *error));
 
 #endif

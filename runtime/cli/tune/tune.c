@@ -11,6 +11,7 @@
 #include "tune.h"
 
 #include "calibration_file.h"
+#include "commands.h"
 #include "interrupt.h"
 #include "run.h"
 

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_CLI_COMMANDS_H
+#define KVF_CLI_COMMANDS_H
+
+/*
+ * The commands, in the order of the help. `cli_<name>_main` is in the room of that name, or in
+ * that of the command that it is a form of; it returns the exit status.
+ */
+
+#define CLI_COMMAND_LIST(X)                                                                        \
+    X(run, "read a prompt, generate tokens, with the KV cache in host memory")                     \
+    X(chat, "talk with a model, the conversation staying in the KV cache")                         \
+    X(score, "how well a model predicts a text, with the KV cache in host memory")                 \
+    X(tune, "find the layer at which a model's prompts can be pruned")                             \
+    X(bench, "link: how fast scattered pages reach the device; disk: extents of a file;\n"         \
+             "           decode: one decode step")                                                 \
+    X(cache, "saved sequences of a folder: list, verify, remove")                                  \
+    X(info, "what this machine and this build have and lack")
+
+#define CLI_COMMAND_MAIN(name, meaning) int cli_##name##_main(int argc, char **argv);
+CLI_COMMAND_LIST(CLI_COMMAND_MAIN)
+#undef CLI_COMMAND_MAIN
+
+#endif
