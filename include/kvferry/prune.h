@@ -17,7 +17,7 @@
  *     cc.observe_window = pc.settings.window;        // before kvf_cache_open
  *     kvf_prune_open(cache, &pc, &prune, &error);
  *
- *     kvf_prune_begin(prune, sequence, tokens);
+ *     kvf_prune_begin(prune, sequence, tokens);            // all of the prompt, the last included
  *     for each layer:
  *         for each chunk:
  *             kvf_prefill(cache, &chunk, stream);
@@ -25,6 +25,13 @@
  *         kvf_prune_layer(prune, sequence, layer, stream, &result);
  *         gather hidden states by result.propagate, or start over if result.restart;
  *         the rest of the layer (MLP)
+ *     the first token of the answer follows from the last row's hidden state;
+ *     kvf_decode for the tokens behind it
+ *
+ * The observation window is the end of the prompt, and its last query asks. So the prompt's last
+ * token must be in the prefill: held back for a first decode step, it would choose nothing, and meet
+ * a cache that was chosen without it. What is asked later, of a prompt that was kept, the window did
+ * not know: for that, keep more, or take OFFLOAD.
  *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).
@@ -251,7 +258,7 @@ KVF_API void kvf_prune_close(kvf_prune *prune);
 /** The settings in force. Borrowed. */
 KVF_API const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune);
 
-/** A prompt of @p tokens begins in an empty sequence. Sequences at different layers may be under
+/** A prompt of @p tokens, its last one included, begins in an empty sequence. Sequences at different layers may be under
  * way at once. @return KVF_INVALID if the window is longer than the prompt, or the sequence not
  * empty */
 KVF_API KVF_CHECKED kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence,

@@ -46,7 +46,7 @@ for policy in full streaming h2o snapkv pyramidkv pyramidinfer gemfilter fastkv 
         try 0 $run --prune $policy --retention $retention $more --stats s.json
         says "^pruning   $policy"
         json s.json "p['policy'] == '$policy' and p['retention'] == '$retention'
-            and p['tokens_full'] == 4 * (d['prompt_tokens'] - 1) and len(p['tokens_held']) == 4
+            and p['tokens_full'] == 4 * d['prompt_tokens'] and d['decode_steps'] == 1 and len(p['tokens_held']) == 4
             and 0 < p['compute_rate'] <= 1 and 0 <= p['share_of_prefill'] < 1
             and d['prefill_ms'] <= d['ttft_ms']
             and abs(f['device'] + f['host'] - f['footprint']) < 1e-6"
@@ -64,7 +64,7 @@ json s.json 'p["settings"]["keep_tokens"] == 100 and p["settings"]["window"] == 
     and p["settings"]["pool"] == "avg" and p["settings"]["pool_width"] == 5
     and p["settings"]["group_reduce"] == "max" and p["chosen_layer"] == 2
     and p["tokens_held"] == [100] * 4 and p["tokens_kept_per_layer"] == 100
-    and p["tokens_computed"] == 3 * (d["prompt_tokens"] - 1) + 200'
+    and p["tokens_computed"] == 3 * d["prompt_tokens"] + 200'
 try 0 $run --prune fastkv --keep 100tok --keep 0.5 --stats s.json
 json s.json 'p["settings"]["keep_tokens"] == 0 and p["settings"]["keep"] == 0.5'
 try 0 $run --prune structkv --prune-layer 1 --prune-block 32 --stats s.json
@@ -167,7 +167,8 @@ try 1 $run --prune snapkv --keep 8tok; says 'keep_tokens = 8: is below window = 
 try 1 $run --prune fastkv --pool max:4; says 'pool_width = 4: must be odd'; silent
 try 1 run --model "$model" -n 1 --prune snapkv --prompt 'document the code of alice'; says 'window = 32'
 silent
-try 1 run --model "$model" -n 1 --prune snapkv --prompt document; says 'nothing to prune'; silent
+try 1 run --model "$model" -n 1 --prune snapkv --prompt document; says 'prompt has 1 tokens'; silent
+try 0 run --model "$model" -n 1 --prune streaming --keep 1 --prompt document
 
 # questions on forks of a pruned document
 printf 'question the code of alice\nquestion the code of bob\n' >two.txt

@@ -103,7 +103,7 @@ static void prefill_chunked(rig *r, uint32_t chunk)
 {
     const kvf_status status =
         kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune, r->sequence,
-                                        ids_of_prompt(), PROMPT, chunk, r->model.stream);
+                                        ids_of_prompt(), PROMPT, chunk, true, r->model.stream);
     if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
         fail_msg("chunk %u: %s", chunk, kvf_runtime_error(r->model.runtime)->text);
 }
@@ -187,6 +187,51 @@ static void eviction_none_prunes_the_whole_prompt(void **state)
     decode(&r, got);
     assert_memory_equal(got, want, sizeof want);
     rig_close(&r);
+}
+
+/* Logits [VOCAB] of the last of `count` tokens: as a step, or of a prefill in chunks. */
+static void last_logits(uint32_t count, uint32_t chunk, const kvf_prune_config *pc, float *logits)
+{
+    const uint32_t *ids = ids_of_prompt(), given = chunk ? count : count - 1;
+    rig r;
+    rig_open(&r);
+    if (pc)
+        open_prune(&r, pc);
+    kvf_status status = kvf_transformer_prefill_chunked(
+        r.model.transformer, r.model.cache, r.prune, r.sequence, ids, given, chunk ? chunk : given,
+        chunk > 0, r.model.stream);
+    if (status == KVF_OK && !chunk)
+        status = kvf_stream_wait(r.model.stream);
+    if (status == KVF_OK && !chunk)
+        status = kvf_transformer_decode(r.model.transformer, r.model.cache, &r.sequence,
+                                        &ids[given], 1, true, r.model.stream);
+    assert_int_equal(status, KVF_OK);
+    assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
+    memcpy(logits, kvf_transformer_logits(r.model.transformer, 0), VOCAB * sizeof *logits);
+    rig_close(&r);
+}
+
+/* Those of a prefill are those of a step, as long as that attends to everything. */
+static void a_prefill_has_logits(void **state)
+{
+    (void)state;
+    const uint32_t count = 60; /* within the budget */
+    float want[VOCAB], got[VOCAB];
+    kvf_prune_config full;
+    kvf_prune_config_init(&full, NULL);
+    const kvf_prune_config patched = evicting("snapkv", KVF_EVICTION_PATCHED, 1.0f);
+    const kvf_prune_config *const configs[] = {NULL, NULL, &full, &patched};
+    static const uint32_t chunks[] = {60, 20, 60, 2 * ROWS};
+    last_logits(count, 0, NULL, want);
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        double most = 0.0, size = 0.0;
+        last_logits(count, chunks[i], configs[i], got);
+        for (uint32_t v = 0; v < VOCAB; v++) {
+            most = fmax(most, fabs((double)got[v] - (double)want[v]));
+            size = fmax(size, fabs((double)want[v]));
+        }
+        assert_true(most < 5e-3 * size);
+    }
 }
 
 /* Nothing is evicted but patches, which leave no trace. */
@@ -413,7 +458,7 @@ static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *p
         KVF_INVALID, part);
     assert_int_equal(kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune,
                                                      r->sequence, ids_of_prompt(), count, chunk,
-                                                     r->model.stream),
+                                                     true, r->model.stream),
                      KVF_INVALID);
     assert_int_equal(kvf_sequence_length(r->sequence, 0), 0);
 }
@@ -465,6 +510,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_without_eviction_are_plain),
         cmocka_unit_test(eviction_none_prunes_the_whole_prompt),
+        cmocka_unit_test(a_prefill_has_logits),
         cmocka_unit_test(keeping_all_is_plain),
         cmocka_unit_test(lengths_and_footprints_are_closed_forms),
         cmocka_unit_test(streaming_is_streaming),

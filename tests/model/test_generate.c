@@ -51,6 +51,7 @@ static void runner_close(runner *r)
 {
     kvf_transformer_forget(r->rig.transformer);
     kvf_sequence_destroy(r->sequence);
+    kvf_prune_close(r->session.prune);
     kvf_sampler_destroy(r->sampler);
     model_rig_close(&r->rig);
 }
@@ -63,26 +64,37 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     return r->count != r->stop_at;
 }
 
+/* From here on prompts are pruned. */
+static void prune(runner *r)
+{
+    kvf_prune_config config = rig_config_of("snapkv");
+    config.settings.window = WINDOW;
+    config.settings.keep_tokens = GIVEN / 2;
+    r->session.prune = rig_open_prune(&r->rig, &config);
+}
+
 static void read_prompt(runner *r)
 {
     const batch b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
     model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
-    const kvf_prefill_request request = {
-        .sequence = r->sequence, .ids = b.ids[0], .count = GIVEN - 1};
+    const kvf_prefill_request request = {.sequence = r->sequence,
+                                         .ids = b.ids[0],
+                                         .count = GIVEN - kvf_generate_held_back(&r->session)};
     model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
     kvf_sampler_see(r->sampler, 0, b.ids[0], GIVEN);
 }
 
-static kvf_stop answer(runner *r, uint32_t id, uint32_t tokens, bool wants_logits,
+/* What follows id, or a prompt that was read whole. */
+static kvf_stop answer(runner *r, const uint32_t *id, uint32_t tokens, bool wants_logits,
                        const uint32_t *eos)
 {
     double ms[TOKENS + 1];
     kvf_error error;
     const kvf_decode_request request = {.sequence = r->sequence,
-                                        .ids = &id,
-                                        .count = 1,
+                                        .ids = id,
+                                        .count = id ? 1 : 0,
                                         .tokens = tokens,
                                         .sampler = r->sampler,
                                         .eos_ids = eos,
@@ -95,18 +107,21 @@ static kvf_stop answer(runner *r, uint32_t id, uint32_t tokens, bool wants_logit
     if (kvf_generate_decode(&r->session, &request, &result, &error) != KVF_OK)
         fail_msg("%s", error.text);
     assert_int_equal(result.generated, r->count - before);
-    assert_int_equal(result.steps, result.generated);
+    assert_int_equal(result.steps, result.generated - (id ? 0 : 1));
     assert_int_equal(kvf_transformer_drawing(r->rig.transformer), 0);
     return result.stop;
 }
 
 /* Tokens of one answer without a stop, each from its logits on the host. */
-static void plain_answer(const kvf_sampling_config *config, uint32_t ids[TOKENS])
+static void plain_answer(const kvf_sampling_config *config, bool is_pruned, uint32_t ids[TOKENS])
 {
     runner r;
+    const batch b = one_prompt(1, GIVEN);
     runner_open(&r, config);
+    if (is_pruned)
+        prune(&r);
     read_prompt(&r);
-    assert_int_equal(answer(&r, one_prompt(1, GIVEN).ids[0][GIVEN - 1], TOKENS, true, NULL),
+    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, true, NULL),
                      KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     memcpy(ids, r.ids, sizeof r.ids);
@@ -124,24 +139,30 @@ static bool was_since(const uint32_t *ids, uint32_t i)
 
 /* One answer in three parts: the end of one is the caller's, of one an end token's. What is fed
  * next is the token that ended it, so that all of it is one answer. */
-static void check_parts(const kvf_sampling_config *config)
+static void check_parts(const kvf_sampling_config *config, bool is_pruned)
 {
     static uint32_t want[TOKENS];
     runner r;
     uint32_t eos_at = 8;
-    plain_answer(config, want);
+    plain_answer(config, is_pruned, want);
     while (was_since(want, eos_at))
         assert_true(++eos_at < TOKENS - 2);
     runner_open(&r, config);
+    if (is_pruned)
+        prune(&r);
     read_prompt(&r);
     r.stop_at = 5;
-    const uint32_t last = one_prompt(1, GIVEN).ids[0][GIVEN - 1];
-    assert_int_equal(answer(&r, last, TOKENS, false, NULL), KVF_STOP_CALLER);
-    assert_int_equal(kvf_sequence_length(r.sequence, 0), GIVEN + 4);
-    assert_int_equal(answer(&r, r.ids[4], TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
+    const batch b = one_prompt(1, GIVEN);
+    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, false, NULL),
+                     KVF_STOP_CALLER);
+    assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
+                     GIVEN + 3);
+    assert_int_equal(answer(&r, &r.ids[4], TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
     assert_int_equal(r.count, eos_at + 1);
-    assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1), GIVEN + eos_at);
-    assert_int_equal(answer(&r, r.ids[eos_at], TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
+    assert_int_equal(kvf_sequence_position(r.sequence, LAYERS - 1,
+                                           kvf_sequence_length(r.sequence, LAYERS - 1) - 1),
+                     GIVEN + eos_at - 1);
+    assert_int_equal(answer(&r, &r.ids[eos_at], TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
     runner_close(&r);
@@ -151,7 +172,8 @@ static void an_answer_in_parts_is_one_answer(void **state)
 {
     (void)state;
     const kvf_sampling_config config = warm(5);
-    check_parts(&config);
+    check_parts(&config, false);
+    check_parts(&config, true);
 }
 
 /* ---- a batch ---- */
@@ -188,18 +210,19 @@ static bool on_batch_pass(void *user, uint32_t prefilled, uint32_t rows, double 
 }
 
 /* Two rows for three answers: one that ends early makes room for the next while another goes on. */
-static void answers_of_a_batch_are_single_runs(void **state)
+static void check_batch(bool is_pruned)
 {
-    (void)state;
     static uint32_t want[SAMPLES][TOKENS];
     kvf_sampling_config config = warm(11);
     kvf_error error;
     runner r;
     for (uint32_t i = 0; i < SAMPLES; i++) {
         const kvf_sampling_config one = warm(11 + i);
-        plain_answer(&one, want[i]);
+        plain_answer(&one, is_pruned, want[i]);
     }
     runner_open(&r, &config);
+    if (is_pruned)
+        prune(&r);
     const batch b = one_prompt(1, GIVEN);
     const kvf_batch_prompt prompt = {
         .ids = b.ids[0], .count = GIVEN, .tokens = TOKENS, .samples = SAMPLES, .sampling = config};
@@ -209,6 +232,7 @@ static void answers_of_a_batch_are_single_runs(void **state)
                                        .count = 1,
                                        .rows = BATCH - 1,
                                        .tokens_max = 10000,
+                                       .vocab_size = VOCAB,
                                        .sampler = r.sampler,
                                        .eos_ids = &eos,
                                        .eos_count = 1,
@@ -228,6 +252,13 @@ static void answers_of_a_batch_are_single_runs(void **state)
         assert_memory_equal(c.ids[i], want[i], count * sizeof(uint32_t));
     }
     runner_close(&r);
+}
+
+static void answers_of_a_batch_are_single_runs(void **state)
+{
+    (void)state;
+    check_batch(false);
+    check_batch(true);
 }
 
 int main(void)

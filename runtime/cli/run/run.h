@@ -110,8 +110,8 @@ KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, cons
                                       uint32_t count, uint32_t tokens, kvf_text *text,
                                       kvf_token_ids *generated, kvf_error *error);
 
-/** The prompt but for its last token, which is a decode step, so that selection applies to what
- * follows. @return KVF_OK also when interrupted */
+/** The prompt but for what kvf_generate_held_back says, which is a decode step. @return KVF_OK
+ * also when interrupted */
 KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
 
 /* What `run` and `tune` have in common. */

@@ -180,6 +180,7 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
                                        .count = run->jobs.count,
                                        .rows = run->batch.rows,
                                        .tokens_max = run->options.cache.host_tokens_max,
+                                       .vocab_size = run->model.vocab_size,
                                        .sampler = run->sampler,
                                        .eos_ids = run->end_ids,
                                        .eos_count = run->end_count,

@@ -13,10 +13,10 @@
 
 #include <stdlib.h>
 
-/* Tokens that are prefilled: the last one of a prompt is a decode step. */
+/* Tokens that are prefilled, as kvf_generate_held_back says. */
 static uint32_t prefill_tokens(const cli_run *run)
 {
-    return (uint32_t)run->prompt.count - 1;
+    return (uint32_t)run->prompt.count - (run->options.prune.policy ? 0 : 1);
 }
 
 static kvf_status prepare_mask(cli_run *run, kvf_error *error)
@@ -63,11 +63,6 @@ static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
     kvf_error why = {0};
     if (!o->policy)
         return KVF_OK;
-    if (shape.tokens_max == 0)
-        return model_fail(error, KVF_INVALID,
-                          "--prune %s: a prompt of one token has nothing to prune; give a longer "
-                          "one, or leave --prune out",
-                          o->policy->name);
     KVF_TRY(cli_prune_make(o, &run->model, run->weights, &run->prune_config, error));
     const kvf_status status = kvf_prune_config_check(&run->prune_config, &shape, &why);
     if (status != KVF_OK)

@@ -42,12 +42,13 @@ static step_times times_of(const double *step_ms, uint32_t count)
     return t;
 }
 
-/* Time per token: all steps, except that the first token of a plain run is latency, not pace. */
+/* Time per token: all steps, except that the step to the first token is latency, not pace. */
 static step_times token_times(const cli_run *run)
 {
     if (run->step_count == 0) /* and maybe no array */
         return (step_times){0};
-    uint32_t skip = !run->options.ask_file && run->step_count > 1 ? 1 : 0;
+    const bool is_first = !run->options.ask_file && !run->prune;
+    uint32_t skip = is_first && run->step_count > 1 ? 1 : 0;
     return times_of(run->step_ms + skip, run->step_count - skip);
 }
 
@@ -108,7 +109,7 @@ void cli_run_summary(const cli_run *run)
         fprintf(stderr,
                 "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
                 mean_loss(run), run->scored, t.p50, t.p95);
-    else if (run->step_count > 0)
+    else if (generated_tokens(run) > 0)
         fprintf(stderr,
                 "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
                 "token after %.2f s\n",

@@ -143,11 +143,12 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-/* The document's last token as a decode step: its static set is chosen once, for all forks. */
-static kvf_status end_document(cli_run *run, const uint32_t *last, kvf_error *error)
+/* What was held back of the document as a decode step: its static set is chosen once, for all
+ * forks. That of a pruned document was chosen by its policy. */
+static kvf_status end_document(cli_run *run, const uint32_t *last, uint32_t count, kvf_error *error)
 {
     double step_ms = 0.0;
-    kvf_decode_request request = {.sequence = run->sequence, .ids = last, .count = 1};
+    kvf_decode_request request = {.sequence = run->sequence, .ids = last, .count = count};
     kvf_decode_result result = {.step_ms = &step_ms};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
     run->prefill_ms += step_ms;
@@ -171,7 +172,8 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
     prompt_reading reading = {0};
     KVF_TRY(cli_saved_load(run, error));
-    const uint32_t count = (uint32_t)run->prompt.count - 1 - run->loaded;
+    const uint32_t held_back = kvf_generate_held_back(&run->session);
+    const uint32_t count = (uint32_t)run->prompt.count - held_back - run->loaded;
     cli_progress_begin(&reading.progress, "prefill", count, "tokens");
     kvf_prefill_request request = {
         .sequence = run->sequence,
@@ -199,10 +201,11 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     KVF_TRY(cli_run_prefill(run, error));
     if (run->interrupted)
         return KVF_OK;
-    const uint32_t *last = run->prompt.ids + run->prompt.count - 1;
+    const uint32_t held_back = kvf_generate_held_back(&run->session);
+    const uint32_t *last = run->prompt.ids + run->prompt.count - held_back;
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
     if (!run->options.ask_file)
-        return answer(run, run->sequence, last, 1, error);
-    KVF_TRY(end_document(run, last, error));
+        return answer(run, run->sequence, last, held_back, error);
+    KVF_TRY(end_document(run, last, held_back, error));
     return ask_all(run, error);
 }

@@ -125,7 +125,7 @@ kvf_status cli_saved_begin(cli_run *run, kvf_error *error)
     args.path = run->options.save_file;
     args.model = name;
     args.note = run->prompt.ids;
-    args.note_bytes = (uint32_t)((run->prompt.count - 1) * sizeof *run->prompt.ids);
+    args.note_bytes = (uint32_t)((run->loaded + run->prefilled) * sizeof *run->prompt.ids);
     const kvf_status status = kvf_sequence_save(run->cache, &args, run->stream, &run->save);
     return status == KVF_OK
                ? KVF_OK

@@ -30,6 +30,11 @@ static bool evicts(const kvf_session *session)
     return session->prune && kvf_prune_config_get(session->prune)->eviction != KVF_EVICTION_NONE;
 }
 
+uint32_t kvf_generate_held_back(const kvf_session *session)
+{
+    return session->prune ? 0 : 1;
+}
+
 /* Whether such a prompt can go in: by chunks where the session has them or the pruner needs them,
  * else whole where there is a pruner. */
 static kvf_status check_prompt(const kvf_session *session, uint32_t count, kvf_error *error)
@@ -78,7 +83,8 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
         kvf_transformer_watch(transformer, request->progress ? ask : NULL, &watch);
         const kvf_status status = kvf_transformer_prefill_chunked(
             transformer, session->cache, session->prune, request->sequence, request->ids + done,
-            piece, evicts(session) ? session->chunk : piece, session->stream);
+            piece, evicts(session) ? session->chunk : piece, session->prune != NULL,
+            session->stream);
         kvf_transformer_watch(transformer, NULL, NULL);
         KVF_TRY(kvf_session_finish(session, status, error));
         done += piece;
@@ -124,17 +130,24 @@ static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result 
     return KVF_OK;
 }
 
+/* What the sampler makes of row 0 of the logits. */
+static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
+                         kvf_decode_result *result, uint32_t *id, kvf_error *error)
+{
+    const float *logits = kvf_transformer_logits(session->transformer, 0);
+    *id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
+    return hand_out(request, result, *id, logits, error);
+}
+
 /* ---- tokens that the host chooses ---- */
 
 static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_request *request,
-                                kvf_decode_result *result, double start, kvf_error *error)
+                                kvf_decode_result *result, uint32_t id, double start,
+                                kvf_error *error)
 {
-    uint32_t id = request->ids[request->count - 1];
     while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
         KVF_TRY(step(session, request->sequence, id, true, result, error));
-        const float *logits = kvf_transformer_logits(session->transformer, 0);
-        id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
-        KVF_TRY(hand_out(request, result, id, logits, error));
+        KVF_TRY(choose(session, request, result, &id, error));
         if (result->generated == 1)
             result->first_ms = kvf_now_ms() - start;
     }
@@ -161,15 +174,17 @@ static uint32_t steps_at_once(const kvf_session *session)
 }
 
 static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,
-                            kvf_decode_result *result, double start, kvf_error *error)
+                            kvf_decode_result *result, uint32_t first, double start,
+                            kvf_error *error)
 {
     kvf_transformer *t = session->transformer;
     double before = kvf_now_ms();
-    for (uint32_t sent = 0;
+    const uint32_t *feed = &first;
+    for (uint32_t sent = result->generated;
          result->stop == KVF_STOP_LENGTH && result->generated < request->tokens;) {
         for (; sent < request->tokens && kvf_transformer_drawing(t) < steps_at_once(session);
-             sent++)
-            KVF_TRY(send(session, request, sent ? NULL : &request->ids[request->count - 1]));
+             sent++, feed = NULL)
+            KVF_TRY(send(session, request, feed));
         uint32_t id = KVF_SAMPLER_NONE;
         KVF_TRY(kvf_transformer_drawn(t, &id));
         const double now = kvf_now_ms();
@@ -188,11 +203,12 @@ static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request
 
 /* Steps that ran too far are cut off the sequence. */
 static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_request *request,
-                              kvf_decode_result *result, double start, kvf_error *error)
+                              kvf_decode_result *result, uint32_t first, double start,
+                              kvf_error *error)
 {
     kvf_transformer *t = session->transformer;
     kvf_sequence *sequence = request->sequence;
-    kvf_status status = draw_loop(session, request, result, start, error);
+    kvf_status status = draw_loop(session, request, result, first, start, error);
     const uint32_t surplus = kvf_transformer_drawing(t);
     if (status != KVF_NOT_FINITE)
         status = kvf_session_finish(session, status, error);
@@ -215,14 +231,38 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->generated = 0;
     result->steps = 0;
     result->first_ms = 0.0;
-    const uint32_t given = request->count - (request->tokens > 0 ? 1 : 0);
-    for (uint32_t i = 0; i < given; i++)
+    const uint32_t last = request->tokens > 0 && request->count > 0 ? 1 : 0;
+    for (uint32_t i = 0; i + last < request->count; i++)
         KVF_TRY(step(session, request->sequence, request->ids[i], false, result, error));
     if (request->tokens == 0)
         return KVF_OK;
+    uint32_t id = 0;
+    if (last) {
+        id = request->ids[request->count - 1];
+    } else {
+        KVF_TRY(choose(session, request, result, &id, error));
+        result->first_ms = kvf_now_ms() - start;
+        if (result->stop != KVF_STOP_LENGTH || request->tokens == 1)
+            return KVF_OK;
+    }
     return kvf_transformer_can_draw(session->transformer) && !request->wants_logits
-               ? draw_tokens(session, request, result, start, error)
-               : choose_tokens(session, request, result, start, error);
+               ? draw_tokens(session, request, result, id, start, error)
+               : choose_tokens(session, request, result, id, start, error);
+}
+
+/* Row 0 of the logits scores id i. */
+static kvf_status score(const kvf_session *session, const kvf_score_request *request, uint32_t i,
+                        kvf_error *error)
+{
+    const double loss = kvf_logits_loss(kvf_transformer_logits(session->transformer, 0),
+                                        request->vocab_size, request->ids[i]);
+    if (!isfinite(loss))
+        return model_fail(error, KVF_NOT_FINITE,
+                          "the model gives token %u of the text no probability; the weights "
+                          "may be damaged, or too large for their type",
+                          request->scores_first ? i + 1 : i);
+    request->loss[request->scores_first ? i : i - 1] = (float)loss;
+    return KVF_OK;
 }
 
 kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_request *request,
@@ -232,16 +272,11 @@ kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_reques
     result->generated = 0;
     result->steps = 0;
     result->first_ms = 0.0;
+    if (request->scores_first)
+        KVF_TRY(score(session, request, 0, error));
     for (uint32_t i = 0; i + 1 < request->count; i++) {
         KVF_TRY(step(session, request->sequence, request->ids[i], true, result, error));
-        const double loss = kvf_logits_loss(kvf_transformer_logits(session->transformer, 0),
-                                            request->vocab_size, request->ids[i + 1]);
-        if (!isfinite(loss))
-            return model_fail(error, KVF_NOT_FINITE,
-                              "the model gives token %u of the text no probability; the weights "
-                              "may be damaged, or too large for their type",
-                              i + 1);
-        request->loss[i] = (float)loss;
+        KVF_TRY(score(session, request, i + 1, error));
         if (request->progress && !request->progress(request->user, i + 1, request->count - 1)) {
             result->stop = KVF_STOP_CALLER;
             return KVF_OK;

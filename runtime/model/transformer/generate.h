@@ -50,6 +50,11 @@ typedef struct kvf_prefill_request {
     void *user;
 } kvf_prefill_request;
 
+/** Tokens at the end of a prompt that are not prefilled but are the first step, so that selection
+ * applies to what follows: 1. None of a pruned prompt: its last token is in the observation window,
+ * and the first token of the answer follows from its logits, row 0 of the transformer's. */
+uint32_t kvf_generate_held_back(const kvf_session *session);
+
 /** Append a prompt to a sequence. @p stop receives LENGTH or CALLER; after CALLER a sequence that
  * was stopped inside a chunk can only be destroyed. */
 KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
@@ -59,7 +64,7 @@ KVF_CHECKED kvf_status kvf_generate_prefill(const kvf_session *session,
 typedef struct kvf_decode_request {
     kvf_sequence *sequence;
     const uint32_t *ids; /**< [count] fed one by one; the last one's logits give the first token */
-    uint32_t count;      /**< at least 1 */
+    uint32_t count;      /**< 0 = row 0 of the transformer's logits gives it */
     uint32_t tokens;     /**< to generate; 0 feeds the ids and stops */
     kvf_sampler *sampler;
     uint32_t sampler_row;
@@ -92,9 +97,11 @@ KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,
 typedef struct kvf_score_request {
     kvf_sequence *sequence;
     const uint32_t *ids; /**< [count] fed one by one, but for the last */
-    uint32_t count;      /**< at least 2 */
+    uint32_t count;      /**< at least 2; 1 if `scores_first` */
+    bool scores_first;   /**< also the first, by row 0 of the transformer's logits */
     uint32_t vocab_size;
-    float *loss; /**< [count - 1] receives -ln p(ids[i + 1] | the sequence, ids[0 … i]) */
+    float *loss; /**< receives -ln p(id | the sequence, ids in front of it) of every id but the
+                    first, or of every id */
     kvf_prefill_progress_fn progress; /**< called after each token; may be NULL */
     void *user;
 } kvf_score_request;
@@ -102,7 +109,8 @@ typedef struct kvf_score_request {
 /**
  * Feed ids as decode steps, and score each by the logits of the step before it.
  *
- * @param result  as of kvf_generate_decode; `steps` losses are filled, nothing is generated
+ * @param result  as of kvf_generate_decode; nothing is generated. A loss is filled per step, and one
+ *                more if `scores_first`
  * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,

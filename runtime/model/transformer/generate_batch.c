@@ -15,6 +15,7 @@
 #include "common/clock.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Of a block, at most. */
 #define BLOCK_TOKENS 64u
@@ -41,6 +42,7 @@ typedef struct batch {
     uint64_t promised;
     uint32_t prompt, sample; /* the answer that begins next */
     kvf_sequence *root;      /* its prompt, prefilled; NULL = not yet */
+    float *logits;           /* [vocab] of its last token, if that was prefilled; else NULL */
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
     uint32_t prefilled;      /* of its tokens */
@@ -127,7 +129,7 @@ static bool on_chunk(void *user, uint32_t done, uint32_t total)
     return !b->stopped;
 }
 
-/* The prompt of the next answer but for its last token, which is a step. */
+/* The prompt of the next answer, but for a last token that is a step. */
 static kvf_status make_root(batch *b, kvf_error *error)
 {
     const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
@@ -138,9 +140,44 @@ static kvf_status make_root(batch *b, kvf_error *error)
     if (created != KVF_OK)
         return say(b, created, error);
     b->promised += prompt_tokens(p);
-    const kvf_prefill_request prefill = {
-        .sequence = b->root, .ids = p->ids, .count = p->count - 1, .progress = on_chunk, .user = b};
-    return kvf_generate_prefill(b->session, &prefill, &stop, error);
+    const kvf_prefill_request prefill = {.sequence = b->root,
+                                         .ids = p->ids,
+                                         .count = p->count - kvf_generate_held_back(b->session),
+                                         .progress = on_chunk,
+                                         .user = b};
+    KVF_TRY(kvf_generate_prefill(b->session, &prefill, &stop, error));
+    if (b->logits && stop == KVF_STOP_LENGTH)
+        memcpy(b->logits, kvf_transformer_logits(b->session->transformer, 0),
+               b->request->vocab_size * sizeof *b->logits);
+    return KVF_OK;
+}
+
+static void mark_end(row *r, kvf_stop stop)
+{
+    r->has_ended = true;
+    r->answer.stop = stop;
+}
+
+/* A row's next token. */
+static void hand_out(const batch *b, row *r, uint32_t id)
+{
+    const kvf_batch_request *request = b->request;
+    kvf_batch_answer *a = &r->answer;
+    a->has_no_logits = id == KVF_SAMPLER_NONE;
+    if (a->has_no_logits) {
+        mark_end(r, KVF_STOP_CALLER);
+        return;
+    }
+    if (a->generated++ == 0)
+        a->first_ms = kvf_now_ms() - r->start_ms;
+    const bool goes_on = request->token(request->user, a, id);
+    r->next = id;
+    if (!request->ignores_eos && kvf_ids_have(request->eos_ids, request->eos_count, id))
+        mark_end(r, KVF_STOP_EOS);
+    else if (!goes_on)
+        mark_end(r, KVF_STOP_CALLER);
+    else if (a->generated == request->prompts[a->prompt].tokens)
+        mark_end(r, KVF_STOP_LENGTH);
 }
 
 /* The last answer of a prompt goes on with its sequence itself. */
@@ -172,6 +209,10 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     }
     KVF_TRY(kvf_sampler_begin(b->request->sampler, index, &sampling, error));
     kvf_sampler_see(b->request->sampler, index, p->ids, p->count);
+    if (b->logits)
+        hand_out(b, r, kvf_sampler_next(b->request->sampler, index, b->logits));
+    if (r->has_ended)
+        end_answer(b, r);
     return KVF_OK;
 }
 
@@ -197,34 +238,6 @@ static kvf_status fill(batch *b, kvf_error *error)
             KVF_TRY(begin_answer(b, r, error));
     }
     return KVF_OK;
-}
-
-static void mark_end(row *r, kvf_stop stop)
-{
-    r->has_ended = true;
-    r->answer.stop = stop;
-}
-
-/* A row's next token. */
-static void hand_out(const batch *b, row *r, uint32_t id)
-{
-    const kvf_batch_request *request = b->request;
-    kvf_batch_answer *a = &r->answer;
-    a->has_no_logits = id == KVF_SAMPLER_NONE;
-    if (a->has_no_logits) {
-        mark_end(r, KVF_STOP_CALLER);
-        return;
-    }
-    if (a->generated++ == 0)
-        a->first_ms = kvf_now_ms() - r->start_ms;
-    const bool goes_on = request->token(request->user, a, id);
-    r->next = id;
-    if (!request->ignores_eos && kvf_ids_have(request->eos_ids, request->eos_count, id))
-        mark_end(r, KVF_STOP_EOS);
-    else if (!goes_on)
-        mark_end(r, KVF_STOP_CALLER);
-    else if (a->generated == request->prompts[a->prompt].tokens)
-        mark_end(r, KVF_STOP_LENGTH);
 }
 
 /* The batch ends before it, or with it. */
@@ -366,7 +379,9 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
                .ids = calloc(request->rows, sizeof *b.ids),
                .at = calloc(request->rows, sizeof *b.at)};
     kvf_status status = KVF_OK;
-    if (!b.rows || !b.alive || !b.sequences || !b.ids || !b.at)
+    if (session->prune)
+        b.logits = calloc(request->vocab_size, sizeof *b.logits);
+    if (!b.rows || !b.alive || !b.sequences || !b.ids || !b.at || (session->prune && !b.logits))
         status = model_out_of_memory(error, request->rows * sizeof *b.rows, "a batch");
     else
         status = run(&b, error);
@@ -377,6 +392,7 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
             stop_answer(&b, &b.rows[i]);
     if (b.root)
         drop_sequence(&b, &b.root);
+    free(b.logits);
     free(b.rows);
     free(b.alive);
     free(b.sequences);

@@ -7,7 +7,8 @@
  * allow: an answer that ends makes room for the next one.
  *
  * It knows transformers and sequences, not text or files. A prompt is prefilled once; its answers
- * are forks. Invariant: an answer's tokens follow from its prompt, settings and seed alone, not
+ * are forks, which begin with a step of its last token, or, if the prompt is pruned, with what
+ * follows from the logits of its last token. Invariant: an answer's tokens follow from its prompt, settings and seed alone, not
  * from what runs beside it. Tokens that a GPU drew for an answer behind its end are dropped with
  * its sequence.
  */
@@ -39,6 +40,7 @@ typedef struct kvf_batch_request {
     uint32_t count;
     uint32_t rows;        /**< answers at once; the cache has rows + 1 sequences */
     uint64_t tokens_max;  /**< host_tokens_max of the cache */
+    uint32_t vocab_size;
     kvf_sampler *sampler; /**< of `rows` rows */
     const uint32_t *eos_ids;
     uint32_t eos_count;

@@ -123,6 +123,9 @@ KVF_CHECKED kvf_status kvf_transformer_prefill_pruned(kvf_transformer *transform
  *               evicted, as kvf_transformer_prefill. With eviction NONE it is
  *               kvf_transformer_prefill_pruned, which goes layer by layer
  * @param ids    [count] < vocab_size, borrowed until the call returns
+ * @param want_logits  true: also the logits of the last token, from its own hidden state, as row 0
+ *               of a step. A pruned prompt wants them: its last token is in the observation window,
+ *               so it must be in the prefill
  * @param count  any number where there is no pruner, or one that evicts
  * @param chunk  tokens, 1 ... kvf_transformer_prompt_max, with PATCHED the patch included
  * @return as kvf_prefill and kvf_prune_chunk; after an error the sequence can only be destroyed.
@@ -137,7 +140,7 @@ KVF_CHECKED kvf_status kvf_transformer_prefill_chunked(kvf_transformer *transfor
                                                        kvf_cache *cache, kvf_prune *prune,
                                                        kvf_sequence *sequence, const uint32_t *ids,
                                                        uint32_t count, uint32_t chunk,
-                                                       kvf_stream *stream);
+                                                       bool want_logits, kvf_stream *stream);
 
 /** Whether a prompt of @p count tokens can go in such chunks. @return KVF_OK; KVF_INVALID names
  * field, value and fix */
@@ -210,7 +213,8 @@ KVF_CHECKED kvf_status kvf_transformer_drawn(kvf_transformer *transformer, uint3
 /** The rest is not wanted. Wait for the stream first. */
 void kvf_transformer_draw_end(kvf_transformer *transformer);
 
-/** Logits [vocab_size] of row @p row of the last decode, after the stream was waited for. */
+/** Logits [vocab_size] of row @p row of the last decode, or row 0 of a prefill that wanted them,
+ * after the stream was waited for. */
 const float *kvf_transformer_logits(const kvf_transformer *transformer, uint32_t row);
 
 /** KVF_OUT_OF_MEMORY if a matrix product found none since open, else KVF_OK. */

@@ -31,7 +31,7 @@ typedef struct prefill_run {
     uint32_t done;  /* tokens of earlier chunks, */
     uint32_t chunk; /* of this one */
     uint32_t total; /* and of the prompt or the batch */
-    bool completes; /* the last layer goes on to its end, for the last row */
+    bool completes; /* the last layer goes on to its end, for the last row of a prompt */
 } prefill_run;
 
 static transformer_step step_of(const prefill_run *r, uint32_t index)
@@ -111,33 +111,42 @@ static kvf_status attend(const prefill_run *r, uint32_t index, const transformer
     return r->prune && !r->evicts ? kvf_prune_append(r->prune, &args, r->stream) : KVF_OK;
 }
 
-/* All rows of a prompt; of the last layer only keys and values are read. */
+/* All rows of a prompt; of the last layer only keys and values are read, and the last row where it
+ * goes on. */
 static kvf_status run_attention(const prefill_run *r, uint32_t index, uint32_t layer)
 {
-    const bool ends = layer + 1 == r->t->model.layers && !r->completes;
+    const transformer_prompt *p = &r->t->prompts[index];
+    const bool is_last = layer + 1 == r->t->model.layers;
     transformer_step s = step_of(r, index);
     s.rows = 0;
-    while (next_rows(&r->t->prompts[index], &s)) {
-        KVF_TRY(ask(r, &r->t->prompts[index], &s, layer));
+    while (next_rows(p, &s)) {
+        const bool has_end = s.first + s.rows == p->first + p->count;
+        KVF_TRY(ask(r, p, &s, layer));
         if (r->t->watch.stopped)
             return KVF_OK;
         KVF_TRY(transformer_project(&s, layer));
         KVF_TRY(attend(r, index, &s, layer));
-        if (!ends)
+        if (!is_last || (r->completes && has_end))
             KVF_TRY(r->t->ops->output(&s, &r->t->layers[layer], NULL));
     }
     return KVF_OK;
 }
 
+static transformer_step last_row(const prefill_run *r, uint32_t index)
+{
+    transformer_step s = step_of(r, index);
+    s.first += s.rows - 1;
+    s.rows = 1;
+    return s;
+}
+
 static kvf_status run_mlp(const prefill_run *r, uint32_t index, uint32_t layer)
 {
     const transformer_prompt *p = &r->t->prompts[index];
-    transformer_step s = step_of(r, index);
-    if (layer + 1 == r->t->model.layers) {
-        s.first = p->first + p->count - 1;
-        s.rows = 1;
+    transformer_step s = last_row(r, index);
+    if (layer + 1 == r->t->model.layers)
         return r->completes ? transformer_mlp(&s, layer) : KVF_OK;
-    }
+    s = step_of(r, index);
     s.rows = 0;
     while (next_rows(p, &s))
         KVF_TRY(transformer_mlp(&s, layer));
@@ -290,10 +299,19 @@ kvf_status kvf_transformer_hidden(kvf_transformer *t, kvf_cache *cache, kvf_prun
                        .stream = stream,
                        .completes = true};
     KVF_TRY(prefill_batch(&run));
-    transformer_step s = step_of(&run, 0);
-    s.first += s.rows - 1;
-    s.rows = 1;
+    const transformer_step s = last_row(&run, 0);
     return t->ops->read_hidden(&s, hidden);
+}
+
+/* Of the prompt's last token, as row 0 of a step. */
+static kvf_status finish(const prefill_run *r)
+{
+    transformer_step s = last_row(r, 0);
+    if (!r->completes || r->t->watch.stopped)
+        return KVF_OK;
+    s.separate = true;
+    KVF_TRY(r->t->ops->norm(&s, r->t->final_norm));
+    return r->t->ops->logits(&s);
 }
 
 /* ---- one prompt, chunk by chunk ---- */
@@ -355,7 +373,8 @@ static kvf_status run_chunk(const prefill_run *r, uint32_t done, uint32_t tokens
 
 kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache, kvf_prune *prune,
                                            kvf_sequence *sequence, const uint32_t *ids,
-                                           uint32_t count, uint32_t chunk, kvf_stream *stream)
+                                           uint32_t count, uint32_t chunk, bool want_logits,
+                                           kvf_stream *stream)
 {
     const kvf_prompt prompt = {.sequence = sequence, .ids = ids, .count = count};
     const kvf_prune_config *eviction = eviction_of(prune);
@@ -365,12 +384,15 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
                        .prompts = &prompt,
                        .batch = 1,
                        .stream = stream,
-                       .evicts = eviction};
+                       .evicts = eviction,
+                       .completes = want_logits};
     kvf_error error;
     t->watch.stopped = false;
     KVF_TRY(kvf_transformer_chunk_check(t, prune, count, chunk, &error));
-    if (prune && !eviction)
-        return prefill_batch(&run);
+    if (prune && !eviction) {
+        KVF_TRY(prefill_batch(&run));
+        return finish(&run);
+    }
     if (!transformer_ids_valid(t, ids, count))
         return KVF_INVALID;
     if (prune)
@@ -384,13 +406,15 @@ kvf_status kvf_transformer_prefill_chunked(kvf_transformer *t, kvf_cache *cache,
             KVF_TRY(kvf_stream_wait(stream));
         run.done = done;
         run.chunk = tokens;
+        run.completes = want_logits && done + tokens == count;
         KVF_TRY(run_chunk(&run, done, tokens, patch, position + done));
     }
-    return KVF_OK;
+    return finish(&run);
 }
 
 kvf_status kvf_transformer_prefill(kvf_transformer *t, kvf_cache *cache, kvf_sequence *sequence,
                                    const uint32_t *ids, uint32_t count, kvf_stream *stream)
 {
-    return kvf_transformer_prefill_chunked(t, cache, NULL, sequence, ids, count, count, stream);
+    return kvf_transformer_prefill_chunked(t, cache, NULL, sequence, ids, count, count, false,
+                                           stream);
 }
