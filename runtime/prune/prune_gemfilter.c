@@ -9,8 +9,9 @@
  * smoothed (average over 5); the best tokens, as many as `keep` says, are the new prompt, at
  * positions 0, 1, ... What earlier layers held in the first pass is thrown away. Published: layer
  * 13 of 32 (AUTO is as deep in other models) and 1024 tokens; the default share 0.1 is FastKV's
- * for this comparison. As published, a window of 1 only says whose query scores; the tokens of a
- * longer one are always among the chosen.
+ * for this comparison. The tokens of the window, published 1, are always among the chosen: the
+ * answer follows from the last token of the new prompt, and that is the one that asks. The
+ * published code leaves it to its score, which is high, since a token is near itself.
  */
 
 #include <math.h>
@@ -70,8 +71,8 @@ static void gemfilter_decide(const kvf_prune_view *view, kvf_prune_answer *answe
     if (!is_filter(view))
         return;
     answer->is_chosen = 1;
-    const uint32_t forced = view->window > 1 ? view->window : 0;
-    const uint32_t count = kvf_max_u32(kvf_max_u32(forced, 1), kvf_keep_count(settings, n));
+    const uint32_t forced = kvf_max_u32(view->window, 1);
+    const uint32_t count = kvf_max_u32(forced, kvf_keep_count(settings, n));
     if (count >= n || view->candidates < n)
         return;
     /* Everything is kept at this layer, so the room for what is kept is free for the sums. */

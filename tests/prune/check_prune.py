@@ -170,6 +170,7 @@ def gemfilter(s, view, scores):
     if count >= n:
         return say(chosen=1)
     total = pooled(scores.astype(np.float64).sum(axis=0), s["pool"], s["pool_width"])
+    total[n - max(s["window"], 1):] = np.inf  # whose logits the answer begins with
     return say(propagate=best(total, count), restart=1, chosen=1, border=total)
 
 
