@@ -8,7 +8,7 @@ usage: python_env.py --library FILE --command FILE [TEST...]
 The environment is made once, in the cache folder of the user, from the pinned packages below. torch
 for x86-64 drags the libraries of CUDA along and does not import without them: 6 GB in all. The real
 model is unpacked there too, from its GGUF file, as a Hugging Face directory (0.5 GB). Without --run
-the tests of `kvferry.hf` run; their names choose some of them.
+the tests of `kvferry.hf` run, then those of pruned prompts; names choose some of the first.
 """
 import argparse
 import os
@@ -82,8 +82,11 @@ def main():
                KVF_COMMAND=os.path.abspath(args.command), KVF_HF_MODEL=model_folder(python),
                PYTHONPATH=os.path.join(ROOT, "python"), PYTHONDONTWRITEBYTECODE="1",
                HF_HUB_OFFLINE="1")
-    script = args.run or os.path.join(ROOT, "tests", "python", "check_hf.py")
-    os.execve(python, [python, script, *rest], env)
+    if args.run:
+        os.execve(python, [python, args.run, *rest], env)
+    tests = ["check_hf.py"] if rest else ["check_hf.py", "check_prune_tokens.py"]
+    sys.exit(max(subprocess.run([python, os.path.join(ROOT, "tests", "python", test), *rest],
+                                env=env).returncode for test in tests))
 
 
 if __name__ == "__main__":
