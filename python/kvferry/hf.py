@@ -121,7 +121,9 @@ class Cache(_caches.Cache):
                 layers x KV heads x 2 x head_dim elements per row of the batch in host memory. Default:
                 what the model is made for, at most 32768
     prune       "snapkv", "h2o", "pyramidkv", "streaming", or a PrunePolicy: what of the first prompt is
-                kept, with settings of `kvferry.settings("prune")` in prune_settings
+                kept, with settings of `kvferry.settings("prune")` in prune_settings. The prompt is the
+                first forward pass, whose newest queries choose: hand it over whole, not by
+                prefill_chunk_size
     runtime     a kvferry.Runtime; None = one per device, shared
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 

@@ -51,7 +51,9 @@ static const cli_option of_prompt[] = {
 
 static const cli_option of_questions[] = {
     {.is = {"ask", TEXT, FIELD(ask_file),
-            .meaning = "one question per line, each answered on its own after the prompt"}},
+            .meaning =
+                "one question per line, each answered on its own after the prompt; what prunes "
+                "the prompt does not know them"}},
 };
 
 static const cli_option of_batch[] = {
