@@ -328,13 +328,14 @@ class Prefix:
     """The beginning of prompts, whole: what it leaves in every layer."""
 
     def __init__(self, model, ids, sums=False):
-        self.ids, self.k, self.v, self.tail, self.sums = list(ids), [], [], [], []
+        self.ids, self.k, self.v, self.tail, self.sums, self.last = list(ids), [], [], [], [], []
         positions, x = torch.arange(len(ids)), model.embed(ids)
         self.x = [x]
         for layer in range(model.layers):
             q, k, v = model.project(layer, x, positions)
             if sums:
                 self.sums.append(sum_attention(model, q, k))
+                self.last.append(sum_attention(model, q[:, -1:], k))
             x = model.add_mlp(layer, model.add_attention(layer, x, model.attend(q, k, v)))
             self.k.append(k)
             self.v.append(v)
