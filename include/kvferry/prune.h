@@ -29,9 +29,9 @@
  *     kvf_decode for the tokens behind it
  *
  * The observation window is the end of the prompt, and its last query asks. So the prompt's last
- * token must be in the prefill: held back for a first decode step, it would choose nothing, and meet
- * a cache that was chosen without it. What is asked later, of a prompt that was kept, the window did
- * not know: for that, keep more, or take OFFLOAD.
+ * token must be in the prefill: held back for a first decode step, it would choose nothing, and
+ * meet a cache that was chosen without it. What is asked later, of a prompt that was kept, the
+ * window did not know: for that, keep more, or take OFFLOAD.
  *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).
@@ -258,9 +258,9 @@ KVF_API void kvf_prune_close(kvf_prune *prune);
 /** The settings in force. Borrowed. */
 KVF_API const kvf_prune_config *kvf_prune_config_get(const kvf_prune *prune);
 
-/** A prompt of @p tokens, its last one included, begins in an empty sequence. Sequences at different layers may be under
- * way at once. @return KVF_INVALID if the window is longer than the prompt, or the sequence not
- * empty */
+/** A prompt of @p tokens, its last one included, begins in an empty sequence. Sequences at
+ * different layers may be under way at once. @return KVF_INVALID if the window is longer than the
+ * prompt, or the sequence not empty */
 KVF_API KVF_CHECKED kvf_status kvf_prune_begin(kvf_prune *prune, kvf_sequence *sequence,
                                                uint32_t tokens);
 

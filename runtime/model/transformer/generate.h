@@ -109,8 +109,8 @@ typedef struct kvf_score_request {
 /**
  * Feed ids as decode steps, and score each by the logits of the step before it.
  *
- * @param result  as of kvf_generate_decode; nothing is generated. A loss is filled per step, and one
- *                more if `scores_first`
+ * @param result  as of kvf_generate_decode; nothing is generated. A loss is filled per step, and
+ * one more if `scores_first`
  * @return KVF_OK; KVF_NOT_FINITE if a loss is no number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,

@@ -8,9 +8,9 @@
  *
  * It knows transformers and sequences, not text or files. A prompt is prefilled once; its answers
  * are forks, which begin with a step of its last token, or, if the prompt is pruned, with what
- * follows from the logits of its last token. Invariant: an answer's tokens follow from its prompt, settings and seed alone, not
- * from what runs beside it. Tokens that a GPU drew for an answer behind its end are dropped with
- * its sequence.
+ * follows from the logits of its last token. Invariant: an answer's tokens follow from its prompt,
+ * settings and seed alone, not from what runs beside it. Tokens that a GPU drew for an answer
+ * behind its end are dropped with its sequence.
  */
 
 #include "generate.h"
@@ -38,8 +38,8 @@ typedef struct kvf_batch_answer {
 typedef struct kvf_batch_request {
     const kvf_batch_prompt *prompts; /**< [count], borrowed */
     uint32_t count;
-    uint32_t rows;        /**< answers at once; the cache has rows + 1 sequences */
-    uint64_t tokens_max;  /**< host_tokens_max of the cache */
+    uint32_t rows;       /**< answers at once; the cache has rows + 1 sequences */
+    uint64_t tokens_max; /**< host_tokens_max of the cache */
     uint32_t vocab_size;
     kvf_sampler *sampler; /**< of `rows` rows */
     const uint32_t *eos_ids;
