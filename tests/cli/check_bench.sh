@@ -26,6 +26,18 @@ expect() {
     [ -z "$text" ] || grep -qF -- "$text" "$work/err" || fail "bench $*: '$text' is not in: $(cat "$work/err")"
 }
 
+# picture SCRIPT NAME...: what the script draws of SCRIPT.csv, if gnuplot is here.
+picture() {
+    command -v gnuplot >/dev/null || { echo "gnuplot is not installed: $1 was not drawn"; return; }
+    gnuplot -c "$scripts/$1.gnuplot" "$work/$1.csv" >"$work/out" 2>&1 || fail "$1.gnuplot: $(cat "$work/out")"
+    [ ! -s "$work/out" ] || fail "$1.gnuplot says: $(cat "$work/out")"
+    shift
+    for name in "$@"; do
+        grep -q '</svg>' "$work/$name.svg" || fail "no $name.svg"
+    done
+}
+
+scripts=$(dirname "$0")/../../runtime/cli/bench
 quick="--device $device --repetitions 2 --warmup 1 --pool 4M --gap-us 20 --layers 3"
 XDG_CACHE_HOME=$work # the file of calibration
 export XDG_CACHE_HOME
@@ -110,17 +122,11 @@ PY
 "$kvferry" bench link parts $quick --repetitions 5 --page-bytes 16K --pages 8 --samples "$work/samples" -o csv \
     >"$work/csv" 2>"$work/err" || fail "--samples: $(cat "$work/err")"
 [ "$(wc -l <"$work/samples")" -eq 21 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 21"
-if command -v gnuplot >/dev/null; then
-    # shellcheck disable=SC2086
-    "$kvferry" bench link methods staging cadence $quick --page-bytes 4K,16K --pages 1,8 --plot "$work/plots" >"$work/out" \
-        2>"$work/err" || fail "--plot: $(cat "$work/err")"
-    for name in bandwidth time latency map-gather map-staging; do
-        head -c 8 "$work/plots/$name.png" | grep -q PNG || fail "--plot: no $name.png"
-        grep -q '</svg>' "$work/plots/$name.svg" || fail "--plot: no $name.svg"
-    done
-else
-    echo "gnuplot is not installed: pictures were not checked"
-fi
+# shellcheck disable=SC2086
+"$kvferry" bench link methods cadence $quick --page-bytes 4K,16K --pages 1,8 -o csv >"$work/link.csv" 2>"$work/err" ||
+    fail "link.csv: $(cat "$work/err")"
+picture link link-bandwidth link-time link-map-gather link-latency
+command -v gnuplot >/dev/null && ! grep -q '>one contiguous copy<' "$work/link-time.svg" && fail "no floor in link-time.svg"
 
 # ---- slots in order, and a file beside the table
 # shellcheck disable=SC2086
@@ -163,12 +169,10 @@ for r in measured:
     if r["what"] != "write":
         assert r["verified_bytes"] == 2 * r["extent_bytes"] * min(r["depth"], r["extents"]), r
 PY
-if command -v gnuplot >/dev/null; then
-    # shellcheck disable=SC2086
-    "$kvferry" bench disk $small --rounds 1 --extent-bytes 16K,64K --depth 1,4 --rest-ms 1 --plot "$work/plots" \
-        --json "$work/disk" >"$work/out" 2>"$work/err" || fail "bench disk --plot: $(cat "$work/err")"
-    grep -q '</svg>' "$work/plots/extent.svg" || fail "bench disk --plot: no extent.svg"
-fi
+# shellcheck disable=SC2086
+"$kvferry" bench disk $small --rounds 1 --extent-bytes 16K,64K --depth 1,4 --rest-ms 1 -o csv >"$work/disk.csv" \
+    2>"$work/err" || fail "disk.csv: $(cat "$work/err")"
+picture disk disk-depth disk-extent
 expect 2 "--engine has 'aio'; give io_uring or preadv" disk --engine aio
 expect 2 "--extent-bytes has '1K'" disk --extent-bytes 1K
 expect 1 "--disk: $work/none" disk --disk "$work/none" --file 16M
@@ -227,12 +231,11 @@ kept, afresh = [json.loads(l)["hit_rate"] for l in open(sys.argv[1])]
 assert afresh < kept / 2, (afresh, kept)
 PY
 
-if command -v gnuplot >/dev/null; then
-    "$kvferry" bench decode --device "$device" --context 1024 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
-        --steps 2 --warmup 1 --method mapped,gather --plot "$work/plots" >"$work/out" 2>"$work/err" ||
-        fail "bench decode --plot: $(cat "$work/err")"
-    grep -q '>dynamic, gather<' "$work/plots/layer.svg" || fail "bench decode --plot: no gather in layer.svg"
-fi
+"$kvferry" bench decode --device "$device" --context 1024 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
+    --steps 2 --warmup 1 --method mapped,gather -o csv >"$work/decode.csv" 2>"$work/err" ||
+    fail "decode.csv: $(cat "$work/err")"
+picture decode decode
+command -v gnuplot >/dev/null && ! grep -q '>dynamic, gather' "$work/decode.svg" && fail "no gather in decode.svg"
 # A disk tier, beside the same in memory: three of four pages have no room.
 if [ "$device" = host ]; then
     "$kvferry" bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 \
@@ -269,7 +272,6 @@ expect 2 "--batch has '65'" decode --batch 65
 expect 2 "--slots-in-order has 'sorted'; give on or off" link --slots-in-order sorted
 expect 1 "cannot be created" link peak --device "$device" --pool 4M --json "$work/none/file"
 expect 1 "cannot be created" decode --device "$device" --json "$work/none/file"
-expect 1 "no folder" link peak --device "$device" --repetitions 1 --pool 4M --pages 1 --plot /dev/null
 expect 0 "" link --list
 expect 0 "" link --help
 

@@ -206,21 +206,6 @@ try 0 $run --prune fastkv --prune-config one.json --stats s.json
 json s.json 'p["settings"]["propagate"] == 0.5'
 try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
 try 1 $run --prune snapkv --prune-config one.json; says 'not for snapkv'; silent
-if command -v gnuplot >/dev/null; then
-    try 0 $tune --plot plots
-    for picture in fastkv structkv; do
-        check "$picture.png" sh -c "head -c 8 plots/$picture.png | grep -q PNG"
-        check "$picture.svg" grep -q '</svg>' plots/$picture.svg
-    done
-else
-    echo 'gnuplot is not installed: pictures were not checked'
-fi
-mkdir empty
-sh=$(command -v sh)
-ln -s "$sh" empty/sh
-PATH=$dir/empty "$kvferry" $tune --plot plots2 >out 2>err </dev/null
-check 'no gnuplot ends with 1' test $? -eq 1
-says 'is it installed'
 
 # tune: mistakes
 try 2 tune; says '\-\-model DIR is needed'

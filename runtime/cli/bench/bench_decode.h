@@ -58,7 +58,4 @@ enum decode_column {
 
 extern const cli_column decode_columns[DECODE_COLUMN_COUNT];
 
-/** Draw what a layer took, by case, beside its floor. @return false after a message */
-bool decode_plot(const cli_table *table, const char *folder);
-
 #endif

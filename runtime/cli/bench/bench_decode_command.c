@@ -492,8 +492,7 @@ static bool write_results(decode_bench *b)
             kvf_runtime_device_name(b->runtime), device, b->read_rate, b->link_rate, c->layers,
             c->kv_heads, b->o.group, c->head_dim, c->page_size);
     return cli_table_write(&b->table, b->o.format, facts, stdout) &&
-           cli_table_save(&b->table, facts, &b->json) &&
-           (!b->o.plot || decode_plot(&b->table, b->o.plot));
+           cli_table_save(&b->table, facts, &b->json);
 }
 
 static int run_all(decode_bench *b)

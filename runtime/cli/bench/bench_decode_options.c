@@ -41,11 +41,8 @@ static const cli_option rows[] = {
     {.is = {"eager", KVF_SETTING_SWITCH, FIELD(eager),
             .meaning = "enqueue every step, where CUDA would replay a recorded one"}},
     {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
-    {.is = {"plot", KVF_SETTING_TEXT, FIELD(plot),
-            .meaning = "draw every case beside its floor as SVG and PNG (gnuplot)"},
-     .argument = "DIR"},
     {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results"},
+            .meaning = "format of the results; share/kvferry/decode.gnuplot draws csv"},
      .letter = 'o'},
 };
 

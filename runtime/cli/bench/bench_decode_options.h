@@ -19,7 +19,7 @@ typedef struct decode_options {
     uint64_t seed;
     bool record, eager, afresh;
     cli_format format;
-    const char *json, *plot;
+    const char *json;
 } decode_options;
 
 typedef struct decode_sweep {

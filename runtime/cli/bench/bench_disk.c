@@ -374,8 +374,6 @@ static int run_all(disk_run *run)
             return 1;
     fit_lines(run);
     run->failed = !write_results(run, rounds) || run->failed;
-    if (run->options.plot)
-        run->failed = !disk_plot(&run->table, run->options.plot) || run->failed;
     return cli_interrupted() ? 130 : run->failed ? 1 : 0;
 }
 

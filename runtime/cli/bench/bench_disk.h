@@ -20,7 +20,7 @@ typedef struct disk_options {
     uint64_t file_bytes, pass_bytes;
     uint32_t rounds, rest_ms;
     cli_format format;
-    const char *json, *plot;
+    const char *json;
 } disk_options;
 
 /** The command line, with the axes that it or the defaults give. */
@@ -62,9 +62,6 @@ enum disk_column {
 
 /** @return -1 to go on, else the exit status */
 int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *out);
-
-/** Pictures of rate by depth and by extent. @return false after a message */
-bool disk_plot(const cli_table *table, const char *folder);
 
 /** `kvferry bench disk`. @return exit status */
 int cli_bench_disk_main(int argc, char **argv);

@@ -44,12 +44,9 @@ static const cli_option rows[] = {
             .meaning =
                 "milliseconds of rest before every pass, for disks that limit the mean rate"}},
     {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results"},
+            .meaning = "format of the results; share/kvferry/disk.gnuplot draws csv"},
      .letter = 'o'},
     {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
-    {.is = {"plot", KVF_SETTING_TEXT, FIELD(plot),
-            .meaning = "draw the rate by depth and by extent as SVG and PNG (gnuplot)"},
-     .argument = "DIR"},
 };
 
 static void set_defaults(void *options)

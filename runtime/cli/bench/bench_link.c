@@ -10,7 +10,6 @@
 
 #include "bench_link.h"
 
-#include "bench_plot.h"
 #include "bench_suites.h"
 #include "calibration_file.h"
 #include "interrupt.h"
@@ -364,8 +363,6 @@ static int run_all(link_run *run)
     run_suites(run, count_cases(run));
     fit_lines(&run->table);
     run->failed = !write_results(run) || run->failed;
-    if (run->options.plot)
-        run->failed = !cli_bench_plot(&run->table, run->options.plot) || run->failed;
     run->failed = !cli_output_commit(&run->samples) || run->failed;
     return cli_interrupted() ? 130 : run->failed ? 1 : 0;
 }

@@ -120,12 +120,9 @@ static const cli_option rows[] = {
     {.is = {"list", KVF_SETTING_SWITCH, FIELD(list),
             .meaning = "print the suites with their cases and stop"}},
     {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results"},
+            .meaning = "format of the results; share/kvferry/link.gnuplot draws csv"},
      .letter = 'o'},
     {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
-    {.is = {"plot", KVF_SETTING_TEXT, FIELD(plot),
-            .meaning = "draw bandwidth, a heat map and latencies as SVG and PNG (gnuplot)"},
-     .argument = "DIR"},
     {.is = {"samples", KVF_SETTING_TEXT, FIELD(samples),
             .meaning = "write the time of every repetition, one line each"}},
 };

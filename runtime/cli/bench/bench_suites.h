@@ -20,7 +20,6 @@ typedef struct link_options {
     bool chosen[LINK_SUITE_COUNT];
     bool all, list;
     cli_format format;
-    const char *plot;
     const char *samples;
     const char *json;
     uint32_t gap_us;

@@ -152,8 +152,6 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
         fputs("kvferry: standard output cannot be written\n", stderr);
     if (o->out)
         done = write_result(tune) && done;
-    if (o->plot)
-        done = cli_tune_plot(tune) && done;
     return done ? 0 : 1;
 }
 

@@ -23,9 +23,8 @@ typedef struct cli_tune_options {
     const char *model;
     const char *texts[TUNE_TEXTS_MAX];
     uint32_t text_count;
-    const char *out;  /* NULL = nothing is written; "-" = standard output */
-    const char *plot; /* a folder, or NULL */
-    uint32_t method;  /* one of two, or both */
+    const char *out; /* NULL = nothing is written; "-" = standard output */
+    uint32_t method; /* one of two, or both */
     bool fastkv, structkv;
     bool are_layers_given;
     uint32_t layer_first, layer_last;
@@ -68,7 +67,5 @@ KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
 
 /** Layers and figures per layer, for people. */
 void cli_tune_print(const cli_tune *tune, FILE *file);
-/** @return false after a message */
-bool cli_tune_plot(const cli_tune *tune);
 
 #endif

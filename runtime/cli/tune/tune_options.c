@@ -62,9 +62,6 @@ static const cli_option rows[] = {
             .meaning = "tokens of a piece"}},
     {.is = {"out", TEXT, FIELD(out),
             .meaning = "write the result for run --prune-config; - = standard output"}},
-    {.is = {"plot", TEXT, FIELD(plot),
-            .meaning = "draw the scores there, as SVG and PNG (needs gnuplot)"},
-     .argument = "DIR"},
 };
 
 static bool check_together(const cli_tune_options *o)
