@@ -84,13 +84,16 @@ def unnamed():
         yield from ((page, name) for name in names if name not in known)
 
 
-def astray(path):
-    """(line, what) for every link of a page to a file, and every `./dev` command, that is not."""
+def astray(path, paths):
+    """(line, what) for every link to a file, `./dev` command and name of a source that is not."""
     commands = set(re.findall(r"^  (\w+)  ", read("dev"), re.M))
     for number, line in enumerate(read(path).split("\n"), 1):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", line):
             if not os.path.exists(os.path.join(os.path.dirname(path), target)):
                 yield number, "nothing is at %s" % target
+        for name in re.findall(r"`([\w./]*\w\.(?:c|h|cuh?|py))`", line):
+            if not any(("/" + held).endswith("/" + name) for held in paths):
+                yield number, "no file is named %s" % name
         for command in re.findall(r"\./dev (\w+)", line):
             if command not in commands:
                 yield number, "./dev help has no command %s" % command
@@ -102,7 +105,7 @@ def main():
     for path in paths:
         if not TEXT.search(path) or DATA.search(path):
             continue
-        told = list(check(path)) + (list(astray(path)) if path.endswith(".md") else [])
+        told = list(check(path)) + (list(astray(path, paths)) if path.endswith(".md") else [])
         for line, what in told:
             print("%s:%d: %s" % (path, line, what))
             findings += 1
