@@ -29,21 +29,16 @@ VERIFY = 32  # every N-th step is compared with dense attention
 
 # ---- rows: method, settings of the cache, budgets ----
 # The settings are those of kvf_cache_config, by name. What a row does not say is the library's
-# default; transfer is gather, so that bytes are moved, and slots are the default. What is besides
-# them is in bench/model/eval_config.h. The order is that of a run, the most telling first, because
-# a run may be cut; the table is in the order of its columns.
+# default; transfer is gather, so that bytes are moved, and slots are the default. The order is that of
+# a run, the most telling first, because a run may be cut; the table is in the order of its columns.
 BOX, CODES = "digest=minmax", "digest=codes"
-PLAIN = "static_ratio=0 "  # of a choice that is the evaluation's own: no static set by default
 ROWS = [
     ("full", "select=full", [None]),
     ("dynamic", "select=dynamic page_size=4 " + CODES, [512, 256, 1024]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 128, 512]),
     ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024, 2048]),
-    ("adaptive", "adaptive=0.5 window=1 slots=128 " + PLAIN + "page_size=4 " + CODES, [256]),
-    ("rest", "select=dynamic rest=codes page_size=4 " + CODES, [256]),
     ("streaming", "select=streaming", [512]),
-    ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
     ("dynamic", "select=dynamic page_size=8 " + CODES, [512, 1024]),
     ("dynamic", "select=dynamic page_size=2 " + CODES, [256]),
     ("dynamic", "select=dynamic page_size=32 " + CODES, [512]),
@@ -55,8 +50,6 @@ ROWS = [
     ("quest", "select=quest page_size=32", [1024]),
     ("arkvale", "select=arkvale page_size=32", [1024]),
     ("static", "select=static", [1024]),
-    ("shuffled", "shuffle=1 " + PLAIN + "page_size=32 " + BOX, [1024]),
-    ("rest from layer 3", "select=dynamic rest=codes from=3 page_size=4 " + CODES, [256]),
     ("oracle", "select=oracle", [512]),
     ("defaults", "", [None]),
 ]
@@ -64,7 +57,6 @@ QUICK = [
     ("full", "select=full", [None]),
     ("streaming", "select=streaming", [512]),
     ("dynamic", "select=dynamic page_size=32 " + BOX, [512, 1024]),
-    ("shuffled", "shuffle=1 " + PLAIN + "page_size=4 " + CODES, [512]),
     ("oracle", "select=oracle", [256]),
     ("dynamic", "select=dynamic page_size=1 " + CODES, [256, 512]),
     ("dynamic", "select=dynamic page_size=4 " + CODES, [256, 512]),

@@ -136,7 +136,7 @@ def figures(documents, row, full):
 # ---- the table ----
 
 METHODS = ["full", "oracle", "dynamic", "hybrid", "static", "streaming", "quest", "arkvale",
-           "ahead", "adaptive", "rest", "rest from layer 3", "shuffled", "defaults"]
+           "ahead", "defaults"]
 
 
 def place(f):
@@ -190,11 +190,8 @@ tokens that continue the documents, against full attention's {nats:.4f} nats per
 share of dense attention on the attended tokens, in one step of {every}. *attended*: tokens per KV
 head and step, with sink and window. *KiB a step*: brought to the device per sequence and step, over
 all layers and KV heads, with `gather` and default slots. *digest B*: bytes of digests per token and
-KV head. *shuffled*: pages by the scores of other pages, the control; it finds by chance.
-*adaptive*: KV heads of a layer share their budgets by mass, estimated; half of an equal part is
-every head's own. *rest*: what was not fetched is estimated, its mass by codes, its value by the
-mean of its 32 tokens. *ahead*: pages that rank below the chosen ones are fetched for the next step.
-Intervals hold 95%: a bootstrap over questions, or over texts."""
+KV head. *ahead*: pages that rank below the chosen ones are fetched for the next step. Intervals
+hold 95%: a bootstrap over questions, or over texts."""
 
 
 def sentences(told):

@@ -115,14 +115,8 @@ def main():
                 f.write("document\t%s\n" % eval_texts.escaped(document))
                 f.writelines("ask\t3\t%s\n" % q for q in questions)
                 f.write("score\t\t%s\nscore\tquestion\t%s\n" % (text, text[9:]))
-        choice = dict(SETTINGS["dynamic"], static_ratio="0")
-        del choice["select"]
         alone = evaluate(folder, dict(
-            SETTINGS, shuffled={"shuffle": "1", "budget_tokens": "256"}, none={"page_size": "24"},
-            again=dict(SETTINGS["dynamic"], sink_tokens="4"), equal=dict(choice, adaptive="1"),
-            adaptive=dict(choice, adaptive="0.5", window="1"),
-            rest=dict(SETTINGS["dynamic"], rest="codes"),
-            keys=dict(SETTINGS["dynamic"], rest="keys")), 1)
+            SETTINGS, none={"page_size": "24"}, again=dict(SETTINGS["dynamic"], sink_tokens="4")), 1)
         many = evaluate(folder, SETTINGS, 5)
         for name, settings in SETTINGS.items():
             # The second document once: that it is one of two changes nothing.
@@ -140,20 +134,9 @@ def main():
                 check("%s: a batch" % name,
                       abs(many[name]["loss"][d, n][1] / tokens - loss) < 0.05)
         check("page_size 24 is refused", "page_size" in alone["none"].get("refused", ""))
-        moved = {name: int(row["stats"]["bytes_to_device"]) for name, row in alone.items()
-                 if "stats" in row}
-        check("selection moves bytes", moved["dynamic"] > 0 and moved["shuffled"] > 0)
-        check("the control is not the selection",
-              alone["shuffled"]["loss"] != alone["hybrid"]["loss"])
+        moved = int(alone["dynamic"]["stats"]["bytes_to_device"])
+        check("selection moves bytes", moved > 0)
         check("the same settings again are told", alone["again"].get("same") == "dynamic")
-        check("equal parts are the own of the policy",
-              alone["equal"]["loss"] == alone["dynamic"]["loss"])
-        for name in ("adaptive", "rest", "keys"):
-            check("%s changes something" % name, alone[name]["loss"] != alone["dynamic"]["loss"])
-        pages = {name: row["stats"]["pages_selected"] for name, row in alone.items()
-                 if "stats" in row}
-        check("adaptive budgets have the same total", pages["adaptive"] == pages["equal"])
-        check("the rest chooses nothing", pages["rest"] == pages["keys"] == pages["dynamic"])
     check_report()
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0

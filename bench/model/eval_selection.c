@@ -6,8 +6,9 @@
  *
  * usage: eval_selection --model DIR --tasks FILE --configs FILE [--out FILE] [--lanes N]
  *
- * A configuration is a line: a name, a tab, and what eval_config.h says. What comes out is one line
- * per configuration, answer, loss and sum, fields apart by tabs:
+ * A configuration is a line: a name, a tab, and settings of a cache as FIELD=VALUE, apart by
+ * spaces; what is not said is the library's default. What comes out is one line per configuration,
+ * answer, loss and sum, fields apart by tabs:
  *
  *     config NAME
  *     answer DOCUMENT TASK TEXT
@@ -26,7 +27,6 @@
 
 #include "bench_report.h"
 #include "common/clock.h"
-#include "eval_config.h"
 #include "eval_prefill.h"
 #include "eval_tasks.h"
 #include "sampling.h"
@@ -40,6 +40,7 @@
 #define CHUNK       256u /* tokens of an operation, as in the command */
 #define LANES_MAX   32u
 #define CONFIGS_MAX 256u
+#define LINE_BYTES  1024 /* of a configuration */
 #define TEXT_BYTES  4096 /* of all settings of a cache */
 
 /* A task on its way. */
@@ -57,7 +58,7 @@ typedef struct lane {
 
 /* A configuration that was run. */
 typedef struct past_config {
-    char name[EVAL_CONFIG_BYTES];
+    char name[LINE_BYTES];
     char settings[TEXT_BYTES]; /* as the library resolved them */
 } past_config;
 
@@ -78,8 +79,6 @@ typedef struct evaluation {
     FILE *out;
     /* of one configuration */
     kvf_cache *cache;
-    eval_extras extras;
-    eval_batch batch;
     uint64_t batches;
     double seconds, cpu_seconds;
     lane lanes[LANES_MAX];
@@ -164,7 +163,6 @@ static kvf_status decode(evaluation *e, kvf_sequence **sequences, const uint32_t
                          uint32_t count, kvf_error *error)
 {
     const eval_machine *m = &e->machine;
-    e->batch = (eval_batch){m->transformer, e->cache, sequences, count};
     const kvf_status enqueued =
         kvf_transformer_decode(m->transformer, e->cache, sequences, ids, count, true, m->stream);
     const kvf_status waited = kvf_stream_wait(m->stream);
@@ -292,6 +290,21 @@ static void close_sequences(evaluation *e)
 
 /* ---- one configuration ---- */
 
+static kvf_status set_field(kvf_cache_config *cc, char *word, kvf_error *error)
+{
+    char *value = strchr(word, '=');
+    const kvf_setting *s;
+    if (!value)
+        return model_fail(error, KVF_INVALID, "'%s' is not FIELD=VALUE", word);
+    *value++ = '\0';
+    for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++)
+        if (strcmp(s->name, word) == 0)
+            return kvf_setting_parse(s, value, cc)
+                       ? KVF_OK
+                       : model_fail(error, KVF_INVALID, "%s cannot be %s", word, value);
+    return model_fail(error, KVF_INVALID, "a cache has no setting %s", word);
+}
+
 static kvf_status read_config(evaluation *e, char *words, kvf_cache_config *cc, kvf_error *error)
 {
     const kvf_transformer_options geometry = {
@@ -302,7 +315,9 @@ static kvf_status read_config(evaluation *e, char *words, kvf_cache_config *cc, 
     cc->transfer = KVF_TRANSFER_GATHER;
     cc->sequences_max = e->tasks.count + e->lanes_max;
     cc->tokens_max = e->tasks.longest + e->tasks.longest_task;
-    KVF_TRY(eval_config_read(words, cc, &e->extras, error));
+    for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word;
+         word = strtok_r(NULL, " ", &rest))
+        KVF_TRY(set_field(cc, word, error));
     /* Sealed pages of a document are there once for all its forks. */
     cc->host_tokens_max = e->tasks.tokens +
                           (uint64_t)cc->sequences_max * (cc->local_tokens + 256u) +
@@ -333,12 +348,12 @@ static void write_stats(const evaluation *e)
     fflush(e->out);
 }
 
-/* All settings as text, and what is besides them. */
+/* All settings as text. */
 static void settings_text(const evaluation *e, char *text)
 {
     const kvf_setting *s;
     char one[64];
-    int used = snprintf(text, TEXT_BYTES, "%s", e->extras.words);
+    int used = 0;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL && used < TEXT_BYTES; i++)
         used += snprintf(text + used, (size_t)(TEXT_BYTES - used), " %s=%s", s->name,
                          kvf_setting_show(s, kvf_cache_settings(e->cache), one, sizeof one));
@@ -364,29 +379,13 @@ static const char *find_same(evaluation *e, const char *name)
 static kvf_status open_cache(evaluation *e, char *words, kvf_error *error)
 {
     kvf_cache_config cc;
-    eval_extras *x = &e->extras;
     kvf_status status = read_config(e, words, &cc, error);
     if (status == KVF_OK)
-        status = eval_shuffle_open(&x->shuffle, cc.tokens_max, error);
-    if (status == KVF_OK)
-        status = eval_adaptive_open(&x->adaptive, &e->machine.model, cc.tokens_max, error);
-    if (status == KVF_OK)
         status = kvf_cache_open(e->machine.runtime, &cc, &e->cache, error);
-    if (status == KVF_OK && x->has_rest) {
-        e->batch.cache = e->cache;
-        status = eval_rest_open(&x->rest, &e->batch, e->machine.transformer, error);
-    }
     if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
         return status;
     fprintf(e->out, "refused\t%s\n", error->text);
     return KVF_OK;
-}
-
-static void close_extras(evaluation *e)
-{
-    eval_rest_close(&e->extras.rest, e->machine.transformer);
-    eval_adaptive_close(&e->extras.adaptive);
-    eval_shuffle_close(&e->extras.shuffle);
 }
 
 static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
@@ -396,7 +395,6 @@ static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
         return model_fail(error, KVF_INVALID, "'%.40s' is no configuration", line);
     *words++ = '\0';
     const double start = kvf_now_seconds();
-    e->extras = (eval_extras){.adaptive.batch = &e->batch};
     fprintf(e->out, "config\t%s\n", line);
     kvf_status status = open_cache(e, words, error);
     const bool is_open = status == KVF_OK && e->cache;
@@ -409,7 +407,6 @@ static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
             write_stats(e);
     }
     close_sequences(e);
-    close_extras(e);
     kvf_cache_close(e->cache);
     e->cache = NULL;
     fprintf(stderr, "%-44s %6.1f s, %6.1f s of CPU%s\n", line, kvf_now_seconds() - start,
@@ -422,7 +419,7 @@ static kvf_status run_config(evaluation *e, char *line, kvf_error *error)
 
 static kvf_status run_configs(evaluation *e, kvf_error *error)
 {
-    char line[EVAL_CONFIG_BYTES];
+    char line[LINE_BYTES];
     FILE *f = fopen(e->configs_file, "r");
     if (!f)
         return model_fail(error, KVF_SYSTEM, "%s cannot be read", e->configs_file);
