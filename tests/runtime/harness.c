@@ -358,6 +358,30 @@ void test_wait(test_world *w)
     test_ok(w, kvf_stream_wait(w->stream));
 }
 
+kvf_prefill_args test_chunk_args(kvf_sequence *s, const test_tokens *t, uint32_t layer,
+                                 uint32_t first, uint32_t count, void *out)
+{
+    return (kvf_prefill_args){.sequence = s,
+                              .layer = layer,
+                              .tokens = count,
+                              .q = test_q(t, layer, first),
+                              .k = test_k(t, layer, first),
+                              .v = test_v(t, layer, first),
+                              .out = out};
+}
+
+kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uint32_t layer,
+                               uint32_t token, void *out)
+{
+    return (kvf_decode_args){.layer = layer,
+                             .batch = 1,
+                             .sequences = s,
+                             .q = test_q(t, layer, token),
+                             .k = test_k(t, layer, token),
+                             .v = test_v(t, layer, token),
+                             .out = out};
+}
+
 void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
                   void *out)
 {
@@ -369,13 +393,9 @@ void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const te
         if (n > range->chunk)
             n = range->chunk;
         const uint32_t token = range->first + done;
-        kvf_prefill_args a = {.sequence = s,
-                              .layer = range->layer,
-                              .tokens = n,
-                              .q = range->append_only ? NULL : test_q(t, range->layer, token),
-                              .k = test_k(t, range->layer, token),
-                              .v = test_v(t, range->layer, token),
-                              .out = range->append_only ? NULL : base + done * row};
+        kvf_prefill_args a = test_chunk_args(s, t, range->layer, token, n, base + done * row);
+        if (range->append_only)
+            a.q = a.out = NULL;
         test_ok(w, kvf_prefill(w->cache, &a, w->stream));
         done += n;
     }
@@ -388,14 +408,8 @@ void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const te
 void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
                  uint32_t token, void *out, float *lse)
 {
-    kvf_decode_args a = {.layer = layer,
-                         .batch = 1,
-                         .sequences = &s,
-                         .q = test_q(t, layer, token),
-                         .k = test_k(t, layer, token),
-                         .v = test_v(t, layer, token),
-                         .out = out,
-                         .lse = lse};
+    kvf_decode_args a = test_step_args(&s, t, layer, token, out);
+    a.lse = lse;
     test_ok(w, kvf_decode(w->cache, &a, w->stream));
 }
 

@@ -137,6 +137,12 @@ typedef struct test_range {
 void test_prefill(test_world *w, kvf_sequence *s, const test_tokens *t, const test_range *range,
                   void *out);
 
+/* Calls for some tokens of one layer of one sequence, and for one token. */
+kvf_prefill_args test_chunk_args(kvf_sequence *s, const test_tokens *t, uint32_t layer,
+                                 uint32_t first, uint32_t count, void *out);
+kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uint32_t layer,
+                               uint32_t token, void *out);
+
 /* One token of one layer of one sequence; enqueues only. out is [query_heads, head_dim]. */
 void test_decode(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t layer,
                  uint32_t token, void *out, float *lse);

@@ -308,12 +308,7 @@ static void world_close(world *x)
 
 static kvf_decode_args next_token(world *x, uint32_t token)
 {
-    return (kvf_decode_args){.batch = 1,
-                             .sequences = &x->s,
-                             .q = test_q(&x->t, 0, token),
-                             .k = test_k(&x->t, 0, token),
-                             .v = test_v(&x->t, 0, token),
-                             .out = x->out};
+    return test_step_args(&x->s, &x->t, 0, token, x->out);
 }
 
 /* The stream fails with the reason; the kernels never see such an id. */

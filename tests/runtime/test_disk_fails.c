@@ -82,26 +82,14 @@ typedef struct attempt {
 static kvf_status prefill(attempt *a)
 {
     const test_tokens *t = &a->f->t;
-    const kvf_prefill_args args = {.sequence = a->f->a,
-                                   .layer = a->layer,
-                                   .tokens = a->count,
-                                   .q = test_q(t, a->layer, a->first),
-                                   .k = test_k(t, a->layer, a->first),
-                                   .v = test_v(t, a->layer, a->first),
-                                   .out = a->out};
+    const kvf_prefill_args args = test_chunk_args(a->f->a, t, a->layer, a->first, a->count, a->out);
     return kvf_prefill(a->f->tier.cache, &args, a->f->tier.stream);
 }
 
 static kvf_status decode(attempt *a)
 {
     const test_tokens *t = &a->f->t;
-    const kvf_decode_args args = {.layer = a->layer,
-                                  .batch = 1,
-                                  .sequences = &a->f->a,
-                                  .q = test_q(t, a->layer, a->first),
-                                  .k = test_k(t, a->layer, a->first),
-                                  .v = test_v(t, a->layer, a->first),
-                                  .out = a->out};
+    const kvf_decode_args args = test_step_args(&a->f->a, t, a->layer, a->first, a->out);
     return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
 }
 

@@ -69,13 +69,7 @@ static void close_listing(listing *l)
 static kvf_decode_args args_of(listing *l, uint32_t side, uint32_t layer, uint32_t token)
 {
     const test_tokens *t = &l->w.t;
-    return (kvf_decode_args){.layer = layer,
-                             .batch = 1,
-                             .sequences = &l->s[side],
-                             .q = test_q(t, layer, token),
-                             .k = test_k(t, layer, token),
-                             .v = test_v(t, layer, token),
-                             .out = l->out + side * save_decode_bytes(t, 1)};
+    return test_step_args(&l->s[side], t, layer, token, l->out + side * save_decode_bytes(t, 1));
 }
 
 /* Lists are equal, and every page that they name has the same bytes in both. */

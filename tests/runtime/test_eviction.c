@@ -103,14 +103,8 @@ static void append(rig *r, uint32_t layer, uint32_t first, uint32_t count, uint3
         const uint32_t n = count - done < 128 ? count - done : 128;
         for (uint32_t i = 0; i < n; i++)
             positions[i] = position + done + i;
-        const kvf_prefill_args a = {.sequence = r->s,
-                                    .layer = layer,
-                                    .tokens = n,
-                                    .q = test_q(&r->t, layer, first + done),
-                                    .k = test_k(&r->t, layer, first + done),
-                                    .v = test_v(&r->t, layer, first + done),
-                                    .positions = positions,
-                                    .out = r->out};
+        kvf_prefill_args a = test_chunk_args(r->s, &r->t, layer, first + done, n, r->out);
+        a.positions = positions;
         test_ok(&r->w, kvf_prefill(r->w.cache, &a, r->w.stream));
         test_wait(&r->w);
         done += n;

@@ -104,12 +104,7 @@ static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t
     float *out = test_scratch(256 * sizeof *out);
     assert_int_equal(kvf_sequence_create(cache, &s), KVF_OK);
     for (uint32_t i = 0; i < 130; i++) {
-        kvf_decode_args a = {.batch = 1,
-                             .sequences = &s,
-                             .q = test_q(t, 0, i),
-                             .k = test_k(t, 0, i),
-                             .v = test_v(t, 0, i),
-                             .out = out};
+        kvf_decode_args a = test_step_args(&s, t, 0, i, out);
         assert_int_equal(kvf_decode(cache, &a, stream), KVF_OK);
     }
     assert_int_equal(kvf_stream_wait(stream), KVF_OK);

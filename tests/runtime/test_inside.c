@@ -115,13 +115,7 @@ static void grow(herd *h, kvf_sequence *s, uint32_t layer, uint32_t tokens)
                                     .out = h->out};
         status = kvf_prefill(h->w.cache, &a, h->w.stream);
     } else {
-        const kvf_decode_args a = {.layer = layer,
-                                   .batch = 1,
-                                   .sequences = &s,
-                                   .q = test_q(&h->t, layer, at),
-                                   .k = test_k(&h->t, layer, at),
-                                   .v = test_v(&h->t, layer, at),
-                                   .out = h->out};
+        const kvf_decode_args a = test_step_args(&s, &h->t, layer, at, h->out);
         status = kvf_decode(h->w.cache, &a, h->w.stream);
     }
     if (status != KVF_OK)

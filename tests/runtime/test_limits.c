@@ -122,24 +122,14 @@ static void tokens_max_is_a_limit(void **state)
     float *last = test_scratch(256 * sizeof *last);
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 95, .chunk = 50}, out);
-    kvf_prefill_args a = {.sequence = s,
-                          .tokens = 6,
-                          .q = test_q(&t, 0, 95),
-                          .k = test_k(&t, 0, 95),
-                          .v = test_v(&t, 0, 95),
-                          .out = out};
+    kvf_prefill_args a = test_chunk_args(s, &t, 0, 95, 6, out);
     test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_FULL);
     assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "tokens_max"));
     assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "100"));
     assert_int_equal(kvf_sequence_length(s, 0), 95);
     for (uint32_t i = 95; i < 100; i++)
         test_decode(&w, s, &t, 0, i, last, NULL);
-    kvf_decode_args d = {.batch = 1,
-                         .sequences = &s,
-                         .q = test_q(&t, 0, 100),
-                         .k = test_k(&t, 0, 100),
-                         .v = test_v(&t, 0, 100),
-                         .out = out};
+    kvf_decode_args d = test_step_args(&s, &t, 0, 100, out);
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
     assert_int_equal(kvf_sequence_length(s, 0), 100);
     test_wait(&w);
@@ -173,12 +163,7 @@ static void an_exhausted_pool_appends_nothing(void **state)
             uint32_t held = 0;
             kvf_status status = KVF_OK;
             while (status == KVF_OK && held < 256) {
-                kvf_prefill_args a = {.sequence = hog,
-                                      .tokens = 16,
-                                      .q = test_q(&t, 0, held),
-                                      .k = test_k(&t, 0, held),
-                                      .v = test_v(&t, 0, held),
-                                      .out = out};
+                kvf_prefill_args a = test_chunk_args(hog, &t, 0, held, 16, out);
                 status = kvf_prefill(w.cache, &a, w.stream);
                 held += status == KVF_OK ? 16 : 0;
             }
@@ -214,12 +199,8 @@ static void a_batch_appends_all_or_nothing(void **state)
     test_prefill(&w, s[0], &t, &(test_range){.count = 20, .chunk = 20}, NULL);
     test_prefill(&w, s[1], &t, &(test_range){.count = 64, .chunk = 64}, NULL);
     float *out = test_scratch(2 * 256 * sizeof *out);
-    kvf_decode_args d = {.batch = 2,
-                         .sequences = s,
-                         .q = test_q(&t, 0, 0),
-                         .k = test_k(&t, 0, 0),
-                         .v = test_v(&t, 0, 0),
-                         .out = out};
+    kvf_decode_args d = test_step_args(s, &t, 0, 0, out);
+    d.batch = 2;
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
     assert_int_equal(kvf_sequence_length(s[0], 0), 20);
     assert_int_equal(kvf_sequence_length(s[1], 0), 64);
@@ -242,12 +223,7 @@ static void bad_arguments_are_refused(void **state)
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
-    const kvf_prefill_args good = {.sequence = s,
-                                   .tokens = 10,
-                                   .q = test_q(&t, 0, 0),
-                                   .k = test_k(&t, 0, 0),
-                                   .v = test_v(&t, 0, 0),
-                                   .out = out};
+    const kvf_prefill_args good = test_chunk_args(s, &t, 0, 0, 10, out);
     kvf_prefill_args a = good;
     a.layer = 1;
     test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
@@ -308,23 +284,12 @@ static void check_nan(const nan_case *n, uint64_t seed)
                  NULL);
     kvf_status status = KVF_OK;
     for (uint32_t at = 0; at < prompt && status == KVF_OK; at += 50) {
-        kvf_prefill_args a = {.sequence = s,
-                              .layer = n->layer,
-                              .tokens = prompt - at < 50 ? prompt - at : 50,
-                              .q = test_q(&bad, n->layer, at),
-                              .k = test_k(&bad, n->layer, at),
-                              .v = test_v(&bad, n->layer, at),
-                              .out = out};
+        kvf_prefill_args a =
+            test_chunk_args(s, &bad, n->layer, at, prompt - at < 50 ? prompt - at : 50, out);
         status = kvf_prefill(w.cache, &a, w.stream);
     }
     for (uint32_t i = prompt; i < 130 && status == KVF_OK; i++) {
-        kvf_decode_args d = {.layer = n->layer,
-                             .batch = 1,
-                             .sequences = &s,
-                             .q = test_q(&bad, n->layer, i),
-                             .k = test_k(&bad, n->layer, i),
-                             .v = test_v(&bad, n->layer, i),
-                             .out = out};
+        kvf_decode_args d = test_step_args(&s, &bad, n->layer, i, out);
         status = kvf_decode(w.cache, &d, w.stream);
         const kvf_status waited = kvf_stream_wait(w.stream); /* then the next call must know */
         assert_true(waited == KVF_OK || waited == KVF_NOT_FINITE);

@@ -164,12 +164,7 @@ static void what_needs_pages_is_refused(void **state)
     kvf_sequence *s = test_sequence(&w);
     test_decode(&w, s, &t, 0, 0, out, NULL);
     test_wait(&w);
-    const kvf_decode_args a = {.batch = 1,
-                               .sequences = &s,
-                               .q = test_q(&t, 0, 1),
-                               .k = test_k(&t, 0, 1),
-                               .v = test_v(&t, 0, 1),
-                               .out = out};
+    const kvf_decode_args a = test_step_args(&s, &t, 0, 1, out);
     const kvf_page_lists lists = {
         .indptr = numbers, .indices = numbers, .capacity = 64, .last_page_len = numbers};
     test_expect(w.runtime, kvf_select_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
@@ -206,12 +201,8 @@ static void a_full_pool_changes_nothing(void **state)
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 39, .chunk = 39}, NULL);
-    kvf_prefill_args p = {.sequence = s,
-                          .tokens = 20,
-                          .q = test_q(&t, 0, 39),
-                          .k = test_k(&t, 0, 39),
-                          .v = test_v(&t, 0, 39),
-                          .out = test_alloc(20 * HEADS * GROUP * 64 * sizeof *out)};
+    kvf_prefill_args p =
+        test_chunk_args(s, &t, 0, 39, 20, test_alloc(20 * HEADS * GROUP * 64 * sizeof *out));
     test_expect(w.runtime, kvf_prefill(w.cache, &p, w.stream), KVF_FULL);
     kvf_decode_args d = {.batch = 1, .sequences = &s, .q = p.q, .k = p.k, .v = p.v, .out = out};
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
@@ -257,13 +248,7 @@ static void faults_are_named(void **state)
         for (uint32_t k = prompt; k <= cases[i].token; k++)
             test_decode(&w, s, &t, layer, k, out, NULL);
         test_wait(&w);
-        const kvf_decode_args a = {.layer = layer,
-                                   .batch = 1,
-                                   .sequences = &s,
-                                   .q = test_q(&good, layer, 49),
-                                   .k = test_k(&good, layer, 49),
-                                   .v = test_v(&good, layer, 49),
-                                   .out = out};
+        const kvf_decode_args a = test_step_args(&s, &good, layer, 49, out);
         test_expect(w.runtime, kvf_decode(w.cache, &a, w.stream), KVF_NOT_FINITE);
         snprintf(want, sizeof want, "layer %u, token %u:", layer, cases[i].token);
         expect_text(&w, want);

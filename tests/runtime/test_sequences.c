@@ -278,25 +278,15 @@ static void positions_come_back(void **state)
     for (uint32_t at = 0; at < 180; at += 60) {
         uint32_t copy[60];
         memcpy(copy, positions + at, sizeof copy);
-        kvf_prefill_args a = {.sequence = s,
-                              .tokens = 60,
-                              .q = test_q(&t, 0, at),
-                              .k = test_k(&t, 0, at),
-                              .v = test_v(&t, 0, at),
-                              .positions = copy,
-                              .out = out};
+        kvf_prefill_args a = test_chunk_args(s, &t, 0, at, 60, out);
+        a.positions = copy;
         test_ok(&w, kvf_prefill(w.cache, &a, w.stream));
         memset(copy, 0xff, sizeof copy); /* they are copied */
     }
     test_prefill(&w, s, &t, &(test_range){.layer = 1, .count = 70, .chunk = 33}, NULL);
     for (uint32_t i = 180; i < 190; i++) {
-        kvf_decode_args d = {.batch = 1,
-                             .sequences = &s,
-                             .q = test_q(&t, 0, i),
-                             .k = test_k(&t, 0, i),
-                             .v = test_v(&t, 0, i),
-                             .positions = &positions[i],
-                             .out = out};
+        kvf_decode_args d = test_step_args(&s, &t, 0, i, out);
+        d.positions = &positions[i];
         test_ok(&w, kvf_decode(w.cache, &d, w.stream));
         test_wait(&w);
     }
@@ -331,26 +321,16 @@ static void positions_must_ascend(void **state)
     kvf_sequence *s = test_sequence(&w);
     float *out = test_scratch(8 * 256 * sizeof *out);
     const uint32_t bad[3] = {4, 9, 9};
-    kvf_prefill_args a = {.sequence = s,
-                          .tokens = 3,
-                          .q = test_q(&t, 0, 0),
-                          .k = test_k(&t, 0, 0),
-                          .v = test_v(&t, 0, 0),
-                          .positions = bad,
-                          .out = out};
+    kvf_prefill_args a = test_chunk_args(s, &t, 0, 0, 3, out);
+    a.positions = bad;
     test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
     assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "position"));
     assert_int_equal(kvf_sequence_length(s, 0), 0);
     a.tokens = 2;
     test_ok(&w, kvf_prefill(w.cache, &a, w.stream));
     const uint32_t back = 3;
-    kvf_decode_args d = {.batch = 1,
-                         .sequences = &s,
-                         .q = test_q(&t, 0, 2),
-                         .k = test_k(&t, 0, 2),
-                         .v = test_v(&t, 0, 2),
-                         .positions = &back,
-                         .out = out};
+    kvf_decode_args d = test_step_args(&s, &t, 0, 2, out);
+    d.positions = &back;
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
     assert_int_equal(kvf_sequence_length(s, 0), 2);
     test_wait(&w);
