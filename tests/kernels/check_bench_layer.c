@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Times of the kernels of a decode step and of a prompt on a GPU, on layers of Llama-3.1-8B's shape
- * at 128K tokens, default pages and budget: beside each the least that its bytes could take.
+ * Times of the kernels of a decode step and of a prompt on a GPU or on one core, on layers of
+ * Llama-3.1-8B's shape at 128K tokens, default pages and budget: beside each the least that its
+ * bytes could take.
  *
  * A graph has one launch per layer, each on data of its own that no cache holds: L2 is emptied
- * before the graph runs. Rows of all layers lie one behind the other, so that a batch is several of
- * them: the more sequences, the fewer layers. The floor is the larger of two times, bytes of the
- * device over the rate of a copy there and bytes of the host over that of the link, both measured
- * here. What a kernel keeps for itself between its blocks is not counted. In the emulator all is
- * small, and shows that it runs.
+ * before the graph runs. A core has two layers, each larger than its caches, and a single run of
+ * the reference to compare with. Rows of all layers lie one behind the other, so that a batch is
+ * several of them: the more sequences, the fewer layers. The floor is the larger of two times,
+ * bytes of the device over the rate of a copy there and bytes of the host over that of the link,
+ * both measured here; on a core there is the rate of a plain read. What a kernel keeps for itself
+ * between its blocks is not counted. In the emulator all is small, and shows that it runs.
  */
 
 #include <math.h>
@@ -17,6 +19,7 @@
 #include <string.h>
 
 #include "check_support.h"
+#include "common/clock.h"
 #include "common/percentile.h"
 #include "score/codes.h"
 
@@ -49,6 +52,7 @@ typedef struct layers {
     uint32_t rows, tokens, pages, blocks; /* of a row */
     uint32_t prompt, chunk;               /* tokens before a chunk, and in it */
     uint32_t times;
+    double reference_ns; /* of the last launch, on a core; else 0 */
     kvf_paging paging;
     kvf_row *row;
     char *q, *k, *v, *out;
@@ -210,7 +214,7 @@ static void fill_spans(layers *d)
     check *c = d->c;
     const size_t lists = (size_t)d->rows * HEADS, page = kvf_page_bytes(&shape);
     const size_t homes = lists * SPANS / MISS_EVERY * page;
-    char *home = check_cuda_take_home(c->cuda, homes);
+    char *home = c->cuda ? check_cuda_take_home(c->cuda, homes) : NULL;
     if (!home)
         home = check_in(c, homes);
     memset(home, 0, homes);
@@ -252,11 +256,11 @@ static void fill_chunk(layers *d)
 
 static void fill(layers *d)
 {
-    const bool is_small = check_cuda_is_emulated(d->c->cuda);
-    d->rows = is_small ? 2 : ROWS_MAX;
+    const bool is_core = !d->c->cuda, is_small = !is_core && check_cuda_is_emulated(d->c->cuda);
+    d->rows = is_small || is_core ? 2 : ROWS_MAX;
     d->tokens = is_small ? 1024 : 131072;
-    d->prompt = is_small ? BLOCK : 8192;
-    d->chunk = is_small ? BLOCK : 2048;
+    d->prompt = is_small ? BLOCK : is_core ? 1024 : 8192;
+    d->chunk = is_small ? BLOCK : is_core ? 64 : 2048;
     d->times = is_small ? 1 : TIMES;
     d->pages = d->tokens / PAGE;
     d->blocks = d->tokens / BLOCK;
@@ -393,6 +397,26 @@ static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t 
                                   .arrived = d->arrived + list};
 }
 
+/* What a step on the host launches instead: groups, then what merges them. */
+static kvf_attend_args attend_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    return hits_args(d, first, rows).attend;
+}
+
+static kvf_merge_args merge_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const kvf_attend_step_args a = hits_args(d, first, rows);
+    return (kvf_merge_args){.shape = shape,
+                            .lists = a.attend.lists,
+                            .group = GROUP,
+                            .splits_max = SPLITS,
+                            .split = SPLIT,
+                            .span_count = a.attend.span_count,
+                            .partial_o = a.attend.partial_o,
+                            .partial_lse = a.attend.partial_lse,
+                            .out = a.out};
+}
+
 static kvf_attend_step_args some_args(const layers *d, uint32_t first, uint32_t rows)
 {
     kvf_attend_step_args a = hits_args(d, first, rows);
@@ -434,9 +458,12 @@ static void tell(layers *d, const char *op, uint32_t batch, uint32_t launches, c
     const double low = kvf_percentile(ns, d->times, 10), high = kvf_percentile(ns, d->times, 90);
     const double floor = fmax(k->bytes / d->rates.copy, k->link_bytes / d->rates.link);
     printf("%-16s %-20s batch %2u %9.2f us (%.2f to %.2f)  floor %8.2f us  %6.2f x floor  %9.3f MB"
-           "  %8.1f Gop/s\n",
+           "  %8.1f Gop/s",
            d->c->isa, op, batch, median * 1e-3, low * 1e-3, high * 1e-3, floor * 1e-3,
            median / floor, (k->bytes + k->link_bytes) * 1e-6, k->operations / median);
+    if (d->reference_ns > 0.0)
+        printf("  %8.1fx reference", d->reference_ns / median);
+    printf("\n");
     if (!d->json)
         return;
     fprintf(
@@ -448,11 +475,31 @@ static void tell(layers *d, const char *op, uint32_t batch, uint32_t launches, c
         k->bytes, k->link_bytes, k->operations, floor * 1e-3, median / floor);
 }
 
-static void time_launches(layers *d, const char *op, kvf_task_fn fn, const void *const *args,
-                          uint32_t tasks, uint32_t batch, uint32_t launches, const cost *k)
+static double core_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *const *args,
+                        uint32_t tasks, uint32_t launches)
+{
+    const double start = kvf_now_seconds();
+    for (uint32_t i = 0; i < launches; i++)
+        check_run(c, table, fn, args[i], tasks, false);
+    return (kvf_now_seconds() - start) / launches * 1e9;
+}
+
+static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn ref,
+                          const void *const *args, uint32_t tasks, uint32_t batch,
+                          uint32_t launches, const cost *k)
 {
     double ns[TIMES];
-    const char *error = check_cuda_time(d->c->cuda, fn, args, tasks, launches, d->times, ns);
+    const char *error = NULL;
+    if (d->c->cuda) {
+        error = check_cuda_time(d->c->cuda, fn, args, tasks, launches, d->times, ns);
+    } else {
+        if (fn == ref && d->c->var->isa != KVF_ISA_REFERENCE)
+            return;
+        d->reference_ns = core_time(d->c, d->c->ref, ref, args, tasks, 1);
+        for (uint32_t i = 0; i < d->times; i++)
+            ns[i] =
+                fn == ref ? d->reference_ns : core_time(d->c, d->c->var, fn, args, tasks, launches);
+    }
     if (error)
         check_fail(d->c, "%s: %s", op, error);
     else
@@ -469,8 +516,8 @@ static void time_launches(layers *d, const char *op, kvf_task_fn fn, const void 
             args[i] = name##_args(d, i * batch, batch);                                            \
             list[i] = &args[i];                                                                    \
         }                                                                                          \
-        time_launches(d, title, d->c->var->op, list, kvf_##op##_tasks(&args[0]), batch, launches,  \
-                      k);                                                                          \
+        time_launches(d, title, d->c->var->op, d->c->ref->op, list, kvf_##op##_tasks(&args[0]),    \
+                      batch, launches, k);                                                         \
     }
 TIMED(append, "append", append, kvf_append_args, d->rows / batch)
 TIMED(rotate, "rotate", rotate, kvf_rotate_args, d->rows / batch)
@@ -479,6 +526,8 @@ TIMED(fold, "fold", fold, kvf_fold_args, d->rows / batch)
 TIMED(select, "select", select, kvf_select_args, d->rows / batch)
 TIMED(hits, "attend, all here", attend_step, kvf_attend_step_args, d->rows / batch)
 TIMED(some, "attend, 1/8 missed", attend_step, kvf_attend_step_args, d->rows / batch)
+TIMED(attend, "attend, all here", attend, kvf_attend_args, d->rows / batch)
+TIMED(merge, "merge", merge, kvf_merge_args, d->rows / batch)
 TIMED(encode, "encode", encode, kvf_encode_args, 1)
 TIMED(prefill, "prefill", prefill, kvf_prefill_kernel_args, 1)
 
@@ -504,9 +553,15 @@ static void time_step(layers *d, const char *op, uint32_t batch)
         {"attend", time_hits, {attended + 2 * q, 0, 2 * dots * BUDGET}},
         {"attend", time_some, {attended + 2 * q, attended / MISS_EVERY, 2 * dots * BUDGET}},
     };
+    const cost attend = {attended + q, 0, 2 * dots * BUDGET},
+               merge = {2 * rows * SPLITS * HEAD_DIM, 0, 0};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!op || strcmp(op, all[i].op) == 0)
             all[i].run(d, batch, &all[i].cost);
+    if (!d->c->cuda && (!op || strcmp(op, "attend") == 0)) {
+        time_attend(d, batch, &attend);
+        time_merge(d, batch, &merge);
+    }
 }
 
 static void time_chunk(layers *d, const char *op)
@@ -533,10 +588,36 @@ static void look_at_step(const layers *d)
                        d->id_count[l], d->miss_count[l]);
 }
 
+/* Bytes per ns of a plain read of the codes, in the order of the kernels, by one core. */
+static double read_rate(const layers *d)
+{
+    typedef uint64_t line __attribute__((vector_size(64)));
+    const size_t bytes = d->tokens / KVF_CODE_TOKENS * kvf_code_bytes(HEAD_DIM);
+    const uint32_t lists = d->rows * HEADS;
+    line sum[2] = {{0}};
+    double best = INFINITY;
+    for (uint32_t i = 0; i < 5; i++) {
+        const double t = kvf_now_seconds();
+        for (uint32_t l = 0; l < lists; l++)
+            for (size_t at = 0; at < bytes; at += sizeof sum) {
+                line x[2];
+                memcpy(x, (const char *)d->codes[l] + at, sizeof x);
+                __builtin_prefetch((const char *)d->codes[l] + at + 4096);
+                __builtin_prefetch((const char *)d->codes[l] + at + 4160);
+                sum[0] ^= x[0];
+                sum[1] ^= x[1];
+            }
+        best = fmin(best, kvf_now_seconds() - t);
+    }
+    volatile line sink = sum[0] ^ sum[1];
+    (void)sink;
+    return lists * (double)bytes / best * 1e-9;
+}
+
 void bench_layers(check *c, const char *op, FILE *json)
 {
     layers d = {.c = c, .json = json};
-    const char *error = check_cuda_rates(c->cuda, &d.rates);
+    const char *error = c->cuda ? check_cuda_rates(c->cuda, &d.rates) : NULL;
     if (error) {
         check_fail(c, "the rate of copies: %s", error);
         return;
@@ -544,7 +625,9 @@ void bench_layers(check *c, const char *op, FILE *json)
     if (!check_begin(c))
         return;
     fill(&d);
-    printf("%-16s copies %.1f GB/s on the device, %.1f GB/s from the host; %u tokens, pages of %u, "
+    if (!c->cuda)
+        d.rates.copy = d.rates.link = read_rate(&d);
+    printf("%-16s %.1f GB/s on the device, %.1f GB/s from the host; %u tokens, pages of %u, "
            "budget %u, %u KV heads\n",
            c->isa, d.rates.copy, d.rates.link, d.tokens, PAGE, BUDGET, HEADS);
     if (json)
@@ -557,7 +640,7 @@ void bench_layers(check *c, const char *op, FILE *json)
     for (uint32_t batch = 1; batch < d.rows; batch *= 4)
         time_step(&d, op, batch);
     time_chunk(&d, op);
-    if (!op)
+    if (!op && c->cuda)
         look_at_step(&d);
     if (json)
         fputs("\n]}\n", json);

@@ -121,10 +121,12 @@ static void compare_all(check *c, const char *family, const char *op)
 
 static void compare_or_time(check *c, const char *family, const char *op, bool bench)
 {
-    if (bench)
-        bench_kernels(c, op);
-    else
+    if (!bench) {
         compare_all(c, family, op);
+        return;
+    }
+    bench_layers(c, op, NULL);
+    bench_kernels(c, op);
 }
 
 /* The number of instruction sets compared. */
