@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The transfer engine: tickets, order, back-pressure, counters. Methods move
- * the bytes.
+ * The transfer engine: tickets, order, back-pressure, counters. Methods move the bytes.
  *
  * A request is handed to the engine's thread (transfer_thread.c), to the method of the device or,
  * where the count decides and only the device knows it, to both, and the one that it is not for

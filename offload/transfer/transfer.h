@@ -3,16 +3,14 @@
 #define KVF_OFFLOAD_TRANSFER_H
 
 /*
- * The transfer engine: brings scattered pages from the host pool into slots on
- * the device.
+ * The transfer engine: brings scattered pages from the host pool into slots on the device.
  *
- * A request names its pages by two address arrays and a count that all live on
- * the device and are written by earlier work on the same stream; the caller
- * never waits for them. Methods stand behind one table (`transfer_<name>.c`),
- * all delivering the same bytes. `mapped` is work of the device alone and can
- * be recorded. The others need a thread of the host: the engine has one of its
- * own, which learns of a request through a word of mapped memory, so no function
- * that a stream calls ever calls the device.
+ * A request names its pages by two address arrays and a count that all live on the device and are
+ * written by earlier work on the same stream; the caller never waits for them. Methods stand behind
+ * one table (`transfer_<name>.c`), all delivering the same bytes. `mapped` is work of the device
+ * alone and can be recorded. The others need a thread of the host: the engine has one of its own,
+ * which learns of a request through a word of mapped memory, so no function that a stream calls
+ * ever calls the device.
  *
  * Knows nothing of heads, layers or sequences.
  */
@@ -22,21 +20,19 @@
 #include "staging.h"
 
 #define KVF_TRANSFER_METHODS (KVF_NAMES_HIGH(KVF_TRANSFER_LIST) + 1)
-/* Requests by size: bucket b has 2^b .. 2^(b+1) - 1 pages, the last one all
- * that are larger. */
+/* Requests by size: bucket b has 2^b .. 2^(b+1) - 1 pages, the last one all that are larger. */
 #define KVF_TRANSFER_BUCKETS 17u
 
 typedef struct kvf_transfer_engine kvf_transfer_engine;
 
-/* Which method takes which requests. Those that the device takes must be
- * neighbours. */
+/* Which method takes which requests. Those that the device takes must be neighbours. */
 typedef struct kvf_transfer_choice {
     kvf_transfer method[KVF_TRANSFER_BUCKETS];
 } kvf_transfer_choice;
 
 typedef struct kvf_transfer_config {
-    /* AUTO: as `choice` says; without one, direct where the device shares host
-     * memory, else kvf_transfer_choice_default */
+    /* AUTO: as `choice` says; without one, direct where the device shares host memory, else
+     * kvf_transfer_choice_default */
     kvf_transfer method;
     size_t page_bytes;
     uint32_t pages_max;      /* of one request */
@@ -55,8 +51,7 @@ typedef struct kvf_transfer_config {
     uint32_t first_ticket;             /* tests: about where tickets begin */
 } kvf_transfer_config;
 
-/* Addresses are device aliases; all three arrays are device memory, valid until
- * `done`. */
+/* Addresses are device aliases; all three arrays are device memory, valid until `done`. */
 typedef struct kvf_transfer_request {
     const void *const *from; /* [*count] pages */
     void *const *to;         /* [*count] slots */
@@ -97,20 +92,18 @@ int kvf_transfer_can_record(kvf_transfer method);
 void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out);
 
 /*
- * Enqueue one request: it begins after everything now on `stream`, and runs
- * beside what follows there. Pair it with kvf_transfer_join, which makes
- * `stream` wait for it. With `direct`, both do nothing. KVF_BUSY if
- * requests_max are in flight (nothing was queued). KVF_UNSUPPORTED while
- * `stream` is recorded, unless `mapped` takes part; then it takes requests of
- * every size. Submit and join of one request are both recorded or both not.
+ * Enqueue one request: it begins after everything now on `stream`, and runs beside what follows
+ * there. Pair it with kvf_transfer_join, which makes `stream` wait for it. With `direct`, both do
+ * nothing. KVF_BUSY if requests_max are in flight (nothing was queued). KVF_UNSUPPORTED while
+ * `stream` is recorded, unless `mapped` takes part; then it takes requests of every size. Submit
+ * and join of one request are both recorded or both not.
  */
 KVF_CHECKED kvf_status kvf_transfer_submit(kvf_transfer_engine *engine,
                                            const kvf_transfer_request *request, kvf_stream *stream,
                                            uint32_t *ticket);
-/* A request that failed makes `stream` fail: its next wait says why. Once per
- * ticket. Where a thread of the host has a part in it and the device has memory of its own, the
- * caller waits until that thread has enqueued the copies, so that no stream waits for what is not
- * enqueued. */
+/* A request that failed makes `stream` fail: its next wait says why. Once per ticket. Where a
+ * thread of the host has a part in it and the device has memory of its own, the caller waits until
+ * that thread has enqueued the copies, so that no stream waits for what is not enqueued. */
 KVF_CHECKED kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket,
                                          kvf_stream *stream);
 

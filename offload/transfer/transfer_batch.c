@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * batch: one submission of all copies of a request, where the driver has such a
- * call.
+ * batch: one submission of all copies of a request, where the driver has such a call.
  *
- * Knows nothing beyond a request. A device without the call refuses it at open,
- * never later and never silently. Invariant: the arrays of a submission are the
- * host's and are read before it returns, so that the lists may be written again
- * at once.
+ * Knows nothing beyond a request. A device without the call refuses it at open, never later and
+ * never silently. Invariant: the arrays of a submission are the host's and are read before it
+ * returns, so that the lists may be written again at once.
  */
 
 #include "transfer_method.h"

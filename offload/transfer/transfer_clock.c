@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How long the copies of the transfer engine take, by the clock of the streams
- * that carry them.
+ * How long the copies of the transfer engine take, by the clock of the streams that carry them.
  *
- * A clock is a pair of events; it is read when both are done, by whoever asks
- * next, so nobody waits for a time. Knows nothing of requests. Invariant: only
- * a closed clock is read, and it is free afterwards; a clock belongs to the
- * thread that opened it until that closes it.
+ * A clock is a pair of events; it is read when both are done, by whoever asks next, so nobody waits
+ * for a time. Knows nothing of requests. Invariant: only a closed clock is read, and it is free
+ * afterwards; a clock belongs to the thread that opened it until that closes it.
  */
 
 #include "transfer_method.h"

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * each: one device copy per page. The baseline, for comparison; it needs no
- * staging.
+ * each: one device copy per page. The baseline, for comparison; it needs no staging.
  *
- * Knows nothing beyond a request. The copies stand in the copy stream's bounded
- * queue, which makes the engine's thread wait, not the caller.
+ * Knows nothing beyond a request. The copies stand in the copy stream's bounded queue, which makes
+ * the engine's thread wait, not the caller.
  */
 
 #include "transfer_method.h"

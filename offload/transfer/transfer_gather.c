@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * gather: workers fill a staging chunk, one device copy brings it over, a
- * scatter fills the slots.
+ * gather: workers fill a staging chunk, one device copy brings it over, a scatter fills the slots.
  *
- * While chunk i is copied and scattered on the copy stream, the workers already
- * fill chunk i + 1. A chunk lands in device memory at the same index of a
- * landing area, so that the event which frees the chunk also says that its
- * landing place has been read. Where the slots of a chunk lie in order, the
- * copy goes straight to them.
+ * While chunk i is copied and scattered on the copy stream, the workers already fill chunk i + 1. A
+ * chunk lands in device memory at the same index of a landing area, so that the event which frees
+ * the chunk also says that its landing place has been read. Where the slots of a chunk lie in
+ * order, the copy goes straight to them.
  *
- * A page is named by its device alias; the workers read it at the host address
- * that the arenas of the pool give for it. Invariant: landing chunk i is
- * written only between reserve and the event of chunk i.
+ * A page is named by its device alias; the workers read it at the host address that the arenas of
+ * the pool give for it. Invariant: landing chunk i is written only between reserve and the event of
+ * chunk i.
  */
 
 #include <stdlib.h>
@@ -233,16 +231,14 @@ static kvf_status send(kvf_transfer_engine *engine, const gather_method *m, cons
     return KVF_ENQUEUE(engine->copy_stream, copy, scatter);
 }
 
-/* On the copy stream's thread, which has nothing to copy before this chunk is
- * filled. */
+/* On the copy stream's thread, which has nothing to copy before this chunk is filled. */
 static void help_to_gather(const void *raw, uint32_t task)
 {
     (void)task;
     kvf_gather_help((*(gather_method *const *)raw)->gather);
 }
 
-/* Fill a chunk; the workers, this thread, and on the host device the copy
- * stream's one. */
+/* Fill a chunk; the workers, this thread, and on the host device the copy stream's one. */
 static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_chunk *chunk,
                        const kvf_transfer_list *list, uint32_t first, uint32_t count)
 {
@@ -253,9 +249,8 @@ static kvf_status fill(kvf_transfer_engine *engine, gather_method *m, const kvf_
         KVF_FAIL(context, KVF_SYSTEM, "the gather workers are gone");
     if (engine->config.pool)
         KVF_TRY(find_sources(engine, m, list->from + first, count));
-    /* Past the cache: 8.9 to 10.3 GB/s of gather and copy at 1 MiB chunks in
-     * every run (Zen 4 in a virtual machine, two cores); through the cache
-     * gave 11.6 in some runs and 5.2 in others. */
+    /* Past the cache: 8.9 to 10.3 GB/s of gather and copy at 1 MiB chunks in every run (Zen 4 in a
+     * virtual machine, two cores); through the cache gave 11.6 in some runs and 5.2 in others. */
     kvf_copy_args gather = {.bytes = engine->config.page_bytes,
                             .count = count,
                             .per_task = kvf_gather_per_task(engine->config.page_bytes),

@@ -3,11 +3,10 @@
 /*
  * mapped: a few blocks of the device read pinned pages straight into slots.
  *
- * One kernel on a stream of its own, between an event of the caller's stream
- * and an event that the join waits for. Ids and count come from device memory
- * and no thread of the host takes part, so it is the method that can be
- * recorded; recorded work has events of its own, because an event that was
- * recorded into a graph cannot be asked afterwards.
+ * One kernel on a stream of its own, between an event of the caller's stream and an event that the
+ * join waits for. Ids and count come from device memory and no thread of the host takes part, so it
+ * is the method that can be recorded; recorded work has events of its own, because an event that
+ * was recorded into a graph cannot be asked afterwards.
  *
  * Counts are the device's. One that exceeds pages_max moves nothing; the host sees that when it
  * uses the slot again, and the next join fails. A launch for a request that another method takes
@@ -17,8 +16,8 @@
 
 #include "transfer_method.h"
 
-/* 64 KiB in flight per block: 8 cover 55 GB/s at a round trip of 2 us many
- * times over, and are 3 to 8% of a GPU. Calibration narrows it. */
+/* 64 KiB in flight per block: 8 cover 55 GB/s at a round trip of 2 us many times over, and are 3 to
+ * 8% of a GPU. Calibration narrows it. */
 #define BLOCKS 8u
 
 typedef struct mapped_method {

@@ -17,8 +17,7 @@
 
 #include "transfer.h"
 
-/* Registered host memory, one per slot. The device writes the first line and
- * `done`. */
+/* Registered host memory, one per slot. The device writes the first line and `done`. */
 typedef struct kvf_transfer_words {
     _Alignas(64) uint32_t request;
     uint32_t count;
@@ -50,8 +49,7 @@ typedef struct kvf_transfer_counters {
     atomic_uint_fast64_t pages, bytes, copies, gather_ns, copy_ns, waits;
 } kvf_transfer_counters;
 
-/* What a method that works on the engine's thread gets: arrays that the host
- * can read. */
+/* What a method that works on the engine's thread gets: arrays that the host can read. */
 typedef struct kvf_transfer_list {
     const void *const *from; /* [count] device aliases */
     void *const *to;         /* [count] */
@@ -63,8 +61,8 @@ typedef struct kvf_transfer_list {
  * the device alone, which can be recorded, and neither if pages are attended where they lie, for
  * which the engine takes no stream, no event and no staging. Others may be NULL or 0. */
 typedef struct kvf_transfer_ops {
-    /* Reserve what the method needs; on failure close is called, which must take
-     * a half-open engine. */
+    /* Reserve what the method needs; on failure close is called, which must take a half-open
+     * engine. */
     kvf_status (*open)(kvf_transfer_engine *engine);
     void (*close)(kvf_transfer_engine *engine);
     /* On the engine's thread: enqueue all copies on copy_stream. */
@@ -168,9 +166,8 @@ KVF_CHECKED kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine,
 
 KVF_CHECKED kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine);
 void kvf_transfer_clocks_destroy(kvf_transfer_engine *engine);
-/* Bracket copies on a stream; the time between goes to copy_ns once both are
- * done. *clock = NULL: every clock is under way, and the caller does not want
- * to wait for one. */
+/* Bracket copies on a stream; the time between goes to copy_ns once both are done. *clock = NULL:
+ * every clock is under way, and the caller does not want to wait for one. */
 KVF_CHECKED kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream,
                                                 int may_wait, kvf_transfer_clock **clock);
 KVF_CHECKED kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,

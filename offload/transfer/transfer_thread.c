@@ -1,25 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The engine's own thread: it takes requests in order, and is the only one that
- * copies for them.
+ * The engine's own thread: it takes requests in order, and is the only one that copies for them.
  *
- * A stream tells it of a request through the word `request`, after whatever
- * wrote the lists. On a device of its own memory the word is mapped memory that
- * a kernel writes, and the thread polls: SPIN_NS on the core, then with pauses
- * that grow with the wait, so that a request costs at most an eighth more than
- * it waited anyway and an idle engine costs nothing. A join waits on the host
- * until the copies are enqueued, and makes the stream wait for the event behind
- * them. So no stream ever waits for work that is not enqueued yet: however
- * streams share the queues of the hardware, and whatever the driver does
- * meanwhile, nothing can stand in front of what it waits for. On a device that
- * shares the host's memory functions in the stream write the words, `done` too,
- * and can wake whoever sleeps, so there a join waits in the stream.
+ * A stream tells it of a request through the word `request`, after whatever wrote the lists. On a
+ * device of its own memory the word is mapped memory that a kernel writes, and the thread polls:
+ * SPIN_NS on the core, then with pauses that grow with the wait, so that a request costs at most an
+ * eighth more than it waited anyway and an idle engine costs nothing. A join waits on the host
+ * until the copies are enqueued, and makes the stream wait for the event behind them. So no stream
+ * ever waits for work that is not enqueued yet: however streams share the queues of the hardware,
+ * and whatever the driver does meanwhile, nothing can stand in front of what it waits for. On a
+ * device that shares the host's memory functions in the stream write the words, `done` too, and can
+ * wake whoever sleeps, so there a join waits in the stream.
  *
- * Knows nothing of how pages travel. Invariants: a request that fails is done,
- * too, and its status reaches the stream that joins it before that passes the
- * join; the thread never waits for a lock that is held across a call of the
- * device.
+ * Knows nothing of how pages travel. Invariants: a request that fails is done, too, and its status
+ * reaches the stream that joins it before that passes the join; the thread never waits for a lock
+ * that is held across a call of the device.
  */
 
 #include <sys/prctl.h>
@@ -268,8 +264,7 @@ static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *s
     return 1;
 }
 
-/* Nothing of the request is on its way any more; let its stream go on, with the
- * error. */
+/* Nothing of the request is on its way any more; let its stream go on, with the error. */
 static void fail_request(kvf_transfer_engine *engine, kvf_transfer_slot *slot, uint32_t ticket,
                          kvf_status status)
 {
