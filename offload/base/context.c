@@ -82,7 +82,7 @@ void kvf_context_uncount(kvf_context *context, uint64_t bytes)
     pthread_mutex_unlock(&context->lock);
 }
 
-int kvf_context_refuses(kvf_context *context, const char *what)
+bool kvf_context_refuses(kvf_context *context, const char *what)
 {
     return context->fault && context->fault(context->fault_user, what) != 0;
 }

@@ -10,6 +10,7 @@
  */
 
 #include <pthread.h>
+#include <stdbool.h>
 
 #include <kvferry/kvferry.h>
 
@@ -49,8 +50,8 @@ void kvf_free(kvf_context *context, void *pointer);
 void kvf_context_count(kvf_context *context, uint64_t bytes);
 void kvf_context_uncount(kvf_context *context, uint64_t bytes);
 
-/* 1 if the test hook refuses `what`. */
-int kvf_context_refuses(kvf_context *context, const char *what);
+/* Whether the test hook refuses `what`. */
+bool kvf_context_refuses(kvf_context *context, const char *what);
 
 /* Record an error and return its status. `foreign` is errno or a device's code, 0 if none. */
 KVF_PRINTF(4, 5)

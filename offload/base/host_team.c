@@ -36,9 +36,9 @@ struct kvf_team {
     pthread_cond_t work;
     kvf_team_job *jobs;    /* guarded by lock */
     uint32_t sleepers;     /* guarded by lock */
-    uint32_t is_closing;   /* guarded by lock */
+    bool is_closing;       /* guarded by lock */
     atomic_uint announced; /* grows with every job and at the end; what spinning helpers watch */
-    uint32_t has_guests;   /* threads that come by through kvf_team_help */
+    bool has_guests;       /* threads that come by through kvf_team_help */
     uint32_t threads;      /* with the caller */
     uint32_t helper_count; /* that run */
     helper *helpers;       /* [threads - 1] */
@@ -89,13 +89,13 @@ static void spin_for_news(kvf_team *team, unsigned seen)
 static void *helper_main(void *argument)
 {
     kvf_team *team = ((helper *)argument)->team;
-    int has_spun = 0;
+    bool has_spun = false;
     pthread_mutex_lock(&team->lock);
     while (!team->is_closing) {
         kvf_team_job *job = find_job(team);
         if (job) {
             join_job(team, job);
-            has_spun = 0;
+            has_spun = false;
         } else if (!has_spun) {
             unsigned seen = atomic_load_explicit(&team->announced, memory_order_relaxed);
             pthread_mutex_unlock(&team->lock);
@@ -106,7 +106,7 @@ static void *helper_main(void *argument)
             team->sleepers++;
             pthread_cond_wait(&team->work, &team->lock);
             team->sleepers--;
-            has_spun = 0;
+            has_spun = false;
         }
     }
     pthread_mutex_unlock(&team->lock);
@@ -189,7 +189,7 @@ void kvf_team_destroy(kvf_team *team)
         return;
     pthread_mutex_lock(&team->lock);
     KVF_ASSERT(!team->jobs);
-    team->is_closing = 1;
+    team->is_closing = true;
     atomic_fetch_add_explicit(&team->announced, 1, memory_order_relaxed);
     pthread_cond_broadcast(&team->work);
     pthread_mutex_unlock(&team->lock);
@@ -253,10 +253,10 @@ static void retire(kvf_team *team, kvf_team_job *job)
         } while (atomic_load_explicit(&job->helpers, memory_order_relaxed) > 0 &&
                  kvf_now_ns() < until);
         pthread_mutex_lock(&team->lock);
-        job->is_waited = 1;
+        job->is_waited = true;
         while (atomic_load_explicit(&job->helpers, memory_order_relaxed) > 0)
             pthread_cond_wait(&job->done, &team->lock);
-        job->is_waited = 0;
+        job->is_waited = false;
     }
     pthread_mutex_unlock(&team->lock);
 }

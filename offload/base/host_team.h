@@ -26,14 +26,14 @@ typedef struct kvf_team_job {
     atomic_uint_fast64_t next; /* task to claim; >= tasks when none is left */
     atomic_uint helpers;       /* changed under the team's lock */
     pthread_cond_t done;
-    uint32_t is_announced;      /* caller only */
-    uint32_t is_waited;         /* guarded by the team's lock */
+    bool is_announced;          /* caller only */
+    bool is_waited;             /* guarded by the team's lock */
     struct kvf_team_job *below; /* next in the list, lower or equal priority; guarded */
 } kvf_team_job;
 
 typedef struct kvf_team_config {
     uint32_t threads;     /* with the caller, >= 1 */
-    uint32_t has_guests;  /* 1: others come by through kvf_team_help */
+    bool has_guests;      /* others come by through kvf_team_help */
     const uint32_t *cpus; /* OS indices, [threads]; helper i takes cpus[i + 1]; NULL = unpinned */
     const char *name;     /* of the helpers, at most 15 characters */
 } kvf_team_config;

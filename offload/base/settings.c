@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <float.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ static uint32_t elements(const kvf_setting *s)
     return s->count > 1 ? s->count : 1;
 }
 
-static int is_real(const kvf_setting *s)
+static bool is_real(const kvf_setting *s)
 {
     return s->kind == KVF_SETTING_REAL || s->kind == KVF_SETTING_SHARE;
 }
@@ -90,17 +91,17 @@ static double number(const kvf_setting *s, value v)
 
 /* ---- ranges ---- */
 
-static int is_special(const kvf_setting *s, value v)
+static bool is_special(const kvf_setting *s, value v)
 {
     return s->special && number(s, v) == s->special_value;
 }
 
 /* Comparisons with NaN are false. A share that is 0 as the field holds it is none. */
-static int is_in_range(const kvf_setting *s, value v)
+static bool is_in_range(const kvf_setting *s, value v)
 {
     const double x = number(s, v);
     if (s->kind == KVF_SETTING_POWER && (v.whole & (v.whole - 1)))
-        return 0;
+        return false;
     if (s->kind == KVF_SETTING_SHARE)
         return (element_bytes(s) == 4 ? (double)(float)x : x) > s->low && x <= s->high;
     if (s->kind == KVF_SETTING_SWITCH)

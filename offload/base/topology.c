@@ -44,7 +44,7 @@ int32_t kvf_topology_find(const kvf_topology *topology, int32_t node_id)
 
 #if KVF_HAVE_HWLOC
 
-static int is_this_machine(const kvf_topology_source *source)
+static bool is_this_machine(const kvf_topology_source *source)
 {
     return !source || (!source->synthetic && !source->xml_path);
 }
@@ -178,12 +178,12 @@ kvf_status kvf_topology_read(kvf_context *context, const kvf_topology_source *so
 }
 
 /* numa_node of sysfs: -1 if it says so or says nothing; *is_told tells the two apart. */
-static int32_t sysfs_node(const char *root, const char *pci_address, int *is_told)
+static int32_t sysfs_node(const char *root, const char *pci_address, bool *is_told)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/bus/pci/devices/%s/numa_node", root, pci_address);
     int node = -1;
-    *is_told = 0;
+    *is_told = false;
     FILE *file = fopen(path, "r");
     if (file) {
         *is_told = fscanf(file, "%d", &node) == 1;
@@ -202,7 +202,7 @@ int32_t kvf_topology_node_of_pci(kvf_context *context, const kvf_topology_source
     if (load(context, source, &topology) != KVF_OK)
         return -1;
     int32_t node = -1;
-    int is_told = 0;
+    bool is_told = false;
     if (is_this_machine(source) || source->sysfs_root)
         node = sysfs_node(sysfs_root(source), pci_address, &is_told);
     if (!is_told) {

@@ -28,7 +28,7 @@ typedef struct kvf_topology {
     uint32_t cpu_count;          /* usable by this process (affinity respected) */
     uint32_t cpus[KVF_CPUS_MAX]; /* OS indices, grouped by node */
     uint32_t core_count;         /* physical cores among them */
-    uint32_t known;              /* 1 if NUMA information was had */
+    bool known;                  /* NUMA information was had */
 } kvf_topology;
 
 /* Where to read the machine from: all NULL = this machine. */

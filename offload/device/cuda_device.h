@@ -86,7 +86,7 @@ typedef struct kvf_cuda_call {
 struct kvf_cuda_stream {
     kvf_stream base; /* first member */
     cudaStream_t handle;
-    uint32_t is_owned;     /* 0: the caller's, wrapped */
+    bool is_owned;         /* not the caller's, wrapped */
     uint32_t index;        /* in device->streams */
     atomic_int status;     /* kvf_status that stream_fail set, sticky */
     kvf_cuda_set upstream; /* streams whose failures come out of this one; itself is one of them */
@@ -96,7 +96,7 @@ struct kvf_cuda_stream {
     kvf_cuda_call *calls; /* [KVF_CUDA_CALLS_MAX], ring */
     uint64_t calls_made;  /* guarded by lock */
     uint64_t calls_done;  /* guarded by lock; made - done <= KVF_CUDA_CALLS_MAX */
-    uint32_t is_calling;  /* guarded by lock: a host call runs now */
+    bool is_calling;      /* guarded by lock: a host call runs now */
 };
 
 struct kvf_cuda_event {

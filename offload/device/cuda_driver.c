@@ -175,13 +175,13 @@ static cudaError_t enqueue_batch(const probe *p)
                                  p->device->own);
 }
 
-static int copies_arrived(const probe *p)
+static bool copies_arrived(const probe *p)
 {
     for (uint32_t i = 0; i < PROBE_COPIES; i++)
         if (memcmp(p->seen + i * PROBE_BYTES, p->seen + (2 * PROBE_COPIES - 1 - i) * PROBE_BYTES,
                    PROBE_BYTES) != 0)
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
@@ -197,7 +197,7 @@ static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
     return error;
 }
 
-/* Run `enqueue` on the device's stream, or record and run it. 1 if the bytes are there after. */
+/* Run `enqueue` on the device's stream, or record and run it. Are the bytes there after? */
 static int works(probe *p, cudaError_t (*enqueue)(const probe *), int is_recorded)
 {
     cudaGraph_t graph = NULL;

@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 /* Errors after which every call of the process on this device fails. */
-static int is_fatal(cudaError_t error)
+static bool is_fatal(cudaError_t error)
 {
     switch (error) {
     case cudaErrorIllegalAddress:
@@ -31,9 +31,9 @@ static int is_fatal(cudaError_t error)
     case cudaErrorContextIsDestroyed:
     case cudaErrorDeviceUninitialized:
     case cudaErrorUnknown:
-        return 1;
+        return true;
     default:
-        return 0;
+        return false;
     }
 }
 

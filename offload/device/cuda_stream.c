@@ -71,14 +71,14 @@ static kvf_status status_of(kvf_cuda_device *device, atomic_int *own, kvf_cuda_s
 
 static int take_index(kvf_cuda_device *device, kvf_cuda_stream *stream)
 {
-    int is_full = 1;
+    bool is_full = true;
     pthread_mutex_lock(&device->lock);
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX && is_full; i++)
         if (!device->streams[i]) {
             device->streams[i] = stream;
             stream->index = i;
             set_add(&stream->upstream, i);
-            is_full = 0;
+            is_full = false;
         }
     const uint64_t number = ++device->stream_total;
     if (device->delay_seed != 0)
@@ -167,7 +167,7 @@ kvf_status kvf_cuda_stream_create(kvf_device *base, kvf_stream_priority priority
         free_stream(stream);
         return status;
     }
-    stream->is_owned = 1;
+    stream->is_owned = true;
     *out = &stream->base;
     return KVF_OK;
 }

@@ -155,11 +155,11 @@ static void CUDART_CB run_call(void *raw)
         return;
     }
     pthread_mutex_lock(&stream->lock);
-    stream->is_calling = 1;
+    stream->is_calling = true;
     pthread_mutex_unlock(&stream->lock);
     call->fn(call->args, 0);
     pthread_mutex_lock(&stream->lock);
-    stream->is_calling = 0;
+    stream->is_calling = false;
     stream->calls_done++;
     pthread_cond_signal(&stream->returned);
     pthread_mutex_unlock(&stream->lock);
@@ -189,8 +189,8 @@ void kvf_cuda_calls_settle(kvf_cuda_stream *stream)
     pthread_mutex_unlock(&stream->lock);
 }
 
-/* 1 if the stream will run nothing more: CUDA drops host calls behind an error. */
-static int is_broken(kvf_cuda_stream *stream)
+/* Whether the stream will run nothing more: CUDA drops host calls behind an error. */
+static bool is_broken(kvf_cuda_stream *stream)
 {
     const cudaError_t error = cudaStreamQuery(stream->handle);
     if (error == cudaErrorNotReady)
@@ -203,7 +203,7 @@ static int is_broken(kvf_cuda_stream *stream)
 /* The next entry of the ring, once it is free; NULL if it never will be. */
 static kvf_cuda_call *take_call(kvf_cuda_stream *stream)
 {
-    int is_lost = 0;
+    bool is_lost = false;
     pthread_mutex_lock(&stream->lock);
     while (stream->calls_made - stream->calls_done >= KVF_CUDA_CALLS_MAX && !is_lost) {
         const struct timespec until = soon();

@@ -43,10 +43,10 @@ typedef struct kvf_device_properties {
     char pci_address[16]; /* "" if none */
     int32_t numa_node;    /* -1 = unknown */
     uint64_t memory_bytes;
-    uint32_t shares_host_memory; /* 1: host memory can be read in place, `direct` is possible */
+    bool shares_host_memory; /* host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
-    uint32_t pins_host_memory; /* 1: registration pins pages */
-    uint32_t memlock_applies;  /* 1: ... and they count against RLIMIT_MEMLOCK */
+    bool pins_host_memory; /* registration pins pages */
+    bool memlock_applies;  /* ... and they count against RLIMIT_MEMLOCK */
     /* The rest is 0 on the host device. */
     char uuid[48];
     uint32_t driver_version, runtime_version; /* 1000 * major + 10 * minor */
@@ -54,10 +54,10 @@ typedef struct kvf_device_properties {
     uint32_t multiprocessors;
     uint64_t shared_memory_max;           /* per block, with opt-in */
     uint32_t link_generation, link_width; /* of PCIe, the most it can do; 0 = unknown */
-    uint32_t can_capture;                 /* work can be recorded in graphs */
-    uint32_t can_copy_batch;              /* copy_batch is a call of the driver */
-    uint32_t can_capture_batch;           /* ... and may be recorded */
-    uint32_t can_bulk_copy;               /* compute capability 9.0 and later */
+    bool can_capture;                     /* work can be recorded in graphs */
+    bool can_copy_batch;                  /* copy_batch is a call of the driver */
+    bool can_capture_batch;               /* ... and may be recorded */
+    bool can_bulk_copy;                   /* compute capability 9.0 and later */
 } kvf_device_properties;
 
 typedef struct kvf_device_ops {

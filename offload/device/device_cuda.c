@@ -90,15 +90,6 @@ static void write_uuid(char out[48], const cudaUUID_t *uuid)
                                  (unsigned)(unsigned char)uuid->bytes[i]);
 }
 
-static cudaError_t read_attribute(const kvf_cuda_device *device, enum cudaDeviceAttr attribute,
-                                  uint32_t *out)
-{
-    int value = 0;
-    const cudaError_t error = cudaDeviceGetAttribute(&value, attribute, device->ordinal);
-    *out = value > 0 ? (uint32_t)value : 0;
-    return error;
-}
-
 static cudaError_t read_versions(kvf_device_properties *p)
 {
     int driver = 0, runtime = 0;
@@ -133,8 +124,11 @@ static cudaError_t read_properties(kvf_cuda_device *device)
     p->compute_minor = (uint32_t)found.minor;
     p->shared_memory_max = found.sharedMemPerBlockOptin;
     p->can_bulk_copy = p->compute_major >= 9;
-    p->pins_host_memory = 1;
-    return read_attribute(device, cudaDevAttrIntegrated, &p->shares_host_memory);
+    p->pins_host_memory = true;
+    int is_integrated = 0;
+    error = cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, device->ordinal);
+    p->shares_host_memory = is_integrated > 0;
+    return error;
 }
 
 static void read_place(kvf_cuda_device *device)

@@ -179,9 +179,9 @@ static void host_properties(const kvf_device *base, kvf_device_properties *out)
     long page_bytes = sysconf(_SC_PAGESIZE);
     if (pages > 0 && page_bytes > 0)
         out->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
-    out->shares_host_memory = 1;
+    out->shares_host_memory = true;
     out->compute_threads = kvf_team_threads(device->team);
-    out->pins_host_memory = 0;
+    out->pins_host_memory = false;
 }
 
 /* ---- what only a GPU has ---- */

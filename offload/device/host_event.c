@@ -12,7 +12,6 @@
 #include "host_stream.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "common/clock.h"
 
@@ -39,10 +38,10 @@ static host_event *of_event(kvf_event *event)
     return (host_event *)(void *)event;
 }
 
-static int event_is_complete(const host_event *event, uint64_t generation)
+static bool event_is_complete(const host_event *event, uint64_t generation)
 {
     if (generation <= event->floor)
-        return 1;
+        return true;
     return (int)(event->ahead >> (generation - event->floor - 1) & 1);
 }
 

@@ -43,7 +43,7 @@ typedef struct entry {
             void *to;
             const void *from;
             size_t bytes;
-            int is_through;
+            bool is_through;
         } copy;
         struct {
             void *to;
@@ -71,9 +71,9 @@ typedef struct host_stream {
     pthread_cond_t drained;        /* those who wait for room or for the end sleep here */
     atomic_uint_fast64_t enqueued; /* changed under lock */
     atomic_uint_fast64_t done;     /* changed under lock */
-    uint32_t is_worker_asleep;     /* guarded by lock */
+    bool is_worker_asleep;         /* guarded by lock */
     uint64_t wake_at;              /* guarded by lock: least `done` that somebody sleeps for */
-    uint32_t is_closing;           /* guarded by lock */
+    bool is_closing;               /* guarded by lock */
     kvf_status status;             /* guarded by lock: sticky */
     uint64_t delay_state;          /* worker only; 0 = no delays */
     kvf_team_job job;              /* worker only */
@@ -200,9 +200,9 @@ static void *stream_main(void *argument)
             pthread_mutex_lock(&stream->lock);
             while (atomic_load_explicit(&stream->enqueued, memory_order_relaxed) == done &&
                    !stream->is_closing) {
-                stream->is_worker_asleep = 1;
+                stream->is_worker_asleep = true;
                 pthread_cond_wait(&stream->filled, &stream->lock);
-                stream->is_worker_asleep = 0;
+                stream->is_worker_asleep = false;
             }
             continue;
         }
@@ -281,7 +281,7 @@ void kvf_host_stream_destroy(kvf_stream *base)
     kvf_host_device *device = stream->device;
     kvf_context *context = device->base.context;
     pthread_mutex_lock(&stream->lock);
-    stream->is_closing = 1;
+    stream->is_closing = true;
     pthread_cond_signal(&stream->filled);
     pthread_mutex_unlock(&stream->lock);
     pthread_join(stream->thread, NULL);
@@ -347,7 +347,7 @@ static void end_entry(host_stream *stream)
 }
 
 static kvf_status enqueue_copy(kvf_stream *base, void *to, const void *from, size_t bytes,
-                               int is_through)
+                               bool is_through)
 {
     if (bytes == 0)
         return KVF_OK;
@@ -363,7 +363,7 @@ static kvf_status enqueue_copy(kvf_stream *base, void *to, const void *from, siz
 
 kvf_status kvf_host_copy(kvf_stream *stream, void *to, const void *from, size_t bytes)
 {
-    return enqueue_copy(stream, to, from, bytes, 0);
+    return enqueue_copy(stream, to, from, bytes, false);
 }
 
 kvf_status kvf_host_copy_through(kvf_stream *stream, void *to, const void *from, size_t bytes)

@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,7 +26,7 @@ typedef struct transfer {
     size_t within[KVF_IO_PIECES_MAX];       /* where in that piece */
     uint32_t first, count;
     uint32_t tries; /* without progress */
-    uint32_t is_submitted, is_done;
+    bool is_submitted, is_done;
     uint64_t offset; /* in the file, of what is left */
     size_t bytes;    /* left */
     uint64_t end;    /* in the data */
@@ -117,7 +116,7 @@ static kvf_status failed(const mover *m, int code)
 
 static kvf_status try_again(const mover *m, transfer *t, int code)
 {
-    t->is_submitted = 0;
+    t->is_submitted = false;
     if (++t->tries == TRIES_MAX)
         return failed(m, code);
     if (t->tries > TRIES_MAX / 8)
@@ -136,7 +135,7 @@ static kvf_status submit(mover *m, uint64_t number)
                                     .tag = (uint32_t)(number % m->depth)};
     const int code = m->e->io->ops->submit(m->e->io, &request);
     if (code == 0) {
-        t->is_submitted = 1;
+        t->is_submitted = true;
         m->in_flight++;
         if (m->is_write) /* while its checksum has left it in the processor's cache */
             kvf_io_begin(m->e->io);
@@ -179,7 +178,7 @@ static kvf_status ended(mover *m, const kvf_io_result *r)
         return try_again(m, t, EIO);
     KVF_ASSERT((uint64_t)r->bytes <= t->bytes);
     advance(t, (size_t)r->bytes);
-    t->is_submitted = 0;
+    t->is_submitted = false;
     t->is_done = t->bytes == 0;
     return KVF_OK;
 }

@@ -23,7 +23,7 @@ typedef struct kvf_io kvf_io;
 
 typedef struct kvf_io_request {
     int file;
-    uint32_t is_write;
+    bool is_write;
     uint64_t offset;
     const struct iovec *pieces; /* [count] valid until the request is given back */
     uint32_t count;             /* 1 to KVF_IO_PIECES_MAX */

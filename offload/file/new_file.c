@@ -56,7 +56,7 @@ kvf_status kvf_new_file_commit(kvf_new_file *f)
         return failed(f, "its bytes cannot be made durable", errno);
     if (refused(f, "file rename") || rename(f->temporary, f->path) != 0)
         return failed(f, "the finished file cannot be given this name", errno);
-    f->is_committed = 1;
+    f->is_committed = true;
     const int folder = refused(f, "folder sync") ? -1 : open_folder(f);
     const int code = folder < 0 || fsync(folder) != 0 ? errno : 0;
     if (folder >= 0)

@@ -20,7 +20,7 @@ typedef struct kvf_new_file {
     char *path;
     char *temporary;
     int file; /* -1 = none */
-    uint32_t is_committed;
+    bool is_committed;
 } kvf_new_file;
 
 /* Mode 0600. *out is to be closed even on failure. KVF_SYSTEM with errno, KVF_OUT_OF_MEMORY. */

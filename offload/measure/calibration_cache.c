@@ -117,7 +117,7 @@ static int take_fit(const char **text, kvf_transfer method, kvf_calibration_fit 
         !take_number(text, ' ', 1, 1e15, &slope) ||
         !take_number(text, '\n', 0, 1000000, &r_squared))
         return 0;
-    *fit = (kvf_calibration_fit){.is_measured = 1,
+    *fit = (kvf_calibration_fit){.is_measured = true,
                                  .intercept_ns = intercept,
                                  .ns_per_byte = slope * 1e-6,
                                  .r_squared = r_squared * 1e-6};
@@ -172,7 +172,7 @@ int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration
         if (found != 1)
             continue;
         memcpy(read.key, out->key, sizeof read.key);
-        read.is_cached = 1;
+        read.is_cached = true;
         *out = read;
     }
     kvf_free(context, text);

@@ -30,8 +30,8 @@ static inline uint64_t kvf_link_word(uint64_t offset)
     return (offset / 8 + 1) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* 1 if all bytes are those from `offset` on. */
-int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);
+/* Whether all bytes are those from `offset` on. */
+bool kvf_link_is_right(const char *bytes, uint64_t offset, size_t count);
 
 /* Sorts ns[count] and sums it up; percentiles are values that occurred. count 0: all 0. */
 void kvf_link_times_sum_up(uint64_t *ns, uint32_t count, kvf_link_times *out);

@@ -86,15 +86,15 @@ uint64_t kvf_link_page_offset(const kvf_link *bench, size_t page_bytes, uint32_t
     return id / per_arena * bench->pool.arenas[0].bytes + id % per_arena * page_bytes;
 }
 
-int kvf_link_is_right(const char *bytes, uint64_t offset, size_t count)
+bool kvf_link_is_right(const char *bytes, uint64_t offset, size_t count)
 {
     for (size_t i = 0; i < count; i += 8) {
         uint64_t word;
         memcpy(&word, bytes + i, sizeof word);
         if (word != kvf_link_word(offset + i))
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
 }
 
 /* ---- which pages ---- */

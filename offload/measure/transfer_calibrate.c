@@ -36,7 +36,7 @@ static const uint32_t counts[] = {1, 4, 16, 64, 256, 1024};
 typedef struct points {
     double bytes[COUNTS], ns[COUNTS];
     uint32_t count;
-    uint32_t is_over; /* no more of this method */
+    bool is_over; /* no more of this method */
 } points;
 
 typedef struct session {
@@ -46,7 +46,7 @@ typedef struct session {
     points of[KVF_TRANSFER_METHODS];
 } session;
 
-static int has_time(const session *s, double ns)
+static bool has_time(const session *s, double ns)
 {
     const uint64_t now = kvf_now_ns();
     return now < s->until_ns && ns < (double)(s->until_ns - now);
@@ -134,11 +134,11 @@ static void fit_all(const session *s, kvf_calibration *out)
         if (p->count < POINTS_MIN || kvf_link_fit(p->bytes, p->ns, p->count, 1, &line) != KVF_OK ||
             line.slope <= 0)
             continue;
-        *fit = (kvf_calibration_fit){.is_measured = 1,
+        *fit = (kvf_calibration_fit){.is_measured = true,
                                      .intercept_ns = line.intercept,
                                      .ns_per_byte = line.slope,
                                      .r_squared = line.r_squared};
-        out->is_measured = 1;
+        out->is_measured = true;
     }
 }
 

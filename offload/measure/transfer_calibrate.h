@@ -18,15 +18,15 @@
 
 /* ns of n pages = intercept_ns + n * page_bytes * ns_per_byte. */
 typedef struct kvf_calibration_fit {
-    uint32_t is_measured; /* 0: the device lacks the method, or there was no time for it */
+    bool is_measured; /* the device has the method, and there was time for it */
     double intercept_ns;
     double ns_per_byte;
     double r_squared;
 } kvf_calibration_fit;
 
 typedef struct kvf_calibration {
-    uint32_t is_measured; /* 0: nothing is known, AUTO takes kvf_transfer_choice_default */
-    uint32_t is_cached;   /* 1: read from the file */
+    bool is_measured; /* else AUTO takes kvf_transfer_choice_default */
+    bool is_cached;   /* read from the file */
     char key[KVF_CALIBRATION_KEY_MAX];
     char note[256]; /* why the file was not used, or not written; "" = it was, or there is none */
     size_t page_bytes;
@@ -38,11 +38,11 @@ typedef struct kvf_calibration {
 } kvf_calibration;
 
 typedef struct kvf_calibration_config {
-    const char *path;      /* of the file; NULL = none is read or written */
-    size_t page_bytes;     /* 0 = 16384 */
-    uint64_t budget_ns;    /* 0 = 4 s; what is not measured by then is left out */
-    uint32_t is_forced;    /* 1: on the host device too, which needs none */
-    uint32_t must_measure; /* 1: whatever the file says */
+    const char *path;   /* of the file; NULL = none is read or written */
+    size_t page_bytes;  /* 0 = 16384 */
+    uint64_t budget_ns; /* 0 = 4 s; what is not measured by then is left out */
+    bool is_forced;     /* on the host device too, which needs none */
+    bool must_measure;  /* whatever the file says */
     uint32_t gather_threads;
     kvf_host_memory_config memory; /* policy */
 } kvf_calibration_config;

@@ -56,13 +56,13 @@ static int map_hugetlb(kvf_context *context, kvf_arena *arena)
         return 0;
     arena->host = map;
     arena->mapped_bytes = bytes;
-    arena->hugetlb = 1;
+    arena->hugetlb = true;
     kvf_context_count(context, bytes);
     return 1;
 }
 
 /* Small pages, at an address where huge ones can grow. */
-static int map_normal(kvf_context *context, kvf_arena *arena, int wants_huge)
+static int map_normal(kvf_context *context, kvf_arena *arena, bool wants_huge)
 {
     size_t bytes = kvf_round_up(arena->bytes, SMALL_BYTES);
     size_t slack = wants_huge && bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
@@ -79,7 +79,7 @@ static int map_normal(kvf_context *context, kvf_arena *arena, int wants_huge)
         munmap(map + before + bytes, slack - before);
     arena->host = map + before;
     arena->mapped_bytes = bytes;
-    arena->hugetlb = 0;
+    arena->hugetlb = false;
     (void)madvise(arena->host, bytes, wants_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     kvf_context_count(context, bytes);
     return 1;
@@ -92,7 +92,7 @@ static void unmap(kvf_context *context, kvf_arena *arena)
     munmap(arena->host, arena->mapped_bytes);
     kvf_context_uncount(context, arena->mapped_bytes);
     arena->host = NULL;
-    arena->bound = 0;
+    arena->bound = false;
 }
 
 static void bind_to_node(kvf_context *context, kvf_arena *arena, int32_t node)
@@ -164,14 +164,14 @@ static int touch(kvf_context *context, kvf_team *team, const kvf_arena *arena)
 }
 
 /* In at least half of the arena's maps, from smaps. */
-static int has_huge_pages(const kvf_arena *arena)
+static bool has_huge_pages(const kvf_arena *arena)
 {
     FILE *file = fopen("/proc/self/smaps", "r");
     if (!file)
-        return 0;
+        return false;
     char line[512];
     uint64_t size = 0, huge = 0;
-    int is_inside = 0;
+    bool is_inside = false;
     const uintptr_t begin = (uintptr_t)arena->host, end = begin + arena->mapped_bytes;
     while (fgets(line, sizeof line, file)) {
         unsigned long long first, last, kib;
@@ -202,7 +202,7 @@ kvf_page_tier kvf_arena_tier(const kvf_arena *arena)
 static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *config, kvf_team *team,
                          kvf_arena *arena)
 {
-    int wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
+    bool wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
     int is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
     char text[32];
     kvf_bytes_text(arena->bytes, text);
@@ -238,7 +238,7 @@ static kvf_status publish(kvf_context *context, kvf_device *device,
     void *alias = NULL;
     kvf_status status = device->ops->host_register(device, arena->host, arena->bytes, &alias);
     if (status == KVF_OK) {
-        arena->registered = 1;
+        arena->registered = true;
         arena->device = alias;
         return KVF_OK;
     }

@@ -27,9 +27,9 @@ typedef struct kvf_arena {
     char *device; /* as the device sees it */
     size_t bytes;
     size_t mapped_bytes; /* >= bytes, a multiple of the pages it was mapped in */
-    uint32_t hugetlb;    /* 1: mapped in huge pages that were reserved */
-    uint32_t registered; /* 1: pinned and visible to the device */
-    uint32_t bound;      /* 1: mbind succeeded */
+    bool hugetlb;        /* mapped in huge pages that were reserved */
+    bool registered;     /* pinned and visible to the device */
+    bool bound;          /* mbind succeeded */
 } kvf_arena;
 
 typedef struct kvf_host_memory {
@@ -44,7 +44,7 @@ typedef struct kvf_host_memory_config {
     size_t granule; /* an arena holds a whole number of granules, <= KVF_ARENA_BYTES_MAX */
     int32_t node;   /* -1 = do not bind */
     kvf_huge_pages huge_pages;
-    uint32_t allow_unpinned;
+    bool allow_unpinned;
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
     size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */

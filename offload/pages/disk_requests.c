@@ -41,7 +41,7 @@ static void end(kvf_disk_tier *t, uint32_t number, int code)
         t->writes_in_flight--;
         if (code) {
             t->write_error = code;
-            t->bundles[r->bundle].is_writing = 0;
+            t->bundles[r->bundle].is_writing = false;
         } else {
             kvf_disk_written(t, r->bundle);
         }
@@ -161,7 +161,7 @@ kvf_status kvf_disk_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
         return broken(t);
     KVF_TRY(begin(t, bundle, berth, 0));
     t->berths[berth] = KVF_DISK_COMING;
-    t->bundles[bundle].is_reading = 1;
+    t->bundles[bundle].is_reading = true;
     t->reads_in_flight++;
     return KVF_OK;
 }
@@ -172,7 +172,7 @@ kvf_status kvf_disk_write(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
     if (t->broken)
         return broken(t);
     KVF_TRY(begin(t, bundle, berth, 1));
-    t->bundles[bundle].is_writing = 1;
+    t->bundles[bundle].is_writing = true;
     t->writes_in_flight++;
     return KVF_OK;
 }

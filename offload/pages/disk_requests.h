@@ -24,15 +24,16 @@ typedef struct kvf_bundle {
     uint64_t arrival;
     char *device;   /* where the device sees it, or will; NULL = it has no berth and gets none */
     uint32_t berth; /* UINT32_MAX = none */
-    uint8_t is_dirty, is_in_file, is_writing, is_reading;
-    uint8_t is_ahead; /* 1: it came, or is coming, ahead of need, and nobody wanted it yet */
+    bool is_dirty, is_in_file, is_writing, is_reading;
+    bool is_ahead; /* it came, or is coming, ahead of need, and nobody wanted it yet */
 } kvf_bundle;
 
 typedef struct kvf_disk_request {
     struct iovec piece; /* what is left */
     uint64_t offset;
     uint32_t bundle, berth;
-    uint32_t is_write, tries;
+    bool is_write;
+    uint32_t tries;
 } kvf_disk_request;
 
 struct kvf_disk_tier {
@@ -44,9 +45,10 @@ struct kvf_disk_tier {
     kvf_bundle *bundles; /* [bundles] */
     uint32_t *berths;    /* [berths] bundle that lies there; KVF_DISK_NONE, KVF_DISK_COMING */
     uint32_t *wanted;    /* [berths] bundles to bring */
-    uint32_t wanted_count, is_crowded;
-    uint32_t has_read; /* this call */
-    uint32_t is_asked; /* of what is wanted; then since when, and how it began */
+    uint32_t wanted_count;
+    bool is_crowded;
+    bool has_read; /* this call */
+    bool is_asked; /* of what is wanted; then since when, and how it began */
     uint64_t asked_ns;
     kvf_status asked;
     kvf_disk_policy policy;
@@ -54,7 +56,7 @@ struct kvf_disk_tier {
     uint32_t dirty;
     uint64_t call, settled, arrivals;
     pthread_mutex_t lock;
-    uint32_t has_lock;
+    bool has_lock;
 
     kvf_disk_request requests[KVF_DISK_REQUESTS];
     uint32_t idle[KVF_DISK_REQUESTS]; /* numbers of requests that are free */

@@ -158,7 +158,7 @@ static void give_up(kvf_disk_tier *t, uint32_t berth)
     pthread_mutex_lock(&t->lock);
     b->berth = NONE;
     pthread_mutex_unlock(&t->lock);
-    b->is_ahead = 0;
+    b->is_ahead = false;
     b->device = NULL;
     t->berths[berth] = NONE;
 }
@@ -279,8 +279,8 @@ void kvf_disk_tier_call(kvf_disk_tier *t)
 {
     t->call++;
     t->wanted_count = 0;
-    t->is_crowded = 0;
-    t->has_read = 0;
+    t->is_crowded = false;
+    t->has_read = false;
 }
 
 void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
@@ -289,7 +289,7 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
     if (b->call == t->call)
         return;
     if (b->berth == NONE && t->wanted_count == t->config.berths) {
-        t->is_crowded = 1;
+        t->is_crowded = true;
         return;
     }
     b->call = t->call;
@@ -301,7 +301,7 @@ void kvf_disk_tier_want(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
         t->ahead_in_flight--;
     else if (b->is_ahead)
         t->stats.ahead_used++;
-    b->is_ahead = 0;
+    b->is_ahead = false;
 }
 
 static kvf_status begin_read(kvf_disk_tier *t, uint32_t bundle, uint32_t berth)
@@ -332,10 +332,10 @@ static kvf_status begin(kvf_disk_tier *t, uint32_t bundle)
 void kvf_disk_arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is_whole)
 {
     kvf_bundle *b = &t->bundles[bundle];
-    b->is_reading = 0;
+    b->is_reading = false;
     t->berths[berth] = NONE;
     if (!is_whole) {
-        b->is_ahead = 0;
+        b->is_ahead = false;
         b->device = NULL;
         free_berth(t, berth);
         return;
@@ -349,7 +349,7 @@ void kvf_disk_arrived(kvf_disk_tier *t, uint32_t bundle, uint32_t berth, bool is
 bool kvf_disk_tier_ask(kvf_disk_tier *t)
 {
     KVF_ASSERT(!t->is_asked);
-    t->is_asked = 1;
+    t->is_asked = true;
     t->asked_ns = t->wanted_count ? kvf_now_ns() : 0;
     t->asked = t->is_crowded ? KVF_FULL : KVF_OK;
     t->read_error = 0;
@@ -369,7 +369,7 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
         (void)kvf_disk_tier_ask(t);
     const uint64_t start = t->asked_ns;
     kvf_status status = t->asked;
-    t->is_asked = 0;
+    t->is_asked = false;
     while (t->reads_in_flight > t->ahead_in_flight) {
         const kvf_status reaped = kvf_disk_reap(t);
         if (reaped != KVF_OK) {
@@ -385,7 +385,7 @@ kvf_status kvf_disk_tier_bring(kvf_disk_tier *t)
     if (start)
         t->stats.wait_ns += kvf_now_ns() - start;
     t->wanted_count = 0;
-    t->is_crowded = 0;
+    t->is_crowded = false;
     return status;
 }
 
@@ -409,7 +409,7 @@ void kvf_disk_tier_expect(kvf_disk_tier *t, uint32_t bundle, uint32_t group)
     }
     if (begin_read(t, bundle, berth) != KVF_OK)
         return;
-    b->is_ahead = 1;
+    b->is_ahead = true;
     t->ahead_in_flight++;
 }
 
@@ -430,14 +430,14 @@ static kvf_status await(kvf_disk_tier *t, const kvf_bundle *b)
 static void make_dirty(kvf_disk_tier *t, kvf_bundle *b, uint64_t call)
 {
     t->dirty += !b->is_dirty;
-    b->is_dirty = 1;
+    b->is_dirty = true;
     b->written_call = call;
 }
 
 static void make_clean(kvf_disk_tier *t, kvf_bundle *b)
 {
     t->dirty -= b->is_dirty;
-    b->is_dirty = 0;
+    b->is_dirty = false;
 }
 
 kvf_status kvf_disk_tier_write(kvf_disk_tier *t, uint32_t bundle)
@@ -453,7 +453,7 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
 {
     kvf_bundle *b = &t->bundles[bundle];
     make_clean(t, b);
-    b->is_in_file = 0;
+    b->is_in_file = false;
     b->is_ahead &= b->is_reading;
     kvf_disk_policy_drop(&t->policy, bundle);
 }
@@ -461,11 +461,11 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
 void kvf_disk_written(kvf_disk_tier *t, uint32_t bundle)
 {
     kvf_bundle *b = &t->bundles[bundle];
-    b->is_writing = 0;
+    b->is_writing = false;
     if (!b->is_dirty) /* emptied meanwhile */
         return;
     make_clean(t, b);
-    b->is_in_file = 1;
+    b->is_in_file = true;
 }
 
 void kvf_disk_tier_tend(kvf_disk_tier *t)
@@ -506,7 +506,7 @@ kvf_status kvf_disk_tier_copy_in(kvf_disk_tier *t, uint32_t bundle, size_t offse
     }
     KVF_TRY(kvf_disk_file_write(&t->file, t->context,
                                 (uint64_t)bundle * t->config.bundle_bytes + offset, bytes, from));
-    b->is_in_file = 1;
+    b->is_in_file = true;
     t->stats.bytes_written += bytes;
     return KVF_OK;
 }
@@ -528,14 +528,14 @@ int kvf_disk_tier_file(const kvf_disk_tier *t)
     return t->file.buffered;
 }
 
-int kvf_disk_tier_is_valid(const kvf_disk_tier *t)
+bool kvf_disk_tier_is_valid(const kvf_disk_tier *t)
 {
     uint32_t free_berths = 0, coming = 0, dirty = 0, writing = 0, reading = 0, ahead = 0;
     for (uint32_t i = 0; i < t->config.berths; i++) {
         free_berths += t->berths[i] == NONE;
         coming += t->berths[i] == KVF_DISK_COMING;
         if (is_taken(t, i) && t->bundles[t->berths[i]].berth != i)
-            return 0;
+            return false;
     }
     for (uint32_t i = 0; i < t->config.bundles; i++) {
         const kvf_bundle *b = &t->bundles[i];
@@ -544,13 +544,13 @@ int kvf_disk_tier_is_valid(const kvf_disk_tier *t)
         reading += b->is_reading;
         ahead += b->is_reading && b->is_ahead;
         if (b->is_reading && b->berth != NONE)
-            return 0;
+            return false;
         if ((b->device != NULL) != (b->is_reading || b->berth != NONE))
-            return 0;
+            return false;
         if ((b->is_dirty || b->is_writing) && b->berth == NONE)
-            return 0;
+            return false;
         if (b->berth != NONE && t->berths[b->berth] != i)
-            return 0;
+            return false;
     }
     return free_berths == t->free_berths && dirty == t->dirty && writing == t->writes_in_flight &&
            coming == t->reads_in_flight && reading == coming && ahead == t->ahead_in_flight &&

@@ -263,7 +263,7 @@ kvf_status kvf_page_pool_copy_in(kvf_page_pool *pool, kvf_block block, size_t of
     return KVF_OK;
 }
 
-int kvf_page_pool_is_valid(const kvf_page_pool *pool)
+bool kvf_page_pool_is_valid(const kvf_page_pool *pool)
 {
     uint32_t used = 0, empty = 0;
     for (uint32_t b = 0; b < bundle_count(pool); b++) {
@@ -271,18 +271,18 @@ int kvf_page_pool_is_valid(const kvf_page_pool *pool)
         for (uint32_t i = 0; i < pool->bundle_blocks; i++)
             live += pool->references[b * pool->bundle_blocks + i] > 0;
         if (live != pool->live[b])
-            return 0;
+            return false;
         used += live;
         empty += live == 0;
     }
     if (used + pool->free_count != pool->block_count)
-        return 0;
+        return false;
     /* As many steps as bundles are free that each find one, then the end: with no way back, each is
      * there once. */
     uint32_t at = pool->free_head;
     for (uint32_t i = 0; i < empty; i++) {
         if (at >= bundle_count(pool) || pool->live[at] != 0)
-            return 0;
+            return false;
         at = pool->next[at];
     }
     return at == NONE;

@@ -97,7 +97,7 @@ KVF_CHECKED kvf_status kvf_page_pool_copy_out(const kvf_page_pool *pool, kvf_con
 KVF_CHECKED kvf_status kvf_page_pool_copy_in(kvf_page_pool *pool, kvf_block block, size_t offset,
                                              size_t bytes, const char *from);
 
-/* Walks everything; 1 if the invariant holds. */
-int kvf_page_pool_is_valid(const kvf_page_pool *pool);
+/* Walks everything: whether the invariant holds. */
+bool kvf_page_pool_is_valid(const kvf_page_pool *pool);
 
 #endif

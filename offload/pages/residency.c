@@ -114,19 +114,19 @@ void *kvf_residency_slot(const kvf_residency *residency, uint32_t list, int32_t 
            ((size_t)list * residency->slots + (size_t)slot) * residency->slot_bytes;
 }
 
-int kvf_residency_is_valid(const kvf_residency *residency, const int32_t *slot_of_page,
-                           const int32_t *page_of_slot)
+bool kvf_residency_is_valid(const kvf_residency *residency, const int32_t *slot_of_page,
+                            const int32_t *page_of_slot)
 {
     for (uint32_t s = 0; s < residency->slots; s++) {
         int32_t page = page_of_slot[s];
         if (page >= 0 &&
             ((uint32_t)page >= residency->pages_max || slot_of_page[page] != (int32_t)s))
-            return 0;
+            return false;
     }
     for (uint32_t p = 0; p < residency->pages_max; p++) {
         int32_t slot = slot_of_page[p];
         if (slot >= 0 && ((uint32_t)slot >= residency->slots || page_of_slot[slot] != (int32_t)p))
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
 }

@@ -43,9 +43,10 @@ int32_t *kvf_residency_slot_of_page(const kvf_residency *residency, uint32_t lis
 int32_t *kvf_residency_page_of_slot(const kvf_residency *residency, uint32_t list);
 void *kvf_residency_slot(const kvf_residency *residency, uint32_t list, int32_t slot);
 
-/* Walks the tables of one list, copied to where the caller can read them: 1 if the invariant holds.
+/* Walks the tables of one list, copied to where the caller can read them: whether the invariant
+ * holds.
  */
-int kvf_residency_is_valid(const kvf_residency *residency, const int32_t *slot_of_page,
-                           const int32_t *page_of_slot);
+bool kvf_residency_is_valid(const kvf_residency *residency, const int32_t *slot_of_page,
+                            const int32_t *page_of_slot);
 
 #endif

@@ -40,7 +40,7 @@ kvf_status kvf_gather_create(kvf_device *device, uint32_t threads, const uint32_
         KVF_FAIL(context, KVF_SYSTEM, "a lock for the gather workers could not be made");
     }
     kvf_team_config config = {
-        .threads = threads, .has_guests = 1, .cpus = cpus, .name = "kvf-gather"};
+        .threads = threads, .has_guests = true, .cpus = cpus, .name = "kvf-gather"};
     kvf_status status = kvf_team_create(context, &config, &gather->team);
     if (status != KVF_OK) {
         kvf_gather_destroy(gather);

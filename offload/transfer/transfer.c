@@ -35,13 +35,13 @@ kvf_transfer kvf_transfer_in_force(kvf_transfer method, int shares_memory)
     return method == KVF_TRANSFER_AUTO && shares_memory ? KVF_TRANSFER_DIRECT : method;
 }
 
-int kvf_transfer_moves(kvf_transfer method)
+bool kvf_transfer_moves(kvf_transfer method)
 {
     const kvf_transfer_ops *ops = kvf_transfer_find(method);
     return !ops || ops->move || ops->enqueue;
 }
 
-int kvf_transfer_can_record(kvf_transfer method)
+bool kvf_transfer_can_record(kvf_transfer method)
 {
     const kvf_transfer_ops *ops = kvf_transfer_find(method);
     return !ops || !ops->move;
@@ -67,7 +67,7 @@ static kvf_transfer_choice resolve(const kvf_transfer_config *config, int shares
     return choice;
 }
 
-static int shares_memory(const kvf_device *device)
+static bool shares_memory(const kvf_device *device)
 {
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
@@ -138,12 +138,12 @@ static size_t slot_bytes(const kvf_transfer_config *config)
            2 * kvf_round_up((size_t)config->pages_max * sizeof(void *), 64);
 }
 
-static int uses_thread(const kvf_transfer_engine *engine)
+static bool uses_thread(const kvf_transfer_engine *engine)
 {
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         if (engine->by_bucket[b]->move)
-            return 1;
-    return 0;
+            return true;
+    return false;
 }
 
 static kvf_status place_words(kvf_transfer_engine *engine)
@@ -232,14 +232,14 @@ static kvf_status reserve(kvf_transfer_engine *engine)
         pthread_cond_init(&engine->news, NULL) != 0 ||
         pthread_cond_init(&engine->changed, NULL) != 0)
         KVF_FAIL(device->context, KVF_SYSTEM, "a lock for transfers could not be made");
-    engine->has_locks = 1;
+    engine->has_locks = true;
     KVF_TRY(place_words(engine));
     KVF_TRY(create_events(engine));
     KVF_TRY(open_methods(engine));
     return uses_thread(engine) ? kvf_transfer_thread_start(engine) : KVF_OK;
 }
 
-static int is_in_place(const kvf_transfer_engine *engine)
+static bool is_in_place(const kvf_transfer_engine *engine)
 {
     return !kvf_transfer_moves(kvf_transfer_method(engine));
 }
@@ -328,8 +328,8 @@ void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_sha
 
 /* ---- requests ---- */
 
-/* 1: the device may take requests that are not recorded. */
-static int asks_device(const kvf_transfer_engine *engine)
+/* The device may take requests that are not recorded. */
+static bool asks_device(const kvf_transfer_engine *engine)
 {
     return engine->device_low < engine->device_high;
 }
@@ -373,15 +373,16 @@ static kvf_status submit_recorded(kvf_transfer_engine *engine, const kvf_transfe
     return KVF_OK;
 }
 
-/* *is_recorded: 1 if the stream is being recorded. */
-static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, int *is_recorded)
+/* *is_recorded: the stream is being recorded. */
+static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, bool *is_recorded)
 {
     const kvf_device_ops *ops = engine->device->ops;
-    *is_recorded = ops->is_capturing(stream);
-    if (*is_recorded >= 0)
-        return KVF_OK;
-    KVF_FAIL(engine->device->context, KVF_DEVICE_FAILED,
-             "the device could not say whether a stream is being recorded");
+    const int answer = ops->is_capturing(stream);
+    if (answer < 0)
+        KVF_FAIL(engine->device->context, KVF_DEVICE_FAILED,
+                 "the device could not say whether a stream is being recorded");
+    *is_recorded = answer;
+    return KVF_OK;
 }
 
 /* Errors travel along events, and those of a stream that failed shall not reach the next one. */
@@ -392,7 +393,7 @@ static kvf_status renew_stream(kvf_transfer_engine *engine)
     KVF_TRY(ops->stream_create(engine->device, KVF_PRIORITY_HIGH, &fresh));
     ops->stream_destroy(engine->read_stream);
     engine->read_stream = fresh;
-    engine->is_tainted = 0;
+    engine->is_tainted = false;
     return KVF_OK;
 }
 
@@ -402,7 +403,7 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     *ticket = engine->next_ticket;
     if (is_in_place(engine))
         return KVF_OK;
-    int is_recorded;
+    bool is_recorded = false;
     KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return submit_recorded(engine, request, stream, ticket);
@@ -417,8 +418,8 @@ kvf_status kvf_transfer_submit(kvf_transfer_engine *engine, const kvf_transfer_r
     if (slot->status != KVF_OK && !slot->is_told)
         engine->untold = slot->status;
     slot->status = KVF_OK;
-    slot->is_told = 0;
-    slot->is_copied = 0;
+    slot->is_told = false;
+    slot->is_copied = false;
     slot->ticket = engine->next_ticket;
     slot->request = *request;
     pthread_mutex_unlock(&engine->lock);
@@ -453,7 +454,7 @@ static kvf_status tell(kvf_transfer_engine *engine, kvf_stream *stream)
 {
     const fail_call call = {.stream = stream, .status = engine->untold};
     engine->untold = KVF_OK;
-    engine->is_tainted = 1;
+    engine->is_tainted = true;
     return engine->device->ops->host_call(stream, fail_stream, &call, sizeof call);
 }
 
@@ -463,7 +464,7 @@ kvf_status kvf_transfer_join(kvf_transfer_engine *engine, uint32_t ticket, kvf_s
         return KVF_OK;
     const kvf_device_ops *ops = engine->device->ops;
     kvf_transfer_slot *slot = kvf_transfer_slot_of(engine, ticket);
-    int is_recorded;
+    bool is_recorded = false;
     KVF_TRY(look(engine, stream, &is_recorded));
     if (is_recorded)
         return ops->stream_wait_event(stream, slot->recorded_arrived);
@@ -493,7 +494,7 @@ void kvf_transfer_needs(const kvf_device *device, const kvf_transfer_config *con
     const int shares = shares_memory(device);
     const kvf_transfer_choice choice = resolve(config, shares);
     uint32_t used = 0;
-    int moves = 0;
+    bool moves = false;
     *host_bytes = *device_bytes = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         used |= 1u << choice.method[b];

@@ -42,7 +42,7 @@ typedef struct kvf_transfer_config {
     uint32_t gather_threads; /* >= 1 */
     const uint32_t *gather_cpus;
     uint32_t blocks;               /* of the device that `mapped` takes; 0 = 8 */
-    uint32_t loads_only;           /* 1: `mapped` makes no bulk copies where the device has them */
+    bool loads_only;               /* `mapped` makes no bulk copies where the device has them */
     kvf_host_memory_config memory; /* policy for staging */
     /* Where the pages live, so that workers find an alias's host address;
      * outlives the engine. NULL: aliases are host addresses. */
@@ -85,10 +85,10 @@ const char *kvf_transfer_name(kvf_transfer method);
 
 /* What AUTO stands for where that does not depend on sizes; AUTO where it does. */
 kvf_transfer kvf_transfer_in_force(kvf_transfer method, int shares_memory);
-/* 0: pages are attended where they lie, which needs a device that shares host memory. */
-int kvf_transfer_moves(kvf_transfer method);
-/* 0: needs a thread of the host for every request. */
-int kvf_transfer_can_record(kvf_transfer method);
+/* If not, pages are attended where they lie, which needs a device that shares host memory. */
+bool kvf_transfer_moves(kvf_transfer method);
+/* If not, it needs a thread of the host for every request. */
+bool kvf_transfer_can_record(kvf_transfer method);
 void kvf_transfer_shape_read(const kvf_transfer_engine *engine, kvf_transfer_shape *out);
 
 /*

@@ -39,4 +39,4 @@ static kvf_status batch_move(kvf_transfer_engine *engine, const kvf_transfer_lis
 }
 
 const kvf_transfer_ops kvf_transfer_batch = {
-    .open = batch_open, .move = batch_move, .copies_pages = 1};
+    .open = batch_open, .move = batch_move, .copies_pages = true};

@@ -30,4 +30,4 @@ static void each_shape(const kvf_transfer_config *config, kvf_transfer_shape *ou
 }
 
 const kvf_transfer_ops kvf_transfer_each = {
-    .move = each_move, .shape = each_shape, .copies_pages = 1};
+    .move = each_move, .shape = each_shape, .copies_pages = true};

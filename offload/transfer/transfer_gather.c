@@ -201,12 +201,12 @@ static kvf_status find_sources(const kvf_transfer_engine *engine, gather_method 
     return KVF_OK;
 }
 
-static int are_in_order(void *const *to, uint32_t count, size_t page_bytes)
+static bool are_in_order(void *const *to, uint32_t count, size_t page_bytes)
 {
     for (uint32_t i = 1; i < count; i++)
         if ((char *)to[i] != (char *)to[0] + i * page_bytes)
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* One filled chunk to its slots, on the copy stream. */

@@ -40,9 +40,8 @@ typedef struct kvf_transfer_slot {
     kvf_event *recorded_begin, *recorded_arrived; /* the same in a recording */
     /* guarded by the engine's lock */
     kvf_status status;
-    uint32_t is_told; /* 1: some stream has the status */
-    uint32_t
-        is_copied; /* 1: `sent` stands behind its copies; the thread's until `sent` has grown */
+    bool is_told;   /* some stream has the status */
+    bool is_copied; /* `sent` stands behind its copies; the thread's until `sent` has grown */
 } kvf_transfer_slot;
 
 typedef struct kvf_transfer_counters {
@@ -74,7 +73,7 @@ typedef struct kvf_transfer_ops {
     void (*needs)(const kvf_transfer_config *config, uint64_t *host_bytes, uint64_t *device_bytes);
     /* What of `out` it has. */
     void (*shape)(const kvf_transfer_config *config, kvf_transfer_shape *out);
-    int copies_pages; /* 1: a copy per page costs what a copy costs, however small the page */
+    bool copies_pages; /* a copy per page costs what a copy costs, however small the page */
 } kvf_transfer_ops;
 
 /* KVF_TRANSFER_<NAME> is kvf_transfer_<name>. */
@@ -101,29 +100,28 @@ struct kvf_transfer_engine {
     uint32_t methods;                  /* bit m: method m is open or being opened */
     const kvf_transfer_ops *on_device; /* the method that works there; NULL = none */
     uint32_t device_low, device_high;  /* it takes low <= count < high; equal = none */
-    uint32_t shares;                   /* 1: the host reads the device's memory */
+    bool shares;                       /* the host reads the device's memory */
     kvf_stream *copy_stream;           /* carries the copies of the thread */
     kvf_stream *read_stream;           /* carries the kernels of `on_device` */
     kvf_transfer_slot *slots;          /* [slot_count] */
     uint32_t slot_count;
     uint32_t next_ticket;   /* of the caller */
     uint32_t next_recorded; /* of the caller */
-    uint32_t
-        is_tainted; /* of the caller: read_stream may carry the error of a stream that failed */
+    bool is_tainted; /* of the caller: read_stream may carry the error of a stream that failed */
     kvf_host_memory words; /* one arena; none where the device shares memory */
     kvf_transfer_words *plain_words;
     void *method[KVF_TRANSFER_METHODS]; /* of each method */
     kvf_transfer_counters counters;
 
     pthread_t thread;
-    uint32_t has_locks, has_thread;
+    bool has_locks, has_thread;
     pthread_mutex_t lock;
     pthread_cond_t news;    /* for the thread: a request, a word, the end */
     pthread_cond_t changed; /* for others: `sent` or a done word */
     uint32_t submitted;     /* guarded: tickets below are known to the thread */
     uint32_t sent;          /* guarded: the thread is through with tickets below */
-    uint32_t is_closing;    /* guarded */
-    uint32_t is_asleep;     /* guarded: the thread waits for news */
+    bool is_closing;        /* guarded */
+    bool is_asleep;         /* guarded: the thread waits for news */
     kvf_status untold;      /* guarded: of a request whose slot was used again before a
                                join */
     atomic_uint rung;       /* grows with every word that a stream of the host device wrote */
@@ -137,7 +135,7 @@ static inline kvf_transfer_slot *kvf_transfer_slot_of(kvf_transfer_engine *engin
     return &engine->slots[ticket & (engine->slot_count - 1)];
 }
 
-static inline int kvf_transfer_is_done(const kvf_transfer_slot *slot, uint32_t ticket)
+static inline bool kvf_transfer_is_done(const kvf_transfer_slot *slot, uint32_t ticket)
 {
     return (int32_t)(kvf_word_load(&slot->words->done) - ticket) >= 0;
 }

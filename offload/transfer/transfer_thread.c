@@ -88,7 +88,7 @@ static void await_done(const void *raw, uint32_t task)
         pthread_cond_wait(&engine->changed, &engine->lock);
     if (slot->ticket == call->ticket) {
         status = slot->status;
-        slot->is_told = 1;
+        slot->is_told = true;
     }
     if (status == KVF_OK) {
         status = engine->untold;
@@ -134,8 +134,8 @@ kvf_status kvf_transfer_thread_call(kvf_transfer_engine *engine, kvf_transfer_sl
 
 /* Under the lock: the thread is through with the request; where functions in streams tell of the
  * last byte, that has arrived, too. */
-static int is_sent(const kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                   uint32_t ticket)
+static bool is_sent(const kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                    uint32_t ticket)
 {
     return (int32_t)(engine->sent - ticket) > 0 &&
            (!engine->shares || kvf_transfer_is_done(slot, ticket));
@@ -173,7 +173,7 @@ kvf_status kvf_transfer_thread_join(kvf_transfer_engine *engine, kvf_transfer_sl
         return ops->host_call(stream, await_done, &call, sizeof call);
     }
     KVF_TRY(await_sent(engine, slot, ticket));
-    uint32_t is_copied = 0;
+    bool is_copied = false;
     pthread_mutex_lock(&engine->lock);
     kvf_status status = engine->untold;
     engine->untold = KVF_OK;
@@ -195,7 +195,7 @@ int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transf
 {
     pthread_mutex_lock(&engine->lock);
     const int is_through = is_sent(engine, slot, ticket);
-    const int is_copied = is_through && slot->is_copied; /* before, it is the thread's */
+    const bool is_copied = is_through && slot->is_copied; /* before, it is the thread's */
     pthread_mutex_unlock(&engine->lock);
     return is_copied ? engine->device->ops->event_is_done(slot->sent) : is_through;
 }
@@ -205,7 +205,7 @@ kvf_status kvf_transfer_thread_wait(kvf_transfer_engine *engine, kvf_transfer_sl
 {
     KVF_TRY(await_sent(engine, slot, ticket));
     pthread_mutex_lock(&engine->lock);
-    const int is_copied = slot->ticket == ticket && slot->is_copied;
+    const bool is_copied = slot->ticket == ticket && slot->is_copied;
     pthread_mutex_unlock(&engine->lock);
     return is_copied ? engine->device->ops->event_wait(slot->sent) : KVF_OK;
 }
@@ -218,20 +218,20 @@ static void pause_ns(uint64_t ns)
     nanosleep(&time, NULL);
 }
 
-static int is_asked(const kvf_transfer_slot *slot, uint32_t ticket)
+static bool is_asked(const kvf_transfer_slot *slot, uint32_t ticket)
 {
     return (int32_t)(kvf_word_load(&slot->words->request) - ticket) >= 0;
 }
 
-/* 1 if nothing will come any more: the engine closes and the device is gone. */
-static int is_lost(kvf_transfer_engine *engine, uint64_t *look_at)
+/* Whether nothing will come any more: the engine closes and the device is gone. */
+static bool is_lost(kvf_transfer_engine *engine, uint64_t *look_at)
 {
     uint64_t now = kvf_now_ns();
     if (now < *look_at)
-        return 0;
+        return false;
     *look_at = now + LOST_NS;
     pthread_mutex_lock(&engine->lock);
-    uint32_t is_closing = engine->is_closing;
+    bool is_closing = engine->is_closing;
     pthread_mutex_unlock(&engine->lock);
     return is_closing && engine->device->ops->stream_wait(engine->copy_stream) != KVF_OK;
 }
@@ -249,10 +249,10 @@ static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *s
             continue;
         if (engine->shares) {
             pthread_mutex_lock(&engine->lock);
-            engine->is_asleep = 1;
+            engine->is_asleep = true;
             while (!is_asked(slot, ticket))
                 pthread_cond_wait(&engine->news, &engine->lock);
-            engine->is_asleep = 0;
+            engine->is_asleep = false;
             pthread_mutex_unlock(&engine->lock);
         } else if (is_lost(engine, &look_at)) {
             return 0;
@@ -289,7 +289,7 @@ static kvf_status send_request(kvf_transfer_engine *engine, kvf_transfer_slot *s
     kvf_transfer_count(&engine->counters.bytes, (uint64_t)list->count * engine->config.page_bytes);
     if (!engine->shares) {
         KVF_TRY(ops->event_record(slot->sent, engine->copy_stream));
-        slot->is_copied = 1; /* others read it once `sent` has grown */
+        slot->is_copied = true; /* others read it once `sent` has grown */
         return KVF_OK;
     }
     word_call call = {.engine = engine, .slot = slot, .ticket = ticket};
@@ -329,11 +329,11 @@ static void *thread_main(void *argument)
     (void)prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
     for (;;) {
         pthread_mutex_lock(&engine->lock);
-        engine->is_asleep = 1;
+        engine->is_asleep = true;
         while (engine->submitted == ticket && !engine->is_closing)
             pthread_cond_wait(&engine->news, &engine->lock);
-        engine->is_asleep = 0;
-        int is_over = engine->submitted == ticket;
+        engine->is_asleep = false;
+        bool is_over = engine->submitted == ticket;
         pthread_mutex_unlock(&engine->lock);
         if (is_over)
             break;
@@ -357,7 +357,7 @@ kvf_status kvf_transfer_thread_start(kvf_transfer_engine *engine)
     engine->submitted = engine->sent = engine->next_ticket;
     KVF_TRY(kvf_thread_start(engine->device->context, &engine->thread, "kvf-transfer",
                              cpus ? (int64_t)cpus[0] : -1, thread_main, engine));
-    engine->has_thread = 1;
+    engine->has_thread = true;
     return KVF_OK;
 }
 
@@ -366,9 +366,9 @@ void kvf_transfer_thread_stop(kvf_transfer_engine *engine)
     if (!engine->has_thread)
         return;
     pthread_mutex_lock(&engine->lock);
-    engine->is_closing = 1;
+    engine->is_closing = true;
     pthread_cond_broadcast(&engine->news);
     pthread_mutex_unlock(&engine->lock);
     pthread_join(engine->thread, NULL);
-    engine->has_thread = 0;
+    engine->has_thread = false;
 }
