@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry in vLLM: an attention backend whose keys and values are pages in host memory.
+
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvferry": {"budget": 512}}'
+
+vLLM finds `register` by the entry point vllm.general_plugins and calls it in every process. Nothing
+changes for an engine that does not ask for the backend CUSTOM. docs/vllm.md says what to set and what
+is refused.
+"""
+
+# The platform of CPUs does not ask for CUSTOM: what it asks for is looked up in cpu.py.
+_OF_CPUS = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
+
+
+def register() -> None:
+    """Tell vLLM where the backend is. May be called twice."""
+    from vllm.platforms import current_platform # pylint: disable=import-outside-toplevel
+    from vllm.v1.attention.backends.registry import ( # pylint: disable=import-outside-toplevel
+        AttentionBackendEnum, register_backend)
+    register_backend(AttentionBackendEnum.CUSTOM, __name__ + ".backend.Backend")
+    if current_platform.is_cpu():
+        for name in _OF_CPUS:
+            register_backend(AttentionBackendEnum[name], "%s.cpu.%s" % (__name__, name))
