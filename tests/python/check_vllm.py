@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry in vLLM: tokens of a small random model and of a real one against those of vLLM alone.
+
+Every engine is a process of its own. With a budget for the whole context nothing may differ, whatever
+the scheduler does. KVF_HF_MODEL is the folder of the real model, KVF_COMMAND the command of kvferry.
+
+usage: check_vllm.py [TEST...]     ./dev vllm makes the environment and runs it
+"""
+import concurrent.futures
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+VOCABULARY = 160
+LENGTHS = (1, 2, 31, 32, 33, 64, 100, 150, 200, 257, 400, 511)
+NEW = 24
+FULL = 2048
+LIMIT = 900 # seconds for an engine, on a machine that does other things
+FOLDER = tempfile.TemporaryDirectory(prefix="kvferry-vllm-")
+
+
+def make_model(folder):
+    """A random Llama, and variants of its configuration that are refused."""
+    import torch
+    import transformers
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=FULL,
+        pad_token_id=0, eos_token_id=None, bos_token_id=1)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@functools.lru_cache(maxsize=None)
+def small_model():
+    folder = os.path.join(FOLDER.name, "small")
+    make_model(folder)
+    return folder
+
+
+def variant(name, **fields):
+    """The small model as something else; its weights are not loaded."""
+    folder = os.path.join(FOLDER.name, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(small_model(), "config.json"), encoding="utf-8") as text:
+        config = json.load(text)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+        json.dump({**config, **fields}, out)
+    return folder
+
+
+def prompts():
+    import torch
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+# ---- an engine: a process that reads what to do, and writes what came of it ----
+
+def counters(llm):
+    return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+
+
+def sampling(**fields):
+    from vllm import SamplingParams
+    return SamplingParams(**{"temperature": 0, "max_tokens": NEW, "ignore_eos": True,
+                             "detokenize": False, **fields})
+
+
+def do_answer(llm, ids, **fields):
+    """Tokens of every prompt, and how many of them came from the prefix cache."""
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], sampling(**fields), use_tqdm=False)
+    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
+            "cached": [one.num_cached_tokens for one in made]}
+
+
+def do_abort(llm, ids, every):
+    """Requests that come and go: every so many are dropped while they run. Tokens of the others."""
+    engine, done = llm.llm_engine, {}
+    for number, prompt in enumerate(ids):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling())
+    passes = 0
+    while engine.has_unfinished_requests():
+        for one in engine.step():
+            if one.finished:
+                done[int(one.request_id)] = list(one.outputs[0].token_ids)
+        passes += 1
+        if passes % 3 == 0:
+            engine.abort_request([str(passes // 3 * every)])
+    return {"tokens": [done.get(number) for number in range(len(ids))]}
+
+
+def refused(settings):
+    """Why an engine does not start."""
+    from vllm import LLM
+    try:
+        LLM(**settings)
+    except Exception as error: # pylint: disable=broad-exception-caught
+        return str(error)
+    return "it starts"
+
+
+def engine_main(path):
+    from vllm import LLM
+    with open(path, encoding="utf-8") as text:
+        job = json.load(text)
+    told = {"refused": [refused(settings) for settings in job["refused"]]}
+    if job["calls"]:
+        llm = LLM(**job["engine"])
+        told["results"] = [globals()["do_" + name](llm, *given, **named)
+                           for name, given, named in job["calls"]]
+        told["counters"] = counters(llm)
+        llm.llm_engine.engine_core.shutdown()
+    with open(path + ".out", "w", encoding="utf-8") as out:
+        json.dump(told, out)
+
+
+def settings_of(ours, **changes):
+    settings = {"model": small_model(), "enforce_eager": True, "dtype": "float32", "block_size": 32,
+                "num_gpu_blocks_override": 301, "skip_tokenizer_init": True, "max_num_seqs": 12,
+                "max_num_batched_tokens": 2048, "max_model_len": FULL, "seed": 0,
+                "gpu_memory_utilization": 0.1, "disable_log_stats": False}
+    if ours is not None:
+        settings.update(attention_backend="CUSTOM", additional_config={"kvferry": ours})
+    settings.update(changes)
+    return settings
+
+
+def environment(several=False):
+    env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_PLUGINS="kvferry",
+               VLLM_ENABLE_V1_MULTIPROCESSING="1" if several else "0", OMP_WAIT_POLICY="passive")
+    if several:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    return env
+
+
+class Engine:
+    """What an engine answered, why others did not start, and the log."""
+
+    def __init__(self, calls, ours=None, several=False, refused=(), **changes): # pylint: disable=redefined-outer-name
+        handle, path = tempfile.mkstemp(dir=FOLDER.name)
+        with os.fdopen(handle, "w") as out:
+            json.dump({"engine": settings_of(ours, **changes), "calls": calls,
+                       "refused": [settings_of({"budget": FULL}, **one) for one in refused]}, out)
+        done = subprocess.run([sys.executable, os.path.abspath(__file__), "--engine", path],
+                              env=environment(several), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+        self.log, self.rc = done.stdout, done.returncode
+        told = {}
+        if os.path.exists(path + ".out"):
+            with open(path + ".out", encoding="utf-8") as text:
+                told = json.load(text)
+        self.results, self.counters = told.get("results", []), told.get("counters", {})
+        self.refused = told.get("refused", [])
+
+
+def answer(ids, **fields):
+    return ("answer", [ids], fields)
+
+
+def three_of_each():
+    return answer(prompts()[-3:], n=3, temperature=1.0, seed=5)
+
+
+@functools.lru_cache(maxsize=None)
+def vllm_alone():
+    engine = Engine([answer(prompts()), three_of_each()])
+    assert engine.rc == 0, engine.log[-4000:]
+    return engine
+
+
+def stock():
+    """What vLLM answers to the prompts, with room and time for all of them."""
+    return vllm_alone().results[0]["tokens"]
+
+
+class Case(unittest.TestCase):
+    maxDiff = 400
+
+    def ran(self, engine):
+        self.assertEqual(engine.rc, 0, engine.log[-4000:])
+        return engine
+
+    def ours(self, calls, **changes):
+        engine = self.ran(Engine(calls, {"budget": FULL}, **changes))
+        self.assertRegex(engine.log, r"kvferry 0\.\d+\.\d+ on .*: budget 2048, pages of 4 tokens")
+        return engine
+
+
+class SameTokens(Case):
+    def test_a_batch_and_equal_beginnings(self):
+        """Twelve prompts at once; then the same again, of which nothing comes from a prefix cache."""
+        twice = prompts()[-3:]
+        engine = self.ours([answer(prompts()), answer(twice + twice), three_of_each()])
+        plain, again, thrice = engine.results
+        self.assertEqual(plain["tokens"], stock())
+        self.assertEqual(again["tokens"], stock()[-3:] * 2)
+        self.assertEqual(again["cached"], [0] * 6)
+        self.assertEqual(thrice["tokens"], vllm_alone().results[1]["tokens"])
+        self.assertRegex(engine.log, r"300 blocks of 32, 9600 tokens fit")
+
+    def test_chunks_preemptions_and_aborts(self):
+        """Prompts in pieces of 64 tokens, fewer blocks than requests want, requests that go away."""
+        many = [prompts()[i % 12] for i in range(60)]
+        engine = self.ours([answer(prompts()), ("abort", [many], {"every": 4})],
+                           max_num_batched_tokens=64, num_gpu_blocks_override=41, max_model_len=1024)
+        self.assertEqual(engine.results[0]["tokens"], stock())
+        self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
+        told = engine.results[1]["tokens"]
+        self.assertGreater(sum(one is None for one in told), 5)
+        for number, tokens in enumerate(told):
+            if tokens is not None:
+                self.assertEqual([tokens], stock()[number % 12], number)
+
+    def test_drafts(self):
+        """Candidates from the prompt: some are taken, the others are taken back."""
+        engine = self.ours([answer(prompts(), max_tokens=64)], speculative_config={
+            "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
+            "prompt_lookup_min": 1})
+        self.assertEqual([[one[0][:NEW]] for one in engine.results[0]["tokens"]], stock())
+        told = engine.counters
+        self.assertGreater(told["vllm:spec_decode_num_accepted_tokens"], 0)
+        self.assertGreater(told["vllm:spec_decode_num_draft_tokens"],
+                           told["vllm:spec_decode_num_accepted_tokens"])
+
+    def test_compiled(self):
+        engine = self.ours([answer(prompts())], enforce_eager=False,
+                           compilation_config={"mode": 2, "backend": "eager"})
+        self.assertEqual(engine.results[0]["tokens"], stock())
+
+    def test_two_ranks(self):
+        """Heads over two processes, then layers."""
+        for name, changes in (("tensor_parallel_size", {}), ("pipeline_parallel_size", {
+                "enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}})):
+            with self.subTest(name):
+                engine = self.ours([answer(prompts())], several=True, **{name: 2}, **changes)
+                self.assertEqual(engine.results[0]["tokens"], stock())
+                self.assertEqual(engine.log.count("kvferry 0."), 2)
+
+    def test_settings_of_the_environment(self):
+        os.environ["KVFERRY_PAGE_SIZE"] = "8"
+        self.addCleanup(os.environ.pop, "KVFERRY_PAGE_SIZE")
+        mask = os.path.join(FOLDER.name, "mask.tsv")
+        with open(mask, "w", encoding="utf-8") as out:
+            out.write("1\t1\t1\t1\n" * 3 + "1\t0\t1\t0\n")
+        with tempfile.TemporaryDirectory() as folder:
+            engine = self.ran(Engine([answer(prompts())], {
+                "budget": FULL, "head_mask": mask, "streaming_recent": FULL, "disk": folder,
+                "disk_bytes": "64MiB", "host_memory": "8MiB", "log_interval": 0.01}))
+        self.assertEqual(engine.results[0]["tokens"], stock())
+        self.assertRegex(engine.log, "pages of 8 tokens, .*head mask; .*disk [0-9]+ MiB")
+        self.assertRegex(engine.log, "sequences with .* tokens attended per KV head and step")
+
+    def test_without_custom_nothing_is_kvferry_s(self):
+        self.assertNotIn("kvferry 0.", vllm_alone().log)
+
+
+class Budget(Case):
+    def test_a_small_budget_is_the_command_s(self):
+        import transformers
+        model = os.environ["KVF_HF_MODEL"]
+        with open(os.path.join(os.path.dirname(__file__), "..", "..", "CONTRIBUTING.md"),
+                  encoding="utf-8") as text:
+            ids = transformers.AutoTokenizer.from_pretrained(model)(text.read()).input_ids[:2000]
+        engine = self.ran(Engine([answer([ids], max_tokens=40)], {"budget": 512}, model=model,
+                                 max_num_batched_tokens=512))
+        given, told = (os.path.join(FOLDER.name, name) for name in ("prompt", "told"))
+        with open(given, "w", encoding="utf-8") as out:
+            out.write(" ".join(map(str, ids)))
+        subprocess.run([os.environ["KVF_COMMAND"], "run", "--model", model, "--token-ids", given,
+                        "--tokens", "40", "--ignore-eos", "--emit-ids", told],
+                       capture_output=True, check=True)
+        with open(told, encoding="utf-8") as ids_told:
+            wanted = [int(line) for line in ids_told]
+        self.assertEqual(engine.results[0]["tokens"], [[wanted]])
+
+
+class Refusals(Case):
+    """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
+
+    def test_what_is_not_supported(self):
+        sliding = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", use_sliding_window=True,
+                       sliding_window=24, max_window_layers=2)
+        wanted = {
+            "KV connectors": {"kv_transfer_config": {
+                "kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "kv_cache_dtype = fp8": {"kv_cache_dtype": "fp8"},
+            "sliding window": {"model": variant("sliding", **sliding), "load_format": "dummy"},
+            "no setting budgets: did you mean budget": {
+                "additional_config": {"kvferry": {"budgets": 5}}},
+            "num_gpu_blocks_override = 301: pages of 300 blocks take": {
+                "additional_config": {"kvferry": {"host_memory": "1MiB"}}}}
+        engine = self.ran(Engine([], refused=list(wanted.values())))
+        for text, told in zip(wanted, engine.refused):
+            with self.subTest(text):
+                self.assertIn(text, told)
+
+
+class Server(Case):
+    """A real server, asked by the client of OpenAI as people do."""
+
+    @classmethod
+    def setUpClass(cls):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            cls.port = s.getsockname()[1]
+        cls.log = os.path.join(FOLDER.name, "server.txt")
+        with open(cls.log, "w", encoding="utf-8") as out:
+            cls.server = subprocess.Popen(
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
+                 os.environ["KVF_HF_MODEL"], "--served-model-name", "small", "--port", str(cls.port),
+                 "--attention-backend", "CUSTOM", "--additional-config",
+                 json.dumps({"kvferry": {"budget": 512, "host_memory": "512MiB", "log_interval": 1}}),
+                 "--dtype", "float32", "--max-num-seqs", "8", "--max-model-len", "4096",
+                 "--enforce-eager", "--gpu-memory-utilization", "0.2"],
+                env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end and cls.server.poll() is None:
+            try:
+                urllib.request.urlopen("http://127.0.0.1:%d/health" % cls.port, timeout=5)
+                break
+            except OSError:
+                time.sleep(1)
+        import openai
+        cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.port, api_key="none",
+                                   timeout=LIMIT, max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.server.send_signal(signal.SIGTERM)
+        try:
+            cls.server.wait(60)
+        except subprocess.TimeoutExpired:
+            cls.server.kill()
+
+    def text_of_log(self):
+        with open(self.log, encoding="utf-8") as text:
+            return text.read()
+
+    def ask(self, number, tokens=16, **fields):
+        told = self.client.completions.create(model="small", temperature=0, max_tokens=tokens,
+                                              prompt="%d and %d make" % (number, number), **fields)
+        return told if fields.get("stream") else told.choices[0].text
+
+    def test_first_line(self):
+        self.assertRegex(self.text_of_log(), r"kvferry 0\.\d+\.\d+ on .*: budget 512, .*"
+                         r"host memory \d+ MiB, device memory \d+ MiB")
+
+    def test_chat(self):
+        told = self.client.chat.completions.create(
+            model="small", temperature=0, max_tokens=16,
+            messages=[{"role": "user", "content": "What is the capital of France?"}])
+        self.assertIn("Paris", told.choices[0].message.content)
+
+    def test_stream_is_the_answer(self):
+        parts = [part.choices[0].text for part in self.ask(3, stream=True)]
+        self.assertGreater(len(parts), 3)
+        self.assertEqual("".join(parts), self.ask(3))
+
+    def test_many_at_once(self):
+        """Rows of a batch round as they please, so the beginnings must agree, not every token."""
+        alone = [self.ask(number, 4) for number in range(4)]
+        with concurrent.futures.ThreadPoolExecutor(32) as threads:
+            together = list(threads.map(lambda number: self.ask(number % 4, 4), range(32)))
+        self.assertEqual(together, alone * 8)
+
+    def test_a_client_goes_away(self):
+        told = self.ask(5, 2000, stream=True, extra_body={"ignore_eos": True})
+        next(iter(told))
+        told.close()
+        self.assertEqual(self.ask(6, 4), self.ask(6, 4))
+        end = time.monotonic() + 120
+        while self.running() and time.monotonic() < end:
+            time.sleep(0.5)
+        self.assertEqual(self.running(), 0)
+
+    def running(self):
+        with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.port, timeout=30) as got:
+            lines = got.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines
+                   if line.startswith("vllm:num_requests_running"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--engine"]:
+        engine_main(sys.argv[2])
+    else:
+        unittest.main(argv=["check_vllm"] + sys.argv[1:], verbosity=2)

