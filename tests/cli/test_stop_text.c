@@ -35,7 +35,6 @@ static const char *shown(const kvf_text *text)
 
 static void holds_back_what_may_begin_a_stop(void **state)
 {
-    (void)state;
     const cli_stop_texts stop = {.texts = {"\nUser:", "END"}, .count = 2};
     cli_stop_filter filter = {.stop = &stop};
     kvf_text out = {0};
@@ -56,7 +55,6 @@ static void holds_back_what_may_begin_a_stop(void **state)
 
 static void gives_the_rest_at_the_end(void **state)
 {
-    (void)state;
     const cli_stop_texts stop = {.texts = {"END"}, .count = 1}, none = {.count = 0};
     cli_stop_filter filter = {.stop = &stop}, open = {.stop = &none};
     kvf_text out = {0};
@@ -90,7 +88,6 @@ static size_t pass_of(const cli_stop_texts *stop, const char *text, size_t size)
 
 static void cuts_do_not_matter(void **state)
 {
-    (void)state;
     uint64_t random = 11;
     uint32_t stopped = 0;
     for (uint32_t round = 0; round < 2000; round++) {

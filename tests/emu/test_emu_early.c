@@ -15,7 +15,6 @@
  * that is old in one replay of two. */
 static void test_early_start(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     uint32_t *x = rig_pinned(1), *y = rig_pinned(1), *right = rig_pinned(1), *wrong = rig_pinned(1);
     rig_capture_begin(stream);
@@ -45,7 +44,6 @@ static void test_early_start(void **state)
 /* Behind a join a kernel does not start early, and a launch that would is refused. */
 static void test_early_start_behind_a_join(void **state)
 {
-    (void)state;
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t fork = rig_event(), done = rig_event();
     uint32_t *x = rig_pinned(3), *y = rig_pinned(1);

@@ -118,7 +118,6 @@ static void close_machine(machine *m)
 
 static void test_replay(void **state)
 {
-    (void)state;
     for (uint32_t seed = 0; seed < 4; seed++) {
         machine m;
         uint64_t random = seed + 1;
@@ -151,7 +150,6 @@ static void test_replay(void **state)
 /* Launches of one graph on several streams do not overlap, and each goes in its stream's order. */
 static void test_launches_in_order(void **state)
 {
-    (void)state;
     set_delays(3);
     cudaStream_t a = rig_stream(), b = rig_stream();
     uint32_t *cell = rig_memory(BYTES), *zeros = rig_memory(BYTES), *seen = rig_pinned(WORDS);
@@ -189,7 +187,6 @@ static void test_launches_in_order(void **state)
  * side, whatever the order of recording. */
 static void test_words_in_graph(void **state)
 {
-    (void)state;
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *words = rig_pinned(4);
@@ -225,7 +222,6 @@ static void test_words_in_graph(void **state)
 
 static void test_unjoined(void **state)
 {
-    (void)state;
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *memory = rig_memory(BYTES);
@@ -265,7 +261,6 @@ static void test_unjoined(void **state)
 
 static void test_refused_calls(void **state)
 {
-    (void)state;
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t outside = rig_event(), inside = rig_event();
     uint32_t *memory = rig_memory(BYTES), host[WORDS];
@@ -339,7 +334,6 @@ static void *call_elsewhere(void *raw)
 /* What another thread may do depends on the mode. */
 static void test_modes(void **state)
 {
-    (void)state;
     elsewhere e = {.event = rig_event(), .stream = rig_stream()};
     uint32_t *memory = rig_memory(BYTES);
     pthread_t thread;
@@ -388,7 +382,6 @@ static int is_reversed(const uint32_t *seen, const uint32_t *from)
 
 static void test_batch(void **state)
 {
-    (void)state;
     set_delays(5);
     cudaStream_t stream = rig_stream();
     uint32_t *from = rig_pinned(WORDS), *to = rig_pinned(WORDS);
@@ -429,7 +422,6 @@ static void test_batch(void **state)
 
 static void test_batch_arguments(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     uint32_t *memory = rig_memory(BYTES);
     void *to[2] = {memory, memory + 4};
@@ -460,7 +452,6 @@ static void test_batch_arguments(void **state)
 /* The driver's form of 12.8 and that of 13.0, by version; neither before 12.8. */
 static void test_driver_symbols(void **state)
 {
-    (void)state;
     kvf_emu_config config;
     void *old = NULL, *new_form = NULL;
     enum cudaDriverEntryPointQueryResult result;
@@ -549,7 +540,6 @@ static void check_product(cublasHandle_t handle, cudaStream_t stream, cudaDataTy
 
 static void test_products(void **state)
 {
-    (void)state;
     const cudaDataType types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
     cudaStream_t stream = rig_stream();
     cublasHandle_t handle;

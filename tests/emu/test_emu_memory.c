@@ -16,7 +16,6 @@
 
 static void test_bounds(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     char *memory = rig_memory(1000), host[1000], *end = memory + 1000;
     uint32_t poison;
@@ -52,7 +51,6 @@ static void test_bounds(void **state)
 
 static void test_limits(void **state)
 {
-    (void)state;
     kvf_emu_config config;
     kvf_emu_get_config(&config);
     config.memory_bytes = 10000;
@@ -83,7 +81,6 @@ static void test_limits(void **state)
 
 static void test_registration(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     char *host = malloc(16384), *memory = rig_memory(16384);
     void *alias = NULL;
@@ -123,7 +120,6 @@ static void test_registration(void **state)
 
 static void test_devices(void **state)
 {
-    (void)state;
     kvf_emu_config config;
     struct cudaDeviceProp properties;
     int value = -1;
@@ -173,7 +169,6 @@ static void test_devices(void **state)
 
 static void test_handles(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream(), gone = rig_stream();
     cudaEvent_t event = rig_event();
     OK(cudaStreamDestroy(gone));
@@ -199,7 +194,6 @@ static void CUDART_CB set_flag(void *flag)
  * back is given back. */
 static void test_lost_device(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *word = rig_pinned(1);
@@ -226,7 +220,6 @@ static void test_lost_device(void **state)
 
 static void test_counts(void **state)
 {
-    (void)state;
     const char *names[32];
     uint64_t calls[32];
     cudaStream_t stream = rig_stream();
@@ -308,7 +301,6 @@ static cudaError_t everything(void)
 
 static void test_fault_at_every_call(void **state)
 {
-    (void)state;
     for (int is_sticky = 0; is_sticky <= 1; is_sticky++) {
         uint32_t nth = 0;
         for (;;) {
@@ -331,7 +323,6 @@ static void test_fault_at_every_call(void **state)
 
 static void test_fault_by_name(void **state)
 {
-    (void)state;
     void *memory;
     kvf_emu_fail_call("cudaMalloc", 2, cudaErrorMemoryAllocation, 0);
     OK(cudaGetDevice(&(int){0}));

@@ -116,7 +116,6 @@ static void run_on_streams(const step *program, uint32_t *cells, uint32_t seed)
 
 static void test_random_program(void **state)
 {
-    (void)state;
     for (uint32_t seed = 1; seed <= 3; seed++) {
         uint64_t random = seed;
         step program[PROGRAM];
@@ -139,7 +138,6 @@ static void test_random_program(void **state)
 /* A wait is for the record that was last before it, whatever is recorded later. */
 static void test_event_snapshot(void **state)
 {
-    (void)state;
     cudaStream_t held = rig_stream(), free_stream = rig_stream(), waits = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *words = rig_pinned(2);
@@ -172,7 +170,6 @@ static void test_event_snapshot(void **state)
 /* More records of one event than it has slots, on two streams in turn. */
 static void test_event_reused(void **state)
 {
-    (void)state;
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
     uint32_t *cell = rig_memory(CELL_BYTES), expected[CELL_WORDS] = {0}, seen[CELL_WORDS];
@@ -197,7 +194,6 @@ static void test_event_reused(void **state)
 
 static void test_elapsed_time(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     cudaEvent_t from, to, untimed = rig_event();
     uint32_t *word = rig_pinned(1);
@@ -244,7 +240,6 @@ static void CUDART_CB call_cuda(void *raw)
 
 static void test_host_functions(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     call_seen seen;
     OK(cudaLaunchHostFunc(stream, call_cuda, &seen));
@@ -260,7 +255,6 @@ static void test_host_functions(void **state)
 /* Work that was queued still happens after its stream is gone. */
 static void test_destroy_is_not_a_wait(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     uint32_t *words = rig_pinned(2);
     OK(rig_wait_word(stream, &words[0], 1));
@@ -283,7 +277,6 @@ static void *open_gate(void *word)
 
 static void test_full_queue(void **state)
 {
-    (void)state;
     kvf_emu_config config;
     kvf_emu_get_config(&config);
     config.queue_entries = 16;
@@ -309,7 +302,6 @@ static void test_full_queue(void **state)
 /* 400 entries: about 100 pauses of 100 us on average. */
 static void test_delays(void **state)
 {
-    (void)state;
     kvf_emu_config config;
     kvf_emu_get_config(&config);
     config.delay_seed = 11;
@@ -328,7 +320,6 @@ static void test_delays(void **state)
 /* The default stream of cudaMemcpy and cudaMemset: blocking streams are ordered against it. */
 static void test_legacy_order(void **state)
 {
-    (void)state;
     cudaStream_t blocking;
     OK(cudaStreamCreate(&blocking));
     uint32_t *word = rig_pinned(1), *memory = rig_memory(64), seen[16];
@@ -352,7 +343,6 @@ static void test_legacy_order(void **state)
  * enqueued: a wait for a word holds up the write behind it, though that is another stream's. */
 static void test_connections(void **state)
 {
-    (void)state;
     kvf_emu_config c;
     kvf_emu_get_config(&c);
     for (c.connections = 0; c.connections < 2; c.connections++) {
@@ -380,7 +370,6 @@ static void test_connections(void **state)
  * a list allows all there is, whoever did so before, and nobody takes it away. */
 static void test_shared_memory(void **state)
 {
-    (void)state;
     cudaStream_t stream = rig_stream();
     uint32_t *word = rig_pinned(1);
     int most;

@@ -122,7 +122,6 @@ static void check_render(const kvf_chat *chat, const json_value *expected, const
 
 static void renders_as_transformers(void **state)
 {
-    (void)state;
     goldens g = open_goldens();
     uint32_t checked = 0;
     const json_value *templates = json_get(g.root, "templates");
@@ -147,7 +146,6 @@ static void renders_as_transformers(void **state)
 
 static void speaks_the_language(void **state)
 {
-    (void)state;
     goldens g = open_goldens();
     const json_value *snippets = json_get(g.root, "snippets");
     for (const json_value *s = json_first(snippets); s; s = json_next(snippets, s)) {
@@ -177,7 +175,6 @@ static void expect_text(const char *source, const char *message, const char *exp
 
 static void reads_a_list_once(void **state)
 {
-    (void)state;
     expect_text("{% set n = namespace(x=0) %}"
                 "{% macro f() %}{% set n.x = n.x + 1 %}{{ n.x }}{% endmacro %}"
                 "{{ (f(), 2)[0] }}{{ ((f(), 1), 2)[0][0] }}{{ (f(),)|length }}{{ n.x }}",
@@ -187,7 +184,6 @@ static void reads_a_list_once(void **state)
 /* A long text with many matches stays within the memory of a template. */
 static void replaces_in_a_long_text(void **state)
 {
-    (void)state;
     enum { LINES = 20000 };
     char *lines = malloc(4 * LINES + 1), *words = malloc(5 * LINES + 1);
     assert_true(lines && words);
@@ -203,7 +199,6 @@ static void replaces_in_a_long_text(void **state)
 
 static void gives_the_ids_of_tokenizers(void **state)
 {
-    (void)state;
     goldens g = open_goldens();
     const json_value *rows = json_get(g.root, "ids");
     for (const json_value *r = json_first(rows); r; r = json_next(rows, r)) {
@@ -243,7 +238,6 @@ static bool is_plain(const kvf_chat *chat)
 
 static void formats_by_name_equal_their_family(void **state)
 {
-    (void)state;
     goldens g = open_goldens();
     uint32_t checked = 0;
     const json_value *templates = json_get(g.root, "templates");
@@ -274,7 +268,6 @@ static void formats_by_name_equal_their_family(void **state)
 
 static void every_name_has_a_format(void **state)
 {
-    (void)state;
 #define NAME(name) name,
     static const char *const names[] = {KVF_CHAT_FORMAT_LIST(NAME)};
     static const char *const opened[] = {"<|assistant|>\n", "<|im_start|>assistant<|im_sep|>"};
@@ -306,8 +299,6 @@ static kvf_status render_row(void *user, char *change, size_t size, kvf_error *e
     const kvf_chat_format format = {.source = change};
     const kvf_chat chat = {.format = &format, .messages = list, .count = 3};
     kvf_text text = {0};
-    (void)user;
-    (void)size;
     assert_int_equal(kvf_text_append(NULL, &text, "kept", 4, error), KVF_OK);
     const kvf_status status = kvf_chat_render(&chat, NULL, &text, error);
     assert_string_equal(text.bytes, "kept");
@@ -318,7 +309,6 @@ static kvf_status render_row(void *user, char *change, size_t size, kvf_error *e
 /* What is not known, broken, or without bounds. */
 static void refuses_templates(void **state)
 {
-    (void)state;
     refusals_check(&(refusals){.path = "tests/model/chat.refusals", .call = render_row});
     const kvf_chat_format format = {.source = ""};
     const kvf_chat none = {.format = &format};
@@ -329,7 +319,6 @@ static void refuses_templates(void **state)
 
 static void survives_failing_allocation(void **state)
 {
-    (void)state;
     goldens g = open_goldens();
     kvf_chat_message messages[MESSAGES_MAX];
     kvf_chat chat = chat_of(&g, 4, messages);
@@ -357,7 +346,6 @@ static void survives_failing_allocation(void **state)
 
 static void refuses_broken_text(void **state)
 {
-    (void)state;
     const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff"}};
     const kvf_chat chat = {.format = kvf_chat_format_find("chatml"), .messages = list, .count = 1};
     kvf_tokenizer *tokenizer = open_golden("llama3");
@@ -372,7 +360,6 @@ static void refuses_broken_text(void **state)
 
 static void checks_markers(void **state)
 {
-    (void)state;
     kvf_tokenizer *tokenizer = open_golden("llama3");
     kvf_error error = {0};
     uint32_t end, eot;
@@ -422,7 +409,6 @@ static void expect_source(const char *folder, const char *source)
 
 static void finds_the_template(void **state)
 {
-    (void)state;
     static const char config[] = "tokenizer_config.json";
     char *folder = fixture_directory_create();
     kvf_chat_source found;
@@ -457,7 +443,6 @@ static void finds_the_template(void **state)
 
 static void finds_the_template_of_a_gguf_file(void **state)
 {
-    (void)state;
     static const char *const tokens[] = {"a", "<s>", "</s>"};
     char *folder = fixture_directory_create(), path[1024];
     gguf_image image = {0};

@@ -156,7 +156,6 @@ static void plain_logits(float *logits)
  * bits; other chunks give its numbers. */
 static void chunks_without_eviction_are_plain(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     static const uint32_t chunks[] = {ROWS, 2 * ROWS, 64, PROMPT, HIDDEN, 7, 1};
     plain_logits(want);
@@ -175,7 +174,6 @@ static void chunks_without_eviction_are_plain(void **state)
 
 static void eviction_none_prunes_the_whole_prompt(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     plain_logits(want);
     rig r;
@@ -214,7 +212,6 @@ static void last_logits(uint32_t count, uint32_t chunk, const kvf_prune_config *
 /* Those of a prefill are those of a step, as long as that attends to everything. */
 static void a_prefill_has_logits(void **state)
 {
-    (void)state;
     const uint32_t count = 60; /* within the budget */
     float want[VOCAB], got[VOCAB];
     kvf_prune_config full;
@@ -237,7 +234,6 @@ static void a_prefill_has_logits(void **state)
 /* Nothing is evicted but patches, which leave no trace. */
 static void keeping_all_is_plain(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     static const char *const policies[] = {"full", "snapkv", "pyramidkv", "streaming"};
     plain_logits(want);
@@ -324,7 +320,6 @@ static void check_counts(kvf_eviction eviction, uint32_t chunk, float keep)
 
 static void lengths_and_footprints_are_closed_forms(void **state)
 {
-    (void)state;
     static const uint32_t chunks[] = {12, 20, 64, PROMPT};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
         check_counts(KVF_EVICTION_NAIVE, chunks[i], 0.5f);
@@ -338,7 +333,6 @@ static void lengths_and_footprints_are_closed_forms(void **state)
 /* Sink and window over the whole prompt, whatever the chunks. */
 static void streaming_is_streaming(void **state)
 {
-    (void)state;
     const uint32_t kept = 24, sink = 4;
     static const uint32_t chunks[] = {1, 7, 64};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
@@ -413,7 +407,6 @@ static void spy_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
 
 static void a_policy_sees_the_chunk(void **state)
 {
-    (void)state;
     static const kvf_eviction kinds[] = {KVF_EVICTION_NAIVE, KVF_EVICTION_PATCHED};
     for (uint32_t kind = 0; kind < 2; kind++) {
         const uint32_t chunk = 40;
@@ -465,7 +458,6 @@ static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *p
 
 static void bad_chunks_are_named(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r);
     expect_refusal(&r, PROMPT, 0, "chunk = 0");
@@ -481,7 +473,6 @@ static void bad_chunks_are_named(void **state)
 
 static void a_session_goes_by_chunks(void **state)
 {
-    (void)state;
     rig r;
     kvf_error error = {0};
     kvf_stop stop;

@@ -84,7 +84,6 @@ static void *find_with(const char *variable, const char *value)
 
 static void test_products(void **state)
 {
-    (void)state;
     int workspace = 0, stream = 0;
     float x = 0, y = 0;
     kvf_cublas *cublas;
@@ -113,7 +112,6 @@ static void test_products(void **state)
 
 static void test_folders(void **state)
 {
-    (void)state;
     static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
     for (size_t i = 0; i < 3; i++) {
         place p = place_make(KVF_STAND_IN, "lib", names[i]);
@@ -138,7 +136,6 @@ static void expect_refused(const char *path, const char *part)
 
 static void test_refused(void **state)
 {
-    (void)state;
     char *folder = fixture_directory_create();
     char text[PATH_BYTES];
     fixture_write_text(folder, "libcublas.so.13", "no library");
@@ -153,7 +150,6 @@ static void test_refused(void **state)
 
 static void test_environments(void **state)
 {
-    (void)state;
     static const struct {
         const char *variable, *folder;
     } cases[] = {{"VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib"},
@@ -180,7 +176,6 @@ static void test_environments(void **state)
 /* What cannot be loaded is passed over. */
 static void test_passed_over(void **state)
 {
-    (void)state;
     place p = place_make(KVF_STAND_IN, "lib", "libcublas.so.12");
     fixture_write_text(p.folder, "libcublas.so.13", "no library");
     void *library = kvf_cublas_find(p.folder);

@@ -124,7 +124,6 @@ static void check(rig *r, uint32_t first, uint32_t kind)
 
 static void every_filter_draws_what_the_host_draws(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, 300);
     /* Steps of 4 and kinds of 5: every case meets some kind, and neighbours share a launch. */
@@ -136,7 +135,6 @@ static void every_filter_draws_what_the_host_draws(void **state)
 /* More tokens of one likelihood than a block can put in order at once. */
 static void many_equal_tokens_are_told_apart(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, 5003);
     for (uint32_t kind = 0; kind < SAMPLING_KINDS; kind++) {
@@ -149,7 +147,6 @@ static void many_equal_tokens_are_told_apart(void **state)
 
 static void no_finite_logit_is_no_token(void **state)
 {
-    (void)state;
     rig r;
     uint32_t ids[ROWS] = {0}, got[ROWS];
     const uint32_t rows[ROWS] = {0, 1, 2, 3};

@@ -170,7 +170,6 @@ static void check_parts(const kvf_sampling_config *config, bool is_pruned)
 
 static void an_answer_in_parts_is_one_answer(void **state)
 {
-    (void)state;
     const kvf_sampling_config config = warm(5);
     check_parts(&config, false);
     check_parts(&config, true);
@@ -256,7 +255,6 @@ static void check_batch(bool is_pruned)
 
 static void answers_of_a_batch_are_single_runs(void **state)
 {
-    (void)state;
     check_batch(false);
     check_batch(true);
 }

@@ -37,7 +37,6 @@ static void check(kvf_status status, const kvf_error *error)
 
 static void widens_as_published(void **state)
 {
-    (void)state;
     size_t size;
     uint32_t types = 0;
     char *text = fixture_read(KVF_GOLDENS "/gguf_types.txt", &size), *save = NULL;
@@ -126,7 +125,6 @@ static void has_the_weights_of_its_directory(void **state)
 {
     static const char *const names[] = {"llama-bf16", "llama-fp16", "qwen2-fp32", "qwen3-bf16"};
     static const uint32_t types[] = {IMAGE_BF16, IMAGE_F16, IMAGE_F32, IMAGE_BF16};
-    (void)state;
     for (size_t k = 0; k < 4; k++) {
         char path[1024];
         kvf_error error = {0};
@@ -166,7 +164,6 @@ static void has_the_weights_of_its_directory(void **state)
 /* A quantised matrix, widened to bf16 by any number of threads; the query's rows change places. */
 static void widens_a_model_to_bf16(void **state)
 {
-    (void)state;
     char path[1024];
     kvf_error error = {0};
     kvf_model_config config;
@@ -218,7 +215,6 @@ static void widens_a_model_to_bf16(void **state)
 
 static void reads_fields(void **state)
 {
-    (void)state;
     kvf_error error = {0};
     char path[1024];
     kvf_model_config config;
@@ -338,7 +334,6 @@ static void encodes_as_its_directory(void **state)
                  {"qwen2", "qwen2", NULL},
                  {"qwen2", "deepseek-r1-qwen", NULL},
                  {"tekken", "tekken", "<s>"}};
-    (void)state;
     char *directory = fixture_directory_create();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[1024];
@@ -374,7 +369,6 @@ static void encodes_as_its_directory(void **state)
 /* "1" twice stands alone under one name and not under the other; tokens are put around a text. */
 static void cuts_by_name(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create(), path[1024];
     for (uint32_t gpt2 = 0; gpt2 < 2; gpt2++) {
         static const char *const merges[] = {"a b", "1 1"};

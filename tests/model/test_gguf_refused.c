@@ -121,7 +121,6 @@ static kvf_status read_all(const void *bytes, size_t size, const kvf_allocator *
 
 static void reads_the_small_model(void **state)
 {
-    (void)state;
     kvf_error error = {0};
     gguf_image image = small_model(NULL);
     size_t size;
@@ -184,7 +183,6 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     const kvf_allocator allocator = fixture_allocator(&heap);
     gguf_image image = small_model(is_field || strcmp(change, "without") == 0 ? key : NULL);
     const uint64_t number = strtoull(key, NULL, 10);
-    (void)user;
     if (strcmp(change, "again") == 0)
         gguf_image_u32(&image, key, 1);
     else if (strcmp(change, "value") == 0)
@@ -207,7 +205,6 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
 
 static void refuses_what_is_wrong(void **state)
 {
-    (void)state;
     refusals_check(&(refusals){.path = "tests/model/gguf.refusals", .call = read_row});
 }
 
@@ -216,7 +213,6 @@ static void refuses_what_is_wrong(void **state)
 /* Every proper prefix is refused, padding behind the last tensor aside. */
 static void refuses_truncation(void **state)
 {
-    (void)state;
     gguf_image image = small_model(NULL);
     size_t size;
     char *bytes = gguf_image_make(&image, &size);
@@ -235,7 +231,6 @@ static void refuses_truncation(void **state)
 
 static void survives_failing_allocation(void **state)
 {
-    (void)state;
     gguf_image image = small_model(NULL);
     size_t size, fail_at = 0;
     void *bytes = gguf_image_make(&image, &size);
@@ -280,7 +275,6 @@ static void write_parts(const char *directory, uint32_t parts)
 
 static void reads_split_files(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create(), path[1024], other[1024];
     kvf_error error = {0};
     kvf_weights *weights;
@@ -310,7 +304,6 @@ static void reads_split_files(void **state)
 
 static void refuses_other_files(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create(), path[1024];
     kvf_error error = {0};
     kvf_model_config config;

@@ -23,14 +23,12 @@ static char path[] = "/tmp/kvferry-mask-XXXXXX";
 
 static int make_file(void **state)
 {
-    (void)state;
     const int fd = mkstemp(path);
     return fd < 0 ? -1 : close(fd);
 }
 
 static int remove_file(void **state)
 {
-    (void)state;
     return unlink(path);
 }
 
@@ -57,7 +55,6 @@ static void expect_mask(const char *text, double sparsity, const char *want)
 
 static void zeros_and_ones(void **state)
 {
-    (void)state;
     expect_mask("0\t1\t1\n1\t0\t0\n", -1.0, "011100");
     expect_mask("0\t1\t1\r\n1\t0\t0", -1.0, "011100");
     expect_mask("0.0\t1.000\t1e0\n+1\t-0\t0.000e5\n\n", -1.0, "011100");
@@ -70,7 +67,6 @@ static void zeros_and_ones(void **state)
 
 static void numbers_by_rank(void **state)
 {
-    (void)state;
     const char *values = "0.3\t0.1\t0.9\n0.5\t0.20\t1e-1\n";
     expect_mask(values, 0.0, "111111");
     expect_mask(values, 1.0 / 6.0, "101111"); /* 0.1 and 1e-1 are equal: the first */
@@ -89,7 +85,6 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
 {
     uint8_t mask[6];
     const char *text = refusals_value(change);
-    (void)user;
     write_file(text, size - (size_t)(text - change));
     return kvf_head_mask_read(path, 2, 3, *change == '-' ? -1.0 : strtod(change, NULL), mask,
                               error);
@@ -97,7 +92,6 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
 
 static void refuses_what_is_no_mask(void **state)
 {
-    (void)state;
     refusals_check(
         &(refusals){.path = "tests/model/head_mask.refusals", .call = read_row, .place = path});
 }
@@ -106,7 +100,6 @@ static void bad_arguments(void **state)
 {
     uint8_t mask[6];
     kvf_error error = {.text = ""};
-    (void)state;
     write_file("0\t1\t1\n1\t0\t0\n", 12);
     assert_int_equal(kvf_head_mask_read(path, 0, 3, -1.0, mask, &error), KVF_INVALID);
     assert_int_equal(kvf_head_mask_read(path, 1u << 20, 1u << 20, -1.0, mask, &error), KVF_INVALID);

@@ -191,7 +191,6 @@ static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
 
 static void products_are_right(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
@@ -229,7 +228,6 @@ static const problem packed_problems[] = {
 
 static void products_of_blocks_are_right(void **state)
 {
-    (void)state;
     uint32_t id = 0, types = 0;
     for (const gguf_type *type; (type = next_packed(&id)); types++)
         for (size_t i = 0; i < PACKED_PROBLEMS; i++) {
@@ -251,7 +249,6 @@ static void products_of_blocks_are_right(void **state)
  * rows beside it. Blocks begin at any byte, and nothing behind the results is written. */
 static void blocks_have_their_bits(void **state)
 {
-    (void)state;
     enum { ROWS = 5, COLUMNS = 512, COUNT = ROWS * COLUMNS };
     static float wide[COUNT], got[COUNT + 1], x[COLUMNS], alone[ROWS], y[ROWS + 1];
     static uint16_t narrow[COUNT + 1];
@@ -288,7 +285,6 @@ static void blocks_have_their_bits(void **state)
 
 static void threads_do_not_change_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
         data d = data_create(&p);
@@ -308,7 +304,6 @@ static void threads_do_not_change_bits(void **state)
 /* Beyond the rows that go one by one, all rows against some of them. */
 static void rows_beside_do_not_change_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         if (p.rows <= KVF_LINEAR_VECTOR_ROWS_MAX + 1)
@@ -353,7 +348,6 @@ static void check_separate_rows(problem p, uint32_t isa)
 
 static void separate_rows_do_not_change_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
@@ -371,7 +365,6 @@ static void separate_rows_do_not_change_bits(void **state)
 
 static void shapes_out_of_limits_are_refused(void **state)
 {
-    (void)state;
     kvf_error error;
     kvf_runtime_config rc;
     kvf_runtime *runtime;
@@ -401,7 +394,6 @@ static void shapes_out_of_limits_are_refused(void **state)
 
 static void norm_and_rope_and_swiglu(void **state)
 {
-    (void)state;
     const float x[5] = {1.0f, -2.0f, 3.0f, -4.0f, 0.5f}, w[5] = {1.0f, 2.0f, 0.5f, 1.0f, -1.0f};
     float y[5];
     kvf_rms_norm(x, w, 5, 0.25, y);
@@ -427,7 +419,6 @@ static void norm_and_rope_and_swiglu(void **state)
 /* Of every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */
 static void vectors_of_rows_are_right(void **state)
 {
-    (void)state;
     enum { COUNT = 37 };
     float gate[COUNT], up[COUNT], y[COUNT + 1];
     uint16_t bits[COUNT + 1];
@@ -460,7 +451,6 @@ static void vectors_of_rows_are_right(void **state)
 
 static void numbers_survive_the_way_there_and_back(void **state)
 {
-    (void)state;
     for (uint32_t h = 0; h < 65536; h++) {
         float b = kvf_bf16_to_float((uint16_t)h), f = kvf_fp16_to_float((uint16_t)h);
         assert_true(isnan(b) ? isnan(kvf_bf16_to_float(kvf_bf16_from_float(b)))

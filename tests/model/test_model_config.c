@@ -100,7 +100,6 @@ static void expect_ok(const config_fields *fields, kvf_model_config *config)
 
 static void reads_llama(void **state)
 {
-    (void)state;
     kvf_model_config c;
     expect_ok(&llama31, &c);
     assert_string_equal(c.architecture->name, "LlamaForCausalLM");
@@ -129,7 +128,6 @@ static void reads_llama(void **state)
 
 static void reads_other_families(void **state)
 {
-    (void)state;
     kvf_model_config c;
     config_fields qwen2 = llama31;
     set_field(&qwen2, "architectures", "[\"Qwen2ForCausalLM\"]");
@@ -182,7 +180,6 @@ static void reads_other_families(void **state)
 
 static void joins_end_ids(void **state)
 {
-    (void)state;
     kvf_model_config c;
     kvf_error error = {0};
     config_fields fields = llama31;
@@ -211,7 +208,6 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
     kvf_model_config config;
     kvf_status status;
     char *value = NULL;
-    (void)user;
     for (char *field = change, *next; field; field = next) {
         value = refusals_part(field, &next);
         set_field(&fields, field, strcmp(value, "absent") == 0 ? NULL : value);
@@ -228,7 +224,6 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
 
 static void refuses_what_it_cannot_run(void **state)
 {
-    (void)state;
     kvf_model_config config;
     refusals_check(&(refusals){.path = "tests/model/config.refusals", .call = parse_row});
     config_fields fields = llama31; /* rope_scaling overrides it */
@@ -238,7 +233,6 @@ static void refuses_what_it_cannot_run(void **state)
 
 static void reads_numbers_exactly(void **state)
 {
-    (void)state;
     static const char *const numbers[] = {
         "1e-06",
         "0.1",
@@ -276,7 +270,6 @@ static void reads_numbers_exactly(void **state)
 
 static void frequencies_match(void **state)
 {
-    (void)state;
     size_t size;
     char *text = fixture_read(KVF_GOLDENS "/rope.txt", &size);
     char *save = NULL;
@@ -311,7 +304,6 @@ static void frequencies_match(void **state)
 
 static void reads_directories(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create();
     kvf_model_config config;
     kvf_error error = {0};

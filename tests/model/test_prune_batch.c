@@ -51,7 +51,6 @@ static void expect_batch_is_alone(rig *r, const kvf_prune_config *config, const 
 
 static void batch_is_its_prompts_alone(void **state)
 {
-    (void)state;
     static const char *const names[] = {"fastkv",   "snapkv",       "h2o",
                                         "structkv", "pyramidinfer", "gemfilter"};
     rig r;
@@ -74,7 +73,6 @@ static void batch_is_its_prompts_alone(void **state)
 
 static void deeper_layers_hold_what_was_propagated(void **state)
 {
-    (void)state;
     static outcome got;
     rig r;
     spy s = {0};
@@ -140,7 +138,6 @@ static void head_of(const rig *r, const float *hidden, double *logits)
 
 static void hidden_state_is_what_the_head_sees(void **state)
 {
-    (void)state;
     static float hidden[HIDDEN], pruned[HIDDEN];
     double logits[VOCAB];
     rig r;
@@ -186,7 +183,6 @@ static void hidden_state_is_what_the_head_sees(void **state)
 
 static void session_prunes_its_prompt(void **state)
 {
-    (void)state;
     static outcome want, got;
     rig r;
     kvf_error error;
@@ -220,7 +216,6 @@ static void session_prunes_its_prompt(void **state)
 
 static void bad_prompts_are_refused(void **state)
 {
-    (void)state;
     rig r;
     kvf_error error;
     kvf_stop stop;

@@ -14,7 +14,6 @@
 
 static void full_changes_nothing(void **state)
 {
-    (void)state;
     static outcome plain, full;
     rig r;
     const batch b = one_prompt(0, PROMPT);
@@ -38,7 +37,6 @@ static void full_changes_nothing(void **state)
 
 static void keeping_all_is_full(void **state)
 {
-    (void)state;
     static const char *const names[] = {"snapkv",       "h2o",    "streaming", "pyramidkv",
                                         "pyramidinfer", "fastkv", "structkv"};
     static outcome plain, got;
@@ -62,7 +60,6 @@ static void keeping_all_is_full(void **state)
 
 static void fastkv_that_propagates_all_is_snapkv(void **state)
 {
-    (void)state;
     static outcome fast, snap, plain;
     rig r;
     const batch b = one_prompt(0, PROMPT);
@@ -85,7 +82,6 @@ static void fastkv_that_propagates_all_is_snapkv(void **state)
 
 static void fastkv_at_half_depth_computes_three_fifths(void **state)
 {
-    (void)state;
     static outcome got;
     rig r;
     for (kvf_retention retention = KVF_RETENTION_OFFLOAD; retention <= KVF_RETENTION_EVICT;
@@ -140,7 +136,6 @@ static void expect_fresh(rig *r, const spy *s, const outcome *got, const char *w
 
 static void restart_is_a_fresh_run(void **state)
 {
-    (void)state;
     static outcome got;
     rig r;
     rig_open(&r, KVF_SELECT_HYBRID, 64);
@@ -190,7 +185,6 @@ static void propagate_the_same(const kvf_prune_view *view, kvf_prune_answer *ans
 /* With every page selected nothing is lost: as if the tokens that were propagated were all kept. */
 static void offload_with_all_pages_is_dense(void **state)
 {
-    (void)state;
     static outcome kept, dense, evicted;
     rig r;
     spy s = {0};

@@ -63,7 +63,6 @@ static kvf_status open_image(const image *file, const kvf_allocator *allocator, 
 
 static void reads_what_is_there(void **state)
 {
-    (void)state;
     image file = make_image(good_header, GOOD_DATA);
     kvf_error error;
     kvf_weights *weights;
@@ -90,7 +89,6 @@ static void reads_what_is_there(void **state)
 
 static void finds_by_shape(void **state)
 {
-    (void)state;
     image file = make_image(good_header, GOOD_DATA);
     kvf_error error;
     kvf_weights *weights;
@@ -111,7 +109,6 @@ static void finds_by_shape(void **state)
 /* Every proper prefix is refused, and a header length that lies is refused. */
 static void refuses_truncation(void **state)
 {
-    (void)state;
     image file = make_image(good_header, GOOD_DATA);
     for (size_t size = 0; size < file.size; size++) {
         char *copy = malloc(size != 0 ? size : 1); /* exact, so that ASan sees an overrun */
@@ -152,7 +149,6 @@ static void write_shards(const char *directory, const char *index)
 
 static void opens_directories(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create();
     kvf_error error;
     kvf_weights *weights;
@@ -182,7 +178,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     const kvf_allocator allocator = fixture_allocator(&heap);
     kvf_weights *weights;
     kvf_status status;
-    (void)size;
     if (strcmp(change, "header") == 0) {
         const image file = make_image(json, 16);
         status = open_image(&file, &allocator, &weights, error);
@@ -197,7 +192,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void refuses_what_is_wrong(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create();
     const image copy = make_image(shard_a, 4);
     fixture_write(directory, "s4.safetensors", copy.bytes, copy.size);
@@ -210,7 +204,6 @@ static void refuses_what_is_wrong(void **state)
 
 static void survives_failing_allocation(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create();
     write_shards(directory, good_index);
     bool reached = true;

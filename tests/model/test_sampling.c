@@ -71,7 +71,6 @@ static void check_shares(double temperature, double top_p, uint32_t top_k, const
 
 static void greedy_takes_the_first_of_the_largest(void **state)
 {
-    (void)state;
     kvf_sampler *s = sampler(0.0, 1.0, 0, 1);
     const float tie[VOCAB] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, NAN};
     assert_int_equal(kvf_sampler_next(s, 0, tie), 1);
@@ -82,14 +81,12 @@ static void greedy_takes_the_first_of_the_largest(void **state)
 
 static void draws_follow_the_softmax(void **state)
 {
-    (void)state;
     check_shares(1.0, 1.0, 0, shares);
     check_shares(2.5, 1.0, 0, shares);
 }
 
 static void top_k_keeps_the_likeliest(void **state)
 {
-    (void)state;
     const double one[VOCAB] = {1.0, 0, 0, 0, 0, 0};
     const double three[VOCAB] = {0.4 / 0.85, 0, 0.3 / 0.85, 0, 0.15 / 0.85, 0};
     check_shares(1.0, 1.0, 1, one);
@@ -99,7 +96,6 @@ static void top_k_keeps_the_likeliest(void **state)
 
 static void top_p_keeps_the_smallest_set(void **state)
 {
-    (void)state;
     const double one[VOCAB] = {1.0, 0, 0, 0, 0, 0};
     const double two[VOCAB] = {0.4 / 0.7, 0, 0.3 / 0.7, 0, 0, 0};
     check_shares(1.0, 0.3, 0, one);
@@ -111,7 +107,6 @@ static void top_p_keeps_the_smallest_set(void **state)
 
 static void a_seed_repeats(void **state)
 {
-    (void)state;
     float logits[VOCAB];
     make_logits(logits, 1.0);
     uint32_t runs[3][64];
@@ -128,7 +123,6 @@ static void a_seed_repeats(void **state)
 /* To 2^-29 of itself and the unit: the series is cut at 2^-31, logits are fp32. */
 static void masses_are_those_of_exp(void **state)
 {
-    (void)state;
     static const double temperatures[] = {1.0, 0.3, 5.0, 100.0, 1e-300, 1e300, 0x1p-1070};
     uint64_t random = 3;
     for (uint32_t n = 0; n < 20000; n++) {
@@ -222,7 +216,6 @@ static uint32_t plain_next(const kvf_sampling_config *c, const kvf_draw_settings
 
 static void every_draw_is_that_of_plain_filters(void **state)
 {
-    (void)state;
     uint64_t random = 41;
     float logits[MANY];
     for (uint32_t n = 0; n < 5 * 625; n++) {
@@ -247,7 +240,6 @@ static void every_draw_is_that_of_plain_filters(void **state)
 
 static void rows_know_nothing_of_each_other(void **state)
 {
-    (void)state;
     float logits[VOCAB];
     kvf_error error;
     kvf_sampler *s;
@@ -292,7 +284,6 @@ static void check_refused(const kvf_sampling_config *config, const char *name)
 
 static void settings_out_of_range_are_named(void **state)
 {
-    (void)state;
     kvf_sampling_config good;
     kvf_sampling_config_init(&good);
     kvf_sampling_config bad = good;
@@ -311,7 +302,6 @@ static void settings_out_of_range_are_named(void **state)
 
 static void a_loss_is_the_negative_log_of_the_share(void **state)
 {
-    (void)state;
     float logits[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++)
         logits[i] = logf((float)(i + 1)) + 300.0f; /* shares i + 1 of 21, far from overflow */

@@ -351,7 +351,6 @@ static const problem problems[] = {
 
 static void products_are_right(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) {
         const problem *p = &problems[i];
         data d = make(p, 5 + i);
@@ -370,7 +369,6 @@ static void products_are_right(void **state)
 /* Every type of blocks, beside a part of plain numbers. */
 static void blocks_are_multiplied(void **state)
 {
-    (void)state;
     for (uint32_t id = 0; id < 40; id++) {
         const gguf_type *type = gguf_type_find(id);
         if (!type || type->index == GGUF_PLAIN)
@@ -398,7 +396,6 @@ static void blocks_are_multiplied(void **state)
 /* All numbers of all types, at all places of their blocks. */
 static void blocks_have_the_bits_of_the_host(void **state)
 {
-    (void)state;
     for (uint32_t id = 0; id < 40; id++) {
         const gguf_type *type = gguf_type_find(id);
         if (!type || type->index == GGUF_PLAIN)
@@ -429,7 +426,6 @@ static void blocks_have_the_bits_of_the_host(void **state)
 /* More rows than one block should have, and heads that share a block. */
 static void others_are_refused(void **state)
 {
-    (void)state;
     const problem p = {KVF_BF16, 144, 8, KVF_THIN_NORM_ROWS + 1, 2, 2, 24, NULL};
     void *native = kvf_stream_native(stream);
     data d = make(&p, 1);
@@ -448,7 +444,6 @@ static void others_are_refused(void **state)
 
 static void rows_do_not_change_bits(void **state)
 {
-    (void)state;
     static const uint32_t counts[] = {2, 8, 9, 16, 17, 65};
     const problem p = {KVF_BF16, 24, 1096, ROWS_MAX, 0, 0, 0, NULL};
     const size_t row_bytes = p.outputs * sizeof(float);

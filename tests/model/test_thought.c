@@ -26,7 +26,6 @@ static void check(const char *text, bool open, const char *reasoning, const char
 
 static void a_thought_is_in_front_of_the_answer(void **state)
 {
-    (void)state;
     check("\n<think>\nwhy?\n</think>\n\nbecause", false, "why?", "because");
     check("why?</think>because </think>", true, "why?", "because </think>");
     check("<think>why?</think>because", true, "why?", "because");
@@ -35,7 +34,6 @@ static void a_thought_is_in_front_of_the_answer(void **state)
 
 static void without_one_all_is_answer(void **state)
 {
-    (void)state;
     check("because", false, NULL, "because");
     check("", false, NULL, "");
     check("it says </think> here", false, NULL, "it says </think> here");
@@ -44,7 +42,6 @@ static void without_one_all_is_answer(void **state)
 
 static void one_that_was_cut_is_all_reasoning(void **state)
 {
-    (void)state;
     check("<think>why", false, "why", "");
     check("why</thin", true, "why</thin", "");
     check("", true, "", "");
@@ -54,7 +51,6 @@ static void one_that_was_cut_is_all_reasoning(void **state)
 
 static void a_prompt_may_open_it(void **state)
 {
-    (void)state;
     assert_true(kvf_thought_is_open("x<think>\n", 9));
     assert_true(kvf_thought_is_open("<think>", 7));
     assert_false(kvf_thought_is_open("<think>\n\n</think>\n\n", 19));

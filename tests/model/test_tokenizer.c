@@ -26,7 +26,6 @@ static hostile_text hostile;
 
 static int open_hostile(void **state)
 {
-    (void)state;
     hostile = hostile_text_open();
     print_message("seed %u, %u strings\n", HOSTILE_SEED, HOSTILE_STRINGS);
     return 0;
@@ -34,7 +33,6 @@ static int open_hostile(void **state)
 
 static int close_hostile(void **state)
 {
-    (void)state;
     hostile_text_close(&hostile);
     return 0;
 }
@@ -156,37 +154,31 @@ static void matches_golden(const char *name)
 
 static void llama3_is_exact(void **state)
 {
-    (void)state;
     matches_golden("llama3");
 }
 
 static void qwen2_is_exact(void **state)
 {
-    (void)state;
     matches_golden("qwen2");
 }
 
 static void tekken_is_exact(void **state)
 {
-    (void)state;
     matches_golden("tekken");
 }
 
 static void gpt2_is_exact(void **state)
 {
-    (void)state;
     matches_golden("gpt2");
 }
 
 static void words_are_exact(void **state)
 {
-    (void)state;
     matches_golden("words");
 }
 
 static void words_split_are_exact(void **state)
 {
-    (void)state;
     matches_golden("words_split");
 }
 
@@ -195,7 +187,6 @@ static void words_split_are_exact(void **state)
 /* Byte-level vocabularies without a normaliser give every string back. */
 static void round_trips(void **state)
 {
-    (void)state;
     static const char *const names[] = {"llama3", "tekken"};
     for (size_t n = 0; n < 2; n++) {
         kvf_tokenizer *tokenizer = open_golden(names[n], NULL);
@@ -215,7 +206,6 @@ static void round_trips(void **state)
    them whole characters. */
 static void streams_whole_characters(void **state)
 {
-    (void)state;
     static const char *const names[] = {"llama3", "qwen2", "gpt2", "words"};
     uint64_t random = 42;
     for (size_t n = 0; n < 4; n++) {
@@ -252,7 +242,6 @@ static void streams_whole_characters(void **state)
 
 static void replaces_broken_characters(void **state)
 {
-    (void)state;
     static const struct {
         uint8_t bytes[6];
         size_t count;
@@ -293,7 +282,6 @@ static void replaces_broken_characters(void **state)
 
 static void answers_questions(void **state)
 {
-    (void)state;
     kvf_tokenizer *tokenizer = open_golden("llama3", NULL);
     uint32_t id;
     assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &id));
@@ -311,7 +299,6 @@ static void answers_questions(void **state)
 
 static void refuses_broken_text(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         size_t size;
@@ -338,7 +325,6 @@ static void refuses_broken_text(void **state)
    check that neither merging nor ordering marks is quadratic. */
 static void long_words_are_not_quadratic(void **state)
 {
-    (void)state;
     enum { BYTES = 1 << 20 };
     static const char *const units[] = {
         "a", " ", "\n", "the", "\xcc\xa3\xcc\x81", "\xe4\xb8\xad", "<|im_", "9"};
@@ -363,7 +349,6 @@ static void long_words_are_not_quadratic(void **state)
 /* Whichever allocation fails, there is a message and nothing is left. */
 static void survives_failing_allocation(void **state)
 {
-    (void)state;
     static const char *const names[] = {"llama3", "gpt2", "words"};
     static const char text[] = "<s> e\xcc\x81"
                                "cole NAME <mask> 123 hello  world\n\n<|eot_id|> 'tis";
@@ -421,7 +406,6 @@ static void *encode_some(void *argument)
 
 static void threads_share_one(void **state)
 {
-    (void)state;
     kvf_tokenizer *tokenizer = open_golden("gpt2", NULL);
     worker workers[4];
     pthread_t threads[4];

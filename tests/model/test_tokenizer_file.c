@@ -94,8 +94,6 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
     fixture_heap heap = {0};
     const kvf_allocator allocator = fixture_allocator(&heap);
     kvf_tokenizer *tokenizer;
-    (void)user;
-    (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *json = refusals_part(field, &next);
         *part_of(&p, field) = json;
@@ -108,7 +106,6 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
 
 static void refuses_wrong_files(void **state)
 {
-    (void)state;
     refusals_check(&(refusals){.path = "tests/model/tokenizer.refusals", .call = parse_row});
 }
 
@@ -117,7 +114,6 @@ static const char byte_level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":f
 
 static void does_what_it_says(void **state)
 {
-    (void)state;
     file_parts p = words;
     p.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},"
              "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],\"pair\":[],"
@@ -175,7 +171,6 @@ static void does_what_it_says(void **state)
 /* An added token that has to be normalised, and a word pattern: found by fuzzing. */
 static void survives_failing_allocation(void **state)
 {
-    (void)state;
     file_parts p = words;
     p.added = "[{\"id\":4,\"content\":\"n\xcc\x83\",\"normalized\":true,\"single_word\":true}]";
     p.normalizer = "{\"type\":\"NFC\"}";
@@ -204,7 +199,6 @@ static void survives_failing_allocation(void **state)
 
 static void opens_directories(void **state)
 {
-    (void)state;
     char *directory = fixture_directory_create();
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};

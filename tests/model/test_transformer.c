@@ -97,7 +97,6 @@ static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
 
 static void threads_and_batch_give_the_same_bits(void **state)
 {
-    (void)state;
     static float alone[2][STEPS][VOCAB], both[STEPS][2][VOCAB];
     for (uint32_t threads = 1; threads <= 3; threads++) {
         rig r = {0};
@@ -133,7 +132,6 @@ static double distance(const float *got, const float *want)
  * is a comparison of numbers; a token that is lost or moved is off by far more. */
 static void chunks_do_not_matter(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     static const uint32_t chunks[] = {CHUNK, 17, 3, 1};
     for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
@@ -169,7 +167,6 @@ static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count,
  * a budget for all tokens it is one prompt. Tolerance as above. */
 static void a_prompt_goes_on_behind_steps(void **state)
 {
-    (void)state;
     enum { FIRST = 48, ANSWER = 11 };
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     for (uint32_t by_layer = 0; by_layer < 2; by_layer++) {
@@ -203,7 +200,6 @@ static void a_prompt_goes_on_behind_steps(void **state)
 /* A prompt that goes layer by layer gives the bits of one that goes chunk by chunk. */
 static void order_of_layers_does_not_matter(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     uint32_t ids[PROMPT];
     rig by_chunk = {.chunk_max = 17}, by_layer = {.chunk_max = 17, .prompt_max = PROMPT};
@@ -227,7 +223,6 @@ static void order_of_layers_does_not_matter(void **state)
 
 static void ids_out_of_range_are_refused(void **state)
 {
-    (void)state;
     rig r = {0};
     rig_open(&r, 1);
     const uint32_t ids[2] = {3, VOCAB};
@@ -279,7 +274,6 @@ static bool ask(void *user, uint32_t done, uint32_t total)
 /* Two layers of two operations each: asked in front of all but the first. */
 static void a_prefill_stops_where_it_is_told(void **state)
 {
-    (void)state;
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig r = {.prompt_max = PROMPT};
     uint32_t ids[PROMPT];
@@ -316,7 +310,6 @@ static void a_prefill_stops_where_it_is_told(void **state)
 
 static void tensors_are_named(void **state)
 {
-    (void)state;
     expect_refusal(&(model_shape){.layers = 3}, "model.layers.2.input_layernorm.weight");
     expect_refusal(&(model_shape){.layers = 2, .intermediate = 256},
                    "model.layers.0.mlp.gate_proj.weight");

@@ -114,7 +114,6 @@ static void expect_nodes(const char *family, uint32_t layers, uint32_t of_layer)
  * host. */
 static void a_layer_has_few_launches(void **state)
 {
-    (void)state;
     expect_nodes("Llama", 1, 6 + 4);
     expect_nodes("Llama", 3, 6 + 4);
     expect_nodes("Qwen3", 2, 6 + 4);
@@ -123,7 +122,6 @@ static void a_layer_has_few_launches(void **state)
 /* In batches of 8 as in ones of 64, which have two launches per layer more for their norms. */
 static void rows_of_a_wide_batch_are_single_ones(void **state)
 {
-    (void)state;
     static const uint32_t looked_at[] = {0, 7, 8, 16, 33, BATCH_MAX - 1};
     static float all[STEPS][BATCH_MAX][VOCAB], some[STEPS][8][VOCAB], alone[STEPS][VOCAB];
     rig r = {0};

@@ -88,7 +88,6 @@ static int load(rig *r, const char *file, const char *key, kvf_calibration *out)
 
 static void test_round_trip(void **state)
 {
-    (void)state;
     rig r;
     folder f;
     kvf_calibration a = example("one", 1), b = example("two", 2), read;
@@ -118,7 +117,6 @@ static void test_round_trip(void **state)
 /* Whatever happens to one byte, or to the end of the file: the record is right or not there. */
 static void test_damage(void **state)
 {
-    (void)state;
     rig r;
     folder f;
     kvf_calibration a = example("GPU-1234/driver-13000", 1), read;
@@ -147,7 +145,6 @@ static void test_damage(void **state)
 /* Right checksum, wrong content: what another version or a liar would write. */
 static void test_strict(void **state)
 {
-    (void)state;
     rig r;
     folder f;
     static const char too_fast[] = "kvferry-calibration 1\nkey k\npage_bytes 16384\n"
@@ -198,7 +195,6 @@ static kvf_calibration_config patient(const folder *f)
 
 static void test_measures(void **state)
 {
-    (void)state;
     rig r;
     folder f;
     kvf_calibration first, again;
@@ -250,7 +246,6 @@ static void test_measures(void **state)
 /* A file that cannot be written is a note; a device that needs no calibration gets none. */
 static void test_edges(void **state)
 {
-    (void)state;
     rig r;
     folder f;
     kvf_calibration c;
@@ -279,7 +274,6 @@ static void test_edges(void **state)
 /* Every choice is one range of mapped, and no single other choice of that form costs less. */
 static void test_choice(void **state)
 {
-    (void)state;
     rig_random random = rig_seed("choice", 9);
     for (uint32_t round = 0; round < 300; round++) {
         kvf_calibration c = {.is_measured = 1, .page_bytes = 16384};

@@ -43,7 +43,6 @@ static void check_array(const kvf_carver *carver, const void *array, size_t byte
 
 static void a_plan_is_what_is_carved(void **state)
 {
-    (void)state;
     uint64_t random = 31;
     printf("carve: seed 31\n");
     for (uint32_t round = 0; round < 100; round++) {
@@ -78,7 +77,6 @@ static void a_plan_is_what_is_carved(void **state)
 
 static void what_is_too_large_stays_too_large(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {{UINT64_MAX, 1, 1},
                                          {UINT32_MAX, UINT32_MAX, 1},
                                          {UINT32_MAX, UINT32_MAX, UINT32_MAX},

@@ -36,8 +36,6 @@ typedef struct everything {
 
 static void nothing(const void *raw, uint32_t task)
 {
-    (void)raw;
-    (void)task;
 }
 
 static kvf_status use_streams(everything *e)
@@ -108,7 +106,6 @@ static void undo_everything(everything *e)
 /* Every call of CUDA, the first, the second, ..., with an error that passes. */
 static void test_every_call_fails(void **state)
 {
-    (void)state;
     uint64_t refused = 0, absorbed = 0;
     for (uint64_t nth = 1;; nth++) {
         everything e = {0};
@@ -155,7 +152,6 @@ static kvf_emu_config machine(void)
 
 static void keep_line(void *user, int level, const char *line)
 {
-    (void)level;
     snprintf(user, 512, "%s", line);
 }
 
@@ -186,7 +182,6 @@ static void expect_absent(const char *why)
 
 static void test_absence(void **state)
 {
-    (void)state;
     kvf_emu_config config = machine();
     char text[256];
     assert_string_equal(kvf_device_cuda_absence(text), "");
@@ -205,7 +200,6 @@ static void test_absence(void **state)
 
 static void test_ordinal(void **state)
 {
-    (void)state;
     kvf_emu_config emu = machine();
     kvf_context *context;
     kvf_device *device;
@@ -234,7 +228,6 @@ static void test_ordinal(void **state)
 
 static void test_out_of_memory(void **state)
 {
-    (void)state;
     kvf_emu_config emu = machine();
     emu.memory_bytes = (uint64_t)64 << 20;
     kvf_emu_set_config(&emu);
@@ -262,7 +255,6 @@ static void test_out_of_memory(void **state)
 /* Three chunks, the last one too much: the first two are given back. */
 static void test_registration_in_chunks(void **state)
 {
-    (void)state;
     const size_t gib = (size_t)1 << 30, bytes = 2 * gib + 4096;
     kvf_emu_config emu = machine();
     kvf_emu_counts counts;
@@ -298,7 +290,6 @@ static void test_registration_in_chunks(void **state)
 /* A batch in a capture: recorded and delivered, or refused; never lost. */
 static void test_batch_in_capture(void **state)
 {
-    (void)state;
     static const struct {
         kvf_emu_batch_capture capture;
         uint32_t driver;
@@ -342,7 +333,6 @@ static void test_batch_in_capture(void **state)
 /* Without the driver's calls: no batches. */
 static void test_old_driver(void **state)
 {
-    (void)state;
     kvf_emu_config emu = machine();
     emu.driver_version = 12040;
     kvf_emu_set_config(&emu);
@@ -368,7 +358,6 @@ static void test_old_driver(void **state)
 
 static void test_lost_device(void **state)
 {
-    (void)state;
     machine();
     rig r;
     kvf_stream *stream;
@@ -403,7 +392,6 @@ static void test_lost_device(void **state)
  * What the device held stays, so this comes last. */
 static void test_every_call_loses(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         everything e = {0};
         kvf_emu_reset();

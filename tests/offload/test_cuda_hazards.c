@@ -24,7 +24,6 @@
 static void on_alarm(int number)
 {
     static const char text[] = "a stream waits for what stands behind it\n";
-    (void)number;
     (void)!write(STDERR_FILENO, text, sizeof text - 1);
     _exit(3);
 }
@@ -99,7 +98,6 @@ static int end_of(void (*program)(rig *r))
 
 static void test_memory(void **state)
 {
-    (void)state;
     assert_int_equal(end_of(read_registered), 0);
     assert_int_equal(end_of(read_pageable), 128 + SIGABRT);
     if (HIDES_DEVICE_MEMORY)
@@ -170,7 +168,6 @@ static void fetch_all(kvf_transfer method, uint32_t connections, uint32_t bulk_s
 /* However few queues the streams share, nothing stands in front of what it waits for. */
 static void test_connections(void **state)
 {
-    (void)state;
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
                                     KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
@@ -183,7 +180,6 @@ static void test_connections(void **state)
  */
 static void test_bulk(void **state)
 {
-    (void)state;
     fetch_all(KVF_TRANSFER_MAPPED, 0, 1);
 }
 

@@ -90,7 +90,6 @@ static void *read_all(void *raw)
 /* A stream hands numbers to a thread; the caller enqueues everything and waits once. */
 static void test_words(void **state)
 {
-    (void)state;
     for (uint32_t seed = 0; seed < 2; seed++) {
         rig r;
         rig_open(&r, &(rig_config){.delay_seed = seed});
@@ -120,14 +119,12 @@ static void test_words(void **state)
 
 static void sleep_ms(const void *raw, uint32_t task)
 {
-    (void)task;
     const struct timespec time = {.tv_nsec = *(const long *)raw * 1000000};
     nanosleep(&time, NULL);
 }
 
 static void test_elapsed(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream = stream_of(&r);
@@ -157,7 +154,6 @@ static void test_elapsed(void **state)
 
 static void test_batch(void **state)
 {
-    (void)state;
     enum { COPIES = 600, SIZE = 64 }; /* more than one call of the driver takes */
     rig r;
     rig_open(&r, NULL);
@@ -191,7 +187,6 @@ static void test_batch(void **state)
 
 static void test_wrapped_stream(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream = stream_of(&r), *wrapped = stream;
@@ -221,7 +216,6 @@ static void test_wrapped_stream(void **state)
 
 static void add(const void *raw, uint32_t task)
 {
-    (void)task;
     uint32_t *const *number = raw;
     **number += 10;
 }
@@ -272,7 +266,6 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
 
 static void test_graphs(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream = stream_of(&r), *side = stream_of(&r);
@@ -296,7 +289,6 @@ static void test_graphs(void **state)
 
 static void test_pci_link(void **state)
 {
-    (void)state;
     static const struct {
         const char *address;
         uint32_t generation, width;

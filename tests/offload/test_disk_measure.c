@@ -74,7 +74,6 @@ static kvf_status measure(disk_rig *d, const kvf_disk_case *c, kvf_disk_result *
 
 static void every_kind_of_pass(void **state)
 {
-    (void)state;
     disk_rig d;
     uint32_t passes = 0;
     open_disk(&d);
@@ -107,7 +106,6 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
     disk_rig *d = user;
     kvf_disk_result r;
     kvf_disk_case c = small_case();
-    (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
         if (!refusals_set(kvf_disk_setting, &c, field, value))
@@ -120,7 +118,6 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
 
 static void bad_cases_are_refused(void **state)
 {
-    (void)state;
     disk_rig d;
     kvf_disk *other = NULL;
     open_disk(&d);
@@ -135,7 +132,6 @@ static void bad_cases_are_refused(void **state)
 /* Memory, files and rings: each refused once, and completions that fail or are partial. */
 static void each_refusal_once(void **state)
 {
-    (void)state;
     const int says[] = {1, -EAGAIN, 4096};
     disk_rig d;
     open_disk(&d);

@@ -60,7 +60,6 @@ static void want(tiered *t, kvf_block b)
 
 static void bytes_come_back(void **state)
 {
-    (void)state;
     for (uint32_t bundle_blocks = 1; bundle_blocks <= 3; bundle_blocks++) {
         tiered t;
         kvf_block blocks[BLOCKS];
@@ -120,7 +119,6 @@ static void bytes_come_back(void **state)
 
 static void neighbours_share_a_bundle(void **state)
 {
-    (void)state;
     tiered t;
     kvf_block a = KVF_BLOCK_NONE, b = KVF_BLOCK_NONE, first[BLOCKS];
     open_pool(&t, 3);
@@ -143,7 +141,6 @@ static void neighbours_share_a_bundle(void **state)
 /* More than berths in one call: refused, and nothing is lost. */
 static void a_crowd_is_refused(void **state)
 {
-    (void)state;
     tiered t;
     kvf_block blocks[BERTHS + 1];
     open_pool(&t, 1);
@@ -169,7 +166,6 @@ static bool may(const void *user, uint32_t berth)
 
 static void what_is_used_stays(void **state)
 {
-    (void)state;
     kvf_disk_use uses[BERTHS] = {0};
     kvf_disk_turn turn = {0};
     uint32_t bundles[BERTHS], pinned = 2;
@@ -209,7 +205,6 @@ static bool of_another(const void *user, uint32_t berth)
 
 static void turns_keep_a_share(void **state)
 {
-    (void)state;
     turns t;
     kvf_disk_use uses[15] = {0};
     kvf_disk_turn groups[3] = {0};

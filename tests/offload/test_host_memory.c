@@ -47,7 +47,6 @@ static void check_usable(const kvf_host_memory *memory)
 
 static void test_tiers(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     const kvf_huge_pages wishes[] = {KVF_HUGE_PAGES_OFF, KVF_HUGE_PAGES_AUTO,
@@ -85,7 +84,6 @@ static void test_tiers(void **state)
 /* Arenas hold whole granules, and together exactly what was asked. */
 static void test_arenas(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config config = plain(7 * 3 * 64 * 1024 - 1000, 3 * 64 * 1024);
@@ -126,7 +124,6 @@ static uint64_t resident_bytes(void)
 /* All of it is resident at once, and not more than was asked. */
 static void test_resident_size(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config config = plain(48 * MIB + 4096, 4096);
@@ -144,7 +141,6 @@ static void test_resident_size(void **state)
 /* The kernel's own account says that the pages are bound to the node. */
 static void test_bound(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     static kvf_topology topology;
@@ -179,7 +175,6 @@ static void test_bound(void **state)
 /* A device that cannot register: an error by default, pageable memory only where it was allowed. */
 static void test_unpinned(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config config = plain(MIB, 4096);
@@ -228,7 +223,6 @@ static void expect_refusal(rig *r, const kvf_headroom *headroom,
 
 static void test_preflight(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config config = plain(16 * GIB, 4096);
@@ -278,7 +272,6 @@ static void test_preflight(void **state)
 
 static void test_headroom_of_this_machine(void **state)
 {
-    (void)state;
     kvf_headroom h;
     kvf_headroom_read(NULL, -1, &h);
     char text[32];
@@ -327,7 +320,6 @@ static void remove_tree(const tree *t)
 
 static void test_cgroup_v2(void **state)
 {
-    (void)state;
     tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
     assert_true(read_tree(&t) == UINT64_MAX); /* no file at all */
@@ -352,7 +344,6 @@ static void test_cgroup_v2(void **state)
 /* A virtual machine that shows 8 GiB, of which 6 are free, and gets more as it uses them. */
 static void test_memory_that_grows(void **state)
 {
-    (void)state;
     rig r;
     char proc[128];
     tree t = {.root = "/tmp/kvf-meminfo-XXXXXX"};
@@ -381,7 +372,6 @@ static void test_memory_that_grows(void **state)
 
 static void test_cgroup_v1(void **state)
 {
-    (void)state;
     tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
     put(&t, "self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n");

@@ -123,7 +123,6 @@ static void run_on_streams(rig *r, const step *program, cell *cells)
 
 static void test_random_program(void **state)
 {
-    (void)state;
     static step program[PROGRAM];
     static cell expected[CELLS];
     for (uint32_t seed = 1; seed <= 6; seed++) {
@@ -153,7 +152,6 @@ typedef struct gate {
 
 static void pass_gate(const void *raw, uint32_t task)
 {
-    (void)task;
     gate *g = *(gate *const *)raw;
     while (!atomic_load(&g->is_open)) {
         struct timespec time = {.tv_nsec = 100000};
@@ -165,7 +163,6 @@ static void pass_gate(const void *raw, uint32_t task)
 /* An event recorded again elsewhere still holds back those who waited for its first record. */
 static void test_event_recorded_again(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *slow, *fast, *waiter;
@@ -206,7 +203,6 @@ static void test_event_recorded_again(void **state)
 /* More entries than the queue holds: the caller is held back, nothing is lost or reordered. */
 static void test_full_queue(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream;
@@ -236,7 +232,6 @@ static void count_task(const void *raw, uint32_t task)
 /* Several streams share the team: every task of every launch runs exactly once. */
 static void test_tasks_run_once(void **state)
 {
-    (void)state;
     enum { TASKS = 97, LAUNCHES = 200 };
     static atomic_uint counts[STREAMS][TASKS];
     memset(counts, 0, sizeof counts);
@@ -264,7 +259,6 @@ static void test_tasks_run_once(void **state)
 
 static void test_bad_launch(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *stream;
@@ -287,7 +281,6 @@ typedef struct fail_args {
 
 static void fail_stream(const void *raw, uint32_t task)
 {
-    (void)task;
     const fail_args *a = raw;
     a->r->ops->stream_fail(a->stream, KVF_CORRUPT);
 }
@@ -295,7 +288,6 @@ static void fail_stream(const void *raw, uint32_t task)
 /* An error sticks, skips later work, travels along events, and nobody waits forever. */
 static void test_error_is_sticky(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_stream *a, *b;
@@ -328,7 +320,6 @@ static void test_error_is_sticky(void **state)
 
 static void test_device_memory(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_device_properties properties;
@@ -365,7 +356,6 @@ static void test_device_memory(void **state)
 /* Past the cache or not: the same bytes, at any size and alignment, and not one more. */
 static void test_copy_through(void **state)
 {
-    (void)state;
     enum { SIZE = 70000 };
     rig r;
     rig_open(&r, NULL);

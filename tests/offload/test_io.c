@@ -77,7 +77,6 @@ static uint32_t cut(rig_random *r, char *memory, struct iovec *pieces)
 
 static void engines_move_the_same_bytes(void **state)
 {
-    (void)state;
     if (kvf_checksum_bytes() == 0)
         skip();
     kvf_context *context = open_context();
@@ -117,7 +116,6 @@ static void engines_move_the_same_bytes(void **state)
 
 static void a_full_queue_takes_nothing(void **state)
 {
-    (void)state;
     kvf_context *context = open_context();
     for (int which = 0; which < 2; which++) {
         const int file = temporary_file();
@@ -155,19 +153,16 @@ static void a_full_queue_takes_nothing(void **state)
 
 static int refuse_ring(void *user, const char *what)
 {
-    (void)user;
     return strcmp(what, "ring") == 0;
 }
 
 static void note(void *user, int level, const char *line)
 {
-    (void)level;
     *(int *)user += strstr(line, "one request at a time") != NULL;
 }
 
 static void refused_by_the_hook(void **state)
 {
-    (void)state;
     int notes = 0;
     kvf_context *context = NULL;
     assert_int_equal(kvf_context_create(&(kvf_allocator){0}, note, &notes, &context), KVF_OK);
@@ -235,7 +230,6 @@ static void in_a_child(void (*refuse)(void), const char *wanted)
 
 static void refused_by_the_system(void **state)
 {
-    (void)state;
     in_a_child(refuse_by_sandbox, "preadv");
     in_a_child(refuse_memory, NULL); /* newer kernels do not count rings */
 }
@@ -244,7 +238,6 @@ static void refused_by_the_system(void **state)
 
 static void whole_or_not_at_all(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/kvf-new-XXXXXX", path[64], before[] = "old", after[8] = "";
     kvf_context *context = open_context();
     kvf_new_file f;

@@ -157,7 +157,6 @@ static void fail_each(ring_rig *r, const char *name, int says, int may_fail)
 
 static void each_call_fails_once(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int says, may_fail;
@@ -181,7 +180,6 @@ static void each_call_fails_once(void **state)
 /* A ring that is refused with any errno gives the other engine, and the note names it. */
 static void each_refusal_of_a_ring(void **state)
 {
-    (void)state;
     const int codes[] = {-EPERM, -ENOSYS, -ENOMEM, -EMFILE};
     ring_rig r;
     open_ring(&r, DEPTH);
@@ -202,7 +200,6 @@ static void each_refusal_of_a_ring(void **state)
 
 static void bundles_reads_first(void **state)
 {
-    (void)state;
     ring_rig r;
     uint32_t at[DEPTH];
     open_ring(&r, DEPTH);
@@ -255,7 +252,6 @@ static void keep_some(ring_rig *r)
 
 static void kept_or_not_the_same_bytes(void **state)
 {
-    (void)state;
     static const char *const refused[] = {NULL, "ring buffers", "ring files"};
     for (uint32_t i = 0; i < 3; i++) {
         ring_rig r;
@@ -275,7 +271,6 @@ static void kept_or_not_the_same_bytes(void **state)
 /* In a process of its own, that may lock no memory. */
 static void kept_without_memlock(void **state)
 {
-    (void)state;
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -302,7 +297,6 @@ static void kept_without_memlock(void **state)
 
 static void past_the_page_cache(void **state)
 {
-    (void)state;
     ring_rig r;
     struct stat about;
     open_ring(&r, DEPTH);
@@ -329,7 +323,6 @@ static void past_the_page_cache(void **state)
 /* Where a file system has none without a name, one has a name for a moment. */
 static void files_without_a_name(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/kvf-io-XXXXXX", bytes[] = "still here";
     ring_rig r;
     struct stat about;
@@ -354,7 +347,6 @@ static void files_without_a_name(void **state)
 
 static void files_that_cannot_be(void **state)
 {
-    (void)state;
     ring_rig r;
     kvf_error error;
     int file = 3, pipes[2];

@@ -62,7 +62,6 @@ static void assert_times(const kvf_link_times *t, int is_there)
 
 static void test_methods(void **state)
 {
-    (void)state;
     link_rig l;
     open_link(&l);
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
@@ -97,7 +96,6 @@ static void test_methods(void **state)
 
 static void test_kinds(void **state)
 {
-    (void)state;
     link_rig l;
     open_link(&l);
     for (uint32_t what = KVF_LINK_GATHER; what <= KVF_LINK_MEMCPY; what++) {
@@ -131,7 +129,6 @@ static void test_kinds(void **state)
 /* The pool outlives a case, and is made anew where a case asks for another. */
 static void test_pool(void **state)
 {
-    (void)state;
     link_rig l;
     kvf_link_result r;
     open_link(&l);
@@ -152,7 +149,6 @@ static void test_pool(void **state)
 /* A byte that is not what it should be is found, wherever it is. */
 static void test_wrong_bytes(void **state)
 {
-    (void)state;
     link_rig l;
     kvf_link_result r;
     kvf_error error;
@@ -178,7 +174,6 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
     kvf_link_result r;
     kvf_link_case c = small_case();
     const char *value = refusals_value(change);
-    (void)size;
     if (!refusals_set(kvf_link_setting, &c, change, value))
         fail_msg("there is no field %s", change);
     const kvf_status status = kvf_link_measure(l->bench, &c, NULL, &r);
@@ -188,7 +183,6 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
 
 static void test_bad_cases(void **state)
 {
-    (void)state;
     link_rig l;
     kvf_link_result r;
     kvf_error error;
@@ -205,7 +199,6 @@ static void test_bad_cases(void **state)
 /* Ids are in the pool; uniform ones are distinct; runs are runs; zipf prefers few. */
 static void test_patterns(void **state)
 {
-    (void)state;
     static uint32_t ids[4096], seen[5000];
     uint64_t random = 5;
     printf("patterns: seed 5\n");
@@ -235,7 +228,6 @@ static void test_patterns(void **state)
 
 static void test_numbers(void **state)
 {
-    (void)state;
     kvf_link_line line;
     double x[50], y[50];
     for (uint32_t i = 0; i < 50; i++) {
@@ -273,7 +265,6 @@ static void test_numbers(void **state)
 /* Whatever is refused, a case fails with a status and leaves nothing. */
 static void test_faults(void **state)
 {
-    (void)state;
     link_rig l;
     open_link(&l);
     kvf_link_case c = small_case();

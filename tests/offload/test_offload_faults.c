@@ -111,7 +111,6 @@ static uint64_t run_faults(kvf_transfer method)
 
 static void test_every_refusal(void **state)
 {
-    (void)state;
     const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_EACH, KVF_TRANSFER_GATHER,
                                     KVF_TRANSFER_MAPPED, KVF_TRANSFER_BATCH};
     for (size_t i = rig_kind() == KVF_DEVICE_HOST ? 0 : 1; i < 5; i++) { /* a GPU has no direct */
@@ -125,7 +124,6 @@ static void test_every_refusal(void **state)
 /* Three arenas, the register of the last refused: the first two are given back in reverse order. */
 static void test_rollback_of_arenas(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     uint64_t before = r.context->live_blocks;
@@ -149,7 +147,6 @@ static void test_rollback_of_arenas(void **state)
 
 static void test_context(void **state)
 {
-    (void)state;
     kvf_context *context;
     kvf_allocator half = {.alloc = rig_alloc};
     assert_int_equal(kvf_context_create(&half, NULL, NULL, &context), KVF_INVALID);

@@ -59,7 +59,6 @@ static void check_bytes(const kvf_page_pool *pool, kvf_block block)
 
 static void test_random(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
@@ -99,7 +98,6 @@ static void test_random(void **state)
 /* A fresh pool hands out ascending ids, whose bytes are contiguous. */
 static void test_fresh_order(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
@@ -119,7 +117,6 @@ static void test_fresh_order(void **state)
 /* is_valid sees a damaged free list: a walk that cannot fail would prove nothing. */
 static void test_walk_sees_damage(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();
@@ -142,7 +139,6 @@ static void test_walk_sees_damage(void **state)
 
 static void test_bad_sizes(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_host_memory_config memory = plain_memory();

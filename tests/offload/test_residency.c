@@ -135,7 +135,6 @@ static int read_lists(rig *r, const kvf_residency *residency, uint32_t list, lis
 
 static void test_resolve(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_residency residency;
@@ -192,7 +191,6 @@ static void test_resolve(void **state)
 
 static void test_slots(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     kvf_residency residency;

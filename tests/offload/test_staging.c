@@ -26,7 +26,6 @@ static kvf_staging *open_ring(rig *r, uint32_t depth)
 
 static void await_count(const void *raw, uint32_t task)
 {
-    (void)task;
     atomic_uint *left = *(atomic_uint *const *)raw;
     while (atomic_load(left) == 0) {
         struct timespec time = {.tv_nsec = 50000};
@@ -42,7 +41,6 @@ static void await_count(const void *raw, uint32_t task)
  */
 static void test_against_model(void **state)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth++) {
         rig_random random = rig_seed("staging model", depth);
         rig r;
@@ -101,7 +99,6 @@ static void test_against_model(void **state)
 /* A writer ahead of a slow, pausing stream: everything arrives, in order, through any depth. */
 static void test_bytes_arrive(void **state)
 {
-    (void)state;
     enum { CHUNKS = 120 };
     static unsigned char arrived[CHUNKS][CHUNK];
     for (uint32_t depth = 1; depth <= 3; depth++) {
@@ -131,7 +128,6 @@ static void test_bytes_arrive(void **state)
 
 static void test_bad_config(void **state)
 {
-    (void)state;
     rig r;
     rig_open(&r, NULL);
     const kvf_staging_config bad[] = {

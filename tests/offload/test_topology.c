@@ -21,13 +21,11 @@ static kvf_context *context;
 
 static int open_context(void **state)
 {
-    (void)state;
     return kvf_context_create(NULL, NULL, NULL, &context) == KVF_OK ? 0 : -1;
 }
 
 static int close_context(void **state)
 {
-    (void)state;
     assert_int_equal(context->live_blocks, 0);
     kvf_context_destroy(context);
     return 0;
@@ -51,7 +49,6 @@ static void check_invariant(const kvf_topology *t)
 
 static void test_this_machine(void **state)
 {
-    (void)state;
     static kvf_topology t;
     RIG_OK(kvf_topology_read(context, NULL, &t));
     check_invariant(&t);
@@ -68,7 +65,6 @@ static void test_this_machine(void **state)
 
 static void test_synthetic(void **state)
 {
-    (void)state;
     static kvf_topology t;
     kvf_topology_source source = {.synthetic = "pack:2 [numa(memory=34359738368)] core:3 pu:2"};
     RIG_OK(kvf_topology_read(context, &source, &t));
@@ -88,7 +84,6 @@ static void test_synthetic(void **state)
 
 static void test_bad_source(void **state)
 {
-    (void)state;
     static kvf_topology t;
     kvf_error error;
     kvf_topology_source source = {.xml_path = DATA "is_not_there.xml"};
@@ -99,7 +94,6 @@ static void test_bad_source(void **state)
 
 static void test_gpu_on_node1(void **state)
 {
-    (void)state;
     static kvf_topology t;
     kvf_topology_source source = {.xml_path = DATA "two_sockets_gpu_on_node1.xml"};
     RIG_OK(kvf_topology_read(context, &source, &t));
@@ -113,14 +107,12 @@ static void test_gpu_on_node1(void **state)
 /* On two nodes, a device that hangs off the whole machine has no nearest node. */
 static void test_gpu_on_no_node(void **state)
 {
-    (void)state;
     kvf_topology_source source = {.xml_path = DATA "two_sockets_gpu_on_no_node.xml"};
     assert_int_equal(kvf_topology_node_of_pci(context, &source, "0000:81:00.0"), -1);
 }
 
 static void test_no_numa_information(void **state)
 {
-    (void)state;
     static kvf_topology t;
     kvf_topology_source source = {.xml_path = DATA "no_numa_information.xml"};
     RIG_OK(kvf_topology_read(context, &source, &t));
@@ -143,7 +135,6 @@ static void write_file(const char *path, const char *text)
 /* sysfs is believed before hwloc: -1 means unknown, a node that does not exist means unknown. */
 static void test_node_in_sysfs(void **state)
 {
-    (void)state;
     char root[] = "/tmp/kvf-sysfs-XXXXXX";
     assert_non_null(mkdtemp(root));
     char path[256];
@@ -174,7 +165,6 @@ static void test_node_in_sysfs(void **state)
 
 static void test_without_hwloc(void **state)
 {
-    (void)state;
     static kvf_topology t;
     kvf_topology_source source = {.synthetic = "pack:2 core:2 pu:1"};
     assert_int_equal(kvf_topology_read(context, &source, &t), KVF_UNSUPPORTED);

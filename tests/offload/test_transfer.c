@@ -76,7 +76,6 @@ static void run_plan(rig *r, kvf_transfer_config *config, const plan *p)
 
 static void test_same_bytes(void **state)
 {
-    (void)state;
     static plan p;
     const struct {
         kvf_transfer method;
@@ -128,7 +127,6 @@ static void test_same_bytes(void **state)
 /* The count decides, and only the device knows it: every request finds exactly one method. */
 static void test_choice(void **state)
 {
-    (void)state;
     static plan p;
     const struct {
         kvf_transfer of[8]; /* counts of 0 and 1, 2 .. 3, 4 .. 7, ..., 64 .. */
@@ -159,7 +157,6 @@ static void test_choice(void **state)
 /* Without a measurement no thread of the host takes part, whatever the size. */
 static void test_default(void **state)
 {
-    (void)state;
     const kvf_transfer_choice usual = kvf_transfer_choice_default();
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         assert_int_equal(usual.method[b], KVF_TRANSFER_MAPPED);
@@ -177,7 +174,6 @@ static void test_default(void **state)
 
 static void hold(const void *raw, uint32_t task)
 {
-    (void)task;
     atomic_int *is_open = *(atomic_int *const *)raw;
     while (!atomic_load(is_open)) {
         struct timespec time = {.tv_nsec = 100000};
@@ -188,7 +184,6 @@ static void hold(const void *raw, uint32_t task)
 /* The named limit: requests_max in flight, then busy with nothing queued, then room again. */
 static void test_busy(void **state)
 {
-    (void)state;
     static plan p;
     rig r;
     bench_memory m;
@@ -235,7 +230,6 @@ static void test_busy(void **state)
 
 static void test_direct(void **state)
 {
-    (void)state;
     rig r;
     kvf_transfer_engine *engine;
     kvf_stream *stream;
@@ -277,7 +271,6 @@ static void test_direct(void **state)
 
 static void test_bad(void **state)
 {
-    (void)state;
     rig r;
     kvf_transfer_engine *engine;
     kvf_error error;

@@ -67,7 +67,6 @@ static void assert_untouched(failing *f, uint32_t q)
 /* A count that lies is an error of the stream, not a write out of bounds; the engine goes on. */
 static void test_count_too_large(void **state)
 {
-    (void)state;
     static failing f;
     const kvf_transfer all[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_BATCH};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -88,7 +87,6 @@ static void test_count_too_large(void **state)
 /* With `mapped` the host learns of it when it uses the slot again: a later join fails. */
 static void test_count_too_large_mapped(void **state)
 {
-    (void)state;
     static failing f;
     open_failing(&f, KVF_TRANSFER_MAPPED, 19);
     f.p.count[2] = 20;
@@ -107,7 +105,6 @@ static void test_count_too_large_mapped(void **state)
 /* Workers that are gone in the middle of a request, at every chunk of it. */
 static void test_gather_fails(void **state)
 {
-    (void)state;
     static failing f;
     for (uint64_t at = 1; at <= 3; at++) {
         rig_fault fault = {.at = at, .only = "gather"};
@@ -132,7 +129,6 @@ static void test_gather_fails(void **state)
 /* A failure that nobody joined before its slot was used again is not forgotten. */
 static void test_late_join(void **state)
 {
-    (void)state;
     static failing f;
     uint32_t ticket;
     rig_fault fault = {.at = 1, .only = "gather"};
@@ -155,7 +151,6 @@ static void test_late_join(void **state)
 /* An address that is no page of the pool is never read. */
 static void test_page_outside(void **state)
 {
-    (void)state;
     static failing f;
     static char stray[4096];
     kvf_error error;
@@ -176,7 +171,6 @@ static void test_page_outside(void **state)
 /* Requests that nobody joins are finished before the engine goes. */
 static void test_close_in_flight(void **state)
 {
-    (void)state;
     static failing f;
     const kvf_transfer all[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -201,7 +195,6 @@ static void test_close_in_flight(void **state)
  * name then; the others are refused and leave the recording whole. */
 static void test_recording(void **state)
 {
-    (void)state;
     static failing f;
     kvf_device_properties properties;
     kvf_graph *graph;

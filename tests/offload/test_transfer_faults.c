@@ -176,7 +176,6 @@ static uint64_t fail_each(kvf_transfer method, int is_sticky)
 
 static void test_every_call(void **state)
 {
-    (void)state;
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
                                     KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
@@ -189,7 +188,6 @@ static void test_every_call(void **state)
 /* After that nothing works, but everything returns. */
 static void test_lost(void **state)
 {
-    (void)state;
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_MAPPED, KVF_TRANSFER_AUTO};
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
         printf("%s: lost %llu times\n", kvf_transfer_name(methods[m]),

@@ -79,7 +79,6 @@ static uint64_t write_back(rig *r, both_sides *s, const uint32_t *from, const ui
 
 static void test_merges(void **state)
 {
-    (void)state;
     rig r;
     both_sides s;
     rig_open(&r, NULL);
@@ -99,7 +98,6 @@ static void test_merges(void **state)
 
 static void test_splits(void **state)
 {
-    (void)state;
     rig r;
     both_sides s;
     uint32_t all[BLOCKS];
@@ -115,7 +113,6 @@ static void test_splits(void **state)
 
 static void test_random(void **state)
 {
-    (void)state;
     rig r;
     both_sides s;
     rig_open(&r, &(rig_config){.delay_seed = 7});

@@ -103,7 +103,6 @@ static kvf_status prune_layer(scene *s, uint32_t layer, uint32_t tokens, kvf_pru
 /* 0, 3, ..., 69 and 71, 72, 73, 74: 24 and 4, of which 72 is in both. */
 static void keeps_what_it_answers(void **state)
 {
-    (void)state;
     scene s;
     scene_open(&s, KVF_RETENTION_EVICT);
     test_ok(&s.world, kvf_prune_begin(s.prune, s.sequence, TOKENS));
@@ -133,7 +132,6 @@ static void keeps_what_it_answers(void **state)
 
 static void keeps_the_rest_where_it_can_be_retrieved(void **state)
 {
-    (void)state;
     scene s;
     scene_open(&s, KVF_RETENTION_OFFLOAD);
     test_ok(&s.world, kvf_prune_begin(s.prune, s.sequence, TOKENS));
@@ -146,7 +144,6 @@ static void keeps_the_rest_where_it_can_be_retrieved(void **state)
 
 static void is_named_when_it_answers_wrongly(void **state)
 {
-    (void)state;
     scene s;
     scene_open(&s, KVF_RETENTION_EVICT);
     s.own.descends = 1;
@@ -161,7 +158,6 @@ static void is_named_when_it_answers_wrongly(void **state)
 
 static void refuses_a_prompt_within_the_window(void **state)
 {
-    (void)state;
     scene s;
     scene_open(&s, KVF_RETENTION_EVICT);
     assert_int_equal(kvf_prune_begin(s.prune, s.sequence, 3), KVF_INVALID);

@@ -42,7 +42,6 @@ static kvf_prune_config config_of(const char *name)
 
 static void finds_all_by_name(void **state)
 {
-    (void)state;
     static const char *const names[] = {"full",      "streaming",    "h2o",       "snapkv",
                                         "pyramidkv", "pyramidinfer", "gemfilter", "fastkv",
                                         "asl",       "structkv"};
@@ -62,7 +61,6 @@ static void finds_all_by_name(void **state)
 
 static void has_sound_defaults(void **state)
 {
-    (void)state;
     kvf_error error = {0};
     for (uint32_t i = 0; kvf_prune_policy_at(i); i++) {
         kvf_prune_config config;
@@ -159,8 +157,6 @@ static kvf_status check_row(void *user, char *change, size_t size, kvf_error *er
     refusals_part(change, &field);
     const bool is_own = strcmp(change, "own") == 0;
     kvf_prune_config config = is_own ? (kvf_prune_config){0} : config_of(change);
-    (void)user;
-    (void)size;
     if (is_own)
         kvf_prune_config_init(&config, &own);
     for (char *next; field; field = next) {
@@ -177,7 +173,6 @@ static kvf_status check_row(void *user, char *change, size_t size, kvf_error *er
 
 static void refuses_bad_settings(void **state)
 {
-    (void)state;
     refusals_check(&(refusals){.path = "tests/prune/policies.refusals", .call = check_row});
 }
 
@@ -192,7 +187,6 @@ static void expect_size(const kvf_prune_config *config, const char *format, size
 
 static void refuses_other_sizes(void **state)
 {
-    (void)state;
     uint32_t calls = 0;
     kvf_prune_config config = config_of("fastkv");
     kvf_prune_policy own = own_policy(&calls);
@@ -213,7 +207,6 @@ static void refuses_other_sizes(void **state)
 
 static void takes_what_fits_together(void **state)
 {
-    (void)state;
     uint32_t calls = 0;
     kvf_prune_config config = config_of("fastkv");
     config.retention = KVF_RETENTION_EVICT;
@@ -245,7 +238,6 @@ static void expect_problem(const kvf_prune_settings *settings, uint32_t tokens, 
 
 static void knows_prompts_that_are_too_short(void **state)
 {
-    (void)state;
     kvf_prune_settings s = config_of("fastkv").settings;
     expect_problem(&s, 7,
                    "window = 8: the prompt has only 7 tokens; lower window, or do not prune it");
@@ -276,7 +268,6 @@ static void knows_prompts_that_are_too_short(void **state)
 
 static void shares_are_what_they_are_written_as(void **state)
 {
-    (void)state;
     /* 10 * 0.7f is 6.99999988; 0.7 in decimals gives 7. 0.29 * 100 is 28.999999999999996. */
     assert_int_equal(kvf_share_count(10, kvf_share_value(0.7f)), 7);
     assert_int_equal(kvf_share_count(100, kvf_share_value(0.29f)), 28);
@@ -295,7 +286,6 @@ static void shares_are_what_they_are_written_as(void **state)
 /* C = capacity - 8, mn = C / 20, mx = 2 C - mn, but at most n - 8; step = (mx - mn) / (L - 1). */
 static void pyramidkv_budgets_are_the_formulas(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t n, capacity, layers, layer, count;
     } golden[] = {
@@ -383,7 +373,6 @@ static void fill_row(float *row, uint32_t n, uint32_t kind, uint64_t *seed)
 
 static void chooses_as_a_sort_would(void **state)
 {
-    (void)state;
     uint64_t seed = 71;
     printf("chooses_as_a_sort_would: seed %u\n", (unsigned)seed);
     float row[ROW_MAX];
@@ -413,7 +402,6 @@ static void chooses_as_a_sort_would(void **state)
 
 static void keys_order_like_scores(void **state)
 {
-    (void)state;
     static const float rising[] = {-INFINITY, -3e38f, -1.0f, -1e-45f, 0.0f,
                                    1e-45f,    1.0f,   3e38f, INFINITY};
     for (size_t i = 1; i < sizeof rising / sizeof *rising; i++)

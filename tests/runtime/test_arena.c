@@ -203,7 +203,6 @@ static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t dela
 
 static void an_arena_changes_no_bit(void **state)
 {
-    (void)state;
     const uint64_t seed = 811;
     test_seed_print(__func__, seed);
     static const struct {
@@ -223,7 +222,6 @@ static void an_arena_changes_no_bit(void **state)
 /* Prefill layer after layer finds every earlier token of its layer on the device. */
 static void layer_major_prefill_stays_in_the_arena(void **state)
 {
-    (void)state;
     kvf_cache_config cc = test_config_small();
     test_tokens t;
     side x = {0};

@@ -36,7 +36,6 @@ static const char *select_names[] = {"hybrid",    "full",  "static",  "dynamic",
 
 static void every_transfer_method_gives_the_same_bits(void **state)
 {
-    (void)state;
     const uint64_t seed = 101;
     test_seed_print(__func__, seed);
     /* The last two are the CUDA device's. */
@@ -65,7 +64,6 @@ static void every_transfer_method_gives_the_same_bits(void **state)
 
 static void thread_counts_give_the_same_bits(void **state)
 {
-    (void)state;
     const uint64_t seed = 103;
     test_seed_print(__func__, seed);
     static const uint32_t threads[] = {2, 3, 5};
@@ -94,7 +92,6 @@ static void thread_counts_give_the_same_bits(void **state)
  */
 static void small_pages_give_the_same_bits(void **state)
 {
-    (void)state;
     const uint64_t seed = 113;
     test_seed_print(__func__, seed);
     static const kvf_select selects[] = {KVF_SELECT_HYBRID, KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
@@ -131,7 +128,6 @@ static void small_pages_give_the_same_bits(void **state)
 /* Streams that pause at random: whatever was forgotten to wait for shows here, and under TSan. */
 static void delays_do_not_change_bits(void **state)
 {
-    (void)state;
     const uint64_t seed = 107;
     test_seed_print(__func__, seed);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
@@ -158,7 +154,6 @@ static void delays_do_not_change_bits(void **state)
 /* What was resident decides what moves, never the answer. An exact refresh sees every key. */
 static void slots_do_not_change_bits(void **state)
 {
-    (void)state;
     const uint64_t seed = 109;
     test_seed_print(__func__, seed);
     /* A list of pages has at most budget / P = 12 of them, so 12 slots are the least; 0 = default.
@@ -204,7 +199,6 @@ static uint32_t cpu_isa(uint32_t mask)
  * where rounding cannot change a choice). */
 static void instruction_sets_agree(void **state)
 {
-    (void)state;
     const uint64_t seed = 113;
     test_seed_print(__func__, seed);
     if (test_on_cuda()) {
@@ -308,7 +302,6 @@ static void run_batch(const batch_run *b, void *out, float *lse)
 
 static void batch_equals_single_runs(void **state)
 {
-    (void)state;
     const uint64_t seed = 127;
     test_seed_print(__func__, seed);
     static const uint32_t prompts[BATCH] = {TEST_SANITIZED ? 130 : 260, 33, 101};

@@ -518,7 +518,6 @@ static uint32_t play_round(const round_plan *p)
 
 static void random_rounds_give_the_same_bits(void **state)
 {
-    (void)state;
     test_random r = {seed};
     uint32_t replays = 0;
     test_seed_print(__func__, seed);

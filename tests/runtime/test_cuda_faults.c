@@ -143,7 +143,6 @@ static void every_call_of_a_scene_fails(void **state)
 /* Opening a runtime: an error, or a device that can less; and the next one opens. */
 static void every_call_of_open_fails(void **state)
 {
-    (void)state;
     uint64_t failures = 0;
     for (uint64_t n = 1;; n++) {
         stage st = {0};

@@ -48,7 +48,6 @@ static void says(const kvf_error *error, kvf_status status, const char *const *w
 
 static void keep_line(void *user, int level, const char *line)
 {
-    (void)level;
     snprintf(user, 512, "%s", line);
 }
 
@@ -75,7 +74,6 @@ static void falls_back(const char *why, const char *fix)
 
 static void a_machine_without_a_gpu(void **state)
 {
-    (void)state;
     kvf_emu_config c = machine();
     c.devices = 0;
     kvf_emu_set_config(&c);
@@ -92,7 +90,6 @@ static void a_machine_without_a_gpu(void **state)
 
 static void a_device_that_is_not_there(void **state)
 {
-    (void)state;
     kvf_emu_config c = machine();
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
@@ -147,7 +144,6 @@ static void too_large(kvf_runtime *runtime, const kvf_cache_config *large, kvf_s
 
 static void memory_that_runs_out(void **state)
 {
-    (void)state;
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
     const kvf_runtime_config rc = on_cuda();
@@ -202,7 +198,6 @@ static void memory_that_runs_out(void **state)
 
 static void methods_that_are_not_there(void **state)
 {
-    (void)state;
     kvf_runtime *runtime = NULL;
     kvf_cache *cache = NULL;
     kvf_error error = {0};
@@ -230,13 +225,10 @@ static void methods_that_are_not_there(void **state)
 
 static void task(const void *args, uint32_t number)
 {
-    (void)args;
-    (void)number;
 }
 
 static void streams_of_others(void **state)
 {
-    (void)state;
     kvf_runtime *runtime = NULL;
     kvf_stream *own = NULL, *first = NULL, *second = NULL;
     const kvf_runtime_config rc = on_cuda();
@@ -274,7 +266,6 @@ static uint32_t choose_too_far(void *user, const kvf_select_view *view, int32_t 
 
 static uint32_t choose_too_many(void *user, const kvf_select_view *view, int32_t *ids)
 {
-    (void)user;
     for (uint32_t i = 0; i < view->pages_max; i++)
         ids[i] = (int32_t)i;
     return view->pages_max + 1;
@@ -314,7 +305,6 @@ static kvf_decode_args next_token(world *x, uint32_t token)
 /* The stream fails with the reason; the kernels never see such an id. */
 static void ids_that_are_out_of_range(void **state)
 {
-    (void)state;
     static const kvf_select_fn wrong[] = {choose_too_far, choose_too_far, choose_too_many};
     for (size_t i = 0; i < 3; i++) {
         static int below;
@@ -335,7 +325,6 @@ static void ids_that_are_out_of_range(void **state)
 
 static void lists_that_are_out_of_range(void **state)
 {
-    (void)state;
     static const int32_t bad[] = {1 << 20, -1};
     for (size_t i = 0; i < 2; i++) {
         world x;
@@ -365,7 +354,6 @@ static void lists_that_are_out_of_range(void **state)
 
 static void recordings_in_the_wrong_place(void **state)
 {
-    (void)state;
     world x;
     kvf_recording *r = NULL, *other = NULL;
     kvf_sequence *child = NULL;

@@ -109,7 +109,6 @@ static void run_against_dense(kvf_cache_config config, uint64_t seed, const char
 
 static void full_budget_is_dense(void **state)
 {
-    (void)state;
     const uint64_t seed = 20260101;
     test_seed_print(__func__, seed);
     for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
@@ -124,7 +123,6 @@ static void full_budget_is_dense(void **state)
 /* The host device takes every multiple of 16. */
 static void head_dims_are_multiples_of_16(void **state)
 {
-    (void)state;
     const uint64_t seed = 53;
     test_seed_print(__func__, seed);
     for (uint32_t i = 0; i < 16 && !test_on_cuda(); i++) {
@@ -138,7 +136,6 @@ static void head_dims_are_multiples_of_16(void **state)
 /* A GPU refuses what it has no matrix products for. */
 static void a_gpu_takes_some_head_dims(void **state)
 {
-    (void)state;
     static const uint32_t head_dims[] = {16, 48, 112, 192, 240};
     const kvf_cache_config small = test_config_small();
     test_world w;
@@ -159,7 +156,6 @@ static void a_gpu_takes_some_head_dims(void **state)
 
 static void full_selection_is_dense_whatever_the_budget(void **state)
 {
-    (void)state;
     const uint64_t seed = 31;
     test_seed_print(__func__, seed);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
@@ -182,7 +178,6 @@ static void full_selection_is_dense_whatever_the_budget(void **state)
 /* A prompt of nothing: the first token of a sequence may be a decode step. */
 static void decode_from_the_first_token(void **state)
 {
-    (void)state;
     const uint64_t seed = 37;
     test_seed_print(__func__, seed);
     test_scenario sc = {.cc = test_config_small(),
@@ -198,7 +193,6 @@ static void decode_from_the_first_token(void **state)
 /* The prompt in chunks: the same attention to rounding, and afterwards the same bits. */
 static void chunks_do_not_matter(void **state)
 {
-    (void)state;
     const uint64_t seed = 41;
     test_seed_print(__func__, seed);
     static const uint32_t chunks[] = {1, 3, 8, 17, 64, 128};
@@ -227,7 +221,6 @@ static void chunks_do_not_matter(void **state)
 /* Without a static set nothing depends on the queries of the prompt. */
 static void append_only_prefill_leaves_the_same_cache(void **state)
 {
-    (void)state;
     const uint64_t seed = 43;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -254,7 +247,6 @@ static void append_only_prefill_leaves_the_same_cache(void **state)
 /* Without queries of the prompt the first static set comes from the first steps; nothing breaks. */
 static void append_only_prefill_then_sparse_decode(void **state)
 {
-    (void)state;
     const uint64_t seed = 47;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();

@@ -131,7 +131,6 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
 
 static void same_bits(void **state)
 {
-    (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
         kvf_cache_config config = save_config(c);
         if (config.head_mask)
@@ -145,7 +144,6 @@ static void same_bits(void **state)
 /* Hits are attended before misses are read; what is gathered comes from berths. */
 static void same_bits_gathered(void **state)
 {
-    (void)state;
     run(&save_cases[0], KVF_TRANSFER_GATHER, 1);
     if (TEST_SANITIZED)
         return;
@@ -156,7 +154,6 @@ static void same_bits_gathered(void **state)
 /* Several blocks in a bundle, which does not end where an alignment does. */
 static void same_bits_in_bundles(void **state)
 {
-    (void)state;
     if (!TEST_SANITIZED)
         run(&save_cases[0], KVF_TRANSFER_AUTO, 20000);
     run(&save_cases[4], KVF_TRANSFER_GATHER, 11000);
@@ -166,7 +163,6 @@ static void same_bits_in_bundles(void **state)
 
 static void same_bits_with_streaming_heads(void **state)
 {
-    (void)state;
     run(&disk_heads[1], KVF_TRANSFER_AUTO, 1);
     if (!TEST_SANITIZED)
         run(&disk_heads[0], KVF_TRANSFER_GATHER, 20000);
@@ -175,7 +171,6 @@ static void same_bits_with_streaming_heads(void **state)
 /* Each cache of retrieval heads has what it needs and a share of the rest, and no more together. */
 static void memory_is_shared(void **state)
 {
-    (void)state;
     const kvf_cache_config config = disk_config_of(&disk_heads[1], 1);
     for (uint32_t i = 0; i < 4; i++) {
         kvf_cache_config c = config;
@@ -221,7 +216,6 @@ static void set_heads_ahead(kvf_cache_config *c)
 /* What ranks next is read while later layers run; answers are those of a cache that does not. */
 static void same_bits_with_speculation(void **state)
 {
-    (void)state;
     static const save_case cases[] = {{"dynamic, ahead", set_ahead},
                                       {"resident refresh, ahead", set_hybrid_ahead},
                                       {"streaming heads, ahead", set_heads_ahead}};
@@ -237,7 +231,6 @@ static void same_bits_with_speculation(void **state)
  * have waited for. */
 static void what_is_foreseen_is_not_waited_for(void **state)
 {
-    (void)state;
     static const save_case c = {"", set_ahead};
     uint64_t reads[2];
     for (uint32_t ahead = 0; ahead < 2; ahead++) {
@@ -267,7 +260,6 @@ static void what_is_foreseen_is_not_waited_for(void **state)
 
 static void the_file_is_private(void **state)
 {
-    (void)state;
     const kvf_cache_config config = disk_config_of(&save_cases[4], 1);
     const uint32_t files = save_count_files();
     test_world w;
@@ -298,7 +290,6 @@ static void refused(kvf_runtime *runtime, const kvf_cache_config *config, kvf_st
 
 static void contradictions_are_refused(void **state)
 {
-    (void)state;
     const kvf_cache_config good = disk_config_of(&save_cases[4], 1);
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
@@ -333,7 +324,6 @@ static void contradictions_are_refused(void **state)
 /* Where nothing is said, as many whole blocks as 128 KiB need. */
 static void bundles_have_128_KiB(void **state)
 {
-    (void)state;
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_cache_plan plan;
@@ -353,7 +343,6 @@ static void bundles_have_128_KiB(void **state)
 /* All fits: there is no file, and nothing else is different. */
 static void no_tier_where_all_fits(void **state)
 {
-    (void)state;
     kvf_cache_config c = disk_config_of(&save_cases[4], 1);
     test_world w;
     c.host_bytes = 1 << 30;

@@ -191,7 +191,6 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
     disk_world f;
     save_case with = *c;
     open_worlds(&f, &with);
-    (void)transfer;
     same_prompt(&f, what);
     same_steps(&f, PROMPT, what, is_same);
     attempt a = {.f = &f, .first = PROMPT - 40};
@@ -214,7 +213,6 @@ static void life_with_failures(const save_case *c, int what, bool is_same, kvf_t
 /* What is transient is asked for again, and nobody sees it. */
 static void transient_failures(void **state)
 {
-    (void)state;
     static const int whats[] = {SHORT, FULL_QUEUE, WAIT_FAILS, ERRNO + EAGAIN, ERRNO + ECANCELED};
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
         life_with_failures(&save_cases[4], whats[i], true, KVF_TRANSFER_AUTO);
@@ -222,7 +220,6 @@ static void transient_failures(void **state)
 
 static void failures_with_a_name(void **state)
 {
-    (void)state;
     life_with_failures(&save_cases[4], ERRNO + EIO, true, KVF_TRANSFER_AUTO);
     if (TEST_SANITIZED)
         return;
@@ -252,7 +249,6 @@ static void fill_the_disk(attempt *a)
 /* Nothing can be written, and there is no berth left: a call says so until there is room. */
 static void a_disk_that_is_full(void **state)
 {
-    (void)state;
     disk_world f;
     open_worlds(&f, &save_cases[4]);
     attempt a = {.f = &f, .count = 60, .out = test_alloc(1 << 20)};
@@ -271,7 +267,6 @@ static void a_disk_that_is_full(void **state)
 /* It stays full: what was there goes on once another sequence has gone. */
 static void a_disk_that_stays_full(void **state)
 {
-    (void)state;
     disk_world f;
     open_worlds(&f, &save_cases[4]);
     same_prompt(&f, NOTHING);
@@ -315,7 +310,6 @@ static int refuse_one(void *user, const char *what)
 
 static void each_refusal_at_open(void **state)
 {
-    (void)state;
     disk_world f;
     open_worlds(&f, &save_cases[4]);
     const kvf_context *context = f.tier.runtime->context;

@@ -209,21 +209,18 @@ static void cut_and_go_on(uint32_t more)
 
 static void cut_off(void **state)
 {
-    (void)state;
     cut_and_go_on(0);
 }
 
 /* The block that is being written comes back to the window. */
 static void cut_through(void **state)
 {
-    (void)state;
     cut_and_go_on(4);
 }
 
 /* A fork keeps what it shares while the other goes; then it is cut, and a third takes the room. */
 static void forked_and_freed(void **state)
 {
-    (void)state;
     scene s;
     kvf_sequence *parents[2];
     open_scene(&s);
@@ -254,7 +251,6 @@ static void forked_and_freed(void **state)
 /* A sequence goes while it is being written, and the next one takes its blocks. */
 static void freed(void **state)
 {
-    (void)state;
     scene s;
     open_scene(&s);
     kvf_sequence_destroy(s.a);
@@ -269,7 +265,6 @@ static void freed(void **state)
 /* A save reads what is being written, while that is cut off and written again. */
 static void saved(void **state)
 {
-    (void)state;
     scene s;
     kvf_sequence *kept;
     kvf_save *save = NULL;
@@ -382,13 +377,11 @@ static void attended_meanwhile(kvf_transfer transfer)
 
 static void hits_do_not_wait(void **state)
 {
-    (void)state;
     attended_meanwhile(KVF_TRANSFER_DIRECT);
 }
 
 static void misses_in_memory_do_not_wait(void **state)
 {
-    (void)state;
     attended_meanwhile(KVF_TRANSFER_GATHER);
 }
 

@@ -145,7 +145,6 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
 
 static void lists_are_those_without_a_tier(void **state)
 {
-    (void)state;
     run(&save_cases[4], KVF_TRANSFER_AUTO, 1);
     if (!TEST_SANITIZED)
         run(&save_cases[0], KVF_TRANSFER_GATHER, 20000);
@@ -165,7 +164,6 @@ typedef struct late_reader {
 static void read_late(const void *raw, uint32_t task)
 {
     const late_reader *const *r = raw;
-    (void)task;
     (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     for (uint32_t i = 0; i < (*r)->count; i++)
         memcpy((*r)->to + i * (*r)->bytes, (*r)->pages[i], (*r)->bytes);
@@ -186,7 +184,6 @@ static uint32_t listed(const listing *l, uint32_t *pages)
 /* A slow kernel of the caller's reads pages while the next call wants their berths. */
 static void pages_stay_for_what_is_enqueued(void **state)
 {
-    (void)state;
     listing l;
     uint32_t pages[LISTED_MAX], gone = 0;
     kvf_cache_config config = save_config(&save_cases[4]);
@@ -227,7 +224,6 @@ static void pages_stay_for_what_is_enqueued(void **state)
 /* Whoever waits for the lists can tell at once that they are bad. */
 static void bad_lists_change_nothing(void **state)
 {
-    (void)state;
     listing l;
     open_listing(&l, disk_config_of(&save_cases[4], 1), NULL);
     test_world *tier = &l.w.tier;
@@ -245,7 +241,6 @@ static void bad_lists_change_nothing(void **state)
 /* Each read of a call fails once: the call is taken back, and made again it gives the same. */
 static void a_disk_that_fails(void **state)
 {
-    (void)state;
     listing l;
     uint32_t failures = 0;
     kvf_cache_config config = disk_config_of(&save_cases[4], 1);

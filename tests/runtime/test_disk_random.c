@@ -110,7 +110,6 @@ static bool has_tier(const kvf_cache_config *c)
 
 static void random_settings_give_the_same_bits(void **state)
 {
-    (void)state;
     test_random r = {seed};
     uint64_t reads = 0, ahead = 0, masked = 0;
     test_seed_print(__func__, seed);
@@ -146,7 +145,6 @@ static void random_settings_give_the_same_bits(void **state)
  * made. */
 static void a_pool_that_is_full(void **state)
 {
-    (void)state;
     disk_worlds w;
     kvf_cache_config c = disk_config_of(&save_cases[4], 1);
     kvf_restore_args args;

@@ -351,7 +351,6 @@ static void run(const spec *sp)
 
 static void test_sets(void **state)
 {
-    (void)state;
     static const spec specs[] = {
         {"snapkv", KVF_EVICTION_NAIVE, 64, 16, 0.5f, 0, KVF_POOL_MAX, 7, KVF_GROUP_SUM},
         {"snapkv", KVF_EVICTION_NAIVE, 50, 8, 0.3f, 0, KVF_POOL_AVERAGE, 5, KVF_GROUP_MEAN_SOFTMAX},
@@ -375,7 +374,6 @@ static void test_sets(void **state)
 /* StreamingLLM looks at everything that is held: sink and newest, whatever the chunks. */
 static void test_streaming(void **state)
 {
-    (void)state;
     static const kvf_eviction kinds[] = {KVF_EVICTION_NAIVE, KVF_EVICTION_PATCHED};
     for (uint32_t kind = 0; kind < 2; kind++) {
         const spec sp = {"streaming", kinds[kind], 30, 8, 1.0f, 24, KVF_POOL_MAX, 1, KVF_GROUP_SUM};
@@ -418,7 +416,6 @@ static void expect_text(rig *r, kvf_status got, kvf_status wanted, const char *p
 
 static void test_bad_calls(void **state)
 {
-    (void)state;
     const spec sp = {"snapkv", KVF_EVICTION_PATCHED, 40, 16,           0.5f,
                      0,        KVF_POOL_MAX,         1,  KVF_GROUP_SUM};
     rig r;
@@ -443,7 +440,6 @@ static void test_bad_calls(void **state)
 
 static void test_bad_budgets(void **state)
 {
-    (void)state;
     const spec low = {"snapkv", KVF_EVICTION_NAIVE, 40, 16,           0.25f,
                       0,        KVF_POOL_MAX,       1,  KVF_GROUP_SUM};
     const spec none = {"snapkv", KVF_EVICTION_PATCHED, 40, 16,           0.02f,
@@ -464,7 +460,6 @@ static void test_bad_budgets(void **state)
 
 static void test_other_policies(void **state)
 {
-    (void)state;
     const spec sp = {"h2o", KVF_EVICTION_NAIVE, 40, 16, 0.5f, 0, KVF_POOL_MAX, 1, KVF_GROUP_SUM};
     rig r;
     rig_open(&r, &sp);

@@ -73,7 +73,6 @@ static int is_memory_status(kvf_status s)
 
 static void runtime_open_survives_every_failure(void **state)
 {
-    (void)state;
     heap h = {0};
     const kvf_runtime_config rc = heap_config(&h);
     int64_t n = 0;
@@ -113,7 +112,6 @@ static void use_cache(kvf_cache *cache, kvf_stream *stream, const test_tokens *t
 
 static void cache_open_survives_every_failure(void **state)
 {
-    (void)state;
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_GATHER};
     static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside two inner caches */
@@ -169,7 +167,6 @@ static void cache_open_survives_every_failure(void **state)
 /* Streams, sequences and forks, one after the other; and a decode step asks for nothing at all. */
 static void small_objects_survive_every_failure(void **state)
 {
-    (void)state;
     heap h = {.fail_at = -1};
     const kvf_runtime_config rc = heap_config(&h);
     kvf_cache_config cc = test_config_small();
@@ -272,7 +269,6 @@ static void misuse_child(void)
 
 static void two_threads_in_one_cache_are_caught(void **state)
 {
-    (void)state;
     if (TEST_SANITIZED || KVF_ASSERT_LEVEL < 1) {
         print_message("# skipped: needs debug assertions and no sanitizer\n");
         skip();
@@ -299,7 +295,6 @@ static uint64_t resident_bytes(void)
 
 static void a_cache_takes_what_its_plan_says(void **state)
 {
-    (void)state;
     if (TEST_SANITIZED) {
         print_message("# skipped: sanitizers take memory of their own\n");
         skip();

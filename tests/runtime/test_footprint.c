@@ -108,7 +108,6 @@ static uint64_t sum_to(uint64_t n)
 
 static void test_full_is_one(void **state)
 {
-    (void)state;
     rig r;
     const kvf_cache_config cc = config_of(LAYERS);
     rig_open(&r, &cc);
@@ -142,7 +141,6 @@ static void test_full_is_one(void **state)
  * a streaming head that holds 4 entries: sink 1, window 3, a query's own included. */
 static void test_figure_of_the_paper(void **state)
 {
-    (void)state;
     rig r;
     const kvf_cache_config cc = config_of(1);
     rig_open(&r, &cc);
@@ -161,7 +159,6 @@ static void test_figure_of_the_paper(void **state)
 /* The same figure by chunks: six tokens, of which one is kept, then two more. */
 static void test_figure_by_chunks(void **state)
 {
-    (void)state;
     rig r;
     const kvf_cache_config cc = config_of(1);
     rig_open(&r, &cc);
@@ -179,7 +176,6 @@ static void test_figure_by_chunks(void **state)
 /* StreamingLLM over n steps, sink s, window w: 1 .. s+w, then s+w for the rest. */
 static void test_streaming(void **state)
 {
-    (void)state;
     static const uint32_t shapes[][3] = {{4, 12, 90}, {1, 2, 50}, {4, 36, 30}, {2, 30, 150}};
     for (uint32_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         rig r;
@@ -206,7 +202,6 @@ static void test_streaming(void **state)
 /* Chunks of c tokens, of each of which floor(c x share) are kept: a staircase on what is held. */
 static void test_chunked(void **state)
 {
-    (void)state;
     const uint32_t chunk = 40, chunks = 5, kept = 12, steps = 9;
     rig r;
     const kvf_cache_config cc = config_of(1);
@@ -440,7 +435,6 @@ static void random_call(rig *r, naive *m, test_random *random)
  * ever. Layer 0 has one of each, layer 1 only streaming heads. */
 static void test_head_mask(void **state)
 {
-    (void)state;
     static const uint8_t mask[LAYERS * HEADS] = {0, 1, 0, 0};
     const uint32_t ring = 6 + 30, prompt = 101, steps = 20;
     rig r = {0};
@@ -481,7 +475,6 @@ static void test_head_mask(void **state)
 
 static void test_random_histories(void **state)
 {
-    (void)state;
     const uint64_t seed = 20260721;
     test_seed_print("footprint", seed);
     test_random random = {seed};

@@ -36,7 +36,6 @@ static void context_counts(const kvf_context *c, uint64_t counts[2])
 /* Maps, registrations, device memory, streams, events, threads: each refused once, at its turn. */
 static void cache_open_survives_every_refusal(void **state)
 {
-    (void)state;
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_EACH};
     for (uint32_t m = 0; m < 3; m++) {
@@ -162,7 +161,6 @@ static void one_change(herd *h)
 
 static void invariants_hold_through_any_history(void **state)
 {
-    (void)state;
     const uint64_t seed = 701;
     test_seed_print(__func__, seed);
     for (uint32_t m = 0; m < 2; m++) {

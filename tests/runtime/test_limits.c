@@ -25,7 +25,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     kvf_error planned = {0};
     uint8_t *mask = test_alloc(1024);
     const uint64_t live = runtime->context->live_bytes;
-    (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
         if (strcmp(field, "head_mask") == 0) {
@@ -47,7 +46,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void every_bad_setting_is_named(void **state)
 {
-    (void)state;
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
@@ -59,7 +57,6 @@ static void every_bad_setting_is_named(void **state)
 /* The least budget, and what no text can say. */
 static void settings_at_the_border(void **state)
 {
-    (void)state;
     test_world w;
     const kvf_cache_config good = test_config_small();
     test_world_open(&w, NULL, &good);
@@ -80,7 +77,6 @@ static void settings_at_the_border(void **state)
 
 static void settings_in_force_are_told(void **state)
 {
-    (void)state;
     kvf_cache_config c = test_config_small();
     c.softmax_scale = 0.0f;
     test_world w;
@@ -109,7 +105,6 @@ static void settings_in_force_are_told(void **state)
 
 static void tokens_max_is_a_limit(void **state)
 {
-    (void)state;
     const uint64_t seed = 401;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -140,7 +135,6 @@ static void tokens_max_is_a_limit(void **state)
 /* Fill the pool with two sequences, be refused, give one back, go on: the same bits as alone. */
 static void an_exhausted_pool_appends_nothing(void **state)
 {
-    (void)state;
     const uint64_t seed = 403;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -185,7 +179,6 @@ static void an_exhausted_pool_appends_nothing(void **state)
 /* A batch in which one sequence cannot grow: no other one grows either. */
 static void a_batch_appends_all_or_nothing(void **state)
 {
-    (void)state;
     const uint64_t seed = 405;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -215,7 +208,6 @@ static void a_batch_appends_all_or_nothing(void **state)
 
 static void bad_arguments_are_refused(void **state)
 {
-    (void)state;
     kvf_cache_config c = test_config_small();
     test_tokens t;
     test_world w;
@@ -321,7 +313,6 @@ static void check_nan(const nan_case *n, uint64_t seed)
 
 static void a_sequence_with_nan_is_named(void **state)
 {
-    (void)state;
     const uint64_t seed = 409;
     test_seed_print(__func__, seed);
     static const nan_case cases[] = {

@@ -155,7 +155,6 @@ static void check_lists(const engine *e)
 
 static void lists_are_what_own_attention_needs(void **state)
 {
-    (void)state;
     const uint64_t seed = 503;
     test_seed_print(__func__, seed);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
@@ -191,7 +190,6 @@ static void lists_are_what_own_attention_needs(void **state)
  */
 static void listed_pages_are_the_best(void **state)
 {
-    (void)state;
     const uint64_t seed = 509;
     test_seed_print(__func__, seed);
     const kvf_cache_config c = lists_config();
@@ -250,7 +248,6 @@ static void listed_pages_are_the_best(void **state)
 /* Lists of the engine's own making: any pages, any number, also none but the last. */
 static void attention_over_given_lists(void **state)
 {
-    (void)state;
     const uint64_t seed = 521;
     test_seed_print(__func__, seed);
     const kvf_cache_config c = lists_config();
@@ -296,7 +293,6 @@ static void attention_over_given_lists(void **state)
 
 static void lists_need_a_ratio_of_zero(void **state)
 {
-    (void)state;
     kvf_cache_config c = lists_config();
     c.static_ratio = 0.25f;
     engine e = {0};
@@ -312,7 +308,6 @@ static void lists_need_a_ratio_of_zero(void **state)
 
 static void lists_too_small_are_refused(void **state)
 {
-    (void)state;
     const kvf_cache_config c = lists_config();
     engine e = {0};
     float *out = test_scratch(BATCH * HEADS * DIM * sizeof *out);
@@ -366,7 +361,6 @@ static uint32_t watch_and_choose(void *user, const kvf_select_view *view, int32_
 
 static void a_custom_policy_sees_what_was_promised(void **state)
 {
-    (void)state;
     const uint64_t seed = 523;
     test_seed_print(__func__, seed);
     static const float ratios[] = {0.0f, 0.25f};

@@ -132,7 +132,6 @@ static void any_mask_is_what_it_says(void **state)
     static const uint32_t sinks[] = {0, 6, 8, 17}, recents[] = {1, 8, 21, 64};
     const uint64_t seed = 401;
     test_random r = {seed};
-    (void)state;
     test_seed_print("any_mask_is_what_it_says", seed);
     for (uint32_t i = 0; i < (test_on_cuda() || TEST_SANITIZED ? 4u : 12u); i++) {
         uint8_t mask[12];
@@ -159,7 +158,6 @@ static void any_mask_is_what_it_says(void **state)
 
 static void lengths_about_sink_and_window(void **state)
 {
-    (void)state;
     for (uint32_t prompt = 25; prompt <= 29; prompt++) { /* sink + recent = 27 */
         if (!test_takes(prompt - 24))
             continue;
@@ -189,7 +187,6 @@ static void lengths_about_sink_and_window(void **state)
 
 static void a_ring_wraps_many_times(void **state)
 {
-    (void)state;
     test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
                         .tokens = {.seed = 11, .sharpness = 1.5f},
                         .prompt = 5,
@@ -207,7 +204,6 @@ static void a_ring_wraps_many_times(void **state)
 /* What a query sees does not depend on how the prompt was cut. */
 static void chunks_change_rounding_only(void **state)
 {
-    (void)state;
     test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
                         .tokens = {.seed = 13, .sharpness = 1.5f},
                         .prompt = 200,
@@ -243,7 +239,6 @@ static void all_ones_are_no_mask(void **state)
 {
     uint8_t ones[12];
     test_trace plain, masked;
-    (void)state;
     memset(ones, 1, sizeof ones);
     test_scenario sc = scenario_hybrid(NULL);
     test_run(&sc, &plain);
@@ -275,7 +270,6 @@ static void same_heads(const void *a, const void *b, const test_scenario *sc, ui
 static void retrieval_heads_keep_their_bits(void **state)
 {
     test_trace plain, masked;
-    (void)state;
     test_scenario sc = scenario_hybrid(NULL);
     test_run(&sc, &plain);
     sc.cc.head_mask = mask_of_all_kinds;
@@ -299,7 +293,6 @@ static void batches_and_forks(void **state)
     test_world w;
     test_tokens t, other;
     kvf_cache_config c = config_masked(mask_of_all_kinds);
-    (void)state;
     c.sequences_max = 3;
     test_tokens_make(&t, &c,
                      &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
@@ -381,7 +374,6 @@ static void streams_take_turns(void **state)
     kvf_runtime_config rc = test_runtime_config();
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     kvf_stream *streams[2];
-    (void)state;
     test_seams.delay_seed = test_on_cuda() ? 0 : 5;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 100, .seed = 31, .sharpness = 1.5f});
     test_world_open(&w, &rc, &c);

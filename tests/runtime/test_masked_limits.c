@@ -45,7 +45,6 @@ static void memory_is_what_the_mask_says(void **state)
 {
     kvf_runtime *runtime = NULL;
     const kvf_runtime_config rc = test_runtime_config();
-    (void)state;
     assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     kvf_cache_config c = config_masked(NULL);
     c.sequences_max = 2;
@@ -78,7 +77,6 @@ static void memory_is_what_the_mask_says(void **state)
 
 static void a_cache_takes_its_plan(void **state)
 {
-    (void)state;
     static const uint8_t *const masks[] = {mask_of_all_kinds, zeros};
     for (uint32_t i = 0; i < 2; i++) {
         test_world w;
@@ -112,7 +110,6 @@ static void steps_and_tokens_are_counted(void **state)
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     kvf_stats s;
     uint64_t attended = 0, attended_middle = 0;
-    (void)state;
     test_tokens_make(&t, &c,
                      &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 1, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
@@ -158,7 +155,6 @@ static void what_needs_pages_is_refused(void **state)
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
     int32_t numbers[64] = {0};
     kvf_cache_config c = config_masked(mask_of_all_kinds);
-    (void)state;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
@@ -195,7 +191,6 @@ static void a_full_pool_changes_nothing(void **state)
     test_tokens t;
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
     kvf_cache_config c = config_masked(mask_of_all_kinds);
-    (void)state;
     c.host_tokens_max = 16; /* two pages; the window holds up to 16 + 7 tokens more */
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 1, .sharpness = 1.0f});
     test_world_open(&w, NULL, &c);
@@ -226,7 +221,6 @@ static void faults_are_named(void **state)
         uint32_t layer, head, token, by_step;
     } cases[] = {{0, 0, 30, 0}, {0, 1, 30, 0}, {1, 3, 5, 0},  {2, 2, 40, 0},
                  {0, 2, 45, 1}, {0, 3, 45, 1}, {1, 0, 47, 1}, {2, 0, 44, 1}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_world w;
         test_tokens t, good;
@@ -269,7 +263,6 @@ static void faults_are_named(void **state)
 static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
 {
     uint8_t *seen = user;
-    (void)ids;
     seen[view->layer * HEADS + view->kv_head] = 1;
     return 0;
 }
@@ -281,7 +274,6 @@ static void custom_policies_see_the_models_heads(void **state)
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
     uint8_t seen[LAYERS * HEADS] = {0};
     kvf_cache_config c = config_masked(mask_of_all_kinds);
-    (void)state;
     c.select = KVF_SELECT_CUSTOM;
     c.select_fn = note_view;
     c.select_user = seen;

@@ -26,7 +26,6 @@ static uint32_t kept_tokens(const progress *p, uint32_t stride, uint32_t *tokens
  */
 static void every_other_token_is_evicted(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     uint32_t tokens[LAYERS][PROMPT], count[LAYERS];
@@ -65,7 +64,6 @@ static void every_other_token_is_evicted(void **state)
  * yet. Measured or not: a policy may choose by place. */
 static void what_is_kept_seeds_the_static_set(void **state)
 {
-    (void)state;
     static rig r;
     kvf_cache_config cc = rig_cache_config();
     cc.select = KVF_SELECT_STATIC;
@@ -95,7 +93,6 @@ static void what_is_kept_seeds_the_static_set(void **state)
 
 static void restart_empties_the_sequence(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
@@ -143,7 +140,6 @@ static double share(const kvf_cache_config *c, size_t bytes)
  * queries look. */
 static void memory_does_not_grow_with_the_window(void **state)
 {
-    (void)state;
     static rig r;
     kvf_cache_config cc = rig_cache_config();
     cc.tokens_max = 4096;
@@ -180,13 +176,11 @@ typedef struct refusal {
 static int refuse_one(void *user, const char *what)
 {
     refusal *f = user;
-    (void)what;
     return ++f->calls == f->countdown;
 }
 
 static void failed_opens_leave_nothing(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE);

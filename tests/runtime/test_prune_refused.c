@@ -14,7 +14,6 @@
 
 static void keeps_too_few(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)view;
     answer->keep_count = WINDOW - 1;
 }
 
@@ -50,7 +49,6 @@ static void keeps_what_is_not_there(const kvf_prune_view *view, kvf_prune_answer
 
 static void propagates_nothing(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)view;
     answer->propagate_count = 0;
 }
 
@@ -68,13 +66,11 @@ static void propagates_backwards(const kvf_prune_view *view, kvf_prune_answer *a
 
 static void starts_over_again(const kvf_prune_view *view, kvf_prune_answer *answer)
 {
-    (void)view;
     answer->restart = 1;
 }
 
 static void nonsense_is_refused_by_name(void **state)
 {
-    (void)state;
     static rig r;
     static const struct {
         void (*nonsense)(const kvf_prune_view *view, kvf_prune_answer *answer);
@@ -126,7 +122,6 @@ static void expect_refused(rig *r, kvf_status got, const char *part)
 
 static void wrong_calls_are_refused(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     kvf_prune_result result;
@@ -157,7 +152,6 @@ static void wrong_calls_are_refused(void **state)
 /* A chunk whose queries were not seen. */
 static void missing_sums_are_refused(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SUMS);
@@ -173,7 +167,6 @@ static void missing_sums_are_refused(void **state)
 
 static void other_caches_and_small_windows_are_refused(void **state)
 {
-    (void)state;
     static rig r, other;
     kvf_cache_config cc = rig_cache_config();
     kvf_error error;
@@ -207,7 +200,6 @@ static uint32_t moody_needs(const kvf_prune_view *view)
 
 static void needs_that_cannot_be_met_are_refused(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
@@ -237,7 +229,6 @@ static void needs_that_cannot_be_met_are_refused(void **state)
 /* No policy sees NaN; another prompt goes on. */
 static void keys_that_are_not_finite_stop_the_prompt(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);

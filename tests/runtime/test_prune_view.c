@@ -56,7 +56,6 @@ static void expect_view(const sight *s, uint32_t layer, const progress *p, uint3
 /* Layer by layer, with what went on at layer 1; twice, for state is zeroed. */
 static void policies_see_what_the_header_says(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
@@ -88,7 +87,6 @@ static void policies_see_what_the_header_says(void **state)
 
 static void profile_comes_with_scores_and_alone(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     for (uint32_t with = 0; with < 2; with++) {
@@ -115,7 +113,6 @@ static void profile_comes_with_scores_and_alone(void **state)
 
 static void logits_are_products_of_the_last_query(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_LOGITS);
@@ -140,7 +137,6 @@ static void logits_are_products_of_the_last_query(void **state)
 /* Two prompts whose chunks and layers alternate; each has sums of its own. */
 static void sums_are_of_all_queries(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SUMS);
@@ -178,7 +174,6 @@ static void sums_are_of_all_queries(void **state)
 /* A window as long as what goes on leaves nothing to look at, and nothing to drop. */
 static void nothing_before_the_window_is_no_score(void **state)
 {
-    (void)state;
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES | KVF_PRUNE_PROFILE);

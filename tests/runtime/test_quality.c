@@ -123,7 +123,6 @@ static double recall_of(kvf_select select, uint64_t seed)
 
 static void policies_rank_as_they_should(void **state)
 {
-    (void)state;
     const uint64_t seed = 601;
     test_seed_print(__func__, seed);
     double sum[9] = {0.0};
@@ -151,7 +150,6 @@ static void policies_rank_as_they_should(void **state)
 /* One token far back, which only the very last query asks for. */
 static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
 {
-    (void)state;
     const uint64_t seed = 607;
     test_seed_print(__func__, seed);
     static const struct {
@@ -231,7 +229,6 @@ static void run_published(const kvf_cache_config *c, uint64_t seed, outcome *o)
 /* With every page attended, or with none, the two ways see the same tokens. */
 static void logical_and_published_agree(void **state)
 {
-    (void)state;
     const uint64_t seed = 613;
     test_seed_print(__func__, seed);
     for (uint32_t i = 0; i < 4; i++) {
@@ -259,7 +256,6 @@ static void logical_and_published_agree(void **state)
 /* In between they take different pages, for pages are formed anew; both must be about as good. */
 static void logical_restructuring_selects_as_well(void **state)
 {
-    (void)state;
     const uint64_t seed = 617;
     test_seed_print(__func__, seed);
     outcome logical, published;
@@ -276,7 +272,6 @@ static void logical_restructuring_selects_as_well(void **state)
 
 static void refreshes_happen_when_they_should(void **state)
 {
-    (void)state;
     const uint64_t seed = 619;
     test_seed_print(__func__, seed);
     for (uint32_t exact = 0; exact < 2; exact++) {
@@ -300,7 +295,6 @@ static void refreshes_happen_when_they_should(void **state)
 
 static void the_automatic_ratio_stays_in_the_budget(void **state)
 {
-    (void)state;
     const uint64_t seed = 631;
     test_seed_print(__func__, seed);
     kvf_cache_config c = quality_config();
@@ -325,7 +319,6 @@ static void the_automatic_ratio_stays_in_the_budget(void **state)
 
 static void counters_add_up(void **state)
 {
-    (void)state;
     const uint64_t seed = 641;
     test_seed_print(__func__, seed);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
@@ -357,7 +350,6 @@ static void counters_add_up(void **state)
 
 static void layers_add_up_to_the_cache(void **state)
 {
-    (void)state;
     const uint64_t seed = 643;
     test_seed_print(__func__, seed);
     kvf_cache_config c = quality_config();

@@ -191,7 +191,6 @@ static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what
 
 static void replays_equal_enqueued_steps(void **state)
 {
-    (void)state;
     const uint64_t seed = 1009;
     test_seed_print(__func__, seed);
     static const struct {
@@ -240,7 +239,6 @@ static uint64_t chain_nodes(uint64_t otherwise)
  * beside the caller's stream. */
 static void nodes_are_as_few_as_they_should_be(void **state)
 {
-    (void)state;
     static const struct {
         kvf_select select;
         kvf_digest_kind digest;
@@ -277,7 +275,6 @@ static void nodes_are_as_few_as_they_should_be(void **state)
 /* Replays in a row: the host only writes frames and launches graphs. */
 static void a_replay_waits_for_nothing(void **state)
 {
-    (void)state;
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     bench b;
     char out[LAYERS * ROWS * 4 * 64 * 2];
@@ -305,7 +302,6 @@ static void refused(bench *b, kvf_status got, kvf_status wanted, const char *wor
 
 static void what_cannot_be_recorded_is_said(void **state)
 {
-    (void)state;
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     cc.transfer = KVF_TRANSFER_GATHER;
     bench b;
@@ -356,7 +352,6 @@ static void misuse(uint32_t speculate, const uint8_t *mask)
 
 static void misuse_while_recording_is_refused(void **state)
 {
-    (void)state;
     misuse(0, NULL);
     misuse(1, NULL);
     misuse(1, mask_of_two_parts);

@@ -175,7 +175,6 @@ static kvf_cache_config config_full(void)
 
 static void kept_tokens_are_a_fresh_sequence(void **state)
 {
-    (void)state;
     const uint64_t seed = 4711;
     static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_QUEST, KVF_SELECT_HYBRID,
                                          KVF_SELECT_STREAMING};
@@ -223,7 +222,6 @@ static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *a
 /* Kept queries of tokens that were kept score as those queries given do; others are gone. */
 static void kept_queries_stay_valid(void **state)
 {
-    (void)state;
     const uint64_t seed = 91;
     test_seed_print(__func__, seed);
     for (uint32_t window = 0; window < 24; window += 5) {
@@ -275,7 +273,6 @@ static void kept_queries_stay_valid(void **state)
 
 static void a_cleared_sequence_is_a_fresh_one(void **state)
 {
-    (void)state;
     const uint64_t seed = 5150;
     test_seed_print(__func__, seed);
     for (uint32_t i = 0; i < 6; i++) {
@@ -322,7 +319,6 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
  * cache says that it cannot be pruned. */
 static void streaming_heads_start_over(void **state)
 {
-    (void)state;
     static const uint8_t mask[] = {1, 0};
     test_world w;
     test_tokens t;
@@ -355,7 +351,6 @@ static void streaming_heads_start_over(void **state)
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
 static void a_fork_keeps_for_itself(void **state)
 {
-    (void)state;
     const uint64_t seed = 612;
     test_seed_print(__func__, seed);
     for (uint32_t i = 0; i < 4; i++) {
@@ -400,7 +395,6 @@ static void a_fork_keeps_for_itself(void **state)
 
 static void bad_calls_change_nothing(void **state)
 {
-    (void)state;
     test_world w;
     test_tokens t;
     kvf_cache_config cc = config_full();
@@ -480,7 +474,6 @@ static void step_layers(test_world *w, kvf_sequence **s, const test_tokens *t, u
 /* Layer 1 keeps a third: forks, dense attention beside it, and replays where there are any. */
 static void layers_of_different_lengths_decode(void **state)
 {
-    (void)state;
     const uint64_t seed = 2024;
     test_world w;
     test_tokens t;

@@ -16,7 +16,6 @@
 
 static void every_status_has_a_name_and_a_text(void **state)
 {
-    (void)state;
 #define CHECK(name, value, text)                                                                   \
     assert_int_equal(name, value);                                                                 \
     assert_string_equal(kvf_status_name(name), #name);                                             \
@@ -30,9 +29,6 @@ static void every_status_has_a_name_and_a_text(void **state)
 
 static void *no_memory(void *user, size_t bytes, size_t alignment)
 {
-    (void)user;
-    (void)bytes;
-    (void)alignment;
     return NULL;
 }
 
@@ -42,8 +38,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     kvf_runtime_config c = test_runtime_config();
     kvf_runtime *runtime = (kvf_runtime *)&c;
     const char *value = refusals_value(change);
-    (void)user;
-    (void)size;
     if (strcmp(change, "allocator") == 0)
         c.allocator.alloc = no_memory;
     else if (!refusals_set(kvf_runtime_setting, &c, change, value))
@@ -56,7 +50,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
 
 static void bad_runtime_settings_are_named(void **state)
 {
-    (void)state;
     refusals_check(&(refusals){.path = "tests/runtime/runtime.refusals", .call = open_row});
     kvf_runtime_config c = test_runtime_config();
     kvf_runtime *runtime = NULL;
@@ -72,7 +65,6 @@ static void bad_runtime_settings_are_named(void **state)
 
 static void handles_may_be_null(void **state)
 {
-    (void)state;
     kvf_runtime_close(NULL);
     kvf_stream_destroy(NULL);
     kvf_cache_close(NULL);
@@ -81,7 +73,6 @@ static void handles_may_be_null(void **state)
 
 static void two_runtimes_are_independent(void **state)
 {
-    (void)state;
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *a = NULL, *b = NULL;
     test_expect(NULL, test_runtime_open(&rc, &a, NULL), KVF_OK);
@@ -111,7 +102,6 @@ static void add_round(const void *args, uint32_t task)
 /* Launches run in order, every task once, with the arguments of their call; copies between them. */
 static void streams_run_in_order(void **state)
 {
-    (void)state;
     static const uint32_t delays[] = {0, 77};
     if (test_on_cuda()) {
         print_message("# skipped: functions of the caller run on the host device only\n");
@@ -155,7 +145,6 @@ static void streams_run_in_order(void **state)
 /* Braces and quotes close, and a cut text says how much it needs. */
 static void the_description_is_json(void **state)
 {
-    (void)state;
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
@@ -187,7 +176,6 @@ static void the_description_is_json(void **state)
 
 static int refuse_ring(void *user, const char *what)
 {
-    (void)user;
     return strcmp(what, "ring") == 0;
 }
 
@@ -214,7 +202,6 @@ static bool described(kvf_runtime *runtime, const char *engine, const char *ring
 /* The engine is that of a tier, and a ring that is refused says why. No error is left behind. */
 static void the_description_tells_of_the_disk_tier(void **state)
 {
-    (void)state;
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     kvf_io *io = NULL;

@@ -55,7 +55,6 @@ static void check_case(const save_case *c, uint32_t prompt, uint32_t before)
 
 static void continues_bit_for_bit(void **state)
 {
-    (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
         if (!test_takes((size_t)(c - save_cases)))
             continue;
@@ -66,7 +65,6 @@ static void continues_bit_for_bit(void **state)
 
 static void continues_from_little(void **state)
 {
-    (void)state;
     check_case(&save_cases[0], 0, 0); /* nothing was ever written */
     check_case(&save_cases[0], 1, 0);
     check_case(&save_cases[1], 0, 5);
@@ -76,7 +74,6 @@ static void continues_from_little(void **state)
 /* The saved state is that of the call; and the sequence may end before the file is there. */
 static void is_of_the_call(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[0]);
     test_world w;
     test_tokens t;
@@ -104,7 +101,6 @@ static void is_of_the_call(void **state)
 
 static void of_a_fork(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[1]);
     test_world w;
     test_tokens t;
@@ -129,7 +125,6 @@ static void of_a_fork(void **state)
  * sequences, or of memory, is in it. */
 static void same_file_again(void **state)
 {
-    (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
         const kvf_cache_config config = save_config(c);
         test_world w;
@@ -220,7 +215,6 @@ static void check_pruned(kvf_retention retention, uint32_t steps)
 
 static void of_pruned_prompts(void **state)
 {
-    (void)state;
     for (uint32_t steps = 0; steps < 8; steps += 5) {
         check_pruned(KVF_RETENTION_EVICT, steps);
         check_pruned(KVF_RETENTION_OFFLOAD, steps);
@@ -230,7 +224,6 @@ static void of_pruned_prompts(void **state)
 /* Layers of their own lengths, and positions with gaps. */
 static void of_unequal_layers(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[1]);
     uint32_t positions[100];
     test_world w;
@@ -260,7 +253,6 @@ static void of_unequal_layers(void **state)
 /* Streams that pause at random, and an arena whose blocks are on their way to the pool. */
 static void whatever_the_order(void **state)
 {
-    (void)state;
     for (uint32_t round = 0; round < test_afford(6); round++) {
         const kvf_cache_config config = save_config(&save_cases[round % 2 ? 8 : 13]);
         const kvf_runtime_config rc = test_runtime_config();
@@ -346,7 +338,6 @@ static void save_with(const kvf_cache_config *config)
 
 static void names_what_differs(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[0]);
     kvf_error error;
     static const uint8_t mask[] = {1, 0, 1, 1};
@@ -381,7 +372,6 @@ static void names_what_differs(void **state)
  */
 static void other_settings_take_tokens(void **state)
 {
-    (void)state;
     for (const save_case *c = save_cases; c->name; c++) {
         const kvf_cache_config config = save_config(&save_cases[0]);
         kvf_cache_config other = save_config(c);
@@ -419,7 +409,6 @@ static void other_settings_take_tokens(void **state)
 
 static void tells_what_it_holds(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[0]);
     const char note[] = "ids of tokens";
     char read[64] = "";
@@ -455,7 +444,6 @@ static void tells_what_it_holds(void **state)
 
 static void bad_arguments_are_named(void **state)
 {
-    (void)state;
     const kvf_cache_config config = save_config(&save_cases[0]);
     test_world w;
     kvf_save *save = NULL;

@@ -25,7 +25,6 @@
  * is no file. */
 static void each_request_once(void **state)
 {
-    (void)state;
     static const struct {
         int what;
         uint32_t always;
@@ -131,7 +130,6 @@ static uint32_t refuse_each(fail_world *f, const char *path, _Atomic int *left, 
 /* Memory, registration, threads, events, files: each refusal once. */
 static void each_refusal_once(void **state)
 {
-    (void)state;
     fail_world f;
     kvf_sequence *copy = NULL;
     fail_world_open(&f, 65536);
@@ -159,7 +157,6 @@ static const char *kill_call; /* instead of this call; NULL = none */
 
 static int kill_before(void *user, const char *what)
 {
-    (void)user;
     if (kill_call && strcmp(what, kill_call) == 0)
         (void)kill(getpid(), SIGKILL);
     return 0;
@@ -249,7 +246,6 @@ static void read_after_kills(fail_world *f, uint32_t count, uint32_t step)
 /* Killed at every request: the old file, or none, and whole. */
 static void killed_at_every_write(void **state)
 {
-    (void)state;
     char old[160];
     snprintf(old, sizeof old, "%s", save_path("old"));
     uint32_t *requests = shared_word();
@@ -285,7 +281,6 @@ static void read_after_calls(fail_world *f, uint32_t count, uint32_t step)
 /* Killed before each call that follows the writes: the old file up to the rename, then the new. */
 static void killed_around_the_rename(void **state)
 {
-    (void)state;
     const uint32_t count = sizeof calls / sizeof *calls;
     uint32_t *requests = shared_word();
     for (uint32_t i = 0; i < count; i++) {
@@ -313,7 +308,6 @@ static void write_all(const char *path, const char *data, size_t bytes)
 /* A flipped bit anywhere, every length, and one byte more. */
 static void damage_is_found(void **state)
 {
-    (void)state;
     fail_world f;
     kvf_error error;
     size_t bytes;
@@ -356,7 +350,6 @@ static const char *shrinking;
 
 static int shrink(void *user, const char *what)
 {
-    (void)user;
     if (strcmp(what, "engine") == 0)
         assert_int_equal(truncate(shrinking, 20480), 0);
     return 0;
@@ -364,7 +357,6 @@ static int shrink(void *user, const char *what)
 
 static void shrinks_meanwhile(void **state)
 {
-    (void)state;
     fail_world f;
     kvf_error error;
     fail_world_open(&f, 8192);

@@ -63,7 +63,6 @@ static void record_write(const kvf_io_request *request)
 
 static int record_call(void *user, const char *what)
 {
-    (void)user;
     for (uint32_t kind = 0; kind < KINDS; kind++)
         if (calls[kind] && strcmp(what, calls[kind]) == 0)
             (void)add_event((event_kind)kind);
@@ -217,7 +216,6 @@ static uint32_t lose_power(fail_world *f, disk_habit habit, uint64_t seed, const
 
 static void power_goes_at_every_event(void **state)
 {
-    (void)state;
     fail_world f;
     kvf_save_args args;
     kvf_save *save = NULL;

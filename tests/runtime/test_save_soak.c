@@ -259,7 +259,6 @@ static void run(const save_case *c, bool has_tier)
 
 static void same_bits_without_growth(void **state)
 {
-    (void)state;
     test_seed_print("soak", seed);
     steps = test_afford(steps);
     run(&save_cases[0], false);

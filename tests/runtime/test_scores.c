@@ -197,7 +197,6 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
 
 static void scores_are_what_they_say(void **state)
 {
-    (void)state;
     const uint64_t seed = 20260;
     static float some;
     static const kvf_select selects[] = {KVF_SELECT_FULL, KVF_SELECT_STREAMING, KVF_SELECT_HYBRID,
@@ -238,7 +237,6 @@ static void scores_are_what_they_say(void **state)
 /* Every query of a prompt, chunk after chunk into rows as long as the prompt. */
 static void chunks_add_up_to_the_prompt(void **state)
 {
-    (void)state;
     const uint64_t seed = 640;
     const uint32_t n = 150, chunk = 47;
     test_world w;

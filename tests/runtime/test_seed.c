@@ -88,7 +88,6 @@ static void run_seed(const seed_case *x, uint64_t seed)
 
 static void a_seed_is_the_static_set(void **state)
 {
-    (void)state;
     const uint64_t seed = 310;
     test_seed_print(__func__, seed);
     static const seed_case cases[] = {
@@ -101,7 +100,6 @@ static void a_seed_is_the_static_set(void **state)
 /* Every token in the budget: whatever is seeded, attention is dense. */
 static void a_seed_with_full_budget_is_dense(void **state)
 {
-    (void)state;
     const uint64_t seed = 77;
     test_seed_print(__func__, seed);
     const float ratios[] = {0.5f, 1.0f, KVF_STATIC_RATIO_AUTO};

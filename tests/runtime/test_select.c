@@ -148,7 +148,6 @@ static void demand(const tally *t)
 
 static void policies_agree_with_the_naive_model(void **state)
 {
-    (void)state;
     const uint64_t seed = 211;
     test_seed_print(__func__, seed);
     static const struct {
@@ -177,7 +176,6 @@ static void policies_agree_with_the_naive_model(void **state)
 /* The prompt is shorter than the budget: everything at first, a selection later. */
 static void growing_past_the_budget(void **state)
 {
-    (void)state;
     const uint64_t seed = 223;
     test_seed_print(__func__, seed);
     tally all = {0};
@@ -193,7 +191,6 @@ static void growing_past_the_budget(void **state)
 
 static void static_ratios(void **state)
 {
-    (void)state;
     const uint64_t seed = 227;
     test_seed_print(__func__, seed);
     static const float ratios[] = {0.0f, 0.1f, 0.25f, 0.5f, 0.75f, 1.0f};
@@ -208,7 +205,6 @@ static void static_ratios(void **state)
 
 static void the_automatic_ratio(void **state)
 {
-    (void)state;
     const uint64_t seed = 241;
     test_seed_print(__func__, seed);
     static const uint32_t prompts[] = {230, 60, 0, 400};
@@ -229,7 +225,6 @@ static void the_automatic_ratio(void **state)
 
 static void digests_and_reductions(void **state)
 {
-    (void)state;
     const uint64_t seed = 229;
     test_seed_print(__func__, seed);
     static const kvf_digest_kind kinds[] = {KVF_DIGEST_MINMAX, KVF_DIGEST_CUBOID_MEAN,
@@ -259,7 +254,6 @@ static void digests_and_reductions(void **state)
 /* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions. */
 static void codes(void **state)
 {
-    (void)state;
     const uint64_t seed = 241;
     test_seed_print(__func__, seed);
     static const struct {
@@ -300,7 +294,6 @@ static void codes(void **state)
 /* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
 static void geometries(void **state)
 {
-    (void)state;
     const uint64_t seed = 233;
     test_seed_print(__func__, seed);
     static const struct {
@@ -347,7 +340,6 @@ static void geometries(void **state)
 /* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
 static void slots_and_victims(void **state)
 {
-    (void)state;
     const uint64_t seed = 239;
     test_seed_print(__func__, seed);
     tally all = {0};

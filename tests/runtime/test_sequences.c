@@ -97,7 +97,6 @@ static void check_fork(const fork_case *f, uint64_t seed)
 
 static void fork_equals_copy(void **state)
 {
-    (void)state;
     const uint64_t seed = 307;
     test_seed_print(__func__, seed);
     static const struct {
@@ -124,7 +123,6 @@ static void fork_equals_copy(void **state)
  */
 static void fork_shares_pages(void **state)
 {
-    (void)state;
     const uint64_t seed = 311;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -157,7 +155,6 @@ static void fork_shares_pages(void **state)
 /* The same sequence again and again in one cache, with others alive beside it. */
 static void sequences_are_reused(void **state)
 {
-    (void)state;
     const uint64_t seed = 313;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -196,7 +193,6 @@ static void sequences_are_reused(void **state)
 
 static void sequences_max_is_a_limit(void **state)
 {
-    (void)state;
     kvf_cache_config c = test_config_small();
     c.sequences_max = 3;
     test_world w;
@@ -217,7 +213,6 @@ static void sequences_max_is_a_limit(void **state)
 
 static void layers_may_have_different_lengths(void **state)
 {
-    (void)state;
     const uint64_t seed = 317;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -257,7 +252,6 @@ static void layers_may_have_different_lengths(void **state)
 
 static void positions_come_back(void **state)
 {
-    (void)state;
     const uint64_t seed = 331;
     test_seed_print(__func__, seed);
     kvf_cache_config c = test_config_small();
@@ -312,7 +306,6 @@ static void positions_come_back(void **state)
 /* Positions that do not ascend are refused, and nothing is appended. */
 static void positions_must_ascend(void **state)
 {
-    (void)state;
     kvf_cache_config c = test_config_small();
     test_tokens t;
     test_world w;

@@ -55,7 +55,6 @@ static const kvf_setting *find(table at, const char *name)
 
 static void every_default_comes_back_from_its_text(void **state)
 {
-    (void)state;
     for (size_t t = 0; t < TABLES; t++) {
         const kvf_setting *s;
         for (uint32_t i = 0; (s = tables[t](i)) != NULL; i++) {
@@ -80,7 +79,6 @@ static void every_default_comes_back_from_its_text(void **state)
 
 static void what_is_no_value_changes_nothing(void **state)
 {
-    (void)state;
     static const char *const words[] = {"",    " 1",           "1x",  "1KK",    "-",
                                         "nan", "inf",          "-9",  "1e99",   "hybird",
                                         "on ", "17179869184G", "1,2", "1,2,3,4"};
@@ -121,7 +119,6 @@ static void expect(table at, const char *name, const char *text, int is_taken, c
 
 static void values_and_ranges(void **state)
 {
-    (void)state;
     expect(kvf_cache_setting, "budget_tokens", "2K", 1, "2048");
     expect(kvf_cache_setting, "budget_tokens", "0", 0, "a whole number from 1 to 67108864");
     expect(kvf_cache_setting, "page_size", "64", 1, "64");

@@ -51,7 +51,6 @@ static void compare(test_scenario *sc, const char *what)
 
 static void answers_are_those_of_exact_fetching(void **state)
 {
-    (void)state;
     const uint64_t seed = 907;
     test_seed_print(__func__, seed);
     static const struct {
@@ -89,7 +88,6 @@ static void answers_are_those_of_exact_fetching(void **state)
 
 static void delays_do_not_change_answers(void **state)
 {
-    (void)state;
     const uint64_t seed = 911;
     test_seed_print(__func__, seed);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
@@ -158,7 +156,6 @@ static size_t wander(const kvf_cache_config *cc, uint32_t speculate, uint64_t se
 
 static void forks_and_ends_do_not_disturb(void **state)
 {
-    (void)state;
     const uint64_t seed = 919;
     test_seed_print(__func__, seed);
     const size_t room = 24u << 20;
@@ -186,7 +183,6 @@ static void forks_and_ends_do_not_disturb(void **state)
 
 static void settings_say_what_is_in_force(void **state)
 {
-    (void)state;
     test_world w;
     kvf_cache_config cc = test_config_small();
     cc.select = KVF_SELECT_DYNAMIC;

@@ -173,7 +173,6 @@ static kvf_cache_config cut_config(void)
 
 static void page_sizes(void **state)
 {
-    (void)state;
     const uint64_t seed = 901;
     test_seed_print(__func__, seed);
     static const uint32_t sizes[] = {1, 2, 4, 8, 16, 32, 64};
@@ -205,7 +204,6 @@ static piece random_piece(test_random *r, uint32_t most)
 
 static void any_history(void **state)
 {
-    (void)state;
     const uint64_t seed = 907;
     test_seed_print(__func__, seed);
     test_random r = {seed};
@@ -233,7 +231,6 @@ static void any_history(void **state)
 /* Pages that come ahead of need may be those that are cut. */
 static void with_speculation(void **state)
 {
-    (void)state;
     const uint64_t seed = 911;
     test_seed_print(__func__, seed);
     cut_case x = {.cc = cut_config(),
@@ -252,7 +249,6 @@ static void with_speculation(void **state)
  * in the tail, after as many tokens as were dropped. */
 static void a_static_set_stays(void **state)
 {
-    (void)state;
     const uint64_t seed = 919;
     test_seed_print(__func__, seed);
     for (uint32_t forks = 0; forks < 3; forks++) {
@@ -277,7 +273,6 @@ static void a_static_set_stays(void **state)
  * that are left were kept. */
 static void a_static_set_is_dissolved(void **state)
 {
-    (void)state;
     const uint64_t seed = 929;
     test_seed_print(__func__, seed);
     enum { PROMPT = 200, TAIL = 40 };
@@ -325,7 +320,6 @@ static void a_static_set_is_dissolved(void **state)
 
 static void nothing_is_left(void **state)
 {
-    (void)state;
     cut_case x = {
         .cc = cut_config(), .dropped = {{128, 300}, {0, 5}}, .tail = {{100, 200}, {0, 20}}};
     x.cc.transfer = KVF_TRANSFER_GATHER;
@@ -335,7 +329,6 @@ static void nothing_is_left(void **state)
 /* By position, because layers may hold different tokens. */
 static void layers_are_cut_by_position(void **state)
 {
-    (void)state;
     kvf_cache_config c = cut_config();
     test_tokens t;
     test_world w;
@@ -371,7 +364,6 @@ static void expect_text(const test_world *w, const char *text)
 
 static void refusals_name_what_is_wrong(void **state)
 {
-    (void)state;
     kvf_cache_config c = cut_config();
     test_tokens t;
     test_world w;
