@@ -124,11 +124,11 @@ def page_loss(q, k, plan):
     return F.cross_entropy(score[keep], keys[keep])
 
 
-def select_pages(q, k, plan, box=None):
+def select_pages(q, k, plan):
     """Token mask [B, KV heads, m, T] of what page selection lets the last m words see."""
     b, m = q.shape[0], q.shape[2]
     kv, t = k.shape[1], k.shape[2]
-    score = page_scores(q, box or boxes(k, plan.page, plan.sub), plan.sub)
+    score = page_scores(q, boxes(k, plan.page, plan.sub), plan.sub)
     count = score.shape[-1]
     now = torch.arange(t - m, t)[:, None]
     score = score.masked_fill((torch.arange(1, count + 1) * plan.page)[None] > now, -math.inf)
