@@ -9,6 +9,9 @@
     model.generate(**inputs, past_key_values=cache, max_new_tokens=200)
     cache.stats()
 
+`kvferry.hf.use(model, budget=512)` gives every `generate` of a model such a cache, in pipelines and
+other programs that pass none.
+
 Several tokens at once (a prompt, a further turn, candidates to verify) attend densely; a single token
 selects pages within the budget. Layers with a sliding window or linear attention keep the cache and
 the attention that Transformers gives them. Without a `Cache` the name means torch's SDPA.
@@ -17,6 +20,7 @@ Knows the interfaces of Transformers 5 (AttentionInterface, AttentionMaskInterfa
 no model. Invariants: a row of a batch holds its own tokens only, never padding; a layer's length
 counts columns as Transformers does, with padding.
 """
+import functools
 import json
 import os
 import weakref
@@ -35,7 +39,7 @@ from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "use"]
 
 NAME = "kvferry"
 # Policies that hand every token on to the next layer: a model of Transformers cannot drop rows.
@@ -357,6 +361,34 @@ class Cache(_caches.Cache):
             self._cache.prefill(row, q, k, v, result, layer=layer)
         if of is not None:
             out[of] = result
+
+
+def use(model: Any, budget: int = 512, **settings: Any) -> Any:
+    """Give every `generate` of a model a Cache of its own where none is passed. Returns the model.
+
+    For pipelines, evaluation harnesses and servers, which call `generate` themselves. Its memory is
+    reserved by the call, for tokens_max tokens, and given back at its end, unless the call returns the
+    cache. settings: of `Cache`. `del model.generate` ends it.
+    """
+    model.set_attn_implementation(NAME)
+    Cache(model, budget, **settings) # says now what does not fit
+    generate = type(model).generate
+
+    @functools.wraps(generate)
+    def generate_with_pages(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is False:
+            return generate(model, *args, **kwargs)
+        cache = Cache(model, budget, **settings)
+        kwargs["past_key_values"], told = cache, None
+        try:
+            told = generate(model, *args, **kwargs)
+        finally:
+            if getattr(told, "past_key_values", None) is not cache:
+                cache.close()
+        return told
+
+    model.generate = generate_with_pages
+    return model
 
 
 # ---- the operator: opaque to torch.compile ----

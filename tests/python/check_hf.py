@@ -132,6 +132,22 @@ class Use(Case):
             got = self.model.generate(prompt(2, 60), max_new_tokens=NEW, do_sample=False, **settings)
             self.assertEqual(got.tolist(), wanted.tolist())
 
+    def test_use_gives_every_generate_a_cache(self):
+        ids = prompt(2, 70)
+        wanted = generate(self.model, ids)
+        self.assertIs(kvferry.hf.use(self.model, FULL, tokens_max=256), self.model)
+        settings = {"max_new_tokens": NEW, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        for more in ({}, {"use_cache": False}, {"past_key_values": transformers.DynamicCache(
+                config=self.model.config)}):
+            self.assertEqual(self.model.generate(ids, **settings, **more).tolist(), wanted.tolist())
+        told = self.model.generate(ids, **settings, return_dict_in_generate=True)
+        self.assertEqual(told.past_key_values.stats()["steps"], 2 * 4 * (NEW - 1))
+        told.past_key_values.close()
+        with self.assertRaisesRegex(kvferry.Invalid, "budget_tokens"):
+            kvferry.hf.use(self.model, 0).generate(ids, **settings)
+        del self.model.generate
+        self.assertIs(self.model.generate.__func__, type(self.model).generate)
+
     def test_chunks(self):
         self.same(self.model, prompt(2, 150), prefill_chunk_size=37)
 
@@ -335,6 +351,18 @@ class RealModel(Case):
     def test_full_budget(self):
         ids = self.tokenizer(self.text, return_tensors="pt").input_ids[:, :1500]
         self.same(self.model, ids, max_new_tokens=40)
+
+    def test_use_in_a_pipeline(self):
+        told = []
+        for ours in (False, True):
+            if ours:
+                kvferry.hf.use(self.model, FULL, tokens_max=512)
+            pipe = transformers.pipeline("text-generation", model=self.model,
+                                         tokenizer=self.tokenizer)
+            told.append(pipe([{"role": "user", "content": "What is the capital of France?"}],
+                             max_new_tokens=16, do_sample=False)[0]["generated_text"])
+        self.assertEqual(told[0], told[1])
+        self.assertIn("Paris", told[1][-1]["content"])
 
     def test_default_budget_is_the_command_s(self):
         ids = self.tokenizer(self.text, return_tensors="pt").input_ids[:, :2000]
