@@ -74,8 +74,9 @@ class Requests:
                         "were filled by something else than this model's passes" % row.context)
         self._by_first[row.first] = held
         tokens = len(held.sequence)
-        if tokens > row.context: # candidates that were not taken
-            held.sequence.truncate(row.context)
+        if tokens > row.context: # candidates that were not taken; in the order of the passes
+            runtime = self.cache.runtime
+            held.sequence.truncate(row.context, runtime.torch_stream() if runtime.on_cuda else None)
         elif tokens < row.context:
             raise Error("kvferry: a request goes on after %d tokens, of which %d were seen here" % (
                 row.context, tokens))
