@@ -3,89 +3,21 @@
 #define KVF_RUNTIME_CACHE_H
 
 /*
- * A cache: everything that is reserved at open, and what the host knows of each sequence and layer.
+ * A cache: settings, sequences, the order of its calls, and the parts that have their pages.
  *
- * All work of a cache runs in one order: on one stream, or on several that wait for each other
- * (kvf_step_begin). So whatever a later call overwrites, earlier calls have read, and blocks of the
- * pool may be given back as soon as the host no longer needs them. Lengths, positions and blocks
- * are kept by the host at the time of enqueueing; the device has them as kvf_row, one per call.
- *
- * Invariants, per (sequence, layer): sealed == max(0, (length - local_tokens) / block_size) after
- * every call; blocks[b] is a pool block iff b < sealed; the static store in force is `store`.
+ * A part has the pages of layers with equally many retrieval heads: of a cache without a head mask
+ * there is one, with all of them. Of a cache with one there is a part for every number r > 0 of
+ * retrieval heads that a layer has, and streaming heads live in rings on the device (rings.h). A
+ * layer is in one part at most, so what the host knows of a row is kept once, by its sequence:
+ * lengths, positions and blocks, at the time of enqueueing.
  */
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "footprint.h"
-#include "layout.h"
-#include "page_pool.h"
-#include "paging.h"
-#include "residency.h"
-#include "runtime.h"
-#include "select_policy.h"
-#include "transfer.h"
+#include "part.h"
 
-/* Calls whose arguments are in flight; the next one waits for the oldest. */
-#define KVF_FRAMES           16u
-/* Partial results are formed over a power of two of tokens in this range: as few as leave a list at
- * most KVF_SPLITS parts, so that one sequence alone keeps a GPU busy. */
-#define KVF_SPLIT_TOKENS_MIN 32u
-#define KVF_SPLIT_TOKENS_MAX 512u
-#define KVF_SPLITS           32u
-
-typedef struct kvf_masked kvf_masked;
-
-/* Sizes that follow from the settings; nothing else decides how much is reserved. */
-struct kvf_dims {
-    kvf_paging paging;
-    uint32_t rest_tokens;   /* of the budget, beyond sink and the largest window */
-    uint32_t static_tokens; /* most of a static set, sink not included */
-    uint32_t ids_max;       /* most pages a list chooses */
-    uint32_t spans_max;     /* per list */
-    uint32_t splits_max;
-    uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
-    uint32_t window_pages;  /* most pages that are not sealed */
-    uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
-    uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
-    uint32_t observe_max;   /* queries of one launch of observe; 0 = unused */
-    uint32_t chunk_blocks;  /* that a prefill call seals */
-    uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
-    uint64_t jobs_max;      /* digest jobs of one launch */
-    uint32_t pack_jobs;     /* of which per KV head in a refresh */
-    uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
-    uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
-    uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
-    uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
-    uint32_t block_count;   /* of the pool */
-    uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
-    uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
-    size_t frame_bytes;     /* of the largest call; see calls.h */
-};
-
-/* What the host keeps of one layer of one sequence. */
-typedef struct kvf_layer {
-    uint32_t length;
-    uint32_t sealed;        /* blocks */
-    uint32_t queries;       /* so far: the newest is in slot (queries - 1) % window */
-    uint32_t queries_from;  /* those before it are lost: a cut took what had overwritten them */
-    uint32_t since_refresh; /* decode steps */
-    uint32_t steps;         /* decode steps, for verify_interval */
-    uint32_t store;         /* 0 or 1 */
-    uint32_t is_fresh;      /* tables on the device hold another sequence's data */
-    uint32_t needs_exact;   /* the next refresh follows a prefill */
-    uint32_t exact_from;    /* length when that became so */
-    uint32_t share_from;    /* length when auto chose; 0: it has not */
-    uint32_t is_due;        /* in this call: the static set is renewed */
-    uint32_t is_verified;   /* in this call: dense attention is compared */
-    uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
-    uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
-    uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
-    uint64_t arrivals;      /* of the disk tier when the page table was sent; see bring.h */
-    kvf_block *blocks;      /* [blocks_max] */
-    uint32_t *positions;    /* [tokens_max] */
-    uint8_t *by_step;       /* [tokens_max] 1: the token came with a decode step */
-} kvf_layer;
+typedef struct kvf_rings kvf_rings;
 
 struct kvf_sequence {
     kvf_cache *cache;
@@ -95,32 +27,25 @@ struct kvf_sequence {
     kvf_layer *layers;   /* [layers] */
 };
 
-/* Arguments of one call: built on the host, copied to the device in stream order. */
-typedef struct kvf_frame {
-    kvf_carver host; /* over NULL it is dry: what a call takes is only added up */
-    char *device;
-    kvf_event *done;
-    uint32_t is_busy;
-} kvf_frame;
-
-/* Pages on their way ahead of need, of one layer; see speculate.h. */
-typedef struct kvf_ahead {
-    uint32_t ticket;
-    uint32_t is_open; /* 1: submitted, joined by nobody */
-} kvf_ahead;
-
-/* Whose pages lie in the prefill arena; see prefill_arena.h. */
-typedef struct kvf_prefill_arena {
-    kvf_sequence *owner; /* NULL = nobody's */
-    uint32_t layer;
-    uint32_t first, end; /* pages that lie there */
-    uint32_t is_pending; /* 1: a write-back that the cache's order has not waited for */
-} kvf_prefill_arena;
+/* Where the heads of a layer are. */
+typedef struct kvf_place {
+    kvf_part *part;        /* NULL: all heads stream */
+    uint32_t index;        /* of the layer in the part */
+    const uint32_t *heads; /* [kv_heads] those of the part, then those that stream; NULL = the part
+                              has all, in order */
+} kvf_place;
 
 /* Sums that only the host knows. */
 typedef struct kvf_layer_host_counters {
     uint64_t steps, bytes_to_host, refreshes;
+    uint64_t streamed; /* tokens attended by streaming heads */
 } kvf_layer_host_counters;
+
+/* Host memory that the device sees: carved twice, from the address of either. */
+typedef struct kvf_words {
+    uint64_t *faults; /* [sequences_max] */
+    uint64_t *stamp;
+} kvf_words;
 
 struct kvf_cache {
     kvf_runtime *runtime;
@@ -128,138 +53,61 @@ struct kvf_cache {
     kvf_device *device;
     kvf_cache_config config; /* resolved */
     kvf_cache_plan plan;
-    kvf_dims dims;
-    const kvf_select_policy *policy;
+    char *disk_path;    /* the settings' own */
+    size_t frame_bytes; /* of the largest call; see calls.h */
 
-    kvf_tables tables;
-    kvf_control control;        /* as the host sees it */
-    kvf_control control_device; /* the same memory, as the device sees it */
-    kvf_host_memory control_memory;
     char *device_memory[3]; /* what tables are carved from: kv, digest, table */
-    char *host_memory;      /* what sequences ... sealed_before are carved from */
-    kvf_page_pool pool;
-    kvf_residency residency;
-    kvf_residency shadow; /* what would be resident without speculation; tables only */
-    kvf_transfer_engine *transfer;
-    kvf_stream *writeback;
-    kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
-    kvf_event *written; /* on the write-back stream */
-    kvf_stream *aside;  /* for what is brought ahead of need; see ahead.h; NULL without it */
-    kvf_event *left;    /* on the caller's stream: where a call leaves it for `aside` */
-    kvf_event *ranked;  /* on `aside`, of a call that is recorded: its launches are done */
-    kvf_event *chosen;  /* of a disk tier: what a step chose is known; addresses were read */
-    kvf_event *placed;
-    uint32_t places_used; /* of control.places */
-    uint64_t pages_from_disk;
-    uint32_t *expected; /* [sequences_max] slots of rows that the last step ranked more pages for */
-    uint32_t expected_rows, expected_layer; /* 0 rows: the tier was told, or there are none */
-    uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
-    char *disk_path;
-    kvf_prefill_arena arena;
+    kvf_host_memory control_memory;
+    char *host_memory;
+    kvf_words words, words_device;
 
-    kvf_frame frames[KVF_FRAMES];
-    uint32_t next_frame;
-    kvf_stream *last_stream; /* that it ended on; compared only */
-    kvf_event *last_done;    /* of the last call */
+    uint32_t part_count;
+    kvf_part *parts;
+    kvf_place *places; /* [layers] */
+    kvf_rings *rings;  /* of streaming heads, or NULL */
 
-    struct kvf_sequence *sequences;         /* [sequences_max] */
-    kvf_layer *layers;                      /* [sequences_max, layers] */
-    kvf_block *blocks;                      /* [sequences_max, layers, blocks_max] */
-    uint32_t *positions;                    /* [sequences_max, layers, tokens_max] */
-    uint8_t *by_step;                       /* the same */
-    kvf_layer_host_counters *host_counters; /* [layers] */
+    kvf_sequence *sequences;           /* [sequences_max] */
+    kvf_layer *layers;                 /* [sequences_max, layers] */
+    kvf_layer **states;                /* [sequences_max] of a call: its rows */
+    kvf_layer_host_counters *counters; /* [layers] */
     kvf_footprint_meter footprint;
+
+    kvf_order order;
     kvf_recording *recording; /* under way, or NULL */
-    kvf_ahead *ahead;         /* [layers] */
-    uint32_t is_unsettled;   /* 1: a sequence ended whose pages may be on their way ahead of need */
-    uint32_t *sealed_before; /* [sequences_max] of the call */
-    kvf_status broken;       /* a call failed half-way */
-    kvf_masked *masked;      /* of a cache with streaming heads, or NULL; see masked.h */
+    kvf_status broken;        /* a call failed half-way */
     atomic_flag in_use;
 };
 
-/* Settings and sizes first; the plan follows from them (kvf_calls_plan, kvf_masked_plan). *out is
- * to be destroyed even on failure. */
+/* Settings and sizes first; the plan follows from them (kvf_calls_plan). *out is to be destroyed
+ * even on failure. */
 KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_config *config,
                                         kvf_cache **out);
 /* Then every reservation it will ever make, as planned. */
 KVF_CHECKED kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r);
-/* Parts of it, for a cache whose pages lie in others: what was planned, before anything is carved
- * from it; and frames and sequences, after that. */
-KVF_CHECKED kvf_status kvf_cache_take_memory(kvf_cache *cache, kvf_reservation *r);
-KVF_CHECKED kvf_status kvf_cache_take_frames(kvf_cache *cache);
-/* Until every call is done. */
-void kvf_cache_wait(kvf_cache *cache);
 void kvf_cache_destroy(kvf_cache *cache); /* NULL is fine, and half of a cache */
 
-/* Number of (sequence, layer) among all. */
-static inline size_t kvf_row_number(const kvf_cache *cache, const kvf_sequence *sequence,
-                                    uint32_t layer)
+/* Which of the part's heads this one of the layer is; not below their number: it streams. */
+static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
 {
-    return (size_t)sequence->slot * cache->config.layers + layer;
+    uint32_t head = place->heads ? 0 : kv_head;
+    while (place->heads && place->heads[head] != kv_head)
+        head++;
+    return head;
 }
 
-static inline kvf_layer_counters *kvf_counters_device(const kvf_cache *cache, uint32_t layer)
+/* Some heads have rings and no pages: what needs all tokens of all heads cannot be done. */
+static inline bool kvf_has_streaming_heads(const kvf_cache *cache)
 {
-    /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
-    return (cache->dims.needs_mirror ? cache->tables.counters : cache->control_device.counters) +
-           layer;
+    return cache->rings != NULL;
 }
 
-/* Scores come from codes of tokens, and not from boxes of pages. */
-static inline bool kvf_has_codes(const kvf_cache *cache)
+/* Some pages are on disk. */
+static inline bool kvf_has_tier(const kvf_cache *cache)
 {
-    return cache->config.digest == KVF_DIGEST_CODES;
-}
-
-/* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
-static inline uint32_t kvf_rest_tokens(const kvf_cache *cache, const kvf_layer *layer)
-{
-    const uint32_t sealed = layer->sealed * cache->dims.paging.block_size;
-    const uint32_t fixed = cache->config.sink_tokens + layer->length - sealed;
-    const uint32_t budget = cache->config.budget_tokens;
-    return budget > fixed ? budget - fixed : 0;
-}
-
-/* Queries of the layer that are on the device: the newest ones. */
-static inline uint32_t kvf_kept_queries(const kvf_cache *cache, const kvf_layer *layer)
-{
-    return kvf_min_u32(layer->queries - layer->queries_from, cache->dims.paging.query_window);
-}
-
-/* The next refresh looks at all keys. */
-static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
-{
-    if (!layer->needs_exact)
-        layer->exact_from = length;
-    layer->needs_exact = 1;
-}
-
-/* Spans of a split, of lists of at most `spans_max` spans of so many tokens each. Settings alone
- * decide, so results have the same bits on every device and however they come about. */
-static inline uint32_t kvf_split(uint32_t spans_max, uint32_t span_tokens)
-{
-    uint32_t tokens = KVF_SPLIT_TOKENS_MIN;
-    while (tokens < KVF_SPLIT_TOKENS_MAX && (uint64_t)spans_max * span_tokens > KVF_SPLITS * tokens)
-        tokens *= 2;
-    return tokens > span_tokens ? tokens / span_tokens : 1;
-}
-
-/* 0: pages are attended where they live. */
-static inline bool kvf_moves_pages(const kvf_cache *cache)
-{
-    return kvf_transfer_moves(cache->config.transfer);
-}
-
-static inline size_t kvf_cache_slot_bytes(const kvf_cache *cache)
-{
-    return kvf_moves_pages(cache) ? kvf_page_bytes(&cache->dims.paging.shape) : 0;
-}
-
-static inline uint32_t kvf_sealed_blocks(const kvf_cache *cache, uint32_t length)
-{
-    const uint32_t local = cache->config.local_tokens;
-    return length < local ? 0 : (length - local) / cache->dims.paging.block_size;
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        if (cache->parts[i].pool.tier)
+            return true;
+    return false;
 }
 
 #endif

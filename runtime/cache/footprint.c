@@ -26,17 +26,19 @@ typedef struct holder {
     uint64_t sealed_max; /* sealed tokens of a retrieval head that the device may hold as well */
 } holder;
 
-void kvf_footprint_shape(kvf_cache *cache, uint32_t layer, uint32_t retrieval,
-                         const kvf_cache *pages)
+void kvf_footprint_shape(kvf_cache *cache, uint32_t layer)
 {
-    const kvf_paging *p = &pages->dims.paging;
+    const kvf_part *part = cache->places[layer].part;
+    const uint32_t retrieval = part ? part->config.kv_heads : 0;
     kvf_footprint_layer *shape = &cache->footprint.layers[layer];
     *shape = (kvf_footprint_layer){.retrieval = retrieval,
                                    .streaming = cache->config.kv_heads - retrieval};
-    if (retrieval)
-        shape->chosen = pages->dims.static_tokens;
-    if (retrieval && kvf_moves_pages(pages))
+    if (part)
+        shape->chosen = part->dims.static_tokens;
+    if (part && kvf_moves_pages(part)) {
+        const kvf_paging *p = &part->dims.paging;
         shape->chosen += (uint64_t)(p->lists / p->kv_heads) * p->slots * p->shape.page_size;
+    }
 }
 
 /* The sink is always on the device; static set and slots are filled from the first decode step on,
@@ -48,7 +50,7 @@ static holder holder_of(const kvf_cache *cache, const kvf_layer *state, uint32_t
     return (holder){.retrieval = shape->retrieval,
                     .streaming = shape->streaming,
                     .ring = (uint64_t)c->streaming_sink + c->streaming_recent,
-                    .block = cache->dims.paging.block_size,
+                    .block = cache->plan.block_size,
                     .local = c->local_tokens,
                     .sealed_max = c->sink_tokens + (state->steps ? shape->chosen : 0)};
 }
@@ -135,7 +137,7 @@ static uint64_t device_highest(const holder *h, uint64_t first, uint64_t last)
 static kvf_footprint_row *row_of(const kvf_cache *cache, const kvf_sequence *sequence,
                                  uint32_t layer)
 {
-    return &cache->footprint.rows[kvf_row_number(cache, sequence, layer)];
+    return &cache->footprint.rows[(size_t)sequence->slot * cache->config.layers + layer];
 }
 
 static kvf_footprint_span *span_of(const kvf_cache *cache, const kvf_sequence *sequence)

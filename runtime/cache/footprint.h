@@ -48,9 +48,8 @@ typedef struct kvf_footprint_meter {
     kvf_footprint ended; /* sums over sequences that are no more; shares unused */
 } kvf_footprint_meter;
 
-/* `retrieval` KV heads of a layer have their pages in `pages`, the others are streaming heads. */
-void kvf_footprint_shape(kvf_cache *cache, uint32_t layer, uint32_t retrieval,
-                         const kvf_cache *pages);
+/* How many heads of a layer have pages, and what of these may be on the device. */
+void kvf_footprint_shape(kvf_cache *cache, uint32_t layer);
 
 /* A sequence begins; its slot is its own. */
 void kvf_footprint_begin(kvf_cache *cache, const kvf_sequence *sequence);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes of a cache: where each array lies in its reservation, and what the plan says about it.
+ * Bytes of a cache and of its parts: where each array lies in its reservation, and what the plan
+ * says about it.
  *
  * Knows nothing of what the arrays mean. The same functions plan, over bases of NULL, and carve:
  * both kvf_cache_plan_make and kvf_cache_open take their sizes from here, so a plan is exact.
@@ -9,18 +10,18 @@
 
 #include "layout.h"
 
-#include "cache.h"
+#include "rings.h"
 #include "score/score_args.h"
 
 /* Per row of the cache: one (sequence, layer). */
-static void carve_rows(kvf_cache *cache, kvf_reservation *r)
+static void carve_rows(kvf_part *part, kvf_reservation *r)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_dims *d = &cache->dims;
+    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
-    kvf_tables *t = &cache->tables;
+    kvf_tables *t = &part->tables;
     KVF_CARVE(&r->kv, t->rings, rows, p->ring_blocks, block);
     KVF_CARVE(&r->kv, t->stores, 2, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
@@ -35,12 +36,12 @@ static void carve_rows(kvf_cache *cache, kvf_reservation *r)
 }
 
 /* Room for what `s` sequences choose, with tables of misses that are `wide`. */
-static void carve_choice(const kvf_cache *cache, kvf_carver *k, uint64_t s, uint64_t wide,
+static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64_t wide,
                          uint64_t flights, kvf_choice *choice)
 {
-    const kvf_dims *d = &cache->dims;
+    const kvf_dims *d = &part->dims;
     const uint64_t lists = s * d->paging.lists, chosen = s * d->choose_lists;
-    const uint64_t moved = kvf_moves_pages(cache) ? lists : 0;
+    const uint64_t moved = kvf_moves_pages(part) ? lists : 0;
     KVF_CARVE(k, choice->ids, lists, choice->ids_max);
     KVF_CARVE(k, choice->id_count, lists);
     KVF_CARVE(k, choice->list_ids, d->choose_lists < d->paging.lists ? chosen : 0, choice->ids_max);
@@ -55,21 +56,21 @@ static void carve_choice(const kvf_cache *cache, kvf_carver *k, uint64_t s, uint
 }
 
 /* Room to choose on as many sequences as there may be. */
-static void carve_choices(kvf_cache *cache, kvf_carver *k)
+static void carve_choices(kvf_part *part, kvf_carver *k)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_dims *d = &cache->dims;
+    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t s = c->sequences_max, ahead = d->ahead_max ? s : 0;
     const kvf_select_policy *policy = kvf_select_find(c->select);
     const uint64_t scored = policy->scores_pages ? p->pages_max : 0;
-    kvf_tables *t = &cache->tables;
+    kvf_tables *t = &part->tables;
     t->now.ids_max = d->ids_max;
     t->ahead.ids_max = d->ahead_max;
-    carve_choice(cache, k, s, d->ids_max, d->berths ? 2 : 1, &t->now);
-    carve_choice(cache, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
+    carve_choice(part, k, s, d->ids_max, d->berths ? 2 : 1, &t->now);
+    carve_choice(part, k, ahead, kvf_max_u32(d->ahead_max, d->ids_max), c->layers, &t->ahead);
     KVF_CARVE(k, t->choose, s, d->choose_lists);
-    const uint64_t by_codes = kvf_has_codes(cache) ? scored : 0, coded = by_codes ? s : 0;
+    const uint64_t by_codes = kvf_has_codes(part) ? scored : 0, coded = by_codes ? s : 0;
     const uint64_t tiles = kvf_tiles(p->pages_max, c->page_size);
     KVF_CARVE(k, t->scores, s, c->query_heads, scored - by_codes);
     KVF_CARVE(k, t->rotated, coded, c->query_heads, c->head_dim);
@@ -85,10 +86,10 @@ static void carve_choices(kvf_cache *cache, kvf_carver *k)
 }
 
 /* Room to attend, and the arguments of calls. */
-static void carve_step(kvf_cache *cache, kvf_carver *k)
+static void carve_step(kvf_part *part, kvf_carver *k)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_dims *d = &cache->dims;
+    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &part->dims;
     const uint64_t s = c->sequences_max, lists = s * d->paging.lists;
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense =
@@ -96,7 +97,7 @@ static void carve_step(kvf_cache *cache, kvf_carver *k)
             ? kvf_div_ceil_u32(d->cover_max, kvf_split(d->cover_max, d->paging.block_size))
             : 0;
     const uint64_t splits = dense > s * d->splits_max ? dense : s * d->splits_max;
-    kvf_tables *t = &cache->tables;
+    kvf_tables *t = &part->tables;
     KVF_CARVE(k, t->spans, lists, d->spans_max);
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, c->query_heads, c->head_dim);
@@ -109,20 +110,19 @@ static void carve_step(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, t->chunk_fault, 1);
     KVF_CARVE(k, t->counters, d->needs_mirror ? c->layers : 0);
     KVF_CARVE(k, t->arena_pool, d->arena_blocks);
-    KVF_CARVE(k, t->frames, KVF_FRAMES, d->frame_bytes);
 }
 
 /* Room to observe one row, and to attend to it densely. */
-static void carve_cover(kvf_cache *cache, kvf_carver *k)
+static void carve_cover(kvf_part *part, kvf_carver *k)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_dims *d = &cache->dims;
+    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t heads = d->cover_max ? p->kv_heads : 0, seen = d->observe_max ? p->kv_heads : 0;
     const uint64_t taken = d->tokens_max ? p->kv_heads : 0;
     const uint64_t taken_b = c->static_ratio == KVF_STATIC_RATIO_AUTO ? taken : 0;
     const uint64_t chunks = kvf_div_ceil_u32(d->cover_max, KVF_OBSERVE_SPANS);
-    kvf_tables *t = &cache->tables;
+    kvf_tables *t = &part->tables;
     KVF_CARVE(k, t->cover.spans, heads, d->cover_max);
     KVF_CARVE(k, t->cover.span_index, heads, d->cover_max);
     KVF_CARVE(k, t->cover.span_count, heads);
@@ -140,12 +140,12 @@ static void carve_cover(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, t->token_count_b, taken_b);
 }
 
-static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
+static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
 {
-    const kvf_dims *d = &cache->dims;
+    const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t lists = (uint64_t)cache->config.sequences_max * p->lists;
-    const uint64_t chosen = kvf_select_find(cache->config.select)->calls_function ? lists : 0;
+    const uint64_t lists = (uint64_t)part->config.sequences_max * p->lists;
+    const uint64_t chosen = kvf_select_find(part->config.select)->calls_function ? lists : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
     const uint64_t brought = d->berths ? lists : 0;
     KVF_CARVE(k, t->mirror.choose, chosen);
@@ -162,66 +162,101 @@ static void carve_mirror(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
     KVF_CARVE(k, t->mirror.ahead_count, d->berths && d->ahead_max ? lists : 0);
 }
 
-void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *k, kvf_control *t)
+static void carve_control(const kvf_part *part, kvf_carver *k, kvf_control *t)
 {
-    KVF_CARVE(k, t->frames, KVF_FRAMES, cache->dims.frame_bytes);
-    KVF_CARVE(k, t->counters, cache->config.layers);
-    KVF_CARVE(k, t->faults, cache->config.sequences_max);
-    KVF_CARVE(k, t->stamp, 1);
-    const kvf_dims *d = &cache->dims;
-    const uint64_t s = d->berths ? cache->config.sequences_max : 0;
-    const uint64_t stay = kvf_moves_pages(cache) ? 0 : s * d->paging.lists;
+    const kvf_dims *d = &part->dims;
+    KVF_CARVE(k, t->counters, part->config.layers);
+    const uint64_t s = d->berths ? part->config.sequences_max : 0;
+    const uint64_t stay = kvf_moves_pages(part) ? 0 : s * d->paging.lists;
     const uint64_t move = s * d->paging.lists - stay;
     KVF_CARVE(k, t->places, s, d->paging.blocks_max);
     KVF_CARVE(k, t->late, stay, d->ids_max);
     KVF_CARVE(k, t->parted, 2, move, d->ids_max);
     KVF_CARVE(k, t->part_count, 2, move);
-    if (cache->dims.needs_mirror)
-        carve_mirror(cache, k, t);
-    k->bytes = kvf_round_up(k->bytes, 4096);
+    if (part->dims.needs_mirror)
+        carve_mirror(part, k, t);
 }
 
-void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *k)
+static void carve_part(kvf_part *part, kvf_reservation *r)
+{
+    carve_rows(part, r);
+    carve_choices(part, &r->table);
+    carve_step(part, &r->table);
+    carve_cover(part, &r->table);
+    carve_control(part, &r->control, &part->control);
+    carve_control(part, &r->control_device, &part->control_device);
+    KVF_CARVE(&r->host, part->ahead, part->config.layers);
+    KVF_CARVE(&r->host, part->expected, part->config.sequences_max);
+}
+
+/* Of rows: what the host knows of them. */
+static void carve_sequences(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
+    const uint64_t most = kvf_div_ceil_u32(c->tokens_max, cache->plan.block_size);
+    kvf_block *blocks;
+    uint32_t *positions;
+    uint8_t *by_step;
     KVF_CARVE(k, cache->sequences, c->sequences_max);
     KVF_CARVE(k, cache->layers, rows);
-    KVF_CARVE(k, cache->blocks, rows, cache->dims.paging.blocks_max);
-    KVF_CARVE(k, cache->positions, rows, c->tokens_max);
-    KVF_CARVE(k, cache->by_step, rows, c->tokens_max);
-    KVF_CARVE(k, cache->host_counters, c->layers);
-    KVF_CARVE(k, cache->ahead, c->layers);
+    KVF_CARVE(k, cache->states, c->sequences_max);
+    KVF_CARVE(k, cache->counters, c->layers);
     KVF_CARVE(k, cache->footprint.layers, c->layers);
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);
-    KVF_CARVE(k, cache->sealed_before, c->sequences_max);
-    KVF_CARVE(k, cache->expected, c->sequences_max);
+    KVF_CARVE(k, blocks, rows, most);
+    KVF_CARVE(k, positions, rows, c->tokens_max);
+    KVF_CARVE(k, by_step, rows, c->tokens_max);
+    for (size_t n = 0; k->base && n < rows; n++) {
+        cache->layers[n].blocks = blocks + n * most;
+        cache->layers[n].positions = positions + n * c->tokens_max;
+        cache->layers[n].by_step = by_step + n * c->tokens_max;
+    }
+}
+
+static char *carve_words(const kvf_cache *cache, kvf_carver *k, kvf_words *words)
+{
+    char *frames;
+    KVF_CARVE(k, frames, KVF_FRAMES, cache->frame_bytes);
+    KVF_CARVE(k, words->faults, cache->config.sequences_max);
+    KVF_CARVE(k, words->stamp, 1);
+    return frames;
+}
+
+static void carve_frames(kvf_cache *cache, kvf_reservation *r)
+{
+    char *device, *const host = carve_words(cache, &r->control, &cache->words);
+    (void)carve_words(cache, &r->control_device, &cache->words_device);
+    KVF_CARVE(&r->table, device, KVF_FRAMES, cache->frame_bytes);
+    for (uint32_t i = 0; host && i < KVF_FRAMES; i++) {
+        cache->order.frames[i].host.base = host + i * cache->frame_bytes;
+        cache->order.frames[i].device = device + i * cache->frame_bytes;
+    }
 }
 
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r)
 {
-    carve_rows(cache, r);
-    carve_choices(cache, &r->table);
-    carve_step(cache, &r->table);
-    carve_cover(cache, &r->table);
-    kvf_layout_carve_control(cache, &r->control, &cache->control);
-    kvf_layout_carve_control(cache, &r->control_device, &cache->control_device);
-    kvf_layout_carve_host(cache, &r->host);
+    carve_sequences(cache, &r->host);
+    carve_frames(cache, r);
+    kvf_rings_carve(cache, r);
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        carve_part(&cache->parts[i], r);
+    r->control.bytes = kvf_round_up(r->control.bytes, 4096);
 }
 
-kvf_transfer_config kvf_cache_transfer_config(const kvf_cache *cache)
+kvf_transfer_config kvf_part_transfer_config(const kvf_part *part)
 {
-    const kvf_dims *d = &cache->dims;
-    const kvf_cache_config *c = &cache->config;
+    const kvf_dims *d = &part->dims;
+    const kvf_cache_config *c = &part->config;
     return (kvf_transfer_config){.method = c->transfer,
                                  .page_bytes = kvf_page_bytes(&d->paging.shape),
                                  .pages_max = c->sequences_max * d->paging.lists *
                                               kvf_max_u32(d->ids_max, d->ahead_max),
                                  /* Besides one per frame, one per layer ahead of need. */
                                  .requests_max = KVF_FRAMES + 2 + (d->ahead_max ? c->layers : 0),
-                                 .gather_threads = cache->runtime->config.gather_threads,
-                                 .memory = kvf_runtime_memory(cache->runtime)};
+                                 .gather_threads = part->runtime->config.gather_threads,
+                                 .memory = kvf_runtime_memory(part->runtime)};
 }
 
 uint64_t kvf_reservation_bytes(const kvf_reservation *r)
@@ -229,56 +264,92 @@ uint64_t kvf_reservation_bytes(const kvf_reservation *r)
     return r->kv.bytes + r->digest.bytes + r->table.bytes + r->control.bytes + r->host.bytes;
 }
 
-kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
+/* ---- the plan ---- */
+
+static kvf_status too_large(const kvf_cache *cache)
 {
     const kvf_cache_config *c = &cache->config;
-    const kvf_dims *d = &cache->dims;
+    KVF_FAIL(cache->context, KVF_INVALID,
+             "tokens_max = %u with %u layers and sequences_max = %u is more than any memory; "
+             "lower tokens_max, sequences_max or budget_tokens",
+             c->tokens_max, c->layers, c->sequences_max);
+}
+
+/* What a part has besides what is carved. */
+static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
+{
+    const kvf_cache_config *c = &part->config;
+    const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t lists = (uint64_t)c->sequences_max * c->layers * p->lists;
     const uint64_t chosen = (uint64_t)c->sequences_max * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
     const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(p), d->bundle_blocks);
     char *blocks;
-    *r = (kvf_reservation){0};
-    kvf_layout_carve(cache, r);
     KVF_CARVE(&pool, blocks, d->berths ? d->berths : d->block_count,
               d->berths ? bundle : kvf_block_bytes(p));
-    kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_cache_slot_bytes(cache),
+    kvf_residency_needs((uint32_t)lists, p->pages_max, p->slots, kvf_part_slot_bytes(part),
                         &residency, &slots);
     if (d->shadow_slots)
         kvf_residency_needs((uint32_t)lists, p->pages_max, d->shadow_slots, 0, &residency, &slots);
-    if (kvf_reservation_bytes(r) + pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX ||
-        lists > UINT32_MAX || chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "tokens_max = %u with %u layers and sequences_max = %u is more than any memory; "
-                 "lower tokens_max, sequences_max or budget_tokens",
-                 c->tokens_max, c->layers, c->sequences_max);
+    if (pool.bytes + residency.bytes + slots.bytes > KVF_CARVE_MAX || lists > UINT32_MAX ||
+        chosen > UINT32_MAX || d->jobs_max > UINT32_MAX)
+        return too_large(cache);
+
+    const kvf_transfer_config transfer = kvf_part_transfer_config(part);
+    const uint32_t bundles = d->berths ? d->block_count / d->bundle_blocks : 0;
+    uint64_t staging_host = 0, staging_device = 0;
+    kvf_cache_plan *plan = &cache->plan;
+    kvf_transfer_needs(cache->device, &transfer, &staging_host, &staging_device);
+    plan->host_kv_bytes += pool.bytes;
+    plan->host_staging_bytes += staging_host;
+    plan->host_table_bytes +=
+        kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
+        (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0);
+    plan->device_kv_bytes += slots.bytes;
+    plan->device_table_bytes += residency.bytes + staging_device;
+    /* The same for all parts. */
+    plan->static_tokens = d->static_tokens;
+    plan->dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages);
+    plan->slots = p->slots;
+    plan->disk_bundle_bytes = kvf_max_u32(plan->disk_bundle_bytes, bundles ? (uint32_t)bundle : 0);
+    plan->disk_bytes += (uint64_t)bundles * bundle;
+    return KVF_OK;
+}
+
+/* Files of several parts; one alone was checked with its settings. */
+static kvf_status check_files(const kvf_cache *cache)
+{
+    const kvf_cache_config *c = &cache->config;
+    if (!c->disk_bytes || cache->plan.disk_bytes <= c->disk_bytes)
+        return KVF_OK;
+    KVF_FAIL(cache->context, KVF_INVALID,
+             "disk_bytes = %llu: host_tokens_max = %llu tokens take %llu bytes; raise it, or "
+             "lower host_tokens_max",
+             (unsigned long long)c->disk_bytes, (unsigned long long)c->host_tokens_max,
+             (unsigned long long)cache->plan.disk_bytes);
+}
+
+kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r)
+{
+    KVF_TRY(kvf_rings_check(cache));
+    *r = (kvf_reservation){0};
+    kvf_layout_carve(cache, r);
+    if (kvf_reservation_bytes(r) > KVF_CARVE_MAX)
+        return too_large(cache);
     if (r->control.bytes > KVF_ARENA_BYTES_MAX)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "sequences_max = %u: arguments of a call would take %llu bytes; lower it",
-                 c->sequences_max, (unsigned long long)r->control.bytes);
-
-    const kvf_transfer_config transfer = kvf_cache_transfer_config(cache);
-    const uint32_t bundles = d->berths ? d->block_count / d->bundle_blocks : 0;
-    uint64_t staging_host = 0, staging_device = 0;
-    kvf_transfer_needs(cache->device, &transfer, &staging_host, &staging_device);
+                 cache->config.sequences_max, (unsigned long long)r->control.bytes);
     cache->plan = (kvf_cache_plan){
-        .host_kv_bytes = pool.bytes,
-        .host_staging_bytes = staging_host,
-        .host_table_bytes =
-            r->host.bytes + kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks) +
-            (bundles ? kvf_disk_tier_table_bytes(bundles, d->berths, c->layers + 1) : 0) +
-            r->control.bytes,
-        .device_kv_bytes = r->kv.bytes + slots.bytes,
+        .host_table_bytes = r->host.bytes + r->control.bytes,
+        .device_kv_bytes = r->kv.bytes,
         .device_digest_bytes = r->digest.bytes,
-        .device_table_bytes = r->table.bytes + residency.bytes + staging_device,
-        .static_tokens = d->static_tokens,
-        .dynamic_pages = kvf_min_u32(p->pages_max, d->dynamic_pages),
-        .slots = p->slots,
-        .transfer = c->transfer,
-        .block_size = p->block_size,
-        .disk_bundle_bytes = bundles ? (uint32_t)bundle : 0,
-        .disk_bytes = (uint64_t)bundles * bundle,
+        .device_table_bytes = r->table.bytes,
+        .transfer = cache->config.transfer,
+        .block_size = cache->plan.block_size,
     };
-    return KVF_OK;
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        KVF_TRY(add_part(cache, &cache->parts[i]));
+    return check_files(cache);
 }

@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_LAYOUT_H
 
 /*
- * Arrays of a cache by name, type and shape, and the reservations that they are carved from.
+ * Arrays of a part by name, type and shape, and the reservations that they are carved from.
  *
  * Knows nothing of who writes them. An array that these settings do not need is NULL. Shapes:
  * rows = sequences_max * layers, S = sequences_max, lists = paging.lists, chosen =
@@ -15,6 +15,7 @@
 #include "runtime.h"
 
 typedef struct kvf_dims kvf_dims;
+typedef struct kvf_part kvf_part;
 
 /* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
  * at once: 1, or one per layer. */
@@ -97,16 +98,12 @@ typedef struct kvf_tables {
     uint32_t *chunk_fault;        /* [1] */
     kvf_layer_counters *counters; /* [layers] where the control memory only takes copies */
     void **arena_pool;            /* [arena_blocks] */
-    char *frames;                 /* [KVF_FRAMES, frame_bytes] */
 } kvf_tables;
 
 /* Host memory that the device sees: carved twice, from the address of either. */
 typedef struct kvf_control {
-    char *frames;                 /* [KVF_FRAMES, frame_bytes] */
     kvf_layer_counters *counters; /* [layers] */
-    uint64_t *faults;             /* [S] */
-    uint64_t *stamp;
-    void **places;        /* [S, blocks_max] of a disk tier: addresses for page tables */
+    void **places;                /* [S, blocks_max] of a disk tier: addresses for page tables */
     uint8_t *late;        /* [S, lists, ids_max] likewise, where pages stay: still being read */
     kvf_miss *parted;     /* [2, S, lists, ids_max] where they move: in memory, being read */
     uint32_t *part_count; /* [2, S, lists] */
@@ -134,16 +131,15 @@ typedef struct kvf_reservation {
     kvf_carver host;
 } kvf_reservation;
 
-/* From settings and dims: the bytes of `r`, and the plan. KVF_INVALID if they overflow. */
+/* From settings, dims and frame_bytes: the bytes of `r`, and the plan. KVF_INVALID if they
+ * overflow.
+ */
 KVF_CHECKED kvf_status kvf_layout_plan(kvf_cache *cache, kvf_reservation *r);
 /* Every array to its place. */
 void kvf_layout_carve(kvf_cache *cache, kvf_reservation *r);
 
-/* Parts of it, for a cache whose pages lie in others (masked.h). */
-void kvf_layout_carve_control(const kvf_cache *cache, kvf_carver *carver, kvf_control *out);
-void kvf_layout_carve_host(kvf_cache *cache, kvf_carver *carver);
 uint64_t kvf_reservation_bytes(const kvf_reservation *r);
 
-kvf_transfer_config kvf_cache_transfer_config(const kvf_cache *cache);
+kvf_transfer_config kvf_part_transfer_config(const kvf_part *part);
 
 #endif

@@ -21,29 +21,43 @@ static kvf_sequence *find_free(kvf_cache *cache)
     return NULL;
 }
 
+/* What is set once stays. */
+static void replace(kvf_layer *layer, const kvf_layer *by)
+{
+    const kvf_layer before = *layer;
+    *layer = *by;
+    layer->part = before.part;
+    layer->index = before.index;
+    layer->row = before.row;
+    layer->ring = before.ring;
+    layer->fault = before.fault;
+    layer->blocks = before.blocks;
+    layer->positions = before.positions;
+    layer->by_step = before.by_step;
+    layer->fault_key = before.fault_key;
+}
+
 static void renew_layer(kvf_layer *layer)
 {
-    *layer = (kvf_layer){.is_fresh = 1,
-                         .needs_exact = 1,
-                         .blocks = layer->blocks,
-                         .positions = layer->positions,
-                         .by_step = layer->by_step};
+    replace(layer, &(kvf_layer){.is_fresh = 1, .needs_exact = 1});
 }
 
 /* A new generation; after a million of them, wait until no older one can report any more. */
 static kvf_status renew(kvf_cache *cache, kvf_sequence *sequence)
 {
     if (sequence->generation == 0) {
-        if (cache->last_done)
-            KVF_TRY(cache->device->ops->event_wait(cache->last_done));
-        __atomic_store_n(&cache->control.faults[sequence->slot], UINT64_MAX, __ATOMIC_RELAXED);
+        if (cache->order.last_done)
+            KVF_TRY(cache->device->ops->event_wait(cache->order.last_done));
+        __atomic_store_n(&cache->words.faults[sequence->slot], UINT64_MAX, __ATOMIC_RELAXED);
         sequence->generation = GENERATION_FIRST;
     } else {
         sequence->generation--;
     }
     sequence->is_alive = 1;
-    for (uint32_t i = 0; i < cache->config.layers; i++)
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
         renew_layer(&sequence->layers[i]);
+        sequence->layers[i].fault_key = sequence->generation << 12 | i;
+    }
     return KVF_OK;
 }
 
@@ -60,29 +74,30 @@ kvf_status kvf_sequence_begin(kvf_cache *cache, kvf_sequence **out)
     return KVF_OK;
 }
 
-static void release_layer(kvf_sequence *sequence, uint32_t index)
+static void release_layer(kvf_layer *layer)
 {
-    kvf_cache *cache = sequence->cache;
-    kvf_layer *layer = &sequence->layers[index];
-    if (cache->arena.owner == sequence && cache->arena.layer == index)
-        cache->arena.owner = NULL; /* its write-back may still run */
-    cache->is_unsettled = cache->dims.ahead_max != 0;
+    kvf_part *part = layer->part;
+    if (part) {
+        if (part->arena.owner == layer)
+            part->arena.owner = NULL; /* its write-back may still run */
+        part->is_unsettled = part->dims.ahead_max != 0;
+    }
     for (uint32_t p = 0; p < layer->sealed; p++)
-        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+        kvf_page_pool_release(&part->pool, layer->blocks[p]);
     layer->length = layer->sealed = 0;
 }
 
 static void release(kvf_sequence *sequence)
 {
     for (uint32_t i = 0; i < sequence->cache->config.layers; i++)
-        release_layer(sequence, i);
+        release_layer(&sequence->layers[i]);
     sequence->is_alive = 0;
 }
 
-void kvf_layer_clear(kvf_sequence *sequence, uint32_t layer)
+void kvf_layer_clear(kvf_layer *layer)
 {
-    release_layer(sequence, layer);
-    renew_layer(&sequence->layers[layer]);
+    release_layer(layer);
+    renew_layer(layer);
 }
 
 void kvf_sequence_end(kvf_sequence *sequence)
@@ -96,7 +111,7 @@ static bool has_steps(const kvf_cache *cache, const kvf_sequence *sequence)
 {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < cache->config.layers; i++)
-        seen |= cache->footprint.rows[kvf_row_number(cache, sequence, i)].seen;
+        seen |= cache->footprint.rows[(size_t)sequence->slot * cache->config.layers + i].seen;
     return seen != 0;
 }
 
@@ -116,8 +131,7 @@ kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence)
 bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t *token)
 {
     const kvf_cache *cache = sequence->cache;
-    const uint64_t fault =
-        __atomic_load_n(&cache->control.faults[sequence->slot], __ATOMIC_RELAXED);
+    const uint64_t fault = __atomic_load_n(&cache->words.faults[sequence->slot], __ATOMIC_RELAXED);
     *layer = (uint32_t)(fault >> 32) & 0xfffu;
     *token = (uint32_t)fault;
     return fault >> 44 == sequence->generation;
@@ -125,15 +139,9 @@ bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t 
 
 void kvf_layer_copy(kvf_layer *to, const kvf_layer *from)
 {
-    kvf_block *const blocks = to->blocks;
-    uint32_t *const positions = to->positions;
-    uint8_t *const by_step = to->by_step;
-    *to = *from;
-    to->blocks = blocks;
-    to->positions = positions;
-    to->by_step = by_step;
-    memcpy(positions, from->positions, from->length * sizeof *positions);
-    memcpy(by_step, from->by_step, from->length * sizeof *by_step);
+    replace(to, from);
+    memcpy(to->positions, from->positions, from->length * sizeof *to->positions);
+    memcpy(to->by_step, from->by_step, from->length * sizeof *to->by_step);
 }
 
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)

@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_SEQUENCE_H
 
 /*
- * Sequences of a cache without streaming heads: begun, ended, cleared, checked.
+ * Sequences: begun, ended, cleared, checked.
  */
 
 #include "cache.h"
@@ -16,7 +16,7 @@ void kvf_sequence_end(kvf_sequence *sequence);
 KVF_CHECKED kvf_status kvf_sequence_clear(kvf_cache *cache, kvf_sequence *sequence);
 
 /* One layer is empty again, likewise. */
-void kvf_layer_clear(kvf_sequence *sequence, uint32_t layer);
+void kvf_layer_clear(kvf_layer *layer);
 
 /* `to` holds what `from` does, in its own arrays; blocks are not copied. */
 void kvf_layer_copy(kvf_layer *to, const kvf_layer *from);

@@ -11,50 +11,42 @@
 
 #include <math.h>
 
-static void copy_counters(const kvf_cache *cache, void *to, const void *from)
+static void copy_counters(const kvf_cache *cache, const kvf_part *part, void *to, const void *from)
 {
     const kvf_device_ops *ops = cache->device->ops;
     if (cache->recording)
         return;
     /* What is brought ahead of need is counted beside the stream that the caller has waited for. */
-    if (cache->dims.ahead_max && cache->last_done)
-        (void)ops->event_wait(cache->last_done);
-    if (!cache->dims.needs_mirror)
+    if (part->dims.ahead_max && cache->order.last_done)
+        (void)ops->event_wait(cache->order.last_done);
+    if (!part->dims.needs_mirror)
         return;
     kvf_status status =
-        ops->copy(cache->writeback, to, from, cache->config.layers * sizeof(kvf_layer_counters));
+        ops->copy(part->writeback, to, from, part->config.layers * sizeof(kvf_layer_counters));
     if (status == KVF_OK)
-        status = ops->stream_wait(cache->writeback);
+        status = ops->stream_wait(part->writeback);
     (void)status; /* a device that fails here fails in the caller's next wait too */
 }
 
-void kvf_stats_bring(const kvf_cache *cache)
+static void bring(const kvf_cache *cache, const kvf_part *part)
 {
-    copy_counters(cache, cache->control_device.counters, kvf_counters_device(cache, 0));
+    copy_counters(cache, part, part->control_device.counters, kvf_counters_device(part, 0));
 }
 
-void kvf_stats_send(const kvf_cache *cache)
+/* What kernels counted of the layer's pages. */
+static void add_counters(const kvf_part *part, uint32_t index, kvf_stats *s)
 {
-    copy_counters(cache, kvf_counters_device(cache, 0), cache->control_device.counters);
-}
-
-static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
-{
-    const kvf_layer_counters *c = &cache->control.counters[layer];
-    const kvf_layer_host_counters *h = &cache->host_counters[layer];
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_layer_counters *c = &part->control.counters[index];
+    const kvf_paging *p = &part->dims.paging;
     const uint64_t share = p->lists / p->kv_heads; /* lists of a KV head: mean over them */
     const uint64_t page = kvf_page_bytes(&p->shape);
-    s->steps += h->steps;
-    s->bytes_to_host += h->bytes_to_host;
-    s->refreshes += h->refreshes;
     s->tokens_attended += c->tokens_attended / share;
     s->pages_selected += c->pages_selected;
     s->hits += c->hits;
     s->misses += c->misses;
     s->pages_ahead += c->pages_ahead;
     s->pages_ahead_used += c->pages_ahead_used;
-    s->bytes_to_device += kvf_moves_pages(cache) ? (c->misses + c->pages_ahead) * page : 0;
+    s->bytes_to_device += kvf_moves_pages(part) ? (c->misses + c->pages_ahead) * page : 0;
     s->bytes_refresh += c->bytes_refresh;
     s->append_ns += c->append_ns;
     s->score_ns += c->score_ns;
@@ -64,67 +56,98 @@ static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
     s->verified += c->verified;
     s->recall_sum += c->recall_sum;
     s->error_max = fmax(s->error_max, c->error_max);
-    if (c->static_min < s->static_tokens_min)
-        s->static_tokens_min = c->static_min;
-    if (c->static_max > s->static_tokens_max)
-        s->static_tokens_max = c->static_max;
+    s->static_tokens_min = kvf_min_u32(s->static_tokens_min, c->static_min);
+    s->static_tokens_max = kvf_max_u32(s->static_tokens_max, c->static_max);
 }
 
-static void finish(kvf_stats *s)
+static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
 {
-    if (s->static_tokens_min > s->static_tokens_max)
-        s->static_tokens_min = s->static_tokens_max;
+    const kvf_place *place = &cache->places[layer];
+    const kvf_layer_host_counters *h = &cache->counters[layer];
+    s->steps += h->steps;
+    s->bytes_to_host += h->bytes_to_host;
+    s->refreshes += h->refreshes;
+    s->tokens_attended += h->streamed;
+    if (place->part)
+        add_counters(place->part, place->index, s);
+}
+
+static void add_part(const kvf_part *part, kvf_stats *s)
+{
+    kvf_transfer_stats moved;
+    kvf_transfer_stats_read(part->transfer, &moved);
+    s->copies += moved.copies;
+    s->gather_ns += moved.gather_ns;
+    s->copy_ns += moved.copy_ns;
+    if (!part->pool.tier)
+        return;
+    kvf_disk_stats disk;
+    kvf_disk_tier_stats(part->pool.tier, &disk);
+    s->disk_wanted += disk.wanted;
+    s->disk_reads += disk.read;
+    s->bytes_from_disk += disk.bytes_read;
+    s->bytes_to_disk += disk.bytes_written;
+    s->disk_ahead += disk.ahead;
+    s->disk_ahead_used += disk.ahead_used;
+    s->disk_wait_ns += disk.wait_ns;
+    s->pages_from_disk += part->pages_from_disk;
+}
+
+/* Layers first .. end-1. */
+static void read_layers(const kvf_cache *cache, uint32_t first, uint32_t end, kvf_stats *s)
+{
+    *s = (kvf_stats){.static_tokens_min = UINT32_MAX};
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        bring(cache, &cache->parts[i]);
+    for (uint32_t i = first; i < end; i++)
+        add_layer(cache, i, s);
+    s->static_tokens_min = kvf_min_u32(s->static_tokens_min, s->static_tokens_max);
 }
 
 void kvf_stats_read_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
 {
-    *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    add_layer(cache, layer, stats);
-    finish(stats);
+    read_layers(cache, layer, layer + 1, stats);
 }
 
 void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats)
 {
-    kvf_transfer_stats moved;
-    *stats = (kvf_stats){.static_tokens_min = UINT32_MAX};
-    for (uint32_t i = 0; i < cache->config.layers; i++)
-        add_layer(cache, i, stats);
-    finish(stats);
-    kvf_transfer_stats_read(cache->transfer, &moved);
-    stats->copies = moved.copies;
-    stats->gather_ns = moved.gather_ns;
-    stats->copy_ns = moved.copy_ns;
-    if (!cache->pool.tier)
-        return;
-    kvf_disk_stats disk;
-    kvf_disk_tier_stats(cache->pool.tier, &disk);
-    stats->disk_wanted = disk.wanted;
-    stats->disk_reads = disk.read;
-    stats->bytes_from_disk = disk.bytes_read;
-    stats->bytes_to_disk = disk.bytes_written;
-    stats->disk_ahead = disk.ahead;
-    stats->disk_ahead_used = disk.ahead_used;
-    stats->disk_wait_ns = disk.wait_ns;
-    stats->pages_from_disk = cache->pages_from_disk;
+    read_layers(cache, 0, cache->config.layers, stats);
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        add_part(&cache->parts[i], stats);
 }
 
-void kvf_stats_reset(kvf_cache *cache)
+static void clear_part(const kvf_cache *cache, kvf_part *part)
 {
-    const bool is_auto = cache->config.static_ratio == KVF_STATIC_RATIO_AUTO;
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_layer_counters *c = &cache->control.counters[i];
+    const bool is_auto = part->config.static_ratio == KVF_STATIC_RATIO_AUTO;
+    for (uint32_t i = 0; i < part->config.layers; i++) {
+        kvf_layer_counters *c = &part->control.counters[i];
         const uint32_t low = c->static_min, high = c->static_max;
         const bool has_chosen = is_auto && high && low <= high;
-        *c = (kvf_layer_counters){.static_min = is_auto ? UINT32_MAX : cache->dims.static_tokens,
-                                  .static_max = is_auto ? 0 : cache->dims.static_tokens};
+        *c = (kvf_layer_counters){.static_min = is_auto ? UINT32_MAX : part->dims.static_tokens,
+                                  .static_max = is_auto ? 0 : part->dims.static_tokens};
         if (has_chosen) { /* a choice stays in force, a count does not */
             c->static_min = low;
             c->static_max = high;
         }
-        cache->host_counters[i] = (kvf_layer_host_counters){0};
     }
-    kvf_transfer_stats_reset(cache->transfer);
-    cache->pages_from_disk = 0;
-    if (cache->pool.tier)
-        kvf_disk_tier_stats_reset(cache->pool.tier);
+    kvf_transfer_stats_reset(part->transfer);
+    part->pages_from_disk = 0;
+    if (part->pool.tier)
+        kvf_disk_tier_stats_reset(part->pool.tier);
+    copy_counters(cache, part, kvf_counters_device(part, 0), part->control_device.counters);
+}
+
+void kvf_stats_clear(kvf_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        clear_part(cache, &cache->parts[i]);
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        cache->counters[i] = (kvf_layer_host_counters){0};
+}
+
+void kvf_stats_reset(kvf_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        bring(cache, &cache->parts[i]);
+    kvf_stats_clear(cache);
 }

@@ -3,19 +3,18 @@
 #define KVF_RUNTIME_STATS_H
 
 /*
- * Statistics of a cache without streaming heads, in all and of one layer.
+ * Statistics of a cache, in all and of one layer.
+ *
+ * Where kernels count in device memory, counts are brought to the host and sent back. The caller's
+ * streams are waited for; a stream that is being recorded cannot be, and then nothing is brought.
  */
 
 #include "cache.h"
 
-/* Where kernels count in device memory: to the host, or back. The caller's streams are waited for;
- * a stream that is being recorded cannot be, and then nothing is done. */
-void kvf_stats_bring(const kvf_cache *cache);
-void kvf_stats_send(const kvf_cache *cache);
-
-/* Of what was brought. */
 void kvf_stats_read(const kvf_cache *cache, kvf_stats *stats);
 void kvf_stats_read_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
 void kvf_stats_reset(kvf_cache *cache);
+/* As at open: nothing was counted, and what is on the device is not looked at. */
+void kvf_stats_clear(kvf_cache *cache);
 
 #endif

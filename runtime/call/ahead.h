@@ -19,13 +19,13 @@ KVF_CHECKED kvf_status kvf_ahead_await_end(kvf_step *step);
 /* Before slots are given away: what the last step of this layer began has arrived. */
 KVF_CHECKED kvf_status kvf_ahead_join(kvf_step *step);
 /* Join one, if it is open. */
-KVF_CHECKED kvf_status kvf_ahead_join_one(kvf_step *step, kvf_ahead *ahead);
-/* Join every layer's. */
-KVF_CHECKED kvf_status kvf_ahead_settle(kvf_step *step);
-/* Forget what (sequence, layer) `number` has. */
-KVF_CHECKED kvf_status kvf_ahead_clear(kvf_step *step, size_t number);
-/* Bits of the slots of a (sequence, layer), and the words of one list. */
-uint32_t *kvf_ahead_marks(const kvf_cache *cache, size_t number);
-uint32_t kvf_ahead_words(const kvf_cache *cache);
+KVF_CHECKED kvf_status kvf_ahead_join_one(kvf_step *step, kvf_part *part, kvf_ahead *ahead);
+/* Join every layer's of a part. */
+KVF_CHECKED kvf_status kvf_ahead_settle(kvf_step *step, kvf_part *part);
+/* Forget what a row has. */
+KVF_CHECKED kvf_status kvf_ahead_clear(kvf_step *step, const kvf_layer *state);
+/* Bits of the slots of a row, and the words of one list. */
+uint32_t *kvf_ahead_marks(const kvf_part *part, size_t row);
+uint32_t kvf_ahead_words(const kvf_part *part);
 
 #endif

@@ -13,17 +13,16 @@
 
 #include "step.h"
 
-/* Sealed blocks first .. end - 1 of a layer. `end` may be UINT32_MAX: all that are sealed and do
+/* Sealed blocks first .. end - 1 of a row. `end` may be UINT32_MAX: all that are sealed and do
  * not lie in the prefill arena. */
-KVF_CHECKED kvf_status kvf_bring(kvf_step *step, kvf_sequence *sequence, uint32_t layer,
-                                 uint32_t first, uint32_t end);
+KVF_CHECKED kvf_status kvf_bring(kvf_step *step, kvf_layer *state, uint32_t first, uint32_t end);
 /* All blocks of the step's rows that `is_wanted` wants; NULL = of every row. */
-KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kvf_cache *cache,
+KVF_CHECKED kvf_status kvf_bring_rows(kvf_step *step, bool (*is_wanted)(const kvf_part *part,
                                                                         const kvf_layer *layer));
 /* Blocks whose addresses the caller looks up itself. */
-KVF_CHECKED kvf_status kvf_bring_blocks(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
+KVF_CHECKED kvf_status kvf_bring_blocks(kvf_part *part, const kvf_block *blocks, uint32_t count);
 /* Blocks that were just acquired, or are to be written again. */
-KVF_CHECKED kvf_status kvf_bring_fresh(kvf_cache *cache, const kvf_block *blocks, uint32_t count);
+KVF_CHECKED kvf_status kvf_bring_fresh(kvf_part *part, const kvf_block *blocks, uint32_t count);
 /* In stream order: what the host will look at is complete, ids and misses of this step or lists;
  * then until that is so. */
 KVF_CHECKED kvf_status kvf_bring_note_chosen(kvf_step *step);
@@ -45,6 +44,6 @@ KVF_CHECKED kvf_status kvf_bring_listed(kvf_step *step, const int32_t *indptr,
  * to come. */
 KVF_CHECKED kvf_status kvf_bring_expect(kvf_step *step);
 /* What this call wanted may go: whatever it enqueued was waited for, or ended with kvf_step_end. */
-void kvf_bring_again(kvf_cache *cache);
+void kvf_bring_again(kvf_part *part);
 
 #endif

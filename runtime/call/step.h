@@ -15,11 +15,13 @@ typedef struct kvf_step {
     kvf_cache *cache;
     kvf_stream *stream;
     kvf_frame *frame;
+    kvf_part *part; /* whose pages it is about; NULL = all heads stream */
     uint32_t layer;
+    uint32_t index; /* of the layer in the part */
     uint32_t rows;
-    kvf_sequence *const *sequences; /* [rows], the caller's */
-    kvf_row *row_host;              /* [rows], in the frame */
-    const kvf_row *row;             /* the same on the device */
+    kvf_layer *const *states; /* [rows], in cache->states; NULL = the step is dry */
+    kvf_row *row_host;        /* [rows], in the frame */
+    const kvf_row *row;       /* the same on the device */
     kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
     const kvf_row *row_after; /* force; NULL if there is none */
     void **pool_host;         /* addresses of the blocks that this call seals */
@@ -79,16 +81,15 @@ KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_
 void *kvf_step_take(kvf_step *step, size_t size, size_t count);
 const void *kvf_step_seen(const kvf_step *step, const void *array);
 
-/* Bytes of the frame of a dry step. */
-size_t kvf_step_measure(kvf_cache *cache, uint32_t rows, uint32_t sealed_blocks,
-                        void (*take)(kvf_step *step));
+/* The step is of this layer of these sequences, which seal nothing yet. */
+void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows);
 
-/* Where the arrays of one (sequence, layer) are, and what the host knows of it. */
-kvf_row kvf_step_row(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer);
+/* Where the arrays of a row are, and what the host knows of it. */
+kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state);
 
-/* Rows of the step, from what the host knows after its bookkeeping; `sealed_before` [rows]. A dry
- * step says how many pages it seals. */
-void kvf_step_rows(kvf_step *step, const uint32_t *sealed_before);
+/* Rows of the step, from what the host knows after its bookkeeping. A dry step says how many pages
+ * it seals. */
+void kvf_step_rows(kvf_step *step);
 
 /* Per-list pointers and counts, for scoring, choosing and resolving. */
 void kvf_step_lists(kvf_step *step);
@@ -107,6 +108,6 @@ kvf_status kvf_step_refuse(kvf_step *step, kvf_status status);
 KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
 
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
-KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_sequence *sequence, uint32_t layer);
+KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
 
 #endif

@@ -4,8 +4,8 @@
  * Every function of kvferry.h that takes a cache, a sequence or a recording: it enters, checks what
  * it was given, refuses, hands over, and leaves.
  *
- * Here, and nowhere below, it is asked whether a cache has streaming heads and whether it is being
- * recorded. Knows nothing of how the work is done. A call that is refused has changed nothing.
+ * Here, and nowhere below, it is asked whether a cache is being recorded. Knows nothing of how the
+ * work is done. A call that is refused has changed nothing.
  */
 
 #include "entry.h"
@@ -13,12 +13,9 @@
 #include "append.h"
 #include "bring.h"
 #include "calls.h"
-#include "decode.h"
 #include "fork.h"
+#include "heads.h"
 #include "lists.h"
-#include "masked.h"
-#include "masked_record.h"
-#include "masked_step.h"
 #include "record.h"
 #include "sequence.h"
 #include "stats.h"
@@ -31,9 +28,8 @@ kvf_status kvf_enter(kvf_cache *cache)
     if (was_in_use)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "two threads use one cache at once; give each thread a cache, or take a lock");
-    kvf_cache *pages;
-    for (uint32_t n = 0; !cache->broken && (pages = kvf_masked_pages(cache, n)) != NULL; n++)
-        kvf_bring_again(pages);
+    for (uint32_t i = 0; !cache->broken && i < cache->part_count; i++)
+        kvf_bring_again(&cache->parts[i]);
     if (cache->broken == KVF_OK)
         return KVF_OK;
     return kvf_leave(cache, kvf_fail(cache->context, cache->broken, 0,
@@ -53,10 +49,9 @@ kvf_status kvf_enter_idle(kvf_cache *cache)
 
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
-    const kvf_cache *pages;
-    for (uint32_t n = 0; (pages = kvf_masked_pages(cache, n)) != NULL; n++)
-        if (pages->pool.tier)
-            kvf_disk_tier_tend(pages->pool.tier);
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        if (cache->parts[i].pool.tier)
+            kvf_disk_tier_tend(cache->parts[i].pool.tier);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }
@@ -68,7 +63,7 @@ static kvf_status plan(kvf_runtime *runtime, const kvf_cache_config *config, kvf
                        kvf_cache **out)
 {
     KVF_TRY(kvf_cache_create(runtime, config, out));
-    return (*out)->config.head_mask ? kvf_masked_plan(*out, config, r) : kvf_calls_plan(*out, r);
+    return kvf_calls_plan(*out, r);
 }
 
 kvf_status kvf_cache_plan_make(kvf_runtime *runtime, const kvf_cache_config *config,
@@ -91,8 +86,7 @@ kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, 
     *out = NULL;
     kvf_status status = plan(runtime, config, &r, &cache);
     if (status == KVF_OK)
-        status =
-            cache->masked ? kvf_masked_reserve(cache, config, &r) : kvf_cache_reserve(cache, &r);
+        status = kvf_cache_reserve(cache, &r);
     (void)kvf_runtime_report(runtime, status, error);
     if (status != KVF_OK) {
         kvf_cache_close(cache);
@@ -104,8 +98,6 @@ kvf_status kvf_cache_open(kvf_runtime *runtime, const kvf_cache_config *config, 
 
 void kvf_cache_close(kvf_cache *cache)
 {
-    if (cache && cache->masked)
-        kvf_masked_close(cache);
     kvf_cache_destroy(cache);
 }
 
@@ -123,35 +115,19 @@ const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache)
 
 void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats)
 {
-    if (cache->masked) {
-        kvf_masked_stats(cache, stats);
-        return;
-    }
-    kvf_stats_bring(cache);
     kvf_stats_read(cache, stats);
 }
 
 void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats)
 {
     KVF_ASSERT(layer < cache->config.layers);
-    if (cache->masked) {
-        kvf_masked_layer_stats(cache, layer, stats);
-        return;
-    }
-    kvf_stats_bring(cache);
     kvf_stats_read_layer(cache, layer, stats);
 }
 
 void kvf_cache_stats_reset(kvf_cache *cache)
 {
     kvf_footprint_reset(cache);
-    if (cache->masked) {
-        kvf_masked_stats_reset(cache);
-        return;
-    }
-    kvf_stats_bring(cache);
     kvf_stats_reset(cache);
-    kvf_stats_send(cache);
 }
 
 void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
@@ -161,18 +137,11 @@ void kvf_cache_footprint(const kvf_cache *cache, kvf_footprint *footprint)
 
 /* ---- sequences ---- */
 
-kvf_status kvf_sequence_usable(kvf_cache *cache, const kvf_sequence *sequence)
-{
-    KVF_TRY(kvf_sequence_check(cache, sequence));
-    return cache->masked ? kvf_masked_usable(cache, sequence) : KVF_OK;
-}
-
 kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out)
 {
     *out = NULL;
     KVF_TRY(kvf_enter(cache));
-    return kvf_leave(cache,
-                     cache->masked ? kvf_masked_begin(cache, out) : kvf_sequence_begin(cache, out));
+    return kvf_leave(cache, kvf_sequence_begin(cache, out));
 }
 
 kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream,
@@ -180,17 +149,16 @@ kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream 
 {
     *out = NULL;
     KVF_TRY(kvf_enter_idle(cache));
-    kvf_status status = kvf_sequence_usable(cache, parent);
+    kvf_status status = kvf_sequence_check(cache, parent);
     if (status == KVF_OK)
-        status = cache->masked ? kvf_masked_fork(cache, parent, stream, out)
-                               : kvf_fork(cache, parent, stream, out);
+        status = kvf_fork(cache, parent, stream, out);
     return kvf_leave(cache, status);
 }
 
 static kvf_status cut(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens, kvf_stream *stream)
 {
-    KVF_TRY(kvf_sequence_usable(cache, sequence));
-    if (cache->masked)
+    KVF_TRY(kvf_sequence_check(cache, sequence));
+    if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, whose rings have lost what the newest tokens took "
                  "the place of; fork before tokens that may have to go, or open the cache without "
@@ -210,10 +178,7 @@ void kvf_sequence_destroy(kvf_sequence *sequence)
     if (!sequence)
         return;
     KVF_ASSERT(sequence->is_alive);
-    if (sequence->cache->masked)
-        kvf_masked_end(sequence);
-    else
-        kvf_sequence_end(sequence);
+    kvf_sequence_end(sequence);
 }
 
 uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
@@ -259,7 +224,7 @@ static kvf_status check_prefill(kvf_cache *cache, const kvf_prefill_args *args)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "tokens = %u: a chunk has 1 to prefill_chunk_max = %u; split it", args->tokens,
                  cache->config.prefill_chunk_max);
-    KVF_TRY(kvf_sequence_usable(cache, args->sequence));
+    KVF_TRY(kvf_sequence_check(cache, args->sequence));
     KVF_TRY(kvf_append_check(cache, &args->sequence->layers[args->layer], args->tokens,
                              args->positions));
     return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
@@ -271,7 +236,7 @@ static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, 
         KVF_FAIL(cache->context, KVF_INVALID, "batch = %u: 1 to sequences_max = %u", batch,
                  cache->config.sequences_max);
     for (uint32_t b = 0; b < batch; b++) {
-        KVF_TRY(kvf_sequence_usable(cache, sequences[b]));
+        KVF_TRY(kvf_sequence_check(cache, sequences[b]));
         for (uint32_t i = 0; i < b; i++)
             if (sequences[i] == sequences[b])
                 KVF_FAIL(cache->context, KVF_INVALID,
@@ -315,8 +280,7 @@ kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_strea
     KVF_TRY(kvf_enter_idle(cache));
     kvf_status status = check_prefill(cache, args);
     if (status == KVF_OK)
-        status = cache->masked ? kvf_masked_prefill(cache, args, stream)
-                               : kvf_prefill_chunk(cache, args, stream);
+        status = kvf_heads_prefill(cache, args, stream);
     return kvf_leave(cache, status);
 }
 
@@ -325,11 +289,9 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
     KVF_TRY(check_step(cache, args));
     KVF_TRY(check_out(cache, args));
     if (cache->recording)
-        return cache->masked ? kvf_masked_record_decode(cache->recording, args, stream)
-                             : kvf_recording_decode(cache->recording, args, stream);
+        return kvf_recording_decode(cache->recording, args, stream);
     KVF_TRY(check_append(cache, args));
-    return cache->masked ? kvf_masked_decode(cache, args, stream)
-                         : kvf_decode_step(cache, args, stream);
+    return kvf_heads_decode(cache, args, stream);
 }
 
 kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
@@ -351,11 +313,11 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "transfer = %s needs the host in every step; open the cache with mapped or auto",
                  kvf_transfer_name(c->transfer));
-    if (!cache->policy->can_record)
+    if (!kvf_select_find(c->select)->can_record)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s needs the host in every step; use a policy that runs on the device",
                  kvf_select_name(cache->config.select));
-    if (kvf_masked_has_tier(cache))
+    if (kvf_has_tier(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "disk_path = %s needs the host in every step; enqueue every step, or open the "
                  "cache without disk_path",
@@ -366,8 +328,7 @@ static kvf_status record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
     if (!sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
     KVF_TRY(check_batch(cache, sequences, batch));
-    return cache->masked ? kvf_masked_record_begin(cache, sequences, batch, stream)
-                         : kvf_recording_begin(cache, sequences, batch, stream);
+    return kvf_recording_begin(cache, sequences, batch, stream);
 }
 
 kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences, uint32_t batch,
@@ -382,8 +343,7 @@ static kvf_status record_end(kvf_cache *cache, kvf_recording **out)
     if (!cache->recording)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this cache is not being recorded; call kvf_record_begin first");
-    return cache->masked ? kvf_masked_record_end(cache->recording, out)
-                         : kvf_recording_end(cache->recording, out);
+    return kvf_recording_end(cache->recording, out);
 }
 
 kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
@@ -395,15 +355,13 @@ kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out)
 
 int kvf_replay_is_possible(const kvf_recording *recording)
 {
-    return recording->masked ? kvf_masked_can_replay(recording)
-                             : kvf_recording_can_replay(recording);
+    return kvf_recording_can_replay(recording);
 }
 
 kvf_status kvf_replay(kvf_recording *recording, kvf_stream *stream)
 {
     KVF_TRY(kvf_enter_idle(recording->cache));
-    return kvf_leave(recording->cache, recording->masked ? kvf_masked_replay(recording, stream)
-                                                         : kvf_recording_replay(recording, stream));
+    return kvf_leave(recording->cache, kvf_recording_replay(recording, stream));
 }
 
 uint32_t kvf_recording_nodes(const kvf_recording *recording)
@@ -413,9 +371,7 @@ uint32_t kvf_recording_nodes(const kvf_recording *recording)
 
 void kvf_recording_destroy(kvf_recording *recording)
 {
-    if (recording && recording->masked)
-        kvf_masked_record_close(recording);
-    else if (recording)
+    if (recording)
         kvf_recording_close(recording);
 }
 
@@ -430,19 +386,20 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
                               const kvf_page_lists *lists)
 {
     KVF_TRY(check_step(cache, args));
-    if (cache->masked)
+    if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
                  "open the cache without a mask");
     if (!lists || !lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "lists has a NULL array; pass indptr, indices and last_page_len in device memory");
-    if (cache->dims.paging.lists != cache->dims.paging.kv_heads || cache->policy->by_token)
+    const kvf_part *part = &cache->parts[0];
+    if (part->dims.paging.lists != part->dims.paging.kv_heads || part->policy->by_token)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "select = %s does not choose whole pages per KV head; use another policy for page "
                  "lists",
                  kvf_select_name(cache->config.select));
-    if (cache->dims.static_tokens)
+    if (part->dims.static_tokens)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
                  "cache with static_ratio 0",
@@ -493,6 +450,5 @@ kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_decode_args *args,
 const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                              uint32_t page)
 {
-    return sequence->cache->masked ? kvf_masked_page_address(sequence, layer, kv_head, page)
-                                   : kvf_lists_page_address(sequence, layer, kv_head, page);
+    return kvf_lists_page_address(sequence, layer, kv_head, page);
 }

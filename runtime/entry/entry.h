@@ -15,9 +15,6 @@ KVF_CHECKED kvf_status kvf_enter_idle(kvf_cache *cache);
 /* Returns `status`. */
 KVF_CHECKED kvf_status kvf_leave(kvf_cache *cache, kvf_status status);
 
-/* A live sequence of this cache whose tokens are finite. */
-KVF_CHECKED kvf_status kvf_sequence_usable(kvf_cache *cache, const kvf_sequence *sequence);
-
 /* What kernels of a GPU read and write 16 bytes at a time must lie so. NULL is fine. */
 KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
                                          const void *v, const void *out);

@@ -7,6 +7,15 @@
 #include "entry.h"
 #include "pruner.h"
 
+static kvf_status check_heads(const kvf_cache *cache)
+{
+    if (kvf_has_streaming_heads(cache))
+        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
+                 "the cache without a mask, or do not prune");
+    return KVF_OK;
+}
+
 kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cache_config,
                                const kvf_prune_config *config, kvf_prune_plan *plan,
                                kvf_error *error)
@@ -14,25 +23,20 @@ kvf_status kvf_prune_plan_make(kvf_runtime *runtime, const kvf_cache_config *cac
     kvf_cache *cache = NULL;
     kvf_status status = kvf_cache_create(runtime, cache_config, &cache);
     if (status == KVF_OK)
+        status = check_heads(cache);
+    if (status == KVF_OK)
         status = kvf_pruner_plan(cache, config, plan);
     kvf_cache_destroy(cache);
     return kvf_runtime_report(runtime, status, error);
-}
-
-static kvf_status open_pruner(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)
-{
-    if (cache->masked)
-        KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
-                 "the cache without a mask, or do not prune");
-    return kvf_pruner_open(cache, config, out);
 }
 
 kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out,
                           kvf_error *error)
 {
     *out = NULL;
-    const kvf_status status = open_pruner(cache, config, out);
+    kvf_status status = check_heads(cache);
+    if (status == KVF_OK)
+        status = kvf_pruner_open(cache, config, out);
     (void)kvf_runtime_report(cache->runtime, status, error);
     if (status != KVF_OK) {
         kvf_pruner_close(*out);

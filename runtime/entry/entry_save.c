@@ -9,6 +9,7 @@
 #include "checksum.h"
 #include "entry.h"
 #include "saving.h"
+#include "sequence.h"
 
 void kvf_save_args_init(kvf_save_args *args)
 {
@@ -52,7 +53,7 @@ static kvf_status check_save(kvf_cache *cache, const kvf_save_args *args)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "this build cannot save or restore sequences; install libxxhash-dev and build "
                  "with -Dxxhash=enabled");
-    return kvf_sequence_usable(cache, args->sequence);
+    return kvf_sequence_check(cache, args->sequence);
 }
 
 kvf_status kvf_sequence_save(kvf_cache *cache, const kvf_save_args *args, kvf_stream *stream,

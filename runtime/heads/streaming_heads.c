@@ -3,7 +3,7 @@
 /*
  * Streaming heads: packing, rings, and attention over a sink and a window.
  *
- * Knows nothing of inner caches. Attention of a chunk does not know of the pages between sink and
+ * Knows nothing of parts. Attention of a chunk does not know of the pages between sink and
  * window: they are left out of its page table, and tokens behind them are counted as if they
  * followed the sink's pages. Because whole pages are left out, and the window of the first query
  * begins behind them, every distance between tokens that see each other stays what it is.
@@ -15,45 +15,46 @@
 
 /* ---- packing ---- */
 
-static const kvf_masked_sizes *sizes_of(const kvf_masked_call *call)
+static const kvf_rings *rings_of(const kvf_heads_call *call)
 {
-    return &call->step->cache->masked->sizes;
+    return call->step->cache->rings;
 }
 
-static kvf_ring ring_of(const kvf_cache *cache, const kvf_masked_layer *layer)
+kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t rows)
 {
-    kvf_ring ring = cache->masked->sizes.ring;
-    ring.heads = layer->streaming;
+    const uint32_t streaming = kvf_streaming_count(step->cache, step->layer);
+    return (kvf_heads_call){
+        .step = step, .streaming = streaming, .rows = rows, .is_mixed = streaming && step->part};
+}
+
+static kvf_ring ring_of(const kvf_cache *cache, uint32_t layer)
+{
+    kvf_ring ring = cache->rings->ring;
+    ring.heads = cache->rings->layers[layer].streaming;
     return ring;
 }
 
-static char *blocks_of(const kvf_cache *cache, const kvf_masked_layer *layer, uint32_t slot)
+kvf_packed_heads kvf_heads_packed(const kvf_heads_call *call, bool is_streaming)
 {
-    const kvf_masked_sizes *z = &cache->masked->sizes;
-    const size_t block = layer->streaming * kvf_page_bytes(&z->ring.shape);
-    return layer->rings + (size_t)slot * z->blocks * block;
-}
-
-kvf_masked_heads kvf_masked_heads_of(const kvf_masked_call *call, bool is_streaming)
-{
-    const kvf_masked *m = call->step->cache->masked;
+    const kvf_rings *z = rings_of(call);
     if (!call->is_mixed)
-        return (kvf_masked_heads){call->q, call->k, call->v, call->out, call->lse};
-    return (kvf_masked_heads){.q = call->q ? m->q[is_streaming] : NULL,
-                              .k = m->k[is_streaming],
-                              .v = m->v[is_streaming],
-                              .out = call->q ? m->out[is_streaming] : NULL,
-                              .lse = call->lse ? m->lse[is_streaming] : NULL};
+        return (kvf_packed_heads){call->q, call->k, call->v, call->out, call->lse};
+    return (kvf_packed_heads){.q = call->q ? z->q[is_streaming] : NULL,
+                              .k = z->k[is_streaming],
+                              .v = z->v[is_streaming],
+                              .out = call->q ? z->out[is_streaming] : NULL,
+                              .lse = call->lse ? z->lse[is_streaming] : NULL};
 }
 
 /* The heads of a kind: from `all` to `packed`, or back. */
-static kvf_heads_job job_of(const kvf_masked_call *call, bool is_streaming, size_t bytes)
+static kvf_heads_job job_of(const kvf_heads_call *call, bool is_streaming, size_t bytes)
 {
-    const kvf_masked_layer *layer = call->layer;
-    return (kvf_heads_job){.from_head = call->heads + (is_streaming ? layer->retrieval : 0),
-                           .from_heads = layer->retrieval + layer->streaming,
-                           .to_heads = is_streaming ? layer->streaming : layer->retrieval,
-                           .count = is_streaming ? layer->streaming : layer->retrieval,
+    const uint32_t all = call->step->cache->config.kv_heads, retrieval = all - call->streaming;
+    const uint32_t count = is_streaming ? call->streaming : retrieval;
+    return (kvf_heads_job){.from_head = call->heads + (is_streaming ? retrieval : 0),
+                           .from_heads = all,
+                           .to_heads = count,
+                           .count = count,
                            .bytes = (uint32_t)bytes};
 }
 
@@ -75,25 +76,25 @@ static kvf_heads_job unpack(kvf_heads_job job, const void *from, void *to)
                            .bytes = job.bytes};
 }
 
-void kvf_masked_take_jobs(kvf_masked_call *call)
+void kvf_heads_take_jobs(kvf_heads_call *call)
 {
-    const kvf_masked_sizes *z = sizes_of(call);
+    const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
     const size_t row = kvf_row_bytes(&z->ring.shape);
     uint32_t *heads;
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
-    KVF_TAKE(call->step, jobs, call->pack.jobs, KVF_MASKED_JOBS_MAX);
+    KVF_TAKE(call->step, jobs, call->pack_jobs.jobs, KVF_HEADS_JOBS_MAX);
     if (!heads)
         return;
-    memcpy(heads, call->layer->heads, count * sizeof *heads);
-    call->pack.rows = call->rows;
-    call->unpack = call->pack;
+    memcpy(heads, call->step->cache->places[call->step->layer].heads, count * sizeof *heads);
+    call->pack_jobs.rows = call->rows;
+    call->unpack_jobs = call->pack_jobs;
     if (!call->is_mixed)
         return;
     uint32_t n = 0;
     for (int kind = 0; kind < 2; kind++) {
-        const kvf_masked_heads h = kvf_masked_heads_of(call, kind);
+        const kvf_packed_heads h = kvf_heads_packed(call, kind);
         if (call->q)
             jobs[n++] = pack(job_of(call, kind, z->group * row), call->q, h.q);
         if (kind && !call->is_chunk)
@@ -101,34 +102,42 @@ void kvf_masked_take_jobs(kvf_masked_call *call)
         jobs[n++] = pack(job_of(call, kind, row), call->k, h.k);
         jobs[n++] = pack(job_of(call, kind, row), call->v, h.v);
     }
-    call->pack.job_count = n;
-    call->unpack.jobs = call->pack.jobs + n;
+    call->pack_jobs.job_count = n;
+    call->unpack_jobs.jobs = call->pack_jobs.jobs + n;
     for (int kind = 0; kind < 2 && call->q; kind++) {
-        const kvf_masked_heads h = kvf_masked_heads_of(call, kind);
+        const kvf_packed_heads h = kvf_heads_packed(call, kind);
         jobs[n++] = unpack(job_of(call, kind, z->group * row), h.out, call->out);
         if (call->lse)
             jobs[n++] = unpack(job_of(call, kind, z->group * sizeof(float)), h.lse, call->lse);
     }
-    call->unpack.job_count = n - call->pack.job_count;
-    KVF_ASSERT(n <= KVF_MASKED_JOBS_MAX);
+    call->unpack_jobs.job_count = n - call->pack_jobs.job_count;
+    KVF_ASSERT(n <= KVF_HEADS_JOBS_MAX);
 }
 
-static kvf_row row_of(const kvf_masked_call *call, const kvf_sequence *sequence, uint32_t tokens)
+kvf_status kvf_heads_pack(const kvf_heads_call *call)
 {
-    const kvf_cache *cache = call->step->cache;
-    return (kvf_row){.ring = blocks_of(cache, call->layer, sequence->slot),
-                     .fault = cache->control_device.faults + sequence->slot,
-                     .fault_key = sequence->generation << 12 | call->step->layer,
-                     .length = sequence->layers[call->step->layer].length + tokens};
+    return call->streaming ? KVF_LAUNCH(call->step, heads, call->pack_jobs) : KVF_OK;
+}
+
+kvf_status kvf_heads_unpack(const kvf_heads_call *call)
+{
+    return call->streaming ? KVF_LAUNCH(call->step, heads, call->unpack_jobs) : KVF_OK;
+}
+
+static kvf_row row_of(const kvf_layer *state)
+{
+    return (kvf_row){.ring = state->ring,
+                     .fault = state->fault,
+                     .fault_key = state->fault_key,
+                     .length = state->length};
 }
 
 /* ---- prefill ---- */
 
-static void *chunk_block(const kvf_masked_call *call, uint32_t i)
+static void *chunk_block(const kvf_heads_call *call, uint32_t i)
 {
-    const kvf_masked_sizes *z = sizes_of(call);
-    return call->step->cache->masked->chunk +
-           (size_t)i * call->layer->streaming * kvf_page_bytes(&z->ring.shape);
+    const kvf_rings *z = rings_of(call);
+    return z->chunk + (size_t)i * call->streaming * kvf_page_bytes(&z->ring.shape);
 }
 
 /* What a chunk has in the frame; `seen` has where the device finds it. */
@@ -152,20 +161,18 @@ static chunk_tables take_tables(kvf_step *step, uint32_t pages, uint32_t window_
     return t;
 }
 
-void kvf_streaming_take_most(const kvf_masked_call *call)
+void kvf_streaming_take_most(const kvf_heads_call *call)
 {
     kvf_streaming_chunk unused;
-    (void)take_tables(call->step, sizes_of(call)->chunk_blocks, sizes_of(call)->window_blocks,
+    (void)take_tables(call->step, rings_of(call)->chunk_blocks, rings_of(call)->window_blocks,
                       &unused);
 }
 
-kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
-                                             const kvf_sequence *sequence)
+kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
 {
-    const kvf_cache *cache = call->step->cache;
-    const uint32_t page_size = sizes_of(call)->ring.shape.page_size;
-    const kvf_row row = row_of(call, sequence, call->rows);
-    kvf_streaming_chunk c = {.ring = ring_of(cache, call->layer),
+    const uint32_t page_size = rings_of(call)->ring.shape.page_size;
+    const kvf_row row = row_of(call->step->states[0]);
+    kvf_streaming_chunk c = {.ring = ring_of(call->step->cache, call->step->layer),
                              .blocks = row.ring,
                              .base = row.length - call->rows,
                              .keep.per_task = 1};
@@ -174,8 +181,8 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
     c.keep.bytes = c.ring.heads * kvf_page_bytes(&c.ring.shape);
     const uint32_t window_pages = last + 1 - c.shift;
     const chunk_tables t = take_tables(call->step, last + 1 - first, window_pages, &c);
-    KVF_ASSERT(last - first < sizes_of(call)->chunk_blocks);
-    KVF_ASSERT(window_pages <= sizes_of(call)->window_blocks);
+    KVF_ASSERT(last - first < rings_of(call)->chunk_blocks);
+    KVF_ASSERT(window_pages <= rings_of(call)->window_blocks);
     *t.row = row;
     for (uint32_t i = 0; i < window_pages; i++) { /* what queries of the chunk attend to */
         const uint32_t page = i < c.ring.sink_blocks ? i : i + c.shift;
@@ -192,12 +199,12 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_masked_call *call,
     return c;
 }
 
-static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_chunk *c)
+static kvf_status append_chunk(const kvf_heads_call *call, const kvf_streaming_chunk *c)
 {
     const kvf_step *step = call->step;
     const kvf_cache *cache = step->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
+    const kvf_packed_heads heads = kvf_heads_packed(call, true);
     const uint32_t page_size = c->ring.shape.page_size;
     const kvf_repack_args repack = {.shape = c->ring.shape,
                                     .kv_heads = c->ring.heads,
@@ -206,7 +213,7 @@ static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_
                                     .k = heads.k,
                                     .v = heads.v,
                                     .blocks = c->chunk,
-                                    .fault = cache->tables.chunk_fault};
+                                    .fault = rings_of(call)->chunk_fault};
     /* A row without sealed blocks: only what repack met is passed on to its fault word. */
     const kvf_seal_args note = {.paging = {.shape = c->ring.shape, .kv_heads = 1, .block_jobs = 1},
                                 .rows = 1,
@@ -222,13 +229,13 @@ static kvf_status append_chunk(const kvf_masked_call *call, const kvf_streaming_
     return KVF_LAUNCH(step, seal, note);
 }
 
-kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streaming_chunk *c)
+kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming_chunk *c)
 {
     const kvf_step *step = call->step;
-    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
+    const kvf_packed_heads heads = kvf_heads_packed(call, true);
     const kvf_prefill_kernel_args attend = {.shape = c->ring.shape,
                                             .kv_heads = c->ring.heads,
-                                            .group = sizes_of(call)->group,
+                                            .group = rings_of(call)->group,
                                             .tokens = call->rows,
                                             .base = c->base - c->shift * c->ring.shape.page_size,
                                             .sink = c->ring.sink,
@@ -245,32 +252,32 @@ kvf_status kvf_streaming_prefill(const kvf_masked_call *call, const kvf_streamin
 
 /* ---- decode ---- */
 
-const kvf_row *kvf_streaming_take_rows(const kvf_masked_call *call, kvf_sequence *const *sequences)
+void kvf_streaming_take_rows(kvf_heads_call *call)
 {
+    const kvf_step *step = call->step;
     kvf_row *row;
-    const kvf_row *seen;
-    KVF_TAKE(call->step, row, seen, call->rows);
+    KVF_TAKE(call->step, row, call->row, call->rows);
     for (uint32_t b = 0; row && b < call->rows; b++)
-        row[b] = row_of(call, sequences[b], 1);
-    return seen;
+        row[b] = row_of(step->states[b]);
 }
 
-kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
+kvf_status kvf_streaming_decode(const kvf_heads_call *call)
 {
     const kvf_step *step = call->step;
     const kvf_cache *cache = step->cache;
-    const kvf_masked_sizes *z = sizes_of(call);
-    const kvf_masked_heads heads = kvf_masked_heads_of(call, true);
-    const kvf_ring_args ring = {.ring = ring_of(cache, call->layer),
+    const kvf_rings *z = rings_of(call);
+    const kvf_packed_heads heads = kvf_heads_packed(call, true);
+    const uint32_t kv_heads = cache->config.kv_heads;
+    const kvf_ring_args ring = {.ring = ring_of(cache, step->layer),
                                 .rows = call->rows,
-                                .kv_heads = call->layer->retrieval + call->layer->streaming,
+                                .kv_heads = kv_heads,
                                 .spans_max = z->blocks,
-                                .head = call->heads + call->layer->retrieval,
-                                .row = row,
+                                .head = call->heads + kv_heads - call->streaming,
+                                .row = call->row,
                                 .k = call->k,
                                 .v = call->v,
-                                .spans = cache->tables.spans,
-                                .span_count = cache->tables.span_count};
+                                .spans = z->spans,
+                                .span_count = z->span_count};
     const kvf_attend_args attend = {.shape = z->ring.shape,
                                     .pass = KVF_PASS_ALL,
                                     .lists = call->rows * ring.ring.heads,
@@ -281,8 +288,8 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
                                     .q = heads.q,
                                     .spans = ring.spans,
                                     .span_count = ring.span_count,
-                                    .partial_o = cache->tables.partial_o,
-                                    .partial_lse = cache->tables.partial_lse};
+                                    .partial_o = z->partial_o,
+                                    .partial_lse = z->partial_lse};
     const kvf_merge_args merge = {.shape = z->ring.shape,
                                   .lists = attend.lists,
                                   .group = z->group,
@@ -298,19 +305,10 @@ kvf_status kvf_streaming_decode(const kvf_masked_call *call, const kvf_row *row)
     return KVF_LAUNCH(step, merge, merge);
 }
 
-char *kvf_streaming_ring(const kvf_sequence *sequence, uint32_t layer, size_t *bytes)
-{
-    const kvf_cache *cache = sequence->cache;
-    const kvf_masked_layer *l = cache->masked ? &cache->masked->layers[layer] : NULL;
-    const kvf_masked_sizes *z = l ? &cache->masked->sizes : NULL;
-    *bytes = l ? (size_t)z->blocks * l->streaming * kvf_page_bytes(&z->ring.shape) : 0;
-    return *bytes ? blocks_of(cache, l, sequence->slot) : NULL;
-}
-
 void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length, char *copy)
 {
-    const kvf_masked_sizes *z = &cache->masked->sizes;
-    const kvf_ring ring = ring_of(cache, &cache->masked->layers[layer]);
+    const kvf_rings *z = cache->rings;
+    const kvf_ring ring = ring_of(cache, layer);
     const size_t page = kvf_page_bytes(&ring.shape), token = kvf_token_bytes(&ring.shape);
     const uint32_t size = ring.shape.page_size, last = length % size;
     const uint32_t pages = kvf_div_ceil_u32(length, size);
@@ -319,17 +317,4 @@ void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length
     for (uint32_t h = 0; last && h < ring.heads; h++)
         memset((char *)kvf_ring_page(&ring, copy, pages - 1, h) + last * token, 0,
                page - last * token);
-}
-
-kvf_status kvf_streaming_fork(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)
-{
-    const kvf_cache *cache = step->cache;
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        size_t bytes;
-        char *const to = kvf_streaming_ring(child, i, &bytes);
-        if (to && parent->layers[i].length)
-            KVF_TRY(cache->device->ops->copy(step->stream, to,
-                                             kvf_streaming_ring(parent, i, &bytes), bytes));
-    }
-    return KVF_OK;
 }

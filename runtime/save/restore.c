@@ -36,6 +36,12 @@ typedef struct restoring {
 
 /* ---- settings ---- */
 
+/* A refresh looks at resident tokens only. */
+static bool is_by_residency(const kvf_part *part)
+{
+    return part->dims.static_tokens && part->config.refresh == KVF_REFRESH_RESIDENT;
+}
+
 /* Settings that a sequence does not depend on. */
 static bool is_free(const kvf_cache *cache, const char *name)
 {
@@ -49,13 +55,11 @@ static bool is_free(const kvf_cache *cache, const char *name)
         if (strcmp(name, free_ones[i]) == 0)
             return true;
     /* What is resident decides only which tokens a refresh looks at. */
-    const kvf_cache *pages = kvf_masked_pages((kvf_cache *)(uintptr_t)cache, 0);
-    const bool is_resident =
-        pages && pages->dims.static_tokens && cache->config.refresh == KVF_REFRESH_RESIDENT;
+    const bool is_resident = cache->part_count && is_by_residency(&cache->parts[0]);
     for (size_t i = 0; !is_resident && i < sizeof by_residency / sizeof *by_residency; i++)
         if (strcmp(name, by_residency[i]) == 0)
             return true;
-    for (size_t i = 0; !cache->masked && i < sizeof by_mask / sizeof *by_mask; i++)
+    for (size_t i = 0; !kvf_has_streaming_heads(cache) && i < sizeof by_mask / sizeof *by_mask; i++)
         if (strcmp(name, by_mask[i]) == 0)
             return true;
     return false;
@@ -68,7 +72,7 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(name, fixed[i]) == 0)
             return true;
-    return cache->masked && strncmp(name, "streaming_", 10) == 0;
+    return kvf_has_streaming_heads(cache) && strncmp(name, "streaming_", 10) == 0;
 }
 
 /* *is_exact: no setting differs that a sequence depends on. */
@@ -113,18 +117,12 @@ static kvf_status check_mask(const restoring *r)
     const kvf_cache *cache = r->cache;
     const kvf_saved_header *h = &r->file.header;
     const size_t cells = (size_t)cache->config.layers * cache->config.kv_heads;
-    if ((h->mask != NULL) == (cache->masked != NULL) &&
+    if ((h->mask != NULL) == kvf_has_streaming_heads(cache) &&
         (!h->mask || memcmp(h->mask, cache->config.head_mask, cells) == 0))
         return KVF_OK;
     KVF_FAIL(cache->context, KVF_INVALID, "%s was saved %s head_mask%s; open a cache with the same",
              r->file.path, h->mask ? "with a" : "without a",
-             h->mask && cache->masked ? " that is another than this cache's" : "");
-}
-
-static uint32_t block_size(kvf_cache *cache)
-{
-    const kvf_cache *pages = kvf_masked_pages(cache, 0);
-    return pages ? pages->dims.paging.block_size : cache->masked->sizes.ring.shape.page_size;
+             h->mask && cache->config.head_mask ? " that is another than this cache's" : "");
 }
 
 /* Heads, rings and lengths of a layer. */
@@ -132,17 +130,17 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
 {
     kvf_cache *cache = r->cache;
     const kvf_saved_layer *l = &r->file.header.layers[index];
-    const kvf_cache *pages = kvf_masked_pages_of(cache, index);
-    const uint32_t heads = pages ? pages->dims.paging.kv_heads : 0;
+    const kvf_part *part = cache->places[index].part;
+    const uint32_t heads = part ? part->config.kv_heads : 0;
     if (l->heads != heads)
         KVF_FAIL(cache->context, KVF_CORRUPT,
                  "%s: layer %u has pages of %u heads, by its head_mask of %u; save it again",
                  r->file.path, index, l->heads, heads);
-    if (l->streaming && l->length && l->ring_pages != cache->masked->sizes.blocks)
+    if (l->streaming && l->length && l->ring_pages != cache->rings->blocks)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "%s: streaming heads hold %u pages there and %u here, because tokens_max is less "
                  "than they could hold; open a cache with the same tokens_max",
-                 r->file.path, l->ring_pages, cache->masked->sizes.blocks);
+                 r->file.path, l->ring_pages, cache->rings->blocks);
     if (l->length > cache->config.tokens_max)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: %s has %u tokens in layer %u; open the cache with more",
@@ -158,11 +156,11 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
     r->is_exact = true;
     KVF_TRY(compare_settings(r, args->exact, &r->is_exact));
     KVF_TRY(check_mask(r));
-    if (h->head->block_size != block_size(cache))
+    if (h->head->block_size != cache->plan.block_size)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "page_size = %u: %s was saved with blocks of %u tokens, this cache has %u; open "
                  "a cache with page_size = %u",
-                 cache->config.page_size, r->file.path, h->head->block_size, block_size(cache),
+                 cache->config.page_size, r->file.path, h->head->block_size, cache->plan.block_size,
                  h->head->page_size);
     if (h->head->layers != cache->config.layers || h->head->kv_heads != cache->config.kv_heads ||
         h->head->query_heads != cache->config.query_heads ||
@@ -173,16 +171,14 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
         KVF_TRY(check_layer(r, i));
     for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {
         const kvf_saved_layer *l = &h->layers[i];
-        const kvf_cache *pages = kvf_masked_pages_of(cache, i);
+        const kvf_part *part = cache->places[i].part;
         const bool is_fresh = l->flags & KVF_SAVED_FRESH;
-        if (!pages || is_fresh)
+        if (!part || is_fresh)
             continue;
-        const bool is_resident =
-            pages->dims.static_tokens && pages->config.refresh == KVF_REFRESH_RESIDENT;
         r->is_exact = h->head->page_size == cache->config.page_size &&
-                      kvf_snapshot_is_same(pages, l) &&
-                      l->sealed == kvf_sealed_blocks(pages, l->length) &&
-                      (!is_resident || kvf_snapshot_has_slots(pages, l));
+                      kvf_snapshot_is_same(part, l) &&
+                      l->sealed == kvf_sealed_blocks(part, l->length) &&
+                      (!is_by_residency(part) || kvf_snapshot_has_slots(part, l));
     }
     if (args->exact && !r->is_exact)
         KVF_FAIL(cache->context, KVF_INVALID,
@@ -196,8 +192,8 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
 
 static uint32_t sealed_of(const restoring *r, uint32_t index)
 {
-    kvf_cache *pages = kvf_masked_pages_of(r->cache, index);
-    return pages ? kvf_sealed_blocks(pages, r->file.header.layers[index].length) : 0;
+    const kvf_part *part = r->cache->places[index].part;
+    return part ? kvf_sealed_blocks(part, r->file.header.layers[index].length) : 0;
 }
 
 static size_t tail_bytes(const restoring *r, uint32_t index)
@@ -227,9 +223,9 @@ static kvf_status take_memory(restoring *r)
     const kvf_saved_header *h = &r->file.header;
     size_t most = 64, pieces = 1;
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        const kvf_cache *pages = kvf_masked_pages_of(r->cache, i);
+        const kvf_part *part = r->cache->places[i].part;
         const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
-                             (pages ? kvf_snapshot_work_bytes(pages, &h->layers[i]) : 0);
+                             (part ? kvf_snapshot_work_bytes(part, &h->layers[i]) : 0);
         most = bytes > most ? bytes : most;
         pieces += 2 + sealed_of(r, i);
     }
@@ -266,55 +262,56 @@ static void add_block(restoring *r, kvf_page_pool *pool, kvf_block block, size_t
 /* Blocks of the pool for a layer, as if so many tokens were appended. */
 static kvf_status take_blocks(restoring *r, uint32_t index)
 {
-    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
     const kvf_saved_header *h = &r->file.header;
+    kvf_layer *layer = &r->sequence->layers[index];
     char *const state = layer_memory(r, index).host;
     const size_t state_bytes = kvf_saved_image_bytes(h->head, &h->layers[index]);
     add_piece(r, state, state_bytes);
-    if (!row.cache)
+    if (!layer->part)
         return KVF_OK;
-    kvf_layer *layer = &row.sequence->layers[row.layer];
-    KVF_TRY(kvf_append_reserve(row.cache, layer, h->layers[index].length));
+    KVF_TRY(kvf_append_reserve(layer, h->layers[index].length));
     layer->length = h->layers[index].length;
     layer->sealed = sealed_of(r, index);
     for (uint32_t b = 0; b < layer->sealed; b++)
-        add_block(r, &row.cache->pool, layer->blocks[b],
+        add_block(r, &layer->part->pool, layer->blocks[b],
                   kvf_saved_block_bytes(h->head, &h->layers[index]));
     add_piece(r, state + state_bytes, tail_bytes(r, index));
     return KVF_OK;
 }
 
 /* Blocks that are free may still be read by what is enqueued, or written back. */
-static kvf_status wait_pool(restoring *r, kvf_cache *pages)
+static kvf_status wait_pools(restoring *r)
 {
+    kvf_cache *cache = r->cache;
     kvf_step step;
-    KVF_TRY(kvf_step_begin(pages, r->stream, &step));
-    kvf_status status = kvf_arena_settle(&step);
-    if (status == KVF_OK)
-        status = kvf_ahead_settle(&step);
+    kvf_status status = KVF_OK;
+    KVF_TRY(kvf_step_begin(cache, r->stream, &step));
+    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++) {
+        status = kvf_arena_settle(&step, &cache->parts[i]);
+        if (status == KVF_OK)
+            status = kvf_ahead_settle(&step, &cache->parts[i]);
+    }
     KVF_TRY(kvf_step_end(&step, status));
-    KVF_TRY(pages->device->ops->event_record(r->done, r->stream));
-    return pages->device->ops->event_wait(r->done);
+    KVF_TRY(cache->device->ops->event_record(r->done, r->stream));
+    return cache->device->ops->event_wait(r->done);
 }
 
 static kvf_status read_layers(restoring *r)
 {
     const kvf_saved_header *h = &r->file.header;
-    kvf_cache *pages;
-    for (uint32_t n = 0; (pages = kvf_masked_pages(r->cache, n)) != NULL; n++)
-        KVF_TRY(wait_pool(r, pages));
+    KVF_TRY(wait_pools(r));
     for (uint32_t i = 0; i < h->head->layers; i++)
         KVF_TRY(take_blocks(r, i));
     KVF_TRY(kvf_saved_fill(&r->file, r->pieces, r->piece_count,
-                           kvf_masked_has_tier(r->cache) ? r->piece_blocks : NULL));
+                           kvf_has_tier(r->cache) ? r->piece_blocks : NULL));
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(r, i, &tail);
-        const kvf_cache *p = kvf_masked_pages_of(r->cache, i);
+        const kvf_part *part = r->cache->places[i].part;
         KVF_TRY(
             kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &image));
-        if (p && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
-            !kvf_snapshot_fits(p, &h->layers[i], &image))
+        if (part && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
+            !kvf_snapshot_fits(part, &h->layers[i], &image))
             KVF_FAIL(r->cache->context, KVF_CORRUPT,
                      "%s: layer %u has static tokens that its settings do not give; save it again",
                      r->file.path, i);
@@ -324,79 +321,52 @@ static kvf_status read_layers(restoring *r)
 
 /* ---- into the cache ---- */
 
-static void put_positions(restoring *r, uint32_t index)
+static void put_positions(kvf_layer *layer, const kvf_saved_layer *saved,
+                          const kvf_saved_image *image)
 {
-    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
-    const kvf_saved_layer *l = &r->file.header.layers[index];
-    kvf_layer *outer = &r->sequence->layers[index];
-    char *tail;
-    const kvf_saved_image image = image_of(r, index, &tail);
-    outer->length = l->length;
-    outer->steps = l->steps;
-    if (!image.positions)
-        return;
-    memcpy(outer->positions, image.positions, l->length * sizeof *image.positions);
-    if (row.cache && row.cache != r->cache)
-        memcpy(row.sequence->layers[row.layer].positions, image.positions,
-               l->length * sizeof *image.positions);
+    layer->length = saved->length;
+    layer->steps = saved->steps;
+    if (image->positions)
+        memcpy(layer->positions, image->positions, saved->length * sizeof *image->positions);
 }
 
 static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
 {
-    const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, index);
+    kvf_layer *state = &r->sequence->layers[index];
+    const kvf_saved_layer *saved = &r->file.header.layers[index];
     char *tail;
     const kvf_saved_image image = image_of(r, index, &tail);
     const kvf_seen memory = layer_memory(r, index);
-    const kvf_snapshot_layer layer = {.sequence = row.sequence,
-                                      .index = row.layer,
+    const kvf_snapshot_layer layer = {.state = state,
                                       .is_exact = r->is_exact,
-                                      .saved = &r->file.header.layers[index],
+                                      .saved = saved,
                                       .image = &image,
                                       .tail = tail,
                                       .work = memory,
                                       .used =
                                           (uint64_t)(tail - memory.host) + tail_bytes(r, index)};
-    return kvf_snapshot_put(step, &layer, r->done);
+    put_positions(state, saved, &image);
+    if (image.ring)
+        KVF_TRY(r->cache->device->ops->copy(r->stream, state->ring, image.ring,
+                                            kvf_ring_bytes(r->cache, index)));
+    return state->part ? kvf_snapshot_put(step, &layer, r->done) : KVF_OK;
 }
 
-static kvf_status put_part(restoring *r, kvf_cache *pages)
+static kvf_status put_layers(restoring *r)
 {
     kvf_step step;
     kvf_status status = KVF_OK;
-    KVF_TRY(kvf_step_begin(pages, r->stream, &step));
+    KVF_TRY(kvf_step_begin(r->cache, r->stream, &step));
     for (uint32_t i = 0; status == KVF_OK && i < r->cache->config.layers; i++)
-        if (kvf_masked_pages_of(r->cache, i) == pages)
-            status = put_layer(r, &step, i);
+        status = put_layer(r, &step, i);
     return step.is_undone ? kvf_step_refuse(&step, status) : kvf_step_end(&step, status);
-}
-
-static kvf_status put_rings(restoring *r)
-{
-    kvf_cache *cache = r->cache;
-    kvf_step step;
-    kvf_status status = KVF_OK;
-    KVF_TRY(kvf_step_begin(cache, r->stream, &step));
-    for (uint32_t i = 0; status == KVF_OK && i < cache->config.layers; i++) {
-        size_t bytes;
-        char *tail;
-        char *const ring = kvf_streaming_ring(r->sequence, i, &bytes);
-        const kvf_saved_image image = image_of(r, i, &tail);
-        if (image.ring)
-            status = cache->device->ops->copy(r->stream, ring, image.ring, bytes);
-    }
-    return kvf_step_end(&step, status);
 }
 
 /* Everything was read. The memory of the restore is free when this returns. */
 static kvf_status put(restoring *r)
 {
     const kvf_device_ops *ops = r->cache->device->ops;
-    kvf_cache *pages;
-    for (uint32_t i = 0; i < r->cache->config.layers; i++)
-        put_positions(r, i);
-    kvf_status status = r->cache->masked ? put_rings(r) : KVF_OK;
-    for (uint32_t n = 0; status == KVF_OK && (pages = kvf_masked_pages(r->cache, n)) != NULL; n++)
-        status = put_part(r, pages);
+    kvf_status status = put_layers(r);
     if (status == KVF_OK)
         status = ops->event_record(r->done, r->stream);
     if (status == KVF_OK)
@@ -405,27 +375,16 @@ static kvf_status put(restoring *r)
     return status;
 }
 
-static void count(const restoring *r)
-{
-    kvf_footprint_restore(r->cache, r->sequence);
-    for (uint32_t i = 0; r->cache->masked && i < r->cache->config.layers; i++) {
-        const kvf_masked_row row = kvf_masked_row_of(r->cache, r->sequence, i);
-        if (row.cache)
-            kvf_footprint_restore(row.cache, row.sequence);
-    }
-}
-
 static kvf_status restore(restoring *r, const kvf_restore_args *args)
 {
     kvf_cache *cache = r->cache;
     KVF_TRY(kvf_saved_open(cache->runtime, args->path, &r->file));
     KVF_TRY(compare(r, args));
     KVF_TRY(take_memory(r));
-    KVF_TRY(cache->masked ? kvf_masked_begin(cache, &r->sequence)
-                          : kvf_sequence_begin(cache, &r->sequence));
+    KVF_TRY(kvf_sequence_begin(cache, &r->sequence));
     KVF_TRY(read_layers(r));
     KVF_TRY(put(r));
-    count(r);
+    kvf_footprint_restore(cache, r->sequence);
     return KVF_OK;
 }
 
@@ -434,12 +393,8 @@ kvf_status kvf_restore(kvf_cache *cache, const kvf_restore_args *args, kvf_strea
 {
     restoring r = {.cache = cache, .stream = stream, .file.file = -1};
     const kvf_status status = restore(&r, args);
-    if (status != KVF_OK && r.sequence) {
-        if (cache->masked)
-            kvf_masked_end(r.sequence);
-        else
-            kvf_sequence_end(r.sequence);
-    }
+    if (status != KVF_OK && r.sequence)
+        kvf_sequence_end(r.sequence);
     if (r.memory.arenas)
         kvf_host_memory_destroy(cache->context, &r.memory);
     cache->device->ops->event_destroy(r.done);

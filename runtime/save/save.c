@@ -66,18 +66,17 @@ static uint32_t open_blocks(const kvf_save *save, uint32_t layer)
 
 /* ---- the header ---- */
 
-static void describe_layer(const kvf_save *save, kvf_sequence *sequence, uint32_t layer,
+static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, uint32_t layer,
                            kvf_saved_layer *out)
 {
-    kvf_cache *cache = save->cache;
-    const kvf_masked_row row = kvf_masked_row_of(cache, sequence, layer);
-    size_t bytes;
-    *out = (kvf_saved_layer){.length = sequence->layers[layer].length};
-    if (row.cache)
-        kvf_snapshot_describe(row.cache, row.sequence, row.layer, out);
-    if (kvf_streaming_ring(sequence, layer, &bytes)) {
-        out->streaming = cache->masked->layers[layer].streaming;
-        out->ring_pages = cache->masked->sizes.blocks;
+    const kvf_cache *cache = save->cache;
+    const kvf_layer *state = &sequence->layers[layer];
+    *out = (kvf_saved_layer){.length = state->length};
+    if (state->part)
+        kvf_snapshot_describe(state, out);
+    if (state->ring) {
+        out->streaming = kvf_streaming_count(cache, layer);
+        out->ring_pages = cache->rings->blocks;
     }
 }
 
@@ -85,20 +84,18 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
                               uint32_t extent_bytes)
 {
     const kvf_cache_config *c = &cache->config;
-    const kvf_cache *pages = kvf_masked_pages((kvf_cache *)(uintptr_t)cache, 0);
     kvf_saved_head head = {
         .note_bytes = args->note_bytes,
         .settings_bytes = (uint32_t)kvf_saved_settings_write(c, NULL, 0),
         .extent_bytes = extent_bytes,
-        .is_masked = cache->masked != NULL,
+        .is_masked = kvf_has_streaming_heads(cache),
         .layers = c->layers,
         .kv_heads = c->kv_heads,
         .query_heads = c->query_heads,
         .head_dim = c->head_dim,
         .dtype = c->dtype,
         .page_size = c->page_size,
-        .block_size =
-            pages ? pages->dims.paging.block_size : cache->masked->sizes.ring.shape.page_size,
+        .block_size = cache->plan.block_size,
     };
     snprintf(head.model, sizeof head.model, "%s", args->model ? args->model : "");
     snprintf(head.library, sizeof head.library, "%s", kvf_version());
@@ -157,7 +154,7 @@ static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
 {
     const kvf_saved_header *h = &save->header;
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
+        const kvf_layer *state = &sequence->layers[i];
         const uint32_t sealed = h->layers[i].sealed;
         if (sealed == 0)
             continue;
@@ -165,83 +162,45 @@ static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
         if (!save->blocks[i])
             KVF_FAIL(save->cache->context, KVF_OUT_OF_MEMORY,
                      "no memory to hold %u blocks of layer %u", sealed, i);
-        memcpy(save->blocks[i], row.sequence->layers[row.layer].blocks, sealed * sizeof(kvf_block));
+        memcpy(save->blocks[i], state->blocks, sealed * sizeof(kvf_block));
         for (uint32_t b = 0; b < sealed; b++)
-            kvf_page_pool_share(&row.cache->pool, save->blocks[i][b]);
+            kvf_page_pool_share(&state->part->pool, save->blocks[i][b]);
     }
     return KVF_OK;
 }
 
-/* The fault word of a sequence, as of this call. */
-static kvf_status take_fault(kvf_save *save, const kvf_step *step, const kvf_sequence *sequence)
+/* The fault word as of this call, then layer by layer state, open blocks and rings. */
+static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *sequence)
 {
-    const kvf_cache *cache = step->cache;
-    uint64_t *const to = &save->fault[save->fault_count];
-    save->generations[save->fault_count++] = sequence->generation;
-    return cache->device->ops->copy(step->stream, to, cache->control_device.faults + sequence->slot,
-                                    sizeof *to);
-}
-
-/* All layers whose pages are in `part`. */
-static kvf_status take_part(kvf_save *save, kvf_cache *part, kvf_sequence *sequence,
-                            kvf_stream *stream)
-{
-    kvf_step step;
-    kvf_status status = KVF_OK;
-    const kvf_sequence *inner = NULL;
-    for (uint32_t i = 0; status == KVF_OK && i < save->header.head->layers; i++) {
-        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
-        if (row.cache != part)
-            continue;
-        if (!inner) {
-            inner = row.sequence;
-            KVF_TRY(kvf_snapshot_begin(part, inner, stream, &step));
-            status = take_fault(save, &step, inner);
-            if (status != KVF_OK)
-                break;
-        }
+    const kvf_cache *cache = save->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    KVF_TRY(ops->copy(step->stream, save->fault, cache->words_device.faults + sequence->slot,
+                      sizeof *save->fault));
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *state = &sequence->layers[i];
         char *tail;
         const kvf_saved_image image = image_of(save, i, &tail);
-        status = kvf_snapshot_take(&step, inner, row.layer, &save->header.layers[i], &image, tail);
-    }
-    return inner ? kvf_step_end(&step, status) : status;
-}
-
-/* Rings of streaming heads, and the fault word of the sequence around the inner ones. */
-static kvf_status take_rings(kvf_save *save, kvf_sequence *sequence, kvf_stream *stream)
-{
-    kvf_cache *cache = save->cache;
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_status status = take_fault(save, &step, sequence);
-    for (uint32_t i = 0; status == KVF_OK && i < cache->config.layers; i++) {
-        size_t bytes;
-        char *tail;
-        const char *ring = kvf_streaming_ring(sequence, i, &bytes);
-        const kvf_saved_image image = image_of(save, i, &tail);
+        if (image.positions)
+            memcpy(image.positions, state->positions, state->length * sizeof *image.positions);
         if (image.ring)
-            status = cache->device->ops->copy(stream, image.ring, ring, bytes);
+            KVF_TRY(ops->copy(step->stream, image.ring, state->ring, kvf_ring_bytes(cache, i)));
+        if (state->part)
+            KVF_TRY(kvf_snapshot_take(step, state, &save->header.layers[i], &image, tail));
     }
-    return kvf_step_end(&step, status);
+    return KVF_OK;
 }
 
 static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *stream)
 {
-    kvf_cache *cache = save->cache;
-    kvf_cache *part;
+    kvf_step step;
     save->fault = (uint64_t *)(void *)layer_memory(save, save->header.head->layers).host;
-    for (uint32_t i = 0; i < save->header.head->layers; i++) {
-        char *tail;
-        const kvf_saved_image image = image_of(save, i, &tail);
-        if (image.positions)
-            memcpy(image.positions, sequence->layers[i].positions,
-                   sequence->layers[i].length * sizeof *image.positions);
-    }
-    if (cache->masked)
-        KVF_TRY(take_rings(save, sequence, stream));
-    for (uint32_t n = 0; (part = kvf_masked_pages(cache, n)) != NULL; n++)
-        KVF_TRY(take_part(save, part, sequence, stream));
-    return cache->device->ops->event_record(save->taken, stream);
+    save->generation = sequence->generation;
+    KVF_TRY(kvf_step_begin(save->cache, stream, &step));
+    kvf_status status = kvf_snapshot_begin(&step, sequence);
+    if (status == KVF_OK)
+        status = enqueue_take(save, &step, sequence);
+    KVF_TRY(kvf_step_end(&step, status));
+    return save->cache->device->ops->event_record(save->taken, stream);
 }
 
 /* ---- the thread ---- */
@@ -277,13 +236,12 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
 {
     const kvf_saved_header *h = &save->header;
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        const kvf_masked_row row = kvf_masked_row_of(save->cache, sequence, i);
         const size_t block = kvf_saved_block_bytes(h->head, &h->layers[i]);
         char *const image = layer_memory(save, i).host;
         const size_t bytes = kvf_saved_image_bytes(h->head, &h->layers[i]);
         add_piece(save, image, bytes);
         for (uint32_t b = 0; b < h->layers[i].sealed; b++)
-            add_block(save, &row.cache->pool, save->blocks[i][b], block);
+            add_block(save, &sequence->layers[i].part->pool, save->blocks[i][b], block);
         add_piece(save, image + bytes, open_blocks(save, i) * block);
     }
 }
@@ -292,10 +250,9 @@ static void list_pieces(kvf_save *save, kvf_sequence *sequence)
 static kvf_status finish_images(kvf_save *save)
 {
     const kvf_saved_header *h = &save->header;
-    for (uint32_t i = 0; i < save->fault_count; i++)
-        if (save->fault[i] >> 44 == save->generations[i])
-            KVF_FAIL(save->context, KVF_NOT_FINITE,
-                     "a key or value of the sequence is NaN or infinite; it was not saved");
+    if (*save->fault >> 44 == save->generation)
+        KVF_FAIL(save->context, KVF_NOT_FINITE,
+                 "a key or value of the sequence is NaN or infinite; it was not saved");
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_saved_image image = image_of(save, i, &tail);
@@ -330,7 +287,7 @@ static kvf_status write_file(kvf_save *save, kvf_io *io, kvf_new_file *file)
                            .extent_bytes = save->extent_bytes,
                            .offset = h->head->header_bytes,
                            .checksums = h->checksums,
-                           .move = kvf_masked_has_tier(save->cache) ? get_block : NULL,
+                           .move = kvf_has_tier(save->cache) ? get_block : NULL,
                            .user = save};
     KVF_TRY(kvf_file_reserve(save->context, save->path, file->file,
                              h->head->header_bytes + h->head->data_bytes));
@@ -378,8 +335,7 @@ static kvf_status create(kvf_save *save, const kvf_save_args *args)
     save->blocks = kvf_alloc(save->context, layers, sizeof *save->blocks);
     save->pieces = kvf_alloc(save->context, pieces, sizeof *save->pieces);
     save->piece_blocks = kvf_alloc(save->context, pieces, sizeof *save->piece_blocks);
-    save->generations = kvf_alloc(save->context, layers + 1, sizeof *save->generations);
-    if (!save->path || !save->blocks || !save->pieces || !save->piece_blocks || !save->generations)
+    if (!save->path || !save->blocks || !save->pieces || !save->piece_blocks)
         KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
     memcpy(save->path, args->path, length);
     KVF_TRY(save->cache->device->ops->event_create(save->cache->device, &save->taken));
@@ -393,7 +349,7 @@ static void release(kvf_save *save)
     for (uint32_t i = 0; save->blocks && i < cache->config.layers; i++) {
         if (!save->blocks[i])
             continue;
-        kvf_page_pool *pool = &kvf_masked_pages_of(cache, i)->pool;
+        kvf_page_pool *pool = &cache->places[i].part->pool;
         for (uint32_t b = 0; b < save->header.layers[i].sealed; b++)
             kvf_page_pool_release(pool, save->blocks[i][b]);
         kvf_free(save->context, save->blocks[i]);
@@ -401,7 +357,6 @@ static void release(kvf_save *save)
     if (save->memory.arenas)
         kvf_host_memory_destroy(cache->context, &save->memory);
     cache->device->ops->event_destroy(save->taken);
-    kvf_free(save->context, save->generations);
     kvf_free(save->context, save->piece_blocks);
     kvf_free(save->context, save->pieces);
     kvf_free(save->context, save->blocks);

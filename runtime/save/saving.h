@@ -7,13 +7,12 @@
  *
  * A save takes its own copy of whatever later calls write, in the order of the cache's work, and
  * holds the sealed blocks, which nobody writes while they are held; a thread of its own writes the
- * file. Knows caches around caches, and leaves to snapshot.h what an image of a layer is.
+ * file. What an image of a layer is, snapshot.h says.
  */
 
 #include <kvferry/save.h>
 
 #include "extents.h"
-#include "masked.h"
 #include "new_file.h"
 #include "snapshot.h"
 
@@ -34,11 +33,10 @@ struct kvf_save {
     /* one granule per layer, at the same distance, in pinned memory */
     kvf_host_memory memory;
     size_t granule;
-    uint64_t *fault; /* of the sequence and its inner ones, as of the call, [parts + 1] */
-    uint32_t fault_count;
-    uint32_t *generations; /* [parts + 1] */
+    uint64_t *fault; /* of the sequence, as of the call */
+    uint32_t generation;
 
-    kvf_block **blocks; /* [layers] held, of the cache that has the layer's pages */
+    kvf_block **blocks; /* [layers] held, of the layer's part */
     struct iovec *pieces;
     kvf_piece_block *piece_blocks; /* [pieces] with a disk tier */
     size_t piece_count;

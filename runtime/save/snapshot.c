@@ -12,20 +12,18 @@
 /* ---- out of a cache ---- */
 
 /* Of a head's part of a block, if they do not follow from pages and static bits. */
-static uint32_t saved_digest_bytes(const kvf_cache *cache)
+static uint32_t saved_digest_bytes(const kvf_part *part)
 {
     const bool is_mean =
-        cache->config.digest == KVF_DIGEST_MEAN || cache->config.digest == KVF_DIGEST_CUBOID_MEAN;
-    return is_mean && cache->config.refresh == KVF_REFRESH_RESIDENT
-               ? cache->dims.paging.digest_bytes
-               : 0;
+        part->config.digest == KVF_DIGEST_MEAN || part->config.digest == KVF_DIGEST_CUBOID_MEAN;
+    return is_mean && part->config.refresh == KVF_REFRESH_RESIDENT ? part->dims.paging.digest_bytes
+                                                                   : 0;
 }
 
-void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
-                           kvf_saved_layer *out)
+void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
 {
-    const kvf_layer *state = &sequence->layers[layer];
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = state->part;
+    const kvf_paging *p = &part->dims.paging;
     *out = (kvf_saved_layer){
         .length = state->length,
         .sealed = state->sealed,
@@ -34,11 +32,11 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
-                 (cache->tables.share ? KVF_SAVED_AUTO : 0u),
+                 (part->tables.share ? KVF_SAVED_AUTO : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
         .slots = p->slots,
-        .shadow_slots = cache->dims.shadow_slots,
+        .shadow_slots = part->dims.shadow_slots,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
         .queries_from = state->queries_from,
@@ -46,16 +44,17 @@ void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence,
         .static_from = state->static_from,
         .share_from = state->share_from,
         .exact_from = state->needs_exact ? state->exact_from : 0,
-        .digest_bytes = saved_digest_bytes(cache),
+        .digest_bytes = saved_digest_bytes(part),
     };
 }
 
-kvf_status kvf_snapshot_begin(kvf_cache *cache, const kvf_sequence *sequence, kvf_stream *stream,
-                              kvf_step *step)
+kvf_status kvf_snapshot_begin(kvf_step *step, const kvf_sequence *sequence)
 {
-    KVF_TRY(kvf_step_begin(cache, stream, step));
-    const kvf_status status = kvf_arena_leave_sequence(step, sequence);
-    return status == KVF_OK ? kvf_ahead_settle(step) : status;
+    kvf_cache *cache = step->cache;
+    KVF_TRY(kvf_arena_leave_sequence(step, sequence));
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        KVF_TRY(kvf_ahead_settle(step, &cache->parts[i]));
+    return KVF_OK;
 }
 
 typedef struct copier {
@@ -74,37 +73,37 @@ typedef struct row_bytes {
     size_t count, index, store, queries, slots, shadow, bits, digests;
 } row_bytes;
 
-static row_bytes bytes_of(const kvf_cache *cache, const kvf_saved_layer *l)
+static row_bytes bytes_of(const kvf_part *part, const kvf_saved_layer *l)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     return (row_bytes){
         .count = p->kv_heads * sizeof(uint32_t),
         .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
         .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
         .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
         .slots = (size_t)p->lists * p->slots * sizeof(int32_t),
-        .shadow = (size_t)p->lists * cache->dims.shadow_slots * sizeof(int32_t),
+        .shadow = (size_t)p->lists * part->dims.shadow_slots * sizeof(int32_t),
         .bits = l->sealed * sizeof(uint64_t),
         .digests = (size_t)l->sealed * l->digest_bytes,
     };
 }
 
-kvf_status kvf_snapshot_take(kvf_step *step, const kvf_sequence *sequence, uint32_t index,
-                             const kvf_saved_layer *l, const kvf_saved_image *image, char *tail)
+kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_saved_layer *l,
+                             const kvf_saved_image *image, char *tail)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    const kvf_row row = kvf_step_row(cache, sequence, index);
-    const row_bytes bytes = bytes_of(cache, l);
-    const uint32_t list = (uint32_t)kvf_row_number(cache, sequence, index) * p->lists;
+    const kvf_part *part = state->part;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_row row = kvf_step_row(part, state);
+    const row_bytes bytes = bytes_of(part, l);
+    const uint32_t list = state->row * p->lists;
     copier c = {.step = step, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
     if (image->by_step)
-        memcpy(image->by_step, sequence->layers[index].by_step, l->length);
-    copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&cache->residency, list), bytes.slots);
+        memcpy(image->by_step, state->by_step, l->length);
+    copy(&c, image->page_of_slot, kvf_residency_page_of_slot(&part->residency, list), bytes.slots);
     if (image->shadow)
-        copy(&c, image->shadow, kvf_residency_page_of_slot(&cache->shadow, list), bytes.shadow);
+        copy(&c, image->shadow, kvf_residency_page_of_slot(&part->shadow, list), bytes.shadow);
     copy(&c, image->store_count, row.store_count, bytes.count);
     copy(&c, image->store_index, row.store_index, bytes.index);
     copy(&c, image->store, row.store, bytes.store);
@@ -204,32 +203,31 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
     return true;
 }
 
-bool kvf_snapshot_is_same(const kvf_cache *cache, const kvf_saved_layer *l)
+bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *l)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
-           l->query_window == p->query_window && l->digest_bytes == saved_digest_bytes(cache) &&
-           (l->flags & KVF_SAVED_AUTO) == (cache->tables.share ? KVF_SAVED_AUTO : 0u);
+           l->query_window == p->query_window && l->digest_bytes == saved_digest_bytes(part) &&
+           (l->flags & KVF_SAVED_AUTO) == (part->tables.share ? KVF_SAVED_AUTO : 0u);
 }
 
-bool kvf_snapshot_has_slots(const kvf_cache *cache, const kvf_saved_layer *l)
+bool kvf_snapshot_has_slots(const kvf_part *part, const kvf_saved_layer *l)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     return l->slots == p->slots && l->lists == p->lists &&
-           l->shadow_slots == cache->dims.shadow_slots;
+           l->shadow_slots == part->dims.shadow_slots;
 }
 
-bool kvf_snapshot_fits(const kvf_cache *cache, const kvf_saved_layer *l,
-                       const kvf_saved_image *image)
+bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *l, const kvf_saved_image *image)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     const uint32_t sink = kvf_min_u32(p->sink, l->sealed * p->block_size);
     for (uint32_t h = 0; sink && h < l->heads; h++) /* indices ascend */
         if (image->store_count[h] < sink ||
             image->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
             return false;
     return !image->share || (image->share[0] <= kvf_store_tokens(p) - p->sink &&
-                             image->share[1] <= cache->dims.ids_max);
+                             image->share[1] <= part->dims.ids_max);
 }
 
 kvf_status kvf_snapshot_check(kvf_context *context, const char *path, const kvf_saved_head *head,

@@ -3,7 +3,7 @@
 #define KVF_RUNTIME_SNAPSHOT_H
 
 /*
- * One layer of a sequence, out of a cache and into one: what a fork would copy, as an image.
+ * One layer of a sequence, out of a part and into one: what a fork would copy, as an image.
  *
  * Knows no file and no head mask. Sealed blocks are not part of an image: they do not change while
  * somebody holds them. Digests are built anew from pages and static bits, by the kernels that built
@@ -25,16 +25,14 @@ static inline void *kvf_seen_device(const kvf_seen *m, const void *host)
 }
 
 /* Counts of a layer and of its state. */
-void kvf_snapshot_describe(const kvf_cache *cache, const kvf_sequence *sequence, uint32_t layer,
-                           kvf_saved_layer *out);
-/* The cache's pages are where tables say, and no page is on its way ahead of need. */
-KVF_CHECKED kvf_status kvf_snapshot_begin(kvf_cache *cache, const kvf_sequence *sequence,
-                                          kvf_stream *stream, kvf_step *step);
+void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
+/* The sequence's pages are where tables say, and no page is on its way ahead of need. */
+KVF_CHECKED kvf_status kvf_snapshot_begin(kvf_step *step, const kvf_sequence *sequence);
 /* State and blocks that are not sealed, to `image` and `tail`; `layer` is described. Positions and
  * rings of streaming heads are not touched. */
-KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_sequence *sequence,
-                                         uint32_t index, const kvf_saved_layer *layer,
-                                         const kvf_saved_image *image, char *tail);
+KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state,
+                                         const kvf_saved_layer *layer, const kvf_saved_image *image,
+                                         char *tail);
 /* What an image holds beyond its counts, or a tail beyond its tokens, is of other sequences: 0. */
 void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *layer,
                         const kvf_saved_image *image, char *tail);
@@ -45,17 +43,16 @@ KVF_CHECKED kvf_status kvf_snapshot_check(kvf_context *context, const char *path
                                           const kvf_saved_image *image);
 
 /* Whether state of this shape can be put as it is: all but slots, and slots. */
-bool kvf_snapshot_is_same(const kvf_cache *cache, const kvf_saved_layer *layer);
-bool kvf_snapshot_has_slots(const kvf_cache *cache, const kvf_saved_layer *layer);
+bool kvf_snapshot_is_same(const kvf_part *part, const kvf_saved_layer *layer);
+bool kvf_snapshot_has_slots(const kvf_part *part, const kvf_saved_layer *layer);
 /* Of an image that is checked and not fresh: the sink of this cache is in the store, and the share
  * that static_ratio = auto chose is one that it has room for. */
-bool kvf_snapshot_fits(const kvf_cache *cache, const kvf_saved_layer *layer,
+bool kvf_snapshot_fits(const kvf_part *part, const kvf_saved_layer *layer,
                        const kvf_saved_image *image);
 
-/* How a layer is put into a cache. */
+/* How a layer is put into its part. */
 typedef struct kvf_snapshot_layer {
-    kvf_sequence *sequence;
-    uint32_t index;
+    kvf_layer *state;
     uint32_t is_exact; /* 1: state as saved; 0: as if the tokens had just been appended */
     const kvf_saved_layer *saved;
     const kvf_saved_image *image;
@@ -65,7 +62,7 @@ typedef struct kvf_snapshot_layer {
 } kvf_snapshot_layer;
 
 /* Bytes of work behind image and tail. */
-uint64_t kvf_snapshot_work_bytes(const kvf_cache *cache, const kvf_saved_layer *layer);
+uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer);
 /* Positions, length, and blocks[0 .. sealed) with their bytes are there. `done` is used to wait
  * where work is written again. The step's stream still reads `work` on return. */
 KVF_CHECKED kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l,

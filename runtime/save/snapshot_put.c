@@ -28,6 +28,7 @@ typedef struct put_work {
 
 typedef struct putting {
     kvf_step *step;
+    kvf_part *part;
     const kvf_snapshot_layer *l;
     kvf_event *done;
     kvf_layer *layer;
@@ -36,16 +37,16 @@ typedef struct putting {
     put_work work;
 } putting;
 
-static uint32_t job_blocks(const kvf_cache *cache)
+static uint32_t job_blocks(const kvf_part *part)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     return kvf_max_u32(1, JOBS_MAX / (p->block_jobs * p->kv_heads));
 }
 
-static void carve_work(const kvf_cache *cache, const kvf_saved_layer *saved, kvf_carver *k,
+static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_carver *k,
                        put_work *w)
 {
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_paging *p = &part->dims.paging;
     const uint64_t blocks = kvf_div_ceil_u32(saved->length, p->block_size);
     const uint64_t tokens = kvf_store_tokens(p), bytes = kvf_token_bytes(&p->shape);
     *w = (put_work){0};
@@ -55,17 +56,17 @@ static void carve_work(const kvf_cache *cache, const kvf_saved_layer *saved, kvf
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->slot_of_page, p->lists, p->pages_max);
-    KVF_CARVE(k, w->shadow, cache->dims.shadow_slots ? p->lists : 0, p->pages_max);
-    KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_cache_slot_bytes(cache));
-    const uint64_t most = job_blocks(cache);
+    KVF_CARVE(k, w->shadow, part->dims.shadow_slots ? p->lists : 0, p->pages_max);
+    KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
+    const uint64_t most = job_blocks(part);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
 }
 
-uint64_t kvf_snapshot_work_bytes(const kvf_cache *cache, const kvf_saved_layer *layer)
+uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer)
 {
     kvf_carver carver = {0};
     put_work unused;
-    carve_work(cache, layer, &carver, &unused);
+    carve_work(part, layer, &carver, &unused);
     return carver.bytes;
 }
 
@@ -74,20 +75,20 @@ static kvf_status send(const putting *p, void *to, const void *from, size_t byte
 {
     if (!to || !bytes)
         return KVF_OK;
-    return p->step->cache->device->ops->copy(p->step->stream, to,
-                                             kvf_seen_device(&p->l->work, from), bytes);
+    return p->part->device->ops->copy(p->step->stream, to, kvf_seen_device(&p->l->work, from),
+                                      bytes);
 }
 
 /* ---- blocks ---- */
 
 static kvf_status put_blocks(putting *p)
 {
-    const kvf_cache *cache = p->step->cache;
-    const kvf_paging *paging = &cache->dims.paging;
+    const kvf_part *part = p->part;
+    const kvf_paging *paging = &part->dims.paging;
     const uint32_t blocks = kvf_row_blocks(paging, &p->row);
     for (uint32_t b = 0; b < blocks; b++)
         p->work.blocks[b] = b < p->layer->sealed
-                                ? kvf_page_pool_device(&cache->pool, p->layer->blocks[b])
+                                ? kvf_page_pool_device(&part->pool, p->layer->blocks[b])
                                 : kvf_row_ring_block(paging, &p->row, b);
     for (uint32_t b = p->layer->sealed; b < blocks; b++)
         KVF_TRY(send(p, p->work.blocks[b],
@@ -103,8 +104,8 @@ static kvf_status put_blocks(putting *p)
 /* The sink of sealed blocks, as if they had just been sealed. */
 static void make_state(putting *p, kvf_saved_image *made)
 {
-    const kvf_cache *cache = p->step->cache;
-    const kvf_paging *paging = &cache->dims.paging;
+    const kvf_part *part = p->part;
+    const kvf_paging *paging = &part->dims.paging;
     const uint32_t sealed = p->layer->sealed;
     const uint32_t sink = kvf_min_u32(paging->sink, sealed * paging->block_size);
     for (uint32_t h = 0; h < paging->kv_heads; h++) {
@@ -113,7 +114,7 @@ static void make_state(putting *p, kvf_saved_image *made)
         made->store_count[h] = sink;
         for (uint32_t t = 0; t < sink; t++) {
             const char *block =
-                kvf_page_pool_host(&cache->pool, p->layer->blocks[t / paging->block_size]);
+                kvf_page_pool_host(&part->pool, p->layer->blocks[t / paging->block_size]);
             made->store_index[h * kvf_store_tokens(paging) + t] = t;
             memcpy(kvf_store_token(paging, made->store, h, t),
                    block + h * kvf_run_bytes(paging) +
@@ -125,7 +126,7 @@ static void make_state(putting *p, kvf_saved_image *made)
 
 static kvf_status put_state(putting *p, const kvf_saved_image *image)
 {
-    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const kvf_paging *paging = &p->part->dims.paging;
     const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
     const size_t sealed = p->layer->sealed;
     KVF_TRY(send(p, p->row.store_count, image->store_count,
@@ -153,16 +154,16 @@ static void invert(const kvf_paging *p, const int32_t *page_of_slot, uint32_t sl
 /* Bytes of the pages that have slots. */
 static void fill_slots(putting *p)
 {
-    const kvf_cache *cache = p->step->cache;
-    const kvf_paging *paging = &cache->dims.paging;
-    const size_t bytes = kvf_cache_slot_bytes(cache);
+    const kvf_part *part = p->part;
+    const kvf_paging *paging = &part->dims.paging;
+    const size_t bytes = kvf_part_slot_bytes(part);
     for (uint32_t i = 0; p->work.slots && i < paging->lists * paging->slots; i++) {
         const int32_t page = p->l->image->page_of_slot[i];
         if (page < 0)
             continue;
         const uint32_t head = kvf_list_head(paging, i / paging->slots);
-        const char *block = kvf_page_pool_host(
-            &cache->pool, p->layer->blocks[(uint32_t)page / paging->block_pages]);
+        const char *block =
+            kvf_page_pool_host(&part->pool, p->layer->blocks[(uint32_t)page / paging->block_pages]);
         memcpy(p->work.slots + i * bytes,
                block + head * kvf_run_bytes(paging) + (uint32_t)page % paging->block_pages * bytes,
                bytes);
@@ -171,36 +172,35 @@ static void fill_slots(putting *p)
 
 static kvf_status put_slots(putting *p)
 {
-    const kvf_cache *cache = p->step->cache;
-    const kvf_paging *paging = &cache->dims.paging;
+    const kvf_part *part = p->part;
+    const kvf_paging *paging = &part->dims.paging;
     const kvf_saved_image *image = p->l->image;
-    const uint32_t list =
-        (uint32_t)kvf_row_number(cache, p->l->sequence, p->l->index) * paging->lists;
+    const uint32_t list = p->layer->row * paging->lists;
     const size_t slots = (size_t)paging->lists * paging->slots;
     const size_t pages = (size_t)paging->lists * paging->pages_max * sizeof(int32_t);
     invert(paging, image->page_of_slot, paging->slots, p->work.slot_of_page);
-    KVF_TRY(send(p, kvf_residency_page_of_slot(&cache->residency, list), image->page_of_slot,
+    KVF_TRY(send(p, kvf_residency_page_of_slot(&part->residency, list), image->page_of_slot,
                  slots * sizeof(int32_t)));
     KVF_TRY(
-        send(p, kvf_residency_slot_of_page(&cache->residency, list), p->work.slot_of_page, pages));
+        send(p, kvf_residency_slot_of_page(&part->residency, list), p->work.slot_of_page, pages));
     if (p->work.slots) {
         fill_slots(p);
-        KVF_TRY(send(p, kvf_residency_slot(&cache->residency, list, 0), p->work.slots,
-                     slots * kvf_cache_slot_bytes(cache)));
+        KVF_TRY(send(p, kvf_residency_slot(&part->residency, list, 0), p->work.slots,
+                     slots * kvf_part_slot_bytes(part)));
     }
-    if (!image->shadow || !cache->dims.shadow_slots)
+    if (!image->shadow || !part->dims.shadow_slots)
         return KVF_OK;
-    invert(paging, image->shadow, cache->dims.shadow_slots, p->work.shadow);
-    KVF_TRY(send(p, kvf_residency_page_of_slot(&cache->shadow, list), image->shadow,
-                 (size_t)paging->lists * cache->dims.shadow_slots * sizeof(int32_t)));
-    return send(p, kvf_residency_slot_of_page(&cache->shadow, list), p->work.shadow, pages);
+    invert(paging, image->shadow, part->dims.shadow_slots, p->work.shadow);
+    KVF_TRY(send(p, kvf_residency_page_of_slot(&part->shadow, list), image->shadow,
+                 (size_t)paging->lists * part->dims.shadow_slots * sizeof(int32_t)));
+    return send(p, kvf_residency_slot_of_page(&part->shadow, list), p->work.shadow, pages);
 }
 
 /* ---- digests ---- */
 
 static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t first, uint32_t end)
 {
-    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const kvf_paging *paging = &p->part->dims.paging;
     const uint32_t tokens = paging->block_size / paging->block_jobs;
     kvf_digest_job *job = p->work.jobs;
     for (uint32_t b = first; b < end; b++)
@@ -217,7 +217,7 @@ static void make_jobs(const putting *p, const kvf_saved_image *image, uint32_t f
 
 static kvf_status send_digests(const putting *p, const kvf_saved_image *image)
 {
-    const kvf_paging *paging = &p->step->cache->dims.paging;
+    const kvf_paging *paging = &p->part->dims.paging;
     const size_t bytes = (size_t)p->layer->sealed * paging->digest_bytes;
     for (uint32_t h = 0; h < paging->kv_heads; h++)
         KVF_TRY(send(p, kvf_row_digest(paging, &p->row, 0, h), image->digests + h * bytes, bytes));
@@ -226,10 +226,10 @@ static kvf_status send_digests(const putting *p, const kvf_saved_image *image)
 
 static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
 {
-    const kvf_cache *cache = p->step->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    const kvf_paging *paging = &cache->dims.paging;
-    const uint32_t most = job_blocks(cache);
+    const kvf_part *part = p->part;
+    const kvf_device_ops *ops = part->device->ops;
+    const kvf_paging *paging = &part->dims.paging;
+    const uint32_t most = job_blocks(part);
     for (uint32_t first = 0; first < p->layer->sealed; first += most) {
         const uint32_t end = kvf_min_u32(first + most, p->layer->sealed);
         if (first) { /* the device still reads the jobs before */
@@ -240,13 +240,13 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
         const uint32_t count = (end - first) * paging->block_jobs * paging->kv_heads;
         const kvf_digest_job *jobs = kvf_seen_device(&p->l->work, p->work.jobs);
         const kvf_digest_args digest = {.shape = paging->shape,
-                                        .kind = cache->config.digest,
+                                        .kind = part->config.digest,
                                         .subs = paging->subs,
                                         .job_count = count,
                                         .jobs = jobs};
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
-        KVF_TRY(kvf_has_codes(cache) ? KVF_LAUNCH(p->step, encode, encode)
-                                     : KVF_LAUNCH(p->step, digest, digest));
+        KVF_TRY(kvf_has_codes(part) ? KVF_LAUNCH(p->step, encode, encode)
+                                    : KVF_LAUNCH(p->step, digest, digest));
     }
     return KVF_OK;
 }
@@ -277,19 +277,19 @@ static void put_counts(const putting *p)
 
 kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *paging = &cache->dims.paging;
+    kvf_part *part = l->state->part;
+    const kvf_paging *paging = &part->dims.paging;
     kvf_carver carver = {.base = l->work.host + l->used};
-    putting p = {.step = step, .l = l, .done = done, .layer = &l->sequence->layers[l->index]};
+    putting p = {.step = step, .part = part, .l = l, .done = done, .layer = l->state};
     if (l->saved->flags & KVF_SAVED_FRESH)
         return KVF_OK;
-    carve_work(cache, l->saved, &carver, &p.work);
+    carve_work(part, l->saved, &carver, &p.work);
     put_counts(&p);
-    KVF_TRY(kvf_step_clear(step, l->sequence, l->index));
-    p.row = kvf_step_row(cache, l->sequence, l->index);
+    KVF_TRY(kvf_step_clear(step, l->state));
+    p.row = kvf_step_row(part, l->state);
     p.blocks_device = p.row.blocks;
-    kvf_bring_again(step->cache);
-    const kvf_status status = kvf_bring_blocks(step->cache, p.layer->blocks, p.layer->sealed);
+    kvf_bring_again(part);
+    const kvf_status status = kvf_bring_blocks(part, p.layer->blocks, p.layer->sealed);
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
@@ -297,7 +297,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     if (!l->is_exact)
         make_state(&p, &p.work.made);
     KVF_TRY(put_state(&p, image));
-    if (l->is_exact && kvf_snapshot_has_slots(cache, l->saved))
+    if (l->is_exact && kvf_snapshot_has_slots(part, l->saved))
         KVF_TRY(put_slots(&p));
     if (l->is_exact && l->saved->queries)
         KVF_TRY(send(&p, p.row.queries, l->image->queries,
@@ -307,7 +307,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
     KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
     /* With a disk tier the next layer may take the berths of this one's blocks. */
-    if (cache->pool.tier)
-        KVF_TRY(cache->device->ops->event_record(done, step->stream));
-    return cache->pool.tier ? cache->device->ops->event_wait(done) : KVF_OK;
+    if (part->pool.tier)
+        KVF_TRY(part->device->ops->event_record(done, step->stream));
+    return part->pool.tier ? part->device->ops->event_wait(done) : KVF_OK;
 }

@@ -12,14 +12,14 @@
 /* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
 static kvf_status score_by_codes(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
     const uint32_t page_size = p->shape.page_size;
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
-                                    .rows = step->rows * cache->config.query_heads,
-                                    .scale = cache->config.softmax_scale,
+                                    .rows = step->rows * part->config.query_heads,
+                                    .scale = part->config.softmax_scale,
                                     .q = step->q,
                                     .y = t->rotated,
                                     .y_scale = t->rotated_scale};
@@ -38,7 +38,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                   .mass = t->mass,
                                   .top = t->top,
                                   .sum = t->sum};
-    const kvf_fold_args fold = {.kind = cache->config.group_reduce,
+    const kvf_fold_args fold = {.kind = part->config.group_reduce,
                                 .page_size = page_size,
                                 .lists = weigh.lists,
                                 .group = p->group,
@@ -50,7 +50,7 @@ static kvf_status score_by_codes(kvf_step *step)
                                 .pages = step->pages,
                                 .out = t->reduced};
     /* Policies with other lists than KV heads have boxes of their own. */
-    KVF_ASSERT(p->lists == p->kv_heads && cache->dims.choose_lists == p->lists);
+    KVF_ASSERT(p->lists == p->kv_heads && part->dims.choose_lists == p->lists);
     KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
     KVF_TRY(KVF_LAUNCH(step, weigh, weigh));
     return KVF_LAUNCH(step, fold, fold);
@@ -58,10 +58,10 @@ static kvf_status score_by_codes(kvf_step *step)
 
 kvf_status kvf_select_score(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    const kvf_select_policy *policy = cache->policy;
-    if (kvf_has_codes(cache))
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_select_policy *policy = part->policy;
+    if (kvf_has_codes(part))
         return score_by_codes(step);
     const kvf_score_args score = {.shape = p->shape,
                                   .subs = p->subs,
@@ -71,34 +71,34 @@ kvf_status kvf_select_score(kvf_step *step)
                                   .q = step->q,
                                   .digests = step->digests,
                                   .pages = step->pages,
-                                  .scores = cache->tables.scores};
+                                  .scores = part->tables.scores};
     KVF_TRY(KVF_LAUNCH(step, score, score));
     if (policy->per_query_head)
         return KVF_OK;
-    const uint32_t outputs = step->rows * cache->dims.choose_lists;
-    const kvf_reduce_args reduce = {.kind = cache->config.group_reduce,
+    const uint32_t outputs = step->rows * part->dims.choose_lists;
+    const kvf_reduce_args reduce = {.kind = part->config.group_reduce,
                                     .outputs = outputs,
-                                    .rows = cache->config.query_heads / cache->dims.choose_lists,
+                                    .rows = part->config.query_heads / part->dims.choose_lists,
                                     .pages_max = step->stride,
                                     .pages_step = 1,
-                                    .scale = cache->config.softmax_scale,
+                                    .scale = part->config.softmax_scale,
                                     .scores = score.scores,
                                     .pages = step->choose_pages,
-                                    .out = cache->tables.reduced};
+                                    .out = part->tables.reduced};
     return KVF_LAUNCH(step, reduce, reduce);
 }
 
 kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice *c)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
-    const bool is_shared = cache->dims.choose_lists < p->lists;
-    const kvf_topk_args top = {.lists = step->rows * cache->dims.choose_lists,
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
+    const bool is_shared = part->dims.choose_lists < p->lists;
+    const kvf_topk_args top = {.lists = step->rows * part->dims.choose_lists,
                                .stride = step->stride,
                                .ids_max = c->ids_max,
                                .work_stride = p->pages_max,
-                               .scores = cache->policy->per_query_head ? t->scores : t->reduced,
+                               .scores = part->policy->per_query_head ? t->scores : t->reduced,
                                .count = step->choose_pages,
                                .k = k,
                                .ids = is_shared ? c->list_ids : c->ids,
@@ -120,28 +120,28 @@ kvf_status kvf_choose_ranked(kvf_step *step, const uint32_t *k, const kvf_choice
 
 bool kvf_ranks_late(const kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    return kvf_step_is_short(step) && cache->policy->choose == KVF_CHOOSE_TOP &&
-           cache->dims.choose_lists == cache->dims.paging.lists;
+    const kvf_part *part = step->part;
+    return kvf_step_is_short(step) && part->policy->choose == KVF_CHOOSE_TOP &&
+           part->dims.choose_lists == part->dims.paging.lists;
 }
 
 static kvf_status choose_top(kvf_step *step)
 {
     if (kvf_ranks_late(step))
         return KVF_OK;
-    return kvf_choose_ranked(step, step->cache->tables.choose, &step->cache->tables.now);
+    return kvf_choose_ranked(step, step->part->tables.choose, &step->part->tables.now);
 }
 
 static kvf_status choose_newest(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_newest_args args = {.paging = cache->dims.paging,
+    const kvf_part *part = step->part;
+    const kvf_newest_args args = {.paging = part->dims.paging,
                                   .rows = step->rows,
-                                  .ids_max = cache->dims.ids_max,
+                                  .ids_max = part->dims.ids_max,
                                   .row = step->row,
-                                  .choose = cache->tables.choose,
-                                  .ids = cache->tables.now.ids,
-                                  .id_count = cache->tables.now.id_count};
+                                  .choose = part->tables.choose,
+                                  .ids = part->tables.now.ids,
+                                  .id_count = part->tables.now.id_count};
     return KVF_LAUNCH(step, newest, args);
 }
 
@@ -153,5 +153,5 @@ kvf_status kvf_select_choose(kvf_step *step)
         [KVF_CHOOSE_TOKENS] = kvf_choose_tokens,
         [KVF_CHOOSE_FUNCTION] = kvf_choose_by_function,
     };
-    return ways[step->cache->policy->choose](step);
+    return ways[step->part->policy->choose](step);
 }

@@ -11,15 +11,14 @@
 
 static kvf_status choose_row(kvf_step *step, uint32_t index)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
     const kvf_row *row = &step->row_host[index];
-    const size_t query = (size_t)cache->config.query_heads * cache->config.head_dim *
-                         kvf_dtype_bytes(cache->config.dtype);
+    const size_t query = (size_t)part->config.query_heads * part->config.head_dim *
+                         kvf_dtype_bytes(part->config.dtype);
     const uint32_t take =
-        row->attend_all ? cache->dims.tokens_max
-                        : kvf_rest_tokens(cache, &step->sequences[index]->layers[step->layer]);
+        row->attend_all ? part->dims.tokens_max : kvf_rest_tokens(part, step->states[index]);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
                                  .q = (const char *)step->q + index * query,
@@ -27,13 +26,13 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
                                  .window = 1};
     const size_t first = (size_t)index * p->lists;
     const kvf_mask_args mask = {.paging = *p,
-                                .ids_max = cache->dims.ids_max,
-                                .tokens_max = cache->dims.tokens_max,
+                                .ids_max = part->dims.ids_max,
+                                .tokens_max = part->dims.tokens_max,
                                 .tokens = t->token_ids,
                                 .token_count = t->token_count,
-                                .ids = t->now.ids + first * cache->dims.ids_max,
+                                .ids = t->now.ids + first * part->dims.ids_max,
                                 .id_count = t->now.id_count + first,
-                                .masks = t->masks + first * cache->dims.ids_max};
+                                .masks = t->masks + first * part->dims.ids_max};
     KVF_TRY(kvf_step_cover(step, &now));
     KVF_TRY(kvf_step_observe(step, &now));
     KVF_TRY(kvf_step_top_tokens(step, 0, t->token_ids, t->token_count));
@@ -44,6 +43,6 @@ kvf_status kvf_choose_tokens(kvf_step *step)
 {
     for (uint32_t b = 0; b < step->rows; b++)
         KVF_TRY(choose_row(step, b));
-    step->masks = step->cache->tables.masks;
+    step->masks = step->part->tables.masks;
     return KVF_OK;
 }

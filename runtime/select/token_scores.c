@@ -11,11 +11,11 @@
 
 kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_cover_args args = {.paging = cache->dims.paging,
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_cover_args args = {.paging = part->dims.paging,
                                  .resident = o->resident,
-                                 .spans_max = cache->dims.cover_max,
+                                 .spans_max = part->dims.cover_max,
                                  .row = step->row + o->index,
                                  .spans = t->cover.spans,
                                  .span_index = t->cover.span_index,
@@ -30,14 +30,14 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
 
 kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
     return (kvf_observe_args){.shape = resident ? p->shape : kvf_run_shape(p),
                               .kv_heads = p->kv_heads,
                               .group = p->group,
-                              .spans_max = cache->dims.cover_max,
-                              .scale = cache->config.softmax_scale,
+                              .spans_max = part->dims.cover_max,
+                              .scale = part->config.softmax_scale,
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,
@@ -61,19 +61,19 @@ kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o)
     return KVF_LAUNCH(step, observe_score, args);
 }
 
-uint32_t kvf_token_stride(const kvf_cache *cache, uint32_t resident)
+uint32_t kvf_token_stride(const kvf_part *part, uint32_t resident)
 {
-    return cache->dims.cover_max * kvf_cover_tokens(&cache->dims.paging, resident);
+    return part->dims.cover_max * kvf_cover_tokens(&part->dims.paging, resident);
 }
 
 kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids, uint32_t *count)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const uint32_t stride = kvf_token_stride(cache, resident);
-    const kvf_topk_args args = {.lists = cache->config.kv_heads,
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const uint32_t stride = kvf_token_stride(part, resident);
+    const kvf_topk_args args = {.lists = part->config.kv_heads,
                                 .stride = stride,
-                                .ids_max = cache->dims.tokens_max,
+                                .ids_max = part->dims.tokens_max,
                                 .work_stride = stride,
                                 .scores = t->token_score,
                                 .first = t->cover.first,

@@ -18,44 +18,45 @@
 
 /* ---- blocks and positions, on the host ---- */
 
-kvf_status kvf_append_full(const kvf_cache *cache)
+kvf_status kvf_append_full(const kvf_part *part)
 {
-    KVF_FAIL(cache->context, KVF_FULL,
+    KVF_FAIL(part->context, KVF_FULL,
              "host_tokens_max = %llu: all %u blocks of the pool are in use; destroy a sequence, or "
              "open the cache with more",
-             (unsigned long long)cache->config.host_tokens_max, cache->dims.block_count);
+             (unsigned long long)part->config.host_tokens_max, part->dims.block_count);
 }
 
-kvf_status kvf_append_reserve(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
+kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens)
 {
-    const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
+    kvf_part *part = layer->part;
+    const uint32_t sealed = kvf_sealed_blocks(part, layer->length + tokens);
     for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
         const kvf_block before = p ? layer->blocks[p - 1] : KVF_BLOCK_NONE;
-        if (kvf_page_pool_acquire_near(&cache->pool, before, &layer->blocks[p]) == KVF_OK)
+        if (kvf_page_pool_acquire_near(&part->pool, before, &layer->blocks[p]) == KVF_OK)
             continue;
-        kvf_append_release(cache, layer, p);
-        return kvf_append_full(cache);
+        kvf_append_release(layer, p);
+        return kvf_append_full(part);
     }
     return KVF_OK;
 }
 
-kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens)
+kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
 {
-    const uint32_t sealed = kvf_sealed_blocks(cache, layer->length + tokens);
-    KVF_TRY(kvf_append_reserve(cache, layer, tokens));
+    const uint32_t sealed = kvf_sealed_blocks(layer->part, layer->length + tokens);
+    KVF_TRY(kvf_append_reserve(layer, tokens));
     if (sealed <= layer->sealed)
         return KVF_OK;
     const kvf_status status =
-        kvf_bring_fresh(cache, layer->blocks + layer->sealed, sealed - layer->sealed);
+        kvf_bring_fresh(layer->part, layer->blocks + layer->sealed, sealed - layer->sealed);
     if (status != KVF_OK)
-        kvf_append_release(cache, layer, sealed);
+        kvf_append_release(layer, sealed);
     return status;
 }
 
-void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end)
+void kvf_append_release(kvf_layer *layer, uint32_t end)
 {
     for (uint32_t p = end; p-- > kvf_max_u32(layer->sealed, layer->held);)
-        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+        kvf_page_pool_release(&layer->part->pool, layer->blocks[p]);
 }
 
 kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
@@ -79,69 +80,70 @@ kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t t
     return KVF_OK;
 }
 
-void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens, const uint32_t *positions)
+void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *positions)
 {
     uint32_t next = layer->length ? layer->positions[layer->length - 1] + 1 : 0;
     for (uint32_t i = 0; i < tokens; i++)
         layer->positions[layer->length + i] = positions ? positions[i] : next + i;
     memset(layer->by_step + layer->length, 0, tokens);
     layer->length += tokens;
-    layer->sealed = kvf_sealed_blocks(cache, layer->length);
+    if (layer->part)
+        layer->sealed = kvf_sealed_blocks(layer->part, layer->length);
 }
 
 /* ---- sealing ---- */
 
 kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
     const kvf_seal_args args = {.paging = *p,
                                 .rows = step->rows,
                                 .row = step->row,
-                                .jobs = cache->tables.jobs,
+                                .jobs = part->tables.jobs,
                                 .chunk_fault = chunk_fault,
                                 .chunk_first = chunk_first};
     const kvf_digest_args digest = {.shape = p->shape,
-                                    .kind = cache->config.digest,
+                                    .kind = part->config.digest,
                                     .subs = p->subs,
                                     .job_count = step->sealed_blocks * p->block_jobs * p->kv_heads,
                                     .jobs = args.jobs};
     KVF_TRY(KVF_LAUNCH(step, seal, args));
     const kvf_encode_args encode = {
         .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
-    return kvf_has_codes(cache) ? KVF_LAUNCH(step, encode, encode)
-                                : KVF_LAUNCH(step, digest, digest);
+    return kvf_has_codes(part) ? KVF_LAUNCH(step, encode, encode)
+                               : KVF_LAUNCH(step, digest, digest);
 }
 
 /* The blocks that this call seals; the tables name their present place. */
 static kvf_status seal(kvf_step *step, const uint32_t *chunk_fault, uint32_t chunk_first)
 {
     if (!step->is_recorded)
-        step->cache->host_counters[step->layer].bytes_to_host +=
-            step->sealed_blocks * kvf_block_bytes(&step->cache->dims.paging);
+        step->cache->counters[step->layer].bytes_to_host +=
+            step->sealed_blocks * kvf_block_bytes(&step->part->dims.paging);
     return kvf_step_digest(step, chunk_fault, chunk_first);
 }
 
 static char *ring_block(const kvf_step *step, uint32_t row, uint32_t block)
 {
-    return kvf_row_ring_block(&step->cache->dims.paging, &step->row_host[row], block);
+    return kvf_row_ring_block(&step->part->dims.paging, &step->row_host[row], block);
 }
 
 /* Ring blocks to the pool on the write-back stream. Rows of a replay are of all layers, and go by
  * one launch. */
 static kvf_status write_back(kvf_step *step)
 {
-    kvf_cache *cache = step->cache;
+    kvf_part *part = step->part;
     if (step->is_recorded) {
         const kvf_writeback_args args = {
-            .paging = cache->dims.paging, .rows = step->rows, .row = step->row};
-        return KVF_ENQUEUE(cache->writeback, writeback, args);
+            .paging = part->dims.paging, .rows = step->rows, .row = step->row};
+        return KVF_ENQUEUE(part->writeback, writeback, args);
     }
     for (uint32_t b = 0; b < step->rows; b++) {
         const kvf_row *row = &step->row_host[b];
         for (uint32_t p = row->sealed_before; p < row->sealed; p++) {
             const void *from = ring_block(step, b, p);
-            KVF_TRY(kvf_write_back(cache, &step->pool_host[row->job_first + p - row->sealed_before],
+            KVF_TRY(kvf_write_back(part, &step->pool_host[row->job_first + p - row->sealed_before],
                                    &from, 1));
         }
     }
@@ -150,21 +152,21 @@ static kvf_status write_back(kvf_step *step)
 
 kvf_status kvf_step_seal(kvf_step *step)
 {
-    const kvf_device_ops *ops = step->cache->device->ops;
-    kvf_cache *cache = step->cache;
+    const kvf_device_ops *ops = step->part->device->ops;
+    kvf_part *part = step->part;
     if (step->sealed_blocks == 0)
         return KVF_OK;
     KVF_TRY(seal(step, NULL, 0));
-    KVF_TRY(ops->event_record(cache->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
+    KVF_TRY(ops->event_record(part->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
     KVF_TRY(write_back(step));
-    return ops->event_record(cache->written, cache->writeback);
+    return ops->event_record(part->written, part->writeback);
 }
 
 static kvf_status point_tables(kvf_step *step)
 {
     const kvf_table_args args = {
-        .paging = step->cache->dims.paging, .rows = step->rows, .row = step->row};
+        .paging = step->part->dims.paging, .rows = step->rows, .row = step->row};
     return KVF_LAUNCH(step, table, args);
 }
 
@@ -172,7 +174,7 @@ kvf_status kvf_step_flip(kvf_step *step)
 {
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    KVF_TRY(step->cache->device->ops->stream_wait_event(step->stream, step->cache->written));
+    KVF_TRY(step->part->device->ops->stream_wait_event(step->stream, step->part->written));
     return point_tables(step);
 }
 
@@ -181,10 +183,10 @@ kvf_status kvf_step_flip(kvf_step *step)
 /* The last queries of a chunk go to the ring of queries; query number n is in slot n % window. */
 static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf_layer *layer)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
     const size_t bytes =
-        (size_t)cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+        (size_t)part->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     if (!args->q) {
         layer->queries = layer->queries_from = 0; /* what comes next does not follow what is kept */
         return KVF_OK;
@@ -195,8 +197,8 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
     while (i < args->tokens) {
         const uint32_t slot = (first + i) % p->query_window;
         const uint32_t run = kvf_min_u32(args->tokens - i, p->query_window - slot);
-        KVF_TRY(cache->device->ops->copy(step->stream, step->row_host[0].queries + slot * bytes,
-                                         (const char *)args->q + i * bytes, run * bytes));
+        KVF_TRY(part->device->ops->copy(step->stream, step->row_host[0].queries + slot * bytes,
+                                        (const char *)args->q + i * bytes, run * bytes));
         i += run;
     }
     return KVF_OK;
@@ -204,9 +206,9 @@ static kvf_status keep_queries(kvf_step *step, const kvf_prefill_args *args, kvf
 
 static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    uint32_t *fault = cache->tables.chunk_fault;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    uint32_t *fault = part->tables.chunk_fault;
     const kvf_repack_args a = {.shape = kvf_run_shape(p),
                                .kv_heads = p->kv_heads,
                                .tokens = args->tokens,
@@ -215,94 +217,102 @@ static kvf_status repack(kvf_step *step, const kvf_prefill_args *args, uint32_t 
                                .v = args->v,
                                .blocks = step->row_host[0].blocks + base / p->block_size,
                                .fault = fault};
-    KVF_TRY(cache->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
+    KVF_TRY(part->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
     KVF_TRY(KVF_LAUNCH(step, repack, a));
     return seal(step, fault, base);
 }
 
 static kvf_status attend_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    const kvf_paging *p = &step->cache->dims.paging;
+    const kvf_paging *p = &step->part->dims.paging;
     const kvf_prefill_kernel_args a = {.shape = kvf_run_shape(p),
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
                                        .tokens = args->tokens,
                                        .base = base,
-                                       .scale = step->cache->config.softmax_scale,
+                                       .scale = step->part->config.softmax_scale,
                                        .q = args->q,
                                        .blocks = (const void *const *)step->row_host[0].blocks,
                                        .out = args->out};
     return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
 }
 
+kvf_status kvf_prefill_place(kvf_step *step)
+{
+    kvf_layer *layer = step->states[0];
+    KVF_TRY(kvf_step_clear(step, layer));
+    if (step->part->dims.arena_blocks == 0)
+        return KVF_OK;
+    KVF_TRY(kvf_arena_take(step, layer, layer->sealed_before));
+    kvf_arena_place(step);
+    return KVF_OK;
+}
+
 /* Blocks of the chunk, in the pool or the arena. */
 static kvf_status enqueue_blocks(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
     const kvf_row *row = &step->row_host[0];
-    void **to = step->pool_host;
-    KVF_TRY(kvf_step_clear(step, args->sequence, args->layer));
-    if (cache->dims.arena_blocks) {
-        KVF_TRY(kvf_arena_take(step, args->sequence, args->layer, row->sealed_before));
-        kvf_arena_place(step);
-        to = step->arena_host;
-    }
-    KVF_TRY(kvf_step_send(step));
+    void **to = part->dims.arena_blocks ? step->arena_host : step->pool_host;
     KVF_TRY(kvf_step_stamp(step, NULL));
     /* Blocks that have tokens already move from the ring first. */
     for (uint32_t i = row->sealed_before; i < row->sealed && i * p->block_size < base; i++)
-        KVF_TRY(cache->device->ops->copy(step->stream, to[i - row->sealed_before],
-                                         ring_block(step, 0, i), kvf_block_bytes(p)));
+        KVF_TRY(part->device->ops->copy(step->stream, to[i - row->sealed_before],
+                                        ring_block(step, 0, i), kvf_block_bytes(p)));
     KVF_TRY(point_tables(step));
     KVF_TRY(repack(step, args, base));
-    return cache->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
+    return part->dims.arena_blocks ? kvf_arena_write_back(step) : KVF_OK;
 }
 
-static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
-                                kvf_layer *layer)
+kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stream *stream)
 {
-    const kvf_cache *cache = step->cache;
+    kvf_layer *layer = &args->sequence->layers[args->layer];
+    const uint32_t base = layer->length;
+    KVF_TRY(kvf_step_begin(step->cache, stream, step));
+    kvf_step_at(step, args->layer, &args->sequence, 1);
+    kvf_status status = KVF_OK;
+    if (step->part && args->q)
+        status = kvf_bring(step, layer, 0, UINT32_MAX);
+    if (step->part && status == KVF_OK)
+        status = kvf_append_acquire(layer, args->tokens);
+    if (status != KVF_OK)
+        return kvf_step_refuse(step, status);
+    kvf_append_note(layer, args->tokens, args->positions);
+    kvf_footprint_append(step->cache, args->sequence, args->layer, args->tokens);
+    kvf_layer_needs_exact(layer, base);
+    if (step->part)
+        kvf_step_rows(step);
+    return KVF_OK;
+}
+
+kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args)
+{
+    kvf_layer *layer = step->states[0];
+    const uint32_t base = layer->length - args->tokens;
     KVF_TRY(enqueue_blocks(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
-    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(cache, args->layer)->append_ns));
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->append_ns));
     return attend_chunk(step, args, base);
 }
 
-kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+static kvf_status enqueue_again(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
 {
-    kvf_layer *layer = &args->sequence->layers[args->layer];
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_status status =
-        args->q ? kvf_bring(&step, args->sequence, args->layer, 0, UINT32_MAX) : KVF_OK;
-    if (status == KVF_OK)
-        status = kvf_append_acquire(cache, layer, args->tokens);
-    if (status != KVF_OK)
-        return kvf_step_refuse(&step, status);
-    const uint32_t base = layer->length, sealed_before = layer->sealed;
-    kvf_append_note(cache, layer, args->tokens, args->positions);
-    kvf_footprint_append(cache, args->sequence, args->layer, args->tokens);
-    kvf_layer_needs_exact(layer, base);
-    step.layer = args->layer;
-    step.rows = 1;
-    step.sequences = &args->sequence;
-    kvf_step_rows(&step, &sealed_before);
-    return kvf_step_end(&step, enqueue_chunk(&step, args, base, layer));
+    KVF_TRY(kvf_prefill_place(step));
+    KVF_TRY(kvf_step_send(step));
+    return enqueue_blocks(step, args, base);
 }
 
 kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
+    const uint32_t base = layer->length;
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    KVF_TRY(kvf_append_acquire(cache, layer, args->tokens));
-    const uint32_t base = layer->length, sealed_before = layer->sealed;
-    kvf_append_note(cache, layer, args->tokens, args->positions);
+    kvf_step_at(&step, args->layer, &args->sequence, 1);
+    KVF_TRY(kvf_append_acquire(layer, args->tokens));
+    kvf_append_note(layer, args->tokens, args->positions);
     kvf_layer_needs_exact(layer, base);
-    step.layer = args->layer;
-    step.rows = 1;
-    step.sequences = &args->sequence;
-    kvf_step_rows(&step, &sealed_before);
-    return kvf_step_end(&step, enqueue_blocks(&step, args, base));
+    kvf_step_rows(&step);
+    return kvf_step_end(&step, enqueue_again(&step, args, base));
 }

@@ -13,23 +13,28 @@
 KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
                                         const uint32_t *positions);
 /* KVF_FULL: the pool has no block left. */
-KVF_CHECKED kvf_status kvf_append_full(const kvf_cache *cache);
+KVF_CHECKED kvf_status kvf_append_full(const kvf_part *part);
 /* Host blocks for those that `tokens` more tokens seal; a failure leaves none acquired. With a disk
  * tier acquire brings them into memory, to be written; reserve does not. */
-KVF_CHECKED kvf_status kvf_append_reserve(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
-KVF_CHECKED kvf_status kvf_append_acquire(kvf_cache *cache, kvf_layer *layer, uint32_t tokens);
+KVF_CHECKED kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens);
+KVF_CHECKED kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens);
 /* Undo acquire, for blocks layer->sealed .. end-1. */
-void kvf_append_release(kvf_cache *cache, kvf_layer *layer, uint32_t end);
-/* A chunk of a prompt; arguments were checked. */
-KVF_CHECKED kvf_status kvf_prefill_chunk(kvf_cache *cache, const kvf_prefill_args *args,
-                                         kvf_stream *stream);
+void kvf_append_release(kvf_layer *layer, uint32_t end);
+/* Length, positions and sealed blocks after the tokens. */
+void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *positions);
+
+/* A chunk of a prompt; arguments were checked. Host bookkeeping, and what the part has in the
+ * frame; a refusal has changed nothing. */
+KVF_CHECKED kvf_status kvf_prefill_prepare(kvf_step *step, const kvf_prefill_args *args,
+                                           kvf_stream *stream);
+/* Where its blocks go; then the frame may be sent. */
+KVF_CHECKED kvf_status kvf_prefill_place(kvf_step *step);
+/* All launches, with queries, keys and values of the part's heads. */
+KVF_CHECKED kvf_status kvf_prefill_enqueue(kvf_step *step, const kvf_prefill_args *args);
 /* A chunk of tokens that the layer has had before, without queries (args->q is not read): what is
  * known of queries and of the footprint stays. They go to the blocks that the layer holds. */
 KVF_CHECKED kvf_status kvf_append_again(kvf_cache *cache, const kvf_prefill_args *args,
                                         kvf_stream *stream);
-/* Length, positions and sealed blocks after the tokens. */
-void kvf_append_note(kvf_cache *cache, kvf_layer *layer, uint32_t tokens,
-                     const uint32_t *positions);
 
 /* Bits, sink and digests of blocks sealed_before .. sealed-1 of every row, read where the tables
  * say. `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */

@@ -17,9 +17,9 @@
 
 kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c)
 {
-    return (kvf_resolve_args){.lists = step->rows * step->cache->dims.paging.lists,
+    return (kvf_resolve_args){.lists = step->rows * step->part->dims.paging.lists,
                               .ids_max = c->ids_max,
-                              .slots = step->cache->dims.paging.slots,
+                              .slots = step->part->dims.paging.slots,
                               .stride = step->stride,
                               .ids = c->ids,
                               .id_count = c->id_count,
@@ -34,10 +34,10 @@ kvf_resolve_args kvf_step_resolve_args(const kvf_step *step, const kvf_choice *c
 
 kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, uint32_t *ticket)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     const size_t first =
-        (size_t)flight * cache->config.sequences_max * cache->dims.paging.lists * c->ids_max;
-    const kvf_fetch_args fetch = {.paging = cache->dims.paging,
+        (size_t)flight * part->config.sequences_max * part->dims.paging.lists * c->ids_max;
+    const kvf_fetch_args fetch = {.paging = part->dims.paging,
                                   .rows = step->rows,
                                   .ids_max = c->ids_max,
                                   .row = step->row,
@@ -49,24 +49,24 @@ kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, 
     const kvf_transfer_request request = {.from = fetch.from, .to = fetch.to, .count = fetch.count};
     KVF_TRY(KVF_LAUNCH(step, fetch, fetch));
     if (!step->is_recorded)
-        KVF_TRY(kvf_transfer_wait_room(cache->transfer));
-    return kvf_transfer_submit(cache->transfer, &request, step->stream, ticket);
+        KVF_TRY(kvf_transfer_wait_room(part->transfer));
+    return kvf_transfer_submit(part->transfer, &request, step->stream, ticket);
 }
 
 static kvf_status resolve_pages(kvf_step *step)
 {
-    const kvf_resolve_args resolve = kvf_step_resolve_args(step, &step->cache->tables.now);
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, &step->part->tables.now);
     return KVF_LAUNCH(step, resolve, resolve);
 }
 
 static kvf_status assemble_spans(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_assemble_args assemble = {.paging = cache->dims.paging,
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_assemble_args assemble = {.paging = part->dims.paging,
                                         .rows = step->rows,
-                                        .ids_max = cache->dims.ids_max,
-                                        .spans_max = cache->dims.spans_max,
+                                        .ids_max = part->dims.ids_max,
+                                        .spans_max = part->dims.spans_max,
                                         .row = step->row,
                                         .ids = t->now.ids,
                                         .id_count = t->now.id_count,
@@ -75,7 +75,7 @@ static kvf_status assemble_spans(kvf_step *step)
                                         .masks = step->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
-                                        .counters = kvf_counters_device(cache, step->layer)};
+                                        .counters = kvf_counters_device(part, step->index)};
     return KVF_LAUNCH(step, assemble, assemble);
 }
 
@@ -102,32 +102,31 @@ static void give_home(const void *raw, uint32_t task)
 /* On a device that shares host memory, as none else leaves pages where they are. */
 static kvf_status part_spans(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
     const late_spans s = {.spans = t->spans,
                           .span_count = t->span_count,
                           .id_count = t->now.id_count,
-                          .late = cache->control.late,
-                          .lists = step->rows * cache->dims.paging.lists,
-                          .ids_max = cache->dims.ids_max,
-                          .spans_max = cache->dims.spans_max};
+                          .late = part->control.late,
+                          .lists = step->rows * part->dims.paging.lists,
+                          .ids_max = part->dims.ids_max,
+                          .spans_max = part->dims.spans_max};
     return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
 }
 
 /* All of it in one launch. */
 static kvf_status select_at_once(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_select_args select = {.paging = cache->dims.paging,
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_select_args select = {.paging = part->dims.paging,
                                     .rows = step->rows,
-                                    .ids_max = cache->dims.ids_max,
-                                    .spans_max = cache->dims.spans_max,
+                                    .ids_max = part->dims.ids_max,
+                                    .spans_max = part->dims.spans_max,
                                     .stride = step->stride,
-                                    .work_stride = cache->dims.paging.pages_max,
+                                    .work_stride = part->dims.paging.pages_max,
                                     .row = step->row,
-                                    .scores =
-                                        cache->policy->per_query_head ? t->scores : t->reduced,
+                                    .scores = part->policy->per_query_head ? t->scores : t->reduced,
                                     .count = step->choose_pages,
                                     .k = kvf_ranks_late(step) ? t->choose : NULL,
                                     .work = t->topk_work,
@@ -144,7 +143,7 @@ static kvf_status select_at_once(kvf_step *step)
                                     .masks = step->masks,
                                     .spans = t->spans,
                                     .span_count = t->span_count,
-                                    .counters = kvf_counters_device(cache, step->layer)};
+                                    .counters = kvf_counters_device(part, step->index)};
     return KVF_LAUNCH(step, select, select);
 }
 
@@ -155,29 +154,29 @@ kvf_status kvf_step_place(kvf_step *step)
     KVF_TRY(resolve_pages(step));
     KVF_TRY(kvf_bring_note_chosen(step));
     /* With a disk tier and slots, hits are attended before the host looks at the misses. */
-    if (!kvf_moves_pages(step->cache))
+    if (!kvf_moves_pages(step->part))
         KVF_TRY(kvf_bring_ask(step));
-    else if (!step->cache->pool.tier)
-        KVF_TRY(kvf_step_fetch(step, &step->cache->tables.now, 0, &step->ticket));
+    else if (!step->part->pool.tier)
+        KVF_TRY(kvf_step_fetch(step, &step->part->tables.now, 0, &step->ticket));
     KVF_TRY(assemble_spans(step));
     return step->is_late ? part_spans(step) : KVF_OK;
 }
 
 static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     return (kvf_attend_args){.shape = a->shape,
                              .pass = pass,
                              .lists = a->lists,
                              .group = a->group,
                              .spans_max = a->spans_max,
                              .split = kvf_split(a->spans_max, a->shape.page_size),
-                             .scale = cache->config.softmax_scale,
+                             .scale = part->config.softmax_scale,
                              .q = a->q,
                              .spans = a->spans,
                              .span_count = a->span_count,
-                             .partial_o = cache->tables.partial_o,
-                             .partial_lse = cache->tables.partial_lse};
+                             .partial_o = part->tables.partial_o,
+                             .partial_lse = part->tables.partial_lse};
 }
 
 kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
@@ -192,13 +191,13 @@ static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
     const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
                                        .out = a->out,
                                        .lse = a->lse,
-                                       .arrived = step->cache->tables.arrived};
+                                       .arrived = step->part->tables.arrived};
     return KVF_LAUNCH(step, attend_step, args);
 }
 
 kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
     const kvf_merge_args args = {.shape = a->shape,
                                  .lists = a->lists,
@@ -206,59 +205,59 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .splits_max = kvf_div_ceil_u32(a->spans_max, split),
                                  .split = split,
                                  .span_count = a->span_count,
-                                 .partial_o = cache->tables.partial_o,
-                                 .partial_lse = cache->tables.partial_lse,
+                                 .partial_o = part->tables.partial_o,
+                                 .partial_lse = part->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse};
     return KVF_LAUNCH(step, merge, args);
 }
 
-/* What was in memory, or what was not, of misses that have parted. */
-static kvf_status fetch_part(kvf_step *step, uint32_t part)
+/* What was in memory (0), or what was not (1), of misses that were set apart. */
+static kvf_status fetch_some(kvf_step *step, uint32_t is_late)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_control *seen = &cache->control_device;
-    const size_t first = (size_t)part * cache->config.sequences_max * cache->dims.paging.lists;
-    kvf_choice choice = cache->tables.now;
+    const kvf_part *part = step->part;
+    const kvf_control *seen = &part->control_device;
+    const size_t first = (size_t)is_late * part->config.sequences_max * part->dims.paging.lists;
+    kvf_choice choice = part->tables.now;
     choice.misses = seen->parted + first * choice.ids_max;
     choice.miss_count = seen->part_count + first;
-    KVF_TRY(kvf_step_fetch(step, &choice, part, &step->ticket));
-    return kvf_transfer_join(cache->transfer, step->ticket, step->stream);
+    KVF_TRY(kvf_step_fetch(step, &choice, is_late, &step->ticket));
+    return kvf_transfer_join(part->transfer, step->ticket, step->stream);
 }
 
 /* Misses into their slots. With a disk tier those that are in memory move while the others are
  * read. */
 static kvf_status fetch(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    if (cache->pool.tier) {
+    const kvf_part *part = step->part;
+    if (part->pool.tier) {
         KVF_TRY(kvf_bring_ask(step));
         if (step->is_late) {
-            KVF_TRY(fetch_part(step, 0));
+            KVF_TRY(fetch_some(step, 0));
             KVF_TRY(kvf_bring_late(step));
-            return fetch_part(step, 1);
+            return fetch_some(step, 1);
         }
-        KVF_TRY(kvf_step_fetch(step, &cache->tables.now, 0, &step->ticket));
+        KVF_TRY(kvf_step_fetch(step, &part->tables.now, 0, &step->ticket));
     }
-    return kvf_transfer_join(cache->transfer, step->ticket, step->stream);
+    return kvf_transfer_join(part->transfer, step->ticket, step->stream);
 }
 
 kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
     const kvf_attention a = {.shape = p->shape,
                              .lists = step->rows * p->lists,
                              .group = p->kv_heads * p->group / p->lists,
-                             .spans_max = cache->dims.spans_max,
+                             .spans_max = part->dims.spans_max,
                              .q = step->q,
-                             .spans = cache->tables.spans,
-                             .span_count = cache->tables.span_count,
+                             .spans = part->tables.spans,
+                             .span_count = part->tables.span_count,
                              .out = out,
                              .lse = lse};
     if (kvf_step_is_short(step))
         return attend_at_once(step, &a);
-    if (kvf_moves_pages(cache)) {
+    if (kvf_moves_pages(part)) {
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
         KVF_TRY(fetch(step));
         KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
@@ -274,16 +273,16 @@ kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
 
 kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
-    const uint32_t heads = cache->config.query_heads;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t heads = part->config.query_heads;
     const size_t first = (size_t)index * heads;
     const size_t bytes = first * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     const kvf_attention a = {.shape = kvf_run_shape(p),
                              .lists = p->kv_heads,
                              .group = p->group,
-                             .spans_max = cache->dims.cover_max,
+                             .spans_max = part->dims.cover_max,
                              .q = (const char *)step->q + bytes,
                              .spans = t->cover.spans,
                              .span_count = t->cover.span_count,
@@ -295,7 +294,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                                       .dense = a.out,
                                       .lse = lse + first,
                                       .dense_lse = a.lse,
-                                      .counters = kvf_counters_device(cache, step->layer)};
+                                      .counters = kvf_counters_device(part, step->index)};
     KVF_TRY(kvf_step_cover(step, &(kvf_observation){.index = index}));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));

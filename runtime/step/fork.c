@@ -10,10 +10,9 @@
 
 #include "fork.h"
 
-#include <string.h>
-
 #include "ahead.h"
 #include "prefill_arena.h"
+#include "rings.h"
 #include "sequence.h"
 
 typedef struct copier {
@@ -24,14 +23,14 @@ typedef struct copier {
 static void copy(copier *c, void *to, const void *from, size_t bytes)
 {
     if (c->status == KVF_OK && bytes)
-        c->status = c->step->cache->device->ops->copy(c->step->stream, to, from, bytes);
+        c->status = c->step->part->device->ops->copy(c->step->stream, to, from, bytes);
 }
 
 /* The tables of one layer; `to` and `from` have the same shape. */
 static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
 {
-    const kvf_cache *cache = c->step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = c->step->part;
+    const kvf_paging *p = &part->dims.paging;
     const size_t store = kvf_store_tokens(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query =
@@ -53,7 +52,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
 
 static void copy_residency(copier *c, const kvf_residency *r, uint32_t to, uint32_t from)
 {
-    const size_t lists = c->step->cache->dims.paging.lists;
+    const size_t lists = c->step->part->dims.paging.lists;
     copy(c, kvf_residency_slot_of_page(r, to), kvf_residency_slot_of_page(r, from),
          lists * r->pages_max * sizeof(int32_t));
     copy(c, kvf_residency_page_of_slot(r, to), kvf_residency_page_of_slot(r, from),
@@ -71,9 +70,10 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         const kvf_layer *from = &parent->layers[i];
         kvf_layer *to = &child->layers[i];
         kvf_layer_copy(to, from);
-        memcpy(to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
-        for (uint32_t p = 0; p < from->sealed; p++)
-            kvf_page_pool_share(&cache->pool, to->blocks[p]);
+        for (uint32_t b = 0; b < from->sealed; b++) {
+            to->blocks[b] = from->blocks[b];
+            kvf_page_pool_share(&from->part->pool, to->blocks[b]);
+        }
     }
 }
 
@@ -82,40 +82,68 @@ void kvf_fork_take(kvf_step *step)
     KVF_TAKE(step, step->row_host, step->row, step->rows);
 }
 
+static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
+{
+    const kvf_part *part = c->step->part;
+    const uint32_t lists = part->dims.paging.lists;
+    const kvf_row target = kvf_step_row(part, to), source = kvf_step_row(part, from);
+    if (from->is_fresh)
+        return; /* nothing was ever written for it */
+    copy_layer(c, &target, &source);
+    copy_residency(c, &part->residency, to->row * lists, from->row * lists);
+    if (part->dims.shadow_slots)
+        copy_residency(c, &part->shadow, to->row * lists, from->row * lists);
+    if (part->dims.ahead_max)
+        copy(c, kvf_ahead_marks(part, to->row), kvf_ahead_marks(part, from->row),
+             (size_t)lists * kvf_ahead_words(part) * sizeof(uint32_t));
+}
+
+/* Layers of a part. What is not sealed lies in the child's own ring: sealed_before == sealed. */
+static kvf_status copy_part(kvf_step *step, kvf_part *part, const kvf_sequence *parent,
+                            const kvf_sequence *child)
+{
+    copier c = {.step = step, .status = kvf_ahead_settle(step, part)};
+    step->part = part;
+    step->rows = part->config.layers;
+    kvf_fork_take(step);
+    for (uint32_t i = 0; i < step->cache->config.layers; i++) {
+        const kvf_layer *to = &child->layers[i];
+        if (to->part != part)
+            continue;
+        step->row_host[to->index] = kvf_step_row(part, to);
+        copy_row(&c, to, &parent->layers[i]);
+    }
+    const kvf_table_args table = {
+        .paging = part->dims.paging, .rows = part->config.layers, .row = step->row};
+    if (c.status == KVF_OK)
+        c.status = kvf_step_send(step);
+    return c.status == KVF_OK ? KVF_LAUNCH(step, table, table) : c.status;
+}
+
+static kvf_status copy_rings(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)
+{
+    const kvf_cache *cache = step->cache;
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *from = &parent->layers[i];
+        if (from->ring && from->length)
+            KVF_TRY(cache->device->ops->copy(step->stream, child->layers[i].ring, from->ring,
+                                             kvf_ring_bytes(cache, i)));
+    }
+    return KVF_OK;
+}
+
 static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
                           kvf_stream *stream)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    copier c = {.step = &step, .status = kvf_arena_leave_sequence(&step, parent)};
-    if (c.status == KVF_OK)
-        c.status = kvf_ahead_settle(&step);
+    kvf_status status = kvf_arena_leave_sequence(&step, parent);
     share(cache, parent, child);
-    step.rows = cache->config.layers;
-    kvf_fork_take(&step);
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const uint32_t lists = cache->dims.paging.lists;
-        const kvf_row from = kvf_step_row(cache, parent, i);
-        step.row_host[i] = kvf_step_row(cache, child, i);
-        if (parent->layers[i].is_fresh)
-            continue; /* nothing was ever written for it */
-        copy_layer(&c, &step.row_host[i], &from);
-        const size_t to = kvf_row_number(cache, child, i), of = kvf_row_number(cache, parent, i);
-        copy_residency(&c, &cache->residency, (uint32_t)to * lists, (uint32_t)of * lists);
-        if (cache->dims.shadow_slots)
-            copy_residency(&c, &cache->shadow, (uint32_t)to * lists, (uint32_t)of * lists);
-        if (cache->dims.ahead_max)
-            copy(&c, kvf_ahead_marks(cache, to), kvf_ahead_marks(cache, of),
-                 (size_t)lists * kvf_ahead_words(cache) * sizeof(uint32_t));
-    }
-    /* What is not sealed lies in the child's own ring: sealed_before == sealed. */
-    const kvf_table_args table = {
-        .paging = cache->dims.paging, .rows = cache->config.layers, .row = step.row};
-    if (c.status == KVF_OK)
-        c.status = kvf_step_send(&step);
-    if (c.status == KVF_OK)
-        c.status = KVF_LAUNCH(&step, table, table);
-    return kvf_step_end(&step, c.status);
+    for (uint32_t i = 0; status == KVF_OK && i < cache->part_count; i++)
+        status = copy_part(&step, &cache->parts[i], parent, child);
+    if (status == KVF_OK)
+        status = copy_rings(&step, parent, child);
+    return kvf_step_end(&step, status);
 }
 
 kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream, kvf_sequence **out)

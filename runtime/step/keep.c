@@ -34,6 +34,7 @@ typedef struct keep_work {
 
 typedef struct keeping {
     kvf_cache *cache;
+    kvf_part *part;
     kvf_sequence *sequence;
     kvf_stream *stream;
     kvf_layer *layer;
@@ -46,19 +47,19 @@ typedef struct keeping {
     keep_work work;
 } keeping;
 
-static uint32_t chunk_tokens(const kvf_cache *cache)
+static uint32_t chunk_tokens(const kvf_part *part)
 {
-    return kvf_min_u32(cache->config.prefill_chunk_max, CHUNK_TOKENS);
+    return kvf_min_u32(part->config.prefill_chunk_max, CHUNK_TOKENS);
 }
 
-static keep_work carve_work(const kvf_cache *cache, kvf_carver *k)
+static keep_work carve_work(const kvf_part *part, kvf_carver *k)
 {
-    const kvf_cache_config *c = &cache->config;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_cache_config *c = &part->config;
+    const kvf_paging *p = &part->dims.paging;
     const uint64_t row = kvf_row_bytes(&p->shape);
     keep_work w;
-    KVF_CARVE(k, w.k, chunk_tokens(cache), c->kv_heads, row);
-    KVF_CARVE(k, w.v, chunk_tokens(cache), c->kv_heads, row);
+    KVF_CARVE(k, w.k, chunk_tokens(part), c->kv_heads, row);
+    KVF_CARVE(k, w.v, chunk_tokens(part), c->kv_heads, row);
     KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);
@@ -69,7 +70,7 @@ static keep_work carve_work(const kvf_cache *cache, kvf_carver *k)
 size_t kvf_keep_work_bytes(const kvf_cache *cache)
 {
     kvf_carver carver = {0};
-    (void)carve_work(cache, &carver);
+    (void)carve_work(&cache->parts[0], &carver);
     return carver.bytes;
 }
 
@@ -77,15 +78,15 @@ size_t kvf_keep_work_bytes(const kvf_cache *cache)
 
 static kvf_status check_ids(const keeping *k)
 {
-    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
         const uint32_t *ids = k->ids + (size_t)h * k->count;
         for (uint32_t i = 0; i < k->count; i++) {
             if (ids[i] >= k->length)
-                KVF_FAIL(k->cache->context, KVF_INVALID,
+                KVF_FAIL(k->part->context, KVF_INVALID,
                          "ids[%u] = %u of KV head %u: layer %u holds tokens 0 to %u", i, ids[i], h,
                          k->index, k->length - 1);
             if (i && ids[i] <= ids[i - 1])
-                KVF_FAIL(k->cache->context, KVF_INVALID,
+                KVF_FAIL(k->part->context, KVF_INVALID,
                          "ids[%u] = %u of KV head %u: must be above ids[%u] = %u; sort them, each "
                          "once",
                          i, ids[i], h, i - 1, ids[i - 1]);
@@ -96,7 +97,7 @@ static kvf_status check_ids(const keeping *k)
 
 static kvf_status check(const keeping *k)
 {
-    kvf_context *context = k->cache->context;
+    kvf_context *context = k->part->context;
     if (k->count == 0 || k->count > k->length)
         KVF_FAIL(context, KVF_INVALID,
                  "count = %u: layer %u holds %u tokens; keep 1 to all of them", k->count, k->index,
@@ -110,17 +111,17 @@ static kvf_status check(const keeping *k)
 /* Blocks with other references by fresh ones, which are in memory before anything changes. */
 static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared)
 {
-    kvf_page_pool *pool = &k->cache->pool;
+    kvf_page_pool *pool = &k->part->pool;
     kvf_block *blocks = k->layer->blocks;
-    kvf_block *fresh = kvf_alloc(k->cache->context, shared, sizeof *fresh);
+    kvf_block *fresh = kvf_alloc(k->part->context, shared, sizeof *fresh);
     uint32_t n = 0;
     kvf_status status = KVF_OK;
     if (!fresh)
-        KVF_FAIL(k->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %u blocks", shared);
+        KVF_FAIL(k->part->context, KVF_OUT_OF_MEMORY, "no memory to list %u blocks", shared);
     for (; n < shared && status == KVF_OK; n += status == KVF_OK)
         status = kvf_page_pool_acquire_near(pool, n ? fresh[n - 1] : KVF_BLOCK_NONE, &fresh[n]);
     if (status == KVF_OK)
-        status = kvf_bring_fresh(k->cache, fresh, shared);
+        status = kvf_bring_fresh(k->part, fresh, shared);
     while (status != KVF_OK && n > 0)
         kvf_page_pool_release(pool, fresh[--n]);
     n = 0;
@@ -130,25 +131,25 @@ static kvf_status replace_blocks(const keeping *k, uint32_t end, uint32_t shared
         kvf_page_pool_release(pool, blocks[p]);
         blocks[p] = fresh[n++];
     }
-    kvf_free(k->cache->context, fresh);
+    kvf_free(k->part->context, fresh);
     return status;
 }
 
 /* Blocks of pages that are written again and that another sequence has too get replaced. */
 static kvf_status own_blocks(const keeping *k)
 {
-    kvf_cache *cache = k->cache;
-    const uint32_t end = kvf_sealed_blocks(cache, k->count);
+    kvf_part *part = k->part;
+    const uint32_t end = kvf_sealed_blocks(part, k->count);
     kvf_block *blocks = k->layer->blocks;
     uint32_t shared = 0;
     for (uint32_t p = k->blocks; p < end; p++)
-        shared += kvf_page_pool_references(&cache->pool, blocks[p]) > 1;
-    if (shared > cache->pool.free_count)
+        shared += kvf_page_pool_references(&part->pool, blocks[p]) > 1;
+    if (shared > part->pool.free_count)
         KVF_FAIL(
-            cache->context, KVF_FULL,
+            part->context, KVF_FULL,
             "host_tokens_max = %llu: %u blocks are shared with a fork and %u are free; destroy "
             "a sequence, or open the cache with more",
-            (unsigned long long)cache->config.host_tokens_max, shared, cache->pool.free_count);
+            (unsigned long long)part->config.host_tokens_max, shared, part->pool.free_count);
     return shared ? replace_blocks(k, end, shared) : KVF_OK;
 }
 
@@ -158,7 +159,7 @@ static kvf_status own_blocks(const keeping *k)
 static uint32_t common_front(const keeping *k)
 {
     uint32_t front = k->count;
-    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
         const uint32_t *ids = k->ids + (size_t)h * k->count;
         uint32_t i = 0;
         while (i < front && ids[i] == i)
@@ -172,7 +173,7 @@ static uint32_t common_front(const keeping *k)
 static uint32_t common_end(const keeping *k, uint32_t most)
 {
     uint32_t end = kvf_min_u32(most, k->count);
-    for (uint32_t h = 0; h < k->cache->config.kv_heads; h++) {
+    for (uint32_t h = 0; h < k->part->config.kv_heads; h++) {
         const uint32_t *last = k->ids + (size_t)(h + 1) * k->count - 1;
         uint32_t i = 0;
         while (i < end && *(last - i) == k->length - 1 - i)
@@ -186,9 +187,9 @@ static uint32_t common_end(const keeping *k, uint32_t most)
 static void note_positions(const keeping *k)
 {
     uint32_t *positions = k->layer->positions;
-    for (uint32_t i = k->blocks * k->cache->dims.paging.block_size; i < k->count; i++) {
+    for (uint32_t i = k->blocks * k->part->dims.paging.block_size; i < k->count; i++) {
         uint32_t id = i;
-        for (uint32_t h = 0; h < k->cache->config.kv_heads; h++)
+        for (uint32_t h = 0; h < k->part->config.kv_heads; h++)
             id = kvf_max_u32(id, k->ids[(size_t)h * k->count + i]);
         positions[i] = positions[id];
     }
@@ -200,11 +201,11 @@ static void note_positions(const keeping *k)
  * too, and the others move to the first slots. */
 static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 {
-    const kvf_device_ops *ops = k->cache->device->ops;
-    const kvf_paging *p = &k->cache->dims.paging;
+    const kvf_device_ops *ops = k->part->device->ops;
+    const kvf_paging *p = &k->part->dims.paging;
     const size_t bytes =
-        (size_t)k->cache->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
-    const uint32_t all = kvf_kept_queries(k->cache, k->layer);
+        (size_t)k->part->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const uint32_t all = kvf_kept_queries(k->part, k->layer);
     const uint32_t stay = common_end(k, all);
     if (stay == all)
         return KVF_OK;
@@ -222,8 +223,8 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *row,
                               const void *tail)
 {
-    const kvf_device_ops *ops = step->cache->device->ops;
-    const kvf_paging *p = &step->cache->dims.paging;
+    const kvf_device_ops *ops = step->part->device->ops;
+    const kvf_paging *p = &step->part->dims.paging;
     const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
@@ -238,14 +239,13 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
 static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *row,
                                const void *counts)
 {
-    kvf_cache *cache = step->cache;
-    const uint32_t lists = cache->dims.paging.lists;
-    const size_t number = kvf_row_number(cache, k->sequence, k->index);
-    KVF_TRY(kvf_ahead_settle(step));
-    KVF_TRY(kvf_residency_clear(&cache->residency, (uint32_t)number * lists, lists, k->stream));
-    KVF_TRY(kvf_ahead_clear(step, number));
-    return cache->device->ops->copy(k->stream, row->store_count, counts,
-                                    cache->config.kv_heads * sizeof *row->store_count);
+    kvf_part *part = step->part;
+    const uint32_t lists = part->dims.paging.lists;
+    KVF_TRY(kvf_ahead_settle(step, part));
+    KVF_TRY(kvf_residency_clear(&part->residency, k->layer->row * lists, lists, k->stream));
+    KVF_TRY(kvf_ahead_clear(step, k->layer));
+    return part->device->ops->copy(k->stream, row->store_count, counts,
+                                   part->config.kv_heads * sizeof *row->store_count);
 }
 
 /* What comes in the frame: pages of the ring in their copy, and tokens of the sink that stay. */
@@ -260,21 +260,21 @@ static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
 {
     keep_tables t;
     KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
-    KVF_TAKE(step, t.count, t.count_device, step->cache->config.kv_heads);
+    KVF_TAKE(step, t.count, t.count_device, step->part->config.kv_heads);
     return t;
 }
 
 void kvf_keep_take(kvf_step *step)
 {
-    (void)take_tables(step, step->cache->dims.paging.ring_blocks);
+    (void)take_tables(step, step->part->dims.paging.ring_blocks);
 }
 
 static kvf_status enqueue_start(kvf_step *step, const keeping *k)
 {
-    kvf_cache *cache = k->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    const kvf_paging *p = &cache->dims.paging;
-    const kvf_row row = kvf_step_row(cache, k->sequence, k->index);
+    kvf_part *part = k->part;
+    const kvf_device_ops *ops = part->device->ops;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_row row = kvf_step_row(part, k->layer);
     const uint32_t end = kvf_row_blocks(p, &row);
     const keep_tables t = take_tables(step, end - k->sealed);
     for (uint32_t i = k->sealed; i < end; i++)
@@ -288,7 +288,7 @@ static kvf_status enqueue_start(kvf_step *step, const keeping *k)
     KVF_TRY(copy_blocks(step, k, &row, t.tail_device));
     KVF_TRY(keep_queries(k, &row));
     KVF_TRY(reset_tables(step, k, &row, t.count_device));
-    KVF_TRY(kvf_arena_shorten(step, k->sequence, k->index, k->blocks));
+    KVF_TRY(kvf_arena_shorten(step, k->layer, k->blocks));
     return ops->event_wait(step->frame->done); /* the ids are the caller's */
 }
 
@@ -296,15 +296,15 @@ static kvf_status start(const keeping *k)
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    step.layer = k->index;
+    step.part = k->part;
     return kvf_step_end(&step, enqueue_start(&step, k));
 }
 
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
 {
-    const kvf_cache *cache = k->cache;
-    const kvf_take_args args = {.shape = kvf_run_shape(&cache->dims.paging),
-                                .kv_heads = cache->config.kv_heads,
+    const kvf_part *part = k->part;
+    const kvf_take_args args = {.shape = kvf_run_shape(&part->dims.paging),
+                                .kv_heads = part->config.kv_heads,
                                 .count = tokens,
                                 .stride = k->count,
                                 .blocks = (const void *const *)k->work.blocks,
@@ -321,7 +321,7 @@ static kvf_status append_rest(const keeping *k)
     kvf_layer *layer = k->layer;
     while (layer->length < k->count) {
         const uint32_t first = layer->length;
-        const uint32_t tokens = kvf_min_u32(chunk_tokens(k->cache), k->count - first);
+        const uint32_t tokens = kvf_min_u32(chunk_tokens(k->part), k->count - first);
         KVF_TRY(take_chunk(k, first, tokens));
         KVF_TRY(kvf_append_again(k->cache,
                                  &(kvf_prefill_args){.sequence = k->sequence,
@@ -339,19 +339,19 @@ static kvf_status append_rest(const keeping *k)
 static kvf_status bring(const keeping *k)
 {
     kvf_step step;
-    if (!k->cache->pool.tier)
+    if (!k->part->pool.tier)
         return KVF_OK;
     KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    return kvf_step_refuse(&step, kvf_bring(&step, k->sequence, k->index, 0, UINT32_MAX));
+    return kvf_step_refuse(&step, kvf_bring(&step, k->layer, 0, UINT32_MAX));
 }
 
 static kvf_status shorten(keeping *k)
 {
-    kvf_cache *cache = k->cache;
+    kvf_part *part = k->part;
     kvf_layer *layer = k->layer;
-    const uint32_t block_size = cache->dims.paging.block_size;
+    const uint32_t block_size = part->dims.paging.block_size;
     const uint32_t front = common_front(k) / block_size;
-    k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(cache, k->count));
+    k->blocks = kvf_min_u32(kvf_min_u32(front, k->sealed), kvf_sealed_blocks(part, k->count));
     if (layer->static_from)
         k->blocks = 0;
     KVF_TRY(bring(k));
@@ -366,7 +366,7 @@ static kvf_status shorten(keeping *k)
     KVF_TRY(append_rest(k));
     layer->held = 0;
     for (uint32_t p = layer->sealed; p < k->sealed; p++)
-        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
+        kvf_page_pool_release(&part->pool, layer->blocks[p]);
     return KVF_OK;
 }
 
@@ -375,7 +375,9 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
 {
     KVF_TRY(kvf_layer_check(cache, layer));
     KVF_TRY(kvf_sequence_check(cache, sequence));
+    kvf_part *part = sequence->layers[layer].part;
     keeping k = {.cache = cache,
+                 .part = part,
                  .sequence = sequence,
                  .stream = stream,
                  .layer = &sequence->layers[layer],
@@ -384,7 +386,7 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
                  .count = count,
                  .length = sequence->layers[layer].length,
                  .sealed = sequence->layers[layer].sealed,
-                 .work = carve_work(cache, &(kvf_carver){.base = work})};
+                 .work = carve_work(part, &(kvf_carver){.base = work})};
     KVF_TRY(check(&k));
     return count == k.length ? KVF_OK : shorten(&k); /* all, in order, is what there is */
 }

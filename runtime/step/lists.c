@@ -18,24 +18,26 @@
 
 static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
 {
-    const kvf_cache *cache = step->cache;
-    return (kvf_csr_args){.paging = cache->dims.paging,
+    const kvf_part *part = step->part;
+    return (kvf_csr_args){.paging = part->dims.paging,
                           .rows = step->rows,
-                          .ids_max = cache->dims.ids_max,
-                          .spans_max = cache->dims.spans_max,
+                          .ids_max = part->dims.ids_max,
+                          .spans_max = part->dims.spans_max,
                           .row = step->row,
-                          .ids = cache->tables.now.ids,
-                          .id_count = cache->tables.now.id_count,
+                          .ids = part->tables.now.ids,
+                          .id_count = part->tables.now.id_count,
                           .indptr = lists->indptr,
                           .indices = lists->indices,
                           .last_page_len = lists->last_page_len,
-                          .spans = cache->tables.spans,
-                          .span_count = cache->tables.span_count};
+                          .spans = part->tables.spans,
+                          .span_count = part->tables.span_count};
 }
 
 uint32_t kvf_lists_pages_max(const kvf_cache *cache)
 {
-    const kvf_dims *d = &cache->dims;
+    if (kvf_has_streaming_heads(cache))
+        return 0; /* nothing can be listed */
+    const kvf_dims *d = &cache->parts[0].dims;
     const uint32_t sink_pages = kvf_div_ceil_u32(d->paging.sink, d->paging.shape.page_size);
     return kvf_min_u32(d->paging.pages_max, sink_pages + d->window_pages + d->ids_max);
 }
@@ -90,25 +92,25 @@ static void check_on_stream(const void *raw, uint32_t task)
 /* Where the host reads them once the stream has come here: in place, or in copies. */
 static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_check *c)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    const kvf_control *to = &cache->control_device;
+    const kvf_part *part = step->part;
+    const kvf_device_ops *ops = part->device->ops;
+    const kvf_control *to = &part->control_device;
     *c = (lists_check){.stream = step->stream,
                        .row = step->row_host,
                        .indptr = lists->indptr,
                        .indices = lists->indices,
                        .last_page_len = lists->last_page_len,
-                       .shape = cache->dims.paging.shape,
-                       .lists = step->rows * cache->dims.paging.kv_heads,
-                       .kv_heads = cache->dims.paging.kv_heads,
-                       .spans_max = cache->dims.spans_max,
+                       .shape = part->dims.paging.shape,
+                       .lists = step->rows * part->dims.paging.kv_heads,
+                       .kv_heads = part->dims.paging.kv_heads,
+                       .spans_max = part->dims.spans_max,
                        .indices_max = INT32_MAX};
-    if (!cache->dims.needs_mirror)
+    if (!part->dims.needs_mirror)
         return KVF_OK;
     c->indices_max = kvf_min_u32(lists->capacity, c->lists * c->spans_max);
-    c->indptr = c->cleared = cache->control.mirror.indptr;
-    c->indices = cache->control.mirror.indices;
-    c->last_page_len = cache->control.mirror.last_page_len;
+    c->indptr = c->cleared = part->control.mirror.indptr;
+    c->indices = part->control.mirror.indices;
+    c->last_page_len = part->control.mirror.last_page_len;
     KVF_TRY(ops->copy(step->stream, to->mirror.indptr, lists->indptr,
                       (c->lists + 1) * sizeof *c->indptr));
     KVF_TRY(ops->copy(step->stream, to->mirror.indices, lists->indices,
@@ -123,7 +125,7 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
 static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
 {
     lists_check c;
-    if (!step->cache->pool.tier)
+    if (!step->part->pool.tier)
         return KVF_OK;
     KVF_TRY(see_lists(step, lists, &c));
     KVF_TRY(kvf_bring_note(step));
@@ -137,10 +139,11 @@ static kvf_status bring_listed(kvf_step *step, const kvf_page_lists *lists)
 static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
                                  const kvf_page_lists *lists)
 {
+    KVF_TRY(kvf_decode_send(step));
     KVF_TRY(kvf_decode_select(step, args, due));
     const kvf_csr_args csr = csr_args(step, lists);
     KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
-    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->cache, step->layer)->select_ns));
+    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->part, step->index)->select_ns));
     return bring_listed(step, lists);
 }
 
@@ -150,30 +153,33 @@ kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
     kvf_step step = {.cache = cache};
     kvf_due due;
     KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    const kvf_status status = kvf_decode_end(&step, enqueue_select(&step, args, &due, lists));
-    cache->is_listed = status == KVF_OK && cache->pool.tier;
+    const kvf_status status = kvf_decode_end(&step, args, enqueue_select(&step, args, &due, lists));
+    cache->order.is_listed = status == KVF_OK && kvf_has_tier(cache);
     return status;
 }
 
 const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                    uint32_t page)
 {
-    const kvf_cache *cache = sequence->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    KVF_ASSERT(layer < sequence->cache->config.layers);
     const kvf_layer *state = &sequence->layers[layer];
-    KVF_ASSERT(layer < cache->config.layers && kv_head < p->kv_heads);
+    const kvf_part *part = state->part;
+    const uint32_t head = part ? kvf_place_head(&sequence->cache->places[layer], kv_head) : 0;
+    if (!part || head >= part->config.kv_heads)
+        return NULL; /* it streams */
+    const kvf_paging *p = &part->dims.paging;
     KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    kvf_arena_wait_block(sequence, layer, page / p->block_pages);
-    const size_t n = kvf_row_number(cache, sequence, layer);
+    kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
-    const char *ring = cache->tables.rings + n * p->ring_blocks * kvf_block_bytes(p);
+    const char *ring =
+        part->tables.rings + (size_t)state->row * p->ring_blocks * kvf_block_bytes(p);
     /* A block on disk has none. */
     const char *block = index < state->sealed
-                            ? kvf_page_pool_device(&cache->pool, state->blocks[index])
+                            ? kvf_page_pool_device(&part->pool, state->blocks[index])
                             : ring + index % p->ring_blocks * kvf_block_bytes(p);
-    return block ? block + kv_head * kvf_run_bytes(p) +
-                       page % p->block_pages * kvf_page_bytes(&p->shape)
-                 : NULL;
+    return block
+               ? block + head * kvf_run_bytes(p) + page % p->block_pages * kvf_page_bytes(&p->shape)
+               : NULL;
 }
 
 /* ---- attention over given lists ---- */
@@ -181,10 +187,10 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
 /* `csr` then names the lists that were checked. */
 static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
 {
-    const kvf_control *copies = &step->cache->control_device;
+    const kvf_control *copies = &step->part->control_device;
     lists_check c;
     KVF_TRY(see_lists(step, lists, &c));
-    if (step->cache->dims.needs_mirror) {
+    if (step->part->dims.needs_mirror) {
         csr->indptr = copies->mirror.indptr;
         csr->indices = copies->mirror.indices;
         csr->last_page_len = copies->mirror.last_page_len;
@@ -195,13 +201,13 @@ static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kv
 static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
                                  const kvf_page_lists *lists)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
     kvf_csr_args csr = csr_args(step, lists);
     const kvf_attention a = {.shape = p->shape,
                              .lists = step->rows * p->kv_heads,
                              .group = p->group,
-                             .spans_max = cache->dims.spans_max,
+                             .spans_max = part->dims.spans_max,
                              .q = args->q,
                              .spans = csr.spans,
                              .span_count = csr.span_count,
@@ -213,7 +219,7 @@ static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
     KVF_TRY(KVF_LAUNCH(step, csr_in, csr));
     KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
     KVF_TRY(kvf_step_merge(step, &a));
-    return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->attend_ns);
+    return kvf_step_stamp(step, &kvf_counters_device(part, step->index)->attend_ns);
 }
 
 kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
@@ -221,13 +227,9 @@ kvf_status kvf_lists_attend(kvf_cache *cache, const kvf_decode_args *args,
 {
     kvf_step step;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    step.layer = args->layer;
-    step.rows = args->batch;
-    step.sequences = args->sequences;
+    kvf_step_at(&step, args->layer, args->sequences, args->batch);
     step.q = args->q;
-    for (uint32_t b = 0; b < args->batch; b++)
-        cache->sealed_before[b] = args->sequences[b]->layers[args->layer].sealed;
-    kvf_step_rows(&step, cache->sealed_before);
+    kvf_step_rows(&step);
     const kvf_status status = bring_listed(&step, lists);
     return status == KVF_OK ? kvf_step_end(&step, enqueue_attend(&step, args, lists))
                             : kvf_step_refuse(&step, status);

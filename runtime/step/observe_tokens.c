@@ -36,7 +36,7 @@ size_t kvf_scores_work_floats(const kvf_cache *cache)
 static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
                                 const kvf_scores_args *args)
 {
-    const uint32_t kept = kvf_kept_queries(cache, layer);
+    const uint32_t kept = kvf_kept_queries(layer->part, layer);
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
     if (args->q) {
@@ -86,7 +86,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 /* What all launches share. */
 static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
 {
-    const kvf_paging *p = &step->cache->dims.paging;
+    const kvf_paging *p = &step->part->dims.paging;
     const kvf_row *row = step->row_host;
     kvf_observe_args a = kvf_step_observe_args(step, 0);
     a.window_mean = args->window_mean;
@@ -112,7 +112,7 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
 static void take_piece(scoring *s, uint32_t piece)
 {
     const kvf_scores_args *args = s->args;
-    const kvf_paging *p = &s->step->cache->dims.paging;
+    const kvf_paging *p = &s->step->part->dims.paging;
     const size_t query =
         (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     const uint32_t first = piece * KVF_OBSERVE_WINDOW_MAX;
@@ -128,10 +128,9 @@ static void take_piece(scoring *s, uint32_t piece)
 static kvf_status score_member(scoring *s, uint32_t member)
 {
     kvf_step *step = s->step;
-    kvf_cache *cache = step->cache;
-    const size_t bytes =
-        (size_t)cache->config.kv_heads * kvf_token_stride(cache, 0) * sizeof(float);
-    KVF_TRY(cache->device->ops->fill(step->stream, s->observe.score, 0, bytes));
+    kvf_part *part = step->part;
+    const size_t bytes = (size_t)part->config.kv_heads * kvf_token_stride(part, 0) * sizeof(float);
+    KVF_TRY(part->device->ops->fill(step->stream, s->observe.score, 0, bytes));
     for (uint32_t piece = 0; piece < s->pieces; piece++) {
         kvf_observe_args *a = &s->observe;
         take_piece(s, piece);
@@ -150,9 +149,9 @@ static kvf_status score_member(scoring *s, uint32_t member)
 /* token_score of the candidates to rows of `out`, `stride` apart. */
 static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 {
-    const kvf_cache *cache = s->step->cache;
-    return (kvf_pool_args){.rows = cache->config.kv_heads,
-                           .stride = kvf_token_stride(cache, 0),
+    const kvf_part *part = s->step->part;
+    return (kvf_pool_args){.rows = part->config.kv_heads,
+                           .stride = kvf_token_stride(part, 0),
                            .count = s->args->candidates - s->args->begin,
                            .width = 1,
                            .out_stride = (uint32_t)stride,
@@ -163,7 +162,7 @@ static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 /* The unpooled scores of one head of every group. */
 static kvf_status put_heads(const scoring *s, uint32_t member)
 {
-    const uint32_t group = s->step->cache->dims.paging.group;
+    const uint32_t group = s->step->part->dims.paging.group;
     const size_t count = s->args->candidates - s->args->begin;
     kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
     a.fold = s->args->accumulates ? KVF_FOLD_ADD : KVF_FOLD_SET;
@@ -203,7 +202,7 @@ static kvf_status enqueue(scoring *s)
 {
     const kvf_scores_args *args = s->args;
     const bool by_max = args->group_reduce == KVF_GROUP_MAX;
-    const uint32_t group = s->step->cache->dims.paging.group;
+    const uint32_t group = s->step->part->dims.paging.group;
     s->pieces = kvf_div_ceil_u32(args->window, KVF_OBSERVE_WINDOW_MAX);
     s->members = group;
     if (args->pool_width == 1 && !args->heads && (s->pieces == 1 || !by_max))
@@ -229,13 +228,11 @@ kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
     if (args->candidates == args->begin)
         return KVF_OK;
     KVF_TRY(kvf_step_begin(cache, stream, &step));
-    step.layer = args->layer;
-    step.rows = 1;
-    step.sequences = &sequence;
+    kvf_step_at(&step, args->layer, &sequence, 1);
     const kvf_status status = kvf_bring_rows(&step, NULL);
     if (status != KVF_OK)
         return kvf_step_refuse(&step, status);
-    kvf_step_rows(&step, &sequence->layers[args->layer].sealed);
+    kvf_step_rows(&step);
     scoring s = {.step = &step, .args = args, .work = work};
     s.observe = observe_args(&step, args);
     return kvf_step_end(&step, enqueue(&s));

@@ -12,58 +12,54 @@
 
 #include "writeback.h"
 
-static char *block_of(const kvf_cache *cache, uint32_t index)
+static char *block_of(const kvf_part *part, uint32_t index)
 {
-    return cache->tables.arena + index * kvf_block_bytes(&cache->dims.paging);
+    return part->tables.arena + index * kvf_block_bytes(&part->dims.paging);
 }
 
-static kvf_status wait_written(kvf_step *step)
+static kvf_status wait_written(kvf_step *step, kvf_part *part)
 {
-    kvf_cache *cache = step->cache;
-    if (!cache->arena.is_pending)
+    if (!part->arena.is_pending)
         return KVF_OK;
-    cache->arena.is_pending = 0;
-    return cache->device->ops->stream_wait_event(step->stream, cache->written);
+    part->arena.is_pending = 0;
+    return part->device->ops->stream_wait_event(step->stream, part->written);
 }
 
-static kvf_status leave(kvf_step *step)
+static kvf_status leave(kvf_step *step, kvf_part *part)
 {
-    kvf_cache *cache = step->cache;
-    kvf_prefill_arena *a = &cache->arena;
+    kvf_prefill_arena *a = &part->arena;
     if (!a->owner)
         return KVF_OK;
-    const kvf_row row = kvf_step_row(cache, a->owner, a->layer);
+    const kvf_row row = kvf_step_row(part, a->owner);
     const uint32_t first = a->first, count = a->end - a->first;
-    a->owner->layers[a->layer].arrivals = 0; /* addresses that are old by now, with a disk tier */
+    a->owner->arrivals = 0; /* addresses that are old by now, with a disk tier */
     a->owner = NULL;
-    KVF_TRY(wait_written(step));
+    KVF_TRY(wait_written(step, part));
     if (count == 0)
         return KVF_OK;
-    return cache->device->ops->copy(step->stream, row.blocks + first,
-                                    cache->tables.arena_pool + first, count * sizeof *row.blocks);
+    return part->device->ops->copy(step->stream, row.blocks + first,
+                                   part->tables.arena_pool + first, count * sizeof *row.blocks);
 }
 
-kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer, uint32_t sealed)
+kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed)
 {
-    kvf_prefill_arena *a = &step->cache->arena;
-    if (a->owner == sequence && a->layer == layer)
+    kvf_prefill_arena *a = &layer->part->arena;
+    if (a->owner == layer)
         return KVF_OK;
-    KVF_TRY(kvf_arena_settle(step));
-    a->owner = sequence;
-    a->layer = layer;
+    KVF_TRY(kvf_arena_settle(step, layer->part));
+    a->owner = layer;
     a->first = a->end = sealed;
     return KVF_OK;
 }
 
-kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence, uint32_t layer,
-                             uint32_t sealed)
+kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed)
 {
-    kvf_prefill_arena *a = &step->cache->arena;
-    if (a->owner != sequence || a->layer != layer)
+    kvf_prefill_arena *a = &layer->part->arena;
+    if (a->owner != layer)
         return KVF_OK;
     a->first = kvf_min_u32(a->first, sealed);
     a->end = sealed;
-    return wait_written(step);
+    return wait_written(step, layer->part);
 }
 
 void kvf_arena_place(kvf_step *step)
@@ -73,63 +69,66 @@ void kvf_arena_place(kvf_step *step)
     KVF_TAKE(step, step->arena_host, device, step->sealed_blocks);
     if (!step->arena_host)
         return;
-    KVF_ASSERT(step->rows == 1 && step->cache->arena.end == row->sealed_before);
+    KVF_ASSERT(step->rows == 1 && step->part->arena.end == row->sealed_before);
     for (uint32_t i = 0; i < step->sealed_blocks; i++)
-        step->arena_host[i] = block_of(step->cache, row->sealed_before + i);
+        step->arena_host[i] = block_of(step->part, row->sealed_before + i);
     row->pool = device;
 }
 
 kvf_status kvf_arena_write_back(kvf_step *step)
 {
-    kvf_cache *cache = step->cache;
-    const kvf_device_ops *ops = cache->device->ops;
-    kvf_prefill_arena *a = &cache->arena;
+    kvf_part *part = step->part;
+    const kvf_device_ops *ops = part->device->ops;
+    kvf_prefill_arena *a = &part->arena;
     if (step->sealed_blocks == 0)
         return KVF_OK;
-    KVF_TRY(ops->copy(step->stream, cache->tables.arena_pool + a->end, (const void *)step->pool,
+    KVF_TRY(ops->copy(step->stream, part->tables.arena_pool + a->end, (const void *)step->pool,
                       step->sealed_blocks * sizeof(void *)));
-    KVF_TRY(ops->event_record(cache->sealed, step->stream));
-    KVF_TRY(ops->stream_wait_event(cache->writeback, cache->sealed));
-    KVF_TRY(kvf_write_back(cache, step->pool_host, (const void *const *)step->arena_host,
+    KVF_TRY(ops->event_record(part->sealed, step->stream));
+    KVF_TRY(ops->stream_wait_event(part->writeback, part->sealed));
+    KVF_TRY(kvf_write_back(part, step->pool_host, (const void *const *)step->arena_host,
                            step->sealed_blocks));
     a->end += step->sealed_blocks;
     a->is_pending = 1;
-    return ops->event_record(cache->written, cache->writeback);
+    return ops->event_record(part->written, part->writeback);
 }
 
 kvf_status kvf_arena_leave_rows(kvf_step *step)
 {
-    const kvf_prefill_arena *a = &step->cache->arena;
     for (uint32_t b = 0; b < step->rows; b++)
-        if (a->owner == step->sequences[b] && a->layer == step->layer)
-            return leave(step);
+        if (step->part->arena.owner == step->states[b])
+            return leave(step, step->part);
     return KVF_OK;
 }
 
 kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence)
 {
-    return step->cache->arena.owner == sequence ? leave(step) : KVF_OK;
+    for (uint32_t i = 0; i < step->cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        if (layer->part && layer->part->arena.owner == layer)
+            KVF_TRY(leave(step, layer->part));
+    }
+    return KVF_OK;
 }
 
-kvf_status kvf_arena_settle(kvf_step *step)
+kvf_status kvf_arena_settle(kvf_step *step, kvf_part *part)
 {
-    KVF_TRY(leave(step));
-    return wait_written(step);
+    KVF_TRY(leave(step, part));
+    return wait_written(step, part);
 }
 
-void kvf_arena_wait_block(const kvf_sequence *sequence, uint32_t layer, uint32_t block)
+void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block)
 {
-    const kvf_cache *cache = sequence->cache;
-    const kvf_prefill_arena *a = &cache->arena;
-    if (a->owner == sequence && a->layer == layer && block >= a->first && block < a->end)
-        (void)cache->device->ops->event_wait(cache->written); /* a failure shows in the stream */
+    const kvf_part *part = layer->part;
+    const kvf_prefill_arena *a = &part->arena;
+    if (a->owner == layer && block >= a->first && block < a->end)
+        (void)part->device->ops->event_wait(part->written); /* a failure shows in the stream */
 }
 
 /* Blocks of one submission; a copy is cut into chunks that hold fewer anyway. */
 #define BLOCKS_MAX 64u
 
-kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *from,
-                          uint32_t count)
+kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *from, uint32_t count)
 {
     kvf_writeback_block blocks[BLOCKS_MAX];
     for (uint32_t i = 0; i < count;) {
@@ -137,8 +136,8 @@ kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *
         for (; n < BLOCKS_MAX && i < count; n++, i++)
             blocks[n] = (kvf_writeback_block){.from = from[i], .to = to[i]};
         const kvf_writeback_job job = {
-            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&cache->dims.paging)};
-        KVF_TRY(kvf_writeback_enqueue(cache->writeback, &job, NULL));
+            .blocks = blocks, .count = n, .block_bytes = kvf_block_bytes(&part->dims.paging)};
+        KVF_TRY(kvf_writeback_enqueue(part->writeback, &job, NULL));
     }
     return KVF_OK;
 }

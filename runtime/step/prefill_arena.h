@@ -16,12 +16,10 @@
 
 /* The arena belongs to this layer from now on; the page tables of the owner before it go to the
  * pool. Call it before the bookkeeping of new blocks: `sealed` blocks lie in the pool. */
-KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_sequence *sequence, uint32_t layer,
-                                      uint32_t sealed);
+KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed);
 /* The layer, if it is the owner, has only `sealed` blocks left. Blocks behind them may be written
  * on the step's stream. */
-KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_sequence *sequence,
-                                         uint32_t layer, uint32_t sealed);
+KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed);
 /* The blocks that this call of the owner seals: the page tables will name the arena for them.
  * Before kvf_step_send. */
 void kvf_arena_place(kvf_step *step);
@@ -31,14 +29,14 @@ KVF_CHECKED kvf_status kvf_arena_write_back(kvf_step *step);
 KVF_CHECKED kvf_status kvf_arena_leave_rows(kvf_step *step);
 /* The owner leaves if it is a layer of this sequence. */
 KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence);
-/* Whoever it is leaves, and no write-back is left in flight: the pool may be written on the step's
- * stream. */
-KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step);
+/* Whoever it is leaves, and no write-back is left in flight: the pool of the part may be written on
+ * the step's stream. */
+KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step, kvf_part *part);
 /* The host waits if this block is still on its way. */
-void kvf_arena_wait_block(const kvf_sequence *sequence, uint32_t layer, uint32_t block);
+void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block);
 
 /* Blocks to the pool on the write-back stream: from[i] to to[i], neighbours in one copy. */
-KVF_CHECKED kvf_status kvf_write_back(kvf_cache *cache, void *const *to, const void *const *from,
+KVF_CHECKED kvf_status kvf_write_back(kvf_part *part, void *const *to, const void *const *from,
                                       uint32_t count);
 
 #endif

@@ -16,24 +16,24 @@
 /* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_pool_args args = {.rows = cache->config.kv_heads,
+    const kvf_part *part = step->part;
+    const kvf_pool_args args = {.rows = part->config.kv_heads,
                                 .stride = step->row_host->length,
                                 .count = step->row_host->length,
                                 .width = 1,
-                                .out_stride = kvf_token_stride(cache, 0),
+                                .out_stride = kvf_token_stride(part, 0),
                                 .in = scores,
-                                .out = cache->tables.token_score};
+                                .out = part->tables.token_score};
     return KVF_LAUNCH(step, pool, args);
 }
 
 static kvf_status enqueue(kvf_step *step, const float *scores)
 {
-    kvf_cache *cache = step->cache;
+    kvf_part *part = step->part;
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(kvf_static_seed(step, 0, scores, put_scores));
-    return kvf_step_stamp(step, &kvf_counters_device(cache, step->layer)->refresh_ns);
+    return kvf_step_stamp(step, &kvf_counters_device(part, step->index)->refresh_ns);
 }
 
 kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
@@ -44,19 +44,17 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
         KVF_FAIL(cache->context, KVF_INVALID, "scores is NULL; pass those of the layer's tokens");
     KVF_TRY(kvf_sequence_check(cache, sequence));
     kvf_layer *state = &sequence->layers[layer];
-    if (cache->dims.static_tokens == 0)
+    if (state->part->dims.static_tokens == 0)
         return KVF_OK;
     if (state->sealed > 0) {
         kvf_step step;
         KVF_TRY(kvf_step_begin(cache, stream, &step));
-        step.layer = layer;
-        step.rows = 1;
-        step.sequences = &sequence;
+        kvf_step_at(&step, layer, &sequence, 1);
         const kvf_status status = kvf_bring_rows(&step, NULL);
         if (status != KVF_OK)
             return kvf_step_refuse(&step, status);
         state->is_due = 1;
-        kvf_step_rows(&step, &state->sealed);
+        kvf_step_rows(&step);
         kvf_step_rows_after(&step);
         state->is_due = 0;
         KVF_TRY(kvf_step_end(&step, enqueue(&step, scores)));

@@ -17,8 +17,8 @@
 /* Lists and rows whose residency is the shadow; pages of the rows are read where they live. */
 static void take_shadow(kvf_step *step, uint32_t lists)
 {
-    const kvf_cache *cache = step->cache;
-    const uint32_t per_row = cache->dims.paging.lists;
+    const kvf_part *part = step->part;
+    const uint32_t per_row = part->dims.paging.lists;
     int32_t **slot_of_page, **page_of_slot;
     kvf_row *rows;
     KVF_TAKE(step, slot_of_page, step->shadow_slot_of_page, lists);
@@ -26,10 +26,9 @@ static void take_shadow(kvf_step *step, uint32_t lists)
     /* A recorded step renews no static set. */
     KVF_TAKE(step, rows, step->row_shadow, step->is_recorded ? 0 : step->rows);
     for (uint32_t l = 0; slot_of_page && l < lists; l++) {
-        const size_t number = kvf_row_number(cache, step->sequences[l / per_row], step->layer);
-        const uint32_t list = (uint32_t)number * per_row + l % per_row;
-        slot_of_page[l] = kvf_residency_slot_of_page(&cache->shadow, list);
-        page_of_slot[l] = kvf_residency_page_of_slot(&cache->shadow, list);
+        const uint32_t list = step->states[l / per_row]->row * per_row + l % per_row;
+        slot_of_page[l] = kvf_residency_slot_of_page(&part->shadow, list);
+        page_of_slot[l] = kvf_residency_page_of_slot(&part->shadow, list);
     }
     for (uint32_t b = 0; rows && b < step->rows; b++) {
         rows[b] = step->row_host[b];
@@ -40,21 +39,21 @@ static void take_shadow(kvf_step *step, uint32_t lists)
 
 void kvf_ahead_lists(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    const uint32_t lists = step->rows * p->lists, chosen = step->rows * cache->dims.choose_lists;
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t lists = step->rows * p->lists, chosen = step->rows * part->dims.choose_lists;
     uint32_t *k, **marks;
-    if (cache->dims.ahead_max == 0)
+    if (part->dims.ahead_max == 0)
         return;
     KVF_TAKE(step, k, step->ahead_k, chosen);
     KVF_TAKE(step, marks, step->marks, lists);
     for (uint32_t i = 0; k && i < chosen; i++)
-        k[i] = step->row_host[i / cache->dims.choose_lists].attend_all ? 0 : cache->dims.ahead_max;
+        k[i] = step->row_host[i / part->dims.choose_lists].attend_all ? 0 : part->dims.ahead_max;
     for (uint32_t l = 0; marks && l < lists; l++) {
-        const size_t number = kvf_row_number(cache, step->sequences[l / p->lists], step->layer);
-        marks[l] = kvf_ahead_marks(cache, number) + (size_t)(l % p->lists) * kvf_ahead_words(cache);
+        const size_t number = step->states[l / p->lists]->row;
+        marks[l] = kvf_ahead_marks(part, number) + (size_t)(l % p->lists) * kvf_ahead_words(part);
     }
-    if (cache->dims.shadow_slots)
+    if (part->dims.shadow_slots)
         take_shadow(step, lists);
 }
 
@@ -68,21 +67,21 @@ static kvf_status mark(kvf_step *step, const kvf_resolve_args *resolve, uint32_t
                                  .slot_of_id = resolve->slot_of_id,
                                  .missed = resolve->missed,
                                  .marks = step->marks,
-                                 .counters = kvf_counters_device(step->cache, step->layer)};
+                                 .counters = kvf_counters_device(step->part, step->index)};
     return KVF_LAUNCH(step, ahead, args);
 }
 
 /* What the step found there. */
 static kvf_status note(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_choice *ahead = &cache->tables.ahead;
-    kvf_resolve_args resolve = kvf_step_resolve_args(step, &cache->tables.now);
+    const kvf_part *part = step->part;
+    const kvf_choice *ahead = &part->tables.ahead;
+    kvf_resolve_args resolve = kvf_step_resolve_args(step, &part->tables.now);
     KVF_TRY(mark(step, &resolve, 1));
-    if (cache->dims.shadow_slots == 0)
+    if (part->dims.shadow_slots == 0)
         return KVF_OK;
     /* The results are not wanted, only the tables. */
-    resolve.slots = cache->dims.shadow_slots;
+    resolve.slots = part->dims.shadow_slots;
     resolve.slot_of_page = step->shadow_slot_of_page;
     resolve.page_of_slot = step->shadow_page_of_slot;
     resolve.slot_of_id = ahead->slot_of_id;
@@ -94,11 +93,11 @@ static kvf_status note(kvf_step *step)
 
 static kvf_status submit(kvf_step *step)
 {
-    kvf_cache *cache = step->cache;
-    kvf_ahead *ahead = step->ahead ? step->ahead : &cache->ahead[step->layer];
+    kvf_part *part = step->part;
+    kvf_ahead *ahead = step->ahead ? step->ahead : &part->ahead[step->index];
     /* A recording joins the last of its transfers, which come one after the other. */
     KVF_ASSERT(!ahead->is_open || step->is_recorded);
-    KVF_TRY(kvf_step_fetch(step, &cache->tables.ahead, step->layer, &ahead->ticket));
+    KVF_TRY(kvf_step_fetch(step, &part->tables.ahead, step->index, &ahead->ticket));
     ahead->is_open = 1;
     return KVF_OK;
 }
@@ -108,16 +107,16 @@ static kvf_status submit(kvf_step *step)
  * slots. */
 kvf_status kvf_ahead_fetch(kvf_step *step)
 {
-    const kvf_choice *ahead = &step->cache->tables.ahead;
-    const kvf_resolve_args resolve = kvf_step_resolve_args(step, ahead);
-    if (step->cache->dims.ahead_max == 0)
+    if (!step->part || step->part->dims.ahead_max == 0)
         return KVF_OK;
+    const kvf_choice *ahead = &step->part->tables.ahead;
+    const kvf_resolve_args resolve = kvf_step_resolve_args(step, ahead);
     KVF_TRY(kvf_ahead_leave(step));
     KVF_TRY(note(step));
     KVF_TRY(kvf_choose_ranked(step, step->ahead_k, ahead));
-    if (step->cache->pool.tier)
+    if (step->part->pool.tier)
         return kvf_bring_expect(step);
     KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
     KVF_TRY(mark(step, &resolve, 0));
-    return kvf_moves_pages(step->cache) ? submit(step) : KVF_OK;
+    return kvf_moves_pages(step->part) ? submit(step) : KVF_OK;
 }

@@ -23,7 +23,7 @@
  * memory, while later layers run.
  *
  * Invariant: a layer has at most one transfer of this kind that nobody has joined
- * (cache->ahead[layer].is_open); its address arrays are written again only after the join.
+ * (part->ahead[index].is_open); its address arrays are written again only after the join.
  * All functions do nothing if dims.ahead_max is 0.
  */
 

@@ -15,13 +15,13 @@
 
 void kvf_step_rows_after(kvf_step *step)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
-    for (uint32_t b = 0; step->sequences && b < step->rows; b++) {
-        kvf_layer *state = &step->sequences[b]->layers[step->layer];
+    for (uint32_t b = 0; step->states && b < step->rows; b++) {
+        kvf_layer *state = step->states[b];
         state->store ^= state->is_due;
         state->static_from = state->is_due ? state->length : state->static_from;
-        const kvf_row other = kvf_step_row(cache, step->sequences[b], step->layer);
+        const kvf_row other = kvf_step_row(part, state);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;
         step->row_after_host[b].store_index = other.store_index;
@@ -33,12 +33,12 @@ void kvf_step_rows_after(kvf_step *step)
 static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint32_t slot,
                                int32_t *ids, uint32_t *count)
 {
-    const kvf_cache *cache = step->cache;
-    const size_t bytes = (size_t)cache->config.query_heads * cache->config.head_dim *
-                         kvf_dtype_bytes(cache->config.dtype);
+    const kvf_part *part = step->part;
+    const size_t bytes = (size_t)part->config.query_heads * part->config.head_dim *
+                         kvf_dtype_bytes(part->config.dtype);
     kvf_observation one = *all;
     one.q = (const char *)all->q + slot * bytes;
-    one.limit = cache->tables.cover.limit + slot;
+    one.limit = part->tables.cover.limit + slot;
     one.window = 1;
     one.ring_slots = 0;
     KVF_TRY(kvf_step_observe(step, &one));
@@ -49,51 +49,51 @@ static kvf_status top_of_query(kvf_step *step, const kvf_observation *all, uint3
  */
 static kvf_status choose_share(kvf_step *step, const kvf_observation *all, kvf_layer *layer)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
     const kvf_row *row = &step->row_host[all->index];
-    const uint32_t newest = row->query_slot, slots = cache->dims.paging.query_window;
-    const kvf_overlap_args args = {.paging = cache->dims.paging,
+    const uint32_t newest = row->query_slot, slots = part->dims.paging.query_window;
+    const kvf_overlap_args args = {.paging = part->dims.paging,
                                    .row = step->row + all->index,
-                                   .rest = cache->dims.rest_tokens,
-                                   .ids_max = cache->dims.tokens_max,
+                                   .rest = part->dims.rest_tokens,
+                                   .ids_max = part->dims.tokens_max,
                                    .a = t->token_ids,
                                    .a_count = t->token_count,
                                    .b = t->token_ids_b,
                                    .b_count = t->token_count_b,
                                    .choose =
-                                       t->choose + (size_t)all->index * cache->dims.choose_lists,
-                                   .choose_lists = cache->dims.choose_lists,
-                                   .counters = kvf_counters_device(cache, step->layer)};
+                                       t->choose + (size_t)all->index * part->dims.choose_lists,
+                                   .choose_lists = part->dims.choose_lists,
+                                   .counters = kvf_counters_device(part, step->index)};
     kvf_observation whole = *all;
-    whole.take_tokens = cache->dims.rest_tokens;
+    whole.take_tokens = part->dims.rest_tokens;
     KVF_TRY(kvf_step_cover(step, &whole));
     if (all->window) {
         KVF_TRY(top_of_query(step, all, (newest + 1 + slots - all->window) % slots, t->token_ids,
                              t->token_count));
         KVF_TRY(top_of_query(step, all, newest, t->token_ids_b, t->token_count_b));
     } else { /* no query was kept, which says nothing about them */
-        const size_t bytes = cache->config.kv_heads * sizeof(uint32_t);
-        KVF_TRY(cache->device->ops->fill(step->stream, t->token_count, 0, bytes));
-        KVF_TRY(cache->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
+        const size_t bytes = part->config.kv_heads * sizeof(uint32_t);
+        KVF_TRY(part->device->ops->fill(step->stream, t->token_count, 0, bytes));
+        KVF_TRY(part->device->ops->fill(step->stream, t->token_count_b, 0, bytes));
     }
-    if (all->window && row->sealed * cache->dims.paging.block_size >
-                           cache->dims.rest_tokens + cache->config.sink_tokens)
+    if (all->window && row->sealed * part->dims.paging.block_size >
+                           part->dims.rest_tokens + part->config.sink_tokens)
         layer->share_from = row->length;
     return KVF_LAUNCH(step, overlap, args);
 }
 
 static kvf_status pack(kvf_step *step, const kvf_observation *all)
 {
-    const kvf_cache *cache = step->cache;
-    const kvf_tables *t = &cache->tables;
-    const kvf_paging *p = &cache->dims.paging;
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
     const kvf_row *after = &step->row_after_host[all->index];
     const kvf_pack_args args = {.paging = *p,
                                 .resident = all->resident,
-                                .spans_max = cache->dims.cover_max,
-                                .ids_max = cache->dims.tokens_max,
-                                .jobs_max = cache->dims.pack_jobs,
+                                .spans_max = part->dims.cover_max,
+                                .ids_max = part->dims.tokens_max,
+                                .jobs_max = part->dims.pack_jobs,
                                 .row = step->row + all->index,
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
@@ -103,27 +103,27 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .store_index = after->store_index,
                                 .store_count = after->store_count,
                                 .jobs = t->jobs,
-                                .counters = kvf_counters_device(cache, step->layer)};
+                                .counters = kvf_counters_device(part, step->index)};
     const kvf_digest_args digest = {.shape = p->shape,
-                                    .kind = cache->config.digest,
+                                    .kind = part->config.digest,
                                     .subs = p->subs,
                                     .job_count = p->kv_heads * args.jobs_max,
                                     .jobs = args.jobs};
     KVF_TRY(KVF_LAUNCH(step, pack, args));
-    return kvf_has_codes(cache) ? KVF_OK : KVF_LAUNCH(step, digest, digest);
+    return kvf_has_codes(part) ? KVF_OK : KVF_LAUNCH(step, digest, digest);
 }
 
 /* The newest queries of a row, as many as the local window has. */
 static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool resident)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     const kvf_row *row = &step->row_host[index];
-    const uint32_t slots = cache->dims.paging.query_window;
+    const uint32_t slots = part->dims.paging.query_window;
     kvf_observation o = {.index = index,
                          .resident = resident,
                          .q = row->queries,
-                         .limit = cache->tables.cover.limit,
-                         .window = kvf_min_u32(row->query_count, cache->config.local_tokens)};
+                         .limit = part->tables.cover.limit,
+                         .window = kvf_min_u32(row->query_count, part->config.local_tokens)};
     const uint32_t first = (row->query_slot + 1 + slots - o.window) % slots;
     if (o.window && o.window < slots &&
         first) { /* more are kept, for pruning, or a cut lost some */
@@ -138,20 +138,20 @@ static kvf_observation newest_queries(const kvf_step *step, uint32_t index, bool
 /* The best candidates of token_score, into the store that was not in force. */
 static kvf_status take_best(kvf_step *step, const kvf_observation *all)
 {
-    const kvf_cache *cache = step->cache;
-    KVF_TRY(kvf_step_top_tokens(step, all->resident, cache->tables.token_ids,
-                                cache->tables.token_count));
+    const kvf_part *part = step->part;
+    KVF_TRY(
+        kvf_step_top_tokens(step, all->resident, part->tables.token_ids, part->tables.token_count));
     return pack(step, all);
 }
 
 kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
                            kvf_status (*put)(kvf_step *step, const float *scores))
 {
-    kvf_cache *cache = step->cache;
-    kvf_layer *layer = &step->sequences[index]->layers[step->layer];
+    kvf_part *part = step->part;
+    kvf_layer *layer = step->states[index];
     const kvf_observation all = newest_queries(step, index, false);
-    cache->host_counters[step->layer].refreshes++;
-    if (cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
+    step->cache->counters[step->layer].refreshes++;
+    if (part->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from)
         KVF_TRY(choose_share(step, &all, layer));
     KVF_TRY(kvf_step_cover(step, &all));
     KVF_TRY(put(step, scores));
@@ -160,14 +160,14 @@ kvf_status kvf_static_seed(kvf_step *step, uint32_t index, const float *scores,
 
 kvf_status kvf_static_refresh(kvf_step *step, uint32_t index)
 {
-    kvf_cache *cache = step->cache;
-    kvf_layer *layer = &step->sequences[index]->layers[step->layer];
+    kvf_part *part = step->part;
+    kvf_layer *layer = step->states[index];
     const bool chooses_share =
-        cache->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
+        part->config.static_ratio == KVF_STATIC_RATIO_AUTO && !layer->share_from;
     const bool is_exact =
-        layer->needs_exact || chooses_share || cache->config.refresh == KVF_REFRESH_EXACT;
+        layer->needs_exact || chooses_share || part->config.refresh == KVF_REFRESH_EXACT;
     const kvf_observation all = newest_queries(step, index, !is_exact);
-    cache->host_counters[step->layer].refreshes++;
+    step->cache->counters[step->layer].refreshes++;
     layer->needs_exact = 0;
     if (chooses_share)
         KVF_TRY(choose_share(step, &all, layer));

@@ -73,9 +73,9 @@ static uint32_t steps_of(const kvf_layer *layer, uint32_t first)
 }
 
 /* Queries of the tokens that stay; the ring has overwritten those before. */
-static void cut_queries(kvf_cache *cache, kvf_layer *layer, uint32_t dropped)
+static void cut_queries(kvf_layer *layer, uint32_t dropped)
 {
-    const uint32_t kept = kvf_kept_queries(cache, layer);
+    const uint32_t kept = kvf_kept_queries(layer->part, layer);
     if (dropped < kept) {
         layer->queries_from = layer->queries - kept;
         layer->queries -= dropped;
@@ -84,13 +84,14 @@ static void cut_queries(kvf_cache *cache, kvf_layer *layer, uint32_t dropped)
     }
 }
 
-static void cut_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t index, uint32_t length)
+static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 {
     kvf_layer *layer = &sequence->layers[index];
-    const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(cache, length);
+    kvf_part *part = layer->part;
+    const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(part, length);
     for (uint32_t p = sealed; p < layer->sealed; p++)
-        kvf_page_pool_release(&cache->pool, layer->blocks[p]);
-    cut_queries(cache, layer, layer->length - length);
+        kvf_page_pool_release(&part->pool, layer->blocks[p]);
+    cut_queries(layer, layer->length - length);
     layer->length = length;
     layer->sealed = sealed;
     layer->steps -= kvf_min_u32(steps, layer->steps);
@@ -99,87 +100,91 @@ static void cut_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t index, 
         layer->needs_exact = 0;
     if (layer->share_from > length)
         layer->share_from = 0;
-    kvf_footprint_cut(cache, sequence, index);
+    kvf_footprint_cut(sequence->cache, sequence, index);
 }
 
 /* ---- on the device ---- */
 
 /* Blocks that are in the window again, from the pool. */
-static kvf_status bring_window(kvf_step *step, kvf_sequence *sequence, uint32_t index,
-                               uint32_t sealed_before)
+static kvf_status bring_window(kvf_step *step, const kvf_layer *layer, uint32_t sealed_before)
 {
-    kvf_cache *cache = step->cache;
-    const kvf_paging *p = &cache->dims.paging;
-    const kvf_row *row = &step->row_host[index];
+    kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_row *row = &step->row_host[layer->index];
     const uint32_t end = kvf_min_u32(sealed_before, kvf_row_blocks(p, row));
     if (row->sealed < sealed_before)
-        KVF_TRY(kvf_arena_shorten(step, sequence, index, row->sealed));
+        KVF_TRY(kvf_arena_shorten(step, layer, row->sealed));
     for (uint32_t b = row->sealed; b < end; b++)
-        KVF_TRY(cache->device->ops->copy(
-            step->stream, kvf_row_ring_block(p, row, b),
-            kvf_page_pool_device(&cache->pool, sequence->layers[index].blocks[b]),
-            kvf_block_bytes(p)));
+        KVF_TRY(part->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
+                                        kvf_page_pool_device(&part->pool, layer->blocks[b]),
+                                        kvf_block_bytes(p)));
     return KVF_OK;
 }
 
-static kvf_status drop(kvf_step *step, const kvf_sequence *sequence, const kvf_residency *residency)
+/* Of all layers of the part, from list `first` on. */
+static kvf_status drop(kvf_step *step, uint32_t first, const kvf_residency *residency)
 {
-    const kvf_cache *cache = step->cache;
-    const uint32_t list = (uint32_t)kvf_row_number(cache, sequence, 0) * cache->dims.paging.lists;
-    const kvf_drop_args args = {.paging = cache->dims.paging,
+    const kvf_drop_args args = {.paging = step->part->dims.paging,
                                 .rows = step->rows,
                                 .slots = residency->slots,
                                 .row = step->row,
-                                .slot_of_page = kvf_residency_slot_of_page(residency, list),
-                                .page_of_slot = kvf_residency_page_of_slot(residency, list)};
+                                .slot_of_page = kvf_residency_slot_of_page(residency, first),
+                                .page_of_slot = kvf_residency_page_of_slot(residency, first)};
     return KVF_LAUNCH(step, drop, args);
 }
 
-/* Every layer is cut on the host as its rows are made. */
+/* Every layer of the part is cut on the host as its rows are made. */
 static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, const cut *c)
 {
-    kvf_cache *cache = step->cache;
-    KVF_TRY(kvf_ahead_settle(step));
-    step->rows = cache->config.layers;
+    kvf_part *part = step->part;
+    uint32_t first = 0;
+    KVF_TRY(kvf_ahead_settle(step, part));
+    step->rows = part->config.layers;
     kvf_fork_take(step);
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
+    for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, c), sealed = layer->sealed;
+        if (layer->part != part)
+            continue;
         if (length && length < layer->length)
-            cut_layer(cache, sequence, i, length);
-        step->row_host[i] = kvf_step_row(cache, sequence, i);
-        KVF_TRY(bring_window(step, sequence, i, sealed));
+            cut_layer(sequence, i, length);
+        step->row_host[layer->index] = kvf_step_row(part, layer);
+        first = (layer->row - layer->index) * part->dims.paging.lists;
+        KVF_TRY(bring_window(step, layer, sealed));
     }
     /* What is not sealed lies in the ring: sealed_before == sealed. */
     const kvf_table_args table = {
-        .paging = cache->dims.paging, .rows = step->rows, .row = step->row};
+        .paging = part->dims.paging, .rows = step->rows, .row = step->row};
     KVF_TRY(kvf_step_send(step));
     KVF_TRY(KVF_LAUNCH(step, table, table));
-    KVF_TRY(drop(step, sequence, &cache->residency));
-    return cache->dims.shadow_slots ? drop(step, sequence, &cache->shadow) : KVF_OK;
+    KVF_TRY(drop(step, first, &part->residency));
+    return part->dims.shadow_slots ? drop(step, first, &part->shadow) : KVF_OK;
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */
-static kvf_status bring_blocks(kvf_cache *cache, const kvf_sequence *sequence, const cut *c)
+static kvf_status bring_blocks(const kvf_part *part, const kvf_sequence *sequence, const cut *c)
 {
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
+    for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
+        if (layer->part != part)
+            continue;
         const uint32_t length = length_after(sequence, i, c);
-        const uint32_t first = kvf_sealed_blocks(cache, length);
+        const uint32_t first = kvf_sealed_blocks(part, length);
         const uint32_t end =
-            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, cache->dims.paging.block_size));
+            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, part->dims.paging.block_size));
         if (length && first < end)
-            KVF_TRY(kvf_bring_blocks(cache, layer->blocks + first, end - first));
+            KVF_TRY(kvf_bring_blocks(layer->part, layer->blocks + first, end - first));
     }
     return KVF_OK;
 }
 
-static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
+static kvf_status cut_on_device(kvf_part *part, kvf_sequence *sequence, const cut *c,
                                 kvf_stream *stream)
 {
     kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    const kvf_status status = bring_blocks(cache, sequence, c);
+    KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
+    step.part = part;
+    const kvf_status status = bring_blocks(part, sequence, c);
     if (status != KVF_OK)
         return kvf_step_refuse(&step, status);
     return kvf_step_end(&step, enqueue_cut(&step, sequence, c));
@@ -188,32 +193,29 @@ static kvf_status cut_on_device(kvf_cache *cache, kvf_sequence *sequence, const 
 /* Blocks first .. end-1 as they were sealed: no bits but those of the sink. */
 static kvf_status enqueue_again(kvf_step *step, uint32_t first, uint32_t end)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_part *part = step->part;
     KVF_TAKE(step, step->row_host, step->row, step->rows);
-    step->row_host[0] = kvf_step_row(cache, step->sequences[0], step->layer);
+    step->row_host[0] = kvf_step_row(part, step->states[0]);
     step->row_host[0].sealed_before = first;
     step->row_host[0].sealed = end;
     step->sealed_blocks = end - first;
     KVF_TRY(kvf_step_send(step));
     if (first == 0)
-        KVF_TRY(cache->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
-                                         cache->config.kv_heads * sizeof(uint32_t)));
+        KVF_TRY(part->device->ops->fill(step->stream, step->row_host[0].store_count, 0,
+                                        part->config.kv_heads * sizeof(uint32_t)));
     return step->sealed_blocks ? kvf_step_digest(step, NULL, 0) : KVF_OK;
 }
 
-static kvf_status dissolve(kvf_cache *cache, kvf_sequence *sequence, uint32_t index,
-                           kvf_stream *stream)
+static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *stream)
 {
     kvf_layer *layer = &sequence->layers[index];
     uint32_t first = 0;
     do {
-        const uint32_t end = kvf_min_u32(first + cache->dims.chunk_blocks, layer->sealed);
+        const uint32_t end = kvf_min_u32(first + layer->part->dims.chunk_blocks, layer->sealed);
         kvf_step step;
-        KVF_TRY(kvf_step_begin(cache, stream, &step));
-        step.layer = index;
-        step.rows = 1;
-        step.sequences = &sequence;
-        const kvf_status status = first ? KVF_OK : kvf_bring(&step, sequence, index, 0, UINT32_MAX);
+        KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
+        kvf_step_at(&step, index, &sequence, 1);
+        const kvf_status status = first ? KVF_OK : kvf_bring(&step, layer, 0, UINT32_MAX);
         if (status != KVF_OK)
             return kvf_step_refuse(&step, status);
         KVF_TRY(kvf_step_end(&step, enqueue_again(&step, first, end)));
@@ -226,25 +228,33 @@ static kvf_status dissolve(kvf_cache *cache, kvf_sequence *sequence, uint32_t in
     return KVF_OK;
 }
 
+/* Some layer of the part has blocks that are in the window again. */
+static bool unseals(const kvf_part *part, const kvf_sequence *sequence, const cut *c)
+{
+    for (uint32_t i = 0; i < sequence->cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
+        const uint32_t length = length_after(sequence, i, c);
+        if (layer->part == part && length && kvf_sealed_blocks(part, length) < layer->sealed)
+            return true;
+    }
+    return false;
+}
+
 /* Tokens of the layers that stay; whatever has to be dissolved was. */
 static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, const cut *c,
                           kvf_stream *stream)
 {
-    bool unseals = false;
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        if (unseals(&cache->parts[i], sequence, c))
+            KVF_TRY(cut_on_device(&cache->parts[i], sequence, c, stream));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const uint32_t length = length_after(sequence, i, c);
-        unseals |= length && kvf_sealed_blocks(cache, length) < sequence->layers[i].sealed;
-    }
-    if (unseals)
-        KVF_TRY(cut_on_device(cache, sequence, c, stream));
-    for (uint32_t i = 0; i < cache->config.layers; i++) {
-        const kvf_layer *layer = &sequence->layers[i];
+        kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, c);
         if (length == 0 && layer->length) {
-            kvf_layer_clear(sequence, i);
+            kvf_layer_clear(layer);
             kvf_footprint_cut(cache, sequence, i);
         } else if (length < layer->length) {
-            cut_layer(cache, sequence, i, length);
+            cut_layer(sequence, i, length);
         }
     }
     return KVF_OK;
@@ -257,13 +267,15 @@ kvf_status kvf_truncate(kvf_cache *cache, kvf_sequence *sequence, uint32_t token
     KVF_TRY(check(cache, sequence, &c));
     /* First what reads the most: if it cannot be read, nothing was cut. */
     for (uint32_t i = 0; i < cache->config.layers; i++) {
+        const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(sequence, i, &c);
-        if (length == 0 || sequence->layers[i].static_from <= length)
+        if (length == 0 || layer->static_from <= length)
             continue;
-        kvf_bring_again(cache);
-        KVF_TRY(dissolve(cache, sequence, i, stream));
+        kvf_bring_again(layer->part);
+        KVF_TRY(dissolve(sequence, i, stream));
     }
-    kvf_bring_again(cache);
+    for (uint32_t i = 0; i < cache->part_count; i++)
+        kvf_bring_again(&cache->parts[i]);
     return cut_all(cache, sequence, &c, stream);
 }
 
@@ -273,8 +285,8 @@ kvf_status kvf_truncate_layer(kvf_cache *cache, kvf_sequence *sequence, uint32_t
     kvf_layer *layer = &sequence->layers[index];
     const uint32_t length = layer->length - 1;
     const cut c = {layer->positions[length], index};
-    if (layer->static_from > length && kvf_sealed_blocks(cache, length) < layer->sealed)
-        KVF_TRY(dissolve(cache, sequence, index, stream));
+    if (layer->static_from > length && kvf_sealed_blocks(layer->part, length) < layer->sealed)
+        KVF_TRY(dissolve(sequence, index, stream));
     layer->static_from = kvf_min_u32(layer->static_from, length);
     return cut_all(cache, sequence, &c, stream);
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "masked.h"
+#include "cache.h"
 
 void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_bytes)
 {
@@ -65,11 +65,11 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
     kvf_runtime_config rc = test_runtime_config();
     test_seams.io_engine = engine;
     test_world_open(&w->tier, &rc, &config);
-    assert_true(kvf_masked_has_tier(w->tier.cache));
+    assert_true(kvf_has_tier(w->tier.cache));
     config.disk_path = NULL;
     config.host_bytes = config.disk_bundle_bytes = 0;
     test_world_open(&w->plain, NULL, &config);
-    assert_false(kvf_masked_has_tier(w->plain.cache));
+    assert_false(kvf_has_tier(w->plain.cache));
     test_tokens_make(
         &w->t, &config,
         &(test_tokens_spec){
@@ -78,11 +78,11 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
 
 void disk_worlds_close(disk_worlds *w)
 {
-    const kvf_cache *pages;
     test_wait(&w->tier);
-    for (uint32_t n = 0; (pages = kvf_masked_pages(w->tier.cache, n)) != NULL; n++) {
-        assert_true(kvf_page_pool_is_valid(&pages->pool));
-        assert_true(!pages->pool.tier || kvf_disk_tier_is_valid(pages->pool.tier));
+    for (uint32_t n = 0; n < w->tier.cache->part_count; n++) {
+        const kvf_part *part = &w->tier.cache->parts[n];
+        assert_true(kvf_page_pool_is_valid(&part->pool));
+        assert_true(!part->pool.tier || kvf_disk_tier_is_valid(part->pool.tier));
     }
     test_world_close(&w->tier);
     test_world_close(&w->plain);

@@ -48,7 +48,7 @@ static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint3
     x->w.runtime->seams.prefill_arena = arena;
     test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->w.stream));
     test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
-    assert_int_equal(x->w.cache->dims.arena_blocks != 0, arena == 1);
+    assert_int_equal(x->w.cache->parts[0].dims.arena_blocks != 0, arena == 1);
     x->room = 24u << 20;
     x->out = test_alloc(x->room);
     assert_non_null(x->out);
@@ -96,7 +96,7 @@ static void compare_pages(history *h, uint32_t i)
         test_wait(&h->sides[k].w);
     for (uint32_t n = 0; n < 4 && pages; n++) {
         const uint32_t page = test_random_below(&h->r, pages), head = n % 2;
-        const size_t bytes = kvf_page_bytes(&h->sides[0].w.cache->dims.paging.shape);
+        const size_t bytes = kvf_page_bytes(&h->sides[0].w.cache->parts[0].dims.paging.shape);
         const void *one = kvf_page_address(h->sides[0].s[i], layer, head, page);
         const void *other = kvf_page_address(h->sides[1].s[i], layer, head, page);
         assert_memory_equal(test_seen(one, bytes), test_seen(other, bytes), bytes);
@@ -233,22 +233,21 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
         for (uint32_t at = 0; at < 300; at += 50) {
             const test_range range = {.layer = layer, .first = at, .count = 50, .chunk = 50};
             test_prefill(&x.w, s, &t, &range, NULL);
-            const kvf_prefill_arena *a = &x.w.cache->arena;
-            assert_ptr_equal(a->owner, s);
-            assert_int_equal(a->layer, layer);
+            const kvf_prefill_arena *a = &x.w.cache->parts[0].arena;
+            assert_ptr_equal(a->owner, &s->layers[layer]);
             assert_int_equal(a->first, 0);
             assert_int_equal(a->end, s->layers[layer].sealed);
         }
     }
     float *out = test_scratch(256 * sizeof *out);
     test_decode(&x.w, s, &t, 0, 0, out, NULL);
-    assert_ptr_equal(x.w.cache->arena.owner, s); /* another layer decodes */
+    assert_ptr_equal(x.w.cache->parts[0].arena.owner, &s->layers[1]); /* another layer decodes */
     test_decode(&x.w, s, &t, 1, 0, out, NULL);
-    assert_null(x.w.cache->arena.owner);
+    assert_null(x.w.cache->parts[0].arena.owner);
     test_wait(&x.w);
     const kvf_cache_plan *plan = kvf_cache_memory(x.w.cache);
-    assert_true(plan->device_kv_bytes >
-                x.w.cache->dims.arena_blocks * kvf_block_bytes(&x.w.cache->dims.paging));
+    assert_true(plan->device_kv_bytes > x.w.cache->parts[0].dims.arena_blocks *
+                                            kvf_block_bytes(&x.w.cache->parts[0].dims.paging));
     test_world_close(&x.w);
     test_release(x.out);
     test_tokens_free(&t);

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "masked.h"
+#include "cache.h"
 
 #define PROMPT DISK_PROMPT
 #define STEPS  DISK_STEPS
@@ -113,18 +113,18 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
     kvf_cache_config config = disk_config_of(c, bundle_bytes);
     config.transfer = transfer;
     disk_worlds_open(&w, config, NULL);
-    const kvf_cache *pages = kvf_masked_pages(w.tier.cache, 0);
+    const kvf_part *part = &w.tier.cache->parts[0];
     life_of(&w, c->name);
     kvf_cache_stats(w.tier.cache, &stats);
     printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written; %u berths for %u\n",
            c->name, (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,
            (unsigned long long)stats.bytes_from_disk / 1024,
-           (unsigned long long)stats.bytes_to_disk / 1024, pages->dims.berths,
-           pages->pool.block_count / pages->pool.bundle_blocks);
+           (unsigned long long)stats.bytes_to_disk / 1024, part->dims.berths,
+           part->pool.block_count / part->pool.bundle_blocks);
     if (stats.disk_reads == 0)
         fail_msg("%s: nothing was ever read from disk", c->name);
     assert_true(stats.disk_wait_ns > 0);
-    if (config.head_mask && !pages->dims.needs_mirror) /* else slots may hold all that was chosen */
+    if (config.head_mask && !part->dims.needs_mirror) /* else slots may hold all that was chosen */
         assert_true(stats.pages_from_disk > 0);
     disk_worlds_close(&w);
 }
@@ -168,7 +168,7 @@ static void same_bits_with_streaming_heads(void **state)
         run(&disk_heads[0], KVF_TRANSFER_GATHER, 20000);
 }
 
-/* Each cache of retrieval heads has what it needs and a share of the rest, and no more together. */
+/* Each part has what it needs and a share of the rest, and no more together. */
 static void memory_is_shared(void **state)
 {
     const kvf_cache_config config = disk_config_of(&disk_heads[1], 1);
@@ -179,10 +179,12 @@ static void memory_is_shared(void **state)
         test_world_open(&w, NULL, &c);
         const kvf_cache_plan *plan = kvf_cache_memory(w.cache);
         uint64_t in_memory = 0, on_disk = 0;
-        const kvf_cache *pages;
-        for (uint32_t n = 0; (pages = kvf_masked_pages(w.cache, n)) != NULL; n++) {
-            in_memory += pages->plan.host_kv_bytes;
-            on_disk += pages->plan.disk_bytes;
+        for (uint32_t n = 0; n < w.cache->part_count; n++) {
+            const kvf_part *part = &w.cache->parts[n];
+            const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(&part->dims.paging),
+                                                             part->dims.bundle_blocks);
+            in_memory += part->dims.berths * bundle;
+            on_disk += part->dims.block_count / part->dims.bundle_blocks * (uint64_t)bundle;
         }
         assert_true(in_memory <= c.host_bytes && in_memory > c.host_bytes / 2);
         assert_int_equal(plan->host_kv_bytes, in_memory);
@@ -265,7 +267,7 @@ static void the_file_is_private(void **state)
     test_world w;
     struct stat about;
     test_world_open(&w, NULL, &config);
-    assert_int_equal(fstat(kvf_disk_tier_file(w.cache->pool.tier), &about), 0);
+    assert_int_equal(fstat(kvf_disk_tier_file(w.cache->parts[0].pool.tier), &about), 0);
     assert_int_equal(about.st_mode & 07777, 0600);
     assert_int_equal(about.st_nlink, 0);
     assert_int_equal((uint64_t)about.st_size, kvf_cache_memory(w.cache)->disk_bytes);
@@ -347,7 +349,7 @@ static void no_tier_where_all_fits(void **state)
     test_world w;
     c.host_bytes = 1 << 30;
     test_world_open(&w, NULL, &c);
-    assert_null(w.cache->pool.tier);
+    assert_null(w.cache->parts[0].pool.tier);
     assert_int_equal(kvf_cache_memory(w.cache)->disk_bytes, 0);
     test_world_close(&w);
 }

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "masked.h"
+#include "cache.h"
 
 #define PROMPT 180u
 #define STEPS  6u
@@ -40,7 +40,7 @@ static void open_worlds(disk_world *f, const save_case *c)
     test_seams.io_engine = &fail_engine;
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     test_world_open(&f->tier, &rc, &config);
-    assert_true(kvf_masked_has_tier(f->tier.cache));
+    assert_true(kvf_has_tier(f->tier.cache));
     config.disk_path = NULL;
     config.host_bytes = config.disk_bundle_bytes = 0;
     test_world_open(&f->plain, NULL, &config);
@@ -53,11 +53,10 @@ static void open_worlds(disk_world *f, const save_case *c)
 
 static void check(const disk_world *f)
 {
-    const kvf_cache *pages;
-    for (uint32_t n = 0; (pages = kvf_masked_pages(f->tier.cache, n)) != NULL; n++) {
-        assert_true(kvf_page_pool_is_valid(&pages->pool));
-        assert_true(kvf_disk_tier_is_valid(pages->pool.tier));
-        assert_int_equal(pages->broken, KVF_OK);
+    for (uint32_t n = 0; n < f->tier.cache->part_count; n++) {
+        const kvf_part *part = &f->tier.cache->parts[n];
+        assert_true(kvf_page_pool_is_valid(&part->pool));
+        assert_true(kvf_disk_tier_is_valid(part->pool.tier));
     }
     assert_int_equal(f->tier.cache->broken, KVF_OK);
 }
@@ -114,10 +113,9 @@ static kvf_status restore(attempt *a)
 
 static uint32_t free_blocks(const disk_world *f)
 {
-    const kvf_cache *pages;
     uint32_t sum = 0;
-    for (uint32_t n = 0; (pages = kvf_masked_pages(f->tier.cache, n)) != NULL; n++)
-        sum += pages->pool.free_count;
+    for (uint32_t n = 0; n < f->tier.cache->part_count; n++)
+        sum += f->tier.cache->parts[n].pool.free_count;
     return sum;
 }
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "masked.h"
+#include "cache.h"
 
 static uint32_t settings = 24;
 static uint64_t seed = 1;
@@ -157,12 +157,12 @@ static void a_pool_that_is_full(void **state)
     assert_int_equal(save_now(&w.tier, a, save_path("full"), NULL), KVF_OK);
     kvf_restore_args_init(&args);
     args.path = save_path("full");
-    const uint32_t blocks = w.tier.cache->pool.free_count;
+    const uint32_t blocks = w.tier.cache->parts[0].pool.free_count;
     test_expect(w.tier.runtime, kvf_sequence_restore(w.tier.cache, &args, w.tier.stream, &refused),
                 KVF_FULL);
     assert_non_null(strstr(kvf_runtime_error(w.tier.runtime)->text, "host_tokens_max"));
     assert_null(refused);
-    assert_int_equal(w.tier.cache->pool.free_count, blocks);
+    assert_int_equal(w.tier.cache->parts[0].pool.free_count, blocks);
     disk_same_steps(&w, a, b, DISK_PROMPT, 3, "beside a restore that was refused");
     cut_both(&w, a, b, DISK_PROMPT);
     kvf_sequence_destroy(a);

@@ -114,7 +114,7 @@ static void cache_open_survives_every_failure(void **state)
 {
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_GATHER};
-    static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside two inner caches */
+    static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside a part with the others */
     for (uint32_t m = 0; m < 3; m++) {
         heap h = {.fail_at = -1};
         const kvf_runtime_config rc = heap_config(&h);

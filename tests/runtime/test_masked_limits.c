@@ -173,6 +173,11 @@ static void what_needs_pages_is_refused(void **state)
     test_expect(w.runtime, kvf_prune_open(w.cache, &pc, &prune, NULL), KVF_UNSUPPORTED);
     expect_text(&w, "head_mask");
     assert_null(prune);
+    kvf_prune_plan plan;
+    test_expect(w.runtime,
+                kvf_prune_plan_make(w.runtime, kvf_cache_settings(w.cache), &pc, &plan, NULL),
+                KVF_UNSUPPORTED);
+    expect_text(&w, "head_mask");
     /* Retrieval heads have pages: heads 1 and 3 of layer 0. */
     assert_null(kvf_page_address(s, 0, 0, 0));
     assert_null(kvf_page_address(s, 0, 2, 0));

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_PART_H
+#define KVF_RUNTIME_PART_H
+
+/*
+ * A part: the pages of layers with the same number of heads, on the device, in host memory and on
+ * disk, and the tables to choose among them, fetch and attend.
+ *
+ * A part is addressed by rows, and knows no sequence. A row is a layer of something that grows; its
+ * block table and its counts are a kvf_layer, which whoever owns the rows keeps and hands in, at
+ * the time of enqueueing. The device has them as kvf_row, one per call. All work on a part runs in
+ * one order (kvf_order), which is its owner's too. So whatever a later call overwrites, earlier
+ * calls have read, and blocks of the pool may be given back as soon as the host no longer needs
+ * them.
+ *
+ * Invariants, per row: sealed == max(0, (length - local_tokens) / block_size) after every call;
+ * blocks[b] is a pool block iff b < sealed; the static store in force is `store`.
+ */
+
+#include <stdbool.h>
+
+#include "layout.h"
+#include "page_pool.h"
+#include "paging.h"
+#include "residency.h"
+#include "runtime.h"
+#include "select_policy.h"
+#include "transfer.h"
+
+/* Calls whose arguments are in flight; the next one waits for the oldest. */
+#define KVF_FRAMES           16u
+/* Partial results are formed over a power of two of tokens in this range: as few as leave a list at
+ * most KVF_SPLITS parts, so that one sequence alone keeps a GPU busy. */
+#define KVF_SPLIT_TOKENS_MIN 32u
+#define KVF_SPLIT_TOKENS_MAX 512u
+#define KVF_SPLITS           32u
+
+/* Sizes that follow from the settings; nothing else decides how much is reserved. */
+struct kvf_dims {
+    kvf_paging paging;
+    uint32_t rest_tokens;   /* of the budget, beyond sink and the largest window */
+    uint32_t static_tokens; /* most of a static set, sink not included */
+    uint32_t ids_max;       /* most pages a list chooses */
+    uint32_t spans_max;     /* per list */
+    uint32_t splits_max;
+    uint32_t choose_lists;  /* lists that are chosen for, per row: lists, or 1 */
+    uint32_t window_pages;  /* most pages that are not sealed */
+    uint32_t tokens_max;    /* ids of tokens per KV head: static set, auto, oracle; 0 = unused */
+    uint32_t cover_max;     /* spans of observe per KV head; 0 = unused */
+    uint32_t observe_max;   /* queries of one launch of observe; 0 = unused */
+    uint32_t chunk_blocks;  /* that a prefill call seals */
+    uint32_t dynamic_pages; /* most pages of a list beyond those that fit anyway */
+    uint64_t jobs_max;      /* digest jobs of one launch */
+    uint32_t pack_jobs;     /* of which per KV head in a refresh */
+    uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
+    uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
+    uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
+    uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
+    uint32_t block_count;   /* of the pool */
+    uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */
+    uint32_t berths;        /* bundles in memory; 0 = there is no disk tier */
+};
+
+/* What the host keeps of a row. */
+typedef struct kvf_layer {
+    /* set once */
+    kvf_part *part;      /* NULL: there are lengths and positions only */
+    uint32_t index;      /* of the layer in the part */
+    uint32_t row;        /* of the part */
+    char *ring;          /* of heads that are in no part, in device memory; see rings.h; or NULL */
+    uint64_t *fault;     /* where the device says that a key or value was not finite */
+    kvf_block *blocks;   /* [blocks_max] */
+    uint32_t *positions; /* [tokens_max] */
+    uint8_t *by_step;    /* [tokens_max] 1: the token came with a decode step */
+    /* and anew for every sequence */
+    uint32_t fault_key; /* see kvf_row */
+
+    uint32_t length;
+    uint32_t sealed;        /* blocks */
+    uint32_t sealed_before; /* in this call: before its tokens */
+    uint32_t queries;       /* so far: the newest is in slot (queries - 1) % window */
+    uint32_t queries_from;  /* those before it are lost: a cut took what had overwritten them */
+    uint32_t since_refresh; /* decode steps */
+    uint32_t steps;         /* decode steps, for verify_interval */
+    uint32_t store;         /* 0 or 1 */
+    uint32_t is_fresh;      /* tables on the device hold another sequence's data */
+    uint32_t needs_exact;   /* the next refresh follows a prefill */
+    uint32_t exact_from;    /* length when that became so */
+    uint32_t share_from;    /* length when auto chose; 0: it has not */
+    uint32_t is_due;        /* in this call: the static set is renewed */
+    uint32_t is_verified;   /* in this call: dense attention is compared */
+    uint32_t static_from;   /* length when the static set was chosen; 0: no page has bits of one */
+    uint32_t kept;          /* tokens that an eviction chose, per KV head its own; 0: none did */
+    uint32_t held;          /* in a call that shortens: blocks[sealed .. held) are there already */
+    uint64_t arrivals;      /* of the disk tier when the page table was sent; see bring.h */
+} kvf_layer;
+
+/* Arguments of one call: built on the host, copied to the device in stream order. */
+typedef struct kvf_frame {
+    kvf_carver host; /* over NULL it is dry: what a call takes is only added up */
+    char *device;
+    kvf_event *done;
+    uint32_t is_busy;
+} kvf_frame;
+
+/* The order of calls: on one stream, or on several that wait for each other (kvf_step_begin). */
+typedef struct kvf_order {
+    kvf_frame frames[KVF_FRAMES];
+    uint32_t next_frame;
+    kvf_stream *last_stream; /* that it ended on; compared only */
+    kvf_event *last_done;    /* of the last call */
+    uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
+    kvf_stream *aside;  /* for what is brought ahead of need; see ahead.h; NULL without it */
+    kvf_event *left;    /* on the caller's stream: where a call leaves it for `aside` */
+    kvf_event *ranked;  /* on `aside`, of a call that is recorded: its launches are done */
+} kvf_order;
+
+/* Pages on their way ahead of need, of one layer; see speculate.h. */
+typedef struct kvf_ahead {
+    uint32_t ticket;
+    uint32_t is_open; /* 1: submitted, joined by nobody */
+} kvf_ahead;
+
+/* Whose pages lie in the prefill arena; see prefill_arena.h. */
+typedef struct kvf_prefill_arena {
+    kvf_layer *owner;    /* NULL = nobody's */
+    uint32_t first, end; /* pages that lie there */
+    uint32_t is_pending; /* 1: a write-back that the order has not waited for */
+} kvf_prefill_arena;
+
+struct kvf_part {
+    kvf_runtime *runtime;
+    kvf_context *context;
+    kvf_device *device;
+    const kvf_order *order;  /* that its work is in */
+    kvf_cache_config config; /* resolved; layers and heads are the part's */
+    kvf_dims dims;
+    const kvf_select_policy *policy;
+
+    kvf_tables tables;
+    kvf_control control;        /* as the host sees it */
+    kvf_control control_device; /* the same memory, as the device sees it */
+    kvf_page_pool pool;
+    kvf_residency residency;
+    kvf_residency shadow; /* what would be resident without speculation; tables only */
+    kvf_transfer_engine *transfer;
+    kvf_stream *writeback;
+    kvf_event *sealed;  /* on the caller's stream: the pages to write back are complete */
+    kvf_event *written; /* on the write-back stream */
+    kvf_event *chosen;  /* of a disk tier: what a step chose is known; addresses were read */
+    kvf_event *placed;
+    uint32_t places_used; /* of control.places */
+    uint64_t pages_from_disk;
+    const kvf_layer **expected; /* [sequences_max] rows that the last step ranked more pages for */
+    uint32_t expected_rows;     /* 0: the tier was told, or there are none */
+    kvf_prefill_arena arena;
+    kvf_ahead *ahead;      /* [layers] */
+    uint32_t is_unsettled; /* 1: a row ended whose pages may be on their way ahead of need */
+};
+
+/* Every reservation that is not carved; its order is there. What it is carved from comes first. */
+KVF_CHECKED kvf_status kvf_part_open(kvf_part *part);
+void kvf_part_close(kvf_part *part); /* half of a part is fine; nothing of it is enqueued */
+
+static inline kvf_layer_counters *kvf_counters_device(const kvf_part *part, uint32_t index)
+{
+    /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
+    return (part->dims.needs_mirror ? part->tables.counters : part->control_device.counters) +
+           index;
+}
+
+/* Scores come from codes of tokens, and not from boxes of pages. */
+static inline bool kvf_has_codes(const kvf_part *part)
+{
+    return part->config.digest == KVF_DIGEST_CODES;
+}
+
+/* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
+static inline uint32_t kvf_rest_tokens(const kvf_part *part, const kvf_layer *layer)
+{
+    const uint32_t sealed = layer->sealed * part->dims.paging.block_size;
+    const uint32_t fixed = part->config.sink_tokens + layer->length - sealed;
+    const uint32_t budget = part->config.budget_tokens;
+    return budget > fixed ? budget - fixed : 0;
+}
+
+/* Queries of the layer that are on the device: the newest ones. */
+static inline uint32_t kvf_kept_queries(const kvf_part *part, const kvf_layer *layer)
+{
+    return kvf_min_u32(layer->queries - layer->queries_from, part->dims.paging.query_window);
+}
+
+/* The next refresh looks at all keys. */
+static inline void kvf_layer_needs_exact(kvf_layer *layer, uint32_t length)
+{
+    if (!layer->needs_exact)
+        layer->exact_from = length;
+    layer->needs_exact = 1;
+}
+
+/* Spans of a split, of lists of at most `spans_max` spans of so many tokens each. Settings alone
+ * decide, so results have the same bits on every device and however they come about. */
+static inline uint32_t kvf_split(uint32_t spans_max, uint32_t span_tokens)
+{
+    uint32_t tokens = KVF_SPLIT_TOKENS_MIN;
+    while (tokens < KVF_SPLIT_TOKENS_MAX && (uint64_t)spans_max * span_tokens > KVF_SPLITS * tokens)
+        tokens *= 2;
+    return tokens > span_tokens ? tokens / span_tokens : 1;
+}
+
+/* 0: pages are attended where they live. */
+static inline bool kvf_moves_pages(const kvf_part *part)
+{
+    return kvf_transfer_moves(part->config.transfer);
+}
+
+static inline size_t kvf_part_slot_bytes(const kvf_part *part)
+{
+    return kvf_moves_pages(part) ? kvf_page_bytes(&part->dims.paging.shape) : 0;
+}
+
+static inline uint32_t kvf_sealed_blocks(const kvf_part *part, uint32_t length)
+{
+    const uint32_t local = part->config.local_tokens;
+    return length < local ? 0 : (length - local) / part->dims.paging.block_size;
+}
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which part a layer is in: without a head mask there is one part; with one, a part for every
+ * number of retrieval heads that a layer has. With a disk tier each has a share of the memory and a
+ * file of its own.
+ *
+ * Knows nothing of what a part does.
+ */
+
+#include "parts.h"
+
+#include "config.h"
+#include "rings.h"
+
+static uint32_t retrieval_heads(const kvf_cache *cache, uint32_t layer)
+{
+    return cache->config.kv_heads - kvf_streaming_count(cache, layer);
+}
+
+/* Layers with r retrieval heads; at most r = kv_heads. */
+static uint32_t layers_with(const kvf_cache *cache, uint32_t r)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        count += retrieval_heads(cache, i) == r;
+    return count;
+}
+
+/* Of the part with r heads of a layer, by the settings that the user gave. */
+static kvf_cache_config part_config(const kvf_cache *cache, const kvf_cache_config *config,
+                                    uint32_t r)
+{
+    kvf_cache_config c = *config;
+    c.head_mask = NULL;
+    c.disk_path = cache->config.disk_path;
+    c.layers = layers_with(cache, r);
+    c.query_heads = config->query_heads / config->kv_heads * r;
+    c.kv_heads = r;
+    c.observe_window = 0; /* pruning is refused */
+    c.disk_bytes = 0;     /* of all files: kvf_layout_plan */
+    return c;
+}
+
+/* ---- a disk tier: memory for each ---- */
+
+/* All pages, and what of them must be in memory at least. */
+typedef struct page_bytes {
+    uint64_t all, least;
+} page_bytes;
+
+static kvf_status measure(kvf_cache *cache, kvf_cache_config config, page_bytes *out)
+{
+    kvf_cache_config resolved;
+    kvf_dims dims;
+    config.disk_path = NULL;
+    config.host_bytes = 0;
+    KVF_TRY(kvf_config_resolve(cache->runtime, &config, &resolved, &dims));
+    const uint64_t least = kvf_config_memory_least(&config, &dims);
+    out->all = (uint64_t)dims.block_count * kvf_block_bytes(&dims.paging);
+    out->least = least < out->all ? least : out->all;
+    return KVF_OK;
+}
+
+static kvf_status measure_all(kvf_cache *cache, const kvf_cache_config *config, page_bytes *sum)
+{
+    *sum = (page_bytes){0};
+    for (uint32_t r = 1; config->disk_path && r <= config->kv_heads; r++) {
+        page_bytes part = {0};
+        if (layers_with(cache, r))
+            KVF_TRY(measure(cache, part_config(cache, config, r), &part));
+        sum->all += part.all;
+        sum->least += part.least;
+    }
+    if (config->disk_path && config->host_bytes < sum->least)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "host_bytes = %llu: layers with different numbers of retrieval heads each need "
+                 "pages in memory; give at least %llu, or lower tokens_max",
+                 (unsigned long long)config->host_bytes, (unsigned long long)sum->least);
+    return KVF_OK;
+}
+
+/* What it needs, and of the rest its part. */
+static kvf_status share_memory(kvf_cache *cache, const page_bytes *sum, kvf_cache_config *config)
+{
+    page_bytes part;
+    if (!config->disk_path)
+        return KVF_OK;
+    KVF_TRY(measure(cache, *config, &part));
+    const double rest = (double)(config->host_bytes - sum->least);
+    const uint64_t more = (uint64_t)(rest * ((double)part.all / (double)sum->all));
+    config->host_bytes = sum->all <= config->host_bytes ? part.all : part.least + more;
+    return KVF_OK;
+}
+
+/* ---- parts ---- */
+
+static kvf_part *add_part(kvf_cache *cache)
+{
+    kvf_part *part = &cache->parts[cache->part_count++];
+    *part = (kvf_part){.runtime = cache->runtime,
+                       .context = cache->context,
+                       .device = cache->device,
+                       .order = &cache->order,
+                       .policy = kvf_select_find(cache->config.select)};
+    return part;
+}
+
+/* Layers with r retrieval heads are in this part from here on. */
+static void place_layers(kvf_cache *cache, kvf_part *part, uint32_t r)
+{
+    uint32_t index = 0;
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        if (retrieval_heads(cache, i) == r)
+            cache->places[i] = (kvf_place){.part = part, .index = index++};
+}
+
+/* Of every number of retrieval heads. */
+static kvf_status divide(kvf_cache *cache, const kvf_cache_config *config)
+{
+    const uint32_t heads = cache->config.kv_heads;
+    page_bytes sum;
+    KVF_TRY(measure_all(cache, config, &sum));
+    for (uint32_t r = 1; r <= heads; r++) {
+        if (layers_with(cache, r) == 0)
+            continue;
+        kvf_part *part = add_part(cache);
+        kvf_cache_config c = part_config(cache, config, r);
+        KVF_TRY(share_memory(cache, &sum, &c));
+        KVF_TRY(kvf_config_resolve(cache->runtime, &c, &part->config, &part->dims));
+        place_layers(cache, part, r);
+    }
+    for (uint32_t i = 0; i < cache->config.layers; i++)
+        cache->places[i].heads = cache->rings->heads + (size_t)i * heads;
+    return KVF_OK;
+}
+
+kvf_status kvf_parts_create(kvf_cache *cache, const kvf_cache_config *config, const kvf_dims *dims)
+{
+    const kvf_cache_config *c = &cache->config;
+    KVF_TRY(kvf_rings_create(cache, &dims->paging));
+    const uint32_t most = cache->rings ? c->kv_heads : 1;
+    cache->places = kvf_alloc(cache->context, c->layers, sizeof *cache->places);
+    cache->parts = kvf_alloc(cache->context, most, sizeof *cache->parts);
+    if (!cache->places || !cache->parts)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a cache of %u layers",
+                 c->layers);
+    if (cache->rings)
+        return divide(cache, config);
+    kvf_part *part = add_part(cache);
+    part->config = *c;
+    part->dims = *dims;
+    place_layers(cache, part, c->kv_heads);
+    return KVF_OK;
+}
+
+void kvf_parts_destroy(kvf_cache *cache)
+{
+    for (uint32_t i = cache->part_count; i-- > 0;)
+        kvf_part_close(&cache->parts[i]);
+    kvf_free(cache->context, cache->parts);
+    kvf_free(cache->context, cache->places);
+    kvf_rings_destroy(cache);
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The calls of a cache, and how much each puts into its frame.
+ *
+ * Knows nothing of what a call does with it: the functions that take room from a frame are run once
+ * over a dry one, with as many rows and pages as there may be. So a frame and what is put into it
+ * cannot disagree.
+ */
+
+#include "calls.h"
+
+#include "fork.h"
+#include "heads.h"
+#include "layout.h"
+#include "prefill_arena.h"
+#include "retain.h"
+#include "static_set.h"
+
+/* A step that renews the static set of every row; page lists, scores and seeds take less of it. */
+static void take_decode(kvf_step *step)
+{
+    kvf_decode_take(step);
+    if (step->part)
+        kvf_step_rows_after(step);
+    kvf_heads_take_step_dry(step);
+}
+
+static void take_chunk(kvf_step *step)
+{
+    if (step->part)
+        kvf_step_rows(step);
+    if (step->part && step->part->dims.arena_blocks)
+        kvf_arena_place(step);
+    kvf_heads_take_chunk_dry(step);
+}
+
+static void take_keep(kvf_step *step)
+{
+    if (step->part)
+        kvf_keep_take(step);
+}
+
+/* Rows of all layers, part by part. */
+static void take_fork(kvf_step *step)
+{
+    const kvf_cache *cache = step->cache;
+    for (uint32_t i = 0; i < cache->part_count; i++) {
+        step->rows = cache->parts[i].config.layers;
+        kvf_fork_take(step);
+    }
+}
+
+/* Calls on a layer of this part; NULL: of one whose heads all stream. */
+static size_t measure(kvf_cache *cache, kvf_part *part)
+{
+    const uint32_t sequences = cache->config.sequences_max;
+    const struct {
+        void (*take)(kvf_step *step);
+        uint32_t rows, sealed_blocks;
+    } calls[] = {
+        {take_decode, sequences, sequences},
+        {take_chunk, 1, part ? part->dims.chunk_blocks : 0},
+        {take_keep, 1, 0},
+        {take_fork, 0, 0},
+    };
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        kvf_frame frame = {0};
+        kvf_step step = {.cache = cache,
+                         .part = part,
+                         .frame = &frame,
+                         .rows = calls[i].rows,
+                         .sealed_blocks = calls[i].sealed_blocks};
+        calls[i].take(&step);
+        most = frame.host.bytes > most ? frame.host.bytes : most;
+    }
+    return most;
+}
+
+kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r)
+{
+    cache->frame_bytes = measure(cache, NULL);
+    for (uint32_t i = 0; i < cache->part_count; i++) {
+        const size_t bytes = measure(cache, &cache->parts[i]);
+        cache->frame_bytes = bytes > cache->frame_bytes ? bytes : cache->frame_bytes;
+    }
+    return kvf_layout_plan(cache, r);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chunks and decode steps: the part has the retrieval heads, rings have the streaming ones. Where a
+ * layer has both, heads are packed apart and outputs are put together.
+ *
+ * Knows nothing of rings (streaming_heads.c) or of what a part does. A call that is refused has
+ * changed nothing. Rings are written behind the part, so that a step that is taken back, because
+ * its pages could not be read, has not touched them.
+ */
+
+#include "heads.h"
+
+#include "append.h"
+#include "speculate.h"
+
+/* ---- chunks ---- */
+
+void kvf_heads_take_chunk_dry(kvf_step *step)
+{
+    kvf_heads_call call = {.step = step};
+    if (!step->cache->rings)
+        return;
+    kvf_heads_take_jobs(&call);
+    kvf_streaming_take_most(&call);
+}
+
+static kvf_status enqueue_chunk(kvf_step *step, const kvf_prefill_args *args)
+{
+    kvf_prefill_args own = *args;
+    kvf_streaming_chunk pages = {0};
+    kvf_heads_call call = kvf_heads_call_of(step, args->tokens);
+    call.is_chunk = true;
+    call.q = args->q;
+    call.k = args->k;
+    call.v = args->v;
+    call.out = args->out;
+    if (step->part)
+        KVF_TRY(kvf_prefill_place(step));
+    if (call.streaming) {
+        kvf_heads_take_jobs(&call);
+        pages = kvf_streaming_take_chunk(&call);
+        const kvf_packed_heads heads = kvf_heads_packed(&call, false);
+        own.q = heads.q;
+        own.k = heads.k;
+        own.v = heads.v;
+        own.out = heads.out;
+    }
+    KVF_TRY(kvf_step_send(step));
+    KVF_TRY(kvf_heads_pack(&call));
+    if (step->part)
+        KVF_TRY(kvf_prefill_enqueue(step, &own));
+    if (call.streaming)
+        KVF_TRY(kvf_streaming_prefill(&call, &pages));
+    return kvf_heads_unpack(&call);
+}
+
+kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    KVF_TRY(kvf_prefill_prepare(&step, args, stream));
+    return kvf_step_end(&step, enqueue_chunk(&step, args));
+}
+
+/* ---- steps ---- */
+
+void kvf_heads_take_step_dry(kvf_step *step)
+{
+    kvf_heads_call call = {.step = step, .rows = step->rows};
+    if (!step->cache->rings)
+        return;
+    kvf_heads_take_jobs(&call);
+    kvf_streaming_take_rows(&call);
+}
+
+kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args)
+{
+    kvf_heads_call call = kvf_heads_call_of(step, step->rows);
+    call.q = args->q;
+    call.k = args->k;
+    call.v = args->v;
+    call.out = args->out;
+    call.lse = args->lse;
+    if (call.streaming) {
+        kvf_heads_take_jobs(&call);
+        kvf_streaming_take_rows(&call);
+    }
+    return call;
+}
+
+kvf_status kvf_heads_enqueue_step(kvf_heads_call *call, const kvf_decode_args *args,
+                                  const kvf_due *due)
+{
+    kvf_step *step = call->step;
+    const kvf_packed_heads heads = kvf_heads_packed(call, false);
+    kvf_decode_args own = *args;
+    own.q = heads.q;
+    own.k = heads.k;
+    own.v = heads.v;
+    own.out = heads.out;
+    own.lse = heads.lse;
+    KVF_TRY(kvf_heads_pack(call));
+    if (step->part)
+        KVF_TRY(kvf_decode_enqueue(step, &own, due));
+    if (call->streaming)
+        KVF_TRY(kvf_streaming_decode(call));
+    KVF_TRY(kvf_heads_unpack(call));
+    return kvf_ahead_fetch(step);
+}
+
+static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t length)
+{
+    return kvf_min_u32(length, c->streaming_sink + c->streaming_recent);
+}
+
+/* What the newest token attends to, by every head that streams. */
+void kvf_heads_note_step(kvf_step *step)
+{
+    kvf_cache *cache = step->cache;
+    const uint64_t heads = kvf_streaming_count(cache, step->layer);
+    for (uint32_t b = 0; heads && b < step->rows; b++)
+        cache->counters[step->layer].streamed +=
+            heads * streaming_tokens(&cache->config, step->states[b]->length);
+}
+
+static kvf_status enqueue_step(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
+{
+    kvf_heads_call call = kvf_heads_take_step(step, args);
+    KVF_TRY(kvf_decode_send(step));
+    KVF_TRY(kvf_heads_enqueue_step(&call, args, due));
+    kvf_heads_note_step(step);
+    return KVF_OK;
+}
+
+kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
+{
+    kvf_step step = {.cache = cache};
+    kvf_due due;
+    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
+    return kvf_decode_end(&step, args, enqueue_step(&step, args, &due));
+}
