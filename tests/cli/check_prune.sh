@@ -179,7 +179,7 @@ json s.json 'len(d["questions"]) == 2 and p["policy"] == "snapkv"'
 # tune: bars, a file, pictures; run reads the file. It prints the model's path, which here is short
 # wherever the tree lies.
 ln -s "$model" model || exit 1
-tune="tune --model model --text text.txt --tokens 128 --samples 3 --threads 2 --device $device"
+tune="tune --model model --text text.txt --tokens 128 --samples 3 --threads 2 --device $device --questions 0"
 LC_ALL=C.UTF-8 "$kvferry" $tune --layers 0..2 --out tuned.json >out 2>err </dev/null
 check 'tune ends with 0' test $? -eq 0
 prints '^fastkv: layer [0-2] '; prints '^structkv: pivot at layer [0-3] '; prints 'chosen'; prints '█'
@@ -207,6 +207,44 @@ json s.json 'p["settings"]["propagate"] == 0.5'
 try 1 $run --prune structkv --prune-config one.json; says 'has nothing for structkv'; silent
 try 1 $run --prune snapkv --prune-config one.json; says 'not for snapkv'; silent
 
+# tune by answers: the facts of a document are the lines that are hidden, and run keeps them
+python3 "$2/recall/generate.py" document --tokens 600 --questions 4 --seed 3 --out . >/dev/null || exit 1
+python3 - <<'END' || exit 1
+import re
+fact = r'the code of (\w+ \w+) is (\w+ \w+) \.'
+text = open("document.txt", encoding="utf-8").read()
+with open("lines.tsv", "w", encoding="utf-8") as f:
+    for m in re.finditer(fact, text):
+        f.write("%s\tquestion the code of %s is\t%s\n" % (m[0], m[1], m[2]))
+with open("plain.txt", "w", encoding="utf-8") as f:
+    f.write(re.sub(fact + " ?", "", text))
+END
+ask="tune --model model --text plain.txt --hide lines.tsv --questions 6 --samples 2 --tokens 160 --threads 2 --device $device"
+try 0 $ask --out asked.json
+prints '^full attention answers [4-6] of 6 questions'; prints '^fastkv: layer [0-2], propagate 0.[0-9]* of the tokens, keep'
+prints 'keeps [4-6] of [4-6] answers, computes [0-9]*% of a full prefill, first token after'
+prints '^structkv: layer [0-2], '
+json asked.json 'all(d[n]["answers"]["kept"] >= 0.95 * d[n]["answers"]["full"] and "scores" not in d[n]
+    and 0 < d[n]["answers"]["computed"] < 1 for n in ("fastkv", "structkv"))'
+cp asked.json first.json
+try 0 $ask --out - --method both; check 'asked again, the same' cmp first.json out
+for policy in fastkv structkv; do
+    try 0 run --model model -n 2 --threads 2 --device "$device" --prune $policy --prune-config asked.json \
+        --retention evict --prompt-file document.txt --stats s.json
+    json s.json "(lambda t: p['chosen_layer'] == t['layer'] and p['settings']['keep'] == t['settings']['keep']
+        and p['settings']['propagate'] == t['settings']['propagate'])(json.load(open('asked.json'))['$policy'])"
+done
+try 0 $ask --method fastkv --propagate 0.5 --layers 1..1; prints 'layer 1, propagate 0.5'
+try 1 $ask --layers 0 --propagate 0.1 --out none.json; says 'nothing is written to none.json'
+prints 'no setting keeps 95% of the answers; the best: layer 0'
+check 'no file' test ! -e none.json
+printf 'a\tb\n' >bad.tsv
+try 1 $ask --hide bad.tsv; says 'bad.tsv: line 1 must be'; silent
+try 1 $ask --hide none.tsv; says 'none.tsv'; silent
+try 1 $ask --tokens 40; says 'lines and a question take'; silent
+printf 'the code of alice brown is seven tiger .\tquestion the code of alice brown is\tnobody\n' >wrong.tsv
+try 1 $ask --hide wrong.tsv; says 'answers none of 1 questions'; silent
+
 # tune: mistakes
 try 2 tune; says '\-\-model DIR is needed'
 try 2 tune --model x; says '\-\-text FILE is needed'
@@ -214,7 +252,8 @@ try 2 tune --model x --text t --layers 3..1; says "layers is '3..1'; give the fi
 try 2 tune --model x --text t --layers x; says 'such as 4..15'
 try 2 tune --model x --text t --method asl; says 'fastkv, structkv or both'
 try 2 tune --model x --text t --smaples 3; says 'did you mean --samples'
-try 2 tune --model x --text t --method structkv --layers 0..1; says 'layers is for fastkv'
+try 2 tune --model x --text t --method structkv --layers 0..1 --questions 0; says 'layers is for fastkv'
+try 2 tune --model x --text t --questions 0 --hide f; says 'hide needs --questions'
 try 2 tune --model x --text t --prune-set beta=3; says 'beta means nothing'
 try 2 tune --model x --text t --tokens 8; says "tokens is '8'"
 try 2 tune --model x --text t stray; says "'stray' belongs to no option"

@@ -91,14 +91,34 @@ static uint32_t settings_mask(const char *policy)
                                        cli_setting_bit("keep_tokens") | cli_setting_bit("pivot"));
 }
 
+/* What was found by answers has a share to keep, too. */
+static void write_answered(cli_json *json, const char *policy, const cli_tuned *tuned,
+                           const kvf_prune_config *config)
+{
+    const uint32_t kept = cli_setting_bit("keep") | cli_setting_bit("keep_tokens");
+    cli_json_object(json, policy);
+    cli_json_integer(json, "layer", tuned->layer);
+    cli_settings_write(json, "settings", config, settings_mask(policy) | kept);
+    cli_json_object(json, "answers");
+    cli_json_integer(json, "full", tuned->full);
+    cli_json_integer(json, "kept", tuned->kept);
+    cli_json_real(json, "computed", tuned->computed);
+    cli_json_end(json, '}');
+    cli_json_end(json, '}');
+}
+
 static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tuned)
 {
+    const kvf_prune_config config = {.settings = tuned->settings};
+    if (tuned->keeps) {
+        write_answered(json, policy, tuned, &config);
+        return;
+    }
     if (!tuned->scores)
         return;
     cli_json_object(json, policy);
     cli_json_integer(json, "layer", tuned->layer);
     cli_json_integer(json, "first_layer", tuned->first);
-    const kvf_prune_config config = {.settings = tuned->settings};
     cli_settings_write(json, "settings", &config, settings_mask(policy));
     write_figures(json, "scores", tuned->scores, tuned->count);
     write_figures(json, "entropy", tuned->entropy, tuned->count);
@@ -223,6 +243,18 @@ static kvf_status check_figures(const json_value *section, const char *where, co
     return KVF_OK;
 }
 
+static kvf_status check_answers(const json_value *section, const char *where, kvf_error *error)
+{
+    static const char *const known[] = {"full", "kept", "computed", NULL};
+    const json_value *answers;
+    char inner[160];
+    uint32_t full = 0, kept = 0;
+    snprintf(inner, sizeof inner, "%sanswers.", where);
+    KVF_TRY(need_object(section, where, "answers", known, &answers, error));
+    KVF_TRY(need_integer(answers, inner, "full", 1, UINT32_MAX, &full, error));
+    return need_integer(answers, inner, "kept", 0, full, &kept, error);
+}
+
 static kvf_status read_section(const json_value *section, const char *where, const char *policy,
                                uint32_t layers, cli_prune_values *out, kvf_error *error)
 {
@@ -231,9 +263,13 @@ static kvf_status read_section(const json_value *section, const char *where, con
     uint32_t layer = 0, first = 0;
     char inner[160];
     KVF_TRY(need_integer(section, where, "layer", 0, layers - 1, &layer, error));
-    KVF_TRY(need_integer(section, where, "first_layer", 0, layers - 1, &first, error));
-    for (size_t i = 0; i < (is_structkv ? 4u : 1u); i++)
-        KVF_TRY(check_figures(section, where, figures[i], layers - first, error));
+    if (json_get(section, "answers")) {
+        KVF_TRY(check_answers(section, where, error));
+    } else {
+        KVF_TRY(need_integer(section, where, "first_layer", 0, layers - 1, &first, error));
+        for (size_t i = 0; i < (is_structkv ? 4u : 1u); i++)
+            KVF_TRY(check_figures(section, where, figures[i], layers - first, error));
+    }
     const json_value *settings = json_get(section, "settings");
     if (!settings)
         return model_fail(error, KVF_CORRUPT,
@@ -258,8 +294,9 @@ static kvf_status read_document(const json_value *root, const char *what,
     static const char *const of_model[] = {"family",     "layers",   "query_heads",
                                            "kv_heads",   "head_dim", "hidden_size",
                                            "vocab_size", "weights",  NULL};
-    static const char *const of_section[] = {"layer",   "first_layer", "settings", "scores",
-                                             "entropy", "sparsity",    "variance", NULL};
+    static const char *const of_section[] = {"layer",    "first_layer", "settings",
+                                             "scores",   "entropy",     "sparsity",
+                                             "variance", "answers",     NULL};
     const json_value *object, *section;
     char where[128];
     uint32_t version = 0, count = 0;

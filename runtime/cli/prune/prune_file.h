@@ -6,9 +6,10 @@
  * What `kvferry tune` found for a model, in a file that `run --prune-config` reads.
  *
  * One JSON object: a version, the model's fingerprint, what was measured on, and one section per
- * method with its layer, its settings and its figures per layer. It knows the format, not how a
- * layer is found. Invariant: a file is used only if every member that must be there is, has its
- * type and its range, and the fingerprint is that of the model that is about to run.
+ * method with its layer, its settings, and either its figures per layer or how many answers it
+ * keeps at what cost. It knows the format, not how a layer is found. Invariant: a file is used only
+ * if every member that must be there is, has its type and its range, and the fingerprint is that of
+ * the model that is about to run.
  */
 
 #include "model_config.h"
@@ -32,8 +33,13 @@ typedef struct cli_tuned {
     uint32_t layer; /* the one to use */
     kvf_prune_settings settings;
     uint32_t first, count; /* the figures are of layers first ... first + count - 1 */
-    const double *scores;  /* [count]; NULL = this method was not asked for */
+    const double *scores;  /* [count]; NULL = not found by figures */
     const double *entropy, *sparsity, *variance; /* [count] each; NULL = not of this method */
+    bool is_answered;                            /* found by answers instead: */
+    bool keeps;                                  /* enough of them; else it is not for a file */
+    uint32_t full, kept;
+    double computed;    /* share of a full prefill's tokens */
+    double first_share; /* time to the first token, as a share of full attention's */
 } cli_tuned;
 
 typedef struct cli_tuning {

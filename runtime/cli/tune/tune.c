@@ -19,12 +19,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The layers that fastkv tries; half depth is where the published layers are. */
+#define ANSWER_TOKENS 160u /* at most */
+
+/* The layers that are tried; half depth is where the published layers are. */
 static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
 {
     cli_tune_options *o = &tune->options;
     const uint32_t layers = tune->model.layers;
-    if (!o->are_layers_given)
+    if (!o->are_layers_given && o->questions > 0)
+        o->layer_last = layers < 2 ? 0 : layers - 2;
+    else if (!o->are_layers_given)
         o->layer_last = layers < 2 ? 0 : layers / 2 - 1;
     if (o->layer_last < layers)
         return KVF_OK;
@@ -56,6 +60,8 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
     KVF_TRY(kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error));
     KVF_TRY(cli_tune_read(tune, error));
+    if (o->questions > 0)
+        KVF_TRY(cli_tune_hide(tune, error));
     if (o->fastkv)
         KVF_TRY(check_method(tune, "fastkv", error));
     return o->structkv ? check_method(tune, "structkv", error) : KVF_OK;
@@ -86,6 +92,10 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
     kvf_cache_config_init(&config);
     kvf_transformer_geometry(&options, &config);
     config.tokens_max = tokens;
+    if (tune->options.questions > 0) {
+        config.tokens_max += ANSWER_TOKENS;
+        config.select = KVF_SELECT_FULL;
+    }
     config.observe_window = window_of(tune);
     KVF_TRY(cli_plan_make(&options, &config, &tune->plan, error));
     if (!cli_memory_plan_check(&tune->plan))
@@ -108,12 +118,19 @@ static void close_tune(cli_tune *tune)
     kvf_transformer_close(tune->transformer);
     kvf_stream_destroy(tune->stream);
     kvf_runtime_close(tune->runtime);
+    free(tune->questions);
     free(tune->pruned);
     free(tune->hidden);
     free(tune->figures);
+    kvf_token_ids_free(NULL, &tune->prompts);
     kvf_token_ids_free(NULL, &tune->pieces);
     kvf_tokenizer_close(tune->tokenizer);
     kvf_weights_close(tune->weights);
+}
+
+static bool has_result(const cli_tuned *tuned)
+{
+    return tuned->scores || tuned->keeps;
 }
 
 /* @return false after a message */
@@ -140,7 +157,9 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const bool is_piped = o->out && strcmp(o->out, "-") == 0;
-    if (cli_tune_measure(tune, error) != KVF_OK) {
+    const kvf_status status =
+        o->questions > 0 ? cli_tune_search(tune, error) : cli_tune_measure(tune, error);
+    if (status != KVF_OK) {
         fprintf(stderr, "kvferry: %s\n", error->text);
         return 1;
     }
@@ -150,6 +169,10 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
     bool done = fflush(is_piped ? stderr : stdout) == 0;
     if (!done)
         fputs("kvferry: standard output cannot be written\n", stderr);
+    if (o->out && !has_result(&tune->tuning.fastkv) && !has_result(&tune->tuning.structkv)) {
+        fprintf(stderr, "kvferry: no policy keeps enough, so nothing is written to %s\n", o->out);
+        return 1;
+    }
     if (o->out)
         done = write_result(tune) && done;
     return done ? 0 : 1;

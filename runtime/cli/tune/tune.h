@@ -3,11 +3,12 @@
 #define KVF_CLI_TUNE_H
 
 /*
- * `kvferry tune`: where to prune a model, measured on text. What its files share.
+ * `kvferry tune`: how to prune a model, measured on text. What its files share.
  *
- * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_measure.c runs the
- * model on them, tune_report.c draws, tune.c opens and closes. Invariant: a tune that is zero or
- * half open can be closed.
+ * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_questions.c hides
+ * questions in them, tune_search.c looks for settings that keep the answers, tune_measure.c
+ * measures what the papers do instead, tune_report.c tells, tune.c opens and closes. Invariant: a
+ * tune that is zero or half open can be closed.
  */
 
 #include "memory_plan.h"
@@ -29,10 +30,21 @@ typedef struct cli_tune_options {
     bool are_layers_given;
     uint32_t layer_first, layer_last;
     uint32_t samples, tokens;
+    uint32_t questions; /* 0 = what the papers measure */
+    const char *lines_file;
+    double goal;             /* share of full attention's answers */
     cli_prune_options prune; /* settings only */
     kvf_runtime_config runtime;
     const char *cublas; /* where it lies; NULL = looked for */
 } cli_tune_options;
+
+/* A line that is hidden, and its prompt: [first, first + count) of cli_tune.prompts. */
+typedef struct tune_question {
+    char line[512], question[512], answer[128];
+    uint32_t first, count;
+    uint32_t tokens; /* of an answer that is long enough to be judged */
+    bool is_right;   /* by full attention */
+} tune_question;
 
 typedef struct cli_tune {
     cli_tune_options options;
@@ -46,7 +58,12 @@ typedef struct cli_tune {
     kvf_cache *cache;
     cli_memory_plan plan;
     cli_output output;
-    kvf_token_ids pieces;   /* [tuning.samples, tuning.tokens] */
+    kvf_token_ids pieces;     /* [tuning.samples, tuning.tokens] */
+    tune_question *questions; /* [question_count] */
+    uint32_t question_count;
+    kvf_token_ids prompts;
+    uint32_t full_right;    /* questions that full attention answers, */
+    double full_first_ms;   /* and its time to the first tokens of those, summed */
     double *figures;        /* what the arrays of `tuning` lie in */
     float *hidden, *pruned; /* [samples, hidden_size], [hidden_size] */
     cli_tuning tuning;
@@ -65,7 +82,13 @@ void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config 
 /** Run the model; fills tuning. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
 
-/** Layers and figures per layer, for people. */
+/** Make prompts with questions of the pieces. */
+KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);
+
+/** Ask them; fills tuning. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_tune_search(cli_tune *tune, kvf_error *error);
+
+/** What was found, for people. */
 void cli_tune_print(const cli_tune *tune, FILE *file);
 
 #endif

@@ -52,10 +52,18 @@ static const cli_option rows[] = {
      .take = take_text},
     {.is = {"method", KVF_SETTING_NAME, FIELD(method), .high = 2, .names = methods,
             .meaning = "policies to find a layer for"}},
-    {.is = {"layers", TEXT, .meaning = "where fastkv may propagate, from 0"},
+    {.is = {"layers", TEXT, .meaning = "layers that may be chosen, from 0"},
      .argument = "A..B",
-     .absent = "0 to half depth",
+     .absent = "all but the last; with --questions 0, 0 to half depth",
      .take = take_layers},
+    {.is = {"questions", KVF_SETTING_WHOLE, FIELD(questions), .low = 0, .high = 4096,
+            .meaning = "lines to hide in the text and to ask for; 0 = measure hidden states and "
+                       "attention instead, as the papers do"}},
+    {.is = {"goal", KVF_SETTING_SHARE, FIELD(goal), .high = 1,
+            .meaning = "share of full attention's answers to keep"}},
+    {.is = {"hide", TEXT, FIELD(lines_file),
+            .meaning = "lines to hide instead of numbers of cities: LINE, QUESTION and ANSWER, "
+                       "separated by tabs"}},
     {.is = {"samples", KVF_SETTING_WHOLE, FIELD(samples), .low = 1, .high = 4096,
             .meaning = "pieces of the text to measure on"}},
     {.is = {"tokens", KVF_SETTING_WHOLE, FIELD(tokens), .low = 16, .high = 1 << 24,
@@ -74,8 +82,10 @@ static bool check_together(const cli_tune_options *o)
         problem = "--model DIR is needed";
     else if (o->text_count == 0)
         problem = "--text FILE is needed: text such as the model will read";
-    else if (o->are_layers_given && !o->fastkv)
-        problem = "--layers is for fastkv; structkv looks at all layers";
+    else if (o->are_layers_given && !o->fastkv && o->questions == 0)
+        problem = "without questions --layers is for fastkv; structkv looks at all layers";
+    else if (o->lines_file && o->questions == 0)
+        problem = "--hide needs --questions of at least 1";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry tune --help\n", problem);
     else if (stray)
@@ -87,7 +97,8 @@ static bool check_together(const cli_tune_options *o)
 static void set_defaults(void *options)
 {
     cli_tune_options *o = options;
-    *o = (cli_tune_options){.samples = 8, .tokens = 2048, .method = 2};
+    *o = (cli_tune_options){
+        .samples = 8, .tokens = 2048, .method = 2, .questions = 16, .goal = 0.95};
     kvf_runtime_config_init(&o->runtime);
     cli_prune_options_init(&o->prune);
 }
@@ -95,12 +106,16 @@ static void set_defaults(void *options)
 int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_options *out)
 {
     c->name = "tune";
-    c->usage = "usage: kvferry tune --model DIR --text FILE... [OPTION...]\n\n"
-               "Find where to prune a model: after which layer FastKV may propagate fewer tokens "
-               "with the\nleast change of the last hidden state, and at which layer StructKV's "
-               "attention turns.";
-    c->notes = "The model runs once per piece of text for structkv, and once more per layer for "
-               "fastkv.\n";
+    c->usage =
+        "usage: kvferry tune --model DIR --text FILE... [OPTION...]\n\n"
+        "Find how to prune a model. Questions are hidden in the text and put at the end of "
+        "prompts; the\nlayer and the shares are the cheapest that keep 95% of full "
+        "attention's answers.\nWith --questions 0, as the papers do: after which layer FastKV "
+        "changes the last hidden state least,\nand at which layer StructKV's attention turns.";
+    c->notes =
+        "A setting takes one prefill per question; there are about thirty per policy. With\n"
+        "--questions 0 the model runs once per piece of text for structkv, and once more per "
+        "layer for\nfastkv.\n";
     c->stray = "text is given with --text";
     c->defaults = set_defaults;
     cli_heading(c, "Measurement:");

@@ -44,11 +44,40 @@ static void print_scores(const cli_tuned *tuned, FILE *file)
     cli_bars_print(&bars, file);
 }
 
+static void print_setting(const kvf_prune_settings *s, FILE *file)
+{
+    fprintf(file, "layer %u, propagate ", s->layer);
+    print_propagated(s, file);
+    if (s->keep_tokens)
+        fprintf(file, ", keep %u tokens", s->keep_tokens);
+    else
+        fprintf(file, ", keep %g", (double)s->keep);
+}
+
+static void print_answers(const cli_tuned *t, const char *policy, double goal, FILE *file)
+{
+    if (!t->is_answered)
+        return;
+    fprintf(file, "\n%s: ", policy);
+    if (!t->keeps)
+        fprintf(file, "no setting keeps %g%% of the answers; the best: ", 100.0 * goal);
+    print_setting(&t->settings, file);
+    fprintf(file,
+            "\n  keeps %u of %u answers, computes %.0f%% of a full prefill, first token after "
+            "%.2f of its time\n",
+            t->kept, t->full, 100.0 * t->computed, t->first_share);
+}
+
 void cli_tune_print(const cli_tune *tune, FILE *file)
 {
     const cli_tuned *fastkv = &tune->tuning.fastkv, *structkv = &tune->tuning.structkv;
     fprintf(file, "%s: %u layers; %u samples of %u tokens\n", tune->options.model,
             tune->model.layers, tune->tuning.samples, tune->tuning.tokens);
+    if (tune->question_count)
+        fprintf(file, "full attention answers %u of %u questions\n", tune->full_right,
+                tune->question_count);
+    print_answers(fastkv, "fastkv", tune->options.goal, file);
+    print_answers(structkv, "structkv", tune->options.goal, file);
     if (fastkv->scores) {
         fprintf(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
                 fastkv->layer, tune->model.layers - 1, 100.0 * share_computed(tune, fastkv));

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The cheapest settings of a policy that keep the answers.
+ *
+ * Questions that full attention does not answer say nothing and are left out. Of the rest a setting
+ * must keep the goal. First the compute: for each share of tokens that deeper layers get, the
+ * shallowest layer that keeps the answers, by halving, where that would be cheaper than what was
+ * found so far. Then the memory: the smallest share that KV heads keep. Answers need not rise with
+ * the layer, so a better setting may be missed; what is returned was measured. What a policy does
+ * not keep is deleted here, and all that is left is attended.
+ *
+ * It knows settings and answers, not text or files. Invariant: every question is asked on an empty
+ * sequence that is gone afterwards.
+ */
+
+#include "common/clock.h"
+#include "generate.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "tune.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <string.h>
+
+#define ANSWER_TOKENS_MAX 160u /* tune.c has room for so many */
+
+static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
+
+#define SHARES (sizeof shares / sizeof *shares)
+
+/* A setting on its way. */
+typedef struct trial {
+    kvf_prune_config config;
+    uint32_t kept; /* answers */
+    double computed, first_ms;
+} trial;
+
+typedef struct search {
+    cli_tune *tune;
+    const char *policy;
+    kvf_sampler *sampler;
+    cli_progress progress;
+    uint64_t runs;
+    uint32_t needed;       /* answers */
+    bool has_best, is_fit; /* best is the cheapest that fits, or the one with most answers */
+    trial best;
+} search;
+
+/* ---- one question ---- */
+
+typedef struct said {
+    uint32_t ids[ANSWER_TOKENS_MAX];
+    uint32_t count;
+} said;
+
+static bool on_token(void *user, uint32_t id, const float *logits)
+{
+    said *s = user;
+    (void)logits;
+    s->ids[s->count++] = id;
+    return s->count < ANSWER_TOKENS_MAX;
+}
+
+/* Whether it begins with the answer, and not with a longer word or number. */
+static kvf_status judge(const cli_tune *tune, const said *s, const char *answer, bool *is_right,
+                        kvf_error *error)
+{
+    kvf_text text = {0};
+    KVF_TRY(kvf_tokenizer_decode(tune->tokenizer, s->ids, s->count, true, &text, error));
+    size_t at = 0, size = strlen(answer);
+    while (at < text.size && isspace((unsigned char)text.bytes[at]))
+        at++;
+    *is_right = text.size - at >= size && memcmp(text.bytes + at, answer, size) == 0 &&
+                (text.size == at + size || !isalnum((unsigned char)text.bytes[at + size]));
+    kvf_text_free(kvf_tokenizer_allocator(tune->tokenizer), &text);
+    return KVF_OK;
+}
+
+static kvf_status generate(const search *s, kvf_prune *prune, const tune_question *q,
+                           kvf_sequence *sequence, said *out, double *first_ms, kvf_error *error)
+{
+    const cli_tune *tune = s->tune;
+    const kvf_session session = {.runtime = tune->runtime,
+                                 .transformer = tune->transformer,
+                                 .cache = tune->cache,
+                                 .stream = tune->stream,
+                                 .prune = prune};
+    const uint32_t *ids = tune->prompts.ids + q->first;
+    const uint32_t held_back = kvf_generate_held_back(&session), read = q->count - held_back;
+    const kvf_prefill_request prefill = {.sequence = sequence, .ids = ids, .count = read};
+    const kvf_decode_request decode = {.sequence = sequence,
+                                       .ids = ids + read,
+                                       .count = held_back,
+                                       .tokens = kvf_min_u32(q->tokens, ANSWER_TOKENS_MAX),
+                                       .sampler = s->sampler,
+                                       .token = on_token,
+                                       .user = out};
+    kvf_decode_result result = {0};
+    kvf_stop stop;
+    const double start = kvf_now_ms();
+    KVF_TRY(kvf_generate_prefill(&session, &prefill, &stop, error));
+    const double read_ms = kvf_now_ms() - start;
+    KVF_TRY(kvf_generate_decode(&session, &decode, &result, error));
+    *first_ms += read_ms + result.first_ms;
+    return KVF_OK;
+}
+
+static kvf_status ask(search *s, kvf_prune *prune, const tune_question *q, bool *is_right,
+                      double *first_ms, kvf_error *error)
+{
+    cli_tune *tune = s->tune;
+    kvf_sequence *sequence = NULL;
+    said out = {.count = 0};
+    if (kvf_sequence_create(tune->cache, &sequence) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
+    kvf_status status = generate(s, prune, q, sequence, &out, first_ms, error);
+    (void)!kvf_stream_wait(tune->stream);
+    kvf_transformer_forget(tune->transformer);
+    kvf_sequence_destroy(sequence);
+    cli_progress_at(&s->progress, ++s->runs);
+    return status == KVF_OK ? judge(tune, &out, q->answer, is_right, error) : status;
+}
+
+/* ---- one setting ---- */
+
+/* All questions that full attention answers, or as many as it takes to know that it keeps too few.
+ */
+static kvf_status measure(search *s, trial *t, bool may_stop, kvf_error *error)
+{
+    const cli_tune *tune = s->tune;
+    kvf_prune *prune = NULL;
+    uint32_t left = tune->full_right;
+    kvf_prune_stats stats;
+    KVF_TRY(kvf_prune_open(tune->cache, &t->config, &prune, error));
+    kvf_status status = KVF_OK;
+    t->kept = 0;
+    t->first_ms = 0.0;
+    for (uint32_t i = 0; status == KVF_OK && i < tune->question_count && !cli_interrupted(); i++) {
+        bool is_right = false;
+        if (!tune->questions[i].is_right)
+            continue;
+        status = ask(s, prune, &tune->questions[i], &is_right, &t->first_ms, error);
+        t->kept += is_right;
+        if (may_stop && t->kept + --left < s->needed)
+            break;
+    }
+    kvf_prune_stats_get(prune, &stats);
+    t->computed = stats.tokens_full ? (double)stats.tokens_computed / (double)stats.tokens_full : 1;
+    kvf_prune_close(prune);
+    return status;
+}
+
+static bool is_given(const search *s, const char *field)
+{
+    return (s->tune->options.prune.values.given & cli_setting_bit(field)) != 0;
+}
+
+static void set_share(search *s, trial *t, const char *field, float share)
+{
+    kvf_prune_settings *to = &t->config.settings;
+    if (is_given(s, field))
+        return;
+    if (strcmp(field, "keep") == 0) {
+        to->keep = share;
+        to->keep_tokens = 0;
+    } else {
+        to->propagate = share;
+        to->propagate_tokens = 0;
+    }
+}
+
+static bool is_possible(const search *s, const trial *t)
+{
+    const kvf_prune_shape shape = {.layers = s->tune->model.layers,
+                                   .kv_heads = s->tune->model.kv_heads,
+                                   .query_heads = s->tune->model.query_heads,
+                                   .tokens_max = s->tune->tuning.tokens};
+    kvf_error unused;
+    return kvf_prune_config_check(&t->config, &shape, &unused) == KVF_OK;
+}
+
+static double expected_share(const search *s, const trial *t)
+{
+    const double layers = s->tune->model.layers, whole = t->config.settings.layer + 1.0;
+    const kvf_prune_settings *c = &t->config.settings;
+    const double rest = c->propagate_tokens
+                            ? fmin(1.0, (double)c->propagate_tokens / s->tune->tuning.tokens)
+                            : (double)c->propagate;
+    return (whole + (layers - whole) * rest) / layers;
+}
+
+/* Measured; the best of what was measured is remembered. */
+static kvf_status try_setting(search *s, trial *t, bool may_stop, bool *fits, kvf_error *error)
+{
+    KVF_TRY(measure(s, t, may_stop, error));
+    if (cli_interrupted())
+        return KVF_OK;
+    *fits = t->kept >= s->needed;
+    const bool is_better = *fits       ? !s->is_fit || t->computed <= s->best.computed
+                           : s->is_fit ? false
+                                       : !s->has_best || t->kept > s->best.kept;
+    if (is_better)
+        s->best = *t;
+    s->is_fit = s->is_fit || *fits;
+    s->has_best = true;
+    return KVF_OK;
+}
+
+/* The shallowest layer that keeps the answers when so many tokens go on behind it. */
+static kvf_status search_layer(search *s, trial t, kvf_error *error)
+{
+    uint32_t low = s->tune->options.layer_first, high = s->tune->options.layer_last;
+    bool fits = false;
+    t.config.settings.layer = high;
+    while (s->is_fit && high > low && expected_share(s, &t) >= s->best.computed)
+        t.config.settings.layer = --high;
+    if (!is_possible(s, &t) || (s->is_fit && expected_share(s, &t) >= s->best.computed))
+        return KVF_OK;
+    KVF_TRY(try_setting(s, &t, s->is_fit, &fits, error));
+    while (fits && low < high && !cli_interrupted()) {
+        bool is_enough = false;
+        const uint32_t middle = low + (high - low) / 2;
+        t.config.settings.layer = middle;
+        KVF_TRY(try_setting(s, &t, true, &is_enough, error));
+        if (is_enough)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return KVF_OK;
+}
+
+/* With less kept, at the layer and the share that were found. */
+static kvf_status search_keep(search *s, kvf_error *error)
+{
+    for (size_t i = 0; s->is_fit && i < SHARES && !is_given(s, "keep") && !cli_interrupted(); i++) {
+        trial t = s->best;
+        bool fits = false;
+        set_share(s, &t, "keep", shares[i]);
+        if (is_possible(s, &t))
+            KVF_TRY(try_setting(s, &t, true, &fits, error));
+        if (fits)
+            return KVF_OK;
+    }
+    return KVF_OK;
+}
+
+static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, kvf_error *error)
+{
+    trial t = {.computed = 1.0};
+    s->policy = policy;
+    s->has_best = s->is_fit = false;
+    cli_tune_config(s->tune, policy, &t.config);
+    t.config.retention = KVF_RETENTION_EVICT;
+    if (is_given(s, "keep"))
+        t.config.settings.keep = s->tune->options.prune.values.config.settings.keep;
+    if (strcmp(policy, "structkv") == 0)
+        t.config.settings.pivot = KVF_PIVOT_FIXED;
+    const size_t count = is_given(s, "propagate") || is_given(s, "propagate_tokens") ? 1 : SHARES;
+    for (size_t i = 0; i < count && !cli_interrupted(); i++) {
+        set_share(s, &t, "propagate", shares[i]);
+        KVF_TRY(search_layer(s, t, error));
+    }
+    KVF_TRY(search_keep(s, error));
+    if (!s->has_best)
+        return KVF_OK;
+    *out = (cli_tuned){.layer = s->best.config.settings.layer,
+                       .settings = s->best.config.settings,
+                       .is_answered = true,
+                       .keeps = s->is_fit,
+                       .full = s->tune->full_right,
+                       .kept = s->best.kept,
+                       .computed = s->best.computed,
+                       .first_share = s->best.first_ms / s->tune->full_first_ms};
+    return KVF_OK;
+}
+
+/* ---- everything ---- */
+
+static kvf_status ask_full(search *s, kvf_error *error)
+{
+    cli_tune *tune = s->tune;
+    for (uint32_t i = 0; i < tune->question_count && !cli_interrupted(); i++) {
+        tune_question *q = &tune->questions[i];
+        double first_ms = 0.0;
+        KVF_TRY(ask(s, NULL, q, &q->is_right, &first_ms, error));
+        tune->full_right += q->is_right;
+        tune->full_first_ms += q->is_right ? first_ms : 0.0;
+    }
+    if (tune->full_right == 0 && !cli_interrupted())
+        return model_fail(error, KVF_INVALID,
+                          "full attention answers none of %u questions, so they tell nothing; give "
+                          "fewer --tokens, lines that the model understands with --hide, or "
+                          "--questions 0",
+                          tune->question_count);
+    s->needed = (uint32_t)ceil(tune->options.goal * tune->full_right - 1e-9);
+    return KVF_OK;
+}
+
+static uint64_t runs_at_most(const cli_tune *tune)
+{
+    const uint32_t policies = tune->options.fastkv + tune->options.structkv;
+    uint32_t halvings = 1;
+    while (tune->model.layers >> halvings)
+        halvings++;
+    return (uint64_t)tune->question_count * (1 + policies * SHARES * (2 + halvings));
+}
+
+kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
+{
+    search s = {.tune = tune};
+    const cli_tune_options *o = &tune->options;
+    KVF_TRY(kvf_sampler_create(tune->model.vocab_size, 1, &s.sampler, error));
+    cli_progress_begin(&s.progress, "asking", runs_at_most(tune), "runs");
+    kvf_status status = ask_full(&s, error);
+    if (status == KVF_OK && o->fastkv && !cli_interrupted())
+        status = search_policy(&s, "fastkv", &tune->tuning.fastkv, error);
+    if (status == KVF_OK && o->structkv && !cli_interrupted())
+        status = search_policy(&s, "structkv", &tune->tuning.structkv, error);
+    cli_progress_end(&s.progress);
+    kvf_sampler_destroy(s.sampler);
+    tune->interrupted = cli_interrupted();
+    return status;
+}
