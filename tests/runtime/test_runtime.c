@@ -43,6 +43,8 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     else if (!refusals_set(kvf_runtime_setting, &c, change, value))
         fail_msg("there is no field %s", change);
     const kvf_status status = test_runtime_open(&c, &runtime, error);
+    if (status == KVF_OK)
+        return status; /* the table says so */
     assert_null(runtime);
     assert_int_equal(test_runtime_open(&c, &runtime, NULL), status);
     return status;
