@@ -214,10 +214,9 @@ static const char *last_error(const rig *r)
     return kvf_runtime_error(r->w.runtime)->text;
 }
 
-void rig_expect_text(const rig *r, const char *part)
+void rig_expect_text(const rig *r, const char *text)
 {
-    if (!strstr(last_error(r), part))
-        fail_msg("the error does not say \"%s\": %s", part, last_error(r));
+    assert_string_equal(last_error(r), text);
 }
 
 /* ---- attention restated ---- */

@@ -82,8 +82,8 @@ void rig_fill_layer(rig *r, const progress *p);
 kvf_status rig_prune_layer(rig *r, progress *p);
 progress rig_run(rig *r, uint32_t count);
 
-/* That the last error of the runtime holds this text. */
-void rig_expect_text(const rig *r, const char *part);
+/* That the last error of the runtime has this text. */
+void rig_expect_text(const rig *r, const char *text);
 
 /* ---- attention restated ---- */
 

@@ -76,15 +76,20 @@ static void nonsense_is_refused_by_name(void **state)
         void (*nonsense)(const kvf_prune_view *view, kvf_prune_answer *answer);
         const char *text;
     } cases[] = {
-        {keeps_too_few, "keep_count = 5"},
-        {keeps_too_many, "keep_count = 161"},
-        {drops_the_window, "keep lacks token 158"},
-        {keeps_one_twice, "keep[7] = 7 follows 7"},
-        {keeps_what_is_not_there, "keep[3] = 4294967295"},
-        {propagates_nothing, "propagate_count = 0"},
-        {propagates_too_many, "propagate_count = 161"},
-        {propagates_backwards, "propagate[1] = 158 follows 159"},
-        {starts_over_again, "restart loop"},
+        {keeps_too_few, "policy 'told' at layer 0: keep_count = 5: must be 6 (the window) to 160"},
+        {keeps_too_many,
+         "policy 'told' at layer 0: keep_count = 161: must be 6 (the window) to 160"},
+        {drops_the_window, "policy 'told' at layer 0: keep lacks token 158; the newest 6 (the "
+                           "window) are always kept"},
+        {keeps_one_twice, "policy 'told' at layer 0: keep[7] = 7 follows 7; indexes must ascend"},
+        {keeps_what_is_not_there,
+         "policy 'told' at layer 0: keep[3] = 4294967295: the layer has 160 tokens"},
+        {propagates_nothing, "policy 'told' at layer 0: propagate_count = 0: must be 6 to 160"},
+        {propagates_too_many, "policy 'told' at layer 0: propagate_count = 161: must be 6 to 160"},
+        {propagates_backwards,
+         "policy 'told' at layer 0: propagate[1] = 158 follows 159; indexes must ascend"},
+        {starts_over_again,
+         "policy 'told' at layer 0: restart in pass 1: a restart loop; a prompt starts over once"},
     };
     const kvf_cache_config cc = rig_cache_config();
     rig_open(&r, &cc, KVF_PRUNE_SCORES);
@@ -100,11 +105,11 @@ static void nonsense_is_refused_by_name(void **state)
             status = rig_prune_layer(&r, &p);
         }
         assert_int_equal(status, KVF_INVALID);
-        rig_expect_text(&r, "'told'");
         rig_expect_text(&r, cases[i].text);
         r.told.nonsense = NULL;
         assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID); /* it can only be destroyed */
-        rig_expect_text(&r, "destroy the sequence");
+        rig_expect_text(&r, "no prompt is under way in this sequence; call kvf_prune_begin first, "
+                            "and after an error destroy the sequence");
         kvf_sequence_destroy(p.sequence);
         const progress good = rig_run(&r, PROMPT);
         kvf_sequence_destroy(good.sequence);
@@ -114,10 +119,10 @@ static void nonsense_is_refused_by_name(void **state)
 
 /* ---- bad input ---- */
 
-static void expect_refused(rig *r, kvf_status got, const char *part)
+static void expect_refused(rig *r, kvf_status got, const char *text)
 {
     assert_int_equal(got, KVF_INVALID);
-    rig_expect_text(r, part);
+    rig_expect_text(r, text);
 }
 
 static void wrong_calls_are_refused(void **state)
@@ -128,23 +133,32 @@ static void wrong_calls_are_refused(void **state)
     rig_open(&r, &cc, KVF_PRUNE_SUMS);
     rig_prune(&r);
     kvf_sequence *s = test_sequence(&r.w);
-    expect_refused(&r, kvf_prune_layer(r.prune, s, 0, r.w.stream, &result), "kvf_prune_begin");
-    expect_refused(&r, kvf_prune_begin(r.prune, s, 0), "0");
-    expect_refused(&r, kvf_prune_begin(r.prune, s, TOKENS + 1), "tokens_max = 163");
-    expect_refused(&r, kvf_prune_begin(r.prune, s, WINDOW - 1), "window = 6");
-    expect_refused(&r, kvf_prune_begin(r.prune, NULL, PROMPT), "sequence is NULL");
+    expect_refused(&r, kvf_prune_layer(r.prune, s, 0, r.w.stream, &result),
+                   "no prompt is under way in this sequence; call kvf_prune_begin first, and after "
+                   "an error destroy the sequence");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, 0),
+                   "tokens = 0: a prompt has 1 to tokens_max = 163");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, TOKENS + 1),
+                   "tokens = 164: a prompt has 1 to tokens_max = 163");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, WINDOW - 1),
+                   "window = 6: the prompt has only 5 tokens; lower window, or do not prune it");
+    expect_refused(&r, kvf_prune_begin(r.prune, NULL, PROMPT),
+                   "sequence is NULL; create one first");
     kvf_sequence_destroy(s);
 
     progress p = rig_begin(&r, PROMPT);
     expect_refused(&r, kvf_prune_layer(r.prune, p.sequence, 1, r.w.stream, &result),
-                   "next layer of this prompt is 0");
+                   "layer = 1: the next layer of this prompt is 0 (pass 0)");
     rig_fill_chunk(&r, &p, 0, CHUNK, true);
     expect_refused(&r, kvf_prune_layer(r.prune, p.sequence, 0, r.w.stream, &result),
-                   "48 of 160 tokens");
-    expect_refused(&r, kvf_prune_begin(r.prune, p.sequence, PROMPT), "not empty");
+                   "layer 0 holds 48 of 160 tokens; prefill the rest before it is pruned");
+    expect_refused(&r, kvf_prune_begin(r.prune, p.sequence, PROMPT),
+                   "the sequence is not empty: layer 0 holds 48 tokens; a pruned prompt begins in "
+                   "a new sequence");
     const kvf_prefill_args again = rig_chunk_args(&r, &p, 0, CHUNK);
     expect_refused(&r, kvf_prune_append(r.prune, &again, r.w.stream),
-                   "once after every kvf_prefill");
+                   "tokens = 48: layer 0 holds 48 of 160 tokens and the queries of 48 were seen; "
+                   "call kvf_prune_append once after every kvf_prefill, with its arguments");
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
 }
@@ -160,7 +174,8 @@ static void missing_sums_are_refused(void **state)
     for (uint32_t first = 0; first < PROMPT; first += CHUNK)
         rig_fill_chunk(&r, &p, first, CHUNK, first + CHUNK < PROMPT);
     assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID);
-    rig_expect_text(&r, "144 of 160");
+    rig_expect_text(&r, "layer 0: kvf_prune_append saw the queries of 144 of 160 tokens; call it "
+                        "after every kvf_prefill");
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
 }
@@ -174,7 +189,8 @@ static void other_caches_and_small_windows_are_refused(void **state)
     rig_prune(&r);
     rig_open(&other, &cc, KVF_PRUNE_SCORES);
     kvf_sequence *s = test_sequence(&other.w);
-    expect_refused(&r, kvf_prune_begin(r.prune, s, PROMPT), "another cache");
+    expect_refused(&r, kvf_prune_begin(r.prune, s, PROMPT),
+                   "the sequence belongs to another cache; pass it with the cache that created it");
     kvf_sequence_destroy(s);
     rig_close(&other);
     rig_close(&r);
@@ -210,7 +226,9 @@ static void needs_that_cannot_be_met_are_refused(void **state)
         rig_fill_layer(&r, &p);
         assert_int_equal(rig_prune_layer(&r, &p), layer < 2 ? KVF_OK : KVF_INVALID);
     }
-    rig_expect_text(&r, "'told'");
+    rig_expect_text(
+        &r,
+        "policy 'told' needs 0x2 at layer 2, which it did not say of any layer with fresh state");
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
 
@@ -221,7 +239,8 @@ static void needs_that_cannot_be_met_are_refused(void **state)
     p = rig_begin(&r, PROMPT);
     rig_fill_layer(&r, &p);
     assert_int_equal(rig_prune_layer(&r, &p), KVF_INVALID);
-    rig_expect_text(&r, "exclude each other");
+    rig_expect_text(
+        &r, "policy 'told' needs 0x5 at layer 0: scores, logits and sums exclude each other");
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
 }

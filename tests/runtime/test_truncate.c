@@ -360,7 +360,7 @@ static void layers_are_cut_by_position(void **state)
 
 static void expect_text(const test_world *w, const char *text)
 {
-    assert_non_null(strstr(kvf_runtime_error(w->runtime)->text, text));
+    assert_string_equal(kvf_runtime_error(w->runtime)->text, text);
 }
 
 static void refusals_name_what_is_wrong(void **state)
@@ -374,9 +374,9 @@ static void refusals_name_what_is_wrong(void **state)
     for (uint32_t l = 0; l < c.layers; l++)
         test_prefill(&w, s, &t, &(test_range){.layer = l, .count = 100, .chunk = 128}, NULL);
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 101, w.stream), KVF_INVALID);
-    expect_text(&w, "tokens = 101: the sequence ends at position 100");
+    expect_text(&w, "tokens = 101: the sequence ends at position 100; give that or less");
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, NULL, 0, w.stream), KVF_INVALID);
-    expect_text(&w, "sequence is NULL");
+    expect_text(&w, "sequence is NULL; create one first");
     /* What was chosen per KV head has no common end. */
     uint32_t ids[2 * 40];
     for (uint32_t i = 0; i < 80; i++)
@@ -387,7 +387,9 @@ static void refusals_name_what_is_wrong(void **state)
     for (uint32_t l = 0; l < c.layers; l++)
         test_decode(&w, s, &t, l, 100, out, NULL);
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 99, w.stream), KVF_UNSUPPORTED);
-    expect_text(&w, "layer 1 holds what a prune policy chose of the positions below 100");
+    expect_text(&w,
+                "tokens = 99: layer 1 holds what a prune policy chose of the positions below 100, "
+                "per KV head its own tokens; cut behind them, cut all, or fork before pruning");
     assert_int_equal(kvf_sequence_length(s, 0), 101);
     test_ok(&w, kvf_sequence_truncate(w.cache, s, 100, w.stream));
     assert_int_equal(kvf_sequence_length(s, 1), 40);
@@ -404,7 +406,9 @@ static void refusals_name_what_is_wrong(void **state)
     s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 50, .chunk = 128}, NULL);
     test_expect(w.runtime, kvf_sequence_truncate(w.cache, s, 49, w.stream), KVF_UNSUPPORTED);
-    expect_text(&w, "head_mask has streaming heads");
+    expect_text(
+        &w, "head_mask has streaming heads, whose rings have lost what the newest tokens took the "
+            "place of; fork before tokens that may have to go, or open the cache without a mask");
     test_world_close(&w);
     test_tokens_free(&t);
 }
