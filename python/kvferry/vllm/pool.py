@@ -113,6 +113,8 @@ class Pool:
         self.requests = Requests(self.cache, settings["sequences_max"],
                                  self._config.max_concurrent_batches)
         log.info("%s", self.describe())
+        if self._config.cache_config.enable_prefix_caching:
+            log.info("kvferry: prefix caching finds nothing, because requests share no pages")
 
     def describe(self) -> str:
         """What is in force, in a line."""
