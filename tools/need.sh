@@ -42,7 +42,9 @@ lint   font:DejaVuSans            fonts-dejavu-core
 ci     cmd:git                    git
 ci     cmd:clang                  clang
 ci     rt:libclang_rt.fuzzer      libclang-rt-dev
+ci     cmd:ld.lld                 lld
 ci     cmd:g++                    g++
+ci     cmd:ccache                 ccache
 ci     cmd:aarch64-linux-gnu-gcc  gcc-aarch64-linux-gnu
 ci     h64:stdio.h                libc6-dev-arm64-cross
 TABLE
