@@ -26,6 +26,7 @@
 
 #include "common/convert.h"
 #include "runtime.h"
+#include "sweep.h"
 
 /* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
  */
@@ -110,7 +111,7 @@ int test_on_cuda(void); /* 1: the suite runs on the CUDA device */
 uint32_t test_afford(uint32_t n);
 /* Whether case `i` of many is run: one in three on the emulated device under the thread sanitizer,
  * where each takes seconds. For cases in which threads have the same part; all of them run there
- * under the address sanitizer. */
+ * under the address sanitizer. What was left out is told when the program ends. */
 int test_takes(size_t i);
 /* A method that the device has: direct needs a device that shares host memory, else it is mapped.
  */

@@ -75,8 +75,9 @@ static void runtime_open_survives_every_failure(void **state)
 {
     heap h = {0};
     const kvf_runtime_config rc = heap_config(&h);
+    const uint32_t step = sweep_step();
     int64_t n = 0;
-    for (;; n++) {
+    for (;; n += step) {
         kvf_runtime *runtime = (kvf_runtime *)&h;
         kvf_error error = {0};
         heap_arm(&h, n);
@@ -94,6 +95,7 @@ static void runtime_open_survives_every_failure(void **state)
     assert_int_equal(h.live, 0);
     assert_true(n > 0);
     print_message("# %lld allocations\n", (long long)n);
+    sweep_tell_step((uint64_t)n, step);
 }
 
 /* Uses the cache a little, so that a half-made one would show. */
@@ -115,6 +117,7 @@ static void cache_open_survives_every_failure(void **state)
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_GATHER};
     static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside a part with the others */
+    const uint32_t step = sweep_step();
     for (uint32_t m = 0; m < 3; m++) {
         heap h = {.fail_at = -1};
         const kvf_runtime_config rc = heap_config(&h);
@@ -134,7 +137,7 @@ static void cache_open_survives_every_failure(void **state)
         assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
         const int64_t before = h.live;
         int64_t n = 0;
-        for (;; n++) {
+        for (;; n += step) {
             kvf_cache *cache = (kvf_cache *)&h;
             heap_arm(&h, n);
             memset(&error, 0, sizeof error);
@@ -156,6 +159,7 @@ static void cache_open_survives_every_failure(void **state)
         }
         assert_true(n > 0);
         print_message("# %lld allocations\n", (long long)n);
+        sweep_tell_step((uint64_t)n, step);
         assert_int_equal(h.live, before);
         kvf_stream_destroy(stream);
         kvf_runtime_close(runtime);

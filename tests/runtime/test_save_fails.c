@@ -52,8 +52,9 @@ static void each_request_once(void **state)
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
     const uint32_t requests = fail_plan.count;
     assert_true(requests > 8);
+    const uint32_t step = sweep_step();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t n = 0; n < requests; n += cases[i].always ? requests : 1) {
+        for (uint32_t n = 0; n < requests; n += cases[i].always ? requests : step) {
             kvf_error error;
             (void)unlink(path);
             fail_plan_set(n, cases[i].what, cases[i].always);
@@ -69,13 +70,16 @@ static void each_request_once(void **state)
         }
     assert_int_equal(save_now(&f.w, f.s, path, NULL), KVF_OK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests : 1) {
+        for (uint32_t n = 0; n < requests - 1; n += cases[i].always ? requests : step) {
             kvf_error error;
             const bool ends = cases[i].what == ERRNO + 0; /* a read of nothing: the file ends */
             fail_plan_set(n, cases[i].what, cases[i].always);
             assert_int_equal(fail_restore(&f, path, &error), ends ? KVF_CORRUPT : cases[i].status);
             assert_int_equal(f.w.runtime->context->live_bytes, live);
         }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!cases[i].always)
+            sweep_tell_step(2 * requests - 1, step);
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     assert_int_equal(fail_restore(&f, path, &(kvf_error){0}), KVF_OK);
     (void)unlink(path);
@@ -252,7 +256,7 @@ static void killed_at_every_write(void **state)
     save_and_die(old, "old", UINT32_MAX, requests);
     const uint32_t count = *requests;
     /* A process takes long under a sanitizer, and on the emulated device. */
-    const uint32_t step = test_afford(2) == 2 && !test_on_cuda() ? 1 : 16;
+    const uint32_t step = test_afford(2) == 2 && !test_on_cuda() ? sweep_step() : 16;
     assert_true(count >= KILLS_LEAST);
     char name[32];
     for (uint32_t n = 0; n < count; n += step) {
@@ -262,6 +266,7 @@ static void killed_at_every_write(void **state)
         save_and_die(save_path(name), "new", n, requests);
     }
     read_apart(read_after_kills, count, step);
+    sweep_tell_step(count, step);
     (void)munmap(requests, sizeof *requests);
     save_remove_folder(NULL);
 }
