@@ -112,6 +112,32 @@ def check_pruned(chat):
                [ids] * 3 and told["prune"]["policy"] == "snapkv", results, ids)
 
 
+def check_saved(chat):
+    """Lines go on from a saved document, which is read once for all of them."""
+    about = subprocess.run([chat.kvferry, "info"], stdout=subprocess.PIPE, check=True).stdout
+    if not re.search(rb"xxHash.*\n?.*yes", about):
+        return
+    chat.write()
+    document, ends = PROMPTS[3], (" alice", " alice brown", "", " alice brown is")
+    saved = os.path.join(chat.folder, "document.kvs")
+    chat.run(*SELECTION, "--prompt", document, "-n", "1", "--save", saved)
+    wanted = [alone(chat, document + end, "-n", "6", *DRAWS)[0] for end in ends]
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": end}) for end in ends))
+    for batch in ("1", "3"):
+        results, told = lines_of(chat, "--load", saved, "--prompts", path, "--batch", batch,
+                                 "-n", "6", *DRAWS)
+        chat.check("lines go on from the document, %s at once" % batch,
+                   [results[(i + 1, 0)]["ids"] for i in range(4)] == wanted, results, wanted)
+        chat.check("which is not read again", told["loaded_tokens"] > 300 and
+                   told["prefilled_tokens"] < 20, told)
+    results, _ = lines_of(chat, "--load", saved, "--prompt", document, "--samples", "3", "-n", "6",
+                          *DRAWS)
+    chat.check("so do samples", results[(1, 0)]["ids"] == wanted[2], results, wanted)
+    path = chat.save("p.jsonl", json.dumps({"messages": [{"role": "user", "content": "x"}]}))
+    _, err = chat.run(*SELECTION, "--load", saved, "--prompts", path, status=1)
+    chat.check("a chat does not", "leave messages and system out" in err, err)
+
+
 def check_options(chat):
     """What the command has besides holds for a batch too."""
     chat.write()
@@ -295,8 +321,8 @@ def check_interrupted_prefill(chat):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        for check in (check_prompts, check_samples, check_pruned, check_options, check_chat,
-                      check_refused, check_long, check_interrupted, check_interrupted_prefill):
+        for check in (check_prompts, check_samples, check_pruned, check_saved, check_options,
+                      check_chat, check_refused, check_long, check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0

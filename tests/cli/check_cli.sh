@@ -227,6 +227,23 @@ if grep -A1 'xxHash' out | grep -q yes; then
     try 1 $run --prompt "$asked is" --load saved/document.kvs --local 33; says 'local_tokens = 64'
     try 1 $run --prompt "$asked" --save saved/none/document.kvs; says 'folder saved/none'
     try 2 $run --prompt a --load x --prune snapkv; says 'leave --prune out'
+    # without a prompt, what was saved is one
+    try 0 $run --prompt "$asked" --emit-ids whole.ids
+    try 0 $run --load saved/document.kvs --emit-ids loaded.ids --stats loaded.json </dev/null
+    check 'nothing is prefilled' grep -q '"prefilled_tokens": 0,' loaded.json
+    check 'what was saved goes on' cmp whole.ids loaded.ids
+    printf ' is\nquiet river\n' >questions
+    try 0 $run --prompt "$asked" --ask questions --emit-ids whole.ids
+    try 0 $run --load saved/document.kvs --ask questions --emit-ids loaded.ids </dev/null
+    check 'questions to a saved document are answered as ever' cmp whole.ids loaded.ids
+    try 0 $run --prompt "$asked" --prune snapkv --keep 0.5 --prune-window 4 --save saved/pruned.kvs
+    try 1 $run --load saved/pruned.kvs </dev/null; says 'was pruned, and nothing is left'
+    try 0 $run --prompt "$asked" --prune snapkv --keep 0.5 --prune-window 4 --ask questions --emit-ids whole.ids
+    try 0 $run --load saved/pruned.kvs --ask questions --emit-ids loaded.ids </dev/null
+    check 'also to a pruned one' cmp whole.ids loaded.ids
+    try 2 $run --load x --prompts y --chat; says 'leave --chat out'
+    try 2 $run --prompt a --save x --samples 2; says 'leave --prompts and --samples out'
+    rm saved/pruned.kvs
     head -c 5000 saved/document.kvs >saved/cut.kvs
     echo nothing >saved/notes
     touch saved/killed.kvs.tmp-abc123

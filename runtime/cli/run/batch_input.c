@@ -79,6 +79,7 @@ static void add(const cli_job_source *source, cli_jobs *jobs)
     kvf_batch_prompt *p = &jobs->prompts[jobs->count];
     cli_job *job = &jobs->jobs[jobs->count++];
     p->count = (uint32_t)(jobs->ids.count - job->first);
+    p->shared = source->shared;
     p->samples = source->options->samples ? source->options->samples : 1;
     job->thinks = is_thinking(source->tokenizer, jobs->ids.ids + job->first, p->count);
     jobs->longest = p->count > jobs->longest ? p->count : jobs->longest;
@@ -180,9 +181,17 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
     const json_value *messages = json_get_set(line, "messages");
     const json_value *system = json_get_set(line, "system");
     KVF_TRY(check_texts(line, where, error));
+    if (source->before && (messages || system))
+        return model_fail(
+            error, KVF_INVALID,
+            "%s: with --load a prompt goes on from what was saved; leave messages and "
+            "system out",
+            where);
+    for (size_t i = 0; source->before && i < source->before->count; i++)
+        KVF_TRY(kvf_token_ids_push(NULL, ids, source->before->ids[i], error));
     if (!o->chat && !messages && !system)
-        return kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size, true, ids,
-                                    error);
+        return kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
+                                    !source->before, ids, error);
     const cli_chat *chat = NULL;
     KVF_TRY(source->chat(source->user, &chat, error));
     kvf_text text = {0};
@@ -211,7 +220,7 @@ static kvf_status read_line(const cli_job_source *source, const json_value *line
     KVF_TRY(json_check_keys(line, where, known, error));
     KVF_TRY(read_settings(line, where, prompt, error));
     kvf_status status = encode_line(source, line, where, &jobs->ids, &why);
-    if (status == KVF_OK && jobs->ids.count == job->first)
+    if (status == KVF_OK && jobs->ids.count == job->first + source->shared)
         status = model_fail(&why, KVF_INVALID, "the prompt is empty; give at least one token");
     if (status != KVF_OK)
         return strncmp(why.text, where, strlen(where)) == 0

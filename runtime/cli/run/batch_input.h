@@ -35,6 +35,8 @@ typedef struct cli_job_source {
     const cli_run_options *options;
     const kvf_model_config *model;
     const kvf_tokenizer *tokenizer;
+    const kvf_token_ids *before; /* what every line goes on from, or NULL */
+    uint32_t shared;             /* of what every prompt begins with: what need not be prefilled */
     /* The chat format, when the first line needs one. */
     kvf_status (*chat)(void *user, const cli_chat **chat, kvf_error *error);
     void *user;

@@ -11,6 +11,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PROMPT_BYTES_MAX (1u << 30)
 #define READ_BYTES       65536u
@@ -34,7 +35,8 @@ static kvf_status read_text(const cli_run_options *o, kvf_text *text, kvf_error 
         return kvf_text_append(NULL, text, o->prompt, strlen(o->prompt), error);
     if (o->prompt_file)
         return model_read_file(NULL, o->prompt_file, PROMPT_BYTES_MAX, text, error);
-    return read_standard_input(text, error);
+    /* What was saved is a prompt, too, and nobody has to type one. */
+    return o->load_file && isatty(STDIN_FILENO) ? KVF_OK : read_standard_input(text, error);
 }
 
 /* Numbers, apart by white space or commas. */
@@ -93,7 +95,7 @@ kvf_status cli_prompt_read(const cli_run_options *o, const kvf_model_config *mod
                          : kvf_tokenizer_encode(tokenizer, text.bytes, text.size, true, ids, error);
     }
     kvf_text_free(NULL, &text);
-    if (status == KVF_OK && ids->count == 0)
+    if (status == KVF_OK && ids->count == 0 && !o->load_file)
         return model_fail(error, KVF_INVALID, "the prompt is empty; give at least one token");
     if (status == KVF_OK && ids->count > UINT32_MAX / 2)
         return model_fail(error, KVF_INVALID, "the prompt has %zu tokens, more than %u", ids->count,

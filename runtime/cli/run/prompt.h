@@ -16,7 +16,8 @@
 
 /**
  * The prompt. @p tokenizer may be NULL if ids are given as numbers, @p chat if there is none.
- * @return KVF_OK; KVF_INVALID for an empty prompt, text that is no UTF-8, an id out of range
+ * @return KVF_OK; KVF_INVALID for an empty prompt (without --load), text that is no UTF-8, an id
+ * out of range
  */
 KVF_CHECKED kvf_status cli_prompt_read(const cli_run_options *options,
                                        const kvf_model_config *model,

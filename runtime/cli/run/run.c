@@ -153,6 +153,8 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
     const cli_job_source source = {.options = &run->options,
                                    .model = &run->model,
                                    .tokenizer = run->tokenizer,
+                                   .before = run->loaded ? &run->saved : NULL,
+                                   .shared = run->loaded,
                                    .chat = chat_of,
                                    .user = run};
     if (run->options.prompts_file)
@@ -177,6 +179,7 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
     if (cli_chat_wanted(&o->chat))
         KVF_TRY(open_chat(run, error));
+    KVF_TRY(cli_saved_read(run, error));
     if (o->prompts_file) {
         KVF_TRY(open_jobs(run, error));
         return cli_run_prune_prepare(run, error);
@@ -190,6 +193,7 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
                             cli_chat_wanted(&o->chat) ? &run->chat : NULL, &run->prompt, error));
+    KVF_TRY(cli_saved_match(run, error));
     KVF_TRY(check_context(run, error));
     if (o->samples)
         KVF_TRY(open_jobs(run, error));
@@ -298,7 +302,9 @@ static kvf_status reserve_batch(cli_run *run, kvf_error *error)
         needed = one > needed ? one : needed;
         all = jobs->count == 1 ? shared : needed * run->batch.rows;
     }
-    c->sequences_max = run->batch.rows + 1;
+    needed += cli_saved_room(run);
+    all += cli_saved_room(run);
+    c->sequences_max = run->batch.rows + 1 + (run->loaded > 0);
     c->host_tokens_max = run->options.memory_bytes ? run->options.memory_bytes / token_bytes : all;
     if (c->host_tokens_max >= needed)
         return KVF_OK;
@@ -466,6 +472,7 @@ static void close_run(cli_run *run)
     kvf_runtime_close(run->runtime);
     kvf_token_ids_free(NULL, &run->text);
     kvf_token_ids_free(NULL, &run->prompt);
+    kvf_token_ids_free(NULL, &run->saved);
     cli_questions_free(&run->questions);
     cli_jobs_free(&run->jobs);
     cli_chat_close(&run->chat);
@@ -509,7 +516,7 @@ static int report_interrupted(cli_run *run)
 static int prepare(cli_run *run, kvf_error *error)
 {
     kvf_status status = open_input(run, error);
-    if (status == KVF_OK)
+    if (status == KVF_OK && !run->runtime)
         status = kvf_runtime_open(&run->options.runtime, &run->runtime, error);
     if (status == KVF_OK)
         status = cli_saved_check(run, error);

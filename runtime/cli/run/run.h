@@ -83,7 +83,8 @@ typedef struct cli_run {
     uint32_t resident_count;
     double load_ms, prefill_ms;
     uint32_t prefilled;
-    uint32_t loaded; /* tokens of --load */
+    kvf_token_ids saved; /* the prompt of --load */
+    uint32_t loaded;     /* of its tokens, those that its sequence has */
     double restore_ms;
     kvf_save *save; /* under way, or NULL */
     bool interrupted;

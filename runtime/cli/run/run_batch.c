@@ -13,6 +13,7 @@
 #include "printer.h"
 #include "progress.h"
 #include "run.h"
+#include "saved_prompt.h"
 
 #include <stdlib.h>
 
@@ -171,6 +172,7 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
 
 kvf_status cli_run_batch(cli_run *run, kvf_error *error)
 {
+    KVF_TRY(cli_saved_load(run, error));
     batch_run b = {.run = run,
                    .outlets = calloc(run->batch.rows, sizeof *b.outlets),
                    .start_ms = kvf_now_ms()};
@@ -179,7 +181,9 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
     const kvf_batch_request request = {.prompts = run->jobs.prompts,
                                        .count = run->jobs.count,
                                        .rows = run->batch.rows,
-                                       .tokens_max = run->options.cache.host_tokens_max,
+                                       .base = run->sequence,
+                                       .tokens_max =
+                                           run->options.cache.host_tokens_max - cli_saved_room(run),
                                        .vocab_size = run->model.vocab_size,
                                        .sampler = run->sampler,
                                        .eos_ids = run->end_ids,

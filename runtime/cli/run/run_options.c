@@ -90,7 +90,8 @@ static const cli_option of_saved[] = {
     {.is = {"save", TEXT, FIELD(save_file),
             .meaning = "keep the prefilled prompt in a file, while tokens are generated"}},
     {.is = {"load", TEXT, FIELD(load_file),
-            .meaning = "do not prefill what a file of --save holds: the prompt begins with it"}},
+            .meaning = "do not prefill what a file of --save holds: the prompt begins with it, or "
+                       "is it, if none is given; lines of --prompts go on from it"}},
 };
 
 static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
@@ -219,9 +220,11 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--system, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
-    else if ((o->load_file || o->save_file) && (o->prompts_file || o->samples))
+    else if (o->save_file && (o->prompts_file || o->samples))
+        problem = "--save takes one prompt and one answer; leave --prompts and --samples out";
+    else if (o->load_file && o->prompts_file && cli_chat_wanted(&o->chat))
         problem =
-            "--save and --load take one prompt and one answer; leave --prompts and --samples out";
+            "--load with --prompts goes on from what was saved, as plain text; leave --chat out";
     else if (o->load_file && o->prune.policy)
         problem = "--load continues a prompt as it was saved; leave --prune out";
     if (problem)

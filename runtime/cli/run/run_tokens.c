@@ -168,12 +168,17 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
     return cli_run_go_on(&r->progress, done, total);
 }
 
+/* Tokens of the prompt that are a step; of a pruned prompt that was saved nothing is left. */
+static uint32_t held_back(const cli_run *run)
+{
+    return run->loaded == run->prompt.count ? 0 : kvf_generate_held_back(&run->session);
+}
+
 kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
     prompt_reading reading = {0};
     KVF_TRY(cli_saved_load(run, error));
-    const uint32_t held_back = kvf_generate_held_back(&run->session);
-    const uint32_t count = (uint32_t)run->prompt.count - held_back - run->loaded;
+    const uint32_t count = (uint32_t)run->prompt.count - held_back(run) - run->loaded;
     cli_progress_begin(&reading.progress, "prefill", count, "tokens");
     kvf_prefill_request request = {
         .sequence = run->sequence,
@@ -201,11 +206,11 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     KVF_TRY(cli_run_prefill(run, error));
     if (run->interrupted)
         return KVF_OK;
-    const uint32_t held_back = kvf_generate_held_back(&run->session);
-    const uint32_t *last = run->prompt.ids + run->prompt.count - held_back;
+    const uint32_t held = held_back(run);
+    const uint32_t *last = run->prompt.ids + run->prompt.count - held;
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
     if (!run->options.ask_file)
-        return answer(run, run->sequence, last, held_back, error);
-    KVF_TRY(end_document(run, last, held_back, error));
+        return answer(run, run->sequence, last, held, error);
+    KVF_TRY(end_document(run, last, held, error));
     return ask_all(run, error);
 }

@@ -12,6 +12,12 @@
 #include "common/clock.h"
 #include "prune_file.h"
 
+/* A note ends with the window that a pruner observed, and with this, which no id is, plus how many
+ * of its ids the sequence lacks. */
+#define NOTE_HELD    0x80000000u
+/* Of a block, at most. */
+#define BLOCK_TOKENS 64u
+
 /* As the file says it: family, depth and weights. */
 static void name_model(const cli_run *run, char name[64])
 {
@@ -21,22 +27,11 @@ static void name_model(const cli_run *run, char name[64])
              print.weights);
 }
 
-/* The ids that a file holds, freed with free. */
-static kvf_status read_ids(cli_run *run, kvf_saved *saved, uint32_t **ids, kvf_error *error)
+/* The note of a file that this model wrote: ids, and how many at the end wait to be fed. */
+static kvf_status take_note(cli_run *run, const kvf_saved *saved, kvf_error *error)
 {
     const char *path = run->options.load_file;
-    KVF_TRY(kvf_saved_read(run->runtime, path, 0, saved, NULL, 0, error));
-    *ids = malloc((size_t)saved->note_bytes + 1);
-    if (!*ids)
-        return model_out_of_memory(error, saved->note_bytes, "the ids of a saved prompt");
-    return kvf_saved_read(run->runtime, path, 0, saved, *ids, saved->note_bytes, error);
-}
-
-static kvf_status compare(const cli_run *run, const kvf_saved *saved, const uint32_t *ids,
-                          kvf_error *error)
-{
-    const char *path = run->options.load_file;
-    const uint32_t count = saved->note_bytes / sizeof *ids;
+    kvf_token_ids *ids = &run->saved;
     char name[64];
     name_model(run, name);
     if (strcmp(name, saved->model) != 0)
@@ -44,21 +39,61 @@ static kvf_status compare(const cli_run *run, const kvf_saved *saved, const uint
                           "--load %s is of model '%s', this one is '%s'; load that model, or save "
                           "the prompt again",
                           path, saved->model, name);
-    if (count == 0 || saved->note_bytes % sizeof *ids)
+    uint32_t held = 0;
+    if (ids->count >= 2 && ids->ids[ids->count - 1] >= NOTE_HELD) {
+        held = ids->ids[--ids->count] - NOTE_HELD;
+        run->options.cache.observe_window = ids->ids[--ids->count];
+    }
+    if (saved->note_bytes % sizeof *ids->ids || held >= ids->count)
         return model_fail(error, KVF_INVALID,
                           "--load %s has no token ids; use a file that kvferry run --save wrote",
                           path);
-    if (count >= run->prompt.count)
+    run->loaded = (uint32_t)ids->count - held;
+    return cli_check_ids(&run->model, ids, error);
+}
+
+kvf_status cli_saved_read(cli_run *run, kvf_error *error)
+{
+    const char *path = run->options.load_file;
+    kvf_saved saved;
+    if (!path)
+        return KVF_OK;
+    KVF_TRY(kvf_runtime_open(&run->options.runtime, &run->runtime, error));
+    KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, NULL, 0, error));
+    for (size_t i = 0; i < saved.note_bytes / sizeof(uint32_t); i++)
+        KVF_TRY(kvf_token_ids_push(NULL, &run->saved, 0, error));
+    KVF_TRY(kvf_saved_read(run->runtime, path, 0, &saved, run->saved.ids,
+                           run->saved.count * sizeof(uint32_t), error));
+    return take_note(run, &saved, error);
+}
+
+kvf_status cli_saved_match(cli_run *run, kvf_error *error)
+{
+    const char *path = run->options.load_file;
+    const uint32_t *ids = run->saved.ids;
+    if (!path)
+        return KVF_OK;
+    if (run->prompt.count == 0) {
+        for (size_t i = 0; i < run->saved.count; i++)
+            KVF_TRY(kvf_token_ids_push(NULL, &run->prompt, ids[i], error));
+        if (run->loaded < run->saved.count || run->options.ask_file)
+            return KVF_OK;
+        return model_fail(error, KVF_INVALID,
+                          "--load %s holds all tokens of a prompt that was pruned, and nothing is "
+                          "left to go on from; give a longer prompt, or --ask",
+                          path);
+    }
+    if (run->loaded >= run->prompt.count)
         return model_fail(error, KVF_INVALID,
                           "--load %s holds %u tokens and the prompt has %zu; the prompt must begin "
                           "with them and go on",
-                          path, count, run->prompt.count);
-    for (uint32_t i = 0; i < count; i++)
+                          path, run->loaded, run->prompt.count);
+    for (uint32_t i = 0; i < run->loaded; i++)
         if (ids[i] != run->prompt.ids[i])
             return model_fail(error, KVF_INVALID,
                               "--load %s is of another prompt: token %u is %u there and %u here; "
                               "the prompt must begin with all %u tokens of the file",
-                              path, i, ids[i], run->prompt.ids[i], count);
+                              path, i, ids[i], run->prompt.ids[i], run->loaded);
     return KVF_OK;
 }
 
@@ -79,21 +114,14 @@ static kvf_status check_target(const cli_run *run, kvf_error *error)
     return KVF_OK;
 }
 
-kvf_status cli_saved_check(cli_run *run, kvf_error *error)
+kvf_status cli_saved_check(const cli_run *run, kvf_error *error)
 {
-    kvf_saved saved;
-    uint32_t *ids = NULL;
-    if (run->options.save_file)
-        KVF_TRY(check_target(run, error));
-    if (!run->options.load_file)
-        return KVF_OK;
-    kvf_status status = read_ids(run, &saved, &ids, error);
-    if (status == KVF_OK)
-        status = compare(run, &saved, ids, error);
-    if (status == KVF_OK)
-        run->loaded = saved.note_bytes / (uint32_t)sizeof *ids;
-    free(ids);
-    return status;
+    return run->options.save_file ? check_target(run, error) : KVF_OK;
+}
+
+uint64_t cli_saved_room(const cli_run *run)
+{
+    return run->loaded ? (uint64_t)run->loaded + run->options.cache.local_tokens + BLOCK_TOKENS : 0;
 }
 
 kvf_status cli_saved_load(cli_run *run, kvf_error *error)
@@ -113,23 +141,37 @@ kvf_status cli_saved_load(cli_run *run, kvf_error *error)
                : model_fail(error, status, "--load: %s", kvf_runtime_error(run->runtime)->text);
 }
 
-kvf_status cli_saved_begin(cli_run *run, kvf_error *error)
+/* The library copies the note. */
+static kvf_status save_with(cli_run *run, const char *name, kvf_token_ids *note, kvf_error *error)
 {
+    const uint32_t held = (uint32_t)run->prompt.count - run->loaded - run->prefilled;
     kvf_save_args args;
-    char name[64];
-    if (!run->options.save_file)
-        return KVF_OK;
-    name_model(run, name);
+    for (size_t i = 0; i < run->prompt.count; i++)
+        KVF_TRY(kvf_token_ids_push(NULL, note, run->prompt.ids[i], error));
+    KVF_TRY(kvf_token_ids_push(NULL, note, run->options.cache.observe_window, error));
+    KVF_TRY(kvf_token_ids_push(NULL, note, NOTE_HELD + held, error));
     kvf_save_args_init(&args);
     args.sequence = run->sequence;
     args.path = run->options.save_file;
     args.model = name;
-    args.note = run->prompt.ids;
-    args.note_bytes = (uint32_t)((run->loaded + run->prefilled) * sizeof *run->prompt.ids);
+    args.note = note->ids;
+    args.note_bytes = (uint32_t)(note->count * sizeof *note->ids);
     const kvf_status status = kvf_sequence_save(run->cache, &args, run->stream, &run->save);
     return status == KVF_OK
                ? KVF_OK
                : model_fail(error, status, "--save: %s", kvf_runtime_error(run->runtime)->text);
+}
+
+kvf_status cli_saved_begin(cli_run *run, kvf_error *error)
+{
+    kvf_token_ids note = {0};
+    char name[64];
+    if (!run->options.save_file)
+        return KVF_OK;
+    name_model(run, name);
+    const kvf_status status = save_with(run, name, &note, error);
+    kvf_token_ids_free(NULL, &note);
+    return status;
 }
 
 bool cli_saved_end(cli_run *run)

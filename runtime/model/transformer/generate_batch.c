@@ -51,20 +51,26 @@ typedef struct batch {
 
 /* ---- memory ---- */
 
-static uint64_t prompt_tokens(const kvf_batch_prompt *p)
+/* A fork has its own window, which is sealed in blocks of its own. */
+static uint64_t fork_tokens(uint32_t local_tokens)
 {
-    return (uint64_t)p->count + BLOCK_TOKENS;
+    return (uint64_t)local_tokens + 2 * BLOCK_TOKENS;
 }
 
-/* A fork has its own window, which is sealed in blocks of its own. */
+static uint64_t prompt_tokens(const kvf_batch_prompt *p, uint32_t local_tokens)
+{
+    return p->shared ? (uint64_t)p->count - p->shared + fork_tokens(local_tokens)
+                     : (uint64_t)p->count + BLOCK_TOKENS;
+}
+
 static uint64_t answer_tokens(const kvf_batch_prompt *p, uint32_t local_tokens)
 {
-    return (uint64_t)p->tokens + local_tokens + 2 * BLOCK_TOKENS;
+    return (uint64_t)p->tokens + fork_tokens(local_tokens);
 }
 
 uint64_t kvf_batch_tokens(const kvf_batch_prompt *prompt, uint32_t answers, uint32_t local_tokens)
 {
-    return prompt_tokens(prompt) + answers * answer_tokens(prompt, local_tokens);
+    return prompt_tokens(prompt, local_tokens) + answers * answer_tokens(prompt, local_tokens);
 }
 
 /* What the next answer adds; its prompt is there already if another one of it is. */
@@ -72,7 +78,7 @@ static uint64_t next_tokens(const batch *b)
 {
     const kvf_batch_prompt *p = &b->request->prompts[b->prompt];
     return answer_tokens(p, b->local_tokens) +
-           (b->root || b->alive[b->prompt] ? 0 : prompt_tokens(p));
+           (b->root || b->alive[b->prompt] ? 0 : prompt_tokens(p, b->local_tokens));
 }
 
 static row *free_row(const batch *b)
@@ -107,7 +113,7 @@ static void end_answer(batch *b, row *r)
     drop_sequence(b, &r->sequence);
     b->promised -= answer_tokens(p, b->local_tokens);
     if (--b->alive[r->answer.prompt] == 0 && !(b->root && b->prompt == r->answer.prompt))
-        b->promised -= prompt_tokens(p);
+        b->promised -= prompt_tokens(p, b->local_tokens);
     r->answer.ms = kvf_now_ms() - r->start_ms;
     b->request->end(b->request->user, &r->answer);
 }
@@ -136,13 +142,16 @@ static kvf_status make_root(batch *b, kvf_error *error)
     kvf_stop stop;
     b->start_ms = b->chunk_ms = kvf_now_ms();
     b->prefilled = 0;
-    const kvf_status created = kvf_sequence_create(b->session->cache, &b->root);
+    const kvf_status created = p->shared ? kvf_sequence_fork(b->session->cache, b->request->base,
+                                                             b->session->stream, &b->root)
+                                         : kvf_sequence_create(b->session->cache, &b->root);
     if (created != KVF_OK)
         return say(b, created, error);
-    b->promised += prompt_tokens(p);
+    b->promised += prompt_tokens(p, b->local_tokens);
     const kvf_prefill_request prefill = {.sequence = b->root,
-                                         .ids = p->ids,
-                                         .count = p->count - kvf_generate_held_back(b->session),
+                                         .ids = p->ids + p->shared,
+                                         .count = p->count - p->shared -
+                                                  kvf_generate_held_back(b->session),
                                          .progress = on_chunk,
                                          .user = b};
     KVF_TRY(kvf_generate_prefill(b->session, &prefill, &stop, error));

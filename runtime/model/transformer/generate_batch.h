@@ -6,7 +6,8 @@
  * Many prompts, several answers to each, in one batch that is always as full as rows and memory
  * allow: an answer that ends makes room for the next one.
  *
- * It knows transformers and sequences, not text or files. A prompt is prefilled once; its answers
+ * It knows transformers and sequences, not text or files. A prompt is prefilled once, or from where
+ * a base that many prompts begin with ends; its answers
  * are forks, which begin with a step of its last token, or, if the prompt is pruned, with what
  * follows from the logits of its last token. Invariant: an answer's tokens follow from its prompt,
  * settings and seed alone, not from what runs beside it. Tokens that a GPU drew for an answer
@@ -18,6 +19,8 @@
 typedef struct kvf_batch_prompt {
     const uint32_t *ids; /**< [count], at least 1 */
     uint32_t count;
+    uint32_t
+        shared; /**< of them, the first ones, which the base of the batch holds: less than count */
     uint32_t tokens;              /**< of each answer, at least 1 */
     uint32_t samples;             /**< answers, at least 1 */
     kvf_sampling_config sampling; /**< answer i draws with seed + i */
@@ -38,8 +41,9 @@ typedef struct kvf_batch_answer {
 typedef struct kvf_batch_request {
     const kvf_batch_prompt *prompts; /**< [count], borrowed */
     uint32_t count;
-    uint32_t rows;       /**< answers at once; the cache has rows + 1 sequences */
-    uint64_t tokens_max; /**< host_tokens_max of the cache */
+    kvf_sequence *base;  /**< what is shared; borrowed, NULL = nothing is */
+    uint32_t rows;       /**< answers at once; the cache has rows + 1 sequences beside the base */
+    uint64_t tokens_max; /**< host_tokens_max of the cache, less what the base takes */
     uint32_t vocab_size;
     kvf_sampler *sampler; /**< of `rows` rows */
     const uint32_t *eos_ids;
