@@ -204,6 +204,7 @@ if grep -A1 'xxHash' out | grep -q yes; then
     long="$text $text $text $text $text $text $text $text $text $text $text $text $text $text $text $text"
     disk="$run --budget 96 --local 16 --ignore-eos --disk . --disk-bundle-bytes 4K"
     try 0 $run --budget 96 --local 16 --ignore-eos --prompt "$long" --emit-ids memory.ids
+    check 'what is selected from is not called dense' sh -c '! grep -q "every step is dense" err'
     try 1 $disk --prompt "$long" --host-memory 1K; says '--host-memory: .*give at least [0-9]'
     least=$(sed -n 's/.*give at least \([0-9]*\).*/\1/p' err)
     try 0 $disk --prompt "$long" --host-memory "$least" --emit-ids disk.ids --stats disk.json
@@ -216,6 +217,7 @@ if grep -A1 'xxHash' out | grep -q yes; then
     try 1 $disk --prompt "$long" --disk missing --host-memory "$least"; says 'missing'
     asked="$text the code of alice brown"
     try 0 $run --prompt "$asked is" --emit-ids whole.ids
+    says 'every step is dense: .* --budget [0-9]*, the default'
     try 0 $run --prompt "$asked" --save saved/document.kvs
     try 0 $run --prompt "$asked is" --load saved/document.kvs --emit-ids loaded.ids --stats loaded.json
     check 'what is loaded is not prefilled' grep -q '"prefilled_tokens": 1,' loaded.json

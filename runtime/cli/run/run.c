@@ -482,11 +482,24 @@ static void close_run(cli_run *run)
 
 /* ---- run ---- */
 
+/* What a default decided. */
+static void tell_dense(const cli_run *run)
+{
+    const kvf_cache_config *c = &run->options.cache;
+    if (c->select != KVF_SELECT_FULL && c->tokens_max <= c->budget_tokens &&
+        !cli_option_find(&run->command, "budget")->given)
+        fprintf(stderr,
+                "kvferry: every step is dense: a context of %u tokens fits into --budget %u, the "
+                "default\n",
+                c->tokens_max, c->budget_tokens);
+}
+
 /* Generate or score, and tell. @return exit status */
 static int run_and_report(cli_run *run, kvf_status (*work)(cli_run *run, kvf_error *error),
                           kvf_error *error)
 {
     const bool scores = run->options.text_file != NULL;
+    tell_dense(run);
     const kvf_status status = work(run, error);
     bool written = cli_saved_end(run);
     written = cli_output_commit(&run->ids_output) && written;
