@@ -19,19 +19,20 @@ uint64_t cli_memory_available(const char **by)
     return cgroup < machine ? cgroup : machine;
 }
 
+/* On the host device these are part of the total. */
+static uint64_t device_bytes(const cli_memory_plan *plan)
+{
+    const kvf_cache_plan *c = &plan->cache;
+    return plan->weight_bytes + plan->runner_bytes + c->device_kv_bytes + c->device_digest_bytes +
+           c->device_table_bytes + plan->prune_device_bytes;
+}
+
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
     const uint64_t host =
         c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes + plan->prune_host_bytes;
-    return host + (plan->on_gpu ? plan->own_bytes : cli_memory_plan_device(plan));
-}
-
-uint64_t cli_memory_plan_device(const cli_memory_plan *plan)
-{
-    const kvf_cache_plan *c = &plan->cache;
-    return plan->weight_bytes + plan->runner_bytes + c->device_kv_bytes + c->device_digest_bytes +
-           c->device_table_bytes + plan->prune_device_bytes;
+    return host + (plan->on_gpu ? plan->own_bytes : device_bytes(plan));
 }
 
 static void print_row(FILE *file, const char *name, uint64_t bytes, const char *note)
@@ -67,7 +68,7 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
         print_row(file, "pruning", plan->prune_device_bytes + plan->prune_host_bytes,
                   "scores, choices and state");
     if (plan->on_gpu)
-        print_row(file, "total on the device", cli_memory_plan_device(plan), "");
+        print_row(file, "total on the device", device_bytes(plan), "");
     print_row(file, plan->on_gpu ? "total on the host" : "total", cli_memory_plan_total(plan), "");
     if (plan->available_bytes != UINT64_MAX)
         print_row(file, "available", plan->available_bytes, plan->available_by);

@@ -31,8 +31,6 @@ uint64_t cli_memory_available(const char **by);
 
 /** Bytes of host memory. */
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan);
-/** Bytes of the device's memory, which on the host device are part of the total. */
-uint64_t cli_memory_plan_device(const cli_memory_plan *plan);
 void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
 
 /** @return whether it fits; a message with the fix is on stderr if not */

@@ -38,14 +38,6 @@ static const kvf_architecture architectures[] = {
 
 #define ARCHITECTURES (sizeof architectures / sizeof *architectures)
 
-const kvf_architecture *kvf_architecture_find(const char *name)
-{
-    for (size_t i = 0; i < ARCHITECTURES; i++)
-        if (strcmp(architectures[i].name, name) == 0)
-            return &architectures[i];
-    return NULL;
-}
-
 const kvf_architecture *kvf_architecture_find_gguf(const char *name, size_t size)
 {
     for (size_t i = 0; i < ARCHITECTURES; i++)

@@ -30,10 +30,8 @@ typedef struct kvf_architecture {
     uint32_t head_dim;         /**< 0 = hidden_size / query heads */
 } kvf_architecture;
 
-/** NULL if it is not supported. */
-const kvf_architecture *kvf_architecture_find(const char *name);
-
-/** The same by the name in GGUF files, [size]; and "supported are …" with all of those names. */
+/** By the name in GGUF files, [size], NULL if it is not supported; and "supported are …" with all
+ * of those names. */
 const kvf_architecture *kvf_architecture_find_gguf(const char *name, size_t size);
 const char *kvf_architecture_gguf_names(char *buffer, size_t size);
 
