@@ -79,6 +79,8 @@ try 0 $run --prune asl --keep 1 --propagate 100tok --stats s.json
 json s.json 'p["chosen_layer"] is None and p["compute_rate"] == 1'
 try 0 $run --prune asl --prune-layer 1 --keep 80tok --propagate 200tok --retention evict --stats s.json
 json s.json 'p["tokens_held"] == [80] * 4 and p["chosen_layer"] == 1'
+try 0 $run --prune asl --prune-layer 1 --prune-set keep=0.2 --prune-set propagate=0.5 --retention evict --stats s.json
+json s.json 'p["tokens_held"] == [80] * 4 and p["tokens_computed"] == 2 * 400 + 2 * 200'
 try 0 $run --prune structkv --stats s.json; json s.json 'p["settings"]["layer_min"] == "auto"'
 try 0 $run --prune snapkv --dry-run; says '^  pruning '; silent
 

@@ -270,6 +270,11 @@ kvf_status cli_prune_make(const cli_prune_options *o, const kvf_model_config *mo
         cli_settings_apply(&tuned, out);
     }
     cli_settings_apply(&o->values, out);
+    /* A share that was given is not meant to lose against the policy's own number of tokens. */
+    if (is_given(o, "keep") && !is_given(o, "keep_tokens"))
+        out->settings.keep_tokens = 0;
+    if (is_given(o, "propagate") && !is_given(o, "propagate_tokens"))
+        out->settings.propagate_tokens = 0;
     /* A layer counts for structkv whatever its pivot says: online, there must be none. */
     const bool has_pivot = is_given(o, "pivot"), has_layer = is_given(o, "layer");
     if (has_pivot && out->settings.pivot == KVF_PIVOT_ONLINE)
