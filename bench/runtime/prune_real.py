@@ -2,237 +2,383 @@
 # SPDX-License-Identifier: Apache-2.0
 """What prefill pruning keeps of a real language model's answers, and what it saves, by policy.
 
-usage: prune_real.py --kvferry PROGRAM [--documents N] [--cpu] [--rounds N] [--only NAME...]
-                     [--out FOLDER]
+usage: prune_real.py --kvferry PROGRAM [--minutes N] [--documents N] [--tuned FILE] [--out FOLDER]
 
-Documents and questions are those of `./dev eval` (eval_texts.py), each question on a fork of the
-document, so that the window does not know it; the model is fetched once (real_model.py). Writes
-prune_real.md and prune_real.json. What was run for the same documents is kept in the JSON file, row
-by row.
+Documents are those of eval_texts.py in lengths of their own; the model is fetched once
+(real_model.py). Every question is put in two ways: at the end of the prompt, as in the papers, so that
+the window knows it, and afterwards, on a fork of a pruned document that is kept.
+
+With the question at the end every question is a prefill. So rows whose rest is deleted are answered by
+the reference of tests/python, which reads a document once for all its questions and gives the tokens of
+the command (check_prune_tokens.py); all else is measured with the command itself. What was found is
+kept in prune_real.json, row by row, and is not run again; --minutes ends the run. Writes prune_real.md.
+Needs torch: `./dev python --run bench/runtime/prune_real.py --kvferry build/runtime/cli/kvferry`.
 """
 import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
-from prune_table import kvferry, read, shown, write
 from recall_table import ROOT, machine
 
 sys.path.insert(0, os.path.join(ROOT, "tools"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "python"))
 import eval_texts  # noqa: E402
 import real_model  # noqa: E402
-from eval_report import ASKED, kept  # noqa: E402
+from eval_report import ASKED, wilson  # noqa: E402
 
 MARK = "<!-- by hand: what came out -->"
-EVICT, OFFLOAD = ["--retention", "evict", "--select", "full"], ["--retention", "offload"]
-# The most telling first, because a run may be cut. What is not said is the policy's default.
-POLICIES = [
-    ("fastkv", []),
-    ("structkv", []),
-    ("structkv, all layers compete", ["--prune-set", "layer_min=0"]),
-    ("asl", []),
-    ("asl, two passes", ["--two-pass"]),
-    ("asl, half depth, keep 0.1", ["--prune-layer", "14", "--keep", "0.1", "--propagate", "0.2"]),
-    ("snapkv", []),
-    ("pyramidkv", []),
-    ("pyramidinfer", []),
-    ("gemfilter", []),
-    ("streaming", []),
-    ("h2o", []),
+LENGTHS = [2000, 3000, 4000, 6500]  # tokens
+ANSWER = 7  # tokens
+SNAP = {"window": 32, "pool": "avg", "pool_width": 5}
+MAX7 = {"window": 8, "pool": "max", "pool_width": 7}
+FAST = dict(MAX7, group_reduce="sum")
+STRUCT = dict(MAX7, decay=0.9, mass_share=0.1, weights=[0.2, 0.3, 0.5])
+ASL = {"window": 32, "pool": "avg", "pool_width": 7, "group_reduce": "sum"}
+RULE = dict(ASL, layers_observed=8, threshold=0.3)
+# Published settings: half the depth of 30 layers, 13 of 32 for gemfilter. Then wider ones.
+ROWS = [
+    ("full attention", "full", {}),
+    ("fastkv", "fastkv", dict(FAST, keep=0.1, propagate=0.2, layer=14)),
+    ("snapkv", "snapkv", dict(SNAP, keep=0.1)),
+    ("structkv", "structkv", dict(STRUCT, keep=0.1, propagate=0.2)),
+    ("gemfilter", "gemfilter", {"keep": 0.1, "layer": 12, "pool": "avg", "pool_width": 5}),
+    ("asl", "asl", dict(RULE, keep_tokens=2048, propagate_tokens=2048)),
+    ("asl, half depth", "asl", dict(ASL, keep=0.1, propagate=0.2, layer=14)),
+    ("pyramidkv", "pyramidkv", dict(MAX7, keep=0.1, beta=20)),
+    ("h2o", "h2o", {"keep": 0.1, "recent_share": 0.5}),
+    ("streaming", "streaming", {"keep": 0.1, "sink_tokens": 4}),
+    ("snapkv, keep 0.5", "snapkv", dict(SNAP, keep=0.5)),
+    ("fastkv, layer 19", "fastkv", dict(FAST, keep=0.2, propagate=0.5, layer=19)),
+    ("fastkv, layer 24", "fastkv", dict(FAST, keep=0.5, propagate=0.5, layer=24)),
+    ("structkv, layer 24", "structkv", dict(STRUCT, keep=0.5, propagate=0.5, layer=24)),
+    ("pyramidinfer", "pyramidinfer", {"propagate": 0.2, "window": 32, "sink_tokens": 4,
+                                      "window_mean": 1}),
+    ("asl, two passes", "asl", dict(RULE, keep=1, propagate_tokens=2048, two_pass=1)),
 ]
-# Learnt on other texts of the kind (examples/train_mask/README.md), and drawn at random.
-MASKS = [("learnt", "smollm2_mask.tsv"), ("random", "smollm2_random.tsv")]
-RING = ["--streaming-sink", "16", "--streaming-recent", "128"]
-HEAD = ["policy", "what is not kept", "answers", "answers kept", "prefill computed", "layer",
-        "footprint", "first token", "prefill, CPU"]
-
-
-def rows():
-    out = [("no pruning", "full attention", ["--select", "full"]), ("no pruning", "-", [])]
-    for name, options in POLICIES:
-        policy = ["--prune", name.split(",")[0]] + options
-        out += [(name, "evict", policy + EVICT), (name, "offload", policy + OFFLOAD)]
-    for name, file in MASKS:
-        mask = ["--head-mask", os.path.join("examples", "train_mask", file)] + RING
-        out += [("head mask, " + name, "full attention", mask + ["--select", "full"]),
-                ("head mask, " + name, "-", mask)]
-    return out
+DEAR = ("pyramidinfer", "asl, two passes", "h2o")  # nothing of a document is shared by its questions
+END, AFTER = "at the end", "afterwards"
+COSTS = ["prefill computed", "layer", "CPU", "footprint"]
 
 
 class Asked:
-    """A document, as files, and what is right."""
+    """A document and its questions, as ids of tokens, and what is right."""
 
-    def __init__(self, folder, index, document):
-        self.tasks = [t for t in document.tasks if t.kind in ASKED]
-        self.prompt = write(document.text, folder, "document%d.txt" % index)
-        self.questions = write("".join(t.text + "\n" for t in self.tasks), folder,
-                               "questions%d.txt" % index)
-        self.tokens = max(t.tokens for t in self.tasks)
+    def __init__(self, tokenizer, index):
+        d = eval_texts.Document(eval_texts.MANUALS[index], LENGTHS[index], 2000 + index, 100)
+        self.ids = tokenizer.encode(d.text)
+        self.tasks = [t for t in d.tasks if t.kind in ASKED]
+        self.questions = [tokenizer.encode(t.text) for t in self.tasks]
+        self.tokenizer = tokenizer
+
+    def judge(self, answers):
+        return [int(t.is_right(self.tokenizer.decode(ids))) for t, ids in zip(self.tasks, answers)]
 
 
-def cpu_of_first(args, asked, options):
-    """Seconds of all threads up to the first token, loading included."""
+# ---- the reference ----
+
+class Reference:
+    """Answers where what is not kept is deleted."""
+
+    def __init__(self):
+        import prune_reference
+        import torch
+        self.lib, self.torch = prune_reference, torch
+        torch.set_grad_enabled(False)
+        self.model = prune_reference.Model(os.environ["KVF_HF_MODEL"])
+        self.prefix = self.of = None
+
+    def read(self, asked, policy):
+        sums = policy == "h2o"
+        if self.of is not asked or sums and not self.prefix.sums:
+            self.prefix = None
+            self.prefix, self.of = self.lib.Prefix(self.model, asked.ids, sums), asked
+        return self.prefix
+
+    def forks(self, cache, count):
+        out = []
+        for _ in range(count):
+            c = self.lib.Cache()
+            c.k, c.v, c.next = list(cache.k), list(cache.v), cache.next
+            out.append(c)
+        return out
+
+    def extend(self, caches, tokens):
+        """Logits behind the tokens of each sequence; rows of all of them go through a layer together."""
+        torch, m = self.torch, self.model
+        sizes = [len(t) for t in tokens]
+        x = m.embed([i for t in tokens for i in t])
+        positions = torch.cat([c.next + torch.arange(s) for c, s in zip(caches, sizes)])
+        for layer in range(m.layers):
+            q, k, v = (y.split(sizes, 1) for y in m.project(layer, x, positions))
+            out = []
+            for i, c in enumerate(caches):
+                c.k[layer] = torch.cat([c.k[layer], k[i]], 1)
+                c.v[layer] = torch.cat([c.v[layer], v[i]], 1)
+                out.append(m.attend(q[i], c.k[layer], c.v[layer]))
+            x = m.add_mlp(layer, m.add_attention(layer, x, torch.cat(out, 1)))
+        for c, s in zip(caches, sizes):
+            c.next += s
+        last = torch.tensor(sizes).cumsum(0) - 1
+        return m.logits(x[last])
+
+    def decode(self, caches, logits):
+        answers = [[int(row.argmax())] for row in logits]
+        while len(answers[0]) < ANSWER:
+            logits = self.extend(caches, [[a[-1]] for a in answers])
+            for a, row in zip(answers, logits):
+                a.append(int(row.argmax()))
+        return answers
+
+    def afterwards(self, asked, policy, settings):
+        prefix = self.read(asked, policy)
+        if policy == "full":
+            cache = self.lib.Cache()
+            cache.k, cache.v, cache.next = list(prefix.k), list(prefix.v), len(asked.ids)
+        else:
+            cache, _ = self.document(asked, prefix, policy, settings)
+        caches = self.forks(cache, len(asked.questions))
+        return self.decode(caches, self.extend(caches, asked.questions))
+
+    def document(self, asked, prefix, policy, settings):
+        """The document alone is the prompt: its last token is what the prefix lacks."""
+        short = self.shortened(prefix)
+        return self.lib.prefill(self.model, asked.ids, policy, settings, short)
+
+    def shortened(self, prefix):
+        """The prefix without its last token."""
+        p = self.lib.Prefix.__new__(self.lib.Prefix)
+        p.ids, p.k, p.v = prefix.ids[:-1], [k[:, :-1] for k in prefix.k], [v[:, :-1] for v in prefix.v]
+        p.tail, p.x = [t[:, :-1] for t in prefix.tail], [x[:-1] for x in prefix.x]
+        p.sums = [s[:, :-1] - last[:, :-1] for s, last in zip(prefix.sums, prefix.last)]
+        return p
+
+    def at_end(self, asked, policy, settings, count):
+        if policy == "full":
+            return self.afterwards(asked, policy, settings)
+        prefix, caches, logits = self.read(asked, policy), [], []
+        for question in asked.questions[:count]:
+            cache, row = self.lib.prefill(self.model, asked.ids + question, policy, settings, prefix)
+            caches.append(cache)
+            logits.append(row)
+        return self.decode(caches, logits)
+
+
+# ---- the command ----
+
+def options_of(policy, settings, retention):
+    if policy == "full":
+        return [] if retention == "offload" else ["--select", "full"]
+    out = ["--prune", policy, "--retention", retention]
+    for name, value in settings.items():
+        out += ["--prune-set", "%s=%s" % (name, ",".join(map(str, value)) if isinstance(value, list)
+                                          else value)]
+    return out + ([] if retention == "offload" else ["--select", "full"])
+
+
+def run(args, folder, ids, options):
+    """(tokens, statistics, seconds of all threads)"""
+    names = [os.path.join(folder, n) for n in ("prompt.ids", "answer.ids", "stats.json")]
+    with open(names[0], "w", encoding="utf-8") as f:
+        f.write("\n".join(map(str, ids)) + "\n")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([args.kvferry, "run", "--model", args.model, "--prompt-file", asked.prompt, "-n",
-                    "1"] + options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run([args.kvferry, "run", "--model", args.model, "--device", "host", "--token-ids", names[0],
+                    "--ignore-eos", "--emit-ids", names[1], "--stats", names[2], *options],
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    with open(names[1], encoding="utf-8") as out, open(names[2], encoding="utf-8") as stats:
+        return ([int(line) for line in out], json.load(stats),
+                after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def first_token(args, folder, asked, options):
-    """Seconds to it, without loading."""
-    out, stats = kvferry(args, folder, options + ["--prompt-file", asked.prompt, "-n", "1"])
-    if out is None:
-        sys.exit("prune_real: " + stats["error"])
-    return stats["ttft_ms"] / 1e3
+def ask_command(args, folder, asked, options):
+    path = os.path.join(folder, "questions.txt")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("".join(t.text + "\n" for t in asked.tasks))
+    ids, _, _ = run(args, folder, asked.ids, options + ["--ask", path, "-n", str(ANSWER)])
+    return [ids[i:i + ANSWER] for i in range(0, len(ids), ANSWER)]
 
 
-def ask(args, folder, asked, options):
-    out, stats = kvferry(args, folder, options + ["--prompt-file", asked.prompt, "--ask",
-                                                  asked.questions, "-n", str(asked.tokens)])
-    if out is None:
-        return stats
-    lines = out.split("\n")
-    return {"right": [t.is_right(line) for t, line in zip(asked.tasks, lines)], "stats": stats}
+def cost(args, folder, asked, options):
+    ids = asked.ids + asked.questions[0]
+    tokens, stats, seconds = run(args, folder, ids, options + ["-n", str(ANSWER)])
+    prune = stats.get("prune") or {}
+    return {"tokens": tokens, "cpu_s": seconds, "computed": prune.get("compute_rate", 1.0),
+            "layer": prune.get("chosen_layer"), "footprint": stats["footprint"]["footprint"],
+            "ttft_s": stats["ttft_ms"] / 1e3}
+
+
+# ---- what is run, the most telling first ----
+
+def jobs(args):
+    """(key, document, function): key is [kind of job, row, document]."""
+    rows = rows_of(args)
+    plain = [r for r in rows if r[0] not in DEAR]
+    for d in range(args.documents):
+        if d == 1:
+            for r in rows:
+                yield ["cost", r[0], d], r
+        for r in plain:
+            yield [END + ", evict", r[0], d], r
+            yield [AFTER + ", evict", r[0], d], r
+        if d < 2:
+            for r in plain[:10]:
+                yield [AFTER + ", offload", r[0], d], r
+        if d == 1:
+            for r in plain[1:6]:
+                yield [END + ", offload", r[0], 0], r
+    for r in rows:
+        if r[0] in DEAR:
+            yield [END + ", evict", r[0], 0], r
+            yield [AFTER + ", evict", r[0], 0], r
+
+
+def perform(args, folder, reference, asked, kind, policy, settings):
+    if kind == "cost":
+        return cost(args, folder, asked, options_of(policy, settings, "evict"))
+    if kind == END + ", evict":
+        return asked.judge(reference.at_end(asked, policy, settings, len(asked.tasks)))
+    if kind == AFTER + ", evict":
+        return asked.judge(reference.afterwards(asked, policy, settings))
+    options = options_of(policy, settings, "offload")
+    if kind == AFTER + ", offload":
+        return asked.judge(ask_command(args, folder, asked, options))
+    said = [run(args, folder, asked.ids + q, options + ["-n", str(ANSWER)])[0]
+            for q in asked.questions[:args.few]]
+    return asked.judge(said)
+
+
+def rows_of(args):
+    if not args.tuned:
+        return ROWS
+    with open(args.tuned, encoding="utf-8") as f:
+        return ROWS + [tuple(row) for row in json.load(f)]
 
 
 # ---- table ----
 
-def mean(values):
-    return sum(values) / len(values)
+def answers(found, kind, row, like=None):
+    """What was asked of a row, and of full attention where both were."""
+    mine, full = [], []
+    for d in range(len(LENGTHS)):
+        own = found.get(json.dumps([kind, row, d]))
+        whole = found.get(json.dumps([kind.split(",")[0] + ", evict", ROWS[0][0], d]))
+        if own and whole:
+            mine += own
+            full += whole[:len(own)]
+    return mine, full
 
 
-def to_first(runs):
-    """The median over rounds of times to the first token, each as a share of full attention's."""
-    if not all(r.get("first") for r in runs):
+def cell(found, kind, row):
+    mine, full = answers(found, kind, row)
+    if not mine:
         return "-"
-    return "%.2f" % statistics.median(mine / full for r in runs for mine, full in r["first"])
+    low, high = wilson(sum(mine), len(mine))
+    return "%d of %d (%.0f–%.0f%%)%s" % (sum(mine), len(mine), 100 * low, 100 * high,
+                                         "" if row == ROWS[0][0] else ", full %d" % sum(full))
 
 
-def cells(runs, full):
-    """Of a row, from its runs by document."""
-    mine, theirs = ([x for r in of for x in r["right"]] for of in (runs, full))
-    share, (low, high) = kept(mine, theirs)
-    stats = [r["stats"] for r in runs]
-    prune = [s.get("prune") or {} for s in stats]
-    layers = sorted({str(p["chosen_layer"]) for p in prune
-                     if p.get("chosen_layer") is not None})
-    return ["%d of %d" % (sum(mine), len(mine)), "%.0f%% (%.0f–%.0f)" % (100 * share, 100 * low,
-                                                                       100 * high),
-            "%.0f%%" % (100 * mean([p.get("compute_rate", 1.0) for p in prune])),
-            ", ".join(layers) or "-",
-            "%.0f%%" % (100 * mean([s["footprint"]["footprint"] for s in stats])),
-            to_first(runs),
-            "%.2f" % (mean([r["cpu_s"] for r in runs]) / mean([r["cpu_s"] for r in full]))
-            if all("cpu_s" in r for r in runs + full) else "-"]
+def costs_of(c, whole):
+    if not c:
+        return ["-"] * len(COSTS)
+    return ["%.0f%%" % (100 * c["computed"]), "-" if c["layer"] is None else str(c["layer"]),
+            "%.2f" % (c["cpu_s"] / whole["cpu_s"]), "%.0f%%" % (100 * c["footprint"])]
 
 
-def markdown(args, results, tokens):
-    full = results["no pruning / full attention"]
+def markdown(args, made):
+    found = made["found"]
+    whole = found.get(json.dumps(["cost", ROWS[0][0], 1]))
+    kinds = [k + ", " + r for k in (END, AFTER) for r in ("evict", "offload")]
     lines = ["# Prefill pruning on a real language model", "",
-             "%s reads %d of the documents of `./dev eval`, of %s tokens, with %d questions, each on a fork of the pruned "
-             "document, so that the window knows none of them. *answers kept*: right answers as a "
-             "share of full attention's, with a bootstrap over questions (95%%). *prefill "
-             "computed*: tokens times layers, of all. *layer*: where tokens stop to go on, or "
-             "from which the prompt starts over. *footprint*: entries of the KV cache, summed over "
-             "steps, as a share of full causal attention's. *first token*: time to it without loading, "
-             "as a share of full attention's, which runs in turn with it, the median of %d. *prefill, CPU*: seconds "
-             "of all threads up to it, loading included, as a share, too." % (
-                 real_model.NAME, len(full), " to ".join(str(t) for t in sorted({min(tokens),
-                                                                                max(tokens)})),
-                 sum(len(r["right"]) for r in full), len(full[0].get("first", []))), "",
-             "*evict*: what a policy does not keep is gone, and all that is left is attended. "
-             "*offload*: it stays in host pages, and the default selection finds it.", "",
-             "| " + " | ".join(HEAD) + " |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
-    notes = []
-    for name, retention, _ in rows():
-        runs = results.get(name + " / " + retention)
-        error = next((r["error"] for r in runs or [] if "error" in r), None)
-        if error:
-            notes.append("- %s, %s: `%s`" % (name, retention, error))
-        elif runs:
-            lines.append("| %s | %s | %s |" % (name, retention, " | ".join(cells(runs, full))))
-    if notes:
-        lines += ["", "What did not run:", ""] + notes
-    lines += ["", "Machine: %s; load average over a minute up to %.1f. Made with "
-              "`bench/runtime/prune_real.py --documents %d --cpu --rounds %d`. Options after `kvferry run`:"
-              % (machine(), args.load, len(full), len(full[0].get("first", []))), "", "| policy | what is not kept | options |",
-              "|---|---|---|"]
-    lines += ["| %s | %s | %s |" % (n, r, "`%s`" % shown(o) if o else "-") for n, r, o in rows()]
+             "%s, %d of the documents, of %s tokens, with 16 questions each: a number, a name or a step of a "
+             "chain that was hidden in the text. *at the end*: the question is the end of the prompt, as "
+             "in the papers, so that the observation window knows it. *afterwards*: the document alone is "
+             "pruned and kept, and every question is asked on a fork of it. *evict*: what a policy does not "
+             "keep is deleted, and all that is left is attended. *offload*: it stays in host pages, and "
+             "the default selection finds it." % (
+                 real_model.NAME, len({json.loads(k)[2] for k in found}),
+                 ", ".join(str(made["tokens"][d]) for d in sorted({json.loads(k)[2] for k in found}))), "",
+             "Answers are right ones of those that were asked, with Wilson's interval (95%), beside those "
+             "of full attention to the same questions."]
+    if whole:
+        lines[-1] += (" *prefill computed*: tokens times layers, of all. *CPU*: seconds of all threads for a "
+                      "prompt of %d tokens and %d tokens of answer, loading included, as a share of full "
+                      "attention's. *footprint*: entries of the KV cache, summed over steps, as a share of "
+                      "full causal attention's." % (made["tokens"][1], ANSWER))
+    costs = COSTS if whole else []
+    lines += ["", "| " + " | ".join(["policy"] + costs + kinds) + " |",
+              "|---|" + "---:|" * len(costs) + "---|" * len(kinds)]
+    for name, _, _ in rows_of(args):
+        answered = [cell(found, k, name) for k in kinds]
+        if any(a != "-" for a in answered):
+            cost_of = costs_of(found.get(json.dumps(["cost", name, 1])), whole) if whole else []
+            lines.append("| %s |" % " | ".join([name] + cost_of + answered))
+    lines += ["", "Machine: %s. Made with `bench/runtime/prune_real.py`, at low priority beside other work, "
+              "so that times are CPU seconds." % machine(), "",
+              "| policy | options after `kvferry run` |", "|---|---|"]
+    lines += ["| %s | `%s` |" % (n, " ".join(options_of(p, s, "evict"))) for n, p, s in rows_of(args)
+              if any(json.loads(k)[1] == n for k in found)]
     path = os.path.join(args.out, "prune_real.md")
-    old = read(path) if os.path.exists(path) else ""
+    old = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
     return "\n".join(lines) + "\n" + ("\n" + old[old.index(MARK):] if MARK in old else "")
 
 
-# ---- main ----
-
-def wanted(args):
-    return [row for row in rows() if not args.only or row[0] == "no pruning" or
-            any(word in row[0] for word in args.only)]
-
-
 def save(args, path, made):
-    args.load = max(args.load, os.getloadavg()[0])
-    made.update(machine=machine(), load_average=args.load)
-    write(json.dumps(made, indent=1) + "\n", path)
-    tokens = [r["stats"]["prompt_tokens"] for r in
-              made["results"]["no pruning / full attention"]]
-    write(markdown(args, made["results"], tokens), args.out, "prune_real.md")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(json.dumps(made, indent=1) + "\n")
+    text = markdown(args, made)  # reads the part that was written by hand
+    with open(os.path.join(args.out, "prune_real.md"), "w", encoding="utf-8") as f:
+        f.write(text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kvferry", required=True, help="the command")
-    parser.add_argument("--documents", type=int, default=4)
-    parser.add_argument("--cpu", action="store_true", help="measure what a prefill costs, too")
-    parser.add_argument("--rounds", type=int, default=0,
-                        help="measure times to the first token, so often")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose name has one of these")
+    parser.add_argument("--documents", type=int, default=len(LENGTHS))
+    parser.add_argument("--few", type=int, default=8,
+                        help="questions of a row in which each is a run of the command")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after the row that is running then")
+    parser.add_argument("--tuned", metavar="FILE", help="more rows, as JSON: [[name, policy, settings], ...]")
+    parser.add_argument("--only", help="kinds of runs that have this in their name")
+    parser.add_argument("--table", action="store_true", help="write the table again, and run nothing")
     parser.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
     args = parser.parse_args()
-    args.load = os.getloadavg()[0]
-    try:
-        args.model = real_model.fetch()
-        documents = eval_texts.documents(args.documents)
-    except FileNotFoundError as missing:
-        sys.exit("prune_real: %s" % missing)
-    path = os.path.join(args.out, "prune_real.json")
-    made = {"bench": "prune_real", "texts": eval_texts.digest(documents), "results": {}}
+    path, start = os.path.join(args.out, "prune_real.json"), time.monotonic()
+    made = {"bench": "prune_real", "lengths": LENGTHS, "found": {}}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             old = json.load(f)
-        if old["texts"] == made["texts"]:
-            made, args.load = old, max(args.load, old["load_average"])
-    results = made["results"]
-    with tempfile.TemporaryDirectory(prefix="kvferry-prune-") as folder:
-        asked = [Asked(folder, i, d) for i, d in enumerate(documents)]
-        for name, retention, options in wanted(args):
-            key = name + " / " + retention
-            if key not in results:
-                results[key] = [ask(args, folder, a, options) for a in asked]
-                print(key, [r.get("error") or sum(r["right"]) for r in results[key]],
-                      file=sys.stderr, flush=True)
-                save(args, path, made)
-        # What is kept changes nothing in front of the first token.
-        for name, retention, options in wanted(args):
-            runs = results[name + " / " + retention]
-            if args.cpu and retention != "offload" and not any("cpu_s" in r for r in runs):
-                for r, a in zip(runs, asked):
-                    r["cpu_s"] = cpu_of_first(args, a, options)
-                save(args, path, made)
-        for name, retention, options in wanted(args):
-            runs = results[name + " / " + retention]
-            while retention != "offload" and len(runs[0].setdefault("first", [])) < args.rounds:
-                for r, a in zip(runs, asked):
-                    pair = [first_token(args, folder, a, o) for o in (options, rows()[0][2])]
-                    r.setdefault("first", []).append(pair)
-                save(args, path, made)
+        made = old if old.get("lengths") == LENGTHS else made
+    if not args.table:
+        measure(args, path, made, start)
     save(args, path, made)
-    print(read(args.out, "prune_real.md"))
+
+
+def measure(args, path, made, start):
+    from transformers import AutoTokenizer
+    args.model = real_model.fetch()
+    tokenizer = AutoTokenizer.from_pretrained(os.environ["KVF_HF_MODEL"])
+    documents, reference = [Asked(tokenizer, d) for d in range(len(LENGTHS))], None
+    made.update(machine=machine(), tokens=[len(d.ids) for d in documents])
+    with tempfile.TemporaryDirectory(prefix="kvferry-prune-") as folder:
+        for key, (name, policy, settings) in jobs(args):
+            if json.dumps(key) in made["found"] or (args.only and args.only not in key[0]):
+                continue
+            if time.monotonic() - start > 60 * args.minutes:
+                return
+            reference = reference or (Reference() if key[0].endswith("evict") else None)
+            before = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            found = perform(args, folder, reference, documents[key[2]], key[0], policy, settings)
+            made["found"][json.dumps(key)] = found
+            children = resource.getrusage(resource.RUSAGE_CHILDREN)
+            print(key, sum(found) if isinstance(found, list) else found, "%.1f s" % (
+                time.process_time() - before[0] + children.ru_utime - before[1].ru_utime),
+                "%.0f s" % (time.monotonic() - start), file=sys.stderr, flush=True)
+            save(args, path, made)
 
 
 if __name__ == "__main__":
