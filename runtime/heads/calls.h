@@ -9,7 +9,7 @@
 
 #include "step.h"
 
-/* dims.frame_bytes, then as kvf_layout_plan. */
+/* cache->frame_bytes, then as kvf_layout_plan. */
 KVF_CHECKED kvf_status kvf_calls_plan(kvf_cache *cache, kvf_reservation *r);
 
 #endif
