@@ -137,9 +137,9 @@ static void reads_the_small_model(void **state)
 static void add_field(gguf_image *image, const char *type, const char *key, const char *value)
 {
     const double number = strtod(value, NULL);
-    const uint8_t flag = (uint8_t)number;
+    const uint8_t flag = (uint8_t)strtoul(value, NULL, 10);
     if (strcmp(type, "u32") == 0)
-        gguf_image_u32(image, key, (uint32_t)number);
+        gguf_image_u32(image, key, (uint32_t)strtoul(value, NULL, 10));
     else if (strcmp(type, "f32") == 0)
         gguf_image_f32(image, key, (float)number);
     else if (strcmp(type, "bool") == 0)
