@@ -220,19 +220,6 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_calibrate(kvf_runtime *runtime);
 /** Compute threads in force, at least 1. */
 KVF_API uint32_t kvf_runtime_threads(const kvf_runtime *runtime);
 
-/* ---- streams and device memory ---- */
-
-KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out);
-
-/** Destroy a stream after the work on it is done; waits for it. */
-KVF_API void kvf_stream_destroy(kvf_stream *stream);
-
-/** Block the caller until everything enqueued so far is done. @return the first error met there. */
-KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
-
-/** One task of a launch; tasks of a launch run in any order, on any thread. */
-typedef void (*kvf_task_fn)(const void *args, uint32_t task);
-
 /** Name of the device, e.g. "NVIDIA H200". Never NULL; borrowed. */
 KVF_API const char *kvf_runtime_device_name(const kvf_runtime *runtime);
 
@@ -248,6 +235,16 @@ KVF_API uint32_t kvf_runtime_numa_nodes(const kvf_runtime *runtime, int32_t *ids
 /** The device in force: HOST or CUDA. */
 KVF_API kvf_device_kind kvf_runtime_device(const kvf_runtime *runtime);
 
+/* ---- streams and device memory ---- */
+
+KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_stream **out);
+
+/** Destroy a stream after the work on it is done; waits for it. */
+KVF_API void kvf_stream_destroy(kvf_stream *stream);
+
+/** Block the caller until everything enqueued so far is done. @return the first error met there. */
+KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
+
 /**
  * Use a stream of the caller.
  *
@@ -262,6 +259,9 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *nativ
 
 /** The cudaStream_t behind a stream; NULL on the host device. */
 KVF_API void *kvf_stream_native(kvf_stream *stream);
+
+/** One task of a launch; tasks of a launch run in any order, on any thread. */
+typedef void (*kvf_task_fn)(const void *args, uint32_t task);
 
 /**
  * Run a function of the caller in stream order: `fn(args, 0 … tasks-1)`, spread over the compute
@@ -425,8 +425,9 @@ typedef struct kvf_cache_config {
      * head keeps its first and newest tokens in a ring on the device and nothing on the host. Its
      * query attends to tokens j < sink and j > its own - recent, at their true positions, in
      * prefill too and however the prompt is cut; budget and select do not apply to it. Such a cache
-     * cannot be recorded, listed (kvf_select_pages) or pruned: KVF_UNSUPPORTED. Verification and
-     * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
+     * can be recorded; it cannot be listed (kvf_select_pages) or pruned: KVF_UNSUPPORTED.
+     * Verification and times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the
+     * call. */
     const uint8_t *head_mask;
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */

@@ -35,7 +35,7 @@ typedef struct kvf_setting {
     const char *name; /**< of the field */
     kvf_setting_kind kind;
     uint32_t count; /**< elements; above 1 for an array */
-    uint32_t bytes; /**< of an element */
+    uint32_t bytes; /**< of the field, all elements of an array together */
     size_t offset;  /**< of the field in its struct */
     double low, high;
     const char *const *names; /**< NAME: texts by value, NULL after the last; "" = text cannot say
