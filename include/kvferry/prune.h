@@ -213,7 +213,6 @@ typedef struct kvf_prune_config {
     kvf_retention retention; /**< default OFFLOAD */
     kvf_eviction eviction;   /**< default NONE */
     uint32_t chunk_queries;  /**< chunked eviction scores with so many queries; default 64 */
-    uint32_t compat_bf16;    /**< 1 = round scores to bf16 where FastKV's code rounds; default 0 */
 } kvf_prune_config;
 
 /** Defaults for a policy, @p policy NULL = full. */

@@ -99,11 +99,6 @@ static __host__ __device__ __forceinline__ uint32_t rows_of(const kvf_observe_ar
     return kvf_observe_heads(a) * a->window;
 }
 
-static __device__ __forceinline__ float to_bf16(float x)
-{
-    return kvf_bf16_to_float(kvf_bf16_from_float(x));
-}
-
 static __device__ __forceinline__ uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
 {
     return kvf_min_u32(a->limit ? a->limit[w] : a->limit_first + w, ABSENT - 1);
@@ -151,12 +146,6 @@ static __device__ __forceinline__ void products(float s[tiles][4],
     }
 }
 
-/* Attention itself, with nothing rounded on the way. */
-static bool is_plain(const kvf_observe_args *a)
-{
-    return !a->is_raw && !a->rounds_bf16;
-}
-
 /* ---- stats, 16-bit types ---- */
 
 /* Begins the copy of keys first .. first + plan::rows - 1, and notes their positions. */
@@ -181,16 +170,6 @@ static __device__ __forceinline__ void ask_keys(char *to, uint32_t *positions,
     kvf_async_commit();
 }
 
-/* A product to a logit in units of ln 2. */
-template <bool IS_PLAIN>
-static __device__ __forceinline__ float logit_of(const kvf_observe_args *a, float product,
-                                                 float unit)
-{
-    if (IS_PLAIN || !a->rounds_bf16)
-        return kvf_times(product, unit);
-    return kvf_times(to_bf16(kvf_times(to_bf16(product), a->scale)), KVF_CUDA_LOG2E);
-}
-
 /* Running maximum, in units of ln 2, and sum of one row over the columns of one lane. */
 typedef struct row_stats {
     float top;
@@ -199,18 +178,17 @@ typedef struct row_stats {
 } row_stats;
 
 /* Takes the logits of 8 * tiles keys; element e and e + 1 of each tile are of this row. */
-template <uint32_t tiles, bool IS_PLAIN>
-static __device__ __forceinline__ void take_logits(row_stats *r, const kvf_observe_args *a,
-                                                   const float s[tiles][4], uint32_t e,
-                                                   const uint32_t *positions, float unit)
+template <uint32_t tiles>
+static __device__ __forceinline__ void take_logits(row_stats *r, const float s[tiles][4],
+                                                   uint32_t e, const uint32_t *positions,
+                                                   float unit)
 {
     float x[tiles][2], top = r->top;
 #pragma unroll
     for (uint32_t n = 0; n < tiles; n++) {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            x[n][i] = positions[n * 8 + i] <= r->limit ? logit_of<IS_PLAIN>(a, s[n][e + i], unit)
-                                                       : -INFINITY;
+            x[n][i] = positions[n * 8 + i] <= r->limit ? kvf_times(s[n][e + i], unit) : -INFINITY;
             top = fmaxf(top, x[n][i]);
         }
     }
@@ -243,7 +221,7 @@ static __device__ __forceinline__ void store_stats(const kvf_observe_args *a, ui
 }
 
 /* D 32 and 80, five blocks at a time: left alone, the compiler squeezes them into few registers. */
-template <typename T, uint32_t D, bool IS_PLAIN>
+template <typename T, uint32_t D>
 static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 || D == 80 ? 5 : 0)
     stats_tiles(const __grid_constant__ kvf_observe_args a)
 {
@@ -281,8 +259,8 @@ static __global__ void __launch_bounds__(STATS_WARPS *KVF_WARP_LANES, D == 32 ||
             const uint32_t *own = positions + used * plan<D>::rows + lane % 4 * 2;
             float s[tiles][4];
             products<T, D, tiles>(s, q, slots + used * plan<D>::slot_bytes, 0, lane);
-            take_logits<tiles, IS_PLAIN>(&stats[0], &a, s, 0, own, unit);
-            take_logits<tiles, IS_PLAIN>(&stats[1], &a, s, 2, own, unit);
+            take_logits<tiles>(&stats[0], s, 0, own, unit);
+            take_logits<tiles>(&stats[1], s, 2, own, unit);
         }
         used = next_slot(used);
         filled = next_slot(filled);
@@ -300,9 +278,7 @@ static cudaError_t launch_stats(const kvf_observe_args *a, uint32_t tasks, cudaS
     const uint32_t warps = kvf_min_u32(STATS_WARPS, fragments);
     const dim3 grid(tasks, kvf_div_ceil_u32(fragments, warps)), block(warps * KVF_WARP_LANES);
     const size_t shared = SLOTS * (plan<D>::slot_bytes + plan<D>::rows * sizeof(uint32_t));
-    if (is_plain(a))
-        return kvf_cuda_launch<stats_tiles<T, D, true>>(grid, block, shared, stream, *a);
-    return kvf_cuda_launch<stats_tiles<T, D, false>>(grid, block, shared, stream, *a);
+    return kvf_cuda_launch<stats_tiles<T, D>>(grid, block, shared, stream, *a);
 }
 
 /* ---- score ---- */
@@ -372,12 +348,10 @@ static __device__ __forceinline__ float share_of(const kvf_observe_args *a, cons
     const uint32_t row = g * r->columns + column;
     const float weight = IS_PLAIN || column >= a->window ? 0.0f : kvf_observe_weight(a, column);
     if (!IS_PLAIN && a->is_raw)
-        return (a->rounds_bf16 ? to_bf16(product) : product) * weight;
-    const float x = logit_of<IS_PLAIN>(a, product, unit);
+        return product * weight;
+    const float x = kvf_times(product, unit);
     const float share = kvf_exp2(fminf(x - r->base[row], 0.0f)) * r->share[row];
-    if (IS_PLAIN)
-        return share;
-    return (a->rounds_bf16 ? to_bf16(share) : share) * weight;
+    return IS_PLAIN ? share : share * weight;
 }
 
 /* The heads of a group, one by one, into a score. */
@@ -385,8 +359,6 @@ template <bool IS_PLAIN>
 static __device__ __forceinline__ float reduce_head(const kvf_observe_args *a, float score,
                                                     float sum, uint32_t g)
 {
-    if (!IS_PLAIN && a->rounds_bf16)
-        sum = to_bf16(sum);
     if (!IS_PLAIN && a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
         sum /= (float)kvf_observe_heads(a);
     if (g == 0)
@@ -514,9 +486,9 @@ static cudaError_t launch_score(const kvf_observe_args *a, uint32_t tasks, cudaS
     const uint32_t parts = kvf_min_u32(passes, kvf_div_ceil_u32(264, tasks));
     const dim3 grid(tasks, parts), block(warps * KVF_WARP_LANES);
     const size_t shared = SLOTS * plan<D>::slot_bytes + scales_bytes(a);
-    if (is_plain(a))
-        return kvf_cuda_launch<score_tiles<T, D, true>>(grid, block, shared, stream, *a);
-    return kvf_cuda_launch<score_tiles<T, D, false>>(grid, block, shared, stream, *a);
+    if (a->is_raw)
+        return kvf_cuda_launch<score_tiles<T, D, false>>(grid, block, shared, stream, *a);
+    return kvf_cuda_launch<score_tiles<T, D, true>>(grid, block, shared, stream, *a);
 }
 
 /* ---- fp32 ---- */
@@ -537,7 +509,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
         if (position_of(&a, &c, t) > limit)
             continue;
         const float *k = (const float *)key_of(&a, &c, t, d * 4);
-        const float x = logit_of<false>(&a, kvf_dot(q, k, d), unit), old = top;
+        const float x = kvf_times(kvf_dot(q, k, d), unit), old = top;
         top = fmaxf(top, x);
         sum = sum * kvf_exp2(old - top) + kvf_exp2(x - top);
     }

@@ -21,8 +21,7 @@
  * (w + 1) / W first. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Only heads group_first
  * .. group_first + group_count - 1 of each group take part. The launch may be part of a longer
  * window: its queries are window_first .. of window_total, which is W above.
- * is_raw: a = q.k_j, unscaled; step 1 is not needed. rounds_bf16: q.k, then the logit, a, and the
- * sum over w are rounded to bf16.
+ * is_raw: a = q.k_j, unscaled; step 1 is not needed.
  * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
 #define KVF_OBSERVE_SPANS      64u
@@ -46,7 +45,6 @@ typedef struct kvf_observe_args {
     uint32_t window_total; /* 0 = window */
     uint32_t is_weighted;
     uint32_t is_raw;
-    uint32_t rounds_bf16;
     uint32_t accumulates;       /* 1: add to score */
     uint32_t token_first;       /* tokens with a lower index are as if they were not there */
     const void *q;              /* [window, kv_heads, group, head_dim] dtype */
@@ -88,13 +86,9 @@ KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
 /* ---- pool: smooth scores along tokens ----
  * x[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
  * j+width/2], times `scale` unless that is 0; out[r, j] = x, or out + x, or the larger of the two.
- * rounds_bf16: KVF_POOL_ROUNDS_X: the pooled value is rounded to bf16 before scale; ROUNDS_OUT:
- * what is written is. One task per row.
+ * One task per row.
  */
 typedef enum kvf_pool_fold { KVF_FOLD_SET, KVF_FOLD_ADD, KVF_FOLD_MAX } kvf_pool_fold;
-
-#define KVF_POOL_ROUNDS_X   1u
-#define KVF_POOL_ROUNDS_OUT 2u
 
 typedef struct kvf_pool_args {
     uint32_t rows;
@@ -104,8 +98,7 @@ typedef struct kvf_pool_args {
     uint32_t average;
     uint32_t out_stride; /* 0 = stride */
     kvf_pool_fold fold;
-    uint32_t rounds_bf16; /* OR of KVF_POOL_ROUNDS_* */
-    float scale;          /* 0 = none */
+    float scale; /* 0 = none */
     const float *in;
     float *out; /* not in, unless width is 1 */
 } kvf_pool_args;

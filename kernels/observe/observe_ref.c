@@ -43,11 +43,6 @@ static uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
     return a->limit ? a->limit[w] : a->limit_first + w;
 }
 
-static double round_bf16(const kvf_observe_args *a, double x)
-{
-    return a->rounds_bf16 ? (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x)) : x;
-}
-
 /* -INFINITY if query w does not see the token. */
 static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t span, uint32_t t)
 {
@@ -60,9 +55,7 @@ static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t
     double sum = 0.0;
     for (uint32_t d = 0; d < s->head_dim; d++)
         sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
-    if (a->is_raw)
-        return round_bf16(a, sum);
-    return round_bf16(a, round_bf16(a, sum) * (double)a->scale);
+    return a->is_raw ? sum : sum * (double)a->scale;
 }
 
 void kvf_observe_stats_ref(const void *args, uint32_t task)
@@ -117,7 +110,7 @@ static double share(const kvf_observe_args *a, double x, const row_scale *r)
     if (a->is_raw)
         return x;
     /* top was rounded to fp32 */
-    return r->sum > 0.0 ? round_bf16(a, exp(fmin(x - r->top, 0.0)) / r->sum) : 0.0;
+    return r->sum > 0.0 ? exp(fmin(x - r->top, 0.0)) / r->sum : 0.0;
 }
 
 static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, uint32_t t,
@@ -132,7 +125,6 @@ static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, 
                 logit(a, query(a, c->head, g, w), w, (size_t)c->head * a->spans_max + i, t);
             sum += share(a, x, &scales[g * a->window + w]) * (double)kvf_observe_weight(a, w);
         }
-        sum = round_bf16(a, sum);
         total += sum;
         top = fmax(top, sum);
     }

@@ -63,7 +63,7 @@ static size_t stats_at(const kvf_observe_args *a, uint32_t task)
 static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
                          uint32_t rows)
 {
-    const float unit = a->is_raw || a->rounds_bf16 ? 1.0f : a->scale * KVF_LOG2E;
+    const float unit = a->is_raw ? 1.0f : a->scale * KVF_LOG2E;
     t->rows = rows;
     t->limit_top = 0;
     t->limit_low = UINT32_MAX;
@@ -77,21 +77,6 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
         t->limit_low = kvf_min_u32(t->limit_low, t->limit[r]);
     }
     strips_finish(&t->q, rows, &a->shape);
-}
-
-KVF_ALWAYS_INLINE float to_bf16(float x)
-{
-    return kvf_bf16_to_float(kvf_bf16_from_float(x));
-}
-
-/* Products to logits in units of ln 2 where they are rounded on the way, or to rounded products. */
-static void round_logits(tile *t, const kvf_observe_args *a)
-{
-    for (uint32_t r = 0; r < t->rows; r++) {
-        float *s = t->s.at[r];
-        for (uint32_t j = 0; j < TILE_KEYS; j++)
-            s[j] = a->is_raw ? to_bf16(s[j]) : to_bf16(to_bf16(s[j]) * a->scale) * KVF_LOG2E;
-    }
 }
 
 /* Live tokens of span `i`, behind those of the tile. */
@@ -137,8 +122,6 @@ KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, cons
         return next;
     panels_put_keys(&t->keys, t->key, t->keys_live, &a->shape, dtype);
     tile_logits(&t->s, &t->q, &t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
-    if (a->rounds_bf16)
-        round_logits(t, a);
     for (uint32_t r = 0; r < t->rows; r++) {
         uint32_t seen = t->keys_live;
         while (seen > 0 && t->index[seen - 1] > t->limit[r])
@@ -197,17 +180,17 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
         stats_rows(&t, a, &c, task, first, kvf_min_u32(TILE_ROWS, rows - first));
 }
 
-/* What a row adds to a score: a logit x gives share * e^(x - base), or share * weight of it. */
+/* What a row adds to a score: a logit x gives share * e^(x - base), a product itself weight * x. */
 typedef struct row_shares {
     float base[TILE_ROWS];   /* the maximum, in units of ln 2 */
     float share[TILE_ROWS];  /* of a weight in the score */
-    float weight[TILE_ROWS]; /* apart from it where the product of the two is rounded between */
+    float weight[TILE_ROWS]; /* of a product */
 } row_shares;
 
 static float unit_of(const kvf_observe_args *a, uint32_t w)
 {
     float unit = kvf_observe_weight(a, w);
-    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX && !a->rounds_bf16)
+    if (a->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
         unit /= (float)kvf_observe_heads(a);
     return unit;
 }
@@ -233,7 +216,7 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
             sum += a->row_sum[at + i * stride + r] *
                    exp2_one((a->row_max[at + i * stride + r] - top) * KVF_LOG2E);
         s->base[r] = top > -INFINITY ? top * KVF_LOG2E : 0.0f;
-        s->share[r] = sum > 0.0f ? (a->rounds_bf16 ? 1.0f : unit) / sum : 0.0f;
+        s->share[r] = sum > 0.0f ? unit / sum : 0.0f;
     }
 }
 
@@ -251,20 +234,12 @@ KVF_ALWAYS_INLINE void add_row(tile *t, const row_shares *shares, uint32_t r, fl
     }
 }
 
-/* The same for products themselves, and for weights that are rounded. */
-static void add_row_otherwise(tile *t, const kvf_observe_args *a, const row_shares *shares,
-                              uint32_t r, float *sum)
+/* The same for products themselves. */
+static void add_raw_row(const tile *t, const row_shares *shares, uint32_t r, float *sum)
 {
-    float *s = t->s.at[r];
-    if (a->is_raw) {
-        for (uint32_t j = 0; j < t->visible[r]; j++)
-            sum[j] += s[j] * shares->weight[r];
-        return;
-    }
-    float each[TILE_KEYS] = {0.0f};
-    add_row(t, shares, r, each);
-    for (uint32_t j = 0; j < t->keys_live; j++)
-        sum[j] += to_bf16(each[j]) * shares->weight[r];
+    const float *s = t->s.at[r];
+    for (uint32_t j = 0; j < t->visible[r]; j++)
+        sum[j] += s[j] * shares->weight[r];
 }
 
 /* Adds what rows first .. first + rows - 1 look at to out[(span - c->first) * page_size + token].
@@ -278,9 +253,9 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
     for (uint32_t i = c->first; i < c->end;) {
         i = any_spans_logits(t, a, c, i);
         float sum[TILE_KEYS] = {0.0f};
-        if (a->is_raw || a->rounds_bf16)
+        if (a->is_raw)
             for (uint32_t r = 0; r < rows && t->keys_live; r++)
-                add_row_otherwise(t, a, &shares, r, sum);
+                add_raw_row(t, &shares, r, sum);
         else
             for (uint32_t r = 0; r < rows && t->keys_live; r++)
                 add_row(t, &shares, r, sum);
@@ -289,26 +264,18 @@ static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
     }
 }
 
-/* Head after head into out; `is_first`: there is nothing yet. */
-static void fold_head(const kvf_observe_args *a, const float *head, float *out, size_t tokens,
-                      int is_first)
+/* The larger, head after head, into out; `is_first`: there is nothing yet. */
+static void fold_head(const float *head, float *out, size_t tokens, int is_first)
 {
-    const float unit =
-        a->group_reduce == KVF_GROUP_MEAN_SOFTMAX ? 1.0f / (float)kvf_observe_heads(a) : 1.0f;
-    for (size_t i = 0; i < tokens; i++) {
-        const float x = a->rounds_bf16 ? to_bf16(head[i]) * unit : head[i];
-        if (a->group_reduce == KVF_GROUP_MAX)
-            out[i] = is_first || x > out[i] ? x : out[i];
-        else
-            out[i] = is_first ? x : out[i] + x;
-    }
+    for (size_t i = 0; i < tokens; i++)
+        out[i] = is_first || head[i] > out[i] ? head[i] : out[i];
 }
 
 void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const int by_head = a->group_reduce == KVF_GROUP_MAX || a->rounds_bf16;
+    const int by_head = a->group_reduce == KVF_GROUP_MAX;
     const uint32_t all = kvf_observe_heads(a) * a->window;
     const uint32_t part = by_head ? a->window : all; /* rows that are summed */
     float total[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
@@ -327,7 +294,7 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
             score_rows(&t, a, &c, first, kvf_min_u32(TILE_ROWS, begin + part - first),
                        by_head ? head_sum : to);
         if (by_head)
-            fold_head(a, head_sum, to, tokens, begin == 0);
+            fold_head(head_sum, to, tokens, begin == 0);
     }
     for (size_t i = 0; a->accumulates && i < tokens; i++)
         out[i] += total[i];

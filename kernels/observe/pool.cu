@@ -10,17 +10,11 @@
 
 #include <math.h>
 
-#include "common/convert.h"
 #include "cuda_kernels.h"
 
 #include "cuda/cuda.cuh"
 
 #define THREADS 256u
-
-static __device__ __forceinline__ float to_bf16(float x)
-{
-    return kvf_bf16_to_float(kvf_bf16_from_float(x));
-}
 
 static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant__ kvf_pool_args a)
 {
@@ -38,15 +32,13 @@ static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant
     }
     float *out = a.out + (size_t)blockIdx.y * (a.out_stride ? a.out_stride : a.stride) + j;
     float x = a.average ? sum / (float)a.width : top;
-    if (a.rounds_bf16 & KVF_POOL_ROUNDS_X)
-        x = to_bf16(x);
     if (a.scale != 0.0f)
         x *= a.scale;
     if (a.fold == KVF_FOLD_ADD)
         x += *out;
     else if (a.fold == KVF_FOLD_MAX)
         x = *out > x ? *out : x;
-    *out = a.rounds_bf16 & KVF_POOL_ROUNDS_OUT ? to_bf16(x) : x;
+    *out = x;
 }
 
 extern "C" int kvf_pool_cuda(const void *args, uint32_t tasks, void *stream)

@@ -8,21 +8,16 @@
 
 #include <math.h>
 
-#include "common/convert.h"
 #include "variants.h"
 
 static float fold(const kvf_pool_args *a, double x, float old)
 {
-    if (a->rounds_bf16 & KVF_POOL_ROUNDS_X)
-        x = (double)kvf_bf16_to_float(kvf_bf16_from_float((float)x));
     if (a->scale != 0.0f)
         x *= (double)a->scale;
-    float y = (float)x;
+    const float y = (float)x;
     if (a->fold == KVF_FOLD_ADD)
-        y = (float)((double)old + x);
-    else if (a->fold == KVF_FOLD_MAX)
-        y = old > y ? old : y;
-    return a->rounds_bf16 & KVF_POOL_ROUNDS_OUT ? kvf_bf16_to_float(kvf_bf16_from_float(y)) : y;
+        return (float)((double)old + x);
+    return a->fold == KVF_FOLD_MAX && old > y ? old : y;
 }
 
 void kvf_pool_ref(const void *args, uint32_t task)

@@ -7,27 +7,20 @@
 
 #include <math.h>
 
-#include "common/convert.h"
 #include "common/simd.h"
 #include "variants.h"
-
-static float to_bf16(float x)
-{
-    return kvf_bf16_to_float(kvf_bf16_from_float(x));
-}
 
 /* out[0 .. count) takes the pooled values x. */
 KVF_ALWAYS_INLINE void fold(const kvf_pool_args *a, const float *x, float *out, uint32_t count)
 {
     const float scale = a->scale != 0.0f ? a->scale : 1.0f;
     for (uint32_t i = 0; i < count; i++) {
-        float y = a->rounds_bf16 & KVF_POOL_ROUNDS_X ? to_bf16(x[i]) : x[i];
-        y *= scale;
+        float y = x[i] * scale;
         if (a->fold == KVF_FOLD_ADD)
             y += out[i];
         else if (a->fold == KVF_FOLD_MAX)
             y = out[i] > y ? out[i] : y;
-        out[i] = a->rounds_bf16 & KVF_POOL_ROUNDS_OUT ? to_bf16(y) : y;
+        out[i] = y;
     }
 }
 

@@ -170,7 +170,7 @@ PruneShape = _struct("kvf_prune_shape", "u32 layers kv_heads query_heads tokens_
 PrunePolicyRow = _struct("kvf_prune_policy", """size size; text name source settings; enum reach;
     u32 needs; ptr needs_at check state_bytes decide user""")
 PruneConfig = _struct("kvf_prune_config", """size size; ptr policy; kvf_prune_settings settings;
-    enum retention eviction; u32 chunk_queries compat_bf16""")
+    enum retention eviction; u32 chunk_queries""")
 PrunePlan = _struct("kvf_prune_plan", "u64 device_bytes host_bytes")
 PruneResult = _struct("kvf_prune_result", "u32 keep_count; ptr propagate; u32 propagate_count restart")
 PruneStats = _struct("kvf_prune_stats", """u64 prompts tokens_computed tokens_full kept;

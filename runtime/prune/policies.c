@@ -106,7 +106,6 @@ static const kvf_setting rows[] = {
      .meaning = "what is dropped after each chunk of the prompt"},
     {CONFIG(chunk_queries), COUNT(1, KVF_OBSERVE_WINDOW_MAX),
      .meaning = "newest queries, which score a chunk"},
-    {CONFIG(compat_bf16), SWITCH, .meaning = "round where the published code rounds"},
 };
 
 #define ROWS (sizeof rows / sizeof *rows)

@@ -95,7 +95,6 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
     a.window_total = args->window;
     a.is_weighted = args->is_weighted;
     a.is_raw = args->is_raw;
-    a.rounds_bf16 = args->rounds_bf16;
     a.accumulates = 1;
     a.token_first = args->begin;
     a.q = args->q;
@@ -170,10 +169,9 @@ static kvf_status put_heads(const scoring *s, uint32_t member)
 }
 
 /* Pool, and reduce into `out`, which has something already if `is_there`. */
-static kvf_status fold_member(const scoring *s, uint32_t member, float *out, bool is_there)
+static kvf_status fold_member(const scoring *s, float *out, bool is_there)
 {
     const kvf_scores_args *args = s->args;
-    const bool is_last = member == s->members - 1;
     kvf_pool_args a = pool_args(s, out, args->candidates - args->begin);
     a.width = args->pool_width;
     a.average = args->pool == KVF_POOL_AVERAGE;
@@ -182,9 +180,6 @@ static kvf_status fold_member(const scoring *s, uint32_t member, float *out, boo
             args->group_reduce == KVF_GROUP_MAX && s->members > 1 ? KVF_FOLD_MAX : KVF_FOLD_ADD;
     if (s->members > 1 && args->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
         a.scale = 1.0f / (float)s->members;
-    /* Published code keeps what it pools and reduces in bf16 too. */
-    if (args->rounds_bf16)
-        a.rounds_bf16 = KVF_POOL_ROUNDS_X | (is_last ? KVF_POOL_ROUNDS_OUT : 0);
     return KVF_LAUNCH(s->step, pool, a);
 }
 
@@ -215,7 +210,7 @@ static kvf_status enqueue(scoring *s)
         KVF_TRY(score_member(s, m));
         if (args->heads)
             KVF_TRY(put_heads(s, m));
-        KVF_TRY(fold_member(s, m, out, m > 0 || (args->accumulates && !is_apart)));
+        KVF_TRY(fold_member(s, out, m > 0 || (args->accumulates && !is_apart)));
     }
     return is_apart ? add_work(s) : KVF_OK;
 }

@@ -28,7 +28,6 @@ typedef struct kvf_scores_args {
     uint32_t window_mean;
     uint32_t is_weighted; /* query w counts (w + 1) / W */
     uint32_t is_raw;      /* q.k without scale and softmax; tokens after a query count 0 for it */
-    uint32_t rounds_bf16; /* logits, probabilities and their sum are rounded to bf16 */
     kvf_pool_kind pool;
     uint32_t pool_width; /* 1 = none */
     kvf_group_reduce group_reduce;

@@ -441,7 +441,6 @@ static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kern
     return b;
 }
 
-/* A logit that is rounded to bf16 may go either way, twice; so may a weight and their sum. */
 static void observe_compare(check *c, const kvf_observe_args *a, const observe_buffers *want,
                             const observe_buffers *got, const bounds *b)
 {
@@ -449,8 +448,7 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
                          a->group * a->window;
     const uint32_t heads = kvf_observe_heads(a);
     const double largest = b->logit / (2.0 * a->shape.head_dim * 0x1p-24); /* bounds_of */
-    const double step = a->rounds_bf16 ? 2.0 * 0x1p-7 * largest : 0.0;
-    const double logit = b->logit + step;
+    const double logit = b->logit;
     /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
     const double unit = a->group_reduce == KVF_GROUP_SUM ? heads : 1.0;
     double all = 0.0;
@@ -458,13 +456,11 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
         all += (double)kvf_observe_weight(a, w);
     all *= unit;
     const size_t count = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
-    const double sums = a->rounds_bf16 ? 0x1p-7 : 1e-5; /* also of what is added to */
+    const double sums = 1e-5; /* also of what is added to */
     if (a->is_raw) {
         const double product = logit / (double)a->scale;
         check_elements(c, "score", got->score, want->score, KVF_FP32, count,
-                       all * product * (a->rounds_bf16 ? 1.0 + 0x1p-7 : 1.0) +
-                           all * largest / (double)a->scale * (a->rounds_bf16 ? 0x1p-7 : 0x1p-20),
-                       sums);
+                       all * product + all * largest / (double)a->scale * 0x1p-20, sums);
         return;
     }
     check_elements(c, "row_max", got->row_max, want->row_max, KVF_FP32, stats, logit, 0x1p-22);
@@ -472,7 +468,7 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
         check_elements(c, "row_sum", got->row_sum, want->row_sum, KVF_FP32, stats, 0.0,
                        4.0 * logit + 1e-4);
     const double top = b->logit / 0x1p-22;
-    const double each = a->rounds_bf16 ? expm1(4.0 * fmin(logit, 1.0)) : 2.0 * b->out;
+    const double each = 2.0 * b->out;
     check_elements(c, "score", got->score, want->score, KVF_FP32, count,
                    fmin(each + top * 0x1p-23, 1.0) * all, sums);
 }
@@ -492,7 +488,6 @@ static void observe_extras(check *c, kvf_observe_args *a)
     a->window_first = a->window_total ? check_below(c, a->window_total - a->window + 1) : 0;
     a->is_weighted = check_below(c, 2);
     a->is_raw = check_below(c, 3) == 0;
-    a->rounds_bf16 = check_below(c, 3) == 0;
     a->accumulates = check_below(c, 2);
     if (check_below(c, 3) == 0)
         a->token_first = check_below(c, a->spans_max * a->shape.page_size);
@@ -512,11 +507,11 @@ static void observe_case(check *c, const kvf_shape *shape, uint32_t spans_max, c
     observe_extras(c, &a);
     check_describe(c,
                    "%s d=%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
-                   "mean=%u weighted=%u raw=%u bf16=%u adds=%u ring=%u",
+                   "mean=%u weighted=%u raw=%u adds=%u ring=%u",
                    check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.group_first,
                    a.group_count, a.group, a.window, a.window_total, a.kv_heads, spans_max,
                    (int)a.group_reduce, (int)data, a.window_mean, a.is_weighted, a.is_raw,
-                   a.rounds_bf16, a.accumulates, a.ring_slots);
+                   a.accumulates, a.ring_slots);
     const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
     void *q = check_in(c, rows * kvf_row_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
