@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Draws what `kvferry bench disk -o csv >disk.csv` measured: gnuplot -c disk.gnuplot disk.csv writes
-# disk-depth.svg, a line per extent, and disk-extent.svg, a line per engine, mode and depth.
+# disk-depth.svg, a line per extent where io_uring was measured, and disk-extent.svg, a line per engine,
+# mode and depth.
 csv = ARG1
 out(name) = csv[:strlen(csv) - 4] . "-" . name . ".svg"
 set terminal svg size 900,560 dynamic background rgb 'white' font 'sans,14' noenhanced
@@ -9,14 +10,15 @@ set datafile separator comma
 set datafile columnheaders
 set datafile missing NaN
 
-# Lines in the order of the file, as lists of words, and the better rate in order.
+# Lines in the order of the file, as lists of words, and the better rate in order. A row without a rate is
+# of an engine that was not there.
 extents = ""
 ways = ""
 peak = 0
 add(list, w) = strstrt(list . " ", " " . w . " ") ? list : list . " " . w
 way(what) = what eq "random" ? strcol("engine") . "," . strcol("mode") . "," . strcol("depth") : ""
 is_past(way) = strstrt(way, "io_uring,direct,") == 1
-look(what, rate) = what eq "random" ? (ways = add(ways, way(what)), \
+look(what, rate) = !(rate > 0) ? 0 : what eq "random" ? (ways = add(ways, way(what)), \
         extents = is_past(way(what)) ? add(extents, strcol("extent_bytes")) : extents, 0) : \
     what eq "sequential" && rate > peak ? (peak = rate) : 0
 stats csv using (look(strcol("what"), column("gb_per_s"))) nooutput
