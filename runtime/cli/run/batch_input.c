@@ -187,8 +187,8 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
             "%s: with --load a prompt goes on from what was saved; leave messages and "
             "system out",
             where);
-    for (size_t i = 0; source->before && i < source->before->count; i++)
-        KVF_TRY(kvf_token_ids_push(NULL, ids, source->before->ids[i], error));
+    if (source->before)
+        KVF_TRY(kvf_token_ids_append(NULL, ids, source->before->ids, source->before->count, error));
     if (!o->chat && !messages && !system)
         return kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
                                     !source->before, ids, error);
@@ -323,8 +323,7 @@ kvf_status cli_jobs_single(const cli_job_source *source, const kvf_token_ids *pr
     out->prompts[0] = (kvf_batch_prompt){.tokens = source->options->tokens,
                                          .sampling = source->options->sampling};
     out->jobs[0] = (cli_job){.number = 1};
-    for (size_t i = 0; i < prompt->count; i++)
-        KVF_TRY(kvf_token_ids_push(NULL, &out->ids, prompt->ids[i], error));
+    KVF_TRY(kvf_token_ids_append(NULL, &out->ids, prompt->ids, prompt->count, error));
     add(source, out);
     bind(out);
     return KVF_OK;

@@ -74,8 +74,7 @@ kvf_status cli_saved_match(cli_run *run, kvf_error *error)
     if (!path)
         return KVF_OK;
     if (run->prompt.count == 0) {
-        for (size_t i = 0; i < run->saved.count; i++)
-            KVF_TRY(kvf_token_ids_push(NULL, &run->prompt, ids[i], error));
+        KVF_TRY(kvf_token_ids_append(NULL, &run->prompt, ids, run->saved.count, error));
         if (run->loaded < run->saved.count || run->options.ask_file)
             return KVF_OK;
         return model_fail(error, KVF_INVALID,
@@ -146,8 +145,7 @@ static kvf_status save_with(cli_run *run, const char *name, kvf_token_ids *note,
 {
     const uint32_t held = (uint32_t)run->prompt.count - run->loaded - run->prefilled;
     kvf_save_args args;
-    for (size_t i = 0; i < run->prompt.count; i++)
-        KVF_TRY(kvf_token_ids_push(NULL, note, run->prompt.ids[i], error));
+    KVF_TRY(kvf_token_ids_append(NULL, note, run->prompt.ids, run->prompt.count, error));
     KVF_TRY(kvf_token_ids_push(NULL, note, run->options.cache.observe_window, error));
     KVF_TRY(kvf_token_ids_push(NULL, note, NOTE_HELD + held, error));
     kvf_save_args_init(&args);

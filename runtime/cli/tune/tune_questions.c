@@ -73,7 +73,7 @@ static kvf_status read_lines(cli_tune *tune, kvf_error *error)
                             "%.200s: line %u must be a line to hide, its question and the answer, "
                             "separated by tabs, of at most 511, 511 and 127 bytes",
                             path, number);
-    tune->question_count = count < tune->question_count ? count : tune->question_count;
+    tune->question_count = count;
     return status;
 }
 
@@ -105,13 +105,6 @@ static kvf_status encode(const cli_tune *tune, const char *before, const char *t
     return KVF_OK;
 }
 
-static kvf_status append(kvf_token_ids *to, const uint32_t *ids, size_t count, kvf_error *error)
-{
-    for (size_t i = 0; i < count; i++)
-        KVF_TRY(kvf_token_ids_push(NULL, to, ids[i], error));
-    return KVF_OK;
-}
-
 /* The piece with its lines, evenly from front to back, in `body`. */
 static kvf_status hide(const cli_tune *tune, uint32_t piece, size_t room, kvf_token_ids *body,
                        kvf_error *error)
@@ -125,17 +118,18 @@ static kvf_status hide(const cli_tune *tune, uint32_t piece, size_t room, kvf_to
     for (uint32_t i = 0; status == KVF_OK && i < lines; i++) {
         /* Pieces begin at different depths. */
         const size_t due = room * (2 * i * samples + 2 * piece + 1) / (2 * (size_t)lines * samples);
-        status = append(body, ids + done, due - done, error);
+        status = kvf_token_ids_append(NULL, body, ids + done, due - done, error);
         done = due;
         line.count = 0;
         if (status == KVF_OK)
             status = encode(tune, "\n\n", tune->questions[i * samples + piece].line, "\n\n", &line,
                             error);
         if (status == KVF_OK)
-            status = append(body, line.ids, line.count, error);
+            status = kvf_token_ids_append(NULL, body, line.ids, line.count, error);
     }
     kvf_token_ids_free(NULL, &line);
-    return status == KVF_OK ? append(body, ids + done, room - done, error) : status;
+    return status == KVF_OK ? kvf_token_ids_append(NULL, body, ids + done, room - done, error)
+                            : status;
 }
 
 static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_question *q,
@@ -143,10 +137,10 @@ static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_qu
 {
     kvf_token_ids said = {0};
     q->first = (uint32_t)tune->prompts.count;
-    KVF_TRY(append(&tune->prompts, body->ids, body->count, error));
+    KVF_TRY(kvf_token_ids_append(NULL, &tune->prompts, body->ids, body->count, error));
     kvf_status status = encode(tune, "\n\n", q->question, "", &said, error);
     if (status == KVF_OK)
-        status = append(&tune->prompts, said.ids, said.count, error);
+        status = kvf_token_ids_append(NULL, &tune->prompts, said.ids, said.count, error);
     q->count = (uint32_t)(tune->prompts.count - q->first);
     said.count = 0;
     if (status == KVF_OK)

@@ -66,10 +66,8 @@ static kvf_status push_piece(cli_tune *tune, const texts *t, size_t index, size_
         index -= pieces_of(t, text, body);
     if (t->has_bos)
         KVF_TRY(kvf_token_ids_push(NULL, &tune->pieces, t->bos, error));
-    const uint32_t *ids = t->ids.ids + t->starts[text] + index * body;
-    for (size_t i = 0; i < body; i++)
-        KVF_TRY(kvf_token_ids_push(NULL, &tune->pieces, ids[i], error));
-    return KVF_OK;
+    return kvf_token_ids_append(NULL, &tune->pieces, t->ids.ids + t->starts[text] + index * body,
+                                body, error);
 }
 
 static kvf_status make_pieces(cli_tune *tune, const texts *t, kvf_error *error)

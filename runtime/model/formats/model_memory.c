@@ -144,11 +144,13 @@ bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id)
     return false;
 }
 
-kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids, uint32_t id,
-                              kvf_error *error)
+kvf_status kvf_token_ids_append(const kvf_allocator *allocator, kvf_token_ids *ids,
+                                const uint32_t *from, size_t count, kvf_error *error)
 {
-    if (ids->count == ids->capacity) {
-        size_t capacity = grown_capacity(ids->capacity, ids->count + 1, sizeof *ids->ids);
+    if (count == 0)
+        return KVF_OK;
+    if (count > ids->capacity - ids->count) {
+        size_t capacity = grown_capacity(ids->capacity, ids->count + count, sizeof *ids->ids);
         const size_t bytes = capacity * sizeof *ids->ids;
         uint32_t *grown = model_grow(allocator, ids->ids, ids->count * sizeof *ids->ids, bytes);
         if (!grown)
@@ -156,8 +158,15 @@ kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids
         ids->ids = grown;
         ids->capacity = capacity;
     }
-    ids->ids[ids->count++] = id;
+    memcpy(ids->ids + ids->count, from, count * sizeof *from);
+    ids->count += count;
     return KVF_OK;
+}
+
+kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids, uint32_t id,
+                              kvf_error *error)
+{
+    return kvf_token_ids_append(allocator, ids, &id, 1, error);
 }
 
 void kvf_token_ids_free(const kvf_allocator *allocator, kvf_token_ids *ids)

@@ -38,9 +38,12 @@ void kvf_text_free(const kvf_allocator *allocator, kvf_text *text);
 /** Whether @p id is one of them. */
 bool kvf_ids_have(const uint32_t *ids, size_t count, uint32_t id);
 
-/** Append. KVF_OUT_OF_MEMORY leaves the contents as they were. */
+/** Append one, or [count] that lie elsewhere. KVF_OUT_OF_MEMORY leaves the contents as they were.
+ */
 KVF_CHECKED kvf_status kvf_token_ids_push(const kvf_allocator *allocator, kvf_token_ids *ids,
                                           uint32_t id, kvf_error *error);
+KVF_CHECKED kvf_status kvf_token_ids_append(const kvf_allocator *allocator, kvf_token_ids *ids,
+                                            const uint32_t *from, size_t count, kvf_error *error);
 KVF_CHECKED kvf_status kvf_text_append(const kvf_allocator *allocator, kvf_text *text,
                                        const void *bytes, size_t size, kvf_error *error);
 

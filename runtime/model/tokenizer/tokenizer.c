@@ -256,9 +256,7 @@ static kvf_status encode_normalized(encode_state *state, text_piece piece)
 
 static kvf_status push_all(encode_state *state, const uint32_t *ids, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        KVF_TRY(kvf_token_ids_push(&state->tokenizer->allocator, state->ids, ids[i], state->error));
-    return KVF_OK;
+    return kvf_token_ids_append(&state->tokenizer->allocator, state->ids, ids, count, state->error);
 }
 
 static kvf_status prepare(encode_state *state)
