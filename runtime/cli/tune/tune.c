@@ -19,8 +19,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ANSWER_TOKENS 160u /* at most */
-
 /* The layers that are tried; half depth is where the published layers are. */
 static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
 {
@@ -93,7 +91,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
     kvf_transformer_geometry(&options, &config);
     config.tokens_max = tokens;
     if (tune->options.questions > 0) {
-        config.tokens_max += ANSWER_TOKENS;
+        config.tokens_max += TUNE_ANSWER_TOKENS_MAX;
         config.select = KVF_SELECT_FULL;
     }
     config.observe_window = window_of(tune);

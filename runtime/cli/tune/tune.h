@@ -18,7 +18,8 @@
 #include "tokenizer.h"
 #include "transformer.h"
 
-#define TUNE_TEXTS_MAX 64u
+#define TUNE_TEXTS_MAX         64u
+#define TUNE_ANSWER_TOKENS_MAX 160u
 
 typedef struct cli_tune_options {
     const char *model;
@@ -87,6 +88,10 @@ KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);
 
 /** Ask them; fills tuning. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_search(cli_tune *tune, kvf_error *error);
+
+/** Share of a full prefill's tokens that FastKV computes with these settings at this layer: all up
+ * to it, few behind it. */
+double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *settings, uint32_t layer);
 
 /** What was found, for people. */
 void cli_tune_print(const cli_tune *tune, FILE *file);

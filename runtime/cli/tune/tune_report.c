@@ -10,11 +10,9 @@
 
 #include "bars.h"
 
-/* Share of a full prefill's tokens that FastKV computes: all up to its layer, few behind it. */
-static double share_computed(const cli_tune *tune, const cli_tuned *tuned)
+double cli_tune_share(const cli_tune *tune, const kvf_prune_settings *s, uint32_t layer)
 {
-    const double layers = tune->model.layers, whole = tuned->layer + 1.0;
-    const kvf_prune_settings *s = &tuned->settings;
+    const double layers = tune->model.layers, whole = layer + 1.0;
     double share = s->propagate_tokens ? (double)s->propagate_tokens / tune->tuning.tokens
                                        : (double)s->propagate;
     if (share > 1.0)
@@ -80,7 +78,8 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     print_answers(structkv, "structkv", tune->options.goal, file);
     if (fastkv->scores) {
         fprintf(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
-                fastkv->layer, tune->model.layers - 1, 100.0 * share_computed(tune, fastkv));
+                fastkv->layer, tune->model.layers - 1,
+                100.0 * cli_tune_share(tune, &fastkv->settings, fastkv->layer));
         fputs("relative change of the last hidden state if ", file);
         print_propagated(&fastkv->settings, file);
         fputs(" go on\n", file);

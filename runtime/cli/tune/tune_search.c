@@ -24,8 +24,6 @@
 #include <math.h>
 #include <string.h>
 
-#define ANSWER_TOKENS_MAX 160u /* tune.c has room for so many */
-
 static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
 
 #define SHARES (sizeof shares / sizeof *shares)
@@ -51,7 +49,7 @@ typedef struct search {
 /* ---- one question ---- */
 
 typedef struct said {
-    uint32_t ids[ANSWER_TOKENS_MAX];
+    uint32_t ids[TUNE_ANSWER_TOKENS_MAX];
     uint32_t count;
 } said;
 
@@ -60,7 +58,7 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     said *s = user;
     (void)logits;
     s->ids[s->count++] = id;
-    return s->count < ANSWER_TOKENS_MAX;
+    return s->count < TUNE_ANSWER_TOKENS_MAX;
 }
 
 /* Whether it begins with the answer, and not with a longer word or number. */
@@ -93,7 +91,7 @@ static kvf_status generate(const search *s, kvf_prune *prune, const tune_questio
     const kvf_decode_request decode = {.sequence = sequence,
                                        .ids = ids + read,
                                        .count = held_back,
-                                       .tokens = kvf_min_u32(q->tokens, ANSWER_TOKENS_MAX),
+                                       .tokens = kvf_min_u32(q->tokens, TUNE_ANSWER_TOKENS_MAX),
                                        .sampler = s->sampler,
                                        .token = on_token,
                                        .user = out};
@@ -183,12 +181,8 @@ static bool is_possible(const search *s, const trial *t)
 
 static double expected_share(const search *s, const trial *t)
 {
-    const double layers = s->tune->model.layers, whole = t->config.settings.layer + 1.0;
     const kvf_prune_settings *c = &t->config.settings;
-    const double rest = c->propagate_tokens
-                            ? fmin(1.0, (double)c->propagate_tokens / s->tune->tuning.tokens)
-                            : (double)c->propagate;
-    return (whole + (layers - whole) * rest) / layers;
+    return cli_tune_share(s->tune, c, c->layer);
 }
 
 /* Measured; the best of what was measured is remembered. */
