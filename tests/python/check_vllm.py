@@ -58,6 +58,16 @@ def variant(name, **fields):
     return folder
 
 
+def poisoned_model(token):
+    """The small model with an embedding that is not a number."""
+    from safetensors.torch import load_file, save_file
+    folder = variant("poisoned")
+    weights = load_file(os.path.join(small_model(), "model.safetensors"))
+    weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    return folder
+
+
 def prompts():
     import torch
     generator = torch.Generator().manual_seed(3)
@@ -81,6 +91,15 @@ def do_answer(llm, ids, **fields):
     made = llm.generate([{"prompt_token_ids": i} for i in ids], sampling(**fields), use_tqdm=False)
     return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
             "cached": [one.num_cached_tokens for one in made]}
+
+
+def do_poison(llm, good, bad, last):
+    """Two requests that must be lost among others: one by its prompt, one by its first answer."""
+    ids = [*good, bad, good[0]]
+    fields = [{} for _ in good] + [{}, {"allowed_token_ids": [last]}]
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], [sampling(**f) for f in fields],
+                        use_tqdm=False)
+    return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made]}
 
 
 def do_abort(llm, ids, every):
@@ -264,6 +283,21 @@ class SameTokens(Case):
 
     def test_without_custom_nothing_is_kvferry_s(self):
         self.assertNotIn("kvferry 0.", vllm_alone().log)
+
+
+class NotFinite(Case):
+    """A value that is not a number: its request is lost, and nothing else."""
+
+    def test_others_go_on(self):
+        answers = {token for one in stock() for answer in one for token in answer}
+        token = min({0, 1} - answers) # neither in a prompt nor in an answer
+        bad = prompts()[6][:70] + [token] + prompts()[6][:20]
+        engine = self.ours([("poison", [prompts(), bad, token], {}), answer(prompts())],
+                           model=poisoned_model(token), max_num_batched_tokens=64, max_num_seqs=16)
+        self.assertEqual(engine.results[0]["tokens"][:12], stock())
+        self.assertEqual([len(one[0]) for one in engine.results[0]["tokens"][12:]], [NEW] * 2)
+        self.assertEqual(engine.results[1]["tokens"], stock())
+        self.assertEqual(engine.log.count("a request is lost, others go on: layer 0, token"), 2)
 
 
 class Budget(Case):

@@ -179,6 +179,36 @@ class Owners(unittest.TestCase):
         with self.assertRaisesRegex(kvferry.Error, "7 tokens, of which 5"):
             self.enter(requests, (7, 1, [1]))
 
+    def test_a_value_that_is_not_finite_is_its_request_s_matter(self):
+        requests = self.requests(2, 8)
+        a, b = self.enter(requests, (0, 5, [1]), (0, 5, [2]))
+        k = np.full((1, KV_HEADS, HEAD_DIM), np.nan, np.float32)
+        for layer in range(LAYERS):
+            if layer:
+                with self.assertRaisesRegex(kvferry.Error, "not finite|NaN") as told:
+                    requests.cache.prefill(a, None, k, k, layer=layer)
+                with self.assertLogs("vllm.kvferry", "WARNING") as logs:
+                    requests.lose(a, told.exception)
+                self.assertIn("a request is lost, others go on: layer 0, token 5", logs.output[0])
+            else:
+                requests.cache.prefill(a, None, k, k, layer=layer)
+        rows = [Row(0, 1, 6, 1, (1,), False), Row(1, 2, 5, 2, (2,), False)]
+        self.assertEqual(requests.enter(rows), [None, b])
+        self.assertEqual(requests.lost, 1)
+        with self.assertRaisesRegex(kvferry.Invalid, "nothing of values"):
+            requests.lose(b, kvferry.Invalid("nothing of values"))
+        c, = self.enter(requests, (0, 5, [1])) # the block is another's, and the sequence a new one
+        self.assertTrue(a.closed and not c.closed)
+
+    def test_candidates_that_were_not_finite(self):
+        requests = self.requests(2, 8)
+        a, = self.enter(requests, (0, 5, [1]))
+        k = np.full((2, KV_HEADS, HEAD_DIM), np.inf, np.float32)
+        requests.cache.prefill(a, None, k, k, layer=0)
+        with self.assertLogs("vllm.kvferry", "WARNING"):
+            self.assertEqual(requests.enter([Row(0, 1, 6, 1, (1,), False)]), [None])
+        self.assertEqual(requests.lost, 1)
+
     def test_rows(self):
         slots = np.array([2 * 32 + 31, 5 * 32, 9 * 32 + 3, -1])
         self.assertEqual(rows_of([0, 2, 3, 3, 4], [33, 4, 0, 1], [7, 9, 4, 0], slots, 32,

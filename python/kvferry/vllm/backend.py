@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import register_kv_cache_spec
 
 from .._cache import Sequence
+from .._errors import Error
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
 from .requests import rows_of
@@ -42,6 +43,7 @@ class Pass(AttentionMetadata):
     steps: List[Sequence] # one token each, within the budget
     step_rows: Any # their tokens: a slice, or a tensor of numbers
     dense: List[Tuple[int, int, Sequence]] # first token, end
+    lost: List[Tuple[int, int]] # of requests with a value that was not finite
 
 
 class Builder(AttentionMetadataBuilder[Pass]):
@@ -70,17 +72,21 @@ class Builder(AttentionMetadataBuilder[Pass]):
         rows = rows_of(m.query_start_loc_cpu.tolist(), m.seq_lens.tolist(),
                        m.block_table_tensor[:count, 0].tolist(), m.slot_mapping.cpu().numpy(),
                        self.kv_cache_spec.block_size, prompts)
-        steps, at, dense = [], [], []
+        steps: List[Sequence] = []
+        at: List[int] = []
+        told = Pass(steps, None, [], [])
         for row, sequence in zip(rows, requests.enter(rows)):
-            if row.end - row.start == 1 and not row.is_prompt:
+            if sequence is None:
+                told.lost.append((row.start, row.end))
+            elif row.end - row.start == 1 and not row.is_prompt:
                 steps.append(sequence)
                 at.append(row.start)
             else:
-                dense.append((row.start, row.end, sequence))
+                told.dense.append((row.start, row.end, sequence))
         self.pool.tell()
         is_dense = at == list(range(len(at)))
-        return Pass(steps, slice(0, len(at)) if is_dense else torch.tensor(at, device=self.device),
-                    dense)
+        told.step_rows = slice(0, len(at)) if is_dense else torch.tensor(at, device=self.device)
+        return told
 
 
 class Impl(AttentionImpl[Pass]):
@@ -118,19 +124,43 @@ class Impl(AttentionImpl[Pass]):
             refuse("outputs that are quantised by the attention", "leave that fusion out")
         if attn_metadata is None: # a pass that measures memory
             return output.zero_()
-        assert self.pool is not None and self.pool.cache is not None
-        cache, index = self.pool.cache, self.index
         if attn_metadata.steps:
             at = attn_metadata.step_rows
             q, k, v = (x[at].contiguous() for x in (query, key, value))
-            if isinstance(at, slice):
-                cache.decode(attn_metadata.steps, q, k, v, output[at], layer=index)
-            else:
-                output[at] = cache.decode(attn_metadata.steps, q, k, v, layer=index)
+            out = output[at]
+            self._step(attn_metadata.steps, q, k, v, out)
+            if not isinstance(at, slice):
+                output[at] = out
         for first, end, sequence in attn_metadata.dense:
-            q, k, v = (x[first:end].contiguous() for x in (query, key, value))
-            cache.prefill(sequence, q, k, v, output[first:end], layer=index)
+            self._extend(sequence, *(x[first:end].contiguous() for x in (query, key, value)),
+                         output[first:end])
+        for first, end in attn_metadata.lost:
+            output[first:end] = torch.nan
         return output
+
+    def _step(self, sequences: List[Sequence], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+              out: torch.Tensor) -> None:
+        """A token of each. If one cannot go on, which nothing shows, they go one by one."""
+        assert self.pool is not None and self.pool.cache is not None and self.pool.requests is not None
+        try:
+            self.pool.cache.decode(sequences, q, k, v, out, layer=self.index)
+        except Error as error:
+            if len(sequences) == 1:
+                self.pool.requests.lose(sequences[0], error)
+                out.fill_(torch.nan)
+                return
+            for i in range(len(sequences)):
+                self._step(sequences[i:i + 1], *(x[i:i + 1] for x in (q, k, v, out)))
+
+    def _extend(self, sequence: Sequence, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                out: torch.Tensor) -> None:
+        """Several tokens of one, attended densely."""
+        assert self.pool is not None and self.pool.cache is not None and self.pool.requests is not None
+        try:
+            self.pool.cache.prefill(sequence, q, k, v, out, layer=self.index)
+        except Error as error:
+            self.pool.requests.lose(sequence, error)
+            out.fill_(torch.nan)
 
 
 def pool_of(config: Any) -> Pool:

@@ -4,7 +4,6 @@
 Knows configurations of vLLM, but neither passes nor tensors. Invariant: vLLM has as many blocks as
 there are pages, so what its scheduler admits has room.
 """
-import logging
 import time
 from typing import Any, List, Optional
 
@@ -20,10 +19,8 @@ from .._runtime import Runtime
 from ..capi import Select
 from . import options as _options
 from .refusals import refuse
-from .requests import Requests
+from .requests import Requests, log
 
-# vLLM shows what is under its own name.
-log = logging.getLogger("vllm.kvferry")
 MIB = 1 << 20
 
 

@@ -6,12 +6,17 @@ Without prefix caching no two live requests have a block in common, so a block t
 request says that the one that had it has ended, was preempted or was aborted. Imports nothing of vLLM.
 
 Invariants: every block belongs to one sequence at most, so that sequences hold no more tokens than
-vLLM's blocks have; a sequence holds exactly the tokens that its request had before the pass.
+vLLM's blocks have; a sequence holds exactly the tokens that its request had before the pass, unless
+a key or value of it was not finite: then the request is lost, until its blocks are given up.
 """
-from typing import Any, Dict, Iterable, List, NamedTuple
+import logging
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from .._cache import Cache, Sequence
 from .._errors import Error
+from ..capi import Status
+
+log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
 
 class Row(NamedTuple):
@@ -25,12 +30,13 @@ class Row(NamedTuple):
 
 
 class _Held:
-    """A sequence, its blocks, and the pass that used it last."""
+    """A sequence, its blocks, the pass that used it last, and whether its values are of any use."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.blocks: set = set()
         self.seen = 0
+        self.is_lost = False
 
 
 class Requests:
@@ -45,6 +51,7 @@ class Requests:
         self._by_first: Dict[int, _Held] = {} # least recently used first
         self._of_block: Dict[int, int] = {} # first block of the request that has it
         self._pass = 0
+        self.lost = 0 # requests with a value that was not finite
 
     def __len__(self) -> int:
         return len(self._by_first)
@@ -53,10 +60,10 @@ class Requests:
         """That all sequences hold together."""
         return sum(len(held.sequence) for held in self._by_first.values())
 
-    def enter(self, rows: List[Row]) -> List[Sequence]:
-        """The sequences of the requests of a pass, each with `context` tokens."""
+    def enter(self, rows: List[Row]) -> List[Optional[Sequence]]:
+        """The sequences of the requests of a pass, each with `context` tokens; None = it is lost."""
         self._pass += 1
-        found: Dict[int, Sequence] = {}
+        found: Dict[int, Optional[Sequence]] = {}
         # Those that go on come first: then what was not seen for longest is not of this pass.
         for row in sorted(rows, key=lambda row: row.context == 0):
             held = self._begin(row) if row.context == 0 else self._go_on(row)
@@ -64,8 +71,18 @@ class Requests:
             for block in row.blocks:
                 if self._of_block.get(block) != row.first:
                     self._take(block, row.first, held)
-            found[row.first] = held.sequence
+            found[row.first] = None if held.is_lost else held.sequence
         return [found[row.first] for row in rows]
+
+    def lose(self, sequence: Sequence, error: Error) -> None:
+        """The library refused to go on with a sequence. Raises what is not about its values."""
+        if error.status != Status.NOT_FINITE:
+            raise error
+        held = next(held for held in self._by_first.values() if held.sequence is sequence)
+        if not held.is_lost:
+            held.is_lost = True
+            self.lost += 1
+            log.warning("kvferry: a request is lost, others go on: %s", error.text.split(";")[0])
 
     def _go_on(self, row: Row) -> _Held:
         held = self._by_first.pop(row.first, None)
@@ -73,14 +90,23 @@ class Requests:
             raise Error("kvferry: a request goes on after %d tokens that were never seen here; blocks "
                         "were filled by something else than this model's passes" % row.context)
         self._by_first[row.first] = held
+        if held.is_lost:
+            return held
         tokens = len(held.sequence)
-        if tokens > row.context: # candidates that were not taken; in the order of the passes
-            runtime = self.cache.runtime
-            held.sequence.truncate(row.context, runtime.torch_stream() if runtime.on_cuda else None)
+        if tokens > row.context: # candidates that were not taken
+            self._take_back(held, row.context)
         elif tokens < row.context:
             raise Error("kvferry: a request goes on after %d tokens, of which %d were seen here" % (
                 row.context, tokens))
         return held
+
+    def _take_back(self, held: _Held, tokens: int) -> None:
+        """In the order of the passes."""
+        runtime = self.cache.runtime
+        try:
+            held.sequence.truncate(tokens, runtime.torch_stream() if runtime.on_cuda else None)
+        except Error as error:
+            self.lose(held.sequence, error)
 
     def _begin(self, row: Row) -> _Held:
         for block in (row.first, *row.blocks):
