@@ -87,8 +87,9 @@ void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *position
         layer->positions[layer->length + i] = positions ? positions[i] : next + i;
     memset(layer->by_step + layer->length, 0, tokens);
     layer->length += tokens;
+    /* While kept tokens are appended again, the front that stayed is sealed already. */
     if (layer->part)
-        layer->sealed = kvf_sealed_blocks(layer->part, layer->length);
+        layer->sealed = kvf_max_u32(layer->sealed, kvf_sealed_blocks(layer->part, layer->length));
 }
 
 /* ---- sealing ---- */

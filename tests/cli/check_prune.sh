@@ -95,6 +95,11 @@ for evict in naive patched; do
 done
 try 0 $run --prune snapkv --keep 0.2 --chunk 150 --evict naive --chunk-queries 8
 try 0 $run --prune snapkv --keep 1 --chunk 390 --evict patched
+# chunks that are shorter than the local window, behind a front that stays
+for evict in naive patched; do
+    try 0 $run --prune streaming --keep 0.9 --chunk 16 --evict $evict --chunk-queries 4 --local 128
+    try 0 $run --prune snapkv --keep 0.5 --prune-window 4 --chunk 20 --evict $evict --chunk-queries 4 --local 32
+done
 try 1 $run --prune snapkv --keep 0.1 --chunk 150 --evict naive; says 'chunk_queries = 64'
 try 1 $run --prune gemfilter --chunk 150 --evict naive; says 'starts over'; silent
 try 1 $run --prune fastkv --chunk 150 --evict naive; says 'propagate = 1'; silent
