@@ -110,6 +110,25 @@ def check_pruned(chat):
     results, told = lines_of(chat, "--prompt", PROMPTS[5], "--samples", "3", *options)
     chat.check("samples share a pruned prompt", [results[(1, i)]["ids"] for i in range(3)] ==
                [ids] * 3 and told["prune"]["policy"] == "snapkv", results, ids)
+    lines = [PROMPTS[5], PROMPTS[3], "the code of alice brown is seven tiger quiet", PROMPTS[5]]
+    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in lines))
+    for how in (("snapkv", "--keep", "0.5"), ("fastkv", "--keep", "0.5", "--propagate", "0.5"),
+                ("gemfilter", "--keep", "0.5"),
+                ("snapkv", "--keep", "0.5", "--chunk", "20", "--evict", "patched",
+                 "--chunk-queries", "4")):
+        options = ("--prune", *how, "-n", "6") + (
+            () if how[0] == "gemfilter" else ("--prune-window", "4"))
+        wanted = [alone(chat, p, *options)[0] for p in lines]
+        for batch in ("1", "3"):
+            results, told = lines_of(chat, "--prompts", path, "--batch", batch, *options)
+            chat.check("prompts are pruned as alone, %s, %s at once" % (how, batch),
+                       [results[(i + 1, 0)]["ids"] for i in range(4)] == wanted and
+                       told["prune"]["prompts"] == 4, results, wanted, told)
+    path = chat.save("p.jsonl", json.dumps({"prompt": PROMPTS[5]}) + "\n" +
+                     json.dumps({"prompt": "quiet river"}))
+    _, err = chat.run("--prompts", path, "--prune", "snapkv", "--prune-window", "4", status=1)
+    chat.check("a prompt that is too short to prune is named", "line 2: --prune snapkv: window = 4"
+               in err, err)
 
 
 def check_saved(chat):
@@ -218,7 +237,7 @@ def check_refused(chat):
     chat.check("no prompt at all", "holds no prompt" in err, err)
     for options in (("--prompts", path, "--prompt", "a"), ("--prompts", path, "--ask", path),
                     ("--prompts", path, "--emit-ids", "x"), ("--prompts", path, "-n", "0"),
-                    ("--prompts", path, "--prune", "snapkv"), ("--prompt", "a", "--batch", "2"),
+                    ("--prompt", "a", "--batch", "2"),
                     ("--prompt", "a", "--memory", "1M")):
         chat.run(*options, status=2)
     _, err = chat.run("--prompts", path, "--context", "40000", status=1)

@@ -79,6 +79,40 @@ def check_turns(chat):
     chat.check("what is behind the stop is forgotten", answers[1] == wanted, answers[1], wanted)
 
 
+def check_pruned(chat):
+    """What an empty sequence reads is pruned with its last token; later turns are not."""
+    chat.write()
+    document = " ".join(QUESTIONS[:1] * 20)
+    for how in (("snapkv", "--keep", "0.5"), ("fastkv", "--keep", "0.5", "--propagate", "0.5"),
+                ("streaming", "--keep", "0.5"),
+                ("snapkv", "--keep", "0.5", "--chunk", "64", "--evict", "naive",
+                 "--chunk-queries", "8")):
+        window = () if how[0] == "streaming" else ("--prune-window", "8")
+        options = ("--prune", *how, *window) + (
+            () if "--evict" in how else ("--retention", "evict"))
+        lines = [document] + list(QUESTIONS[1:]) + ["/clear", document]
+        answers, turns, err = talk(chat, lines, *options)
+        chat.check("pruned: all are answered", len(answers) == len(turns) == 4, err)
+        wanted = expected(chat, lines[:1], [], *options)
+        chat.check("the first answer of a pruned chat, %s" % (how,), answers[0] == wanted, answers,
+                   wanted)
+        chat.check("as after /clear", answers[3] == answers[0], answers)
+        chat.check("only what is new is read behind it", turns[1]["kept_tokens"] ==
+                   turns[0]["prompt_tokens"] + turns[0]["generated_tokens"] - 1, turns)
+        chat.check("it is pruned twice", "pruning   %s" % how[0] in err, err)
+    chat.write("{{ messages|length|string }}" + CHATML)
+    options = ("--prune", "snapkv", "--keep", "0.5", "--prune-window", "8")
+    answers, turns, _ = talk(chat, [document, QUESTIONS[1]], *options)
+    wanted = expected(chat, [document, QUESTIONS[1]], answers, *options)
+    chat.check("all is read and pruned again where the beginning changes", answers[1] == wanted and
+               turns[1]["kept_tokens"] == 0, answers, wanted, turns)
+    chat.write()
+    answers, _, err = talk(chat, ["quiet"], "--prune", "snapkv", "--keep", "0.5", "--prune-window",
+                           "32")
+    chat.check("what is too short is read whole", answers == [expected(chat, ["quiet"], [])] and
+               "tokens is not pruned: --prune snapkv: " in err, answers, err)
+
+
 def check_words(chat):
     chat.write()
     answers, turns, _ = talk(chat, [QUESTIONS[0], "/clear", QUESTIONS[0], "", "/exit", "never"])
@@ -187,4 +221,4 @@ def check_terminal(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_turns, check_words, check_terminal))
+    sys.exit(run_checks(check_turns, check_pruned, check_words, check_terminal))

@@ -38,6 +38,7 @@ typedef struct turn {
     size_t stable;     /* bytes of it that later turns begin with, as far as is known */
     kvf_token_ids ids; /* of what is new */
     size_t stable_ids; /* of them in front of `stable` */
+    bool is_pruned;    /* the whole of it, into an empty sequence */
     bool is_read;      /* the sequence has changed */
     double read_ms;
 } turn;
@@ -162,16 +163,37 @@ static kvf_status encode(const conversation *c, turn *t, kvf_error *error)
     return t->ids.count ? KVF_OK : model_fail(error, KVF_INVALID, "the chat template adds no text");
 }
 
+/* Tokens that the sequence went through, also those that pruning took out of it. */
+static uint32_t tokens_read(const cli_run *run)
+{
+    const uint32_t length = kvf_sequence_length(run->sequence, 0);
+    return length ? kvf_sequence_position(run->sequence, 0, length - 1) + 1 : 0;
+}
+
 static kvf_status check_room(const conversation *c, const turn *t, kvf_error *error)
 {
-    const uint32_t context = c->run->options.cache.tokens_max;
-    const size_t held = kvf_sequence_length(c->run->sequence, 0);
+    const uint32_t context = cli_run_prompt_tokens(c->run);
+    const size_t held = tokens_read(c->run);
     if (held + t->ids.count + 1 <= context)
         return KVF_OK;
     return model_fail(error, KVF_FULL,
                       "the conversation would have %zu tokens and there is room for %u; /clear "
                       "begins anew, --context makes more room",
                       held + t->ids.count + 1, context);
+}
+
+/* What an empty sequence reads is pruned, unless it is too short for that. */
+static bool can_prune(const conversation *c, const turn *t)
+{
+    const cli_run *run = c->run;
+    kvf_error why = {0};
+    if (!run->prune || kvf_sequence_length(run->sequence, 0) > 0)
+        return false;
+    if (cli_run_prune_check(run, (uint32_t)t->ids.count, &why) == KVF_OK)
+        return true;
+    fprintf(stderr, "kvferry: a beginning of %zu tokens is not pruned: %s\n", t->ids.count,
+            why.text);
+    return false;
 }
 
 /* Prefill ids of the turn. An interrupted one leaves `now` as it was. */
@@ -186,10 +208,13 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
                                          .count = (uint32_t)(to - from),
                                          .progress = cli_run_go_on,
                                          .user = &progress};
+    kvf_session session = run->session;
+    if (!t->is_pruned)
+        session.prune = NULL;
     const double start = kvf_now_ms();
     if (request.count >= LONG_READING)
         cli_progress_begin(&progress, "reading", request.count, "tokens");
-    const kvf_status status = kvf_generate_prefill(&run->session, &request, &stop, error);
+    const kvf_status status = kvf_generate_prefill(&session, &request, &stop, error);
     cli_progress_end(&progress);
     KVF_TRY(status);
     run->prefill_ms += kvf_now_ms() - start;
@@ -198,13 +223,15 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     return *stopped ? go_back(c, error) : KVF_OK;
 }
 
-/* Read what is new, up to the last token, which is a step. A fork is made where later turns may
- * have to go on from. */
+/* Read what is new, up to the last token, which is a step; with it where it is pruned, since the
+ * last token asks. A fork is made where later turns may have to go on from. */
 static kvf_status read_turn(conversation *c, turn *t, bool *stopped, kvf_error *error)
 {
     const size_t last = t->ids.count - 1;
     size_t stable = t->stable_ids < last ? t->stable_ids : last;
     KVF_TRY(remember(c, error));
+    if (t->is_pruned)
+        return prefill(c, t, 0, t->ids.count, stopped, error);
     KVF_TRY(prefill(c, t, 0, stable, stopped, error));
     if (*stopped)
         return KVF_OK;
@@ -255,12 +282,13 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     cli_run *run = c->run;
     kvf_text text = {0};
     kvf_token_ids generated = {0};
-    const uint32_t room = run->options.cache.tokens_max - kvf_sequence_length(run->sequence, 0);
+    const uint32_t step = t->is_pruned ? 0 : 1;
+    const uint32_t room = cli_run_prompt_tokens(run) - tokens_read(run) + 1 - step;
     const uint32_t tokens = kvf_min_u32(run->options.tokens, room);
     KVF_TRY(reserve_answer(run, tokens, error));
     kvf_sampler_see(run->sampler, 0, t->ids.ids, t->ids.count);
-    kvf_status status = cli_run_answer(run, run->sequence, t->ids.ids + t->ids.count - 1, 1, tokens,
-                                       &text, &generated, error);
+    kvf_status status = cli_run_answer(run, run->sequence, t->ids.ids + t->ids.count - step, step,
+                                       tokens, &text, &generated, error);
     cli_answer *a = &run->answers[run->answer_count - 1];
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
@@ -271,7 +299,7 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
         status = add_message(c, KVF_ROLE_ASSISTANT, text.bytes ? text.bytes : "", error);
     if (status == KVF_OK && a->stop == KVF_STOP_LENGTH && tokens < run->options.tokens)
         fprintf(stderr, "kvferry: the context of %u tokens is full; /clear begins anew\n",
-                run->options.cache.tokens_max);
+                cli_run_prompt_tokens(run));
     kvf_token_ids_free(NULL, &generated);
     kvf_text_free(NULL, &text);
     return status;
@@ -286,7 +314,8 @@ static kvf_status run_turn(conversation *c, turn *t, kvf_error *error)
         KVF_TRY(go_back(c, error));
     KVF_TRY(encode(c, t, error));
     KVF_TRY(check_room(c, t, error));
-    const uint32_t kept = kvf_sequence_length(c->run->sequence, 0);
+    const uint32_t kept = tokens_read(c->run);
+    t->is_pruned = can_prune(c, t);
     t->is_read = true;
     const double start = kvf_now_ms();
     KVF_TRY(read_turn(c, t, &stopped, error));
@@ -386,6 +415,8 @@ static kvf_status converse(cli_run *run, kvf_error *error)
     run->interrupted = false;
     cli_line_close(input);
     (void)!kvf_stream_wait(run->stream);
+    if (run->prune)
+        kvf_prune_stats_get(run->prune, &run->prune_stats);
     if (c.before)
         drop_sequence(run, &c.before);
     drop_messages(&c, 0);

@@ -224,13 +224,22 @@ static bool is_given(const cli_prune_options *o, const char *field)
     return (o->values.given & cli_setting_bit(field)) != 0;
 }
 
+/* A command that knows no head masks has no such options. */
+static bool is_option_given(const cli_command *command, const char *name)
+{
+    for (uint32_t i = 0; i < command->count; i++)
+        if (strcmp(command->options[i].is.name, name) == 0)
+            return command->options[i].given;
+    return false;
+}
+
 bool cli_prune_check(const cli_prune_options *o, const cli_command *command)
 {
     const kvf_prune_config *c = &o->values.config;
     const bool has_pivot = is_given(o, "pivot"), evicts = c->eviction != KVF_EVICTION_NONE;
     const bool has_layer = is_given(o, "layer") && c->settings.layer != KVF_PRUNE_LAYER_AUTO;
-    const bool is_streaming_given = cli_option_find(command, "streaming-sink")->given ||
-                                    cli_option_find(command, "streaming-recent")->given;
+    const bool is_streaming_given =
+        is_option_given(command, "streaming-sink") || is_option_given(command, "streaming-recent");
     const char *problem = NULL;
     if (!o->policy && ((o->values.given & ~cli_setting_bit("eviction")) || o->config_file))
         problem = "options of pruning need --prune NAME; --prune help lists the policies";
@@ -253,7 +262,7 @@ bool cli_prune_check(const cli_prune_options *o, const cli_command *command)
         problem = "--pivot calibrated needs --prune-config FILE, which kvferry tune writes, or "
                   "--prune-layer L";
     if (problem)
-        fprintf(stderr, "kvferry: %s; see kvferry run --help\n", problem);
+        fprintf(stderr, "kvferry: %s; see kvferry %s --help\n", problem, command->name);
     return !problem && (!o->policy || check_settings(o, command));
 }
 

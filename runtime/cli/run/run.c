@@ -187,8 +187,10 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
-    if (o->interactive)
-        return check_positions(run, error);
+    if (o->interactive) {
+        KVF_TRY(check_positions(run, error));
+        return cli_run_prune_prepare(run, error);
+    }
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,
@@ -268,11 +270,16 @@ static uint32_t context_of(const cli_run *run)
                                     : tokens_needed(run);
 }
 
+uint32_t cli_run_prompt_tokens(const cli_run *run)
+{
+    if (run->options.interactive)
+        return context_of(run);
+    return run->batch.rows ? run->jobs.longest : (uint32_t)run->prompt.count;
+}
+
 static kvf_transformer_options transformer_options(const cli_run *run)
 {
-    const uint32_t tokens = run->options.interactive ? context_of(run)
-                            : run->batch.rows        ? run->jobs.longest
-                                                     : (uint32_t)run->prompt.count;
+    const uint32_t tokens = cli_run_prompt_tokens(run);
     kvf_transformer_options options = {.runtime = run->runtime,
                                        .model = &run->model,
                                        .weights = run->weights,

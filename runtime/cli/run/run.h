@@ -128,10 +128,16 @@ KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
                                      const kvf_cache_config *cache, cli_memory_plan *plan,
                                      kvf_error *error);
 
+/** Tokens of the longest prompt. */
+uint32_t cli_run_prompt_tokens(const cli_run *run);
+
 /* Pruning and head masks, run_prune.c. */
 
 /** Settings, checked against model and prompt, into the cache's. Needs model, weights, prompt. */
 KVF_CHECKED kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error);
+/** Whether a prompt of so many tokens can be pruned; before the transformer is open, as far as is
+ * known then. @return KVF_OK; what is wrong */
+KVF_CHECKED kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *error);
 /** Chunks of a prefill. */
 void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options);
 /** Tokens that go through all layers at once; 0 = layer by layer, or as the device likes it. */

@@ -191,8 +191,6 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
     if (o->prompts_file && (has_prompt || o->chat.messages_file))
         return "--prompts has the prompts; leave --prompt, --prompt-file, --token-ids and "
                "--messages out";
-    if (o->prompts_file && o->prune.policy)
-        return "--prune prunes one prompt; leave --prompts out, or give --samples";
     if (o->ask_file)
         return "--ask has one answer to each question; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)
@@ -229,7 +227,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         problem = "--load continues a prompt as it was saved; leave --prune out";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry %s --help\n", problem, command->name);
-    return !problem && (o->interactive || cli_prune_check(&o->prune, command));
+    return !problem && cli_prune_check(&o->prune, command);
 }
 
 static void set_defaults(void *options)
@@ -270,6 +268,10 @@ static void add_prune(cli_command *c)
 {
     cli_heading(c, "Pruning the prompt:");
     cli_prune_add(c, offsetof(cli_run_options, prune));
+}
+
+static void add_mask(cli_command *c)
+{
     cli_heading(c, "Heads that only stream:");
     cli_prune_add_mask(c, offsetof(cli_run_options, prune), offsetof(cli_run_options, cache));
 }
@@ -314,6 +316,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_output);
     ADD(c, of_plan);
     add_prune(c);
+    add_mask(c);
     return parse(c, argc, argv, out);
 }
 
@@ -339,6 +342,7 @@ int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_option
     cli_heading(c, "Output:");
     ADD(c, of_statistics);
     ADD(c, of_plan);
+    add_prune(c);
     return parse(c, argc, argv, out);
 }
 
@@ -363,6 +367,7 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
     ADD(c, of_statistics);
     ADD(c, of_plan);
     add_prune(c);
+    add_mask(c);
     const int parsed = parse(c, argc, argv, out);
     if (parsed >= 0 || out->text_file)
         return parsed;

@@ -13,10 +13,10 @@
 
 #include <stdlib.h>
 
-/* Tokens that are prefilled, as kvf_generate_held_back says. */
+/* Tokens of the longest prompt that are prefilled, as kvf_generate_held_back says. */
 static uint32_t prefill_tokens(const cli_run *run)
 {
-    return (uint32_t)run->prompt.count - (run->options.prune.policy ? 0 : 1);
+    return cli_run_prompt_tokens(run) - (run->options.prune.policy ? 0 : 1);
 }
 
 static kvf_status prepare_mask(cli_run *run, kvf_error *error)
@@ -51,22 +51,48 @@ static uint32_t queries_observed(const kvf_prune_config *config)
                : window;
 }
 
-static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
+kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *error)
 {
-    const cli_prune_options *o = &run->options.prune;
+    const kvf_prune_config *config = &run->prune_config;
     const kvf_prune_shape shape = {
         .layers = run->model.layers,
         .kv_heads = run->model.kv_heads,
         .query_heads = run->model.query_heads,
-        .tokens_max = prefill_tokens(run),
+        .tokens_max = tokens,
     };
     kvf_error why = {0};
+    kvf_status status = kvf_prune_config_check(config, &shape, &why);
+    if (status == KVF_OK && run->transformer && config->eviction != KVF_EVICTION_NONE)
+        status = kvf_transformer_chunk_check(run->transformer, run->prune, tokens,
+                                             cli_run_prune_chunk(run), &why);
+    if (status == KVF_OK)
+        return KVF_OK;
+    return model_fail(error, status, "--prune %s: %s", config->policy->name, why.text);
+}
+
+/* Every prompt of a file, or the longest one. */
+static kvf_status check_prompts(const cli_run *run, kvf_error *error)
+{
+    const cli_jobs *jobs = &run->jobs;
+    kvf_error why = {0};
+    if (!run->options.prompts_file)
+        return cli_run_prune_check(run, prefill_tokens(run), error);
+    for (uint32_t i = 0; i < jobs->count; i++) {
+        const kvf_status status = cli_run_prune_check(run, jobs->prompts[i].count, &why);
+        if (status != KVF_OK)
+            return model_fail(error, status, "%.200s: line %llu: %s", run->options.prompts_file,
+                              (unsigned long long)jobs->jobs[i].line, why.text);
+    }
+    return KVF_OK;
+}
+
+static kvf_status prepare_pruning(cli_run *run, kvf_error *error)
+{
+    const cli_prune_options *o = &run->options.prune;
     if (!o->policy)
         return KVF_OK;
     KVF_TRY(cli_prune_make(o, &run->model, run->weights, &run->prune_config, error));
-    const kvf_status status = kvf_prune_config_check(&run->prune_config, &shape, &why);
-    if (status != KVF_OK)
-        return model_fail(error, status, "--prune %s: %s", o->policy->name, why.text);
+    KVF_TRY(check_prompts(run, error));
     run->options.cache.observe_window = queries_observed(&run->prune_config);
     return KVF_OK;
 }
@@ -96,11 +122,8 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
     const cli_prune_options *o = &run->options.prune;
     if (!o->policy)
         return KVF_OK;
-    kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
-    if (status == KVF_OK && o->values.config.eviction != KVF_EVICTION_NONE)
-        status = kvf_transformer_chunk_check(run->transformer, run->prune, prefill_tokens(run),
-                                             cli_run_prune_chunk(run), error);
-    return status;
+    const kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
+    return status == KVF_OK ? check_prompts(run, error) : status;
 }
 
 uint32_t cli_run_prune_chunk(const cli_run *run)
@@ -124,7 +147,7 @@ void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options)
                                   ? chunk + run->prune_config.chunk_queries
                                   : chunk;
     else if (o->policy)
-        options->prompt_max = (uint32_t)run->prompt.count;
+        options->prompt_max = prefill_tokens(run);
 }
 
 kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
@@ -147,6 +170,13 @@ static double ratio(double a, double b)
     return b > 0.0 ? a / b : 0.0;
 }
 
+/* Of a prompt, on average. */
+static double kept_per_layer(const cli_run *run)
+{
+    const kvf_prune_stats *s = &run->prune_stats;
+    return ratio((double)s->kept, (double)s->prompts * run->model.layers);
+}
+
 void cli_run_prune_summary(const cli_run *run)
 {
     const kvf_prune_stats *s = &run->prune_stats;
@@ -157,8 +187,7 @@ void cli_run_prune_summary(const cli_run *run)
         snprintf(layer, sizeof layer, ", layer %u", s->chosen_layer);
     fprintf(stderr, "pruning   %s%s: %.0f%% of the prefill computed, %.0f tokens kept per layer\n",
             run->options.prune.policy->name, layer,
-            100.0 * ratio((double)s->tokens_computed, (double)s->tokens_full),
-            ratio((double)s->kept, (double)run->model.layers));
+            100.0 * ratio((double)s->tokens_computed, (double)s->tokens_full), kept_per_layer(run));
 }
 
 static void write_mask(cli_json *j, const cli_run *run)
@@ -198,6 +227,7 @@ static void write_pruning(cli_json *j, const cli_run *run)
         cli_json_text(j, "config", o->config_file);
     cli_settings_write(j, "settings", c, cli_settings_of(o->policy->name));
     if (s->prompts > 0) {
+        cli_json_integer(j, "prompts", s->prompts);
         if (s->chosen_layer == KVF_PRUNE_LAYER_AUTO)
             cli_json_null(j, "chosen_layer");
         else
@@ -206,7 +236,7 @@ static void write_pruning(cli_json *j, const cli_run *run)
         cli_json_integer(j, "tokens_full", s->tokens_full);
         cli_json_real(j, "compute_rate", ratio((double)s->tokens_computed, (double)s->tokens_full));
         cli_json_integer(j, "tokens_kept", s->kept);
-        cli_json_real(j, "tokens_kept_per_layer", ratio((double)s->kept, run->model.layers));
+        cli_json_real(j, "tokens_kept_per_layer", kept_per_layer(run));
         if (run->layer_tokens) {
             cli_json_array(j, "tokens_held");
             for (uint32_t l = 0; l < run->model.layers; l++)
