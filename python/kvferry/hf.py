@@ -23,6 +23,7 @@ counts columns as Transformers does, with padding.
 import functools
 import json
 import os
+import types
 import weakref
 from typing import Any, Dict, List, Optional, Union
 
@@ -61,6 +62,15 @@ def _runtime_of(device: torch.device) -> Runtime:
         _runtimes[name] = Runtime(device="host") if device.type == "cpu" else \
             Runtime(device="cuda", device_ordinal=device.index)
     return _runtimes[name]
+
+
+def _whole_prompts_only(generation_config: Any) -> None:
+    """A forward pass does not tell whether more of the prompt follows, so what prunes would take the
+    first chunk for all of it."""
+    chunk = getattr(generation_config, "prefill_chunk_size", None)
+    if chunk:
+        raise _no("prune with prefill_chunk_size = %d would choose at the end of the first chunk, "
+                  "without the question" % chunk, "leave prefill_chunk_size out, or prune")
 
 
 def _row_path(path: Union[str, os.PathLike], row: int) -> str:
@@ -126,8 +136,9 @@ class Cache(_caches.Cache):
                 what the model is made for, at most 32768
     prune       "snapkv", "h2o", "pyramidkv", "streaming", or a PrunePolicy: what of the first prompt is
                 kept, with settings of `kvferry.settings("prune")` in prune_settings. The prompt is the
-                first forward pass, whose newest queries choose: hand it over whole, not by
-                prefill_chunk_size
+                first forward pass, whose newest queries choose: hand it over whole. A
+                prefill_chunk_size of the model, or of a `generate` that `use` has wrapped, is refused;
+                one that you hand to `generate` together with a Cache is not seen here
     runtime     a kvferry.Runtime; None = one per device, shared
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 
@@ -148,6 +159,8 @@ class Cache(_caches.Cache):
         if isinstance(prune, str) and prune not in PRUNE_POLICIES:
             raise _no("prune = %s hands fewer tokens to deeper layers" % prune,
                       "take one of %s" % ", ".join(PRUNE_POLICIES))
+        if prune is not None:
+            _whole_prompts_only(getattr(model, "generation_config", None))
         limit = getattr(config, "max_position_embeddings", None) or _TOKENS_MAX
         self._settings = dict(settings, budget_tokens=budget,
                               tokens_max=tokens_max or min(limit, _TOKENS_MAX))
@@ -378,6 +391,9 @@ def use(model: Any, budget: int = 512, **settings: Any) -> Any:
     def generate_with_pages(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is not None or kwargs.get("use_cache") is False:
             return generate(model, *args, **kwargs)
+        if settings.get("prune") is not None:
+            _whole_prompts_only(kwargs.get("generation_config"))
+            _whole_prompts_only(types.SimpleNamespace(**kwargs))
         cache = Cache(model, budget, **settings)
         kwargs["past_key_values"], told = cache, None
         try:

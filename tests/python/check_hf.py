@@ -270,6 +270,23 @@ class Use(Case):
             self.assertEqual(held == 300 + NEW - 1, policy == "full", policy)
             self.assertGreater(cache.get_seq_length(), held - 1)
 
+    def test_pruned_prompts_come_whole(self):
+        ids, why = prompt(1, 300), "prefill_chunk_size = 64 would choose at the end of the first chunk"
+        used = kvferry.hf.use(make(), prune="snapkv", prune_settings={"keep": 0.25, "window": 16})
+        with torch.no_grad():
+            wanted = used.generate(ids, max_new_tokens=2)
+            config = copy.deepcopy(used.generation_config)
+            config.prefill_chunk_size = 64
+            for given in ({"prefill_chunk_size": 64}, {"generation_config": config}):
+                with self.assertRaisesRegex(kvferry.Unsupported, why):
+                    used.generate(ids, max_new_tokens=2, **given)
+            self.assertEqual(used.generate(ids, max_new_tokens=2).tolist(), wanted.tolist())
+        chunked = make()
+        chunked.generation_config.prefill_chunk_size = 64
+        with self.assertRaisesRegex(kvferry.Unsupported, why):
+            cache_of(chunked, prune="snapkv")
+        cache_of(chunked)
+
 
 class Refusals(Case):
     def setUp(self):
