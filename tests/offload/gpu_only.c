@@ -10,7 +10,8 @@
  * - words: a host thread that sees a word sees the bytes that were written before it.
  * - replay: a recorded copy, fill and kernel give what enqueueing gives, with changed input.
  * - clock: events measure what the host's clock brackets, and no more than memory can carry.
- * - overlap: a copy over the link and a kernel take less time together than one after the other.
+ * - overlap: how long a copy over the link and a kernel take alone and together; printed, not
+ *   judged, for other programs may use the GPU.
  *
  * Skips with 77 where there is no GPU. So it does in emulated builds, unless KVF_TEST_GPU_ONLY is
  * set, which tries the program itself.
@@ -402,7 +403,6 @@ static void check_overlap(rig *r, timing *t)
     const uint64_t work = median_time(r, t, 0, kernels), both = median_time(r, t, 1, kernels);
     printf("overlap: copy %.3f ms, %u kernels %.3f ms, both %.3f ms\n", (double)link / 1e6, kernels,
            (double)work / 1e6, (double)both / 1e6);
-    MUST(r, both < (link + work) * 9 / 10);
 }
 
 static void check_times(rig *r)
