@@ -6,7 +6,8 @@ import pathlib
 import tempfile
 import unittest
 
-import gpu
+import gpu_parts
+import gpu_tree
 import gpu_aims
 
 
@@ -88,10 +89,10 @@ class Aims(unittest.TestCase):
     def test_names_are_those_of_jobs(self):
         with tempfile.TemporaryDirectory() as scratch:
             for emulated in (False, True):
-                tree = gpu.Tree(pathlib.Path(scratch), {}, emulated, "")
+                tree = gpu_tree.Tree(pathlib.Path(scratch), {}, emulated, "")
                 for part, said in results().items():
                     if part != "device":
-                        jobs = getattr(gpu, part + "_jobs")(tree, pathlib.Path(scratch))
+                        jobs = getattr(gpu_parts, part + "_jobs")(tree, pathlib.Path(scratch))
                         known = {job.name for job in jobs if job.figures}
                         self.assertLessEqual({job["name"] for job in said["jobs"]}, known)
 

@@ -6,12 +6,13 @@
  *
  *     check_kernels [--isa baseline,avx2,...] [--family score,...] [--op NAME,...] [--seed N]
  *                   [--case N] [--bench [--json FILE]]
+ *     check_kernels --list
  *
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
  * emulator, and under a sanitizer, the seed chooses a part of the cases of the slowest; `--case`
  * runs one. Prints the first mismatch of a case with its parameters and seed. `--bench` takes times
- * instead, and writes those of the layers of a GPU as JSON, too. Exit: 0 all agree, 1 some do not,
- * 2 wrong use, 77 nothing to compare.
+ * instead, and writes those of the layers of a GPU as JSON, too. `--list` prints the names that
+ * `--op` takes. Exit: 0 all agree, 1 some do not, 2 wrong use, 77 nothing to compare.
  */
 
 #include <stdio.h>
@@ -81,8 +82,15 @@ static int usage(void)
 {
     fprintf(stderr,
             "usage: check_kernels [--isa LIST] [--family LIST] [--op LIST] [--seed N] [--case N] "
-            "[--bench [--json FILE]]\n");
+            "[--bench [--json FILE]] | --list\n");
     return 2;
+}
+
+static int list(void)
+{
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
+        printf("%s\n", checks[i].name);
+    return 0;
 }
 
 /* A family that was checked as a whole has run all its kernels, or a kernel has no case. */
@@ -208,6 +216,8 @@ int main(int argc, char **argv)
     c.seed = 1;
     c.one_in = 1;
     c.only = UINT32_MAX;
+    if (argc == 2 && strcmp(argv[1], "--list") == 0)
+        return list();
     for (int i = 1; i < argc; i++) {
         const bool more = i + 1 < argc;
         if (strcmp(argv[i], "--bench") == 0)

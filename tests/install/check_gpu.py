@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How `./dev gpu` runs its jobs: what failed is looked at again, alone; results are carried from call to
+call, job by job; limits hold. Programs of two lines stand in for those of a GPU."""
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+import gpu
+import gpu_figures
+import gpu_job
+import gpu_parts
+import gpu_tree
+
+# A kernel check in which the operation `bad` fails unless a case is asked for, and a memcheck that finds
+# a fault in it.
+CHECK = """#!/bin/sh
+echo "$*" >> "$(dirname "$0")/calls"
+case "$*" in
+--list) echo good; echo bad; echo slow ;;
+*--bench*) echo '{"kernels": []}' > "$6" ;;
+*good*) ;;
+*slow*) sleep 60 ;;
+*) echo "FAIL bad [cuda] case 7 of seed 3: d=64: off"; exit 1 ;;
+esac
+"""
+MEMCHECK = """#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+echo "========= Invalid __global__ read of size 4 bytes"
+echo "=========     at weigh_tile+0x40"
+echo "$*" >> "$(dirname "$0")/calls"
+exit 9
+"""
+
+
+class Calls(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "tests/kernels").mkdir(parents=True)
+        for path, text in (("tests/kernels/check_kernels", CHECK), ("compute-sanitizer", MEMCHECK)):
+            (self.folder / path).write_text(text)
+            (self.folder / path).chmod(0o755)
+        paths = mock.patch.dict(os.environ, {"PATH": "%s:%s" % (self.folder, os.environ["PATH"])})
+        paths.start()
+        self.addCleanup(paths.stop)
+        self.tree = gpu_tree.Tree(self.folder, {}, False, "")
+
+    def kept(self):
+        return gpu.Kept(self.folder / "results.json")
+
+    def run_kernels(self, kept, seconds):
+        with mock.patch.object(gpu, "say"), mock.patch.object(gpu_job, "say") as said:
+            gpu.run_part("kernels", self.tree, kept, time.monotonic() + seconds)
+        return {j["name"]: j for j in kept.results["kernels"]["jobs"]}, [c.args[0] for c in said.mock_calls]
+
+    def test_a_failure_is_looked_at_alone(self):
+        jobs, said = self.run_kernels(self.kept(), 8)
+        self.assertEqual(jobs["kernels good"]["status"], "ok")
+        self.assertEqual(jobs["kernels slow"]["status"], "timeout")
+        bad = jobs["kernels bad"]
+        self.assertEqual(bad["status"], "failed")
+        self.assertEqual(bad["first_report"][0], "========= Invalid __global__ read of size 4 bytes")
+        self.assertIn("    " + bad["first_report"][1], said)
+        again = (self.folder / "tests/kernels/calls").read_text().split("\n")
+        self.assertIn("--isa cuda --op bad --case 7 --seed 3", again)
+        self.assertIn("--op bad --case 7 --seed 3", (self.folder / "calls").read_text())
+        self.assertEqual(jobs["one layer, profiled"]["status"], "not run")
+
+    def test_results_are_carried(self):
+        kept = self.kept()
+        kept.add("link", {"name": "peak", "status": "ok", "figures": {"results": []}})
+        kept.add("link", {"name": "methods", "status": "failed"})
+        kept = self.kept()
+        kept.add("link", {"name": "methods", "status": "ok"})
+        kept.add("link", {"name": "peak", "status": "not run"})
+        jobs = json.loads((self.folder / "results.json").read_text())["link"]["jobs"]
+        self.assertEqual([(j["name"], j["status"]) for j in jobs], [("peak", "ok"), ("methods", "ok")])
+
+    def test_limits_of_a_call(self):
+        begin = time.monotonic()
+        jobs, _ = self.run_kernels(self.kept(), 1)
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertIn(jobs["kernels slow"]["status"], ("timeout", "not run"))
+        with mock.patch.object(sys, "argv", ["gpu.py", "A"]):
+            self.assertEqual(gpu.options().total, gpu.CALL_SECONDS)
+        with mock.patch.object(sys, "argv", ["gpu.py", "link", "--total", "90"]):
+            self.assertEqual(gpu.options().total, 90)
+
+    def test_sanitizer_looks_at_what_failed(self):
+        kept = self.kept()
+        kept.add("kernels", {"name": "kernels topk", "command": "check --op topk", "status": "failed"})
+        kept.add("kernels", {"name": "kernels fold", "command": "check --op fold", "status": "ok"})
+        names = [j.name for j in gpu.jobs_of("sanitizer", self.tree, self.folder, kept)]
+        self.assertEqual(names, ["memcheck of kernels topk", "racecheck of kernels topk"])
+
+    def test_suite_begins_with_what_most_rests_on(self):
+        tests = {name: {"cmd": ["tests/x"], "env": {}, "suite": ["runtime"]}
+                 for name in ("runtime bits", "runtime record", "offload io", "runtime dense")}
+        jobs = gpu_parts.suite_jobs(gpu_tree.Tree(self.folder, tests, False, ""), self.folder)
+        self.assertEqual([j.name for j in jobs][:2], ["runtime dense", "runtime record"])
+        self.assertEqual({j.limit for j in jobs}, {150})
+        self.assertLessEqual(gpu.TOGETHER["suite"], 6)
+
+    def test_programs_find_cublas_of_this_python(self):
+        with mock.patch.dict(os.environ):
+            os.environ.pop("VIRTUAL_ENV", None)
+            os.environ.pop("CONDA_PREFIX", None)
+            _, text = gpu_job.Job("env", ["sh", "-c", "echo $VIRTUAL_ENV"], 10).run(time.monotonic() + 10)
+            self.assertEqual(text.strip(), sys.prefix)
+
+    def test_figures_fit_a_screen(self):
+        kernels = [{"op": op, "batch": b, "us": 10.0, "times_floor": 1.5} for op in gpu_figures.STEP for b in (1, 4, 16)]
+        jobs = {
+            "kernels": [{"name": "timed", "figures": {"copy_gb_per_s": 3000, "link_gb_per_s": 50, "kernels": kernels}}],
+            "decode": [{"name": "32 layers", "figures": {"layers": 32, "results": [{"layer_us": 50.0}]}}],
+            "runner": [{"name": "run, 128K, batch 16", "command": "kvferry run --batch 16", "figures": {
+                "tpot_ms": {"p50": 16.0}}}],
+            "link": [{"name": "methods", "figures": {"results": [
+                {"method": "mapped", "bytes": 8 << 20, "median_us": 160.0}, {"method": "mapped", "bytes": 4096,
+                                                                            "median_us": 1.0}]}}]}
+        made = {part: {"jobs": [dict(j, status="ok") for j in found]} for part, found in jobs.items()}
+        said = gpu_figures.show(dict(made, device="H100"))
+        self.assertLess(said.count("\n"), 40)
+        for words in ("60.0", "1000 tokens/s", "1.600 ms per token", "mapped 52.4 GB/s", "10.0  1.5x"):
+            self.assertIn(words, said)
+
+
+if __name__ == "__main__":
+    unittest.main()
