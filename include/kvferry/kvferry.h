@@ -397,6 +397,10 @@ typedef struct kvf_cache_config {
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
     uint32_t budget_tokens;    /**< attended per KV head and step, with sink and local window;
                                   default 512 */
+    float budget_share;        /**< budget: at least this share of a sequence's tokens, 0 to 1,
+                                  to the nearest one; default 0. Slots are for tokens_max. The
+                                  static set stays a share of budget_tokens. STATIC, and a
+                                  static_ratio of auto, refuse it */
     uint32_t sink_tokens;      /**< first tokens, always attended; default 4 */
     uint32_t local_tokens;     /**< the local window holds at least this many tokens, and less than
                                   a block more: 32, or page_size if that is 64; default 64 */
@@ -692,6 +696,7 @@ KVF_API KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kvf_deco
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
+    uint64_t tokens_held;     /**< of those there were, likewise: what full attention attends to */
     uint64_t pages_selected;  /**< summed over KV heads */
     uint64_t hits;
     uint64_t misses;

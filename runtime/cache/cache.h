@@ -39,6 +39,7 @@ typedef struct kvf_place {
 typedef struct kvf_layer_host_counters {
     uint64_t steps, bytes_to_host, refreshes;
     uint64_t streamed; /* tokens attended by streaming heads */
+    uint64_t held;     /* tokens there were, over steps and KV heads */
 } kvf_layer_host_counters;
 
 /* Host memory that the device sees: carved twice, from the address of either. */

@@ -38,6 +38,7 @@ void kvf_cache_config_preset(kvf_cache_config *c, kvf_preset preset)
     /* PRKV, section 5: k = 1024, P = 32, S = 0.25, T = 128. */
     c->page_size = 32;
     c->budget_tokens = 1024;
+    c->budget_share = 0.0f;
     c->sink_tokens = 4;
     c->local_tokens = 64;
     c->select = KVF_SELECT_HYBRID;
@@ -80,6 +81,8 @@ static const kvf_setting rows[] = {
     {FIELD(prefill_chunk_max), COUNT(1, 1u << 20), .meaning = "tokens of one prefill call"},
     {FIELD(budget_tokens), COUNT(1, TOKENS_MAX),
      .meaning = "tokens attended per KV head and step, sink and window included"},
+    {FIELD(budget_share), .kind = KVF_SETTING_REAL, .high = 1,
+     .meaning = "attend to at least this share of a sequence's tokens; 0 = budget_tokens alone"},
     {FIELD(select), .kind = KVF_SETTING_NAME, .high = KVF_NAMES_HIGH(KVF_SELECT_LIST),
      .names = (const char *const[]){KVF_SELECT_LIST(SELECT_TEXT) NULL},
      .meaning = "how the attended tokens are selected"},
@@ -214,12 +217,32 @@ static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *
         c->phase_times = runtime->device->ops->kind == KVF_DEVICE_HOST;
 }
 
+/* What does not grow with a sequence has no use for a share of it. */
+static kvf_status check_share(kvf_context *context, const kvf_select_policy *policy,
+                              const kvf_cache_config *c)
+{
+    if (c->budget_share == 0.0f || policy->all_pages)
+        return KVF_OK;
+    if (policy->static_use == KVF_STATIC_WHOLE)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "budget_share = %g: select = %s keeps a set of one size; leave budget_share 0",
+                 (double)c->budget_share, kvf_select_name(c->select));
+    if (c->static_ratio == KVF_STATIC_RATIO_AUTO)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "budget_share = %g: static_ratio = auto divides a budget of one size; set "
+                 "static_ratio, or leave budget_share 0",
+                 (double)c->budget_share);
+    return KVF_OK;
+}
+
 static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *policy,
                                 const kvf_cache_config *c, uint32_t block_size, kvf_dims *dims)
 {
     const uint32_t fixed = c->sink_tokens + c->local_tokens + block_size - 1;
+    dims->budget_max = kvf_budget_tokens(c, c->tokens_max);
     if (policy->all_pages)
         return KVF_OK;
+    KVF_TRY(check_share(context, policy, c));
     if (c->budget_tokens < fixed + c->page_size)
         KVF_FAIL(
             context, KVF_INVALID,
@@ -234,7 +257,7 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
     /* While the window is short, pages have what it leaves. */
     dims->dynamic_pages =
         is_auto ? dims->rest_tokens / c->page_size
-                : (dims->rest_tokens + block_size - 1 - dims->static_tokens) / c->page_size;
+                : (dims->budget_max - fixed + block_size - 1 - dims->static_tokens) / c->page_size;
     if (policy->static_use == KVF_STATIC_WHOLE)
         dims->dynamic_pages = 0;
     return KVF_OK;
@@ -291,9 +314,9 @@ static kvf_status count_slots(kvf_context *context, const kvf_select_policy *pol
         c->slots = kvf_min_u32(pages_max, kvf_max_u32(2 * dims->dynamic_pages, dims->ids_max));
     if (c->slots < dims->ids_max)
         KVF_FAIL(context, KVF_INVALID,
-                 "slots = %u: a list chooses up to %u pages under budget_tokens = %u; raise slots, "
-                 "lower the budget, or leave slots 0",
-                 c->slots, dims->ids_max, c->budget_tokens);
+                 "slots = %u: a list chooses up to %u pages under a budget of %u tokens; raise "
+                 "slots, lower the budget, or leave slots 0",
+                 c->slots, dims->ids_max, dims->budget_max);
     dims->paging.slots = c->slots;
     /* Only a policy that ranks pages can tell what comes next. */
     if (!policy->ranks_pages || dims->dynamic_pages == 0)
@@ -319,15 +342,16 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
 {
     const kvf_paging *p = &dims->paging;
     /* While all fits in the budget, every sealed page is chosen. */
-    uint32_t ids = kvf_max_u32(dims->dynamic_pages, c->budget_tokens / c->page_size);
+    uint32_t ids = kvf_max_u32(dims->dynamic_pages, dims->budget_max / c->page_size);
+    const uint32_t rest_max = dims->rest_tokens + dims->budget_max - c->budget_tokens;
     if (policy->by_token)
-        ids = dims->rest_tokens + p->block_size;
+        ids = rest_max + p->block_size;
     if (policy->all_pages)
         ids = dims->dynamic_pages = p->pages_max;
     dims->ids_max = kvf_max_u32(1, kvf_min_u32(ids, p->pages_max));
     dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max;
     dims->splits_max = kvf_div_ceil_u32(dims->spans_max, kvf_split(dims->spans_max, c->page_size));
-    dims->tokens_max = policy->by_token ? dims->rest_tokens + p->block_size : dims->static_tokens;
+    dims->tokens_max = policy->by_token ? rest_max + p->block_size : dims->static_tokens;
     /* Other queries than the kept ones come in any number, and are taken so many at a time. */
     dims->observe_max = c->observe_window  ? KVF_OBSERVE_WINDOW_MAX
                         : dims->tokens_max ? p->query_window

@@ -38,7 +38,8 @@
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */
 struct kvf_dims {
     kvf_paging paging;
-    uint32_t rest_tokens;   /* of the budget, beyond sink and the largest window */
+    uint32_t budget_max;    /* tokens of a step's budget, at most */
+    uint32_t rest_tokens;   /* of budget_tokens, beyond sink and the largest window */
     uint32_t static_tokens; /* most of a static set, sink not included */
     uint32_t ids_max;       /* most pages a list chooses */
     uint32_t spans_max;     /* per list */
@@ -175,12 +176,19 @@ static inline bool kvf_has_codes(const kvf_part *part)
     return part->config.digest == KVF_DIGEST_CODES;
 }
 
+/* Of a step on a sequence of this length. */
+static inline uint32_t kvf_budget_tokens(const kvf_cache_config *config, uint32_t length)
+{
+    const double share = (double)config->budget_share * (double)length;
+    return kvf_max_u32(config->budget_tokens, (uint32_t)(share + 0.5));
+}
+
 /* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
 static inline uint32_t kvf_rest_tokens(const kvf_part *part, const kvf_layer *layer)
 {
     const uint32_t sealed = layer->sealed * part->dims.paging.block_size;
     const uint32_t fixed = part->config.sink_tokens + layer->length - sealed;
-    const uint32_t budget = part->config.budget_tokens;
+    const uint32_t budget = kvf_budget_tokens(&part->config, layer->length);
     return budget > fixed ? budget - fixed : 0;
 }
 

@@ -68,6 +68,7 @@ static void add_layer(const kvf_cache *cache, uint32_t layer, kvf_stats *s)
     s->bytes_to_host += h->bytes_to_host;
     s->refreshes += h->refreshes;
     s->tokens_attended += h->streamed;
+    s->tokens_held += h->held;
     if (place->part)
         add_counters(place->part, place->index, s);
 }

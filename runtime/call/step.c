@@ -101,7 +101,8 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .sealed_before = state->sealed,
         .query_slot = state->queries ? (state->queries - 1) % p->query_window : 0,
         .query_count = kvf_kept_queries(part, state),
-        .attend_all = part->policy->all_pages || state->length <= part->config.budget_tokens,
+        .attend_all = part->policy->all_pages ||
+                      state->length <= kvf_budget_tokens(&part->config, state->length),
     };
 }
 

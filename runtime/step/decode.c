@@ -61,6 +61,7 @@ static void note_due(const kvf_part *part, kvf_layer *layer, kvf_due *due)
 
 void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
 {
+    kvf_layer_host_counters *counters = &step->cache->counters[step->layer];
     *due = (kvf_due){0};
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *layer = step->states[b];
@@ -69,9 +70,10 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
         if (step->part)
             note_due(step->part, layer, due);
         layer->steps++;
+        counters->held += (uint64_t)layer->length * step->cache->config.kv_heads;
         kvf_footprint_append(step->cache, args->sequences[b], step->layer, 1);
     }
-    step->cache->counters[step->layer].steps += step->rows;
+    counters->steps += step->rows;
 }
 
 void kvf_decode_take(kvf_step *step)

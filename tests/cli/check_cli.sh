@@ -49,6 +49,8 @@ try 2 run --model x --prompt a --prompt-file b; says 'only one of'
 try 2 run --model x --page-size 24; says "page-size is '24'; give 1, 2, 4, 8, 16, 32 or 64"
 try 2 run --model x --budget 12x; says "budget is '12x'; give a whole number from 1"
 try 2 run --model x --budget -5; says "budget is '-5'"
+try 2 run --model x --budget 64+5; says "budget is '64+5'; give tokens, or tokens and a share"
+try 2 run --model x --budget 64+101%; says "budget is '64+101%'"
 try 2 run --model x --threads 99999999999999999999; says 'threads'
 try 2 run --model x --static-ratio 1.5; says 'from 0 to 1'
 try 2 run --model x --temperature nan; says 'temperature'

@@ -29,11 +29,18 @@ static uint32_t rest_tokens(const naive *n)
     return n->c.budget_tokens - n->c.sink_tokens - (n->c.local_tokens + n->plan.block_size - 1);
 }
 
+/* At least a share of what there is. */
+static uint32_t budget_now(const naive *n, const naive_layer *l)
+{
+    const long share = lround((double)n->c.budget_share * l->length);
+    return share > n->c.budget_tokens ? (uint32_t)share : n->c.budget_tokens;
+}
+
 /* Beside sink and the window as it is. */
 static uint32_t rest_now(const naive *n, uint32_t layer)
 {
     const uint32_t sealed = naive_sealed(n, layer) * n->c.page_size;
-    return n->c.budget_tokens - n->c.sink_tokens - (n->layers[layer].length - sealed);
+    return budget_now(n, &n->layers[layer]) - n->c.sink_tokens - (n->layers[layer].length - sealed);
 }
 
 static int is_resident(const naive *n, const naive_layer *l, uint32_t list, uint32_t page)
@@ -264,7 +271,7 @@ static void policy_scores(naive *n, uint32_t layer, uint32_t list, const void *q
 static uint32_t pages_to_take(const naive *n, const naive_layer *l)
 {
     const bool is_auto = n->c.static_ratio == KVF_STATIC_RATIO_AUTO;
-    if (n->c.select == KVF_SELECT_FULL || l->length <= n->c.budget_tokens)
+    if (n->c.select == KVF_SELECT_FULL || l->length <= budget_now(n, l))
         return UINT32_MAX;
     if (n->c.select == KVF_SELECT_STATIC)
         return 0;
@@ -314,9 +321,9 @@ static void select_oracle(naive *n, naive_layer *l, uint32_t layer, naive_result
             score[t] = -INFINITY;
         note_border(n,
                     naive_top(score, sealed,
-                              l->length <= n->c.budget_tokens ? sealed : rest_now(n, layer), mask));
+                              l->length <= budget_now(n, l) ? sealed : rest_now(n, layer), mask));
         for (uint32_t t = 0; t < l->length; t++)
-            mask[t] |= t < n->c.sink_tokens || t >= sealed || l->length <= n->c.budget_tokens;
+            mask[t] |= t < n->c.sink_tokens || t >= sealed || l->length <= budget_now(n, l);
         for (uint32_t g = 1; g < n->group; g++)
             memcpy(mask + (size_t)g * n->c.tokens_max, mask, l->length);
     }

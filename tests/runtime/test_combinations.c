@@ -131,8 +131,11 @@ static kvf_cache_config config_of(const draw *d, test_random *r)
     c.static_ratio = test_random_below(r, 3) ? 0.25f : KVF_STATIC_RATIO_AUTO;
     c.budget_tokens = c.sink_tokens + c.local_tokens + 63 + test_random_below(r, 40);
     c.budget_tokens += d->budget == TOKENS ? TOKENS : d->budget * d->page;
+    if (c.select != KVF_SELECT_STATIC && c.static_ratio != KVF_STATIC_RATIO_AUTO)
+        c.budget_share = (float)test_random_below(r, 3) * 0.45f;
     if (d->few_slots && c.select != KVF_SELECT_FULL)
-        c.slots = c.budget_tokens / c.page_size;
+        c.slots =
+            kvf_max_u32(c.budget_tokens, (uint32_t)(c.budget_share * TOKENS) + 1) / c.page_size;
     c.observe_window = d->origin >= FASTKV ? WINDOW : 0;
     return c;
 }

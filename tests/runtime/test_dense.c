@@ -171,6 +171,7 @@ static void full_selection_is_dense_whatever_the_budget(void **state)
         test_run(&sc, &trace);
         check_against_dense(&sc, &trace, "FULL");
         assert_int_equal(trace.stats.tokens_attended, 2u * (40u * 300u + 40u * 41u / 2u));
+        assert_int_equal(trace.stats.tokens_held, trace.stats.tokens_attended);
         test_trace_free(&trace);
     }
 }

@@ -128,13 +128,14 @@ static void steps_and_tokens_are_counted(void **state)
     kvf_cache_stats(w.cache, &s);
     assert_int_equal(s.steps, LAYERS * STEPS);
     assert_int_equal(s.tokens_attended, attended);
+    assert_int_equal(s.tokens_held, 12 * (STEPS * PROMPT + STEPS * (STEPS + 1) / 2));
     kvf_cache_layer_stats(w.cache, 1, &s);
     assert_int_equal(s.steps, STEPS);
     assert_int_equal(s.tokens_attended, attended_middle);
     assert_int_equal(s.pages_selected + s.misses + s.bytes_to_host + s.static_tokens_min, 0);
     kvf_cache_stats_reset(w.cache);
     kvf_cache_stats(w.cache, &s);
-    assert_int_equal(s.steps + s.tokens_attended, 0);
+    assert_int_equal(s.steps + s.tokens_attended + s.tokens_held, 0);
     test_world_close(&w);
     test_tokens_free(&t);
 }

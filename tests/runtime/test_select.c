@@ -189,6 +189,25 @@ static void growing_past_the_budget(void **state)
     demand(&all);
 }
 
+/* A share of the context above budget_tokens: for every policy that has a budget, from short to
+ * long. */
+static void a_budget_that_grows(void **state)
+{
+    const uint64_t seed = 239;
+    test_seed_print(__func__, seed);
+    static const kvf_select policies[] = {KVF_SELECT_HYBRID,    KVF_SELECT_DYNAMIC,
+                                          KVF_SELECT_STREAMING, KVF_SELECT_ORACLE,
+                                          KVF_SELECT_QUEST,     KVF_SELECT_ARKVALE};
+    tally all = {0};
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        test_scenario sc = scenario_of(policies[i], seed + i);
+        sc.prompt = 130;
+        sc.cc.budget_share = 0.6f; /* 78 of 130 tokens: budget_tokens has more; 114 of 190 */
+        follow_run(&(follow){.what = "a growing budget", .scenario = &sc, .tally = &all});
+    }
+    demand(&all);
+}
+
 static void static_ratios(void **state)
 {
     const uint64_t seed = 227;
@@ -358,6 +377,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(policies_agree_with_the_naive_model),
         cmocka_unit_test(growing_past_the_budget),
+        cmocka_unit_test(a_budget_that_grows),
         cmocka_unit_test(static_ratios),
         cmocka_unit_test(the_automatic_ratio),
         cmocka_unit_test(digests_and_reductions),

@@ -38,9 +38,28 @@ void cli_add(cli_command *c, const cli_option *rows, size_t count, size_t base)
         add(c, &rows[i], base);
 }
 
+/* Tokens, and a share of the context behind a plus: 512+5%. */
+static bool take_budget(const cli_option *option, const char *text, void *at)
+{
+    static const char give[] = "tokens, or tokens and a share of the context: 512 or 512+5%";
+    kvf_cache_config *config = at;
+    const char *plus = strchr(text, '+');
+    char tokens[32], *end;
+    const double percent = plus ? strtod(plus + 1, &end) : 0.0;
+    if (plus && (plus[1] < '0' || plus[1] > '9' || strcmp(end, "%") != 0 || percent > 100.0))
+        return cli_refuse(option, text, give);
+    snprintf(tokens, sizeof tokens, "%.*s", (int)strcspn(text, "+"), text);
+    if (!kvf_setting_parse(&option->is, tokens, at))
+        return cli_refuse(option, text, plus ? give : NULL);
+    config->budget_share = (float)(percent / 100.0);
+    return true;
+}
+
 /* Of kvf_cache_setting, for every command. Hidden is what the model, the prompt or another option
  * sets. */
 static const cli_spelling cache_spellings[] = {
+    {"budget_tokens", "budget", CLI_BUDGET, NULL},
+    {"budget_share", NULL, CLI_HIDDEN, NULL}, /* --budget says it */
     {"sink_tokens", "sink", CLI_PLAIN, NULL},
     {"local_tokens", "local", CLI_PLAIN, NULL},
     {"refresh_interval", "refresh", CLI_PLAIN, NULL},
@@ -93,6 +112,10 @@ void cli_add_settings(cli_command *c, const cli_settings *settings)
                                 .take = settings->take,
                                 .is_list = s->how == CLI_LIST};
         cli_option *o = add(c, &row, settings->base);
+        if (s->how == CLI_BUDGET) {
+            o->take = take_budget;
+            o->argument = "N[+P%]";
+        }
         if (setting->kind == KVF_SETTING_SWITCH && s->how != CLI_FLAG)
             o->argument = "on|off";
         if (s->how == CLI_FOLDER)

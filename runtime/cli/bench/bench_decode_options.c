@@ -49,6 +49,7 @@ static const cli_option rows[] = {
 /* What the library lets one set, but for what follows from other options. */
 static const cli_spelling of_cache[] = {
     {"budget_tokens", "budget", CLI_LIST, NULL},
+    {"budget_share", NULL, CLI_PLAIN, NULL},
     {"select", NULL, CLI_LIST, NULL},
     {"page_size", NULL, CLI_LIST, NULL},
     {"digest", NULL, CLI_LIST, NULL},

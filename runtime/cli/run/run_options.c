@@ -171,7 +171,6 @@ static const cli_option of_plan[] = {
 
 /* What the model, the prompt or another option sets is none. */
 static const cli_spelling of_cache[] = {
-    {"budget_tokens", "budget", CLI_PLAIN, NULL},
     {"layers", NULL, CLI_HIDDEN, NULL},
     {"kv_heads", NULL, CLI_HIDDEN, NULL},
     {"head_dim", NULL, CLI_HIDDEN, NULL},

@@ -70,6 +70,11 @@ static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
     return ratio((double)s->tokens_attended, (double)s->steps * run->model.kv_heads);
 }
 
+static double attended_share(const kvf_stats *s)
+{
+    return ratio((double)s->tokens_attended, (double)s->tokens_held);
+}
+
 static double rows_at_once(const cli_run *run)
 {
     return ratio((double)run->batch.rows_sum, run->step_count);
@@ -124,10 +129,13 @@ void cli_run_summary(const cli_run *run)
             kvf_bytes_text(run->plan.cache.host_kv_bytes, host),
             kvf_bytes_text(run->plan.cache.device_kv_bytes, device));
     if (s.steps > 0)
-        fprintf(stderr, "attention %.0f tokens per KV head and step; %.0f%% hits, %s moved\n",
-                attended_per_head_step(run, &s),
-                100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
-                kvf_bytes_text(s.bytes_to_device, moved));
+        fprintf(
+            stderr,
+            "attention %.0f tokens per KV head and step, %.1f%% of the context; %.0f%% hits, %s "
+            "moved\n",
+            attended_per_head_step(run, &s), 100.0 * attended_share(&s),
+            100.0 * ratio((double)s.hits, (double)(s.hits + s.misses)),
+            kvf_bytes_text(s.bytes_to_device, moved));
     if (s.disk_wanted > 0)
         fprintf(stderr, "disk      %.1f%% of what was needed was in memory; %s read, %s written\n",
                 100.0 * (1.0 - ratio((double)s.disk_reads, (double)s.disk_wanted)),
@@ -156,6 +164,7 @@ static void write_counters(cli_json *j, const cli_run *run, const kvf_stats *s)
     cli_json_integer(j, "pages_selected", s->pages_selected);
     cli_json_integer(j, "tokens_attended", s->tokens_attended);
     cli_json_real(j, "tokens_attended_per_head_step", attended_per_head_step(run, s));
+    cli_json_real(j, "attended_share", attended_share(s));
     if (s->verified > 0)
         cli_json_real(j, "attention_recall", s->recall_sum / (double)s->verified);
 }

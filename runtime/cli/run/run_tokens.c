@@ -55,6 +55,7 @@ static kvf_stats difference(const kvf_stats *before, const kvf_stats *after)
     kvf_stats d = *after;
     d.steps -= before->steps;
     d.tokens_attended -= before->tokens_attended;
+    d.tokens_held -= before->tokens_held;
     d.pages_selected -= before->pages_selected;
     d.hits -= before->hits;
     d.misses -= before->misses;
