@@ -26,7 +26,7 @@ void fixture_write_text(const char *directory, const char *name, const char *tex
 /** A whole file, zero-terminated; freed with free. Fails the test if it cannot be read. */
 char *fixture_read(const char *path, size_t *size);
 
-/** Which device to run on: KVF_TEST_DEVICE=cuda, else the host device. */
+/** Which device to run on: KVF_TEST_DEVICE=cuda, else the host device. Its link is not measured. */
 void fixture_device(kvf_runtime_config *config);
 
 /** The error has this status and its text holds this part. */
