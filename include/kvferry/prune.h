@@ -10,7 +10,7 @@
  * attention of the newest queries to every token. It returns what each KV head keeps, what the
  * deeper layers get, and whether to start over. Tokens that are not kept are deleted (EVICT, as
  * published), or stay in host pages where they can be retrieved, while the kept tokens become the
- * static set (OFFLOAD).
+ * static set (OFFLOAD). What deeper layers did not get they may get later (COMPLETE).
  *
  *     kvf_prune_config pc;
  *     kvf_prune_config_init(&pc, kvf_prune_policy_find("fastkv"));
@@ -52,7 +52,9 @@ typedef enum kvf_pool_kind { KVF_POOL_LIST(KVF_ENUMERATOR) } kvf_pool_kind;
 #define KVF_RETENTION_LIST(X)                                                                      \
     X(KVF_RETENTION_OFFLOAD, 0, "offload",                                                         \
       "the rest stays in host pages; kept tokens seed the static set")                             \
-    X(KVF_RETENTION_EVICT, 1, "evict", "what is not kept is deleted")
+    X(KVF_RETENTION_EVICT, 1, "evict", "what is not kept is deleted")                              \
+    X(KVF_RETENTION_COMPLETE, 2, "complete",                                                       \
+      "as offload, and deeper layers get later what they did not get at first")
 
 typedef enum kvf_retention { KVF_RETENTION_LIST(KVF_ENUMERATOR) } kvf_retention;
 
@@ -318,6 +320,62 @@ typedef struct kvf_prune_stats {
 } kvf_prune_stats;
 
 KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats);
+
+/* ---- completing ---- */
+
+/*
+ * The first token early, and nothing lost: the layers behind the pivot get few tokens so that the
+ * answer begins, and the others later. The caller keeps the hidden states of all tokens where the
+ * first layer propagates fewer (kvf_pinned_alloc, kvf_memory_copy), and has the pruner opened with
+ * COMPLETE, so that the layers up to there lose nothing:
+ *
+ *     kvf_prune_layer(prune, sequence, layer, stream, &result);
+ *     if (result.propagate && !has_pivot)         // the pivot
+ *         copy the hidden states of all tokens to the host; has_pivot = 1; pivot = layer;
+ *     ...
+ *     answer: kvf_decode                          // with what was pruned
+ *     kvf_complete_begin(cache, sequence, pivot + 1, tokens, stream, &whole);
+ *     while there is time, for each layer behind the pivot, for each chunk of all tokens:
+ *         copy its hidden states to the device; the MLP of the layer before; queries, keys, values
+ *         kvf_prefill(cache, &chunk of whole, stream);
+ *         the rest of attention; copy the hidden states back
+ *     for each layer: kvf_prefill of whole with the tokens that were decoded meanwhile
+ *     kvf_complete_end(cache, sequence, whole, stream);
+ *
+ * Every chunk gives the bits of an unpruned prefill that is cut in the same places. So at the end
+ * the sequence is the one of an unpruned prefill of the prompt, and then of the tokens that were
+ * decoded, whatever they attended to when they were. Until then it can be decoded, cut, forked,
+ * saved and destroyed as ever.
+ */
+
+/**
+ * Make the whole form of a pruned sequence: the tokens at positions below @p tokens in layers below
+ * @p first_layer, shared with it as by a fork, and nothing behind. It is a sequence like any other;
+ * destroy it to give up.
+ *
+ * @param whole  receives the handle; NULL on failure
+ * @return KVF_OK; KVF_INVALID if a layer below first_layer lacks a token; as kvf_sequence_fork and
+ *         kvf_sequence_truncate
+ *
+ * Stream: enqueues; does not wait.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence *sequence,
+                                                  uint32_t first_layer, uint32_t tokens,
+                                                  kvf_stream *stream, kvf_sequence **whole);
+
+/**
+ * The sequence goes on as its whole form, under the same handle. @p whole is destroyed, with what
+ * was pruned. What was recorded of the sequence cannot be replayed any more.
+ *
+ * All layers of @p whole hold as many tokens as the sequence had positions. If the sequence was cut
+ * to fewer than the prompt has, cut @p whole as well, before other tokens come.
+ * @return KVF_OK; KVF_INVALID with nothing changed if a layer is not whole; KVF_NOT_FINITE if
+ *         @p whole got a NaN: destroy it, the sequence is as it was
+ *
+ * Stream: waits for it.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence,
+                                                kvf_sequence *whole, kvf_stream *stream);
 
 /* ---- StructKV's pivot on its own ---- */
 

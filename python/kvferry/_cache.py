@@ -481,6 +481,27 @@ class Sequence(Handle):
                                                   stream._node.check()))
         cache._done(stream, waits, None)
 
+    def complete_begin(self, first_layer: int, tokens: int,
+                       stream: Optional[Stream] = None) -> "Sequence":
+        """The whole form of a pruned sequence: its first `tokens` in layers below `first_layer`, and
+        nothing behind. Prefill its other layers, then what the sequence got since; see kvf_complete_begin.
+        """
+        cache = self.cache
+        stream, waits = cache.runtime._stream_for(stream, None)
+        with cache._node.lock:
+            handle = _opened(cache.runtime._node.handle, lib.kvf_complete_begin, cache._node.check(),
+                             self._of(cache), first_layer, tokens, stream._node.check())
+        return cache._done(stream, waits, Sequence(cache, handle))
+
+    def complete_end(self, whole: "Sequence", stream: Optional[Stream] = None) -> None:
+        """Go on as the whole form, which is closed."""
+        cache = self.cache
+        stream, _ = cache.runtime._stream_for(stream, None)
+        with cache._node.lock:
+            cache._must(lib.kvf_complete_end(cache._node.check(), self._of(cache), whole._of(cache),
+                                             stream._node.check()))
+            whole._node.taken()
+
     def length(self, layer: int = 0) -> int:
         """Tokens that a layer holds."""
         with self.cache._node.lock:

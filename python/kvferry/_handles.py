@@ -49,6 +49,12 @@ class Node:
                 self.parent.children.pop(self, None)
             self.keep.clear()
 
+    def taken(self) -> None:
+        """The library has ended it."""
+        self.handle = None
+        if self.parent:
+            self.parent.children.pop(self, None)
+
     def collected(self) -> None:
         """Close, but not from inside the library, nor while another thread is in the cache."""
         if not getattr(here, "in_policy", False) and self.lock.acquire(blocking=False):

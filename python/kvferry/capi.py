@@ -66,7 +66,7 @@ DiskWhat = _enum("DiskWhat", "KVF_DISK_", "RANDOM SEQUENTIAL WRITE")
 DiskEngine = _enum("DiskEngine", "KVF_DISK_", "URING PREADV")
 LinkPattern = _enum("LinkPattern", "KVF_LINK_", "UNIFORM ZIPF RUNS")
 Pool = _enum("Pool", "KVF_POOL_", "MAX AVERAGE")
-Retention = _enum("Retention", "KVF_RETENTION_", "OFFLOAD EVICT")
+Retention = _enum("Retention", "KVF_RETENTION_", "OFFLOAD EVICT COMPLETE")
 Eviction = _enum("Eviction", "KVF_EVICTION_", "NONE NAIVE PATCHED")
 Pivot = _enum("Pivot", "KVF_PIVOT_", "ONLINE CALIBRATED FIXED")
 PruneNeeds = _enum("PruneNeeds", "KVF_PRUNE_",
@@ -272,6 +272,8 @@ kvf_prune_begin           enum  ptr ptr u32
 kvf_prune_append          enum  ptr ptr ptr
 kvf_prune_layer           enum  ptr ptr u32 ptr ptr
 kvf_prune_chunk           enum  ptr ptr u32 u32 u32 ptr
+kvf_complete_begin        enum  ptr ptr u32 u32 ptr ptr
+kvf_complete_end          enum  ptr ptr ptr ptr
 kvf_prune_stats_get       void  ptr ptr
 kvf_structkv_measure      kvf_structkv_measures ptr u32
 kvf_structkv_transition   void  ptr ptr u32 ptr

@@ -4,6 +4,7 @@
  * Every function of kvferry/prune.h that takes a cache or a pruner; see entry.c.
  */
 
+#include "complete.h"
 #include "entry.h"
 #include "pruner.h"
 
@@ -110,4 +111,26 @@ kvf_status kvf_prune_chunk(kvf_prune *prune, kvf_sequence *sequence, uint32_t la
 {
     KVF_TRY(kvf_enter_idle(prune->cache));
     return kvf_leave(prune->cache, prune_chunk(prune, sequence, layer, tokens, patch, stream));
+}
+
+static kvf_status begin_whole(kvf_cache *cache, kvf_sequence *sequence, uint32_t first_layer,
+                              uint32_t tokens, kvf_stream *stream, kvf_sequence **whole)
+{
+    KVF_TRY(check_heads(cache));
+    return kvf_whole_begin(cache, sequence, first_layer, tokens, stream, whole);
+}
+
+kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence *sequence, uint32_t first_layer,
+                              uint32_t tokens, kvf_stream *stream, kvf_sequence **whole)
+{
+    *whole = NULL;
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, begin_whole(cache, sequence, first_layer, tokens, stream, whole));
+}
+
+kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence, kvf_sequence *whole,
+                            kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter_idle(cache));
+    return kvf_leave(cache, kvf_whole_end(cache, sequence, whole, stream));
 }

@@ -65,6 +65,12 @@ static size_t measure(kvf_recording *r, kvf_part *part)
     return frame.host.bytes;
 }
 
+/* Of a handle, which may have gone on as another sequence. */
+static uint64_t generation_of(const kvf_sequence *sequence)
+{
+    return (uint64_t)sequence->slot << 32 | sequence->generation;
+}
+
 static kvf_status take_lists(kvf_recording *r, kvf_sequence *const *sequences)
 {
     kvf_context *context = r->cache->context;
@@ -79,7 +85,7 @@ static kvf_status take_lists(kvf_recording *r, kvf_sequence *const *sequences)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a recording of %u layers", layers);
     for (uint32_t b = 0; b < r->batch; b++) {
         r->sequences[b] = sequences[b];
-        r->generations[b] = sequences[b]->generation;
+        r->generations[b] = generation_of(sequences[b]);
     }
     return KVF_OK;
 }
@@ -286,7 +292,7 @@ static const kvf_part *full_part(const kvf_recording *r)
 static bool is_alive(const kvf_recording *r)
 {
     for (uint32_t b = 0; b < r->batch; b++)
-        if (!r->sequences[b]->is_alive || r->sequences[b]->generation != r->generations[b])
+        if (!r->sequences[b]->is_alive || generation_of(r->sequences[b]) != r->generations[b])
             return false;
     return true;
 }

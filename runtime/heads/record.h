@@ -30,7 +30,7 @@ struct kvf_recording {
     uint32_t rows_max;             /* layers * batch: rows that may seal a block */
     size_t call_bytes, seal_bytes; /* of a frame, of a list of such rows */
     kvf_sequence **sequences;      /* [batch] */
-    uint32_t *generations;         /* [batch] of the sequences */
+    uint64_t *generations;         /* [batch] of the sequences */
     kvf_decode_args *calls;        /* [layers] as they were recorded */
     uint8_t *has_layer;            /* [layers] */
     uint32_t *sealing;             /* [parts] rows that the next replay seals a block of */

@@ -313,11 +313,11 @@ static void check_eviction(complaint *c, const kvf_prune_config *config)
         return;
     const char *eviction = names[config->eviction];
     const kvf_prune_settings *s = &config->settings;
-    if (config->retention == KVF_RETENTION_OFFLOAD)
+    if (config->retention != KVF_RETENTION_EVICT)
         complain(c,
-                 "eviction = %s: drops tokens between chunks, but retention = OFFLOAD keeps "
+                 "eviction = %s: drops tokens between chunks, but retention = %s keeps "
                  "them; set retention = EVICT, or eviction = NONE",
-                 eviction);
+                 eviction, config->retention == KVF_RETENTION_OFFLOAD ? "OFFLOAD" : "COMPLETE");
     if (s->two_pass || config->policy->reach == KVF_PRUNE_REACH_RESTART)
         complain(c,
                  "eviction = %s: policy %s%s starts over with other tokens, which a prompt in "
@@ -329,6 +329,23 @@ static void check_eviction(complaint *c, const kvf_prune_config *config)
                  "eviction = %s: policy %s hands fewer tokens to deeper layers, which a prompt "
                  "in chunks cannot; set propagate = 1, take another policy, or eviction = NONE",
                  eviction, config->policy->name);
+}
+
+static void check_completing(complaint *c, const kvf_prune_config *config)
+{
+    const kvf_prune_policy *policy = config->policy;
+    if (c->is_made || config->retention != KVF_RETENTION_COMPLETE)
+        return;
+    if (config->settings.two_pass || policy->reach == KVF_PRUNE_REACH_RESTART)
+        complain(c,
+                 "retention = COMPLETE: policy %s%s starts over, so that no layer has all tokens; "
+                 "take another policy, or OFFLOAD",
+                 policy->name, config->settings.two_pass ? " with two_pass = 1" : "");
+    else if (policy->reach == KVF_PRUNE_REACH_LAYER)
+        complain(c,
+                 "retention = COMPLETE: policy %s hands all tokens to all layers, so nothing is "
+                 "left to compute; take OFFLOAD",
+                 policy->name);
 }
 
 static kvf_status report(const complaint *c, kvf_error *error)
@@ -366,6 +383,7 @@ kvf_status kvf_prune_config_check(const kvf_prune_config *config, const kvf_prun
         complain(&c, "%s", range);
     check_settings(&c, &config->settings, shape);
     check_eviction(&c, config);
+    check_completing(&c, config);
     if (!config->settings.window && config->policy->settings &&
         kvf_prune_policy_takes(config->policy, "window"))
         complain(&c,

@@ -351,6 +351,11 @@ static kvf_status check_answer(kvf_prune *prune, const kvf_prune_view *view,
 {
     const char *name = prune->policy->name;
     const uint32_t window = answer->restart ? 0 : view->window;
+    if (answer->restart && prune->config.retention == KVF_RETENTION_COMPLETE)
+        KVF_FAIL(prune->context, KVF_INVALID,
+                 "policy '%s' at layer %u: restart: retention = COMPLETE goes on from the layers "
+                 "that have all tokens; take OFFLOAD, or another policy",
+                 name, view->layer);
     if (answer->restart && view->pass > 0)
         KVF_FAIL(prune->context, KVF_INVALID,
                  "policy '%s' at layer %u: restart in pass %u: a restart loop; a prompt starts "
@@ -462,7 +467,7 @@ static kvf_status retain(kvf_prune *prune, const kvf_prune_slot *slot, const kvf
 {
     if (answer->keep_count == view->tokens)
         return KVF_OK;
-    if (prune->config.retention == KVF_RETENTION_OFFLOAD)
+    if (prune->config.retention != KVF_RETENTION_EVICT)
         return seed(prune, slot, view, answer, stream);
     return kvf_prune_evict(prune, slot->sequence, slot->layer, answer->keep, answer->keep_count,
                            stream);

@@ -241,6 +241,30 @@ class Policies(Base):
         kept = [sequence.position(i) for i in range(len(sequence))]
         return step, kept, cache.decode(sequence, *self.qkv(1)), pruner.stats()
 
+    def test_a_pruned_sequence_becomes_whole(self):
+        cache = self.cache(layers=2, observe_window=16, select="full", prefill_chunk_max=512,
+                           sequences_max=3)
+        pruner = kvferry.Pruner(cache, "fastkv", window=16, keep=0.25, propagate=0.25, layer=0,
+                                retention="complete")
+        prompts, step = [self.qkv(300) for _ in range(2)], self.qkv(1)
+        pruned, plain = cache.sequence(), cache.sequence()
+        pruner.begin(pruned, 300)
+        pruner.prefill(pruned, *prompts[0])
+        propagated = pruner.layer(pruned, 0).propagate
+        pruner.prefill(pruned, *(x[propagated] for x in prompts[1]), layer=1, positions=propagated)
+        pruner.layer(pruned, 1)
+        whole = pruned.complete_begin(1, 300)
+        with self.assertRaisesRegex(kvferry.Invalid, "layer 1 of the whole sequence holds 0 tokens"):
+            pruned.complete_end(whole)
+        self.assertEqual((pruned.length(1), whole.length(0), whole.length(1)), (75, 300, 0))
+        cache.prefill(whole, *prompts[1], layer=1)
+        pruned.complete_end(whole)
+        self.assertTrue(whole.closed)
+        for layer in range(2):
+            cache.prefill(plain, *prompts[layer], layer=layer)
+            np.testing.assert_array_equal(cache.decode(pruned, *step, layer=layer),
+                                          cache.decode(plain, *step, layer=layer))
+
     def test_prune_policy_in_python_is_snapkv(self):
         def decide(view):
             count = int(view.tokens * view.settings.keep) - view.window
