@@ -73,6 +73,9 @@ extern const transformer_ops transformer_cuda_ops;
 kvf_status transformer_project(const transformer_step *s, uint32_t layer);
 kvf_status transformer_mlp(const transformer_step *s, uint32_t layer);
 
+/* completion.c: rows of a whole prompt, of which deeper layers than this one get fewer. */
+kvf_status transformer_keep_rows(const transformer_step *s, kvf_sequence *sequence, uint32_t layer);
+
 /* transformer.c: whether all ids are tokens; position of a sequence's next token. */
 bool transformer_ids_valid(const kvf_transformer *t, const uint32_t *ids, uint32_t count);
 uint32_t transformer_next_position(const kvf_sequence *sequence);

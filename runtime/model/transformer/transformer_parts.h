@@ -87,8 +87,9 @@ struct kvf_transformer {
     transformer_buffers buffers;
     transformer_recording recording;
     transformer_watch watch;
-    uint32_t drawing;     /* steps that were drawn and not taken */
-    uint32_t drawn_batch; /* of the last one */
+    struct kvf_completion *completion; /* where rows of pruned prompts are kept, or NULL */
+    uint32_t drawing;                  /* steps that were drawn and not taken */
+    uint32_t drawn_batch;              /* of the last one */
     uint64_t weight_bytes;
 };
 

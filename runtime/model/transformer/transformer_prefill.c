@@ -153,6 +153,15 @@ static kvf_status run_mlp(const prefill_run *r, uint32_t index, uint32_t layer)
     return KVF_OK;
 }
 
+/* Rows of the pivot, the first layer that hands fewer on. */
+static kvf_status keep_rows(const prefill_run *r, uint32_t index, uint32_t layer)
+{
+    const transformer_step s = step_of(r, index);
+    if (!r->t->completion || r->batch > 1 || s.rows < r->prompts[index].count)
+        return KVF_OK;
+    return transformer_keep_rows(&s, r->prompts[index].sequence, layer);
+}
+
 /* Only the rows of `propagate` go on. */
 static kvf_status shorten(const prefill_run *r, uint32_t index, const kvf_prune_result *result)
 {
@@ -199,8 +208,10 @@ static kvf_status run_layer(const prefill_run *r, uint32_t index)
         KVF_TRY(kvf_prune_layer(r->prune, sequence, layer, r->stream, &result));
     if (result.restart)
         return start_over(r, index, &result);
-    if (result.propagate && p->layer < r->t->model.layers)
+    if (result.propagate && p->layer < r->t->model.layers) {
+        KVF_TRY(keep_rows(r, index, layer));
         KVF_TRY(shorten(r, index, &result));
+    }
     return run_mlp(r, index, layer);
 }
 

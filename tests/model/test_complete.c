@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Completing a pruned prompt: at the end every key and value has the bits of an unpruned prefill of
+ * the prompt and of the tokens that were decoded meanwhile; before that, and where it is given up,
+ * the sequence says what it says without completing.
+ */
+
+#include "completion.h"
+#include "prune_run_rig.h"
+
+#include <string.h>
+
+#define PAGE      8u
+#define SEQUENCES 4u
+#define TOKENS    (PROMPT + 4 * STEPS)
+#define ROW       64u /* head_dim of the rig */
+
+/* What the steps of rig_decode append. */
+static uint32_t answer_id(uint32_t step)
+{
+    return (step * step * 7u + step * 37u + 9u * 11u) % VOCAB;
+}
+
+typedef struct scene {
+    rig r;
+    kvf_prune *prune;
+    kvf_completion *completion;
+    uint32_t ids[PROMPT + STEPS];
+} scene;
+
+static void scene_open(scene *s, kvf_select select, const kvf_prune_config *config)
+{
+    kvf_cache_config cc;
+    kvf_error error;
+    const batch b = one_prompt(0, PROMPT);
+    rig *r = &s->r;
+    model_rig_make(
+        r, &(model_shape){.hidden = HIDDEN, .layers = LAYERS, .kv_heads = HEADS, .vocab = VOCAB},
+        2);
+    kvf_transformer_options options = model_rig_options(r);
+    options.chunk_max = CHUNK;
+    options.prompt_max = PROMPTS;
+    options.batch_max = 1;
+    model_rig_transformer(r, &options, &cc);
+    cc.tokens_max = TOKENS;
+    cc.sequences_max = SEQUENCES;
+    cc.page_size = PAGE;
+    cc.local_tokens = 16;
+    cc.budget_tokens = 64;
+    cc.select = select;
+    cc.observe_window = WINDOW;
+    model_rig_cache(r, &cc);
+    s->prune = rig_open_prune(r, config);
+    if (kvf_completion_open(r->runtime, &r->model, PROMPT, &s->completion, &error) != KVF_OK)
+        fail_msg("kvf_completion_open: %s", error.text);
+    kvf_transformer_keep(r->transformer, s->completion);
+    memcpy(s->ids, b.ids[0], PROMPT * sizeof *s->ids);
+    for (uint32_t i = 0; i < STEPS; i++)
+        s->ids[PROMPT + i] = answer_id(i);
+}
+
+static void scene_close(scene *s)
+{
+    kvf_transformer_keep(s->r.transformer, NULL);
+    kvf_completion_close(s->completion);
+    kvf_prune_close(s->prune);
+    model_rig_close(&s->r);
+}
+
+static kvf_sequence *create(scene *s)
+{
+    kvf_sequence *sequence = NULL;
+    model_rig_must(&s->r, kvf_sequence_create(s->r.cache, &sequence), "kvf_sequence_create");
+    return sequence;
+}
+
+static void settle(scene *s)
+{
+    model_rig_must(&s->r, kvf_stream_wait(s->r.stream), "kvf_stream_wait");
+}
+
+static kvf_sequence *prune(scene *s)
+{
+    rig *r = &s->r;
+    const kvf_prompt prompt = {.sequence = create(s), .ids = s->ids, .count = PROMPT};
+    model_rig_must(
+        r,
+        kvf_transformer_prefill_pruned(r->transformer, r->cache, s->prune, &prompt, 1, r->stream),
+        "kvf_transformer_prefill_pruned");
+    settle(s);
+    return prompt.sequence;
+}
+
+static void prefill(scene *s, kvf_sequence *sequence, const uint32_t *ids, uint32_t count)
+{
+    rig *r = &s->r;
+    model_rig_must(
+        r, kvf_transformer_prefill(r->transformer, r->cache, sequence, ids, count, r->stream),
+        "kvf_transformer_prefill");
+    settle(s);
+}
+
+static void step(scene *s)
+{
+    model_rig_must(&s->r,
+                   kvf_completion_step(s->completion, s->r.transformer, s->r.cache, s->r.stream),
+                   "kvf_completion_step");
+}
+
+static void end(scene *s, uint32_t count)
+{
+    while (kvf_completion_left(s->completion))
+        step(s);
+    model_rig_must(&s->r,
+                   kvf_completion_end(s->completion, s->r.transformer, s->r.cache, s->ids + PROMPT,
+                                      count, s->r.stream),
+                   "kvf_completion_end");
+    assert_null(kvf_completion_of(s->completion));
+}
+
+/* Every key and value of both, wherever their pages are. */
+static void expect_same_pages(scene *s, const kvf_sequence *a, const kvf_sequence *b)
+{
+    const size_t token = 2 * (size_t)ROW * 2; /* a key and a value of 16 bits */
+    void *host[2], *device[2];
+    for (uint32_t i = 0; i < 2; i++)
+        model_rig_must(&s->r, kvf_pinned_alloc(s->r.runtime, PAGE * token, &host[i], &device[i]),
+                       "kvf_pinned_alloc");
+    assert_int_equal(s->r.model.head_dim, ROW);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const uint32_t length = kvf_sequence_length(a, layer);
+        assert_int_equal(length, kvf_sequence_length(b, layer));
+        for (uint32_t at = 0; at < HEADS * length;
+             at += at % length + PAGE < length ? PAGE : length - at % length) {
+            const uint32_t head = at / length, page = at % length / PAGE;
+            const uint32_t rest = length - page * PAGE;
+            const kvf_sequence *of[2] = {a, b};
+            for (uint32_t i = 0; i < 2; i++)
+                model_rig_must(&s->r,
+                               kvf_memory_copy(s->r.stream, device[i],
+                                               kvf_page_address(of[i], layer, head, page),
+                                               PAGE * token),
+                               "kvf_memory_copy");
+            settle(s);
+            if (memcmp(host[0], host[1], (rest < PAGE ? rest : PAGE) * token) != 0)
+                fail_msg("layer %u, head %u, page %u differs", layer, head, page);
+        }
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        kvf_pinned_free(s->r.runtime, host[i]);
+}
+
+static kvf_prune_config config_of(const char *name)
+{
+    kvf_prune_config config = rig_config_of(name);
+    config.settings.window = WINDOW;
+    config.settings.keep = 0.2f;
+    config.settings.keep_tokens = 0;
+    config.settings.propagate = 0.3f;
+    config.settings.propagate_tokens = 0;
+    config.settings.layer =
+        kvf_prune_policy_takes(config.policy, "layer") ? 1 : KVF_PRUNE_LAYER_AUTO;
+    config.settings.pivot = KVF_PIVOT_FIXED;
+    config.retention = KVF_RETENTION_COMPLETE;
+    return config;
+}
+
+/* ---- whole at the end ---- */
+
+static void ends_as_unpruned(const char *name, kvf_select select, uint32_t before)
+{
+    static outcome pruned, whole, plain;
+    const kvf_prune_config config = config_of(name);
+    scene s;
+    scene_open(&s, select, &config);
+    kvf_sequence *a = prune(&s), *b = create(&s);
+    assert_int_equal(kvf_sequence_length(a, 0), PROMPT);
+    assert_true(kvf_sequence_length(a, LAYERS - 1) < PROMPT);
+    assert_ptr_equal(kvf_completion_of(s.completion), a);
+    for (uint32_t i = 0; i < before; i++)
+        step(&s);
+    rig_decode(&s.r, a, &pruned);
+    end(&s, STEPS);
+    prefill(&s, b, s.ids, PROMPT);
+    prefill(&s, b, s.ids + PROMPT, STEPS);
+    expect_same_pages(&s, a, b);
+    rig_decode(&s.r, a, &whole);
+    rig_decode(&s.r, b, &plain);
+    assert_false(outcome_is_same_logits(&pruned, &plain));
+    if (select == KVF_SELECT_FULL)
+        assert_true(outcome_is_same_logits(&whole, &plain));
+    kvf_sequence_destroy(b);
+    kvf_sequence_destroy(a);
+    settle(&s);
+    scene_close(&s);
+}
+
+static void every_policy_ends_as_unpruned(void **state)
+{
+    static const char *const names[] = {"fastkv", "structkv", "asl", "pyramidinfer"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        ends_as_unpruned(names[i], KVF_SELECT_FULL, (uint32_t)(3 * i));
+}
+
+/* Whatever the answer attended to. */
+static void so_does_a_selection(void **state)
+{
+    ends_as_unpruned("fastkv", KVF_SELECT_HYBRID, 1);
+    ends_as_unpruned("fastkv", KVF_SELECT_DYNAMIC, 0);
+}
+
+/* ---- in the middle ---- */
+
+typedef enum what { NOTHING, STEPS_ONLY, FORK, CUT, GIVE_UP, DESTROY_FORK } what;
+
+/* Some pieces, something else, and the answer of the sequence, or of its fork. */
+static void answer_in_the_middle(const kvf_prune_config *config, what w, outcome *out)
+{
+    static outcome other;
+    scene s;
+    scene_open(&s, KVF_SELECT_HYBRID, config);
+    kvf_sequence *a = prune(&s), *fork = NULL;
+    for (uint32_t i = 0; w != NOTHING && i < 7; i++)
+        step(&s);
+    if (w == FORK || w == DESTROY_FORK)
+        model_rig_must(&s.r, kvf_sequence_fork(s.r.cache, a, s.r.stream, &fork), "fork");
+    if (w == GIVE_UP)
+        kvf_completion_drop(s.completion, s.r.transformer);
+    if (w == DESTROY_FORK)
+        kvf_sequence_destroy(fork);
+    if (w == CUT) {
+        rig_decode(&s.r, a, &other);
+        model_rig_must(&s.r, kvf_sequence_truncate(s.r.cache, a, PROMPT, s.r.stream), "cut");
+        end(&s, 0);
+        rig_decode(&s.r, a, out);
+    } else {
+        rig_decode(&s.r, w == FORK ? fork : a, out);
+    }
+    if (w == FORK)
+        kvf_sequence_destroy(fork);
+    kvf_completion_drop(s.completion, s.r.transformer);
+    kvf_sequence_destroy(a);
+    settle(&s);
+    for (uint32_t i = 0; i < SEQUENCES; i++) /* nothing of it is left */
+        (void)create(&s);
+    scene_close(&s);
+}
+
+static void pieces_change_nothing_before_the_end(void **state)
+{
+    static outcome wanted, got;
+    const kvf_prune_config config = config_of("fastkv");
+    answer_in_the_middle(&config, NOTHING, &wanted);
+    for (what w = STEPS_ONLY; w <= DESTROY_FORK; w++) {
+        if (w == CUT)
+            continue;
+        answer_in_the_middle(&config, w, &got);
+        assert_true(outcome_is_same_logits(&wanted, &got));
+    }
+    answer_in_the_middle(&config, CUT, &got);
+    assert_false(outcome_is_same_logits(&wanted, &got)); /* it is whole */
+}
+
+/* A cut into the prompt: the whole form is cut as the sequence was. */
+static void a_cut_prompt_can_be_whole(void **state)
+{
+    static outcome whole, plain;
+    const uint32_t left = PROMPT - 40;
+    const kvf_prune_config config = config_of("fastkv");
+    scene s;
+    scene_open(&s, KVF_SELECT_FULL, &config);
+    rig *r = &s.r;
+    kvf_sequence *a = prune(&s), *b = create(&s), *w = NULL;
+    end(&s, 0);
+    model_rig_must(r, kvf_sequence_truncate(r->cache, a, left, r->stream), "truncate");
+    prefill(&s, b, s.ids, PROMPT);
+    model_rig_must(r, kvf_sequence_truncate(r->cache, b, left, r->stream), "truncate");
+    expect_same_pages(&s, a, b);
+    rig_decode(r, a, &whole);
+    rig_decode(r, b, &plain);
+    assert_true(outcome_is_same_logits(&whole, &plain));
+    assert_int_equal(kvf_complete_begin(r->cache, a, 1, left, r->stream, &w), KVF_OK);
+    assert_int_equal(kvf_complete_end(r->cache, a, w, r->stream), KVF_INVALID);
+    kvf_sequence_destroy(w);
+    scene_close(&s);
+}
+
+/* ---- refused ---- */
+
+static void expect_text(const scene *s, const char *text)
+{
+    const char *told = kvf_runtime_error(s->r.runtime)->text;
+    if (!strstr(told, text))
+        fail_msg("'%s' is not in '%s'", text, told);
+}
+
+static void what_cannot_be_completed_is_named(void **state)
+{
+    const kvf_prune_config config = config_of("fastkv");
+    kvf_prune_config evicts = config;
+    kvf_sequence *w = NULL;
+    scene s;
+    scene_open(&s, KVF_SELECT_FULL, &config);
+    rig *r = &s.r;
+    kvf_sequence *a = prune(&s), *b;
+    assert_int_equal(kvf_complete_begin(r->cache, a, 0, PROMPT, r->stream, &w), KVF_INVALID);
+    expect_text(&s, "first_layer = 0, tokens = 150");
+    assert_null(w);
+    assert_int_equal(kvf_complete_begin(r->cache, a, LAYERS, PROMPT, r->stream, &w), KVF_INVALID);
+    assert_int_equal(kvf_complete_begin(r->cache, a, 3, PROMPT, r->stream, &w), KVF_INVALID);
+    expect_text(&s, "layer 2 does not hold all of them");
+    assert_int_equal(kvf_complete_begin(r->cache, a, 2, PROMPT + 1, r->stream, &w), KVF_INVALID);
+    assert_int_equal(kvf_complete_begin(r->cache, a, 2, PROMPT, r->stream, &w), KVF_OK);
+    assert_int_equal(kvf_complete_end(r->cache, a, w, r->stream), KVF_INVALID);
+    expect_text(&s, "layer 2 of the whole sequence holds 0 tokens");
+    assert_int_equal(kvf_complete_end(r->cache, a, a, r->stream), KVF_INVALID);
+    kvf_sequence_destroy(w);
+    kvf_prune_close(s.prune);
+    evicts.retention = KVF_RETENTION_EVICT;
+    s.prune = rig_open_prune(r, &evicts);
+    b = prune(&s);
+    assert_int_equal(kvf_complete_begin(r->cache, b, 2, PROMPT, r->stream, &w), KVF_INVALID);
+    expect_text(&s, "layer 0 does not hold all of them; open the pruner with retention COMPLETE");
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_policy_ends_as_unpruned),
+        cmocka_unit_test(so_does_a_selection),
+        cmocka_unit_test(pieces_change_nothing_before_the_end),
+        cmocka_unit_test(a_cut_prompt_can_be_whole),
+        cmocka_unit_test(what_cannot_be_completed_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
