@@ -113,6 +113,34 @@ def check_pruned(chat):
                "tokens is not pruned: --prune snapkv: " in err, answers, err)
 
 
+def check_completed(chat):
+    """From the second answer on the conversation is one that was never pruned."""
+    chat.write()
+    document = " ".join(QUESTIONS[:1] * 20)
+    lines = [document] + list(QUESTIONS[1:])
+    for how in (("fastkv",), ("structkv",), ("fastkv", "--complete-share", "0.5")):
+        options = ("--prune", *how, "--keep", "0.5", "--propagate", "0.5", "--retention", "complete")
+        answers, turns, err = talk(chat, lines + ["/clear", document], *options)
+        chat.check("completed: all are answered", len(answers) == len(turns) == 4, err)
+        for i in (1, 2):
+            wanted = expected(chat, lines[:i + 1], answers)
+            chat.check("completed with %s: answer %d" % (how, i), answers[i] == wanted, answers,
+                       wanted)
+        chat.check("/clear prunes again", answers[3] == answers[0], answers)
+    chat.write(CHATML.replace("m.content", "(m.content if m.role == 'user' else 'lantern')"))
+    answers, _, err = talk(chat, lines, *options)
+    chat.check("completed where answers are rewritten", len(answers) == 3, err)
+    chat.write()
+    session = Terminal(chat, "-n", "5", "--ignore-eos", *options)
+    session.until("a prompt of a chat that completes", lambda text: text.endswith("> "))
+    for name, line in (("an answer to a document", document + "\r"), ("Ctrl-C meanwhile", "\x03"),
+                       ("an answer behind it", QUESTIONS[1] + "\r"), ("one more", "the code\r")):
+        session.send(line)
+        session.until(name, lambda text: text.endswith("\n> "))
+    session.send("\x04")
+    chat.check("a chat that completes ends", session.wait() == 0, session.text)
+
+
 def check_words(chat):
     chat.write()
     answers, turns, _ = talk(chat, [QUESTIONS[0], "/clear", QUESTIONS[0], "", "/exit", "never"])
@@ -221,4 +249,4 @@ def check_terminal(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_turns, check_pruned, check_words, check_terminal))
+    sys.exit(run_checks(check_turns, check_pruned, check_completed, check_words, check_terminal))

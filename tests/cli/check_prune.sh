@@ -183,6 +183,28 @@ try 0 $run --prune snapkv --ask two.txt --stats s.json
 check 'two answers' test "$(wc -l <out)" -eq 2
 json s.json 'len(d["questions"]) == 2 and p["policy"] == "snapkv"'
 
+# completed: behind the first answer, the document is the one that was never pruned
+printf 'question the code of alice\nquestion the code of bob\nquestion quiet\n' >three.txt
+try 0 $run --select full --ask three.txt --emit-ids plain.ids
+for policy in 'fastkv --keep 0.2' 'structkv --keep 0.2' pyramidinfer; do
+    try 0 $run --select full --prune $policy --propagate 0.3 --retention complete --ask three.txt \
+        --emit-ids complete.ids --stats s.json
+    check "$policy: later answers are those of the whole document" \
+        sh -c 'tail -n +3 plain.ids >wanted; tail -n +3 complete.ids | cmp - wanted'
+    json s.json 'p["complete"]["whole"] and p["complete"]["tokens"] == 400
+        and p["complete"]["rows"] > 0 == p["complete"]["rows_left"] and d["settings"]["sequences_max"] == 3'
+done
+try 0 $run --prune fastkv --retention complete --ask two.txt --dry-run; says '^  pruning '; silent
+try 0 $run --device host -n 9 --prune fastkv --retention complete --complete-share 0.9 --ask three.txt --stats s.json
+json s.json 'p["complete"]["whole"]'
+try 1 $run --prune snapkv --retention complete --ask two.txt; says 'nothing is left to compute'; silent
+try 1 $run --prune gemfilter --retention complete --ask two.txt; says 'starts over'; silent
+try 2 $bad --prune fastkv --retention complete; says 'give --ask, or use kvferry chat'
+try 2 $bad --prune fastkv --retention complete --samples 2; says 'give --ask'
+try 2 $bad --prune fastkv --retention complete --ask x --disk d; says 'leave --disk out'
+try 2 $bad --prune fastkv --complete-share 0.5; says 'needs --retention complete'
+try 2 $bad --complete-share 2; says "complete-share is '2'"
+
 # tune: bars, a file, pictures; run reads the file. It prints the model's path, which here is short
 # wherever the tree lies.
 ln -s "$model" model || exit 1

@@ -30,6 +30,7 @@ typedef struct conversation {
     size_t count, capacity;
     kvf_text now_text, before_text;
     kvf_sequence *before; /* a fork in front of the last answer, or NULL; `now` is run->sequence */
+    kvf_token_ids after;  /* tokens of `now` behind the prompt that was pruned */
 } conversation;
 
 /* A turn: what it adds. */
@@ -94,6 +95,8 @@ static bool begins_with(const kvf_text *text, const kvf_text *beginning)
 
 static void drop_sequence(cli_run *run, kvf_sequence **sequence)
 {
+    if (run->completion && kvf_completion_of(run->completion) == *sequence)
+        cli_run_complete_drop(run);
     kvf_transformer_forget(run->transformer);
     kvf_sequence_destroy(*sequence);
     *sequence = NULL;
@@ -196,6 +199,12 @@ static bool can_prune(const conversation *c, const turn *t)
     return false;
 }
 
+/* Tokens that the sequence got behind what was pruned. */
+static kvf_status note_after(conversation *c, const uint32_t *ids, size_t count, kvf_error *error)
+{
+    return c->run->completion ? kvf_token_ids_append(NULL, &c->after, ids, count, error) : KVF_OK;
+}
+
 /* Prefill ids of the turn. An interrupted one leaves `now` as it was. */
 static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to, bool *stopped,
                           kvf_error *error)
@@ -220,7 +229,11 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     run->prefill_ms += kvf_now_ms() - start;
     *stopped = stop == KVF_STOP_CALLER;
     run->prefilled += *stopped ? 0 : request.count;
-    return *stopped ? go_back(c, error) : KVF_OK;
+    if (*stopped)
+        return go_back(c, error);
+    if (t->is_pruned)
+        c->after.count = 0;
+    return t->is_pruned ? KVF_OK : note_after(c, request.ids, request.count, error);
 }
 
 /* Read what is new, up to the last token, which is a step; with it where it is pruned, since the
@@ -293,6 +306,10 @@ static kvf_status answer(conversation *c, turn *t, uint32_t kept, kvf_error *err
     a->prompt_tokens = (uint32_t)t->ids.count;
     a->kept_tokens = kept;
     a->first_ms += t->read_ms;
+    if (status == KVF_OK)
+        status = note_after(c, t->ids.ids + t->ids.count - step, step, error);
+    if (status == KVF_OK && generated.count)
+        status = note_after(c, generated.ids, generated.count - 1, error);
     if (status == KVF_OK)
         status = note_fed(c, t, &generated, error);
     if (status == KVF_OK)
@@ -396,6 +413,16 @@ static bool take_message(conversation *c, const kvf_text *message, kvf_status *s
     return *status == KVF_OK && !c->run->output_failed;
 }
 
+/* While nobody types. @return whether there is more */
+static bool complete(void *user)
+{
+    conversation *c = user;
+    if (cli_run_complete_step(c->run))
+        return true;
+    cli_run_complete_end(c->run, c->after.ids, (uint32_t)c->after.count);
+    return false;
+}
+
 /* Until whoever types ends it. @return KVF_OK also when interrupted */
 static kvf_status converse(cli_run *run, kvf_error *error)
 {
@@ -403,6 +430,8 @@ static kvf_status converse(cli_run *run, kvf_error *error)
     kvf_status status = begin(&c, error);
     cli_line_input *input = cli_line_open();
     bool goes_on = input;
+    if (input && run->completion)
+        cli_line_idle(input, complete, &c);
     if (isatty(STDIN_FILENO))
         fputs("/exit or Ctrl-D ends, /clear begins anew, Ctrl-C stops an answer\n", stderr);
     while (goes_on && status == KVF_OK) {
@@ -419,6 +448,7 @@ static kvf_status converse(cli_run *run, kvf_error *error)
         kvf_prune_stats_get(run->prune, &run->prune_stats);
     if (c.before)
         drop_sequence(run, &c.before);
+    kvf_token_ids_free(NULL, &c.after);
     drop_messages(&c, 0);
     free(c.messages);
     kvf_text_free(NULL, &c.now_text);

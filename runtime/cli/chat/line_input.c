@@ -22,6 +22,8 @@
 struct cli_line_input {
     char *line; /* of getline */
     size_t capacity;
+    bool (*work)(void *user); /* while nothing is typed; NULL = there is none */
+    void *user;
 #if KVF_HAVE_LIBEDIT
     EditLine *edit; /* NULL: input or output is no terminal */
     History *history;
@@ -38,13 +40,16 @@ static cli_line_end take(const char *bytes, size_t size, kvf_text *line)
 
 /* @return false after Ctrl-C. The signal may arrive in any thread, and in front of a read as well
  * as in it, so it is asked for now and then instead of waited for. */
-static bool wait_for_input(void)
+static bool wait_for_input(const cli_line_input *in)
 {
     enum { ASK_MS = 100 };
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
-    while (!cli_interrupted())
-        if (poll(&input, 1, ASK_MS) > 0)
+    bool has_work = in->work != NULL;
+    while (!cli_interrupted()) {
+        if (poll(&input, 1, has_work ? 0 : ASK_MS) > 0)
             return true;
+        has_work = has_work && in->work(in->user);
+    }
     return false;
 }
 
@@ -52,8 +57,11 @@ static cli_line_end read_plain(cli_line_input *in, const char *prompt, kvf_text 
 {
     if (isatty(STDIN_FILENO)) { /* which gives whole lines, so none is in the buffer */
         fputs(prompt, stderr);
-        if (!wait_for_input())
+        if (!wait_for_input(in))
             return CLI_LINE_INTERRUPTED;
+    } else {
+        while (in->work && !cli_interrupted() && in->work(in->user))
+            ;
     }
     const ssize_t size = getline(&in->line, &in->capacity, stdin);
     return size >= 0 ? take(in->line, (size_t)size, line) : CLI_LINE_END;
@@ -73,9 +81,10 @@ static int read_character(EditLine *edit, wchar_t *out)
 {
     char bytes[4];
     uint32_t code = 0;
-    (void)edit;
+    cli_line_input *in = NULL;
+    el_get(edit, EL_CLIENTDATA, &in);
     for (size_t size = 0; size < sizeof bytes;) {
-        if (!wait_for_input())
+        if (!wait_for_input(in))
             return -1;
         const ssize_t got = read(STDIN_FILENO, bytes + size, 1);
         if (got < 0 && errno == EINTR)
@@ -151,6 +160,12 @@ void cli_line_close(cli_line_input *in)
 #endif
     free(in->line);
     free(in);
+}
+
+void cli_line_idle(cli_line_input *in, bool (*work)(void *user), void *user)
+{
+    in->work = work;
+    in->user = user;
 }
 
 cli_line_end cli_line_read(cli_line_input *in, const char *prompt, kvf_text *line)

@@ -23,6 +23,10 @@ typedef struct cli_line_input cli_line_input;
 cli_line_input *cli_line_open(void);
 void cli_line_close(cli_line_input *input);
 
+/** While a terminal says nothing, @p work is called, which does a little and says whether there is
+ * more; a file waits until there is none. */
+void cli_line_idle(cli_line_input *input, bool (*work)(void *user), void *user);
+
 /** The next line, appended to @p line without its line break. @p prompt must live until the next
  * call. */
 cli_line_end cli_line_read(cli_line_input *input, const char *prompt, kvf_text *line);

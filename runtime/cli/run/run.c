@@ -340,6 +340,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +
                              run->options.tokens + c->local_tokens + 4u * 64u;
     }
+    cli_run_complete_reserve(run, c);
     if (run->batch.rows)
         KVF_TRY(reserve_batch(run, error));
     KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
@@ -466,6 +467,7 @@ static void close_run(cli_run *run)
     (void)cli_saved_end(run);
     if (run->transformer)
         kvf_transformer_forget(run->transformer);
+    cli_run_complete_close(run);
     kvf_sequence_destroy(run->sequence);
     cli_run_prune_close(run);
     kvf_cache_close(run->cache);

@@ -13,6 +13,7 @@
 #include <kvferry/save.h>
 
 #include "batch_input.h"
+#include "completion.h"
 #include "generate.h"
 #include "json_writer.h"
 #include "memory_plan.h"
@@ -44,6 +45,15 @@ typedef struct cli_batch {
     double ms;
 } cli_batch;
 
+/* What was computed of a pruned prompt later. */
+typedef struct cli_complete {
+    uint32_t tokens;
+    uint64_t rows, rows_left; /* over the deeper layers */
+    double ms;
+    double beside_start_ms, beside_ms; /* of an answer, and what was spent while it came */
+    bool is_whole;
+} cli_complete;
+
 typedef struct cli_run {
     cli_run_options options;
     cli_command command;
@@ -70,8 +80,10 @@ typedef struct cli_run {
     kvf_prune *prune; /* NULL = prompts are not pruned */
     kvf_prune_config prune_config;
     kvf_prune_stats prune_stats; /* of the prefill */
-    uint32_t *layer_tokens;      /* [layers] that a layer held after the prefill */
-    uint8_t *head_mask;          /* [layers, kv_heads], or NULL */
+    kvf_completion *completion;  /* NULL = pruned prompts stay pruned */
+    cli_complete complete;
+    uint32_t *layer_tokens; /* [layers] that a layer held after the prefill */
+    uint8_t *head_mask;     /* [layers, kv_heads], or NULL */
     uint32_t streaming_heads;
     cli_memory_plan plan;
     cli_output ids_output, logits_output, stats_output;
@@ -153,6 +165,30 @@ void cli_run_prune_summary(const cli_run *run);
 void cli_run_prune_write(cli_json *json, const cli_run *run);
 /** Before the cache is closed. */
 void cli_run_prune_close(cli_run *run);
+
+/* Completing a pruned prompt, run_complete.c. */
+
+bool cli_run_completes(const cli_run *run);
+/** Room for the whole form beside the pruned one. */
+void cli_run_complete_reserve(const cli_run *run, kvf_cache_config *cache);
+/** Needs the transformer. */
+KVF_CHECKED kvf_status cli_run_complete_open(cli_run *run, kvf_error *error);
+/** Before the cache is closed. */
+void cli_run_complete_close(cli_run *run);
+/** Rows that are not computed. */
+uint64_t cli_run_complete_left(const cli_run *run);
+/** Some rows. @return whether more are left */
+bool cli_run_complete_step(cli_run *run);
+/** Between tokens of the answer that began at @p start_ms: so much that it is --complete-share of
+ * the time since. */
+void cli_run_complete_beside(cli_run *run, double start_ms);
+/** All rows, or until Ctrl-C. */
+void cli_run_complete_all(cli_run *run);
+/** If no row is left, the sequence becomes whole; ids [count] are its tokens behind the prompt. */
+void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count);
+/** Before its sequence is destroyed. */
+void cli_run_complete_drop(cli_run *run);
+void cli_run_complete_write(cli_json *json, const cli_run *run);
 
 /** A few lines on stderr. */
 void cli_run_summary(const cli_run *run);

@@ -169,6 +169,14 @@ static const cli_option of_plan[] = {
     {.is = {"dry-run", SWITCH, FIELD(dry_run), .meaning = "print the memory plan and stop"}},
 };
 
+static const cli_option of_completing[] = {
+    {.is = {"complete-share", KVF_SETTING_REAL, FIELD(complete_share), .high = 1,
+            .meaning =
+                "share of the time of an answer for what --retention complete has left; 0 = none, "
+                "only while nobody waits"},
+     .argument = "R"},
+};
+
 /* What the model, the prompt or another option sets is none. */
 static const cli_spelling of_cache[] = {
     {"layers", NULL, CLI_HIDDEN, NULL},
@@ -197,11 +205,26 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
     return o->tokens == 0 ? "--prompts and --samples need -n of at least 1" : NULL;
 }
 
+/* What is said of completing, and does not go with it. */
+static const char *completing_problem(const cli_run_options *o)
+{
+    if (!o->prune.policy || o->prune.values.config.retention != KVF_RETENTION_COMPLETE)
+        return o->complete_share > 0.0 ? "--complete-share needs --retention complete" : NULL;
+    if (!o->ask_file && !o->interactive)
+        return "--retention complete computes between questions what it left out; give --ask, or "
+               "use kvferry chat";
+    if (o->cache.disk_path)
+        return "--retention complete keeps hidden states in memory; leave --disk out";
+    return NULL;
+}
+
 /* What can be said without looking at the model. */
 static bool check_together(const cli_command *command, const cli_run_options *o)
 {
     int prompts = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->token_ids_file != NULL);
     const char *problem = batch_problem(command, o);
+    if (!problem)
+        problem = completing_problem(o);
     if (problem)
         ;
     else if (!o->model)
@@ -315,6 +338,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_output);
     ADD(c, of_plan);
     add_prune(c);
+    ADD(c, of_completing);
     add_mask(c);
     return parse(c, argc, argv, out);
 }
@@ -342,6 +366,7 @@ int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_option
     ADD(c, of_statistics);
     ADD(c, of_plan);
     add_prune(c);
+    ADD(c, of_completing);
     return parse(c, argc, argv, out);
 }
 

@@ -43,6 +43,7 @@ typedef struct cli_run_options {
     kvf_runtime_config runtime;
     kvf_cache_config cache; /* geometry and tokens_max are not set */
     cli_prune_options prune;
+    double complete_share; /* of the time of an answer, for what pruning left out */
 } cli_run_options;
 
 /** @return -1 to go on, else the exit status */

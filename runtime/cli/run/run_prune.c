@@ -113,6 +113,9 @@ kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)
     if (status == KVF_OK) {
         run->plan.prune_device_bytes = plan.device_bytes;
         run->plan.prune_host_bytes = plan.host_bytes;
+        if (cli_run_completes(run))
+            run->plan.prune_host_bytes +=
+                kvf_completion_bytes(&run->model, cli_run_prompt_tokens(run));
     }
     return status;
 }
@@ -123,7 +126,9 @@ kvf_status cli_run_prune_open(cli_run *run, kvf_error *error)
     if (!o->policy)
         return KVF_OK;
     const kvf_status status = kvf_prune_open(run->cache, &run->prune_config, &run->prune, error);
-    return status == KVF_OK ? check_prompts(run, error) : status;
+    KVF_TRY(status);
+    KVF_TRY(check_prompts(run, error));
+    return cli_run_complete_open(run, error);
 }
 
 uint32_t cli_run_prune_chunk(const cli_run *run)
@@ -248,6 +253,7 @@ static void write_pruning(cli_json *j, const cli_run *run)
         cli_json_real(j, "retain_ms", (double)s->retain_ns * 1e-6);
         cli_json_real(j, "share_of_prefill", ratio(overhead, run->prefill_ms));
     }
+    cli_run_complete_write(j, run);
     cli_json_end(j, '}');
 }
 

@@ -46,6 +46,8 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
     cli_run_note_memory(run, run->step_count + o->count);
+    if (o->count > 1)
+        cli_run_complete_beside(run, o->start_ms);
     return cli_printer_token(&o->printer, id) && !cli_interrupted();
 }
 
@@ -122,7 +124,8 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, const uint32_t *i
     return cli_run_answer(run, sequence, ids, count, run->options.tokens, NULL, NULL, error);
 }
 
-/* Every question continues the document on a fork of its own. */
+/* Every question continues the document on a fork of its own. Behind the first answer the document
+ * becomes whole, where that is wanted. */
 static kvf_status ask_all(cli_run *run, kvf_error *error)
 {
     const uint32_t *starts = run->questions.starts.ids;
@@ -140,6 +143,10 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
         kvf_sequence_destroy(fork);
         if (status != KVF_OK)
             return status;
+        if (i == 0 && run->questions.count > 1 && !run->interrupted) {
+            cli_run_complete_all(run);
+            cli_run_complete_end(run, NULL, 0);
+        }
     }
     return KVF_OK;
 }

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * `--retention complete`: what the deeper layers of a pruned prompt did not get is computed while
+ * nobody waits, or for a share of the time.
+ *
+ * It knows when there is time, not what is computed. Invariant: an error or Ctrl-C ends the
+ * completing and not the run; the sequence is then what pruning left.
+ */
+
+#include "common/clock.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "run.h"
+
+bool cli_run_completes(const cli_run *run)
+{
+    return run->options.prune.policy && run->prune_config.retention == KVF_RETENTION_COMPLETE;
+}
+
+/* Tokens of the pruned prompt in each deeper layer, at most: those that hold pages beside the whole
+ * form. A policy without a layer of its own hands on more in front of its last. */
+static uint32_t pruned_tokens(const cli_run *run)
+{
+    const kvf_prune_settings *s = &run->prune_config.settings;
+    const uint32_t tokens = cli_run_prompt_tokens(run);
+    const uint32_t share = s->propagate_tokens
+                               ? s->propagate_tokens
+                               : (uint32_t)((double)s->propagate * tokens) + s->window;
+    const bool has_pivot = kvf_prune_policy_takes(run->prune_config.policy, "layer");
+    return has_pivot && share < tokens ? share : tokens;
+}
+
+void cli_run_complete_reserve(const cli_run *run, kvf_cache_config *cache)
+{
+    if (!cli_run_completes(run))
+        return;
+    cache->sequences_max++;
+    cache->host_tokens_max += pruned_tokens(run) + cache->local_tokens + 4u * 64u;
+}
+
+kvf_status cli_run_complete_open(cli_run *run, kvf_error *error)
+{
+    if (!cli_run_completes(run))
+        return KVF_OK;
+    if (run->options.complete_share > 0.0 && kvf_transformer_can_draw(run->transformer))
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "--complete-share %g: a GPU draws tokens ahead, so nothing is computed "
+                          "between them; leave it out",
+                          run->options.complete_share);
+    KVF_TRY(kvf_completion_open(run->runtime, &run->model, cli_run_prompt_tokens(run),
+                                &run->completion, error));
+    kvf_transformer_keep(run->transformer, run->completion);
+    return KVF_OK;
+}
+
+void cli_run_complete_close(cli_run *run)
+{
+    if (run->transformer)
+        kvf_transformer_keep(run->transformer, NULL);
+    kvf_completion_close(run->completion);
+}
+
+uint64_t cli_run_complete_left(const cli_run *run)
+{
+    return run->completion ? kvf_completion_left(run->completion) : 0;
+}
+
+bool cli_run_complete_step(cli_run *run)
+{
+    const double start = kvf_now_ms();
+    cli_complete *c = &run->complete;
+    if (cli_run_complete_left(run) == 0)
+        return false;
+    c->tokens = kvf_completion_tokens(run->completion);
+    c->rows = kvf_completion_rows(run->completion);
+    const kvf_status status =
+        kvf_completion_step(run->completion, run->transformer, run->cache, run->stream);
+    if (status != KVF_OK)
+        fprintf(stderr, "kvferry: the prompt stays pruned: %s\n",
+                kvf_runtime_error(run->runtime)->text);
+    c->ms += kvf_now_ms() - start;
+    c->rows_left = cli_run_complete_left(run);
+    return c->rows_left > 0;
+}
+
+void cli_run_complete_beside(cli_run *run, double start_ms)
+{
+    const double share = run->options.complete_share;
+    cli_complete *c = &run->complete;
+    if (c->beside_start_ms != start_ms)
+        c->beside_ms = 0.0;
+    c->beside_start_ms = start_ms;
+    bool goes_on = share > 0.0;
+    while (goes_on && c->beside_ms < share * (kvf_now_ms() - start_ms) && !cli_interrupted()) {
+        const double before = c->ms;
+        goes_on = cli_run_complete_step(run);
+        c->beside_ms += c->ms - before;
+    }
+}
+
+void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count)
+{
+    const double start = kvf_now_ms();
+    if (!run->completion || !kvf_completion_of(run->completion) || cli_run_complete_left(run) > 0)
+        return;
+    const kvf_status status =
+        kvf_completion_end(run->completion, run->transformer, run->cache, ids, count, run->stream);
+    run->complete.ms += kvf_now_ms() - start;
+    run->complete.is_whole = status == KVF_OK;
+    if (status != KVF_OK)
+        fprintf(stderr, "kvferry: the prompt stays pruned: %s\n",
+                kvf_runtime_error(run->runtime)->text);
+}
+
+void cli_run_complete_all(cli_run *run)
+{
+    cli_progress progress;
+    const uint64_t all = run->completion ? kvf_completion_rows(run->completion) : 0;
+    if (all == 0)
+        return;
+    cli_progress_begin(&progress, "completing", all, "rows");
+    while (!cli_interrupted() && cli_run_complete_step(run))
+        cli_progress_at(&progress, all - cli_run_complete_left(run));
+    cli_progress_end(&progress);
+    run->interrupted = cli_interrupted();
+}
+
+void cli_run_complete_drop(cli_run *run)
+{
+    if (!run->completion)
+        return;
+    (void)!kvf_stream_wait(run->stream);
+    kvf_completion_drop(run->completion, run->transformer);
+}
+
+void cli_run_complete_write(cli_json *j, const cli_run *run)
+{
+    const cli_complete *c = &run->complete;
+    if (!cli_run_completes(run))
+        return;
+    cli_json_object(j, "complete");
+    cli_json_bool(j, "whole", c->is_whole);
+    cli_json_integer(j, "tokens", c->tokens);
+    cli_json_integer(j, "rows", c->rows);
+    cli_json_integer(j, "rows_left", c->rows_left);
+    cli_json_real(j, "ms", c->ms);
+    cli_json_end(j, '}');
+}
