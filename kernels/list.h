@@ -53,6 +53,12 @@
     PLAIN(move, writeback)                                                                         \
     PLAIN(move, frame)                                                                             \
     PLAIN(move, stamp)                                                                             \
+    PLAIN(cells, write)                                                                            \
+    PLAIN(cells, rows)                                                                             \
+    PLAIN(cells, renew)                                                                            \
+    PLAIN(cells, note)                                                                             \
+    PLAIN(cells, spoil)                                                                            \
+    PLAIN(cells, clone)                                                                            \
     SIMD(observe, observe_stats)                                                                   \
     SIMD(observe, observe_score)                                                                   \
     SIMD(observe, pool)                                                                            \

@@ -23,7 +23,7 @@ CLI = ["runtime/cli/" + room for room in ("base", "output", "text", "prune", "ru
                                           "bench", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("machine", "cache", "call", "select", "step", "prune", "heads",
-                                       "save", "entry")]
+                                       "blocks", "save", "entry")]
 MAY_SEE = {
     "include": [],
     "include/common": ["include"],

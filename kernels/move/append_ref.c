@@ -7,27 +7,10 @@
  * says so, and keeps the lowest (layer, token).
  */
 
-#include <stdbool.h>
 #include <string.h>
 
+#include "element.h"
 #include "variants.h"
-
-/* Exponent all ones, for `bytes` of elements; a loop without branches, so that it is vectorised. */
-static bool has_no_finite(const void *data, size_t bytes, kvf_dtype dtype)
-{
-    uint32_t bad = 0;
-    if (dtype == KVF_FP32) {
-        const uint32_t *x = data;
-        for (size_t i = 0; i < bytes / 4; i++)
-            bad |= (x[i] & 0x7f800000u) == 0x7f800000u;
-        return bad != 0;
-    }
-    const uint16_t *x = data;
-    const uint16_t exponent = dtype == KVF_BF16 ? 0x7f80 : 0x7c00;
-    for (size_t i = 0; i < bytes / 2; i++)
-        bad |= (x[i] & exponent) == exponent;
-    return bad != 0;
-}
 
 void kvf_append_ref(const void *args, uint32_t task)
 {
@@ -54,7 +37,7 @@ void kvf_append_ref(const void *args, uint32_t task)
         memcpy(to, kvf_offset(k, h * bytes), bytes);
         memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
     }
-    if (has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
-        has_no_finite(v, p->kv_heads * bytes, p->shape.dtype))
+    if (kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
+        kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype))
         kvf_row_fault(row, token);
 }

@@ -10,6 +10,8 @@
  * sum r is the lane's own. No product is ever fused with a sum.
  */
 
+#include <float.h>
+
 #include "codes.h"
 #include "cuda/cuda.cuh"
 
@@ -68,6 +70,40 @@ static __device__ __forceinline__ float kvf_code_sum(float part)
     for (int step = KVF_CODE_LANES / 2; step; step /= 2)
         part = __fadd_rn(part, __shfl_xor_sync(KVF_FULL_WARP, part, step));
     return part;
+}
+
+/* Codes of a rotated key: the words of this lane's row, unless they are NULL; returns its scale. By
+ * whole warps. */
+static __device__ __forceinline__ uint16_t kvf_code_encode_lanes(uint32_t *words,
+                                                                 float x[KVF_CODE_WORDS],
+                                                                 uint32_t count, uint32_t head_dim)
+{
+    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
+    float part = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
+        if (k < count)
+            part = __fadd_rn(part, __fmul_rn(x[k], x[k]));
+    const float n2 = kvf_code_sum(part);
+    const bool is_flat = !(n2 > 0.0f && n2 <= FLT_MAX);
+    const float edge = __fmul_rn(KVF_CODE_EDGE, __fsqrt_rn(__fdiv_rn(n2, (float)head_dim)));
+    part = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < KVF_CODE_WORDS; k++) {
+        if (k >= count)
+            break;
+        const bool is_near = fabsf(x[k]) < edge, is_below = x[k] < 0.0f;
+        uint32_t word = (is_near == is_below) | (is_below ? 0u : 2u);
+        part = __fadd_rn(part, __fmul_rn(is_near ? 3.0f : 10.0f, fabsf(x[k])));
+        word <<= kvf_code_shift(lane);
+#pragma unroll
+        for (int step = 1; step < (int)KVF_CODE_LANES; step *= 2)
+            word |= __shfl_xor_sync(KVF_FULL_WARP, word, step);
+        if (words && lane == k)
+            words[k * KVF_CODE_LANES] = is_flat ? KVF_CODE_FLAT : word;
+    }
+    const float scale = __fdiv_rn(n2, kvf_code_sum(part));
+    return is_flat ? 0 : kvf_fp16_from_float(scale < 65504.0f ? scale : 65504.0f);
 }
 
 #endif

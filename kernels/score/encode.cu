@@ -11,47 +11,12 @@
  * bits of encode_ref.c.
  */
 
-#include <float.h>
-
 #include "cuda_kernels.h"
 
 #include "score/codes.cuh"
 
 #define THREADS 256u
 #define TOKENS  (THREADS / KVF_CODE_LANES)
-
-/* The words of this lane's token; returns its scale. */
-template <uint32_t N>
-static __device__ __forceinline__ uint16_t encode_row(uint32_t *words, float x[N], uint32_t count,
-                                                      uint32_t head_dim)
-{
-    const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
-    float part = 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < N; k++)
-        if (k < count)
-            part = __fadd_rn(part, __fmul_rn(x[k], x[k]));
-    const float n2 = kvf_code_sum(part);
-    const bool is_flat = !(n2 > 0.0f && n2 <= FLT_MAX);
-    const float edge = __fmul_rn(KVF_CODE_EDGE, __fsqrt_rn(__fdiv_rn(n2, (float)head_dim)));
-    part = 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < N; k++) {
-        if (k >= count)
-            break;
-        const bool is_near = fabsf(x[k]) < edge, is_below = x[k] < 0.0f;
-        uint32_t word = (is_near == is_below) | (is_below ? 0u : 2u);
-        part = __fadd_rn(part, __fmul_rn(is_near ? 3.0f : 10.0f, fabsf(x[k])));
-        word <<= kvf_code_shift(lane);
-#pragma unroll
-        for (int step = 1; step < (int)KVF_CODE_LANES; step *= 2)
-            word |= __shfl_xor_sync(KVF_FULL_WARP, word, step);
-        if (lane == k)
-            words[k * KVF_CODE_LANES] = is_flat ? KVF_CODE_FLAT : word;
-    }
-    const float scale = __fdiv_rn(n2, kvf_code_sum(part));
-    return is_flat ? 0 : kvf_fp16_from_float(scale < 65504.0f ? scale : 65504.0f);
-}
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
@@ -67,7 +32,7 @@ static __global__ void __launch_bounds__(THREADS)
         float x[KVF_CODE_WORDS];
         kvf_code_load(x, (const T *)kvf_page_key(&a.shape, job.page, t), words);
         kvf_code_rotate_lanes(x, words);
-        const uint16_t scale = encode_row<KVF_CODE_WORDS>(
+        const uint16_t scale = kvf_code_encode_lanes(
             (uint32_t *)group + kvf_code_word(head_dim, in_group, 0), x, words, head_dim);
         if (threadIdx.x % KVF_CODE_LANES == 0)
             ((uint16_t *)(group + kvf_code_scales(head_dim)))[in_group] = scale;

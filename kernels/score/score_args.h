@@ -85,6 +85,34 @@ typedef struct kvf_encode_args {
 } kvf_encode_args;
 KVF_TASKS(encode, kvf_encode_args, a->job_count)
 
+/* ---- codes under a block table of the caller ----
+ * A *cell* is a block that a table names (cells/cells_args.h). Its code groups are in two places:
+ * words in memory of the caller, who numbers larger blocks of id_cells cells each, and scales of
+ * ours. [ids][id_cells, kv_heads, block_size / 32][2, head_dim / 16, 16] words, `stride` bytes from
+ * id to id. */
+typedef struct kvf_cell_codes {
+    char *words;
+    uint16_t *scales; /* [cells, kv_heads, block_size] of the layer */
+    size_t stride;
+    uint32_t id_cells;
+    uint32_t kv_heads;
+} kvf_cell_codes;
+
+/* Words of the group that token `token` of a cell is in. */
+KVF_INLINE char *kvf_cell_words(const kvf_cell_codes *c, uint32_t head_dim, uint32_t block_size,
+                                uint32_t cell, uint32_t head, uint32_t token)
+{
+    const size_t run = (size_t)(cell % c->id_cells) * c->kv_heads + head;
+    return c->words + cell / c->id_cells * c->stride + run * block_size * (head_dim / 4) +
+           (size_t)(token / 32) * 8 * head_dim;
+}
+
+KVF_INLINE uint16_t *kvf_cell_scales(const kvf_cell_codes *c, uint32_t block_size, uint32_t cell,
+                                     uint32_t head)
+{
+    return c->scales + ((size_t)cell * c->kv_heads + head) * block_size;
+}
+
 /* ---- rotate: queries in int8, rotated as keys are ----
  * As codes.h says. A task is KVF_ROTATE_ROWS consecutive rows. Same bits from every implementation.
  */
@@ -126,12 +154,15 @@ typedef struct kvf_weigh_args {
     uint32_t page_size;  /* 1, 2, 4 .. 64 tokens */
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
-    uint32_t group;              /* query heads per list, 1 .. 16 */
-    uint32_t pages_max;          /* row stride of mass, >= every pages[l] */
-    uint32_t tiles_max;          /* row stride of top and sum, >= the tiles of pages_max */
-    const int8_t *q;             /* [lists, group, head_dim], -127 .. 127 */
-    const float *q_scale;        /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
-    const void *const *codes;    /* [lists] -> code groups, whole, 64-byte aligned */
+    uint32_t group;           /* query heads per list, 1 .. 16 */
+    uint32_t pages_max;       /* row stride of mass, >= every pages[l] */
+    uint32_t tiles_max;       /* row stride of top and sum, >= the tiles of pages_max */
+    const int8_t *q;          /* [lists, group, head_dim], -127 .. 127 */
+    const float *q_scale;     /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
+    const void *const *codes; /* [lists] -> code groups, whole, 64-byte aligned; or */
+    const uint32_t *cell;     /* [rows, cell_stride]: block b of list l has the codes of */
+    uint32_t cell_stride;     /* cell[l / kv_heads][b], head l % kv_heads; NULL = as above */
+    kvf_cell_codes cells;
     const uint64_t *const *bits; /* [lists] -> [blocks]: bit t set = token t of it is skipped */
     const uint32_t *pages;       /* [lists] */
     uint16_t *mass;              /* [lists, group, pages_max] bf16 */
@@ -139,6 +170,29 @@ typedef struct kvf_weigh_args {
     float *sum;                  /* [lists, group, tiles_max] */
 } kvf_weigh_args;
 KVF_TASKS(weigh, kvf_weigh_args, kvf_div_ceil_u32(a->tiles_max, KVF_WEIGH_TILES) * a->lists)
+
+/* Words and scales of the code group that token `token` of a list is in. */
+typedef struct kvf_code_group {
+    const char *words;
+    const char *scales;
+} kvf_code_group;
+
+KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list, uint32_t token)
+{
+    const uint32_t words = a->head_dim * 8, bytes = words + 64;
+    kvf_code_group group;
+    if (!a->cell) {
+        group.words = (const char *)a->codes[list] + (size_t)(token / 32) * bytes;
+        group.scales = group.words + words;
+        return group;
+    }
+    const uint32_t row = list / a->cells.kv_heads, head = list % a->cells.kv_heads;
+    const uint32_t t = token % a->block_size / 32 * 32;
+    const uint32_t cell = a->cell[(size_t)row * a->cell_stride + token / a->block_size];
+    group.words = kvf_cell_words(&a->cells, a->head_dim, a->block_size, cell, head, t);
+    group.scales = (const char *)(kvf_cell_scales(&a->cells, a->block_size, cell, head) + t);
+    return group;
+}
 
 /* ---- fold: masses of query heads into scores of pages ----
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a

@@ -234,20 +234,24 @@ template <uint32_t SPANS> struct ring {
 
 /* Tokens lane / 4 * 4 .. + 3 of the group, and the words 4s + lane % 4 of each. */
 template <uint32_t SPANS>
-static __device__ __forceinline__ void ask(char *slot, const char *group, uint32_t head_dim)
+static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, const tile &t,
+                                           uint32_t index)
 {
+    const kvf_code_group group = kvf_weigh_group(&a, t.list, t.first + index * KVF_CODE_TOKENS);
+    const uint32_t head_dim = a.head_dim;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
 #pragma unroll
     for (uint32_t s = 0; s < SPANS; s++) {
         const uint32_t word = s * 4 + lane % 4;
         const bool is_there = word < head_dim / KVF_CODE_LANES;
         kvf_async_copy16(slot + (s * KVF_WARP_LANES + lane) * sizeof(uint4),
-                         group + 4 * kvf_code_word(head_dim, lane / 4 * 4, is_there ? word : 0),
+                         group.words +
+                             4 * kvf_code_word(head_dim, lane / 4 * 4, is_there ? word : 0),
                          is_there ? 16 : 0);
     }
     if (lane < 4)
         kvf_async_copy16(slot + ring<SPANS>::scales + lane * sizeof(uint4),
-                         group + kvf_code_scales(head_dim) + lane * sizeof(uint4));
+                         group.scales + lane * sizeof(uint4));
 }
 
 /* Logits of the code groups warp, warp + WARPS, ... of a tile that has `groups` of them. */
@@ -258,12 +262,9 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
-    const size_t bytes = kvf_code_bytes(a.head_dim);
-    const char *codes = (const char *)a.codes[t.list] + t.first / KVF_CODE_TOKENS * bytes;
     for (uint32_t k = 0; k < ring<SPANS>::slots; k++) {
         if (warp + k * WARPS < groups)
-            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, codes + (warp + k * WARPS) * bytes,
-                       a.head_dim);
+            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS);
         kvf_async_commit();
     }
     prepare_queries(a, (uint4 *)queries, t.list, SPANS, HEAD_BLOCKS);
@@ -285,7 +286,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
         const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
         __syncwarp();
         if (later < groups)
-            ask<SPANS>(slot, codes + later * bytes, a.head_dim);
+            ask<SPANS>(slot, a, t, later);
         kvf_async_commit();
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll

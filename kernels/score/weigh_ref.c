@@ -15,10 +15,9 @@
 static float logit(const kvf_weigh_args *a, uint32_t list, uint32_t row, uint32_t token)
 {
     static const int32_t level[4] = {-10, -3, 3, 10};
-    const char *group =
-        (const char *)a->codes[list] + token / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
-    const uint32_t *words = (const uint32_t *)(const void *)group;
-    const uint16_t *scales = (const uint16_t *)(const void *)(group + kvf_code_scales(a->head_dim));
+    const kvf_code_group group = kvf_weigh_group(a, list, token);
+    const uint32_t *words = (const uint32_t *)(const void *)group.words;
+    const uint16_t *scales = (const uint16_t *)(const void *)group.scales;
     const uint32_t t = token % KVF_CODE_TOKENS;
     const int8_t *q = a->q + (size_t)row * a->head_dim;
     int32_t dot = 0;

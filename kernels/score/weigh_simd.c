@@ -411,13 +411,34 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
     }
 }
 
+/* Codes of a tile whose groups lie apart: once from memory, and then as if they never had. */
+typedef struct gathered {
+    _Alignas(64) char at[GROUPS][KVF_CODE_TOKENS * (KVF_HEAD_DIM_MAX / 4 + 2)];
+} gathered;
+
+static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t first)
+{
+    const uint32_t head_dim = t->a->head_dim;
+    const size_t words = kvf_code_scales(head_dim), bytes = kvf_code_bytes(head_dim);
+    char *at = to->at[0];
+    for (uint32_t i = 0; i < t->tokens; i += KVF_CODE_TOKENS, at += bytes) {
+        const kvf_code_group group = kvf_weigh_group(t->a, list, first + i);
+        memcpy(at, group.words, words);
+        memcpy(at + words, group.scales, bytes - words);
+    }
+    return to->at[0];
+}
+
 static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t index)
 {
     const uint32_t first = index * KVF_WEIGH_TOKENS, tokens = a->pages[list] * a->page_size;
     if (first >= tokens)
         return;
     tile t = {.a = a, .tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first)};
-    t.codes = (const char *)a->codes[list] + first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
+    gathered codes;
+    t.codes = a->cell ? gather(&t, &codes, list, first)
+                      : (const char *)a->codes[list] +
+                            first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
     find_skipped(&t, a->bits[list], first);
     for (uint32_t g = 0; g < a->group; g += HEADS)
         weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index);

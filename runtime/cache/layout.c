@@ -21,16 +21,18 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     const kvf_paging *p = &d->paging;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
     const uint64_t page = kvf_page_bytes(&p->shape), block = kvf_block_bytes(p);
+    /* Under blocks of the caller, what belongs to a row is its slots, its ring and one store. */
+    const uint64_t kept = d->by_block ? 0 : rows, ringed = kept || kvf_moves_pages(part) ? rows : 0;
     kvf_tables *t = &part->tables;
-    KVF_CARVE(&r->kv, t->rings, rows, p->ring_blocks, block);
-    KVF_CARVE(&r->kv, t->stores, 2, rows, p->kv_heads, p->store_pages, page);
+    KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks, block);
+    KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
-    KVF_CARVE(&r->digest, t->digests, rows, p->kv_heads, p->blocks_max, p->digest_bytes);
-    KVF_CARVE(&r->table, t->blocks, rows, p->blocks_max);
-    KVF_CARVE(&r->table, t->bits, rows, p->kv_heads, p->blocks_max);
-    KVF_CARVE(&r->table, t->store_index, 2, rows, p->kv_heads, kvf_store_tokens(p));
-    KVF_CARVE(&r->table, t->store_count, 2, rows, p->kv_heads);
-    KVF_CARVE(&r->table, t->queries, rows, p->query_window, c->query_heads, c->head_dim,
+    KVF_CARVE(&r->digest, t->digests, kept, p->kv_heads, p->blocks_max, p->digest_bytes);
+    KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);
+    KVF_CARVE(&r->table, t->bits, kept, p->kv_heads, p->blocks_max);
+    KVF_CARVE(&r->table, t->store_index, 2, kept, p->kv_heads, kvf_store_tokens(p));
+    KVF_CARVE(&r->table, t->store_count, 2, kept, p->kv_heads);
+    KVF_CARVE(&r->table, t->queries, kept, p->query_window, c->query_heads, c->head_dim,
               kvf_dtype_bytes(c->dtype));
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
 }
@@ -194,7 +196,9 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     const uint64_t rows = (uint64_t)c->sequences_max * c->layers;
-    const uint64_t most = kvf_div_ceil_u32(c->tokens_max, cache->plan.block_size);
+    const bool by_block = cache->part_count && cache->parts[0].dims.by_block;
+    const uint64_t tokens = by_block ? 0 : c->tokens_max;
+    const uint64_t most = kvf_div_ceil_u32((uint32_t)tokens, cache->plan.block_size);
     kvf_block *blocks;
     uint32_t *positions;
     uint8_t *by_step;
@@ -206,9 +210,9 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
     KVF_CARVE(k, cache->footprint.rows, rows);
     KVF_CARVE(k, cache->footprint.spans, c->sequences_max);
     KVF_CARVE(k, blocks, rows, most);
-    KVF_CARVE(k, positions, rows, c->tokens_max);
-    KVF_CARVE(k, by_step, rows, c->tokens_max);
-    for (size_t n = 0; k->base && n < rows; n++) {
+    KVF_CARVE(k, positions, rows, tokens);
+    KVF_CARVE(k, by_step, rows, tokens);
+    for (size_t n = 0; k->base && !by_block && n < rows; n++) {
         cache->layers[n].blocks = blocks + n * most;
         cache->layers[n].positions = positions + n * c->tokens_max;
         cache->layers[n].by_step = by_step + n * c->tokens_max;

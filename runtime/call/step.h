@@ -10,6 +10,7 @@
  */
 
 #include "cache.h"
+#include "score/score_args.h"
 
 typedef struct kvf_step {
     kvf_cache *cache;
@@ -35,9 +36,11 @@ typedef struct kvf_step {
     uint32_t is_recorded;
 
     /* per list, on the device, in the frame */
-    const void *const *digests;      /* of score lists */
-    const uint64_t *const *bits;     /* of score lists, of a cache with codes */
-    const uint32_t *pages;           /* of score lists */
+    const void *const *digests;  /* of score lists */
+    const uint64_t *const *bits; /* of score lists, of a cache with codes */
+    const uint32_t *pages;       /* of score lists */
+    const uint32_t *cell;        /* see kvf_weigh_args; NULL = codes are at `digests` */
+    kvf_cell_codes codes;
     const uint32_t *choose_pages;    /* of lists that are chosen for */
     const float *const *list_scores; /* of lists; NULL = no scores */
     int32_t *const *slot_of_page;

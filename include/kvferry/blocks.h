@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_BLOCKS_H
+#define KVF_BLOCKS_H
+
+/**
+ * @file
+ * Pages under the caller's block tables: for engines that number blocks themselves.
+ *
+ * An engine (a server with a scheduler and a prefix cache, as vLLM) gives every block of tokens an
+ * id, shares blocks among requests, frees them and uses ids again. A kvf_blocks keeps the keys and
+ * values of such blocks in host memory and attends as kvf_decode does; it knows ids, and no
+ * sequences. There is nothing to create, free or announce: content comes with kvf_blocks_put, and a
+ * put voids what the device has of the tokens that it writes. Nothing else needs to be known.
+ *
+ *     for each pass of the model, for each layer:
+ *         kvf_blocks_put(blocks, &put, stream)                   all new tokens of the layer
+ *         kvf_blocks_decode(blocks, layer, &rows, ...)           rows with one query
+ *         kvf_blocks_extend(blocks, layer, &rows, ...)           rows with several: prompts
+ *
+ * What the device keeps of pages (slots, local window, sink) it keeps per *region*: room for one
+ * row. A region may serve any row at any time. What it holds is looked at before every use: it
+ * counts only if it came from the block that the row's table names, and if nobody has written those
+ * tokens since. So a region that goes to another request costs misses, and never an answer.
+ *
+ * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
+ * settings on the same device, whatever the ids, the regions and what is resident.
+ *
+ * What of codes (two bits per channel of every key) belongs to a block lies in memory of the
+ * caller, so that an engine sees in its own cache what a block costs: see kvf_blocks_bind.
+ *
+ * All functions from kvf_blocks_put on enqueue only. They allocate nothing and wait for nothing;
+ * tables, lengths and slots are read on the device, when the work runs. So the caller may capture
+ * them in a CUDA graph of its own, and change those arrays between launches. Calls run in the order
+ * of one stream; a caller with several streams orders them itself. One thread at a time.
+ *
+ * A mistake in what is read on the device stops nobody: see kvf_blocks_stats.
+ */
+
+#include <kvferry/kvferry.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_blocks kvf_blocks;
+
+typedef struct kvf_blocks_config {
+    size_t size; /**< set by init */
+    /** Geometry, budget and pages as of any cache; sequences_max = regions, and most rows of a call;
+     * tokens_max of a row. It takes select DYNAMIC, FULL and STREAMING with digest CODES, transfer
+     * AUTO, MAPPED and DIRECT. host_tokens_max and prefill_chunk_max are not looked at. No home
+     * here have, and are refused by name: verify_interval, speculate, head_mask, observe_window and
+     * disk_path. */
+    kvf_cache_config cache;
+    uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
+    uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; default 32 */
+} kvf_blocks_config;
+
+KVF_API void kvf_blocks_config_init(kvf_blocks_config *config);
+
+/** Memory in bytes. What is the caller's: code_bytes per block and layer. */
+typedef struct kvf_blocks_plan {
+    uint64_t code_bytes;         /**< of one block of one layer: head_dim / 4 per token, KV head */
+    uint64_t host_bytes;         /**< pages of all blocks and layers, and tables */
+    uint64_t device_block_bytes; /**< of one block, all layers: scales, counts of writes */
+    uint64_t device_row_bytes;   /**< of one region, all layers: slots, window, sink, tables */
+    uint64_t device_bytes;       /**< in all, the caller's codes not included */
+    uint32_t slots;              /**< per KV head and region */
+    kvf_transfer transfer;       /**< the method in force */
+} kvf_blocks_plan;
+
+/** Check a configuration and compute its memory without reserving any. Errors as
+ * kvf_blocks_open. Thread: any. */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_plan_make(kvf_runtime *runtime,
+                                                    const kvf_blocks_config *config,
+                                                    kvf_blocks_plan *plan, kvf_error *error);
+
+/**
+ * Reserve all memory that it will ever use.
+ *
+ * @param config   borrowed for the call
+ * @param out      receives the handle; NULL on failure
+ * @param error    filled on failure; may be NULL
+ * @return KVF_OK; KVF_INVALID and KVF_UNSUPPORTED name the field; KVF_OUT_OF_MEMORY,
+ *         KVF_OUT_OF_DEVICE_MEMORY and KVF_PIN_FAILED as kvf_cache_open
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_open(kvf_runtime *runtime,
+                                               const kvf_blocks_config *config, kvf_blocks **out,
+                                               kvf_error *error);
+
+/** Wait for the streams that used it first. NULL is fine. */
+KVF_API void kvf_blocks_close(kvf_blocks *blocks);
+
+/** Memory as it was planned. Borrowed. */
+KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
+
+/**
+ * Say where the codes of a layer lie. Every layer is bound before it is used.
+ *
+ * Block b has code_bytes of the plan at codes + b * block_stride. The memory is the caller's and
+ * stays until the layer is bound elsewhere or the handle is closed; only the library writes there.
+ * What it holds is not looked at before a put has written it. After a layer is bound to other
+ * memory its blocks count as unwritten: the caller puts tokens before rows name them.
+ *
+ * @param codes         device memory, a multiple of 16
+ * @param block_stride  bytes from block to block, at least code_bytes, a multiple of 16
+ * @return KVF_OK, KVF_INVALID
+ *
+ * Enqueues nothing. A capture that was made before goes on using the old memory.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
+                                               size_t block_stride);
+
+/** New tokens of one layer. Rows of k and v are [kv_heads, head_dim], contiguous. */
+typedef struct kvf_put_args {
+    uint32_t layer;
+    uint32_t tokens;
+    const void *k;    /**< device: [tokens] rows, after RoPE */
+    const void *v;    /**< device: [tokens] rows */
+    size_t k_stride;  /**< elements from row to row; 0 = kv_heads * head_dim */
+    size_t v_stride;
+    const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
+} kvf_put_args;
+
+/**
+ * Write tokens: to host memory, their codes to the caller's; voids what the device has of them. All
+ * puts of a layer come before the calls of the pass that read them. No token twice in a call.
+ *
+ * A slot at or behind block_count * block_tokens is left out and counted (bad_slots). A token with
+ * a NaN or an infinity is written and remembered: rows that hold it give NaN, until it is written
+ * again.
+ *
+ * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args,
+                                              kvf_stream *stream);
+
+/** Rows of a call: the first ceil(lengths[i] / block_tokens) ids of each are read. */
+typedef struct kvf_block_rows {
+    uint32_t rows;          /**< 1 … sequences_max */
+    uint32_t table_stride;  /**< ids from row to row */
+    const int32_t *table;   /**< device: [rows, table_stride] */
+    const int32_t *lengths; /**< device: [rows] tokens, with those of this pass; 0 = no row */
+    const int32_t *regions; /**< device: [rows] 0 … sequences_max - 1, each once; NULL: row i has i.
+                                 A row that keeps its region keeps what is resident */
+} kvf_block_rows;
+
+/**
+ * One query per row, of its newest token: score, select, fetch, attend.
+ *
+ * @param q     device: [rows, query_heads, head_dim]
+ * @param out   device: the same; zeros for a row of length 0
+ * @param lse   device: [rows, query_heads] natural log; may be NULL
+ * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t layer,
+                                                 const kvf_block_rows *rows, const void *q,
+                                                 void *out, float *lse, kvf_stream *stream);
+
+/**
+ * Several queries per row, of its newest tokens: dense and causal over all of its tokens.
+ *
+ * @param starts    host: [rows + 1] ascending; row i has queries starts[i] … starts[i + 1] - 1 of q
+ *                  and out
+ * @param contexts  host: [rows] tokens before them. lengths[i] on the device must be contexts[i]
+ *                  and the queries of row i: else its output is NaN (bad_rows)
+ * @param q         device: [starts[rows], query_heads, head_dim]
+ * @param out       device: the same
+ * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
+ *
+ * The host's arrays are read before return. A region is not used: rows->regions may be NULL.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer,
+                                                 const kvf_block_rows *rows, const uint32_t *starts,
+                                                 const uint32_t *contexts, const void *q, void *out,
+                                                 kvf_stream *stream);
+
+/**
+ * Copy whole blocks in all layers, one pair after the other: what the library has of them. Codes
+ * are in the caller's memory and are the caller's to copy, before the next call.
+ *
+ * @param from, to   host: [count] ids, read before return
+ * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from,
+                                               const uint32_t *to, uint32_t count,
+                                               kvf_stream *stream);
+
+/**
+ * Totals since open or the last reset, over layers. Read and reset them after kvf_stream_wait.
+ *
+ * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
+ * id that is not below block_count, a table that is shorter than its length, a region that is none
+ * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read.
+ */
+typedef struct kvf_blocks_stats {
+    uint64_t tokens_put;      /**< (layer, token) */
+    uint64_t tokens_attended; /**< by decode, summed over KV heads */
+    uint64_t pages_selected;  /**< summed over KV heads */
+    uint64_t hits, misses;
+    uint64_t bytes_to_device; /**< pages moved for misses */
+    uint64_t pages_voided;    /**< in a slot that was another block's, or written since */
+    uint64_t tokens_brought;  /**< into the window and the sink, summed over KV heads */
+    uint64_t bad_rows;
+    uint64_t bad_slots;
+} kvf_blocks_stats;
+
+KVF_API void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats);
+KVF_API void kvf_blocks_stats_reset(kvf_blocks *blocks);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

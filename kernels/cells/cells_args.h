@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CELLS_ARGS_H
+#define KVF_KERNELS_CELLS_ARGS_H
+
+/*
+ * Contracts, arguments and tasks: tokens under block tables of the caller.
+ * See kernels.h for what holds for every kernel.
+ *
+ * A *cell* is a block that the caller's table names: id_cells of them, one behind the other, are
+ * what the caller calls a block. Cell c of a layer always lies at the same place of the pool, has
+ * the same codes and scales, and counts of writes: writes[c][t] rises whenever token t is written.
+ *
+ * A *region* is room on the device for one row: slots, a ring for the window, a store for the sink.
+ * What lies there has a tag: the cell that it came from, and how often its tokens had been written.
+ * It counts iff the row's table names that cell there and the counts are what they were. So nobody
+ * has to tell a region that its row, a block, or what a block holds has changed.
+ */
+
+#include "score/score_args.h"
+#include "select/select_args.h"
+
+typedef struct kvf_cell_tag {
+    uint32_t cell;   /* + 1; 0 = nothing */
+    uint32_t writes; /* of all tokens that it covers, added up */
+} kvf_cell_tag;
+
+/* One description of all of it, in device memory; its arrays are, too. rows of a call <= regions.
+ * cells = ids * id_cells; lists == kv_heads. */
+typedef struct kvf_cells {
+    kvf_paging paging; /* of a row */
+    uint32_t regions;
+    uint32_t layers;
+    uint32_t ids;         /* blocks of the caller */
+    uint32_t id_cells;    /* cells of each */
+    uint32_t arena_cells; /* of the pool: cell c of layer l is number l * cells + c */
+    uint32_t tokens_max;
+    uint32_t budget_tokens;
+    uint32_t local_tokens;
+    uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
+    uint32_t all_pages;
+    uint32_t is_deaf; /* 1: writes are not counted, which only a test wants */
+    char *const *arenas;
+    uint16_t *scales; /* [layers, cells, kv_heads, block_size] */
+    uint32_t *writes; /* [layers, cells, block_size] */
+    uint64_t *odd;    /* [layers, cells] bit t: token t is not finite */
+
+    /* of a region */
+    char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the cells */
+    char *stores; /* [regions, layers, kv_heads, store_pages, page bytes] */
+    char *slots;  /* [regions, layers, lists, slots, page bytes]; NULL = no bytes */
+    int32_t *slot_of_page;    /* [regions, layers, lists, pages_max] */
+    int32_t *page_of_slot;    /* [regions, layers, lists, slots] */
+    kvf_cell_tag *slot_tags;  /* the same shape */
+    kvf_cell_tag *token_tags; /* [regions, layers, kv_heads, kvf_cell_tokens()] */
+
+    /* of one call */
+    kvf_row *row;                 /* [regions] */
+    void **blocks;                /* [regions, blocks_max] */
+    uint32_t *cell;               /* [regions, blocks_max] of what is sealed */
+    uint32_t *store_count;        /* [regions, kv_heads] */
+    uint64_t *bits;               /* [kv_heads, blocks_max] of the sink, the same for all rows */
+    uint32_t *pages;              /* [regions * lists] that may be chosen */
+    uint32_t *choose;             /* [regions * lists] of which so many are */
+    int32_t **list_slot_of_page;  /* [regions * lists] */
+    int32_t **list_page_of_slot;  /* [regions * lists] */
+    uint32_t *is_bad;             /* [regions] */
+    kvf_layer_counters *counters; /* [layers] added to, atomically */
+} kvf_cells;
+
+/* Tokens of a region that are kept one by one: the sink, then the ring. */
+KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
+{
+    return p->sink + p->ring_blocks * p->block_size;
+}
+
+/* ---- write: new tokens of a layer, into their cells ----
+ * Key and value to the cell, the code to its group; the token's count of writes rises, and its odd
+ * bit says whether it is finite. A slot below 0 is left out, one behind the last cell is left out
+ * and counted. No slot is given twice. One task per token. */
+typedef struct kvf_write_args {
+    const kvf_cells *cells;
+    kvf_cell_codes codes;
+    kvf_dtype dtype; /* of the cells */
+    uint32_t layer;
+    uint32_t tokens;
+    const void *k; /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
+    const void *v;
+    size_t k_stride;
+    size_t v_stride;
+    const int64_t *slots; /* [tokens] cell * block_size + token */
+} kvf_write_args;
+KVF_TASKS(write, kvf_write_args, a->tokens)
+
+/* ---- rows: the caller's tables and lengths as rows, and what is asked of every list ----
+ * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
+ * or not `expected`; a table that is shorter than the length; an id that there is not; a region
+ * that there is not, or that an earlier row with a length has; a token that is not finite. It is
+ * counted, and is_bad says so; with `expected`, its blocks are all the layer's first cell.
+ * A task is a row. */
+typedef struct kvf_rows_args {
+    const kvf_cells *cells;
+    uint32_t layer;
+    uint32_t rows;
+    uint32_t table_stride;
+    uint32_t expected;      /* of every row; 0 = any length, and rows have regions */
+    const int32_t *table;   /* [rows, table_stride] */
+    const int32_t *lengths; /* [rows] */
+    const int32_t *regions; /* [rows]; NULL = 0, 1, ... */
+} kvf_rows_args;
+KVF_TASKS(rows, kvf_rows_args, a->rows)
+
+/* ---- renew: what regions have of rows becomes true ----
+ * Slots whose page is not of the row's cell any more, or was written since, become free. Tokens of
+ * the sink (of what is sealed) and, where there are rings, of the window, whose tag is not right,
+ * are brought from their cell. One task per (row, KV head). */
+typedef struct kvf_renew_args {
+    const kvf_cells *cells;
+    uint32_t layer;
+    uint32_t rows;
+    uint32_t kv_heads;
+} kvf_renew_args;
+KVF_TASKS(renew, kvf_renew_args, a->rows * a->kv_heads)
+
+/* ---- note: tags of the slots that misses got. One task per list. ---- */
+typedef struct kvf_note_args {
+    const kvf_cells *cells;
+    uint32_t layer;
+    uint32_t lists;
+    uint32_t ids_max;
+    const kvf_miss *misses;     /* [lists, ids_max] */
+    const uint32_t *miss_count; /* [lists] */
+} kvf_note_args;
+KVF_TASKS(note, kvf_note_args, a->lists)
+
+/* ---- spoil: NaN for rows that are bad. A task is an output row; all of a call with `expected` are
+ * of its row 0. */
+typedef struct kvf_spoil_args {
+    const uint32_t *is_bad; /* [rows], or [1] */
+    uint32_t is_one;
+    uint32_t rows;
+    uint32_t heads;
+    uint32_t head_dim;
+    kvf_dtype dtype;
+    void *out;  /* [rows, heads, head_dim] */
+    float *lse; /* [rows, heads]; may be NULL */
+} kvf_spoil_args;
+KVF_TASKS(spoil, kvf_spoil_args, a->rows)
+
+/* ---- clone: one block of the caller's onto another, in all layers, but for the words of codes.
+ * Its tokens count as written. A task is a cell of a layer. */
+typedef struct kvf_clone_args {
+    const kvf_cells *cells;
+    uint32_t from; /* ids */
+    uint32_t to;
+    uint32_t tasks; /* layers * id_cells */
+} kvf_clone_args;
+KVF_TASKS(clone, kvf_clone_args, a->tasks)
+
+/* ---- where things are ---- */
+
+KVF_INLINE size_t kvf_cells_count(const kvf_cells *c)
+{
+    return (size_t)c->ids * c->id_cells;
+}
+
+KVF_INLINE char *kvf_cell_home(const kvf_cells *c, uint32_t layer, uint32_t cell)
+{
+    const size_t n = layer * kvf_cells_count(c) + cell;
+    return c->arenas[n / c->arena_cells] + n % c->arena_cells * kvf_block_bytes(&c->paging);
+}
+
+KVF_INLINE uint32_t *kvf_cell_writes(const kvf_cells *c, uint32_t layer, uint32_t cell)
+{
+    return c->writes + (layer * kvf_cells_count(c) + cell) * c->paging.block_size;
+}
+
+KVF_INLINE uint64_t *kvf_cell_odd(const kvf_cells *c, uint32_t layer, uint32_t cell)
+{
+    return c->odd + layer * kvf_cells_count(c) + cell;
+}
+
+/* The tag that tokens first .. first + count - 1 of a cell have today. */
+KVF_INLINE kvf_cell_tag kvf_cell_tag_of(const kvf_cells *c, uint32_t layer, uint32_t cell,
+                                        uint32_t first, uint32_t count)
+{
+    const uint32_t *writes = kvf_cell_writes(c, layer, cell) + first;
+    kvf_cell_tag tag;
+    tag.cell = cell + 1;
+    tag.writes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        tag.writes += writes[i];
+    return tag;
+}
+
+KVF_INLINE uint32_t kvf_cell_tag_is(const kvf_cell_tag *a, kvf_cell_tag b)
+{
+    return a->cell == b.cell && a->writes == b.writes;
+}
+
+/* Tag of page `page` of a row; `cell` are the row's. */
+KVF_INLINE kvf_cell_tag kvf_page_tag(const kvf_cells *c, uint32_t layer, const uint32_t *cell,
+                                     uint32_t page)
+{
+    const kvf_paging *p = &c->paging;
+    return kvf_cell_tag_of(c, layer, cell[page / p->block_pages],
+                           page % p->block_pages * p->shape.page_size, p->shape.page_size);
+}
+
+/* Number of a region's (layer, list). */
+KVF_INLINE size_t kvf_region_list(const kvf_cells *c, uint32_t region, uint32_t layer,
+                                  uint32_t list)
+{
+    return ((size_t)region * c->layers + layer) * c->paging.lists + list;
+}
+
+/* The row that a table and a length make, with room of `region`; `number` is that of the call. */
+KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t number,
+                                 uint32_t region, uint32_t length)
+{
+    const kvf_paging *p = &c->paging;
+    const size_t list = kvf_region_list(c, region, layer, 0), n = list / p->lists;
+    const size_t page = kvf_page_bytes(&p->shape);
+    const uint32_t sealed =
+        length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
+    const uint32_t fixed = p->sink + length - sealed * p->block_size;
+    const uint32_t rest = c->budget_tokens > fixed ? c->budget_tokens - fixed : 0;
+    kvf_row row = {0};
+    row.blocks = c->blocks + (size_t)number * p->blocks_max;
+    row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
+    row.bits = c->bits;
+    row.store = c->stores + n * p->kv_heads * p->store_pages * page;
+    row.store_count = c->store_count + (size_t)number * p->kv_heads;
+    row.slot_of_page = c->slot_of_page + list * p->pages_max;
+    row.slots = c->slots ? c->slots + list * p->slots * page : NULL;
+    row.chosen_pages =
+        c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
+    row.length = length;
+    row.sealed = row.sealed_before = sealed;
+    row.attend_all = c->all_pages || length <= c->budget_tokens;
+    return row;
+}
+
+/* Whether the call says that a row is bad, before its table is looked at. */
+KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
+{
+    const kvf_cells *c = a->cells;
+    const int32_t length = a->lengths[row];
+    const int32_t region = a->regions ? a->regions[row] : (int32_t)row;
+    const uint32_t id_tokens = c->id_cells * c->paging.block_size;
+    if (length < 0 || (uint32_t)length > c->tokens_max ||
+        kvf_div_ceil_u32((uint32_t)length, id_tokens) > a->table_stride)
+        return 1;
+    if (a->expected)
+        return (uint32_t)length != a->expected;
+    if (length && (region < 0 || (uint32_t)region >= c->regions))
+        return 1;
+    for (uint32_t i = 0; length && a->regions && i < row; i++)
+        if (a->regions[i] == region && a->lengths[i])
+            return 1;
+    return 0;
+}
+
+/* Cell of block `block` of a row, or UINT32_MAX if its id is none. */
+KVF_INLINE uint32_t kvf_rows_cell(const kvf_rows_args *a, uint32_t row, uint32_t block)
+{
+    const kvf_cells *c = a->cells;
+    const int32_t id = a->table[(size_t)row * a->table_stride + block / c->id_cells];
+    return id < 0 || (uint32_t)id >= c->ids ? UINT32_MAX
+                                            : (uint32_t)id * c->id_cells + block % c->id_cells;
+}
+
+/* What its lists are asked for. */
+KVF_INLINE void kvf_rows_list(const kvf_cells *c, uint32_t layer, uint32_t number, uint32_t region,
+                              const kvf_row *row, uint32_t list)
+{
+    const kvf_paging *p = &c->paging;
+    const size_t at = (size_t)number * p->lists + list;
+    const size_t of = kvf_region_list(c, region, layer, list);
+    c->pages[at] = kvf_row_sealed_pages(p, row);
+    c->choose[at] = kvf_row_choose(p, row);
+    c->list_slot_of_page[at] = c->slot_of_page + of * p->pages_max;
+    c->list_page_of_slot[at] = c->page_of_slot + of * p->slots;
+    c->store_count[at] = kvf_min_u32(p->sink, row->sealed * p->block_size);
+}
+
+#endif

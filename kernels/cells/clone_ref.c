@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A cell onto another, the specification and the only host form. Knows nothing of rows; the words
+ * of codes are the caller's.
+ */
+
+#include <string.h>
+
+#include "variants.h"
+
+void kvf_clone_ref(const void *args, uint32_t task)
+{
+    const kvf_clone_args *a = args;
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t layer = task / c->id_cells, part = task % c->id_cells;
+    const uint32_t from = a->from * c->id_cells + part, to = a->to * c->id_cells + part;
+    const size_t scales = (size_t)p->kv_heads * p->block_size;
+    uint16_t *all = c->scales + layer * kvf_cells_count(c) * scales;
+    uint32_t *writes = kvf_cell_writes(c, layer, to);
+    memcpy(kvf_cell_home(c, layer, to), kvf_cell_home(c, layer, from), kvf_block_bytes(p));
+    memcpy(all + to * scales, all + from * scales, scales * sizeof *all);
+    *kvf_cell_odd(c, layer, to) = *kvf_cell_odd(c, layer, from);
+    for (uint32_t t = 0; t < p->block_size; t++)
+        writes[t] += !c->is_deaf;
+}

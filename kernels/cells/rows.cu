@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tables and lengths of the caller as rows, on the GPU; see rows_ref.c for the meaning.
+ *
+ * Knows nothing of what the cells hold. A block per row, a thread per block of tokens. Bound: an
+ * id, a word and 12 bytes written per 32 tokens. Exact.
+ */
+
+#include "cuda_kernels.h"
+#include "paging.cuh"
+
+#define THREADS 256u
+#define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
+
+/* The row's blocks and cells, as far as they are good; 1 in a thread that met one that is not. */
+static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a, uint32_t number,
+                                                       const kvf_row *row)
+{
+    const kvf_cells *c = a.cells;
+    const kvf_paging *p = &c->paging;
+    uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
+    for (uint32_t b = threadIdx.x; b < kvf_row_blocks(p, row); b += blockDim.x) {
+        const uint32_t cell = kvf_rows_cell(&a, number, b);
+        const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
+        if (cell == UINT32_MAX || *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0))
+            return 1;
+        cells[b] = cell;
+        row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a.layer, cell)
+                                                       : kvf_row_ring_block(p, row, b);
+    }
+    return 0;
+}
+
+static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constant__ kvf_rows_args a)
+{
+    const kvf_cells *c = a.cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t number = blockIdx.x, length = (uint32_t)a.lengths[number];
+    bool is_bad = kvf_rows_is_bad(&a, number) != 0;
+    const uint32_t region =
+        is_bad || length == 0 || a.expected || !a.regions ? number : (uint32_t)a.regions[number];
+    kvf_row row = kvf_cells_row(c, a.layer, number, region, is_bad ? 0 : length);
+    if (a.expected)
+        row.ring = NULL;
+    is_bad = kvf_block_sum(is_bad || fill_blocks(a, number, &row), kvf_shared()) != 0;
+    if (is_bad) {
+        row = kvf_cells_row(c, a.layer, number, number, 0);
+        for (uint32_t b = threadIdx.x; b < kvf_div_ceil_u32(a.expected, p->block_size);
+             b += blockDim.x)
+            row.blocks[b] = kvf_cell_home(c, a.layer, 0);
+    }
+    for (uint32_t l = threadIdx.x; l < p->lists; l += blockDim.x)
+        kvf_rows_list(c, a.layer, number, row.length ? region : number, &row, l);
+    if (threadIdx.x != 0)
+        return;
+    c->row[number] = row;
+    c->is_bad[number] = is_bad;
+    if (is_bad)
+        kvf_counter_add(&c->counters[a.layer].bad_rows, 1);
+}
+
+extern "C" int kvf_rows_cuda(const void *args, uint32_t tasks, void *stream)
+{
+    if (tasks == 0)
+        return cudaSuccess;
+    return kvf_cuda_launch<make_rows>(dim3(tasks), dim3(THREADS), SHARED, (cudaStream_t)stream,
+                                      *(const kvf_rows_args *)args);
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tables and lengths of the caller as rows, the specification and the only host form.
+ *
+ * Knows nothing of what the cells hold. Nothing behind the end of a table is read, whatever the
+ * lengths say.
+ */
+
+#include "variants.h"
+
+/* The row's blocks and cells; 0 if an id is none or a token is not finite. */
+static int fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row *row)
+{
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    uint32_t *cells = c->cell + (size_t)task * p->blocks_max;
+    for (uint32_t b = 0; b < kvf_row_blocks(p, row); b++) {
+        const uint32_t cell = kvf_rows_cell(a, task, b);
+        const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
+        if (cell == UINT32_MAX || *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0))
+            return 0;
+        cells[b] = cell;
+        row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a->layer, cell)
+                                                       : kvf_row_ring_block(p, row, b);
+    }
+    return 1;
+}
+
+void kvf_rows_ref(const void *args, uint32_t task)
+{
+    const kvf_rows_args *a = args;
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const uint32_t length = (uint32_t)a->lengths[task];
+    int is_bad = kvf_rows_is_bad(a, task) != 0;
+    const uint32_t region =
+        is_bad || length == 0 || a->expected || !a->regions ? task : (uint32_t)a->regions[task];
+    kvf_row row = kvf_cells_row(c, a->layer, task, region, is_bad ? 0 : length);
+    if (a->expected)
+        row.ring = NULL;
+    is_bad = is_bad || !fill_blocks(a, task, &row);
+    if (is_bad) {
+        row = kvf_cells_row(c, a->layer, task, task, 0);
+        for (uint32_t b = 0; b < kvf_div_ceil_u32(a->expected, p->block_size); b++)
+            row.blocks[b] = kvf_cell_home(c, a->layer, 0);
+        __atomic_fetch_add(&c->counters[a->layer].bad_rows, 1, __ATOMIC_RELAXED);
+    }
+    for (uint32_t l = 0; l < p->lists; l++)
+        kvf_rows_list(c, a->layer, task, row.length ? region : task, &row, l);
+    c->row[task] = row;
+    c->is_bad[task] = (uint32_t)is_bad;
+}

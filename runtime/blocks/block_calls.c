@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Calls on pages under the caller's blocks: write, step, chunk, copy.
+ *
+ * Knows the order of the launches and nothing of their insides. A call has no frame: all that
+ * depends on rows is on the device, so a launch takes constants and the caller's pointers. On a
+ * device that can be captured a step is short (kvf_step_is_short): pages that miss are brought by
+ * the launch that attends, and no other stream, event or thread has a part in it.
+ */
+
+#include "block_store.h"
+
+#include "attend.h"
+#include "select.h"
+
+static kvf_part *part_of(const kvf_blocks *blocks)
+{
+    return &blocks->cache->parts[0];
+}
+
+static kvf_cell_codes codes_of(const kvf_blocks *blocks, uint32_t layer)
+{
+    const kvf_cells *c = &blocks->cells;
+    const size_t scales = kvf_cells_count(c) * c->paging.kv_heads * c->paging.block_size;
+    return (kvf_cell_codes){.words = blocks->bindings[layer].codes,
+                            .scales = c->scales + layer * scales,
+                            .stride = blocks->bindings[layer].stride,
+                            .id_cells = c->id_cells,
+                            .kv_heads = c->paging.kv_heads};
+}
+
+kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+{
+    const kvf_paging *p = &blocks->cells.paging;
+    const size_t row = (size_t)p->kv_heads * p->shape.head_dim;
+    const kvf_write_args write = {.cells = blocks->constants.cells,
+                                  .codes = codes_of(blocks, args->layer),
+                                  .dtype = p->shape.dtype,
+                                  .layer = args->layer,
+                                  .tokens = args->tokens,
+                                  .k = args->k,
+                                  .v = args->v,
+                                  .k_stride = args->k_stride ? args->k_stride : row,
+                                  .v_stride = args->v_stride ? args->v_stride : row,
+                                  .slots = args->slots};
+    return KVF_ENQUEUE(stream, write, write);
+}
+
+/* ---- steps ---- */
+
+static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, const void *q,
+                        kvf_stream *stream)
+{
+    const kvf_cells *c = &blocks->cells;
+    return (kvf_step){
+        .cache = blocks->cache,
+        .stream = stream,
+        .part = part_of(blocks),
+        .layer = layer,
+        .index = layer,
+        .rows = rows,
+        .row = c->row,
+        .q = q,
+        .stride = c->paging.pages_max,
+        .is_recorded = blocks->cache->runtime->properties.can_capture,
+        .bits = blocks->constants.list_bits,
+        .pages = c->pages,
+        .cell = c->cell,
+        .codes = codes_of(blocks, layer),
+        .choose_pages = c->pages,
+        .list_scores = part_of(blocks)->policy->scores_pages ? blocks->constants.list_scores : NULL,
+        .slot_of_page = c->list_slot_of_page,
+        .page_of_slot = c->list_page_of_slot};
+}
+
+/* Rows, and what their regions have of them. */
+static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_block_rows *rows)
+{
+    const kvf_rows_args make = {.cells = blocks->constants.cells,
+                                .layer = step->layer,
+                                .rows = rows->rows,
+                                .table_stride = rows->table_stride,
+                                .table = rows->table,
+                                .lengths = rows->lengths,
+                                .regions = rows->regions};
+    const kvf_renew_args renew = {.cells = make.cells,
+                                  .layer = step->layer,
+                                  .rows = rows->rows,
+                                  .kv_heads = blocks->cells.paging.kv_heads};
+    KVF_TRY(KVF_LAUNCH(step, rows, make));
+    return KVF_LAUNCH(step, renew, renew);
+}
+
+static kvf_status note_misses(const kvf_blocks *blocks, const kvf_step *step)
+{
+    const kvf_choice *now = &step->part->tables.now;
+    const kvf_note_args note = {.cells = blocks->constants.cells,
+                                .layer = step->layer,
+                                .lists = step->rows * blocks->cells.paging.lists,
+                                .ids_max = now->ids_max,
+                                .misses = now->misses,
+                                .miss_count = now->miss_count};
+    return KVF_LAUNCH(step, note, note);
+}
+
+static kvf_spoil_args spoil_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
+{
+    const kvf_cache_config *c = &blocks->cache->config;
+    return (kvf_spoil_args){.is_bad = blocks->cells.is_bad,
+                            .rows = rows,
+                            .heads = c->query_heads,
+                            .head_dim = c->head_dim,
+                            .dtype = c->dtype,
+                            .out = out,
+                            .lse = lse};
+}
+
+kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                          const void *q, void *out, float *lse, kvf_stream *stream)
+{
+    kvf_step step = step_of(blocks, layer, rows->rows, q, stream);
+    const kvf_spoil_args spoil = spoil_of(blocks, rows->rows, out, lse);
+    KVF_TRY(begin(blocks, &step, rows));
+    if (step.part->policy->scores_pages)
+        KVF_TRY(kvf_select_score(&step));
+    KVF_TRY(kvf_select_choose(&step));
+    KVF_TRY(kvf_step_place(&step));
+    KVF_TRY(note_misses(blocks, &step));
+    KVF_TRY(kvf_step_attend(&step, out, lse));
+    return KVF_LAUNCH(&step, spoil, spoil);
+}
+
+/* ---- chunks and copies ---- */
+
+kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                             const kvf_block_chunk *chunk, const void *q, void *out,
+                             kvf_stream *stream)
+{
+    const kvf_cells *c = &blocks->cells;
+    const kvf_paging *p = &c->paging;
+    const size_t first = (size_t)chunk->first * p->kv_heads * p->group * kvf_row_bytes(&p->shape);
+    const kvf_rows_args make = {.cells = blocks->constants.cells,
+                                .layer = layer,
+                                .rows = 1,
+                                .table_stride = rows->table_stride,
+                                .expected = chunk->context + chunk->tokens,
+                                .table = rows->table + (size_t)chunk->row * rows->table_stride,
+                                .lengths = rows->lengths + chunk->row};
+    const kvf_prefill_kernel_args prefill = {.shape = kvf_run_shape(p),
+                                             .kv_heads = p->kv_heads,
+                                             .group = p->group,
+                                             .tokens = chunk->tokens,
+                                             .base = chunk->context,
+                                             .scale = part_of(blocks)->config.softmax_scale,
+                                             .q = (const char *)q + first,
+                                             .blocks = (const void *const *)c->blocks,
+                                             .out = (char *)out + first};
+    kvf_spoil_args spoil = spoil_of(blocks, chunk->tokens, prefill.out, NULL);
+    spoil.is_one = 1;
+    KVF_TRY(KVF_ENQUEUE(stream, rows, make));
+    KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
+    return KVF_ENQUEUE(stream, spoil, spoil);
+}
+
+kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to, kvf_stream *stream)
+{
+    const kvf_cells *c = &blocks->cells;
+    const kvf_clone_args clone = {
+        .cells = blocks->constants.cells, .from = from, .to = to, .tasks = c->layers * c->id_cells};
+    return KVF_ENQUEUE(stream, clone, clone);
+}

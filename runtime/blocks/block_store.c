@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opening and closing pages under the caller's blocks: settings, sizes, memory, and the constants
+ * that kernels read.
+ *
+ * Knows nothing of calls. What is half open is closed by the same function.
+ */
+
+#include "block_store.h"
+
+#include <stdio.h>
+
+#include "calls.h"
+#include "score/codes.h"
+
+#define KVF_BLOCK_TOKENS_MAX (1u << 20)
+
+/* ---- settings ---- */
+
+static kvf_status refuse(kvf_context *context, const char *field, const char *value,
+                         const char *why)
+{
+    KVF_FAIL(context, KVF_UNSUPPORTED, "%s = %s: %s", field, value, why);
+}
+
+/* What belongs to a sequence has no home under blocks that the caller numbers. */
+static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
+{
+    char value[32];
+    if (c->select != KVF_SELECT_DYNAMIC && c->select != KVF_SELECT_FULL &&
+        c->select != KVF_SELECT_STREAMING)
+        return refuse(context, "select", kvf_select_name(c->select),
+                      "blocks of the caller take dynamic, full and streaming; a static set, lists "
+                      "per query head and functions belong to sequences");
+    if (c->digest != KVF_DIGEST_CODES)
+        return refuse(context, "digest", KVF_NAMES(KVF_DIGEST_LIST)[c->digest],
+                      "blocks of the caller have codes only, one per token; leave it codes");
+    if (c->transfer != KVF_TRANSFER_AUTO && c->transfer != KVF_TRANSFER_MAPPED &&
+        c->transfer != KVF_TRANSFER_DIRECT)
+        return refuse(context, "transfer", kvf_transfer_name(c->transfer),
+                      "it needs the host in every step; use auto, mapped or direct");
+    if (c->disk_path)
+        return refuse(context, "disk_path", c->disk_path,
+                      "a block of the caller stays in memory; leave it NULL");
+    if (c->head_mask)
+        return refuse(context, "head_mask", "set",
+                      "streaming heads of blocks are not in this version; leave it NULL");
+    const struct {
+        const char *name;
+        uint32_t value;
+        const char *why;
+    } zeros[] = {
+        {"verify_interval", c->verify_interval,
+         "steps are not counted per row; compare with select = full instead, and leave it 0"},
+        {"speculate", c->speculate, "rows are not known ahead of a step; leave it 0"},
+        {"observe_window", c->observe_window,
+         "blocks cannot be pruned, so no queries are kept; leave it 0"},
+    };
+    for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++) {
+        snprintf(value, sizeof value, "%u", zeros[i].value);
+        if (zeros[i].value)
+            return refuse(context, zeros[i].name, value, zeros[i].why);
+    }
+    return KVF_OK;
+}
+
+/* Ranges of enumerators are the cache's to check, before their names are asked for. */
+static kvf_status check_names(kvf_context *context, const kvf_cache_config *c)
+{
+    if (c->size != sizeof *c || !kvf_select_find(c->select) ||
+        (uint32_t)c->digest > KVF_NAMES_HIGH(KVF_DIGEST_LIST) ||
+        (uint32_t)c->transfer > KVF_NAMES_HIGH(KVF_TRANSFER_LIST))
+        return KVF_OK;
+    return check_homes(context, c);
+}
+
+static kvf_status check(kvf_context *context, const kvf_blocks_config *config)
+{
+    if (!config)
+        KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_blocks_config");
+    if (config->size != sizeof *config)
+        KVF_FAIL(context, KVF_INVALID,
+                 "size = %zu: this library knows %zu; call kvf_blocks_config_init, and build "
+                 "against the header of the library that is linked",
+                 config->size, sizeof *config);
+    if (config->block_tokens == 0 || config->block_tokens > KVF_BLOCK_TOKENS_MAX)
+        KVF_FAIL(context, KVF_INVALID, "block_tokens = %u: must be 32 to %u", config->block_tokens,
+                 KVF_BLOCK_TOKENS_MAX);
+    if (config->block_count == 0 || config->block_count > INT32_MAX)
+        KVF_FAIL(context, KVF_INVALID, "block_count = %u: must be 1 to %d", config->block_count,
+                 INT32_MAX);
+    return check_names(context, &config->cache);
+}
+
+/* ---- sizes ---- */
+
+/* The settings of the cache that is inside. */
+static kvf_cache_config inner_config(const kvf_runtime *runtime, const kvf_blocks_config *config)
+{
+    kvf_cache_config c = config->cache;
+    c.host_tokens_max = (uint64_t)config->block_count * config->block_tokens;
+    c.prefill_chunk_max = 1;
+    c.phase_times = 0;
+    if (c.transfer == KVF_TRANSFER_AUTO && !runtime->properties.shares_host_memory)
+        c.transfer = KVF_TRANSFER_MAPPED;
+    return c;
+}
+
+/* What rows of a sequence have and regions lack is not reserved. */
+static kvf_status set_dims(kvf_blocks *blocks)
+{
+    kvf_dims *d = &blocks->cache->parts[0].dims;
+    kvf_paging *p = &d->paging;
+    if (blocks->config.block_tokens % p->block_size)
+        KVF_FAIL(blocks->cache->context, KVF_INVALID,
+                 "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
+                 p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
+    d->by_block = 1;
+    d->arena_blocks = 0;
+    d->jobs_max = 0;
+    p->digest_bytes = 0;
+    p->query_window = 0;
+    return KVF_OK;
+}
+
+static void describe(kvf_blocks *blocks)
+{
+    const kvf_cache *cache = blocks->cache;
+    const kvf_dims *d = &cache->parts[0].dims;
+    const kvf_cache_config *c = &cache->parts[0].config;
+    blocks->cells = (kvf_cells){.paging = d->paging,
+                                .regions = c->sequences_max,
+                                .layers = c->layers,
+                                .ids = blocks->config.block_count,
+                                .id_cells = blocks->config.block_tokens / d->paging.block_size,
+                                .tokens_max = c->tokens_max,
+                                .budget_tokens = c->budget_tokens,
+                                .local_tokens = c->local_tokens,
+                                .dynamic_pages = d->dynamic_pages,
+                                .all_pages = cache->parts[0].policy->all_pages,
+                                .is_deaf = cache->runtime->seams.is_deaf};
+}
+
+static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_constants *c)
+{
+    const kvf_cells *cells = &blocks->cells;
+    const uint64_t lists = (uint64_t)cells->regions * cells->paging.lists;
+    const uint64_t pool = (uint64_t)kvf_cells_count(cells) * cells->layers;
+    /* At most one arena per block of the pool, and few bytes each. */
+    const size_t bytes = kvf_block_bytes(&cells->paging);
+    const uint64_t arenas = pool * bytes / (KVF_ARENA_BYTES_MAX / 2) + 1;
+    KVF_CARVE(k, c->cells, 1);
+    KVF_CARVE(k, c->arenas, arenas);
+    KVF_CARVE(k, c->list_bits, lists);
+    KVF_CARVE(k, c->list_scores, lists);
+    KVF_CARVE(k, c->bits, cells->paging.kv_heads, cells->paging.blocks_max);
+}
+
+/* Returns the bytes of the caller's blocks among them. */
+static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
+{
+    kvf_cells *c = &blocks->cells;
+    const kvf_paging *p = &c->paging;
+    const uint64_t pool = (uint64_t)kvf_cells_count(c) * c->layers;
+    const uint64_t lists = (uint64_t)c->regions * p->lists;
+    KVF_CARVE(k, c->scales, pool, p->kv_heads, p->block_size);
+    KVF_CARVE(k, c->writes, pool, p->block_size);
+    KVF_CARVE(k, c->odd, pool);
+    const uint64_t blocks_bytes = k->bytes;
+    carve_constants(blocks, k, &blocks->constants);
+    KVF_CARVE(k, c->slot_tags, lists, c->layers, p->slots);
+    KVF_CARVE(k, c->token_tags, lists, c->layers, kvf_cell_tokens(p));
+    KVF_CARVE(k, c->row, c->regions);
+    KVF_CARVE(k, c->blocks, c->regions, p->blocks_max);
+    KVF_CARVE(k, c->cell, c->regions, p->blocks_max);
+    KVF_CARVE(k, c->store_count, lists);
+    KVF_CARVE(k, c->pages, lists);
+    KVF_CARVE(k, c->list_slot_of_page, lists);
+    KVF_CARVE(k, c->list_page_of_slot, lists);
+    KVF_CARVE(k, c->is_bad, c->regions);
+    return blocks_bytes;
+}
+
+static kvf_status plan(kvf_blocks *blocks)
+{
+    const kvf_cache *cache = blocks->cache;
+    const kvf_cache_plan *inner = &cache->plan;
+    const kvf_cells *c = &blocks->cells;
+    kvf_carver k = {0};
+    const uint64_t per_block = carve(blocks, &k);
+    if (k.bytes > KVF_CARVE_MAX)
+        KVF_FAIL(cache->context, KVF_INVALID,
+                 "block_count = %u: tables of so many blocks are more than any memory; lower it, "
+                 "sequences_max or tokens_max",
+                 c->ids);
+    blocks->bytes = k.bytes;
+    const uint64_t device =
+        inner->device_kv_bytes + inner->device_digest_bytes + inner->device_table_bytes;
+    blocks->plan = (kvf_blocks_plan){
+        .code_bytes = (uint64_t)blocks->config.block_tokens * c->paging.kv_heads *
+                      (c->paging.shape.head_dim / 4),
+        .host_bytes = inner->host_kv_bytes + inner->host_staging_bytes + inner->host_table_bytes,
+        .device_block_bytes = per_block / c->ids,
+        .device_row_bytes = (device + k.bytes - per_block) / c->regions,
+        .device_bytes = device + k.bytes,
+        .slots = inner->slots,
+        .transfer = inner->transfer};
+    return KVF_OK;
+}
+
+kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config *config,
+                                  kvf_reservation *r, kvf_blocks **out)
+{
+    KVF_TRY(check(runtime->context, config));
+    kvf_blocks *blocks = *out = kvf_alloc(runtime->context, 1, sizeof *blocks);
+    if (!blocks)
+        KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %zu bytes",
+                 sizeof *blocks);
+    const kvf_cache_config inner = inner_config(runtime, config);
+    blocks->config = *config;
+    KVF_TRY(kvf_cache_create(runtime, &inner, &blocks->cache));
+    KVF_TRY(set_dims(blocks));
+    describe(blocks);
+    KVF_TRY(kvf_calls_plan(blocks->cache, r));
+    return plan(blocks);
+}
+
+/* ---- memory ---- */
+
+/* Where the part has what regions need. */
+static void point_regions(kvf_blocks *blocks)
+{
+    const kvf_part *part = &blocks->cache->parts[0];
+    kvf_cells *c = &blocks->cells;
+    c->rings = part->tables.rings;
+    c->stores = part->tables.stores;
+    c->slots = part->residency.slot_memory;
+    c->slot_of_page = part->residency.slot_of_page;
+    c->page_of_slot = part->residency.page_of_slot;
+    c->choose = part->tables.choose;
+    c->counters = kvf_counters_device(part, 0);
+    c->arena_cells = part->pool.blocks_per_arena;
+    c->arenas = blocks->constants.arenas;
+    c->bits = blocks->constants.bits;
+}
+
+/* Over host memory, with addresses of the device. */
+static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *to)
+{
+    const kvf_part *part = &blocks->cache->parts[0];
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t lists = blocks->cells.regions * p->lists;
+    *to->cells = blocks->cells;
+    for (uint32_t i = 0; i < part->pool.memory.arena_count; i++)
+        to->arenas[i] = part->pool.memory.arenas[i].device;
+    for (uint32_t l = 0; l < lists; l++) {
+        to->list_bits[l] = blocks->constants.bits;
+        to->list_scores[l] =
+            part->tables.reduced ? part->tables.reduced + (size_t)l * p->pages_max : NULL;
+    }
+    for (uint32_t h = 0; h < p->kv_heads; h++)
+        for (uint32_t b = 0; b < p->blocks_max; b++)
+            to->bits[(size_t)h * p->blocks_max + b] = kvf_sink_bits(p, b);
+}
+
+/* Through pinned memory that is given back. */
+static kvf_status send_constants(kvf_blocks *blocks)
+{
+    kvf_cache *cache = blocks->cache;
+    const kvf_device_ops *ops = cache->device->ops;
+    kvf_stream *stream = cache->parts[0].writeback;
+    kvf_host_memory_config memory = kvf_runtime_memory(cache->runtime);
+    kvf_block_constants constants;
+    kvf_host_memory stage = {0};
+    kvf_carver k = {0};
+    carve_constants(blocks, &k, &constants);
+    memory.huge_pages = KVF_HUGE_PAGES_OFF;
+    memory.bytes = memory.granule = kvf_round_up(k.bytes, 4096);
+    KVF_TRY(kvf_host_memory_create(cache->context, cache->device, &memory, &stage));
+    k = (kvf_carver){.base = stage.arenas[0].host};
+    carve_constants(blocks, &k, &constants);
+    fill_constants(blocks, &constants);
+    kvf_status status = ops->copy(stream, blocks->constants.cells, stage.arenas[0].device, k.bytes);
+    const kvf_status waited = ops->stream_wait(stream);
+    kvf_host_memory_destroy(cache->context, &stage);
+    return status == KVF_OK ? waited : status;
+}
+
+kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r)
+{
+    kvf_cache *cache = blocks->cache;
+    void *memory = NULL;
+    KVF_TRY(kvf_cache_reserve(cache, r));
+    blocks->bindings = kvf_alloc(cache->context, cache->config.layers, sizeof *blocks->bindings);
+    if (!blocks->bindings)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %u layers",
+                 cache->config.layers);
+    KVF_TRY(cache->device->ops->memory_alloc(cache->device, blocks->bytes, &memory));
+    blocks->memory = memory;
+    (void)carve(blocks, &(kvf_carver){.base = blocks->memory});
+    point_regions(blocks);
+    const kvf_residency *slots = &cache->parts[0].residency;
+    KVF_TRY(kvf_residency_clear(&cache->parts[0].residency, 0, slots->lists,
+                                cache->parts[0].writeback));
+    return send_constants(blocks);
+}
+
+void kvf_block_store_destroy(kvf_blocks *blocks)
+{
+    if (!blocks)
+        return;
+    kvf_cache *cache = blocks->cache;
+    kvf_context *context = cache ? cache->context : NULL;
+    if (blocks->memory)
+        cache->device->ops->memory_free(cache->device, blocks->memory);
+    if (cache)
+        kvf_free(context, blocks->bindings);
+    kvf_cache_destroy(cache);
+    if (context)
+        kvf_free(context, blocks);
+}

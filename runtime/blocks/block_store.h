@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_RUNTIME_BLOCK_STORE_H
+#define KVF_RUNTIME_BLOCK_STORE_H
+
+/*
+ * Pages under block tables of the caller: what kvf_blocks is made of, and its calls.
+ *
+ * It stands on one part of a cache that has no sequences: the pool, whose blocks (cells) lie where
+ * the caller's ids say; slots, rings and stores of its rows, which are regions here; and the tables
+ * of a step. Rows are made on the device (kernel `rows`), from tables and lengths that the host
+ * never sees, and what regions have is proven there (kernel `renew`).
+ *
+ * Invariant: a tag of a region that agrees with its cell's count of writes stands for the bytes
+ * that the cell has.
+ */
+
+#include <kvferry/blocks.h>
+
+#include "cache.h"
+#include "cells/cells_args.h"
+
+/* Where the codes of a layer are. */
+typedef struct kvf_block_binding {
+    char *codes; /* NULL = not bound */
+    size_t stride;
+} kvf_block_binding;
+
+/* What is the same in all calls: written once, on the host, and copied. */
+typedef struct kvf_block_constants {
+    kvf_cells *cells;
+    char **arenas;
+    const uint64_t **list_bits; /* [sequences_max * kv_heads] */
+    const float **list_scores;  /* the same */
+    uint64_t *bits;             /* [kv_heads, blocks_max] */
+} kvf_block_constants;
+
+struct kvf_blocks {
+    kvf_cache *cache; /* its settings, its order of calls, its one part */
+    kvf_blocks_config config;
+    kvf_blocks_plan plan;
+    kvf_cells cells;               /* as the device has them */
+    kvf_block_constants constants; /* of the device */
+    uint64_t bytes;                /* of what follows */
+    char *memory;                  /* of the device */
+    kvf_block_binding *bindings;   /* [layers] */
+};
+
+/* Settings and sizes; *out is to be destroyed even on failure. */
+KVF_CHECKED kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config *config,
+                                              kvf_reservation *r, kvf_blocks **out);
+/* Then every reservation it will ever make. */
+KVF_CHECKED kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r);
+void kvf_block_store_destroy(kvf_blocks *blocks); /* NULL is fine, and half of it */
+
+/* Arguments were checked. They enqueue. */
+KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_put_args *args,
+                                       kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, uint32_t layer,
+                                      const kvf_block_rows *rows, const void *q, void *out,
+                                      float *lse, kvf_stream *stream);
+/* Row `row` of a call; its queries begin at `first` of q and out. */
+typedef struct kvf_block_chunk {
+    uint32_t row, first, tokens, context;
+} kvf_block_chunk;
+KVF_CHECKED kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer,
+                                         const kvf_block_rows *rows, const kvf_block_chunk *chunk,
+                                         const void *q, void *out, kvf_stream *stream);
+KVF_CHECKED kvf_status kvf_block_clone(kvf_blocks *blocks, uint32_t from, uint32_t to,
+                                       kvf_stream *stream);
+
+#endif

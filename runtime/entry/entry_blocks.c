@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every function of kvferry/blocks.h; see entry.c. What tables, lengths and slots say is not known
+ * here: kernels look at it.
+ */
+
+#include "block_store.h"
+#include "entry.h"
+#include "stats.h"
+
+void kvf_blocks_config_init(kvf_blocks_config *config)
+{
+    *config = (kvf_blocks_config){.size = sizeof *config, .block_tokens = 32};
+    kvf_cache_config_init(&config->cache);
+}
+
+/* ---- open and close ---- */
+
+kvf_status kvf_blocks_plan_make(kvf_runtime *runtime, const kvf_blocks_config *config,
+                                kvf_blocks_plan *plan, kvf_error *error)
+{
+    kvf_blocks *blocks = NULL;
+    kvf_reservation unused;
+    const kvf_status status = kvf_block_store_create(runtime, config, &unused, &blocks);
+    if (status == KVF_OK)
+        *plan = blocks->plan;
+    kvf_block_store_destroy(blocks);
+    return kvf_runtime_report(runtime, status, error);
+}
+
+kvf_status kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config, kvf_blocks **out,
+                           kvf_error *error)
+{
+    kvf_blocks *blocks = NULL;
+    kvf_reservation r;
+    *out = NULL;
+    kvf_status status = kvf_block_store_create(runtime, config, &r, &blocks);
+    if (status == KVF_OK)
+        status = kvf_block_store_reserve(blocks, &r);
+    (void)kvf_runtime_report(runtime, status, error);
+    if (status != KVF_OK) {
+        kvf_block_store_destroy(blocks);
+        return status;
+    }
+    *out = blocks;
+    return KVF_OK;
+}
+
+void kvf_blocks_close(kvf_blocks *blocks)
+{
+    kvf_block_store_destroy(blocks);
+}
+
+const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks)
+{
+    return &blocks->plan;
+}
+
+/* ---- what calls are given ---- */
+
+static kvf_status check_layer(const kvf_blocks *blocks, uint32_t layer)
+{
+    kvf_context *context = blocks->cache->context;
+    if (layer >= blocks->cache->config.layers)
+        KVF_FAIL(context, KVF_INVALID, "layer = %u: the blocks have %u layers", layer,
+                 blocks->cache->config.layers);
+    return KVF_OK;
+}
+
+static kvf_status check_bound(const kvf_blocks *blocks, uint32_t layer)
+{
+    KVF_TRY(check_layer(blocks, layer));
+    if (!blocks->bindings[layer].codes)
+        KVF_FAIL(blocks->cache->context, KVF_INVALID,
+                 "layer = %u has no memory for codes; call kvf_blocks_bind first", layer);
+    return KVF_OK;
+}
+
+static kvf_status bind(kvf_blocks *blocks, uint32_t layer, void *codes, size_t block_stride)
+{
+    kvf_context *context = blocks->cache->context;
+    KVF_TRY(check_layer(blocks, layer));
+    if (!codes || (uintptr_t)codes % 16)
+        KVF_FAIL(context, KVF_INVALID,
+                 "codes = %p: must be device memory at a multiple of 16 bytes", codes);
+    if (block_stride < blocks->plan.code_bytes || block_stride % 16)
+        KVF_FAIL(context, KVF_INVALID,
+                 "block_stride = %zu: must be a multiple of 16, and at least the %llu bytes of "
+                 "codes that a block of a layer has",
+                 block_stride, (unsigned long long)blocks->plan.code_bytes);
+    blocks->bindings[layer] = (kvf_block_binding){.codes = codes, .stride = block_stride};
+    return KVF_OK;
+}
+
+kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes, size_t block_stride)
+{
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, bind(blocks, layer, codes, block_stride));
+}
+
+static kvf_status check_strides(const kvf_blocks *blocks, const kvf_put_args *args)
+{
+    const kvf_cache_config *c = &blocks->cache->config;
+    const size_t row = (size_t)c->kv_heads * c->head_dim;
+    const struct {
+        const char *name;
+        size_t stride;
+    } strides[] = {{"k_stride", args->k_stride}, {"v_stride", args->v_stride}};
+    for (size_t i = 0; i < 2; i++)
+        if (strides[i].stride && strides[i].stride < row)
+            KVF_FAIL(blocks->cache->context, KVF_INVALID,
+                     "%s = %zu: a token has kv_heads * head_dim = %zu elements; 0 means just those",
+                     strides[i].name, strides[i].stride, row);
+    return KVF_OK;
+}
+
+static kvf_status put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+{
+    kvf_context *context = blocks->cache->context;
+    if (!args || !args->k || !args->v || !args->slots)
+        KVF_FAIL(context, KVF_INVALID, "k, v or slots is NULL; pass the new tokens");
+    KVF_TRY(check_bound(blocks, args->layer));
+    KVF_TRY(check_strides(blocks, args));
+    return kvf_block_write(blocks, args, stream);
+}
+
+kvf_status kvf_blocks_put(kvf_blocks *blocks, const kvf_put_args *args, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, put(blocks, args, stream));
+}
+
+static kvf_status check_rows(const kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                             const void *q, const void *out)
+{
+    kvf_context *context = blocks->cache->context;
+    if (!rows || !rows->table || !rows->lengths)
+        KVF_FAIL(context, KVF_INVALID, "table or lengths is NULL; pass the rows");
+    if (!q || !out)
+        KVF_FAIL(context, KVF_INVALID, "q or out is NULL; pass queries and room for the outputs");
+    if (rows->rows == 0 || rows->rows > blocks->cells.regions)
+        KVF_FAIL(context, KVF_INVALID, "rows = %u: 1 to sequences_max = %u", rows->rows,
+                 blocks->cells.regions);
+    KVF_TRY(check_bound(blocks, layer));
+    return kvf_buffers_check(blocks->cache, q, NULL, NULL, out);
+}
+
+static kvf_status decode(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                         const void *q, void *out, float *lse, kvf_stream *stream)
+{
+    KVF_TRY(check_rows(blocks, layer, rows, q, out));
+    return kvf_block_step(blocks, layer, rows, q, out, lse, stream);
+}
+
+kvf_status kvf_blocks_decode(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                             const void *q, void *out, float *lse, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, decode(blocks, layer, rows, q, out, lse, stream));
+}
+
+static kvf_status check_chunks(const kvf_blocks *blocks, const kvf_block_rows *rows,
+                               const uint32_t *starts, const uint32_t *contexts)
+{
+    kvf_context *context = blocks->cache->context;
+    const uint32_t most = blocks->cells.tokens_max;
+    if (!starts || !contexts)
+        KVF_FAIL(context, KVF_INVALID, "starts or contexts is NULL; pass them in host memory");
+    for (uint32_t i = 0; i < rows->rows; i++) {
+        if (starts[i + 1] < starts[i])
+            KVF_FAIL(context, KVF_INVALID, "starts[%u] = %u: must not be below starts[%u] = %u",
+                     i + 1, starts[i + 1], i, starts[i]);
+        if (contexts[i] > most || starts[i + 1] - starts[i] > most - contexts[i])
+            KVF_FAIL(context, KVF_INVALID,
+                     "contexts[%u] = %u: with %u queries the row is longer than tokens_max = %u", i,
+                     contexts[i], starts[i + 1] - starts[i], most);
+    }
+    return KVF_OK;
+}
+
+static kvf_status extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                         const uint32_t *starts, const uint32_t *contexts, const void *q, void *out,
+                         kvf_stream *stream)
+{
+    KVF_TRY(check_rows(blocks, layer, rows, q, out));
+    KVF_TRY(check_chunks(blocks, rows, starts, contexts));
+    for (uint32_t i = 0; i < rows->rows; i++) {
+        const kvf_block_chunk chunk = {i, starts[i], starts[i + 1] - starts[i], contexts[i]};
+        if (chunk.tokens)
+            KVF_TRY(kvf_block_prefill(blocks, layer, rows, &chunk, q, out, stream));
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_blocks_extend(kvf_blocks *blocks, uint32_t layer, const kvf_block_rows *rows,
+                             const uint32_t *starts, const uint32_t *contexts, const void *q,
+                             void *out, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, extend(blocks, layer, rows, starts, contexts, q, out, stream));
+}
+
+static kvf_status copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to, uint32_t count,
+                       kvf_stream *stream)
+{
+    kvf_context *context = blocks->cache->context;
+    const uint32_t ids = blocks->cells.ids;
+    if (count && (!from || !to))
+        KVF_FAIL(context, KVF_INVALID, "from or to is NULL; pass ids in host memory");
+    for (uint32_t i = 0; i < count; i++)
+        if (from[i] >= ids || to[i] >= ids || from[i] == to[i])
+            KVF_FAIL(context, KVF_INVALID,
+                     "from[%u] = %u, to[%u] = %u: must be two ids below block_count = %u", i,
+                     from[i], i, to[i], ids);
+    for (uint32_t i = 0; i < count; i++)
+        KVF_TRY(kvf_block_clone(blocks, from[i], to[i], stream));
+    return KVF_OK;
+}
+
+kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_t *from, const uint32_t *to,
+                           uint32_t count, kvf_stream *stream)
+{
+    KVF_TRY(kvf_enter(blocks->cache));
+    return kvf_leave(blocks->cache, copy(blocks, from, to, count, stream));
+}
+
+/* ---- statistics ---- */
+
+void kvf_blocks_stats_get(const kvf_blocks *blocks, kvf_blocks_stats *stats)
+{
+    const kvf_part *part = &blocks->cache->parts[0];
+    kvf_stats s;
+    kvf_stats_read(blocks->cache, &s);
+    *stats = (kvf_blocks_stats){.tokens_attended = s.tokens_attended,
+                                .pages_selected = s.pages_selected,
+                                .hits = s.hits,
+                                .misses = s.misses,
+                                .bytes_to_device = s.bytes_to_device};
+    for (uint32_t i = 0; i < part->config.layers; i++) {
+        const kvf_layer_counters *c = &part->control.counters[i];
+        stats->tokens_put += c->tokens_put;
+        stats->pages_voided += c->pages_voided;
+        stats->tokens_brought += c->tokens_brought;
+        stats->bad_rows += c->bad_rows;
+        stats->bad_slots += c->bad_slots;
+    }
+}
+
+void kvf_blocks_stats_reset(kvf_blocks *blocks)
+{
+    kvf_stats_reset(blocks->cache);
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The engine of the tests of blocks.h. Knows nothing of what is inside.
+ */
+
+#include "blocks_rig.h"
+
+#include <string.h>
+
+kvf_blocks_config rig_config(void)
+{
+    kvf_blocks_config bc;
+    kvf_blocks_config_init(&bc);
+    bc.cache = test_config_small();
+    bc.cache.layers = 2;
+    bc.cache.digest = KVF_DIGEST_CODES;
+    bc.cache.select = KVF_SELECT_DYNAMIC;
+    bc.cache.static_ratio = 0.0f;
+    bc.cache.sequences_max = RIG_REQUESTS;
+    bc.cache.tokens_max = RIG_TOKENS;
+    bc.cache.budget_tokens = 128;
+    bc.cache.prefill_chunk_max = RIG_TOKENS;
+    bc.block_tokens = 32;
+    bc.block_count = 40;
+    return bc;
+}
+
+static size_t q_bytes(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+}
+
+static size_t k_bytes(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->kv_heads * c->head_dim * test_dtype_bytes(c->dtype);
+}
+
+/* ---- what sequences give ---- */
+
+static void run_layer(rig *r, rig_request *q, kvf_cache *cache, kvf_sequence *s, uint32_t layer)
+{
+    const uint32_t heads = r->config.cache.query_heads;
+    char *out = q->out + (size_t)layer * q->count * q_bytes(r);
+    float *lse = q->lse + (size_t)layer * q->count * heads;
+    for (uint32_t i = 0; i < q->prompt; i += q->chunk) {
+        const uint32_t n = kvf_min_u32(q->chunk, q->prompt - i);
+        const kvf_prefill_args a =
+            test_chunk_args(s, &q->tokens, layer, i, n, out + i * q_bytes(r));
+        test_expect(r->runtime, kvf_prefill(cache, &a, r->stream), KVF_OK);
+    }
+    for (uint32_t i = q->prompt; i < q->count; i++) {
+        kvf_decode_args a = test_step_args(&s, &q->tokens, layer, i, out + i * q_bytes(r));
+        a.lse = lse + (size_t)i * heads;
+        test_expect(r->runtime, kvf_decode(cache, &a, r->stream), KVF_OK);
+    }
+}
+
+static void run_sequences(rig *r)
+{
+    const kvf_cache_config *cc = &r->config.cache;
+    kvf_cache *cache = NULL;
+    kvf_error error = {0};
+    if (kvf_cache_open(r->runtime, cc, &cache, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    for (uint32_t i = 0; i < r->requests; i++) {
+        rig_request *q = &r->request[i];
+        const size_t rows = (size_t)cc->layers * q->count;
+        kvf_sequence *s = NULL;
+        q->out = test_alloc(rows * q_bytes(r));
+        q->lse = test_alloc(rows * cc->query_heads * sizeof *q->lse);
+        test_expect(r->runtime, kvf_sequence_create(cache, &s), KVF_OK);
+        for (uint32_t layer = 0; layer < cc->layers; layer++)
+            run_layer(r, q, cache, s, layer);
+    }
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    kvf_cache_close(cache);
+}
+
+/* ---- open and close ---- */
+
+static void make_requests(rig *r, uint64_t seed)
+{
+    for (uint32_t i = 0; i < r->requests; i++) {
+        rig_request *q = &r->request[i];
+        q->prompt = 1 + test_random_below(&r->random, RIG_TOKENS - 60);
+        q->count = q->prompt + 20 + test_random_below(&r->random, 40);
+        q->chunk = 1 + test_random_below(&r->random, 150);
+        q->ids = test_alloc(r->table_stride * sizeof *q->ids);
+        test_tokens_make(
+            &q->tokens, &r->config.cache,
+            &(test_tokens_spec){
+                .count = q->count, .seed = seed * 100 + i, .sharpness = 2.0f, .topics = 5});
+    }
+}
+
+static void open_blocks(rig *r)
+{
+    const kvf_blocks_config *bc = &r->config;
+    kvf_error error = {0};
+    if (kvf_blocks_open(r->runtime, bc, &r->blocks, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    const size_t gap = 32; /* the caller has something of its own there */
+    r->stride = kvf_blocks_memory(r->blocks)->code_bytes + gap;
+    r->codes = test_alloc(bc->cache.layers * bc->block_count * r->stride);
+    memset(r->codes, 0xa5, bc->cache.layers * bc->block_count * r->stride);
+    for (uint32_t layer = 0; layer < bc->cache.layers; layer++)
+        test_expect(r->runtime,
+                    kvf_blocks_bind(r->blocks, layer,
+                                    r->codes + layer * bc->block_count * r->stride, r->stride),
+                    KVF_OK);
+}
+
+void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,
+              uint64_t seed)
+{
+    const kvf_cache_config *c = &bc->cache;
+    const size_t tokens = (size_t)requests * RIG_TOKENS;
+    kvf_error error = {0};
+    *r = (rig){.config = *bc, .random = {seed}, .requests = requests};
+    r->table_stride = kvf_div_ceil_u32(c->tokens_max, bc->block_tokens);
+    r->free_ids = test_alloc(bc->block_count * sizeof *r->free_ids);
+    for (uint32_t i = 0; i < bc->block_count; i++)
+        r->free_ids[r->free_count++] = (int32_t)(bc->block_count - 1 - i);
+    if (test_runtime_open(rc, &r->runtime, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    test_expect(r->runtime, kvf_stream_create(r->runtime, &r->stream), KVF_OK);
+    make_requests(r, seed);
+    run_sequences(r);
+    open_blocks(r);
+    r->q = test_alloc(tokens * q_bytes(r));
+    r->out = test_alloc(tokens * q_bytes(r));
+    r->k = test_alloc(tokens * k_bytes(r));
+    r->v = test_alloc(tokens * k_bytes(r));
+    r->lse = test_alloc(RIG_REQUESTS * c->query_heads * sizeof *r->lse);
+    r->slots = test_alloc(tokens * sizeof *r->slots);
+    r->table = test_alloc(RIG_REQUESTS * r->table_stride * sizeof *r->table);
+    r->lengths = test_alloc(RIG_REQUESTS * sizeof *r->lengths);
+    r->regions = test_alloc(RIG_REQUESTS * sizeof *r->regions);
+}
+
+void rig_close(rig *r)
+{
+    void *all[] = {r->q,     r->out,     r->k,       r->v,     r->lse,     r->slots,
+                   r->table, r->lengths, r->regions, r->codes, r->free_ids};
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    kvf_blocks_close(r->blocks);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        test_release(all[i]);
+    for (uint32_t i = 0; i < r->requests; i++) {
+        test_tokens_free(&r->request[i].tokens);
+        test_release(r->request[i].out);
+        test_release(r->request[i].lse);
+        test_release(r->request[i].ids);
+    }
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+}
+
+/* ---- ids ---- */
+
+void rig_grow(rig *r, rig_request *q, uint32_t length, int shuffled)
+{
+    while (q->ids_count * r->config.block_tokens < length) {
+        assert_true(r->free_count > 0);
+        const uint32_t at =
+            shuffled ? test_random_below(&r->random, r->free_count) : r->free_count - 1;
+        q->ids[q->ids_count++] = r->free_ids[at];
+        r->free_ids[at] = r->free_ids[--r->free_count];
+    }
+}
+
+void rig_drop(rig *r, rig_request *q)
+{
+    while (q->ids_count)
+        r->free_ids[r->free_count++] = q->ids[--q->ids_count];
+    q->length = 0;
+}
+
+/* ---- passes ---- */
+
+int rig_is_done(const rig_request *q)
+{
+    return q->length == q->count;
+}
+
+static uint32_t next_tokens(const rig_request *q)
+{
+    return q->length < q->prompt ? kvf_min_u32(q->chunk, q->prompt - q->length) : 1;
+}
+
+static int64_t slot_of(const rig *r, const rig_request *q, uint32_t token)
+{
+    const uint32_t size = r->config.block_tokens;
+    return (int64_t)q->ids[token / size] * size + token % size;
+}
+
+static void put_tokens(rig *r, uint32_t layer, uint32_t tokens)
+{
+    const kvf_put_args put = {
+        .layer = layer, .tokens = tokens, .k = r->k, .v = r->v, .slots = r->slots};
+    test_expect(r->runtime, kvf_blocks_put(r->blocks, &put, r->stream), KVF_OK);
+}
+
+/* Tokens first .. first + count - 1 of a request to place `at` of the arrays of a pass. */
+static void lay_out(rig *r, const rig_request *q, uint32_t layer, uint32_t first, uint32_t count,
+                    uint32_t at)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        r->slots[at + i] = slot_of(r, q, first + i);
+        memcpy(r->q + (at + i) * q_bytes(r), test_q(&q->tokens, layer, first + i), q_bytes(r));
+        memcpy(r->k + (at + i) * k_bytes(r), test_k(&q->tokens, layer, first + i), k_bytes(r));
+        memcpy(r->v + (at + i) * k_bytes(r), test_v(&q->tokens, layer, first + i), k_bytes(r));
+    }
+}
+
+void rig_put(rig *r, rig_request *q, uint32_t first, uint32_t end)
+{
+    for (uint32_t layer = 0; layer < r->config.cache.layers; layer++) {
+        lay_out(r, q, layer, first, end - first, 0);
+        put_tokens(r, layer, end - first);
+        test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    }
+    q->length = kvf_max_u32(q->length, end);
+}
+
+/* Rows of steps come first. */
+static void sort_rows(rig_request *const *list, uint32_t count, rig_request **to, uint32_t *steps)
+{
+    uint32_t n = 0;
+    for (uint32_t pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < count; i++)
+            if ((list[i]->length < list[i]->prompt) == (int)pass)
+                to[n++] = list[i];
+        if (pass == 0)
+            *steps = n;
+    }
+}
+
+static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t tokens, uint32_t at,
+                    const float *lse)
+{
+    const uint32_t heads = r->config.cache.query_heads;
+    const size_t row = (size_t)layer * q->count + q->length;
+    r->compared += tokens;
+    if (memcmp(r->out + at * q_bytes(r), q->out + row * q_bytes(r), tokens * q_bytes(r)) != 0 ||
+        (lse && memcmp(lse, q->lse + row * heads, heads * sizeof *lse) != 0))
+        r->differs++;
+}
+
+static void run_pass_layer(rig *r, uint32_t layer, rig_request *const *rows, uint32_t count,
+                           uint32_t steps)
+{
+    const uint32_t heads = r->config.cache.query_heads;
+    uint32_t starts[RIG_REQUESTS + 1] = {0}, contexts[RIG_REQUESTS] = {0}, at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t n = next_tokens(rows[i]);
+        lay_out(r, rows[i], layer, rows[i]->length, n, at);
+        starts[i] = at;
+        contexts[i] = rows[i]->length;
+        starts[i + 1] = at += n;
+        r->lengths[i] = (int32_t)(rows[i]->length + n);
+        r->regions[i] = rows[i]->region;
+        memcpy(r->table + (size_t)i * r->table_stride, rows[i]->ids,
+               rows[i]->ids_count * sizeof *r->table);
+    }
+    kvf_block_rows all = {.rows = steps,
+                          .table_stride = r->table_stride,
+                          .table = r->table,
+                          .lengths = r->lengths,
+                          .regions = r->regions};
+    put_tokens(r, layer, at);
+    if (steps)
+        test_expect(r->runtime,
+                    kvf_blocks_decode(r->blocks, layer, &all, r->q, r->out, r->lse, r->stream),
+                    KVF_OK);
+    all.rows = count - steps;
+    all.table += (size_t)steps * r->table_stride;
+    all.lengths += steps;
+    all.regions = NULL;
+    if (all.rows)
+        test_expect(r->runtime,
+                    kvf_blocks_extend(r->blocks, layer, &all, starts + steps, contexts + steps,
+                                      r->q, r->out, r->stream),
+                    KVF_OK);
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    for (uint32_t i = 0; i < count; i++)
+        compare(r, rows[i], layer, starts[i + 1] - starts[i], starts[i],
+                i < steps ? r->lse + (size_t)i * heads : NULL);
+}
+
+uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count)
+{
+    const uint32_t before = r->differs;
+    rig_request *rows[RIG_REQUESTS] = {NULL};
+    uint32_t steps = 0;
+    sort_rows(list, count, rows, &steps);
+    for (uint32_t layer = 0; layer < r->config.cache.layers; layer++)
+        run_pass_layer(r, layer, rows, count, steps);
+    for (uint32_t i = 0; i < count; i++)
+        rows[i]->length += next_tokens(rows[i]);
+    return r->differs - before;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_TESTS_RUNTIME_BLOCKS_RIG_H
+#define KVF_TESTS_RUNTIME_BLOCKS_RIG_H
+
+/*
+ * A small engine over kvferry/blocks.h: requests with block tables, chunks and steps in one pass,
+ * and what kvf_prefill and kvf_decode of a sequence give for the same tokens.
+ *
+ * The engine gives ids and regions away as the test says. Every output is compared bit for bit.
+ */
+
+#include <kvferry/blocks.h>
+
+#include "harness.h"
+
+#define RIG_REQUESTS 6u
+#define RIG_TOKENS   400u /* most of a request */
+
+/* A request, and what its sequence gave. */
+typedef struct rig_request {
+    test_tokens tokens;
+    uint32_t prompt, count, chunk; /* tokens of the prompt, in all, of a chunk */
+    char *out;                     /* [layers, count, query_heads, head_dim] */
+    float *lse;                    /* [layers, count, query_heads], of steps */
+    /* and where it is */
+    uint32_t length; /* tokens put so far */
+    int32_t region;  /* of the pass */
+    uint32_t ids_count;
+    int32_t *ids;
+} rig_request;
+
+typedef struct rig {
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+    kvf_blocks *blocks;
+    kvf_blocks_config config;
+    test_random random;
+    uint32_t requests;
+    rig_request request[RIG_REQUESTS];
+    uint32_t free_count;
+    int32_t *free_ids;
+    char *codes; /* [layers, blocks, stride] */
+    size_t stride;
+    uint32_t table_stride;
+    /* of a pass */
+    char *q, *k, *v, *out; /* [tokens of a pass, heads, head_dim] */
+    float *lse;
+    int64_t *slots;
+    int32_t *table, *lengths, *regions;
+    uint32_t differs; /* outputs that were not the sequence's */
+    uint32_t compared;
+} rig;
+
+/* Settings of the reference are those of `bc->cache`. Requests run through sequences first. */
+void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc, uint32_t requests,
+              uint64_t seed);
+void rig_close(rig *r);
+
+/* A small geometry with codes: 2 layers, 2 KV heads, group 2, pages of 8, blocks of 32. */
+kvf_blocks_config rig_config(void);
+
+/* Ids until `length` tokens have a place: any free ones, or the lowest. */
+void rig_grow(rig *r, rig_request *q, uint32_t length, int shuffled);
+/* Its ids are free; it begins anew. */
+void rig_drop(rig *r, rig_request *q);
+
+/* One pass: the next chunk or the next token of every request in `list`, whose regions are set.
+ * Returns how many outputs differ from the sequences'. */
+uint32_t rig_pass(rig *r, rig_request *const *list, uint32_t count);
+/* Tokens below `length` once more, without queries, as an engine that has dropped their blocks. */
+void rig_put(rig *r, rig_request *q, uint32_t first, uint32_t end);
+int rig_is_done(const rig_request *q);
+
+#endif
