@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_BLOCKS_H
-#define KVF_BLOCKS_H
+#ifndef KVFERRY_BLOCKS_H
+#define KVFERRY_BLOCKS_H
 
 /**
  * @file
@@ -46,10 +46,10 @@ typedef struct kvf_blocks kvf_blocks;
 
 typedef struct kvf_blocks_config {
     size_t size; /**< set by init */
-    /** Geometry, budget and pages as of any cache; sequences_max = regions, and most rows of a call;
-     * tokens_max of a row. It takes select DYNAMIC, FULL and STREAMING with digest CODES, transfer
-     * AUTO, MAPPED and DIRECT. host_tokens_max and prefill_chunk_max are not looked at. No home
-     * here have, and are refused by name: verify_interval, speculate, head_mask, observe_window and
+    /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
+     * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
+     * AUTO, MAPPED or DIRECT. host_tokens_max and prefill_chunk_max are not looked at. Refused by
+     * name, for they have no home here: verify_interval, speculate, head_mask, observe_window and
      * disk_path. */
     kvf_cache_config cache;
     uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
@@ -115,9 +115,9 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t laye
 typedef struct kvf_put_args {
     uint32_t layer;
     uint32_t tokens;
-    const void *k;    /**< device: [tokens] rows, after RoPE */
-    const void *v;    /**< device: [tokens] rows */
-    size_t k_stride;  /**< elements from row to row; 0 = kv_heads * head_dim */
+    const void *k;   /**< device: [tokens] rows, after RoPE */
+    const void *v;   /**< device: [tokens] rows */
+    size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
     size_t v_stride;
     const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
 } kvf_put_args;

@@ -16,6 +16,7 @@ of every key, selects pages within a budget, brings the missing ones to the devi
 Runtime   a device and its threads; Stream an order of work on it; Link measures its link,
           Disk a disk
 Cache     prefill, decode, fork, page lists, statistics; Sequence, Recording, PageLists
+Blocks    pages under block tables of the caller, for engines that number blocks themselves
 Save      a sequence on its way to a file (`Sequence.save`, `Cache.restore`); `saved` tells of one
 Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own
 settings  names, ranges, defaults and meanings of all settings
@@ -32,6 +33,7 @@ import enum as _enum
 
 from . import capi
 from ._arrays import Buffer
+from ._blocks import Blocks
 from ._cache import Cache, PageLists, Recording, Sequence
 from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, GroupReduce, HugePages, Isa, LinkPattern, LinkWhat,
                     Pivot, Pool, Preset, PruneNeeds, PruneReach, Refresh, Retention, Select, Status,

@@ -131,6 +131,14 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
     u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes""")
+BlocksConfig = _struct("kvf_blocks_config",
+                       "size size; kvf_cache_config cache; u32 block_count block_tokens")
+BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
+    device_row_bytes device_bytes; u32 slots; enum transfer""")
+PutArgs = _struct("kvf_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
+BlockRows = _struct("kvf_block_rows", "u32 rows table_stride; ptr table lengths regions")
+BlocksStats = _struct("kvf_blocks_stats", """u64 tokens_put tokens_attended pages_selected hits misses
+    bytes_to_device pages_voided tokens_brought bad_rows bad_slots""")
 PrefillArgs = _struct("kvf_prefill_args", "ptr sequence; u32 layer tokens; ptr q k v positions out")
 DecodeArgs = _struct("kvf_decode_args",
                      "u32 layer batch; ptr sequences q k v positions out lse")
@@ -275,6 +283,19 @@ kvf_prune_chunk           enum  ptr ptr u32 u32 u32 ptr
 kvf_complete_begin        enum  ptr ptr u32 u32 ptr ptr
 kvf_complete_end          enum  ptr ptr ptr ptr
 kvf_prune_stats_get       void  ptr ptr
+
+kvf_blocks_config_init    void  ptr
+kvf_blocks_plan_make      enum  ptr ptr ptr ptr
+kvf_blocks_open           enum  ptr ptr ptr ptr
+kvf_blocks_close          void  ptr
+kvf_blocks_memory         ptr   ptr
+kvf_blocks_bind           enum  ptr u32 ptr size
+kvf_blocks_put            enum  ptr ptr ptr
+kvf_blocks_decode         enum  ptr u32 ptr ptr ptr ptr ptr
+kvf_blocks_extend         enum  ptr u32 ptr ptr ptr ptr ptr ptr
+kvf_blocks_copy           enum  ptr ptr ptr u32 ptr
+kvf_blocks_stats_get      void  ptr ptr
+kvf_blocks_stats_reset    void  ptr
 kvf_structkv_measure      kvf_structkv_measures ptr u32
 kvf_structkv_transition   void  ptr ptr u32 ptr
 kvf_structkv_pivot        u32   ptr u32 u32 u32

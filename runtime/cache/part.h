@@ -56,7 +56,7 @@ struct kvf_dims {
     uint32_t ahead_max;     /* pages that speculation ranks per list; 0 = there is none */
     uint32_t shadow_slots;  /* slots per list of the shadow residency; 0 = there is none */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
-    uint32_t by_block;      /* 1: blocks are the caller's (block_store.h), and rows have no tables */
+    uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
     uint32_t block_count;   /* of the pool */
     uint32_t bundle_blocks; /* blocks that go to the disk together; 1 without a disk tier */

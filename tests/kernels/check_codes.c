@@ -174,6 +174,34 @@ static void compare_masses(check *c, const kvf_weigh_args *a, uint16_t *const ma
     }
 }
 
+/* The same codes in cells, in another order, words and scales apart: nothing may change. */
+static kvf_weigh_args put_in_cells(check *c, const kvf_weigh_args *a)
+{
+    const uint32_t blocks = kvf_div_ceil_u32(a->pages_max * a->page_size, a->block_size);
+    const uint32_t id_cells = 1 + check_below(c, 3);
+    const uint32_t ids = kvf_div_ceil_u32(blocks, id_cells), cells = ids * id_cells;
+    const size_t code_bytes = (size_t)a->lists * a->block_size * a->head_dim / 4;
+    kvf_weigh_args to = *a;
+    uint32_t *cell = check_in(c, blocks * sizeof *cell);
+    to.codes = NULL;
+    to.cell = cell;
+    to.cell_stride = blocks;
+    to.cells.id_cells = id_cells;
+    to.cells.kv_heads = a->lists; /* the lists are the heads of one row */
+    to.cells.stride = id_cells * code_bytes + 16 * check_below(c, 3);
+    to.cells.words = check_in(c, ids * to.cells.stride);
+    to.cells.scales = check_in(c, (size_t)cells * a->lists * a->block_size * sizeof(uint16_t));
+    for (uint32_t b = 0; b < blocks; b++)
+        cell[b] = cells - 1 - b;
+    for (uint32_t l = 0; l < a->lists; l++)
+        for (uint32_t t = 0; t < a->pages[l] * a->page_size; t += KVF_CODE_TOKENS) {
+            const kvf_code_group from = kvf_weigh_group(a, l, t), at = kvf_weigh_group(&to, l, t);
+            memcpy((char *)at.words, from.words, kvf_code_scales(a->head_dim));
+            memcpy((char *)at.scales, from.scales, KVF_CODE_TOKENS * sizeof(uint16_t));
+        }
+    return to;
+}
+
 static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t group,
                        bool is_extreme)
 {
@@ -212,6 +240,14 @@ static void weigh_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     }
     check_bits(c, "top", top[1], top[0], rows * a.tiles_max * sizeof(float));
     compare_masses(c, &a, mass, sum);
+    kvf_weigh_args apart = put_in_cells(c, &a);
+    apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
+    apart.top = check_out(c, rows * a.tiles_max * sizeof(float));
+    apart.sum = check_out(c, rows * a.tiles_max * sizeof(float));
+    CHECK_RUN(c, c->var, weigh, &apart, 0);
+    check_bits(c, "mass of cells", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
+    check_bits(c, "top of cells", apart.top, top[1], rows * a.tiles_max * sizeof(float));
+    check_bits(c, "sum of cells", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
 }
 
 void check_weigh(check *c)

@@ -46,6 +46,7 @@ static const struct {
     {"move", "recorded", check_recorded, 1}, {"observe", "observe", check_observe, 2},
     {"observe", "pool", check_pool, 1},      {"observe", "profile", check_profile, 1},
     {"observe", "cover", check_cover, 1},    {"observe", "pack", check_pack, 1},
+    {"cells", "cells", check_cells, 1},
 };
 
 static const struct {

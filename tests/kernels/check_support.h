@@ -153,6 +153,7 @@ void check_cover(check *c);
 void check_pack(check *c);
 void check_heads(check *c);
 void check_ring(check *c);
+void check_cells(check *c);
 void check_properties(check *c);
 
 /* Times of the same calls, variant against reference. op NULL: all. */

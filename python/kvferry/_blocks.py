@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages under block tables of the caller (kvferry/blocks.h), for engines.
+
+Knows no arrays: device memory comes as addresses, and whoever calls keeps it alive until the work is
+done. Invariant: a call enqueues and returns; nothing is copied or kept.
+"""
+import ctypes
+from ctypes import byref
+from typing import Any, Optional, Sequence as Many, Tuple
+
+from .capi import (BlockRows, BlocksConfig, BlocksPlan, BlocksStats, PutArgs, lib)
+from ._cache import make_config
+from ._errors import Invalid, checked, raise_last
+from ._handles import Handle, Node
+from ._runtime import Runtime, Stream
+
+
+def _config(block_count: int, block_tokens: int, settings: dict, keep: list) -> BlocksConfig:
+    config = BlocksConfig()
+    lib.kvf_blocks_config_init(byref(config))
+    config.cache = make_config(settings, keep, [])
+    config.block_count, config.block_tokens = block_count, block_tokens
+    return config
+
+
+def _ids(values: Many[int]) -> ctypes.Array:
+    return (ctypes.c_uint32 * len(values))(*values)
+
+
+class Blocks(Handle):
+    """Keys and values of numbered blocks in host memory; see kvferry/blocks.h for what holds.
+
+    block_count   ids are 0 to block_count - 1
+    block_tokens  tokens of a block: a multiple of 32 and of page_size
+    settings      of the cache, as `kvferry.Cache` takes them; sequences_max is the number of regions
+
+    Addresses are whole numbers: `tensor.data_ptr()`, `array.ctypes.data`.
+    """
+
+    def __init__(self, runtime: Runtime, *, block_count: int, block_tokens: int = 32,
+                 **settings: Any) -> None:
+        keep: list = []
+        config = _config(block_count, block_tokens, settings, keep)
+        out, parent = ctypes.c_void_p(), runtime._node
+        checked(lib.kvf_blocks_open, parent.check(), byref(config), byref(out))
+        super().__init__(Node("blocks", out.value, lib.kvf_blocks_close, parent))
+        self.runtime = runtime
+        self.layers: int = config.cache.layers
+
+    @staticmethod
+    def plan_for(runtime: Runtime, *, block_count: int, block_tokens: int = 32,
+                 **settings: Any) -> BlocksPlan:
+        """The memory that such blocks would take; nothing is reserved."""
+        keep: list = []
+        config, plan = _config(block_count, block_tokens, settings, keep), BlocksPlan()
+        checked(lib.kvf_blocks_plan_make, runtime._node.check(), byref(config), byref(plan))
+        return plan
+
+    @property
+    def plan(self) -> BlocksPlan:
+        """The memory that it takes."""
+        row = BlocksPlan.from_address(lib.kvf_blocks_memory(self._node.check()))
+        return BlocksPlan.from_buffer_copy(row)
+
+    def bind(self, layer: int, codes: int, block_stride: Optional[int] = None) -> None:
+        """Codes of a layer lie at `codes`, `block_stride` bytes from block to block."""
+        stride = self.plan.code_bytes if block_stride is None else block_stride
+        self._must(lib.kvf_blocks_bind(self._node.check(), layer, codes, stride))
+
+    def put(self, layer: int, tokens: int, k: int, v: int, slots: int, stream: Stream, *,
+            k_stride: int = 0, v_stride: int = 0) -> None:
+        """Write tokens; `slots` are int64 on the device, strides elements from token to token."""
+        args = PutArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
+                       slots=slots)
+        self._must(lib.kvf_blocks_put(self._node.check(), byref(args), stream._node.check()))
+
+    def decode(self, layer: int, rows: int, table: Tuple[int, int], lengths: int, q: int, out: int,
+               stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None) -> None:
+        """One query per row. `table` is an address of int32 and the ids from row to row."""
+        args = self._rows(rows, table, lengths, regions)
+        self._must(lib.kvf_blocks_decode(self._node.check(), layer, byref(args), q, out, lse,
+                                         stream._node.check()))
+
+    def extend(self, layer: int, table: Tuple[int, int], lengths: int, starts: Many[int],
+               contexts: Many[int], q: int, out: int, stream: Stream) -> None:
+        """Row i has queries starts[i] to starts[i + 1] - 1, behind contexts[i] tokens."""
+        if len(starts) != len(contexts) + 1:
+            raise Invalid("starts has %d numbers: one more than the %d of contexts"
+                          % (len(starts), len(contexts)))
+        args = self._rows(len(contexts), table, lengths, None)
+        self._must(lib.kvf_blocks_extend(self._node.check(), layer, byref(args), _ids(starts),
+                                         _ids(contexts), q, out, stream._node.check()))
+
+    def copy(self, pairs: Many[Tuple[int, int]], stream: Stream) -> None:
+        """Blocks onto others, (from, to); codes are the caller's to copy."""
+        self._must(lib.kvf_blocks_copy(self._node.check(), _ids([a for a, _ in pairs]),
+                                       _ids([b for _, b in pairs]), len(pairs),
+                                       stream._node.check()))
+
+    def stats(self) -> BlocksStats:
+        """Totals since open or the last reset; read them after `stream.wait()`."""
+        with self._node.lock:
+            row = BlocksStats()
+            lib.kvf_blocks_stats_get(self._node.check(), byref(row))
+            return row
+
+    def reset_stats(self) -> None:
+        """Begin to count anew."""
+        with self._node.lock:
+            lib.kvf_blocks_stats_reset(self._node.check())
+
+    @staticmethod
+    def _rows(rows: int, table: Tuple[int, int], lengths: int, regions: Optional[int]) -> BlockRows:
+        address, stride = table
+        return BlockRows(rows=rows, table_stride=stride, table=address, lengths=lengths,
+                         regions=regions)
+
+    def _must(self, status: int) -> None:
+        if status:
+            raise_last(self.runtime._node.handle, status)

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Kernels on cells against their references: write, rows, renew, note, clone, spoil. Bit for bit,
+ * one behind the other on one small store, with rows that are bad among the others; what they mean
+ * is also said here in a few lines.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "check_support.h"
+#include "common/convert.h"
+#include "score/codes.h"
+
+#define REGIONS 4u
+#define LAYERS  2u
+#define LAYER   1u
+
+typedef struct world {
+    kvf_cells *c;
+    kvf_cell_codes codes;
+    uint32_t cells, lists;
+    size_t pool; /* cells of all layers */
+    int32_t *table, *lengths, *regions;
+    uint32_t table_stride;
+} world;
+
+static void *tracked(check *c, const char *name, size_t bytes)
+{
+    void *data = check_out(c, bytes);
+    memset(data, 0, bytes);
+    check_track(c, name, data, bytes);
+    return data;
+}
+
+static kvf_paging make_paging(check *c, uint32_t index)
+{
+    kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % CHECK_HEAD_DIMS],
+                              check_page_sizes[index % CHECK_PAGE_SIZES]},
+                    .kv_heads = 1 + check_below(c, 3),
+                    .group = 1};
+    p.lists = p.kv_heads;
+    p.block_size = p.shape.page_size > 32 ? 64 : 32;
+    p.block_pages = p.block_size / p.shape.page_size;
+    p.blocks_max = 6;
+    p.pages_max = p.blocks_max * p.block_pages;
+    p.sink = check_below(c, 40);
+    p.store_pages = kvf_max_u32(1, kvf_div_ceil_u32(p.sink, p.shape.page_size));
+    p.slots = 8;
+    p.ring_blocks = 2;
+    return p;
+}
+
+static void make_store(check *c, world *w)
+{
+    kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const size_t block = kvf_block_bytes(p), tokens = w->pool * p->block_size;
+    const uint32_t arenas = kvf_div_ceil_u32((uint32_t)w->pool, k->arena_cells);
+    char **arena = check_in(c, arenas * sizeof *arena);
+    char *pool = tracked(c, "pool", arenas * k->arena_cells * block);
+    for (uint32_t i = 0; i < arenas; i++)
+        arena[i] = pool + (arenas - 1 - i) * k->arena_cells * block;
+    k->arenas = arena;
+    k->scales = tracked(c, "scales", tokens * p->kv_heads * sizeof *k->scales);
+    k->writes = tracked(c, "writes", tokens * sizeof *k->writes);
+    k->odd = tracked(c, "odd", w->pool * sizeof *k->odd);
+    w->codes = (kvf_cell_codes){
+        .scales = k->scales + LAYER * tokens / LAYERS * p->kv_heads,
+        .stride = k->id_cells * (size_t)p->kv_heads * p->block_size * p->shape.head_dim / 4 + 32,
+        .id_cells = k->id_cells,
+        .kv_heads = p->kv_heads};
+    w->codes.words = tracked(c, "words", k->ids * w->codes.stride);
+}
+
+static void make_regions(check *c, world *w)
+{
+    kvf_cells *k = w->c;
+    const kvf_paging *p = &k->paging;
+    const size_t n = REGIONS * LAYERS, lists = n * p->lists, page = kvf_page_bytes(&p->shape);
+    if (check_below(c, 3))
+        k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
+    k->stores = tracked(c, "stores", lists * p->store_pages * page);
+    k->slots = check_out(c, lists * p->slots * page);
+    k->slot_of_page = tracked(c, "slot_of_page", lists * p->pages_max * sizeof(int32_t));
+    k->page_of_slot = tracked(c, "page_of_slot", lists * p->slots * sizeof(int32_t));
+    memset(k->slot_of_page, 0xff, lists * p->pages_max * sizeof(int32_t));
+    memset(k->page_of_slot, 0xff, lists * p->slots * sizeof(int32_t));
+    k->slot_tags = tracked(c, "slot_tags", lists * p->slots * sizeof *k->slot_tags);
+    k->token_tags = tracked(c, "token_tags", lists * kvf_cell_tokens(p) * sizeof *k->token_tags);
+    k->row = tracked(c, "row", REGIONS * sizeof *k->row);
+    k->blocks = tracked(c, "blocks", REGIONS * p->blocks_max * sizeof *k->blocks);
+    k->cell = tracked(c, "cell", REGIONS * p->blocks_max * sizeof *k->cell);
+    k->store_count = tracked(c, "store_count", w->lists * sizeof *k->store_count);
+    k->bits = check_in(c, p->kv_heads * p->blocks_max * sizeof *k->bits);
+    k->pages = tracked(c, "pages", w->lists * sizeof *k->pages);
+    k->choose = tracked(c, "choose", w->lists * sizeof *k->choose);
+    k->list_slot_of_page = tracked(c, "lists", w->lists * sizeof(int32_t *));
+    k->list_page_of_slot = tracked(c, "lists of slots", w->lists * sizeof(int32_t *));
+    k->is_bad = tracked(c, "is_bad", REGIONS * sizeof *k->is_bad);
+    k->counters = tracked(c, "counters", LAYERS * sizeof *k->counters);
+}
+
+static void make_world(check *c, world *w, uint32_t index)
+{
+    kvf_cells *k = w->c = check_in(c, sizeof *k);
+    *k = (kvf_cells){.paging = make_paging(c, index),
+                     .regions = REGIONS,
+                     .layers = LAYERS,
+                     .ids = 9,
+                     .id_cells = 1 + check_below(c, 2),
+                     .arena_cells = 5,
+                     .budget_tokens = 100 + check_below(c, 100),
+                     .local_tokens = check_below(c, 33),
+                     .dynamic_pages = 8};
+    const kvf_paging *p = &k->paging;
+    k->tokens_max = p->blocks_max * p->block_size - check_below(c, 20);
+    w->cells = k->ids * k->id_cells;
+    w->pool = (size_t)w->cells * LAYERS;
+    w->lists = REGIONS * p->lists;
+    make_store(c, w);
+    make_regions(c, w);
+    w->table_stride = kvf_div_ceil_u32(p->blocks_max, k->id_cells);
+    w->table = check_in(c, REGIONS * w->table_stride * sizeof *w->table);
+    w->lengths = check_in(c, REGIONS * sizeof *w->lengths);
+    w->regions = check_in(c, REGIONS * sizeof *w->regions);
+}
+
+/* Some slots, each once; some left out, one that there is not. */
+static void write_tokens(check *c, world *w, uint32_t with_odd)
+{
+    const kvf_paging *p = &w->c->paging;
+    const uint32_t all = w->cells * p->block_size, step = 1 + check_below(c, 3);
+    const uint32_t tokens = all / step, row = p->kv_heads * p->shape.head_dim;
+    kvf_write_args a = {.cells = w->c,
+                        .codes = w->codes,
+                        .dtype = p->shape.dtype,
+                        .layer = LAYER,
+                        .tokens = tokens,
+                        .k_stride = row + 8 * check_below(c, 2),
+                        .v_stride = row};
+    void *k = check_in(c, tokens * a.k_stride * kvf_dtype_bytes(a.dtype));
+    void *v = check_in(c, tokens * a.v_stride * kvf_dtype_bytes(a.dtype));
+    int64_t *slots = check_in(c, tokens * sizeof *slots);
+    check_fill(c, k, a.dtype, tokens * a.k_stride, DATA_NORMAL);
+    check_fill(c, v, a.dtype, tokens * a.v_stride, DATA_NORMAL);
+    for (uint32_t i = 0; i < tokens; i++)
+        slots[i] = check_below(c, 20) ? (int64_t)((tokens - 1 - i) * step) : -1;
+    slots[check_below(c, tokens)] = (int64_t)all + check_below(c, 3);
+    if (with_odd)
+        kvf_element_set(check_below(c, 2) ? k : v, a.dtype, check_below(c, row), NAN);
+    a.k = k;
+    a.v = v;
+    a.slots = slots;
+    CHECK_BOTH(c, write, &a);
+}
+
+/* Codes of a cell are those that `encode` gives for its keys. */
+static void compare_codes(check *c, const world *w, uint32_t cell)
+{
+    const kvf_paging *p = &w->c->paging;
+    const uint32_t head_dim = p->shape.head_dim;
+    kvf_digest_job *job = check_in(c, sizeof *job);
+    char *digest = check_out(c, kvf_code_bytes(head_dim) * (p->block_size / KVF_CODE_TOKENS));
+    for (uint32_t h = 0; h < p->kv_heads; h++) {
+        *job = (kvf_digest_job){.page = kvf_cell_home(w->c, LAYER, cell) + h * kvf_run_bytes(p),
+                                .digest = digest,
+                                .count = p->block_size};
+        const kvf_encode_args a = {.shape = p->shape, .job_count = 1, .jobs = job};
+        CHECK_RUN(c, c->ref, encode, &a, 0);
+        for (uint32_t t = 0; t < p->block_size; t++) {
+            const char *want = digest + t / KVF_CODE_TOKENS * kvf_code_bytes(head_dim);
+            const uint32_t in_group = t % KVF_CODE_TOKENS;
+            const char *got = kvf_cell_words(&w->codes, head_dim, p->block_size, cell, h, t);
+            if (kvf_cell_writes(w->c, LAYER, cell)[t] == 0)
+                continue;
+            for (uint32_t i = 0; i < head_dim / KVF_CODE_LANES; i++) {
+                const size_t at = 4 * kvf_code_word(head_dim, in_group, i);
+                check_bits(c, "a word", got + at, want + at, 4);
+            }
+            check_bits(c, "a scale", kvf_cell_scales(&w->codes, p->block_size, cell, h) + t,
+                       want + kvf_code_scales(head_dim) + in_group * sizeof(uint16_t),
+                       sizeof(uint16_t));
+        }
+    }
+}
+
+/* Tables of distinct ids, and what is wrong with some of them. */
+static void make_rows(check *c, world *w)
+{
+    const uint32_t ids = w->c->ids;
+    for (uint32_t b = 0; b < REGIONS; b++) {
+        for (uint32_t i = 0; i < w->table_stride; i++)
+            w->table[b * w->table_stride + i] = (int32_t)((b + i * 2) % ids);
+        w->lengths[b] = (int32_t)check_below(c, w->c->tokens_max + 1);
+        w->regions[b] = (int32_t)(REGIONS - 1 - b);
+    }
+    const uint32_t b = check_below(c, REGIONS);
+    switch (check_below(c, 8)) {
+    case 0:
+        w->table[b * w->table_stride] = check_below(c, 2) ? -1 : (int32_t)ids;
+        break;
+    case 1:
+        w->lengths[b] = check_below(c, 2) ? -5 : (int32_t)w->c->tokens_max + 1;
+        break;
+    case 2:
+        w->regions[b] = check_below(c, 2) ? -1 : (int32_t)REGIONS;
+        break;
+    case 3:
+        w->regions[b] = w->regions[(b + 1) % REGIONS];
+        break;
+    case 4:
+        w->lengths[b] = 0;
+        w->regions[b] = 1000;
+        break;
+    default:
+        break;
+    }
+}
+
+/* A good row names the cells of its table; a bad one nothing. */
+static void look_at_rows(check *c, const world *w)
+{
+    const kvf_paging *p = &w->c->paging;
+    for (uint32_t b = 0; b < REGIONS; b++) {
+        const kvf_row *row = &w->c->row[b];
+        if (row->length != (w->c->is_bad[b] ? 0 : (uint32_t)w->lengths[b]))
+            check_fail(c, "row %u has length %u of %d", b, row->length, w->lengths[b]);
+        for (uint32_t i = 0; i < row->sealed; i++) {
+            const int32_t id = w->table[b * w->table_stride + i / w->c->id_cells];
+            const uint32_t cell = (uint32_t)id * w->c->id_cells + i % w->c->id_cells;
+            if (row->blocks[i] != kvf_cell_home(w->c, LAYER, cell))
+                check_fail(c, "row %u block %u is not id %d", b, i, id);
+        }
+        for (uint32_t h = 0; h < p->kv_heads; h++)
+            if (w->c->choose[b * p->lists + h] > w->c->pages[b * p->lists + h])
+                check_fail(c, "row %u chooses more pages than there are", b);
+    }
+}
+
+/* Rings and stores hold what the cells hold. */
+static void look_at_regions(check *c, const world *w)
+{
+    const kvf_paging *p = &w->c->paging;
+    const size_t token = kvf_token_bytes(&p->shape);
+    for (uint32_t b = 0; b < REGIONS; b++)
+        for (uint32_t h = 0; h < p->kv_heads; h++) {
+            const kvf_row *row = &w->c->row[b];
+            for (uint32_t t = 0; t < row->length; t++) {
+                const uint32_t cell = w->c->cell[b * p->blocks_max + t / p->block_size];
+                const char *home = kvf_cell_home(w->c, LAYER, cell) + h * kvf_run_bytes(p) +
+                                   t % p->block_size * token;
+                if (t < row->store_count[h])
+                    check_bits(c, "sink", kvf_store_token(p, row->store, h, t), home, token);
+                if (t >= row->sealed * p->block_size)
+                    check_bits(c, "window",
+                               kvf_row_run(p, row, t / p->block_size, h) +
+                                   t % p->block_size * token,
+                               home, token);
+            }
+        }
+}
+
+/* Slots for some pages of every list, as a step would give them. */
+static void give_slots(check *c, const world *w)
+{
+    const kvf_paging *p = &w->c->paging;
+    const uint32_t ids_max = p->slots;
+    kvf_miss *misses = check_in(c, w->lists * ids_max * sizeof *misses);
+    uint32_t *count = check_in(c, w->lists * sizeof *count);
+    for (uint32_t l = 0; l < w->lists; l++) {
+        int32_t *page_of_slot = w->c->list_page_of_slot[l];
+        int32_t *slot_of_page = w->c->list_slot_of_page[l];
+        count[l] = 0;
+        for (uint32_t page = 0, s = 0; page < w->c->pages[l] && s < p->slots; page += 2, s++) {
+            if (page_of_slot[s] != -1 || slot_of_page[page] != -1)
+                continue;
+            page_of_slot[s] = (int32_t)page;
+            slot_of_page[page] = (int32_t)s;
+            misses[l * ids_max + count[l]++] = (kvf_miss){(int32_t)page, (int32_t)s};
+        }
+    }
+    const kvf_note_args a = {.cells = w->c,
+                             .layer = LAYER,
+                             .lists = w->lists,
+                             .ids_max = ids_max,
+                             .misses = misses,
+                             .miss_count = count};
+    CHECK_BOTH(c, note, &a);
+}
+
+static void step(check *c, world *w)
+{
+    const kvf_rows_args rows = {.cells = w->c,
+                                .layer = LAYER,
+                                .rows = REGIONS,
+                                .table_stride = w->table_stride,
+                                .table = w->table,
+                                .lengths = w->lengths,
+                                .regions = check_below(c, 3) ? w->regions : NULL};
+    const kvf_renew_args renew = {
+        .cells = w->c, .layer = LAYER, .rows = REGIONS, .kv_heads = w->c->paging.kv_heads};
+    make_rows(c, w);
+    CHECK_BOTH(c, rows, &rows);
+    look_at_rows(c, w);
+    CHECK_BOTH(c, renew, &renew);
+    look_at_regions(c, w);
+    give_slots(c, w);
+}
+
+static void spoil(check *c, const world *w)
+{
+    kvf_spoil_args a = {.is_bad = w->c->is_bad,
+                        .is_one = check_below(c, 2),
+                        .rows = REGIONS,
+                        .heads = 1 + check_below(c, 3),
+                        .head_dim = 16,
+                        .dtype = w->c->paging.shape.dtype};
+    const size_t count = (size_t)a.rows * a.heads;
+    a.out = tracked(c, "out", count * a.head_dim * kvf_dtype_bytes(a.dtype));
+    a.lse = tracked(c, "lse", count * sizeof *a.lse);
+    CHECK_BOTH(c, spoil, &a);
+    for (uint32_t i = 0; i < count; i++)
+        if ((w->c->is_bad[a.is_one ? 0 : i / a.heads] != 0) != isnan(a.lse[i]))
+            check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
+}
+
+static void cells_case(check *c, uint32_t index)
+{
+    world w = {0};
+    if (!check_begin(c))
+        return;
+    make_world(c, &w, index);
+    const kvf_paging *p = &w.c->paging;
+    check_describe(c, "%s d=%u P=%u heads=%u sink=%u id_cells=%u ring=%d",
+                   check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
+                   p->kv_heads, p->sink, w.c->id_cells, w.c->rings != NULL);
+    write_tokens(c, &w, 0);
+    compare_codes(c, &w, check_below(c, w.cells));
+    step(c, &w);
+    step(c, &w); /* other rows, over what the first ones left */
+    write_tokens(c, &w, index % 4 == 0);
+    const kvf_clone_args clone = {
+        .cells = w.c, .from = 1, .to = 4, .tasks = LAYERS * w.c->id_cells};
+    CHECK_BOTH(c, clone, &clone);
+    step(c, &w);
+    spoil(c, &w);
+}
+
+void check_cells(check *c)
+{
+    for (uint32_t i = 0; i < 21; i++)
+        cells_case(c, i);
+}
