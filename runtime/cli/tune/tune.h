@@ -63,8 +63,7 @@ typedef struct cli_tune {
     tune_question *questions; /* [question_count] */
     uint32_t question_count;
     kvf_token_ids prompts;
-    uint32_t full_right;    /* questions that full attention answers, */
-    double full_first_ms;   /* and its time to the first tokens of those, summed */
+    uint32_t full_right;    /* questions that full attention answers */
     double *figures;        /* what the arrays of `tuning` lie in */
     float *hidden, *pruned; /* [samples, hidden_size], [hidden_size] */
     cli_tuning tuning;

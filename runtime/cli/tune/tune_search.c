@@ -8,13 +8,15 @@
  * shallowest layer that keeps the answers, by halving, where that would be cheaper than what was
  * found so far. Then the memory: the smallest share that KV heads keep. Answers need not rise with
  * the layer, so a better setting may be missed; what is returned was measured. What a policy does
- * not keep is deleted here, and all that is left is attended.
+ * not keep is deleted here, and all that is left is attended. Times are those of what was found,
+ * in pairs with full attention, so that other work on the machine meets both.
  *
  * It knows settings and answers, not text or files. Invariant: every question is asked on an empty
  * sequence that is gone afterwards.
  */
 
 #include "common/clock.h"
+#include "common/percentile.h"
 #include "generate.h"
 #include "interrupt.h"
 #include "progress.h"
@@ -27,12 +29,13 @@
 static const float shares[] = {0.1f, 0.2f, 0.3f, 0.5f, 0.7f};
 
 #define SHARES (sizeof shares / sizeof *shares)
+#define PAIRS  5u
 
 /* A setting on its way. */
 typedef struct trial {
     kvf_prune_config config;
     uint32_t kept; /* answers */
-    double computed, first_ms;
+    double computed;
 } trial;
 
 typedef struct search {
@@ -51,6 +54,8 @@ typedef struct search {
 typedef struct said {
     uint32_t ids[TUNE_ANSWER_TOKENS_MAX];
     uint32_t count;
+    double first_ms; /* until the first token */
+    bool is_right;
 } said;
 
 static bool on_token(void *user, uint32_t id, const float *logits)
@@ -62,22 +67,21 @@ static bool on_token(void *user, uint32_t id, const float *logits)
 }
 
 /* Whether it begins with the answer, and not with a longer word or number. */
-static kvf_status judge(const cli_tune *tune, const said *s, const char *answer, bool *is_right,
-                        kvf_error *error)
+static kvf_status judge(const cli_tune *tune, said *s, const char *answer, kvf_error *error)
 {
     kvf_text text = {0};
     KVF_TRY(kvf_tokenizer_decode(tune->tokenizer, s->ids, s->count, true, &text, error));
     size_t at = 0, size = strlen(answer);
     while (at < text.size && isspace((unsigned char)text.bytes[at]))
         at++;
-    *is_right = text.size - at >= size && memcmp(text.bytes + at, answer, size) == 0 &&
-                (text.size == at + size || !isalnum((unsigned char)text.bytes[at + size]));
+    s->is_right = text.size - at >= size && memcmp(text.bytes + at, answer, size) == 0 &&
+                  (text.size == at + size || !isalnum((unsigned char)text.bytes[at + size]));
     kvf_text_free(kvf_tokenizer_allocator(tune->tokenizer), &text);
     return KVF_OK;
 }
 
 static kvf_status generate(const search *s, kvf_prune *prune, const tune_question *q,
-                           kvf_sequence *sequence, said *out, double *first_ms, kvf_error *error)
+                           kvf_sequence *sequence, said *out, kvf_error *error)
 {
     const cli_tune *tune = s->tune;
     const kvf_session session = {.runtime = tune->runtime,
@@ -101,47 +105,62 @@ static kvf_status generate(const search *s, kvf_prune *prune, const tune_questio
     KVF_TRY(kvf_generate_prefill(&session, &prefill, &stop, error));
     const double read_ms = kvf_now_ms() - start;
     KVF_TRY(kvf_generate_decode(&session, &decode, &result, error));
-    *first_ms += read_ms + result.first_ms;
+    out->first_ms = read_ms + result.first_ms;
     return KVF_OK;
 }
 
-static kvf_status ask(search *s, kvf_prune *prune, const tune_question *q, bool *is_right,
-                      double *first_ms, kvf_error *error)
+static kvf_status ask(search *s, kvf_prune *prune, const tune_question *q, said *out,
+                      kvf_error *error)
 {
     cli_tune *tune = s->tune;
     kvf_sequence *sequence = NULL;
-    said out = {.count = 0};
+    *out = (said){.count = 0};
     if (kvf_sequence_create(tune->cache, &sequence) != KVF_OK)
         return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
-    kvf_status status = generate(s, prune, q, sequence, &out, first_ms, error);
+    kvf_status status = generate(s, prune, q, sequence, out, error);
     (void)!kvf_stream_wait(tune->stream);
     kvf_transformer_forget(tune->transformer);
     kvf_sequence_destroy(sequence);
     cli_progress_at(&s->progress, ++s->runs);
-    return status == KVF_OK ? judge(tune, &out, q->answer, is_right, error) : status;
+    return status == KVF_OK ? judge(tune, out, q->answer, error) : status;
 }
 
 /* ---- one setting ---- */
 
-/* All questions that full attention answers, or as many as it takes to know that it keeps too few.
- */
-static kvf_status measure(search *s, trial *t, bool may_stop, kvf_error *error)
+/* Whether so many answers more would neither be enough nor more than the best setting has. */
+static bool is_hopeless(const search *s, uint32_t answers)
 {
-    const cli_tune *tune = s->tune;
+    return answers < s->needed && s->has_best && (s->is_fit || answers <= s->best.kept);
+}
+
+/* What was lost once is easily lost again: asked first, it ends a hopeless trial early. */
+static void ask_first(cli_tune *tune, uint32_t index)
+{
+    const tune_question lost = tune->questions[index];
+    memmove(tune->questions + 1, tune->questions, index * sizeof lost);
+    tune->questions[0] = lost;
+}
+
+/* All questions that full attention answers, or as many as it takes to know that they tell nothing.
+ */
+static kvf_status measure(search *s, trial *t, kvf_error *error)
+{
+    cli_tune *tune = s->tune;
     kvf_prune *prune = NULL;
     uint32_t left = tune->full_right;
     kvf_prune_stats stats;
     KVF_TRY(kvf_prune_open(tune->cache, &t->config, &prune, error));
     kvf_status status = KVF_OK;
     t->kept = 0;
-    t->first_ms = 0.0;
     for (uint32_t i = 0; status == KVF_OK && i < tune->question_count && !cli_interrupted(); i++) {
-        bool is_right = false;
+        said out;
         if (!tune->questions[i].is_right)
             continue;
-        status = ask(s, prune, &tune->questions[i], &is_right, &t->first_ms, error);
-        t->kept += is_right;
-        if (may_stop && t->kept + --left < s->needed)
+        status = ask(s, prune, &tune->questions[i], &out, error);
+        t->kept += out.is_right;
+        if (!out.is_right)
+            ask_first(tune, i);
+        if (is_hopeless(s, t->kept + --left))
             break;
     }
     kvf_prune_stats_get(prune, &stats);
@@ -186,9 +205,9 @@ static double expected_share(const search *s, const trial *t)
 }
 
 /* Measured; the best of what was measured is remembered. */
-static kvf_status try_setting(search *s, trial *t, bool may_stop, bool *fits, kvf_error *error)
+static kvf_status try_setting(search *s, trial *t, bool *fits, kvf_error *error)
 {
-    KVF_TRY(measure(s, t, may_stop, error));
+    KVF_TRY(measure(s, t, error));
     if (cli_interrupted())
         return KVF_OK;
     *fits = t->kept >= s->needed;
@@ -212,12 +231,12 @@ static kvf_status search_layer(search *s, trial t, kvf_error *error)
         t.config.settings.layer = --high;
     if (!is_possible(s, &t) || (s->is_fit && expected_share(s, &t) >= s->best.computed))
         return KVF_OK;
-    KVF_TRY(try_setting(s, &t, s->is_fit, &fits, error));
+    KVF_TRY(try_setting(s, &t, &fits, error));
     while (fits && low < high && !cli_interrupted()) {
         bool is_enough = false;
         const uint32_t middle = low + (high - low) / 2;
         t.config.settings.layer = middle;
-        KVF_TRY(try_setting(s, &t, true, &is_enough, error));
+        KVF_TRY(try_setting(s, &t, &is_enough, error));
         if (is_enough)
             high = middle;
         else
@@ -234,11 +253,36 @@ static kvf_status search_keep(search *s, kvf_error *error)
         bool fits = false;
         set_share(s, &t, "keep", shares[i]);
         if (is_possible(s, &t))
-            KVF_TRY(try_setting(s, &t, true, &fits, error));
+            KVF_TRY(try_setting(s, &t, &fits, error));
         if (fits)
             return KVF_OK;
     }
     return KVF_OK;
+}
+
+/* Time to the first token with the best setting, as a share of full attention's: a median. */
+static kvf_status time_first(search *s, double *share, kvf_error *error)
+{
+    const cli_tune *tune = s->tune;
+    double shares_of[PAIRS];
+    uint32_t count = 0;
+    kvf_prune *prune = NULL;
+    KVF_TRY(kvf_prune_open(tune->cache, &s->best.config, &prune, error));
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; status == KVF_OK && i < tune->question_count && count < PAIRS; i++) {
+        const tune_question *q = &tune->questions[i];
+        said full, pruned = {.first_ms = 0.0};
+        if (!q->is_right)
+            continue;
+        status = ask(s, NULL, q, &full, error);
+        if (status == KVF_OK)
+            status = ask(s, prune, q, &pruned, error);
+        shares_of[count++] = pruned.first_ms / full.first_ms;
+    }
+    kvf_prune_close(prune);
+    kvf_sort(shares_of, count);
+    *share = kvf_percentile(shares_of, count, 50);
+    return status;
 }
 
 static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, kvf_error *error)
@@ -266,9 +310,8 @@ static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, k
                        .keeps = s->is_fit,
                        .full = s->tune->full_right,
                        .kept = s->best.kept,
-                       .computed = s->best.computed,
-                       .first_share = s->best.first_ms / s->tune->full_first_ms};
-    return KVF_OK;
+                       .computed = s->best.computed};
+    return cli_interrupted() ? KVF_OK : time_first(s, &out->first_share, error);
 }
 
 /* ---- everything ---- */
@@ -278,10 +321,10 @@ static kvf_status ask_full(search *s, kvf_error *error)
     cli_tune *tune = s->tune;
     for (uint32_t i = 0; i < tune->question_count && !cli_interrupted(); i++) {
         tune_question *q = &tune->questions[i];
-        double first_ms = 0.0;
-        KVF_TRY(ask(s, NULL, q, &q->is_right, &first_ms, error));
+        said out;
+        KVF_TRY(ask(s, NULL, q, &out, error));
+        q->is_right = out.is_right;
         tune->full_right += q->is_right;
-        tune->full_first_ms += q->is_right ? first_ms : 0.0;
     }
     if (tune->full_right == 0 && !cli_interrupted())
         return model_fail(error, KVF_INVALID,
@@ -299,7 +342,8 @@ static uint64_t runs_at_most(const cli_tune *tune)
     uint32_t halvings = 1;
     while (tune->model.layers >> halvings)
         halvings++;
-    return (uint64_t)tune->question_count * (1 + policies * SHARES * (2 + halvings));
+    return (uint64_t)tune->question_count * (1 + policies * SHARES * (2 + halvings)) +
+           (uint64_t)policies * 2 * PAIRS;
 }
 
 kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
