@@ -65,7 +65,7 @@ static const cli_option rows[] = {
             .meaning = "lines to hide instead of numbers of cities: LINE, QUESTION and ANSWER, "
                        "separated by tabs"}},
     {.is = {"samples", KVF_SETTING_WHOLE, FIELD(samples), .low = 1, .high = 4096,
-            .meaning = "pieces of the text to measure on"}},
+            .meaning = "pieces of the text to measure on; in fewer pieces more lines compete"}},
     {.is = {"tokens", KVF_SETTING_WHOLE, FIELD(tokens), .low = 16, .high = 1 << 24,
             .meaning = "tokens of a piece"}},
     {.is = {"out", TEXT, FIELD(out),
@@ -113,9 +113,10 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
         "attention's answers.\nWith --questions 0, as the papers do: after which layer FastKV "
         "changes the last hidden state least,\nand at which layer StructKV's attention turns.";
     c->notes =
-        "A setting takes one prefill per question; there are about thirty per policy. With\n"
-        "--questions 0 the model runs once per piece of text for structkv, and once more per "
-        "layer for\nfastkv.\n";
+        "A setting takes one prefill per question, or less where answers are lost; a policy has at "
+        "most\nabout thirty. With --questions 0 the model runs once per piece of text for "
+        "structkv, "
+        "and once\nmore per layer for fastkv.\n";
     c->stray = "text is given with --text";
     c->defaults = set_defaults;
     cli_heading(c, "Measurement:");
