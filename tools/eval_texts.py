@@ -151,11 +151,12 @@ def repeats(r):
 
 
 class Document:
-    def __init__(self, manual, tokens, seed, chars):
+    def __init__(self, manual, tokens, seed, chars, count=NUMBERS):
+        """count: tasks of kind `number`"""
         r = Random(seed)
         cities, people = r.shuffled(CITIES), r.shuffled(PEOPLE)
-        groups = (list(numbers(r, cities[:NUMBERS])) + list(facts(r, people[0])) +
-                  list(chains(r, people[1:1 + CHAINS], cities[NUMBERS:])) + list(repeats(r)))
+        groups = (list(numbers(r, cities[:count])) + list(facts(r, people[0])) +
+                  list(chains(r, people[1:1 + CHAINS], cities[count:])) + list(repeats(r)))
         lines = r.shuffled(line for lines, _ in groups for line in lines)
         hidden = sum(len(line) + 2 for line in lines) * 1.3  # digits and names are short tokens
         body, rest = cut(prose(manual), tokens * CHARS_PER_TOKEN - hidden)

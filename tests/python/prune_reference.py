@@ -123,8 +123,8 @@ class View:
 
     def attention(self, w):
         """[heads, w, n] of the newest w queries."""
-        k = self.keys.repeat_interleave(self.model.group, 0)
-        logits = self.queries[:, -w:] @ k.transpose(1, 2) / math.sqrt(self.model.d)
+        q = self.queries[:, -w:].reshape(self.model.kv_heads, -1, self.model.d) / math.sqrt(self.model.d)
+        logits = (q @ self.keys.transpose(1, 2)).view(-1, w, self.n)
         return logits.masked_fill(~causal(self.n - w, w, self.n), -math.inf).softmax(-1)
 
     def scores(self, s, weighted=False):
@@ -328,14 +328,13 @@ class Prefix:
     """The beginning of prompts, whole: what it leaves in every layer."""
 
     def __init__(self, model, ids, sums=False):
-        self.ids, self.k, self.v, self.tail, self.sums, self.last = list(ids), [], [], [], [], []
+        self.ids, self.k, self.v, self.tail, self.sums = list(ids), [], [], [], []
         positions, x = torch.arange(len(ids)), model.embed(ids)
         self.x = [x]
         for layer in range(model.layers):
             q, k, v = model.project(layer, x, positions)
             if sums:
                 self.sums.append(sum_attention(model, q, k))
-                self.last.append(sum_attention(model, q[:, -1:], k))
             x = model.add_mlp(layer, model.add_attention(layer, x, model.attend(q, k, v)))
             self.k.append(k)
             self.v.append(v)
@@ -343,15 +342,47 @@ class Prefix:
             self.x.append(x)
 
 
+class Joined:
+    """Layers of two lists, one behind the other."""
+
+    def __init__(self, first, second, dim):
+        self.first, self.second, self.dim = first, second, dim
+
+    def __getitem__(self, layer):
+        return torch.cat([self.first[layer], self.second[layer]], self.dim)
+
+
+class Longer:
+    """A prefix with more behind it, which takes little memory of its own."""
+
+    def __init__(self, model, prefix, ids):
+        n, x = len(prefix.ids), model.embed(ids)
+        positions = n + torch.arange(len(ids))
+        self.ids, self.sums = prefix.ids + list(ids), []
+        own_k, own_v, own_q, own_x = [], [], [], [x]
+        for layer in range(model.layers):
+            q, k, v = model.project(layer, x, positions)
+            keys, values = torch.cat([prefix.k[layer], k], 1), torch.cat([prefix.v[layer], v], 1)
+            if prefix.sums:
+                self.sums.append(sum_attention(model, q, keys))
+                self.sums[-1][:, :n] += prefix.sums[layer]
+            x = model.add_mlp(layer, model.add_attention(layer, x, model.attend(q, keys, values)))
+            for to, of in ((own_k, k), (own_v, v), (own_q, q), (own_x, x)):
+                to.append(of)
+        self.k, self.v = Joined(prefix.k, own_k, 1), Joined(prefix.v, own_v, 1)
+        self.tail, self.x = Joined(prefix.tail, own_q, 1), Joined(prefix.x, own_x, 0)
+
+
 def sum_attention(model, q, k):
     """[heads, n]: attention that every token got from these queries, of the newest tokens."""
     n, t = k.shape[1], q.shape[1]
     keys, out = k.repeat_interleave(model.group, 0), torch.zeros(model.heads, k.shape[1])
     for first in range(0, t, ROWS):
-        part = q[:, first:first + ROWS]
-        logits = part @ keys.transpose(1, 2) / math.sqrt(model.d)
-        sees = causal(n - t + first, part.shape[1], n)
-        out += logits.masked_fill(~sees, -math.inf).softmax(-1).sum(1)
+        part = q[:, first:first + ROWS] / math.sqrt(model.d)
+        end = n - t + first + part.shape[1]
+        logits = part @ keys[:, :end].transpose(1, 2)
+        logits.masked_fill_(~causal(n - t + first, part.shape[1], end), -math.inf)
+        out[:, :end] += logits.softmax(-1).sum(1)
     return out
 
 
@@ -368,44 +399,39 @@ class Cache:
         self.v.append(v)
 
 
-def prefill(model, ids, name, s, prefix=None):
-    """(cache, logits of the last token). A prefix is one of ids: what it computed is not computed again."""
+def prefill(model, ids, name, s, prefix=None, make=Cache):
+    """(cache, logits of the last token). A prefix is all of ids: what it computed is not computed again.
+    make: an empty cache."""
     policy, state, n = POLICIES[name], {}, len(ids)
-    done = len(prefix.ids) if prefix else 0  # rows that the prefix has, as long as none was dropped
-    positions, x = torch.arange(n), model.embed(ids[done:])
-    cache, layer, turn = Cache(), 0, 0
+    positions, x = torch.arange(n), None if prefix else model.embed(ids)
+    cache, layer, turn = make(), 0, 0
     while layer < model.layers:
         cache.computed += len(positions)
-        q, k, v = model.project(layer, x, positions[done:])
+        if x is None:
+            q, k, v = prefix.tail[layer], prefix.k[layer], prefix.v[layer]
+        else:
+            q, k, v = model.project(layer, x, positions)
         sums = None
-        if done:
-            k, v = torch.cat([prefix.k[layer], k], 1), torch.cat([prefix.v[layer], v], 1)
         if name == "h2o":
-            sums = sum_attention(model, q, k)
-            if done:
-                sums[:, :done] += prefix.sums[layer]
-        x = model.add_attention(layer, x, model.attend(q, k, v))
-        if done:
-            q = torch.cat([prefix.tail[layer], q], 1)
+            sums = prefix.sums[layer] if x is None else sum_attention(model, q, k)
         answer = policy(View(model, layer, q, k, n, turn, sums), s, state)
         if answer.restart:
             ids = torch.as_tensor(ids)[answer.propagate]
-            positions, x, done = torch.arange(len(ids)), model.embed(ids), 0
+            positions, x = torch.arange(len(ids)), model.embed(ids)
             layer, turn, kept = 0, 1, cache.computed
-            cache = Cache()
+            cache = make()
             cache.computed = kept
             continue
         cache.add(k, v, answer.keep)
-        if layer + 1 == model.layers:
-            x = x[-1:]
-        x = model.add_mlp(layer, x)
+        if x is not None:
+            x = model.add_attention(layer, x, model.attend(q, k, v))
+            x = model.add_mlp(layer, x if layer + 1 < model.layers else x[-1:])
         if answer.propagate is not None and layer + 1 < model.layers:
-            if done:
-                x, done = torch.cat([prefix.x[layer + 1], x]), 0
-            x, positions = x[answer.propagate], positions[answer.propagate]
+            x = (prefix.x[layer + 1] if x is None else x)[answer.propagate]
+            positions = positions[answer.propagate]
         layer += 1
     cache.next = int(positions[-1]) + 1 if turn else n
-    return cache, model.logits(x[-1])
+    return cache, model.logits((prefix.x[layer] if x is None else x)[-1])
 
 
 def prefill_chunked(model, ids, name, s, chunk, queries, patched):
