@@ -20,7 +20,7 @@ import real_model
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0",
-            "numpy==2.4.6"]
+            "numpy==2.4.6", "fastapi==0.165.0", "uvicorn==0.54.0", "openai==3.54.0"]
 TRIES = 3  # registries time out
 UNPACK = """
 import copy, sys, torch

@@ -11,6 +11,7 @@ import copy
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,8 @@ FAMILIES = {
 }
 FULL = 2048
 NEW = 24
+EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "python",
+                       "custom_generate", "generate.py")
 
 
 def make(family="llama", seed=7, **fields):
@@ -380,6 +383,67 @@ class RealModel(Case):
                              max_new_tokens=16, do_sample=False)[0]["generated_text"])
         self.assertEqual(told[0], told[1])
         self.assertIn("Paris", told[1][-1]["content"])
+
+    def folder_that_generates(self, folder, **settings):
+        """The model's folder beside the example's custom_generate/generate.py, with more settings."""
+        for name in os.listdir(self.path):
+            os.symlink(os.path.join(self.path, name), os.path.join(folder, name))
+        os.mkdir(os.path.join(folder, "custom_generate"))
+        with open(EXAMPLE, encoding="utf-8") as text, \
+                open(os.path.join(folder, "custom_generate", "generate.py"), "w") as out:
+            more = "".join(", %s=%r" % setting for setting in settings.items())
+            out.write(text.read().replace("budget=512", "budget=512" + more))
+        return folder
+
+    def test_transformers_serve(self):
+        """The server as it is: chat, a stream, and a refusal that only a cache of kvferry has."""
+        if not transformers.utils.import_utils.is_serve_available():
+            self.skipTest("needs fastapi, uvicorn, pydantic and openai")
+        with tempfile.TemporaryDirectory() as folder, socket.socket() as s:
+            self.folder_that_generates(folder, tokens_max=256)
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+            s.close()
+            server = subprocess.Popen(
+                [sys.executable, "-m", "transformers.cli.transformers", "serve", folder, "--host",
+                 "127.0.0.1", "--port", str(port), "--trust-remote-code"],
+                env=dict(os.environ, HF_MODULES_CACHE=os.path.join(folder, "modules")),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                import openai
+                self.ask(openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % port, api_key="none",
+                                       timeout=600, max_retries=120), server, folder)
+            finally:
+                server.terminate()
+                server.wait()
+
+    def ask(self, client, server, model):
+        import openai
+        def chat(text, **fields):
+            self.assertIsNone(server.poll(), "the server ended")
+            return client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": text}], max_tokens=12,
+                temperature=0, **fields)
+        question = "What is the capital of France?"
+        told = chat(question).choices[0].message.content
+        self.assertIn("Paris", told)
+        parts = [part.choices[0].delta.content or "" for part in chat(question, stream=True)]
+        self.assertGreater(len(parts), 3)
+        self.assertEqual("".join(parts), told)
+        with self.assertRaises(openai.APIError) as refused:
+            list(chat("One and one make two. " * 80, stream=True))
+        self.assertIn("tokens_max = 256: the sequence holds 0 tokens", str(refused.exception.body))
+        self.assertEqual(chat(question).choices[0].message.content, told)
+
+    def test_pipeline_of_a_folder_that_generates(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = transformers.pipeline("text-generation", model=self.folder_that_generates(folder),
+                                         trust_remote_code=True)
+            self.assertEqual(pipe.model.config._attn_implementation, "sdpa")
+            told = pipe([{"role": "user", "content": "What is the capital of France?"}],
+                        max_new_tokens=12, do_sample=False)
+            self.assertEqual(pipe.model.config._attn_implementation, "kvferry")
+        self.assertIn("Paris", told[0]["generated_text"][-1]["content"])
 
     def test_default_budget_is_the_command_s(self):
         ids = self.tokenizer(self.text, return_tensors="pt").input_ids[:, :2000]

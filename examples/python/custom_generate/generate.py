@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the folder of a model, as custom_generate/generate.py: every `generate` of it uses kvferry.
+
+    transformers serve FOLDER --trust-remote-code
+
+Transformers reads this file by itself where code of a model's folder is trusted; pipelines do, too, with
+trust_remote_code=True. Knows no model.
+"""
+import kvferry.hf
+
+
+def generate(*args, model, **kwargs):
+    """What the model's own `generate` does, with a cache of pages where none is passed."""
+    return kvferry.hf.use(model, budget=512).generate(*args, **kwargs)
