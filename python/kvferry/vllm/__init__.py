@@ -17,6 +17,8 @@ def register() -> None:
     from vllm.platforms import current_platform # pylint: disable=import-outside-toplevel
     from vllm.v1.attention.backends.registry import ( # pylint: disable=import-outside-toplevel
         AttentionBackendEnum, register_backend)
+    from . import metrics # pylint: disable=import-outside-toplevel
+    metrics.announce()
     register_backend(AttentionBackendEnum.CUSTOM, __name__ + ".backend.Backend")
     if current_platform.is_cpu():
         for name in _OF_CPUS:

@@ -83,7 +83,6 @@ class Builder(AttentionMetadataBuilder[Pass]):
                 at.append(row.start)
             else:
                 told.dense.append((row.start, row.end, sequence))
-        self.pool.tell()
         is_dense = at == list(range(len(at)))
         told.step_rows = slice(0, len(at)) if is_dense else torch.tensor(at, device=self.device)
         return told
@@ -105,7 +104,7 @@ class Impl(AttentionImpl[Pass]):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
-        self.index = 0 # of the layer in it
+        self.index, self.is_last = 0, False # of the layer in it
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """All layers are there, and vLLM has not asked yet how much memory there is."""
@@ -124,6 +123,7 @@ class Impl(AttentionImpl[Pass]):
             refuse("outputs that are quantised by the attention", "leave that fusion out")
         if attn_metadata is None: # a pass that measures memory
             return output.zero_()
+        assert self.pool is not None
         if attn_metadata.steps:
             at = attn_metadata.step_rows
             q, k, v = (x[at].contiguous() for x in (query, key, value))
@@ -136,6 +136,8 @@ class Impl(AttentionImpl[Pass]):
                          output[first:end])
         for first, end in attn_metadata.lost:
             output[first:end] = torch.nan
+        if self.is_last:
+            self.pool.tell()
         return output
 
     def _step(self, sequences: List[Sequence], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
@@ -172,7 +174,7 @@ def pool_of(config: Any) -> Pool:
     if first.pool is None:
         pool = Pool(config, ours)
         for index, impl in enumerate(ours.values()):
-            impl.pool, impl.index = pool, index
+            impl.pool, impl.index, impl.is_last = pool, index, index == len(ours) - 1
     return first.pool
 
 

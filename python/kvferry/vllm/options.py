@@ -19,7 +19,7 @@ OWN = ("head_mask", "log_interval")
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
          "tokens_max", "host_tokens_max", "observe_window", "device", "device_ordinal", "host_bytes")
 PREFIX = "KVFERRY_"
-NOT_OURS = ("library",) # where the library is
+NOT_OURS = ("library", "metrics") # where the library is, and where metrics.py writes
 
 
 class Options(NamedTuple):

@@ -16,8 +16,9 @@ from .. import __version__
 from .._cache import Cache
 from .._errors import Invalid, OutOfMemory
 from .._runtime import Runtime
-from ..capi import Select
+from ..capi import Select, Stats
 from . import options as _options
+from .metrics import Written, values_of
 from .refusals import refuse
 from .requests import Requests, log
 
@@ -43,7 +44,9 @@ class Pool:
         ).host_kv_bytes
         self.cache: Optional[Cache] = None
         self.requests: Optional[Requests] = None
-        self._told = time.monotonic()
+        parallel = config.parallel_config
+        self._counters = Written(engine=str(parallel.data_parallel_rank), rank=str(parallel.rank))
+        self._told, self._before = time.monotonic(), Stats()
 
     def _settings(self) -> dict:
         """Of the cache, without memory."""
@@ -134,23 +137,33 @@ class Pool:
     # -- while it serves --
 
     def tell(self) -> None:
-        """A line of statistics now and then, if there was something to do."""
-        now = time.monotonic()
+        """After a pass: counters, and now and then a line, if there was something to do."""
+        assert self.cache is not None and self.requests is not None
+        stats, now = self.cache.stats(), time.monotonic()
+        self._counters.write(values_of(stats, self.requests.lost))
         if not self.options.log_interval or now - self._told < self.options.log_interval:
             return
         self._told = now
-        assert self.cache is not None and self.requests is not None
-        stats, s = self.cache.stats(), self.cache.settings
-        if not stats.steps:
-            return
-        fetched = stats.hits + stats.misses
-        log.info("kvferry: %d sequences with %d tokens; %.0f tokens attended per KV head and step, "
-                 "%.1f%% of pages were on the device, %d MiB fetched%s",
-                 len(self.requests), self.requests.tokens(),
-                 stats.tokens_attended / stats.steps / s.kv_heads,
-                 100.0 * stats.hits / fetched if fetched else 100.0, stats.bytes_to_device // MIB,
-                 ", recall %.3f" % (stats.recall_sum / stats.verified) if stats.verified else "")
-        self.cache.stats_reset()
+        if stats.steps != self._before.steps:
+            log.info("%s", self._line(stats))
+        self._before = stats
+
+    def _line(self, stats: Stats) -> str:
+        """What it holds, and what it did since the last line."""
+        cache, requests, before = self.cache, self.requests, self._before
+        assert cache is not None and requests is not None
+
+        def since(name: str) -> float:
+            return getattr(stats, name) - getattr(before, name)
+
+        selected = since("hits") + since("misses")
+        recall = ", recall %.3f" % (since("recall_sum") / since("verified")) if since("verified") else ""
+        return ("kvferry: %d sequences with %d tokens; %.0f tokens attended per KV head and step, "
+                "%.1f%% of pages were on the device, %d MiB fetched%s" % (
+                    len(requests), requests.tokens(),
+                    since("tokens_attended") / since("steps") / cache.settings.kv_heads,
+                    100.0 * since("hits") / selected if selected else 100.0,
+                    since("bytes_to_device") // MIB, recall))
 
     def close(self) -> None:
         """Give all memory back."""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of every rank in the /metrics of vLLM's server.
+
+Ranks are other processes than the one that answers. Each writes its counters to a file of the kind
+that prometheus_client shares among processes; the one that answers reads them all. They lie where
+vLLM keeps such files, if several processes answer, else in a folder that only ranks of kvferry make.
+Imports nothing of vLLM. Invariant: a counter only grows while its rank runs.
+"""
+import atexit
+import functools
+import glob
+import os
+import secrets
+import shutil
+import tempfile
+from typing import Any, Iterable, List
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR" # vLLM sets it
+OURS = "KVFERRY_METRICS" # the first process says it to the others
+# Name and meaning; `values_of` has the same order.
+COUNTERS = (
+    ("steps", "Decode steps, counted per request and layer"),
+    ("tokens_attended", "Tokens that decode steps attended to, summed over KV heads"),
+    ("page_hits", "Selected pages that were on the device"),
+    ("page_misses", "Selected pages that were fetched"),
+    ("bytes_to_device", "Bytes of pages moved to the device"),
+    ("bytes_from_disk", "Bytes of pages read from the disk"),
+    ("rows_verified", "Rows of query heads that were compared with dense attention"),
+    ("recall_sum", "Shares of the attention of those rows that was selected, summed"),
+    ("requests_lost", "Requests with a key or value that was not finite"),
+)
+
+
+def values_of(stats: Any, requests_lost: int) -> List[float]:
+    """Of a kvferry.Stats, in the order of COUNTERS."""
+    return [stats.steps, stats.tokens_attended, stats.hits, stats.misses, stats.bytes_to_device,
+            stats.bytes_from_disk, stats.verified, stats.recall_sum, requests_lost]
+
+
+class Written:
+    """The counters of one rank.
+
+    labels   which rank of which engine it is
+    """
+
+    def __init__(self, **labels: str) -> None:
+        from prometheus_client import mmap_dict # pylint: disable=import-outside-toplevel
+        folder = os.environ.get(SHARED) or os.environ[OURS]
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._file = mmap_dict.MmapedDict(os.path.join(folder, "counter_kvferry%d.db" % os.getpid()))
+        self._keys = [mmap_dict.mmap_key("kvferry:" + name, "kvferry:%s_total" % name, list(labels),
+                                         list(labels.values()), text) for name, text in COUNTERS]
+
+    def write(self, values: Iterable[float]) -> None:
+        """All of them, as they are."""
+        for key, value in zip(self._keys, values):
+            self._file.write_value(key, value, 0.0)
+
+
+class Read:
+    """What /metrics of this process says about the ranks below it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def collect(self) -> Iterable[Any]:
+        """As prometheus_client asks a collector."""
+        from prometheus_client import multiprocess # pylint: disable=import-outside-toplevel
+        return multiprocess.MultiProcessCollector.merge(glob.glob(os.path.join(self.folder, "*.db")))
+
+
+@functools.lru_cache(maxsize=None)
+def announce() -> None:
+    """In every process: say where the counters are, and show them if this one is asked."""
+    from prometheus_client import REGISTRY # pylint: disable=import-outside-toplevel
+    if OURS not in os.environ: # the first
+        os.environ[OURS] = os.path.join(tempfile.gettempdir(),
+                                        "kvferry-metrics-" + secrets.token_hex(16))
+        atexit.register(_remove, os.environ[OURS], os.getpid())
+    REGISTRY.register(Read(os.environ[OURS]))
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner: # and not a copy of that process
+        shutil.rmtree(folder, ignore_errors=True)
