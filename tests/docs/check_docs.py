@@ -7,8 +7,12 @@ like a checkout: examples/ is the source's, build/ has the programs and takes wh
 writes. If a block of text stands right behind it, every line of that is a line of what the example
 prints; `...` in it stands for anything.
 
+The page of vLLM runs in the Python that `./dev vllm` makes, beside the model of that; without it the test
+is skipped.
+
 usage: check_docs.py SOURCE BUILD CC PAGE
 """
+import importlib
 import os
 import re
 import subprocess
@@ -48,6 +52,21 @@ class Place:
         os.mkdir(os.path.join(folder, "build"))
         os.symlink(os.path.join(build, "runtime"), os.path.join(folder, "build", "runtime"))
         self.library = os.path.join(build, "runtime")
+        self.python, self.paths, self.env = sys.executable, [], {}
+
+    def use_vllm(self):
+        """Its interpreter finds the plug-in, and the real model lies in the folder."""
+        sys.path.insert(0, os.path.join(self.source, "tools"))
+        env, real = importlib.import_module("vllm_env"), importlib.import_module("real_model")
+        python = os.path.join(real.cache_folder(), "vllm", "bin", "python")
+        model = os.path.join(real.cache_folder(), real.NAME + ".hf")
+        if not os.path.exists(python) or not os.path.exists(model):
+            print("skipped: no vLLM here; ./dev vllm makes an environment that has it")
+            sys.exit(77)
+        os.symlink(model, os.path.join(self.folder, real.NAME))
+        self.python, self.paths = python, [env.entry_points(python)]
+        self.env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
+                    "HF_HUB_OFFLINE": "1"}
 
     def write(self, name, text):
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as f:
@@ -57,9 +76,10 @@ class Place:
         return run(["bash", "-euo", "pipefail", "-c", text], self.folder)
 
     def run_python(self, text):
-        env = dict(os.environ, PYTHONPATH=os.path.join(self.source, "python"),
+        paths = os.pathsep.join([os.path.join(self.source, "python"), *self.paths])
+        env = dict(os.environ, PYTHONPATH=paths, **self.env,
                    KVFERRY_LIBRARY=os.path.join(self.library, "libkvferry.so"))
-        return run([sys.executable, "-c", text], self.folder, env=env)
+        return run([self.python, "-c", text], self.folder, env=env)
 
     def run_c(self, text):
         self.write("program.c", text)
@@ -93,6 +113,8 @@ def main():
         if page == "README.md":
             place.compile_piece(next(text for language, text, _ in blocks if language == "c"))
             return
+        if page == "docs/vllm.md":
+            place.use_vllm()
         language, text, told = blocks[0]
         missing = list(lacking(told, getattr(place, "run_" + language)(text)))
     if missing:
