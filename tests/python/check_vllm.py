@@ -9,6 +9,7 @@ usage: check_vllm.py [TEST...]     ./dev vllm makes the environment and runs it
 """
 import concurrent.futures
 import functools
+import glob
 import json
 import os
 import signal
@@ -19,6 +20,8 @@ import tempfile
 import time
 import unittest
 import urllib.request
+
+from kvferry.vllm.metrics import COUNTERS
 
 VOCABULARY = 160
 LENGTHS = (1, 2, 31, 32, 33, 64, 100, 150, 200, 257, 400, 511)
@@ -341,47 +344,138 @@ class Refusals(Case):
                 self.assertIn(text, told)
 
 
+class Serving:
+    """A server: its port, and what it answers. `words` go to its command line; ours=None is vLLM's."""
+
+    def __init__(self, name, model, ours, *words, several=False):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.log = os.path.join(FOLDER.name, name + ".txt")
+        custom = () if ours is None else ("--attention-backend", "CUSTOM", "--additional-config",
+                                          json.dumps({"kvferry": ours}))
+        with open(self.log, "w", encoding="utf-8") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
+                 "--served-model-name", "small", "--port", str(self.port), "--dtype", "float32",
+                 "--enforce-eager", "--gpu-memory-utilization", "0.2", *words, *custom],
+                env=environment(several), stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True)
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                self.get("/health")
+                break
+            except OSError:
+                time.sleep(1)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def text_of_log(self):
+        with open(self.log, encoding="utf-8") as text:
+            return text.read()
+
+    def get(self, path):
+        with urllib.request.urlopen("http://127.0.0.1:%d%s" % (self.port, path), timeout=60) as got:
+            return got.read().decode()
+
+    def metrics(self, prefix):
+        """Values of /metrics by name and labels."""
+        rows = [line.rsplit(" ", 1) for line in self.get("/metrics").splitlines()]
+        return {name: float(value) for name, value in rows if name.startswith(prefix)}
+
+    def tokens(self, ids, new=NEW):
+        """A greedy answer to token ids, where there is no tokenizer."""
+        asked = urllib.request.Request(
+            "http://127.0.0.1:%d/v1/completions" % self.port, headers={"Content-Type": "application/json"},
+            data=json.dumps({"model": "small", "prompt": ids, "max_tokens": new, "temperature": 0,
+                             "ignore_eos": True, "return_token_ids": True}).encode())
+        with urllib.request.urlopen(asked, timeout=LIMIT) as got:
+            return json.load(got)["choices"][0]["token_ids"]
+
+    def resident_kib(self):
+        """Memory of the server and of every process below it."""
+        below, pids = [self.process.pid], set()
+        while below:
+            pid = below.pop()
+            pids.add(pid)
+            for task in glob.glob("/proc/%d/task/*/children" % pid):
+                with open(task, encoding="ascii") as text:
+                    below += map(int, text.read().split())
+        total = 0
+        for pid in pids:
+            with open("/proc/%d/status" % pid, encoding="ascii") as text:
+                total += sum(int(line.split()[1]) for line in text if line.startswith("VmRSS"))
+        return total
+
+
+SMALL = ("--skip-tokenizer-init", "--block-size", "32", "--max-num-seqs", "12", "--max-model-len",
+         str(FULL), "--max-num-batched-tokens", "2048")
+
+
+class TwoEngines(Case):
+    """Data parallel: each engine has its own pages, and a server asks both."""
+
+    def test_data_parallel(self):
+        served = Serving("two", small_model(), {"budget": FULL, "host_memory": "64MiB"}, *SMALL,
+                         "--data-parallel-size", "2", several=True)
+        self.addCleanup(served.stop)
+        with concurrent.futures.ThreadPoolExecutor(12) as threads:
+            told = list(threads.map(served.tokens, prompts()))
+        self.assertEqual([[one] for one in told], stock(), served.text_of_log()[-4000:])
+        self.assertEqual(served.text_of_log().count("kvferry 0."), 2)
+        steps = served.metrics("kvferry:steps_total")
+        self.assertEqual(len(steps), 2)
+        self.assertTrue(all(steps.values()), steps)
+
+
+class Soak(Case):
+    """`./dev vllm Soak`: two thousand requests, equal answers, and memory that grows no faster than
+    without kvferry: what vLLM keeps of requests is its own."""
+
+    def ask(self, name, ours):
+        served = Serving(name, small_model(), ours, *SMALL)
+        self.addCleanup(served.stop)
+        asked, wanted, held = prompts()[:8], [], {}
+        with concurrent.futures.ThreadPoolExecutor(12) as threads:
+            for number in range(0, 2000, 40):
+                told = list(threads.map(lambda i: served.tokens(asked[i % 8], 8), range(40)))
+                wanted = wanted or told[:8]
+                self.assertEqual(told, wanted * 5)
+                if number + 40 in (200, 1000, 2000):
+                    held[number + 40] = served.resident_kib()
+        print("%s: memory after requests: %s KiB" % (name, held))
+        return held
+
+    def test_many_short_requests(self):
+        ours = self.ask("kvferry", {"budget": 128, "host_memory": "64MiB"})
+        alone = self.ask("alone", None)
+        more = (ours[2000] - ours[1000]) - (alone[2000] - alone[1000])
+        self.assertLess(more, 4096)
+
+
 class Server(Case):
     """A real server, asked by the client of OpenAI as people do."""
 
     @classmethod
     def setUpClass(cls):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            cls.port = s.getsockname()[1]
-        cls.log = os.path.join(FOLDER.name, "server.txt")
-        with open(cls.log, "w", encoding="utf-8") as out:
-            cls.server = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
-                 os.environ["KVF_HF_MODEL"], "--served-model-name", "small", "--port", str(cls.port),
-                 "--attention-backend", "CUSTOM", "--additional-config",
-                 json.dumps({"kvferry": {"budget": 512, "host_memory": "512MiB", "log_interval": 1}}),
-                 "--dtype", "float32", "--max-num-seqs", "8", "--max-model-len", "4096",
-                 "--enforce-eager", "--gpu-memory-utilization", "0.2"],
-                env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        end = time.monotonic() + LIMIT
-        while time.monotonic() < end and cls.server.poll() is None:
-            try:
-                urllib.request.urlopen("http://127.0.0.1:%d/health" % cls.port, timeout=5)
-                break
-            except OSError:
-                time.sleep(1)
+        cls.served = Serving(
+            "server", os.environ["KVF_HF_MODEL"],
+            {"budget": 512, "host_memory": "512MiB", "log_interval": 1, "verify_interval": 4,
+             "transfer": "gather"}, "--max-num-seqs", "8", "--max-model-len", "4096")
         import openai
-        cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.port, api_key="none",
-                                   timeout=LIMIT, max_retries=0)
+        cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.served.port,
+                                   api_key="none", timeout=LIMIT, max_retries=0)
 
     @classmethod
     def tearDownClass(cls):
         cls.client.close()
-        cls.server.send_signal(signal.SIGTERM)
-        try:
-            cls.server.wait(60)
-        except subprocess.TimeoutExpired:
-            cls.server.kill()
-
-    def text_of_log(self):
-        with open(self.log, encoding="utf-8") as text:
-            return text.read()
+        cls.served.stop()
 
     def ask(self, number, tokens=16, **fields):
         told = self.client.completions.create(model="small", temperature=0, max_tokens=tokens,
@@ -389,7 +483,7 @@ class Server(Case):
         return told if fields.get("stream") else told.choices[0].text
 
     def test_first_line(self):
-        self.assertRegex(self.text_of_log(), r"kvferry 0\.\d+\.\d+ on .*: budget 512, .*"
+        self.assertRegex(self.served.text_of_log(), r"kvferry 0\.\d+\.\d+ on .*: budget 512, .*"
                          r"host memory \d+ MiB, device memory \d+ MiB")
 
     def test_chat(self):
@@ -421,14 +515,42 @@ class Server(Case):
         self.assertEqual(self.running(), 0)
 
     def running(self):
-        with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.port, timeout=30) as got:
-            lines = got.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines
-                   if line.startswith("vllm:num_requests_running"))
+        return sum(self.served.metrics("vllm:num_requests_running").values())
+
+    def test_a_prompt_that_was_there(self):
+        """Nothing of it is found: its pages were the other request's."""
+        prompt = "The pages of a book are numbered. " * 40
+        told = [self.client.completions.create(model="small", temperature=0, max_tokens=8,
+                                               prompt=prompt + end).choices[0].text
+                for end in ("Page one", "Page two", "Page one")]
+        self.assertEqual(told[0], told[2])
+        self.assertEqual(sum(self.served.metrics("vllm:prefix_cache_hits_total").values()), 0)
+
+    def test_metrics(self):
+        self.ask(7)
+        before = self.served.metrics("kvferry:")
+        self.client.completions.create(model="small", temperature=0, max_tokens=24,
+                                       prompt="One and one make two. " * 400,
+                                       extra_body={"ignore_eos": True})
+        names = {name.partition("{")[0] for name in before}
+        self.assertEqual(names, {"kvferry:%s_total" % name for name, _ in COUNTERS})
+        more = {name.partition("{")[0][len("kvferry:"):-len("_total")]: value - before[name]
+                for name, value in self.served.metrics('kvferry:').items()}
+        self.assertEqual(more["steps"], 23 * 30)
+        self.assertLessEqual(more["tokens_attended"], 23 * 30 * 3 * 512)
+        self.assertGreater(more["tokens_attended"], 23 * 30 * 3 * 400)
+        self.assertGreater(more["page_hits"], more["page_misses"])
+        self.assertGreater(more["bytes_to_device"], 0)
+        self.assertGreater(more["recall_sum"], 0.5 * more["rows_verified"])
+        self.assertLessEqual(more["recall_sum"], more["rows_verified"])
+        self.assertEqual((more["requests_lost"], more["bytes_from_disk"]), (0, 0))
+        self.assertIn('engine="0",rank="0"', next(iter(before)))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--engine"]:
         engine_main(sys.argv[2])
     else:
-        unittest.main(argv=["check_vllm"] + sys.argv[1:], verbosity=2)
+        names = [name for name, one in list(globals().items())
+                 if isinstance(one, type) and issubclass(one, Case) and one not in (Case, Soak)]
+        unittest.main(argv=["check_vllm"] + (sys.argv[1:] or names), verbosity=2)

@@ -55,6 +55,8 @@ class Options(unittest.TestCase):
 
     def test_memory_is_shared_by_ranks(self):
         self.assertGreater(options.default_memory(1), options.default_memory(4))
+        with self.assertRaisesRegex(kvferry.Invalid, "host_memory must be said with data parallelism"):
+            options.default_memory(1, 1)
 
 
 def engine(**changes):

@@ -94,8 +94,10 @@ def read_mask(path: str, layers: int, kv_heads: int) -> list:
     return [[int(text) for text in row] for row in rows]
 
 
-def default_memory(ranks: int) -> int:
-    """Half of the host memory that is free now, shared by the ranks of this machine."""
+def default_memory(ranks: int, engine: int = 0) -> int:
+    """Half of the host memory that is free now, shared by the ranks of the only engine."""
+    if engine:
+        raise Invalid("host_memory must be said with data parallelism: engines know nothing of each other")
     with open("/proc/meminfo", encoding="ascii") as text:
         free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable"))
     return free * 1024 // 2 // ranks

@@ -45,7 +45,7 @@ class Pool:
         self.cache: Optional[Cache] = None
         self.requests: Optional[Requests] = None
         parallel = config.parallel_config
-        self._counters = Written(engine=str(parallel.data_parallel_rank), rank=str(parallel.rank))
+        self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
         self._told, self._before = time.monotonic(), Stats()
 
     def _settings(self) -> dict:
@@ -90,8 +90,9 @@ class Pool:
         self._config.cache_config.kv_cache_memory_bytes = (blocks + 1) * bytes_of_vllm # one is nobody's
 
     def _host_memory(self) -> int:
-        ranks = self._config.parallel_config.world_size
-        return self.options.host_memory or _options.default_memory(ranks)
+        parallel = self._config.parallel_config
+        return self.options.host_memory or _options.default_memory(parallel.world_size,
+                                                                   parallel.data_parallel_index)
 
     def open(self) -> None:
         """Reserve all memory, when vLLM has settled on a number of blocks."""
