@@ -9,6 +9,8 @@
 #include "completion.h"
 #include "prune_run_rig.h"
 
+#include <kvferry/save.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PAGE      8u
@@ -212,7 +214,24 @@ static void so_does_a_selection(void **state)
 
 /* ---- in the middle ---- */
 
-typedef enum what { NOTHING, STEPS_ONLY, FORK, CUT, GIVE_UP, DESTROY_FORK } what;
+typedef enum what { NOTHING, STEPS_ONLY, FORK, CUT, GIVE_UP, DESTROY_FORK, NO_ROOM } what;
+
+/* No sequence is left for the whole form. */
+static void fail_for_room(scene *s)
+{
+    rig *r = &s->r;
+    kvf_sequence *others[SEQUENCES - 1];
+    kvf_completion_drop(s->completion, r->transformer);
+    kvf_sequence *b = prune(s);
+    for (uint32_t i = 0; i < SEQUENCES - 2; i++)
+        others[i] = create(s);
+    assert_int_equal(kvf_completion_step(s->completion, r->transformer, r->cache, r->stream),
+                     KVF_FULL);
+    assert_null(kvf_completion_of(s->completion));
+    for (uint32_t i = 0; i < SEQUENCES - 2; i++)
+        kvf_sequence_destroy(others[i]);
+    kvf_sequence_destroy(b);
+}
 
 /* Some pieces, something else, and the answer of the sequence, or of its fork. */
 static void answer_in_the_middle(const kvf_prune_config *config, what w, outcome *out)
@@ -225,6 +244,8 @@ static void answer_in_the_middle(const kvf_prune_config *config, what w, outcome
         step(&s);
     if (w == FORK || w == DESTROY_FORK)
         model_rig_must(&s.r, kvf_sequence_fork(s.r.cache, a, s.r.stream, &fork), "fork");
+    if (w == NO_ROOM)
+        fail_for_room(&s);
     if (w == GIVE_UP)
         kvf_completion_drop(s.completion, s.r.transformer);
     if (w == DESTROY_FORK)
@@ -252,7 +273,7 @@ static void pieces_change_nothing_before_the_end(void **state)
     static outcome wanted, got;
     const kvf_prune_config config = config_of("fastkv");
     answer_in_the_middle(&config, NOTHING, &wanted);
-    for (what w = STEPS_ONLY; w <= DESTROY_FORK; w++) {
+    for (what w = STEPS_ONLY; w <= NO_ROOM; w++) {
         if (w == CUT)
             continue;
         answer_in_the_middle(&config, w, &got);
@@ -260,6 +281,44 @@ static void pieces_change_nothing_before_the_end(void **state)
     }
     answer_in_the_middle(&config, CUT, &got);
     assert_false(outcome_is_same_logits(&wanted, &got)); /* it is whole */
+}
+
+/* A file that is written while the sequence becomes whole has what was pruned. */
+static void a_save_in_the_middle_is_pruned(void **state)
+{
+    static outcome wanted, got;
+    char path[256];
+    kvf_save *save = NULL;
+    kvf_sequence *restored = NULL;
+    kvf_save_args args;
+    kvf_restore_args from;
+    kvf_error error;
+    const kvf_prune_config config = config_of("fastkv");
+    scene s;
+    answer_in_the_middle(&config, NOTHING, &wanted);
+    scene_open(&s, KVF_SELECT_HYBRID, &config);
+    rig *r = &s.r;
+    kvf_sequence *a = prune(&s);
+    snprintf(path, sizeof path, "%s/middle.kvs", r->directory);
+    kvf_save_args_init(&args);
+    args.path = path;
+    args.sequence = a;
+    step(&s);
+    const kvf_status status = kvf_sequence_save(r->cache, &args, r->stream, &save);
+    if (status == KVF_UNSUPPORTED) {
+        scene_close(&s);
+        skip(); /* a build without xxHash */
+    }
+    model_rig_must(r, status, "kvf_sequence_save");
+    end(&s, 0);
+    model_rig_must(r, kvf_save_finish(save, &error), "kvf_save_finish");
+    kvf_restore_args_init(&from);
+    from.path = path;
+    model_rig_must(r, kvf_sequence_restore(r->cache, &from, r->stream, &restored), "restore");
+    rig_decode(r, restored, &got);
+    assert_true(outcome_is_same_logits(&wanted, &got));
+    remove(path);
+    scene_close(&s);
 }
 
 /* A cut into the prompt: the whole form is cut as the sequence was. */
@@ -331,6 +390,7 @@ int main(void)
         cmocka_unit_test(every_policy_ends_as_unpruned),
         cmocka_unit_test(so_does_a_selection),
         cmocka_unit_test(pieces_change_nothing_before_the_end),
+        cmocka_unit_test(a_save_in_the_middle_is_pruned),
         cmocka_unit_test(a_cut_prompt_can_be_whole),
         cmocka_unit_test(what_cannot_be_completed_is_named),
     };
