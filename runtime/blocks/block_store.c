@@ -46,6 +46,10 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     if (c->head_mask)
         return refuse(context, "head_mask", "set",
                       "streaming heads of blocks are not in this version; leave it NULL");
+    snprintf(value, sizeof value, "%g", (double)c->budget_share);
+    if (c->budget_share > 0.0f && c->select != KVF_SELECT_FULL)
+        return refuse(context, "budget_share", value,
+                      "a row of blocks has a budget of one size in this version; leave it 0");
     const struct {
         const char *name;
         uint32_t value;
@@ -75,8 +79,14 @@ static kvf_status check_names(kvf_context *context, const kvf_cache_config *c)
     return check_homes(context, c);
 }
 
-static kvf_status check(kvf_context *context, const kvf_blocks_config *config)
+static kvf_status check(const kvf_runtime *runtime, const kvf_blocks_config *config)
 {
+    kvf_context *context = runtime->context;
+    if (runtime->device->ops->kind != KVF_DEVICE_HOST)
+        KVF_FAIL(context, KVF_UNSUPPORTED,
+                 "device = %s: blocks of the caller run on the host device only, in this version; "
+                 "open the runtime with device host",
+                 runtime->device->ops->name);
     if (!config)
         KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_blocks_config");
     if (config->size != sizeof *config)
@@ -212,12 +222,13 @@ static kvf_status plan(kvf_blocks *blocks)
 kvf_status kvf_block_store_create(kvf_runtime *runtime, const kvf_blocks_config *config,
                                   kvf_reservation *r, kvf_blocks **out)
 {
-    KVF_TRY(check(runtime->context, config));
+    KVF_TRY(check(runtime, config));
     kvf_blocks *blocks = *out = kvf_alloc(runtime->context, 1, sizeof *blocks);
     if (!blocks)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %zu bytes",
                  sizeof *blocks);
     const kvf_cache_config inner = inner_config(runtime, config);
+    blocks->context = runtime->context;
     blocks->config = *config;
     KVF_TRY(kvf_cache_create(runtime, &inner, &blocks->cache));
     KVF_TRY(set_dims(blocks));
@@ -311,12 +322,9 @@ void kvf_block_store_destroy(kvf_blocks *blocks)
     if (!blocks)
         return;
     kvf_cache *cache = blocks->cache;
-    kvf_context *context = cache ? cache->context : NULL;
     if (blocks->memory)
         cache->device->ops->memory_free(cache->device, blocks->memory);
-    if (cache)
-        kvf_free(context, blocks->bindings);
+    kvf_free(blocks->context, blocks->bindings);
     kvf_cache_destroy(cache);
-    if (context)
-        kvf_free(context, blocks);
+    kvf_free(blocks->context, blocks);
 }

@@ -35,6 +35,7 @@ typedef struct kvf_block_constants {
 } kvf_block_constants;
 
 struct kvf_blocks {
+    kvf_context *context;
     kvf_cache *cache; /* its settings, its order of calls, its one part */
     kvf_blocks_config config;
     kvf_blocks_plan plan;

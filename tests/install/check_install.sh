@@ -20,7 +20,7 @@ find "$work/static" -name 'libkvferry.so*' -delete
 # The first block of C in docs/c.md.
 awk '/^```c$/ { on = 1; next } on && /^```$/ { exit } on' "$source/docs/c.md" >"$work/page.c"
 cp "$source"/examples/*.c "$work"
-programs=(page decode_loop own_attention custom_policy)
+programs=(page decode_loop own_attention own_blocks custom_policy)
 
 for kind in shared static; do
     root=$work/$kind

@@ -528,6 +528,51 @@ class Handles(Base):
             self.close_to(out, dense(*prompt))
 
 
+class Blocks(Base):
+    def test_two_rows_share_blocks(self):
+        blocks = kvferry.Blocks(self.runtime, block_count=16, layers=1, query_heads=QUERY_HEADS,
+                                kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens_max=256, dtype="fp32",
+                                sequences_max=2, budget_tokens=256)
+        codes = np.zeros((16, blocks.plan.code_bytes), np.uint8)
+        blocks.bind(0, codes.ctypes.data)
+        stream = kvferry.Stream(self.runtime)
+        ids = np.array([[7, 3, 9, 0], [7, 3, 4, 12]], np.int32) # 64 tokens are both rows'
+        lengths = np.array([110, 97], np.int32)
+        k, v, out = self.rows(300, KV_HEADS), self.rows(300, KV_HEADS), self.rows(2, QUERY_HEADS)
+        tokens = [np.arange(110), np.r_[np.arange(64), 200:233]]
+        for own, table in zip(tokens, ids):
+            slots = table[np.arange(len(own)) // 32].astype(np.int64) * 32 + np.arange(len(own)) % 32
+            keys, values = np.ascontiguousarray(k[own]), np.ascontiguousarray(v[own])
+            blocks.put(0, len(own), keys.ctypes.data, values.ctypes.data, slots.ctypes.data, stream)
+            stream.wait()
+        q = self.rows(2, QUERY_HEADS)
+        blocks.decode(0, 2, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data,
+                      out.ctypes.data, stream)
+        stream.wait()
+        for row, own in enumerate(tokens):
+            self.close_to(out[row:row + 1], dense(q[row:row + 1], k[own], v[own]))
+        blocks.extend(0, (ids.ctypes.data, 4), lengths.ctypes.data, [0, 1, 2], [109, 96],
+                      q.ctypes.data, out.ctypes.data, stream)
+        stream.wait()
+        self.close_to(out[1:], dense(q[1:], k[tokens[1]], v[tokens[1]]))
+        self.assertEqual((blocks.stats().tokens_put, blocks.stats().bad_rows), (207, 0))
+        blocks.copy([(7, 1)], stream)
+        codes[1] = codes[7]
+        ids[0, 0] = 1
+        ids[1, 0] = 16 # there is none
+        blocks.decode(0, 2, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data,
+                      out.ctypes.data, stream)
+        stream.wait()
+        self.close_to(out[:1], dense(q[:1], k[tokens[0]], v[tokens[0]]))
+        self.assertTrue(np.isnan(out[1]).all())
+        self.assertEqual(blocks.stats().bad_rows, 1)
+        blocks.reset_stats()
+        self.assertEqual(blocks.stats().bad_rows, 0)
+        with self.assertRaisesRegex(kvferry.Unsupported, "select = hybrid: blocks of the caller"):
+            kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
+                                    head_dim=32, tokens_max=64, select="hybrid")
+
+
 class Settings(Base):
     def test_errors_name_the_field(self):
         for text, settings in (

@@ -6,6 +6,7 @@
  */
 
 #include "blocks_rig.h"
+#include "refusals.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -142,11 +143,397 @@ static void a_write_voids_what_the_device_has(void **state)
     }
 }
 
+/* ---- mistakes ---- */
+
+static size_t q_bytes_of(const rig *r)
+{
+    const kvf_cache_config *c = &r->config.cache;
+    return c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
+}
+
+/* The last token of the first two requests, which are put; row 0 is the first. */
+static kvf_block_rows last_tokens(rig *r)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        rig_request *q = &r->request[i];
+        r->lengths[i] = (int32_t)q->count;
+        r->regions[i] = (int32_t)i;
+        memcpy(r->table + (size_t)i * r->table_stride, q->ids, q->ids_count * sizeof *q->ids);
+        memcpy(r->q + i * q_bytes_of(r), test_q(&q->tokens, 0, q->count - 1), q_bytes_of(r));
+    }
+    return (kvf_block_rows){.rows = 2,
+                            .table_stride = r->table_stride,
+                            .table = r->table,
+                            .lengths = r->lengths,
+                            .regions = r->regions};
+}
+
+/* Decodes; `bad` has a bit per row that must be NaN, and the others are the sequences'. */
+static void expect_rows(rig *r, const kvf_block_rows *rows, uint32_t bad)
+{
+    const uint32_t heads = r->config.cache.query_heads;
+    const uint64_t before = stats_of(r).bad_rows;
+    test_expect(r->runtime, kvf_blocks_decode(r->blocks, 0, rows, r->q, r->out, r->lse, r->stream),
+                KVF_OK);
+    test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    for (uint32_t i = 0; i < rows->rows; i++) {
+        const rig_request *q = &r->request[i];
+        const float *out = (const float *)(const void *)(r->out + i * q_bytes_of(r));
+        const size_t want = (size_t)q->count - 1;
+        for (uint32_t d = 0; bad >> i & 1 && d < heads * r->config.cache.head_dim; d++)
+            assert_true(isnan(out[d]));
+        if (bad >> i & 1)
+            assert_true(isnan(r->lse[i * heads]));
+        else
+            assert_memory_equal(out, q->out + want * q_bytes_of(r), q_bytes_of(r));
+    }
+    assert_int_equal(stats_of(r).bad_rows - before, __builtin_popcount(bad));
+}
+
+static void open_two(rig *r)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    const kvf_blocks_config bc = rig_config();
+    rig_open(r, &rc, &bc, 2, 9);
+    for (uint32_t i = 0; i < 2; i++) {
+        rig_grow(r, &r->request[i], r->request[i].count, 1);
+        rig_put(r, &r->request[i], 0, r->request[i].count);
+    }
+}
+
+static void mistakes_cost_a_row(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    const int32_t bad_ids[] = {-1, (int32_t)r.config.block_count, INT32_MAX, INT32_MIN};
+    const int32_t bad_lengths[] = {-1, RIG_TOKENS + 1, INT32_MAX, INT32_MIN};
+    const int32_t bad_regions[] = {-1, RIG_REQUESTS, INT32_MAX, 0};
+    kvf_block_rows rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        rows = last_tokens(&r);
+        r.table[i % 2 * r.table_stride] = bad_ids[i];
+        expect_rows(&r, &rows, 1u << i % 2);
+        rows = last_tokens(&r);
+        r.lengths[i % 2] = bad_lengths[i];
+        expect_rows(&r, &rows, 1u << i % 2);
+        rows = last_tokens(&r);
+        r.regions[1] = bad_regions[i]; /* the last one is that of row 0 */
+        expect_rows(&r, &rows, 2);
+    }
+    rows = last_tokens(&r);
+    rows.rows = 1;
+    rows.table_stride = 0; /* shorter than any length */
+    expect_rows(&r, &rows, 1);
+    rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0); /* nothing of it is left */
+    rig_close(&r);
+}
+
+static void a_row_of_length_zero_is_none(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    kvf_block_rows rows = last_tokens(&r);
+    r.lengths[1] = 0;
+    r.regions[1] = 12345;
+    memset(r.table + r.table_stride, 0xff, r.table_stride * sizeof *r.table);
+    test_expect(r.runtime, kvf_blocks_decode(r.blocks, 0, &rows, r.q, r.out, r.lse, r.stream),
+                KVF_OK);
+    test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+    assert_memory_equal(r.out, r.request[0].out + (r.request[0].count - 1) * q_bytes_of(&r),
+                        q_bytes_of(&r));
+    for (uint32_t d = 0; d < r.config.cache.head_dim; d++)
+        assert_true(((const float *)(const void *)(r.out + q_bytes_of(&r)))[d] == 0.0f);
+    assert_int_equal(stats_of(&r).bad_rows, 0);
+    rig_close(&r);
+}
+
+static void a_token_that_is_not_finite_costs_its_rows(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    rig_request *q = &r.request[0];
+    float *key = test_k(&q->tokens, 0, 3);
+    const float sound = key[5];
+    kvf_block_rows rows;
+    for (uint32_t i = 0; i < 2; i++) {
+        key[5] = i ? INFINITY : NAN;
+        rig_put(&r, q, 3, 4);
+        rows = last_tokens(&r);
+        expect_rows(&r, &rows, 1);
+        key[5] = sound;
+        rig_put(&r, q, 3, 4); /* written again */
+        rows = last_tokens(&r);
+        expect_rows(&r, &rows, 0);
+    }
+    rig_close(&r);
+}
+
+static void bad_slots_are_left_out(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    const int64_t all = (int64_t)r.config.block_count * r.config.block_tokens;
+    const uint64_t before = stats_of(&r).tokens_put;
+    const kvf_put_args put = {.tokens = 4, .k = r.k, .v = r.v, .slots = r.slots};
+    r.slots[0] = -1;
+    r.slots[1] = all;
+    r.slots[2] = INT64_MAX;
+    r.slots[3] = INT64_MIN;
+    test_expect(r.runtime, kvf_blocks_put(r.blocks, &put, r.stream), KVF_OK);
+    test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+    assert_int_equal(stats_of(&r).bad_slots, 2);
+    assert_int_equal(stats_of(&r).tokens_put, before);
+    const kvf_block_rows rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0);
+    kvf_blocks_stats_reset(r.blocks);
+    assert_int_equal(stats_of(&r).bad_slots, 0);
+    rig_close(&r);
+}
+
+static void a_chunk_of_another_length_is_bad(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    kvf_block_rows rows = last_tokens(&r);
+    const uint32_t starts[] = {0, 2}, contexts[] = {r.request[0].count - 1};
+    rows.rows = 1;
+    rows.regions = NULL;
+    test_expect(r.runtime,
+                kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, r.stream),
+                KVF_OK);
+    test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(isnan(((const float *)(const void *)(r.out + i * q_bytes_of(&r)))[0]));
+    assert_int_equal(stats_of(&r).bad_rows, 1);
+    rig_close(&r);
+}
+
+/* ---- copies ---- */
+
+static void a_copy_has_the_same_bits(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    rig_request *q = &r.request[0];
+    for (uint32_t i = 0; i < q->ids_count; i++) {
+        const uint32_t from = (uint32_t)q->ids[i];
+        const uint32_t to = (uint32_t)r.free_ids[--r.free_count];
+        test_expect(r.runtime, kvf_blocks_copy(r.blocks, &from, &to, 1, r.stream), KVF_OK);
+        test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+        for (uint32_t layer = 0; layer < r.config.cache.layers; layer++) {
+            char *codes = r.codes + layer * r.config.block_count * r.stride;
+            memcpy(codes + to * r.stride, codes + from * r.stride, r.stride);
+        }
+        q->ids[i] = (int32_t)to;
+        r.free_ids[r.free_count++] = (int32_t)from;
+    }
+    const kvf_block_rows rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0);
+    rig_close(&r);
+}
+
+/* ---- refusals ---- */
+
+static kvf_status open_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    kvf_runtime *runtime = user;
+    kvf_blocks_config bc = rig_config();
+    kvf_blocks *blocks = NULL;
+    kvf_blocks_plan plan;
+    kvf_error planned = {0};
+    uint8_t *mask = test_alloc(4);
+    const uint64_t live = runtime->context->live_bytes;
+    (void)size;
+    for (char *field = change, *next; field; field = next) {
+        const char *value = refusals_part(field, &next);
+        if (strcmp(field, "head_mask") == 0)
+            bc.cache.head_mask = mask;
+        else if (strcmp(field, "disk_path") == 0)
+            bc.cache.disk_path = value;
+        else if (strcmp(field, "block_count") == 0)
+            bc.block_count = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(field, "block_tokens") == 0)
+            bc.block_tokens = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(field, "size") == 0)
+            bc.size = strtoul(value, NULL, 10);
+        else if (!refusals_set(kvf_cache_setting, &bc.cache, field, value))
+            fail_msg("there is no field %s", field);
+    }
+    const kvf_status status = kvf_blocks_open(runtime, &bc, &blocks, error);
+    assert_int_equal(blocks == NULL, status != KVF_OK);
+    kvf_blocks_close(blocks);
+    assert_int_equal(runtime->context->live_bytes, live);
+    assert_int_equal(kvf_blocks_plan_make(runtime, &bc, &plan, &planned), status);
+    assert_string_equal(planned.text, error->text);
+    test_release(mask);
+    return status;
+}
+
+static void what_has_no_home_is_refused(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    kvf_runtime *runtime = NULL;
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    refusals_check(
+        &(refusals){.path = "tests/runtime/blocks.refusals", .call = open_row, .user = runtime});
+    kvf_runtime_close(runtime);
+}
+
+/* One change of sound arguments; the words are those of blocks_calls.refusals. */
+static kvf_status call_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    rig *r = user;
+    kvf_blocks *b = r->blocks;
+    kvf_put_args put = {.tokens = 1, .k = r->k, .v = r->v, .slots = r->slots};
+    kvf_block_rows rows = last_tokens(r);
+    uint32_t starts[] = {0, 1, 2}, contexts[] = {0, 0}, from = 0, to = 1;
+    kvf_status status = KVF_OK;
+    (void)size;
+    if (strncmp(change, "put ", 4) == 0) {
+        put.layer = strcmp(change, "put layer 2") == 0 ? 2 : 0;
+        put.k = strcmp(change, "put k NULL") == 0 ? NULL : put.k;
+        put.k_stride = strcmp(change, "put k_stride 127") == 0 ? 127 : 0;
+        put.v_stride = strcmp(change, "put v_stride 1") == 0 ? 1 : 0;
+        status = kvf_blocks_put(b, &put, r->stream);
+    } else if (strncmp(change, "decode ", 7) == 0) {
+        rows.rows = strcmp(change, "decode rows 0") == 0   ? 0
+                    : strcmp(change, "decode rows 7") == 0 ? 7
+                                                           : 2;
+        rows.table = strcmp(change, "decode table NULL") == 0 ? NULL : rows.table;
+        status = kvf_blocks_decode(b, 0, &rows, r->q,
+                                   strcmp(change, "decode out NULL") == 0 ? NULL : r->out, NULL,
+                                   r->stream);
+    } else if (strncmp(change, "extend ", 7) == 0) {
+        contexts[1] = strcmp(change, "extend contexts 400") == 0 ? 400 : 0;
+        starts[2] = strcmp(change, "extend starts 0") == 0 ? 0 : 2;
+        status = kvf_blocks_extend(b, 0, &rows, starts,
+                                   strcmp(change, "extend contexts NULL") == 0 ? NULL : contexts,
+                                   r->q, r->out, r->stream);
+    } else if (strncmp(change, "copy ", 5) == 0) {
+        from = strcmp(change, "copy from 40") == 0 ? 40 : 1;
+        status = kvf_blocks_copy(b, &from, &to, 1, r->stream);
+    } else if (strncmp(change, "bind ", 5) == 0) {
+        status = strcmp(change, "bind codes NULL") == 0 ? kvf_blocks_bind(b, 0, NULL, 4096)
+                 : strcmp(change, "bind layer 2") == 0  ? kvf_blocks_bind(b, 2, r->codes, 4096)
+                                                        : kvf_blocks_bind(b, 0, r->codes, 1008);
+    }
+    *error = *kvf_runtime_error(r->runtime);
+    return status;
+}
+
+static void bad_arguments_are_named(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    refusals_check(
+        &(refusals){.path = "tests/runtime/blocks_calls.refusals", .call = call_row, .user = &r});
+    const kvf_block_rows rows = last_tokens(&r);
+    expect_rows(&r, &rows, 0); /* nothing was enqueued */
+    rig_close(&r);
+}
+
+/* ---- memory that runs out ---- */
+
+typedef struct refuser {
+    uint32_t asked, at;
+} refuser;
+
+static int refuse_one(void *user, const char *what)
+{
+    refuser *f = user;
+    (void)what;
+    return f->asked++ == f->at;
+}
+
+static void *alloc_or_refuse(void *user, size_t bytes, size_t alignment)
+{
+    void *p = NULL;
+    if (refuse_one(user, "memory") || posix_memalign(&p, alignment, bytes ? bytes : 1))
+        return NULL;
+    return memset(p, 0xa5, bytes); /* nobody may count on zeros */
+}
+
+static void give_back(void *user, void *p)
+{
+    (void)user;
+    free(p);
+}
+
+static void open_survives_every_failure(void **state)
+{
+    refuser f = {.at = UINT32_MAX};
+    kvf_runtime_config rc = test_runtime_config();
+    const kvf_blocks_config bc = rig_config();
+    rc.allocator = (kvf_allocator){.alloc = alloc_or_refuse, .free = give_back, .user = &f};
+    kvf_runtime *runtime = NULL;
+    uint32_t n = 0;
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    const uint64_t live = runtime->context->live_bytes;
+    for (;; n++) {
+        f = (refuser){.at = n};
+        kvf_error error = {0};
+        kvf_blocks *blocks = NULL;
+        kvf_device_set_fault(runtime->device, refuse_one, &f);
+        const kvf_status status = kvf_blocks_open(runtime, &bc, &blocks, &error);
+        kvf_device_set_fault(runtime->device, NULL, NULL);
+        f.at = UINT32_MAX;
+        if (status == KVF_OK) {
+            kvf_blocks_close(blocks);
+            assert_int_equal(runtime->context->live_bytes, live);
+            break;
+        }
+        assert_null(blocks);
+        assert_true(error.text[0]);
+        assert_int_equal(runtime->context->live_bytes, live);
+    }
+    assert_true(n > 10);
+    kvf_runtime_close(runtime);
+}
+
+/* ---- the CUDA device ---- */
+
+static void cuda_is_refused_by_name(void **state)
+{
+    const kvf_runtime_config rc = test_runtime_config();
+    const kvf_blocks_config bc = rig_config();
+    kvf_runtime *runtime = NULL;
+    kvf_blocks *blocks = NULL;
+    kvf_error error = {0};
+    (void)state;
+    test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    refusals_expect(kvf_blocks_open(runtime, &bc, &blocks, &error), &error, KVF_UNSUPPORTED,
+                    "device = cuda: blocks of the caller run on the host device only, in this "
+                    "version; open the runtime with device host");
+    kvf_runtime_close(runtime);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits_are_those_of_sequences),
         cmocka_unit_test(a_write_voids_what_the_device_has),
+        cmocka_unit_test(mistakes_cost_a_row),
+        cmocka_unit_test(a_row_of_length_zero_is_none),
+        cmocka_unit_test(a_token_that_is_not_finite_costs_its_rows),
+        cmocka_unit_test(bad_slots_are_left_out),
+        cmocka_unit_test(a_chunk_of_another_length_is_bad),
+        cmocka_unit_test(a_copy_has_the_same_bits),
+        cmocka_unit_test(what_has_no_home_is_refused),
+        cmocka_unit_test(bad_arguments_are_named),
+        cmocka_unit_test(open_survives_every_failure),
     };
-    return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
+    const struct CMUnitTest cuda_tests[] = {cmocka_unit_test(cuda_is_refused_by_name)};
+    return test_on_cuda() ? cmocka_run_group_tests_name("blocks", cuda_tests, NULL, NULL)
+                          : cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
 }
