@@ -29,7 +29,7 @@ typedef struct work {
     double amount; /* bytes or operations of the whole launch */
     kvf_task_fn ref;
     kvf_task_fn var; /* of c->var */
-    const void *args;
+    check_args args;
     uint32_t tasks;
     uint32_t ref_tasks; /* the reference runs this many and is scaled */
 } work;
@@ -43,7 +43,9 @@ static double best_time(check *c, const kvf_kernels *table, kvf_task_fn fn, cons
     const double start = kvf_now_seconds();
     if (c->cuda && table == c->var) {
         double ns[TIMES];
-        const char *error = check_cuda_time(c->cuda, fn, &w->args, tasks, 1, TIMES, ns);
+        const char *error = check_cuda_put(c->cuda);
+        if (!error)
+            error = check_cuda_time(c->cuda, fn, &w->args, tasks, 1, TIMES, ns);
         if (error)
             check_fail(c, "%s: launch: %s", w->op, error);
         for (uint32_t i = 0; i < TIMES && !error; i++)
@@ -92,7 +94,7 @@ static void bench_digest_score(check *c)
                                    .count = PAGE_SIZE};
     kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
     report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_page_bytes(&shape) / 2),
-                      c->ref->digest, c->var->digest, &d, PAGES, 64});
+                      c->ref->digest, c->var->digest, CHECK_ARGS(&d), PAGES, 64});
     CHECK_RUN(c, c->var, digest, &d, false);
     kvf_score_args a = {.shape = shape,
                         .subs = 1,
@@ -104,7 +106,7 @@ static void bench_digest_score(check *c)
                         .pages = count};
     a.scores = check_out(c, (size_t)GROUP * pages * sizeof(float));
     report(c, &(work){"score", "GB/s", (double)(pages * kvf_digest_bytes(HEAD_DIM, 1)),
-                      c->ref->score, c->var->score, &a, kvf_score_tasks(&a), 1});
+                      c->ref->score, c->var->score, CHECK_ARGS(&a), kvf_score_tasks(&a), 1});
 }
 
 static void bench_lists(check *c)
@@ -127,7 +129,7 @@ static void bench_lists(check *c)
                          .pages = counts};
     r.out = check_out(c, (size_t)lists * pages * sizeof(float));
     report(c, &(work){"reduce", "Gel/s", (double)lists * GROUP * pages, c->ref->reduce,
-                      c->var->reduce, &r, lists, 1});
+                      c->var->reduce, CHECK_ARGS(&r), lists, 1});
 }
 
 /* k of n masses, of which the least are zero. */
@@ -156,7 +158,8 @@ static void bench_top(check *c, const char *name, uint32_t n, uint32_t k)
     a.work = check_out(c, (size_t)lists * n * sizeof(uint32_t));
     a.arrived = check_out(c, lists * sizeof(uint32_t));
     memset(a.arrived, 0, lists * sizeof(uint32_t));
-    report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, &a, lists, 1});
+    report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, CHECK_ARGS(&a),
+                      lists, 1});
 }
 
 static void bench_tops(check *c)
@@ -177,7 +180,7 @@ static void bench_profile(check *c)
         .rows = heads, .stride = tokens, .count = tokens, .top = tokens / 10, .scores = scores};
     a.out = check_out(c, (size_t)heads * KVF_PROFILE_VALUES * sizeof(float));
     report(c, &(work){"profile", "Gel/s", (double)heads * tokens, c->ref->profile, c->var->profile,
-                      &a, heads, 4});
+                      CHECK_ARGS(&a), heads, 4});
 }
 
 static void bench_observe(check *c)
@@ -211,10 +214,10 @@ static void bench_observe(check *c)
     a.score = check_out(c, (size_t)spans_max * PAGE_SIZE * sizeof(float));
     const double work_done = 2.0 * window * GROUP * spans_max * PAGE_SIZE * HEAD_DIM;
     report(c, &(work){"observe_stats", "GF/s", work_done, c->ref->observe_stats,
-                      c->var->observe_stats, &a, 4, 1});
+                      c->var->observe_stats, CHECK_ARGS(&a), 4, 1});
     CHECK_RUN(c, c->var, observe_stats, &a, false);
     report(c, &(work){"observe_score", "GF/s", work_done, c->ref->observe_score,
-                      c->var->observe_score, &a, 4, 1});
+                      c->var->observe_score, CHECK_ARGS(&a), 4, 1});
 }
 
 /* Random blocks of a pool that no cache holds, to targets in order. */
@@ -236,8 +239,8 @@ static void bench_copy(check *c, const char *name, size_t bytes, uint32_t count)
                        .stream = 1,
                        .from = from,
                        .to = targets};
-    report(c, &(work){name, "GB/s", (double)count * (double)bytes, c->ref->copy, c->var->copy, &a,
-                      kvf_copy_tasks(&a), kvf_copy_tasks(&a)});
+    report(c, &(work){name, "GB/s", (double)count * (double)bytes, c->ref->copy, c->var->copy,
+                      CHECK_ARGS(&a), kvf_copy_tasks(&a), kvf_copy_tasks(&a)});
 }
 
 static void bench_moves(check *c)

@@ -475,7 +475,7 @@ static void tell(layers *d, const char *op, uint32_t batch, uint32_t launches, c
         k->bytes, k->link_bytes, k->operations, floor * 1e-3, median / floor);
 }
 
-static double core_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *const *args,
+static double core_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const check_args *args,
                         uint32_t tasks, uint32_t launches)
 {
     const double start = kvf_now_seconds();
@@ -485,8 +485,8 @@ static double core_time(check *c, const kvf_kernels *table, kvf_task_fn fn, cons
 }
 
 static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn ref,
-                          const void *const *args, uint32_t tasks, uint32_t batch,
-                          uint32_t launches, const cost *k)
+                          const check_args *args, uint32_t tasks, uint32_t batch, uint32_t launches,
+                          const cost *k)
 {
     double ns[TIMES];
     const char *error = NULL;
@@ -510,11 +510,11 @@ static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn
     static void time_##name(layers *d, uint32_t batch, const cost *k)                              \
     {                                                                                              \
         type args[ROWS_MAX];                                                                       \
-        const void *list[ROWS_MAX];                                                                \
+        check_args list[ROWS_MAX];                                                                 \
         const uint32_t launches = (launches_of);                                                   \
         for (uint32_t i = 0; i < launches; i++) {                                                  \
             args[i] = name##_args(d, i * batch, batch);                                            \
-            list[i] = &args[i];                                                                    \
+            list[i] = CHECK_ARGS(&args[i]);                                                        \
         }                                                                                          \
         time_launches(d, title, d->c->var->op, d->c->ref->op, list, kvf_##op##_tasks(&args[0]),    \
                       batch, launches, k);                                                         \
@@ -627,6 +627,8 @@ void bench_layers(check *c, const char *op, FILE *json)
     fill(&d);
     if (!c->cuda)
         d.rates.copy = d.rates.link = read_rate(&d);
+    else if ((error = check_cuda_put(c->cuda)) != NULL)
+        check_fail(c, "the layers: %s", error);
     printf("%-16s %.1f GB/s on the device, %.1f GB/s from the host; %u tokens, pages of %u, "
            "budget %u, %u KV heads\n",
            c->isa, d.rates.copy, d.rates.link, d.tokens, PAGE, BUDGET, HEADS);
@@ -640,7 +642,9 @@ void bench_layers(check *c, const char *op, FILE *json)
     for (uint32_t batch = 1; batch < d.rows; batch *= 4)
         time_step(&d, op, batch);
     time_chunk(&d, op);
-    if (!op && c->cuda)
+    if (c->cuda && (error = check_cuda_get(c->cuda)) != NULL)
+        check_fail(c, "the layers: %s", error);
+    else if (!op && c->cuda)
         look_at_step(&d);
     if (json)
         fputs("\n]}\n", json);

@@ -18,8 +18,16 @@
 
 #define CHUNK_BYTES ((size_t)64 << 20)
 #define CHUNKS_MAX  64u
+#define STAGE_BYTES ((size_t)4 << 20)
+#define ARGS_MAX    1024u
 /* What is written before a run, and what a copy has: more than the L2 of any GPU. */
 #define FLUSH_BYTES ((size_t)(KVF_CHECK_EMULATED ? 1 : 256) << 20)
+
+/* Memory of the host that buffers are cut from, and as much of the device. */
+typedef struct check_chunk {
+    char *host, *device;
+    size_t bytes, used;
+} check_chunk;
 
 struct check_cuda {
     char name[96];
@@ -28,70 +36,94 @@ struct check_cuda {
     cudaEvent_t from, to;
     char *flush; /* [3, FLUSH_BYTES], if it is timed: a copy's two sides, and what fills L2 */
     void *home;
+    char *stage; /* [STAGE_BYTES] pinned */
     uint32_t chunk_count;
-    uint32_t chunk; /* that the next buffer is cut from */
-    size_t used;    /* bytes of it */
-    struct {
-        char *base;
-        size_t bytes;
-    } chunks[CHUNKS_MAX];
+    check_chunk chunks[CHUNKS_MAX];
 };
 
-#if KVF_CHECK_EMULATED
+/* Buffers are adopted one by one, so that AddressSanitizer sees their ends. */
+#define IS_ADOPTED (KVF_CHECK_EMULATED && KVF_CHECK_SANITIZED)
 
-static cudaError_t chunk_alloc(const check_cuda *cuda, void **out, size_t bytes)
+/* ---- the host's memory and its twin on the device ---- */
+
+static void chunk_free(check_chunk *chunk)
 {
-    (void)cuda;
-    (void)out;
-    (void)bytes;
-    return cudaErrorNotSupported;
+    cudaFree(chunk->device);
+    free(chunk->host);
 }
 
-static void chunk_free(const check_cuda *cuda, void *base)
+static bool chunk_alloc(check_chunk *chunk, size_t bytes)
 {
-    (void)cuda;
-    (void)base;
+    *chunk = (check_chunk){.bytes = bytes};
+    void *host = NULL, *device = NULL;
+    if (posix_memalign(&host, 64, bytes) != 0 || cudaMalloc(&device, bytes) != cudaSuccess) {
+        free(host);
+        return false;
+    }
+    chunk->host = host;
+    chunk->device = device;
+    return true;
 }
 
-/* Nothing to move. */
-static cudaError_t to_device(check_cuda *cuda)
+/* Words that are addresses of one side become those of the other. A number that looks like one is
+ * changed there and back, and what it is to the reference and to the kernel differs: of words at
+ * random one in 2^30 or so. */
+static void translate(const check_cuda *cuda, void *memory, size_t bytes, bool to_device)
 {
-    (void)cuda;
-    return cudaSuccess;
+    uint64_t *words = memory;
+    for (size_t i = 0; i < bytes / sizeof *words; i++)
+        for (uint32_t k = 0; k < cuda->chunk_count; k++) {
+            const check_chunk *chunk = &cuda->chunks[k];
+            const uint64_t host = (uintptr_t)chunk->host, device = (uintptr_t)chunk->device;
+            const uint64_t at = words[i] - (to_device ? host : device);
+            if (at < chunk->used) {
+                words[i] = at + (to_device ? device : host);
+                break;
+            }
+        }
 }
 
-#else
-
-static cudaError_t chunk_alloc(const check_cuda *cuda, void **out, size_t bytes)
-{
-    return cuda->is_timed ? cudaMallocManaged(out, bytes, cudaMemAttachGlobal)
-                          : cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-}
-
-static void chunk_free(const check_cuda *cuda, void *base)
-{
-    if (cuda->is_timed)
-        cudaFree(base);
-    else
-        cudaFreeHost(base);
-}
-
-static cudaError_t to_device(check_cuda *cuda)
+/* All that buffers of the case have, by way of pinned memory. */
+static cudaError_t copy_all(check_cuda *cuda, bool to_device)
 {
     cudaError_t status = cudaSuccess;
-    for (uint32_t i = 0; i < cuda->chunk_count && status == cudaSuccess; i++) {
-#if CUDART_VERSION >= 13000
-        const struct cudaMemLocation gpu = {.type = cudaMemLocationTypeDevice, .id = 0};
-        status =
-            cudaMemPrefetchAsync(cuda->chunks[i].base, cuda->chunks[i].bytes, gpu, 0, cuda->stream);
-#else
-        status = cudaMemPrefetchAsync(cuda->chunks[i].base, cuda->chunks[i].bytes, 0, cuda->stream);
-#endif
+    for (uint32_t i = 0; i < cuda->chunk_count; i++) {
+        const check_chunk *chunk = &cuda->chunks[i];
+        for (size_t at = 0; at < chunk->used && status == cudaSuccess; at += STAGE_BYTES) {
+            const size_t left = chunk->used - at, bytes = left < STAGE_BYTES ? left : STAGE_BYTES;
+            char *device = chunk->device + at;
+            if (to_device) {
+                memcpy(cuda->stage, chunk->host + at, bytes);
+                translate(cuda, cuda->stage, bytes, true);
+            }
+            status =
+                cudaMemcpyAsync(to_device ? device : cuda->stage, to_device ? cuda->stage : device,
+                                bytes, cudaMemcpyDefault, cuda->stream);
+            if (status == cudaSuccess)
+                status = cudaStreamSynchronize(cuda->stream);
+            if (status == cudaSuccess && !to_device) {
+                translate(cuda, cuda->stage, bytes, false);
+                memcpy(chunk->host + at, cuda->stage, bytes);
+            }
+        }
     }
     return status;
 }
 
-#endif
+static const char *said(cudaError_t status)
+{
+    return status == cudaSuccess ? NULL : cudaGetErrorString(status);
+}
+
+const char *check_cuda_put(check_cuda *cuda)
+{
+    return said(copy_all(cuda, true));
+}
+
+const char *check_cuda_get(check_cuda *cuda)
+{
+    return said(copy_all(cuda, false));
+}
 
 check_cuda *check_cuda_open(bool is_timed, char why[256])
 {
@@ -110,6 +142,8 @@ check_cuda *check_cuda_open(bool is_timed, char why[256])
     if ((status = cudaGetDeviceProperties(&properties, 0)) != cudaSuccess ||
         (status = (cudaError_t)kvf_cuda_load_kernels()) != cudaSuccess ||
         (status = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
+        (status = cudaHostAlloc((void **)&cuda->stage, STAGE_BYTES, cudaHostAllocPortable)) !=
+            cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->from, cudaEventDefault)) != cudaSuccess ||
         (status = cudaEventCreateWithFlags(&cuda->to, cudaEventDefault)) != cudaSuccess ||
         (is_timed &&
@@ -130,7 +164,9 @@ void check_cuda_close(check_cuda *cuda)
     if (!cuda)
         return;
     for (uint32_t i = 0; i < cuda->chunk_count; i++)
-        chunk_free(cuda, cuda->chunks[i].base);
+        chunk_free(&cuda->chunks[i]);
+    if (cuda->stage)
+        cudaFreeHost(cuda->stage);
     if (cuda->home)
         cudaFreeHost(cuda->home);
     if (cuda->flush)
@@ -157,24 +193,22 @@ bool check_cuda_is_emulated(const check_cuda *cuda)
 
 void *check_cuda_take(check_cuda *cuda, size_t bytes)
 {
-    void *base = NULL;
-    if (KVF_CHECK_EMULATED)
+    uint32_t i = 0;
+    if (IS_ADOPTED)
         return NULL;
     bytes = (bytes + 63) / 64 * 64;
-    for (; cuda->chunk < cuda->chunk_count; cuda->chunk++, cuda->used = 0)
-        if (cuda->chunks[cuda->chunk].bytes - cuda->used >= bytes)
-            break;
-    if (cuda->chunk == cuda->chunk_count) {
-        const size_t size = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
-        if (cuda->chunk_count == CHUNKS_MAX || chunk_alloc(cuda, &base, size) != cudaSuccess) {
+    while (i < cuda->chunk_count && cuda->chunks[i].bytes - cuda->chunks[i].used < bytes)
+        i++;
+    if (i == cuda->chunk_count) {
+        if (i == CHUNKS_MAX ||
+            !chunk_alloc(&cuda->chunks[i], bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES)) {
             fprintf(stderr, "check_kernels: out of memory for buffers of the GPU\n");
             abort();
         }
-        cuda->chunks[cuda->chunk_count].base = base;
-        cuda->chunks[cuda->chunk_count++].bytes = size;
+        cuda->chunk_count++;
     }
-    cuda->used += bytes;
-    return cuda->chunks[cuda->chunk].base + cuda->used - bytes;
+    cuda->chunks[i].used += bytes;
+    return cuda->chunks[i].host + cuda->chunks[i].used - bytes;
 }
 
 void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes)
@@ -193,13 +227,13 @@ void check_cuda_abandon(check_cuda *cuda, void *memory)
 
 void check_cuda_release(check_cuda *cuda)
 {
-    cuda->chunk = 0;
-    cuda->used = 0;
+    for (uint32_t i = 0; i < cuda->chunk_count; i++)
+        cuda->chunks[i].used = 0;
 }
 
 void *check_cuda_take_home(check_cuda *cuda, size_t bytes)
 {
-    if (KVF_CHECK_EMULATED)
+    if (IS_ADOPTED)
         return NULL;
     if (cuda->home || cudaHostAlloc(&cuda->home, bytes,
                                     cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess)
@@ -212,15 +246,28 @@ static kvf_cuda_launch_fn launcher(check_launcher fn)
     return (kvf_cuda_launch_fn)(void (*)(void))fn;
 }
 
-const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks)
+/* A launch reads its arguments before it returns. */
+static cudaError_t launch(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks)
 {
-    cudaError_t status = (cudaError_t)launcher(fn)(args, tasks, cuda->stream);
-    if (status == cudaSuccess)
-        status = cudaStreamSynchronize(cuda->stream);
-    return status == cudaSuccess ? NULL : cudaGetErrorString(status);
+    _Alignas(64) char copy[ARGS_MAX];
+    if (IS_ADOPTED)
+        return (cudaError_t)launcher(fn)(args.at, tasks, cuda->stream);
+    if (args.bytes > ARGS_MAX)
+        return cudaErrorInvalidValue;
+    memcpy(copy, args.at, args.bytes);
+    translate(cuda, copy, args.bytes, true);
+    return (cudaError_t)launcher(fn)(copy, tasks, cuda->stream);
 }
 
-static cudaError_t record(check_cuda *cuda, check_launcher fn, const void *const *args,
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks)
+{
+    cudaError_t status = launch(cuda, fn, args, tasks);
+    if (status == cudaSuccess)
+        status = cudaStreamSynchronize(cuda->stream);
+    return said(status);
+}
+
+static cudaError_t record(check_cuda *cuda, check_launcher fn, const check_args *args,
                           uint32_t tasks, uint32_t launches, cudaGraphExec_t *out)
 {
     cudaGraph_t graph = NULL;
@@ -228,7 +275,7 @@ static cudaError_t record(check_cuda *cuda, check_launcher fn, const void *const
     if (status != cudaSuccess)
         return status;
     for (uint32_t i = 0; i < launches && status == cudaSuccess; i++)
-        status = (cudaError_t)launcher(fn)(args[i], tasks, cuda->stream);
+        status = launch(cuda, fn, args[i], tasks);
     const cudaError_t ended = cudaStreamEndCapture(cuda->stream, &graph);
     status = status == cudaSuccess ? ended : status;
     if (status == cudaSuccess)
@@ -260,14 +307,12 @@ static cudaError_t timed_run(check_cuda *cuda, cudaGraphExec_t graph, const void
     return status;
 }
 
-const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
                             uint32_t tasks, uint32_t launches, uint32_t times, double *ns)
 {
     double first = 0.0;
     cudaGraphExec_t graph = NULL;
-    cudaError_t status = to_device(cuda);
-    if (status == cudaSuccess)
-        status = record(cuda, fn, args, tasks, launches, &graph);
+    cudaError_t status = record(cuda, fn, args, tasks, launches, &graph);
     if (status == cudaSuccess)
         status = timed_run(cuda, graph, NULL, &first);
     for (uint32_t i = 0; i < times && status == cudaSuccess; i++) {
@@ -276,7 +321,7 @@ const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *con
     }
     if (graph)
         cudaGraphExecDestroy(graph);
-    return status == cudaSuccess ? NULL : cudaGetErrorString(status);
+    return said(status);
 }
 
 /* The best of a few copies. */
@@ -304,7 +349,7 @@ const char *check_cuda_rates(check_cuda *cuda, check_rates *out)
         status = copy_rate(cuda, host, &out->link);
         cudaFreeHost(host);
     }
-    return status == cudaSuccess ? NULL : cudaGetErrorString(status);
+    return said(status);
 }
 
 #else
@@ -340,6 +385,17 @@ void *check_cuda_take(check_cuda *cuda, size_t bytes)
     return NULL;
 }
 
+const char *check_cuda_put(check_cuda *cuda)
+{
+    (void)cuda;
+    return "this build has no CUDA device";
+}
+
+const char *check_cuda_get(check_cuda *cuda)
+{
+    return check_cuda_put(cuda);
+}
+
 void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes)
 {
     (void)cuda;
@@ -365,27 +421,26 @@ void *check_cuda_take_home(check_cuda *cuda, size_t bytes)
     return NULL;
 }
 
-const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks)
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks)
 {
-    (void)cuda;
     (void)fn;
     (void)args;
     (void)tasks;
-    return "this build has no CUDA device";
+    return check_cuda_put(cuda);
 }
 
-const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
                             uint32_t tasks, uint32_t launches, uint32_t times, double *ns)
 {
     (void)launches;
     memset(ns, 0, times * sizeof *ns);
-    return check_cuda_run(cuda, fn, args, tasks);
+    return check_cuda_run(cuda, fn, *args, tasks);
 }
 
 const char *check_cuda_rates(check_cuda *cuda, check_rates *out)
 {
     *out = (check_rates){0.0, 0.0};
-    return check_cuda_run(cuda, NULL, NULL, 0);
+    return check_cuda_put(cuda);
 }
 
 #endif

@@ -4,11 +4,12 @@
 
 /*
  * The CUDA device under the kernel checks: one stream, launches that are waited for, and memory
- * that the host and the GPU reach at the same address.
+ * of the host with a twin on the device.
  *
- * Knows nothing of single kernels. In the emulator buffers are allocated and registered one by one,
- * so that AddressSanitizer sees their ends; on a GPU they are cut from large pieces of mapped host
- * memory, or of managed memory that is moved to the GPU before it is timed.
+ * Knows nothing of single kernels. Tests write and read buffers of the host; they are copied to
+ * plain device memory before a launch and back behind it. An address in a buffer or in arguments
+ * becomes that of the twin on the way, and its own again on the way back. Under AddressSanitizer,
+ * in the emulator, buffers are registered one by one instead, so that it sees their ends.
  */
 
 #include <stdbool.h>
@@ -25,27 +26,36 @@ void check_cuda_close(check_cuda *cuda);
 const char *check_cuda_name(const check_cuda *cuda);
 bool check_cuda_is_emulated(const check_cuda *cuda);
 
-/* Memory of the present case, aligned to 64 bytes; NULL in the emulator, where the caller's own is
- * adopted, and abandoned before it is freed. */
+/* Memory of the present case, aligned to 64 bytes; NULL under AddressSanitizer, where the caller's
+ * own is adopted, and abandoned before it is freed. */
 void *check_cuda_take(check_cuda *cuda, size_t bytes);
+/* All of it to the device, or back. */
+const char *check_cuda_put(check_cuda *cuda);
+const char *check_cuda_get(check_cuda *cuda);
 void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes);
 void check_cuda_abandon(check_cuda *cuda, void *memory);
 void check_cuda_release(check_cuda *cuda);
 
-/* Pinned memory of the host that kernels read over the link, once per open device; NULL in the
- * emulator, where all memory is. */
+/* Pinned memory of the host that kernels read over the link, once per open device; NULL where
+ * buffers are adopted. */
 void *check_cuda_take_home(check_cuda *cuda, size_t bytes);
 
 typedef void (*check_launcher)(const void *args, uint32_t task);
 
-/* One launch of kvf_<op>_cuda, given as it is in the table. All three return NULL, or what went
- * wrong. */
-const char *check_cuda_run(check_cuda *cuda, check_launcher fn, const void *args, uint32_t tasks);
+/* Arguments of a launch; addresses in them are the host's. */
+typedef struct check_args {
+    const void *at;
+    size_t bytes;
+} check_args;
 
-/* `launches` of them in one graph, each with arguments of its own, and all memory on the GPU. The
+/* One launch of kvf_<op>_cuda, given as it is in the table, on what was put there. All return NULL,
+ * or what went wrong. */
+const char *check_cuda_run(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks);
+
+/* `launches` of them in one graph, each with arguments of its own, likewise. The
  * graph runs once and then `times` times, each time behind writes that leave nothing else in L2.
  * ns[i]: by events around run i, divided by the launches. */
-const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const void *const *args,
+const char *check_cuda_time(check_cuda *cuda, check_launcher fn, const check_args *args,
                             uint32_t tasks, uint32_t launches, uint32_t times, double *ns);
 
 /* Bytes per ns: of a copy on the device, read and written ones together, and of one from pinned

@@ -56,7 +56,7 @@ static void release_buffers(check *c)
                 check_fail(c, "write outside output %u of %zu bytes", i, b->bytes);
                 break;
             }
-        if (!b->is_of_device) {
+        if (!b->is_of_twin) {
             if (c->cuda)
                 check_cuda_abandon(c->cuda, b->base);
             free(b->base);
@@ -115,12 +115,12 @@ static uint8_t *allocate(check *c, size_t bytes, bool guarded)
 {
     const size_t all = bytes + (guarded ? 2 * GUARD : 0);
     void *base = c->cuda ? check_cuda_take(c->cuda, all) : NULL;
-    const bool is_of_device = base != NULL;
+    const bool is_of_twin = base != NULL;
     KVF_ASSERT(c->buffer_count < CHECK_BUFFERS_MAX);
     if (!base)
         KVF_ASSERT(posix_memalign(&base, 64, all ? all : 1) == 0);
-    c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded, is_of_device};
-    if (c->cuda && !is_of_device)
+    c->buffers[c->buffer_count++] = (check_buffer){base, bytes, guarded, is_of_twin};
+    if (c->cuda && !is_of_twin)
         check_cuda_adopt(c->cuda, base, all ? all : 1);
     return base;
 }
@@ -211,19 +211,23 @@ static void note_run(check *c, kvf_task_fn fn)
 #undef NOTE
 }
 
-void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
+void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args args, uint32_t tasks,
                bool backwards)
 {
     if (table == c->var)
         note_run(c, fn);
     if (c->cuda && table == c->var) {
-        const char *error = check_cuda_run(c->cuda, fn, args, tasks);
+        const char *error = check_cuda_put(c->cuda);
+        if (!error)
+            error = check_cuda_run(c->cuda, fn, args, tasks);
+        if (!error)
+            error = check_cuda_get(c->cuda);
         if (error)
             check_fail(c, "launch: %s", error);
         return;
     }
     for (uint32_t i = 0; i < tasks; i++)
-        fn(args, backwards ? tasks - 1 - i : i);
+        fn(args.at, backwards ? tasks - 1 - i : i);
 }
 
 void check_track(check *c, const char *name, void *data, size_t bytes)
@@ -243,7 +247,7 @@ static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
     }
 }
 
-void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, const void *args, uint32_t tasks)
+void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uint32_t tasks)
 {
     size_t bytes = 0, at = 0;
     for (uint32_t i = 0; i < c->tracked_count; i++)

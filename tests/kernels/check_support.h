@@ -11,7 +11,7 @@
  * alone. Inputs are allocated to the byte, so that AddressSanitizer sees a read behind them;
  * outputs have guard bands and start with the same bytes for the reference and for the variant, so
  * what neither may write must compare equal too. What a kernel reads and writes comes from
- * check_in and check_out, never from the stack: on a GPU that is memory which both sides reach.
+ * check_in and check_out, never from the stack: a GPU has its own copy of that (check_cuda.h).
  */
 
 #include <stdbool.h>
@@ -37,7 +37,7 @@ typedef struct check_buffer {
     uint8_t *base;
     size_t bytes;
     bool guarded;
-    bool is_of_device;
+    bool is_of_twin; /* memory of check_cuda */
 } check_buffer;
 
 /* What a kernel may change, under the name that a mismatch is reported with. */
@@ -94,18 +94,19 @@ double check_value(const void *base, kvf_dtype dtype, size_t i);
 double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_dim);
 
 /* Runs every task of a kernel of `table`, which is c->ref or c->var; backwards for the variant,
- * because order must not matter. On a GPU: one launch, and waits for it. */
+ * because order must not matter. On a GPU: one launch on copies of all buffers, and back. */
+#define CHECK_ARGS(args) ((check_args){(args), sizeof *(args)})
 #define CHECK_RUN(c, table, op, args, backwards)                                                   \
-    check_run((c), (table), (table)->op, (args), kvf_##op##_tasks(args), (backwards))
-void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, const void *args, uint32_t tasks,
+    check_run((c), (table), (table)->op, CHECK_ARGS(args), kvf_##op##_tasks(args), (backwards))
+void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args args, uint32_t tasks,
                bool backwards);
 
 /* For kernels that change what they read: track all that may change, then run the reference and the
  * variant from the same start at the same addresses, so that pointers in results compare too. */
 void check_track(check *c, const char *name, void *data, size_t bytes);
 #define CHECK_BOTH(c, op, args)                                                                    \
-    check_both((c), (c)->ref->op, (c)->var->op, (args), kvf_##op##_tasks(args))
-void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, const void *args, uint32_t tasks);
+    check_both((c), (c)->ref->op, (c)->var->op, CHECK_ARGS(args), kvf_##op##_tasks(args))
+void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uint32_t tasks);
 
 void check_bits(check *c, const char *what, const void *got, const void *want, size_t bytes);
 /* |got - want| <= abs + rel |want|, or both not finite in the same way, or the same bits. */
