@@ -9,6 +9,8 @@
  * - batch: a batch of copies delivers; recorded, it delivers at every replay or is refused.
  * - words: a host thread that sees a word sees the bytes that were written before it.
  * - replay: a recorded copy, fill and kernel give what enqueueing gives, with changed input.
+ * - early: kernels that start early, each of which reads what the one before it wrote, over memory
+ *   that held something else; enqueued, recorded, and recorded with a branch beside them.
  * - clock: events measure what the host's clock brackets, and no more than memory can carry.
  * - overlap: how long a copy over the link and a kernel take alone and together; printed, not
  *   judged, for other programs may use the GPU.
@@ -317,6 +319,108 @@ static void check_replay(rig *r)
     printf("replay: equals enqueueing\n");
 }
 
+/* ---- early starts ---- */
+
+#define LINKS  48u /* of the chain */
+#define BESIDE 8u  /* of them those of the branch */
+#define ROWS   256u
+#define DIM    128u
+#define STAGE  ((size_t)ROWS * DIM * 2) /* bytes that a link reads; it writes half as many */
+#define CHAIN  ((LINKS + BESIDE + 1) * STAGE)
+#define POISON 0x5a
+
+/* Link i reads stage i, as ROWS rows of bf16, and writes a part of stage `to`. */
+static kvf_rotate_args link_of(char *base, uint32_t i, uint32_t to)
+{
+    return (kvf_rotate_args){.dtype = KVF_BF16,
+                             .head_dim = DIM,
+                             .rows = ROWS,
+                             .scale = 0.09f,
+                             .q = base + i * STAGE,
+                             .y = (int8_t *)base + to * STAGE,
+                             .y_scale = (float *)(void *)(base + to * STAGE + STAGE / 2)};
+}
+
+static void enqueue_link_of_chain(rig *r, kvf_stream *stream, uint32_t i, uint32_t to)
+{
+    const kvf_rotate_args link = link_of(r->slots, i, to);
+    OK(r, KVF_ENQUEUE(stream, rotate, link));
+}
+
+/* Stage 0 has numbers, the others poison. The branch begins at the middle and has stages of its
+ * own behind those of the chain. */
+static void enqueue_chain(rig *r, bool has_branch, kvf_event *fork, kvf_event *joined)
+{
+    OK(r, r->ops->fill(r->stream, r->slots, POISON, CHAIN));
+    OK(r, r->ops->copy(r->stream, r->slots, r->alias, STAGE));
+    for (uint32_t i = 0; i < LINKS; i++) {
+        if (has_branch && i == LINKS / 2) {
+            OK(r, r->ops->event_record(fork, r->stream));
+            OK(r, r->ops->stream_wait_event(r->other, fork));
+            enqueue_link_of_chain(r, r->other, i, LINKS + 1);
+            for (uint32_t k = 1; k < BESIDE; k++)
+                enqueue_link_of_chain(r, r->other, LINKS + k, LINKS + k + 1);
+        }
+        enqueue_link_of_chain(r, r->stream, i, i + 1);
+    }
+    if (has_branch) {
+        OK(r, r->ops->event_record(joined, r->other));
+        OK(r, r->ops->stream_wait_event(r->stream, joined));
+    }
+}
+
+/* What the chain should leave, by the reference. */
+static void work_out_chain(rig *r, char *want, bool has_branch)
+{
+    kvf_kernels reference;
+    OK(r, kvf_kernels_init(&reference, KVF_ISA_REFERENCE));
+    memset(want, POISON, CHAIN);
+    memcpy(want, r->host, STAGE);
+    for (uint32_t i = 0; i < LINKS + (has_branch ? BESIDE : 0); i++) {
+        const kvf_rotate_args link = link_of(want, i == LINKS ? LINKS / 2 : i, i + 1);
+        for (uint32_t task = 0; task < kvf_rotate_tasks(&link); task++)
+            reference.rotate(&link, task);
+    }
+}
+
+static void expect_chain(rig *r, const char *want)
+{
+    OK(r, r->ops->copy(r->stream, r->seen, r->slots, CHAIN));
+    OK(r, r->ops->stream_wait(r->stream));
+    for (uint32_t i = 0; i <= LINKS + BESIDE; i++)
+        if (memcmp(r->seen + i * STAGE, want + i * STAGE, STAGE) != 0) {
+            fprintf(stderr, "stage %u of %u\n", i, LINKS + BESIDE);
+            stop(r, "a kernel that started early read what was there before", __LINE__);
+        }
+}
+
+static void check_early(rig *r)
+{
+    char *want = map_pages(r, CHAIN);
+    kvf_event *fork = NULL, *joined = NULL;
+    OK(r, r->ops->event_create(r->device, &fork));
+    OK(r, r->ops->event_create(r->device, &joined));
+    for (int has_branch = 0; has_branch < 2; has_branch++) {
+        kvf_graph *graph = NULL;
+        OK(r, r->ops->capture_begin(r->stream));
+        enqueue_chain(r, has_branch, fork, joined);
+        OK(r, r->ops->capture_end(r->stream, &graph));
+        for (uint32_t salt = 60; salt < 70; salt++) {
+            write_pages(r, salt);
+            work_out_chain(r, want, has_branch);
+            enqueue_chain(r, has_branch, fork, joined);
+            expect_chain(r, want);
+            OK(r, r->ops->graph_launch(graph, r->stream));
+            expect_chain(r, want);
+        }
+        r->ops->graph_destroy(graph);
+    }
+    r->ops->event_destroy(joined);
+    r->ops->event_destroy(fork);
+    munmap(want, CHAIN);
+    printf("early: %u links, enqueued, recorded, and with a branch\n", LINKS);
+}
+
 /* ---- time ---- */
 
 typedef struct timing {
@@ -441,6 +545,7 @@ int main(void)
     check_batch(&r);
     check_words(&r);
     check_replay(&r);
+    check_early(&r);
     check_times(&r);
     close_rig(&r);
     return 0;
