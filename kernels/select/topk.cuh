@@ -10,7 +10,8 @@
  * 10, finds the last key that is taken and how many of its equals; it ends early when a bin is
  * taken whole, which with scores that differ is after the second digit. Then each warp counts what
  * it takes of its run of consecutive scores, one barrier, and writes its ids in order at its place:
- * ascending, ties to the lower index.
+ * ascending, ties to the lower index. Scores are read once where a thread has four of them at most,
+ * as with 8 blocks for 128K tokens in pages of 4; they wait in registers.
  *
  * Of a long list each block takes the k largest of its part into `work`, keys and ids; the block
  * that arrives last does the same with these. Their order is that of ids, so ties stay right. With
@@ -88,6 +89,39 @@ static __device__ __forceinline__ void kvf_topk_load(uint32_t key[KVF_TOPK_ITEMS
         key[k] = S::key(x[k]);
 }
 
+/* The run of consecutive scores that a warp looks at, again and again: keys that fit stay in
+ * registers after the first time. */
+template <typename S> struct kvf_topk_run {
+    const S &source;
+    uint32_t begin, end;
+    bool is_held;
+    uint32_t key[KVF_TOPK_ITEMS];
+
+    __device__ __forceinline__ kvf_topk_run(const S &from, uint32_t count) : source(from)
+    {
+        const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+        const uint32_t length = (uint32_t)kvf_round_up(
+            kvf_div_ceil_u32(count, blockDim.x / KVF_WARP_LANES), KVF_WARP_LANES);
+        begin = kvf_min_u32(count, warp * length);
+        end = kvf_min_u32(count, begin + length);
+        is_held = length <= KVF_TOPK_ITEMS * KVF_WARP_LANES;
+        kvf_topk_load(key, source, begin + lane, KVF_WARP_LANES, end);
+    }
+
+    /* look(index, key) by all lanes of the warp together; behind the end the key is 0. */
+    template <typename F> __device__ __forceinline__ void each(const F &look)
+    {
+        const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
+        for (uint32_t base = begin; base < end; base += KVF_TOPK_ITEMS * KVF_WARP_LANES) {
+            if (!is_held)
+                kvf_topk_load(key, source, base + lane, KVF_WARP_LANES, end);
+#pragma unroll
+            for (uint32_t k = 0; k < KVF_TOPK_ITEMS; k++)
+                look(base + k * KVF_WARP_LANES + lane, key[k]);
+        }
+    }
+};
+
 /* What is taken: keys above `floor`, and the first `ties` that equal it. */
 struct kvf_topk_limit {
     uint32_t floor;
@@ -104,21 +138,18 @@ struct kvf_topk_state {
 };
 
 template <typename S>
-static __device__ kvf_topk_limit kvf_topk_find(kvf_topk_state *s, const S &source, uint32_t count,
-                                               uint32_t wanted)
+static __device__ __forceinline__ kvf_topk_limit kvf_topk_find(kvf_topk_state *s,
+                                                               kvf_topk_run<S> &run,
+                                                               uint32_t wanted)
 {
     uint32_t prefix = 0, mask = 0, taken = wanted;
     for (uint32_t top = 32; top > 0;) {
         const uint32_t bits = kvf_min_u32(top, KVF_SELECT_BITS), shift = top - bits;
         const uint32_t digits = (1u << bits) - 1;
-        for (uint32_t i = threadIdx.x; i < count; i += KVF_TOPK_ITEMS * blockDim.x) {
-            uint32_t key[KVF_TOPK_ITEMS];
-            kvf_topk_load(key, source, i, blockDim.x, count);
-#pragma unroll
-            for (uint32_t k = 0; k < KVF_TOPK_ITEMS; k++)
-                if (key[k] && (key[k] & mask) == prefix)
-                    atomicAdd(&s->select.bins[key[k] >> shift & digits], 1u);
-        }
+        run.each([&](uint32_t, uint32_t key) {
+            if (key && (key & mask) == prefix)
+                atomicAdd(&s->select.bins[key >> shift & digits], 1u);
+        });
         __syncthreads();
         const uint32_t total = kvf_select_digit(&s->select, wanted);
         if (total == 0)
@@ -137,23 +168,15 @@ static __device__ kvf_topk_limit kvf_topk_find(kvf_topk_state *s, const S &sourc
 
 /* put(place, index, key) for all that are taken, in order. */
 template <typename S, typename P>
-static __device__ void kvf_topk_put(kvf_topk_state *s, const S &source, uint32_t count,
-                                    const kvf_topk_limit &l, const P &put)
+static __device__ __forceinline__ void kvf_topk_put(kvf_topk_state *s, kvf_topk_run<S> &run,
+                                                    const kvf_topk_limit &l, const P &put)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
-    const uint32_t run = (uint32_t)kvf_round_up(
-        kvf_div_ceil_u32(count, blockDim.x / KVF_WARP_LANES), KVF_WARP_LANES);
-    const uint32_t begin = kvf_min_u32(count, warp * run), end = kvf_min_u32(count, begin + run);
     uint32_t above = 0, equal = 0;
-    for (uint32_t i = begin + lane; i < end; i += KVF_TOPK_ITEMS * KVF_WARP_LANES) {
-        uint32_t key[KVF_TOPK_ITEMS];
-        kvf_topk_load(key, source, i, KVF_WARP_LANES, end);
-#pragma unroll
-        for (uint32_t k = 0; k < KVF_TOPK_ITEMS; k++) {
-            above += key[k] > l.floor;
-            equal += l.ties && key[k] == l.floor;
-        }
-    }
+    run.each([&](uint32_t, uint32_t key) {
+        above += key > l.floor;
+        equal += l.ties && key == l.floor;
+    });
     above = kvf_warp_sum(above);
     equal = kvf_warp_sum(equal);
     if (lane == 0) {
@@ -163,23 +186,18 @@ static __device__ void kvf_topk_put(kvf_topk_state *s, const S &source, uint32_t
     __syncthreads();
     above = kvf_warp_sum(lane < warp ? s->above[lane] : 0);
     equal = kvf_warp_sum(lane < warp ? s->equal[lane] : 0);
-    for (uint32_t base = begin; base < end; base += KVF_TOPK_ITEMS * KVF_WARP_LANES) {
-        uint32_t key[KVF_TOPK_ITEMS];
-        kvf_topk_load(key, source, base + lane, KVF_WARP_LANES, end);
-#pragma unroll
-        for (uint32_t k = 0; k < KVF_TOPK_ITEMS; k++) {
-            const bool is_above = key[k] > l.floor, is_equal = l.ties && key[k] == l.floor;
-            const uint32_t more = __ballot_sync(KVF_FULL_WARP, is_above);
-            const uint32_t same = l.ties ? __ballot_sync(KVF_FULL_WARP, is_equal) : 0;
-            const uint32_t rank = equal + (uint32_t)__popc(same & kvf_lanes_below());
-            const uint32_t at =
-                above + (uint32_t)__popc(more & kvf_lanes_below()) + kvf_min_u32(rank, l.ties);
-            if (is_above || (is_equal && rank < l.ties))
-                put(at, base + k * KVF_WARP_LANES + lane, key[k]);
-            above += (uint32_t)__popc(more);
-            equal += (uint32_t)__popc(same);
-        }
-    }
+    run.each([&](uint32_t index, uint32_t key) {
+        const bool is_above = key > l.floor, is_equal = l.ties && key == l.floor;
+        const uint32_t more = __ballot_sync(KVF_FULL_WARP, is_above);
+        const uint32_t same = l.ties ? __ballot_sync(KVF_FULL_WARP, is_equal) : 0;
+        const uint32_t rank = equal + (uint32_t)__popc(same & kvf_lanes_below());
+        const uint32_t at =
+            above + (uint32_t)__popc(more & kvf_lanes_below()) + kvf_min_u32(rank, l.ties);
+        if (is_above || (is_equal && rank < l.ties))
+            put(at, index, key);
+        above += (uint32_t)__popc(more);
+        equal += (uint32_t)__popc(same);
+    });
 }
 
 /* One block of a list, or its last one with what all took: the ids, and their number. */
@@ -187,10 +205,11 @@ template <typename S, typename P>
 static __device__ void kvf_topk_take(kvf_topk_state *s, const S &source, uint32_t count,
                                      uint32_t wanted, uint32_t *taken, const P &put)
 {
-    const kvf_topk_limit l = wanted ? kvf_topk_find(s, source, count, kvf_min_u32(wanted, count))
-                                    : kvf_topk_limit{0, 0, 0};
+    kvf_topk_run<S> run(source, count);
+    const kvf_topk_limit l =
+        wanted ? kvf_topk_find(s, run, kvf_min_u32(wanted, count)) : kvf_topk_limit{0, 0, 0};
     if (l.taken)
-        kvf_topk_put(s, source, count, l, put);
+        kvf_topk_put(s, run, l, put);
     if (threadIdx.x == 0)
         *taken = l.taken;
 }
