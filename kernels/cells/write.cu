@@ -14,6 +14,7 @@
 #include "score/codes.cuh"
 
 #define THREADS 128u
+#define BLOCKS  8u /* of a multiprocessor, at least */
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
 #define HALVES  (THREADS / KVF_CODE_LANES)
 
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void encode(const kvf_write_args &a, const T *
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, BLOCKS)
     write_tokens(const __grid_constant__ kvf_write_args a)
 {
     const kvf_cells *c = a.cells;
