@@ -9,15 +9,21 @@
  * bytes, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four levels at a time, a
  * nibble each; the order of channels that this gives is the order in which the queries, columns of
  * B, lie in shared memory. What a warp reads next is on its way through a ring of its own in shared
- * memory meanwhile: 2 KiB and their scales, so that 16 KiB of a block are. Logits go to shared
- * memory; behind a barrier every warp weighs 128 tokens of each head.
+ * memory meanwhile: 2 KiB and their scales, so that 16 KiB of a block are.
+ *
+ * A lane ends with four consecutive tokens of two heads per code group. With pages of 4 to 32
+ * tokens and 8 heads at most they stay in registers until the tile's largest is known, and become
+ * masses there: four tokens are a page or a part of one. Otherwise logits go to shared memory, and
+ * behind a barrier every warp weighs 128 tokens of each head.
  *
  * Bound: one read of the codes, 34 bytes per token at head_dim 128, and 2 bytes written per page
  * and head. There, per code group and warp: 2 loads of 512 bytes, 72 operations to unpack, 8
- * products of 16 x 8 x 32, and about 15 per logit and 32 lanes for scales, largest and exponential.
+ * products of 16 x 8 x 32, and behind these with pages of 4 about 155 instructions for scales,
+ * largest, exponentials and masses of up to 8 heads: 39 threads' instructions per logit of 4 heads,
+ * 19 of 8. What hangs on each other: the list's length, where its codes are, codes, two barriers.
  *
- * Exactness: logits and largest have the bits of weigh_ref.c; weights are exp2f in fp32, added over
- * a page by halving, over a tile in a fixed order.
+ * Exactness: logits and largest have the bits of weigh_ref.c; weights are 2^x to 2 units in the
+ * last place, added over a page by halving, over a tile in a fixed order.
  */
 
 #include <math.h>
@@ -163,7 +169,7 @@ static __device__ __forceinline__ float store_masses(const kvf_weigh_args &a, co
     for (uint32_t i = 0; i < TURNS; i++) {
         const float x = s[i * KVF_WARP_LANES + lane];
         counts[i] = __ballot_sync(KVF_FULL_WARP, x != -INFINITY);
-        weight[i] = exp2f((x - top) * LOG2E);
+        weight[i] = kvf_exp2((x - top) * LOG2E);
         for (uint32_t step = 1; step < a.page_size && step < KVF_WARP_LANES; step *= 2)
             weight[i] += __shfl_xor_sync(KVF_FULL_WARP, weight[i], (int)step);
     }
@@ -254,6 +260,41 @@ static __device__ __forceinline__ void ask(char *slot, const kvf_weigh_args &a, 
                          group.scales + lane * sizeof(uint4));
 }
 
+/* Ask for the warp's first code groups: warp, warp + WARPS, ... of the tile's `groups`. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ void begin_groups(const kvf_weigh_args &a, const tile &t,
+                                                    uint32_t groups, char *slots)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES;
+    for (uint32_t k = 0; k < ring<SPANS>::slots; k++) {
+        if (warp + k * WARPS < groups)
+            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS);
+        kvf_async_commit();
+    }
+}
+
+/* Words and scales of the warp's k-th group, which there is; a later one takes its place. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ uint2 take_group(const kvf_weigh_args &a, const tile &t,
+                                                   uint32_t groups, char *slots, uint32_t k,
+                                                   uint4 x[SPANS])
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t later = warp + (k + ring<SPANS>::slots) * WARPS;
+    char *slot = slots + k % ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    kvf_async_wait<(int)ring<SPANS>::slots - 1>();
+    __syncwarp();
+#pragma unroll
+    for (uint32_t s = 0; s < SPANS; s++)
+        x[s] = ((const uint4 *)slot)[s * KVF_WARP_LANES + lane];
+    const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
+    __syncwarp();
+    if (later < groups)
+        ask<SPANS>(slot, a, t, later);
+    kvf_async_commit();
+    return scales;
+}
+
 /* Logits of the code groups warp, warp + WARPS, ... of a tile that has `groups` of them. */
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
 static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, const tile &t,
@@ -262,11 +303,7 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
 {
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
-    for (uint32_t k = 0; k < ring<SPANS>::slots; k++) {
-        if (warp + k * WARPS < groups)
-            ask<SPANS>(slots + k * ring<SPANS>::slot_bytes, a, t, warp + k * WARPS);
-        kvf_async_commit();
-    }
+    begin_groups<SPANS>(a, t, groups, slots);
     prepare_queries(a, (uint4 *)queries, t.list, SPANS, HEAD_BLOCKS);
     __syncthreads();
     for (uint32_t i = warp, k = 0; i < GROUPS; i += WARPS, k++) {
@@ -275,25 +312,143 @@ static __device__ __forceinline__ void weigh_groups(const kvf_weigh_args &a, con
                 logits[(size_t)h * KVF_WEIGH_TOKENS + i * KVF_CODE_TOKENS + lane] = -INFINITY;
             continue;
         }
-        char *slot = slots + k % ring<SPANS>::slots * ring<SPANS>::slot_bytes;
-        const uint32_t later = i + ring<SPANS>::slots * WARPS;
         uint4 x[SPANS];
-        kvf_async_wait<(int)ring<SPANS>::slots - 1>();
-        __syncwarp();
-#pragma unroll
-        for (uint32_t s = 0; s < SPANS; s++)
-            x[s] = ((const uint4 *)slot)[s * KVF_WARP_LANES + lane];
-        const uint2 scales = ((const uint2 *)(slot + ring<SPANS>::scales))[lane / 4];
-        __syncwarp();
-        if (later < groups)
-            ask<SPANS>(slot, a, t, later);
-        kvf_async_commit();
+        const uint2 scales = take_group<SPANS>(a, t, groups, slots, k, x);
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
         for (uint32_t s = 0; s < SPANS; s++)
             multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane);
         store_logits<HEAD_BLOCKS>(a, t, logits, i, scales, sum);
     }
+}
+
+/* ---- logits that stay in registers: pages of 4 to 32 tokens, 8 heads at most ---- */
+
+/* Of a lane: four tokens of each of its warp's code groups, for heads 2c and 2c + 1. */
+struct held {
+    float s[TURNS][2][4];
+    uint32_t skip[TURNS]; /* of all tokens of the group */
+};
+
+/* The largest of the warp's tokens for both heads, in the four lanes of the first tokens. */
+template <uint32_t SPANS>
+static __device__ __forceinline__ float2 hold_logits(const kvf_weigh_args &a, const tile &t,
+                                                     held *to, uint4 *queries, char *slots)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t token = lane / 4 * 4, head = lane % 4 * 2;
+    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
+    begin_groups<SPANS>(a, t, groups, slots);
+    const float *scale_of = a.q_scale + t.list * a.group + head;
+    const float q_scale[2] = {head < a.group ? scale_of[0] : 0.0f,
+                              head + 1 < a.group ? scale_of[1] : 0.0f};
+    float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (uint32_t k = 0; k < TURNS; k++)
+        to->skip[k] = warp + k * WARPS < groups ? skipped(a, t, warp + k * WARPS) : 0xffffffffu;
+    prepare_queries(a, queries, t.list, SPANS, 1);
+    __syncthreads();
+#pragma unroll
+    for (uint32_t k = 0; k < TURNS; k++) {
+        uint4 x[SPANS] = {};
+        uint2 scales = {};
+        int32_t sum[2][1][4] = {};
+        if (warp + k * WARPS < groups)
+            scales = take_group<SPANS>(a, t, groups, slots, k, x);
+#pragma unroll
+        for (uint32_t s = 0; s < SPANS; s++)
+            multiply<1>(sum, x[s], queries + s * KVF_WARP_LANES + lane);
+        const float2 low = kvf_unpair<kvf_half>(scales.x), high = kvf_unpair<kvf_half>(scales.y);
+        const float scale[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t h = i / 4, n = i % 4;
+            const float s =
+                __fmul_rn(__fmul_rn((float)sum[n / 2][0][n % 2 * 2 + h], scale[n]), q_scale[h]);
+            to->s[k][h][n] = to->skip[k] >> (token + n) & 1 ? -INFINITY : s;
+            top[h] = fmaxf(top[h], to->s[k][h][n]);
+        }
+    }
+#pragma unroll
+    for (int step = 4; step < (int)KVF_WARP_LANES; step *= 2) {
+        top[0] = fmaxf(top[0], __shfl_xor_sync(KVF_FULL_WARP, top[0], step));
+        top[1] = fmaxf(top[1], __shfl_xor_sync(KVF_FULL_WARP, top[1], step));
+    }
+    return make_float2(top[0], top[1]);
+}
+
+/* Masses of the warp's pages for one of the lane's heads; returns their sum over the lanes that
+ * have the same heads. */
+template <uint32_t PAGE>
+static __device__ __forceinline__ float hold_masses(const held &from, const tile &t, uint32_t h,
+                                                    float base, kvf_bf16 *mass)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t token = lane / 4 * 4, all = 0xffffffffu >> (KVF_CODE_TOKENS - PAGE);
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0; k < TURNS; k++) {
+        float e[4];
+#pragma unroll
+        for (uint32_t n = 0; n < 4; n++)
+            e[n] = kvf_exp2((from.s[k][h][n] - base) * LOG2E);
+        float weight = (e[0] + e[1]) + (e[2] + e[3]);
+#pragma unroll
+        for (uint32_t step = 4; step < PAGE; step *= 2)
+            weight += __shfl_xor_sync(KVF_FULL_WARP, weight, (int)step);
+        const uint32_t at = (warp + k * WARPS) * KVF_CODE_TOKENS + token;
+        if (token % PAGE != 0 || at >= t.tokens)
+            continue;
+        const bool is_empty = (from.skip[k] >> token & all) == all;
+        sum += weight;
+        if (mass)
+            mass[at / PAGE] = kvf_from_float<kvf_bf16>(is_empty ? -1.0f : weight);
+    }
+#pragma unroll
+    for (int step = 4; step < (int)KVF_WARP_LANES; step *= 2)
+        sum += __shfl_xor_sync(KVF_FULL_WARP, sum, step);
+    return sum;
+}
+
+/* parts [2, HEADS, WARPS]: largest and sum of every warp. */
+template <uint32_t PAGE, uint32_t SPANS>
+static __device__ __forceinline__ void weigh_held(const kvf_weigh_args &a, const tile &t,
+                                                  uint4 *queries, float *parts, char *slots)
+{
+    const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
+    const uint32_t head = lane % 4 * 2;
+    const size_t row = (size_t)t.list * a.group + head;
+    float *tops = parts + head * WARPS, *sums = tops + HEADS * WARPS;
+    held logits;
+    const float2 own = hold_logits<SPANS>(a, t, &logits, queries, slots);
+    if (lane < 4) {
+        tops[warp] = own.x;
+        tops[WARPS + warp] = own.y;
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        float top = -INFINITY;
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++)
+            top = fmaxf(top, tops[h * WARPS + w]);
+        const bool is_head = head + h < a.group;
+        kvf_bf16 *mass = (kvf_bf16 *)a.mass + (row + h) * a.pages_max + t.first / PAGE;
+        const float sum = hold_masses<PAGE>(logits, t, h, top == -INFINITY ? 0.0f : top,
+                                            is_head ? mass : nullptr);
+        if (lane < 4)
+            sums[h * WARPS + warp] = sum;
+        if (threadIdx.x < 4 && is_head)
+            a.top[(row + h) * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = top;
+    }
+    __syncthreads();
+    if (threadIdx.x < 4)
+        for (uint32_t h = 0; h < 2 && head + h < a.group; h++) {
+            float sum = 0.0f;
+            for (uint32_t w = 0; w < WARPS; w++)
+                sum += sums[h * WARPS + w];
+            a.sum[(row + h) * a.tiles_max + t.first / KVF_WEIGH_TOKENS] = sum;
+        }
 }
 
 /* SPANS * 4 words of a token at most. */
@@ -318,6 +473,34 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     weigh_heads(a, t, logits, parts);
 }
 
+template <uint32_t PAGE, uint32_t SPANS>
+static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+    weigh_pages(const __grid_constant__ kvf_weigh_args a)
+{
+    const uint32_t first = blockIdx.x * KVF_WEIGH_TOKENS;
+    kvf_wait_for_earlier();
+    kvf_let_next_start();
+    const uint32_t all = a.pages[blockIdx.y] * PAGE;
+    if (first >= all)
+        return;
+    const tile t = {blockIdx.y, first, kvf_min_u32(KVF_WEIGH_TOKENS, all - first)};
+    uint4 *queries = (uint4 *)kvf_shared();
+    float *parts = (float *)(queries + SPANS * KVF_WARP_LANES);
+    char *slots = (char *)(parts + 2 * HEADS * WARPS) +
+                  threadIdx.x / KVF_WARP_LANES * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    weigh_held<PAGE, SPANS>(a, t, queries, parts, slots);
+}
+
+template <uint32_t PAGE, uint32_t SPANS>
+static int launch_pages(const kvf_weigh_args *a, cudaStream_t stream)
+{
+    const size_t shared = SPANS * KVF_WARP_LANES * sizeof(uint4) +
+                          2 * HEADS * WARPS * sizeof(float) +
+                          (size_t)WARPS * ring<SPANS>::slots * ring<SPANS>::slot_bytes;
+    return kvf_cuda_launch_early<weigh_pages<PAGE, SPANS>>(
+        dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
+}
+
 template <uint32_t HEAD_BLOCKS, uint32_t SPANS>
 static int launch(const kvf_weigh_args *a, cudaStream_t stream)
 {
@@ -328,15 +511,29 @@ static int launch(const kvf_weigh_args *a, cudaStream_t stream)
         dim3(a->tiles_max, a->lists), dim3(WARPS * KVF_WARP_LANES), shared, stream, *a);
 }
 
+template <uint32_t SPANS> static int launch_any(const kvf_weigh_args *a, cudaStream_t stream)
+{
+    if (a->group > HEADS)
+        return launch<2, SPANS>(a, stream);
+    switch (a->page_size) {
+    case 4:
+        return launch_pages<4, SPANS>(a, stream);
+    case 8:
+        return launch_pages<8, SPANS>(a, stream);
+    case 16:
+        return launch_pages<16, SPANS>(a, stream);
+    case 32:
+        return launch_pages<32, SPANS>(a, stream);
+    }
+    return launch<1, SPANS>(a, stream);
+}
+
 extern "C" int kvf_weigh_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_weigh_args *a = (const kvf_weigh_args *)args;
     (void)tasks;
     if (a->lists == 0 || a->tiles_max == 0)
         return cudaSuccess;
-    if (a->head_dim <= 128)
-        return a->group > HEADS ? launch<2, 2>(a, (cudaStream_t)stream)
-                                : launch<1, 2>(a, (cudaStream_t)stream);
-    return a->group > HEADS ? launch<2, 4>(a, (cudaStream_t)stream)
-                            : launch<1, 4>(a, (cudaStream_t)stream);
+    return a->head_dim <= 128 ? launch_any<2>(a, (cudaStream_t)stream)
+                              : launch_any<4>(a, (cudaStream_t)stream);
 }
