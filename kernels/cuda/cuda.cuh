@@ -31,11 +31,16 @@ typedef __half kvf_half;
 
 #define KVF_CUDA_OWN __attribute__((visibility("hidden"))) /* of this binary alone */
 
-/* One per kernel that some launch names. */
+/* One per kernel that some launch names, with what every device is told of it when it is loaded
+ * there: all the shared memory that a block can get, and how a multiprocessor divides its memory
+ * between L1 and shared memory. That is the same for all of them: a multiprocessor divides it anew
+ * only when it is idle, so where two kernels differ the second starts late. */
 struct KVF_CUDA_OWN kvf_cuda_entry {
+    static const int carveout = cudaSharedmemCarveoutMaxShared;
     const void *kernel;
+    const bool starts_early; /* launched by kvf_cuda_launch_early */
     const kvf_cuda_entry *next;
-    explicit kvf_cuda_entry(const void *function);
+    kvf_cuda_entry(const void *function, bool is_early);
 };
 
 /* One list per binary. `head` is written before main() or at dlopen() only, by the constructors
@@ -46,14 +51,14 @@ struct KVF_CUDA_OWN kvf_cuda_list {
     static inline uint64_t waiting = 0;
 };
 
-inline kvf_cuda_entry::kvf_cuda_entry(const void *function)
-    : kernel(function), next(kvf_cuda_list::head)
+inline kvf_cuda_entry::kvf_cuda_entry(const void *function, bool is_early)
+    : kernel(function), starts_early(is_early), next(kvf_cuda_list::head)
 {
     kvf_cuda_list::head = this;
 }
 
-template <auto function> struct KVF_CUDA_OWN kvf_cuda_listed {
-    static inline const kvf_cuda_entry entry{(const void *)function};
+template <auto function, bool is_early> struct KVF_CUDA_OWN kvf_cuda_listed {
+    static inline const kvf_cuda_entry entry{(const void *)function, is_early};
 };
 
 /* The bit of the current device, or 0: of a device beyond 64 nobody keeps one. */
@@ -68,17 +73,21 @@ static inline uint64_t kvf_cuda_device_bit(void)
 
 /* Load one kernel on the current device, and let its blocks have all the shared memory there is:
  * never less than before, since other lists of the process may have the same kernel. */
-static inline cudaError_t kvf_cuda_load(const void *kernel, int shared_max, bool *can_wait)
+static inline cudaError_t kvf_cuda_load(const kvf_cuda_entry *e, int shared_max, bool *can_wait)
 {
     cudaFuncAttributes found;
-    const cudaError_t status = cudaFuncGetAttributes(&found, kernel);
+    cudaError_t status = cudaFuncGetAttributes(&found, e->kernel);
     if (status != cudaSuccess)
         return status;
-    *can_wait = *can_wait && found.ptxVersion >= 90;
+    *can_wait = *can_wait && (!e->starts_early || found.ptxVersion >= 90);
     const int dynamic = shared_max - (int)found.sharedSizeBytes;
-    if (dynamic <= found.maxDynamicSharedSizeBytes)
-        return cudaSuccess;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    if (dynamic > found.maxDynamicSharedSizeBytes)
+        status =
+            cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    if (status == cudaSuccess)
+        status = cudaFuncSetAttribute(e->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      kvf_cuda_entry::carveout);
+    return status;
 }
 
 /* Load every kernel of the list on the current device. CUDA loads a kernel when it is first
@@ -92,7 +101,7 @@ static inline cudaError_t kvf_cuda_load_list(void)
         status =
             cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (const kvf_cuda_entry *e = kvf_cuda_list::head; e && status == cudaSuccess; e = e->next)
-        status = kvf_cuda_load(e->kernel, shared_max, &can_wait);
+        status = kvf_cuda_load(e, shared_max, &can_wait);
     if (status != cudaSuccess)
         (void)cudaGetLastError();
     else if (can_wait)
@@ -149,7 +158,7 @@ template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_bytes,
                                           cudaStream_t stream, A... args)
 {
-    (void)&kvf_cuda_listed<kernel>::entry;
+    (void)&kvf_cuda_listed<kernel, false>::entry;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
@@ -166,7 +175,7 @@ template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t shared_bytes,
                                                 cudaStream_t stream, A... args)
 {
-    (void)&kvf_cuda_listed<kernel>::entry;
+    (void)&kvf_cuda_listed<kernel, true>::entry;
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

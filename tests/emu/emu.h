@@ -85,7 +85,7 @@ template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch(dim3 grid, dim3 block, size_t shared_bytes,
                                           cudaStream_t stream, A... args)
 {
-    (void)&kvf_cuda_listed<kernel>::entry;
+    (void)&kvf_cuda_listed<kernel, false>::entry;
     return kvf_emu_launch(kvf_emu_name<kernel>(), false, +kernel, grid, block, shared_bytes, stream,
                           args...);
 }
@@ -94,7 +94,7 @@ template <auto kernel, typename... A>
 static inline cudaError_t kvf_cuda_launch_early(dim3 grid, dim3 block, size_t shared_bytes,
                                                 cudaStream_t stream, A... args)
 {
-    (void)&kvf_cuda_listed<kernel>::entry;
+    (void)&kvf_cuda_listed<kernel, true>::entry;
     return kvf_emu_launch(kvf_emu_name<kernel>(), kvf_cuda_may_start_early(stream), +kernel, grid,
                           block, shared_bytes, stream, args...);
 }

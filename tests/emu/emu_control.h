@@ -56,7 +56,9 @@ typedef struct kvf_emu_counts {
     uint64_t waits;           /* that held the caller up: synchronize, blocking copies and frees */
     uint64_t pageable_copies; /* "asynchronous" copies that waited, as their memory is not pinned */
     uint64_t launches;        /* of kernels, replayed ones included */
-    uint64_t copies;          /* done; those of a batch one by one, replayed ones included */
+    uint64_t early_starts;    /* those of them that might begin before all before them is done */
+    uint64_t carveout_changes; /* launches that divide memory otherwise than the one before them */
+    uint64_t copies;           /* done; those of a batch one by one, replayed ones included */
     uint64_t copied_bytes;
     uint64_t graph_launches;
     uint64_t chain_nodes;     /* of the last graph made: those of the stream whose capture it was */

@@ -242,6 +242,8 @@ void kvf_emu_get_counts(kvf_emu_counts *out)
     EMU_COUNT(waits);
     EMU_COUNT(pageable_copies);
     EMU_COUNT(launches);
+    EMU_COUNT(early_starts);
+    EMU_COUNT(carveout_changes);
     EMU_COUNT(copies);
     EMU_COUNT(copied_bytes);
     EMU_COUNT(graph_launches);
@@ -288,9 +290,10 @@ void kvf_emu_reset(void)
     emu::lost_error.store(0, std::memory_order_relaxed);
     emu::last_error = cudaSuccess;
     for (auto *counter :
-         {&counts.calls, &counts.waits, &counts.pageable_copies, &counts.launches, &counts.copies,
-          &counts.copied_bytes, &counts.graph_launches, &counts.chain_nodes,
-          &counts.forbidden_calls, &counts.dropped_batches, &counts.full_queues, &counts.faults})
+         {&counts.calls, &counts.waits, &counts.pageable_copies, &counts.launches,
+          &counts.early_starts, &counts.carveout_changes, &counts.copies, &counts.copied_bytes,
+          &counts.graph_launches, &counts.chain_nodes, &counts.forbidden_calls,
+          &counts.dropped_batches, &counts.full_queues, &counts.faults})
         counter->store(0, std::memory_order_relaxed);
     for (emu::EntryPoint *p = emu::entry_points.load(std::memory_order_acquire); p != nullptr;
          p = p->next)

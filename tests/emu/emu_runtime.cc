@@ -163,9 +163,13 @@ int current_device()
 /* ---- kernels that the current device has loaded ---- */
 
 static std::shared_mutex loaded_lock;
-/* Device and function, with the dynamic shared memory that a launch may ask for. */
-static std::map<std::pair<int, const void *>, int> loaded;
 constexpr int SHARED_WITHOUT_OPTIN = 48 * 1024;
+struct Loaded {
+    int shared = SHARED_WITHOUT_OPTIN; /* dynamic, that a launch may ask for */
+    int carveout = cudaSharedmemCarveoutDefault;
+};
+static std::map<std::pair<int, const void *>, Loaded> loaded; /* by device and function */
+static std::atomic<int> carveout_of_last{cudaSharedmemCarveoutDefault};
 
 static std::pair<int, const void *> here(const void *function)
 {
@@ -181,11 +185,11 @@ static bool load(const void *function)
             return false;
     }
     std::unique_lock<std::shared_mutex> hold(loaded_lock);
-    return loaded.emplace(here(function), SHARED_WITHOUT_OPTIN).second;
+    return loaded.emplace(here(function), Loaded()).second;
 }
 
 /* Of a function that is loaded. */
-static int shared_allowed(const void *function)
+static Loaded found(const void *function)
 {
     std::shared_lock<std::shared_mutex> hold(loaded_lock);
     return loaded.at(here(function));
@@ -196,11 +200,18 @@ static bool allow_shared(const void *function, int bytes)
 {
     (void)load(function);
     std::unique_lock<std::shared_mutex> hold(loaded_lock);
-    int &allowed = loaded.at(here(function));
+    int &allowed = loaded.at(here(function)).shared;
     if (bytes < allowed)
         return false;
     allowed = bytes;
     return true;
+}
+
+static void prefer_carveout(const void *function, int percent)
+{
+    (void)load(function);
+    std::unique_lock<std::shared_mutex> hold(loaded_lock);
+    loaded.at(here(function)).carveout = percent;
 }
 
 } // namespace emu
@@ -312,6 +323,8 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
         (value > emu::limits().shared_optin * 1024 || !emu::allow_shared(function, value)))
         return fail(cudaErrorInvalidValue);
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
+        emu::prefer_carveout(function, value);
     return cudaSuccess;
 }
 
@@ -323,7 +336,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fu
     (void)emu::load(function);
     *out = {};
     out->maxThreadsPerBlock = 1024;
-    out->maxDynamicSharedSizeBytes = emu::shared_allowed(function);
+    out->maxDynamicSharedSizeBytes = emu::found(function).shared;
+    out->preferredShmemCarveout = emu::found(function).carveout;
     out->numRegs = 64;
     out->binaryVersion = out->ptxVersion = (int)emu::config().compute_major * 10;
     return cudaSuccess;
@@ -460,11 +474,17 @@ static cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, size_t sha
         if (!emu::is_captured(stream))
             emu::drain_all(stream->device);
     }
-    if (shared_bytes > (size_t)emu::shared_allowed(kernel->function))
+    const emu::Loaded found = emu::found(kernel->function);
+    if (shared_bytes > (size_t)found.shared)
         return cudaErrorInvalidValue; /* as kvf_emu_check_launch */
     const kvf_emu_kernel what = *kernel;
     auto run = [=] {
         emu::count(emu::counts.launches);
+        if (what.starts_early)
+            emu::count(emu::counts.early_starts);
+        if (emu::carveout_of_last.exchange(found.carveout) != found.carveout ||
+            found.carveout == cudaSharedmemCarveoutDefault)
+            emu::count(emu::counts.carveout_changes);
         kvf_emu_run_grid(grid, block, shared_bytes, body, what, emu::take_earlier());
     };
     error = emu::submit(stream, run, what.name, &what);

@@ -142,9 +142,9 @@ int current_device();
 struct Counts {
     std::atomic<uint64_t> allocations{0}, pinned_allocations{0}, registrations{0}, streams{0},
         events{0}, graphs{0}, graph_execs{0}, cublas_handles{0}, allocated_bytes{0},
-        pinned_bytes{0}, calls{0}, waits{0}, pageable_copies{0}, launches{0}, copies{0},
-        copied_bytes{0}, graph_launches{0}, chain_nodes{0}, forbidden_calls{0}, dropped_batches{0},
-        full_queues{0}, late_loads{0}, faults{0};
+        pinned_bytes{0}, calls{0}, waits{0}, pageable_copies{0}, launches{0}, early_starts{0},
+        carveout_changes{0}, copies{0}, copied_bytes{0}, graph_launches{0}, chain_nodes{0},
+        forbidden_calls{0}, dropped_batches{0}, full_queues{0}, late_loads{0}, faults{0};
 };
 extern Counts counts;
 inline void count(std::atomic<uint64_t> &counter, uint64_t by = 1)

@@ -34,6 +34,10 @@ static void test_early_start(void **state)
         assert_int_equal(*x, now);
     }
     assert_int_equal(stale, 2);
+    kvf_emu_counts counts;
+    kvf_emu_get_counts(&counts);
+    assert_int_equal(counts.early_starts, 4 * 2);
+    assert_in_range(counts.carveout_changes, 0, 1); /* none between kernels */
     OK(cudaGraphExecDestroy(exec));
     uint32_t *memory[] = {x, y, right, wrong};
     for (size_t i = 0; i < 4; i++)
