@@ -19,6 +19,10 @@
 
 #include "check_support.h"
 
+/* What a sum loses per term: tensor cores add 16 products and what was there, and cut off what is
+ * below 2^-23 of the largest of the 17. */
+#define CUT (17.0 / 16.0 * 0x1p-23)
+
 typedef struct bounds {
     double logit; /* D */
     double out;
@@ -29,8 +33,8 @@ static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double
                         size_t tokens)
 {
     bounds b = {.values = v_max};
-    b.logit = fabs((double)scale) * 2.0 * s->head_dim * 0x1p-24 * q_norm * k_norm;
-    double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + (double)(tokens + 16) * 0x1p-23;
+    b.logit = fabs((double)scale) * CUT * s->head_dim * q_norm * k_norm;
+    double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + CUT * (double)(tokens + 16);
     b.out = fmin(factor, 2.0) * v_max;
     return b;
 }
@@ -447,7 +451,7 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
     const size_t stats = (size_t)a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS) *
                          a->group * a->window;
     const uint32_t heads = kvf_observe_heads(a);
-    const double largest = b->logit / (2.0 * a->shape.head_dim * 0x1p-24); /* bounds_of */
+    const double largest = b->logit / (CUT * a->shape.head_dim); /* bounds_of */
     const double logit = b->logit;
     /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
     const double unit = a->group_reduce == KVF_GROUP_SUM ? heads : 1.0;
