@@ -19,6 +19,8 @@
 #include "score/score_args.h"
 #include "select/select_args.h"
 
+#include <string.h>
+
 typedef struct kvf_cell_tag {
     uint32_t cell;   /* + 1; 0 = nothing */
     uint32_t writes; /* of all tokens that it covers, added up */
@@ -224,7 +226,8 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
         length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
     const uint32_t fixed = p->sink + length - sealed * p->block_size;
     const uint32_t rest = c->budget_tokens > fixed ? c->budget_tokens - fixed : 0;
-    kvf_row row = {0};
+    kvf_row row;
+    memset(&row, 0, sizeof row); /* in C and in C++ */
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
     row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
     row.bits = c->bits;
