@@ -76,5 +76,4 @@ void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom 
     out->cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
     out->node_free = free_memory(known, out->cgroup);
     out->hugetlb_free = free_huge_pages(known);
-    out->may_grow = false;
 }

@@ -9,8 +9,6 @@
  * known to fail is refused.
  */
 
-#include <stdbool.h>
-
 #include "topology.h"
 
 /* Every number in bytes, UINT64_MAX = unlimited or unknown. */
@@ -19,7 +17,6 @@ typedef struct kvf_headroom {
     uint64_t cgroup;       /* limit - usage + file cache, v2 or v1, the least up the tree */
     uint64_t node_free;    /* on the node, or of the machine */
     uint64_t hugetlb_free; /* reserved huge pages that are free */
-    bool may_grow;         /* more than node_free may come as it is used; false where it is read */
 } kvf_headroom;
 
 /* For a node that is not in `topology`, or -1: of the machine. `topology` may be NULL. */

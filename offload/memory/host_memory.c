@@ -292,8 +292,6 @@ static kvf_status check(kvf_context *context, kvf_device *device,
     device->ops->properties(device, &properties);
     if (!properties.memlock_applies)
         headroom.memlock = UINT64_MAX;
-    /* GPUs are lent in virtual machines that get memory as they use it, and no limit says so. */
-    headroom.may_grow = config->node < 0 && !properties.shares_host_memory;
     return kvf_host_memory_preflight(context, &headroom, config);
 }
 

@@ -40,12 +40,6 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
                         "NUMA node %d has %s free, host memory needs %s; free memory there, set "
                         "numa_node to another node, or lower tokens_max or host_tokens_max",
                         config->node, kvf_bytes_text(headroom->node_free, have), need);
-    if (headroom->node_free < from_free && headroom->may_grow) {
-        kvf_log(context, KVF_LOG_WARNING,
-                "the machine shows %s of memory available, host memory needs %s; it is tried",
-                kvf_bytes_text(headroom->node_free, have), need);
-        return KVF_OK;
-    }
     if (headroom->node_free < from_free)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "the machine has %s of memory available, host memory needs %s; free "

@@ -11,13 +11,12 @@
 #include "common/headroom.h"
 #include "common/text.h"
 
-void cli_memory_available(cli_memory_plan *plan)
+uint64_t cli_memory_available(const char **by)
 {
     const uint64_t cgroup = kvf_cgroup_headroom("/proc/self/cgroup", "/sys/fs/cgroup");
     const uint64_t machine = kvf_machine_headroom("/proc/meminfo", cgroup);
-    plan->is_limit = cgroup < machine;
-    plan->available_by = plan->is_limit ? "the cgroup's limit" : "the machine";
-    plan->available_bytes = plan->is_limit ? cgroup : machine;
+    *by = cgroup < machine ? "the cgroup's limit" : "the machine";
+    return cgroup < machine ? cgroup : machine;
 }
 
 /* On the host device these are part of the total. */
@@ -80,14 +79,11 @@ bool cli_memory_plan_check(const cli_memory_plan *plan)
     uint64_t total = cli_memory_plan_total(plan);
     if (total <= plan->available_bytes)
         return true;
-    /* GPUs are lent in virtual machines that get memory as they use it. */
-    const bool is_tried = plan->on_gpu && !plan->is_limit;
     char need[32], have[32];
     fprintf(stderr,
-            "kvferry: this run takes %s and %s leaves %s; %sshorten the prompt, -n or --context "
+            "kvferry: this run takes %s and %s leaves %s; shorten the prompt, -n or --context "
             "(now %u tokens), or free memory\n",
             kvf_bytes_text(total, need), plan->available_by,
-            kvf_bytes_text(plan->available_bytes, have), is_tried ? "it is tried; else " : "",
-            plan->tokens);
-    return is_tried;
+            kvf_bytes_text(plan->available_bytes, have), plan->tokens);
+    return false;
 }

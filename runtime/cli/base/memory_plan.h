@@ -23,19 +23,17 @@ typedef struct cli_memory_plan {
     uint64_t prune_device_bytes, prune_host_bytes; /* of a pruner; 0 = there is none */
     uint64_t available_bytes;                      /* UINT64_MAX = not known */
     const char *available_by;                      /* who sets that limit */
-    bool is_limit;                                 /* a cgroup's; the machine only estimates */
     bool on_gpu; /* weights, runner and device parts are not in host memory */
 } cli_memory_plan;
 
-/** Bytes that this process may still take, and who says so. */
-void cli_memory_available(cli_memory_plan *plan);
+/** Bytes that this process may still take. @p by receives who says so. */
+uint64_t cli_memory_available(const char **by);
 
 /** Bytes of host memory. */
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan);
 void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file);
 
-/** @return whether it is worth a try: it fits, or is for a GPU and only the machine's estimate is
- * against it. If it does not fit, a message with the fix is on stderr. */
+/** @return whether it fits; a message with the fix is on stderr if not */
 bool cli_memory_plan_check(const cli_memory_plan *plan);
 
 #endif
