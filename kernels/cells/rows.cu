@@ -20,16 +20,19 @@ static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a, u
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
+    uint32_t is_bad = 0;
     for (uint32_t b = threadIdx.x; b < kvf_row_blocks(p, row); b += blockDim.x) {
         const uint32_t cell = kvf_rows_cell(&a, number, b);
         const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
-        if (cell == UINT32_MAX || *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0))
-            return 1;
+        if (cell == UINT32_MAX || *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0)) {
+            is_bad = 1;
+            continue;
+        }
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a.layer, cell)
                                                        : kvf_row_ring_block(p, row, b);
     }
-    return 0;
+    return is_bad;
 }
 
 static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constant__ kvf_rows_args a)

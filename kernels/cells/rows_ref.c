@@ -9,22 +9,25 @@
 
 #include "variants.h"
 
-/* The row's blocks and cells; 0 if an id is none or a token is not finite. */
+/* The row's blocks and cells, as far as they are good; 0 if an id is none or a token not finite. */
 static int fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row *row)
 {
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     uint32_t *cells = c->cell + (size_t)task * p->blocks_max;
+    int is_good = 1;
     for (uint32_t b = 0; b < kvf_row_blocks(p, row); b++) {
         const uint32_t cell = kvf_rows_cell(a, task, b);
         const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
-        if (cell == UINT32_MAX || *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0))
-            return 0;
+        if (cell == UINT32_MAX || *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0)) {
+            is_good = 0;
+            continue;
+        }
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a->layer, cell)
                                                        : kvf_row_ring_block(p, row, b);
     }
-    return 1;
+    return is_good;
 }
 
 void kvf_rows_ref(const void *args, uint32_t task)
