@@ -34,8 +34,6 @@
  * of one stream; a caller with several streams orders them itself. One thread at a time.
  *
  * A mistake in what is read on the device stops nobody: see kvf_blocks_stats.
- *
- * In this version blocks run on the host device; kvf_blocks_open refuses others.
  */
 
 #include <kvferry/kvferry.h>

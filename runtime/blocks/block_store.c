@@ -82,11 +82,6 @@ static kvf_status check_names(kvf_context *context, const kvf_cache_config *c)
 static kvf_status check(const kvf_runtime *runtime, const kvf_blocks_config *config)
 {
     kvf_context *context = runtime->context;
-    if (runtime->device->ops->kind != KVF_DEVICE_HOST)
-        KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "device = %s: blocks of the caller run on the host device only, in this version; "
-                 "open the runtime with device host",
-                 runtime->device->ops->name);
     if (!config)
         KVF_FAIL(context, KVF_INVALID, "config is NULL; pass a kvf_blocks_config");
     if (config->size != sizeof *config)

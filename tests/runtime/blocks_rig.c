@@ -13,7 +13,7 @@ kvf_blocks_config rig_config(void)
     kvf_blocks_config bc;
     kvf_blocks_config_init(&bc);
     bc.cache = test_config_small();
-    bc.cache.layers = 2;
+    bc.cache.layers = RIG_LAYERS;
     bc.cache.digest = KVF_DIGEST_CODES;
     bc.cache.select = KVF_SELECT_DYNAMIC;
     bc.cache.static_ratio = 0.0f;
@@ -136,9 +136,9 @@ void rig_open(rig *r, const kvf_runtime_config *rc, const kvf_blocks_config *bc,
     r->v = test_alloc(tokens * k_bytes(r));
     r->lse = test_alloc(RIG_REQUESTS * c->query_heads * sizeof *r->lse);
     r->slots = test_alloc(tokens * sizeof *r->slots);
-    r->table = test_alloc(RIG_REQUESTS * r->table_stride * sizeof *r->table);
-    r->lengths = test_alloc(RIG_REQUESTS * sizeof *r->lengths);
-    r->regions = test_alloc(RIG_REQUESTS * sizeof *r->regions);
+    r->table = test_alloc(2 * RIG_REQUESTS * r->table_stride * sizeof *r->table);
+    r->lengths = test_alloc(2 * RIG_REQUESTS * sizeof *r->lengths);
+    r->regions = test_alloc(2 * RIG_REQUESTS * sizeof *r->regions);
 }
 
 void rig_close(rig *r)
@@ -146,6 +146,9 @@ void rig_close(rig *r)
     void *all[] = {r->q,     r->out,     r->k,       r->v,     r->lse,     r->slots,
                    r->table, r->lengths, r->regions, r->codes, r->free_ids};
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
+    for (uint32_t i = 0; i < RIG_LAYERS; i++)
+        if (r->graphs[i])
+            r->runtime->device->ops->graph_destroy(r->graphs[i]);
     kvf_blocks_close(r->blocks);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         test_release(all[i]);
@@ -197,10 +200,13 @@ static int64_t slot_of(const rig *r, const rig_request *q, uint32_t token)
     return (int64_t)q->ids[token / size] * size + token % size;
 }
 
-static void put_tokens(rig *r, uint32_t layer, uint32_t tokens)
+static void put_tokens(rig *r, uint32_t layer, uint32_t first, uint32_t tokens)
 {
-    const kvf_put_args put = {
-        .layer = layer, .tokens = tokens, .k = r->k, .v = r->v, .slots = r->slots};
+    const kvf_put_args put = {.layer = layer,
+                              .tokens = tokens,
+                              .k = r->k + first * k_bytes(r),
+                              .v = r->v + first * k_bytes(r),
+                              .slots = r->slots + first};
     test_expect(r->runtime, kvf_blocks_put(r->blocks, &put, r->stream), KVF_OK);
 }
 
@@ -220,7 +226,7 @@ void rig_put(rig *r, rig_request *q, uint32_t first, uint32_t end)
 {
     for (uint32_t layer = 0; layer < r->config.cache.layers; layer++) {
         lay_out(r, q, layer, first, end - first, 0);
-        put_tokens(r, layer, end - first);
+        put_tokens(r, layer, 0, end - first);
         test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     }
     q->length = kvf_max_u32(q->length, end);
@@ -250,44 +256,86 @@ static void compare(rig *r, const rig_request *q, uint32_t layer, uint32_t token
         r->differs++;
 }
 
+/* Rows of a call: `first` of those of the pass, in the arrays. */
+static kvf_block_rows rows_from(const rig *r, uint32_t first, uint32_t count)
+{
+    return (kvf_block_rows){.rows = count,
+                            .table_stride = r->table_stride,
+                            .table = r->table + (size_t)first * r->table_stride,
+                            .lengths = r->lengths + first,
+                            .regions = r->regions + first};
+}
+
+static void lay_out_row(rig *r, const rig_request *q, uint32_t layer, uint32_t row, uint32_t at)
+{
+    lay_out(r, q, layer, q->length, next_tokens(q), at);
+    r->lengths[row] = (int32_t)(q->length + next_tokens(q));
+    r->regions[row] = q->region;
+    memcpy(r->table + (size_t)row * r->table_stride, q->ids, q->ids_count * sizeof *r->table);
+}
+
+/* A token of each of the first `steps` rows. */
+static void run_steps(rig *r, uint32_t layer, uint32_t steps)
+{
+    const kvf_block_rows rows = rows_from(r, 0, steps);
+    put_tokens(r, layer, 0, steps);
+    test_expect(r->runtime,
+                kvf_blocks_decode(r->blocks, layer, &rows, r->q, r->out, r->lse, r->stream),
+                KVF_OK);
+}
+
+/* As many rows as there can be, in a graph of the caller's; those behind `steps` are none. */
+static void replay_steps(rig *r, uint32_t layer, uint32_t steps)
+{
+    const kvf_device_ops *ops = r->runtime->device->ops;
+    for (uint32_t i = steps; i < RIG_REQUESTS; i++) {
+        r->lengths[i] = 0;
+        r->slots[i] = -1;
+    }
+    if (!r->graphs[layer]) {
+        test_expect(r->runtime, ops->capture_begin(r->stream), KVF_OK);
+        run_steps(r, layer, RIG_REQUESTS);
+        test_expect(r->runtime, ops->capture_end(r->stream, &r->graphs[layer]), KVF_OK);
+    }
+    test_expect(r->runtime, ops->graph_launch(r->graphs[layer], r->stream), KVF_OK);
+    r->replays++;
+}
+
+/* Chunks of rows `first` and up, whose tokens begin at starts[0]. */
+static void run_chunks(rig *r, uint32_t layer, uint32_t first, uint32_t count,
+                       const uint32_t *starts, const uint32_t *contexts)
+{
+    kvf_block_rows rows = rows_from(r, first, count);
+    rows.regions = NULL;
+    put_tokens(r, layer, starts[0], starts[count] - starts[0]);
+    test_expect(
+        r->runtime,
+        kvf_blocks_extend(r->blocks, layer, &rows, starts, contexts, r->q, r->out, r->stream),
+        KVF_OK);
+}
+
 static void run_pass_layer(rig *r, uint32_t layer, rig_request *const *rows, uint32_t count,
                            uint32_t steps)
 {
     const uint32_t heads = r->config.cache.query_heads;
+    const uint32_t chunks = r->captures ? RIG_REQUESTS : steps; /* where they begin */
     uint32_t starts[RIG_REQUESTS + 1] = {0}, contexts[RIG_REQUESTS] = {0}, at = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t n = next_tokens(rows[i]);
-        lay_out(r, rows[i], layer, rows[i]->length, n, at);
+        at = i == steps ? chunks : at;
+        lay_out_row(r, rows[i], layer, i < steps ? i : chunks + i - steps, at);
         starts[i] = at;
         contexts[i] = rows[i]->length;
-        starts[i + 1] = at += n;
-        r->lengths[i] = (int32_t)(rows[i]->length + n);
-        r->regions[i] = rows[i]->region;
-        memcpy(r->table + (size_t)i * r->table_stride, rows[i]->ids,
-               rows[i]->ids_count * sizeof *r->table);
+        starts[i + 1] = at += next_tokens(rows[i]);
     }
-    kvf_block_rows all = {.rows = steps,
-                          .table_stride = r->table_stride,
-                          .table = r->table,
-                          .lengths = r->lengths,
-                          .regions = r->regions};
-    put_tokens(r, layer, at);
-    if (steps)
-        test_expect(r->runtime,
-                    kvf_blocks_decode(r->blocks, layer, &all, r->q, r->out, r->lse, r->stream),
-                    KVF_OK);
-    all.rows = count - steps;
-    all.table += (size_t)steps * r->table_stride;
-    all.lengths += steps;
-    all.regions = NULL;
-    if (all.rows)
-        test_expect(r->runtime,
-                    kvf_blocks_extend(r->blocks, layer, &all, starts + steps, contexts + steps,
-                                      r->q, r->out, r->stream),
-                    KVF_OK);
+    if (steps && r->captures)
+        replay_steps(r, layer, steps);
+    else if (steps)
+        run_steps(r, layer, steps);
+    if (steps < count)
+        run_chunks(r, layer, chunks, count - steps, starts + steps, contexts + steps);
     test_expect(r->runtime, kvf_stream_wait(r->stream), KVF_OK);
     for (uint32_t i = 0; i < count; i++)
-        compare(r, rows[i], layer, starts[i + 1] - starts[i], starts[i],
+        compare(r, rows[i], layer, next_tokens(rows[i]), starts[i],
                 i < steps ? r->lse + (size_t)i * heads : NULL);
 }
 

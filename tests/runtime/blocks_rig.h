@@ -11,8 +11,10 @@
 
 #include <kvferry/blocks.h>
 
+#include "device.h"
 #include "harness.h"
 
+#define RIG_LAYERS   2u
 #define RIG_REQUESTS 6u
 #define RIG_TOKENS   400u /* most of a request */
 
@@ -42,7 +44,10 @@ typedef struct rig {
     char *codes; /* [layers, blocks, stride] */
     size_t stride;
     uint32_t table_stride;
-    /* of a pass */
+    int captures; /* 1: steps of a layer are recorded once, and replayed */
+    kvf_graph *graphs[RIG_LAYERS];
+    uint32_t replays;
+    /* of a pass; chunks lie behind the rows of all steps where those are captured */
     char *q, *k, *v, *out; /* [tokens of a pass, heads, head_dim] */
     float *lse;
     int64_t *slots;
