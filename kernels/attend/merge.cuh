@@ -16,7 +16,8 @@
 
 #include "cuda/tile.cuh"
 
-#define KVF_MERGE_AHEAD 8 /* splits whose values a thread asks for before it uses one */
+/* Splits whose values a thread asks for before it uses one. No macro: nvcc does not see one there. */
+enum { KVF_MERGE_AHEAD = 8 };
 
 /* Channels column .. column + 3 of row `row` of (list, group). partial_o [lists, splits_max, group,
  * head_dim], partial_lse [lists, splits_max, group], out [lists, group, head_dim], lse [lists,
