@@ -16,7 +16,7 @@
 
 #include "cuda/tile.cuh"
 
-/* Splits whose values a thread asks for before it uses one. No macro: nvcc does not see one there. */
+/* Splits whose values a thread asks for before it uses one. nvcc sees no macros in a pragma. */
 enum { KVF_MERGE_AHEAD = 8 };
 
 /* Channels column .. column + 3 of row `row` of (list, group). partial_o [lists, splits_max, group,
