@@ -85,6 +85,8 @@ static void bits_are_those_of_sequences(void **state)
     (void)state;
     /* The emulated device is slow: three cases with all types and both sizes of blocks. */
     for (uint32_t i = 0; i < 12; i += test_on_cuda() ? 5 : 1) {
+        if (!test_takes(i))
+            continue;
         const kvf_runtime_config rc = test_runtime_config();
         kvf_blocks_config bc = rig_config();
         rig r;
@@ -114,6 +116,8 @@ static void a_capture_of_the_caller_has_the_same_bits(void **state)
     static const kvf_select selects[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING};
     (void)state;
     for (uint32_t i = 0; i < 3; i++) {
+        if (!test_takes(i))
+            continue;
         const kvf_runtime_config rc = test_runtime_config();
         kvf_blocks_config bc = rig_config();
         rig r;
