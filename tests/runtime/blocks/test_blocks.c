@@ -413,8 +413,8 @@ static void what_has_no_home_is_refused(void **state)
     kvf_runtime *runtime = NULL;
     (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    refusals_check(
-        &(refusals){.path = "tests/runtime/blocks.refusals", .call = open_row, .user = runtime});
+    refusals_check(&(refusals){
+        .path = "tests/runtime/blocks/blocks.refusals", .call = open_row, .user = runtime});
     kvf_runtime_close(runtime);
 }
 
@@ -465,8 +465,8 @@ static void bad_arguments_are_named(void **state)
     rig r;
     (void)state;
     open_two(&r);
-    refusals_check(
-        &(refusals){.path = "tests/runtime/blocks_calls.refusals", .call = call_row, .user = &r});
+    refusals_check(&(refusals){
+        .path = "tests/runtime/blocks/blocks_calls.refusals", .call = call_row, .user = &r});
     const kvf_block_rows rows = last_tokens(&r);
     expect_rows(&r, &rows, 0); /* nothing was enqueued */
     rig_close(&r);

@@ -50,8 +50,8 @@ static void every_bad_setting_is_named(void **state)
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    refusals_check(
-        &(refusals){.path = "tests/runtime/cache.refusals", .call = open_row, .user = runtime});
+    refusals_check(&(refusals){
+        .path = "tests/runtime/cache/cache.refusals", .call = open_row, .user = runtime});
     kvf_runtime_close(runtime);
 }
 
