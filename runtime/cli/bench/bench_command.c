@@ -2,11 +2,11 @@
 
 /* `kvferry bench`: which benchmark, and nothing else. */
 
-#include "bench_disk.h"
-#include "bench_link.h"
+#include "bench_commands.h"
 #include "commands.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 int cli_bench_main(int argc, char **argv)

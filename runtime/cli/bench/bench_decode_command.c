@@ -12,9 +12,7 @@
  * from a cache that only one layer would fit into. It knows the public API only.
  */
 
-#include "bench_decode.h"
-#include "bench_link.h"
-
+#include "bench_commands.h"
 #include "decode_floor.h"
 #include "decode_inputs.h"
 
@@ -24,9 +22,62 @@
 #include "interrupt.h"
 #include "progress.h"
 
+#include <kvferry/link.h>
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- output ---- */
+
+/* Phases stand in the order of kvf_stats. */
+#define COLUMNS(X)                                                                                 \
+    X(DECODE_CONTEXT, "context_tokens", "context", INTEGER, 0)                                     \
+    X(DECODE_BUDGET, "budget_tokens", "budget", INTEGER, 0)                                        \
+    X(DECODE_BATCH, "batch", "batch", INTEGER, 0)                                                  \
+    X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
+    X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
+    X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
+    X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
+    X(DECODE_NODES, "graph_nodes", NULL, INTEGER, 0)                                               \
+    X(DECODE_MEDIAN, "layer_us", "us/layer", REAL, 1)                                              \
+    X(DECODE_P10, "layer_p10_us", "p10", REAL, 1)                                                  \
+    X(DECODE_P95, "layer_p95_us", "p95", REAL, 1)                                                  \
+    X(DECODE_P99, "layer_p99_us", "p99", REAL, 1)                                                  \
+    X(DECODE_MEAN, "layer_mean_us", NULL, REAL, 1)                                                 \
+    X(DECODE_HOST, "enqueue_us", "enqueue", REAL, 1)                                               \
+    X(DECODE_FLOOR, "floor_us", "floor", REAL, 1)                                                  \
+    X(DECODE_OF_FLOOR, "times_floor", "x floor", REAL, 2)                                          \
+    X(DECODE_TOKENS, "tokens_attended", "tokens", REAL, 0)                                         \
+    X(DECODE_READ, "read_bytes", "MiB read", REAL, 2)                                              \
+    X(DECODE_MOVED, "moved_bytes", "MiB moved", REAL, 3)                                           \
+    X(DECODE_HITS, "hit_rate", "hits", REAL, 3)                                                    \
+    X(DECODE_VS_DENSE, "faster_than_dense", "vs dense", REAL, 1)                                   \
+    X(DECODE_OVERHEAD, "overhead", "overhead", REAL, 3)                                            \
+    X(DECODE_REFRESH, "refresh", "refresh", REAL, 3)                                               \
+    X(DECODE_FORESEEN, "pages_ahead_used", NULL, INTEGER, 0)                                       \
+    X(DECODE_PAGES_THERE, "pages_in_memory", "pages there", REAL, 4)                               \
+    X(DECODE_BUNDLES_THERE, "bundles_in_memory", "bundles there", REAL, 4)                         \
+    X(DECODE_BUNDLES, "bundles_wanted", "bundles", REAL, 0)                                        \
+    X(DECODE_FROM_DISK, "disk_mib", "MiB disk", REAL, 3)                                           \
+    X(DECODE_DISK_WAIT, "disk_wait_us", "disk wait", REAL, 1)                                      \
+    X(DECODE_VS_MEMORY, "times_in_memory", "x memory", REAL, 2)                                    \
+    X(DECODE_VS_MEMORY_P10, "times_in_memory_p10", "p10", REAL, 2)                                 \
+    X(DECODE_VS_MEMORY_P90, "times_in_memory_p90", "p90", REAL, 2)                                 \
+    X(DECODE_APPEND_US, "append_us", NULL, REAL, 1)                                                \
+    X(DECODE_SCORE_US, "score_us", NULL, REAL, 1)                                                  \
+    X(DECODE_SELECT_US, "select_us", NULL, REAL, 1)                                                \
+    X(DECODE_GATHER_US, "gather_us", NULL, REAL, 1)                                                \
+    X(DECODE_COPY_US, "copy_us", NULL, REAL, 1)                                                    \
+    X(DECODE_ATTEND_US, "attend_us", NULL, REAL, 1)                                                \
+    X(DECODE_REFRESH_US, "refresh_us", NULL, REAL, 1)                                              \
+    X(DECODE_DEVICE_BYTES, "device_bytes", NULL, INTEGER, 0)                                       \
+    X(DECODE_HOST_BYTES, "host_bytes", NULL, INTEGER, 0)                                           \
+    X(DECODE_STATUS, "status", "", TEXT, 0)
+
+enum decode_column { COLUMNS(CLI_COLUMN_NUMBER) DECODE_COLUMN_COUNT };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
 /* ---- bench ---- */
 
@@ -513,7 +564,7 @@ static int run_all(decode_bench *b)
 
 int cli_bench_decode_main(int argc, char **argv)
 {
-    decode_bench b = {.table = {.columns = decode_columns, .column_count = DECODE_COLUMN_COUNT}};
+    decode_bench b = {.table = {.columns = columns, .column_count = DECODE_COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
     const int parsed = decode_options_parse(argc, argv, &b.sweep, &b.o);
     if (parsed >= 0)

@@ -10,6 +10,7 @@
 
 #include "bench_disk.h"
 
+#include "bench_commands.h"
 #include "common/percentile.h"
 #include "interrupt.h"
 #include "progress.h"
@@ -20,34 +21,37 @@
 
 /* ---- output ---- */
 
-static const cli_column columns[DISK_COLUMN_COUNT] = {
-    [DISK_WHAT] = {"what", "what", CLI_CELL_TEXT, 0},
-    [DISK_ENGINE] = {"engine", "engine", CLI_CELL_TEXT, 0},
-    [DISK_MODE] = {"mode", "mode", CLI_CELL_TEXT, 0},
-    [DISK_EXTENT_BYTES] = {"extent_bytes", "extent B", CLI_CELL_INTEGER, 0},
-    [DISK_DEPTH] = {"depth", "depth", CLI_CELL_INTEGER, 0},
-    [DISK_EXTENTS] = {"extents", NULL, CLI_CELL_INTEGER, 0},
-    [DISK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 3},
-    [DISK_RATE_P10] = {"gb_per_s_p10", "p10", CLI_CELL_REAL, 3},
-    [DISK_RATE_P90] = {"gb_per_s_p90", "p90", CLI_CELL_REAL, 3},
-    [DISK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
-    [DISK_OF_PEAK_P10] = {"of_peak_p10", "p10", CLI_CELL_REAL, 2},
-    [DISK_OF_PEAK_P90] = {"of_peak_p90", "p90", CLI_CELL_REAL, 2},
-    [DISK_TIMES_PLAIN] = {"times_preadv", "x preadv", CLI_CELL_REAL, 2},
-    [DISK_TIMES_PLAIN_P10] = {"times_preadv_p10", "p10", CLI_CELL_REAL, 2},
-    [DISK_TIMES_PLAIN_P90] = {"times_preadv_p90", "p90", CLI_CELL_REAL, 2},
-    [DISK_US] = {"us_per_extent", "us/extent", CLI_CELL_REAL, 1},
-    [DISK_REQUEST_P50] = {"request_p50_us", "request p50", CLI_CELL_REAL, 1},
-    [DISK_REQUEST_P95] = {"request_p95_us", "p95", CLI_CELL_REAL, 1},
-    [DISK_REQUEST_P99] = {"request_p99_us", "p99", CLI_CELL_REAL, 1},
-    [DISK_PREDICTED] = {"predicted_us", NULL, CLI_CELL_REAL, 1},
-    [DISK_INTERCEPT] = {"fit_intercept_us", "fit a us", CLI_CELL_REAL, 1},
-    [DISK_SLOPE_RATE] = {"fit_gb_per_s", "fit GB/s", CLI_CELL_REAL, 2},
-    [DISK_R2] = {"fit_r_squared", "R2", CLI_CELL_REAL, 3},
-    [DISK_KEPT] = {"registered", NULL, CLI_CELL_TEXT, 0},
-    [DISK_VERIFIED] = {"verified_bytes", NULL, CLI_CELL_INTEGER, 0},
-    [DISK_STATUS] = {"status", "", CLI_CELL_TEXT, 0},
-};
+#define COLUMNS(X)                                                                                 \
+    X(DISK_WHAT, "what", "what", TEXT, 0)                                                          \
+    X(DISK_ENGINE, "engine", "engine", TEXT, 0)                                                    \
+    X(DISK_MODE, "mode", "mode", TEXT, 0)                                                          \
+    X(DISK_EXTENT_BYTES, "extent_bytes", "extent B", INTEGER, 0)                                   \
+    X(DISK_DEPTH, "depth", "depth", INTEGER, 0)                                                    \
+    X(DISK_EXTENTS, "extents", NULL, INTEGER, 0)                                                   \
+    X(DISK_RATE, "gb_per_s", "GB/s", REAL, 3)                                                      \
+    X(DISK_RATE_P10, "gb_per_s_p10", "p10", REAL, 3)                                               \
+    X(DISK_RATE_P90, "gb_per_s_p90", "p90", REAL, 3)                                               \
+    X(DISK_OF_PEAK, "of_peak", "of peak", REAL, 2)                                                 \
+    X(DISK_OF_PEAK_P10, "of_peak_p10", "p10", REAL, 2)                                             \
+    X(DISK_OF_PEAK_P90, "of_peak_p90", "p90", REAL, 2)                                             \
+    X(DISK_TIMES_PLAIN, "times_preadv", "x preadv", REAL, 2)                                       \
+    X(DISK_TIMES_PLAIN_P10, "times_preadv_p10", "p10", REAL, 2)                                    \
+    X(DISK_TIMES_PLAIN_P90, "times_preadv_p90", "p90", REAL, 2)                                    \
+    X(DISK_US, "us_per_extent", "us/extent", REAL, 1)                                              \
+    X(DISK_REQUEST_P50, "request_p50_us", "request p50", REAL, 1)                                  \
+    X(DISK_REQUEST_P95, "request_p95_us", "p95", REAL, 1)                                          \
+    X(DISK_REQUEST_P99, "request_p99_us", "p99", REAL, 1)                                          \
+    X(DISK_PREDICTED, "predicted_us", NULL, REAL, 1)                                               \
+    X(DISK_INTERCEPT, "fit_intercept_us", "fit a us", REAL, 1)                                     \
+    X(DISK_SLOPE_RATE, "fit_gb_per_s", "fit GB/s", REAL, 2)                                        \
+    X(DISK_R2, "fit_r_squared", "R2", REAL, 3)                                                     \
+    X(DISK_KEPT, "registered", NULL, TEXT, 0)                                                      \
+    X(DISK_VERIFIED, "verified_bytes", NULL, INTEGER, 0)                                           \
+    X(DISK_STATUS, "status", "", TEXT, 0)
+
+enum disk_column { COLUMNS(CLI_COLUMN_NUMBER) DISK_COLUMN_COUNT };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
 /* ---- cases ---- */
 

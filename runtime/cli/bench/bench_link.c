@@ -8,8 +8,7 @@
  * whose bytes were wrong fails the command.
  */
 
-#include "bench_link.h"
-
+#include "bench_commands.h"
 #include "bench_suites.h"
 #include "calibration_file.h"
 #include "interrupt.h"
@@ -20,48 +19,51 @@
 
 /* ---- output ---- */
 
-static const cli_column columns[LINK_COLUMN_COUNT] = {
-    [LINK_SUITE] = {"suite", "suite", CLI_CELL_TEXT, 0},
-    [LINK_WHAT] = {"what", "what", CLI_CELL_TEXT, 0},
-    [LINK_METHOD] = {"method", "method", CLI_CELL_TEXT, 0},
-    [LINK_PATTERN] = {"pattern", "pattern", CLI_CELL_TEXT, 0},
-    [LINK_SLOTS] = {"slots", "slots", CLI_CELL_TEXT, 0},
-    [LINK_PAGE_BYTES] = {"page_bytes", "page B", CLI_CELL_INTEGER, 0},
-    [LINK_PAGES] = {"pages", "pages", CLI_CELL_INTEGER, 0},
-    [LINK_BYTES] = {"bytes", NULL, CLI_CELL_INTEGER, 0},
-    [LINK_NODE] = {"numa_node", "node", CLI_CELL_TEXT, 0},
-    [LINK_TIER] = {"tier", "tier", CLI_CELL_TEXT, 0},
-    [LINK_CHUNK] = {"chunk_bytes", "chunk B", CLI_CELL_INTEGER, 0},
-    [LINK_DEPTH] = {"depth", "depth", CLI_CELL_INTEGER, 0},
-    [LINK_WORKERS] = {"workers", "workers", CLI_CELL_INTEGER, 0},
-    [LINK_BLOCKS] = {"blocks", "blocks", CLI_CELL_INTEGER, 0},
-    [LINK_WRITEBACK] = {"writeback_percent", "wb %", CLI_CELL_INTEGER, 0},
-    [LINK_MEDIAN] = {"median_us", "median us", CLI_CELL_REAL, 1},
-    [LINK_P95] = {"p95_us", "p95", CLI_CELL_REAL, 1},
-    [LINK_P99] = {"p99_us", "p99", CLI_CELL_REAL, 1},
-    [LINK_MIN] = {"min_us", NULL, CLI_CELL_REAL, 1},
-    [LINK_MAX] = {"max_us", NULL, CLI_CELL_REAL, 1},
-    [LINK_FLOOR] = {"floor_us", "floor us", CLI_CELL_REAL, 1},
-    [LINK_RATE] = {"gb_per_s", "GB/s", CLI_CELL_REAL, 2},
-    [LINK_STREAM_RATE] = {"on_stream_gb_per_s", "on stream", CLI_CELL_REAL, 2},
-    [LINK_OF_PEAK] = {"of_peak", "of peak", CLI_CELL_REAL, 2},
-    [LINK_TIMES_BASE] = {"times_base", "x base", CLI_CELL_REAL, 2},
-    [LINK_GATHER_US] = {"gather_us", "gather us", CLI_CELL_REAL, 1},
-    [LINK_COPIES] = {"copies", NULL, CLI_CELL_INTEGER, 0},
-    [LINK_FETCH_P50] = {"fetch_p50_us", "fetch p50", CLI_CELL_REAL, 1},
-    [LINK_FETCH_P95] = {"fetch_p95_us", "fetch p95", CLI_CELL_REAL, 1},
-    [LINK_FETCH_P99] = {"fetch_p99_us", "fetch p99", CLI_CELL_REAL, 1},
-    [LINK_SLOWDOWN] = {"slowdown", "slow-down", CLI_CELL_REAL, 3},
-    [LINK_TOUCH] = {"touch_s_per_gib", "touch s/GiB", CLI_CELL_REAL, 4},
-    [LINK_REGISTER] = {"register_s_per_gib", "register", CLI_CELL_REAL, 4},
-    [LINK_UNREGISTER] = {"unregister_s_per_gib", "unregister", CLI_CELL_REAL, 4},
-    [LINK_PREDICTED] = {"predicted_us", "fit us", CLI_CELL_REAL, 1},
-    [LINK_INTERCEPT] = {"fit_intercept_us", "fit a us", CLI_CELL_REAL, 1},
-    [LINK_SLOPE_RATE] = {"fit_gb_per_s", "fit GB/s", CLI_CELL_REAL, 2},
-    [LINK_R2] = {"fit_r_squared", "R2", CLI_CELL_REAL, 3},
-    [LINK_VERIFIED] = {"verified_bytes", NULL, CLI_CELL_INTEGER, 0},
-    [LINK_STATUS] = {"status", "", CLI_CELL_TEXT, 0},
-};
+#define COLUMNS(X)                                                                                 \
+    X(LINK_SUITE, "suite", "suite", TEXT, 0)                                                       \
+    X(LINK_WHAT, "what", "what", TEXT, 0)                                                          \
+    X(LINK_METHOD, "method", "method", TEXT, 0)                                                    \
+    X(LINK_PATTERN, "pattern", "pattern", TEXT, 0)                                                 \
+    X(LINK_SLOTS, "slots", "slots", TEXT, 0)                                                       \
+    X(LINK_PAGE_BYTES, "page_bytes", "page B", INTEGER, 0)                                         \
+    X(LINK_PAGES, "pages", "pages", INTEGER, 0)                                                    \
+    X(LINK_BYTES, "bytes", NULL, INTEGER, 0)                                                       \
+    X(LINK_NODE, "numa_node", "node", TEXT, 0)                                                     \
+    X(LINK_TIER, "tier", "tier", TEXT, 0)                                                          \
+    X(LINK_CHUNK, "chunk_bytes", "chunk B", INTEGER, 0)                                            \
+    X(LINK_DEPTH, "depth", "depth", INTEGER, 0)                                                    \
+    X(LINK_WORKERS, "workers", "workers", INTEGER, 0)                                              \
+    X(LINK_BLOCKS, "blocks", "blocks", INTEGER, 0)                                                 \
+    X(LINK_WRITEBACK, "writeback_percent", "wb %", INTEGER, 0)                                     \
+    X(LINK_MEDIAN, "median_us", "median us", REAL, 1)                                              \
+    X(LINK_P95, "p95_us", "p95", REAL, 1)                                                          \
+    X(LINK_P99, "p99_us", "p99", REAL, 1)                                                          \
+    X(LINK_MIN, "min_us", NULL, REAL, 1)                                                           \
+    X(LINK_MAX, "max_us", NULL, REAL, 1)                                                           \
+    X(LINK_FLOOR, "floor_us", "floor us", REAL, 1)                                                 \
+    X(LINK_RATE, "gb_per_s", "GB/s", REAL, 2)                                                      \
+    X(LINK_STREAM_RATE, "on_stream_gb_per_s", "on stream", REAL, 2)                                \
+    X(LINK_OF_PEAK, "of_peak", "of peak", REAL, 2)                                                 \
+    X(LINK_TIMES_BASE, "times_base", "x base", REAL, 2)                                            \
+    X(LINK_GATHER_US, "gather_us", "gather us", REAL, 1)                                           \
+    X(LINK_COPIES, "copies", NULL, INTEGER, 0)                                                     \
+    X(LINK_FETCH_P50, "fetch_p50_us", "fetch p50", REAL, 1)                                        \
+    X(LINK_FETCH_P95, "fetch_p95_us", "fetch p95", REAL, 1)                                        \
+    X(LINK_FETCH_P99, "fetch_p99_us", "fetch p99", REAL, 1)                                        \
+    X(LINK_SLOWDOWN, "slowdown", "slow-down", REAL, 3)                                             \
+    X(LINK_TOUCH, "touch_s_per_gib", "touch s/GiB", REAL, 4)                                       \
+    X(LINK_REGISTER, "register_s_per_gib", "register", REAL, 4)                                    \
+    X(LINK_UNREGISTER, "unregister_s_per_gib", "unregister", REAL, 4)                              \
+    X(LINK_PREDICTED, "predicted_us", "fit us", REAL, 1)                                           \
+    X(LINK_INTERCEPT, "fit_intercept_us", "fit a us", REAL, 1)                                     \
+    X(LINK_SLOPE_RATE, "fit_gb_per_s", "fit GB/s", REAL, 2)                                        \
+    X(LINK_R2, "fit_r_squared", "R2", REAL, 3)                                                     \
+    X(LINK_VERIFIED, "verified_bytes", NULL, INTEGER, 0)                                           \
+    X(LINK_STATUS, "status", "", TEXT, 0)
+
+enum link_column { COLUMNS(CLI_COLUMN_NUMBER) LINK_COLUMN_COUNT };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
 static double micro(uint64_t ns)
 {

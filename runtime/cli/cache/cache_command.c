@@ -40,16 +40,17 @@ typedef struct cache_scan {
     bool failed;
 } cache_scan;
 
-enum { CACHE_FILE, CACHE_STATE, CACHE_TOKENS, CACHE_MIB, CACHE_LAYERS, CACHE_MODEL, CACHE_COLUMNS };
+#define COLUMNS(X)                                                                                 \
+    X(CACHE_FILE, "file", "file", TEXT, 0)                                                         \
+    X(CACHE_STATE, "state", "state", TEXT, 0)                                                      \
+    X(CACHE_TOKENS, "tokens", "tokens", INTEGER, 0)                                                \
+    X(CACHE_MIB, "mib", "MiB", REAL, 1)                                                            \
+    X(CACHE_LAYERS, "layers", "layers", INTEGER, 0)                                                \
+    X(CACHE_MODEL, "model", "model", TEXT, 0)
 
-static const cli_column columns[CACHE_COLUMNS] = {
-    [CACHE_FILE] = {"file", "file", CLI_CELL_TEXT, 0},
-    [CACHE_STATE] = {"state", "state", CLI_CELL_TEXT, 0},
-    [CACHE_TOKENS] = {"tokens", "tokens", CLI_CELL_INTEGER, 0},
-    [CACHE_MIB] = {"mib", "MiB", CLI_CELL_REAL, 1},
-    [CACHE_LAYERS] = {"layers", "layers", CLI_CELL_INTEGER, 0},
-    [CACHE_MODEL] = {"model", "model", CLI_CELL_TEXT, 0},
-};
+enum { COLUMNS(CLI_COLUMN_NUMBER) CACHE_COLUMNS };
+
+static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
 /* ---- files ---- */
 

@@ -31,6 +31,10 @@ typedef struct cli_column {
     int decimals; /* of table and md */
 } cli_column;
 
+/* Of a list of columns, X(NUMBER, name, head, KIND, decimals): their numbers, and their rows. */
+#define CLI_COLUMN_NUMBER(number, ...)                     number,
+#define CLI_COLUMN_ROW(number, name, head, kind, decimals) {name, head, CLI_CELL_##kind, decimals},
+
 #define CLI_CELL_TEXT_BYTES 40u
 
 typedef struct cli_cell {
