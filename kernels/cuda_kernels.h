@@ -30,6 +30,10 @@ KVF_KERNEL_LIST(KVF_CUDA_LAUNCHER, KVF_CUDA_LAUNCHER)
  * nothing is left to load when streams are busy. Returns a cudaError_t. */
 int kvf_cuda_load_kernels(void);
 
+/* One more (1) or less (-1) that wants no kernel of the library to start early on the current
+ * device: while there is any, each that is enqueued or recorded waits for all before it. */
+void kvf_cuda_refuse_early_starts(int more);
+
 /* Fill the table for the CUDA device. Its entries are launchers in disguise: only the CUDA device
  * calls them, as kvf_cuda_launch_fn. KVF_UNSUPPORTED if an entry stays empty. */
 KVF_CHECKED kvf_status kvf_kernels_init_cuda(kvf_kernels *table);

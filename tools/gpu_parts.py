@@ -134,6 +134,8 @@ def decode_jobs(tree, scratch):
     long = few + ["--context", str(size["context"])]
     afresh = ["--afresh", "--method", "each"]
     return [bench(tree, scratch, "32 layers", ["decode"] + long + ["--layers", str(size["layers"])], 200),
+            bench(tree, scratch, "32 layers, late starts",
+                  ["decode", "--early-starts", "off"] + long + ["--layers", str(size["layers"])], 200),
             bench(tree, scratch, "4 layers, enqueued", ["decode", "--eager"] + long, 90),
             bench(tree, scratch, "4 layers, batch 16", ["decode", "--batch", str(size["batch"])] + long, 150),
             bench(tree, scratch, "methods", ["decode", "--eager", "--method", "mapped,gather"] + long, 90),
@@ -185,6 +187,7 @@ def runner_jobs(tree, scratch):
                                            "--shape", size["shape"]], 240),
             run("run, all of 4K", few, dense, 90),
             run("run, 128K", many, [], 150),
+            run("run, 128K, late starts", many, ["--early-starts", "off"], 150),
             run("run, all of 4K, batch 16", few, dense, 90, size["batch"]),
             run("run, 128K, batch 16", many, [], 170, size["batch"]),
             run("run, 128K, each", many, slots, 150)] + tests

@@ -166,9 +166,13 @@ typedef struct kvf_runtime_config {
     kvf_log_fn log;            /**< default NULL */
     void *log_user;
     uint32_t device_ordinal; /**< of the CUDA device; default 0 */
-    uint32_t calibrate; /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
-                             transfer AUTO is opened, for pages below 3 KiB apart from larger ones;
-                             0 = use fixed limits; default 1 */
+    uint32_t calibrate;    /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
+                                transfer AUTO is opened, for pages below 3 KiB apart from larger ones;
+                                0 = use fixed limits; default 1 */
+    uint32_t early_starts; /**< CUDA: 1 = kernels of a step take their places before the kernel in
+                                front of them is done (compute capability 9.0 and later); 0 = while
+                                this runtime is open none of this library does on its device, as it
+                                enqueues or records, whoever calls; same bits; default 1 */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
        Borrowed for the call. */
     const char *calibration_path;

@@ -45,10 +45,13 @@ struct KVF_CUDA_OWN kvf_cuda_entry {
 
 /* One list per binary. `head` is written before main() or at dlopen() only, by the constructors
  * below. `waiting` has a bit for every device that the list is loaded for with code that can wait
- * for an earlier kernel (a target of 9.0 or later), which is found by the first load. */
+ * for an earlier kernel (a target of 9.0 or later), which is found by the first load; `refusals`
+ * counts who wants no early starts on a device (kvf_cuda_refuse_early). */
 struct KVF_CUDA_OWN kvf_cuda_list {
+    static const int devices = 64; /* of one beyond nothing is kept, and nothing starts early */
     static inline const kvf_cuda_entry *head = nullptr;
     static inline uint64_t waiting = 0;
+    static inline int refusals[devices] = {};
 };
 
 inline kvf_cuda_entry::kvf_cuda_entry(const void *function, bool is_early)
@@ -61,14 +64,14 @@ template <auto function, bool is_early> struct KVF_CUDA_OWN kvf_cuda_listed {
     static inline const kvf_cuda_entry entry{(const void *)function, is_early};
 };
 
-/* The bit of the current device, or 0: of a device beyond 64 nobody keeps one. */
-static inline uint64_t kvf_cuda_device_bit(void)
+/* The current device, or -1 where nothing is kept of it. */
+static inline int kvf_cuda_kept_device(void)
 {
     int device = 0;
     const cudaError_t status = cudaGetDevice(&device);
     if (status != cudaSuccess)
         (void)cudaGetLastError(); /* The next call will say it. */
-    return status == cudaSuccess && device < 64 ? UINT64_C(1) << device : 0;
+    return status == cudaSuccess && device < kvf_cuda_list::devices ? device : -1;
 }
 
 /* Load one kernel on the current device, and let its blocks have all the shared memory there is:
@@ -104,9 +107,26 @@ static inline cudaError_t kvf_cuda_load_list(void)
         status = kvf_cuda_load(e, shared_max, &can_wait);
     if (status != cudaSuccess)
         (void)cudaGetLastError();
-    else if (can_wait)
-        __atomic_or_fetch(&kvf_cuda_list::waiting, kvf_cuda_device_bit(), __ATOMIC_RELAXED);
+    else if (can_wait && device < kvf_cuda_list::devices)
+        __atomic_or_fetch(&kvf_cuda_list::waiting, UINT64_C(1) << device, __ATOMIC_RELAXED);
     return status;
+}
+
+/* One more (1) or less (-1) that wants no kernel of this binary to start early on the current
+ * device. While there is any, none does that is enqueued or recorded. */
+static inline void kvf_cuda_refuse_early(int more)
+{
+    const int device = kvf_cuda_kept_device();
+    if (device >= 0)
+        __atomic_add_fetch(&kvf_cuda_list::refusals[device], more, __ATOMIC_RELAXED);
+}
+
+static inline bool kvf_cuda_takes_early(void)
+{
+    const int device = kvf_cuda_kept_device();
+    return device >= 0 &&
+           (__atomic_load_n(&kvf_cuda_list::waiting, __ATOMIC_RELAXED) >> device & 1) &&
+           __atomic_load_n(&kvf_cuda_list::refusals[device], __ATOMIC_RELAXED) == 0;
 }
 
 /* May a kernel that comes next take its places before all is done that the stream has before it?
@@ -118,7 +138,7 @@ static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
     const cudaGraphNode_t *before = nullptr;
     const cudaGraphEdgeData *edges = nullptr;
     size_t count = 0;
-    if ((__atomic_load_n(&kvf_cuda_list::waiting, __ATOMIC_RELAXED) & kvf_cuda_device_bit()) == 0)
+    if (!kvf_cuda_takes_early())
         return false;
 #if CUDART_VERSION >= 13000
     const cudaError_t status =

@@ -11,3 +11,8 @@ extern "C" int kvf_cuda_load_kernels(void)
 {
     return (int)kvf_cuda_load_list();
 }
+
+extern "C" void kvf_cuda_refuse_early_starts(int more)
+{
+    kvf_cuda_refuse_early(more);
+}

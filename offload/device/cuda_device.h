@@ -62,6 +62,7 @@ typedef struct kvf_cuda_device {
     kvf_device base; /* first member */
     int ordinal;
     uint32_t delay_seed;
+    bool starts_late;                /* and this is counted: kvf_cuda_refuse_early_starts */
     int priority_low, priority_high; /* the numerically greatest and least */
     kvf_cuda_driver driver;
     kvf_device_properties properties;

@@ -36,6 +36,7 @@ typedef struct kvf_device_config {
     uint32_t isa_mask;
     uint32_t delay_seed; /* non-zero: streams pause at random, to shake out ordering bugs */
     uint32_t ordinal;    /* of the CUDA device */
+    bool starts_late;    /* CUDA: no kernel starts before all in front of it is done */
 } kvf_device_config;
 
 typedef struct kvf_device_properties {

@@ -36,6 +36,8 @@ static void cuda_close(kvf_device *base)
     if (device->own) {
         kvf_cuda_enter_release(device, &before);
         (void)kvf_cuda_failed(device, cudaStreamDestroy(device->own), "a stream");
+        if (device->starts_late)
+            kvf_cuda_refuse_early_starts(-1);
         kvf_cuda_leave(device, before);
     }
     pthread_mutex_destroy(&device->lock);
@@ -153,7 +155,7 @@ static kvf_status load_kernels(kvf_cuda_device *device)
     return kvf_cuda_failed(device, error, "the kernels could not be loaded");
 }
 
-static kvf_status start(kvf_cuda_device *device)
+static kvf_status start(kvf_cuda_device *device, bool starts_late)
 {
     int before;
     KVF_TRY(kvf_cuda_enter(device, &before));
@@ -164,6 +166,10 @@ static kvf_status start(kvf_cuda_device *device)
                             "the device's stream could not be created");
     if (status == KVF_OK)
         status = load_kernels(device);
+    if (status == KVF_OK && starts_late) {
+        kvf_cuda_refuse_early_starts(1);
+        device->starts_late = true;
+    }
     if (status == KVF_OK) {
         kvf_cuda_driver_find(device);
         status = kvf_cuda_driver_probe(device);
@@ -199,7 +205,7 @@ kvf_status kvf_device_cuda_open(kvf_context *context, const kvf_device_config *c
     }
     kvf_status status = kvf_kernels_init_cuda(&device->base.kernels);
     if (status == KVF_OK)
-        status = start(device);
+        status = start(device, config->starts_late);
     if (status != KVF_OK) {
         cuda_close(&device->base);
         return status;

@@ -19,8 +19,11 @@
 
 void kvf_runtime_config_init(kvf_runtime_config *config)
 {
-    *config = (kvf_runtime_config){
-        .size = sizeof *config, .numa_node = -1, .isa_mask = KVF_ISA_ALL, .calibrate = 1};
+    *config = (kvf_runtime_config){.size = sizeof *config,
+                                   .numa_node = -1,
+                                   .isa_mask = KVF_ISA_ALL,
+                                   .calibrate = 1,
+                                   .early_starts = 1};
 }
 
 #define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
@@ -40,6 +43,8 @@ static const kvf_setting rows[] = {
      .meaning = "run on pageable memory where pinning fails (host)"},
     {FIELD(calibrate), .kind = KVF_SETTING_SWITCH,
      .meaning = "measure the link when a cache first needs it"},
+    {FIELD(early_starts), .kind = KVF_SETTING_SWITCH,
+     .meaning = "kernels of a step start before the one in front of them is done (CUDA)"},
     {FIELD(calibration_path), .kind = KVF_SETTING_TEXT,
      .meaning = "file that keeps what was measured of the link"},
 };
@@ -124,7 +129,8 @@ static kvf_status open_parts(kvf_runtime *rt)
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,
                                       .delay_seed = rt->seams.delay_seed,
-                                      .ordinal = c->device_ordinal};
+                                      .ordinal = c->device_ordinal,
+                                      .starts_late = !c->early_starts};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
     rt->device->ops->properties(rt->device, &rt->properties);
     return find_node(rt, c->numa_node);

@@ -284,7 +284,8 @@ static kvf_transformer_options transformer_options(const cli_run *run)
                                        .model = &run->model,
                                        .weights = run->weights,
                                        .cublas = run->options.cublas,
-                                       .device_ordinal = run->options.runtime.device_ordinal};
+                                       .device_ordinal = run->options.runtime.device_ordinal,
+                                       .starts_late = !run->options.runtime.early_starts};
     cli_transformer_fit(&options, tokens);
     options.batch_max = run->batch.rows ? run->batch.rows : 1;
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */

@@ -85,7 +85,8 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
                                        .weights = tune->weights,
                                        .prompt_max = tokens,
                                        .cublas = tune->options.cublas,
-                                       .device_ordinal = tune->options.runtime.device_ordinal};
+                                       .device_ordinal = tune->options.runtime.device_ordinal,
+                                       .starts_late = !tune->options.runtime.early_starts};
     cli_transformer_fit(&options, tokens);
     kvf_cache_config_init(&config);
     kvf_transformer_geometry(&options, &config);

@@ -106,6 +106,11 @@ extern "C" int kvf_row_load_kernels(void)
     return (int)kvf_cuda_load_list();
 }
 
+extern "C" void kvf_row_refuse_early_starts(int more)
+{
+    kvf_cuda_refuse_early(more);
+}
+
 extern "C" int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream)
 {
     LAUNCH_BY_TYPE(kvf_cuda_launch, start_kernel, args->rows, 0, args);

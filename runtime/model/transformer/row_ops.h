@@ -88,6 +88,8 @@ typedef struct kvf_row_gather_args {
 int kvf_row_use_device(uint32_t ordinal);
 /** Load every kernel of this file on it: nothing is left to load when streams are busy. */
 int kvf_row_load_kernels(void);
+/** kvf_cuda_refuse_early_starts for the kernels of the runner. */
+void kvf_row_refuse_early_starts(int more);
 int kvf_row_start_cuda(const kvf_row_start_args *args, void *stream);
 int kvf_row_norm_cuda(const kvf_row_norm_args *args, void *stream);
 int kvf_row_rotate_cuda(const kvf_row_rotate_args *args, void *stream);

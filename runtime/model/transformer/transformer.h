@@ -31,6 +31,8 @@ typedef struct kvf_transformer_options {
     uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
     const char *cublas;            /**< where cuBLAS lies; NULL = looked for */
     uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
+    bool
+        starts_late; /**< the runtime's early_starts is 0: kernels here do not start early either */
     kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 

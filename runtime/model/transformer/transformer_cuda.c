@@ -37,6 +37,7 @@ typedef struct cuda_part {
     pinned words;      /* [2, H] ids, then positions */
     pinned logits;     /* [batch_max, vocab] */
     kvf_draw_queue *draws;
+    bool starts_late; /* and this is counted: kvf_row_refuse_early_starts */
 } cuda_part;
 
 static cuda_part *part_of(const kvf_transformer *t)
@@ -497,6 +498,10 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
     if (kvf_row_use_device(t->options.device_ordinal) != 0 || kvf_row_load_kernels() != 0)
         return model_fail(error, KVF_DEVICE_FAILED, "device_ordinal = %u: the GPU cannot be used",
                           t->options.device_ordinal);
+    if (t->options.starts_late) {
+        kvf_row_refuse_early_starts(1);
+        p->starts_late = true;
+    }
     KVF_TRY(reserve(t, error));
     KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->products.cublas, error));
     return upload_weights(t, error);
@@ -508,6 +513,8 @@ static void cuda_close(kvf_transformer *t)
     if (!p)
         return;
     kvf_runtime *runtime = t->options.runtime;
+    if (p->starts_late && kvf_row_use_device(t->options.device_ordinal) == 0)
+        kvf_row_refuse_early_starts(-1);
     kvf_cublas_close(p->products.cublas);
     kvf_draw_queue_close(p->draws);
     kvf_pinned_free(runtime, p->logits.host);

@@ -38,9 +38,11 @@ typedef struct bench {
     uint32_t replays, eager;
 } bench;
 
-static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
+static void bench_open_with(bench *b, const kvf_cache_config *cc, uint64_t seed,
+                            uint32_t early_starts)
 {
     kvf_runtime_config rc = test_runtime_config();
+    rc.early_starts = early_starts;
     const size_t size = test_dtype_bytes(cc->dtype);
     *b = (bench){.q_row = cc->query_heads * cc->head_dim * size,
                  .k_row = cc->kv_heads * cc->head_dim * size};
@@ -60,6 +62,11 @@ static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
     b->v = test_alloc(LAYERS * ROWS * b->k_row);
     b->out = test_alloc(LAYERS * ROWS * b->q_row);
     b->lse = test_alloc(LAYERS * ROWS * cc->query_heads * sizeof(float));
+}
+
+static void bench_open(bench *b, const kvf_cache_config *cc, uint64_t seed)
+{
+    bench_open_with(b, cc, seed, 1);
 }
 
 static void bench_close(bench *b)
@@ -293,6 +300,42 @@ static void a_replay_waits_for_nothing(void **state)
 }
 #endif
 
+#if TEST_HAS_EMULATOR
+/* Kernels that started early in a recorded step and an enqueued one, whose results are left in
+ * `out`. */
+static uint64_t early_starts_of(uint32_t early_starts, const kvf_cache_config *cc, char *out,
+                                size_t bytes)
+{
+    bench b;
+    kvf_emu_counts before, after;
+    bench_open_with(&b, cc, 1033, early_starts);
+    record(&b);
+    kvf_emu_get_counts(&before);
+    step(&b, 0, 1, out);
+    step(&b, 1, 0, out + bytes);
+    kvf_emu_get_counts(&after);
+    assert_int_equal(b.replays, 1);
+    bench_close(&b);
+    return after.early_starts - before.early_starts;
+}
+
+/* The switch: none while a runtime is open that wants none, as many as before once it is closed. */
+static void early_starts_can_be_switched_off(void **state)
+{
+    const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
+    char out[3][2][LAYERS * ROWS * 4 * 64 * 2];
+    const size_t bytes = LAYERS * ROWS * cc.query_heads * cc.head_dim * test_dtype_bytes(cc.dtype);
+    assert_true(bytes <= sizeof out[0][0]);
+    memset(out, 0, sizeof out);
+    const uint64_t on = early_starts_of(1, &cc, out[0][0], sizeof out[0][0]);
+    assert_true(on > LAYERS);
+    assert_int_equal(early_starts_of(0, &cc, out[1][0], sizeof out[0][0]), 0);
+    assert_int_equal(early_starts_of(1, &cc, out[2][0], sizeof out[0][0]), on);
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    assert_memory_equal(out[0], out[2], sizeof out[0]);
+}
+#endif
+
 static void refused(bench *b, kvf_status got, kvf_status wanted, const char *word)
 {
     test_expect(b->w.runtime, got, wanted);
@@ -364,6 +407,7 @@ int main(void)
         cmocka_unit_test(nodes_are_as_few_as_they_should_be),
 #if TEST_HAS_EMULATOR
         cmocka_unit_test(a_replay_waits_for_nothing),
+        cmocka_unit_test(early_starts_can_be_switched_off),
 #endif
         cmocka_unit_test(what_cannot_be_recorded_is_said),
         cmocka_unit_test(misuse_while_recording_is_refused),
