@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Times of kernels that a step at the default settings does not launch, on one core or on a GPU,
- * variant against reference on one core; check_bench_layer.c has those that it does.
+ * Times of the kernels of a decode step and of a prompt on a GPU or on one core, on layers of
+ * Llama-3.1-8B's shape at 128K tokens, default pages and budget: beside each the least that its
+ * bytes could take.
  *
- * Knows nothing of threads or targets; bench/kernels measures those. Each figure is the best of a
- * few repetitions over data that is larger than the caches where the kernel reads pages. On a GPU
- * the data lies in its memory, and events take the time of one launch.
+ * A graph has one launch per layer, each on data of its own that no cache holds: L2 is emptied
+ * before the graph runs. A core has two layers, each larger than its caches, and a single run of
+ * the reference to compare with. Rows of all layers lie one behind the other, so that a batch is
+ * several of them: the more sequences, the fewer layers. The floor is the larger of two times,
+ * bytes of the device over the rate of a copy there and bytes of the host over that of the link,
+ * both measured here; on a core there is the rate of a plain read. What a kernel keeps for itself
+ * between its blocks is not counted. In the emulator all is small, and shows that it runs.
  */
 
 #include <math.h>
@@ -15,250 +20,633 @@
 
 #include "check_support.h"
 #include "common/clock.h"
+#include "common/percentile.h"
+#include "score/codes.h"
 
-#define HEAD_DIM  128u
-#define PAGE_SIZE 32u
-#define GROUP     4u
-#define PAGES     1024u
+#define HEADS      8u
+#define GROUP      4u
+#define HEAD_DIM   128u
+#define PAGE       4u
+#define BLOCK      32u
+#define BUDGET     512u
+#define SINK_PAGES 1u
+#define WINDOW     64u                                            /* tokens, two blocks */
+#define CHOSEN     ((BUDGET - WINDOW) / PAGE - SINK_PAGES)        /* pages */
+#define SPANS      (BUDGET / PAGE)                                /* of a list */
+#define SPANS_MAX  (SINK_PAGES + (WINDOW + BLOCK) / PAGE + SPANS) /* as the cache reserves */
+#define SLOTS      (2 * CHOSEN)                                   /* likewise */
+#define SPLIT      8u                                             /* spans: 32 tokens */
+#define SPLITS     ((SPANS_MAX + SPLIT - 1) / SPLIT)
+#define MISS_EVERY 8u
+#define TIMES      21u
+#define ROWS_MAX   32u
 
-static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE_SIZE};
+static const kvf_shape shape = {KVF_BF16, HEAD_DIM, PAGE};
 
-typedef struct work {
-    const char *op;
-    const char *unit;
-    double amount; /* bytes or operations of the whole launch */
-    kvf_task_fn ref;
-    kvf_task_fn var; /* of c->var */
-    check_args args;
-    uint32_t tasks;
-    uint32_t ref_tasks; /* the reference runs this many and is scaled */
-} work;
+/* What is computed on. All of [rows] or [rows, lists] unless said otherwise. */
+typedef struct layers {
+    check *c;
+    FILE *json;
+    uint32_t written; /* figures in it */
+    check_rates rates;
+    uint32_t rows, tokens, pages, blocks; /* of a row */
+    uint32_t prompt, chunk;               /* tokens before a chunk, and in it */
+    uint32_t times;
+    double reference_ns; /* of the last launch, on a core; else 0 */
+    kvf_paging paging;
+    kvf_row *row;
+    char *q, *k, *v, *out;
+    int8_t *rotated;
+    float *rotated_scale;
+    const void **codes;
+    const uint64_t **bits;
+    uint32_t *page_count, *choose;
+    uint16_t *mass;
+    float *top, *sum, *scores;
+    const float **list_scores;
+    uint32_t *work, *arrived;
+    int32_t **slot_of_page, **page_of_slot;
+    int32_t *ids, *slot_of_id;
+    uint32_t *id_count, *missed, *miss_count;
+    kvf_miss *misses;
+    kvf_span *spans, *hits, *some; /* chosen here, all resident, every eighth at home */
+    uint32_t *span_count, *hit_count;
+    float *partial_o, *partial_lse;
+    kvf_layer_counters *counters;
+    const void **chunk_blocks; /* of one row */
+    char *chunk_q, *chunk_out;
+    kvf_digest_job *jobs; /* of one chunk */
+} layers;
 
-#define TIMES 20u
+/* What a launch costs at least. */
+typedef struct cost {
+    double bytes, link_bytes, operations;
+} cost;
 
-static double best_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const work *w,
-                        uint32_t tasks)
+/* ---- data ---- */
+
+static void *zeros(check *c, size_t bytes)
 {
-    double best = INFINITY;
-    const double start = kvf_now_seconds();
-    if (c->cuda && table == c->var) {
-        double ns[TIMES];
-        const char *error = check_cuda_put(c->cuda);
-        if (!error)
-            error = check_cuda_time(c->cuda, fn, &w->args, tasks, 1, TIMES, ns);
-        if (error)
-            check_fail(c, "%s: launch: %s", w->op, error);
-        for (uint32_t i = 0; i < TIMES && !error; i++)
-            best = fmin(best, ns[i] * 1e-9);
-        return best;
+    return memset(check_in(c, bytes), 0, bytes);
+}
+
+/* Random bf16, the same ones every 64K. */
+static void *numbers(check *c, size_t count)
+{
+    const size_t some = 65536;
+    char *to = check_in(c, count * 2);
+    check_fill(c, to, KVF_BF16, count < some ? count : some, DATA_NORMAL);
+    for (size_t i = some; i < count; i += some)
+        memcpy(to + i * 2, to, (count - i < some ? count - i : some) * 2);
+    return to;
+}
+
+/* Codes of one list, of random keys; all the others are the same. */
+static void fill_codes(layers *d)
+{
+    check *c = d->c;
+    const uint32_t groups = d->tokens / KVF_CODE_TOKENS, lists = d->rows * HEADS;
+    const size_t bytes = groups * kvf_code_bytes(HEAD_DIM);
+    const kvf_shape run = kvf_run_shape(&d->paging);
+    char *codes = check_in(c, lists * bytes),
+         *keys = numbers(c, 64 * kvf_run_bytes(&d->paging) / 2);
+    kvf_digest_job *jobs = check_in(c, groups * sizeof *jobs);
+    uint64_t *bits = zeros(c, (size_t)lists * d->blocks * sizeof *bits);
+    const kvf_encode_args encode = {.shape = run, .job_count = groups, .jobs = jobs};
+    for (uint32_t i = 0; i < groups; i++)
+        jobs[i] = (kvf_digest_job){.page = keys + i % 64 * kvf_run_bytes(&d->paging),
+                                   .digest = codes + i * kvf_code_bytes(HEAD_DIM),
+                                   .count = KVF_CODE_TOKENS};
+    CHECK_RUN(c, c->ref, encode, &encode, false);
+    d->codes = check_in(c, lists * sizeof *d->codes);
+    d->bits = check_in(c, lists * sizeof *d->bits);
+    for (uint32_t l = 0; l < lists; l++) {
+        if (l)
+            memcpy(codes + l * bytes, codes, bytes);
+        d->codes[l] = codes + l * bytes;
+        d->bits[l] = bits + (size_t)l * d->blocks;
     }
-    for (uint32_t i = 0; i < TIMES && kvf_now_seconds() - start < 0.5; i++) {
+}
+
+static void fill_rows(layers *d)
+{
+    check *c = d->c;
+    const kvf_paging *p = &d->paging;
+    const size_t slots = (size_t)HEADS * SLOTS * kvf_page_bytes(&shape),
+                 ring = 3 * kvf_block_bytes(p);
+    const size_t queries = HEADS * GROUP * kvf_row_bytes(&shape);
+    const size_t store = HEADS * SINK_PAGES * kvf_page_bytes(&shape);
+    char *all_slots = numbers(c, d->rows * slots / 2), *rings = numbers(c, d->rows * ring / 2);
+    char *all_queries = check_in(c, d->rows * queries), *stores = numbers(c, d->rows * store / 2);
+    uint32_t *store_counts = zeros(c, d->rows * HEADS * sizeof *store_counts);
+    uint64_t *faults = zeros(c, d->rows * sizeof *faults);
+    void **blocks = check_in(c, (size_t)d->rows * d->blocks * sizeof *blocks);
+    d->row = zeros(c, d->rows * sizeof *d->row);
+    for (uint32_t r = 0; r < d->rows; r++) {
+        kvf_row *row = &d->row[r];
+        *row = (kvf_row){.blocks = blocks + (size_t)r * d->blocks,
+                         .ring = rings + r * ring,
+                         .bits = (uint64_t *)(uintptr_t)d->bits[(size_t)r * HEADS],
+                         .store = stores + r * store,
+                         .store_count = store_counts + r * HEADS,
+                         .queries = all_queries + r * queries,
+                         .slots = all_slots + r * slots,
+                         .fault = faults + r,
+                         .chosen_pages = CHOSEN,
+                         .length = d->tokens,
+                         .sealed = d->blocks - WINDOW / BLOCK};
+        for (uint32_t b = 0; b < d->blocks; b++)
+            row->blocks[b] = kvf_row_ring_block(p, row, b);
+        for (uint32_t h = 0; h < HEADS; h++)
+            row->store_count[h] = SINK_PAGES * PAGE;
+    }
+}
+
+static void fill_tables(layers *d)
+{
+    check *c = d->c;
+    const size_t lists = (size_t)d->rows * HEADS, rows = lists * GROUP;
+    const uint32_t tiles = kvf_tiles(d->pages, PAGE);
+    int32_t *of_page = check_in(c, lists * d->pages * sizeof *of_page);
+    int32_t *of_slot = check_in(c, lists * SLOTS * sizeof *of_slot);
+    memset(of_page, 0xff, lists * d->pages * sizeof *of_page);
+    memset(of_slot, 0xff, lists * SLOTS * sizeof *of_slot);
+    d->q = numbers(c, rows * HEAD_DIM);
+    d->k = numbers(c, lists * HEAD_DIM);
+    d->v = numbers(c, lists * HEAD_DIM);
+    d->out = check_in(c, rows * kvf_row_bytes(&shape));
+    d->rotated = check_in(c, rows * HEAD_DIM);
+    d->rotated_scale = check_in(c, rows * sizeof(float));
+    d->choose = check_in(c, lists * sizeof(uint32_t));
+    d->page_count = check_in(c, lists * sizeof(uint32_t));
+    d->mass = check_in(c, rows * d->pages * sizeof *d->mass);
+    d->top = check_in(c, rows * tiles * sizeof(float));
+    d->sum = check_in(c, rows * tiles * sizeof(float));
+    d->scores = check_in(c, lists * d->pages * sizeof(float));
+    d->list_scores = check_in(c, lists * sizeof *d->list_scores);
+    d->work = check_in(c, lists * d->pages * sizeof *d->work);
+    d->arrived = zeros(c, lists * sizeof *d->arrived);
+    d->slot_of_page = check_in(c, lists * sizeof *d->slot_of_page);
+    d->page_of_slot = check_in(c, lists * sizeof *d->page_of_slot);
+    d->ids = check_in(c, lists * SPANS * sizeof *d->ids);
+    d->slot_of_id = check_in(c, lists * SPANS * sizeof *d->slot_of_id);
+    d->missed = check_in(c, lists * SPANS * sizeof *d->missed);
+    d->misses = check_in(c, lists * SPANS * sizeof *d->misses);
+    d->id_count = check_in(c, lists * sizeof *d->id_count);
+    d->miss_count = check_in(c, lists * sizeof *d->miss_count);
+    d->spans = check_in(c, lists * SPANS_MAX * sizeof *d->spans);
+    d->span_count = check_in(c, lists * sizeof *d->span_count);
+    d->partial_o = check_in(c, rows * SPLITS * HEAD_DIM * sizeof(float));
+    d->partial_lse = check_in(c, rows * SPLITS * sizeof(float));
+    d->counters = zeros(c, d->rows * sizeof *d->counters);
+    for (size_t l = 0; l < lists; l++) {
+        d->slot_of_page[l] = of_page + l * d->pages;
+        d->page_of_slot[l] = of_slot + l * SLOTS;
+        d->list_scores[l] = d->scores + l * d->pages;
+        d->page_count[l] = d->row[l / HEADS].sealed * d->paging.block_pages;
+        d->choose[l] = CHOSEN;
+    }
+}
+
+/* Pages in slots in no order; homes are in memory of the host. */
+static void fill_spans(layers *d)
+{
+    check *c = d->c;
+    const size_t lists = (size_t)d->rows * HEADS, page = kvf_page_bytes(&shape);
+    const size_t homes = lists * SPANS / MISS_EVERY * page;
+    char *home = c->cuda ? check_cuda_take_home(c->cuda, homes) : NULL;
+    if (!home)
+        home = check_in(c, homes);
+    memset(home, 0, homes);
+    d->hits = zeros(c, lists * SPANS_MAX * sizeof *d->hits);
+    d->some = zeros(c, lists * SPANS_MAX * sizeof *d->some);
+    d->hit_count = check_in(c, lists * sizeof *d->hit_count);
+    for (size_t l = 0; l < lists; l++) {
+        d->hit_count[l] = SPANS;
+        for (uint32_t i = 0; i < SPANS; i++) {
+            kvf_span *span = &d->hits[l * SPANS_MAX + i];
+            const int32_t slot = (int32_t)(i * 89 % SLOTS);
+            span->page = kvf_row_slot(&d->paging, &d->row[l / HEADS], (uint32_t)(l % HEADS), slot);
+            span->count = PAGE;
+            d->some[l * SPANS_MAX + i] = *span;
+            if (i % MISS_EVERY == 0)
+                d->some[l * SPANS_MAX + i].home = home + (l * SPANS + i) / MISS_EVERY * page;
+        }
+    }
+}
+
+static void fill_chunk(layers *d)
+{
+    check *c = d->c;
+    const kvf_paging *p = &d->paging;
+    const uint32_t blocks = (d->prompt + d->chunk) / BLOCK, jobs = d->chunk / BLOCK * HEADS;
+    char *pages = numbers(c, blocks * kvf_block_bytes(p) / 2);
+    char *codes = check_in(c, jobs * kvf_code_bytes(HEAD_DIM));
+    d->chunk_q = numbers(c, (size_t)d->chunk * HEADS * GROUP * HEAD_DIM);
+    d->chunk_out = check_in(c, d->chunk * HEADS * GROUP * kvf_row_bytes(&shape));
+    d->chunk_blocks = check_in(c, blocks * sizeof *d->chunk_blocks);
+    d->jobs = check_in(c, jobs * sizeof *d->jobs);
+    for (uint32_t b = 0; b < blocks; b++)
+        d->chunk_blocks[b] = pages + b * kvf_block_bytes(p);
+    for (uint32_t j = 0; j < jobs; j++)
+        d->jobs[j] = (kvf_digest_job){.page = pages + j * kvf_run_bytes(p),
+                                      .digest = codes + j * kvf_code_bytes(HEAD_DIM),
+                                      .count = BLOCK};
+}
+
+static void fill(layers *d)
+{
+    const bool is_core = !d->c->cuda, is_small = !is_core && check_cuda_is_emulated(d->c->cuda);
+    d->rows = is_small || is_core ? 2 : ROWS_MAX;
+    d->tokens = is_small ? 1024 : 131072;
+    d->prompt = is_small ? BLOCK : is_core ? 1024 : 8192;
+    d->chunk = is_small ? BLOCK : is_core ? 64 : 2048;
+    d->times = is_small ? 1 : TIMES;
+    d->pages = d->tokens / PAGE;
+    d->blocks = d->tokens / BLOCK;
+    d->paging = (kvf_paging){.shape = shape,
+                             .kv_heads = HEADS,
+                             .group = GROUP,
+                             .lists = HEADS,
+                             .block_size = BLOCK,
+                             .block_pages = BLOCK / PAGE,
+                             .block_jobs = 1,
+                             .digest_bytes = (uint32_t)kvf_code_bytes(HEAD_DIM),
+                             .blocks_max = d->blocks,
+                             .pages_max = d->pages,
+                             .store_pages = SINK_PAGES,
+                             .slots = SLOTS,
+                             .sink = SINK_PAGES * PAGE,
+                             .ring_blocks = 3,
+                             .query_window = 1};
+    fill_codes(d);
+    fill_rows(d);
+    fill_tables(d);
+    fill_spans(d);
+    fill_chunk(d);
+}
+
+/* ---- one launch: rows `first` and so many more ---- */
+
+static kvf_append_args append_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const size_t list = (size_t)first * HEADS, bytes = kvf_row_bytes(&shape);
+    return (kvf_append_args){.paging = d->paging,
+                             .rows = rows,
+                             .row = d->row + first,
+                             .q = d->q + list * GROUP * bytes,
+                             .k = d->k + list * bytes,
+                             .v = d->v + list * bytes,
+                             .choose = d->choose + list,
+                             .choose_lists = HEADS};
+}
+
+static kvf_rotate_args rotate_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const size_t row = (size_t)first * HEADS * GROUP;
+    return (kvf_rotate_args){.dtype = KVF_BF16,
+                             .head_dim = HEAD_DIM,
+                             .rows = rows * HEADS * GROUP,
+                             .scale = 0.09f,
+                             .q = d->q + row * kvf_row_bytes(&shape),
+                             .y = d->rotated + row * HEAD_DIM,
+                             .y_scale = d->rotated_scale + row};
+}
+
+static kvf_weigh_args weigh_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const size_t list = (size_t)first * HEADS, row = list * GROUP;
+    const uint32_t tiles = kvf_tiles(d->pages, PAGE);
+    return (kvf_weigh_args){.head_dim = HEAD_DIM,
+                            .page_size = PAGE,
+                            .block_size = BLOCK,
+                            .lists = rows * HEADS,
+                            .group = GROUP,
+                            .pages_max = d->pages,
+                            .tiles_max = tiles,
+                            .q = d->rotated + row * HEAD_DIM,
+                            .q_scale = d->rotated_scale + row,
+                            .codes = d->codes + list,
+                            .bits = d->bits + list,
+                            .pages = d->page_count + list,
+                            .mass = d->mass + row * d->pages,
+                            .top = d->top + row * tiles,
+                            .sum = d->sum + row * tiles};
+}
+
+static kvf_fold_args fold_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const kvf_weigh_args weigh = weigh_args(d, first, rows);
+    return (kvf_fold_args){.kind = KVF_GROUP_MEAN_SOFTMAX,
+                           .page_size = PAGE,
+                           .lists = weigh.lists,
+                           .group = GROUP,
+                           .pages_max = d->pages,
+                           .tiles_max = weigh.tiles_max,
+                           .mass = weigh.mass,
+                           .top = weigh.top,
+                           .sum = weigh.sum,
+                           .pages = weigh.pages,
+                           .out = d->scores + (size_t)first * HEADS * d->pages};
+}
+
+static kvf_select_args select_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const size_t list = (size_t)first * HEADS;
+    return (kvf_select_args){.paging = d->paging,
+                             .rows = rows,
+                             .ids_max = SPANS,
+                             .spans_max = SPANS_MAX,
+                             .stride = d->pages,
+                             .work_stride = d->pages,
+                             .row = d->row + first,
+                             .scores = d->scores + list * d->pages,
+                             .count = d->page_count + list,
+                             .k = d->choose + list,
+                             .work = d->work + list * d->pages,
+                             .arrived = d->arrived + list,
+                             .ids = d->ids + list * SPANS,
+                             .id_count = d->id_count + list,
+                             .list_scores = d->list_scores + list,
+                             .slot_of_page = d->slot_of_page + list,
+                             .page_of_slot = d->page_of_slot + list,
+                             .slot_of_id = d->slot_of_id + list * SPANS,
+                             .missed = d->missed + list * SPANS,
+                             .misses = d->misses + list * SPANS,
+                             .miss_count = d->miss_count + list,
+                             .spans = d->spans + list * SPANS_MAX,
+                             .span_count = d->span_count + list,
+                             .counters = d->counters + first};
+}
+
+static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const size_t list = (size_t)first * HEADS, row = list * GROUP;
+    return (kvf_attend_step_args){.attend = {.shape = shape,
+                                             .lists = rows * HEADS,
+                                             .group = GROUP,
+                                             .spans_max = SPANS_MAX,
+                                             .split = SPLIT,
+                                             .scale = 0.09f,
+                                             .q = d->q + row * kvf_row_bytes(&shape),
+                                             .spans = d->hits + list * SPANS_MAX,
+                                             .span_count = d->hit_count + list,
+                                             .partial_o = d->partial_o + row * SPLITS * HEAD_DIM,
+                                             .partial_lse = d->partial_lse + row * SPLITS},
+                                  .out = d->out + row * kvf_row_bytes(&shape),
+                                  .arrived = d->arrived + list};
+}
+
+/* What a step on the host launches instead: groups, then what merges them. */
+static kvf_attend_args attend_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    return hits_args(d, first, rows).attend;
+}
+
+static kvf_merge_args merge_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const kvf_attend_step_args a = hits_args(d, first, rows);
+    return (kvf_merge_args){.shape = shape,
+                            .lists = a.attend.lists,
+                            .group = GROUP,
+                            .splits_max = SPLITS,
+                            .split = SPLIT,
+                            .span_count = a.attend.span_count,
+                            .partial_o = a.attend.partial_o,
+                            .partial_lse = a.attend.partial_lse,
+                            .out = a.out};
+}
+
+static kvf_attend_step_args some_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    kvf_attend_step_args a = hits_args(d, first, rows);
+    a.attend.spans = d->some + (size_t)first * HEADS * SPANS_MAX;
+    return a;
+}
+
+/* A chunk is one layer's; there is one of them. */
+static kvf_prefill_kernel_args prefill_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    (void)first;
+    (void)rows;
+    return (kvf_prefill_kernel_args){.shape = kvf_run_shape(&d->paging),
+                                     .kv_heads = HEADS,
+                                     .group = GROUP,
+                                     .tokens = d->chunk,
+                                     .base = d->prompt,
+                                     .scale = 0.09f,
+                                     .q = d->chunk_q,
+                                     .blocks = d->chunk_blocks,
+                                     .out = d->chunk_out};
+}
+
+static kvf_encode_args encode_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    (void)first;
+    (void)rows;
+    return (kvf_encode_args){
+        .shape = kvf_run_shape(&d->paging), .job_count = d->chunk / BLOCK * HEADS, .jobs = d->jobs};
+}
+
+/* ---- figures ---- */
+
+static void tell(layers *d, const char *op, uint32_t batch, uint32_t launches, const cost *k,
+                 double *ns)
+{
+    kvf_sort(ns, d->times);
+    const double median = kvf_percentile(ns, d->times, 50);
+    const double low = kvf_percentile(ns, d->times, 10), high = kvf_percentile(ns, d->times, 90);
+    const double floor = fmax(k->bytes / d->rates.copy, k->link_bytes / d->rates.link);
+    printf("%-16s %-20s batch %2u %9.2f us (%.2f to %.2f)  floor %8.2f us  %6.2f x floor  %9.3f MB"
+           "  %8.1f Gop/s",
+           d->c->isa, op, batch, median * 1e-3, low * 1e-3, high * 1e-3, floor * 1e-3,
+           median / floor, (k->bytes + k->link_bytes) * 1e-6, k->operations / median);
+    if (d->reference_ns > 0.0)
+        printf("  %8.1fx reference", d->reference_ns / median);
+    printf("\n");
+    if (!d->json)
+        return;
+    fprintf(
+        d->json,
+        "%s\n  {\"op\": \"%s\", \"batch\": %u, \"launches\": %u, \"us\": %.4f, \"p10_us\": %.4f, "
+        "\"p90_us\": %.4f, \"bytes\": %.0f, \"link_bytes\": %.0f, \"operations\": %.0f, "
+        "\"floor_us\": %.4f, \"times_floor\": %.4f}",
+        d->written++ ? "," : "", op, batch, launches, median * 1e-3, low * 1e-3, high * 1e-3,
+        k->bytes, k->link_bytes, k->operations, floor * 1e-3, median / floor);
+}
+
+static double core_time(check *c, const kvf_kernels *table, kvf_task_fn fn, const check_args *args,
+                        uint32_t tasks, uint32_t launches)
+{
+    const double start = kvf_now_seconds();
+    for (uint32_t i = 0; i < launches; i++)
+        check_run(c, table, fn, args[i], tasks, false);
+    return (kvf_now_seconds() - start) / launches * 1e9;
+}
+
+static void time_launches(layers *d, const char *op, kvf_task_fn fn, kvf_task_fn ref,
+                          const check_args *args, uint32_t tasks, uint32_t batch, uint32_t launches,
+                          const cost *k)
+{
+    double ns[TIMES];
+    const char *error = NULL;
+    if (d->c->cuda) {
+        error = check_cuda_time(d->c->cuda, fn, args, tasks, launches, d->times, ns);
+    } else {
+        if (fn == ref && d->c->var->isa != KVF_ISA_REFERENCE)
+            return;
+        d->reference_ns = core_time(d->c, d->c->ref, ref, args, tasks, 1);
+        for (uint32_t i = 0; i < d->times; i++)
+            ns[i] =
+                fn == ref ? d->reference_ns : core_time(d->c, d->c->var, fn, args, tasks, launches);
+    }
+    if (error)
+        check_fail(d->c, "%s: %s", op, error);
+    else
+        tell(d, op, batch, launches, k, ns);
+}
+
+#define TIMED(name, title, op, type, launches_of)                                                  \
+    static void time_##name(layers *d, uint32_t batch, const cost *k)                              \
+    {                                                                                              \
+        type args[ROWS_MAX];                                                                       \
+        check_args list[ROWS_MAX];                                                                 \
+        const uint32_t launches = (launches_of);                                                   \
+        for (uint32_t i = 0; i < launches; i++) {                                                  \
+            args[i] = name##_args(d, i * batch, batch);                                            \
+            list[i] = CHECK_ARGS(&args[i]);                                                        \
+        }                                                                                          \
+        time_launches(d, title, d->c->var->op, d->c->ref->op, list, kvf_##op##_tasks(&args[0]),    \
+                      batch, launches, k);                                                         \
+    }
+TIMED(append, "append", append, kvf_append_args, d->rows / batch)
+TIMED(rotate, "rotate", rotate, kvf_rotate_args, d->rows / batch)
+TIMED(weigh, "weigh", weigh, kvf_weigh_args, d->rows / batch)
+TIMED(fold, "fold", fold, kvf_fold_args, d->rows / batch)
+TIMED(select, "select", select, kvf_select_args, d->rows / batch)
+TIMED(hits, "attend, all here", attend_step, kvf_attend_step_args, d->rows / batch)
+TIMED(some, "attend, 1/8 missed", attend_step, kvf_attend_step_args, d->rows / batch)
+TIMED(attend, "attend, all here", attend, kvf_attend_args, d->rows / batch)
+TIMED(merge, "merge", merge, kvf_merge_args, d->rows / batch)
+TIMED(encode, "encode", encode, kvf_encode_args, 1)
+TIMED(prefill, "prefill", prefill, kvf_prefill_kernel_args, 1)
+
+/* In the order of a step, so that each finds what the ones before it left. */
+static void time_step(layers *d, const char *op, uint32_t batch)
+{
+    const double lists = (double)batch * HEADS, rows = lists * GROUP, q = rows * HEAD_DIM * 2;
+    const double kv = lists * HEAD_DIM * 4, scored = lists * d->pages, bf16 = 2, fp32 = 4;
+    const double tiles = rows * kvf_tiles(d->pages, PAGE) * 2 * fp32;
+    const double codes = lists * d->tokens / BLOCK * ((double)kvf_code_bytes(HEAD_DIM) + 8);
+    const double attended = lists * SPANS * (double)kvf_page_bytes(&shape);
+    const double dots = rows * HEAD_DIM * 2;
+    const struct {
+        const char *op;
+        void (*run)(layers *, uint32_t, const cost *);
+        cost cost;
+    } all[] = {
+        {"append", time_append, {2 * (q + kv), 0, 0}},
+        {"rotate", time_rotate, {q + q / 2 + rows * fp32, 0, rows * HEAD_DIM * 7}},
+        {"weigh", time_weigh, {codes + GROUP * scored * bf16 + tiles, 0, dots * d->tokens}},
+        {"fold", time_fold, {GROUP * scored * bf16 + tiles + scored * fp32, 0, GROUP * scored}},
+        {"select", time_select, {scored * fp32 + lists * SPANS * sizeof(kvf_span), 0, scored}},
+        {"attend", time_hits, {attended + 2 * q, 0, 2 * dots * BUDGET}},
+        {"attend", time_some, {attended + 2 * q, attended / MISS_EVERY, 2 * dots * BUDGET}},
+    };
+    const cost attend = {attended + q, 0, 2 * dots * BUDGET},
+               merge = {2 * rows * SPLITS * HEAD_DIM, 0, 0};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!op || strcmp(op, all[i].op) == 0)
+            all[i].run(d, batch, &all[i].cost);
+    if (!d->c->cuda && (!op || strcmp(op, "attend") == 0)) {
+        time_attend(d, batch, &attend);
+        time_merge(d, batch, &merge);
+    }
+}
+
+static void time_chunk(layers *d, const char *op)
+{
+    const double tokens = d->chunk, seen = d->prompt + d->chunk, heads = HEADS;
+    const double row = HEAD_DIM * 2, q = tokens * heads * GROUP * row;
+    const cost encode = {tokens * heads * (row + HEAD_DIM / 4.0 + 2), 0,
+                         tokens * heads * HEAD_DIM * 7};
+    const cost prefill = {2 * q + seen * heads * 2 * row, 0,
+                          2 * q * (d->prompt + (tokens + 1) / 2)};
+    if (!op || strcmp(op, "encode") == 0)
+        time_encode(d, 1, &encode);
+    if (!op || strcmp(op, "prefill") == 0)
+        time_prefill(d, 1, &prefill);
+}
+
+/* What was timed is a step: its scores were numbers, and it found every page that it had brought.
+ */
+static void look_at_step(const layers *d)
+{
+    for (uint32_t l = 0; l < d->rows * HEADS; l++)
+        if (d->span_count[l] != SPANS || d->id_count[l] != CHOSEN || d->miss_count[l] != 0)
+            check_fail(d->c, "list %u: %u spans, %u chosen, %u missed", l, d->span_count[l],
+                       d->id_count[l], d->miss_count[l]);
+}
+
+/* Bytes per ns of a plain read of the codes, in the order of the kernels, by one core. */
+static double read_rate(const layers *d)
+{
+    typedef uint64_t line __attribute__((vector_size(64)));
+    const size_t bytes = d->tokens / KVF_CODE_TOKENS * kvf_code_bytes(HEAD_DIM);
+    const uint32_t lists = d->rows * HEADS;
+    line sum[2] = {{0}};
+    double best = INFINITY;
+    for (uint32_t i = 0; i < 5; i++) {
         const double t = kvf_now_seconds();
-        check_run(c, table, fn, w->args, tasks, false);
+        for (uint32_t l = 0; l < lists; l++)
+            for (size_t at = 0; at < bytes; at += sizeof sum) {
+                line x[2];
+                memcpy(x, (const char *)d->codes[l] + at, sizeof x);
+                __builtin_prefetch((const char *)d->codes[l] + at + 4096);
+                __builtin_prefetch((const char *)d->codes[l] + at + 4160);
+                sum[0] ^= x[0];
+                sum[1] ^= x[1];
+            }
         best = fmin(best, kvf_now_seconds() - t);
     }
-    return best;
+    volatile line sink = sum[0] ^ sum[1];
+    (void)sink;
+    return lists * (double)bytes / best * 1e-9;
 }
 
-static void report(check *c, const work *w)
+void bench_layers(check *c, const char *op, FILE *json)
 {
-    if (w->var == w->ref && c->var->isa != KVF_ISA_REFERENCE)
+    layers d = {.c = c, .json = json};
+    const char *error = c->cuda ? check_cuda_rates(c->cuda, &d.rates) : NULL;
+    if (error) {
+        check_fail(c, "the rate of copies: %s", error);
         return;
-    /* The reference first: it would bring the data back from a GPU. */
-    const double ref = best_time(c, c->ref, w->ref, w, w->ref_tasks) * w->tasks / w->ref_tasks;
-    const double var = best_time(c, c->var, w->var, w, w->tasks);
-    printf("%-12s %-14s %10.1f us  %8.2f %s  %8.1fx reference\n", c->isa, w->op, var * 1e6,
-           w->amount / var * 1e-9, w->unit, ref / var);
-}
-
-static void *pool_of_pages(check *c)
-{
-    uint8_t *pool = check_in(c, PAGES * kvf_page_bytes(&shape));
-    check_fill(c, pool, KVF_BF16, PAGES * kvf_page_bytes(&shape) / 2, DATA_NORMAL);
-    return pool;
-}
-
-static void bench_digest_score(check *c)
-{
-    const uint32_t pages = 16384;
-    const uint32_t *count = check_put(c, &pages, sizeof pages);
-    void *q = check_in(c, GROUP * kvf_row_bytes(&shape));
-    uint8_t *pool = pool_of_pages(c);
-    uint8_t *digests = check_in(c, pages * kvf_digest_bytes(HEAD_DIM, 1));
-    kvf_digest_job *jobs = check_in(c, pages * sizeof *jobs);
-    const void *const *rows = check_put(c, &digests, sizeof digests);
-    check_fill(c, q, KVF_BF16, (size_t)GROUP * HEAD_DIM, DATA_NORMAL);
-    for (uint32_t i = 0; i < pages; i++)
-        jobs[i] = (kvf_digest_job){.page = pool + i % PAGES * kvf_page_bytes(&shape),
-                                   .digest = digests + i * kvf_digest_bytes(HEAD_DIM, 1),
-                                   .count = PAGE_SIZE};
-    kvf_digest_args d = {.shape = shape, .subs = 1, .job_count = pages, .jobs = jobs};
-    report(c, &(work){"digest", "GB/s", (double)(PAGES * kvf_page_bytes(&shape) / 2),
-                      c->ref->digest, c->var->digest, CHECK_ARGS(&d), PAGES, 64});
-    CHECK_RUN(c, c->var, digest, &d, false);
-    kvf_score_args a = {.shape = shape,
-                        .subs = 1,
-                        .lists = 1,
-                        .group = GROUP,
-                        .pages_max = pages,
-                        .q = q,
-                        .digests = rows,
-                        .pages = count};
-    a.scores = check_out(c, (size_t)GROUP * pages * sizeof(float));
-    report(c, &(work){"score", "GB/s", (double)(pages * kvf_digest_bytes(HEAD_DIM, 1)),
-                      c->ref->score, c->var->score, CHECK_ARGS(&a), kvf_score_tasks(&a), 1});
-}
-
-static void bench_lists(check *c)
-{
-    const uint32_t pages = 4096, lists = 8;
-    uint32_t *counts = check_in(c, lists * sizeof *counts), *ks = check_in(c, lists * sizeof *ks);
-    float *scores = check_in(c, (size_t)lists * GROUP * pages * sizeof *scores);
-    for (size_t i = 0; i < (size_t)lists * GROUP * pages; i++)
-        scores[i] = (float)check_normal(c) * 10.0f;
-    for (uint32_t i = 0; i < lists; i++) {
-        counts[i] = pages;
-        ks[i] = 24;
     }
-    kvf_reduce_args r = {.kind = KVF_GROUP_MEAN_SOFTMAX,
-                         .outputs = lists,
-                         .rows = GROUP,
-                         .pages_max = pages,
-                         .scale = 0.09f,
-                         .scores = scores,
-                         .pages = counts};
-    r.out = check_out(c, (size_t)lists * pages * sizeof(float));
-    report(c, &(work){"reduce", "Gel/s", (double)lists * GROUP * pages, c->ref->reduce,
-                      c->var->reduce, CHECK_ARGS(&r), lists, 1});
-}
-
-/* k of n masses, of which the least are zero. */
-static void bench_top(check *c, const char *name, uint32_t n, uint32_t k)
-{
-    const uint32_t lists = 8;
     if (!check_begin(c))
         return;
-    uint32_t *counts = check_in(c, lists * sizeof *counts), *ks = check_in(c, lists * sizeof *ks);
-    float *scores = check_in(c, (size_t)lists * n * sizeof *scores);
-    for (uint32_t l = 0; l < lists; l++) {
-        counts[l] = n;
-        ks[l] = k;
-    }
-    for (size_t i = 0; i < (size_t)lists * n; i++)
-        scores[i] = (float)exp(30.0 * check_normal(c) - 60.0);
-    kvf_topk_args a = {.lists = lists,
-                       .stride = n,
-                       .ids_max = k,
-                       .work_stride = n,
-                       .scores = scores,
-                       .count = counts,
-                       .k = ks};
-    a.ids = check_out(c, (size_t)lists * k * sizeof(int32_t));
-    a.id_count = check_out(c, lists * sizeof(uint32_t));
-    a.work = check_out(c, (size_t)lists * n * sizeof(uint32_t));
-    a.arrived = check_out(c, lists * sizeof(uint32_t));
-    memset(a.arrived, 0, lists * sizeof(uint32_t));
-    report(c, &(work){name, "Gel/s", (double)lists * n, c->ref->topk, c->var->topk, CHECK_ARGS(&a),
-                      lists, 1});
-}
-
-static void bench_tops(check *c)
-{
-    bench_top(c, "topk 24/4K", 4096, 24);
-    bench_top(c, "topk 256/128K", 131072, 256);
-    bench_top(c, "topk 512/128K", 131072, 512);
-    bench_top(c, "topk 2K/1M", 1048576, 2048);
-}
-
-static void bench_profile(check *c)
-{
-    const uint32_t heads = 32, tokens = 16384;
-    float *scores = check_in(c, (size_t)heads * tokens * sizeof *scores);
-    for (size_t i = 0; i < (size_t)heads * tokens; i++)
-        scores[i] = (float)exp(2.0 * check_normal(c) - 9.0);
-    kvf_profile_args a = {
-        .rows = heads, .stride = tokens, .count = tokens, .top = tokens / 10, .scores = scores};
-    a.out = check_out(c, (size_t)heads * KVF_PROFILE_VALUES * sizeof(float));
-    report(c, &(work){"profile", "Gel/s", (double)heads * tokens, c->ref->profile, c->var->profile,
-                      CHECK_ARGS(&a), heads, 4});
-}
-
-static void bench_observe(check *c)
-{
-    uint8_t *pool = pool_of_pages(c);
-    const uint32_t window = 32, spans_max = 256;
-    const uint32_t *count = check_put(c, &spans_max, sizeof spans_max);
-    void *q = check_in(c, window * GROUP * kvf_row_bytes(&shape));
-    kvf_span *spans = check_in(c, spans_max * sizeof *spans);
-    uint32_t *index = check_in(c, spans_max * sizeof *index), *limit = check_in(c, window * 4);
-    check_fill(c, q, KVF_BF16, (size_t)window * GROUP * HEAD_DIM, DATA_NORMAL);
-    for (uint32_t i = 0; i < spans_max; i++) {
-        spans[i] = (kvf_span){.page = pool + i * kvf_page_bytes(&shape), .count = PAGE_SIZE};
-        index[i] = i * PAGE_SIZE;
-    }
-    for (uint32_t w = 0; w < window; w++)
-        limit[w] = spans_max * PAGE_SIZE;
-    kvf_observe_args a = {.shape = shape,
-                          .kv_heads = 1,
-                          .group = GROUP,
-                          .window = window,
-                          .spans_max = spans_max,
-                          .scale = 0.09f,
-                          .q = q,
-                          .limit = limit,
-                          .spans = spans,
-                          .span_index = index,
-                          .span_count = count};
-    a.row_max = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
-    a.row_sum = check_out(c, (size_t)4 * GROUP * window * sizeof(float));
-    a.score = check_out(c, (size_t)spans_max * PAGE_SIZE * sizeof(float));
-    const double work_done = 2.0 * window * GROUP * spans_max * PAGE_SIZE * HEAD_DIM;
-    report(c, &(work){"observe_stats", "GF/s", work_done, c->ref->observe_stats,
-                      c->var->observe_stats, CHECK_ARGS(&a), 4, 1});
-    CHECK_RUN(c, c->var, observe_stats, &a, false);
-    report(c, &(work){"observe_score", "GF/s", work_done, c->ref->observe_score,
-                      c->var->observe_score, CHECK_ARGS(&a), 4, 1});
-}
-
-/* Random blocks of a pool that no cache holds, to targets in order. */
-static void bench_copy(check *c, const char *name, size_t bytes, uint32_t count)
-{
-    const size_t pool_bytes = (size_t)512 << 20;
-    uint8_t *pool = check_in(c, pool_bytes), *to = check_in(c, count * bytes);
-    const void **from = check_in(c, count * sizeof *from);
-    void **targets = check_in(c, count * sizeof *targets);
-    memset(pool, 1, pool_bytes);
-    memset(to, 1, count * bytes);
-    for (uint32_t i = 0; i < count; i++) {
-        from[i] = pool + check_below(c, (uint32_t)(pool_bytes / bytes)) * bytes;
-        targets[i] = to + i * bytes;
-    }
-    kvf_copy_args a = {.bytes = bytes,
-                       .count = count,
-                       .per_task = (uint32_t)(65536 / bytes),
-                       .stream = 1,
-                       .from = from,
-                       .to = targets};
-    report(c, &(work){name, "GB/s", (double)count * (double)bytes, c->ref->copy, c->var->copy,
-                      CHECK_ARGS(&a), kvf_copy_tasks(&a), kvf_copy_tasks(&a)});
-}
-
-static void bench_moves(check *c)
-{
-    bench_copy(c, "copy 16K", 16384, 4096);
-    if (check_begin(c))
-        bench_copy(c, "copy 512", 512, 131072);
-}
-
-void bench_kernels(check *c, const char *op)
-{
-    static const struct {
-        const char *op;
-        void (*run)(check *);
-    } all[] = {{"score", bench_digest_score}, {"reduce", bench_lists},    {"topk", bench_tops},
-               {"profile", bench_profile},    {"observe", bench_observe}, {"copy", bench_moves}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if ((!op || strcmp(op, all[i].op) == 0) && check_begin(c))
-            all[i].run(c);
+    fill(&d);
+    if (!c->cuda)
+        d.rates.copy = d.rates.link = read_rate(&d);
+    else if ((error = check_cuda_put(c->cuda)) != NULL)
+        check_fail(c, "the layers: %s", error);
+    printf("%-16s %.1f GB/s on the device, %.1f GB/s from the host; %u tokens, pages of %u, "
+           "budget %u, %u KV heads\n",
+           c->isa, d.rates.copy, d.rates.link, d.tokens, PAGE, BUDGET, HEADS);
+    if (json)
+        fprintf(json,
+                "{\"device\": \"%s\", \"emulated\": %s, \"copy_gb_per_s\": %.3f, "
+                "\"link_gb_per_s\": %.3f, \"tokens\": %u, \"page\": %u, \"budget\": %u, "
+                "\"kv_heads\": %u, \"group\": %u, \"head_dim\": %u, \"kernels\": [",
+                c->isa, check_cuda_is_emulated(c->cuda) ? "true" : "false", d.rates.copy,
+                d.rates.link, d.tokens, PAGE, BUDGET, HEADS, GROUP, HEAD_DIM);
+    for (uint32_t batch = 1; batch < d.rows; batch *= 4)
+        time_step(&d, op, batch);
+    time_chunk(&d, op);
+    if (c->cuda && (error = check_cuda_get(c->cuda)) != NULL)
+        check_fail(c, "the layers: %s", error);
+    else if (!op && c->cuda)
+        look_at_step(&d);
+    if (json)
+        fputs("\n]}\n", json);
     check_end(c);
 }

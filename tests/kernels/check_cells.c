@@ -28,10 +28,7 @@ typedef struct world {
 
 static void *tracked(check *c, const char *name, size_t bytes)
 {
-    void *data = check_out(c, bytes);
-    memset(data, 0, bytes);
-    check_track(c, name, data, bytes);
-    return data;
+    return memset(check_changed(c, name, bytes), 0, bytes);
 }
 
 static kvf_paging make_paging(check *c, uint32_t index)

@@ -53,8 +53,7 @@ static void heads_case(check *c, uint32_t rows, uint32_t bytes)
         for (size_t i = 0; i < from_bytes; i++)
             from[shift + i] = (uint8_t)check_random(c);
         b->from = from + shift;
-        b->to = check_out(c, to_bytes);
-        check_track(c, "to", b->to, to_bytes);
+        b->to = check_changed(c, "to", to_bytes);
     }
     const kvf_heads_args a = {.rows = rows, .job_count = jobs, .jobs = job};
     CHECK_BOTH(c, heads, &a);
@@ -145,10 +144,8 @@ static void ring_case(check *c, uint32_t index)
     a.v = v;
     a.spans_max = r->sink_blocks + r->ring_blocks + check_below(c, 3);
     const size_t lists = (size_t)a.rows * r->heads;
-    a.spans = check_out(c, lists * a.spans_max * sizeof *a.spans);
-    a.span_count = check_out(c, lists * sizeof *a.span_count);
-    check_track(c, "spans", a.spans, lists * a.spans_max * sizeof *a.spans);
-    check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
+    a.spans = check_changed(c, "spans", lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
     CHECK_BOTH(c, ring, &a);
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / r->heads, head = l % r->heads, token = row[b].length - 1;

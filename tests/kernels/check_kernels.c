@@ -11,8 +11,8 @@
  * `--isa cuda` is the CUDA device, on a GPU or in the emulator, `--isa cpu` all the others. In the
  * emulator, and under a sanitizer, the seed chooses a part of the cases of the slowest; `--case`
  * runs one. Prints the first mismatch of a case with its parameters and seed. `--bench` takes times
- * instead, and writes those of the layers of a GPU as JSON, too. `--list` prints the names that
- * `--op` takes. Exit: 0 all agree, 1 some do not, 2 wrong use, 77 nothing to compare.
+ * of a layer's kernels instead, and writes those of a GPU as JSON, too. `--list` prints the names
+ * that `--op` takes. Exit: 0 all agree, 1 some do not, 2 wrong use, 77 nothing to compare.
  */
 
 #include <stdio.h>
@@ -130,12 +130,10 @@ static void compare_all(check *c, const char *family, const char *op)
 
 static void compare_or_time(check *c, const char *family, const char *op, bool bench)
 {
-    if (!bench) {
+    if (bench)
+        bench_layers(c, op, NULL);
+    else
         compare_all(c, family, op);
-        return;
-    }
-    bench_layers(c, op, NULL);
-    bench_kernels(c, op);
 }
 
 /* The number of instruction sets compared. */
@@ -162,7 +160,6 @@ static uint32_t compare_cpu(check *c, const char *isa, const char *family, const
     return compared;
 }
 
-/* A layer's kernels; on a GPU then the others, of which the emulator's times say nothing. */
 static void time_cuda(check *c, const char *op, const char *path)
 {
     FILE *json = path ? fopen(path, "w") : NULL;
@@ -176,8 +173,6 @@ static void time_cuda(check *c, const char *op, const char *path)
         perror(path);
         c->failures++;
     }
-    if (!check_cuda_is_emulated(c->cuda))
-        bench_kernels(c, op);
 }
 
 /* 1 if the CUDA device was compared. */

@@ -271,28 +271,22 @@ static void resolve_case(check *c, uint32_t pages, uint32_t k, uint32_t slots)
     int32_t *ids = check_in(c, 2 * (size_t)k * sizeof *ids);
     uint32_t *id_count = check_in(c, 2 * sizeof *id_count);
     for (uint32_t i = 0; i < 2; i++) {
-        of_page[i] = check_out(c, pages * sizeof(int32_t));
-        of_slot[i] = check_out(c, slots * sizeof(int32_t));
+        of_page[i] = check_changed(c, "slot_of_page", pages * sizeof(int32_t));
+        of_slot[i] = check_changed(c, "page_of_slot", slots * sizeof(int32_t));
         memset(of_page[i], 0xff, pages * sizeof(int32_t));
         memset(of_slot[i], 0xff, slots * sizeof(int32_t));
         rows[i] = pages % 5 ? scores + (size_t)i * pages : NULL;
-        check_track(c, "slot_of_page", of_page[i], pages * sizeof(int32_t));
-        check_track(c, "page_of_slot", of_slot[i], slots * sizeof(int32_t));
     }
     a.ids = ids;
     a.id_count = id_count;
     a.scores = rows;
     a.slot_of_page = of_page;
     a.page_of_slot = of_slot;
-    a.slot_of_id = check_out(c, 2 * (size_t)k * sizeof(int32_t));
-    a.missed = check_out(c, 2 * (size_t)k * sizeof(uint32_t));
-    a.misses = check_out(c, 2 * (size_t)k * sizeof(kvf_miss));
-    a.miss_count = check_out(c, 2 * sizeof(uint32_t));
+    a.slot_of_id = check_changed(c, "slot_of_id", 2 * (size_t)k * sizeof(int32_t));
+    a.missed = check_changed(c, "missed", 2 * (size_t)k * sizeof(uint32_t));
+    a.misses = check_changed(c, "misses", 2 * (size_t)k * sizeof(kvf_miss));
+    a.miss_count = check_changed(c, "miss_count", 2 * sizeof(uint32_t));
     int32_t *before = check_in(c, 2 * (size_t)slots * sizeof *before);
-    check_track(c, "slot_of_id", a.slot_of_id, 2 * (size_t)k * sizeof(int32_t));
-    check_track(c, "missed", a.missed, 2 * (size_t)k * sizeof(uint32_t));
-    check_track(c, "misses", a.misses, 2 * (size_t)k * sizeof(kvf_miss));
-    check_track(c, "miss_count", a.miss_count, 2 * sizeof(uint32_t));
     for (uint32_t step = 0; step < 6; step++) {
         fill_scores(c, scores, 2 * (size_t)pages, step % 4);
         for (uint32_t i = 0; i < 2; i++) {

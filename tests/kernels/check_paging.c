@@ -103,8 +103,7 @@ static void append_case(check *c, bool is_select)
     a.k = is_select ? NULL : k;
     a.v = is_select ? NULL : v;
     a.choose_lists = check_below(c, 2) ? p->lists : 1;
-    a.choose = check_out(c, w.rows * a.choose_lists * sizeof *a.choose);
-    check_track(c, "choose", a.choose, w.rows * a.choose_lists * sizeof *a.choose);
+    a.choose = check_changed(c, "choose", w.rows * a.choose_lists * sizeof *a.choose);
     for (uint32_t b = 0; b < w.rows; b++) {
         kvf_row *row = &w.row[b];
         const uint32_t token = row->length - 1, block = token / p->block_size;
@@ -141,8 +140,7 @@ static void seal_case(check *c, bool is_chunk)
         track_row(c, &w.p, &w.row[b]);
     }
     kvf_seal_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
-    a.jobs = check_out(c, jobs * sizeof *a.jobs);
-    check_track(c, "jobs", a.jobs, jobs * sizeof *a.jobs);
+    a.jobs = check_changed(c, "jobs", jobs * sizeof *a.jobs);
     if (is_chunk) {
         const uint32_t fault = check_below(c, 2) ? UINT32_MAX : check_below(c, 100);
         a.chunk_first = check_below(c, 1000);
@@ -170,19 +168,15 @@ static void newest_case(check *c)
     for (uint32_t l = 0; l < lists; l++)
         choose[l] = check_below(c, a.ids_max + 1);
     a.choose = choose;
-    a.ids = check_out(c, (size_t)lists * a.ids_max * sizeof *a.ids);
-    a.id_count = check_out(c, lists * sizeof *a.id_count);
-    check_track(c, "ids", a.ids, (size_t)lists * a.ids_max * sizeof *a.ids);
-    check_track(c, "id_count", a.id_count, lists * sizeof *a.id_count);
+    a.ids = check_changed(c, "ids", (size_t)lists * a.ids_max * sizeof *a.ids);
+    a.id_count = check_changed(c, "id_count", lists * sizeof *a.id_count);
     CHECK_BOTH(c, newest, &a);
 
     kvf_spread_args s = {.rows = lists, .lists = 1 + check_below(c, 4), .ids_max = a.ids_max};
     s.from = a.ids;
     s.from_count = a.id_count;
-    s.ids = check_out(c, (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
-    s.id_count = check_out(c, lists * s.lists * sizeof *s.id_count);
-    check_track(c, "spread ids", s.ids, (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
-    check_track(c, "spread id_count", s.id_count, lists * s.lists * sizeof *s.id_count);
+    s.ids = check_changed(c, "spread ids", (size_t)lists * s.lists * a.ids_max * sizeof *s.ids);
+    s.id_count = check_changed(c, "spread id_count", lists * s.lists * sizeof *s.id_count);
     CHECK_BOTH(c, spread, &s);
 }
 
@@ -204,12 +198,9 @@ static void mask_case(check *c)
         count[l] = check_subset(c, tokens, tokens, chosen + (size_t)l * tokens);
     a.tokens = chosen;
     a.token_count = count;
-    a.ids = check_out(c, (size_t)lists * pages * sizeof *a.ids);
-    a.id_count = check_out(c, lists * sizeof *a.id_count);
-    a.masks = check_out(c, (size_t)lists * pages * sizeof *a.masks);
-    check_track(c, "ids", a.ids, (size_t)lists * pages * sizeof *a.ids);
-    check_track(c, "id_count", a.id_count, lists * sizeof *a.id_count);
-    check_track(c, "masks", a.masks, (size_t)lists * pages * sizeof *a.masks);
+    a.ids = check_changed(c, "ids", (size_t)lists * pages * sizeof *a.ids);
+    a.id_count = check_changed(c, "id_count", lists * sizeof *a.id_count);
+    a.masks = check_changed(c, "masks", (size_t)lists * pages * sizeof *a.masks);
     CHECK_BOTH(c, mask, &a);
     for (uint32_t l = 0; l < lists; l++) {
         uint32_t kept = 0;
@@ -265,10 +256,8 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
         check_noise(c, masks, (size_t)lists * a.ids_max * sizeof *masks);
         a.masks = masks;
     }
-    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
-    a.span_count = check_out(c, lists * sizeof *a.span_count);
-    check_track(c, "spans", a.spans, (size_t)lists * a.spans_max * sizeof *a.spans);
-    check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
+    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
     check_track(c, "counters", a.counters, sizeof *a.counters);
     const uint64_t before = a.counters->tokens_attended;
     uint64_t tokens = 0;
@@ -412,12 +401,9 @@ static void fetch_case(check *c, uint32_t rows)
     }
     a.misses = misses;
     a.miss_count = count;
-    a.from = check_out(c, sum * sizeof *a.from);
-    a.to = check_out(c, sum * sizeof *a.to);
-    a.count = check_out(c, sizeof *a.count);
-    check_track(c, "from", a.from, sum * sizeof *a.from);
-    check_track(c, "to", a.to, sum * sizeof *a.to);
-    check_track(c, "count", a.count, sizeof *a.count);
+    a.from = check_changed(c, "from", sum * sizeof *a.from);
+    a.to = check_changed(c, "to", sum * sizeof *a.to);
+    a.count = check_changed(c, "count", sizeof *a.count);
     CHECK_BOTH(c, fetch, &a);
     if (*a.count != sum)
         check_fail(c, "%u misses, counted %u", sum, *a.count);
@@ -441,16 +427,11 @@ static void csr_case(check *c, uint32_t rows)
     a.ids = ids.ids;
     a.id_count = ids.id_count;
     a.spans_max = w.p.pages_max;
-    a.indptr = check_out(c, (lists + 1) * sizeof *a.indptr);
-    a.indices = check_out(c, (size_t)lists * w.p.pages_max * sizeof *a.indices);
-    a.last_page_len = check_out(c, lists * sizeof *a.last_page_len);
-    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
-    a.span_count = check_out(c, lists * sizeof *a.span_count);
-    check_track(c, "indptr", a.indptr, (lists + 1) * sizeof *a.indptr);
-    check_track(c, "indices", a.indices, (size_t)lists * w.p.pages_max * sizeof *a.indices);
-    check_track(c, "last_page_len", a.last_page_len, lists * sizeof *a.last_page_len);
-    check_track(c, "spans", a.spans, (size_t)lists * a.spans_max * sizeof *a.spans);
-    check_track(c, "span_count", a.span_count, lists * sizeof *a.span_count);
+    a.indptr = check_changed(c, "indptr", (lists + 1) * sizeof *a.indptr);
+    a.indices = check_changed(c, "indices", (size_t)lists * w.p.pages_max * sizeof *a.indices);
+    a.last_page_len = check_changed(c, "last_page_len", lists * sizeof *a.last_page_len);
+    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
     CHECK_BOTH(c, csr_out, &a);
     for (uint32_t l = 0; l < lists; l++)
         for (int32_t i = a.indptr[l] + 1; i < a.indptr[l + 1]; i++)
@@ -494,9 +475,8 @@ static void overlap_case(check *c)
     if (!w.row->share)
         w.row->share = check_out(c, 2 * sizeof *w.row->share);
     a.choose_lists = check_below(c, 2) ? w.p.lists : 1;
-    a.choose = check_out(c, a.choose_lists * sizeof *a.choose);
+    a.choose = check_changed(c, "choose", a.choose_lists * sizeof *a.choose);
     check_track(c, "share", w.row->share, 2 * sizeof *w.row->share);
-    check_track(c, "choose", a.choose, a.choose_lists * sizeof *a.choose);
     check_track(c, "counters", a.counters, sizeof *a.counters);
     CHECK_BOTH(c, overlap, &a);
     const uint32_t common = (uint32_t)(sum / heads) / w.p.shape.page_size * w.p.shape.page_size;

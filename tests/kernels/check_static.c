@@ -180,14 +180,10 @@ static void pack_case(check *c, uint32_t blocks_max, uint32_t statics_max)
     const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
     const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
     const size_t jobs_bytes = (size_t)p->kv_heads * a.jobs_max * sizeof *a.jobs;
-    a.store = check_out(c, store_bytes);
-    a.store_index = check_out(c, index_bytes);
-    a.store_count = check_out(c, p->kv_heads * sizeof(uint32_t));
-    a.jobs = check_out(c, jobs_bytes);
-    check_track(c, "store", a.store, store_bytes);
-    check_track(c, "store_index", a.store_index, index_bytes);
-    check_track(c, "store_count", a.store_count, p->kv_heads * sizeof(uint32_t));
-    check_track(c, "jobs", a.jobs, jobs_bytes);
+    a.store = check_changed(c, "store", store_bytes);
+    a.store_index = check_changed(c, "store_index", index_bytes);
+    a.store_count = check_changed(c, "store_count", p->kv_heads * sizeof(uint32_t));
+    a.jobs = check_changed(c, "jobs", jobs_bytes);
     check_track(c, "counters", a.counters, sizeof *a.counters);
     check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
     check_track(c, "digests", row->digests, (size_t)p->kv_heads * p->blocks_max * p->digest_bytes);

@@ -236,6 +236,13 @@ void check_track(check *c, const char *name, void *data, size_t bytes)
     c->tracked[c->tracked_count++] = (check_tracked){name, data, bytes};
 }
 
+void *check_changed(check *c, const char *name, size_t bytes)
+{
+    void *data = check_out(c, bytes);
+    check_track(c, name, data, bytes);
+    return data;
+}
+
 /* All tracked bytes to or from one buffer of the host. */
 static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
 {

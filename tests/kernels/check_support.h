@@ -104,6 +104,8 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
 /* For kernels that change what they read: track all that may change, then run the reference and the
  * variant from the same start at the same addresses, so that pointers in results compare too. */
 void check_track(check *c, const char *name, void *data, size_t bytes);
+/* What check_out makes, tracked. */
+void *check_changed(check *c, const char *name, size_t bytes);
 #define CHECK_BOTH(c, op, args)                                                                    \
     check_both((c), (c)->ref->op, (c)->var->op, CHECK_ARGS(args), kvf_##op##_tasks(args))
 void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uint32_t tasks);
@@ -157,9 +159,7 @@ void check_ring(check *c);
 void check_cells(check *c);
 void check_properties(check *c);
 
-/* Times of the same calls, variant against reference. op NULL: all. */
-void bench_kernels(check *c, const char *op);
-/* Times of a layer's kernels on a GPU; json may be NULL. */
+/* Times of a layer's kernels; op NULL: all. json may be NULL. */
 void bench_layers(check *c, const char *op, FILE *json);
 
 #endif
