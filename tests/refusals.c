@@ -3,16 +3,10 @@
 /* See the header. */
 
 #include "refusals.h"
+#include "unit.h"
 
 #include <ctype.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
 #include <kvferry/setting.h>
 
 static const char *const names[] = {

@@ -7,13 +7,7 @@
 
 #include "common/random.h"
 #include "stop_text.h"
-
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
+#include "unit.h"
 
 static void push(cli_stop_filter *filter, const char *bytes, size_t size, kvf_text *out)
 {

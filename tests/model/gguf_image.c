@@ -3,19 +3,11 @@
 /* See the header. */
 
 #include "gguf_image.h"
+#include "unit.h"
 
 #include "common/convert.h"
 #include "common/random.h"
 #include "model_fixture.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 enum { KIND_U32 = 4, KIND_I32 = 5, KIND_F32 = 6, KIND_BOOL = 7, KIND_TEXT = 8, KIND_ARRAY = 9 };
 

@@ -3,19 +3,11 @@
 /* See the header. */
 
 #include "hostile_text.h"
+#include "unit.h"
 
 #include "common/random.h"
 #include "model_fixture.h"
 #include "utf8.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 static void load_fragments(hostile_text *self)
 {

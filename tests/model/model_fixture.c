@@ -3,18 +3,11 @@
 /* See the header. */
 
 #include "model_fixture.h"
+#include "unit.h"
 
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 static void *heap_alloc(void *user, size_t bytes, size_t alignment)
 {

@@ -3,13 +3,7 @@
 /* See model_rig.h. */
 
 #include "model_rig.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 #include "model_fixture.h"
 #include "random_model.h"

@@ -7,9 +7,6 @@
 #include "prune_run_rig.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 void rig_open(rig *r, kvf_select select, uint32_t budget)
 {

@@ -8,14 +8,9 @@
  * of the steps after the prompt, decoded with a budget that makes selection matter.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "model_fixture.h"
 #include "model_rig.h"
+#include "unit.h"
 
 #define LAYERS  4u
 #define HEADS   2u

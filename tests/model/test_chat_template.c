@@ -11,15 +11,7 @@
 #include "json.h"
 #include "model_fixture.h"
 #include "refusals.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
+#include "unit.h"
 
 enum { MESSAGES_MAX = 16 };
 

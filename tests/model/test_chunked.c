@@ -9,16 +9,9 @@
 #include "generate.h"
 #include "model_fixture.h"
 #include "model_rig.h"
+#include "unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define PROMPT  90u
 #define STEPS   6u

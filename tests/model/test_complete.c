@@ -10,8 +10,6 @@
 #include "prune_run_rig.h"
 
 #include <kvferry/save.h>
-#include <stdio.h>
-#include <string.h>
 
 #define PAGE      8u
 #define SEQUENCES 4u

@@ -8,18 +8,11 @@
 #include "cublas_find.h"
 #include "matmul_cublas.h"
 #include "model_fixture.h"
+#include "unit.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define PATH_BYTES 1024
 

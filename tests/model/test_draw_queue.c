@@ -6,21 +6,14 @@
  * of each other.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "common/random.h"
 #include "draw_queue.h"
 #include "model_fixture.h"
 #include "row_ops.h"
 #include "sampling_cases.h"
+#include "unit.h"
 
 #define ROWS 4u
 

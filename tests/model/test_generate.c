@@ -9,8 +9,6 @@
 #include "generate_batch.h"
 #include "prune_run_rig.h"
 
-#include <string.h>
-
 #define TOKENS 16u
 #define GIVEN  40u
 

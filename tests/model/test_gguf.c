@@ -13,17 +13,10 @@
 #include "model_fixture.h"
 #include "random_model.h"
 #include "tokenizer.h"
+#include "unit.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 #define BLOCKS 256u /* of make_gguf_goldens.py */
 

@@ -10,16 +10,9 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "tokenizer.h"
+#include "unit.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 /* A model of one layer, head_dim 64, as small as it can be, and its tokenizer. */
 static const struct {

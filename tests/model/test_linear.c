@@ -12,16 +12,10 @@
 #include "layer_ops.h"
 #include "linear.h"
 #include "random_model.h"
+#include "unit.h"
 #include "weights.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define ROWS_MAX   33u
 #define INPUTS_MAX 4200u

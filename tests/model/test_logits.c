@@ -27,16 +27,9 @@
 #include "model_fixture.h"
 #include "model_rig.h"
 #include "random_model.h"
+#include "unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define STEPS 64u
 #define CHUNK 48u /* not a divisor of the prompt, nor a multiple of the page */

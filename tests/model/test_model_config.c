@@ -9,16 +9,9 @@
 #include "model_config.h"
 #include "model_fixture.h"
 #include "refusals.h"
+#include "unit.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 #ifndef KVF_GOLDENS
 #error "KVF_GOLDENS must name the folder of the goldens"

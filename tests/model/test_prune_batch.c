@@ -12,7 +12,6 @@
 #include "prune_run_rig.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- batches ---- */
 

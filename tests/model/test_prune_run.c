@@ -9,7 +9,6 @@
 #include "sweep.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- identities ---- */
 

@@ -7,16 +7,8 @@
 
 #include "model_fixture.h"
 #include "refusals.h"
+#include "unit.h"
 #include "weights.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 #define IMAGE_MAX 4096u
 

@@ -6,15 +6,9 @@
  */
 
 #include "sampling.h"
+#include "unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "common/random.h"
 #include "sampling_cases.h"

@@ -5,15 +5,7 @@
  * the host, no write behind an output, and bits that do not follow from the number of rows.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "common/convert.h"
 #include "common/random.h"
@@ -22,6 +14,7 @@
 #include "model_fixture.h"
 #include "row_ops.h"
 #include "thin_product.h"
+#include "unit.h"
 
 #define ROWS_MAX 70u
 #define GUARD    0x5a

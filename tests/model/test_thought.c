@@ -3,14 +3,7 @@
 /* Thoughts and answers apart: with and without markers, opened by the prompt, cut off. */
 
 #include "chat_thought.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 static void check(const char *text, bool open, const char *reasoning, const char *answer)
 {

@@ -9,18 +9,11 @@
 #include "hostile_text.h"
 #include "model_fixture.h"
 #include "tokenizer.h"
+#include "unit.h"
 #include "utf8.h"
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
 
 static hostile_text hostile;
 

@@ -8,15 +8,7 @@
 #include "model_fixture.h"
 #include "refusals.h"
 #include "tokenizer.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <setjmp.h>
-// clang-format off
-#include <cmocka.h>
-// clang-format on
+#include "unit.h"
 
 /* A small WordLevel file; fields are replaced by name. */
 typedef struct file_parts {

@@ -8,16 +8,9 @@
 
 #include "model_fixture.h"
 #include "model_rig.h"
+#include "unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define PROMPT 90u
 #define STEPS  12u

@@ -7,14 +7,7 @@
 
 #include "model_rig.h"
 #include "transformer_ops.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 #define VOCAB     96u
 #define PROMPTS   3u

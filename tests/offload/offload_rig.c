@@ -4,10 +4,6 @@
 
 #include "offload_rig.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/random.h"
 
 kvf_device_kind rig_kind(void)

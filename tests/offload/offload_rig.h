@@ -9,14 +9,8 @@
  * Knows nothing of any one test. Closing the rig asserts that nothing is left alive in the context.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "device.h"
+#include "unit.h"
 
 #define RIG_SHARED_MAX 8u
 

@@ -7,10 +7,6 @@
 
 #include "common/carve.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/random.h"
 #include "offload_rig.h"
 

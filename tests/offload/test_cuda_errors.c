@@ -7,8 +7,6 @@
  * Runs in emulated builds, whose CUDA does as it is told.
  */
 
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include <cuda_runtime_api.h>

@@ -5,9 +5,6 @@
  * few berths; what is used often stays; a pool with bundles hands out neighbours and loses none.
  */
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "offload_rig.h"
 #include "page_pool.h"
 

@@ -7,8 +7,6 @@
 #include "host_memory.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -8,8 +8,6 @@
  */
 
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "offload_rig.h"
 

@@ -9,8 +9,6 @@
 #include "link_measure.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "kvferry/setting.h"
 #include "link_rig.h"

@@ -5,9 +5,6 @@
  * what was refused, a message, and no trace.
  */
 
-#include <stdio.h>
-#include <string.h>
-
 #include "common/text.h"
 #include "offload_rig.h"
 #include "page_pool.h"

@@ -7,9 +7,6 @@
 
 #include "page_pool.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "offload_rig.h"
 
 #define BLOCKS      61u

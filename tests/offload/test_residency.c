@@ -8,8 +8,6 @@
 #include "residency.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "offload_rig.h"
 

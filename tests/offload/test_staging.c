@@ -7,8 +7,6 @@
 #include "staging.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "offload_rig.h"

@@ -8,8 +8,6 @@
 
 #include "topology.h"
 
-#include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -7,7 +7,6 @@
 
 #include "transfer_rig.h"
 
-#include <string.h>
 #include <time.h>
 
 /* What the engine counted must be what the plan says; `mapped` leaves counts to the device. */

@@ -8,8 +8,6 @@
 
 #include "transfer_rig.h"
 
-#include <string.h>
-
 typedef struct failing {
     rig r;
     plan p;

@@ -8,9 +8,6 @@
  * Runs in emulated builds, whose CUDA does as it is told.
  */
 
-#include <stdio.h>
-#include <string.h>
-
 #include <cuda_runtime_api.h>
 
 #include "emu_control.h"

@@ -7,8 +7,6 @@
 
 #include "writeback.h"
 
-#include <string.h>
-
 #include "host_memory.h"
 
 #include "offload_rig.h"

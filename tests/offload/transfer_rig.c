@@ -6,8 +6,6 @@
 
 #include "transfer_rig.h"
 
-#include <string.h>
-
 /* Guards between the slots of even requests; those of odd ones touch, as one copy needs them. */
 static size_t slot_stride(const plan *p, uint32_t request)
 {

@@ -8,7 +8,6 @@
  */
 
 #include <kvferry/prune.h>
-#include <string.h>
 
 #include "harness.h"
 

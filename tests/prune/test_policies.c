@@ -8,22 +8,13 @@
  */
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "choose.h"
 #include "common/random.h"
 #include "kvferry/setting.h"
 #include "policies.h"
 #include "refusals.h"
+#include "unit.h"
 
 static const kvf_prune_shape shape_llama = {
     .layers = 32, .kv_heads = 8, .query_heads = 32, .tokens_max = 16384};

@@ -7,9 +7,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #if KVF_HAVE_CUDA
 #include <cuda_runtime_api.h>

@@ -14,19 +14,12 @@
  * fails where it must not ends the test with the library's own text.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
-
 #include <kvferry/kvferry.h>
 
 #include "common/convert.h"
 #include "runtime.h"
 #include "sweep.h"
+#include "unit.h"
 
 /* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
  */

@@ -10,9 +10,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 #include "retain.h"
 #include "sequence.h"

@@ -10,9 +10,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "retain.h"
 #include "sequence.h"
 

@@ -10,8 +10,6 @@
 
 #include <kvferry/setting.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- settings ---- */
 

@@ -9,8 +9,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- fork ---- */
 

@@ -11,8 +11,6 @@
 #include <kvferry/disk.h>
 #include <kvferry/prune.h>
 #include <kvferry/setting.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef const kvf_setting *(*table)(uint32_t index);
 

@@ -7,8 +7,6 @@
 #include "cuda_scenes.h"
 
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <kvferry/link.h>

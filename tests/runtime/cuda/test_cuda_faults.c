@@ -15,7 +15,6 @@
 
 #include "cuda_scenes.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #define FIRST_ALL 200u /* calls of which every one fails; */

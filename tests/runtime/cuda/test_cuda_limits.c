@@ -10,9 +10,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include <driver_types.h>
 
 #include "emu_control.h"

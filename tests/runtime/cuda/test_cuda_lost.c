@@ -9,7 +9,6 @@
 #include "cuda_scenes.h"
 
 #include <pthread.h>
-#include <string.h>
 #include <unistd.h>
 
 /* Every call that can fail says so, and everything can still be closed. */

@@ -4,9 +4,6 @@
 
 #include "disk_rig.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 
 void disk_config(kvf_cache_config *config, uint32_t tokens, uint32_t bundle_bytes)

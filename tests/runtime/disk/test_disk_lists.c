@@ -10,7 +10,6 @@
 #include "save_faults.h"
 
 #include <errno.h>
-#include <string.h>
 #include <time.h>
 
 #include "cache.h"

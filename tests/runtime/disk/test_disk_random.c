@@ -9,9 +9,6 @@
 
 #include "disk_rig.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 
 static uint32_t settings = 24;

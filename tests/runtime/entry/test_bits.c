@@ -10,9 +10,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static test_scenario scenario_of(kvf_select select, uint64_t seed)
 {
     test_scenario sc = {.cc = test_config_small(),

@@ -15,8 +15,6 @@
 #include "harness.h"
 
 #include <kvferry/prune.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define ROWS    64u
 #define TOKENS  200u

@@ -7,9 +7,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 
 typedef struct refusal {

@@ -11,8 +11,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct expectation {
     const kvf_cache_config *c;

@@ -10,9 +10,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #ifndef TEST_HAS_EMULATOR
 #define TEST_HAS_EMULATOR 0
 #endif

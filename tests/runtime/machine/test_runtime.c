@@ -8,9 +8,6 @@
 #include "refusals.h"
 
 #include <kvferry/setting.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "io_engine.h"
 

@@ -7,8 +7,6 @@
 #include "prune_rig.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- a policy that does as it is told ---- */
 

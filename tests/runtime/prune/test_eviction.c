@@ -13,9 +13,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <kvferry/prune.h>
 

@@ -10,7 +10,6 @@
 #include "prune_rig.h"
 
 #include <math.h>
-#include <string.h>
 
 /* Tokens of a layer that `stride` keeps, out of those that it got. */
 static uint32_t kept_tokens(const progress *p, uint32_t stride, uint32_t *tokens)

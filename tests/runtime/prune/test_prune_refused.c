@@ -8,7 +8,6 @@
 #include "prune_rig.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- nonsense ---- */
 

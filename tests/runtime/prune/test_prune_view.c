@@ -8,7 +8,6 @@
 #include "prune_rig.h"
 
 #include <math.h>
-#include <string.h>
 
 /* Queries first .. count-1 of these tokens over the first `candidates`, maximum over `width`, mean
  * over the group. */

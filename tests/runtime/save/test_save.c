@@ -7,8 +7,6 @@
 
 #include "save_rig.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include <kvferry/prune.h>

@@ -12,8 +12,6 @@
 
 #include "save_faults.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define POWER_EXTENT 512u

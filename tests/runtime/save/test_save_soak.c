@@ -11,9 +11,6 @@
 
 #include "disk_rig.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 
 #define ALIVE   4u /* sequences at once */

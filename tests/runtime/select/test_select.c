@@ -12,8 +12,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "naive.h"
 

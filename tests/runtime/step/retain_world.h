@@ -9,9 +9,6 @@
 
 #include "harness.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "cache.h"
 #include "retain.h"
 #include "step.h"

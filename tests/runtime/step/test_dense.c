@@ -10,7 +10,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "naive.h"
 
