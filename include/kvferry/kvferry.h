@@ -149,7 +149,8 @@ typedef struct kvf_allocator {
     void *user;
 } kvf_allocator;
 
-/** Receives one line per notable event (degraded huge pages, preflight notes). May be NULL. */
+/** Receives one line per notable event (degraded huge pages, preflight notes). Level 0 is a note, 1
+ * a warning. May be NULL. */
 typedef void (*kvf_log_fn)(void *user, int level, const char *line);
 
 typedef struct kvf_runtime_config {
@@ -167,8 +168,8 @@ typedef struct kvf_runtime_config {
     void *log_user;
     uint32_t device_ordinal; /**< of the CUDA device; default 0 */
     uint32_t calibrate;    /**< CUDA: 1 = measure the link (a few seconds) when the first cache with
-                                transfer AUTO is opened, for pages below 3 KiB apart from larger ones;
-                                0 = use fixed limits; default 1 */
+                                transfer AUTO is opened, for pages below 3 KiB apart from larger
+                                ones; 0 = use fixed limits; default 1 */
     uint32_t early_starts; /**< CUDA: 1 = kernels of a step take their places before the kernel in
                                 front of them is done (compute capability 9.0 and later); 0 = while
                                 this runtime is open none of this library does on its device, as it
@@ -186,7 +187,8 @@ KVF_API void kvf_runtime_config_init(kvf_runtime_config *config);
  * @param config   borrowed for the call
  * @param out      receives the handle; NULL on failure
  * @param error    filled on failure; may be NULL
- * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY, KVF_SYSTEM
+ * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED, KVF_OUT_OF_MEMORY, KVF_SYSTEM; of the CUDA device
+ *         also KVF_OUT_OF_DEVICE_MEMORY, KVF_DEVICE_FAILED
  *
  * Thread: any; two runtimes are independent.
  */
@@ -433,9 +435,9 @@ typedef struct kvf_cache_config {
      * head keeps its first and newest tokens in a ring on the device and nothing on the host. Its
      * query attends to tokens j < sink and j > its own - recent, at their true positions, in
      * prefill too and however the prompt is cut; budget and select do not apply to it. Such a cache
-     * can be recorded; it cannot be listed (kvf_select_pages) or pruned: KVF_UNSUPPORTED.
-     * Verification and times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the
-     * call. */
+     * can be recorded; it cannot be listed (kvf_select_pages), cut (kvf_sequence_truncate) or
+     * pruned: KVF_UNSUPPORTED. Verification and times in kvf_stats cover retrieval heads. NULL =
+     * all 1. Borrowed for the call. */
     const uint8_t *head_mask;
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
@@ -626,7 +628,8 @@ typedef struct kvf_recording kvf_recording;
  * nothing; it writes a few hundred bytes per layer. It needs the CUDA device, transfer MAPPED or
  * AUTO or DIRECT, a policy that runs on the device (not CUSTOM, not ORACLE), and no disk_path.
  *
- * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID
+ * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID; KVF_BUSY while
+ *         another stream of the device is being recorded
  */
 KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *const *sequences,
                                                 uint32_t batch, kvf_stream *stream);
@@ -635,7 +638,7 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
 /** 0 if the next step refreshes a static set, verifies, or has no room: enqueue such a step as
- * usual. */
+ * usual. 0 for good once one of the sequences is destroyed. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
@@ -666,11 +669,12 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
 /**
  * Append the token and select pages only; the caller attends with its own kernel. Every token
  * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
- * each once. The cache needs static_ratio 0, because page lists cannot name single tokens.
+ * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
+ * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads.
  * With a disk tier the call waits until the listed pages are in memory. There they stay until the
  * next call on the cache, and for what was enqueued on @p stream before it if that call is enqueued
  * on @p stream, too.
- * @return as kvf_decode; KVF_UNSUPPORTED if the cache has a static set
+ * @return as kvf_decode; KVF_UNSUPPORTED with the setting that is in the way
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kvf_decode_args *args,
                                                 const kvf_page_lists *lists, kvf_stream *stream);
@@ -704,7 +708,7 @@ typedef struct kvf_stats {
     uint64_t pages_selected;  /**< summed over KV heads */
     uint64_t hits;
     uint64_t misses;
-    uint64_t bytes_to_device; /**< pages moved for misses */
+    uint64_t bytes_to_device; /**< pages moved for misses, and ahead of need (speculate) */
     uint64_t bytes_to_host;   /**< sealed pages written back */
     uint64_t bytes_refresh;   /**< host pages read by exact refreshes */
     uint64_t copies;          /**< copies submitted to fetch pages */

@@ -236,7 +236,8 @@ typedef struct kvf_prune_plan {
 /**
  * Check a configuration and compute its memory without reserving any, for a cache that would be
  * opened with @p cache_config.
- * @return KVF_OK; KVF_INVALID names the field; KVF_OUT_OF_MEMORY
+ * @return KVF_OK; KVF_INVALID names the field; KVF_UNSUPPORTED with streaming heads;
+ *         KVF_OUT_OF_MEMORY
  *
  * Thread: any.
  */
@@ -250,7 +251,8 @@ KVF_API KVF_CHECKED kvf_status kvf_prune_plan_make(kvf_runtime *runtime,
  *
  * The cache's observe_window must be at least settings.window (chunk_queries with chunked
  * eviction).
- * @return KVF_OK, KVF_INVALID, KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY
+ * @return KVF_OK; KVF_INVALID names the field; KVF_UNSUPPORTED with streaming heads;
+ *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY
  */
 KVF_API KVF_CHECKED kvf_status kvf_prune_open(kvf_cache *cache, const kvf_prune_config *config,
                                               kvf_prune **out, kvf_error *error);
