@@ -21,6 +21,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GIB = 1 << 30
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64 # of SmolLM2-135M
+BLOCK = 32
 
 
 def measure(job):
@@ -35,7 +36,7 @@ def measure(job):
         "budget": job["budget"], "host_memory": job["batch"] * (room + 256) * bytes_per_token()}}}
     llm = LLM(job["model"], dtype="bfloat16", max_model_len=room, max_num_seqs=job["batch"],
               max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.2,
-              hf_overrides={"max_position_embeddings": max(room, 8192)}, block_size=32,
+              hf_overrides={"max_position_embeddings": max(room, 8192)}, block_size=BLOCK,
               enforce_eager=True, **(ours if job["ours"] else {
                   "kv_cache_memory_bytes": job["batch"] * (room + 256) * bytes_per_token()}))
     engine = llm.llm_engine
@@ -72,22 +73,23 @@ def run(job):
             "low": cuts[0], "high": cuts[-1]}
 
 
-def admitted(budget, tokens):
-    """Tokens in 1 GiB of device memory: vLLM's own blocks, and sequences of `tokens` of kvferry."""
+def admitted(budget, tokens, transfer):
+    """Tokens in 1 GiB of device memory: in vLLM's own blocks, and with kvferry in requests of `tokens`."""
     import kvferry
     runtime = kvferry.Runtime(device="host")
 
-    def device_bytes(sequences):
-        plan = kvferry.Cache.plan_for(
-            runtime, layers=LAYERS, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
-            tokens_max=tokens, sequences_max=sequences, budget_tokens=budget, dtype="bf16")
-        own = sequences * tokens * LAYERS * 2 # the element per token and layer that vLLM reserves
-        return plan.device_kv_bytes + plan.device_digest_bytes + plan.device_table_bytes + own
+    def device_bytes(requests):
+        blocks = requests * -(-tokens // BLOCK) + 1
+        plan = kvferry.Blocks.plan_for(
+            runtime, block_count=blocks, block_tokens=BLOCK, layers=LAYERS, query_heads=QUERY_HEADS,
+            kv_heads=KV_HEADS, head_dim=HEAD_DIM, tokens_max=tokens, sequences_max=requests,
+            budget_tokens=budget, dtype="bf16", transfer=transfer)
+        return plan.device_bytes + blocks * LAYERS * plan.code_bytes
 
-    sequences = 1
-    while device_bytes(sequences + 1) <= GIB:
-        sequences += 1
-    return GIB // bytes_per_token() // 32 * 32, sequences * tokens
+    requests = 1
+    while device_bytes(requests + 1) <= GIB:
+        requests += 1
+    return GIB // bytes_per_token() // BLOCK * BLOCK, requests * tokens
 
 
 def cpu_name():
@@ -129,11 +131,13 @@ def main():
                 lines.append("| {:,} | {} | {} | {prompt:.1f} s | {wall:.1f} ms ({low:.1f} to {high:.1f}) | "
                              "{cpu:.1f} ms |".format(tokens, batch, name, **row))
                 print(lines[-1], flush=True)
-    lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves:", "",
-              "| sequences of | vLLM | kvferry | |", "|---|---|---|---|"]
+    lines += ["", "Tokens that 1 GiB of device memory admits, by what each reserves: with pages that are read in "
+              "place, and with slots and windows on the device (`mapped`, as a GPU has them).", "",
+              "| requests of | vLLM | in place | | with slots | |", "|---|---|---|---|---|---|"]
     for tokens in map(int, args.tokens.split(",")):
-        theirs, mine = admitted(args.budget, tokens)
-        lines.append("| {:,} | {:,} | {:,} | {:.1f}x |".format(tokens, theirs, mine, mine / theirs))
+        (theirs, mine), (_, slots) = (admitted(args.budget, tokens, t) for t in ("direct", "mapped"))
+        lines.append("| {:,} | {:,} | {:,} | {:.1f}x | {:,} | {:.1f}x |".format(
+            tokens, theirs, mine, mine / theirs, slots, slots / theirs))
     text = "\n".join(lines) + "\n"
     if args.out:
         with open(args.out, "w", encoding="utf-8") as out:

@@ -127,8 +127,8 @@ typedef struct kvf_put_args {
  * puts of a layer come before the calls of the pass that read them. No token twice in a call.
  *
  * A slot at or behind block_count * block_tokens is left out and counted (bad_slots). A token with
- * a NaN or an infinity is written and remembered: rows that hold it give NaN, until it is written
- * again.
+ * a NaN or an infinity is remembered, and zeros are written for it: rows that hold it give NaN,
+ * and so do queries of a chunk that see it, until it is written again.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
@@ -191,7 +191,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_
  *
  * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
  * id that is not below block_count, a table that is shorter than its length, a region that is none
- * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read.
+ * or that an earlier row of the call has, or a token that is not finite. Nothing of it is read. Of
+ * a chunk with such a token the queries before it keep their outputs.
  */
 typedef struct kvf_blocks_stats {
     uint64_t tokens_put;      /**< (layer, token) */

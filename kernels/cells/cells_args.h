@@ -65,7 +65,7 @@ typedef struct kvf_cells {
     uint32_t *choose;             /* [regions * lists] of which so many are */
     int32_t **list_slot_of_page;  /* [regions * lists] */
     int32_t **list_page_of_slot;  /* [regions * lists] */
-    uint32_t *is_bad;             /* [regions] */
+    uint32_t *is_bad;             /* [regions] 0, or 1 + the first token without an answer */
     kvf_layer_counters *counters; /* [layers] added to, atomically */
 } kvf_cells;
 
@@ -76,9 +76,10 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
 }
 
 /* ---- write: new tokens of a layer, into their cells ----
- * Key and value to the cell, the code to its group; the token's count of writes rises, and its odd
- * bit says whether it is finite. A slot below 0 is left out, one behind the last cell is left out
- * and counted. No slot is given twice. One task per token. */
+ * Key and value to the cell, the code to its group; the token's count of writes rises. If any of
+ * the token's keys and values is not finite, its odd bit is set and it is all zeros, so that tokens
+ * before it, which do not see it, keep their answers. A slot below 0 is left out, one behind the
+ * last cell is left out and counted. No slot is given twice. One task per token. */
 typedef struct kvf_write_args {
     const kvf_cells *cells;
     kvf_cell_codes codes;
@@ -97,8 +98,8 @@ KVF_TASKS(write, kvf_write_args, a->tokens)
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
  * or not `expected`; a table that is shorter than the length; an id that there is not; a region
  * that there is not, or that an earlier row with a length has; a token that is not finite. It is
- * counted, and is_bad says so; with `expected`, its blocks are all the layer's first cell.
- * A task is a row. */
+ * counted, and is_bad says so. With `expected`, a row that is bad because of a token behind the
+ * first is as any row; the blocks of others are all the layer's first cell. A task is a row. */
 typedef struct kvf_rows_args {
     const kvf_cells *cells;
     uint32_t layer;
@@ -135,10 +136,11 @@ typedef struct kvf_note_args {
 KVF_TASKS(note, kvf_note_args, a->lists)
 
 /* ---- spoil: NaN for rows that are bad. A task is an output row; all of a call with `expected` are
- * of its row 0. */
+ * of its row 0, whose tokens before the one that is not finite keep their outputs. */
 typedef struct kvf_spoil_args {
     const uint32_t *is_bad; /* [rows], or [1] */
     uint32_t is_one;
+    uint32_t first; /* token of output row 0, if is_one */
     uint32_t rows;
     uint32_t heads;
     uint32_t head_dim;
@@ -270,6 +272,13 @@ KVF_INLINE uint32_t kvf_rows_cell(const kvf_rows_args *a, uint32_t row, uint32_t
     const int32_t id = a->table[(size_t)row * a->table_stride + block / c->id_cells];
     return id < 0 || (uint32_t)id >= c->ids ? UINT32_MAX
                                             : (uint32_t)id * c->id_cells + block % c->id_cells;
+}
+
+/* Of is_bad: whether output `task` has no answer. */
+KVF_INLINE uint32_t kvf_is_spoilt(const kvf_spoil_args *a, uint32_t task)
+{
+    const uint32_t from = a->is_bad[a->is_one ? 0 : task];
+    return from && (!a->is_one || a->first + task + 1 >= from);
 }
 
 /* What its lists are asked for. */

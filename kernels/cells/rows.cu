@@ -11,28 +11,44 @@
 #include "paging.cuh"
 
 #define THREADS 256u
-#define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
+#define SHARED  sizeof(uint32_t)
 
-/* The row's blocks and cells, as far as they are good; 1 in a thread that met one that is not. */
+/* The row's blocks and cells. Returns, of those that the thread met, the first token that is not
+ * finite, 0 if an id is none, or UINT32_MAX. */
 static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a, uint32_t number,
                                                        const kvf_row *row)
 {
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     uint32_t *cells = c->cell + (size_t)number * p->blocks_max;
-    uint32_t is_bad = 0;
+    uint32_t bad = UINT32_MAX;
     for (uint32_t b = threadIdx.x; b < kvf_row_blocks(p, row); b += blockDim.x) {
         const uint32_t cell = kvf_rows_cell(&a, number, b);
         const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
-        if (cell == UINT32_MAX || *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0)) {
-            is_bad = 1;
+        if (cell == UINT32_MAX) {
+            bad = 0;
             continue;
         }
+        const uint64_t odd = *kvf_cell_odd(c, a.layer, cell) & kvf_live_bits(tokens, 0);
+        if (odd)
+            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__ffsll((long long)odd) - 1);
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a.layer, cell)
                                                        : kvf_row_ring_block(p, row, b);
     }
-    return is_bad;
+    return bad;
+}
+
+/* The least of all threads, in all of them. */
+static __device__ __forceinline__ uint32_t block_least(uint32_t value)
+{
+    uint32_t *least = (uint32_t *)kvf_shared();
+    if (threadIdx.x == 0)
+        *least = UINT32_MAX;
+    __syncthreads();
+    atomicMin(least, value);
+    __syncthreads();
+    return *least;
 }
 
 static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constant__ kvf_rows_args a)
@@ -40,14 +56,14 @@ static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constan
     const kvf_cells *c = a.cells;
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x, length = (uint32_t)a.lengths[number];
-    bool is_bad = kvf_rows_is_bad(&a, number) != 0;
+    const bool is_none = kvf_rows_is_bad(&a, number) != 0;
     const uint32_t region =
-        is_bad || length == 0 || a.expected || !a.regions ? number : (uint32_t)a.regions[number];
-    kvf_row row = kvf_cells_row(c, a.layer, number, region, is_bad ? 0 : length);
+        is_none || length == 0 || a.expected || !a.regions ? number : (uint32_t)a.regions[number];
+    kvf_row row = kvf_cells_row(c, a.layer, number, region, is_none ? 0 : length);
     if (a.expected)
         row.ring = NULL;
-    is_bad = kvf_block_sum(is_bad || fill_blocks(a, number, &row), kvf_shared()) != 0;
-    if (is_bad) {
+    const uint32_t bad = block_least(is_none ? 0 : fill_blocks(a, number, &row));
+    if (bad == 0 || (bad != UINT32_MAX && !a.expected)) {
         row = kvf_cells_row(c, a.layer, number, number, 0);
         for (uint32_t b = threadIdx.x; b < kvf_div_ceil_u32(a.expected, p->block_size);
              b += blockDim.x)
@@ -58,8 +74,8 @@ static __global__ void __launch_bounds__(THREADS) make_rows(const __grid_constan
     if (threadIdx.x != 0)
         return;
     c->row[number] = row;
-    c->is_bad[number] = is_bad;
-    if (is_bad)
+    c->is_bad[number] = bad + 1; /* UINT32_MAX is none */
+    if (bad != UINT32_MAX)
         kvf_counter_add(&c->counters[a.layer].bad_rows, 1);
 }
 

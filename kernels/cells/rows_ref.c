@@ -9,25 +9,29 @@
 
 #include "variants.h"
 
-/* The row's blocks and cells, as far as they are good; 0 if an id is none or a token not finite. */
-static int fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row *row)
+/* The row's blocks and cells. Returns the first token that is not finite, 0 if an id is none, or
+ * UINT32_MAX. */
+static uint32_t fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row *row)
 {
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     uint32_t *cells = c->cell + (size_t)task * p->blocks_max;
-    int is_good = 1;
+    uint32_t bad = UINT32_MAX;
     for (uint32_t b = 0; b < kvf_row_blocks(p, row); b++) {
         const uint32_t cell = kvf_rows_cell(a, task, b);
         const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
-        if (cell == UINT32_MAX || *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0)) {
-            is_good = 0;
+        if (cell == UINT32_MAX) {
+            bad = 0;
             continue;
         }
+        const uint64_t odd = *kvf_cell_odd(c, a->layer, cell) & kvf_live_bits(tokens, 0);
+        if (odd)
+            bad = kvf_min_u32(bad, b * p->block_size + (uint32_t)__builtin_ctzll(odd));
         cells[b] = cell;
         row->blocks[b] = b < row->sealed || !row->ring ? kvf_cell_home(c, a->layer, cell)
                                                        : kvf_row_ring_block(p, row, b);
     }
-    return is_good;
+    return bad;
 }
 
 void kvf_rows_ref(const void *args, uint32_t task)
@@ -36,21 +40,22 @@ void kvf_rows_ref(const void *args, uint32_t task)
     const kvf_cells *c = a->cells;
     const kvf_paging *p = &c->paging;
     const uint32_t length = (uint32_t)a->lengths[task];
-    int is_bad = kvf_rows_is_bad(a, task) != 0;
+    const int is_none = kvf_rows_is_bad(a, task) != 0;
     const uint32_t region =
-        is_bad || length == 0 || a->expected || !a->regions ? task : (uint32_t)a->regions[task];
-    kvf_row row = kvf_cells_row(c, a->layer, task, region, is_bad ? 0 : length);
+        is_none || length == 0 || a->expected || !a->regions ? task : (uint32_t)a->regions[task];
+    kvf_row row = kvf_cells_row(c, a->layer, task, region, is_none ? 0 : length);
     if (a->expected)
         row.ring = NULL;
-    is_bad = is_bad || !fill_blocks(a, task, &row);
-    if (is_bad) {
+    const uint32_t bad = is_none ? 0 : fill_blocks(a, task, &row);
+    if (bad == 0 || (bad != UINT32_MAX && !a->expected)) {
         row = kvf_cells_row(c, a->layer, task, task, 0);
         for (uint32_t b = 0; b < kvf_div_ceil_u32(a->expected, p->block_size); b++)
             row.blocks[b] = kvf_cell_home(c, a->layer, 0);
-        __atomic_fetch_add(&c->counters[a->layer].bad_rows, 1, __ATOMIC_RELAXED);
     }
+    if (bad != UINT32_MAX)
+        __atomic_fetch_add(&c->counters[a->layer].bad_rows, 1, __ATOMIC_RELAXED);
     for (uint32_t l = 0; l < p->lists; l++)
         kvf_rows_list(c, a->layer, task, row.length ? region : task, &row, l);
     c->row[task] = row;
-    c->is_bad[task] = (uint32_t)is_bad;
+    c->is_bad[task] = bad + 1; /* UINT32_MAX is none */
 }

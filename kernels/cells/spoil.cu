@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(THREADS)
     spoil_rows(const __grid_constant__ kvf_spoil_args a)
 {
     const size_t elements = (size_t)a.heads * a.head_dim, row = blockIdx.x;
-    if (!a.is_bad[a.is_one ? 0 : blockIdx.x])
+    if (!kvf_is_spoilt(&a, blockIdx.x))
         return;
     for (size_t i = threadIdx.x; i < elements; i += blockDim.x)
         kvf_element_set(a.out, a.dtype, row * elements + i, NAN);

@@ -14,7 +14,7 @@ void kvf_spoil_ref(const void *args, uint32_t task)
 {
     const kvf_spoil_args *a = args;
     const size_t elements = (size_t)a->heads * a->head_dim;
-    if (!a->is_bad[a->is_one ? 0 : task])
+    if (!kvf_is_spoilt(a, task))
         return;
     for (size_t i = 0; i < elements; i++)
         kvf_element_set(a->out, a->dtype, task * elements + i, NAN);

@@ -18,10 +18,10 @@
 #define SHARED  (KVF_BLOCK_SCRATCH * sizeof(uint32_t))
 #define HALVES  (THREADS / KVF_CODE_LANES)
 
-/* Codes of all heads of a token. By the whole block. */
+/* Codes of all heads of a token, of zeros if it is odd. By the whole block. */
 template <typename T>
-static __device__ __forceinline__ void encode(const kvf_write_args &a, const T *k, uint32_t cell,
-                                              uint32_t token)
+static __device__ __forceinline__ void encode(const kvf_write_args &a, const T *k, bool is_odd,
+                                              uint32_t cell, uint32_t token)
 {
     const kvf_paging *p = &a.cells->paging;
     const uint32_t head_dim = p->shape.head_dim, words = head_dim / KVF_CODE_LANES;
@@ -34,11 +34,20 @@ static __device__ __forceinline__ void encode(const kvf_write_args &a, const T *
             kvf_code_word(head_dim, token % KVF_CODE_TOKENS, 0);
         float x[KVF_CODE_WORDS];
         kvf_code_load(x, k + (size_t)head * head_dim, words);
+        for (uint32_t i = 0; is_odd && i < KVF_CODE_WORDS; i++)
+            x[i] = 0.0f;
         kvf_code_rotate_lanes(x, words);
         const uint16_t scale = kvf_code_encode_lanes(is_there ? to : NULL, x, words, head_dim);
         if (is_there && threadIdx.x % KVF_CODE_LANES == 0)
             kvf_cell_scales(&a.codes, p->block_size, cell, head)[token] = scale;
     }
+}
+
+static __device__ __forceinline__ void clear(const kvf_paging *p, char *to, size_t bytes)
+{
+    for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p))
+        for (size_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
+            ((uint32_t *)to)[i] = 0;
 }
 
 template <typename T>
@@ -60,16 +69,19 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
     const T *k = (const T *)a.k + blockIdx.x * a.k_stride;
     const T *v = (const T *)a.v + blockIdx.x * a.v_stride;
-    char *to = kvf_cell_home(c, a.layer, cell) + token * 2 * bytes;
+    char *const home = kvf_cell_home(c, a.layer, cell) + token * 2 * bytes;
     bool bad = false;
+    char *to = home;
     for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
         const size_t at = (size_t)h * p->shape.head_dim;
         const bool bad_key = kvf_copy_and_look(to, k + at, bytes, p->shape.dtype);
         const bool bad_value = kvf_copy_and_look(to + bytes, v + at, bytes, p->shape.dtype);
         bad = bad || bad_key || bad_value;
     }
-    encode(a, k, cell, token);
     const bool is_odd = kvf_block_sum(bad, kvf_shared()) != 0;
+    if (is_odd)
+        clear(p, home, 2 * bytes);
+    encode(a, k, is_odd, cell, token);
     if (threadIdx.x != 0)
         return;
     unsigned long long *odd = (unsigned long long *)kvf_cell_odd(c, a.layer, cell);

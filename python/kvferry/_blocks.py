@@ -8,7 +8,7 @@ import ctypes
 from ctypes import byref
 from typing import Any, Optional, Sequence as Many, Tuple
 
-from .capi import (BlockRows, BlocksConfig, BlocksPlan, BlocksStats, PutArgs, lib)
+from .capi import (BlockRows, BlocksConfig, BlocksPlan, BlocksStats, CacheConfig, PutArgs, lib)
 from ._cache import make_config
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
@@ -45,6 +45,7 @@ class Blocks(Handle):
         checked(lib.kvf_blocks_open, parent.check(), byref(config), byref(out))
         super().__init__(Node("blocks", out.value, lib.kvf_blocks_close, parent))
         self.runtime = runtime
+        self.settings: CacheConfig = config.cache # as they are in force
         self.layers: int = config.cache.layers
 
     @staticmethod

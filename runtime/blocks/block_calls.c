@@ -158,6 +158,7 @@ kvf_status kvf_block_prefill(kvf_blocks *blocks, uint32_t layer, const kvf_block
                                              .out = (char *)out + first};
     kvf_spoil_args spoil = spoil_of(blocks, chunk->tokens, prefill.out, NULL);
     spoil.is_one = 1;
+    spoil.first = chunk->context;
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     return KVF_ENQUEUE(stream, spoil, spoil);

@@ -306,10 +306,45 @@ static void step(check *c, world *w)
     give_slots(c, w);
 }
 
+/* A row of known length: a token that is not finite spoils what sees it. */
+static void chunk(check *c, world *w)
+{
+    const kvf_paging *p = &w->c->paging;
+    const uint32_t token = check_below(c, w->c->tokens_max), b = token / p->block_size;
+    uint64_t *odd = w->c->odd + LAYER * w->cells;
+    for (uint32_t i = 0; i < w->table_stride; i++)
+        w->table[i] = (int32_t)((1 + 2 * i) % w->c->ids);
+    w->lengths[0] = (int32_t)w->c->tokens_max;
+    const kvf_rows_args rows = {.cells = w->c,
+                                .layer = LAYER,
+                                .rows = 1,
+                                .table_stride = w->table_stride,
+                                .expected = w->c->tokens_max,
+                                .table = w->table,
+                                .lengths = w->lengths};
+    memset(odd, 0, w->cells * sizeof *odd);
+    CHECK_BOTH(c, rows, &rows);
+    if (w->c->is_bad[0] || w->c->row[0].length != w->c->tokens_max)
+        check_fail(c, "a good chunk is bad");
+    const uint32_t cell = w->c->cell[b];
+    odd[cell] = ~UINT64_C(0) << token % p->block_size;
+    CHECK_BOTH(c, rows, &rows);
+    if (w->c->is_bad[0] != token + 1)
+        check_fail(c, "token %u is odd, not %u", token, w->c->is_bad[0] - 1);
+    if (token && w->c->row[0].blocks[b] != kvf_cell_home(w->c, LAYER, cell))
+        check_fail(c, "a chunk with an odd token has lost its blocks");
+    odd[cell] = 0;
+    w->table[0] = -1;
+    CHECK_BOTH(c, rows, &rows);
+    if (w->c->is_bad[0] != 1)
+        check_fail(c, "a chunk without its first block is good");
+}
+
 static void spoil(check *c, const world *w)
 {
     kvf_spoil_args a = {.is_bad = w->c->is_bad,
                         .is_one = check_below(c, 2),
+                        .first = check_below(c, 2 * REGIONS),
                         .rows = REGIONS,
                         .heads = 1 + check_below(c, 3),
                         .head_dim = 16,
@@ -317,10 +352,15 @@ static void spoil(check *c, const world *w)
     const size_t count = (size_t)a.rows * a.heads;
     a.out = tracked(c, "out", count * a.head_dim * kvf_dtype_bytes(a.dtype));
     a.lse = tracked(c, "lse", count * sizeof *a.lse);
+    if (a.is_one)
+        w->c->is_bad[0] = check_below(c, 2) ? 1 + check_below(c, 3 * REGIONS) : 0;
     CHECK_BOTH(c, spoil, &a);
-    for (uint32_t i = 0; i < count; i++)
-        if ((w->c->is_bad[a.is_one ? 0 : i / a.heads] != 0) != isnan(a.lse[i]))
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t row = i / a.heads, from = w->c->is_bad[a.is_one ? 0 : row];
+        const bool is_spoilt = from != 0 && (!a.is_one || a.first + row >= from - 1);
+        if (is_spoilt != isnan(a.lse[i]))
             check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
+    }
 }
 
 static void cells_case(check *c, uint32_t index)
@@ -343,6 +383,7 @@ static void cells_case(check *c, uint32_t index)
     CHECK_BOTH(c, clone, &clone);
     step(c, &w);
     spoil(c, &w);
+    chunk(c, &w);
 }
 
 void check_cells(check *c)

@@ -83,6 +83,13 @@ def counters(llm):
     return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
 
 
+def of_metrics(prefix):
+    """Values of /metrics of this process by name and labels."""
+    from prometheus_client import generate_latest
+    rows = [line.rsplit(" ", 1) for line in generate_latest().decode().splitlines()]
+    return {name: float(value) for name, value in rows if name.startswith(prefix)}
+
+
 def sampling(**fields):
     from vllm import SamplingParams
     return SamplingParams(**{"temperature": 0, "max_tokens": NEW, "ignore_eos": True,
@@ -140,7 +147,7 @@ def engine_main(path):
         llm = LLM(**job["engine"])
         told["results"] = [globals()["do_" + name](llm, *given, **named)
                            for name, given, named in job["calls"]]
-        told["counters"] = counters(llm)
+        told["counters"], told["ours"] = counters(llm), of_metrics("kvferry:")
         llm.llm_engine.engine_core.shutdown()
     with open(path + ".out", "w", encoding="utf-8") as out:
         json.dump(told, out)
@@ -182,11 +189,19 @@ class Engine:
             with open(path + ".out", encoding="utf-8") as text:
                 told = json.load(text)
         self.results, self.counters = told.get("results", []), told.get("counters", {})
-        self.refused = told.get("refused", [])
+        self.refused, self.ours = told.get("refused", []), told.get("ours", {})
 
 
 def answer(ids, **fields):
     return ("answer", [ids], fields)
+
+
+def beginnings():
+    """Three prompts that begin alike, as none of `prompts` does."""
+    import torch
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(2, VOCABULARY, (330,), generator=generator).tolist()
+    return [ids[:300] + ids[300 + 10 * i:310 + 10 * i] for i in range(3)]
 
 
 def three_answers():
@@ -196,7 +211,7 @@ def three_answers():
 
 @functools.lru_cache(maxsize=None)
 def vllm_alone():
-    engine = Engine([answer(prompts()), three_answers()])
+    engine = Engine([answer(prompts()), three_answers(), answer(beginnings())])
     assert engine.rc == 0, engine.log[-4000:]
     return engine
 
@@ -221,16 +236,19 @@ class Case(unittest.TestCase):
 
 class SameTokens(Case):
     def test_a_batch_and_equal_beginnings(self):
-        """Twelve prompts at once; then the same again, of which nothing comes from a prefix cache."""
+        """Twelve prompts at once; what was there before and what another one of the same pass has
+        comes from the prefix cache; three answers to a prompt share its blocks."""
         twice = prompts()[-3:]
-        engine = self.ours([answer(prompts()), answer(twice + twice), three_answers()])
-        plain, again, thrice = engine.results
+        engine = self.ours([answer(prompts()), answer(twice + twice), three_answers(),
+                            answer(beginnings())])
+        plain, again, thrice, alike = engine.results
         self.assertEqual(plain["tokens"], stock())
         self.assertEqual(again["tokens"], stock()[-3:] * 2)
-        self.assertEqual(again["cached"], [0] * 6)
+        self.assertEqual(again["cached"], [256, 384, 480] * 2)
         self.assertEqual(thrice["tokens"], vllm_alone().results[1]["tokens"])
+        self.assertEqual(alike["tokens"], vllm_alone().results[2]["tokens"])
+        self.assertEqual(alike["cached"], [0, 288, 288])
         self.assertIn("300 blocks of 32, 9600 tokens fit", engine.log)
-        self.assertIn("prefix caching finds nothing", engine.log)
 
     def test_chunks_preemptions_and_aborts(self):
         """Prompts in pieces of 64 tokens, fewer blocks than requests want, requests that go away."""
@@ -271,18 +289,14 @@ class SameTokens(Case):
                 self.assertEqual(engine.log.count("kvferry 0."), 2)
 
     def test_settings_of_the_environment(self):
+        """Pages that go to the device and are found there again."""
         os.environ["KVFERRY_PAGE_SIZE"] = "8"
         self.addCleanup(os.environ.pop, "KVFERRY_PAGE_SIZE")
-        mask = os.path.join(FOLDER.name, "mask.tsv")
-        with open(mask, "w", encoding="utf-8") as out:
-            out.write("1\t1\t1\t1\n" * 3 + "1\t0\t1\t0\n")
-        with tempfile.TemporaryDirectory() as folder:
-            engine = self.ran(Engine([answer(prompts())], {
-                "budget": FULL, "head_mask": mask, "streaming_recent": FULL, "disk": folder,
-                "disk_bytes": "64MiB", "host_memory": "8MiB", "log_interval": 0.01}))
+        engine = self.ran(Engine([answer(prompts())], {
+            "budget": FULL, "transfer": "mapped", "host_memory": "64MiB", "log_interval": 0.01}))
         self.assertEqual(engine.results[0]["tokens"], stock())
-        self.assertRegex(engine.log, "pages of 8 tokens, .*head mask; .*disk [0-9]+ MiB")
-        self.assertRegex(engine.log, "sequences with .* tokens attended per KV head and step")
+        self.assertRegex(engine.log, "pages of 8 tokens, select dynamic; 300 blocks")
+        self.assertRegex(engine.log, "kvferry: .* tokens attended per KV head and step")
 
     def test_without_custom_nothing_is_kvferry_s(self):
         self.assertNotIn("kvferry 0.", vllm_alone().log)
@@ -292,15 +306,17 @@ class NotFinite(Case):
     """A value that is not a number: its request is lost, and nothing else."""
 
     def test_others_go_on(self):
+        """Also those that share the blocks before that value."""
         answers = {token for one in stock() for answer in one for token in answer}
         token = min({0, 1} - answers) # neither in a prompt nor in an answer
         bad = prompts()[6][:70] + [token] + prompts()[6][:20]
-        engine = self.ours([("poison", [prompts(), bad, token], {}), answer(prompts())],
-                           model=poisoned_model(token), max_num_batched_tokens=64, max_num_seqs=16)
-        self.assertEqual(engine.results[0]["tokens"][:12], stock())
-        self.assertEqual([len(one[0]) for one in engine.results[0]["tokens"][12:]], [NEW] * 2)
-        self.assertEqual(engine.results[1]["tokens"], stock())
-        self.assertEqual(engine.log.count("a request is lost, others go on: layer 0, token"), 2)
+        engine = self.ours([answer([bad]), ("poison", [prompts(), bad, token], {}), answer(prompts())],
+                           model=poisoned_model(token), max_num_batched_tokens=128, max_num_seqs=16)
+        _, among, after = engine.results
+        self.assertEqual(among["tokens"][:12], stock())
+        self.assertEqual([len(one[0]) for one in among["tokens"][12:]], [NEW] * 2)
+        self.assertEqual(after["tokens"], stock())
+        self.assertGreaterEqual(engine.log.count("a request is lost, others go on"), 1)
 
 
 class Budget(Case):
@@ -322,6 +338,29 @@ class Budget(Case):
             wanted = [int(line) for line in ids_told]
         self.assertEqual(engine.results[0]["tokens"], [[wanted]])
 
+    def test_what_is_on_the_device_changes_nothing(self):
+        """Pieces of prompts, preemptions, aborts and shared beginnings under a budget of a tenth, where
+        a model of random weights selects pages at random: with pages that are copied to the device
+        and found there again the tokens are those of pages that are read in place."""
+        many = [prompts()[i % 12] for i in range(40)]
+        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
+        told = []
+        for transfer in ("mapped", "direct"):
+            engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": transfer},
+                                     max_num_batched_tokens=64, num_gpu_blocks_override=41,
+                                     max_model_len=1024))
+            self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
+            told.append(engine)
+        self.assertEqual(told[0].results, told[1].results)
+        counted = [{name.partition("{")[0]: value for name, value in engine.ours.items()}
+                   for engine in told]
+        for name in ("page_hits", "page_misses", "pages_voided", "tokens_brought"):
+            self.assertGreater(counted[0]["kvferry:%s_total" % name], 1000, name)
+        self.assertEqual([c["kvferry:rows_lost_total"] for c in counted], [0, 0])
+        steps, attended = (counted[0]["kvferry:%s_total" % name]
+                           for name in ("steps", "tokens_attended"))
+        self.assertLessEqual(attended, steps * 128 * 4)
+
 
 class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
@@ -336,7 +375,13 @@ class Refusals(Case):
             "sliding window": {"model": variant("sliding", **sliding), "load_format": "dummy"},
             "no setting budgets: did you mean budget": {
                 "additional_config": {"kvferry": {"budgets": 5}}},
-            "num_gpu_blocks_override = 301: pages of 300 blocks take": {
+            "no disk: blocks belong to no sequence": {
+                "additional_config": {"kvferry": {"disk": "/tmp"}}},
+            "verify_interval = 4: steps are not counted per row": {
+                "additional_config": {"kvferry": {"verify_interval": 4}}},
+            "select = hybrid: blocks of the caller take dynamic": {
+                "additional_config": {"kvferry": {"select": "hybrid"}}},
+            "num_gpu_blocks_override = 301: so many blocks take": {
                 "additional_config": {"kvferry": {"host_memory": "1MiB"}}}}
         engine = self.ran(Engine([], refused=list(wanted.values())))
         for text, told in zip(wanted, engine.refused):
@@ -398,8 +443,8 @@ class Serving:
         with urllib.request.urlopen(asked, timeout=LIMIT) as got:
             return json.load(got)["choices"][0]["token_ids"]
 
-    def resident_kib(self):
-        """Memory of the server and of every process below it."""
+    def memory_kib(self):
+        """Memory of the server and of every process below it that is in no file."""
         below, pids = [self.process.pid], set()
         while below:
             pid = below.pop()
@@ -410,7 +455,7 @@ class Serving:
         total = 0
         for pid in pids:
             with open("/proc/%d/status" % pid, encoding="ascii") as text:
-                total += sum(int(line.split()[1]) for line in text if line.startswith("VmRSS"))
+                total += sum(int(line.split()[1]) for line in text if line.startswith("RssAnon"))
         return total
 
 
@@ -448,7 +493,7 @@ class Soak(Case):
                 wanted = wanted or told[:8]
                 self.assertEqual(told, wanted * 5)
                 if number + 40 in (200, 1000, 2000):
-                    held[number + 40] = served.resident_kib()
+                    held[number + 40] = served.memory_kib()
         print("%s: memory after requests: %s KiB" % (name, held))
         return held
 
@@ -466,8 +511,8 @@ class Server(Case):
     def setUpClass(cls):
         cls.served = Serving(
             "server", os.environ["KVF_HF_MODEL"],
-            {"budget": 512, "host_memory": "512MiB", "log_interval": 1, "verify_interval": 4,
-             "transfer": "gather"}, "--max-num-seqs", "8", "--max-model-len", "4096")
+            {"budget": 512, "host_memory": "512MiB", "log_interval": 1,
+             "transfer": "mapped"}, "--max-num-seqs", "8", "--max-model-len", "4096")
         import openai
         cls.client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % cls.served.port,
                                    api_key="none", timeout=LIMIT, max_retries=0)
@@ -518,13 +563,17 @@ class Server(Case):
         return sum(self.served.metrics("vllm:num_requests_running").values())
 
     def test_a_prompt_that_was_there(self):
-        """Nothing of it is found: its pages were the other request's."""
+        """Its blocks are found, and the answer is the same."""
         prompt = "The pages of a book are numbered. " * 40
+        before = self.found()
         told = [self.client.completions.create(model="small", temperature=0, max_tokens=8,
                                                prompt=prompt + end).choices[0].text
                 for end in ("Page one", "Page two", "Page one")]
         self.assertEqual(told[0], told[2])
-        self.assertEqual(sum(self.served.metrics("vllm:prefix_cache_hits_total").values()), 0)
+        self.assertGreaterEqual(self.found() - before, 2 * 128)
+
+    def found(self):
+        return sum(self.served.metrics("vllm:prefix_cache_hits_total").values())
 
     def test_metrics(self):
         self.ask(7)
@@ -541,9 +590,8 @@ class Server(Case):
         self.assertGreater(more["tokens_attended"], 23 * 30 * 3 * 400)
         self.assertGreater(more["page_hits"], more["page_misses"])
         self.assertGreater(more["bytes_to_device"], 0)
-        self.assertGreater(more["recall_sum"], 0.5 * more["rows_verified"])
-        self.assertLessEqual(more["recall_sum"], more["rows_verified"])
-        self.assertEqual((more["requests_lost"], more["bytes_from_disk"]), (0, 0))
+        self.assertGreater(more["tokens_put"], 23 * 30)
+        self.assertEqual(more["rows_lost"], 0)
         self.assertIn('engine="0",rank="0"', next(iter(before)))
 
 

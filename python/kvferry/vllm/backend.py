@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention backend: vLLM's three classes for it, over the sequences of a `Pool`.
+"""The attention backend: vLLM's three classes for it, over the blocks of a `Pool`.
 
-A pass is described once by the builder, which finds the sequence of every request; then each layer
-hands over its queries, keys and values. One token of an answer selects pages within the budget; more
-tokens at once (a prompt, candidates) attend to everything. vLLM's own blocks stay empty: their ids say
-which request is which (requests.py).
+A block of vLLM holds what selection reads of its tokens, two bits per channel of every key; keys and
+values are in host memory under the same block id (kvferry/blocks.h). So requests share what vLLM's
+prefix cache lets them share, and nothing is told when a block changes hands. Each layer writes the
+tokens of a pass and then attends, run by run (rows.py).
 
-Invariant: rows of a pass go into its layers in the same order, each once.
+Invariant: nothing here depends on which request a row or a block belongs to.
 """
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, List, Optional, Tuple
@@ -16,38 +16,28 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, AttentionImpl,
                                        AttentionMetadata, AttentionMetadataBuilder, AttentionType,
                                        MultipleOf)
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_cache_spec_registry import register_kv_cache_spec
 
-from .._cache import Sequence
-from .._errors import Error
 from .pool import Pool
 from .refusals import check_engine, check_layer, check_spec, refuse
-from .requests import rows_of
+from .rows import Run, runs_of
 
-
-@register_kv_cache_spec(manager_class=FullAttentionManager, uniform_type_base_spec=FullAttentionSpec)
-@dataclass(frozen=True, kw_only=True)
-class TicketSpec(FullAttentionSpec):
-    """Blocks that hold nothing, and that no two requests share."""
-
-    @property
-    def prefix_cacheable(self) -> bool:
-        return False
+CODES_PER_BYTE = 4
 
 
 @dataclass
 class Pass(AttentionMetadata):
-    """What a pass does with which sequence."""
-    steps: List[Sequence] # one token each, within the budget
-    step_rows: Any # their tokens: a slice, or a tensor of numbers
-    dense: List[Tuple[int, int, Sequence]] # first token, end
-    lost: List[Tuple[int, int]] # of requests with a value that was not finite
+    """Where the rows of a pass are, and what they attend to."""
+    tokens: int
+    slots: torch.Tensor # int64[tokens], where their keys and values go; below 0: nowhere
+    table: torch.Tensor # int32[rows, *], block ids
+    lengths: torch.Tensor # int32[rows], with the tokens of this pass
+    regions: torch.Tensor # int32[rows]
+    runs: List[Run]
 
 
 class Builder(AttentionMetadataBuilder[Pass]):
-    """Opens the cache of a rank, and finds the sequences of every pass."""
+    """Opens the blocks of a rank, and describes every pass once for all layers."""
 
     _cudagraph_support = AttentionCGSupport.NEVER
     reorder_batch_threshold = 1 # tokens of answers come first, side by side
@@ -59,33 +49,22 @@ class Builder(AttentionMetadataBuilder[Pass]):
         self.pool = pool_of(vllm_config)
         if set(layer_names) != set(self.pool.layers):
             refuse("layers in several groups of blocks", "take a model whose layers are all alike")
-        if self.pool.cache is not None: # of an earlier try
-            self.pool.cache.close()
         self.pool.open()
+        self.regions = torch.arange(self.pool.regions, dtype=torch.int32, device=device)
+        self.batches = vllm_config.parallel_config.pipeline_parallel_size # under way at once
+        self.turn = 0
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any,
               fast_build: bool = False) -> Pass:
-        m, requests = common_attn_metadata, self.pool.requests
-        assert requests is not None
-        count = m.num_reqs
-        prompts = [False] * count if m.is_prefilling is None else m.is_prefilling.tolist()
-        rows = rows_of(m.query_start_loc_cpu.tolist(), m.seq_lens.tolist(),
-                       m.block_table_tensor[:count, 0].tolist(), m.slot_mapping.cpu().numpy(),
-                       self.kv_cache_spec.block_size, prompts)
-        steps: List[Sequence] = []
-        at: List[int] = []
-        told = Pass(steps, None, [], [])
-        for row, sequence in zip(rows, requests.enter(rows)):
-            if sequence is None:
-                told.lost.append((row.start, row.end))
-            elif row.end - row.start == 1 and not row.is_prompt:
-                steps.append(sequence)
-                at.append(row.start)
-            else:
-                told.dense.append((row.start, row.end, sequence))
-        is_dense = at == list(range(len(at)))
-        told.step_rows = slice(0, len(at)) if is_dense else torch.tensor(at, device=self.device)
-        return told
+        m = common_attn_metadata
+        prompts = [False] * m.num_reqs if m.is_prefilling is None else m.is_prefilling.tolist()
+        runs = runs_of(m.query_start_loc_cpu.tolist(), m.seq_lens_cpu_upper_bound.tolist(), prompts)
+        # Batches that take turns in a pipeline keep regions of their own, and a row keeps its place:
+        # else what is on the device would be another's, and would be fetched again.
+        self.turn = (self.turn + 1) % self.batches
+        first = self.turn * (self.pool.regions // self.batches)
+        return Pass(runs[-1].starts[-1] if runs else 0, m.slot_mapping, m.block_table_tensor,
+                    m.seq_lens, self.regions[first:], runs)
 
 
 class Impl(AttentionImpl[Pass]):
@@ -105,6 +84,7 @@ class Impl(AttentionImpl[Pass]):
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer in it
+        self.bound: Tuple[int, int] = (0, 0) # where its codes are, and from block to block
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """All layers are there, and vLLM has not asked yet how much memory there is."""
@@ -123,46 +103,44 @@ class Impl(AttentionImpl[Pass]):
             refuse("outputs that are quantised by the attention", "leave that fusion out")
         if attn_metadata is None: # a pass that measures memory
             return output.zero_()
-        assert self.pool is not None
-        if attn_metadata.steps:
-            at = attn_metadata.step_rows
-            q, k, v = (x[at].contiguous() for x in (query, key, value))
-            out = output[at]
-            self._step(attn_metadata.steps, q, k, v, out)
-            if not isinstance(at, slice):
-                output[at] = out
-        for first, end, sequence in attn_metadata.dense:
-            self._extend(sequence, *(x[first:end].contiguous() for x in (query, key, value)),
-                         output[first:end])
-        for first, end in attn_metadata.lost:
-            output[first:end] = torch.nan
-        if self.is_last:
-            self.pool.tell()
+        assert self.pool is not None and self.pool.blocks is not None
+        self._bind(kv_cache)
+        blocks, stream, p = self.pool.blocks, self.pool.stream(), attn_metadata
+        q, k, v = query.contiguous(), _packed(key), _packed(value)
+        row_bytes = q.stride(0) * q.element_size()
+        blocks.put(self.index, p.tokens, k.data_ptr(), v.data_ptr(), p.slots.data_ptr(), stream,
+                   k_stride=k.stride(0), v_stride=v.stride(0))
+        width = p.table.stride(0)
+        for run in p.runs:
+            table = p.table.data_ptr() + 4 * run.row * width, width
+            lengths = p.lengths.data_ptr() + 4 * run.row
+            if run.contexts is None:
+                at = run.starts[0] * row_bytes
+                blocks.decode(self.index, run.rows, table, lengths, q.data_ptr() + at,
+                              output.data_ptr() + at, stream,
+                              regions=p.regions.data_ptr() + 4 * run.row)
+            else:
+                blocks.extend(self.index, table, lengths, run.starts, run.contexts, q.data_ptr(),
+                              output.data_ptr(), stream)
+        self.pool.done(stream, p.runs, self.is_last)
         return output
 
-    def _step(self, sequences: List[Sequence], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-              out: torch.Tensor) -> None:
-        """A token of each. If one cannot go on, which nothing shows, they go one by one."""
-        assert self.pool is not None and self.pool.cache is not None and self.pool.requests is not None
-        try:
-            self.pool.cache.decode(sequences, q, k, v, out, layer=self.index)
-        except Error as error:
-            if len(sequences) == 1:
-                self.pool.requests.lose(sequences[0], error)
-                out.fill_(torch.nan)
-                return
-            for i in range(len(sequences)):
-                self._step(sequences[i:i + 1], *(x[i:i + 1] for x in (q, k, v, out)))
+    def _bind(self, kv_cache: torch.Tensor) -> None:
+        """vLLM may give a layer other memory, as after sleep."""
+        at = kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.element_size()
+        if at != self.bound:
+            assert self.pool is not None and self.pool.blocks is not None
+            last = sum((n - 1) * s for n, s in zip(kv_cache.shape[1:], kv_cache.stride()[1:]))
+            if last + 1 != kv_cache[0].numel():
+                refuse("blocks of a layer that do not lie in one piece",
+                       "take the default of VLLM_KV_CACHE_LAYOUT")
+            self.pool.blocks.bind(self.index, *at)
+            self.bound = at
 
-    def _extend(self, sequence: Sequence, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                out: torch.Tensor) -> None:
-        """Several tokens of one, attended densely."""
-        assert self.pool is not None and self.pool.cache is not None and self.pool.requests is not None
-        try:
-            self.pool.cache.prefill(sequence, q, k, v, out, layer=self.index)
-        except Error as error:
-            self.pool.requests.lose(sequence, error)
-            out.fill_(torch.nan)
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """With rows of [kv_heads, head_dim] in one piece; they may lie apart."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def pool_of(config: Any) -> Pool:
@@ -207,12 +185,9 @@ class Backend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """An element per token, which is the least that vLLM can do with."""
-        if isinstance(spec, TicketSpec):
-            return spec
+        """Codes alone: in bf16 a sixteenth of keys and values."""
         if type(spec) is not FullAttentionSpec:
             refuse("blocks of the kind %s" % type(spec).__name__, "take another model")
         check_spec(spec)
-        fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
-        return replace(TicketSpec(**fields), num_head_slots=1,
-                       state_content_bytes=spec.dtype.itemsize)
+        return replace(spec, num_head_slots=spec.num_kv_heads,
+                       state_content_bytes=spec.head_size // CODES_PER_BYTE)

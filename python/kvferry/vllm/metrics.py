@@ -20,21 +20,21 @@ OURS = "KVFERRY_METRICS" # the first process says it to the others
 # Name and meaning; `values_of` has the same order.
 COUNTERS = (
     ("steps", "Decode steps, counted per request and layer"),
+    ("tokens_put", "Tokens written, counted per layer"),
     ("tokens_attended", "Tokens that decode steps attended to, summed over KV heads"),
     ("page_hits", "Selected pages that were on the device"),
     ("page_misses", "Selected pages that were fetched"),
     ("bytes_to_device", "Bytes of pages moved to the device"),
-    ("bytes_from_disk", "Bytes of pages read from the disk"),
-    ("rows_verified", "Rows of query heads that were compared with dense attention"),
-    ("recall_sum", "Shares of the attention of those rows that was selected, summed"),
-    ("requests_lost", "Requests with a key or value that was not finite"),
+    ("pages_voided", "Pages on the device that a block lost to another or to a write"),
+    ("tokens_brought", "Tokens fetched into local windows and sinks, summed over KV heads"),
+    ("rows_lost", "Rows without an answer, counted per layer: a key or value was not finite"),
 )
 
 
-def values_of(stats: Any, requests_lost: int) -> List[float]:
-    """Of a kvferry.Stats, in the order of COUNTERS."""
-    return [stats.steps, stats.tokens_attended, stats.hits, stats.misses, stats.bytes_to_device,
-            stats.bytes_from_disk, stats.verified, stats.recall_sum, requests_lost]
+def values_of(steps: int, stats: Any) -> List[float]:
+    """Of decode steps and a kvferry BlocksStats, in the order of COUNTERS."""
+    return [steps, stats.tokens_put, stats.tokens_attended, stats.hits, stats.misses,
+            stats.bytes_to_device, stats.pages_voided, stats.tokens_brought, stats.bad_rows]
 
 
 class Written:

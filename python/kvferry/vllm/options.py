@@ -6,18 +6,20 @@ of vLLM. Invariant: a name or a value that means nothing is an error, never igno
 """
 import difflib
 import os
-from typing import Any, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional
 
-from .._errors import Invalid
+from .._errors import Invalid, Unsupported
 from .._settings import ROWS, fill, rows_of
 from ..capi import CacheConfig
 
 # What is shorter here, as `kvferry run` and kvferry.hf say it.
-NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "disk": "disk_path"}
-OWN = ("head_mask", "log_interval")
+NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes"}
+OWN = ("log_interval",)
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
-         "tokens_max", "host_tokens_max", "observe_window", "device", "device_ordinal", "host_bytes")
+         "tokens_max", "host_tokens_max", "prefill_chunk_max", "device", "device_ordinal", "host_bytes")
+# What belongs to a sequence; other such settings the library refuses by their values.
+HOMELESS = ("head_mask", "disk", "disk_path", "disk_bytes", "observe_window", "phase_times")
 PREFIX = "KVFERRY_"
 NOT_OURS = ("library", "metrics") # where the library is, and where metrics.py writes
 
@@ -27,8 +29,6 @@ class Options(NamedTuple):
     runtime: dict
     cache: dict # without memory
     host_memory: Optional[int] # bytes of pages of a rank
-    disk_bytes: Optional[int] # of pages of a rank, with a disk
-    head_mask: Optional[str] # a file
     log_interval: float # seconds between lines of statistics; 0 = none
 
 
@@ -42,12 +42,8 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
     own = {name: found.pop(name) for name in OWN if name in found}
     runtime = {name: found.pop(name) for name in _rows("runtime") if name in found}
     sizes = CacheConfig()
-    fill(sizes, "cache", {name: found.pop(name, None) for name in ("host_bytes", "disk_bytes")}, [])
-    if "disk_path" in found and not sizes.disk_bytes:
-        raise Invalid("disk = %s: disk_bytes must say how many bytes of pages a rank may put there"
-                      % found["disk_path"])
-    return Options(runtime, found, sizes.host_bytes or None, sizes.disk_bytes or None,
-                   own.get("head_mask"), _seconds(own.get("log_interval", 60)))
+    fill(sizes, "cache", {"host_bytes": found.pop("host_bytes", None)}, [])
+    return Options(runtime, found, sizes.host_bytes or None, _seconds(own.get("log_interval", 60)))
 
 
 def _rows(of: str) -> List[str]:
@@ -56,9 +52,11 @@ def _rows(of: str) -> List[str]:
 
 def _full(said: dict) -> dict:
     """Values by the names of the library, of one source."""
-    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN] + [*NAMES, *OWN]
+    settable = [n for n in _rows("runtime") + _rows("cache") if n not in TAKEN + HOMELESS] + [*NAMES, *OWN]
     found: dict = {}
     for name, value in said.items():
+        if name in HOMELESS:
+            raise Unsupported("kvferry in vLLM has no %s: blocks belong to no sequence; leave it out" % name)
         if name not in settable:
             near = difflib.get_close_matches(name, settable, 1)
             raise Invalid("kvferry in vLLM has no setting %s%s" % (
@@ -82,18 +80,6 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-def read_mask(path: str, layers: int, kv_heads: int) -> list:
-    """A head mask as `kvferry run --head-mask` reads it: 1 = retrieval head, 0 = streaming head."""
-    with open(path, encoding="utf-8") as text:
-        rows = [line.split("\t") for line in text.read().splitlines() if line.strip()]
-    if len(rows) != layers or any(len(row) != kv_heads for row in rows):
-        raise Invalid("%s: a head mask of this model has %d lines of %d values" % (
-            path, layers, kv_heads))
-    if any(text.strip() not in ("0", "1") for row in rows for text in row):
-        raise Invalid("%s: a value is neither 0 nor 1" % path)
-    return [[int(text) for text in row] for row in rows]
-
-
 def default_memory(ranks: int, engine: int = 0) -> int:
     """Half of the host memory that is free now, shared by the ranks of the only engine."""
     if engine:
@@ -101,6 +87,17 @@ def default_memory(ranks: int, engine: int = 0) -> int:
     with open("/proc/meminfo", encoding="ascii") as text:
         free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable"))
     return free * 1024 // 2 // ranks
+
+
+def most_that_fit(bytes_of: Callable[[int], int], room: int) -> int:
+    """The most blocks whose bytes are not above `room`; 0 = none. More blocks never take less."""
+    low, high = 0, 1
+    while bytes_of(high) <= room:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_of(middle) <= room else (low, middle)
+    return low
 
 
 def of_config(config: Any) -> Options:

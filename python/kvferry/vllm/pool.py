@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a rank: how many fit, the cache that holds them, the sequences of its requests.
+"""The blocks of a rank: how many fit into host memory, and the pages under them.
 
 Knows configurations of vLLM, but neither passes nor tensors. Invariant: vLLM has as many blocks as
-there are pages, so what its scheduler admits has room.
+have pages in host memory, so what its scheduler admits has room.
 """
+import logging
 import time
 from typing import Any, List, Optional
 
 import torch
-from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 
 from .. import __version__
-from .._cache import Cache
+from .._blocks import Blocks
 from .._errors import Invalid, OutOfMemory
-from .._runtime import Runtime
-from ..capi import Select, Stats
+from .._runtime import Runtime, Stream
+from ..capi import BlocksStats, Select
 from . import options as _options
 from .metrics import Written, values_of
 from .refusals import refuse
-from .requests import Requests, log
+from .rows import Run
+
+log = logging.getLogger("vllm.kvferry") # vLLM shows what is under its own name
 
 MIB = 1 << 20
+TELL_SECONDS = 1.0 # between readings of a GPU's counters: each waits for it
 
 
 class Pool:
@@ -36,135 +38,125 @@ class Pool:
         self.runtime = _runtime(self.options)
         self.layers = layers
         self._config = config
+        self.regions: int = (config.scheduler_config.max_num_seqs
+                             * config.parallel_config.pipeline_parallel_size)
         self._shape = self._settings()
-        self.block_tokens: int = config.cache_config.block_size
-        self.bytes_per_block: int = Cache.plan_for(
-            self.runtime, **dict(self._shape, sequences_max=1, host_tokens_max=self.block_tokens,
-                                 disk_path=None)
-        ).host_kv_bytes
-        self.cache: Optional[Cache] = None
-        self.requests: Optional[Requests] = None
+        self.blocks: Optional[Blocks] = None
+        self._stream: Optional[Stream] = None # of a host device
         parallel = config.parallel_config
         self._counters = Written(engine=str(parallel.data_parallel_index), rank=str(parallel.rank))
-        self._told, self._before = time.monotonic(), Stats()
+        self._steps = 0
+        self._read, self._told = 0.0, time.monotonic()
+        self._before, self._latest = (0, BlocksStats()), (0, BlocksStats())
+        self._is_spoilt = False # the last pass had a row without an answer
 
     def _settings(self) -> dict:
-        """Of the cache, without memory."""
+        """Of the blocks, without their number."""
         config, impl = self._config, next(iter(self.layers.values()))
         shapes = {(i.num_heads, i.num_kv_heads, i.head_size, i.scale) for i in self.layers.values()}
         if len(shapes) > 1:
             refuse("layers of different shapes", "take another model")
-        flight = config.max_concurrent_batches
-        settings = dict(
+        return dict(
             self.options.cache, layers=len(self.layers), query_heads=impl.num_heads,
             kv_heads=impl.num_kv_heads, head_dim=impl.head_size, dtype=config.model_config.dtype,
             softmax_scale=impl.scale, tokens_max=config.model_config.max_model_len,
-            sequences_max=config.scheduler_config.max_num_seqs * flight)
-        if self.options.head_mask is not None:
-            if config.speculative_config is not None:
-                refuse("drafts with a head mask", "streaming heads take nothing back; leave one out")
-            settings["head_mask"] = self._mask(self.options.head_mask, impl.num_kv_heads)
-        return settings
-
-    def _mask(self, path: str, heads: int) -> List[list]:
-        """The rows and columns of this rank."""
-        model = self._config.model_config
-        total = model.get_total_num_kv_heads()
-        rows = _options.read_mask(path, model.get_total_num_hidden_layers(), total)
-        ranks = self._config.parallel_config.tensor_parallel_size
-        first = get_tensor_model_parallel_rank() * total // ranks
-        return [rows[extract_layer_index(name)][first:first + heads] for name in self.layers]
+            sequences_max=self.regions)
 
     # -- how many blocks --
 
+    def _bytes_of(self, blocks: int) -> int:
+        """Host memory of so many blocks, with everything else that is there."""
+        return Blocks.plan_for(self.runtime, block_count=blocks, block_tokens=self._block_tokens(),
+                               **self._shape).host_bytes
+
+    def _block_tokens(self) -> int:
+        return self._config.cache_config.block_size
+
     def size_blocks(self, bytes_of_vllm: int) -> None:
         """Tell vLLM how many blocks there are, each with `bytes_of_vllm` bytes of its own tensors."""
-        if self.options.disk_bytes is not None:
-            room = self.options.disk_bytes
-        else:
-            room = self._host_memory()
-        blocks = room // self.bytes_per_block
-        if blocks < 1:
-            raise OutOfMemory("host_memory = %d: a block of %d tokens takes %d bytes of pages; give more"
-                              % (room, self.block_tokens, self.bytes_per_block))
-        self._config.cache_config.kv_cache_memory_bytes = (blocks + 1) * bytes_of_vllm # one is nobody's
-
-    def _host_memory(self) -> int:
         parallel = self._config.parallel_config
-        return self.options.host_memory or _options.default_memory(parallel.world_size,
+        room = self.options.host_memory or _options.default_memory(parallel.world_size,
                                                                    parallel.data_parallel_index)
+        fit = _options.most_that_fit(self._bytes_of, room)
+        if fit < 2: # one is nobody's
+            raise OutOfMemory("host_memory = %d: two blocks of %d tokens take %d bytes; give more" % (
+                room, self._block_tokens(), self._bytes_of(2)))
+        self._config.cache_config.kv_cache_memory_bytes = fit * bytes_of_vllm
 
     def open(self) -> None:
         """Reserve all memory, when vLLM has settled on a number of blocks."""
-        blocks = self._config.cache_config.num_gpu_blocks - 1
-        tokens = blocks * self.block_tokens
-        need, settings = blocks * self.bytes_per_block, dict(self._shape, host_tokens_max=tokens)
-        limit, disk = self.options.host_memory, self.options.disk_bytes
-        if disk is not None:
-            settings.update(disk_bytes=disk, host_bytes=self._host_memory())
-            limit = disk
+        if self.blocks is not None: # of an earlier try
+            self.blocks.close()
+        count, limit = self._config.cache_config.num_gpu_blocks, self.options.host_memory
+        need = self._bytes_of(count)
         if limit is not None and need > limit:
-            raise OutOfMemory("num_gpu_blocks_override = %d: pages of %d blocks take %d bytes, and "
-                              "there are %d; lower it, or give more host_memory" % (
-                                  blocks + 1, blocks, need, limit))
-        self.cache = Cache(self.runtime, **settings)
-        if self.block_tokens % self.cache.settings.page_size:
-            raise Invalid("block_size = %d: must be a multiple of page_size = %d" % (
-                self.block_tokens, self.cache.settings.page_size))
-        self.requests = Requests(self.cache, settings["sequences_max"],
-                                 self._config.max_concurrent_batches)
+            raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
+                              "and there are %d; lower it, or give more" % (count, need, limit))
+        self.blocks = Blocks(self.runtime, block_count=count, block_tokens=self._block_tokens(),
+                             **self._shape)
+        self._stream = None if self.runtime.on_cuda else Stream(self.runtime)
         log.info("%s", self.describe())
-        if self._config.cache_config.enable_prefix_caching:
-            log.info("kvferry: prefix caching finds nothing, because requests share no pages")
 
     def describe(self) -> str:
         """What is in force, in a line."""
-        cache = self.cache
-        assert cache is not None
-        s, plan = cache.settings, cache.plan
-        device = plan.device_kv_bytes + plan.device_digest_bytes + plan.device_table_bytes
-        host = plan.host_kv_bytes + plan.host_staging_bytes + plan.host_table_bytes
-        blocks = self._config.cache_config.num_gpu_blocks - 1
-        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s%s; %d blocks of %d, %d tokens "
-                "fit, in %d requests at once of up to %d; host memory %d MiB%s, device memory %d MiB" % (
+        assert self.blocks is not None
+        s, plan = self.blocks.settings, self.blocks.plan
+        blocks, scheduler = self._config.cache_config.num_gpu_blocks - 1, self._config.scheduler_config
+        return ("kvferry %s on %s: budget %d, pages of %d tokens, select %s; %d blocks of %d, %d tokens fit, "
+                "in %d requests at once of up to %d; host memory %d MiB, device memory %d MiB and %d MiB "
+                "in vLLM's blocks" % (
                     __version__, self.runtime.device_name, s.budget_tokens, s.page_size,
-                    Select(s.select).name.lower(),
-                    ", head mask" if self.options.head_mask is not None else "", blocks,
-                    self.block_tokens, blocks * self.block_tokens,
-                    self._config.scheduler_config.max_num_seqs, s.tokens_max, host // MIB,
-                    ", disk %d MiB" % (plan.disk_bytes // MIB) if plan.disk_bytes else "",
-                    device // MIB))
+                    Select(s.select).name.lower(), blocks, self._block_tokens(),
+                    blocks * self._block_tokens(), scheduler.max_num_seqs, s.tokens_max,
+                    plan.host_bytes // MIB, plan.device_bytes // MIB,
+                    (blocks + 1) * len(self.layers) * plan.code_bytes // MIB))
 
     # -- while it serves --
 
-    def tell(self) -> None:
+    def stream(self) -> Stream:
+        """Where the work of a layer goes: torch's own stream, or one that is waited for."""
+        return self._stream or self.runtime.torch_stream()
+
+    def done(self, stream: Stream, runs: List[Run], is_last: bool) -> None:
+        """A layer is enqueued; on the host device, what it wrote is read next."""
+        self._steps += sum(run.rows for run in runs if run.contexts is None)
+        if self._stream is not None:
+            stream.wait()
+        if is_last:
+            self._tell(stream)
+
+    def _tell(self, stream: Stream) -> None:
         """After a pass: counters, and now and then a line, if there was something to do."""
-        assert self.cache is not None and self.requests is not None
-        stats, now = self.cache.stats(), time.monotonic()
-        self._counters.write(values_of(stats, self.requests.lost))
-        if not self.options.log_interval or now - self._told < self.options.log_interval:
-            return
-        self._told = now
-        if stats.steps != self._before.steps:
-            log.info("%s", self._line(stats))
-        self._before = stats
+        assert self.blocks is not None
+        now = time.monotonic()
+        if self._stream is None:
+            if now - self._read < TELL_SECONDS:
+                return
+            stream.wait()
+        self._read = now
+        stats, last = self.blocks.stats(), self._latest[1]
+        self._latest = self._steps, stats
+        self._counters.write(values_of(self._steps, stats))
+        is_spoilt = stats.bad_rows > last.bad_rows
+        if is_spoilt and not self._is_spoilt:
+            log.warning("kvferry: a request is lost, others go on: a key or value of it is not finite")
+        self._is_spoilt = is_spoilt
+        if self.options.log_interval and now - self._told >= self.options.log_interval:
+            if self._steps != self._before[0]:
+                log.info("%s", self._line())
+            self._told, self._before = now, self._latest
 
-    def _line(self, stats: Stats) -> str:
-        """What it holds, and what it did since the last line."""
-        cache, requests, before = self.cache, self.requests, self._before
-        assert cache is not None and requests is not None
-
-        def since(name: str) -> float:
-            return getattr(stats, name) - getattr(before, name)
-
-        selected = since("hits") + since("misses")
-        recall = ", recall %.3f" % (since("recall_sum") / since("verified")) if since("verified") else ""
-        return ("kvferry: %d sequences with %d tokens; %.0f tokens attended per KV head and step, "
-                "%.1f%% of pages were on the device, %d MiB fetched%s" % (
-                    len(requests), requests.tokens(),
-                    since("tokens_attended") / since("steps") / cache.settings.kv_heads,
-                    100.0 * since("hits") / selected if selected else 100.0,
-                    since("bytes_to_device") // MIB, recall))
+    def _line(self) -> str:
+        """What it did since the last line."""
+        assert self.blocks is not None
+        (steps, now), (steps_before, before) = self._latest, self._before
+        hits, misses = now.hits - before.hits, now.misses - before.misses
+        return ("kvferry: %.0f tokens attended per KV head and step, %.1f%% of pages were on the device, "
+                "%d MiB fetched" % (
+                    (now.tokens_attended - before.tokens_attended) / (steps - steps_before)
+                    / self.blocks.settings.kv_heads,
+                    100.0 * hits / (hits + misses) if hits + misses else 100.0,
+                    (now.bytes_to_device - before.bytes_to_device) // MIB))
 
     def close(self) -> None:
         """Give all memory back."""

@@ -22,7 +22,7 @@ def check_engine(config: Any) -> None:
     parallel, cache = config.parallel_config, config.cache_config
     if config.kv_transfer_config is not None:
         refuse("KV connectors (kv_transfer_config)",
-               "they move vLLM's own blocks, which are empty; start without one")
+               "they move vLLM's own blocks, which hold no keys; start without one")
     if cache.cache_dtype not in ("auto", _name(config.model_config.dtype)):
         refuse("kv_cache_dtype = %s" % cache.cache_dtype,
                "pages have the type of the model; take auto")

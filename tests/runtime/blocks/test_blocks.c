@@ -303,6 +303,39 @@ static void a_token_that_is_not_finite_costs_its_rows(void **state)
     rig_close(&r);
 }
 
+/* What comes before it does not see it: the outputs, and so what other rows share, are as ever. */
+static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
+{
+    rig r;
+    (void)state;
+    open_two(&r);
+    rig_request *q = &r.request[0];
+    enum { QUERIES = 20, BAD = 11 };
+    const uint32_t starts[] = {0, QUERIES}, contexts[] = {q->count - QUERIES};
+    const size_t bytes = q_bytes_of(&r), all = QUERIES * bytes;
+    char *sound = test_alloc(all);
+    float *value = test_v(&q->tokens, 0, contexts[0] + BAD);
+    kvf_block_rows rows = last_tokens(&r);
+    rows.rows = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        value[3] = i == 1 ? INFINITY : 0.5f;
+        rig_put(&r, q, contexts[0] + BAD, contexts[0] + BAD + 1);
+        memcpy(r.q, test_q(&q->tokens, 0, contexts[0]), all);
+        test_expect(r.runtime,
+                    kvf_blocks_extend(r.blocks, 0, &rows, starts, contexts, r.q, r.out, r.stream),
+                    KVF_OK);
+        test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK);
+        if (i == 0)
+            memcpy(sound, r.out, all);
+        assert_memory_equal(r.out, sound, i == 1 ? BAD * bytes : all);
+        for (size_t d = BAD * bytes; i == 1 && d < all; d += sizeof(float))
+            assert_true(isnan(*(const float *)(const void *)(r.out + d)));
+        assert_int_equal(stats_of(&r).bad_rows, i != 0);
+    }
+    test_release(sound);
+    rig_close(&r);
+}
+
 static void bad_slots_are_left_out(void **state)
 {
     rig r;
@@ -541,6 +574,7 @@ int main(void)
         cmocka_unit_test(a_token_that_is_not_finite_costs_its_rows),
         cmocka_unit_test(bad_slots_are_left_out),
         cmocka_unit_test(a_chunk_of_another_length_is_bad),
+        cmocka_unit_test(a_chunk_keeps_what_comes_before_a_bad_token),
         cmocka_unit_test(a_copy_has_the_same_bits),
         cmocka_unit_test(what_has_no_home_is_refused),
         cmocka_unit_test(bad_arguments_are_named),
