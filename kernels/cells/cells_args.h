@@ -37,6 +37,7 @@ typedef struct kvf_cells {
     uint32_t arena_cells; /* of the pool: cell c of layer l is number l * cells + c */
     uint32_t tokens_max;
     uint32_t budget_tokens;
+    float budget_share; /* of a row's tokens, if that is more */
     uint32_t local_tokens;
     uint32_t dynamic_pages; /* 0, or the policy takes all pages: what every row chooses, at most */
     uint32_t all_pages;
@@ -227,7 +228,9 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
     const uint32_t sealed =
         length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
     const uint32_t fixed = p->sink + length - sealed * p->block_size;
-    const uint32_t rest = c->budget_tokens > fixed ? c->budget_tokens - fixed : 0;
+    const double share = (double)c->budget_share * (double)length;
+    const uint32_t budget = kvf_max_u32(c->budget_tokens, (uint32_t)(share + 0.5));
+    const uint32_t rest = budget > fixed ? budget - fixed : 0;
     kvf_row row;
     memset(&row, 0, sizeof row); /* in C and in C++ */
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
@@ -241,7 +244,7 @@ KVF_INLINE kvf_row kvf_cells_row(const kvf_cells *c, uint32_t layer, uint32_t nu
         c->all_pages || c->dynamic_pages == 0 ? c->dynamic_pages : rest / p->shape.page_size;
     row.length = length;
     row.sealed = row.sealed_before = sealed;
-    row.attend_all = c->all_pages || length <= c->budget_tokens;
+    row.attend_all = c->all_pages || length <= budget;
     return row;
 }
 

@@ -46,10 +46,6 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
     if (c->head_mask)
         return refuse(context, "head_mask", "set",
                       "streaming heads of blocks are not in this version; leave it NULL");
-    snprintf(value, sizeof value, "%g", (double)c->budget_share);
-    if (c->budget_share > 0.0f && c->select != KVF_SELECT_FULL)
-        return refuse(context, "budget_share", value,
-                      "a row of blocks has a budget of one size in this version; leave it 0");
     const struct {
         const char *name;
         uint32_t value;
@@ -141,6 +137,7 @@ static void describe(kvf_blocks *blocks)
                                 .id_cells = blocks->config.block_tokens / d->paging.block_size,
                                 .tokens_max = c->tokens_max,
                                 .budget_tokens = c->budget_tokens,
+                                .budget_share = c->budget_share,
                                 .local_tokens = c->local_tokens,
                                 .dynamic_pages = d->dynamic_pages,
                                 .all_pages = cache->parts[0].policy->all_pages,

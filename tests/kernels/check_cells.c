@@ -109,6 +109,7 @@ static void make_world(check *c, world *w, uint32_t index)
                      .id_cells = 1 + check_below(c, 2),
                      .arena_cells = 5,
                      .budget_tokens = 100 + check_below(c, 100),
+                     .budget_share = (float)check_below(c, 3) / 2,
                      .local_tokens = check_below(c, 33),
                      .dynamic_pages = 8};
     const kvf_paging *p = &k->paging;

@@ -95,6 +95,7 @@ static void bits_are_those_of_sequences(void **state)
         bc.cache.dtype = dtypes[i % 3];
         bc.cache.page_size = 1u << i % 7;
         bc.cache.budget_tokens = 192;
+        bc.cache.budget_share = i < 6 && i % 2 ? 0.6f : 0.0f;
         bc.cache.sink_tokens = (i * 5) % 40;
         bc.block_tokens = i % 2 ? 64 : 128;
         bc.block_count = 24;
