@@ -8,16 +8,17 @@
 
 #include "pci_link.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
-static int read_line(const char *root, const char *pci_address, const char *name, char line[64])
+static bool read_line(const char *root, const char *pci_address, const char *name, char line[64])
 {
     char path[512];
     snprintf(path, sizeof path, "%s/bus/pci/devices/%s/%s", root, pci_address, name);
     FILE *file = fopen(path, "r");
     if (!file)
-        return 0;
-    const int is_read = fgets(line, 64, file) != NULL;
+        return false;
+    const bool is_read = fgets(line, 64, file) != NULL;
     fclose(file);
     return is_read;
 }

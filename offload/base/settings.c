@@ -171,8 +171,8 @@ const char *kvf_setting_range(const kvf_setting *s, char *text, size_t capacity)
     return text;
 }
 
-int kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config, char *text,
-                       size_t capacity)
+bool kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config, char *text,
+                        size_t capacity)
 {
     char shown[TEXT_MAX], range[256], index[16];
     for (size_t i = 0; i < count; i++) {
@@ -186,15 +186,15 @@ int kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config
             snprintf(text, capacity, "%s%s = %s: must be %s (%s)", s->name,
                      s->count > 1 ? index : "", shown, kvf_setting_range(s, range, sizeof range),
                      s->meaning);
-            return 1;
+            return true;
         }
     }
-    return 0;
+    return false;
 }
 
 /* ---- text ---- */
 
-static int parse_whole(const kvf_setting *s, const char *word, value *out)
+static bool parse_whole(const kvf_setting *s, const char *word, value *out)
 {
     static const char units[] = "KMG";
     const int is_negative = s->low < 0 && word[0] == '-';
@@ -202,37 +202,37 @@ static int parse_whole(const kvf_setting *s, const char *word, value *out)
     errno = 0;
     word += is_negative;
     if (!isdigit((unsigned char)word[0]))
-        return 0;
+        return false;
     unsigned long long x = strtoull(word, &end, 10);
     const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
     const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
     end += unit ? (strcmp(end + 1, "iB") == 0 ? 3 : 1) : 0;
     if (errno || end[0] || x > UINT64_MAX >> shift)
-        return 0;
+        return false;
     x <<= shift;
     out->whole = is_negative ? (uint64_t)0 - x : x;
     return !is_negative || x <= INT32_MAX;
 }
 
-static int parse_real(const char *word, value *out)
+static bool parse_real(const char *word, value *out)
 {
     char *end = NULL;
     errno = 0;
     if (isspace((unsigned char)word[0]))
-        return 0;
+        return false;
     out->real = strtod(word, &end);
     return end != word && !*end && !errno;
 }
 
-static int parse_name(const kvf_setting *s, const char *word, value *out)
+static bool parse_name(const kvf_setting *s, const char *word, value *out)
 {
     for (out->whole = 0; word[0] && s->names[out->whole]; out->whole++)
         if (strcmp(s->names[out->whole], word) == 0)
-            return 1;
-    return 0;
+            return true;
+    return false;
 }
 
-static int parse_word(const kvf_setting *s, const char *word, value *out)
+static bool parse_word(const kvf_setting *s, const char *word, value *out)
 {
     *out = (value){0};
     if (s->special && strcmp(word, s->special) == 0) {
@@ -240,14 +240,14 @@ static int parse_word(const kvf_setting *s, const char *word, value *out)
             out->real = s->special_value;
         else
             out->whole = (uint64_t)s->special_value;
-        return 1;
+        return true;
     }
     if (s->kind == KVF_SETTING_NAME)
         return parse_name(s, word, out);
-    if (s->kind == KVF_SETTING_SWITCH && strcmp(word, "on") == 0)
-        return (int)(out->whole = 1);
-    if (s->kind == KVF_SETTING_SWITCH && strcmp(word, "off") == 0)
-        return 1;
+    const bool is_switch = s->kind == KVF_SETTING_SWITCH;
+    out->whole = is_switch && strcmp(word, "on") == 0;
+    if (out->whole || (is_switch && strcmp(word, "off") == 0))
+        return true;
     return (is_real(s) ? parse_real(word, out) : parse_whole(s, word, out)) && is_in_range(s, *out);
 }
 
@@ -261,7 +261,7 @@ int kvf_setting_parse(const kvf_setting *s, const char *text, void *config)
     }
     for (uint32_t i = 0; i < elements(s) && i < 8; i++) {
         const size_t size = s->count > 1 ? strcspn(text, ",") : strlen(text);
-        const int is_last = i + 1 == elements(s);
+        const bool is_last = i + 1 == elements(s);
         if (size >= sizeof word || (text[size] == '\0') != is_last)
             return 0;
         memcpy(word, text, size);
@@ -277,7 +277,7 @@ int kvf_setting_parse(const kvf_setting *s, const char *text, void *config)
 
 static void show_word(const kvf_setting *s, value v, char *text, size_t capacity)
 {
-    const int is_named = s->kind == KVF_SETTING_NAME && v.whole <= (uint64_t)s->high;
+    const bool is_named = s->kind == KVF_SETTING_NAME && v.whole <= (uint64_t)s->high;
     if (is_special(s, v))
         snprintf(text, capacity, "%s", s->special);
     else if (is_named)

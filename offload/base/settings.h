@@ -6,6 +6,8 @@
  * Tables of settings: the rows are written with these, and a whole struct is checked against them.
  */
 
+#include <stdbool.h>
+
 #include <kvferry/setting.h>
 
 #define KVF_FIELD(type, field)                                                                     \
@@ -26,8 +28,8 @@
     .kind = KVF_SETTING_NAME, .high = KVF_NAMES_HIGH(LIST), .names = KVF_NAMES(LIST)
 
 /* Which field of @p config is out of its range: "field = value: must be ... (meaning)", in @p text.
- * @return 1 if there is one */
-int kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config, char *text,
-                       size_t capacity);
+ * @return whether there is one */
+bool kvf_settings_wrong(const kvf_setting *rows, size_t count, const void *config, char *text,
+                        size_t capacity);
 
 #endif

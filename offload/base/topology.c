@@ -114,7 +114,7 @@ static void add_node(kvf_topology *out, hwloc_obj_t object, hwloc_const_bitmap_t
     int cpu;
     hwloc_bitmap_foreach_begin(cpu, object->cpuset)
     {
-        int is_taken = !hwloc_bitmap_isset(usable, (unsigned)cpu);
+        bool is_taken = !hwloc_bitmap_isset(usable, (unsigned)cpu);
         for (uint32_t i = 0; i < out->cpu_count && !is_taken; i++)
             is_taken = out->cpus[i] == (uint32_t)cpu;
         if (!is_taken && out->cpu_count < KVF_CPUS_MAX) {

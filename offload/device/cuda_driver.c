@@ -198,7 +198,7 @@ static cudaError_t run_recorded(const probe *p, cudaGraph_t graph)
 }
 
 /* Run `enqueue` on the device's stream, or record and run it. Are the bytes there after? */
-static int works(probe *p, cudaError_t (*enqueue)(const probe *), int is_recorded)
+static bool works(probe *p, cudaError_t (*enqueue)(const probe *), bool is_recorded)
 {
     cudaGraph_t graph = NULL;
     cudaStream_t stream = p->device->own;
@@ -232,7 +232,7 @@ static void run_probes(probe *p)
     kvf_device_properties *out = &device->properties;
     if (out->can_bulk_copy)
         out->can_bulk_copy = (uint32_t)works(p, enqueue_bulk, 0);
-    const int has_batch = device->driver.batch || device->driver.batch_12;
+    const bool has_batch = device->driver.batch || device->driver.batch_12;
     out->can_copy_batch = has_batch && works(p, enqueue_batch, 0);
     /* Before 13.1 a recorded batch is dropped without a word, or refused. */
     out->can_capture_batch =

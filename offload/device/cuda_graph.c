@@ -47,10 +47,10 @@ kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device)
 }
 
 /* Set or clear the device's recording; 0 if there is one already. */
-static int begin_recording(kvf_cuda_device *device, kvf_graph *graph)
+static bool begin_recording(kvf_cuda_device *device, kvf_graph *graph)
 {
     pthread_mutex_lock(&device->lock);
-    const int is_free = !device->recording;
+    const bool is_free = !device->recording;
     if (is_free)
         device->recording = graph;
     pthread_mutex_unlock(&device->lock);

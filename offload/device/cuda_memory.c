@@ -33,7 +33,7 @@ static void keep(kvf_cuda_device *device, kvf_cuda_block *block)
     kvf_context_count(device->base.context, block->bytes);
 }
 
-static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, int is_registered)
+static kvf_cuda_block *take(kvf_cuda_device *device, const void *pointer, bool is_registered)
 {
     pthread_mutex_lock(&device->lock);
     kvf_cuda_block **link = &device->blocks;

@@ -28,7 +28,7 @@ static void set_add(kvf_cuda_set *set, uint32_t index)
 }
 
 /* 1 if the set had it. */
-static int set_remove(kvf_cuda_set *set, uint32_t index)
+static bool set_remove(kvf_cuda_set *set, uint32_t index)
 {
     const uint64_t bit = UINT64_C(1) << index % 64;
     return (atomic_fetch_and(&set->bits[index / 64], ~bit) & bit) != 0;

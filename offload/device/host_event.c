@@ -160,7 +160,7 @@ int kvf_host_event_is_done(kvf_event *base)
 {
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
-    int is_done = event_is_complete(event, event->recorded);
+    bool is_done = event_is_complete(event, event->recorded);
     pthread_mutex_unlock(&event->lock);
     return is_done;
 }

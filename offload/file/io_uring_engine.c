@@ -130,7 +130,7 @@ static int buffer_of(const uring_io *io, const struct iovec *piece)
         return -1;
     const struct iovec *buffer = &io->buffers[low - 1];
     const size_t before = at - (uintptr_t)buffer->iov_base;
-    const int is_inside = before <= buffer->iov_len && piece->iov_len <= buffer->iov_len - before;
+    const bool is_inside = before <= buffer->iov_len && piece->iov_len <= buffer->iov_len - before;
     return is_inside ? (int)low - 1 : -1;
 }
 

@@ -16,9 +16,9 @@ static kvf_status failed(const kvf_new_file *f, const char *what, int code)
 }
 
 /* The test hook, by the name of the call; else what the call says. */
-static int refused(const kvf_new_file *f, const char *what)
+static bool refused(const kvf_new_file *f, const char *what)
 {
-    return kvf_context_refuses(f->context, what) ? (errno = EIO, 1) : 0;
+    return kvf_context_refuses(f->context, what) && (errno = EIO, true);
 }
 
 kvf_status kvf_new_file_open(kvf_context *context, const char *path, kvf_new_file *out)

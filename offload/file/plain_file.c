@@ -36,7 +36,7 @@ static int open_and_unlink(kvf_context *context, const char *folder)
 kvf_status kvf_file_scratch(kvf_context *context, const char *folder, uint64_t bytes, int *out)
 {
     int code = kvf_context_refuses(context, "file open") ? EIO : 0;
-    const int has_none = kvf_context_refuses(context, "file without a name");
+    const bool has_none = kvf_context_refuses(context, "file without a name");
     *out = code || has_none ? -1 : open(folder, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
     if (!code && *out < 0 &&
         (has_none || errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))

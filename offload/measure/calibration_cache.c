@@ -82,46 +82,46 @@ static size_t record_length(const char *text, size_t bytes)
 }
 
 /* "word number" at *text, moved behind it; 0 if it is not there. */
-static int take_text(const char **text, const char *word)
+static bool take_text(const char **text, const char *word)
 {
     const size_t length = strlen(word);
     if (strncmp(*text, word, length) != 0)
-        return 0;
+        return false;
     *text += length;
-    return 1;
+    return true;
 }
 
 /* A whole number in a closed range. */
-static int take_number(const char **text, char behind, double low, double high, double *out)
+static bool take_number(const char **text, char behind, double low, double high, double *out)
 {
     char *end;
     if (**text != '-' && (**text < '0' || **text > '9'))
-        return 0;
+        return false;
     errno = 0;
     const long long value = strtoll(*text, &end, 10);
     if (errno != 0 || end == *text || *end != behind || (double)value < low || (double)value > high)
-        return 0;
+        return false;
     *text = end + 1;
     *out = (double)value;
-    return 1;
+    return true;
 }
 
-static int take_fit(const char **text, kvf_transfer method, kvf_calibration_fit *fit)
+static bool take_fit(const char **text, kvf_transfer method, kvf_calibration_fit *fit)
 {
     char word[32];
     double intercept, slope, r_squared;
     snprintf(word, sizeof word, "fit %s ", kvf_transfer_name(method));
     if (!take_text(text, word))
-        return 1; /* was not measured */
+        return true; /* was not measured */
     if (!take_number(text, ' ', -1e12, 1e12, &intercept) ||
         !take_number(text, ' ', 1, 1e15, &slope) ||
         !take_number(text, '\n', 0, 1000000, &r_squared))
-        return 0;
+        return false;
     *fit = (kvf_calibration_fit){.is_measured = true,
                                  .intercept_ns = intercept,
                                  .ns_per_byte = slope * 1e-6,
                                  .r_squared = r_squared * 1e-6};
-    return 1;
+    return true;
 }
 
 /* 1: parsed into *out; 0: of another key; -1: not of this form. */
@@ -151,7 +151,7 @@ static int parse(const char *text, const char *key, kvf_calibration *out)
     return 1;
 }
 
-int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration *out)
+bool kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration *out)
 {
     size_t bytes = 0, length = 0;
     char *text = read_file(context, path, &bytes);
@@ -159,7 +159,7 @@ int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration
         if (errno != ENOENT)
             snprintf(out->note, sizeof out->note, "calibration %.160s cannot be read: %.60s", path,
                      strerror(errno));
-        return 0;
+        return false;
     }
     const size_t page_bytes = out->page_bytes;
     int found = bytes > 0 ? 0 : -1;
@@ -217,7 +217,7 @@ static void write_others(FILE *file, const char *text, size_t bytes, const char 
     }
 }
 
-static int write_all(kvf_context *context, FILE *file, const char *path, const kvf_calibration *c)
+static bool write_all(kvf_context *context, FILE *file, const char *path, const kvf_calibration *c)
 {
     char record[RECORD_MAX];
     size_t bytes = 0;
@@ -231,11 +231,12 @@ static int write_all(kvf_context *context, FILE *file, const char *path, const k
     return fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
 }
 
-int kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration)
+bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration)
 {
     const size_t length = strlen(path) + 8;
     char *temporary = kvf_alloc(context, length, 1);
-    int is_written = 0, code = ENOMEM;
+    bool is_written = false;
+    int code = ENOMEM;
     if (temporary) {
         snprintf(temporary, length, "%s.XXXXXX", path);
         const int descriptor = mkstemp(temporary);
@@ -245,11 +246,11 @@ int kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration
             is_written = write_all(context, file, path, calibration);
             code = errno;
             if (fclose(file) != 0 && is_written) {
-                is_written = 0;
+                is_written = false;
                 code = errno;
             }
             if (is_written && rename(temporary, path) != 0) {
-                is_written = 0;
+                is_written = false;
                 code = errno;
             }
         } else if (descriptor >= 0) {

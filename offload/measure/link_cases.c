@@ -193,7 +193,7 @@ static kvf_status run_ring(kvf_link_rig *rig, ring_case *r, kvf_link_result *res
         words[w] = kvf_link_word(w * 8);
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
         const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
-        const int is_last = i + 1 == c->warmup + c->repetitions;
+        const bool is_last = i + 1 == c->warmup + c->repetitions;
         KVF_TRY(kvf_link_rig_prepare(rig));
         if (copies && is_last)
             KVF_TRY(kvf_link_rig_spoil(rig));
@@ -362,7 +362,7 @@ static kvf_status run_both(kvf_link_rig *rig, kvf_link_result *result)
 {
     const kvf_link_case *c = rig->c;
     for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        const int is_verified = i == 0 || i + 1 == c->warmup + c->repetitions;
+        const bool is_verified = i == 0 || i + 1 == c->warmup + c->repetitions;
         KVF_TRY(kvf_link_rig_prepare(rig));
         if (is_verified)
             KVF_TRY(kvf_link_rig_spoil(rig));

@@ -291,7 +291,7 @@ static kvf_transfer best_of(const kvf_calibration *calibration, int on_device, s
 static double regret(const kvf_calibration *calibration, size_t page_bytes, uint32_t low,
                      uint32_t high)
 {
-    const int is_mixed = low < high && !(low == 0 && high == KVF_TRANSFER_BUCKETS);
+    const bool is_mixed = low < high && !(low == 0 && high == KVF_TRANSFER_BUCKETS);
     double sum = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
         double thread, device;

@@ -66,9 +66,9 @@ double kvf_calibration_cost_ns(const kvf_calibration *calibration, kvf_transfer 
 /* ---- the file (calibration_cache.c); tests ---- */
 
 /* 1 if the file has a whole record of out->key; else 0 and out->note says why not. */
-int kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration *out);
+bool kvf_calibration_load(kvf_context *context, const char *path, kvf_calibration *out);
 /* Replace or add the record of its key, keep those of others; the file is never half-written. 0
  * with a note if that failed. */
-int kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration);
+bool kvf_calibration_save(kvf_context *context, const char *path, kvf_calibration *calibration);
 
 #endif

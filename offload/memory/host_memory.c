@@ -45,33 +45,33 @@ const char *kvf_page_tier_name(kvf_page_tier tier)
 
 /* ---- mapping ---- */
 
-static int map_hugetlb(kvf_context *context, kvf_arena *arena)
+static bool map_hugetlb(kvf_context *context, kvf_arena *arena)
 {
     size_t bytes = kvf_round_up(arena->bytes, HUGE_BYTES);
     if (kvf_context_refuses(context, "hugetlb map"))
-        return 0;
+        return false;
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT), -1, 0);
     if (map == MAP_FAILED)
-        return 0;
+        return false;
     arena->host = map;
     arena->mapped_bytes = bytes;
     arena->hugetlb = true;
     kvf_context_count(context, bytes);
-    return 1;
+    return true;
 }
 
 /* Small pages, at an address where huge ones can grow. */
-static int map_normal(kvf_context *context, kvf_arena *arena, bool wants_huge)
+static bool map_normal(kvf_context *context, kvf_arena *arena, bool wants_huge)
 {
     size_t bytes = kvf_round_up(arena->bytes, SMALL_BYTES);
     size_t slack = wants_huge && bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
     if (kvf_context_refuses(context, "map"))
-        return 0;
+        return false;
     char *map =
         mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
-        return 0;
+        return false;
     size_t before = slack > 0 ? (HUGE_BYTES - (uintptr_t)map % HUGE_BYTES) % HUGE_BYTES : 0;
     if (before > 0)
         munmap(map, before);
@@ -82,7 +82,7 @@ static int map_normal(kvf_context *context, kvf_arena *arena, bool wants_huge)
     arena->hugetlb = false;
     (void)madvise(arena->host, bytes, wants_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     kvf_context_count(context, bytes);
-    return 1;
+    return true;
 }
 
 static void unmap(kvf_context *context, kvf_arena *arena)
@@ -175,7 +175,7 @@ static bool has_huge_pages(const kvf_arena *arena)
     const uintptr_t begin = (uintptr_t)arena->host, end = begin + arena->mapped_bytes;
     while (fgets(line, sizeof line, file)) {
         unsigned long long first, last, kib;
-        const int is_field = line[0] >= 'A' && line[0] <= 'Z';
+        const bool is_field = line[0] >= 'A' && line[0] <= 'Z';
         if (!is_field && sscanf(line, "%llx-%llx ", &first, &last) == 2) {
             if (first >= end)
                 break; /* maps are in order */
@@ -203,7 +203,7 @@ static kvf_status obtain(kvf_context *context, const kvf_host_memory_config *con
                          kvf_arena *arena)
 {
     bool wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
-    int is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
+    bool is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
     char text[32];
     kvf_bytes_text(arena->bytes, text);
     if ((wants_huge || is_required) && map_hugetlb(context, arena)) {

@@ -13,9 +13,9 @@
 #include "plain_file.h"
 
 /* The test hook, by the name of the call; else what the call says. */
-static int refused(kvf_context *context, const char *what, int code)
+static bool refused(kvf_context *context, const char *what, int code)
 {
-    return kvf_context_refuses(context, what) ? (errno = code, 1) : 0;
+    return kvf_context_refuses(context, what) && (errno = code, true);
 }
 
 kvf_status kvf_disk_file_open(kvf_context *context, const char *folder, uint64_t bytes,

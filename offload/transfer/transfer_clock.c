@@ -59,7 +59,7 @@ static kvf_transfer_clock *find(kvf_transfer_engine *engine, int state)
     return NULL;
 }
 
-kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream, int may_wait,
+kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream, bool may_wait,
                                     kvf_transfer_clock **clock)
 {
     const kvf_device_ops *ops = engine->device->ops;

@@ -60,7 +60,7 @@ static kvf_status mapped_open(kvf_transfer_engine *engine)
 }
 
 static kvf_status mapped_enqueue(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                                 kvf_stream *stream, int is_recorded)
+                                 kvf_stream *stream, bool is_recorded)
 {
     const kvf_device_ops *ops = engine->device->ops;
     kvf_stream *own = engine->read_stream;

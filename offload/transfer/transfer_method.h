@@ -69,7 +69,7 @@ typedef struct kvf_transfer_ops {
     /* Enqueue the request beside `stream`, between `begin` and `arrived` of the slot. It moves
      * nothing if the count is outside of [device_low, device_high) and the call is not recorded. */
     kvf_status (*enqueue)(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                          kvf_stream *stream, int is_recorded);
+                          kvf_stream *stream, bool is_recorded);
     void (*needs)(const kvf_transfer_config *config, uint64_t *host_bytes, uint64_t *device_bytes);
     /* What of `out` it has. */
     void (*shape)(const kvf_transfer_config *config, kvf_transfer_shape *out);
@@ -167,7 +167,7 @@ void kvf_transfer_clocks_destroy(kvf_transfer_engine *engine);
 /* Bracket copies on a stream; the time between goes to copy_ns once both are done. *clock = NULL:
  * every clock is under way, and the caller does not want to wait for one. */
 KVF_CHECKED kvf_status kvf_transfer_clock_start(kvf_transfer_engine *engine, kvf_stream *stream,
-                                                int may_wait, kvf_transfer_clock **clock);
+                                                bool may_wait, kvf_transfer_clock **clock);
 KVF_CHECKED kvf_status kvf_transfer_clock_stop(kvf_transfer_engine *engine, kvf_stream *stream,
                                                kvf_transfer_clock *clock);
 /* Add the spans that are done. */

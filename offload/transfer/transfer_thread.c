@@ -194,7 +194,7 @@ int kvf_transfer_thread_is_through(kvf_transfer_engine *engine, const kvf_transf
                                    uint32_t ticket)
 {
     pthread_mutex_lock(&engine->lock);
-    const int is_through = is_sent(engine, slot, ticket);
+    const bool is_through = is_sent(engine, slot, ticket);
     const bool is_copied = is_through && slot->is_copied; /* before, it is the thread's */
     pthread_mutex_unlock(&engine->lock);
     return is_copied ? engine->device->ops->event_is_done(slot->sent) : is_through;
@@ -237,8 +237,8 @@ static bool is_lost(kvf_transfer_engine *engine, uint64_t *look_at)
 }
 
 /* Until the stream has got to the request; 0 if it never will. */
-static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
-                         uint32_t ticket)
+static bool await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *slot,
+                          uint32_t ticket)
 {
     uint64_t began = kvf_now_ns(), waited = 0, look_at = began + LOST_NS;
     while (!is_asked(slot, ticket)) {
@@ -255,13 +255,13 @@ static int await_request(kvf_transfer_engine *engine, const kvf_transfer_slot *s
             engine->is_asleep = false;
             pthread_mutex_unlock(&engine->lock);
         } else if (is_lost(engine, &look_at)) {
-            return 0;
+            return false;
         } else {
             uint64_t ns = waited / 8;
             pause_ns(ns < PAUSE_NS_MIN ? PAUSE_NS_MIN : ns > PAUSE_NS_MAX ? PAUSE_NS_MAX : ns);
         }
     }
-    return 1;
+    return true;
 }
 
 /* Nothing of the request is on its way any more; let its stream go on, with the error. */
