@@ -18,8 +18,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                                 {KVF_ROLE_ASSISTANT, "<think>b</think>c"},
                                                 {KVF_ROLE_USER, ""}};
     static const jinja_day day = {2026, 3, 9};
-    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    heap h = {.fail_at = fuzz_heap_choose(data, size)};
+    kvf_allocator allocator = heap_allocator(&h);
     kvf_text text = {0}, source = {0};
     kvf_error error = {.text = ""};
     if (size == 0 || kvf_text_append(NULL, &source, data, size, &error) != KVF_OK)
@@ -32,10 +32,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                            .thinking = (kvf_chat_thinking)(data[0] % 3),
                            .today = data[0] & 8 ? &day : NULL};
     const kvf_status status = kvf_chat_render(&chat, &allocator, &text, &error);
+    fuzz_heap_told(&h, status);
     fuzz_require(status == KVF_OK || (error.status == status && error.text[0] && text.size == 0));
     fuzz_require(text.size == 0 || text.bytes[text.size] == '\0');
     kvf_text_free(&allocator, &text);
     kvf_text_free(NULL, &source);
-    fuzz_heap_check(&heap);
+    fuzz_heap_check(&h);
     return 0;
 }

@@ -33,16 +33,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t config_bytes = zero != NULL ? (size_t)(zero - text) : size;
     const char *generation = zero != NULL ? zero + 1 : NULL;
     size_t generation_bytes = zero != NULL ? size - config_bytes - 1 : 0;
-    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    heap h = {.fail_at = fuzz_heap_choose(data, size)};
+    kvf_allocator allocator = heap_allocator(&h);
     kvf_model_config config;
     kvf_error error = {.text = ""};
     kvf_status status = kvf_model_config_parse(text, config_bytes, generation, generation_bytes,
                                                &allocator, &config, &error);
+    fuzz_heap_told(&h, status);
     if (status == KVF_OK)
         check_config(&config);
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
-    fuzz_heap_check(&heap);
+    fuzz_heap_check(&h);
     return 0;
 }

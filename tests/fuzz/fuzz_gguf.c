@@ -65,12 +65,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     void *copy = fuzz_weights_image(data, size);
     if (!copy)
         return 0;
-    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
-    const kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    heap h = {.fail_at = fuzz_heap_choose(data, size)};
+    const kvf_allocator allocator = heap_allocator(&h);
     gguf *file;
     kvf_weights *weights = NULL;
     kvf_error error = {.text = ""};
     kvf_status status = gguf_open_memory(copy, size, &allocator, &file, &error);
+    fuzz_heap_told(&h, status);
     check_error(status, &error);
     fuzz_require((status == KVF_OK) == (file != NULL));
     for (size_t i = 0; status == KVF_OK && i < 3; i++)
@@ -83,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             check_tensor(weights, i);
     }
     kvf_weights_close(weights);
-    fuzz_heap_check(&heap);
+    fuzz_heap_check(&h);
     free(copy);
     return 0;
 }

@@ -22,11 +22,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     void *copy = fuzz_weights_image(data, size);
     if (!copy)
         return 0;
-    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    heap h = {.fail_at = fuzz_heap_choose(data, size)};
+    kvf_allocator allocator = heap_allocator(&h);
     kvf_weights *weights;
     kvf_error error = {.text = ""};
     kvf_status status = kvf_weights_open_memory(copy, size, &allocator, &weights, &error);
+    fuzz_heap_told(&h, status);
     fuzz_require((status == KVF_OK) == (weights != NULL));
     if (status == KVF_OK)
         for (size_t i = 0; i < kvf_weights_count(weights); i++)
@@ -34,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
     kvf_weights_close(weights);
-    fuzz_heap_check(&heap);
+    fuzz_heap_check(&h);
     free(copy);
     return 0;
 }

@@ -88,8 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t json_bytes = zero != NULL ? (size_t)(zero - json) : size;
     const char *text = zero != NULL ? zero + 1 : "a <s> b";
     size_t text_bytes = zero != NULL ? size - json_bytes - 1 : strlen(text);
-    fuzz_heap heap = {.fail_at = fuzz_heap_choose(data, size)};
-    kvf_allocator allocator = fuzz_heap_allocator(&heap);
+    heap h = {.fail_at = fuzz_heap_choose(data, size)};
+    kvf_allocator allocator = heap_allocator(&h);
     kvf_tokenizer *tokenizer;
     kvf_error error = {.text = ""};
     kvf_status status = kvf_tokenizer_parse(json, json_bytes, &allocator, &tokenizer, &error);
@@ -99,7 +99,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     else
         fuzz_require(error.status == status && error.text[0] != '\0');
     kvf_tokenizer_close(tokenizer);
-    fuzz_heap_check(&heap);
+    fuzz_heap_check(&h);
     check_text(fixed, text, text_bytes);
     return 0;
 }

@@ -9,33 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void *heap_alloc(void *user, size_t bytes, size_t alignment)
-{
-    fixture_heap *heap = user;
-    heap->calls++;
-    if (heap->calls == heap->fail_at)
-        return NULL;
-    void *pointer = NULL;
-    if (posix_memalign(&pointer, alignment, bytes) != 0)
-        return NULL;
-    memset(pointer, 0xa5, bytes < 4096 ? bytes : 4096);
-    heap->live++;
-    return pointer;
-}
-
-static void heap_free(void *user, void *pointer)
-{
-    fixture_heap *heap = user;
-    assert_true(heap->live > 0);
-    heap->live--;
-    free(pointer);
-}
-
-kvf_allocator fixture_allocator(fixture_heap *heap)
-{
-    return (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = heap};
-}
-
 char *fixture_directory_create(void)
 {
     const char *base = getenv("TMPDIR");

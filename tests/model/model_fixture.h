@@ -3,19 +3,12 @@
 #define KVF_TESTS_MODEL_FIXTURE_H
 
 /*
- * What the tests of runtime/model share: an allocator that fails on demand and counts what is
- * alive, and a directory that disappears afterwards.
+ * What the tests of runtime/model share: files in a directory that disappears afterwards, and
+ * errors.
  */
 
+#include "heap.h"
 #include "model_memory.h"
-
-typedef struct fixture_heap {
-    size_t calls;
-    size_t fail_at; /* this call, counted from 1, returns NULL; 0 = none */
-    size_t live;
-} fixture_heap;
-
-kvf_allocator fixture_allocator(fixture_heap *heap);
 
 /** A fresh directory; freed by fixture_directory_remove, with every plain file in it. */
 char *fixture_directory_create(void);

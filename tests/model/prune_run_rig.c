@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-void rig_open(rig *r, kvf_select select, uint32_t budget)
+void rig_open_as(rig *r, const rig_shape *shape)
 {
     kvf_cache_config cc;
     model_rig_make(
@@ -17,21 +17,26 @@ void rig_open(rig *r, kvf_select select, uint32_t budget)
     kvf_transformer_options options = model_rig_options(r);
     options.chunk_max = CHUNK;
     options.prompt_max = PROMPTS;
-    options.batch_max = BATCH;
+    options.batch_max = shape->batch;
     model_rig_transformer(r, &options, &cc);
-    cc.tokens_max = PROMPT + STEPS;
-    cc.sequences_max = BATCH;
-    cc.page_size = 8;
+    cc.tokens_max = shape->tokens;
+    cc.sequences_max = shape->sequences;
+    cc.page_size = PAGE;
     cc.local_tokens = 16;
-    cc.budget_tokens = budget;
-    cc.select = select;
+    cc.budget_tokens = shape->budget;
+    cc.select = shape->select;
     cc.observe_window = WINDOW;
     model_rig_cache(r, &cc);
 }
 
+void rig_open(rig *r, kvf_select select, uint32_t budget)
+{
+    rig_open_as(r, &(rig_shape){select, budget, BATCH, BATCH, PROMPT + STEPS});
+}
+
 /* ---- a run and what comes out of it ---- */
 
-static uint32_t id_of(uint32_t sequence, uint32_t index)
+uint32_t rig_id(uint32_t sequence, uint32_t index)
 {
     return (index * index * 7u + index * 37u + sequence * 11u) % VOCAB;
 }
@@ -49,7 +54,7 @@ void rig_note_layers(const kvf_sequence *s, outcome *o)
 void rig_decode(rig *r, kvf_sequence *s, outcome *o)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
-        const uint32_t id = id_of(9, step);
+        const uint32_t id = rig_id(9, step);
         model_rig_must(
             r, kvf_transformer_decode(r->transformer, r->cache, &s, &id, 1, true, r->stream),
             "kvf_transformer_decode");
@@ -72,7 +77,7 @@ batch one_prompt(uint32_t sequence, uint32_t length)
 {
     batch b = {.count = 1, .lengths = {length}};
     for (uint32_t i = 0; i < length; i++)
-        b.ids[0][i] = id_of(sequence, i);
+        b.ids[0][i] = rig_id(sequence, i);
     return b;
 }
 

@@ -21,10 +21,18 @@
 #define CHUNK   17u
 #define BATCH   3u
 #define WINDOW  8u
+#define PAGE    8u
 #define PROMPTS (2 * PROMPT + 20u) /* rows of a batch */
 
 typedef model_rig rig;
 
+typedef struct rig_shape {
+    kvf_select select;
+    uint32_t budget, batch, sequences, tokens;
+} rig_shape;
+
+void rig_open_as(rig *r, const rig_shape *shape);
+/* Room for a batch of prompts and their steps. */
 void rig_open(rig *r, kvf_select select, uint32_t budget);
 
 /* ---- a run and what comes out of it ---- */
@@ -42,6 +50,8 @@ typedef struct batch {
     uint32_t ids[BATCH][PROMPT];
 } batch;
 
+/* Of a prompt; of what the steps of rig_decode append, @p sequence 9. */
+uint32_t rig_id(uint32_t sequence, uint32_t index);
 batch one_prompt(uint32_t sequence, uint32_t length);
 void rig_note_layers(const kvf_sequence *s, outcome *o);
 void rig_decode(rig *r, kvf_sequence *s, outcome *o);

@@ -309,33 +309,6 @@ static void refuses_templates(void **state)
     fixture_expect(kvf_chat_render(&none, NULL, &text, &error), &error, KVF_INVALID, "no messages");
 }
 
-static void survives_failing_allocation(void **state)
-{
-    goldens g = open_goldens();
-    kvf_chat_message messages[MESSAGES_MAX];
-    kvf_chat chat = chat_of(&g, 4, messages);
-    const kvf_chat_format format = format_of(at(json_get(g.root, "templates"), 2));
-    bool reached = true;
-    size_t fail_at = 0;
-    chat.format = &format;
-    while (reached) {
-        fixture_heap heap = {.fail_at = ++fail_at};
-        kvf_allocator allocator = fixture_allocator(&heap);
-        kvf_text text = {0};
-        kvf_error error = {0};
-        kvf_status status = kvf_chat_render(&chat, &allocator, &text, &error);
-        if (status != KVF_OK) {
-            fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "");
-            assert_int_equal(text.size, 0);
-        }
-        kvf_text_free(&allocator, &text);
-        assert_int_equal(heap.live, 0);
-        reached = heap.calls >= fail_at;
-    }
-    assert_true(fail_at > 4);
-    close_goldens(&g);
-}
-
 static void refuses_broken_text(void **state)
 {
     const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff"}};
@@ -470,7 +443,6 @@ int main(void)
         cmocka_unit_test(formats_by_name_equal_their_family),
         cmocka_unit_test(every_name_has_a_format),
         cmocka_unit_test(refuses_templates),
-        cmocka_unit_test(survives_failing_allocation),
         cmocka_unit_test(refuses_broken_text),
         cmocka_unit_test(checks_markers),
         cmocka_unit_test(finds_the_template),

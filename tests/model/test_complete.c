@@ -11,16 +11,9 @@
 
 #include <kvferry/save.h>
 
-#define PAGE      8u
 #define SEQUENCES 4u
 #define TOKENS    (PROMPT + 4 * STEPS)
 #define ROW       64u /* head_dim of the rig */
-
-/* What the steps of rig_decode append. */
-static uint32_t answer_id(uint32_t step)
-{
-    return (step * step * 7u + step * 37u + 9u * 11u) % VOCAB;
-}
 
 typedef struct scene {
     rig r;
@@ -31,33 +24,17 @@ typedef struct scene {
 
 static void scene_open(scene *s, kvf_select select, const kvf_prune_config *config)
 {
-    kvf_cache_config cc;
     kvf_error error;
     const batch b = one_prompt(0, PROMPT);
     rig *r = &s->r;
-    model_rig_make(
-        r, &(model_shape){.hidden = HIDDEN, .layers = LAYERS, .kv_heads = HEADS, .vocab = VOCAB},
-        2);
-    kvf_transformer_options options = model_rig_options(r);
-    options.chunk_max = CHUNK;
-    options.prompt_max = PROMPTS;
-    options.batch_max = 1;
-    model_rig_transformer(r, &options, &cc);
-    cc.tokens_max = TOKENS;
-    cc.sequences_max = SEQUENCES;
-    cc.page_size = PAGE;
-    cc.local_tokens = 16;
-    cc.budget_tokens = 64;
-    cc.select = select;
-    cc.observe_window = WINDOW;
-    model_rig_cache(r, &cc);
+    rig_open_as(r, &(rig_shape){select, 64, 1, SEQUENCES, TOKENS});
     s->prune = rig_open_prune(r, config);
     if (kvf_completion_open(r->runtime, &r->model, PROMPT, &s->completion, &error) != KVF_OK)
         fail_msg("kvf_completion_open: %s", error.text);
     kvf_transformer_keep(r->transformer, s->completion);
     memcpy(s->ids, b.ids[0], PROMPT * sizeof *s->ids);
     for (uint32_t i = 0; i < STEPS; i++)
-        s->ids[PROMPT + i] = answer_id(i);
+        s->ids[PROMPT + i] = rig_id(9, i);
 }
 
 static void scene_close(scene *s)

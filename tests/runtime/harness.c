@@ -32,10 +32,11 @@ float test_random_normal(test_random *r)
     return kvf_random_normal(&r->state);
 }
 
-void test_seed_print(const char *test, uint64_t seed)
+uint64_t test_seed_print(const char *test, uint64_t seed)
 {
     printf("# %s seed %llu\n", test, (unsigned long long)seed);
     fflush(stdout);
+    return seed;
 }
 
 size_t test_dtype_bytes(kvf_dtype dtype)
@@ -351,6 +352,19 @@ void test_world_close(test_world *w)
     kvf_cache_close(w->cache);
     kvf_runtime_close(w->runtime);
     *w = (test_world){0};
+}
+
+void test_open(test_world *w, test_tokens *t, const kvf_cache_config *cc,
+               const test_tokens_spec *spec)
+{
+    test_tokens_make(t, cc, spec);
+    test_world_open(w, NULL, cc);
+}
+
+void test_close(test_world *w, test_tokens *t)
+{
+    test_world_close(w);
+    test_tokens_free(t);
 }
 
 kvf_sequence *test_sequence(test_world *w)

@@ -54,7 +54,8 @@ uint32_t test_random_below(test_random *r, uint32_t count);
 float test_random_normal(test_random *r); /* mean 0, deviation 1 */
 
 /* Print the seed of a test, so that a failure can be run again. */
-void test_seed_print(const char *test, uint64_t seed);
+uint64_t test_seed_print(const char *test, uint64_t seed); /* the seed */
+#define test_seed(seed) test_seed_print(__func__, (seed))
 
 /* ---- tokens of one sequence: q, k, v of every layer, in the dtype of the cache ---- */
 typedef struct test_tokens {
@@ -113,6 +114,10 @@ kvf_transfer test_transfer(kvf_transfer wanted);
 /* `rc` may be NULL. */
 void test_world_open(test_world *w, const kvf_runtime_config *rc, const kvf_cache_config *cc);
 void test_world_close(test_world *w);
+/* A world, and tokens for it. */
+void test_open(test_world *w, test_tokens *t, const kvf_cache_config *cc,
+               const test_tokens_spec *spec);
+void test_close(test_world *w, test_tokens *t);
 kvf_sequence *test_sequence(test_world *w);
 void test_wait(test_world *w);
 

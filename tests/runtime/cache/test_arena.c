@@ -200,8 +200,7 @@ static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t dela
 
 static void an_arena_changes_no_bit(void **state)
 {
-    const uint64_t seed = 811;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(811);
     static const struct {
         kvf_transfer transfer;
         uint32_t delay_seed;

@@ -104,14 +104,12 @@ static void settings_in_force_are_told(void **state)
 
 static void tokens_max_is_a_limit(void **state)
 {
-    const uint64_t seed = 401;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(401);
     kvf_cache_config c = test_config_small();
     c.tokens_max = 100; /* not a whole number of pages */
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 110, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 110, .seed = seed, .sharpness = 1.0f});
     float *out = test_scratch(110 * 256 * sizeof *out);
     float *last = test_scratch(256 * sizeof *last);
     kvf_sequence *s = test_sequence(&w);
@@ -127,15 +125,13 @@ static void tokens_max_is_a_limit(void **state)
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
     assert_int_equal(kvf_sequence_length(s, 0), 100);
     test_wait(&w);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* Fill the pool with two sequences, be refused, give one back, go on: the same bits as alone. */
 static void an_exhausted_pool_appends_nothing(void **state)
 {
-    const uint64_t seed = 403;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(403);
     kvf_cache_config c = test_config_small();
     c.sequences_max = 2;
     c.tokens_max = 256;
@@ -178,15 +174,13 @@ static void an_exhausted_pool_appends_nothing(void **state)
 /* A batch in which one sequence cannot grow: no other one grows either. */
 static void a_batch_appends_all_or_nothing(void **state)
 {
-    const uint64_t seed = 405;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(405);
     kvf_cache_config c = test_config_small();
     c.sequences_max = 2;
     c.tokens_max = 64;
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 64, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 64, .seed = seed, .sharpness = 1.0f});
     kvf_sequence *s[2] = {test_sequence(&w), test_sequence(&w)};
     test_prefill(&w, s[0], &t, &(test_range){.count = 20, .chunk = 20}, NULL);
     test_prefill(&w, s[1], &t, &(test_range){.count = 64, .chunk = 64}, NULL);
@@ -201,8 +195,7 @@ static void a_batch_appends_all_or_nothing(void **state)
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
     assert_int_equal(kvf_sequence_length(s[0], 0), 20);
     test_wait(&w);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void bad_arguments_are_refused(void **state)
@@ -211,8 +204,7 @@ static void bad_arguments_are_refused(void **state)
     test_tokens t;
     test_world w;
     float *out = test_scratch(256 * 256 * sizeof *out);
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     const kvf_prefill_args good = test_chunk_args(s, &t, 0, 0, 10, out);
     kvf_prefill_args a = good;
@@ -243,8 +235,7 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(kvf_sequence_length(s, 0), 0);
     test_ok(&w, kvf_prefill(w.cache, &good, w.stream));
     test_wait(&w);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* ---- NaN ---- */
@@ -305,15 +296,13 @@ static void check_nan(const nan_case *n, uint64_t seed)
     assert_memory_equal(out, again, 256 * 2);
     for (uint32_t i = 0; i < 256; i++)
         assert_true(isfinite((double)kvf_element_get(again, KVF_BF16, i)));
-    test_world_close(&w);
-    test_tokens_free(&bad);
+    test_close(&w, &bad);
     test_tokens_free(&good);
 }
 
 static void a_sequence_with_nan_is_named(void **state)
 {
-    const uint64_t seed = 409;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(409);
     static const nan_case cases[] = {
         {0, 3, 0, 0, 0}, {2, 97, 1, 0, 0}, {1, 104, 0, 1, 1}, {2, 111, 1, 1, 1}, {1, 60, 1, 1, 0},
     };

@@ -95,8 +95,7 @@ static void check_fork(const fork_case *f, uint64_t seed)
 
 static void fork_equals_copy(void **state)
 {
-    const uint64_t seed = 307;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(307);
     static const struct {
         uint32_t prompt, before;
         kvf_transfer transfer;
@@ -121,15 +120,13 @@ static void fork_equals_copy(void **state)
  */
 static void fork_shares_pages(void **state)
 {
-    const uint64_t seed = 311;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(311);
     kvf_cache_config c = test_config_small();
     c.sequences_max = 8;
     c.host_tokens_max = 400 + 8 * 48;
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 410, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 410, .seed = seed, .sharpness = 1.0f});
     kvf_sequence *s[8];
     float(*out)[256] = test_scratch(8 * sizeof *out);
     s[0] = test_sequence(&w);
@@ -144,8 +141,7 @@ static void fork_shares_pages(void **state)
     test_wait(&w);
     for (uint32_t i = 1; i < 8; i++)
         assert_memory_equal(out[0], out[i], sizeof out[0]);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* ---- life cycle ---- */
@@ -153,8 +149,7 @@ static void fork_shares_pages(void **state)
 /* The same sequence again and again in one cache, with others alive beside it. */
 static void sequences_are_reused(void **state)
 {
-    const uint64_t seed = 313;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(313);
     kvf_cache_config c = test_config_small();
     c.sequences_max = 2;
     c.transfer = KVF_TRANSFER_GATHER;
@@ -162,9 +157,8 @@ static void sequences_are_reused(void **state)
     test_world w;
     test_tokens_make(
         &t, &c, &(test_tokens_spec){.count = 240, .seed = seed, .sharpness = 2.0f, .topics = 4});
-    test_tokens_make(&other, &c,
-                     &(test_tokens_spec){.count = 300, .seed = seed + 1, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &other, &c,
+              &(test_tokens_spec){.count = 300, .seed = seed + 1, .sharpness = 1.0f});
     float(*first)[256] = test_scratch(20 * sizeof *first);
     float(*again)[256] = test_scratch(20 * sizeof *again);
     for (uint32_t round = 0; round < 6; round++) {
@@ -184,8 +178,7 @@ static void sequences_are_reused(void **state)
         if (round)
             assert_memory_equal(first, again, 20 * sizeof *first);
     }
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_tokens_free(&other);
 }
 
@@ -211,8 +204,7 @@ static void sequences_max_is_a_limit(void **state)
 
 static void layers_may_have_different_lengths(void **state)
 {
-    const uint64_t seed = 317;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(317);
     kvf_cache_config c = test_config_small();
     c.layers = 3;
     static const uint32_t lengths[3] = {300, 60, 5};
@@ -250,16 +242,14 @@ static void layers_may_have_different_lengths(void **state)
 
 static void positions_come_back(void **state)
 {
-    const uint64_t seed = 331;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(331);
     kvf_cache_config c = test_config_small();
     c.layers = 2;
     c.sequences_max = 2;
     test_tokens t;
     test_world w;
     test_random r = {seed};
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 200, .seed = seed, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w), *child = NULL;
     uint32_t positions[200], next = 0;
     for (uint32_t i = 0; i < 200; i++) {
@@ -297,8 +287,7 @@ static void positions_come_back(void **state)
         assert_int_equal(kvf_sequence_position(s, 1, i), i);
     assert_int_equal(kvf_sequence_length(s, 0), 190);
     assert_int_equal(kvf_sequence_length(child, 0), 200);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* Positions that do not ascend are refused, and nothing is appended. */
@@ -307,8 +296,7 @@ static void positions_must_ascend(void **state)
     kvf_cache_config c = test_config_small();
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 8, .seed = 5, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 8, .seed = 5, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     float *out = test_scratch(8 * 256 * sizeof *out);
     const uint32_t bad[3] = {4, 9, 9};
@@ -325,8 +313,7 @@ static void positions_must_ascend(void **state)
     test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
     assert_int_equal(kvf_sequence_length(s, 0), 2);
     test_wait(&w);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)

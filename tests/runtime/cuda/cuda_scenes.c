@@ -14,26 +14,6 @@
 /* A hang detector: a play takes milliseconds, and a second or so under a sanitizer. */
 #define PLAY_SECONDS 60
 
-/* ---- the allocator ---- */
-
-static void *heap_alloc(void *user, size_t bytes, size_t alignment)
-{
-    heap *h = user;
-    void *p = NULL;
-    if (posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment, bytes))
-        return NULL;
-    __atomic_fetch_add(&h->live, 1, __ATOMIC_RELAXED);
-    return p;
-}
-
-static void heap_free(void *user, void *p)
-{
-    heap *h = user;
-    if (p)
-        __atomic_fetch_sub(&h->live, 1, __ATOMIC_RELAXED);
-    free(p);
-}
-
 /* ---- the watchdog ---- */
 
 static char watched[256];
@@ -65,7 +45,7 @@ kvf_runtime_config stage_config(stage *st)
     kvf_runtime_config rc = test_runtime_config();
     rc.device = KVF_DEVICE_CUDA;
     rc.allow_unpinned = 0;
-    rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = &st->heap};
+    rc.allocator = heap_allocator(&st->heap);
     return rc;
 }
 

@@ -11,6 +11,7 @@
  */
 
 #include "harness.h"
+#include "heap.h"
 
 #include <driver_types.h>
 
@@ -24,10 +25,6 @@
 #define KV_HEADS   2u
 #define DIM        64u
 #define OUT_FLOATS (HEADS * DIM)
-
-typedef struct heap {
-    int64_t live;
-} heap;
 
 /* ---- a runtime with the inputs of all scenes ---- */
 

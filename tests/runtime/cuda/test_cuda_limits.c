@@ -288,8 +288,7 @@ static void world_open(world *x, const kvf_cache_config *cc)
 
 static void world_close(world *x)
 {
-    test_world_close(&x->w);
-    test_tokens_free(&x->t);
+    test_close(&x->w, &x->t);
     test_release(x->out);
     assert_true(kvf_emu_is_clean());
 }

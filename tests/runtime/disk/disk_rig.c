@@ -82,8 +82,7 @@ void disk_worlds_close(disk_worlds *w)
         assert_true(!part->pool.tier || kvf_disk_tier_is_valid(part->pool.tier));
     }
     test_world_close(&w->tier);
-    test_world_close(&w->plain);
-    test_tokens_free(&w->t);
+    test_close(&w->plain, &w->t);
 }
 
 void disk_same_steps(disk_worlds *w, kvf_sequence *a, kvf_sequence *b, uint32_t first,

@@ -64,8 +64,7 @@ static void close_worlds(disk_world *f)
     test_wait(&f->tier);
     check(f);
     test_world_close(&f->tier);
-    test_world_close(&f->plain);
-    test_tokens_free(&f->t);
+    test_close(&f->plain, &f->t);
 }
 
 /* ---- calls that may fail ---- */

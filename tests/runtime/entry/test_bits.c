@@ -33,8 +33,7 @@ static const char *select_names[] = {"hybrid",    "full",  "static",  "dynamic",
 
 static void every_transfer_method_gives_the_same_bits(void **state)
 {
-    const uint64_t seed = 101;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(101);
     /* The last two are the CUDA device's. */
     static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH,
                                            KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
@@ -61,8 +60,7 @@ static void every_transfer_method_gives_the_same_bits(void **state)
 
 static void thread_counts_give_the_same_bits(void **state)
 {
-    const uint64_t seed = 103;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(103);
     static const uint32_t threads[] = {2, 3, 5};
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (size_t m = 0; m < 2; m++) {
@@ -89,8 +87,7 @@ static void thread_counts_give_the_same_bits(void **state)
  */
 static void small_pages_give_the_same_bits(void **state)
 {
-    const uint64_t seed = 113;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(113);
     static const kvf_select selects[] = {KVF_SELECT_HYBRID, KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
     static const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH};
     for (uint32_t i = 0; i < 9; i++) {
@@ -125,8 +122,7 @@ static void small_pages_give_the_same_bits(void **state)
 /* Streams that pause at random: whatever was forgotten to wait for shows here, and under TSan. */
 static void delays_do_not_change_bits(void **state)
 {
-    const uint64_t seed = 107;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(107);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_EACH};
     for (size_t m = 0; m < 3; m++) {
@@ -151,8 +147,7 @@ static void delays_do_not_change_bits(void **state)
 /* What was resident decides what moves, never the answer. An exact refresh sees every key. */
 static void slots_do_not_change_bits(void **state)
 {
-    const uint64_t seed = 109;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(109);
     /* A list of pages has at most budget / P = 12 of them, so 12 slots are the least; 0 = default.
      */
     static const uint32_t slots[] = {12, 13, 20, 64};
@@ -196,8 +191,7 @@ static uint32_t cpu_isa(uint32_t mask)
  * where rounding cannot change a choice). */
 static void instruction_sets_agree(void **state)
 {
-    const uint64_t seed = 113;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(113);
     if (test_on_cuda()) {
         print_message("# skipped: these kernels are not the CUDA device's\n");
         skip();
@@ -299,8 +293,7 @@ static void run_batch(const batch_run *b, void *out, float *lse)
 
 static void batch_equals_single_runs(void **state)
 {
-    const uint64_t seed = 127;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(127);
     static const uint32_t prompts[BATCH] = {TEST_SANITIZED ? 130 : 260, 33, 101};
     const uint32_t steps = test_afford(30);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};

@@ -8,6 +8,7 @@
  */
 
 #include "harness.h"
+#include "heap.h"
 
 #include <pthread.h>
 #include <sys/resource.h>
@@ -18,48 +19,17 @@
 
 /* ---- failing allocator ---- */
 
-typedef struct heap {
-    int64_t live;    /* blocks */
-    int64_t asked;   /* allocations since the last arm */
-    int64_t fail_at; /* 0-based; negative = never */
-    int64_t failed;
-} heap;
-
-static void *heap_alloc(void *user, size_t bytes, size_t alignment)
-{
-    heap *h = user;
-    const int64_t at = __atomic_fetch_add(&h->asked, 1, __ATOMIC_RELAXED);
-    if (at == __atomic_load_n(&h->fail_at, __ATOMIC_RELAXED)) {
-        __atomic_fetch_add(&h->failed, 1, __ATOMIC_RELAXED);
-        return NULL;
-    }
-    void *p = NULL;
-    if (posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment,
-                       bytes ? bytes : 1))
-        return NULL;
-    memset(p, 0xa5, bytes); /* nobody may count on zeros */
-    __atomic_fetch_add(&h->live, 1, __ATOMIC_RELAXED);
-    return p;
-}
-
-static void heap_free(void *user, void *p)
-{
-    heap *h = user;
-    if (p)
-        __atomic_fetch_sub(&h->live, 1, __ATOMIC_RELAXED);
-    free(p);
-}
-
+/* 0-based; negative = never */
 static void heap_arm(heap *h, int64_t fail_at)
 {
     h->asked = h->failed = 0;
-    h->fail_at = fail_at;
+    h->fail_at = fail_at + 1;
 }
 
 static kvf_runtime_config heap_config(heap *h)
 {
     kvf_runtime_config rc = test_runtime_config();
-    rc.allocator = (kvf_allocator){.alloc = heap_alloc, .free = heap_free, .user = h};
+    rc.allocator = heap_allocator(h);
     return rc;
 }
 
@@ -116,7 +86,7 @@ static void cache_open_survives_every_failure(void **state)
     static const uint8_t mask[] = {0, 1, 1, 1}; /* streaming heads beside a part with the others */
     const uint32_t step = sweep_step();
     for (uint32_t m = 0; m < 3; m++) {
-        heap h = {.fail_at = -1};
+        heap h = {0};
         const kvf_runtime_config rc = heap_config(&h);
         kvf_runtime *runtime = NULL;
         kvf_stream *stream = NULL;
@@ -168,7 +138,7 @@ static void cache_open_survives_every_failure(void **state)
 /* Streams, sequences and forks, one after the other; and a decode step asks for nothing at all. */
 static void small_objects_survive_every_failure(void **state)
 {
-    heap h = {.fail_at = -1};
+    heap h = {0};
     const kvf_runtime_config rc = heap_config(&h);
     kvf_cache_config cc = test_config_small();
     cc.sequences_max = 2;

@@ -158,8 +158,7 @@ static void one_change(herd *h)
 
 static void invariants_hold_through_any_history(void **state)
 {
-    const uint64_t seed = 701;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(701);
     for (uint32_t m = 0; m < 2; m++) {
         kvf_cache_config cc = test_config_small();
         cc.layers = 2;
@@ -171,10 +170,8 @@ static void invariants_hold_through_any_history(void **state)
         herd *h = test_alloc(sizeof *h);
         assert_non_null(h);
         h->r = (test_random){seed + m};
-        test_tokens_make(
-            &h->t, &cc,
-            &(test_tokens_spec){.count = 500, .seed = seed, .sharpness = 2.0f, .topics = 5});
-        test_world_open(&h->w, NULL, &cc);
+        test_open(&h->w, &h->t, &cc,
+                  &(test_tokens_spec){.count = 500, .seed = seed, .sharpness = 2.0f, .topics = 5});
         const uint32_t blocks = h->w.cache->parts[0].pool.block_count;
         for (uint32_t i = 0; i < test_afford(1500); i++) {
             one_change(h);
@@ -187,8 +184,7 @@ static void invariants_hold_through_any_history(void **state)
         }
         check_invariants(h);
         assert_int_equal(h->w.cache->parts[0].pool.free_count, blocks);
-        test_world_close(&h->w);
-        test_tokens_free(&h->t);
+        test_close(&h->w, &h->t);
         test_release(h);
     }
 }

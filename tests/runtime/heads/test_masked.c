@@ -294,9 +294,8 @@ static void batches_and_forks(void **state)
     c.sequences_max = 3;
     test_tokens_make(&t, &c,
                      &(test_tokens_spec){.count = FIRST + STEPS, .seed = 21, .sharpness = 1.5f});
-    test_tokens_make(&other, &c,
-                     &(test_tokens_spec){.count = FIRST + STEPS, .seed = 22, .sharpness = 1.5f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &other, &c,
+              &(test_tokens_spec){.count = FIRST + STEPS, .seed = 22, .sharpness = 1.5f});
     kvf_sequence *s[3] = {test_sequence(&w), test_sequence(&w), NULL};
     for (uint32_t layer = 0; layer < c.layers; layer++) {
         test_prefill(&w, s[0], &t, &(test_range){.layer = layer, .count = FIRST, .chunk = 33},
@@ -358,8 +357,7 @@ static void batches_and_forks(void **state)
     test_release(v);
     test_release(out);
     test_release(lse);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_tokens_free(&other);
     test_tokens_free(&forked);
 }
@@ -399,8 +397,7 @@ static void streams_take_turns(void **state)
     test_release(out);
     w.stream = streams[0];
     kvf_stream_destroy(streams[1]);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)

@@ -108,9 +108,8 @@ static void steps_and_tokens_are_counted(void **state)
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     kvf_stats s;
     uint64_t attended = 0, attended_middle = 0;
-    test_tokens_make(&t, &c,
-                     &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 1, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c,
+              &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *sequence = test_sequence(&w);
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         test_prefill(&w, sequence, &t, &(test_range){.layer = layer, .count = PROMPT, .chunk = 16},
@@ -134,8 +133,7 @@ static void steps_and_tokens_are_counted(void **state)
     kvf_cache_stats_reset(w.cache);
     kvf_cache_stats(w.cache, &s);
     assert_int_equal(s.steps + s.tokens_attended + s.tokens_held, 0);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* ---- refusals ---- */
@@ -154,8 +152,7 @@ static void what_needs_pages_is_refused(void **state)
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
     int32_t numbers[64] = {0};
     kvf_cache_config c = config_masked(mask_of_all_kinds);
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     test_decode(&w, s, &t, 0, 0, out, NULL);
     test_wait(&w);
@@ -185,8 +182,7 @@ static void what_needs_pages_is_refused(void **state)
                         (const char *)test_k(&t, 0, 0) + 3 * 64 * sizeof(float),
                         64 * sizeof(float));
     assert_int_equal(kvf_sequence_length(s, 0), 1);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void a_full_pool_changes_nothing(void **state)
@@ -196,8 +192,7 @@ static void a_full_pool_changes_nothing(void **state)
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     c.host_tokens_max = 16; /* two pages; the window holds up to 16 + 7 tokens more */
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = 1, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 200, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 39, .chunk = 39}, NULL);
     kvf_prefill_args p =
@@ -214,8 +209,7 @@ static void a_full_pool_changes_nothing(void **state)
     test_expect(w.runtime, kvf_prefill(w.cache, &p, w.stream), KVF_INVALID);
     test_wait(&w);
     test_release(p.out);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* One number that is not finite: its layer and token are named, other sequences go on. */
@@ -256,8 +250,7 @@ static void faults_are_named(void **state)
         s = test_sequence(&w); /* the slot is used again without its fault */
         test_decode(&w, s, &good, layer, 0, out, NULL);
         test_wait(&w);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_tokens_free(&good);
     }
 }
@@ -281,8 +274,7 @@ static void custom_policies_see_the_models_heads(void **state)
     c.select = KVF_SELECT_CUSTOM;
     c.select_fn = note_view;
     c.select_user = seen;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 201, .seed = 1, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 201, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = 200, .chunk = 100}, NULL);
@@ -290,8 +282,7 @@ static void custom_policies_see_the_models_heads(void **state)
     }
     test_wait(&w);
     assert_memory_equal(seen, mask_of_all_kinds, sizeof seen);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)

@@ -195,8 +195,7 @@ static void run_both(const kvf_cache_config *cc, uint64_t seed, const char *what
 
 static void replays_equal_enqueued_steps(void **state)
 {
-    const uint64_t seed = 1009;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(1009);
     static const struct {
         const char *name;
         kvf_select select;

@@ -88,8 +88,7 @@ static void rig_close(rig *r)
 {
     test_wait(&r->w);
     kvf_prune_close(r->prune);
-    test_world_close(&r->w);
-    test_tokens_free(&r->t);
+    test_close(&r->w, &r->t);
     test_release(r->out);
 }
 

@@ -147,8 +147,7 @@ void fail_world_open(fail_world *f, uint32_t extent_bytes)
 
 void fail_world_close(fail_world *f)
 {
-    test_world_close(&f->w);
-    test_tokens_free(&f->t);
+    test_close(&f->w, &f->t);
 }
 
 kvf_status fail_restore(fail_world *f, const char *path, kvf_error *error)

@@ -47,8 +47,7 @@ static void check_case(const save_case *c, uint32_t prompt, uint32_t before)
     kvf_sequence_destroy(r);
     free(got);
     free(wanted);
-    test_world_close(&b);
-    test_tokens_free(&t);
+    test_close(&b, &t);
 }
 
 static void continues_bit_for_bit(void **state)
@@ -93,8 +92,7 @@ static void is_of_the_call(void **state)
     test_ok(&w, kvf_save_finish(save, NULL));
     kvf_sequence *r = save_restore(&w, args.path, 1);
     save_expect(wanted, &w, r, &t, SAVE_PROMPT, 60);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void of_a_fork(void **state)
@@ -115,8 +113,7 @@ static void of_a_fork(void **state)
     void *wanted = save_decode(&w, child, &t, SAVE_PROMPT + 3, 20);
     kvf_sequence *r = save_restore(&w, save_path("fork"), 1);
     save_expect(wanted, &w, r, &t, SAVE_PROMPT + 3, 20);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* A sequence that was saved, restored and saved again gives the same file: nothing of other
@@ -150,8 +147,7 @@ static void same_file_again(void **state)
             fail_msg("%s: another file", c->name);
         free(bytes[0]);
         free(bytes[1]);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
     }
 }
 
@@ -207,8 +203,7 @@ static void check_pruned(kvf_retention retention, uint32_t steps)
     kvf_prune_close(prune);
     free(save_decode(&w, s, &t, SAVE_PROMPT, steps));
     check_same(&w, s, &t, SAVE_PROMPT + steps);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void of_pruned_prompts(void **state)
@@ -242,8 +237,7 @@ static void of_unequal_layers(void **state)
                                                 .positions = positions},
                             w.stream));
     check_same(&w, s, &t, SAVE_PROMPT);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* ---- whatever the order of work ---- */
@@ -276,8 +270,7 @@ static void whatever_the_order(void **state)
         kvf_sequence_destroy(child);
         kvf_sequence *r = save_restore(&w, args.path, 1);
         save_expect(wanted, &w, r, &t, SAVE_PROMPT, SAVE_STEPS);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
     }
 }
 
@@ -320,8 +313,7 @@ static void save_with(const kvf_cache_config *config)
     kvf_sequence *s = test_sequence(&w);
     save_prefill(&w, s, &t, SAVE_PROMPT);
     assert_int_equal(save_now(&w, s, save_path("settings"), NULL), KVF_OK);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 #define DIFFERS(field, value, exact, wanted)                                                       \
@@ -397,8 +389,7 @@ static void other_settings_take_tokens(void **state)
             fail_msg("%s: not as if appended", c->name);
         free(wanted);
         free(got);
-        test_world_close(&w);
-        test_tokens_free(&next);
+        test_close(&w, &next);
         test_tokens_free(&t);
     }
 }
@@ -436,8 +427,7 @@ static void tells_what_it_holds(void **state)
     assert_string_equal(saved.model, "a model");
     assert_string_equal(saved.library, kvf_version());
     assert_string_equal(read, note);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void bad_arguments_are_named(void **state)

@@ -250,8 +250,7 @@ static void run(const save_case *c, bool has_tier)
         assert_true(steps < 400 || stats.disk_reads > 0);
     }
     test_world_close(&s.a);
-    test_world_close(&s.b);
-    test_tokens_free(&s.bank);
+    test_close(&s.b, &s.bank);
 }
 
 static void same_bits_without_growth(void **state)

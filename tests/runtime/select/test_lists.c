@@ -153,8 +153,7 @@ static void check_lists(const engine *e)
 
 static void lists_are_what_own_attention_needs(void **state)
 {
-    const uint64_t seed = 503;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(503);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (uint32_t m = 0; m < 2; m++) {
         engine e = {0};
@@ -188,8 +187,7 @@ static void lists_are_what_own_attention_needs(void **state)
  */
 static void listed_pages_are_the_best(void **state)
 {
-    const uint64_t seed = 509;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(509);
     const kvf_cache_config c = lists_config();
     engine e = {0};
     naive n[BATCH];
@@ -246,8 +244,7 @@ static void listed_pages_are_the_best(void **state)
 /* Lists of the engine's own making: any pages, any number, also none but the last. */
 static void attention_over_given_lists(void **state)
 {
-    const uint64_t seed = 521;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(521);
     const kvf_cache_config c = lists_config();
     engine e = {0};
     test_random r = {seed};
@@ -359,8 +356,7 @@ static uint32_t watch_and_choose(void *user, const kvf_select_view *view, int32_
 
 static void a_custom_policy_sees_what_was_promised(void **state)
 {
-    const uint64_t seed = 523;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(523);
     static const float ratios[] = {0.0f, 0.25f};
     for (uint32_t i = 0; i < 2; i++) {
         watcher watch = {0};
@@ -373,10 +369,8 @@ static void a_custom_policy_sees_what_was_promised(void **state)
         test_tokens t;
         test_world w;
         naive n;
-        test_tokens_make(
-            &t, &c,
-            &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 2.0f, .topics = 5});
-        test_world_open(&w, NULL, &c);
+        test_open(&w, &t, &c,
+                  &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 2.0f, .topics = 5});
         kvf_sequence *s = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = 240, .chunk = 128}, NULL);
         naive_open(&n, kvf_cache_settings(w.cache), kvf_cache_memory(w.cache));
@@ -404,8 +398,7 @@ static void a_custom_policy_sees_what_was_promised(void **state)
         assert_true(watch.pages > 20 * KV * (watch.pages_max - 1));
         naive_result_close(&r);
         naive_close(&n);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
     }
 }
 

@@ -95,8 +95,7 @@ static void run_landscape(const kvf_cache_config *c, uint64_t seed, outcome *o)
     test_wait(&w);
     kvf_cache_stats(w.cache, &o->stats);
     o->recall = o->stats.verified ? o->stats.recall_sum / (double)o->stats.verified : 0.0;
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void outcome_free(outcome *o)
@@ -121,8 +120,7 @@ static double recall_of(kvf_select select, uint64_t seed)
 
 static void policies_rank_as_they_should(void **state)
 {
-    const uint64_t seed = 601;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(601);
     double sum[9] = {0.0};
     const uint64_t rounds = TEST_SANITIZED ? 1 : 3;
     for (uint64_t i = 0; i < rounds; i++)
@@ -148,8 +146,7 @@ static void policies_rank_as_they_should(void **state)
 /* One token far back, which only the very last query asks for. */
 static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
 {
-    const uint64_t seed = 607;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(607);
     static const struct {
         kvf_select select;
         int finds;
@@ -182,8 +179,7 @@ static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
         const double recall = stats.recall_sum / (double)stats.verified;
         if (rows[i].finds ? recall < 0.9 : recall > 0.5)
             fail_msg("policy %d: recall %g", (int)rows[i].select, recall);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
     }
 }
 
@@ -220,15 +216,13 @@ static void run_published(const kvf_cache_config *c, uint64_t seed, outcome *o)
     }
     naive_result_close(&r);
     naive_close(&n);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* With every page attended, or with none, the two ways see the same tokens. */
 static void logical_and_published_agree(void **state)
 {
-    const uint64_t seed = 613;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(613);
     for (uint32_t i = 0; i < 4; i++) {
         kvf_cache_config c = quality_config();
         outcome logical, published;
@@ -254,8 +248,7 @@ static void logical_and_published_agree(void **state)
 /* In between they take different pages, for pages are formed anew; both must be about as good. */
 static void logical_restructuring_selects_as_well(void **state)
 {
-    const uint64_t seed = 617;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(617);
     outcome logical, published;
     kvf_cache_config c = quality_config();
     c.refresh = KVF_REFRESH_EXACT;
@@ -270,8 +263,7 @@ static void logical_restructuring_selects_as_well(void **state)
 
 static void refreshes_happen_when_they_should(void **state)
 {
-    const uint64_t seed = 619;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(619);
     for (uint32_t exact = 0; exact < 2; exact++) {
         kvf_cache_config c = quality_config();
         outcome o;
@@ -293,8 +285,7 @@ static void refreshes_happen_when_they_should(void **state)
 
 static void the_automatic_ratio_stays_in_the_budget(void **state)
 {
-    const uint64_t seed = 631;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(631);
     kvf_cache_config c = quality_config();
     outcome o, fixed;
     c.layers = 2;
@@ -317,8 +308,7 @@ static void the_automatic_ratio_stays_in_the_budget(void **state)
 
 static void counters_add_up(void **state)
 {
-    const uint64_t seed = 641;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(641);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_EACH};
     for (uint32_t m = 0; m < 3; m++) {
@@ -348,15 +338,13 @@ static void counters_add_up(void **state)
 
 static void layers_add_up_to_the_cache(void **state)
 {
-    const uint64_t seed = 643;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(643);
     kvf_cache_config c = quality_config();
     test_tokens t;
     test_world w;
     float *out = test_scratch(256 * sizeof *out);
     c.layers = 3;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 260, .seed = seed, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     for (uint32_t layer = 0; layer < 3; layer++)
         test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = 200 + layer, .chunk = 128},
@@ -389,8 +377,7 @@ static void layers_add_up_to_the_cache(void **state)
     kvf_cache_stats_reset(w.cache);
     kvf_cache_stats(w.cache, &all);
     assert_int_equal(all.steps + all.hits + all.misses + all.tokens_attended + all.attend_ns, 0);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)

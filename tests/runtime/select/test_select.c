@@ -123,8 +123,7 @@ static void follow_run(const follow *f)
     kvf_sequence_destroy(s);
     naive_result_close(&r);
     naive_close(&n);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static test_scenario scenario_of(kvf_select select, uint64_t seed)
@@ -146,8 +145,7 @@ static void demand(const tally *t)
 
 static void policies_agree_with_the_naive_model(void **state)
 {
-    const uint64_t seed = 211;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(211);
     static const struct {
         kvf_select select;
         const char *name;
@@ -174,8 +172,7 @@ static void policies_agree_with_the_naive_model(void **state)
 /* The prompt is shorter than the budget: everything at first, a selection later. */
 static void growing_past_the_budget(void **state)
 {
-    const uint64_t seed = 223;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(223);
     tally all = {0};
     for (uint32_t i = 0; i < 3; i++) {
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);
@@ -191,8 +188,7 @@ static void growing_past_the_budget(void **state)
  * long. */
 static void a_budget_that_grows(void **state)
 {
-    const uint64_t seed = 239;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(239);
     static const kvf_select policies[] = {KVF_SELECT_HYBRID,    KVF_SELECT_DYNAMIC,
                                           KVF_SELECT_STREAMING, KVF_SELECT_ORACLE,
                                           KVF_SELECT_QUEST,     KVF_SELECT_ARKVALE};
@@ -208,8 +204,7 @@ static void a_budget_that_grows(void **state)
 
 static void static_ratios(void **state)
 {
-    const uint64_t seed = 227;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(227);
     static const float ratios[] = {0.0f, 0.1f, 0.25f, 0.5f, 0.75f, 1.0f};
     tally all = {0};
     for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++) {
@@ -222,8 +217,7 @@ static void static_ratios(void **state)
 
 static void the_automatic_ratio(void **state)
 {
-    const uint64_t seed = 241;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(241);
     static const uint32_t prompts[] = {230, 60, 0, 400};
     tally all = {0};
     for (uint32_t i = 0; i < 4; i++) {
@@ -242,8 +236,7 @@ static void the_automatic_ratio(void **state)
 
 static void digests_and_reductions(void **state)
 {
-    const uint64_t seed = 229;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(229);
     static const kvf_digest_kind kinds[] = {KVF_DIGEST_MINMAX, KVF_DIGEST_CUBOID_MEAN,
                                             KVF_DIGEST_MEAN};
     static const kvf_group_reduce reduces[] = {KVF_GROUP_MEAN_SOFTMAX, KVF_GROUP_MAX,
@@ -271,8 +264,7 @@ static void digests_and_reductions(void **state)
 /* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions. */
 static void codes(void **state)
 {
-    const uint64_t seed = 241;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(241);
     static const struct {
         kvf_select select;
         kvf_dtype dtype;
@@ -311,8 +303,7 @@ static void codes(void **state)
 /* Other geometries: dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers. */
 static void geometries(void **state)
 {
-    const uint64_t seed = 233;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(233);
     static const struct {
         kvf_dtype dtype;
         uint32_t page, sink, local, budget, group, layers, head_dim, block;
@@ -357,8 +348,7 @@ static void geometries(void **state)
 /* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
 static void slots_and_victims(void **state)
 {
-    const uint64_t seed = 239;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(239);
     tally all = {0};
     for (uint32_t i = 0; i < 4; i++) {
         test_scenario sc = scenario_of(KVF_SELECT_HYBRID, seed + i);

@@ -108,8 +108,7 @@ static void run_against_dense(kvf_cache_config config, uint64_t seed, const char
 
 static void full_budget_is_dense(void **state)
 {
-    const uint64_t seed = 20260101;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(20260101);
     for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
         const geometry *g = &geometries[i];
         char what[128];
@@ -122,8 +121,7 @@ static void full_budget_is_dense(void **state)
 /* The host device takes every multiple of 16. */
 static void head_dims_are_multiples_of_16(void **state)
 {
-    const uint64_t seed = 53;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(53);
     for (uint32_t i = 0; i < 16 && !test_on_cuda(); i++) {
         const geometry g = {(kvf_dtype)(i % 3), 16 * (i + 1), 1, 1 + i % 4, 4, 1};
         char what[64];
@@ -155,8 +153,7 @@ static void a_gpu_takes_some_head_dims(void **state)
 
 static void full_selection_is_dense_whatever_the_budget(void **state)
 {
-    const uint64_t seed = 31;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(31);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (size_t i = 0; i < 2; i++) {
         test_scenario sc = {.cc = test_config_small(),
@@ -178,8 +175,7 @@ static void full_selection_is_dense_whatever_the_budget(void **state)
 /* A prompt of nothing: the first token of a sequence may be a decode step. */
 static void decode_from_the_first_token(void **state)
 {
-    const uint64_t seed = 37;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(37);
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 1.0f},
                         .steps = 90,
@@ -193,8 +189,7 @@ static void decode_from_the_first_token(void **state)
 /* The prompt in chunks: the same attention to rounding, and afterwards the same bits. */
 static void chunks_do_not_matter(void **state)
 {
-    const uint64_t seed = 41;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(41);
     static const uint32_t chunks[] = {1, 3, 8, 17, 64, 128};
     test_scenario sc = {.cc = test_config_small(),
                         .tokens = {.seed = seed, .sharpness = 2.0f, .topics = 5},
@@ -221,8 +216,7 @@ static void chunks_do_not_matter(void **state)
 /* Without a static set nothing depends on the queries of the prompt. */
 static void append_only_prefill_leaves_the_same_cache(void **state)
 {
-    const uint64_t seed = 43;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(43);
     kvf_cache_config c = test_config_small();
     c.select = KVF_SELECT_DYNAMIC;
     test_tokens t;
@@ -247,13 +241,11 @@ static void append_only_prefill_leaves_the_same_cache(void **state)
 /* Without queries of the prompt the first static set comes from the first steps; nothing breaks. */
 static void append_only_prefill_then_sparse_decode(void **state)
 {
-    const uint64_t seed = 47;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(47);
     kvf_cache_config c = test_config_small();
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 440, .seed = seed, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 440, .seed = seed, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     float(*out)[256] = test_scratch(40 * sizeof *out);
     float(*lse)[4] = test_scratch(40 * sizeof *lse);
@@ -269,8 +261,7 @@ static void append_only_prefill_then_sparse_decode(void **state)
     assert_int_equal(stats.steps, 40);
     assert_true(stats.tokens_attended <= 40u * 2u * c.budget_tokens);
     assert_true(stats.tokens_attended >= 40u * 2u * (c.sink_tokens + c.local_tokens));
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)

@@ -155,8 +155,7 @@ static void run_keep(const keep_case *x, uint64_t seed)
     kvf_sequence_destroy(fresh);
     test_wait(&w);
     assert_int_equal(w.cache->parts[0].pool.free_count, w.cache->parts[0].dims.block_count);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_release(out);
     test_release(ids);
     test_release(given);
@@ -222,8 +221,7 @@ static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *a
 /* Kept queries of tokens that were kept score as those queries given do; others are gone. */
 static void kept_queries_stay_valid(void **state)
 {
-    const uint64_t seed = 91;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(91);
     for (uint32_t window = 0; window < 24; window += 5) {
         test_world w;
         test_tokens t;
@@ -262,8 +260,7 @@ static void kept_queries_stay_valid(void **state)
         a.window = window + 1;
         a.out = &one;
         test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &a, &one, w.stream), KVF_INVALID);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_release(ids);
         test_release(work);
     }
@@ -273,8 +270,7 @@ static void kept_queries_stay_valid(void **state)
 
 static void a_cleared_sequence_is_a_fresh_one(void **state)
 {
-    const uint64_t seed = 5150;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(5150);
     for (uint32_t i = 0; i < 6; i++) {
         test_world w;
         test_tokens t;
@@ -309,8 +305,7 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
         test_prefill(&w, fresh, &t, &(test_range){.first = 30, .count = 260, .chunk = 60}, NULL);
         same_layer(&w, s, fresh);
         same_decode(&w, s, fresh, &t, 290, 40);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_release(out);
     }
 }
@@ -342,8 +337,7 @@ static void streaming_heads_start_over(void **state)
     test_prefill(&w, s, &t, &range, NULL);
     test_prefill(&w, fresh, &t, &range, NULL);
     same_decode(&w, s, fresh, &t, n + 20, 10);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 /* ---- forks, refusals, layers ---- */
@@ -351,8 +345,7 @@ static void streaming_heads_start_over(void **state)
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
 static void a_fork_keeps_for_itself(void **state)
 {
-    const uint64_t seed = 612;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(612);
     for (uint32_t i = 0; i < 4; i++) {
         test_world w;
         test_tokens t;
@@ -386,8 +379,7 @@ static void a_fork_keeps_for_itself(void **state)
         }
         same_layer(&w, child, twin);
         same_decode(&w, child, twin, &t, n, has_room ? 20 : 3);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_release(ids);
         test_release(work);
     }
@@ -437,8 +429,7 @@ static void bad_calls_change_nothing(void **state)
 #undef BAD
     same_layer(&w, s, twin);
     same_decode(&w, s, twin, &t, n, 9);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_release(work);
 }
 
@@ -521,8 +512,7 @@ static void layers_of_different_lengths_decode(void **state)
             assert_true(stats.recall_sum > 0.9999 * (double)stats.verified &&
                         stats.error_max < 0.05);
         kvf_recording_destroy(recording);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_release(ids);
         test_release(work);
         test_release(a);

@@ -173,8 +173,7 @@ static void run_scores(const scores_case *x, uint64_t seed)
         check_ties(&a, first, out, cc.kv_heads);
     if (a.heads)
         compare(heads, want_heads, each, x->rounds, tolerance, "heads");
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_release(out);
     test_release(heads);
     test_release(work);
@@ -235,8 +234,7 @@ static void chunks_add_up_to_the_prompt(void **state)
     kvf_cache_config cc = test_config_small();
     cc.observe_window = 1;
     test_seed_print(__func__, seed);
-    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
-    test_world_open(&w, NULL, &cc);
+    test_open(&w, &t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
     kvf_sequence *s = test_sequence(&w);
     const size_t all = (size_t)cc.kv_heads * n, each = (size_t)cc.query_heads * n;
     float *out = must(all * sizeof *out);
@@ -266,8 +264,7 @@ static void chunks_add_up_to_the_prompt(void **state)
         restate(&t, &a, 0, want, want_heads);
         compare(out, want, all, 1.0, 2e-5, "out");
     }
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_release(out);
     test_release(work);
     test_release(want);

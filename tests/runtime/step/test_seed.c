@@ -79,8 +79,7 @@ static void run_seed(const seed_case *x, uint64_t seed)
         kvf_cache_stats(w.cache, &after);
         assert_int_equal(after.refreshes - before.refreshes, i == steps);
     }
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     test_release(scores);
     test_release(is_in);
     test_release(out);
@@ -88,8 +87,7 @@ static void run_seed(const seed_case *x, uint64_t seed)
 
 static void a_seed_is_the_static_set(void **state)
 {
-    const uint64_t seed = 310;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(310);
     static const seed_case cases[] = {
         {0.25f, 0, 0}, {0.25f, 1, 1}, {1.0f, 0, 1}, {0.25f, 0, 1}, {KVF_STATIC_RATIO_AUTO, 1, 0},
     };
@@ -100,8 +98,7 @@ static void a_seed_is_the_static_set(void **state)
 /* Every token in the budget: whatever is seeded, attention is dense. */
 static void a_seed_with_full_budget_is_dense(void **state)
 {
-    const uint64_t seed = 77;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(77);
     const float ratios[] = {0.5f, 1.0f, KVF_STATIC_RATIO_AUTO};
     for (uint32_t i = 0; i < 3; i++) {
         test_world w;
@@ -129,8 +126,7 @@ static void a_seed_with_full_budget_is_dense(void **state)
         kvf_cache_stats(w.cache, &stats);
         assert_true(stats.recall_sum > 0.9999 * (double)stats.verified);
         assert_true(stats.verified > 0 && stats.error_max < 1e-4);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
         test_release(scores);
         test_release(out);
     }

@@ -48,8 +48,7 @@ static void compare(test_scenario *sc, const char *what)
 
 static void answers_are_those_of_exact_fetching(void **state)
 {
-    const uint64_t seed = 907;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(907);
     static const struct {
         const char *name;
         kvf_select select;
@@ -85,8 +84,7 @@ static void answers_are_those_of_exact_fetching(void **state)
 
 static void delays_do_not_change_answers(void **state)
 {
-    const uint64_t seed = 911;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(911);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
                                            KVF_TRANSFER_EACH};
     for (uint32_t m = 0; m < 3; m++) {
@@ -146,15 +144,13 @@ static size_t wander(const kvf_cache_config *cc, uint32_t speculate, uint64_t se
     }
     test_wait(&w);
     kvf_cache_stats(w.cache, stats);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
     return used;
 }
 
 static void forks_and_ends_do_not_disturb(void **state)
 {
-    const uint64_t seed = 919;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(919);
     const size_t room = 24u << 20;
     for (uint32_t m = 0; m < 3; m++) {
         kvf_cache_config cc = test_config_small();

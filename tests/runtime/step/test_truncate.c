@@ -174,8 +174,7 @@ static kvf_cache_config cut_config(void)
 
 static void page_sizes(void **state)
 {
-    const uint64_t seed = 901;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(901);
     static const uint32_t sizes[] = {1, 2, 4, 8, 16, 32, 64};
     static const kvf_transfer transfers[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
     for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -205,8 +204,7 @@ static piece random_piece(test_random *r, uint32_t most)
 
 static void any_history(void **state)
 {
-    const uint64_t seed = 907;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(907);
     test_random r = {seed};
     static const kvf_select policies[] = {KVF_SELECT_DYNAMIC, KVF_SELECT_FULL, KVF_SELECT_STREAMING,
                                           KVF_SELECT_QUEST, KVF_SELECT_ORACLE};
@@ -232,8 +230,7 @@ static void any_history(void **state)
 /* Pages that come ahead of need may be those that are cut. */
 static void with_speculation(void **state)
 {
-    const uint64_t seed = 911;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(911);
     cut_case x = {.cc = cut_config(),
                   .before = {{128, 220}, {0, 6}},
                   .dropped = {{0, 30}},
@@ -250,8 +247,7 @@ static void with_speculation(void **state)
  * in the tail, after as many tokens as were dropped. */
 static void a_static_set_stays(void **state)
 {
-    const uint64_t seed = 919;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(919);
     for (uint32_t forks = 0; forks < 3; forks++) {
         cut_case x = {.cc = cut_config(),
                       .forks = forks,
@@ -274,8 +270,7 @@ static void a_static_set_stays(void **state)
  * that are left were kept. */
 static void a_static_set_is_dissolved(void **state)
 {
-    const uint64_t seed = 929;
-    test_seed_print(__func__, seed);
+    const uint64_t seed = test_seed(929);
     enum { PROMPT = 200, TAIL = 40 };
     for (uint32_t i = 0; i < 4; i++) {
         /* The first refresh is at 201 tokens, where auto chooses too, the second one at 217. */
@@ -312,8 +307,7 @@ static void a_static_set_is_dissolved(void **state)
         same_inside(&w, cut);
         test_release(out[0]);
         test_release(out[1]);
-        test_world_close(&w);
-        test_tokens_free(&t);
+        test_close(&w, &t);
     }
 }
 
@@ -334,8 +328,7 @@ static void layers_are_cut_by_position(void **state)
     test_tokens t;
     test_world w;
     uint32_t positions[60];
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 120, .seed = 941, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 120, .seed = 941, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = 120, .chunk = 128}, NULL);
     for (uint32_t i = 0; i < 60; i++)
@@ -354,8 +347,7 @@ static void layers_are_cut_by_position(void **state)
     assert_int_equal(kvf_sequence_length(s, 1), 51);
     assert_int_equal(kvf_sequence_position(s, 1, 50), 100);
     test_wait(&w);
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 static void expect_text(const test_world *w, const char *text)
@@ -368,8 +360,7 @@ static void refusals_name_what_is_wrong(void **state)
     kvf_cache_config c = cut_config();
     test_tokens t;
     test_world w;
-    test_tokens_make(&t, &c, &(test_tokens_spec){.count = 120, .seed = 947, .sharpness = 1.0f});
-    test_world_open(&w, NULL, &c);
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 120, .seed = 947, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     for (uint32_t l = 0; l < c.layers; l++)
         test_prefill(&w, s, &t, &(test_range){.layer = l, .count = 100, .chunk = 128}, NULL);
@@ -409,8 +400,7 @@ static void refusals_name_what_is_wrong(void **state)
     expect_text(
         &w, "head_mask has streaming heads, whose rings have lost what the newest tokens took the "
             "place of; fork before tokens that may have to go, or open the cache without a mask");
-    test_world_close(&w);
-    test_tokens_free(&t);
+    test_close(&w, &t);
 }
 
 int main(void)
