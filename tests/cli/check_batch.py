@@ -131,6 +131,108 @@ def check_pruned(chat):
                in err, err)
 
 
+def rescored(chat, answers, *options, status=0):
+    """(lines by (id, sample), what --stats says of them, standard error)."""
+    stats = chat.save("stats", "")
+    command = [chat.kvferry, "score", "--model", chat.folder, "--device", "host", "--answers",
+               answers, "--stats", stats, *SELECTION, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    chat.check("score ends with %d" % status, done.returncode == status, command, done.stderr)
+    if status:
+        return {}, {}, done.stderr
+    with open(stats, encoding="utf-8") as f:
+        told = json.load(f)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(r["id"], r["sample"]): r for r in results}, told, done.stderr
+
+
+def check_logprobs(chat):
+    """They change no token. Scored again under the selection that drew them, they are the same to
+    the last bit; densely they are those of a dense run of the same tokens."""
+    chat.write()
+    jobs = [{"prompt": PROMPTS[3], "id": "long"}, {"prompt": PROMPTS[0]}, {"prompt": PROMPTS[5]}]
+    path = chat.save("p.jsonl", "\n".join(map(json.dumps, jobs)))
+    options = ("--prompts", path, "--samples", "3", "--batch", "4", "-n", "9", "--ignore-eos")
+    free, _ = lines_of(chat, *options, *DRAWS)
+    drawn, _ = lines_of(chat, *options, *DRAWS, "--logprobs", "3")
+    for key, r in drawn.items():
+        best = [step[0] for step in r["top_logprobs"]]
+        chat.check("%s has the tokens that it has without" % (key,), r["ids"] == free[key]["ids"] and
+                   not {"logprobs", "select"} & free[key].keys(), r)
+        chat.check("%s has a number per token" % (key,), len(r["logprobs"]) == len(r["draw_logprobs"])
+                   == len(r["top_logprobs"]) == 9 and all(len(step) == 3 for step in r["top_logprobs"]) and
+                   all(p <= 0 for p in r["logprobs"] + r["draw_logprobs"]), r)
+        chat.check("%s: none is above the likeliest" % (key,), all(
+            p <= b[1] and (p == b[1]) == (i == b[0])
+            for i, p, b in zip(r["ids"], r["logprobs"], best)), r)
+    for text, temperature in (("1", 1.0), ("2", 2.0)):
+        plain, _ = lines_of(chat, *options, "--temperature", text, "--logprobs", "20")
+        r = plain[("long", 0)]
+        near = max(abs(a - b) for a, b in zip(r["logprobs"], r["draw_logprobs"]))
+        chat.check("uncut draws at temperature %s" % text, (near < 1e-5) == (temperature == 1.0), r)
+    greedy, _ = lines_of(chat, *options, "--logprobs", "1")
+    r = greedy[("long", 0)]
+    chat.check("a greedy token is the likeliest, and not drawn", "draw_logprobs" not in r and
+               [[[i, p]] for i, p in zip(r["ids"], r["logprobs"])] == r["top_logprobs"], r)
+
+    answers = chat.save("a.jsonl", "\n".join(json.dumps(r) for r in drawn.values()))
+    for batch in ("1", "5"):
+        same, told, _ = rescored(chat, answers, "--prompts", path, "--select", "dynamic",
+                                 "--logprobs", "0", "--batch", batch)
+        chat.check("the selection that drew them gives the same, %s at once" % batch,
+                   {key: r["logprobs"] for key, r in same.items()} ==
+                   {key: r["logprobs"] for key, r in drawn.items()} and
+                   told["rescored"]["differences"][0]["max_abs"] == 0 and
+                   told["scored_tokens"] == 81, told, same)
+    dense, told, err = rescored(chat, answers, "--prompts", path, "--logprobs", "0")
+    figures = told["rescored"]["differences"]
+    chat.check("densely they differ where tokens were left out", len(figures) == 1 and
+               figures[0]["drawn_with"] == "dynamic, budget 128" and
+               figures[0]["compared_tokens"] == 81 and 0 < figures[0]["mean_abs"] <=
+               figures[0]["p99_abs"] <= figures[0]["max_abs"] and "drawn     dynamic" in err and
+               told["settings"]["select"] == "full", told, err)
+    by_hand = [a - b for key in drawn for a, b in zip(drawn[key]["logprobs"], dense[key]["logprobs"])]
+    chat.check("the mean is that of all tokens", abs(sum(by_hand) / 81 - figures[0]["mean"]) < 1e-7 and
+               abs(max(map(abs, by_hand)) - figures[0]["max_abs"]) < 1e-7, by_hand, figures)
+    whole, _ = lines_of(chat, *options, "--select", "full", *DRAWS, "--logprobs", "0")
+    again, told, _ = rescored(chat, chat.save("b.jsonl", "\n".join(
+        json.dumps(r) for r in list(whole.values()) + list(drawn.values())[:2])), "--prompts", path)
+    chat.check("a dense run is dense, and each selection has its figures", sorted(
+        d["drawn_with"] for d in told["rescored"]["differences"]) == ["dynamic, budget 128", "full"]
+        and all(d["max_abs"] == 0 for d in told["rescored"]["differences"] if d["drawn_with"] == "full"),
+        told)
+    one, _ = lines_of(chat, "--prompt", PROMPTS[3], "--samples", "2", "-n", "4", *DRAWS, "--logprobs", "0")
+    few = [{"id": 1, "sample": 5, "ids": one[(1, 0)]["ids"][:2]}]
+    short, told, _ = rescored(chat, chat.save("c.jsonl", json.dumps(few[0])), "--prompt", PROMPTS[3],
+                              "--logprobs", "0")
+    chat.check("an answer without log-probabilities is scored", len(short[(1, 5)]["logprobs"]) == 2 and
+               "difference" not in short[(1, 5)] and
+               "compared_tokens" not in told["rescored"]["differences"][0], short, told)
+
+
+def check_logprobs_refused(chat):
+    chat.write()
+    path = chat.save("p.jsonl", json.dumps({"prompt": "quiet"}))
+    for line, why in (({"ids": [4]}, "give id"), ({"id": 2, "ids": [4]}, "id 2 is that of no prompt"),
+                      ({"id": "1", "ids": [4]}, 'id "1" is that of no prompt'),
+                      ({"id": 1}, "ids must be a list"), ({"id": 1, "ids": []}, "nothing to score"),
+                      ({"id": 1, "ids": [4000000]}, "the model's tokens"),
+                      ({"id": 1, "ids": [4], "sample": "a"}, "sample must be"),
+                      ({"id": 1, "ids": [4], "logprobs": [1, 2]}, "logprobs must be a list of 1"),
+                      ([7], "line 2")):
+        answers = chat.save("a.jsonl", "\n" + json.dumps(line))
+        _, _, err = rescored(chat, answers, "--prompts", path, status=1)
+        chat.check("%s is refused" % line, why in err and "a.jsonl: line 2" in err, err)
+    empty = chat.save("a.jsonl", "\n")
+    _, _, err = rescored(chat, empty, "--prompts", path, status=1)
+    chat.check("no answer at all", "holds no answer" in err, err)
+    good = chat.save("a.jsonl", json.dumps({"id": 1, "ids": [4]}))
+    for options in (("--prompts", path, "--text", path), ("--prompts", path, "--prompt", "a")):
+        rescored(chat, good, *options, status=2)
+    _, err = chat.run("--prompt", "a", "--logprobs", "1", status=2)
+    chat.check("lines are what has them", "--logprobs belong to" in err, err)
+
+
 def check_saved(chat):
     """Lines go on from a saved document, which is read once for all of them."""
     about = subprocess.run([chat.kvferry, "info"], stdout=subprocess.PIPE, check=True).stdout
@@ -140,7 +242,8 @@ def check_saved(chat):
     document, ends = PROMPTS[3], (" alice", " alice brown", "", " alice brown is")
     saved = os.path.join(chat.folder, "document.kvs")
     chat.run(*SELECTION, "--prompt", document, "-n", "1", "--save", saved)
-    wanted = [alone(chat, document + end, "-n", "6", *DRAWS)[0] for end in ends]
+    # Each alone, from the file too: products in bf16 depend on how many tokens are read at once.
+    wanted = [alone(chat, document + end, "--load", saved, "-n", "6", *DRAWS)[0] for end in ends]
     path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": end}) for end in ends))
     for batch in ("1", "3"):
         results, told = lines_of(chat, "--load", saved, "--prompts", path, "--batch", batch,
@@ -340,8 +443,8 @@ def check_interrupted_prefill(chat):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        for check in (check_prompts, check_samples, check_pruned, check_saved, check_options,
-                      check_chat, check_refused, check_long, check_interrupted, check_interrupted_prefill):
+        for check in (check_prompts, check_samples, check_logprobs, check_logprobs_refused,
+                      check_pruned, check_saved, check_options, check_chat, check_refused, check_long, check_interrupted, check_interrupted_prefill):
             check(chat)
     print("%d checks, %d failed" % (chat.checks, chat.failed))
     return chat.failed > 0

@@ -133,6 +133,17 @@ def score(folder, prompt, text, *options):
     return result, of_tokens
 
 
+def score_answer(folder, ids):
+    """Losses of a finished answer to the prompt that was scored last."""
+    with open(os.path.join(folder, "answers"), "w", encoding="utf-8") as f:
+        json.dump({"id": 1, "ids": ids}, f)
+    run = subprocess.run([KVFERRY, "score", "--model", folder, "--prompt-file",
+                          os.path.join(folder, "prompt"), "--answers",
+                          os.path.join(folder, "answers"), "--logprobs", "0", "--device", "host"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    check("an answer is scored", run.returncode == 0)
+    return -np.array(json.loads(run.stdout)["logprobs"])
+
 
 def main():
     config, weights, vocab = load()
@@ -151,6 +162,9 @@ def main():
             result["loss"], dense.mean(), abs(full - dense).max()))
         check("full is dense attention, token by token", abs(full - dense).max() < EACH)
         check("full is dense attention, in the mean", abs(full.mean() - dense.mean()) < MEAN)
+        answer = score_answer(folder, [vocab[word] for word in text])
+        check("an answer is scored as dense attention", abs(answer - dense).max() < EACH)
+        check("and as the text that it is", abs(answer - full).max() < 1e-5)
         _, gather = score(folder, prompt, text, "--select", "full", "--transfer", "gather")
         check("a transfer changes no bit", (gather == full).all())
         _, large = score(folder, prompt, text, "--select", "dynamic", "--budget", "1024")

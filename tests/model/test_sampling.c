@@ -52,8 +52,13 @@ static void check_shares(double temperature, double top_p, uint32_t top_k, const
     uint32_t count[VOCAB] = {0};
     make_logits(logits, temperature);
     kvf_sampler *s = sampler(temperature, top_p, top_k, 7);
-    for (uint32_t i = 0; i < DRAWS; i++)
-        count[kvf_sampler_next(s, 0, logits)]++;
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        const uint32_t id = kvf_sampler_next(s, 0, logits);
+        count[id]++;
+        if (fabs(kvf_sampler_logprob(s, 0, id) - log(want[id])) > 1e-6)
+            fail_msg("token %u: ln p %.9g, expected %.9g", id, kvf_sampler_logprob(s, 0, id),
+                     log(want[id]));
+    }
     kvf_sampler_destroy(s);
     for (uint32_t i = 0; i < VOCAB; i++) {
         double share = (double)count[i] / DRAWS;
@@ -68,6 +73,7 @@ static void greedy_takes_the_first_of_the_largest(void **state)
     kvf_sampler *s = sampler(0.0, 1.0, 0, 1);
     const float tie[VOCAB] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, NAN};
     assert_int_equal(kvf_sampler_next(s, 0, tie), 1);
+    assert_true(kvf_sampler_logprob(s, 0, 1) == 0.0);
     const float none[VOCAB] = {NAN, INFINITY, -INFINITY, NAN, NAN, NAN};
     assert_int_equal(kvf_sampler_next(s, 0, none), KVF_SAMPLER_NONE);
     kvf_sampler_destroy(s);

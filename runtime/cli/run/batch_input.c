@@ -5,13 +5,13 @@
 #include "batch_input.h"
 
 #include "chat_thought.h"
+#include "json_lines.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PROMPTS_BYTES_MAX (1u << 30)
 /* Tokens at the end of a prompt that may say that a thought begins. */
-#define TAIL_TOKENS       16u
+#define TAIL_TOKENS 16u
 
 /* Fields of a line that are settings of its own. */
 typedef struct line_setting {
@@ -279,35 +279,23 @@ static kvf_status check_names(const cli_jobs *jobs, const char *path, kvf_error 
     return status;
 }
 
-static bool is_blank(const char *line, size_t size)
+/* What reads lines. */
+typedef struct reading {
+    const cli_job_source *source;
+    cli_jobs *jobs;
+} reading;
+
+static kvf_status on_line(void *user, const json_value *line, const char *where, uint64_t number,
+                          kvf_error *error)
 {
-    while (size > 0 && memchr(" \t\r", line[size - 1], 3))
-        size--;
-    return size == 0;
+    const reading *r = user;
+    return read_line(r->source, line, where, number, r->jobs, error);
 }
 
 kvf_status cli_jobs_read(const cli_job_source *source, cli_jobs *out, kvf_error *error)
 {
     const char *path = source->options->prompts_file;
-    char where[256];
-    kvf_text text = {0};
-    uint64_t number = 0;
-    kvf_status status = model_read_file(NULL, path, PROMPTS_BYTES_MAX, &text, error);
-    for (size_t at = 0; status == KVF_OK && at < text.size;) {
-        const char *line = text.bytes + at;
-        const char *newline = memchr(line, '\n', text.size - at);
-        const size_t size = newline ? (size_t)(newline - line) : text.size - at;
-        json_document *document = NULL;
-        at += size + 1;
-        snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
-        if (is_blank(line, size))
-            continue;
-        status = json_parse(line, size, where, NULL, &document, error);
-        if (status == KVF_OK)
-            status = read_line(source, json_root(document), where, number, out, error);
-        json_free(document);
-    }
-    kvf_text_free(NULL, &text);
+    kvf_status status = cli_json_lines(path, on_line, &(reading){source, out}, error);
     if (status == KVF_OK && out->count == 0)
         status = model_fail(error, KVF_INVALID, "%s holds no prompt", path);
     if (status == KVF_OK)

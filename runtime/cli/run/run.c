@@ -161,7 +161,11 @@ static kvf_status open_jobs(cli_run *run, kvf_error *error)
         KVF_TRY(cli_jobs_read(&source, &run->jobs, error));
     else
         KVF_TRY(cli_jobs_single(&source, &run->prompt, &run->jobs, error));
-    warn_of_equal_answers(run);
+    if (run->options.answers_file)
+        KVF_TRY(
+            cli_given_read(run->options.answers_file, &run->model, &run->jobs, &run->given, error));
+    else
+        warn_of_equal_answers(run);
     run->batch.rows =
         run->jobs.answers < run->options.batch ? (uint32_t)run->jobs.answers : run->options.batch;
     return check_jobs(run, error);
@@ -197,7 +201,7 @@ static kvf_status open_input(cli_run *run, kvf_error *error)
                             cli_chat_wanted(&o->chat) ? &run->chat : NULL, &run->prompt, error));
     KVF_TRY(cli_saved_match(run, error));
     KVF_TRY(check_context(run, error));
-    if (o->samples)
+    if (o->samples || o->answers_file)
         KVF_TRY(open_jobs(run, error));
     return cli_run_prune_prepare(run, error);
 }
@@ -485,6 +489,8 @@ static void close_run(cli_run *run)
     kvf_token_ids_free(NULL, &run->saved);
     cli_questions_free(&run->questions);
     cli_jobs_free(&run->jobs);
+    cli_given_free(&run->given);
+    cli_rescore_free(run);
     cli_chat_close(&run->chat);
     kvf_tokenizer_close(run->tokenizer);
     kvf_weights_close(run->weights);
@@ -598,7 +604,12 @@ int cli_run_main(int argc, char **argv)
     return cli_run_command(argc, argv, cli_run_options_parse, generate);
 }
 
+static kvf_status score(cli_run *run, kvf_error *error)
+{
+    return run->batch.rows ? cli_run_batch(run, error) : cli_run_score(run, error);
+}
+
 int cli_score_main(int argc, char **argv)
 {
-    return cli_run_command(argc, argv, cli_score_options_parse, cli_run_score);
+    return cli_run_command(argc, argv, cli_score_options_parse, score);
 }

@@ -6,7 +6,7 @@
  * `kvferry run` and `kvferry score`: what their files share.
  *
  * run.c opens and closes, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
- * answers at once, run_score.c scores, run_report.c tells.
+ * answers at once, run_score.c scores a text and run_rescore.c answers, run_report.c tells.
  * Invariant: a run that is zero or half open can be closed.
  */
 
@@ -15,7 +15,9 @@
 #include "batch_input.h"
 #include "completion.h"
 #include "generate.h"
+#include "given_answers.h"
 #include "json_writer.h"
+#include "logprobs.h"
 #include "memory_plan.h"
 #include "output_file.h"
 #include "prompt.h"
@@ -45,6 +47,13 @@ typedef struct cli_batch {
     double ms;
 } cli_batch;
 
+/* Answers that were drawn under one selection, scored again. */
+typedef struct cli_rescored {
+    char selection[CLI_SELECTION_BYTES];
+    double *values; /* [count] differences of log-probabilities, a token each */
+    size_t count, capacity;
+} cli_rescored;
+
 /* What was computed of a pruned prompt later. */
 typedef struct cli_complete {
     uint32_t tokens;
@@ -67,8 +76,12 @@ typedef struct cli_run {
     cli_questions questions;
     cli_jobs jobs; /* of a batch */
     cli_batch batch;
-    kvf_token_ids text; /* of `score` */
-    float *losses;      /* [scored] of its tokens */
+    cli_given given;        /* answers to score; none = they are generated */
+    cli_rescored *rescored; /* [rescored_count] */
+    uint32_t rescored_count;
+    double rescored_sum; /* of log-probabilities */
+    kvf_token_ids text;  /* of `score` */
+    float *losses;       /* [scored] of its tokens */
     uint32_t scored;
     kvf_runtime *runtime;
     kvf_stream *stream;
@@ -114,6 +127,16 @@ bool cli_run_go_on(void *progress, uint32_t done, uint32_t total);
 
 /** Prefill and score. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_run_score(cli_run *run, kvf_error *error);
+
+/* Scoring answers, run_rescore.c. */
+
+/** Members of a line: what an answer's tokens are worth now, and the difference. @return false if
+ * out of memory */
+bool cli_rescore_write(cli_run *run, cli_json *json, const cli_given_answer *given,
+                       const cli_logprobs *now);
+void cli_rescore_write_all(cli_json *json, const cli_run *run);
+void cli_rescore_summary(const cli_run *run);
+void cli_rescore_free(cli_run *run);
 
 /** Feed @p ids as decode steps and print what follows, at most @p tokens.
  * @param text       receives what was printed, freed with NULL as allocator; may be NULL

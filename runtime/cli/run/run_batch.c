@@ -22,6 +22,7 @@ typedef struct outlet {
     cli_printer printer;
     kvf_text text;
     kvf_token_ids ids;
+    cli_logprobs logprobs; /* if they are wanted */
 } outlet;
 
 typedef struct batch_run {
@@ -29,6 +30,7 @@ typedef struct batch_run {
     outlet *outlets; /* [rows] */
     cli_progress progress;
     double start_ms;
+    bool wants_logprobs;
     uint32_t step_room; /* of run->step_ms */
 } batch_run;
 
@@ -45,6 +47,29 @@ static void begin(batch_run *b, outlet *o)
     cli_printer_begin(&o->printer, &run->options.stop);
 }
 
+/* A token with its log-probability: that which is given, or what the sampler draws. */
+static uint32_t choose(void *user, const kvf_batch_answer *answer, const float *logits)
+{
+    batch_run *b = user;
+    cli_run *run = b->run;
+    cli_logprobs *logprobs = &b->outlets[answer->row].logprobs;
+    double drawn = 0.0;
+    uint32_t id;
+    if (answer->generated == 0)
+        logprobs->count = 0;
+    if (run->given.count) {
+        id = run->given.ids.ids[cli_given_of(&run->given, answer)->first + answer->generated];
+    } else {
+        id = kvf_sampler_next(run->sampler, answer->row, logits);
+        if (id == KVF_SAMPLER_NONE)
+            return id;
+        drawn = kvf_sampler_logprob(run->sampler, answer->row, id);
+    }
+    if (!cli_logprobs_add(logprobs, logits, run->model.vocab_size, id, drawn))
+        run->output_failed = true;
+    return id;
+}
+
 static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
 {
     batch_run *b = user;
@@ -56,6 +81,8 @@ static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
         b->run->batch.first_ms = answer->first_ms;
     if (kvf_token_ids_push(NULL, &o->ids, id, NULL) != KVF_OK)
         b->run->output_failed = true;
+    if (b->run->given.count && answer->generated == cli_given_of(&b->run->given, answer)->count)
+        return false;
     return (!b->run->tokenizer || cli_printer_token(&o->printer, id)) && !b->run->output_failed;
 }
 
@@ -86,16 +113,33 @@ static void write_text(cli_json *j, const cli_job *job, const outlet *o)
     }
 }
 
-static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o,
-                       const char *stop)
+static void begin_line(cli_json *j, const cli_job *job)
 {
-    const cli_jobs *jobs = &b->run->jobs;
-    const cli_job *job = &jobs->jobs[a->prompt];
     cli_json_object(j, NULL);
     if (job->name)
         cli_json_text(j, "id", job->name);
     else
         cli_json_integer(j, "id", job->number);
+}
+
+/* What the tokens were drawn from, so that they can be scored again. */
+static void write_logprobs(const batch_run *b, cli_json *j, const kvf_batch_answer *a,
+                           const outlet *o)
+{
+    const kvf_cache_config *cache = kvf_cache_settings(b->run->cache);
+    const bool is_drawn = b->run->jobs.prompts[a->prompt].sampling.temperature > 0.0;
+    char text[32];
+    cli_json_text(j, "select", cli_show(kvf_cache_setting, "select", cache, text));
+    cli_json_integer(j, "budget", cache->budget_tokens);
+    cli_logprobs_write(j, &o->logprobs, is_drawn);
+}
+
+static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o,
+                       const char *stop)
+{
+    const cli_jobs *jobs = &b->run->jobs;
+    const cli_job *job = &jobs->jobs[a->prompt];
+    begin_line(j, job);
     cli_json_integer(j, "sample", a->sample);
     cli_json_integer(j, "seed", jobs->prompts[a->prompt].sampling.seed + a->sample);
     cli_json_integer(j, "prompt_tokens", jobs->prompts[a->prompt].count);
@@ -113,6 +157,18 @@ static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *
     for (size_t i = 0; i < o->ids.count; i++)
         cli_json_integer(j, NULL, o->ids.ids[i]);
     cli_json_end(j, ']');
+    if (b->wants_logprobs)
+        write_logprobs(b, j, a, o);
+    cli_json_end(j, '}');
+}
+
+static void write_score(batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o)
+{
+    begin_line(j, &b->run->jobs.jobs[a->prompt]);
+    if (!cli_rescore_write(b->run, j, cli_given_of(&b->run->given, a), &o->logprobs))
+        j->failed = true;
+    if (b->wants_logprobs)
+        cli_logprobs_write(j, &o->logprobs, false);
     cli_json_end(j, '}');
 }
 
@@ -122,13 +178,18 @@ static void on_end(void *user, const kvf_batch_answer *answer)
     cli_run *run = b->run;
     outlet *o = &b->outlets[answer->row];
     cli_json j = {0};
-    if (answer->generated == 0)
+    if (answer->generated == 0) {
         begin(b, o);
+        o->logprobs.count = 0;
+    }
     run->interrupted = cli_interrupted();
     const char *stop = stop_of(b, answer, o);
     cli_printer_end(&o->printer);
     cli_progress_clear(&b->progress);
-    write_line(b, &j, answer, o, stop);
+    if (run->given.count)
+        write_score(b, &j, answer, o);
+    else
+        write_line(b, &j, answer, o, stop);
     if (!cli_json_print(&j) || o->printer.failed)
         run->output_failed = true;
     cli_json_free(&j);
@@ -175,9 +236,13 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
     KVF_TRY(cli_saved_load(run, error));
     batch_run b = {.run = run,
                    .outlets = calloc(run->batch.rows, sizeof *b.outlets),
+                   .wants_logprobs = cli_option_find(&run->command, "logprobs")->given,
                    .start_ms = kvf_now_ms()};
     if (!b.outlets)
         return model_out_of_memory(error, run->batch.rows * sizeof *b.outlets, "the answers");
+    const bool is_given = run->given.count > 0;
+    for (uint32_t i = 0; i < run->batch.rows; i++)
+        b.outlets[i].logprobs.top = run->options.logprobs;
     const kvf_batch_request request = {.prompts = run->jobs.prompts,
                                        .count = run->jobs.count,
                                        .rows = run->batch.rows,
@@ -188,7 +253,8 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
                                        .sampler = run->sampler,
                                        .eos_ids = run->end_ids,
                                        .eos_count = run->end_count,
-                                       .ignores_eos = run->options.ignore_eos,
+                                       .ignores_eos = run->options.ignore_eos || is_given,
+                                       .choose = is_given || b.wants_logprobs ? choose : NULL,
                                        .token = on_token,
                                        .end = on_end,
                                        .pass = on_pass,
@@ -202,6 +268,7 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
     for (uint32_t i = 0; i < run->batch.rows; i++) {
         kvf_text_free(NULL, &b.outlets[i].text);
         kvf_token_ids_free(NULL, &b.outlets[i].ids);
+        cli_logprobs_free(&b.outlets[i].logprobs);
     }
     free(b.outlets);
     if (status == KVF_OK && run->prune)

@@ -4,6 +4,8 @@
 
 #include "run_options.h"
 
+#include "logprobs.h"
+
 #include <string.h>
 
 #define FIELD(field) CLI_FIELD(cli_run_options, field)
@@ -56,17 +58,23 @@ static const cli_option of_questions[] = {
                 "the prompt does not know them"}},
 };
 
-static const cli_option of_batch[] = {
+static const cli_option of_prompts[] = {
     {.is = {"prompts", TEXT, FIELD(prompts_file),
             .meaning =
                 "many prompts, as lines of JSON: {\"prompt\": \"...\"} or {\"messages\": "
                 "[...]}, with id, system, tokens, seed, temperature, top_p, top_k, min_p and "
                 "repetition_penalty if wanted; answers are lines of JSON too, as they end"}},
+};
+
+static const cli_option of_samples[] = {
     {.is = {"samples", WHOLE, FIELD(samples), .low = 1, .high = 1 << 20,
             .meaning =
                 "answers to each prompt, as lines of JSON; answer i draws with the seed plus "
                 "i"},
      .absent = "one, as text"},
+};
+
+static const cli_option of_rows[] = {
     {.is = {"batch", WHOLE, FIELD(batch), .low = 1, .high = BATCH_MAX,
             .meaning = "answers that are on their way at once"}},
     {.is = {"memory", WHOLE, FIELD(memory_bytes), .low = 1, .high = 0x1p62,
@@ -74,6 +82,18 @@ static const cli_option of_batch[] = {
                 "bytes of keys and values of a batch on the host; an answer begins when there "
                 "is room for it"},
      .absent = "what the batch needs"},
+    {.is = {"logprobs", WHOLE, FIELD(logprobs), .high = CLI_LIKELY_MAX,
+            .meaning = "lines have the log-probability of each token, and of so many likeliest "
+                       "ones beside it"},
+     .absent = "none"},
+};
+
+static const cli_option of_answers[] = {
+    {.is = {"answers", TEXT, FIELD(answers_file),
+            .meaning = "lines of JSON that kvferry run gave for these prompts: each answer is "
+                       "scored again, densely unless --select or --preset is given, and compared "
+                       "with its logprobs"},
+     .argument = "FILE"},
 };
 
 static const cli_option of_length[] = {
@@ -189,12 +209,15 @@ static const cli_spelling of_cache[] = {
 static const char *batch_problem(const cli_command *command, const cli_run_options *o)
 {
     const bool has_prompt = o->prompt || o->prompt_file || o->token_ids_file;
-    if (!o->prompts_file && !o->samples) {
-        const bool is_run = strcmp(command->name, "run") == 0;
-        if (is_run && (cli_option_find(command, "batch")->given || o->memory_bytes))
-            return "--batch and --memory belong to --prompts or --samples";
+    if (!o->prompts_file && !o->samples && !o->answers_file) {
+        const bool has_lines = !o->interactive;
+        if (has_lines && (cli_option_find(command, "batch")->given || o->memory_bytes ||
+                          cli_option_find(command, "logprobs")->given))
+            return "--batch, --memory and --logprobs belong to --prompts, --samples or --answers";
         return NULL;
     }
+    if (o->text_file)
+        return "--text is scored after one prompt; leave --prompts and --answers out";
     if (o->prompts_file && (has_prompt || o->chat.messages_file))
         return "--prompts has the prompts; leave --prompt, --prompt-file, --token-ids and "
                "--messages out";
@@ -202,7 +225,8 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
         return "--ask has one answer to each question; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)
         return "lines of a batch have the ids; leave --emit-ids and --dump-logits out";
-    return o->tokens == 0 ? "--prompts and --samples need -n of at least 1" : NULL;
+    return o->tokens == 0 && !o->answers_file ? "--prompts and --samples need -n of at least 1"
+                                              : NULL;
 }
 
 /* What is said of completing, and does not go with it. */
@@ -323,7 +347,9 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_model);
     ADD(c, of_prompt);
     ADD(c, of_questions);
-    ADD(c, of_batch);
+    ADD(c, of_prompts);
+    ADD(c, of_samples);
+    ADD(c, of_rows);
     ADD(c, of_length);
     ADD(c, of_context);
     ADD(c, of_saved);
@@ -374,18 +400,25 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
 {
     c->name = "score";
     c->usage =
-        "usage: kvferry score --model DIR --text FILE [OPTION...]\n\n"
+        "usage: kvferry score --model DIR --text FILE | --answers FILE [OPTION...]\n\n"
         "How well the model predicts a text after a prompt: the mean loss of its tokens, in "
         "nats. Every token is a decode step under the selection in force, and the text's own "
         "token is fed whatever the model would have said. One JSON object goes to standard "
-        "output, all else to standard error; --stats has the loss of every token.";
+        "output, all else to standard error; --stats has the loss of every token.\nWith --answers "
+        "the same for finished answers of a batch, a line of JSON for each.";
     c->stray = "a text is given with --text";
     c->defaults = set_score_defaults;
     cli_heading(c, "Input:");
     ADD(c, of_model);
     ADD(c, of_prompt);
     ADD(c, of_text);
+    ADD(c, of_answers);
+    ADD(c, of_prompts);
+    ADD(c, of_rows);
     ADD(c, of_context);
+    cli_heading(c, "Chat:");
+    ADD(c, of_chat);
+    ADD(c, of_format);
     add_cache(c);
     cli_heading(c, "Output:");
     ADD(c, of_statistics);
@@ -393,8 +426,15 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
     add_prune(c);
     add_mask(c);
     const int parsed = parse(c, argc, argv, out);
-    if (parsed >= 0 || out->text_file)
+    if (parsed >= 0)
         return parsed;
-    fputs("kvferry: --text FILE is needed; see kvferry score --help\n", stderr);
-    return 2;
+    if (!out->text_file && !out->answers_file) {
+        fputs("kvferry: --text FILE or --answers FILE is needed; see kvferry score --help\n",
+              stderr);
+        return 2;
+    }
+    if (out->answers_file && !cli_option_find(c, "select")->given &&
+        !cli_option_find(c, "preset")->given)
+        out->cache.select = KVF_SELECT_FULL;
+    return -1;
 }

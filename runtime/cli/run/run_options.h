@@ -23,6 +23,7 @@ typedef struct cli_run_options {
     const char *ask_file;     /* NULL = one continuation of the prompt */
     const char *prompts_file; /* prompts as JSON lines; NULL = one prompt */
     const char *text_file;    /* of `score`: what follows the prompt; NULL = `run` */
+    const char *answers_file; /* of `score`: finished answers, as JSON lines */
     const char *stats;        /* "json" = to standard error, else a file; NULL = none */
     const char *save_file;    /* of the prefilled prompt; NULL = none */
     const char *load_file;    /* of its beginning; NULL = none */
@@ -32,6 +33,7 @@ typedef struct cli_run_options {
     uint32_t tokens;       /* to generate */
     uint32_t samples;      /* answers to a prompt; 0 = one, as text */
     uint32_t batch;        /* answers at once */
+    uint32_t logprobs;     /* likeliest tokens told beside each token of a batch */
     uint64_t memory_bytes; /* of keys and values of a batch on the host; 0 = what the batch needs */
     uint32_t context_tokens; /* 0 = prompt + tokens */
     cli_chat_options chat;

@@ -114,6 +114,8 @@ void cli_run_summary(const cli_run *run)
         fprintf(stderr,
                 "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
                 mean_loss(run), run->scored, t.p50, t.p95);
+    else if (run->given.count)
+        cli_rescore_summary(run);
     else if (generated_tokens(run) > 0)
         fprintf(stderr,
                 "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
@@ -357,11 +359,15 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_integer(j, "prefilled_tokens", run->prefilled);
     if (run->options.text_file)
         cli_json_integer(j, "scored_tokens", run->scored);
+    else if (run->given.count)
+        cli_json_integer(j, "scored_tokens", run->batch.generated);
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
     if (run->batch.rows)
         write_batch(j, run);
+    if (run->given.count)
+        cli_rescore_write_all(j, run);
     cli_json_text(j, "stop", stop_name(run, last));
     cli_json_real(j, "load_ms", run->load_ms);
     cli_json_real(j, "prefill_ms", run->prefill_ms);

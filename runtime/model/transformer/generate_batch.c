@@ -167,6 +167,13 @@ static void mark_end(row *r, kvf_stop stop)
     r->answer.stop = stop;
 }
 
+static uint32_t choose(const batch *b, const row *r, const float *logits)
+{
+    const kvf_batch_request *request = b->request;
+    return request->choose ? request->choose(request->user, &r->answer, logits)
+                           : kvf_sampler_next(request->sampler, r->answer.row, logits);
+}
+
 /* A row's next token. */
 static void hand_out(const batch *b, row *r, uint32_t id)
 {
@@ -219,7 +226,7 @@ static kvf_status begin_answer(batch *b, row *r, kvf_error *error)
     KVF_TRY(kvf_sampler_begin(b->request->sampler, index, &sampling, error));
     kvf_sampler_see(b->request->sampler, index, p->ids, p->count);
     if (b->logits)
-        hand_out(b, r, kvf_sampler_next(b->request->sampler, index, b->logits));
+        hand_out(b, r, choose(b, r, b->logits));
     if (r->has_ended)
         end_answer(b, r);
     return KVF_OK;
@@ -289,8 +296,8 @@ static kvf_status choose_step(batch *b, kvf_error *error)
     KVF_TRY(kvf_session_finish(session, status, error));
     const double ms = kvf_now_ms() - start;
     for (uint32_t i = 0; i < b->count; i++) {
-        const float *logits = kvf_transformer_logits(session->transformer, i);
-        hand_out(b, &b->rows[b->at[i]], kvf_sampler_next(b->request->sampler, b->at[i], logits));
+        row *r = &b->rows[b->at[i]];
+        hand_out(b, r, choose(b, r, kvf_transformer_logits(session->transformer, i)));
     }
     end_answers(b);
     b->stopped = !b->request->pass(b->request->user, 0, b->count, ms) || b->stopped;
@@ -370,8 +377,8 @@ static kvf_status run(batch *b, kvf_error *error)
         KVF_TRY(fill(b, error));
         if (is_empty(b) || b->stopped)
             return KVF_OK;
-        KVF_TRY(kvf_transformer_can_draw(b->session->transformer) ? draw_steps(b, error)
-                                                                  : choose_step(b, error));
+        const bool draws = !b->request->choose && kvf_transformer_can_draw(b->session->transformer);
+        KVF_TRY(draws ? draw_steps(b, error) : choose_step(b, error));
     }
     return KVF_OK;
 }

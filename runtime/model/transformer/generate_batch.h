@@ -49,6 +49,10 @@ typedef struct kvf_batch_request {
     const uint32_t *eos_ids;
     uint32_t eos_count;
     bool ignores_eos;
+    /** The next token of an answer, whose index is @p answer's `generated`, from its logits
+     * [vocab_size]; KVF_SAMPLER_NONE = there is none. NULL = the sampler's, or what the device
+     * draws in its place. */
+    uint32_t (*choose)(void *user, const kvf_batch_answer *answer, const float *logits);
     /** A token. @return whether the answer goes on */
     bool (*token)(void *user, const kvf_batch_answer *answer, uint32_t id);
     /** An answer ended. Its row is free afterwards. */

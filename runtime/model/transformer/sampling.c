@@ -37,6 +37,7 @@ struct kvf_sampler {
     uint64_t *seen;        /* [rows, words] */
     float *logits;         /* [vocab_size] after the penalty */
     candidate *candidates; /* [vocab_size] */
+    size_t held;           /* of them, those that the last draw was from, with their masses */
 };
 
 void kvf_sampling_config_init(kvf_sampling_config *config)
@@ -277,8 +278,8 @@ static uint32_t draw(kvf_sampler *sampler, sampler_row *row, const float *logits
         count = keep(c, count, last, 1);
         last = reach(row, c, count, KVF_DRAW_SHARE);
     }
-    count = keep(c, count, last, s->mass_min);
-    return (uint32_t)reach(row, c, count, KVF_DRAW_TOKEN);
+    sampler->held = keep(c, count, last, s->mass_min);
+    return (uint32_t)reach(row, c, sampler->held, KVF_DRAW_TOKEN);
 }
 
 uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *logits)
@@ -291,6 +292,18 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t index, const float *log
     if (id != KVF_SAMPLER_NONE)
         kvf_sampler_see(sampler, index, &id, 1);
     return id;
+}
+
+double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id)
+{
+    uint64_t own = 0, total = 0;
+    if (sampler->rows[row].settings.is_greedy)
+        return 0.0;
+    for (size_t i = 0; i < sampler->held; i++) {
+        total += sampler->candidates[i].mass;
+        own += (uint32_t)sampler->candidates[i].key == id ? sampler->candidates[i].mass : 0;
+    }
+    return log((double)own / (double)total);
 }
 
 double kvf_logits_loss(const float *logits, uint32_t vocab_size, uint32_t id)

@@ -55,6 +55,11 @@ void kvf_sampler_forget(kvf_sampler *sampler, uint32_t row);
 /** Choose a token. logits [vocab_size]. Memory: allocates nothing. */
 uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t row, const float *logits);
 
+/** ln of the probability with which the row's last call of kvf_sampler_next drew its token @p id:
+ * of the logits after penalty, temperature and all cuts. 0 of a greedy row. Valid until the next
+ * call, of any row. */
+double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id);
+
 /** A token that a device drew in the place of this row (draw_queue.h), from the logits that
  * kvf_sampler_next would have got. */
 void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id);
