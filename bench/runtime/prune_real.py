@@ -8,7 +8,7 @@ Documents are those of eval_texts.py in lengths of their own; the model is fetch
 (real_model.py). Every question is put in two ways: at the end of the prompt, as in the papers, so that
 the window knows it, and afterwards, on a fork of a pruned document that is kept. Answers are those of
 prune_answers.py, which reads a document once for all its questions; what a prompt costs is measured
-with the command, whose tokens are compared.
+with the command and the GGUF file, and its tokens with the same weights in fp32 are compared.
 
 What was found is kept in prune_real.json, row by row, and is not run again; --minutes ends the run.
 Writes prune_real.md. Needs torch:
@@ -92,13 +92,13 @@ def options_of(policy, settings, retention):
     return out + ([] if retention == "offload" else ["--select", "full"])
 
 
-def run(args, folder, ids, options):
+def run(args, folder, ids, options, model):
     """(tokens, statistics, seconds of all threads)"""
     names = [os.path.join(folder, n) for n in ("prompt.ids", "answer.ids", "stats.json")]
     with open(names[0], "w", encoding="utf-8") as f:
         f.write("\n".join(map(str, ids)) + "\n")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([args.kvferry, "run", "--model", args.model, "--device", "host", "--token-ids", names[0],
+    subprocess.run([args.kvferry, "run", "--model", model, "--device", "host", "--token-ids", names[0],
                     "--ignore-eos", "--emit-ids", names[1], "--stats", names[2], *options],
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -110,9 +110,12 @@ def run(args, folder, ids, options):
 def cost(args, folder, asked, options):
     """Of a prompt with the first question; loading and decoding are those of a prompt of a token."""
     options = options + ["-n", str(ANSWER), "--threads", "1"]
-    tokens, stats, seconds = run(args, folder, asked.ids + asked.questions[0], options)
+    prompt = asked.ids + asked.questions[0]
+    tokens, _, _ = run(args, folder, prompt, options, args.exact)
+    _, stats, seconds = run(args, folder, prompt, options, args.model)
     if not args.base_s:
-        args.base_s = run(args, folder, asked.ids[:1], ["-n", str(ANSWER), "--threads", "1"])[2]
+        args.base_s = run(args, folder, asked.ids[:1], ["-n", str(ANSWER), "--threads", "1"],
+                          args.model)[2]
     prune = stats.get("prune") or {}
     return {"first": tokens, "cpu_s": round(seconds - args.base_s, 2),
             "computed": prune.get("compute_rate", 1.0), "layer": prune.get("chosen_layer"),
@@ -222,8 +225,8 @@ ABOUT_COSTS = """What is measured of `kvferry run` is a prompt of the document o
 question, with *evict*. *prefill computed*: tokens times layers, of all. *layer*: where the policy
 propagates or starts over. *CPU to the first token*: seconds of one thread, without loading, as a share of
 full attention's in the same run of the program; one run each. *footprint*: entries of the KV cache, summed
-over steps, as a share of full causal attention's. In %d of %d runs of the command all %d tokens of the
-answer are those of the reference, with which the table is made."""
+over steps, as a share of full causal attention's. In %d of %d runs of the command with the same weights
+in fp32 all %d tokens of the answer are those of the reference, with which the table is made."""
 
 
 def markdown(made):
@@ -293,6 +296,7 @@ def measure(args, made):
     from prune_answers import Answers
     folder, start = os.environ["KVF_HF_MODEL"], time.monotonic()
     args.model, args.base_s, args.answers = real_model.fetch(), None, Answers(folder)
+    args.exact = folder  # the same weights in fp32
     tokenizer = AutoTokenizer.from_pretrained(folder)
     documents = [Asked(tokenizer, d) for d in range(len(LENGTHS))]
     made["tokens"] = [len(d.ids) for d in documents]
