@@ -22,6 +22,9 @@
     SIMD(score, rotate)                                                                            \
     SIMD(score, weigh)                                                                             \
     SIMD(score, fold)                                                                              \
+    PLAIN(score, means)                                                                            \
+    SIMD(score, skim)                                                                              \
+    PLAIN(score, sift)                                                                             \
     SIMD(select, topk)                                                                             \
     PLAIN(select, newest)                                                                          \
     PLAIN(select, spread)                                                                          \

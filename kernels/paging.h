@@ -123,7 +123,8 @@ typedef struct kvf_paging {
     uint32_t subs;         /* boxes per digest */
     uint32_t sink;         /* tokens */
     uint32_t ring_blocks;
-    uint32_t query_window; /* queries kept */
+    uint32_t query_window;  /* queries kept */
+    uint32_t stretches_max; /* stride of means; 0 = there are none */
 } kvf_paging;
 
 /* One row during one call. Invariants: sealed_before <= sealed; sealed * block_size <= length. */
@@ -131,6 +132,8 @@ typedef struct kvf_row {
     void **blocks;         /* [blocks_max] */
     char *ring;            /* [ring_blocks] blocks; block b of the row is in b % ring_blocks */
     char *digests;         /* [kv_heads, blocks_max, digest_bytes] */
+    int8_t *means;         /* [kv_heads, stretches_max, head_dim]; see score_args.h */
+    uint16_t *mean_scales; /* [kv_heads, stretches_max] */
     uint64_t *bits;        /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
     char *store;           /* [kv_heads, store_pages, page bytes]: sink, then the static set */
     uint32_t *store_index; /* [kv_heads, store_pages * page_size] token of each entry, ascending */

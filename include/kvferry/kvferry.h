@@ -430,15 +430,22 @@ typedef struct kvf_cache_config {
     uint32_t phase_times;     /**< 1 = measure phases (append_ns ...), 0 = off; default 2 = only
                                  where it is cheap, on the host device */
 
-    /* streaming heads: KV heads that attend to the first and the newest tokens only */
-    /** [layers, kv_heads]: 1 = retrieval head, as without a mask; 0 = streaming head. A streaming
-     * head keeps its first and newest tokens in a ring on the device and nothing on the host. Its
-     * query attends to tokens j < sink and j > its own - recent, at their true positions, in
-     * prefill too and however the prompt is cut; budget and select do not apply to it. Such a cache
-     * can be recorded; it cannot be listed (kvf_select_pages), cut (kvf_sequence_truncate) or
-     * pruned: KVF_UNSUPPORTED. Verification and times in kvf_stats cover retrieval heads. NULL =
-     * all 1. Borrowed for the call. */
+    /* kinds of KV heads */
+    /** [layers, kv_heads]: 1 = hot head, as without a mask; 2 = coarse head; 0 = streaming head.
+     * Hot and coarse heads are retrieval heads: they keep all tokens and attend to what is
+     * selected. A hot head scores every token by its code; a coarse head scores the means of 64
+     * keys each, and by codes only the tokens of the best of those (coarse_share). Coarse heads
+     * need digest = codes. A streaming head keeps its first and newest tokens in a ring on the
+     * device and nothing on the host. Its query attends to tokens j < sink and j > its own -
+     * recent, at their true positions, in prefill too and however the prompt is cut; budget and
+     * select do not apply to it. A cache with streaming heads can be recorded; it cannot be listed
+     * (kvf_select_pages), cut (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and
+     * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
+    float coarse_share;        /**< of its stretches of 64 tokens, how many a coarse head scores by
+                                  codes, to the nearest one: 0 to 1; default 0.1. Never fewer than
+                                  hold twice the pages that it selects, and the first and those that
+                                  the local window reaches into always. 1 = all: as a hot head */
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 

@@ -137,8 +137,8 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
  *     sum  = sum of the masses before they were rounded.
  * A task is KVF_WEIGH_TILES consecutive tiles of one list, so that what is fetched ahead is mostly
- * what the same thread reads next. mass is not written beyond pages[l], nor top and sum of tiles
- * without pages.
+ * what the same thread reads next. Codes of tokens none of which counts need not be read. mass is
+ * not written beyond pages[l], nor top and sum of tiles without pages.
  *
  * What softmax over the whole context costs: no second look at the codes. Two bytes per page and
  * query head leave this kernel and come back in fold, and eight per tile and head; one exponential
@@ -193,6 +193,84 @@ KVF_INLINE kvf_code_group kvf_weigh_group(const kvf_weigh_args *a, uint32_t list
     group.scales = (const char *)(kvf_cell_scales(&a->cells, a->block_size, cell, head) + t);
     return group;
 }
+
+/* ---- means: one key for a stretch ----
+ * A *stretch* is KVF_MEAN_TOKENS consecutive tokens of a KV head. Its mean, of the rotated keys as
+ * their codes have them, is head_dim levels and a scale: per channel the sum of scale * level over
+ * the tokens, in order, in fp32; x = that sum / 64; then levels as those of a query, x_i * (127 /
+ * largest |x|), to nearest, ties to even, and the scale (largest |x| / 127) in fp16, at most 65504.
+ * All zero if the largest is 0, or so small that 127 / largest is not finite.
+ *
+ * Because a mean follows from codes alone, it is the same whatever the chunks, and after a fork, a
+ * cut or a restore. A task is one stretch of one KV head of a row, of those whose last block this
+ * call seals; tasks beyond them do nothing. Same bits from every implementation.
+ */
+#define KVF_MEAN_TOKENS 64u
+
+typedef struct kvf_means_args {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t stretches; /* most that a row completes in this call */
+    const kvf_row *row;
+} kvf_means_args;
+KVF_TASKS(means, kvf_means_args, a->rows * a->paging.kv_heads * a->stretches)
+
+/* Whole stretches of so many blocks. */
+KVF_INLINE uint32_t kvf_stretches(uint32_t block_size, uint32_t blocks)
+{
+    return blocks / (KVF_MEAN_TOKENS / block_size);
+}
+
+KVF_INLINE int8_t *kvf_row_mean(const kvf_paging *p, const kvf_row *row, uint32_t head, uint32_t i)
+{
+    return row->means + ((size_t)head * p->stretches_max + i) * p->shape.head_dim;
+}
+
+KVF_INLINE uint16_t *kvf_row_mean_scale(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                        uint32_t i)
+{
+    return row->mean_scales + (size_t)head * p->stretches_max + i;
+}
+
+/* ---- skim: queries against means ----
+ * scores[l, g, i] = (dot * mean scale) * query scale for i < count[l], dot the exact integer
+ * product; the rest of a row is not written. A task is KVF_SKIM_MEANS consecutive means of one
+ * list. Same bits from every implementation.
+ */
+#define KVF_SKIM_MEANS 512u
+
+typedef struct kvf_skim_args {
+    uint32_t head_dim;
+    uint32_t lists;
+    uint32_t group;               /* query heads per list, 1 .. 16 */
+    uint32_t stride;              /* of scores, >= every count[l] */
+    const int8_t *q;              /* [lists, group, head_dim] */
+    const float *q_scale;         /* [lists, group] */
+    const int8_t *const *means;   /* [lists] -> [count, head_dim], 16-byte aligned */
+    const uint16_t *const *scale; /* [lists] -> [count] fp16 */
+    const uint32_t *count;        /* [lists] */
+    float *scores;                /* [lists, group, stride] */
+} kvf_skim_args;
+KVF_TASKS(skim, kvf_skim_args, kvf_div_ceil_u32(a->stride, KVF_SKIM_MEANS) * a->lists)
+
+/* ---- sift: what is left to weigh ----
+ * Of a list l with from[l]: bits[l, b] = from[l][b] if block b < blocks[l] stays, else all ones, so
+ * that none of its tokens counts. Blocks of stretch 0 stay, those behind the last whole stretch,
+ * and those of the stretches ids[l, i] + 1. A list whose from[l] is NULL is skipped. A task is one
+ * list.
+ */
+typedef struct kvf_sift_args {
+    uint32_t lists;
+    uint32_t block_size; /* 32 or 64 tokens */
+    uint32_t blocks_max; /* row stride of bits */
+    uint32_t ids_max;
+    const uint64_t *const *from; /* [lists] -> [blocks] */
+    const uint32_t *blocks;      /* [lists] */
+    const int32_t *ids;          /* [lists, ids_max] ascending */
+    const uint32_t *id_count;    /* [lists] */
+    uint64_t *bits;              /* [lists, blocks_max] out */
+} kvf_sift_args;
+KVF_TASKS(sift, kvf_sift_args, a->lists)
 
 /* ---- fold: masses of query heads into scores of pages ----
  * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a

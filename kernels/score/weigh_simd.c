@@ -189,6 +189,9 @@ typedef struct tile {
     uint32_t tokens;       /* a multiple of page_size */
     uint32_t any_skipped;  /* in whole groups */
     uint32_t skip[GROUPS]; /* bit t: token t of the group does not count */
+    uint32_t units;        /* of a thin tile: those that are left, side by side */
+    uint8_t unit[GROUPS];  /* and where they were */
+    uint32_t is_thin;
 } tile;
 
 /* Queries of a tile: 16 channels of each head side by side, so that every address in the loop over
@@ -213,6 +216,37 @@ static void find_skipped(tile *t, const uint64_t *bits, uint32_t first)
             t->skip[i] |= UINT32_MAX << left;
         t->any_skipped |= t->skip[i];
     }
+}
+
+/* Groups of a unit: what pages and code groups both divide. */
+static uint32_t unit_groups(const tile *t)
+{
+    return t->a->page_size > KVF_CODE_TOKENS ? t->a->page_size / KVF_CODE_TOKENS : 1;
+}
+
+/* A tile is thin if not even half of its units have a token that counts: then it becomes a tile of
+ * these alone. Only its last unit may be short, and stays last. */
+static void make_thin(tile *t)
+{
+    const uint32_t per = unit_groups(t), groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
+    const uint32_t units = kvf_div_ceil_u32(groups, per);
+    uint32_t end = 0; /* of the tokens that the units which are left had */
+    t->units = 0;
+    for (uint32_t u = 0; u < units; u++) {
+        const uint32_t all = t->skip[u * per] & (per > 1 ? t->skip[u * per + 1] : UINT32_MAX);
+        if (all == UINT32_MAX)
+            continue;
+        t->unit[t->units++] = (uint8_t)u;
+        end = kvf_min_u32(t->tokens, (u + 1) * per * KVF_CODE_TOKENS);
+    }
+    t->is_thin = 2 * t->units < units;
+    if (!t->is_thin)
+        return;
+    for (uint32_t i = 0; i < t->units; i++)
+        memmove(t->skip + i * per, t->skip + t->unit[i] * per, per * sizeof *t->skip);
+    if (t->units)
+        end -= (t->unit[t->units - 1] - (t->units - 1)) * per * KVF_CODE_TOKENS;
+    t->tokens = end;
 }
 
 /* -infinity in the lanes whose bit is set. */
@@ -376,7 +410,21 @@ static void mark_empty(uint16_t *mass, const tile *t)
     }
 }
 
-static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t tile_index)
+/* Masses of a thin tile to the pages that they are of; `mass` has those of the whole one. */
+static void spread_masses(uint16_t *mass, uint32_t pages, const uint16_t *thin, const tile *t)
+{
+    const uint32_t all = t->tokens / t->a->page_size;
+    const uint32_t per = unit_groups(t) * KVF_CODE_TOKENS / t->a->page_size;
+    const uint16_t none = kvf_bf16_from_float(-1.0f);
+    for (uint32_t i = 0; i < pages; i++)
+        mass[i] = none;
+    for (uint32_t i = 0; i < t->units; i++)
+        memcpy(mass + t->unit[i] * per, thin + i * per,
+               kvf_min_u32(per, all - i * per) * sizeof *mass);
+}
+
+static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t tile_index,
+                        uint32_t tile_pages)
 {
     const kvf_weigh_args *a = t->a;
     const uint32_t pages = t->tokens / a->page_size;
@@ -400,14 +448,17 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
     }
     for (uint32_t h = 0; h < heads; h++) {
         const size_t at = (size_t)(row + h) * a->tiles_max + tile_index;
-        uint16_t *mass =
+        uint16_t *const place =
             a->mass + (size_t)(row + h) * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
+        uint16_t thin[KVF_WEIGH_TOKENS], *mass = t->is_thin ? thin : place;
         a->top[at] = top[h];
         a->sum[at] =
             weigh_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole, a->page_size, &ahead);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);
+        if (t->is_thin)
+            spread_masses(place, tile_pages, thin, t);
     }
 }
 
@@ -418,13 +469,19 @@ typedef struct gathered {
 
 static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t first)
 {
-    const uint32_t head_dim = t->a->head_dim;
+    const uint32_t head_dim = t->a->head_dim, per = unit_groups(t);
+    const uint32_t groups = kvf_div_ceil_u32(t->tokens, KVF_CODE_TOKENS);
     const size_t words = kvf_code_scales(head_dim), bytes = kvf_code_bytes(head_dim);
-    char *at = to->at[0];
-    for (uint32_t i = 0; i < t->tokens; i += KVF_CODE_TOKENS, at += bytes) {
-        const kvf_code_group group = kvf_weigh_group(t->a, list, first + i);
-        memcpy(at, group.words, words);
-        memcpy(at + words, group.scales, bytes - words);
+    kvf_code_group from[GROUPS];
+    for (uint32_t i = 0; i < groups; i++) {
+        const uint32_t group = t->is_thin ? t->unit[i / per] * per + i % per : i;
+        from[i] = kvf_weigh_group(t->a, list, first + group * KVF_CODE_TOKENS);
+        if (t->is_thin) /* they are few: all are asked for before the first is waited for */
+            (void)fetch(from[i].words, (uint32_t)words);
+    }
+    for (uint32_t i = 0; i < groups; i++) {
+        memcpy(to->at[0] + i * bytes, from[i].words, words);
+        memcpy(to->at[0] + i * bytes + words, from[i].scales, bytes - words);
     }
     return to->at[0];
 }
@@ -435,13 +492,15 @@ static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t index)
     if (first >= tokens)
         return;
     tile t = {.a = a, .tokens = kvf_min_u32(KVF_WEIGH_TOKENS, tokens - first)};
+    const uint32_t pages = t.tokens / a->page_size;
     gathered codes;
-    t.codes = a->cell ? gather(&t, &codes, list, first)
-                      : (const char *)a->codes[list] +
-                            first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
     find_skipped(&t, a->bits[list], first);
+    make_thin(&t);
+    t.codes = a->cell || t.is_thin ? gather(&t, &codes, list, first)
+                                   : (const char *)a->codes[list] +
+                                         first / KVF_CODE_TOKENS * kvf_code_bytes(a->head_dim);
     for (uint32_t g = 0; g < a->group; g += HEADS)
-        weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index);
+        weigh_heads(&t, list * a->group + g, kvf_min_u32(HEADS, a->group - g), index, pages);
 }
 
 void KVF_SIMD_NAME(weigh)(const void *args, uint32_t task)

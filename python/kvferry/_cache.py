@@ -87,7 +87,7 @@ class Cache(Handle):
                 arrays hold its bits
     select      a policy by name, or a function `select(view: SelectView)` that returns page ids
     preset      "prkv": the policy as that paper publishes it
-    head_mask   [layers, kv_heads]: 1 = retrieval head, 0 = streaming head
+    head_mask   [layers, kv_heads]: 1 = hot head, 2 = coarse head, 0 = streaming head
     settings    see `kvferry.settings("cache")`: budget_tokens, page_size, sequences_max, ...
 
     Calls take NumPy arrays, torch tensors, Buffers, or anything with DLPack, and copy none of them.

@@ -126,7 +126,7 @@ CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads k
     u32 prefill_chunk_max page_size budget_tokens; f32 budget_share; u32 sink_tokens local_tokens;
     enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
     enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval speculate
-    speculate_pages phase_times; ptr head_mask; u32 streaming_sink streaming_recent
+    speculate_pages phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
 CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes device_kv_bytes
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;

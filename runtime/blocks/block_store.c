@@ -45,7 +45,7 @@ static kvf_status check_homes(kvf_context *context, const kvf_cache_config *c)
                       "a block of the caller stays in memory; leave it NULL");
     if (c->head_mask)
         return refuse(context, "head_mask", "set",
-                      "streaming heads of blocks are not in this version; leave it NULL");
+                      "kinds of heads are not in this version for blocks; leave it NULL");
     const struct {
         const char *name;
         uint32_t value;

@@ -55,6 +55,7 @@ struct kvf_cache {
     kvf_cache_config config; /* resolved */
     kvf_cache_plan plan;
     char *disk_path;    /* the settings' own */
+    uint8_t *head_mask; /* likewise, or NULL */
     size_t frame_bytes; /* of the largest call; see calls.h */
 
     char *device_memory[3]; /* what tables are carved from: kv, digest, table */
@@ -100,6 +101,28 @@ static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
 static inline bool kvf_has_streaming_heads(const kvf_cache *cache)
 {
     return cache->rings != NULL;
+}
+
+/* Kinds of KV heads, as kvf_cache_config.head_mask has them. */
+enum { KVF_HEAD_STREAMING, KVF_HEAD_HOT, KVF_HEAD_COARSE };
+
+/* Head `head` of a layer's part scores means first. */
+static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_t head)
+{
+    const kvf_cache_config *c = &cache->config;
+    const uint32_t *heads = cache->places[layer].heads;
+    return c->head_mask &&
+           c->head_mask[(size_t)layer * c->kv_heads + (heads ? heads[head] : head)] ==
+               KVF_HEAD_COARSE;
+}
+
+static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
+{
+    const kvf_part *part = cache->places[layer].part;
+    for (uint32_t h = 0; part && h < part->config.kv_heads; h++)
+        if (kvf_is_coarse(cache, layer, h))
+            return true;
+    return false;
 }
 
 /* Some pages are on disk. */

@@ -26,6 +26,7 @@ void kvf_cache_config_init(kvf_cache_config *config)
                                  .sequences_max = 1,
                                  .prefill_chunk_max = 512,
                                  .phase_times = 2,
+                                 .coarse_share = 0.1f,
                                  .streaming_sink = 128,
                                  .streaming_recent = 1024};
     kvf_cache_config_preset(config, KVF_PRESET_DEFAULT);
@@ -112,6 +113,8 @@ static const kvf_setting rows[] = {
      .meaning = "pages that speculation brings per list; 0 = a quarter of the chosen ones"},
     {FIELD(phase_times), COUNT(0, 2),
      .meaning = "1 = measure phases, 0 = do not, 2 = where it is cheap: on the host device"},
+    {FIELD(coarse_share), .kind = KVF_SETTING_REAL, .high = 1,
+     .meaning = "share of its tokens that a coarse head scores by codes"},
     {FIELD(streaming_sink), COUNT(0, 1u << 16),
      .meaning = "first tokens that a streaming head attends"},
     {FIELD(streaming_recent), COUNT(1, 1u << 20),
@@ -183,23 +186,37 @@ static kvf_status check_head_dim(const kvf_runtime *runtime, kvf_context *contex
 static kvf_status check_mask(kvf_context *context, const kvf_cache_config *c)
 {
     for (size_t i = 0; c->head_mask && i < (size_t)c->layers * c->kv_heads; i++)
-        if (c->head_mask[i] > 1)
+        if (c->head_mask[i] > KVF_HEAD_COARSE)
             KVF_FAIL(context, KVF_INVALID,
-                     "head_mask[%zu][%zu] = %u: must be 1 (retrieval head) or 0 (streaming head)",
+                     "head_mask[%zu][%zu] = %u: must be 1 (hot head), 2 (coarse head) or 0 "
+                     "(streaming head)",
                      i / c->kv_heads, i % c->kv_heads, c->head_mask[i]);
     return KVF_OK;
 }
 
-static bool has_streaming_heads(const kvf_cache_config *c)
+bool kvf_config_has_heads(const kvf_cache_config *c, uint8_t kind)
 {
-    return c->head_mask && memchr(c->head_mask, 0, (size_t)c->layers * c->kv_heads);
+    return c->head_mask && memchr(c->head_mask, kind, (size_t)c->layers * c->kv_heads);
+}
+
+/* Means are made of codes. */
+static kvf_status check_coarse(kvf_context *context, const kvf_cache_config *c)
+{
+    if (!kvf_config_has_heads(c, KVF_HEAD_COARSE) || c->digest == KVF_DIGEST_CODES)
+        return KVF_OK;
+    const uint8_t *cell = memchr(c->head_mask, KVF_HEAD_COARSE, (size_t)c->layers * c->kv_heads);
+    const size_t i = (size_t)(cell - c->head_mask);
+    KVF_FAIL(context, KVF_UNSUPPORTED,
+             "head_mask[%zu][%zu] = 2: coarse heads need digest = codes, and select = %s scores by "
+             "boxes; set digest = codes with another select, or write 1",
+             i / c->kv_heads, i % c->kv_heads, kvf_select_name(c->select));
 }
 
 /* What the policy and zeros leave open. */
 static void apply_defaults(const kvf_runtime *runtime, const kvf_select_policy *policy,
                            kvf_cache_config *c)
 {
-    if (!has_streaming_heads(c))
+    if (!kvf_config_has_heads(c, KVF_HEAD_STREAMING) && !kvf_config_has_heads(c, KVF_HEAD_COARSE))
         c->head_mask = NULL;
     if (c->softmax_scale == 0.0f)
         c->softmax_scale = 1.0f / sqrtf((float)c->head_dim);
@@ -421,7 +438,8 @@ static kvf_status count_disk(kvf_context *context, const kvf_cache_config *c, kv
     const size_t block = kvf_block_bytes(&dims->paging);
     const uint64_t in_memory = dims->block_count;
     dims->bundle_blocks = 1;
-    if (!c->disk_path || c->head_mask || in_memory * block <= c->host_bytes)
+    if (!c->disk_path || kvf_config_has_heads(c, KVF_HEAD_STREAMING) ||
+        in_memory * block <= c->host_bytes)
         return KVF_OK;
     dims->bundle_blocks = bundle_blocks(c, block);
     const size_t bundle = kvf_page_pool_bundle_bytes(block, dims->bundle_blocks);
@@ -473,6 +491,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     *resolved = *config;
     *dims = (kvf_dims){0};
     apply_defaults(runtime, policy, resolved);
+    KVF_TRY(check_coarse(context, resolved));
     KVF_TRY(check_disk(context, resolved));
     if (resolved->digest == KVF_DIGEST_CODES && resolved->sub_digests != 1)
         KVF_FAIL(context, KVF_INVALID,

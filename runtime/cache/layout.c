@@ -28,6 +28,8 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, t->arena, d->arena_blocks, block);
     KVF_CARVE(&r->digest, t->digests, kept, p->kv_heads, p->blocks_max, p->digest_bytes);
+    KVF_CARVE(&r->digest, t->means, kept, p->kv_heads, p->stretches_max, c->head_dim);
+    KVF_CARVE(&r->digest, t->mean_scales, kept, p->kv_heads, p->stretches_max);
     KVF_CARVE(&r->table, t->blocks, kept, p->blocks_max);
     KVF_CARVE(&r->table, t->bits, kept, p->kv_heads, p->blocks_max);
     KVF_CARVE(&r->table, t->store_index, 2, kept, p->kv_heads, kvf_store_tokens(p));
@@ -81,6 +83,12 @@ static void carve_choices(kvf_part *part, kvf_carver *k)
     KVF_CARVE(k, t->top, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->sum, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
+    const uint64_t skims = p->stretches_max ? s : 0;
+    KVF_CARVE(k, t->skimmed, skims, c->query_heads, p->stretches_max);
+    KVF_CARVE(k, t->ranked, skims, p->lists, p->stretches_max);
+    KVF_CARVE(k, t->stretch_ids, skims, p->lists, p->stretches_max);
+    KVF_CARVE(k, t->stretch_count, skims, p->lists);
+    KVF_CARVE(k, t->sifted, skims, p->lists, p->blocks_max);
     KVF_CARVE(k, t->topk_work, s, d->choose_lists, scored);
     KVF_CARVE(k, t->arrived, s, p->lists);
     KVF_CARVE(k, t->masks, policy->by_token ? s : 0, p->lists, d->ids_max);

@@ -41,7 +41,9 @@ typedef struct kvf_tables {
     char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
     char *arena;  /* [arena_blocks, block bytes]; see prefill_arena.h */
     /* reservation digest */
-    char *digests; /* [rows, kv_heads, blocks_max, digest_bytes] */
+    char *digests;         /* [rows, kv_heads, blocks_max, digest_bytes] */
+    int8_t *means;         /* [rows, kv_heads, stretches_max, head_dim] */
+    uint16_t *mean_scales; /* [rows, kv_heads, stretches_max] */
     /* reservation table, with all that follows */
     void **blocks;         /* [rows, blocks_max] */
     uint64_t *bits;        /* [rows, kv_heads, blocks_max] */
@@ -53,18 +55,23 @@ typedef struct kvf_tables {
     /* choosing and fetching; what the shadow would do goes to `ahead` too, whose misses are as wide
      * as either */
     kvf_choice now, ahead;
-    uint32_t *choose;     /* [S, chosen] pages to choose */
-    float *scores;        /* [S, query_heads, pages_max] by boxes */
-    int8_t *rotated;      /* [S, query_heads, head_dim] by codes, with all down to `sum` */
-    float *rotated_scale; /* [S, query_heads] */
-    uint16_t *mass;       /* [S, query_heads, pages_max] */
-    float *top;           /* [S, query_heads, tiles of pages_max] */
-    float *sum;           /* [S, query_heads, tiles of pages_max] */
-    float *reduced;       /* [S, chosen, pages_max] */
-    uint32_t *topk_work;  /* [S, chosen, pages_max] */
-    uint32_t *arrived;    /* [S, lists] blocks that share a list */
-    uint64_t *masks;      /* [S, lists, ids_max] of a policy that chooses tokens */
-    uint32_t *marks;      /* [rows, lists, slots / 32] of pages that came ahead of need */
+    uint32_t *choose;        /* [S, chosen] pages to choose */
+    float *scores;           /* [S, query_heads, pages_max] by boxes */
+    int8_t *rotated;         /* [S, query_heads, head_dim] by codes, with all down to `sum` */
+    float *rotated_scale;    /* [S, query_heads] */
+    uint16_t *mass;          /* [S, query_heads, pages_max] */
+    float *top;              /* [S, query_heads, tiles of pages_max] */
+    float *sum;              /* [S, query_heads, tiles of pages_max] */
+    float *reduced;          /* [S, chosen, pages_max] */
+    float *skimmed;          /* [S, query_heads, stretches_max] of coarse heads, down to `sifted` */
+    float *ranked;           /* [S, lists, stretches_max] */
+    int32_t *stretch_ids;    /* [S, lists, stretches_max] */
+    uint32_t *stretch_count; /* [S, lists] */
+    uint64_t *sifted;        /* [S, lists, blocks_max] */
+    uint32_t *topk_work;     /* [S, chosen, pages_max] */
+    uint32_t *arrived;       /* [S, lists] blocks that share a list */
+    uint64_t *masks;         /* [S, lists, ids_max] of a policy that chooses tokens */
+    uint32_t *marks;         /* [rows, lists, slots / 32] of pages that came ahead of need */
 
     /* attending */
     kvf_span *spans;      /* [S, lists, spans_max] */

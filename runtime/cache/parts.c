@@ -10,8 +10,11 @@
 
 #include "parts.h"
 
+#include <string.h>
+
 #include "config.h"
 #include "rings.h"
+#include "score/score_args.h"
 
 static uint32_t retrieval_heads(const kvf_cache *cache, uint32_t layer)
 {
@@ -95,6 +98,33 @@ static kvf_status share_memory(kvf_cache *cache, const page_bytes *sum, kvf_cach
 
 /* ---- parts ---- */
 
+/* The settings' mask becomes a copy. */
+static kvf_status own_mask(kvf_cache *cache)
+{
+    kvf_cache_config *c = &cache->config;
+    const size_t cells = (size_t)c->layers * c->kv_heads;
+    if (!c->head_mask)
+        return KVF_OK;
+    cache->head_mask = kvf_alloc(cache->context, cells, sizeof *cache->head_mask);
+    if (!cache->head_mask)
+        KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
+    memcpy(cache->head_mask, c->head_mask, cells);
+    c->head_mask = cache->head_mask;
+    return KVF_OK;
+}
+
+/* Parts of layers with coarse heads keep means, of all their heads. */
+static void note_coarse(kvf_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->config.layers; i++) {
+        kvf_part *part = cache->places[i].part;
+        if (part && part->policy->scores_pages && kvf_has_coarse_heads(cache, i)) {
+            kvf_paging *p = &part->dims.paging;
+            p->stretches_max = kvf_stretches(p->block_size, p->blocks_max);
+        }
+    }
+}
+
 static kvf_part *add_part(kvf_cache *cache)
 {
     kvf_part *part = &cache->parts[cache->part_count++];
@@ -138,6 +168,7 @@ static kvf_status divide(kvf_cache *cache, const kvf_cache_config *config)
 kvf_status kvf_parts_create(kvf_cache *cache, const kvf_cache_config *config, const kvf_dims *dims)
 {
     const kvf_cache_config *c = &cache->config;
+    KVF_TRY(own_mask(cache));
     KVF_TRY(kvf_rings_create(cache, &dims->paging));
     const uint32_t most = cache->rings ? c->kv_heads : 1;
     cache->places = kvf_alloc(cache->context, c->layers, sizeof *cache->places);
@@ -145,12 +176,16 @@ kvf_status kvf_parts_create(kvf_cache *cache, const kvf_cache_config *config, co
     if (!cache->places || !cache->parts)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a cache of %u layers",
                  c->layers);
-    if (cache->rings)
-        return divide(cache, config);
+    if (cache->rings) {
+        KVF_TRY(divide(cache, config));
+        note_coarse(cache);
+        return KVF_OK;
+    }
     kvf_part *part = add_part(cache);
     part->config = *c;
     part->dims = *dims;
     place_layers(cache, part, c->kv_heads);
+    note_coarse(cache);
     return KVF_OK;
 }
 
@@ -161,4 +196,5 @@ void kvf_parts_destroy(kvf_cache *cache)
     kvf_free(cache->context, cache->parts);
     kvf_free(cache->context, cache->places);
     kvf_rings_destroy(cache);
+    kvf_free(cache->context, cache->head_mask);
 }

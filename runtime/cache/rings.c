@@ -8,7 +8,7 @@
 
 #include "rings.h"
 
-#include <string.h>
+#include "config.h"
 
 /* ---- sizes ---- */
 
@@ -31,12 +31,12 @@ static void count_blocks(const kvf_cache_config *c, const kvf_paging *paging, kv
 /* Which heads of a layer have pages, which stream. */
 static void list_heads(const kvf_cache_config *c, kvf_rings *z, uint32_t layer)
 {
-    const uint8_t *mask = z->mask + (size_t)layer * c->kv_heads;
+    const uint8_t *mask = c->head_mask + (size_t)layer * c->kv_heads;
     uint32_t *heads = z->heads + (size_t)layer * c->kv_heads;
     uint32_t retrieval = 0, n = 0;
     for (uint32_t kind = 2; kind-- > 0;) {
         for (uint32_t h = 0; h < c->kv_heads; h++)
-            if (mask[h] == kind)
+            if ((mask[h] != KVF_HEAD_STREAMING) == kind)
                 heads[n++] = h;
         if (kind)
             retrieval = n;
@@ -50,20 +50,17 @@ static void list_heads(const kvf_cache_config *c, kvf_rings *z, uint32_t layer)
 
 kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging)
 {
-    kvf_cache_config *c = &cache->config;
+    const kvf_cache_config *c = &cache->config;
     const size_t cells = (size_t)c->layers * c->kv_heads;
-    if (!c->head_mask)
+    if (!kvf_config_has_heads(c, KVF_HEAD_STREAMING))
         return KVF_OK;
     kvf_rings *z = cache->rings = kvf_alloc(cache->context, 1, sizeof *z);
     if (z) {
-        z->mask = kvf_alloc(cache->context, cells, sizeof *z->mask);
         z->heads = kvf_alloc(cache->context, cells, sizeof *z->heads);
         z->layers = kvf_alloc(cache->context, c->layers, sizeof *z->layers);
     }
-    if (!z || !z->mask || !z->heads || !z->layers)
+    if (!z || !z->heads || !z->layers)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a head mask");
-    memcpy(z->mask, c->head_mask, cells);
-    c->head_mask = z->mask;
     count_blocks(c, paging, z);
     for (uint32_t i = 0; i < c->layers; i++)
         list_heads(c, z, i);
@@ -77,7 +74,6 @@ void kvf_rings_destroy(kvf_cache *cache)
         return;
     kvf_free(cache->context, z->layers);
     kvf_free(cache->context, z->heads);
-    kvf_free(cache->context, z->mask);
     kvf_free(cache->context, z);
 }
 

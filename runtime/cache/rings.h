@@ -27,7 +27,6 @@ struct kvf_rings {
     uint32_t streaming_max; /* most of a layer */
     uint32_t packed[2];     /* most retrieval and streaming heads of a layer that has both kinds */
     /* in host memory, of their own */
-    uint8_t *mask;           /* [layers, kv_heads], a copy */
     uint32_t *heads;         /* [layers, kv_heads], see kvf_place */
     kvf_rings_layer *layers; /* [layers] */
     /* in device memory; rows = tokens of the longest chunk, or sequences_max */
@@ -43,8 +42,8 @@ struct kvf_rings {
     uint32_t *chunk_fault; /* [1] */
 };
 
-/* cache->rings, if the resolved mask has a streaming head. A copy of the mask becomes that of the
- * settings. `paging` is of all heads. */
+/* cache->rings, if the resolved mask has a streaming head. `paging` is of all
+ * heads. */
 KVF_CHECKED kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *paging);
 /* KVF_INVALID: more than any memory. */
 KVF_CHECKED kvf_status kvf_rings_check(kvf_cache *cache);

@@ -84,6 +84,8 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
         .digests = t->digests + n * runs * p->digest_bytes,
+        .means = t->means + n * p->kv_heads * p->stretches_max * p->shape.head_dim,
+        .mean_scales = t->mean_scales + n * p->kv_heads * p->stretches_max,
         .bits = t->bits + n * runs,
         .store = t->stores + stored * p->kv_heads * p->store_pages * page,
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
@@ -204,6 +206,51 @@ static const float *list_score(const kvf_step *step, uint32_t list)
     return scores + (size_t)chosen * step->stride;
 }
 
+/* Stretches that a coarse head ranks: whole ones but the first, unless all are taken anyway. */
+static uint32_t stretches_ranked(const kvf_part *part, const kvf_row *row, uint32_t *take)
+{
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t whole = kvf_stretches(p->block_size, row->sealed);
+    const uint32_t count = whole ? whole - 1 : 0;
+    const uint32_t pages = row->share ? part->dims.dynamic_pages : row->chosen_pages;
+    const uint64_t tokens = 2 * (uint64_t)pages * p->shape.page_size;
+    const uint64_t twice = (tokens + KVF_MEAN_TOKENS - 1) / KVF_MEAN_TOKENS;
+    const uint32_t share = (uint32_t)((double)part->config.coarse_share * (double)count + 0.5);
+    *take = kvf_max_u32(1, share > twice ? share : (uint32_t)(twice < count ? twice : count));
+    return row->attend_all || *take >= count ? 0 : count;
+}
+
+/* What coarse heads skim; `bits` of theirs become those that sifting leaves. */
+static void take_coarse(kvf_step *step, const uint64_t **bits)
+{
+    const kvf_part *part = step->part;
+    const kvf_paging *p = &part->dims.paging;
+    const uint32_t lists = p->stretches_max ? step->rows * p->lists : 0;
+    const int8_t **means;
+    const uint16_t **scales;
+    uint32_t *count, *take, *blocks;
+    const uint64_t **unsifted;
+    KVF_TAKE(step, means, step->means, lists);
+    KVF_TAKE(step, scales, step->mean_scales, lists);
+    KVF_TAKE(step, count, step->mean_count, lists);
+    KVF_TAKE(step, take, step->mean_take, lists);
+    KVF_TAKE(step, blocks, step->mean_blocks, lists);
+    KVF_TAKE(step, unsifted, step->unsifted, lists);
+    for (uint32_t l = 0; means && l < lists; l++) {
+        const kvf_row *row = &step->row_host[l / p->lists];
+        const uint32_t head = l % p->lists;
+        const bool is_coarse = kvf_is_coarse(step->cache, step->layer, head);
+        means[l] = kvf_row_mean(p, row, head, 1);
+        scales[l] = kvf_row_mean_scale(p, row, head, 1);
+        take[l] = 0;
+        count[l] = is_coarse ? stretches_ranked(part, row, &take[l]) : 0;
+        blocks[l] = row->sealed;
+        unsifted[l] = count[l] ? bits[l] : NULL;
+        if (count[l])
+            bits[l] = part->tables.sifted + (size_t)l * p->blocks_max;
+    }
+}
+
 void kvf_step_lists(kvf_step *step)
 {
     const kvf_part *part = step->part;
@@ -221,8 +268,10 @@ void kvf_step_lists(kvf_step *step)
     KVF_TAKE(step, scores, step->list_scores, part->policy->scores_pages ? lists : 0);
     KVF_TAKE(step, slot_of_page, step->slot_of_page, lists);
     KVF_TAKE(step, page_of_slot, step->page_of_slot, lists);
-    if (!digests)
+    if (!digests) {
+        take_coarse(step, NULL);
         return;
+    }
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / p->lists, list = l % p->lists;
         const kvf_row *row = &step->row_host[b];
@@ -236,6 +285,7 @@ void kvf_step_lists(kvf_step *step)
         slot_of_page[l] = kvf_residency_slot_of_page(&part->residency, number);
         page_of_slot[l] = kvf_residency_page_of_slot(&part->residency, number);
     }
+    take_coarse(step, bits);
     for (uint32_t i = 0; i < chosen; i++)
         choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / part->dims.choose_lists]);
 }

@@ -39,7 +39,14 @@ typedef struct kvf_step {
     const void *const *digests;  /* of score lists */
     const uint64_t *const *bits; /* of score lists, of a cache with codes */
     const uint32_t *pages;       /* of score lists */
-    const uint32_t *cell;        /* see kvf_weigh_args; NULL = codes are at `digests` */
+    /* of coarse heads, of a part that has means; a hot head has count 0 and NULL */
+    const int8_t *const *means;
+    const uint16_t *const *mean_scales;
+    const uint32_t *mean_count;      /* ranked: whole stretches but the first */
+    const uint32_t *mean_take;       /* of these, the best that are scored by codes */
+    const uint32_t *mean_blocks;     /* sealed */
+    const uint64_t *const *unsifted; /* bits of the row; `bits` has those that are left */
+    const uint32_t *cell;            /* see kvf_weigh_args; NULL = codes are at `digests` */
     kvf_cell_codes codes;
     const uint32_t *choose_pages;    /* of lists that are chosen for */
     const float *const *list_scores; /* of lists; NULL = no scores */

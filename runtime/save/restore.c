@@ -15,6 +15,7 @@
 
 #include "ahead.h"
 #include "append.h"
+#include "config.h"
 #include "prefill_arena.h"
 #include "saving.h"
 #include "sequence.h"
@@ -62,6 +63,8 @@ static bool is_free(const kvf_cache *cache, const char *name)
     for (size_t i = 0; !kvf_has_streaming_heads(cache) && i < sizeof by_mask / sizeof *by_mask; i++)
         if (strcmp(name, by_mask[i]) == 0)
             return true;
+    if (!kvf_config_has_heads(&cache->config, KVF_HEAD_COARSE) && strcmp(name, "coarse_share") == 0)
+        return true;
     return false;
 }
 
@@ -117,7 +120,7 @@ static kvf_status check_mask(const restoring *r)
     const kvf_cache *cache = r->cache;
     const kvf_saved_header *h = &r->file.header;
     const size_t cells = (size_t)cache->config.layers * cache->config.kv_heads;
-    if ((h->mask != NULL) == kvf_has_streaming_heads(cache) &&
+    if ((h->mask != NULL) == (cache->config.head_mask != NULL) &&
         (!h->mask || memcmp(h->mask, cache->config.head_mask, cells) == 0))
         return KVF_OK;
     KVF_FAIL(cache->context, KVF_INVALID, "%s was saved %s head_mask%s; open a cache with the same",

@@ -24,6 +24,7 @@ typedef struct put_work {
     int32_t *shadow;       /* the same */
     char *slots;           /* [lists, slots, page bytes] */
     kvf_digest_job *jobs;  /* [job_blocks, block_jobs, kv_heads] */
+    kvf_row *row;          /* [1] of a part that has means */
 } put_work;
 
 typedef struct putting {
@@ -60,6 +61,7 @@ static void carve_work(const kvf_part *part, const kvf_saved_layer *saved, kvf_c
     KVF_CARVE(k, w->slots, p->lists, p->slots, kvf_part_slot_bytes(part));
     const uint64_t most = job_blocks(part);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
+    KVF_CARVE(k, w->row, p->stretches_max ? 1 : 0);
 }
 
 uint64_t kvf_snapshot_work_bytes(const kvf_part *part, const kvf_saved_layer *layer)
@@ -251,6 +253,21 @@ static kvf_status put_digests(const putting *p, const kvf_saved_image *image)
     return KVF_OK;
 }
 
+/* They follow from codes. */
+static kvf_status put_means(const putting *p)
+{
+    const kvf_paging *paging = &p->part->dims.paging;
+    if (paging->stretches_max == 0)
+        return KVF_OK;
+    *p->work.row = p->row;
+    p->work.row->sealed_before = 0;
+    const kvf_means_args means = {.paging = *paging,
+                                  .rows = 1,
+                                  .stretches = kvf_stretches(paging->block_size, p->row.sealed),
+                                  .row = kvf_seen_device(&p->l->work, p->work.row)};
+    return means.stretches ? KVF_LAUNCH(p->step, means, means) : KVF_OK;
+}
+
 /* ---- all of it ---- */
 
 /* What the host knows of the layer. */
@@ -306,6 +323,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->image->share, 2 * sizeof *p.row.share));
     KVF_TRY(image->digests ? send_digests(&p, image) : put_digests(&p, image));
+    KVF_TRY(put_means(&p));
     /* With a disk tier the next layer may take the berths of this one's blocks. */
     if (part->pool.tier)
         KVF_TRY(part->device->ops->event_record(done, step->stream));

@@ -9,6 +9,59 @@
 
 #include "select.h"
 
+/* Coarse heads: which stretches are scored by codes, and bits that skip all others. */
+static kvf_status sift(kvf_step *step)
+{
+    const kvf_part *part = step->part;
+    const kvf_tables *t = &part->tables;
+    const kvf_paging *p = &part->dims.paging;
+    const kvf_skim_args skim = {.head_dim = p->shape.head_dim,
+                                .lists = step->rows * p->lists,
+                                .group = p->group,
+                                .stride = p->stretches_max,
+                                .q = t->rotated,
+                                .q_scale = t->rotated_scale,
+                                .means = step->means,
+                                .scale = step->mean_scales,
+                                .count = step->mean_count,
+                                .scores = t->skimmed};
+    const kvf_reduce_args reduce = {.kind = part->config.group_reduce,
+                                    .outputs = skim.lists,
+                                    .rows = p->group,
+                                    .pages_max = skim.stride,
+                                    .pages_step = 1,
+                                    .scale = 1.0f,
+                                    .scores = t->skimmed,
+                                    .pages = step->mean_count,
+                                    .out = t->ranked};
+    const kvf_topk_args top = {.lists = skim.lists,
+                               .stride = skim.stride,
+                               .ids_max = skim.stride,
+                               .work_stride = p->pages_max,
+                               .scores = t->ranked,
+                               .count = step->mean_count,
+                               .k = step->mean_take,
+                               .ids = t->stretch_ids,
+                               .id_count = t->stretch_count,
+                               .work = t->topk_work,
+                               .arrived = t->arrived};
+    const kvf_sift_args sift = {.lists = skim.lists,
+                                .block_size = p->block_size,
+                                .blocks_max = p->blocks_max,
+                                .ids_max = top.ids_max,
+                                .from = step->unsifted,
+                                .blocks = step->mean_blocks,
+                                .ids = top.ids,
+                                .id_count = top.id_count,
+                                .bits = t->sifted};
+    if (!p->stretches_max || !kvf_has_coarse_heads(step->cache, step->layer))
+        return KVF_OK;
+    KVF_TRY(KVF_LAUNCH(step, skim, skim));
+    KVF_TRY(KVF_LAUNCH(step, reduce, reduce));
+    KVF_TRY(KVF_LAUNCH(step, topk, top));
+    return KVF_LAUNCH(step, sift, sift);
+}
+
 /* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
 static kvf_status score_by_codes(kvf_step *step)
 {
@@ -55,6 +108,7 @@ static kvf_status score_by_codes(kvf_step *step)
     /* Policies with other lists than KV heads have boxes of their own. */
     KVF_ASSERT(p->lists == p->kv_heads && part->dims.choose_lists == p->lists);
     KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
+    KVF_TRY(sift(step));
     KVF_TRY(KVF_LAUNCH(step, weigh, weigh));
     return KVF_LAUNCH(step, fold, fold);
 }

@@ -112,8 +112,16 @@ kvf_status kvf_step_digest(kvf_step *step, const uint32_t *chunk_fault, uint32_t
     KVF_TRY(KVF_LAUNCH(step, seal, args));
     const kvf_encode_args encode = {
         .shape = p->shape, .job_count = digest.job_count, .jobs = args.jobs};
-    return kvf_has_codes(part) ? KVF_LAUNCH(step, encode, encode)
-                               : KVF_LAUNCH(step, digest, digest);
+    /* A call has one row that seals much, or rows that seal a block at most. */
+    const uint32_t per_row = step->rows == 1 ? step->sealed_blocks : 1;
+    const kvf_means_args means = {.paging = *p,
+                                  .rows = step->rows,
+                                  .stretches = kvf_stretches(p->block_size, per_row) + 1,
+                                  .row = step->row};
+    if (!kvf_has_codes(part))
+        return KVF_LAUNCH(step, digest, digest);
+    KVF_TRY(KVF_LAUNCH(step, encode, encode));
+    return p->stretches_max ? KVF_LAUNCH(step, means, means) : KVF_OK;
 }
 
 /* The blocks that this call seals; the tables name their present place. */

@@ -47,6 +47,12 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
         copy(c, kvf_row_bits(p, to, h), kvf_row_bits(p, from, h), from->sealed * sizeof *to->bits);
         copy(c, kvf_row_digest(p, to, 0, h), kvf_row_digest(p, from, 0, h),
              (size_t)from->sealed * p->digest_bytes);
+        if (p->stretches_max == 0)
+            continue;
+        const size_t whole = kvf_stretches(p->block_size, from->sealed);
+        copy(c, kvf_row_mean(p, to, h, 0), kvf_row_mean(p, from, h, 0), whole * p->shape.head_dim);
+        copy(c, kvf_row_mean_scale(p, to, h, 0), kvf_row_mean_scale(p, from, h, 0),
+             whole * sizeof *to->mean_scales);
     }
 }
 

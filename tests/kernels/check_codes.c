@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on codes against their references: encode, rotate, weigh, fold.
+ * Kernels on codes against their references: encode, rotate, weigh, fold; means, skim, sift.
  *
  * Codes, scales, queries in int8 and the largest logits have the same bits everywhere. Where there
  * are exponentials or logarithms the tolerance is said beside the comparison. Keys that are not
@@ -106,12 +106,13 @@ void check_rotate(check *c)
             rotate_case(c, (kvf_dtype)(i % 3), head_dims[d], (check_data)(i / 3));
 }
 
-/* Skip bits of a list: none, some, nearly all, or whole stretches. */
+/* Skip bits of a list: none, some, nearly all, or whole blocks, few or most of them. */
 static void make_bits(check *c, uint64_t *bits, uint32_t blocks)
 {
-    const uint32_t kind = check_below(c, 5);
+    const uint32_t kind = check_below(c, 6);
     for (uint32_t b = 0; b < blocks; b++)
-        bits[b] = kind == 0   ? 0
+        bits[b] = kind == 5   ? (check_below(c, 6) ? UINT64_MAX : check_random(c) & check_random(c))
+                  : kind == 0 ? 0
                   : kind == 1 ? check_random(c) & check_random(c) & check_random(c)
                   : kind == 2 ? check_random(c) | check_random(c) | check_random(c)
                   : kind == 3 ? (check_below(c, 3) ? 0 : UINT64_MAX)
@@ -119,7 +120,7 @@ static void make_bits(check *c, uint64_t *bits, uint32_t blocks)
 }
 
 /* Code groups of `tokens` tokens, and a query for each head: any words, scales that are numbers. */
-static void make_codes(check *c, kvf_weigh_args *a, const void **codes, uint32_t tokens,
+static void make_codes(check *c, const kvf_weigh_args *a, const void **codes, uint32_t tokens,
                        bool is_extreme)
 {
     const uint32_t groups = kvf_div_ceil_u32(tokens, KVF_CODE_TOKENS);
@@ -360,4 +361,144 @@ void check_fold(check *c)
     for (uint32_t p = 0; p < 7; p++)
         for (uint32_t i = 0; i < 18; i++)
             fold_case(c, (kvf_group_reduce)(i % 3), 1u << p, 1 + (p + 5 * i) % 16, i >= 12);
+}
+
+/* ---- means, skim, sift ---- */
+
+static void means_case(check *c, uint32_t head_dim, bool is_extreme)
+{
+    if (!check_begin(c))
+        return;
+    const uint32_t block = 32u << check_below(c, 2), per = KVF_MEAN_TOKENS / block;
+    kvf_means_args a = {.rows = 1 + check_below(c, 3), .stretches = 3};
+    kvf_paging *p = &a.paging;
+    *p = (kvf_paging){.shape = {KVF_BF16, head_dim, 4},
+                      .kv_heads = 1 + check_below(c, 3),
+                      .block_size = block,
+                      .block_jobs = 1,
+                      .digest_bytes = block / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(head_dim),
+                      .blocks_max = 8 * per + check_below(c, 2),
+                      .stretches_max = 8};
+    check_describe(c, "d=%u block=%u rows=%u heads=%u%s", head_dim, block, a.rows, p->kv_heads,
+                   is_extreme ? " extreme" : "");
+    const size_t means = (size_t)p->kv_heads * p->stretches_max * head_dim;
+    const size_t scales = (size_t)p->kv_heads * p->stretches_max * sizeof(uint16_t);
+    int8_t *mean[2] = {check_out(c, a.rows * means), check_out(c, a.rows * means)};
+    uint16_t *scale[2] = {check_out(c, a.rows * scales), check_out(c, a.rows * scales)};
+    kvf_row *row[2] = {check_in(c, a.rows * sizeof **row), check_in(c, a.rows * sizeof **row)};
+    const kvf_weigh_args codes = {.head_dim = head_dim};
+    for (uint32_t r = 0; r < a.rows; r++) {
+        const void *digests;
+        make_codes(c, &codes, &digests, p->kv_heads * p->blocks_max * block, is_extreme);
+        kvf_row one = {.digests = (char *)(uintptr_t)digests};
+        one.sealed_before = check_below(c, 6 * per);
+        one.sealed = one.sealed_before + check_below(c, 2 * per + 1);
+        for (int k = 0; k < 2; k++) {
+            row[k][r] = one;
+            row[k][r].means = mean[k] + r * means;
+            row[k][r].mean_scales = scale[k] + r * scales / sizeof(uint16_t);
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        a.row = row[k];
+        CHECK_RUN(c, k ? c->var : c->ref, means, &a, k);
+    }
+    check_bits(c, "means", mean[1], mean[0], a.rows * means);
+    check_bits(c, "mean_scales", scale[1], scale[0], a.rows * scales);
+}
+
+void check_means(check *c)
+{
+    for (uint32_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t i = 0; i < 6; i++)
+            means_case(c, head_dims[d], i % 2);
+}
+
+static void skim_case(check *c, uint32_t head_dim, uint32_t group, bool is_extreme)
+{
+    if (!check_begin(c))
+        return;
+    kvf_skim_args a = {.head_dim = head_dim, .lists = 1 + check_below(c, 3), .group = group};
+    a.stride = 1 + check_below(c, 3 * KVF_SKIM_MEANS);
+    check_describe(c, "d=%u G=%u lists=%u stride=%u%s", head_dim, group, a.lists, a.stride,
+                   is_extreme ? " extreme" : "");
+    const int8_t **means = check_in(c, a.lists * sizeof *means);
+    const uint16_t **scale = check_in(c, a.lists * sizeof *scale);
+    uint32_t *count = check_in(c, a.lists * sizeof *count);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        count[l] = check_below(c, 3) ? check_below(c, a.stride + 1) : l ? 0 : a.stride;
+        int8_t *mean = check_in(c, (size_t)count[l] * head_dim);
+        uint16_t *scales = check_in(c, count[l] * sizeof *scales);
+        for (size_t i = 0; i < (size_t)count[l] * head_dim; i++)
+            mean[i] = (int8_t)(is_extreme ? (check_below(c, 2) ? 127 : -127)
+                                          : (int)check_below(c, 255) - 127);
+        for (uint32_t i = 0; i < count[l]; i++)
+            scales[i] = (uint16_t)check_below(c, is_extreme ? 0x7c00 : 0x3c00);
+        means[l] = mean;
+        scale[l] = scales;
+    }
+    kvf_weigh_args queries = {.head_dim = head_dim, .lists = a.lists, .group = group};
+    make_queries(c, &queries, is_extreme);
+    a.q = queries.q;
+    a.q_scale = queries.q_scale;
+    a.means = means;
+    a.scale = scale;
+    a.count = count;
+    const size_t bytes = (size_t)a.lists * group * a.stride * sizeof(float);
+    float *scores[2];
+    for (int k = 0; k < 2; k++) {
+        scores[k] = a.scores = check_out(c, bytes);
+        CHECK_RUN(c, k ? c->var : c->ref, skim, &a, k);
+    }
+    check_bits(c, "scores", scores[1], scores[0], bytes);
+}
+
+void check_skim(check *c)
+{
+    for (uint32_t d = 0; d < HEAD_DIMS; d++)
+        for (uint32_t group = 1; group <= 16; group++)
+            skim_case(c, head_dims[d], group, group % 4 == 0);
+}
+
+static void sift_case(check *c, uint32_t block_size)
+{
+    if (!check_begin(c))
+        return;
+    const uint32_t per = KVF_MEAN_TOKENS / block_size;
+    kvf_sift_args a = {.lists = 1 + check_below(c, 4), .block_size = block_size};
+    a.blocks_max = 1 + check_below(c, 600);
+    a.ids_max = a.blocks_max;
+    check_describe(c, "block=%u lists=%u blocks=%u", block_size, a.lists, a.blocks_max);
+    const uint64_t **from = check_in(c, a.lists * sizeof *from);
+    uint32_t *blocks = check_in(c, a.lists * sizeof *blocks);
+    uint32_t *id_count = check_in(c, a.lists * sizeof *id_count);
+    int32_t *ids = check_in(c, (size_t)a.lists * a.ids_max * sizeof *ids);
+    for (uint32_t l = 0; l < a.lists; l++) {
+        blocks[l] = check_below(c, 3) ? check_below(c, a.blocks_max + 1) : a.blocks_max;
+        uint64_t *bits = check_in(c, blocks[l] * sizeof *bits);
+        make_bits(c, bits, blocks[l]);
+        from[l] = check_below(c, 4) ? bits : NULL;
+        id_count[l] = 0;
+        const uint32_t whole = blocks[l] / per, one_in = 1 + check_below(c, 12);
+        for (uint32_t i = 1; i < whole; i++)
+            if (check_below(c, one_in) == 0)
+                ids[(size_t)l * a.ids_max + id_count[l]++] = (int32_t)i - 1;
+    }
+    a.from = from;
+    a.blocks = blocks;
+    a.ids = ids;
+    a.id_count = id_count;
+    const size_t bytes = (size_t)a.lists * a.blocks_max * sizeof(uint64_t);
+    uint64_t *bits[2];
+    for (int k = 0; k < 2; k++) {
+        bits[k] = a.bits = check_out(c, bytes);
+        CHECK_RUN(c, k ? c->var : c->ref, sift, &a, k);
+    }
+    check_bits(c, "bits", bits[1], bits[0], bytes);
+}
+
+void check_sift(check *c)
+{
+    for (uint32_t i = 0; i < 40; i++)
+        sift_case(c, 32u << i % 2);
 }

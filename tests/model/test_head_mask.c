@@ -52,6 +52,8 @@ static void zeros_and_ones(void **state)
     expect_mask("0\t1\t1\r\n1\t0\t0", -1.0, "011100");
     expect_mask("0.0\t1.000\t1e0\n+1\t-0\t0.000e5\n\n", -1.0, "011100");
     expect_mask(" 0\t1 \t 1 \n10e-1\t0\t0.00000000000000000000000000000\n", -1.0, "011100");
+    expect_mask("2\t1\t0\n2.0\t+2\t20e-1\n", -1.0, "210222");
+    expect_mask("2\t1\t0\n2.0\t+2\t20e-1\n", 1.0 / 3.0, "010111"); /* 2 is clipped to 1 */
     /* 0 and 1 have ranks too: among equal ones the lower layer and head stream first */
     expect_mask("0\t1\t1\n1\t0\t0\n", 0.5, "011100");
     expect_mask("0\t1\t1\n1\t0\t0\n", 1.0 / 3.0, "011101");

@@ -73,6 +73,7 @@ static const cli_spelling cache_spellings[] = {
     {"host_tokens_max", NULL, CLI_HIDDEN, NULL},
     {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
     {"verify_interval", NULL, CLI_HIDDEN, NULL},
+    {"coarse_share", NULL, CLI_HIDDEN, NULL},
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},
     {"streaming_recent", NULL, CLI_HIDDEN, NULL},
     {"observe_window", NULL, CLI_HIDDEN, NULL},

@@ -38,6 +38,7 @@
     X(DECODE_SELECT, "select", "select", TEXT, 0)                                                  \
     X(DECODE_METHOD, "method", "method", TEXT, 0)                                                  \
     X(DECODE_SPECULATE, "speculate", "spec", INTEGER, 0)                                           \
+    X(DECODE_HOT, "hot_heads", "hot", REAL, 2)                                                     \
     X(DECODE_RECORDED, "recorded", "rec", INTEGER, 0)                                              \
     X(DECODE_NODES, "graph_nodes", NULL, INTEGER, 0)                                               \
     X(DECODE_MEDIAN, "layer_us", "us/layer", REAL, 1)                                              \
@@ -100,7 +101,8 @@ typedef struct decode_bench {
 typedef struct decode_case {
     kvf_cache_config config;
     uint32_t context, batch, steps;
-    bool is_dense; /* what the other cases of its context are compared with */
+    double hot_heads; /* share of the KV heads */
+    bool is_dense;    /* what the other cases of its context are compared with */
     kvf_cache *cache;
     kvf_sequence *sequences[DECODE_BATCH_MAX];
     kvf_recording *recording;
@@ -212,8 +214,10 @@ static double bytes_to_read(const decode_case *c, const kvf_stats *s)
     const double token = 2.0 * c->config.head_dim * 2.0;
     const double tokens = (double)c->context * c->config.kv_heads * c->batch;
     const bool has_codes = c->config.digest == KVF_DIGEST_CODES;
-    const double digest = has_codes ? c->config.head_dim / 4.0 + 2.0
-                                    : token * c->config.sub_digests / c->config.page_size;
+    const double boxes = token * c->config.sub_digests / c->config.page_size;
+    const double code = c->config.head_dim / 4.0 + 2.0;
+    const double coarse = (c->config.head_dim + 2.0) / 64.0 + (double)c->config.coarse_share * code;
+    const double digest = has_codes ? c->hot_heads * code + (1.0 - c->hot_heads) * coarse : boxes;
     const bool has_digests = c->config.select != KVF_SELECT_FULL &&
                              c->config.select != KVF_SELECT_STREAMING &&
                              c->config.select != KVF_SELECT_STATIC;
@@ -353,6 +357,7 @@ static decode_case case_of(const decode_bench *b)
 {
     decode_case c = {
         .config = b->o.cache, .context = b->o.context, .batch = b->o.batch, .steps = b->o.steps};
+    c.hot_heads = b->o.hot_heads;
     c.config.query_heads = c.config.kv_heads * b->o.group;
     c.config.prefill_chunk_max = DECODE_CHUNK;
     return c;
@@ -370,6 +375,7 @@ static decode_case dense_case_of(const decode_bench *b)
 {
     decode_case c = case_of(b);
     c.is_dense = true;
+    c.hot_heads = 1.0;
     c.batch = 1;
     c.steps = b->o.dense_steps;
     c.config.select = KVF_SELECT_FULL;
@@ -390,6 +396,22 @@ static void set_names(const decode_case *c, cli_cell *row)
     cli_cell_text(&row[DECODE_METHOD], cli_show(kvf_cache_setting, "transfer", &c->config, text));
     if (c->config.speculate)
         cli_cell_integer(&row[DECODE_SPECULATE], 1);
+    if (c->hot_heads < 1.0)
+        cli_cell_real(&row[DECODE_HOT], c->hot_heads);
+}
+
+/* Hot heads lie evenly among the coarse ones. */
+static uint8_t *make_mask(const decode_case *c)
+{
+    const size_t heads = (size_t)c->config.layers * c->config.kv_heads;
+    uint8_t *mask = malloc(heads);
+    double hot = 0.0;
+    for (size_t i = 0; mask && i < heads; i++) {
+        hot += c->hot_heads;
+        mask[i] = hot >= 0.999999 ? 1 : 2;
+        hot -= mask[i] == 1 ? 1.0 : 0.0;
+    }
+    return mask;
 }
 
 static kvf_status open_case(const decode_bench *b, decode_case *c, kvf_error *error)
@@ -401,7 +423,14 @@ static kvf_status open_case(const decode_bench *b, decode_case *c, kvf_error *er
     c->ratios = calloc(c->steps, sizeof *c->ratios);
     if (!c->step_ns || !c->host_ns || !c->ratios)
         return KVF_OUT_OF_MEMORY;
-    return kvf_cache_open(b->runtime, &c->config, &c->cache, error);
+    uint8_t *mask = NULL;
+    if (c->hot_heads < 1.0 && !(mask = make_mask(c)))
+        return KVF_OUT_OF_MEMORY;
+    c->config.head_mask = mask;
+    const kvf_status status = kvf_cache_open(b->runtime, &c->config, &c->cache, error);
+    c->config.head_mask = NULL;
+    free(mask);
+    return status;
 }
 
 static void close_case(decode_case *c)

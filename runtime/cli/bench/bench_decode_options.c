@@ -14,6 +14,9 @@ static const cli_option sweeps[] = {
     {.is = {"batch", COUNT, FIELD(batch), .low = 1, .high = DECODE_BATCH_MAX,
             .meaning = "sequences of a step"},
      .is_list = true},
+    {.is = {"hot-heads", KVF_SETTING_REAL, FIELD(hot_heads), .high = 1,
+            .meaning = "share of the KV heads that are hot; the others are coarse"},
+     .is_list = true},
 };
 
 static const cli_option rows[] = {
@@ -64,6 +67,7 @@ static void set_defaults(void *options)
     *o = (decode_options){.context = 16384,
                           .batch = 1,
                           .group = 4,
+                          .hot_heads = 1.0,
                           .steps = 100,
                           .warmup = 8,
                           .topics = 256,

@@ -15,6 +15,7 @@ typedef struct decode_options {
     uint32_t context, batch;
     uint32_t group, steps, dense_steps, warmup;
     uint32_t passage, topics;
+    double hot_heads;
     double drift;
     uint64_t seed;
     bool record, eager, afresh;

@@ -117,7 +117,7 @@ static const cli_option of_values[] = {
 
 static const cli_option of_mask[] = {
     {.is = {"head-mask", KVF_SETTING_TEXT, FIELD(mask_file),
-            .meaning = "per layer and KV head, separated by tabs: 1 retrieves, 0 streams"}},
+            .meaning = "per layer and KV head, separated by tabs: 1 is hot, 2 coarse, 0 streams"}},
     {.is = {"head-sparsity", KVF_SETTING_REAL, FIELD(mask_sparsity), .high = 1,
             .meaning = "share of streaming heads: the lowest of the mask"},
      .argument = "R",
@@ -137,8 +137,10 @@ static const cli_spelling of_config[] = {
     {"chunk_queries", "chunk-queries", CLI_PLAIN, NULL},
     {0},
 };
-static const cli_spelling of_streaming[] = {
-    {"streaming_sink", NULL, CLI_PLAIN, NULL}, {"streaming_recent", NULL, CLI_PLAIN, NULL}, {0}};
+static const cli_spelling of_streaming[] = {{"streaming_sink", NULL, CLI_PLAIN, NULL},
+                                            {"streaming_recent", NULL, CLI_PLAIN, NULL},
+                                            {"coarse_share", NULL, CLI_PLAIN, NULL},
+                                            {0}};
 
 static void add_values(cli_command *c, size_t base, const cli_spelling *spellings,
                        const char *absent)
@@ -251,6 +253,8 @@ bool cli_prune_check(const cli_prune_options *o, const cli_command *command)
         problem = "--chunk-queries needs --evict naive or patched";
     else if (o->mask_sparsity >= 0.0 && !o->mask_file)
         problem = "--head-sparsity needs --head-mask FILE";
+    else if (is_option_given(command, "coarse-share") && !o->mask_file)
+        problem = "--coarse-share needs --head-mask FILE";
     else if (is_streaming_given && !o->mask_file)
         problem = "--streaming-sink and --streaming-recent need --head-mask FILE";
     else if (has_pivot && c->settings.pivot == KVF_PIVOT_ONLINE && has_layer)

@@ -78,7 +78,7 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: there is no value; write %s, or remove the tab",
                           r->path, place.line, place.column,
-                          r->sparsity < 0.0 ? "0 or 1" : "a number");
+                          r->sparsity < 0.0 ? "0, 1 or 2" : "a number");
     memcpy(copy, text, size < sizeof copy ? size : 0);
     copy[size < sizeof copy ? size : 0] = '\0';
     const bool fits = size < sizeof copy && strlen(copy) == size;
@@ -88,13 +88,14 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
                           "by tabs, and may not be NaN or infinity",
                           r->path, place.line, place.column, shown, text);
     const double value = strtod_l(copy, NULL, r->plain);
-    if (r->sparsity < 0.0 && value != 0.0 && value != 1.0)
+    if (r->sparsity < 0.0 && value != 0.0 && value != 1.0 && value != 2.0)
         return model_fail(r->error, KVF_INVALID,
-                          "%s, line %u, column %u: %.*s is neither 0 nor 1; give the share of "
+                          "%s, line %u, column %u: %.*s is neither 0, 1 nor 2; give the share of "
                           "streaming heads to make a mask of such values",
                           r->path, place.line, place.column, shown, text);
     const double clipped = value < 0.0 ? 0.0 : value > 1.0 ? 1.0 : value;
-    r->values[(size_t)(place.line - 1) * r->kv_heads + place.column - 1] = clipped;
+    r->values[(size_t)(place.line - 1) * r->kv_heads + place.column - 1] =
+        r->sparsity < 0.0 ? value : clipped;
     return KVF_OK;
 }
 
@@ -163,7 +164,7 @@ static kvf_status choose(const mask_reader *r, uint8_t *mask)
 {
     const size_t heads = (size_t)r->layers * r->kv_heads;
     for (size_t i = 0; i < heads; i++)
-        mask[i] = r->sparsity >= 0.0 || r->values[i] == 1.0;
+        mask[i] = r->sparsity >= 0.0 ? 1 : (uint8_t)r->values[i];
     if (r->sparsity < 0.0)
         return KVF_OK;
     ranked_head *order = model_alloc(NULL, heads * sizeof *order);

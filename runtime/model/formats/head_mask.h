@@ -3,11 +3,13 @@
 #define KVF_MODEL_HEAD_MASK_H
 
 /*
- * A head mask from a file of tab-separated values: which KV heads retrieve and which only stream.
+ * A head mask from a file of tab-separated values: which KV heads are hot, which are coarse, and
+ * which only stream.
  *
- * One line per layer, one value per KV head. Values are 0 and 1 (PruLong), or numbers that say how
- * much a head needs its long context (DuoAttention), of which the lowest become streaming heads. It
- * knows nothing of caches. Invariant: the same file and sparsity give the same mask.
+ * One line per layer, one value per KV head. Values are 0, 1 and 2 (PruLong has 0 and 1), or
+ * numbers that say how much a head needs its long context (DuoAttention), of which the lowest
+ * become streaming heads. It knows nothing of caches. Invariant: the same file and sparsity give
+ * the same mask.
  */
 
 #include "model_memory.h"
@@ -18,8 +20,8 @@
  * @param sparsity  share of streaming heads, 0 to below 1: values are clipped to [0, 1], and
  *                  exactly round(sparsity x layers x kv_heads) heads stream, halves rounded up:
  *                  those of lowest value, of equal ones the lower layer, then the lower head,
- * first. Negative = none: every value must be 0 or 1
- * @param mask      receives [layers, kv_heads]: 1 = retrieval, 0 = streaming
+ * first. Negative = none: every value must be 0, 1 or 2
+ * @param mask      receives [layers, kv_heads], as kvf_cache_config.head_mask
  * @return KVF_OK; KVF_INVALID naming file, line, column, value and fix; KVF_SYSTEM if the file
  *         cannot be read; KVF_OUT_OF_MEMORY. After an error @p mask is undefined
  */

@@ -12,6 +12,7 @@
 #include "common/clock.h"
 
 #include <math.h>
+#include <string.h>
 
 kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, kvf_error *error)
 {
@@ -170,7 +171,9 @@ static kvf_status send(const kvf_session *session, const kvf_decode_request *req
 /* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
 static uint32_t steps_at_once(const kvf_session *session)
 {
-    return kvf_cache_settings(session->cache)->head_mask ? 1 : KVF_DRAWS_MAX;
+    const kvf_cache_config *c = kvf_cache_settings(session->cache);
+    const size_t heads = (size_t)c->layers * c->kv_heads;
+    return c->head_mask && memchr(c->head_mask, 0, heads) ? 1 : KVF_DRAWS_MAX;
 }
 
 static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,

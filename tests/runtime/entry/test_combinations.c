@@ -162,15 +162,22 @@ static uint32_t draw_prompt(const round_plan *p, uint32_t row, test_random *r)
     return 1 + test_random_below(r, longest[row < 3 ? (row + 2) % 3 : test_random_below(r, 3)]);
 }
 
+static int has_codes(const kvf_cache_config *c)
+{
+    return c->digest == KVF_DIGEST_CODES && c->select != KVF_SELECT_QUEST &&
+           c->select != KVF_SELECT_ARKVALE;
+}
+
 static void plan_round(round_plan *p, uint32_t n, test_random *r)
 {
     *p = (round_plan){.d = draw_round(n, r)};
     p->config = config_of(&p->d, r);
     for (uint32_t i = 0; i < sizeof p->mask; i++)
-        p->mask[i] = (uint8_t)test_random_below(r, 2);
+        p->mask[i] = (uint8_t)test_random_below(r, has_codes(&p->config) ? 3 : 2);
     if (p->d.origin == MASKED) {
         p->mask[0] = 0;
         p->config.head_mask = p->mask;
+        p->config.coarse_share = (float)test_random_below(r, 3) * 0.2f;
         p->config.streaming_sink = test_random_below(r, 9);
         p->config.streaming_recent = 1 + test_random_below(r, 40);
     }

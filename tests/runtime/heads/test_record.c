@@ -138,14 +138,21 @@ static kvf_cache_config config_of(kvf_select select)
 }
 
 /* [LAYERS, KV heads]: layers alike, layers with different numbers of retrieval heads (so of two
- * parts), a layer of each kind, streaming heads alone. */
+ * parts), a layer of each kind, streaming heads alone; coarse heads in one layer of two, and beside
+ * a streaming one. */
 static const uint8_t mask_of_both_kinds[] = {0, 1, 1, 0}, mask_of_two_parts[] = {0, 1, 1, 1},
-                     mask_by_layer[] = {1, 1, 0, 0}, mask_of_none[] = {0, 0, 0, 0};
+                     mask_by_layer[] = {1, 1, 0, 0}, mask_of_none[] = {0, 0, 0, 0},
+                     mask_of_coarse[] = {1, 2, 1, 1}, mask_of_three[] = {2, 0, 1, 2};
 
 static void masked(kvf_cache_config *cc, const uint8_t *mask)
 {
     assert_int_equal(cc->layers * cc->kv_heads, sizeof mask_of_none);
     cc->head_mask = mask;
+    if (mask && memchr(mask, 2, sizeof mask_of_none)) { /* as little as may be is scored by codes */
+        cc->digest = KVF_DIGEST_CODES;
+        cc->coarse_share = 0.0f;
+        cc->budget_tokens = 64;
+    }
     cc->streaming_sink = 3;
     cc->streaming_recent = 21;
 }
@@ -213,6 +220,8 @@ static void replays_equal_enqueued_steps(void **state)
         {"head mask", KVF_SELECT_HYBRID, 0, 0, KVF_REFRESH_RESIDENT, mask_of_both_kinds},
         {"head mask, speculation", KVF_SELECT_QUEST, 1, 5, KVF_REFRESH_EXACT, mask_of_two_parts},
         {"head mask of one kind", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_by_layer},
+        {"coarse heads", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_coarse},
+        {"three kinds, speculation", KVF_SELECT_DYNAMIC, 1, 0, KVF_REFRESH_EXACT, mask_of_three},
         {"no retrieval head", KVF_SELECT_DYNAMIC, 0, 0, KVF_REFRESH_EXACT, mask_of_none},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
@@ -258,6 +267,8 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 11, 0, 0, mask_of_both_kinds},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 11 + 6, 0, 0, mask_of_two_parts},
         {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 3, 0, 0, mask_of_none},
+        /* and of a layer with coarse heads: skim, reduce, topk, sift */
+        {KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, 2 * 6 + 4, 0, 0, mask_of_coarse},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         kvf_cache_config cc = config_of(ways[i].select);

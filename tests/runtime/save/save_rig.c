@@ -166,6 +166,27 @@ static void set_mask(kvf_cache_config *c)
     c->refresh_interval = 5;
 }
 
+/* As few stretches as may be are scored by codes. */
+static void set_coarse(kvf_cache_config *c)
+{
+    static const uint8_t mask[] = {2, 0, 1, 2};
+    set_codes(c);
+    c->budget_tokens = 64;
+    c->select = KVF_SELECT_DYNAMIC;
+    c->head_mask = mask;
+    c->coarse_share = 0.0f;
+    c->streaming_sink = 5;
+    c->streaming_recent = 21;
+}
+
+static void set_coarse_alone(kvf_cache_config *c)
+{
+    static const uint8_t mask[] = {1, 2, 2, 2};
+    set_coarse(c);
+    c->select = KVF_SELECT_HYBRID;
+    c->head_mask = mask;
+}
+
 static void set_all_streaming(kvf_cache_config *c)
 {
     static const uint8_t mask[] = {0, 0, 0, 0};
@@ -189,6 +210,8 @@ const save_case save_cases[] = {
     {"arkvale", set_arkvale},
     {"streaming", set_streaming},
     {"head mask", set_mask},
+    {"coarse heads beside others", set_coarse},
+    {"coarse heads", set_coarse_alone},
     {"all heads stream", set_all_streaming},
     {NULL, NULL},
 };

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Queries against means, the specification.
+ *
+ * Knows nothing of what the means are of.
+ */
+
+#include "common/convert.h"
+#include "variants.h"
+
+void kvf_skim_ref(const void *args, uint32_t task)
+{
+    const kvf_skim_args *a = args;
+    const uint32_t parts = kvf_div_ceil_u32(a->stride, KVF_SKIM_MEANS);
+    const uint32_t list = task / parts, first = task % parts * KVF_SKIM_MEANS;
+    const uint32_t end = kvf_min_u32(a->count[list], first + KVF_SKIM_MEANS);
+    for (uint32_t g = 0; g < a->group; g++) {
+        const size_t row = (size_t)list * a->group + g;
+        const int8_t *q = a->q + row * a->head_dim;
+        for (uint32_t i = first; i < end; i++) {
+            const int8_t *mean = a->means[list] + (size_t)i * a->head_dim;
+            int32_t dot = 0;
+            for (uint32_t c = 0; c < a->head_dim; c++)
+                dot += mean[c] * q[c];
+            a->scores[row * a->stride + i] =
+                (float)dot * kvf_fp16_to_float(a->scale[list][i]) * a->q_scale[row];
+        }
+    }
+}

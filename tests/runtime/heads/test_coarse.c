@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Coarse heads: which pages they may choose, against plain arithmetic on codes; that nothing else
+ * changes; and that the same tokens give the same bits, however they came.
+ *
+ * A head that scores all of its stretches is a hot head, bit for bit.
+ */
+
+#include "harness.h"
+
+#include <math.h>
+
+#include "kernels.h"
+#include "score/code_key.h"
+
+enum { LAYERS = 2, HEADS = 3, GROUP = 2, DIM = 64, PROMPT = 900, STEPS = 40 };
+
+static const uint8_t coarse_mask[] = {1, 2, 1, 2, 2, 2}, all_kinds[] = {2, 0, 1, 0, 2, 1},
+                     all_coarse[] = {2, 2, 2, 2, 2, 2};
+
+static kvf_cache_config config_of(const uint8_t *mask, float share)
+{
+    kvf_cache_config c = test_config_small();
+    c.layers = LAYERS;
+    c.kv_heads = HEADS;
+    c.query_heads = HEADS * GROUP;
+    c.head_dim = DIM;
+    c.tokens_max = 1024;
+    c.page_size = 4;
+    c.budget_tokens = 128;
+    c.select = KVF_SELECT_DYNAMIC;
+    c.digest = KVF_DIGEST_CODES;
+    c.head_mask = mask;
+    c.coarse_share = share;
+    c.streaming_sink = 6;
+    c.streaming_recent = 50;
+    return c;
+}
+
+static test_scenario scenario_of(const uint8_t *mask, float share)
+{
+    return (test_scenario){.cc = config_of(mask, share),
+                           .tokens = {.seed = 31, .sharpness = 2.5f, .topics = 9},
+                           .prompt = PROMPT,
+                           .steps = test_afford(STEPS),
+                           .chunk = 128};
+}
+
+static void all_stretches_are_all_hot(void **state)
+{
+    for (uint32_t i = 0; i < 6; i++) {
+        if (!test_takes(i))
+            continue;
+        test_trace hot, coarse;
+        test_scenario sc = scenario_of(NULL, 1.0f);
+        sc.cc.page_size = 1u << (i + 1);
+        sc.cc.budget_tokens = 192;
+        sc.cc.select = i % 2 ? KVF_SELECT_HYBRID : KVF_SELECT_DYNAMIC;
+        sc.cc.dtype = (kvf_dtype)(i % 3);
+        test_run(&sc, &hot);
+        sc.cc.head_mask = i % 3 ? coarse_mask : all_coarse;
+        test_run(&sc, &coarse);
+        test_same_bits(&hot, &coarse, "a share of 1");
+        sc.cc.coarse_share = 0.0f;
+        sc.cc.budget_tokens = 1024; /* as is a budget that all fits in */
+        test_trace_free(&coarse);
+        test_run(&sc, &coarse);
+        test_trace_free(&hot);
+        sc.cc.head_mask = NULL;
+        test_run(&sc, &hot);
+        test_same_bits(&hot, &coarse, "a full budget");
+        test_trace_free(&hot);
+        test_trace_free(&coarse);
+    }
+}
+
+/* Bytes of outputs that differ, of one KV head of a layer. */
+static size_t differing(const test_trace *a, const test_trace *b, uint32_t layer, uint32_t head)
+{
+    const size_t part = GROUP * DIM * test_dtype_bytes(a->dtype);
+    const size_t rows = a->out_bytes / part / HEADS;
+    size_t n = 0;
+    for (size_t row = layer; row < rows; row += LAYERS) {
+        const size_t at = (row * HEADS + head) * part;
+        n += memcmp((const char *)a->out + at, (const char *)b->out + at, part) != 0;
+    }
+    return n;
+}
+
+static void hot_heads_keep_their_bits(void **state)
+{
+    test_trace hot, mixed;
+    test_scenario sc = scenario_of(NULL, 0.1f);
+    test_run(&sc, &hot);
+    for (int i = 0; i < 2; i++) {
+        const uint8_t *mask = i ? all_kinds : coarse_mask;
+        sc.cc.head_mask = mask;
+        test_run(&sc, &mixed);
+        for (uint32_t cell = 0; cell < LAYERS * HEADS; cell++) {
+            const size_t n = differing(&hot, &mixed, cell / HEADS, cell % HEADS);
+            if (mask[cell] == 1 ? n != 0 : n == 0)
+                fail_msg("mask %d: layer %u, KV head %u: %zu of %u steps differ", i, cell / HEADS,
+                         cell % HEADS, n, sc.steps);
+        }
+        test_trace_free(&mixed);
+    }
+    test_trace_free(&hot);
+}
+
+/* ---- what is left out ---- */
+
+typedef struct seen_view {
+    uint32_t pages, chosen;
+    float scores[1024];
+} seen_view;
+
+static seen_view views[LAYERS * HEADS];
+
+/* Chooses nothing, and keeps what it sees. */
+static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
+{
+    seen_view *to = &views[view->layer * HEADS + view->kv_head];
+    (void)user;
+    (void)ids;
+    to->pages = view->pages;
+    to->chosen = view->pages_max;
+    memcpy(to->scores, view->scores, view->pages * sizeof *to->scores);
+    return 0;
+}
+
+/* The mean of 64 keys as their codes have them, in int8, as plain numbers. */
+static void mean_of(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t first,
+                    double mean[DIM])
+{
+    static const double level[] = {-10.0, -3.0, 3.0, 10.0};
+    double largest = 0.0;
+    memset(mean, 0, DIM * sizeof *mean);
+    for (uint32_t i = first; i < first + 64; i++) {
+        uint32_t words[DIM / KVF_CODE_LANES * KVF_CODE_LANES] = {0};
+        float x[DIM];
+        for (uint32_t c = 0; c < DIM; c++)
+            x[c] = kvf_element_get(test_k(t, layer, i), t->dtype, head * DIM + c);
+        const double scale = (double)kvf_fp16_to_float(kvf_code_key(words, x, DIM));
+        for (uint32_t c = 0; c < DIM; c++) {
+            const uint32_t word = words[c / KVF_CODE_LANES * KVF_CODE_LANES];
+            mean[c] += scale * level[word >> kvf_code_shift(c % KVF_CODE_LANES) & 3] / 64.0;
+        }
+    }
+    for (uint32_t c = 0; c < DIM; c++)
+        largest = fmax(largest, fabs(mean[c]));
+    for (uint32_t c = 0; c < DIM; c++)
+        mean[c] = rint(mean[c] * 127.0 / largest) * (largest / 127.0);
+}
+
+/* What the ranked stretches 1 .. count weigh: the mean over the group of softmax. */
+static void weigh_stretches(const test_tokens *t, uint32_t layer, uint32_t head, uint32_t query,
+                            uint32_t count, double *weight)
+{
+    double mean[16][DIM], logit[16];
+    assert_true(count < 16);
+    for (uint32_t i = 0; i < count; i++) {
+        mean_of(t, layer, head, 64 * (i + 1), mean[i]);
+        weight[i] = 0.0;
+    }
+    for (uint32_t g = 0; g < GROUP; g++) {
+        float q[DIM];
+        double top = -INFINITY, sum = 0.0;
+        for (uint32_t c = 0; c < DIM; c++)
+            q[c] = kvf_element_get(test_q(t, layer, query), t->dtype, (head * GROUP + g) * DIM + c);
+        kvf_code_rotate(q, DIM);
+        for (uint32_t i = 0; i < count; i++) {
+            logit[i] = 0.0;
+            for (uint32_t c = 0; c < DIM; c++)
+                logit[i] += (double)q[c] * mean[i][c] / sqrt(DIM);
+            top = fmax(top, logit[i]);
+        }
+        for (uint32_t i = 0; i < count; i++)
+            sum += exp(logit[i] - top);
+        for (uint32_t i = 0; i < count; i++)
+            weight[i] += exp(logit[i] - top) / sum / GROUP;
+    }
+}
+
+/* Stretches that stay weigh at least as much as those left out, but for the rounding of a query to
+ * int8, which moves a logit by about 1%. */
+static void expect_best(const seen_view *v, const double *weight, uint32_t count, uint32_t take,
+                        uint32_t token)
+{
+    double least = INFINITY, most = 0.0;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const int stays = v->scores[16 * (i + 1)] > -INFINITY;
+        for (uint32_t p = 16 * (i + 1); p < 16 * (i + 2); p++)
+            assert_int_equal(v->scores[p] > -INFINITY, stays);
+        kept += (uint32_t)stays;
+        least = stays ? fmin(least, weight[i]) : least;
+        most = stays ? most : fmax(most, weight[i]);
+    }
+    assert_int_equal(kept, take);
+    if (most > least * 1.3)
+        fail_msg("token %u: a stretch that weighs %g was left out, one of %g was not", token, most,
+                 least);
+}
+
+static void what_is_left_out_follows_from_codes(void **state)
+{
+    test_world w;
+    test_tokens t;
+    double weight[16];
+    uint32_t sifted = 0;
+    kvf_cache_config c = config_of(coarse_mask, 0.3f);
+    float *out = test_scratch((size_t)HEADS * GROUP * DIM * sizeof *out);
+    c.select = KVF_SELECT_CUSTOM;
+    c.select_fn = note_view;
+    c.sink_tokens = 0; /* every token of a page counts */
+    c.static_ratio = 0.0f;
+    test_tokens_make(
+        &t, &c,
+        &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 37, .sharpness = 1.0f, .topics = 9});
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = 300, .chunk = 99}, NULL);
+    for (uint32_t token = 300; token < PROMPT; token += 1)
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            test_decode(&w, s, &t, layer, token, out, NULL);
+            if (token % 29)
+                continue;
+            test_wait(&w);
+            for (uint32_t h = 0; h < HEADS; h++) {
+                const seen_view *v = &views[layer * HEADS + h];
+                const uint32_t whole = v->pages / 16, count = whole - 1;
+                const uint32_t twice = (2 * v->chosen * 4 + 63) / 64;
+                uint32_t take = (uint32_t)(0.3f * (float)count + 0.5f);
+                take = take > twice ? take : twice;
+                take = coarse_mask[layer * HEADS + h] == 1 || take > count ? count : take;
+                for (uint32_t p = 0; p < v->pages; p++) /* the first, and behind the last */
+                    if (p < 16 || p >= 16 * whole)
+                        assert_true(v->scores[p] > -INFINITY);
+                weigh_stretches(&t, layer, h, token, count, weight);
+                expect_best(v, weight, count, take, token);
+                sifted += take < count;
+            }
+        }
+    assert_true(sifted > 20);
+    test_world_close(&w);
+    test_tokens_free(&t);
+}
+
+/* ---- the same tokens, another way ---- */
+
+static void the_way_changes_no_bit(void **state)
+{
+    test_trace want, got;
+    test_scenario sc = scenario_of(all_kinds, 0.1f);
+    test_run(&sc, &want);
+    for (uint32_t i = 0; i < 4; i++) {
+        kvf_runtime_config rc = test_runtime_config();
+        test_scenario other = sc;
+        other.chunk = i == 0 ? 1 : i == 1 ? 37 : 128;
+        other.cc.transfer = i == 2 ? KVF_TRANSFER_GATHER : sc.cc.transfer;
+        rc.threads = i == 3 ? 1 : rc.threads;
+        other.rc = &rc;
+        test_run(&other, &got);
+        test_same_bits(&want, &got, "chunks, transfer, threads");
+        test_trace_free(&got);
+    }
+    test_trace_free(&want);
+}
+
+/* Steps of one sequence, all layers of a token one behind the other. */
+static void run_steps(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_t first,
+                      uint32_t count, char *out)
+{
+    const size_t row = (size_t)HEADS * GROUP * DIM * test_dtype_bytes(t->dtype);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            test_decode(w, s, t, layer, first + i, out + (i * LAYERS + layer) * row, NULL);
+    test_wait(w);
+}
+
+static void forks_and_cuts_change_no_bit(void **state)
+{
+    enum { FIRST = 705, LATER = 90 };
+    test_world w;
+    test_tokens t;
+    kvf_cache_config c = config_of(coarse_mask, 0.1f);
+    c.sequences_max = 2;
+    test_tokens_make(
+        &t, &c,
+        &(test_tokens_spec){.count = FIRST + LATER, .seed = 41, .sharpness = 2.5f, .topics = 9});
+    const size_t bytes = (size_t)LATER * LAYERS * HEADS * GROUP * DIM * test_dtype_bytes(c.dtype);
+    char *want = test_alloc(bytes), *got = test_alloc(bytes);
+    test_world_open(&w, NULL, &c);
+    kvf_sequence *s = test_sequence(&w), *fork = NULL;
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = FIRST, .chunk = 128}, NULL);
+    test_ok(&w, kvf_sequence_fork(w.cache, s, w.stream, &fork));
+    run_steps(&w, s, &t, FIRST, LATER, want);
+    run_steps(&w, fork, &t, FIRST, LATER, got);
+    assert_memory_equal(want, got, bytes);
+    for (uint32_t cut = 1; cut <= LATER; cut += 41) { /* within a block, a stretch, and beyond */
+        test_ok(&w, kvf_sequence_truncate(w.cache, fork, FIRST + LATER - cut, w.stream));
+        const size_t at = bytes / LATER * (LATER - cut);
+        memset(got + at, 0, bytes - at);
+        run_steps(&w, fork, &t, FIRST + LATER - cut, cut, got + at);
+        assert_memory_equal(want, got, bytes);
+    }
+    test_world_close(&w);
+    test_tokens_free(&t);
+    test_release(want);
+    test_release(got);
+}
+
+/* Room for a token of a batch in every layer. */
+typedef struct batch {
+    kvf_sequence *s[2];
+    char *q, *k, *v, *out; /* [LAYERS, 2 rows] */
+    size_t q_row, k_row;
+} batch;
+
+static kvf_decode_args call_of(const batch *b, uint32_t layer)
+{
+    return (kvf_decode_args){.layer = layer,
+                             .batch = 2,
+                             .sequences = b->s,
+                             .q = b->q + 2 * layer * b->q_row,
+                             .k = b->k + 2 * layer * b->k_row,
+                             .v = b->v + 2 * layer * b->k_row,
+                             .out = b->out + 2 * layer * b->q_row};
+}
+
+static void enqueue(test_world *w, const batch *b)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const kvf_decode_args a = call_of(b, layer);
+        test_ok(w, kvf_decode(w->cache, &a, w->stream));
+    }
+}
+
+/* Two sequences of different lengths as single ones, and as a batch that is enqueued or replayed.
+ */
+static void batches_and_recordings_change_no_bit(void **state)
+{
+    enum { LATER = 70 };
+    static const uint32_t prompt[2] = {820, 333};
+    test_world w;
+    test_tokens t;
+    batch b = {0};
+    uint32_t replays = 0;
+    kvf_recording *recording = NULL;
+    kvf_sequence *alone[2];
+    kvf_cache_config c = config_of(all_kinds, 0.1f);
+    c.sequences_max = 4;
+    c.transfer = test_on_cuda() ? KVF_TRANSFER_MAPPED : c.transfer;
+    test_tokens_make(&t, &c,
+                     &(test_tokens_spec){.count = 900, .seed = 43, .sharpness = 2.5f, .topics = 9});
+    const size_t size = test_dtype_bytes(c.dtype);
+    b.q_row = (size_t)HEADS * GROUP * DIM * size;
+    b.k_row = (size_t)HEADS * DIM * size;
+    b.q = test_alloc(2 * LAYERS * b.q_row);
+    b.k = test_alloc(2 * LAYERS * b.k_row);
+    b.v = test_alloc(2 * LAYERS * b.k_row);
+    b.out = test_alloc(2 * LAYERS * b.q_row);
+    char *one = test_alloc(b.q_row);
+    test_world_open(&w, NULL, &c);
+    for (uint32_t i = 0; i < 2; i++) {
+        b.s[i] = test_sequence(&w);
+        alone[i] = test_sequence(&w);
+        for (uint32_t n = 0; n < 2 * LAYERS; n++)
+            test_prefill(&w, n < LAYERS ? b.s[i] : alone[i], &t,
+                         &(test_range){.layer = n % LAYERS, .count = prompt[i], .chunk = 128},
+                         NULL);
+    }
+    if (test_on_cuda()) {
+        test_ok(&w, kvf_record_begin(w.cache, b.s, 2, w.stream));
+        enqueue(&w, &b);
+        test_ok(&w, kvf_record_end(w.cache, &recording));
+    }
+    for (uint32_t n = 0; n < LATER; n++) {
+        for (uint32_t row = 0; row < 2 * LAYERS; row++) {
+            const uint32_t layer = row / 2, token = prompt[row % 2] + n;
+            memcpy(b.q + row * b.q_row, test_q(&t, layer, token), b.q_row);
+            memcpy(b.k + row * b.k_row, test_k(&t, layer, token), b.k_row);
+            memcpy(b.v + row * b.k_row, test_v(&t, layer, token), b.k_row);
+        }
+        if (recording && n % 9 && kvf_replay_is_possible(recording)) {
+            test_ok(&w, kvf_replay(recording, w.stream));
+            replays++;
+        } else {
+            enqueue(&w, &b);
+        }
+        for (uint32_t row = 0; row < 2 * LAYERS; row++) {
+            test_decode(&w, alone[row % 2], &t, row / 2, prompt[row % 2] + n, one, NULL);
+            test_wait(&w);
+            if (memcmp(one, b.out + row * b.q_row, b.q_row) != 0)
+                fail_msg("step %u, layer %u, row %u differs", n, row / 2, row % 2);
+        }
+    }
+    assert_true(!test_on_cuda() || replays > LATER / 2);
+    kvf_recording_destroy(recording);
+    test_world_close(&w);
+    test_tokens_free(&t);
+    char *const places[] = {b.q, b.k, b.v, b.out, one};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        test_release(places[i]);
+}
+
+static void means_are_part_of_the_plan(void **state)
+{
+    test_world w;
+    kvf_cache_plan with, without;
+    kvf_cache_config c = config_of(NULL, 0.1f);
+    test_world_open(&w, NULL, &c);
+    kvf_error error;
+    assert_int_equal(kvf_cache_plan_make(w.runtime, &c, &without, &error), KVF_OK);
+    c.head_mask = coarse_mask;
+    assert_int_equal(kvf_cache_plan_make(w.runtime, &c, &with, &error), KVF_OK);
+    const uint64_t means = (uint64_t)LAYERS * HEADS * (c.tokens_max / 64) * (DIM + 2);
+    assert_true(with.device_digest_bytes >= without.device_digest_bytes + means);
+    assert_true(with.device_digest_bytes <= without.device_digest_bytes + means + 256);
+    assert_int_equal(with.device_kv_bytes, without.device_kv_bytes);
+    test_world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_stretches_are_all_hot),
+        cmocka_unit_test(hot_heads_keep_their_bits),
+        cmocka_unit_test(what_is_left_out_follows_from_codes),
+        cmocka_unit_test(the_way_changes_no_bit),
+        cmocka_unit_test(forks_and_cuts_change_no_bit),
+        cmocka_unit_test(batches_and_recordings_change_no_bit),
+        cmocka_unit_test(means_are_part_of_the_plan),
+    };
+    return cmocka_run_group_tests_name("runtime: coarse heads", tests, NULL, NULL);
+}
