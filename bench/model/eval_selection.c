@@ -7,8 +7,8 @@
  * usage: eval_selection --model DIR --tasks FILE --configs FILE [--out FILE] [--lanes N]
  *
  * A configuration is a line: a name, a tab, and settings of a cache as FIELD=VALUE, apart by
- * spaces; what is not said is the library's default. What comes out is one line per configuration,
- * answer, loss and sum, fields apart by tabs:
+ * spaces, also head_mask=FILE; what is not said is the library's default. What comes out is one
+ * line per configuration, answer, loss and sum, fields apart by tabs:
  *
  *     config NAME
  *     answer DOCUMENT TASK TEXT
@@ -29,6 +29,7 @@
 #include "common/clock.h"
 #include "eval_prefill.h"
 #include "eval_tasks.h"
+#include "head_mask.h"
 #include "sampling.h"
 
 #include <stdlib.h>
@@ -79,6 +80,7 @@ typedef struct evaluation {
     FILE *out;
     /* of one configuration */
     kvf_cache *cache;
+    uint8_t *head_mask; /* [layers, kv_heads], or NULL */
     uint64_t batches;
     double seconds, cpu_seconds;
     lane lanes[LANES_MAX];
@@ -290,13 +292,27 @@ static void close_sequences(evaluation *e)
 
 /* ---- one configuration ---- */
 
-static kvf_status set_field(kvf_cache_config *cc, char *word, kvf_error *error)
+/* head_mask=FILE */
+static kvf_status set_mask(evaluation *e, const char *path, kvf_cache_config *cc, kvf_error *error)
+{
+    const kvf_model_config *m = &e->machine.model;
+    free(e->head_mask);
+    e->head_mask = malloc((size_t)m->layers * m->kv_heads);
+    if (!e->head_mask)
+        return model_fail(error, KVF_OUT_OF_MEMORY, "no memory for a head mask");
+    cc->head_mask = e->head_mask;
+    return kvf_head_mask_read(path, m->layers, m->kv_heads, -1.0, e->head_mask, error);
+}
+
+static kvf_status set_field(evaluation *e, kvf_cache_config *cc, char *word, kvf_error *error)
 {
     char *value = strchr(word, '=');
     const kvf_setting *s;
     if (!value)
         return model_fail(error, KVF_INVALID, "'%s' is not FIELD=VALUE", word);
     *value++ = '\0';
+    if (strcmp(word, "head_mask") == 0)
+        return set_mask(e, value, cc, error);
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++)
         if (strcmp(s->name, word) == 0)
             return kvf_setting_parse(s, value, cc)
@@ -317,7 +333,7 @@ static kvf_status read_config(evaluation *e, char *words, kvf_cache_config *cc, 
     cc->tokens_max = e->tasks.longest + e->tasks.longest_task;
     for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word;
          word = strtok_r(NULL, " ", &rest))
-        KVF_TRY(set_field(cc, word, error));
+        KVF_TRY(set_field(e, cc, word, error));
     /* Sealed pages of a document are there once for all its forks. */
     cc->host_tokens_max = e->tasks.tokens +
                           (uint64_t)cc->sequences_max * (cc->local_tokens + 256u) +
@@ -357,6 +373,10 @@ static void settings_text(const evaluation *e, char *text)
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL && used < TEXT_BYTES; i++)
         used += snprintf(text + used, (size_t)(TEXT_BYTES - used), " %s=%s", s->name,
                          kvf_setting_show(s, kvf_cache_settings(e->cache), one, sizeof one));
+    const kvf_cache_config *c = kvf_cache_settings(e->cache);
+    const size_t heads = (size_t)c->layers * c->kv_heads;
+    for (size_t i = 0; c->head_mask && i < heads && used + 2 < TEXT_BYTES; i++)
+        used += snprintf(text + used, 3, " %u", c->head_mask[i]);
 }
 
 /* @return the name of an earlier configuration of the same settings; NULL: this is the first */
@@ -505,6 +525,7 @@ static void close_all(evaluation *e)
     kvf_tokenizer_close(e->tokenizer);
     kvf_weights_close(m->weights);
     free(m->unused);
+    free(e->head_mask);
     free(e->past);
 }
 
