@@ -127,7 +127,7 @@ score="score --model $model"
 echo 'question the code of alice brown is seven tiger .' >text.txt
 try 0 score --help; prints 'usage: kvferry score'; prints '\-\-static-ratio'
 check 'score draws nothing' sh -c '! grep -q -e "--temperature" out'
-try 2 $score --prompt "$text"; says '\-\-text FILE is needed'; silent
+try 2 $score --prompt "$text"; says '\-\-text FILE or \-\-answers FILE is needed'; silent
 try 2 $score --prompt "$text" --tokens 4; says "unknown option '--tokens'"; silent
 try 1 $score --prompt "$text" --text none.txt; says 'none.txt'; silent
 try 1 $score --prompt "$text" --text empty.txt; says 'empty.txt holds no token'; silent

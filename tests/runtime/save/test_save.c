@@ -194,13 +194,13 @@ static void check_pruned(kvf_retention retention, uint32_t steps)
     test_ok(&w, kvf_prune_begin(prune, s, SAVE_PROMPT));
     for (uint32_t layer = 0; layer < config.layers; layer++) {
         kvf_prune_result result;
-        char *out = malloc(SAVE_PROMPT * 4096);
+        char *out = test_alloc(SAVE_PROMPT * 4096);
         test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = SAVE_PROMPT, .chunk = 40},
                      out);
         test_ok(&w, kvf_prune_layer(prune, s, layer, w.stream, &result));
         assert_true(result.keep_count < SAVE_PROMPT);
         test_wait(&w);
-        free(out);
+        test_release(out);
     }
     kvf_prune_close(prune);
     free(save_decode(&w, s, &t, SAVE_PROMPT, steps));
