@@ -9,7 +9,8 @@
  * last to the first: a kernel whose results change forgot a barrier.
  *
  * Under TSan each CUDA thread has its own fiber and only barriers order them; blocks of a grid are
- * ordered, as they run.
+ * ordered, as they run. With KVF_EMU_RACES=streams a grid is one thread to TSan, which then sees
+ * races between streams and with the host only, in a third of the time.
  */
 
 #include <mutex>
@@ -64,15 +65,24 @@ static kvf_emu_machine *machine_take(void)
     return m;
 }
 
+static bool asked_for(const char *variable, const char *value)
+{
+    const char *text = getenv(variable);
+    return text != NULL && strcmp(text, value) == 0;
+}
+
 static kvf_emu_machine *machine_open(void)
 {
     if (here == NULL) {
         here = machine_take();
         static thread_local machine_owner owner;
         (void)owner;
-        kvf_emu_fiber_adopt(&here->home);
-        const char *order = getenv("KVF_EMU_ORDER");
-        here->backwards = order != NULL && strcmp(order, "backwards") == 0;
+        if (here->stacks.memory == NULL)
+            kvf_emu_stacks_open(&here->stacks, KVF_EMU_BLOCK_THREADS_MAX);
+        kvf_emu_stacks_adopt(&here->stacks);
+        here->place = &kvf_emu_here;
+        here->backwards = asked_for("KVF_EMU_ORDER", "backwards");
+        here->has_races = KVF_EMU_TSAN && !asked_for("KVF_EMU_RACES", "streams");
     }
     return here;
 }
@@ -243,16 +253,16 @@ KVF_EMU_QUIET static uint32_t next_thread(kvf_emu_machine *m)
     }
 }
 
-/* Not inlined, as thread_end(): a fiber may end a thread here and begin its next on another OS
- * thread, where kvf_emu_here is elsewhere. */
-KVF_EMU_QUIET __attribute__((noinline)) static void set_current(kvf_emu_machine *m, uint32_t thread)
+/* Not by kvf_emu_here: a fiber may end a thread and begin its next on another OS thread, where that
+ * is elsewhere. */
+KVF_EMU_QUIET static inline void set_current(kvf_emu_machine *m, uint32_t thread)
 {
     kvf_emu_warp *warp = &m->warps[thread / 32];
     warp->ready &= ~(1u << thread % 32);
     if (warp->ready == 0)
         m->warps_ready &= ~(1u << thread / 32);
     m->current = thread;
-    kvf_emu_here.thread_index = m->threads[thread].index;
+    m->place->thread_index = m->threads[thread].index;
 }
 
 KVF_EMU_QUIET void kvf_emu_wake(kvf_emu_machine *m, uint32_t warp, uint32_t lanes)
@@ -265,24 +275,24 @@ KVF_EMU_QUIET void kvf_emu_wake(kvf_emu_machine *m, uint32_t warp, uint32_t lane
 
 KVF_EMU_QUIET static kvf_emu_fiber *take_fiber(kvf_emu_machine *m, uint32_t thread)
 {
-    if (KVF_EMU_TSAN) {
+    if (m->has_races) {
         if (m->fiber_of[thread] == NULL)
-            m->fiber_of[thread] = kvf_emu_fiber_create(fiber_main, m->fibers_made++);
+            m->fiber_of[thread] = kvf_emu_fiber_create(&m->stacks, fiber_main, true);
         return m->fiber_of[thread];
     }
     kvf_emu_fiber *fiber = m->free_fibers;
     if (fiber == NULL)
-        return kvf_emu_fiber_create(fiber_main, m->fibers_made++);
+        return kvf_emu_fiber_create(&m->stacks, fiber_main, false);
     m->free_fibers = fiber->next_free;
     return fiber;
 }
 
-KVF_EMU_QUIET static void switch_to_thread(kvf_emu_machine *m, kvf_emu_fiber *from, uint32_t thread)
+KVF_EMU_QUIET static inline kvf_emu_fiber *choose_thread(kvf_emu_machine *m, uint32_t thread)
 {
     set_current(m, thread);
     if (m->threads[thread].fiber == NULL)
         m->threads[thread].fiber = take_fiber(m, thread);
-    kvf_emu_fiber_switch(from, m->threads[thread].fiber);
+    return m->threads[thread].fiber;
 }
 
 KVF_EMU_QUIET void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for)
@@ -294,7 +304,7 @@ KVF_EMU_QUIET void kvf_emu_suspend(kvf_emu_machine *m, const char *waits_for)
     if (next == self)
         set_current(m, self);
     else
-        switch_to_thread(m, t->fiber, next);
+        kvf_emu_fiber_switch(t->fiber, choose_thread(m, next));
     t->waits_for = NULL;
     t->mask = 0;
     t->barrier = NULL;
@@ -319,7 +329,8 @@ KVF_EMU_QUIET void kvf_emu_yield(void)
         return;
     }
     kvf_emu_wake(m, self / 32, 1u << self % 32);
-    switch_to_thread(m, m->threads[self].fiber, next);
+    kvf_emu_fiber *fiber = m->threads[self].fiber;
+    kvf_emu_fiber_switch(fiber, choose_thread(m, next));
 }
 
 /* ---- a block ---- */
@@ -359,7 +370,7 @@ KVF_EMU_QUIET int kvf_emu_barrier(kvf_emu_barrier_kind kind, int predicate)
         kvf_emu_fail("%s, while other threads of the block wait in %s", names[kind],
                      names[m->barrier_kind]);
     const char *order = &m->barrier_order[m->barrier_phase];
-    KVF_EMU_RELEASE(order);
+    KVF_EMU_RELEASE(m, order);
     m->barrier_arrived++;
     m->barrier_count += predicate != 0;
     if (m->barrier_arrived == m->alive) {
@@ -368,7 +379,7 @@ KVF_EMU_QUIET int kvf_emu_barrier(kvf_emu_barrier_kind kind, int predicate)
         m->warps[m->current / 32].at_sync |= 1u << m->current % 32;
         kvf_emu_suspend(m, names[kind]);
     }
-    KVF_EMU_ACQUIRE(order);
+    KVF_EMU_ACQUIRE(m, order);
     return m->barrier_answer;
 }
 
@@ -381,9 +392,9 @@ KVF_EMU_QUIET void kvf_emu_wait_for_earlier(void)
         const std::function<void()> *earlier = m->earlier;
         m->earlier = NULL;
         std::thread(*earlier).join();
-        KVF_EMU_RELEASE(&m->earlier_order);
+        KVF_EMU_RELEASE(m, &m->earlier_order);
     }
-    KVF_EMU_ACQUIRE(&m->earlier_order);
+    KVF_EMU_ACQUIRE(m, &m->earlier_order);
 }
 
 KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *m)
@@ -395,7 +406,7 @@ KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *
     if (m->starts_early && !t->has_waited)
         kvf_emu_fail("starts early, and ends without kvf_wait_for_earlier()");
     t->has_waited = false;
-    KVF_EMU_RELEASE(&m->block_end);
+    KVF_EMU_RELEASE(m, &m->block_end);
     for (uint32_t set = warp->meetings; set != 0; set &= set - 1) {
         const int i = __builtin_ctz(set);
         if (warp->meeting_mask[i] & bit)
@@ -414,32 +425,25 @@ KVF_EMU_QUIET __attribute__((noinline)) static void thread_end(kvf_emu_machine *
  * takes it. */
 KVF_EMU_QUIET static void next_for_fiber(kvf_emu_machine *m, kvf_emu_fiber *self)
 {
-    if (m->alive == 0) {
-        self->next_free = m->free_fibers;
-        if (!KVF_EMU_TSAN)
-            m->free_fibers = self;
-        kvf_emu_fiber_switch(self, &m->home);
-        return;
-    }
-    const uint32_t next = next_thread(m);
-    if (!KVF_EMU_TSAN && m->threads[next].fiber == NULL) {
+    const uint32_t next = m->alive != 0 ? next_thread(m) : m->threads_count;
+    if (m->alive != 0 && !m->has_races && m->threads[next].fiber == NULL) {
         set_current(m, next);
         m->threads[next].fiber = self;
         return;
     }
-    self->next_free = m->free_fibers;
-    if (!KVF_EMU_TSAN)
+    if (!m->has_races) {
+        self->next_free = m->free_fibers;
         m->free_fibers = self;
-    switch_to_thread(m, self, next);
+    }
+    kvf_emu_fiber_switch(self, m->alive != 0 ? choose_thread(m, next) : &m->home);
 }
 
 KVF_EMU_QUIET static void fiber_main(void)
 {
     kvf_emu_machine *m = here;
-    kvf_emu_fiber_begin();
     kvf_emu_fiber *self = m->threads[m->current].fiber;
     for (;;) {
-        KVF_EMU_ACQUIRE(&m->block_begin);
+        KVF_EMU_ACQUIRE(m, &m->block_begin);
         (*m->body)();
         thread_end(m);
         next_for_fiber(m, self);
@@ -455,9 +459,10 @@ KVF_EMU_QUIET static void run_block(kvf_emu_machine *m)
     }
     m->warps_ready = m->warps_count == 32 ? ~0u : (1u << m->warps_count) - 1u;
     m->alive = m->threads_count;
-    KVF_EMU_RELEASE(&m->block_begin);
-    switch_to_thread(m, &m->home, m->backwards ? m->threads_count - 1 : 0);
-    KVF_EMU_ACQUIRE(&m->block_end);
+    KVF_EMU_RELEASE(m, &m->block_begin);
+    kvf_emu_fibers_run(&m->stacks, &m->home,
+                       choose_thread(m, m->backwards ? m->threads_count - 1 : 0));
+    KVF_EMU_ACQUIRE(m, &m->block_end);
     kvf_emu_copies_block_end(m);
 }
 

@@ -165,7 +165,7 @@ void kvf_emu_mbarrier_expect(uint64_t *barrier, uint32_t bytes)
 {
     kvf_emu_machine *m = kvf_emu_machine_get();
     barrier_state s = barrier_read("kvf_barrier_expect", barrier);
-    KVF_EMU_RELEASE(barrier);
+    KVF_EMU_RELEASE(m, barrier);
     if (s.pending == 0)
         kvf_emu_fail("kvf_barrier_expect: more than %u arrivals in a phase", s.arrivals);
     if (bytes >= BYTES_ZERO)
@@ -191,7 +191,7 @@ void kvf_emu_mbarrier_wait(uint64_t *barrier, uint32_t parity)
         kvf_emu_fail("kvf_barrier_wait for parity %u", parity);
     if (barrier_read("kvf_barrier_wait", barrier).phase == parity)
         wait_for_phase(m, barrier, parity);
-    KVF_EMU_ACQUIRE(barrier);
+    KVF_EMU_ACQUIRE(m, barrier);
 }
 
 /* ---- bulk loads ---- */
@@ -217,19 +217,19 @@ void kvf_emu_bulk_load(void *shared, const void *global, uint32_t bytes, uint64_
     kvf_emu_machine *m = kvf_emu_machine_get();
     check_bulk("kvf_bulk_load", shared, global, bytes);
     barrier_read("kvf_bulk_load", barrier);
-    KVF_EMU_RELEASE(barrier);
+    KVF_EMU_RELEASE(m, barrier);
     kvf_emu_poison(shared, bytes);
     queue_load(m, kvf_emu_copy{shared, global, bytes, 0, NULL}, barrier);
 }
 
 static void arrive_load(kvf_emu_machine *m, const kvf_emu_load *load)
 {
-    KVF_EMU_ACQUIRE(load->barrier);
+    KVF_EMU_ACQUIRE(m, load->barrier);
     if (kvf_emu_bulk_brings(load->copy.from))
         memcpy(load->copy.to, load->copy.from, load->copy.bytes);
     else
         memset(load->copy.to, 0, load->copy.bytes);
-    KVF_EMU_RELEASE(load->barrier);
+    KVF_EMU_RELEASE(m, load->barrier);
     barrier_state s = barrier_read("kvf_bulk_load", load->barrier);
     s.bytes -= (int32_t)load->copy.bytes;
     barrier_write(m, load->barrier, s);

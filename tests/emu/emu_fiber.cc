@@ -26,9 +26,6 @@ enum { STACK_BYTES = 256 * 1024 };
 
 #if !KVF_EMU_UCONTEXT
 
-/* Save into *from, continue at `to`. */
-extern "C" void kvf_emu_stack_switch(void **from, void *to);
-
 #if defined(__x86_64__)
 asm(".text\n"
     ".p2align 4\n"
@@ -97,7 +94,7 @@ enum { SAVED_WORDS = 20, RETURN_WORD = 11 };
 #endif
 
 /* What a switch expects to find on a stack that has not run: zeros, and where to go. */
-static void prepare(kvf_emu_fiber *fiber, char *top, void (*entry)(void))
+static void prepare(kvf_emu_fiber *fiber, char *, char *top, void (*entry)(void))
 {
     uint64_t *saved = (uint64_t *)(void *)top - SAVED_WORDS;
     for (int i = 0; i < SAVED_WORDS; i++)
@@ -106,25 +103,15 @@ static void prepare(kvf_emu_fiber *fiber, char *top, void (*entry)(void))
     fiber->stack_pointer = saved;
 }
 
-KVF_EMU_QUIET static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
-{
-    kvf_emu_stack_switch(&from->stack_pointer, to->stack_pointer);
-}
-
 #else
 
-static void prepare(kvf_emu_fiber *fiber, char *top, void (*entry)(void))
+static void prepare(kvf_emu_fiber *fiber, char *bottom, char *top, void (*entry)(void))
 {
     getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = const_cast<void *>(fiber->bottom);
-    fiber->context.uc_stack.ss_size = (size_t)(top - (char *)fiber->context.uc_stack.ss_sp);
+    fiber->context.uc_stack.ss_sp = bottom;
+    fiber->context.uc_stack.ss_size = (size_t)(top - bottom);
     fiber->context.uc_link = NULL;
     makecontext(&fiber->context, entry, 0);
-}
-
-KVF_EMU_QUIET static inline void switch_stack(kvf_emu_fiber *from, kvf_emu_fiber *to)
-{
-    swapcontext(&from->context, &to->context);
 }
 
 #endif
@@ -135,60 +122,76 @@ static void fail(const char *what)
     abort();
 }
 
-void kvf_emu_fiber_adopt(kvf_emu_fiber *fiber)
+KVF_EMU_QUIET static size_t stack_stride(void)
 {
-    *fiber = kvf_emu_fiber();
+    return STACK_BYTES + (size_t)sysconf(_SC_PAGESIZE);
+}
+
+void kvf_emu_stacks_open(kvf_emu_stacks *stacks, unsigned fibers)
+{
+    void *memory = mmap(NULL, fibers * stack_stride(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        fail("kvferry emulator: stacks of fibers");
+    (void)madvise(memory, fibers * stack_stride(), MADV_NOHUGEPAGE);
+    stacks->memory = (char *)memory;
+    stacks->limit = fibers;
+}
+
+void kvf_emu_stacks_adopt(kvf_emu_stacks *stacks)
+{
 #if KVF_EMU_ASAN
     pthread_attr_t attributes;
     void *bottom = NULL;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0 ||
-        pthread_attr_getstack(&attributes, &bottom, &fiber->bytes) != 0)
+        pthread_attr_getstack(&attributes, &bottom, &stacks->own_bytes) != 0)
         fail("kvferry emulator: stack of a thread");
-    fiber->bottom = bottom;
+    stacks->own_bottom = bottom;
     pthread_attr_destroy(&attributes);
-#endif
-#if KVF_EMU_TSAN
-    fiber->race_state = __tsan_get_current_fiber();
+#else
+    (void)stacks;
 #endif
 }
 
-kvf_emu_fiber *kvf_emu_fiber_create(void (*entry)(void), unsigned number)
+/* Stacks do not begin at the same place of their pages, lest all share the same cache sets. */
+KVF_EMU_QUIET kvf_emu_fiber *kvf_emu_fiber_create(kvf_emu_stacks *stacks, void (*entry)(void),
+                                                  bool is_thread)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const unsigned number = stacks->made++;
     kvf_emu_fiber *fiber = (kvf_emu_fiber *)calloc(1, sizeof(*fiber));
-    if (fiber == NULL)
-        fail("kvferry emulator: fiber");
-    void *memory = mmap(NULL, STACK_BYTES + page, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0)
+    char *guard = stacks->memory + number * stack_stride();
+    if (fiber == NULL || number >= stacks->limit || mprotect(guard, page, PROT_NONE) != 0)
         fail("kvferry emulator: stack of a fiber");
-    fiber->memory = (char *)memory;
-    fiber->bottom = fiber->memory + page;
-    fiber->bytes = STACK_BYTES;
-    prepare(fiber, fiber->memory + page + STACK_BYTES - number % 32 * 128, entry);
+    char *bottom = guard + page;
+    prepare(fiber, bottom, bottom + STACK_BYTES - number % 32 * 128, entry);
 #if KVF_EMU_TSAN
-    fiber->race_state = __tsan_create_fiber(0);
+    if (is_thread)
+        fiber->race_state = __tsan_create_fiber(0);
+#else
+    (void)is_thread;
 #endif
     return fiber;
 }
 
-KVF_EMU_QUIET void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to)
+/* ASan hears of the way there and back, once each, and not of switches between fibers: their stacks
+ * are one to it. */
+KVF_EMU_QUIET void kvf_emu_fibers_run(kvf_emu_stacks *stacks, kvf_emu_fiber *home,
+                                      kvf_emu_fiber *first)
 {
 #if KVF_EMU_ASAN
-    __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
+    __sanitizer_start_switch_fiber(&stacks->own_fake, stacks->memory,
+                                   stacks->limit * stack_stride());
+    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+#else
+    (void)stacks;
 #endif
 #if KVF_EMU_TSAN
-    __tsan_switch_to_fiber(to->race_state, __tsan_switch_to_fiber_no_sync);
+    home->race_state = first->race_state != NULL ? __tsan_get_current_fiber() : NULL;
 #endif
-    switch_stack(from, to);
+    kvf_emu_fiber_switch(home, first);
 #if KVF_EMU_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
-#endif
-}
-
-void kvf_emu_fiber_begin(void)
-{
-#if KVF_EMU_ASAN
-    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    __sanitizer_start_switch_fiber(NULL, stacks->own_bottom, stacks->own_bytes);
+    __sanitizer_finish_switch_fiber(stacks->own_fake, NULL, NULL);
 #endif
 }

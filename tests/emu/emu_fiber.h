@@ -5,9 +5,10 @@
 /*
  * Fibers: stacks that one OS thread switches between without a system call.
  *
- * Knows nothing of blocks and warps. The sanitizers are told of every switch; under TSan a fiber is
- * a thread of its own, and a switch orders nothing, so that two CUDA threads which touch the same
- * memory without a barrier between them are reported as the race that they are.
+ * Knows nothing of blocks and warps. ASan is told that a thread leaves its own stack for those of
+ * fibers, which it sees as one. Under TSan a fiber can be a thread of its own; a switch orders
+ * nothing, so that two CUDA threads which touch the same memory without a barrier between them are
+ * reported as the race that they are.
  */
 
 #include <stddef.h>
@@ -50,11 +51,6 @@
 
 #if KVF_EMU_TSAN
 #include <sanitizer/tsan_interface.h>
-#define KVF_EMU_ACQUIRE(key) __tsan_acquire((void *)(key))
-#define KVF_EMU_RELEASE(key) __tsan_release((void *)(key))
-#else
-#define KVF_EMU_ACQUIRE(key) ((void)(key))
-#define KVF_EMU_RELEASE(key) ((void)(key))
 #endif
 
 #if !defined(KVF_EMU_UCONTEXT) && !defined(__x86_64__) && !defined(__aarch64__)
@@ -66,29 +62,54 @@
 
 struct kvf_emu_fiber {
     void *stack_pointer; /* while it does not run */
-    char *memory;        /* guard page, then the stack; NULL for an OS thread's own stack */
-    const void *bottom;  /* of the stack, lowest address */
-    size_t bytes;
-    void *fake_stack; /* ASan's */
-    void *race_state; /* TSan's */
+    void *race_state;    /* TSan's; NULL: it counts as the OS thread that runs it */
     kvf_emu_fiber *next_free;
 #if KVF_EMU_UCONTEXT
     ucontext_t context;
 #endif
 };
 
-/* Make `fiber` stand for the calling OS thread. */
-void kvf_emu_fiber_adopt(kvf_emu_fiber *fiber);
+/* Where the fibers of one OS thread have their stacks, below each a page that nobody may touch. */
+struct kvf_emu_stacks {
+    char *memory;
+    unsigned made, limit;
+    const void *own_bottom; /* of the OS thread's own stack, for ASan */
+    size_t own_bytes;
+    void *own_fake;
+};
 
-/* A fiber that calls entry() when it is first switched to; entry must not return. `number` shifts
- * where the stack begins, lest all stacks share the same cache sets. Aborts without memory. Fibers
- * stay until the process ends. */
-kvf_emu_fiber *kvf_emu_fiber_create(void (*entry)(void), unsigned number);
+/* Room for the stacks of `fibers` fibers; the calling OS thread runs them. Aborts without memory.
+ */
+void kvf_emu_stacks_open(kvf_emu_stacks *stacks, unsigned fibers);
+
+/* Another OS thread runs them now. */
+void kvf_emu_stacks_adopt(kvf_emu_stacks *stacks);
+
+/* A fiber that calls entry() when it is first switched to; entry must not return. `is_thread`: TSan
+ * takes it for a thread of its own. Aborts without memory. Fibers stay until the process ends. */
+kvf_emu_fiber *kvf_emu_fiber_create(kvf_emu_stacks *stacks, void (*entry)(void), bool is_thread);
+
+/* `home` stands for the calling OS thread. Leave it for `first`, and come back once a fiber
+ * switches to it. */
+void kvf_emu_fibers_run(kvf_emu_stacks *stacks, kvf_emu_fiber *home, kvf_emu_fiber *first);
+
+#if !KVF_EMU_UCONTEXT
+/* Save into *from, continue at `to`. */
+extern "C" void kvf_emu_stack_switch(void **from, void *to);
+#endif
 
 /* Leave `from`, which runs, and go on in `to`. Returns when somebody switches back. */
-void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to);
-
-/* The first call in entry(). */
-void kvf_emu_fiber_begin(void);
+KVF_EMU_QUIET static inline void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to)
+{
+#if KVF_EMU_TSAN
+    if (to->race_state != NULL)
+        __tsan_switch_to_fiber(to->race_state, __tsan_switch_to_fiber_no_sync);
+#endif
+#if KVF_EMU_UCONTEXT
+    swapcontext(&from->context, &to->context);
+#else
+    kvf_emu_stack_switch(&from->stack_pointer, to->stack_pointer);
+#endif
+}
 
 #endif

@@ -19,6 +19,15 @@
 
 enum { KVF_EMU_WARPS_MAX = 32, KVF_EMU_LOADS_MAX = 1024 };
 
+/* What orders the threads of a block, where they are threads to TSan. */
+#if KVF_EMU_TSAN
+#define KVF_EMU_ACQUIRE(m, key) ((m)->has_races ? __tsan_acquire((void *)(key)) : (void)0)
+#define KVF_EMU_RELEASE(m, key) ((m)->has_races ? __tsan_release((void *)(key)) : (void)0)
+#else
+#define KVF_EMU_ACQUIRE(m, key) ((void)(key))
+#define KVF_EMU_RELEASE(m, key) ((void)(key))
+#endif
+
 struct kvf_emu_copy {
     void *to;
     const void *from;
@@ -64,10 +73,12 @@ struct kvf_emu_load {
 
 struct kvf_emu_machine {
     kvf_emu_fiber home; /* the OS thread's own stack */
+    kvf_emu_stacks stacks;
+    kvf_emu_place *place; /* kvf_emu_here of the OS thread */
     kvf_emu_fiber *free_fibers;
-    unsigned fibers_made;
     kvf_emu_machine *next_idle;
     bool backwards;
+    bool has_races; /* TSan takes each CUDA thread for a thread */
 
     const char *kernel;
     const std::function<void()> *body; /* NULL: no grid runs */
@@ -89,7 +100,7 @@ struct kvf_emu_machine {
 
     kvf_emu_warp warps[KVF_EMU_WARPS_MAX];
     kvf_emu_thread threads[KVF_EMU_BLOCK_THREADS_MAX];
-    kvf_emu_fiber *fiber_of[KVF_EMU_BLOCK_THREADS_MAX]; /* under TSan: always the same */
+    kvf_emu_fiber *fiber_of[KVF_EMU_BLOCK_THREADS_MAX]; /* with has_races: always the same */
 };
 
 /* That of the block whose kernel is running. */

@@ -45,7 +45,7 @@ KVF_EMU_QUIET void kvf_emu_warp_meet(const kvf_emu_warp_op *op, uint32_t mask, v
     kvf_emu_warp *warp = &m->warps[m->current / 32];
     check_meeting(warp, op, mask, lane);
     if (op->orders_memory)
-        KVF_EMU_RELEASE(&warp->order);
+        KVF_EMU_RELEASE(m, &warp->order);
     const int i = __builtin_ctz(mask);
     if (!(warp->meetings >> i & 1)) {
         warp->meetings |= 1u << i;
@@ -64,7 +64,7 @@ KVF_EMU_QUIET void kvf_emu_warp_meet(const kvf_emu_warp_op *op, uint32_t mask, v
         kvf_emu_suspend(m, op->name);
     }
     if (op->orders_memory)
-        KVF_EMU_ACQUIRE(&warp->order);
+        KVF_EMU_ACQUIRE(m, &warp->order);
 }
 
 /* ---- shuffles, votes, reductions ---- */
@@ -196,55 +196,93 @@ const kvf_emu_warp_op kvf_emu_tiles_op = {"kvf_load_tiles4", load_tiles<false>, 
 const kvf_emu_warp_op kvf_emu_tiles_transposed_op = {"kvf_load_tiles4_transposed", load_tiles<true>,
                                                      false, true};
 
-KVF_EMU_QUIET static inline float from_bits(uint32_t bits)
+typedef float row8 __attribute__((vector_size(32)));
+typedef uint32_t word8 __attribute__((vector_size(32)));
+
+/* Elements are put into arrays one by one, and taken from them by eights. */
+template <typename vector, typename T>
+KVF_EMU_QUIET static inline void load8(vector *to, const T *from)
 {
-    float x;
-    __builtin_memcpy(&x, &bits, sizeof(x));
-    return x;
+    __builtin_memcpy(to, from, sizeof(*to));
 }
 
-KVF_EMU_QUIET static inline float widen_bf16(uint32_t x)
+KVF_EMU_QUIET static inline void widen_bf16(const word8 *halves, row8 *to)
 {
-    return from_bits(x << 16);
+    *to = (row8)(*halves << 16);
 }
 
-KVF_EMU_QUIET static inline float widen_half(uint32_t x)
+KVF_EMU_QUIET static inline void widen_half(const word8 *halves, row8 *to)
 {
-    const uint32_t sign = (x & 0x8000u) << 16, rest = (x & 0x7fffu) << 13;
-    if (rest >= 0x7c00u << 13)
-        return from_bits(sign | rest | 0x7f800000u);
-    const float magnitude = from_bits(rest) * 0x1p112f;
-    return sign != 0 ? -magnitude : magnitude;
+    const word8 sign = (*halves & 0x8000u) << 16, rest = (*halves & 0x7fffu) << 13;
+    const word8 is_special = (word8)(rest >= 0x7c00u << 13);
+    const word8 magnitude = (word8)((row8)rest * 0x1p112f);
+    *to = (row8)(sign | (is_special & (rest | 0x7f800000u)) | (~is_special & magnitude));
 }
 
-template <float widen(uint32_t)> KVF_EMU_QUIET static void multiply(void *const *operands, uint32_t)
+/* Fragments put together: words of A by rows, words of B by k; each has 16 bits of two k, or 8 of
+ * four. */
+template <typename T> struct matrices {
+    uint32_t a[16][8], b[8][8];
+    T d[16][8];
+};
+
+template <typename product, typename T>
+KVF_EMU_QUIET static inline void gather(matrices<T> *m, void *const *operands)
 {
-    typedef float row8 __attribute__((vector_size(32)));
-    float a[16][16];
-    row8 b[16], d[16];
     for (uint32_t i = 0; i < 32; i++) {
-        const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
-        const uint32_t group = i / 4, pair = i % 4 * 2;
+        const product *p = (const product *)operands[i];
+        const uint32_t group = i / 4, k = i % 4;
         for (uint32_t r = 0; r < 4; r++) {
-            float *to = &a[group + r % 2 * 8][pair + r / 2 * 8];
-            to[0] = widen(p->a[r] & 0xffffu);
-            to[1] = widen(p->a[r] >> 16);
+            m->a[group + r % 2 * 8][k + r / 2 * 4] = p->a[r];
+            m->d[group + r / 2 * 8][k * 2 + r % 2] = p->d[r];
         }
-        for (uint32_t r = 0; r < 2; r++) {
-            b[pair + r * 8][group] = widen(p->b[r] & 0xffffu);
-            b[pair + r * 8 + 1][group] = widen(p->b[r] >> 16);
+        for (uint32_t r = 0; r < 2; r++)
+            m->b[k + r * 4][group] = p->b[r];
+    }
+}
+
+template <typename product, typename T>
+KVF_EMU_QUIET static inline void scatter(const matrices<T> *m, void *const *operands)
+{
+    for (uint32_t i = 0; i < 32; i++)
+        for (uint32_t r = 0; r < 4; r++)
+            ((const product *)operands[i])->d[r] = m->d[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
+}
+
+template <void widen(const word8 *, row8 *)>
+KVF_EMU_QUIET static inline void widen_pairs(const uint32_t *words, row8 pair[2])
+{
+    word8 both, half;
+    load8(&both, words);
+    half = both & 0xffffu;
+    widen(&half, &pair[0]);
+    half = both >> 16;
+    widen(&half, &pair[1]);
+}
+
+template <void widen(const word8 *, row8 *)>
+KVF_EMU_QUIET static void multiply(void *const *operands, uint32_t)
+{
+    matrices<float> m;
+    float a[16][2][8];
+    row8 b[8][2], pair[2];
+    gather<kvf_emu_product>(&m, operands);
+    for (uint32_t k = 0; k < 8; k++)
+        widen_pairs<widen>(m.b[k], b[k]);
+    for (uint32_t i = 0; i < 16; i++) {
+        widen_pairs<widen>(m.a[i], pair);
+        __builtin_memcpy(a[i], pair, sizeof(pair));
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        row8 d;
+        load8(&d, m.d[i]);
+        for (uint32_t k = 0; k < 8; k++) {
+            d += a[i][0][k] * b[k][0];
+            d += a[i][1][k] * b[k][1];
         }
-        for (uint32_t r = 0; r < 4; r++)
-            d[group + r / 2 * 8][pair + r % 2] = p->d[r];
+        __builtin_memcpy(m.d[i], &d, sizeof(d));
     }
-    for (uint32_t row = 0; row < 16; row++)
-        for (uint32_t k = 0; k < 16; k++)
-            d[row] += a[row][k] * b[k];
-    for (uint32_t i = 0; i < 32; i++) {
-        const kvf_emu_product *p = (const kvf_emu_product *)operands[i];
-        for (uint32_t r = 0; r < 4; r++)
-            p->d[r] = d[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
-    }
+    scatter<kvf_emu_product>(&m, operands);
 }
 
 const kvf_emu_warp_op kvf_emu_mma_bf16_op = {"kvf_mma (bf16)", multiply<widen_bf16>, false, true};
@@ -252,28 +290,28 @@ const kvf_emu_warp_op kvf_emu_mma_half_op = {"kvf_mma (fp16)", multiply<widen_ha
 
 KVF_EMU_QUIET static void multiply_bytes(void *const *operands, uint32_t)
 {
-    int32_t a[16][32], b[32][8], d[16][8];
-    for (uint32_t i = 0; i < 32; i++) {
-        const kvf_emu_byte_product *p = (const kvf_emu_byte_product *)operands[i];
-        const uint32_t group = i / 4, four = i % 4 * 4;
-        for (uint32_t k = 0; k < 4; k++) {
-            for (uint32_t r = 0; r < 4; r++)
-                a[group + r % 2 * 8][four + k + r / 2 * 16] = (int8_t)(p->a[r] >> (8 * k));
-            for (uint32_t r = 0; r < 2; r++)
-                b[four + k + r * 16][group] = (int8_t)(p->b[r] >> (8 * k));
-        }
-        for (uint32_t r = 0; r < 4; r++)
-            d[group + r / 2 * 8][i % 4 * 2 + r % 2] = p->d[r];
+    typedef int16_t short8 __attribute__((vector_size(16)));
+    typedef int32_t int8v __attribute__((vector_size(32)));
+    matrices<int32_t> m;
+    gather<kvf_emu_byte_product>(&m, operands);
+    short8 b[4][8];
+    for (uint32_t k = 0; k < 8; k++) {
+        word8 four;
+        load8(&four, m.b[k]);
+        for (uint32_t byte = 0; byte < 4; byte++)
+            b[byte][k] = __builtin_convertvector((int8v)(four << (24 - 8 * byte)) >> 24, short8);
     }
-    for (uint32_t row = 0; row < 16; row++)
-        for (uint32_t k = 0; k < 32; k++)
-            for (uint32_t column = 0; column < 8; column++)
-                d[row][column] += a[row][k] * b[k][column];
-    for (uint32_t i = 0; i < 32; i++) {
-        const kvf_emu_byte_product *p = (const kvf_emu_byte_product *)operands[i];
-        for (uint32_t r = 0; r < 4; r++)
-            p->d[r] = d[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
+    for (uint32_t i = 0; i < 16; i++) {
+        int8v d;
+        load8(&d, m.d[i]);
+        for (uint32_t k = 0; k < 8; k++)
+            for (uint32_t byte = 0; byte < 4; byte++) {
+                const int16_t a = (int8_t)(m.a[i][k] >> (8 * byte));
+                d += __builtin_convertvector(a * b[byte][k], int8v);
+            }
+        __builtin_memcpy(m.d[i], &d, sizeof(d));
     }
+    scatter<kvf_emu_byte_product>(&m, operands);
 }
 
 const kvf_emu_warp_op kvf_emu_mma_s8_op = {"kvf_mma_s8", multiply_bytes, false, true};
