@@ -464,7 +464,7 @@ static void weigh_heads(const tile *t, uint32_t row, uint32_t heads, uint32_t ti
 
 /* Codes of a tile whose groups lie apart: once from memory, and then as if they never had. */
 typedef struct gathered {
-    _Alignas(64) char at[GROUPS][KVF_CODE_TOKENS * (KVF_HEAD_DIM_MAX / 4 + 2)];
+    _Alignas(64) char at[GROUPS * KVF_CODE_TOKENS * (KVF_HEAD_DIM_MAX / 4 + 2)];
 } gathered;
 
 static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t first)
@@ -480,10 +480,10 @@ static const char *gather(const tile *t, gathered *to, uint32_t list, uint32_t f
             (void)fetch(from[i].words, (uint32_t)words);
     }
     for (uint32_t i = 0; i < groups; i++) {
-        memcpy(to->at[0] + i * bytes, from[i].words, words);
-        memcpy(to->at[0] + i * bytes + words, from[i].scales, bytes - words);
+        memcpy(to->at + i * bytes, from[i].words, words);
+        memcpy(to->at + i * bytes + words, from[i].scales, bytes - words);
     }
-    return to->at[0];
+    return to->at;
 }
 
 static void weigh_list(const kvf_weigh_args *a, uint32_t list, uint32_t index)

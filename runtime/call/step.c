@@ -76,6 +76,7 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
     const size_t rows = (size_t)part->config.sequences_max * part->config.layers;
     const size_t stored = state->store * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
+    const size_t means = (size_t)p->kv_heads * p->stretches_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
     const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
                          kvf_dtype_bytes(p->shape.dtype);
@@ -84,8 +85,8 @@ kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state)
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * p->ring_blocks * kvf_block_bytes(p),
         .digests = t->digests + n * runs * p->digest_bytes,
-        .means = t->means + n * p->kv_heads * p->stretches_max * p->shape.head_dim,
-        .mean_scales = t->mean_scales + n * p->kv_heads * p->stretches_max,
+        .means = t->means ? t->means + n * means * p->shape.head_dim : NULL,
+        .mean_scales = t->mean_scales ? t->mean_scales + n * means : NULL,
         .bits = t->bits + n * runs,
         .store = t->stores + stored * p->kv_heads * p->store_pages * page,
         .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
