@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM with its own attention for CPUs and with kvferry's: time of a prompt and per token, side by side.
 
-Every engine is a process of its own, one after the other, with the real model in the folder
-KVF_HF_MODEL in bf16 and contexts of a text repeated; positions beyond what the model was made for are
-allowed, since only time is measured. Tokens that fit follow from the sizes that both reserve.
+Every engine is a process of its own, with the real model in the folder KVF_HF_MODEL in bf16 and
+contexts of a text repeated; positions beyond what the model was made for are allowed, since only time is
+measured. Both have their prompts one after the other and then step in turns, so that what else the
+machine does meets both. Tokens that fit follow from the sizes that both reserve.
 
 usage: bench_vllm.py [--tokens N,N...] [--batch N,N...] [--steps N] [--budget N] [--out FILE]
        ./dev vllm --run bench/python/bench_vllm.py --out bench/results/vllm.md
@@ -22,55 +23,89 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 GIB = 1 << 30
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64 # of SmolLM2-135M
 BLOCK = 32
+TURN = 8 # steps
 
 
-def measure(job):
-    """In a process of its own: seconds of the prompts, and milliseconds of every further step."""
+def serve(job):
+    """In a process of its own: the prompts, then as many steps as each line of input says.
+
+    Seconds of the prompts, and milliseconds of every step as (time, CPU time), go to job["told"].
+    """
     import transformers
     from vllm import LLM, SamplingParams
     with open(os.path.join(ROOT, "ARCHITECTURE.md"), encoding="utf-8") as text:
         ids = transformers.AutoTokenizer.from_pretrained(job["model"])(text.read()).input_ids
     ids = (ids * (job["tokens"] // len(ids) + 1))[:job["tokens"]]
     room = job["tokens"] + job["steps"] + 64
+    memory = job["batch"] * (room + 256) * bytes_per_token() + (64 << 20)
     ours = {"attention_backend": "CUSTOM", "additional_config": {"kvferry": {
-        "budget": job["budget"], "host_memory": job["batch"] * (room + 256) * bytes_per_token()}}}
+        "budget": job["budget"], "host_memory": memory}}}
     llm = LLM(job["model"], dtype="bfloat16", max_model_len=room, max_num_seqs=job["batch"],
-              max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.2,
+              max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.1,
               hf_overrides={"max_position_embeddings": max(room, 8192)}, block_size=BLOCK,
-              enforce_eager=True, **(ours if job["ours"] else {
-                  "kv_cache_memory_bytes": job["batch"] * (room + 256) * bytes_per_token()}))
+              enforce_eager=True, **(ours if job["ours"] else {"kv_cache_memory_bytes": memory}))
     engine = llm.llm_engine
     for row in range(job["batch"]):
         engine.add_request(str(row), {"prompt_token_ids": ids}, SamplingParams(
-            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + 1))
-    begin, first, steps = time.process_time(), set(), []
+            temperature=0, ignore_eos=True, detokenize=False, max_tokens=job["steps"] + 2))
+    begin, first = time.process_time(), set()
     while len(first) < job["batch"]:
         first |= {one.request_id for one in engine.step() if one.outputs[0].token_ids}
-    prompt = time.process_time() - begin
-    while engine.has_unfinished_requests():
-        wall, cpu = time.perf_counter(), time.process_time()
-        engine.step()
-        steps.append(((time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3))
-    return {"prompt": prompt, "steps": steps}
+    with open(job["told"], "w", encoding="utf-8") as told:
+        print(time.process_time() - begin, file=told, flush=True)
+        for line in sys.stdin:
+            steps = []
+            for _ in range(int(line)):
+                wall, cpu = time.perf_counter(), time.process_time()
+                engine.step()
+                steps.append(((time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3))
+            print(json.dumps(steps), file=told, flush=True)
 
 
 def bytes_per_token():
     return LAYERS * KV_HEADS * HEAD_DIM * 2 * 2
 
 
-def run(job):
-    """Of a process: CPU seconds of the prompt; of steps time and CPU time, medians and deciles."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as told:
+class Engine:
+    """A process that steps when it is told to."""
+
+    def __init__(self, job, folder):
+        told = os.path.join(folder, "ours" if job["ours"] else "theirs")
+        os.mkfifo(told)
         env = dict(os.environ, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_PLUGINS="kvferry",
                    OMP_WAIT_POLICY="passive") # threads that wait take no CPU time
-        subprocess.run([sys.executable, os.path.abspath(__file__), "--job",
-                        json.dumps(dict(job, out=told.name))], env=env, check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        got = json.load(told)
-    wall, cpu = zip(*got["steps"])
-    cuts = statistics.quantiles(wall, n=10)
-    return {"prompt": got["prompt"], "wall": statistics.median(wall), "cpu": statistics.median(cpu),
-            "low": cuts[0], "high": cuts[-1]}
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), "--job", json.dumps(dict(job, told=told))],
+            env=env, stdin=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+        self.told = open(told, encoding="utf-8")
+        self.prompt = float(self.told.readline())
+        self.steps = []
+
+    def step(self, count):
+        """So many steps of all its requests."""
+        print(count, file=self.process.stdin, flush=True)
+        self.steps += json.loads(self.told.readline())
+
+    def close(self):
+        """CPU seconds of the prompts; of steps time and CPU time, medians and deciles."""
+        self.process.stdin.close()
+        self.process.wait()
+        self.told.close()
+        wall, cpu = zip(*self.steps)
+        cuts = statistics.quantiles(wall, n=10)
+        return {"prompt": self.prompt, "wall": statistics.median(wall),
+                "cpu": statistics.median(cpu), "low": cuts[0], "high": cuts[-1]}
+
+
+def run(job):
+    """vLLM and kvferry in turns, a few steps each."""
+    with tempfile.TemporaryDirectory() as folder:
+        both = [Engine(dict(job, ours=ours), folder) for ours in (False, True)]
+        for _ in range(0, job["steps"], TURN):
+            for engine in both:
+                engine.step(TURN)
+        return [engine.close() for engine in both]
 
 
 def admitted(budget, tokens, transfer):
@@ -102,17 +137,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", default="1024,5120,24576")
     parser.add_argument("--batch", default="1")
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=32, help="a multiple of %d" % TURN)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--note", default="", help="a sentence for the head of the file")
     parser.add_argument("--out")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job:
-        job = json.loads(args.job)
-        result = measure(job)
-        with open(job["out"], "w", encoding="utf-8") as out:
-            json.dump(result, out)
+        serve(json.loads(args.job))
         return
     lines = ["# vLLM", "", "Written by `./dev vllm --run bench/python/bench_vllm.py --tokens %s --batch %s "
              "--steps %d --budget %d`." % (args.tokens, args.batch, args.steps, args.budget), "",
@@ -126,8 +158,7 @@ def main():
         for batch in map(int, args.batch.split(",")):
             job = dict(model=os.environ["KVF_HF_MODEL"], tokens=tokens, batch=batch, steps=args.steps,
                        budget=args.budget)
-            stock, ours = run(dict(job, ours=False)), run(dict(job, ours=True))
-            for name, row in (("vLLM", stock), ("kvferry", ours)):
+            for name, row in zip(("vLLM", "kvferry"), run(job)):
                 lines.append("| {:,} | {} | {} | {prompt:.1f} s | {wall:.1f} ms ({low:.1f} to {high:.1f}) | "
                              "{cpu:.1f} ms |".format(tokens, batch, name, **row))
                 print(lines[-1], flush=True)
