@@ -127,6 +127,7 @@ static void test_full_is_one(void **state)
     kvf_sequence_destroy(s); /* the sums stay */
     assert_true(read_meter(&r).entry_steps == f.entry_steps);
     assert_true(read_meter(&r).footprint == 1.0);
+    test_wait(&r.w); /* steps write the counters */
     kvf_cache_stats_reset(r.w.cache);
     assert_true(read_meter(&r).full_entry_steps == 0);
     rig_close(&r);
