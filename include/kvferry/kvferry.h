@@ -739,6 +739,7 @@ typedef struct kvf_stats {
 
 KVF_API void kvf_cache_stats(const kvf_cache *cache, kvf_stats *stats);
 KVF_API void kvf_cache_layer_stats(const kvf_cache *cache, uint32_t layer, kvf_stats *stats);
+/** All counters to 0. Wait for streams with steps on their way first: kernels count. */
 KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
 
 /**
