@@ -11,6 +11,7 @@
 
 #include "model_config_reader.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -110,6 +111,9 @@ static void read_yarn(config_reader *reader, const json_value *scaling,
         inferred =
             magnitude_scale(rope->factor, mscale) / magnitude_scale(rope->factor, mscale_all_dim);
     rope->attention_factor = config_positive(reader, scaling, "attention_factor", inferred);
+    if (!(rope->attention_factor <= (double)FLT_MAX))
+        config_reject(reader, "mscale", json_get(scaling, "mscale"),
+                      "so small that the attention factor is an fp32 number");
 }
 
 static void read_llama3(config_reader *reader, const json_value *scaling,
