@@ -27,13 +27,16 @@ static __global__ void append_kernel(const __grid_constant__ kvf_append_args a)
     if (!a.k)
         return;
     const size_t at = (size_t)task * p->kv_heads + head, query_bytes = p->group * bytes;
-    char *query = row->queries + ((size_t)row->query_slot * p->kv_heads + head) * query_bytes;
-    kvf_copy_and_look(query, kvf_offset(a.q, at * query_bytes), query_bytes, p->shape.dtype);
+    if (row->queries) {
+        char *query = row->queries + ((size_t)row->query_slot * p->kv_heads + head) * query_bytes;
+        kvf_copy_and_look(query, kvf_offset(a.q, at * query_bytes), query_bytes, p->shape.dtype);
+    }
 
     const uint32_t token = row->length - 1;
     const uint32_t index = token / p->block_size, t = token % p->block_size;
-    /* Other blocks may not have seen the entry that head 0 writes. */
-    char *block = t == 0 ? kvf_row_ring_block(p, row, index) : (char *)row->blocks[index];
+    /* Not by the table: other blocks may not have seen the entry that head 0 of the row writes that
+     * begins the block. */
+    char *block = kvf_row_ring_block(p, row, index);
     if (t == 0 && head == 0 && threadIdx.x == 0)
         row->blocks[index] = block;
     char *to = block + head * kvf_run_bytes(p) + t * 2 * bytes;

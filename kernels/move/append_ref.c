@@ -23,17 +23,20 @@ void kvf_append_ref(const void *args, uint32_t task)
     if (!a->k)
         return;
     const size_t query_bytes = p->kv_heads * p->group * bytes;
-    memcpy(row->queries + row->query_slot * query_bytes, kvf_offset(a->q, task * query_bytes),
-           query_bytes);
+    if (row->queries)
+        memcpy(row->queries + row->query_slot * query_bytes, kvf_offset(a->q, task * query_bytes),
+               query_bytes);
 
     const uint32_t token = row->length - 1;
-    const uint32_t block = token / p->block_size, t = token % p->block_size;
+    const uint32_t index = token / p->block_size, t = token % p->block_size;
+    /* Not by the table: the row that begins the block may be another one of this launch. */
+    char *block = kvf_row_ring_block(p, row, index);
     if (t == 0)
-        row->blocks[block] = kvf_row_ring_block(p, row, block);
+        row->blocks[index] = block;
     const void *k = kvf_offset(a->k, task * p->kv_heads * bytes);
     const void *v = kvf_offset(a->v, task * p->kv_heads * bytes);
     for (uint32_t h = 0; h < p->kv_heads; h++) {
-        char *to = kvf_row_run(p, row, block, h) + t * 2 * bytes;
+        char *to = block + h * kvf_run_bytes(p) + t * 2 * bytes;
         memcpy(to, kvf_offset(k, h * bytes), bytes);
         memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
     }

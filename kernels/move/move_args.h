@@ -12,8 +12,9 @@
 #include "score/score_args.h"
 
 /* ---- append: one token per row into the window. A token that begins a block takes its ring
- * block. Keeps the query, notes what is not finite, and writes how many pages each list chooses.
- * One task per row. */
+ * block. Keeps the query, unless the row has no `queries`, notes what is not finite, and writes how
+ * many pages each list chooses. Rows may be consecutive tokens of the same tables. One task per
+ * row. */
 typedef struct kvf_append_args {
     kvf_paging paging;
     uint32_t rows;
