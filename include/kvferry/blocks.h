@@ -48,9 +48,10 @@ typedef struct kvf_blocks_config {
     size_t size; /**< set by init */
     /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
-     * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max and
-     * prefill_chunk_max are not looked at. Refused by name, for they have no home here:
-     * verify_interval, speculate, head_mask, observe_window and disk_path. */
+     * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
+     * prefill_chunk_max and tokens_per_step_max are not looked at: drafts are rows. Refused by
+     * name, for they have no home here: verify_interval, speculate, head_mask, observe_window and
+     * disk_path. */
     kvf_cache_config cache;
     uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
     uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; default 32 */

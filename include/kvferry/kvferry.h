@@ -397,7 +397,10 @@ typedef struct kvf_cache_config {
     uint32_t sequences_max;   /**< default 1 */
     uint32_t tokens_max;      /**< per sequence, no default */
     uint64_t host_tokens_max; /**< over all sequences, shared pages once; 0 = sequences x tokens */
-    uint32_t prefill_chunk_max; /**< tokens of one prefill call; default 512 */
+    uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
+    uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
+                                       default 1. Room for what a step chooses and attends grows
+                                       with it, what a sequence has does not */
 
     /* policy */
     uint32_t page_size;        /**< tokens: 1, 2, 4, 8, 16, 32 or 64; default 4 */
@@ -590,20 +593,34 @@ KVF_API KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_prefill_a
 
 /* ---- decode ---- */
 
+/** Rows are tokens: one of each sequence, or `tokens[b]` of sequence b, one behind the other, and
+ * the sequences in the order of the batch. */
 typedef struct kvf_decode_args {
     uint32_t layer;
     uint32_t batch;                 /**< 1 … sequences_max; distinct sequences */
     kvf_sequence *const *sequences; /**< [batch] on the host, copied */
-    const void *q;                  /**< [batch, query_heads, head_dim] */
-    const void *k;                  /**< [batch, kv_heads, head_dim], after RoPE */
-    const void *v;                  /**< [batch, kv_heads, head_dim] */
-    const uint32_t *positions;      /**< [batch] on the host, copied; NULL = last + 1 */
-    void *out;                      /**< [batch, query_heads, head_dim] */
-    float *lse;                     /**< [batch, query_heads] natural log; may be NULL */
+    const void *q;                  /**< [rows, query_heads, head_dim] */
+    const void *k;                  /**< [rows, kv_heads, head_dim], after RoPE */
+    const void *v;                  /**< [rows, kv_heads, head_dim] */
+    const uint32_t *positions;      /**< [rows] on the host, copied; NULL = last + 1 */
+    void *out;                      /**< [rows, query_heads, head_dim] */
+    float *lse;                     /**< [rows, query_heads] natural log; may be NULL */
+    const uint32_t *tokens;         /**< [batch] on the host, copied: new tokens of each sequence,
+                                         1 … tokens_per_step_max; NULL = one of each */
 } kvf_decode_args;
 
 /**
  * One decode step of one layer for a batch: append, score, select, fetch, attend.
+ *
+ * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
+ * selection, and to itself and what comes before it. Outputs, selection, statistics and whatever
+ * later calls find are those of as many calls with one token of each, bit for bit; what differs is
+ * time. Tokens that seal no block, renew no static set and are not verified are appended, scored
+ * and chosen for at once. Where pages move to the device, the tokens of a sequence take turns with
+ * its slots, so a page that several of them chose is moved once. One behind the other in all go
+ * the tokens of a cache with a disk tier or with speculate, and those of layers with streaming
+ * heads. kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
+ * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
  *
  * The same input, settings and device give the same bits, whatever the number of threads, the
  * transfer method, and whatever was resident.

@@ -197,15 +197,17 @@ class Cache(Handle):
 
     def decode(self, sequences: Union["Sequence", Many["Sequence"]], q: Any, k: Any, v: Any,
                out: Any = None, *, layer: int = 0, positions: Any = None, lse: Any = None,
-               stream: Optional[Stream] = None) -> Any:
+               tokens: Optional[Many[int]] = None, stream: Optional[Stream] = None) -> Any:
         """One decode step of one layer: append a token to each sequence, select, fetch, attend.
 
         sequences  one, or a list of distinct ones: the batch
-        q          [batch, query_heads, head_dim]
-        k, v       [batch, kv_heads, head_dim], keys after RoPE
-        out        [batch, query_heads, head_dim]; made if None
-        positions  [batch] integers; None = the last + 1
-        lse        float32[batch, query_heads], receives the natural log of the sum; may be None
+        q          [rows, query_heads, head_dim]; rows = batch
+        k, v       [rows, kv_heads, head_dim], keys after RoPE
+        out        [rows, query_heads, head_dim]; made if None
+        positions  [rows] integers; None = the last + 1
+        lse        float32[rows, query_heads], receives the natural log of the sum; may be None
+        tokens     new tokens of each sequence, 1 to tokens_per_step_max; rows = their sum, one
+                   sequence behind the other. The same bits as one call per token
 
         One sequence may leave the batch dimension out. Returns out.
         """
@@ -219,6 +221,9 @@ class Cache(Handle):
             args, reader = self._args, self._reader
             kept = [q, k, v, out]
             wide, narrow = self._rows(sequences, kept)
+            args.tokens = None
+            if tokens is not None:
+                wide, narrow = self._several(tokens, wide[0], kept)
             args.layer = layer
             address = reader.address
             args.q = address(q, "q", wide)
@@ -257,6 +262,17 @@ class Cache(Handle):
             shapes = self._shapes[batch] = ((batch, s.query_heads, s.head_dim),
                                             (batch, s.kv_heads, s.head_dim))
         return shapes
+
+    def _several(self, tokens: Many[int], batch: int, kept: list) -> tuple:
+        """Fill in the tokens of each sequence; shapes as of `_rows`."""
+        array, s = np.array(tokens, dtype=np.uint32), self.settings
+        if array.shape != (batch,):
+            raise Invalid("tokens has shape %s: it must have a number for each of %d sequences" % (
+                array.shape, batch))
+        self._args.tokens = array.ctypes.data
+        kept.append(array)
+        rows = int(array.sum(dtype=np.int64))
+        return (rows, s.query_heads, s.head_dim), (rows, s.kv_heads, s.head_dim)
 
     # -- recorded steps --
 
@@ -309,7 +325,7 @@ class Cache(Handle):
                                       lists.last_page_len]
             wide, narrow = self._rows(sequences, kept)
             rows = wide[0] * self.settings.kv_heads
-            args.layer, args.lse = layer, None
+            args.layer, args.lse, args.tokens = layer, None, None
             for array, name, shape in ((q, "q", wide), (k, "k", narrow), (v, "v", narrow),
                                        (out, "out", wide)):
                 setattr(args, name, None if array is None else self._read(array, name, shape, kept,

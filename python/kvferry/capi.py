@@ -123,8 +123,8 @@ SelectView = _struct("kvf_select_view", """u32 layer kv_head pages pages_max; pt
     u32 page_size block_size""")
 CacheConfig = _struct("kvf_cache_config", """size size; u32 layers query_heads kv_heads head_dim;
     enum dtype; f32 softmax_scale; u32 sequences_max tokens_max; u64 host_tokens_max;
-    u32 prefill_chunk_max page_size budget_tokens; f32 budget_share; u32 sink_tokens local_tokens;
-    enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
+    u32 prefill_chunk_max tokens_per_step_max page_size budget_tokens; f32 budget_share;
+    u32 sink_tokens local_tokens; enum select; f32 static_ratio; u32 refresh_interval; enum refresh digest; u32 sub_digests;
     enum group_reduce transfer; u32 slots; ptr select_fn select_user; u32 verify_interval speculate
     speculate_pages phase_times; ptr head_mask; f32 coarse_share; u32 streaming_sink streaming_recent
     observe_window; text disk_path; u64 host_bytes disk_bytes; u32 disk_bundle_bytes""")
@@ -141,7 +141,7 @@ BlocksStats = _struct("kvf_blocks_stats", """u64 tokens_put tokens_attended page
     bytes_to_device pages_voided tokens_brought bad_rows bad_slots""")
 PrefillArgs = _struct("kvf_prefill_args", "ptr sequence; u32 layer tokens; ptr q k v positions out")
 DecodeArgs = _struct("kvf_decode_args",
-                     "u32 layer batch; ptr sequences q k v positions out lse")
+                     "u32 layer batch; ptr sequences q k v positions out lse tokens")
 PageLists = _struct("kvf_page_lists", "ptr indptr indices; u32 capacity; ptr last_page_len")
 Stats = _struct("kvf_stats", """u64 steps tokens_attended tokens_held pages_selected hits misses
     bytes_to_device bytes_to_host bytes_refresh copies refreshes append_ns score_ns select_ns gather_ns copy_ns

@@ -102,6 +102,7 @@ static kvf_cache_config inner_config(const kvf_runtime *runtime, const kvf_block
     kvf_cache_config c = config->cache;
     c.host_tokens_max = (uint64_t)config->block_count * config->block_tokens;
     c.prefill_chunk_max = 1;
+    c.tokens_per_step_max = 1;
     c.phase_times = 0;
     if (c.transfer == KVF_TRANSFER_AUTO && !runtime->properties.shares_host_memory)
         c.transfer = KVF_TRANSFER_MAPPED;

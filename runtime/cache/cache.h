@@ -70,7 +70,8 @@ struct kvf_cache {
 
     kvf_sequence *sequences;           /* [sequences_max] */
     kvf_layer *layers;                 /* [sequences_max, layers] */
-    kvf_layer **states;                /* [sequences_max] of a call: its rows */
+    kvf_layer **states;                /* [rows] of a step; rows = kvf_rows_max */
+    kvf_sequence **row_sequences;      /* [rows] of a call with several tokens of a sequence */
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_footprint_meter footprint;
 

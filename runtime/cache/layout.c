@@ -39,7 +39,7 @@ static void carve_rows(kvf_part *part, kvf_reservation *r)
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
 }
 
-/* Room for what `s` sequences choose, with tables of misses that are `wide`. */
+/* Room for what `s` rows choose, with tables of misses that are `wide`. */
 static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64_t wide,
                          uint64_t flights, kvf_choice *choice)
 {
@@ -59,13 +59,13 @@ static void carve_choice(const kvf_part *part, kvf_carver *k, uint64_t s, uint64
     KVF_CARVE(k, choice->fetch_count, moved ? flights : 0);
 }
 
-/* Room to choose on as many sequences as there may be. */
+/* Room to choose for as many rows as there may be. */
 static void carve_choices(kvf_part *part, kvf_carver *k)
 {
     const kvf_cache_config *c = &part->config;
     const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
-    const uint64_t s = c->sequences_max, ahead = d->ahead_max ? s : 0;
+    const uint64_t s = kvf_rows_max(c), ahead = d->ahead_max ? c->sequences_max : 0;
     const kvf_select_policy *policy = kvf_select_find(c->select);
     const uint64_t scored = policy->scores_pages ? p->pages_max : 0;
     kvf_tables *t = &part->tables;
@@ -100,7 +100,7 @@ static void carve_step(kvf_part *part, kvf_carver *k)
 {
     const kvf_cache_config *c = &part->config;
     const kvf_dims *d = &part->dims;
-    const uint64_t s = c->sequences_max, lists = s * d->paging.lists;
+    const uint64_t s = kvf_rows_max(c), lists = s * d->paging.lists;
     /* Partial results: of a step, or of dense attention to verify one row. */
     const uint64_t dense =
         c->verify_interval
@@ -155,7 +155,9 @@ static void carve_mirror(const kvf_part *part, kvf_carver *k, kvf_control *t)
     const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t lists = (uint64_t)part->config.sequences_max * p->lists;
-    const uint64_t chosen = kvf_select_find(part->config.select)->calls_function ? lists : 0;
+    const uint64_t chosen = kvf_select_find(part->config.select)->calls_function
+                                ? (uint64_t)kvf_rows_max(&part->config) * p->lists
+                                : 0;
     const uint64_t listed = d->static_tokens || p->lists != p->kv_heads ? 0 : lists;
     const uint64_t brought = d->berths ? lists : 0;
     KVF_CARVE(k, t->mirror.choose, chosen);
@@ -212,7 +214,8 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
     uint8_t *by_step;
     KVF_CARVE(k, cache->sequences, c->sequences_max);
     KVF_CARVE(k, cache->layers, rows);
-    KVF_CARVE(k, cache->states, c->sequences_max);
+    KVF_CARVE(k, cache->states, kvf_rows_max(c));
+    KVF_CARVE(k, cache->row_sequences, kvf_rows_max(c));
     KVF_CARVE(k, cache->counters, c->layers);
     KVF_CARVE(k, cache->footprint.layers, c->layers);
     KVF_CARVE(k, cache->footprint.rows, rows);
@@ -294,7 +297,7 @@ static kvf_status add_part(kvf_cache *cache, const kvf_part *part)
     const kvf_dims *d = &part->dims;
     const kvf_paging *p = &d->paging;
     const uint64_t lists = (uint64_t)c->sequences_max * c->layers * p->lists;
-    const uint64_t chosen = (uint64_t)c->sequences_max * p->lists * d->ids_max;
+    const uint64_t chosen = (uint64_t)kvf_rows_max(c) * p->lists * d->ids_max;
     kvf_carver pool = {0}, residency = {0}, slots = {0};
     const size_t bundle = kvf_page_pool_bundle_bytes(kvf_block_bytes(p), d->bundle_blocks);
     char *blocks;

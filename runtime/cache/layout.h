@@ -6,8 +6,8 @@
  * Arrays of a part by name, type and shape, and the reservations that they are carved from.
  *
  * Knows nothing of who writes them. An array that these settings do not need is NULL. Shapes:
- * rows = sequences_max * layers, S = sequences_max, lists = paging.lists, chosen =
- * dims.choose_lists; the other names are those of kvf_dims and kvf_paging.
+ * rows = sequences_max * layers, S = sequences_max, R = S * tokens_per_step_max, lists =
+ * paging.lists, chosen = dims.choose_lists; the other names are those of kvf_dims and kvf_paging.
  */
 
 #include "common/carve.h"
@@ -18,19 +18,19 @@ typedef struct kvf_dims kvf_dims;
 typedef struct kvf_part kvf_part;
 
 /* Pages that lists choose, and the way of those that have no slot. `flights` of them are under way
- * at once: 1, or one per layer. */
+ * at once: 1, or one per layer. Of what comes ahead of need R is S. */
 typedef struct kvf_choice {
     uint32_t ids_max;      /* most pages that a list chooses */
-    int32_t *ids;          /* [S, lists, ids_max] */
-    uint32_t *id_count;    /* [S, lists] */
-    int32_t *list_ids;     /* [S, chosen, ids_max] where one choice serves several lists */
-    uint32_t *list_count;  /* [S, chosen] */
-    int32_t *slot_of_id;   /* [S, lists, ids_max] */
-    uint32_t *missed;      /* [S, lists, ids_max] */
-    kvf_miss *misses;      /* [S, lists, ids_max] */
-    uint32_t *miss_count;  /* [S, lists] */
-    const void **from;     /* [flights, S, lists, ids_max] */
-    void **to;             /* [flights, S, lists, ids_max] */
+    int32_t *ids;          /* [R, lists, ids_max] */
+    uint32_t *id_count;    /* [R, lists] */
+    int32_t *list_ids;     /* [R, chosen, ids_max] where one choice serves several lists */
+    uint32_t *list_count;  /* [R, chosen] */
+    int32_t *slot_of_id;   /* [R, lists, ids_max] */
+    uint32_t *missed;      /* [R, lists, ids_max] */
+    kvf_miss *misses;      /* [R, lists, ids_max] */
+    uint32_t *miss_count;  /* [R, lists] */
+    const void **from;     /* [flights, R, lists, ids_max] */
+    void **to;             /* [flights, R, lists, ids_max] */
     uint32_t *fetch_count; /* [flights] */
 } kvf_choice;
 
@@ -55,30 +55,30 @@ typedef struct kvf_tables {
     /* choosing and fetching; what the shadow would do goes to `ahead` too, whose misses are as wide
      * as either */
     kvf_choice now, ahead;
-    uint32_t *choose;        /* [S, chosen] pages to choose */
-    float *scores;           /* [S, query_heads, pages_max] by boxes */
-    int8_t *rotated;         /* [S, query_heads, head_dim] by codes, with all down to `sum` */
-    float *rotated_scale;    /* [S, query_heads] */
-    uint16_t *mass;          /* [S, query_heads, pages_max] */
-    float *top;              /* [S, query_heads, tiles of pages_max] */
-    float *sum;              /* [S, query_heads, tiles of pages_max] */
-    float *reduced;          /* [S, chosen, pages_max] */
-    float *skimmed;          /* [S, query_heads, stretches_max] of coarse heads, down to `sifted` */
-    float *ranked;           /* [S, lists, stretches_max] */
-    int32_t *stretch_ids;    /* [S, lists, stretches_max] */
-    uint32_t *stretch_count; /* [S, lists] */
-    uint64_t *sifted;        /* [S, lists, blocks_max] */
-    uint32_t *topk_work;     /* [S, chosen, pages_max] */
-    uint32_t *arrived;       /* [S, lists] blocks that share a list */
-    uint64_t *masks;         /* [S, lists, ids_max] of a policy that chooses tokens */
+    uint32_t *choose;        /* [R, chosen] pages to choose */
+    float *scores;           /* [R, query_heads, pages_max] by boxes */
+    int8_t *rotated;         /* [R, query_heads, head_dim] by codes, with all down to `sum` */
+    float *rotated_scale;    /* [R, query_heads] */
+    uint16_t *mass;          /* [R, query_heads, pages_max] */
+    float *top;              /* [R, query_heads, tiles of pages_max] */
+    float *sum;              /* [R, query_heads, tiles of pages_max] */
+    float *reduced;          /* [R, chosen, pages_max] */
+    float *skimmed;          /* [R, query_heads, stretches_max] of coarse heads, down to `sifted` */
+    float *ranked;           /* [R, lists, stretches_max] */
+    int32_t *stretch_ids;    /* [R, lists, stretches_max] */
+    uint32_t *stretch_count; /* [R, lists] */
+    uint64_t *sifted;        /* [R, lists, blocks_max] */
+    uint32_t *topk_work;     /* [R, chosen, pages_max] */
+    uint32_t *arrived;       /* [R, lists] blocks that share a list */
+    uint64_t *masks;         /* [R, lists, ids_max] of a policy that chooses tokens */
     uint32_t *marks;         /* [rows, lists, slots / 32] of pages that came ahead of need */
 
     /* attending */
-    kvf_span *spans;      /* [S, lists, spans_max] */
-    uint32_t *span_count; /* [S, lists] */
+    kvf_span *spans;      /* [R, lists, spans_max] */
+    uint32_t *span_count; /* [R, lists] */
     float *partial_o;     /* [splits, query_heads, head_dim] of a step, or of a row to verify */
     float *partial_lse;   /* [splits, query_heads] */
-    float *lse;           /* [S, query_heads] */
+    float *lse;           /* [R, query_heads] */
     char *verify_out;     /* [query_heads, head_dim] */
     float *verify_lse;    /* [query_heads] */
 
@@ -117,11 +117,11 @@ typedef struct kvf_control {
     /* What the host reads and writes of the device, where it cannot do so in place: of a custom
      * choice, of page lists that are checked, or of what a step misses with a disk tier. */
     struct {
-        uint32_t *choose;       /* [S, lists] */
-        float *scores;          /* [S, lists, pages_max] */
-        uint64_t *bits;         /* [S, lists, blocks_max] */
-        int32_t *ids;           /* [S, lists, ids_max] */
-        uint32_t *id_count;     /* [S, lists] */
+        uint32_t *choose;       /* [R, lists] */
+        float *scores;          /* [R, lists, pages_max] */
+        uint64_t *bits;         /* [R, lists, blocks_max] */
+        int32_t *ids;           /* [R, lists, ids_max] */
+        uint32_t *id_count;     /* [R, lists] */
         int32_t *indptr;        /* [S * lists + 1] */
         int32_t *indices;       /* [S, lists, spans_max] */
         int32_t *last_page_len; /* [S, lists] */

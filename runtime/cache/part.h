@@ -34,6 +34,8 @@
 #define KVF_SPLIT_TOKENS_MIN 32u
 #define KVF_SPLIT_TOKENS_MAX 512u
 #define KVF_SPLITS           32u
+/* New tokens of a sequence in one call, at most. */
+#define KVF_STEP_TOKENS_MAX  16u
 
 /* Sizes that follow from the settings; nothing else decides how much is reserved. */
 struct kvf_dims {
@@ -169,6 +171,12 @@ static inline kvf_layer_counters *kvf_counters_device(const kvf_part *part, uint
     /* Atomics across a link would be slow: there the control memory only takes copies (stats.c). */
     return (part->dims.needs_mirror ? part->tables.counters : part->control_device.counters) +
            index;
+}
+
+/* Rows of a step, at most: tokens of all sequences. */
+static inline uint32_t kvf_rows_max(const kvf_cache_config *config)
+{
+    return config->sequences_max * config->tokens_per_step_max;
 }
 
 /* Scores come from codes of tokens, and not from boxes of pages. */

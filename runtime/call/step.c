@@ -45,6 +45,60 @@ void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences,
     }
 }
 
+kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
+{
+    kvf_layer state = *step->states[row];
+    for (uint32_t b = row + 1; b < step->rows && !kvf_step_is_first(step, b); b++) {
+        state.length--;
+        state.queries--;
+    }
+    return state;
+}
+
+uint32_t kvf_step_turn(const kvf_step *step, uint32_t first)
+{
+    uint32_t end = step->states ? first + 1 : step->rows;
+    while (end < step->rows && kvf_step_is_first(step, end))
+        end++;
+    return end;
+}
+
+kvf_step kvf_step_some(const kvf_step *step, uint32_t first, uint32_t end)
+{
+    const kvf_part *part = step->part;
+    const size_t lists = (size_t)first * part->dims.paging.lists;
+    kvf_step some = *step;
+    some.first = step->first + first;
+    some.rows = end - first;
+    if (first == 0)
+        return some;
+    some.states = step->states + first;
+    some.row = step->row + first;
+    some.row_host = step->row_host + first;
+    some.q = (const char *)step->q +
+             (size_t)first * part->config.query_heads * kvf_row_bytes(&part->dims.paging.shape);
+    some.list_scores = step->list_scores ? step->list_scores + lists : NULL;
+    some.slot_of_page = step->slot_of_page + lists;
+    some.page_of_slot = step->page_of_slot + lists;
+    some.masks = step->masks ? step->masks + lists * part->dims.ids_max : NULL;
+    return some;
+}
+
+kvf_choice kvf_step_choice(const kvf_step *step)
+{
+    kvf_choice c = step->part->tables.now;
+    const size_t lists = (size_t)step->first * step->part->dims.paging.lists;
+    if (lists == 0)
+        return c;
+    c.ids += lists * c.ids_max;
+    c.id_count += lists;
+    c.slot_of_id += lists * c.ids_max;
+    c.missed += lists * c.ids_max;
+    c.misses += lists * c.ids_max;
+    c.miss_count += lists;
+    return c;
+}
+
 void *kvf_step_take(kvf_step *step, size_t size, size_t count)
 {
     kvf_carver *host = &step->frame->host;
@@ -114,7 +168,8 @@ static uint32_t blocks_to_seal(const kvf_step *step)
 {
     uint32_t blocks = 0;
     for (uint32_t b = 0; b < step->rows; b++)
-        blocks += step->states[b]->sealed - step->states[b]->sealed_before;
+        if (kvf_step_is_first(step, b))
+            blocks += step->states[b]->sealed - step->states[b]->sealed_before;
     KVF_ASSERT(!step->is_recorded || blocks == 0);
     return blocks;
 }
@@ -132,16 +187,20 @@ void kvf_step_rows(kvf_step *step)
         return;
     step->stride = step->is_recorded ? p->pages_max : 1;
     for (uint32_t b = 0; b < step->rows; b++) {
-        const kvf_layer *state = step->states[b];
+        const kvf_layer state = kvf_step_state(step, b);
         kvf_row *row = &step->row_host[b];
-        *row = kvf_step_row(part, state);
-        row->sealed_before = state->sealed_before;
+        *row = kvf_step_row(part, &state);
+        if (kvf_step_is_first(step, b))
+            row->sealed_before = state.sealed_before;
+        /* A query that this step brings and overwrites is not kept. */
+        if (step->states[b]->queries - state.queries >= p->query_window)
+            row->queries = NULL;
         KVF_ASSERT(job + row->sealed - row->sealed_before <= step->sealed_blocks);
         row->job_first = job;
         row->pool = step->pool ? step->pool + job : NULL;
         step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
         for (uint32_t i = row->sealed_before; i < row->sealed; i++)
-            step->pool_host[job++] = kvf_page_pool_device(&part->pool, state->blocks[i]);
+            step->pool_host[job++] = kvf_page_pool_device(&part->pool, state.blocks[i]);
     }
 }
 

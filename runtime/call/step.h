@@ -18,8 +18,9 @@ typedef struct kvf_step {
     kvf_frame *frame;
     kvf_part *part; /* whose pages it is about; NULL = all heads stream */
     uint32_t layer;
-    uint32_t index; /* of the layer in the part */
-    uint32_t rows;
+    uint32_t index;           /* of the layer in the part */
+    uint32_t rows;            /* tokens; those of a sequence follow each other */
+    uint32_t first;           /* row of the tables of a call (kvf_choice) that row 0 is */
     kvf_layer *const *states; /* [rows], in cache->states; NULL = the step is dry */
     kvf_row *row_host;        /* [rows], in the frame */
     const kvf_row *row;       /* the same on the device */
@@ -91,8 +92,29 @@ KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_
 void *kvf_step_take(kvf_step *step, size_t size, size_t count);
 const void *kvf_step_seen(const kvf_step *step, const void *array);
 
-/* The step is of this layer of these sequences, which seal nothing yet. */
+/* The step is of this layer of these sequences, which seal nothing yet. Where a sequence has
+ * several rows, only the first of its tokens may seal a block. */
 void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows);
+
+/* The row is that of the first token of its sequence in this step. */
+static inline bool kvf_step_is_first(const kvf_step *step, uint32_t row)
+{
+    return row == 0 || step->states[row] != step->states[row - 1];
+}
+
+/* Its state when the row's token was the newest: of its rows, all but the last are in the past. */
+kvf_layer kvf_step_state(const kvf_step *step, uint32_t row);
+
+/* Rows of different sequences from `first` on; those behind them have their turn when these are
+ * done with what a sequence has once. At its end: the first row behind them. */
+uint32_t kvf_step_turn(const kvf_step *step, uint32_t first);
+
+/* Some rows as a step of their own, to place and attend: of what else a step knows per list it has
+ * nothing. */
+kvf_step kvf_step_some(const kvf_step *step, uint32_t first, uint32_t end);
+
+/* What the rows choose. */
+kvf_choice kvf_step_choice(const kvf_step *step);
 
 /* Where the arrays of a row are, and what the host knows of it. */
 kvf_row kvf_step_row(const kvf_part *part, const kvf_layer *state);

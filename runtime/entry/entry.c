@@ -246,13 +246,42 @@ static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, 
     return KVF_OK;
 }
 
+/* Tokens of sequence b. */
+static uint32_t tokens_of(const kvf_decode_args *args, uint32_t b)
+{
+    return args->tokens ? args->tokens[b] : 1;
+}
+
+static kvf_status check_tokens(kvf_cache *cache, const kvf_decode_args *args)
+{
+    for (uint32_t b = 0; args->tokens && b < args->batch; b++)
+        if (args->tokens[b] == 0 || args->tokens[b] > cache->config.tokens_per_step_max)
+            KVF_FAIL(cache->context, KVF_INVALID,
+                     "tokens[%u] = %u: a step has 1 to tokens_per_step_max = %u of a sequence; use "
+                     "kvf_prefill, several calls, or open the cache with more",
+                     b, args->tokens[b], cache->config.tokens_per_step_max);
+    return KVF_OK;
+}
+
 static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
 {
     if (!args || !args->q || !args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
     KVF_TRY(kvf_layer_check(cache, args->layer));
     KVF_TRY(check_batch(cache, args->sequences, args->batch));
+    KVF_TRY(check_tokens(cache, args));
     return kvf_buffers_check(cache, args->q, args->k, args->v, args->out);
+}
+
+/* Calls that have one token of each sequence. */
+static kvf_status check_single(kvf_cache *cache, const kvf_decode_args *args, const char *what)
+{
+    for (uint32_t b = 0; b < args->batch; b++)
+        if (tokens_of(args, b) > 1)
+            KVF_FAIL(cache->context, KVF_UNSUPPORTED,
+                     "tokens[%u] = %u: %s one token of each sequence; leave tokens NULL", b,
+                     args->tokens[b], what);
+    return KVF_OK;
 }
 
 static kvf_status check_out(kvf_cache *cache, const kvf_decode_args *args)
@@ -262,14 +291,17 @@ static kvf_status check_out(kvf_cache *cache, const kvf_decode_args *args)
     return KVF_OK;
 }
 
-/* One more token of every sequence. */
 static kvf_status check_append(kvf_cache *cache, const kvf_decode_args *args)
 {
+    uint32_t row = 0;
     if (!args->k || !args->v)
         KVF_FAIL(cache->context, KVF_INVALID, "k or v is NULL; pass the new keys and values");
-    for (uint32_t b = 0; b < args->batch; b++)
-        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer], 1,
-                                 args->positions ? args->positions + b : NULL));
+    for (uint32_t b = 0; b < args->batch; b++) {
+        KVF_TRY(kvf_append_check(cache, &args->sequences[b]->layers[args->layer],
+                                 tokens_of(args, b),
+                                 args->positions ? args->positions + row : NULL));
+        row += tokens_of(args, b);
+    }
     return KVF_OK;
 }
 
@@ -288,10 +320,16 @@ static kvf_status decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stre
 {
     KVF_TRY(check_step(cache, args));
     KVF_TRY(check_out(cache, args));
-    if (cache->recording)
+    if (cache->recording) {
+        KVF_TRY(check_single(cache, args, "a recorded step has"));
         return kvf_recording_decode(cache->recording, args, stream);
+    }
     KVF_TRY(check_append(cache, args));
-    return kvf_heads_decode(cache, args, stream);
+    if (!args->tokens)
+        return kvf_heads_decode(cache, args, stream);
+    if (kvf_has_tier(cache) && kvf_has_streaming_heads(cache))
+        KVF_TRY(check_single(cache, args, "a cache with disk_path and streaming heads takes"));
+    return kvf_heads_decode_several(cache, args, stream);
 }
 
 kvf_status kvf_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
@@ -386,6 +424,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
                               const kvf_page_lists *lists)
 {
     KVF_TRY(check_step(cache, args));
+    KVF_TRY(check_single(cache, args, "page lists are of"));
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "

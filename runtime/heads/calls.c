@@ -59,7 +59,7 @@ static size_t measure(kvf_cache *cache, kvf_part *part)
         void (*take)(kvf_step *step);
         uint32_t rows, sealed_blocks;
     } calls[] = {
-        {take_decode, sequences, sequences},
+        {take_decode, kvf_rows_max(&cache->config), sequences},
         {take_chunk, 1, part ? part->dims.chunk_blocks : 0},
         {take_keep, 1, 0},
         {take_fork, 0, 0},

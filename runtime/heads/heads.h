@@ -16,6 +16,10 @@ KVF_CHECKED kvf_status kvf_heads_prefill(kvf_cache *cache, const kvf_prefill_arg
 KVF_CHECKED kvf_status kvf_heads_decode(kvf_cache *cache, const kvf_decode_args *args,
                                         kvf_stream *stream);
 
+/* The same with args->tokens: as many calls as there are tokens, to the bit. */
+KVF_CHECKED kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,
+                                                kvf_stream *stream);
+
 /* What streaming heads of a step have in the frame, behind what the part has; nothing where there
  * are none. */
 kvf_heads_call kvf_heads_take_step(kvf_step *step, const kvf_decode_args *args);

@@ -46,10 +46,10 @@ static bool is_by_residency(const kvf_part *part)
 /* Settings that a sequence does not depend on. */
 static bool is_free(const kvf_cache *cache, const char *name)
 {
-    static const char *const free_ones[] = {"sequences_max",     "tokens_max", "host_tokens_max",
-                                            "prefill_chunk_max", "transfer",   "phase_times",
-                                            "verify_interval",   "host_bytes", "disk_bytes",
-                                            "disk_bundle_bytes"};
+    static const char *const free_ones[] = {
+        "sequences_max", "tokens_max",  "host_tokens_max",  "prefill_chunk_max",
+        "transfer",      "phase_times", "verify_interval",  "tokens_per_step_max",
+        "host_bytes",    "disk_bytes",  "disk_bundle_bytes"};
     static const char *const by_residency[] = {"slots", "speculate", "speculate_pages"};
     static const char *const by_mask[] = {"streaming_sink", "streaming_recent"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++)

@@ -17,8 +17,8 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
     const kvf_row *row = &step->row_host[index];
     const size_t query = (size_t)part->config.query_heads * part->config.head_dim *
                          kvf_dtype_bytes(part->config.dtype);
-    const uint32_t take =
-        row->attend_all ? part->dims.tokens_max : kvf_rest_tokens(part, step->states[index]);
+    const kvf_layer state = kvf_step_state(step, index);
+    const uint32_t take = row->attend_all ? part->dims.tokens_max : kvf_rest_tokens(part, &state);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
                                  .q = (const char *)step->q + index * query,

@@ -174,9 +174,14 @@ kvf_status kvf_step_seal(kvf_step *step)
 
 static kvf_status point_tables(kvf_step *step)
 {
-    const kvf_table_args args = {
-        .paging = step->part->dims.paging, .rows = step->rows, .row = step->row};
-    return KVF_LAUNCH(step, table, args);
+    uint32_t end;
+    for (uint32_t first = 0; first < step->rows; first = end) {
+        end = kvf_step_turn(step, first);
+        const kvf_table_args args = {
+            .paging = step->part->dims.paging, .rows = end - first, .row = step->row + first};
+        KVF_TRY(KVF_LAUNCH(step, table, args));
+    }
+    return KVF_OK;
 }
 
 kvf_status kvf_step_flip(kvf_step *step)

@@ -53,25 +53,34 @@ kvf_status kvf_step_fetch(kvf_step *step, const kvf_choice *c, uint32_t flight, 
     return kvf_transfer_submit(part->transfer, &request, step->stream, ticket);
 }
 
+/* Tokens of a sequence one behind the other, because they share its slots. */
 static kvf_status resolve_pages(kvf_step *step)
 {
-    const kvf_resolve_args resolve = kvf_step_resolve_args(step, &step->part->tables.now);
-    return KVF_LAUNCH(step, resolve, resolve);
+    uint32_t end;
+    for (uint32_t first = 0; first < step->rows; first = end) {
+        end = kvf_step_turn(step, first);
+        const kvf_step turn = kvf_step_some(step, first, end);
+        const kvf_choice choice = kvf_step_choice(&turn);
+        const kvf_resolve_args resolve = kvf_step_resolve_args(&turn, &choice);
+        KVF_TRY(KVF_LAUNCH(step, resolve, resolve));
+    }
+    return KVF_OK;
 }
 
 static kvf_status assemble_spans(kvf_step *step)
 {
     const kvf_part *part = step->part;
     const kvf_tables *t = &part->tables;
+    const kvf_choice now = kvf_step_choice(step);
     const kvf_assemble_args assemble = {.paging = part->dims.paging,
                                         .rows = step->rows,
                                         .ids_max = part->dims.ids_max,
                                         .spans_max = part->dims.spans_max,
                                         .row = step->row,
-                                        .ids = t->now.ids,
-                                        .id_count = t->now.id_count,
-                                        .slot_of_id = t->now.slot_of_id,
-                                        .missed = t->now.missed,
+                                        .ids = now.ids,
+                                        .id_count = now.id_count,
+                                        .slot_of_id = now.slot_of_id,
+                                        .missed = now.missed,
                                         .masks = step->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
@@ -154,10 +163,11 @@ kvf_status kvf_step_place(kvf_step *step)
     KVF_TRY(resolve_pages(step));
     KVF_TRY(kvf_bring_note_chosen(step));
     /* With a disk tier and slots, hits are attended before the host looks at the misses. */
+    const kvf_choice now = kvf_step_choice(step);
     if (!kvf_moves_pages(step->part))
         KVF_TRY(kvf_bring_ask(step));
     else if (!step->part->pool.tier)
-        KVF_TRY(kvf_step_fetch(step, &step->part->tables.now, 0, &step->ticket));
+        KVF_TRY(kvf_step_fetch(step, &now, 0, &step->ticket));
     KVF_TRY(assemble_spans(step));
     return step->is_late ? part_spans(step) : KVF_OK;
 }

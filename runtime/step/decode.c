@@ -25,12 +25,15 @@
 static kvf_status acquire(kvf_step *step)
 {
     for (uint32_t b = 0; step->part && b < step->rows; b++) {
-        const kvf_status status = kvf_append_acquire(step->states[b], 1);
+        /* Tokens behind the first one of a sequence seal nothing. */
+        const kvf_status status =
+            kvf_step_is_first(step, b) ? kvf_append_acquire(step->states[b], 1) : KVF_OK;
         if (status == KVF_OK)
             continue;
         while (b-- > 0) {
             kvf_layer *layer = step->states[b];
-            kvf_append_release(layer, kvf_sealed_blocks(step->part, layer->length + 1));
+            if (kvf_step_is_first(step, b))
+                kvf_append_release(layer, kvf_sealed_blocks(step->part, layer->length + 1));
         }
         return status;
     }
@@ -65,7 +68,9 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
     *due = (kvf_due){0};
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *layer = step->states[b];
+        const uint32_t sealed = layer->sealed;
         kvf_append_note(layer, 1, args->positions ? args->positions + b : NULL);
+        KVF_ASSERT(kvf_step_is_first(step, b) || layer->sealed == sealed);
         layer->by_step[layer->length - 1] = 1;
         if (step->part)
             note_due(step->part, layer, due);
@@ -171,6 +176,13 @@ kvf_status kvf_decode_send(kvf_step *step)
 
 /* ---- phases ---- */
 
+static bool is_one_turn(const kvf_step *step)
+{
+    return kvf_step_turn(step, 0) == step->rows;
+}
+
+/* What is sealed was complete before the call, so that may come first; it does where tokens behind
+ * the first one of a sequence may need the room in the ring. */
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {
     const kvf_part *part = step->part;
@@ -182,8 +194,14 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
                                .v = args->v,
                                .choose = part->tables.choose,
                                .choose_lists = part->dims.choose_lists};
-    KVF_TRY(KVF_LAUNCH(step, append, a));
-    return kvf_step_seal(step);
+    if (is_one_turn(step)) {
+        KVF_TRY(KVF_LAUNCH(step, append, a));
+        return kvf_step_seal(step);
+    }
+    KVF_TRY(kvf_step_seal(step));
+    KVF_TRY(kvf_step_flip(step));
+    step->sealed_blocks = 0;
+    return KVF_LAUNCH(step, append, a);
 }
 
 static kvf_status refresh(kvf_step *step, uint64_t *clock)
@@ -218,17 +236,41 @@ kvf_status kvf_decode_select(kvf_step *step, const kvf_decode_args *args, const 
     return kvf_step_flip(step);
 }
 
+static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)
+{
+    kvf_layer_counters *counters = kvf_counters_device(step->part, step->index);
+    KVF_TRY(kvf_step_place(step));
+    KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
+    KVF_TRY(kvf_step_attend(step, out, lse));
+    return kvf_step_stamp(step, &counters->attend_ns);
+}
+
+/* Slots have room for one choice: the next token of a sequence takes them when the one before was
+ * attended. */
+static kvf_status attend_in_turn(kvf_step *step, void *out, float *lse)
+{
+    const kvf_part *part = step->part;
+    const size_t heads = part->config.query_heads;
+    const size_t bytes = heads * kvf_row_bytes(&part->dims.paging.shape);
+    uint32_t end;
+    for (uint32_t first = 0; first < step->rows; first = end) {
+        end = kvf_step_turn(step, first);
+        kvf_step turn = kvf_step_some(step, first, end);
+        KVF_TRY(place_and_attend(&turn, (char *)out + first * bytes, lse + first * heads));
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_decode_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
 {
     const kvf_part *part = step->part;
-    kvf_layer_counters *counters = kvf_counters_device(part, step->index);
     float *lse = args->lse ? args->lse : part->tables.lse;
     KVF_TRY(kvf_decode_select(step, args, due));
     KVF_TRY(kvf_ahead_join(step));
-    KVF_TRY(kvf_step_place(step));
-    KVF_TRY(kvf_step_stamp(step, &counters->select_ns));
-    KVF_TRY(kvf_step_attend(step, args->out, lse));
-    KVF_TRY(kvf_step_stamp(step, &counters->attend_ns));
+    if (is_one_turn(step) || !kvf_moves_pages(part))
+        KVF_TRY(place_and_attend(step, args->out, lse));
+    else
+        KVF_TRY(attend_in_turn(step, args->out, lse));
     for (uint32_t b = 0; due->verifies && b < step->rows; b++)
         if (step->states[b]->is_verified)
             KVF_TRY(kvf_step_verify(step, b, args->out, lse));

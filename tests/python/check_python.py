@@ -80,6 +80,29 @@ class Attention(Base):
         stats = cache.stats()
         self.assertLessEqual(stats.tokens_attended, 256 * KV_HEADS)
 
+    def test_several_tokens_are_as_many_calls(self):
+        cache = self.cache(sequences_max=4, tokens_per_step_max=5, budget_tokens=160)
+        pairs = [[cache.sequence(), cache.sequence()] for _ in range(2)]
+        for sequence, other in pairs:
+            prompt = self.qkv(300)
+            cache.prefill(sequence, *prompt)
+            cache.prefill(other, *prompt)
+        tokens = [5, 2]
+        q, k, v = self.qkv(7)
+        out = cache.decode([pair[0] for pair in pairs], q, k, v, tokens=tokens)
+        row = 0
+        for (_, other), count in zip(pairs, tokens):
+            for _ in range(count):
+                one = [a[row:row + 1] for a in (q, k, v)]
+                np.testing.assert_array_equal(cache.decode(other, *one)[0], out[row])
+                row += 1
+        pairs[0][0].truncate(301)
+        self.assertEqual([len(pair[0]) for pair in pairs], [301, 302])
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens_per_step_max = 5"):
+            cache.decode(pairs[0][0], *self.qkv(6), tokens=[6])
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens has shape"):
+            cache.decode(pairs[0][0], *self.qkv(6), tokens=[3, 3])
+
     def test_fork_goes_on_alone(self):
         cache = self.cache(sequences_max=2, select="full")
         first = cache.sequence()

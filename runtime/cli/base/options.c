@@ -72,6 +72,7 @@ static const cli_spelling cache_spellings[] = {
     {"tokens_max", NULL, CLI_HIDDEN, NULL},
     {"host_tokens_max", NULL, CLI_HIDDEN, NULL},
     {"prefill_chunk_max", NULL, CLI_HIDDEN, NULL},
+    {"tokens_per_step_max", NULL, CLI_HIDDEN, NULL},
     {"verify_interval", NULL, CLI_HIDDEN, NULL},
     {"coarse_share", NULL, CLI_HIDDEN, NULL},
     {"streaming_sink", NULL, CLI_HIDDEN, NULL},

@@ -33,6 +33,7 @@ static void open_worlds(disk_world *f, const save_case *c)
     config.head_dim = 32;
     config.tokens_max = 256;
     config.prefill_chunk_max = 64;
+    config.tokens_per_step_max = 9;
     disk_config(&config, PROMPT, 1);
     rc = test_runtime_config();
     test_seams.io_engine = &fail_engine;
@@ -86,6 +87,13 @@ static kvf_status decode(attempt *a)
 {
     const test_tokens *t = &a->f->t;
     const kvf_decode_args args = test_step_args(&a->f->a, t, a->layer, a->first, a->out);
+    return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
+}
+
+static kvf_status decode_several(attempt *a)
+{
+    kvf_decode_args args = test_step_args(&a->f->a, &a->f->t, a->layer, a->first, a->out);
+    args.tokens = &a->count;
     return kvf_decode(a->f->tier.cache, &args, a->f->tier.stream);
 }
 
@@ -227,6 +235,34 @@ static void failures_with_a_name(void **state)
     life_with_failures(&save_cases[8], ERRNO + EIO, true, KVF_TRANSFER_GATHER);
 }
 
+/* A read that fails for one of several tokens takes all of them back; else they are single steps.
+ */
+static void several_tokens(void **state)
+{
+    for (uint32_t i = 0; i < (TEST_SANITIZED ? 1 : 2); i++) {
+        disk_world f;
+        open_worlds(&f, &save_cases[i ? 10 : 4]);
+        same_prompt(&f, NOTHING);
+        const size_t row = (size_t)f.t.query_heads * f.t.head_dim * test_dtype_bytes(f.t.dtype);
+        attempt a = {.f = &f, .count = 9, .out = test_alloc(9 * row)};
+        char *wanted = test_alloc(row);
+        for (a.first = PROMPT; a.first < PROMPT + 36; a.first += a.count)
+            for (a.layer = 0; a.layer < f.t.layers; a.layer++) {
+                with_failures(&a, decode_several, ERRNO + EIO);
+                for (uint32_t n = 0; n < a.count; n++) {
+                    test_decode(&f.plain, f.b, &f.t, a.layer, a.first + n, wanted, NULL);
+                    test_wait(&f.plain);
+                    assert_memory_equal(a.out + n * row, wanted, row);
+                }
+            }
+        printf("# %u failures\n", f.failures);
+        assert_true(f.failures > 20);
+        test_release(a.out);
+        test_release(wanted);
+        close_worlds(&f);
+    }
+}
+
 /* Writes fail from now on, and chunks are read until there is no berth left, which is named. */
 static void fill_the_disk(attempt *a)
 {
@@ -333,9 +369,9 @@ static void each_refusal_at_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(transient_failures),   cmocka_unit_test(failures_with_a_name),
-        cmocka_unit_test(a_disk_that_is_full),  cmocka_unit_test(a_disk_that_stays_full),
-        cmocka_unit_test(each_refusal_at_open),
+        cmocka_unit_test(transient_failures),     cmocka_unit_test(failures_with_a_name),
+        cmocka_unit_test(several_tokens),         cmocka_unit_test(a_disk_that_is_full),
+        cmocka_unit_test(a_disk_that_stays_full), cmocka_unit_test(each_refusal_at_open),
     };
     return cmocka_run_group_tests(tests, NULL, save_remove_folder);
 }

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Calls with several tokens of a sequence: which of them make one step, and steps one behind the
+ * other.
+ *
+ * Knows nothing of what a step does. Tokens of a sequence make one step only where all but the
+ * first leave alone what the sequence has once: they seal no block, renew no static set, are not
+ * verified, and follow none of these. So what a row sees is what it would see in a call of its own,
+ * and it gives the same bits. A call that is refused has changed nothing; one whose pages could not
+ * be read from disk takes its tokens back.
+ */
+
+#include "append.h"
+#include "heads.h"
+#include "truncate.h"
+
+/* Tokens of one sequence may be in one step: nothing that belongs to a sequence has to be in order
+ * token by token, but its slots (see kvf_step_turn). */
+static bool can_share(const kvf_cache *cache, uint32_t layer)
+{
+    const kvf_part *part = cache->places[layer].part;
+    return part && !part->pool.tier && part->dims.ahead_max == 0 &&
+           kvf_streaming_count(cache, layer) == 0;
+}
+
+/* What the next token does to the sequence. */
+typedef enum effect { EFFECT_NONE, EFFECT_SEALS, EFFECT_ALONE } effect;
+
+static effect advance(const kvf_part *part, kvf_layer *at)
+{
+    at->length++;
+    const uint32_t sealed = kvf_max_u32(at->sealed, kvf_sealed_blocks(part, at->length));
+    const bool seals = sealed > at->sealed, is_due = kvf_refresh_is_due(part, at, sealed);
+    const bool is_alone = is_due || kvf_verify_is_due(part, at);
+    at->sealed = sealed;
+    at->since_refresh = is_due ? 1 : at->since_refresh + 1;
+    at->needs_exact = is_due ? 0 : at->needs_exact;
+    at->steps++;
+    return is_alone ? EFFECT_ALONE : seals ? EFFECT_SEALS : EFFECT_NONE;
+}
+
+/* The first row behind those that make one step with row `first`. */
+static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first, uint32_t rows)
+{
+    kvf_sequence *const *sequences = cache->row_sequences;
+    const kvf_part *part = cache->places[layer].part;
+    const bool shares = can_share(cache, layer);
+    kvf_layer at = {0};
+    effect last = EFFECT_NONE;
+    for (uint32_t r = first; r < rows; r++) {
+        const bool is_next = r > first && sequences[r] == sequences[r - 1];
+        if (is_next && !shares)
+            return r;
+        if (!is_next)
+            at = sequences[r]->layers[layer];
+        const effect now = shares ? advance(part, &at) : EFFECT_NONE;
+        if (is_next && (now != EFFECT_NONE || last == EFFECT_ALONE))
+            return r;
+        last = now;
+    }
+    return rows;
+}
+
+/* Before anything is appended. Blocks of the pool go to nobody else while this call lasts. */
+static kvf_status check_room(const kvf_cache *cache, const kvf_decode_args *args)
+{
+    const kvf_part *part = cache->places[args->layer].part;
+    uint64_t needed = 0;
+    for (uint32_t b = 0; part && b < args->batch; b++) {
+        const kvf_layer *layer = &args->sequences[b]->layers[args->layer];
+        const uint32_t sealed = kvf_sealed_blocks(part, layer->length + args->tokens[b]);
+        needed += kvf_max_u32(sealed, layer->sealed) - layer->sealed;
+    }
+    return part && needed > part->pool.free_count ? kvf_append_full(part) : KVF_OK;
+}
+
+static uint32_t list_rows(const kvf_cache *cache, const kvf_decode_args *args)
+{
+    uint32_t rows = 0;
+    for (uint32_t b = 0; b < args->batch; b++)
+        for (uint32_t i = 0; i < args->tokens[b]; i++)
+            cache->row_sequences[rows++] = args->sequences[b];
+    return rows;
+}
+
+/* Rows first .. end-1 of the call as a batch. */
+static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *args,
+                                 uint32_t first, uint32_t end)
+{
+    const kvf_cache_config *c = &cache->config;
+    const size_t key = (size_t)c->head_dim * kvf_dtype_bytes(c->dtype) * c->kv_heads * first;
+    const size_t query = key / c->kv_heads * c->query_heads;
+    return (kvf_decode_args){
+        .layer = args->layer,
+        .batch = end - first,
+        .sequences = cache->row_sequences + first,
+        .q = (const char *)args->q + query,
+        .k = (const char *)args->k + key,
+        .v = (const char *)args->v + key,
+        .positions = args->positions ? args->positions + first : NULL,
+        .out = (char *)args->out + query,
+        .lse = args->lse ? args->lse + (size_t)first * c->query_heads : NULL,
+    };
+}
+
+/* The step behind the first `rows` rows was taken back, and so are these. */
+static kvf_status take_back(kvf_cache *cache, uint32_t layer, uint32_t rows, kvf_stream *stream,
+                            kvf_status failure)
+{
+    kvf_error error;
+    kvf_context_error(cache->context, &error);
+    for (uint32_t r = rows; r-- > 0 && cache->broken == KVF_OK;) {
+        const kvf_status status = kvf_truncate_layer(cache, cache->row_sequences[r], layer, stream);
+        if (status != KVF_OK)
+            return cache->broken = status;
+    }
+    return kvf_fail(cache->context, failure, error.foreign, "%s", error.text);
+}
+
+kvf_status kvf_heads_decode_several(kvf_cache *cache, const kvf_decode_args *args,
+                                    kvf_stream *stream)
+{
+    KVF_TRY(check_room(cache, args));
+    const uint32_t rows = list_rows(cache, args);
+    uint32_t end;
+    for (uint32_t first = 0; first < rows; first = end) {
+        end = step_end(cache, args->layer, first, rows);
+        const kvf_decode_args some = some_rows(cache, args, first, end);
+        const kvf_status status = kvf_heads_decode(cache, &some, stream);
+        if (status != KVF_OK)
+            return first && cache->broken == KVF_OK
+                       ? take_back(cache, args->layer, first, stream, status)
+                       : status;
+    }
+    return KVF_OK;
+}
