@@ -199,7 +199,9 @@ static void same_stats(const kvf_stats *a, const kvf_stats *b)
     assert_int_equal(a->bytes_to_host, b->bytes_to_host);
     assert_int_equal(a->refreshes, b->refreshes);
     assert_int_equal(a->verified, b->verified);
-    assert_true(a->recall_sum == b->recall_sum);
+    /* Sequences take turns in another order, so sums of at most some hundred shares round another
+     * way. */
+    assert_true(fabs(a->recall_sum - b->recall_sum) < 1e-9);
 }
 
 static void check(const play *p)
