@@ -21,6 +21,7 @@ void rig_open_as(rig *r, const rig_shape *shape)
     model_rig_transformer(r, &options, &cc);
     cc.tokens_max = shape->tokens;
     cc.sequences_max = shape->sequences;
+    cc.tokens_per_step_max = BATCH; /* rows are rows, whoever's they are */
     cc.page_size = PAGE;
     cc.local_tokens = 16;
     cc.budget_tokens = shape->budget;

@@ -18,6 +18,8 @@ typedef struct runner {
     kvf_session session;
     kvf_sampler *sampler;
     kvf_sequence *sequence;
+    kvf_draft *draft; /* NULL = none */
+    uint32_t drafted, accepted;
     uint32_t ids[TOKENS];
     uint32_t count, stop_at; /* tokens handed out; 0 = never */
 } runner;
@@ -50,6 +52,7 @@ static void runner_close(runner *r)
     kvf_transformer_forget(r->rig.transformer);
     kvf_sequence_destroy(r->sequence);
     kvf_prune_close(r->session.prune);
+    kvf_draft_destroy(r->draft);
     kvf_sampler_destroy(r->sampler);
     model_rig_close(&r->rig);
 }
@@ -99,13 +102,17 @@ static kvf_stop answer(runner *r, const uint32_t *id, uint32_t tokens, bool want
                                         .eos_count = eos ? 1 : 0,
                                         .token = on_token,
                                         .user = r,
-                                        .wants_logits = wants_logits};
+                                        .wants_logits = wants_logits,
+                                        .draft = r->draft};
     kvf_decode_result result = {.step_ms = ms};
     const uint32_t before = r->count;
     if (kvf_generate_decode(&r->session, &request, &result, &error) != KVF_OK)
         fail_msg("%s", error.text);
     assert_int_equal(result.generated, r->count - before);
-    assert_int_equal(result.steps, result.generated - (id ? 0 : 1));
+    /* Behind a step come what of its draft is right, and one token more. */
+    assert_int_equal(result.steps + result.accepted, result.generated - (id ? 0 : 1));
+    r->drafted += result.drafted;
+    r->accepted += result.accepted;
     assert_int_equal(kvf_transformer_drawing(r->rig.transformer), 0);
     return result.stop;
 }
@@ -171,6 +178,91 @@ static void an_answer_in_parts_is_one_answer(void **state)
     const kvf_sampling_config config = warm(5);
     check_parts(&config, false);
     check_parts(&config, true);
+}
+
+/* ---- drafts ---- */
+
+/* A draft that has seen the answer before, with some ids that are wrong. */
+static void open_draft(runner *r, const batch *b, const uint32_t want[TOKENS])
+{
+    kvf_error error;
+    uint32_t almost[TOKENS];
+    memcpy(almost, want, sizeof almost);
+    almost[2] = (almost[2] + 1) % VOCAB;
+    almost[10] = (almost[10] + 1) % VOCAB;
+    model_rig_must(&r->rig, kvf_draft_create(BATCH - 1, 200, &r->draft, &error), "draft");
+    kvf_draft_see(r->draft, &b->ids[0][GIVEN - 2], 2);
+    kvf_draft_see(r->draft, almost, TOKENS);
+    kvf_draft_see(r->draft, b->ids[0], GIVEN);
+}
+
+/* In two parts, the first of which the caller ends, maybe inside a draft. Returns how many tokens
+ * of drafts were wrong. */
+static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, uint32_t stop_at)
+{
+    uint32_t want[TOKENS];
+    runner r;
+    const batch b = one_prompt(1, GIVEN);
+    plain_answer(config, is_pruned, want);
+    runner_open(&r, config);
+    if (is_pruned)
+        prune(&r);
+    read_prompt(&r);
+    open_draft(&r, &b, want);
+    r.stop_at = stop_at;
+    assert_int_equal(answer(&r, is_pruned ? NULL : &b.ids[0][GIVEN - 1], TOKENS, false, NULL),
+                     KVF_STOP_CALLER);
+    assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
+                     GIVEN + stop_at - 2);
+    assert_int_equal(answer(&r, &r.ids[stop_at - 1], TOKENS - stop_at, true, NULL),
+                     KVF_STOP_LENGTH);
+    assert_int_equal(r.count, TOKENS);
+    assert_memory_equal(r.ids, want, sizeof want);
+    assert_true(r.accepted > 2);
+    const uint32_t wrong = r.drafted - r.accepted;
+    runner_close(&r);
+    return wrong;
+}
+
+static void drafts_change_no_token(void **state)
+{
+    uint32_t wrong = 0;
+    kvf_sampling_config greedy;
+    kvf_sampling_config_init(&greedy);
+    for (uint32_t i = 0; i < 4; i++) {
+        const kvf_sampling_config drawn = warm(7 + i);
+        wrong += check_draft(&drawn, i == 1, 3 + i);
+    }
+    wrong += check_draft(&greedy, false, 5);
+    assert_true(wrong > 0);
+}
+
+/* What it guesses follows from the ids that it has seen. */
+static void a_draft_looks_back(void **state)
+{
+    kvf_draft *d = NULL;
+    kvf_error error;
+    uint32_t ids[KVF_DRAFT_MAX];
+    assert_int_equal(kvf_draft_create(4, 20, &d, &error), KVF_OK);
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 0);
+    kvf_draft_see(d, (const uint32_t[]){9, 1, 2, 3, 4, 5, 8, 2, 3, 6, 7}, 11);
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 0);
+    kvf_draft_see(d, (const uint32_t[]){2, 3}, 2); /* the newest place wins, half as long */
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 2);
+    assert_int_equal(ids[0], 6);
+    assert_int_equal(kvf_draft_guess(d, 1, ids), 1);
+    kvf_draft_learn(d, 2, 2);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 4);
+    assert_memory_equal(ids, ((const uint32_t[]){6, 7, 2, 3}), 16);
+    kvf_draft_learn(d, 4, 0);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 1);
+    kvf_draft_cut(d, 11);
+    kvf_draft_see(d, (const uint32_t[]){1, 2, 3}, 3); /* more of the newest ids agree there */
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 2);
+    assert_memory_equal(ids, ((const uint32_t[]){4, 5}), 8);
+    kvf_draft_see(d, (const uint32_t[]){0, 0, 0, 0, 0, 0, 0, 0}, 8); /* no room for the last two */
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 1);
+    kvf_draft_destroy(d);
 }
 
 /* ---- a batch ---- */
@@ -261,6 +353,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_in_parts_is_one_answer),
+        cmocka_unit_test(drafts_change_no_token),
+        cmocka_unit_test(a_draft_looks_back),
         cmocka_unit_test(answers_of_a_batch_are_single_runs),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);

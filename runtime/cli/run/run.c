@@ -291,7 +291,7 @@ static kvf_transformer_options transformer_options(const cli_run *run)
                                        .device_ordinal = run->options.runtime.device_ordinal,
                                        .starts_late = !run->options.runtime.early_starts};
     cli_transformer_fit(&options, tokens);
-    options.batch_max = run->batch.rows ? run->batch.rows : 1;
+    options.batch_max = run->batch.rows ? run->batch.rows : 1 + run->options.draft_tokens;
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
     if (is_on_gpu(run->runtime))
         options.prompt_max = kvf_min_u32(tokens, PROMPT_TOKENS);
@@ -329,12 +329,31 @@ static kvf_status reserve_batch(cli_run *run, kvf_error *error)
                       (unsigned long long)wanted);
 }
 
+/* Tokens that are taken back leave nothing behind, where that can be. */
+static kvf_status check_draft(const cli_run *run, kvf_error *error)
+{
+    if (run->options.draft_tokens == 0)
+        return KVF_OK;
+    if (run->streaming_heads)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "--draft takes tokens back, and streaming heads of --head-mask have lost "
+                          "what they took the place of; leave one of them out");
+    if (run->plan.cache.static_tokens)
+        return model_fail(
+            error, KVF_UNSUPPORTED,
+            "--draft takes tokens back, and a static set of %u tokens does not become "
+            "what it was; give --static-ratio 0, or a --select without one",
+            run->plan.cache.static_tokens);
+    return KVF_OK;
+}
+
 static kvf_status make_plan(cli_run *run, kvf_error *error)
 {
     kvf_cache_config *c = &run->options.cache;
     kvf_transformer_options options = transformer_options(run);
     kvf_transformer_geometry(&options, c);
     c->tokens_max = context_of(run);
+    c->tokens_per_step_max = 1 + run->options.draft_tokens;
     /* Patched, the prompt's last tokens are behind every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune_config.chunk_queries;
@@ -349,6 +368,7 @@ static kvf_status make_plan(cli_run *run, kvf_error *error)
     if (run->batch.rows)
         KVF_TRY(reserve_batch(run, error));
     KVF_TRY(cli_plan_make(&options, c, &run->plan, error));
+    KVF_TRY(check_draft(run, error));
     return cli_run_prune_plan(run, error);
 }
 
@@ -421,6 +441,9 @@ static kvf_status reserve_records(cli_run *run, kvf_error *error)
     run->losses = calloc(steps, sizeof *run->losses);
     if (!run->answers || (!run->step_ms && !run->batch.rows) || !run->losses)
         return model_out_of_memory(error, steps * sizeof *run->step_ms, "the times of all steps");
+    if (run->options.draft_tokens)
+        KVF_TRY(
+            kvf_draft_create(run->options.draft_tokens, tokens_needed(run), &run->draft, error));
     KVF_TRY(kvf_sampler_create(run->model.vocab_size, rows, &run->sampler, error));
     return kvf_sampler_begin(run->sampler, 0, &run->options.sampling, error);
 }
@@ -478,6 +501,7 @@ static void close_run(cli_run *run)
     kvf_cache_close(run->cache);
     kvf_transformer_close(run->transformer);
     kvf_stream_destroy(run->stream);
+    kvf_draft_destroy(run->draft);
     kvf_sampler_destroy(run->sampler);
     free(run->losses);
     free(run->step_ms);

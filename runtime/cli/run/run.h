@@ -89,6 +89,8 @@ typedef struct cli_run {
     kvf_cache *cache;
     kvf_sequence *sequence;
     kvf_sampler *sampler;
+    kvf_draft *draft; /* NULL = a token per step */
+    uint64_t drafted, accepted;
     kvf_session session;
     kvf_prune *prune; /* NULL = prompts are not pruned */
     kvf_prune_config prune_config;

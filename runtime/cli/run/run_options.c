@@ -4,6 +4,7 @@
 
 #include "run_options.h"
 
+#include "draft.h"
 #include "logprobs.h"
 
 #include <string.h>
@@ -12,6 +13,8 @@
 #define TEXT         KVF_SETTING_TEXT
 #define WHOLE        KVF_SETTING_WHOLE
 #define SWITCH       KVF_SETTING_SWITCH
+/* With the token in front of them a step of 8. */
+#define DRAFT_TOKENS "7"
 /* The cache has a sequence more. */
 #define BATCH_MAX    1024
 
@@ -22,6 +25,16 @@ static bool take_verify(const cli_option *option, const char *text, void *at)
         return cli_refuse(option, text, "dense or dense:N");
     return kvf_setting_parse(&option->is, every, at) ||
            cli_refuse(option, text, "dense or dense:N");
+}
+
+static bool take_draft(const cli_option *option, const char *text, void *at)
+{
+    const char *most = "";
+    if (strcmp(text, "ngram") == 0)
+        most = DRAFT_TOKENS;
+    else if (strncmp(text, "ngram:", 6) == 0)
+        most = text + 6;
+    return kvf_setting_parse(&option->is, most, at) || cli_refuse(option, text, "ngram or ngram:N");
 }
 
 static bool take_stop(const cli_option *option, const char *text, void *at)
@@ -104,6 +117,16 @@ static const cli_option of_length[] = {
      .absent = "end tokens of the model and of its chat format",
      .take = take_stop},
     {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
+};
+
+static const cli_option of_draft[] = {
+    {.is = {"draft", WHOLE, FIELD(draft_tokens), .low = 1, .high = KVF_DRAFT_MAX,
+            .meaning = "guess up to N tokens by what followed when the newest ones came up before, "
+                       "and check them in one step: the same answer, sooner where it quotes; N is "
+                       "1 to 15, 7 if it is left out"},
+     .argument = "ngram[:N]",
+     .absent = "one token per step",
+     .take = take_draft},
 };
 
 static const cli_option of_saved[] = {
@@ -223,6 +246,8 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
                "--messages out";
     if (o->ask_file)
         return "--ask has one answer to each question; leave --prompts and --samples out";
+    if (o->draft_tokens)
+        return "--draft is of one answer at a time; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)
         return "lines of a batch have the ids; leave --emit-ids and --dump-logits out";
     return o->tokens == 0 && !o->answers_file ? "--prompts and --samples need -n of at least 1"
@@ -351,6 +376,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     ADD(c, of_samples);
     ADD(c, of_rows);
     ADD(c, of_length);
+    ADD(c, of_draft);
     ADD(c, of_context);
     ADD(c, of_saved);
     cli_heading(c, "Chat:");

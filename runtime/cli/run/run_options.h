@@ -31,6 +31,7 @@ typedef struct cli_run_options {
     const char *emit_ids_file;
     const char *dump_logits_file;
     uint32_t tokens;       /* to generate */
+    uint32_t draft_tokens; /* of a draft by prompt lookup, at most; 0 = there is none */
     uint32_t samples;      /* answers to a prompt; 0 = one, as text */
     uint32_t batch;        /* answers at once */
     uint32_t logprobs;     /* likeliest tokens told beside each token of a batch */

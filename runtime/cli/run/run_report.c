@@ -121,7 +121,10 @@ void cli_run_summary(const cli_run *run)
                 "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
                 "token after %.2f s\n",
                 (unsigned long long)generated_tokens(run), run->step_count, t.p50,
-                run->batch.rows ? "step" : "token", t.p95, first_token_ms(run) / 1e3);
+                run->batch.rows || run->draft ? "step" : "token", t.p95, first_token_ms(run) / 1e3);
+    if (run->drafted > 0)
+        fprintf(stderr, "draft     %llu of %llu guessed tokens were right\n",
+                (unsigned long long)run->accepted, (unsigned long long)run->drafted);
     if (run->batch.rows)
         fprintf(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
                 run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
@@ -364,6 +367,10 @@ static void write_all(cli_json *j, const cli_run *run)
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->step_count);
+    if (run->draft) {
+        cli_json_integer(j, "drafted_tokens", run->drafted);
+        cli_json_integer(j, "accepted_tokens", run->accepted);
+    }
     if (run->batch.rows)
         write_batch(j, run);
     if (run->given.count)

@@ -87,6 +87,8 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
     if (!isatty(STDOUT_FILENO)) /* where the tokens are what is seen */
         cli_progress_begin(&o.progress, "decode", tokens, "tokens");
     kvf_sampler_see(run->sampler, 0, ids, count);
+    if (run->draft)
+        kvf_draft_see(run->draft, ids, count);
     kvf_decode_request request = {
         .sequence = sequence,
         .ids = ids,
@@ -98,11 +100,14 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
         .token = on_token,
         .user = &o,
         .wants_logits = run->options.dump_logits_file != NULL,
+        .draft = run->draft,
     };
     kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
     cli_progress_end(&o.progress);
     run->step_count += result.steps;
+    run->drafted += result.drafted;
+    run->accepted += result.accepted;
     run->answer_count++;
     kvf_cache_stats(run->cache, &after);
     a->generated = result.generated;
@@ -137,6 +142,8 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
             return model_fail(error, status, "%s", kvf_runtime_error(run->runtime)->text);
         kvf_sampler_forget(run->sampler, 0);
         kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
+        if (run->draft)
+            kvf_draft_cut(run->draft, run->prompt.count);
         status =
             answer(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
         kvf_transformer_forget(run->transformer);
@@ -217,6 +224,9 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     const uint32_t held = held_back(run);
     const uint32_t *last = run->prompt.ids + run->prompt.count - held;
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
+    if (run->draft) /* what is held back comes with the answer, or was a step by then */
+        kvf_draft_see(run->draft, run->prompt.ids,
+                      run->prompt.count - (run->options.ask_file ? 0 : held));
     if (!run->options.ask_file)
         return answer(run, run->sequence, last, held, error);
     KVF_TRY(end_document(run, last, held, error));

@@ -131,13 +131,24 @@ static kvf_status hand_out(const kvf_decode_request *request, kvf_decode_result 
     return KVF_OK;
 }
 
-/* What the sampler makes of row 0 of the logits. */
+/* What the sampler makes of a row of the logits. */
 static kvf_status choose(const kvf_session *session, const kvf_decode_request *request,
-                         kvf_decode_result *result, uint32_t *id, kvf_error *error)
+                         uint32_t row, kvf_decode_result *result, uint32_t *id, kvf_error *error)
 {
-    const float *logits = kvf_transformer_logits(session->transformer, 0);
+    const float *logits = kvf_transformer_logits(session->transformer, row);
     *id = kvf_sampler_next(request->sampler, request->sampler_row, logits);
-    return hand_out(request, result, *id, logits, error);
+    KVF_TRY(hand_out(request, result, *id, logits, error));
+    if (request->draft)
+        kvf_draft_see(request->draft, id, 1);
+    return KVF_OK;
+}
+
+/* The newest @p count tokens of the sequence go. */
+static kvf_status cut(const kvf_session *session, kvf_sequence *sequence, uint32_t count)
+{
+    const uint32_t length = kvf_sequence_length(sequence, 0);
+    const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
+    return kvf_sequence_truncate(session->cache, sequence, end - count, session->stream);
 }
 
 /* ---- tokens that the host chooses ---- */
@@ -148,8 +159,74 @@ static kvf_status choose_tokens(const kvf_session *session, const kvf_decode_req
 {
     while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
         KVF_TRY(step(session, request->sequence, id, true, result, error));
-        KVF_TRY(choose(session, request, result, &id, error));
+        KVF_TRY(choose(session, request, 0, result, &id, error));
         if (result->generated == 1)
+            result->first_ms = kvf_now_ms() - start;
+    }
+    return KVF_OK;
+}
+
+/* ---- tokens that a draft has guessed ---- */
+
+static kvf_status step_several(const kvf_session *session, kvf_sequence *sequence,
+                               const uint32_t *ids, uint32_t count, bool want_logits,
+                               kvf_decode_result *result, kvf_error *error)
+{
+    const double start = kvf_now_ms();
+    kvf_status status = kvf_transformer_decode_several(
+        session->transformer, session->cache, sequence, ids, count, want_logits, session->stream);
+    status = kvf_session_finish(session, status, error);
+    if (result->step_ms)
+        result->step_ms[result->steps] = kvf_now_ms() - start;
+    result->steps++;
+    return status;
+}
+
+/* Draws behind one token after the other, as long as what was drawn is what the draft has. The last
+ * one is fed next, or ended the answer. */
+static kvf_status follow_draft(const kvf_session *session, const kvf_decode_request *request,
+                               uint32_t *ids, uint32_t guessed, kvf_decode_result *result,
+                               kvf_error *error)
+{
+    uint32_t row = 0, id;
+    for (;; row++) {
+        KVF_TRY(choose(session, request, row, result, &id, error));
+        if (result->stop != KVF_STOP_LENGTH || row == guessed || id != ids[row + 1])
+            break;
+    }
+    kvf_draft_learn(request->draft, guessed, row);
+    result->drafted += guessed;
+    result->accepted += row;
+    ids[0] = id;
+    if (row == guessed)
+        return KVF_OK;
+    return kvf_session_finish(session, cut(session, request->sequence, guessed - row), error);
+}
+
+static kvf_status check_draft(const kvf_session *session, kvf_error *error)
+{
+    const kvf_cache_plan *plan = kvf_cache_memory(session->cache);
+    if (plan->static_tokens)
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "a static set of %u tokens does not become what it was when tokens of a "
+                          "draft are taken back; use a selection without one",
+                          plan->static_tokens);
+    return KVF_OK;
+}
+
+static kvf_status draft_tokens(const kvf_session *session, const kvf_decode_request *request,
+                               kvf_decode_result *result, uint32_t id, double start,
+                               kvf_error *error)
+{
+    uint32_t ids[1 + KVF_DRAFT_MAX] = {id};
+    KVF_TRY(check_draft(session, error));
+    while (result->stop == KVF_STOP_LENGTH && result->generated < request->tokens) {
+        const uint32_t rest = request->tokens - result->generated - 1;
+        const uint32_t guessed = kvf_draft_guess(request->draft, rest, ids + 1);
+        const bool is_first = result->generated == 0;
+        KVF_TRY(step_several(session, request->sequence, ids, 1 + guessed, true, result, error));
+        KVF_TRY(follow_draft(session, request, ids, guessed, result, error));
+        if (is_first)
             result->first_ms = kvf_now_ms() - start;
     }
     return KVF_OK;
@@ -220,10 +297,7 @@ static kvf_status draw_tokens(const kvf_session *session, const kvf_decode_reque
     kvf_transformer_draw_end(t);
     if (status != KVF_OK || surplus == 0)
         return status;
-    const uint32_t length = kvf_sequence_length(sequence, 0);
-    const uint32_t end = kvf_sequence_position(sequence, 0, length - 1) + 1;
-    status = kvf_sequence_truncate(session->cache, sequence, end - surplus, session->stream);
-    return kvf_session_finish(session, status, error);
+    return kvf_session_finish(session, cut(session, sequence, surplus), error);
 }
 
 kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_request *request,
@@ -233,6 +307,7 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     result->stop = KVF_STOP_LENGTH;
     result->generated = 0;
     result->steps = 0;
+    result->drafted = result->accepted = 0;
     result->first_ms = 0.0;
     const uint32_t last = request->tokens > 0 && request->count > 0 ? 1 : 0;
     for (uint32_t i = 0; i + last < request->count; i++)
@@ -243,11 +318,13 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
     if (last) {
         id = request->ids[request->count - 1];
     } else {
-        KVF_TRY(choose(session, request, result, &id, error));
+        KVF_TRY(choose(session, request, 0, result, &id, error));
         result->first_ms = kvf_now_ms() - start;
         if (result->stop != KVF_STOP_LENGTH || request->tokens == 1)
             return KVF_OK;
     }
+    if (request->draft)
+        return draft_tokens(session, request, result, id, start, error);
     return kvf_transformer_can_draw(session->transformer) && !request->wants_logits
                ? draw_tokens(session, request, result, id, start, error)
                : choose_tokens(session, request, result, id, start, error);

@@ -13,6 +13,7 @@
  * and nothing is allocated.
  */
 
+#include "draft.h"
 #include "sampling.h"
 #include "transformer.h"
 
@@ -73,6 +74,9 @@ typedef struct kvf_decode_request {
     kvf_token_fn token; /**< may be NULL */
     void *user;
     bool wants_logits; /**< tokens come with their logits */
+    kvf_draft *draft;  /**< has seen all that the sequence holds and the ids: what it guesses is fed
+                          with the token in front of it, and what the sampler draws otherwise is
+                          taken back. The same tokens as without; NULL = none */
 } kvf_decode_request;
 
 typedef struct kvf_decode_result {
@@ -81,12 +85,16 @@ typedef struct kvf_decode_result {
     double first_ms;    /**< from the call to the first token */
     double *step_ms;    /**< [tokens + count] of the caller, or NULL: time of each step in order */
     uint32_t steps;     /**< how many are filled */
+    uint32_t drafted, accepted; /**< tokens of drafts; of these, those that were drawn as well */
 } kvf_decode_result;
 
 /**
  * Feed ids as decode steps, then generate.
  *
  * @param result  step_ms is set by the caller; the rest is filled
+ * With a draft the transformer's batch_max and the cache's tokens_per_step_max are its length and
+ * one more; the cache can be cut (kvf_sequence_truncate), and has no static set.
+ *
  * @return KVF_OK; KVF_NOT_FINITE if no logit is a number; what the library says
  */
 KVF_CHECKED kvf_status kvf_generate_decode(const kvf_session *session,

@@ -35,9 +35,10 @@ uint32_t kvf_transformer_prompt_max(const kvf_transformer *t)
 /* ---- decode ---- */
 
 typedef struct decode_run {
-    transformer_step step; /* a row is a sequence */
+    transformer_step step;
     kvf_cache *cache;
     kvf_sequence *const *sequences;
+    uint32_t tokens; /* of one sequence: they are the rows; 0 = a row is a sequence */
     bool wants_logits;
 } decode_run;
 
@@ -45,13 +46,14 @@ static kvf_status attend(const decode_run *r, uint32_t layer, const uint32_t *po
 {
     const transformer_buffers *b = &r->step.t->buffers;
     const kvf_decode_args args = {.layer = layer,
-                                  .batch = r->step.rows,
+                                  .batch = r->tokens ? 1 : r->step.rows,
                                   .sequences = r->sequences,
                                   .q = b->q,
                                   .k = b->k,
                                   .v = b->v,
                                   .positions = positions,
-                                  .out = b->attended};
+                                  .out = b->attended,
+                                  .tokens = r->tokens ? &r->tokens : NULL};
     return kvf_decode(r->cache, &args, r->step.stream);
 }
 
@@ -145,6 +147,24 @@ kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
         t->positions[i] = transformer_next_position(sequences[i]);
     KVF_TRY(t->ops->start(&run.step, ids, t->positions));
     return decode_step(&run);
+}
+
+kvf_status kvf_transformer_decode_several(kvf_transformer *t, kvf_cache *cache,
+                                          kvf_sequence *sequence, const uint32_t *ids,
+                                          uint32_t count, bool want_logits, kvf_stream *stream)
+{
+    const decode_run run = {.step = {.t = t, .stream = stream, .rows = count, .separate = true},
+                            .cache = cache,
+                            .sequences = &sequence,
+                            .tokens = count,
+                            .wants_logits = want_logits};
+    if (count == 0 || count > t->options.batch_max || !transformer_ids_valid(t, ids, count))
+        return KVF_INVALID;
+    const uint32_t first = transformer_next_position(sequence);
+    for (uint32_t i = 0; i < count; i++)
+        t->positions[i] = first + i;
+    KVF_TRY(t->ops->start(&run.step, ids, t->positions));
+    return decode_layers(&run, t->positions);
 }
 
 /* ---- decode without the host ---- */

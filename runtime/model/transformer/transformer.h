@@ -28,7 +28,8 @@ typedef struct kvf_transformer_options {
     kvf_weights *weights;          /**< borrowed while open; what is not loaded open loads */
     uint32_t chunk_max;            /**< tokens of one operation, at least 1 */
     uint32_t prompt_max;           /**< tokens of one prefill call; 0 = chunk_max */
-    uint32_t batch_max;            /**< sequences of one decode call, at least 1 */
+    uint32_t batch_max;            /**< rows of one decode call, at least 1: sequences, or tokens
+                                        of one */
     const char *cublas;            /**< where cuBLAS lies; NULL = looked for */
     uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
     bool
@@ -178,6 +179,19 @@ KVF_CHECKED kvf_status kvf_transformer_hidden(kvf_transformer *transformer, kvf_
 KVF_CHECKED kvf_status kvf_transformer_decode(kvf_transformer *transformer, kvf_cache *cache,
                                               kvf_sequence *const *sequences, const uint32_t *ids,
                                               uint32_t batch, bool want_logits, kvf_stream *stream);
+
+/**
+ * One step of one sequence with several tokens: append them and compute the logits behind each of
+ * them, row i behind ids[i]. The bits of as many single steps; kvf_sequence_truncate takes tokens
+ * back that are not wanted. Such a step is never recorded.
+ *
+ * @param ids    [count], copied; 1 … batch_max and the cache's tokens_per_step_max
+ * @return as kvf_transformer_decode
+ */
+KVF_CHECKED kvf_status kvf_transformer_decode_several(kvf_transformer *transformer,
+                                                      kvf_cache *cache, kvf_sequence *sequence,
+                                                      const uint32_t *ids, uint32_t count,
+                                                      bool want_logits, kvf_stream *stream);
 
 /** Whether the device can draw tokens itself: then logits stay there, and a step takes the tokens
  * that the one before drew, without the host. */

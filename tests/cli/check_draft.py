@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`kvferry run --draft` from outside: the ids are those without drafts, greedy or drawn, under every
+selection that can take tokens back; what drafts were worth is told; what cannot be is refused.
+
+usage: check_draft.py KVFERRY RECALL_MODEL
+"""
+import json
+import sys
+
+from chat_model import run_checks
+
+FACT = "the code of alice brown is seven tiger . "
+PROMPTS = (FACT * 40 + "question the code of", "quiet river quiet river quiet", "the")
+SELECTION = ("--budget", "128", "--local", "32")
+DRAWS = ("--temperature", "1.5", "--min-p", "0.01", "--repetition-penalty", "1.1", "--seed", "4")
+
+
+def ids_of(chat, *options):
+    """(ids, statistics)."""
+    ids, stats = chat.save("ids", ""), chat.save("stats", "")
+    chat.run(*SELECTION, "--ignore-eos", "--emit-ids", ids, "--stats", stats, *options)
+    with open(ids, encoding="utf-8") as i, open(stats, encoding="utf-8") as s:
+        return i.read().split(), json.load(s)
+
+
+def check_same(chat):
+    chat.write()
+    accepted = 0
+    for prompt in PROMPTS:
+        for options in ((), DRAWS, ("--select", "full"), ("--select", "quest"),
+                        ("--select", "hybrid", "--static-ratio", "0", "--digest", "minmax"),
+                        ("--transfer", "gather"),
+                        ("--threads", "1", "--prune", "snapkv")):
+            if "--prune" in options and prompt != PROMPTS[0]:  # shorter than its window
+                continue
+            one, plain = ids_of(chat, "--prompt", prompt, "-n", "50", *options)
+            chat.check("without drafts nothing is told of them", "drafted_tokens" not in plain)
+            for draft in ("ngram", "ngram:1", "ngram:15"):
+                got, told = ids_of(chat, "--prompt", prompt, "-n", "50", "--draft", draft, *options)
+                chat.check("%s gives the same ids with %s, %s" % (draft, prompt[-20:], options),
+                           got == one and len(one) == 50, got, one)
+                chat.check("figures agree with %s, %s" % (draft, options),
+                           0 <= told["accepted_tokens"] <= told["drafted_tokens"] and
+                           told["decode_steps"] + told["accepted_tokens"] == plain["decode_steps"],
+                           told["decode_steps"], plain["decode_steps"], told["accepted_tokens"])
+                accepted += told["accepted_tokens"]
+    chat.check("drafts are right at times", accepted > 100, accepted)
+
+
+def check_questions(chat):
+    ask = chat.save("ask.txt", "question the code of alice\nthe code of\nquestion the code of alice\n")
+    options = ("--prompt", FACT * 40, "--ask", ask, "-n", "20")
+    one, plain = ids_of(chat, *options)
+    got, told = ids_of(chat, *options, "--draft", "ngram")
+    chat.check("questions have the same answers", got == one and len(one) == 60, got, one)
+    chat.check("drafts help", 0 < told["accepted_tokens"] and
+               told["decode_steps"] < plain["decode_steps"], told["accepted_tokens"])
+
+
+def check_refused(chat):
+    for options, text, status in (
+            (("--draft", "ngram:16"), "ngram:N", 2), (("--draft", "ngram:0"), "ngram:N", 2),
+            (("--draft", "tree"), "ngram or ngram:N", 2),
+            (("--draft", "ngram", "--samples", "2"), "leave --prompts and --samples out", 2),
+            (("--draft", "ngram", "--select", "hybrid"), "a static set of", 1)):
+        _, told = chat.run("--prompt", "the code", "-n", "4", *options, status=status)
+        chat.check("%s is refused by name" % (options,), text in told, told)
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(check_same, check_questions, check_refused))
