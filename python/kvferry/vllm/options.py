@@ -17,7 +17,8 @@ NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes"}
 OWN = ("log_interval",)
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "softmax_scale", "sequences_max",
-         "tokens_max", "host_tokens_max", "prefill_chunk_max", "device", "device_ordinal", "host_bytes")
+         "tokens_max", "host_tokens_max", "prefill_chunk_max", "tokens_per_step_max", "device",
+         "device_ordinal", "host_bytes")
 # What belongs to a sequence; other such settings the library refuses by their values.
 HOMELESS = ("head_mask", "disk", "disk_path", "disk_bytes", "observe_window", "phase_times")
 PREFIX = "KVFERRY_"
