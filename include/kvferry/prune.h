@@ -328,19 +328,20 @@ KVF_API void kvf_prune_stats_get(const kvf_prune *prune, kvf_prune_stats *stats)
 /*
  * The first token early, and nothing lost: the layers behind the pivot get few tokens so that the
  * answer begins, and the others later. The caller keeps the hidden states of all tokens where the
- * first layer propagates fewer (kvf_pinned_alloc, kvf_memory_copy), and has the pruner opened with
- * COMPLETE, so that the layers up to there lose nothing:
+ * first layer propagates fewer, and has the pruner opened with COMPLETE, so that the layers up to
+ * there lose nothing:
  *
  *     kvf_prune_layer(prune, sequence, layer, stream, &result);
  *     if (result.propagate && !has_pivot)         // the pivot
- *         copy the hidden states of all tokens to the host; has_pivot = 1; pivot = layer;
+ *         kvf_hidden_put(hidden, 0, tokens, rows, stream); has_pivot = 1; pivot = layer;
  *     ...
  *     answer: kvf_decode                          // with what was pruned
  *     kvf_complete_begin(cache, sequence, pivot + 1, tokens, stream, &whole);
  *     while there is time, for each layer behind the pivot, for each chunk of all tokens:
- *         copy its hidden states to the device; the MLP of the layer before; queries, keys, values
+ *         kvf_hidden_get(hidden, first, count, rows, stream);
+ *         the MLP of the layer before; queries, keys, values
  *         kvf_prefill(cache, &chunk of whole, stream);
- *         the rest of attention; copy the hidden states back
+ *         the rest of attention; kvf_hidden_put(hidden, first, count, rows, stream);
  *     for each layer: kvf_prefill of whole with the tokens that were decoded meanwhile
  *     kvf_complete_end(cache, sequence, whole, stream);
  *
@@ -378,6 +379,48 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
  */
 KVF_API KVF_CHECKED kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence,
                                                 kvf_sequence *whole, kvf_stream *stream);
+
+/** Hidden states that wait, a row per token: in host memory, or in a file. */
+typedef struct kvf_hidden kvf_hidden;
+
+/** What rows reserve. */
+typedef struct kvf_hidden_plan {
+    uint64_t host_bytes; /**< all rows, or the window in front of a file: 4 MiB or one row */
+    uint64_t disk_bytes; /**< the file; 0 = there is none */
+} kvf_hidden_plan;
+
+/** What kvf_hidden_open would reserve. Thread: any, a pure function of numbers. */
+KVF_API void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+                                  kvf_hidden_plan *plan);
+
+/**
+ * Room for @p rows_max rows of @p row_bytes each.
+ *
+ * @param disk_path  folder of a private file (mode 0600, without a name, gone with the rows), such
+ *                   as the disk_path of the cache; NULL = all rows are in memory. Its room is
+ *                   reserved now
+ * @return KVF_OK; KVF_INVALID; KVF_SYSTEM with errno, if the file cannot be made or there is no
+ *         room for it; KVF_OUT_OF_MEMORY, KVF_PIN_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes,
+                                               uint32_t rows_max, const char *disk_path,
+                                               kvf_hidden **out);
+/** After the streams that used it were waited for. NULL is fine. */
+KVF_API void kvf_hidden_close(kvf_hidden *hidden);
+
+/**
+ * Keep rows first ... first + count - 1. @p rows is memory of the device.
+ *
+ * @return KVF_OK; KVF_INVALID; KVF_SYSTEM with errno if the file cannot be written: these rows are
+ *         lost, and the sequence stays pruned
+ *
+ * Stream: enqueues; with a file it waits. Thread: one at a time.
+ */
+KVF_API KVF_CHECKED kvf_status kvf_hidden_put(kvf_hidden *hidden, uint32_t first, uint32_t count,
+                                              const void *rows, kvf_stream *stream);
+/** Bring them back. As kvf_hidden_put. */
+KVF_API KVF_CHECKED kvf_status kvf_hidden_get(kvf_hidden *hidden, uint32_t first, uint32_t count,
+                                              void *rows, kvf_stream *stream);
 
 /* ---- StructKV's pivot on its own ---- */
 

@@ -52,7 +52,7 @@ kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint
             continue;
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: reading %zu bytes of the tier's file failed: %s", bytes,
+                            "disk_path: reading %zu bytes of its file failed: %s", bytes,
                             strerror(moved ? errno : EIO));
         to += moved;
         offset += (uint64_t)moved;
@@ -72,7 +72,7 @@ kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uin
             continue;
         if (moved <= 0)
             return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: writing %zu bytes of the tier's file failed: %s", bytes,
+                            "disk_path: writing %zu bytes of its file failed: %s", bytes,
                             strerror(moved ? errno : EIO));
         from += moved;
         offset += (uint64_t)moved;

@@ -18,7 +18,8 @@ Runtime   a device and its threads; Stream an order of work on it; Link measures
 Cache     prefill, decode, fork, page lists, statistics; Sequence, Recording, PageLists
 Blocks    pages under block tables of the caller, for engines that number blocks themselves
 Save      a sequence on its way to a file (`Sequence.save`, `Cache.restore`); `saved` tells of one
-Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own
+Pruner    what of a prompt is kept, by a policy of `prune_policies()` or a PrunePolicy of your own;
+          Hidden keeps what `Sequence.complete_begin` goes on from
 settings  names, ranges, defaults and meanings of all settings
 Select, Dtype, Device, Transfer, ...  values of settings; their names as text do too
 Error     every failure: `status` and `text`; Invalid is a ValueError, OutOfMemory a MemoryError
@@ -40,7 +41,7 @@ from .capi import (Device, Digest, DiskEngine, DiskWhat, Dtype, Eviction, GroupR
                     Transfer, lib as _lib)
 from ._errors import Error, Full, Invalid, OutOfMemory, Unsupported
 from ._policies import PruneChoice, PrunePolicy, PruneView, SelectView, prune_policies
-from ._prune import (Pruner, PruneStep, policy_takes, structkv_measure, structkv_pivot,
+from ._prune import (Hidden, Pruner, PruneStep, policy_takes, structkv_measure, structkv_pivot,
                      structkv_transition)
 from ._runtime import Disk, Link, Runtime, Stream
 from ._save import Save, saved

@@ -5,18 +5,19 @@ Knows the order of calls, and neither policies nor models. Invariant: a policy o
 long as the pruner that calls it.
 """
 import ctypes
+import os
 from ctypes import addressof, byref
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from ._cache import Cache, Sequence, make_config
-from .capi import (PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape, PruneStats,
+from .capi import (HiddenPlan, PruneConfig, PrunePlan, PrunePolicyRow, PruneResult, PruneShape, PruneStats,
                     StructkvMeasures, lib)
 from ._errors import Invalid, checked
 from ._handles import Handle, Node
 from ._policies import PrunePolicy, prune_policies, raise_first
-from ._runtime import Runtime, Stream
+from ._runtime import Runtime, Stream, _opened, _raw
 from ._settings import fill
 
 Policy = Union[str, PrunePolicy]
@@ -153,6 +154,52 @@ class Pruner(Handle):
     def _must(self, status: int) -> None:
         raise_first(self._errors)
         self.cache._must(status)
+
+
+class Hidden(Handle):
+    """Hidden states that wait until a pruned sequence is completed, a row per token.
+
+    disk_path  a folder: they are in a private file there, behind a small window of memory. None = all
+               are in host memory
+
+    >>> hidden.put(0, rows)                         # of all tokens, at the pivot
+    >>> whole = sequence.complete_begin(pivot + 1, tokens)
+    >>> hidden.get(first, rows)                     # later, chunk by chunk
+    """
+
+    def __init__(self, runtime: Runtime, row_bytes: int, rows_max: int, disk_path: Any = None) -> None:
+        handle = runtime._node.check()
+        folder = None if disk_path is None else os.fsencode(disk_path)
+        super().__init__(Node("hidden", _opened(handle, lib.kvf_hidden_open, handle, row_bytes, rows_max,
+                                                folder), lib.kvf_hidden_close, runtime._node))
+        self.runtime, self.row_bytes = runtime, row_bytes
+
+    @staticmethod
+    def plan_for(row_bytes: int, rows_max: int, on_disk: bool = False) -> HiddenPlan:
+        """What so many rows reserve, in bytes."""
+        plan = HiddenPlan()
+        lib.kvf_hidden_plan_make(row_bytes, rows_max, on_disk, byref(plan))
+        return plan
+
+    def put(self, first: int, rows: Any, stream: Optional[Stream] = None) -> None:
+        """Keep rows, the first of which is row `first`."""
+        self._move(lib.kvf_hidden_put, first, rows, "source", stream)
+
+    def get(self, first: int, rows: Any, stream: Optional[Stream] = None) -> None:
+        """Bring rows back, as many as `rows` has room for."""
+        self._move(lib.kvf_hidden_get, first, rows, "to", stream)
+
+    def _move(self, call: Any, first: int, rows: Any, name: str, stream: Optional[Stream]) -> None:
+        address, size = _raw(rows, name)
+        if size % self.row_bytes:
+            raise Invalid("rows has %d bytes: it must have whole rows of %d" % (size, self.row_bytes))
+        stream, waits = self.runtime._stream_for(stream, rows)
+        with self._node.lock:
+            self.runtime._must(call(self._node.check(), first, size // self.row_bytes, address,
+                                    stream._node.check()))
+        stream._keep(rows)
+        if waits:
+            stream.wait()
 
 
 def _make_config(policy: Policy, settings: dict, keep: list) -> PruneConfig:

@@ -180,6 +180,7 @@ PrunePolicyRow = _struct("kvf_prune_policy", """size size; text name source sett
 PruneConfig = _struct("kvf_prune_config", """size size; ptr policy; kvf_prune_settings settings;
     enum retention eviction; u32 chunk_queries""")
 PrunePlan = _struct("kvf_prune_plan", "u64 device_bytes host_bytes")
+HiddenPlan = _struct("kvf_hidden_plan", "u64 host_bytes disk_bytes")
 PruneResult = _struct("kvf_prune_result", "u32 keep_count; ptr propagate; u32 propagate_count restart")
 PruneStats = _struct("kvf_prune_stats", """u64 prompts tokens_computed tokens_full kept;
     u32 chosen_layer; u64 observe_ns decide_ns retain_ns""")
@@ -282,6 +283,11 @@ kvf_prune_layer           enum  ptr ptr u32 ptr ptr
 kvf_prune_chunk           enum  ptr ptr u32 u32 u32 ptr
 kvf_complete_begin        enum  ptr ptr u32 u32 ptr ptr
 kvf_complete_end          enum  ptr ptr ptr ptr
+kvf_hidden_plan_make      void  u64 u32 int ptr
+kvf_hidden_open           enum  ptr u64 u32 text ptr
+kvf_hidden_close          void  ptr
+kvf_hidden_put            enum  ptr u32 u32 ptr ptr
+kvf_hidden_get            enum  ptr u32 u32 ptr ptr
 kvf_prune_stats_get       void  ptr ptr
 
 kvf_blocks_config_init    void  ptr

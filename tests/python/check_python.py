@@ -288,6 +288,26 @@ class Policies(Base):
             np.testing.assert_array_equal(cache.decode(pruned, *step, layer=layer),
                                           cache.decode(plain, *step, layer=layer))
 
+    def test_hidden_states_wait(self):
+        rows = self.rng.standard_normal((9, 48)).astype(np.float32)
+        plan = kvferry.Hidden.plan_for(192, 9, on_disk=True)
+        self.assertEqual((plan.host_bytes, plan.disk_bytes), (9 * 192, 9 * 192))
+        self.assertEqual(kvferry.Hidden.plan_for(192, 9).disk_bytes, 0)
+        with tempfile.TemporaryDirectory() as folder:
+            for disk_path in (None, folder):
+                with kvferry.Hidden(self.runtime, 192, 9, disk_path) as hidden:
+                    back = np.zeros((4, 48), np.float32)
+                    hidden.put(0, rows)
+                    hidden.get(3, back)
+                    np.testing.assert_array_equal(back, rows[3:7])
+                    self.assertEqual(os.listdir(folder), [])
+                    with self.assertRaisesRegex(kvferry.Invalid, "first = 6, count = 4: there is room for 9"):
+                        hidden.get(6, back)
+                    with self.assertRaisesRegex(kvferry.Invalid, "rows has 100 bytes"):
+                        hidden.put(0, back.reshape(-1)[:25])
+        with self.assertRaisesRegex(kvferry.Error, "none: a file cannot be made there"):
+            kvferry.Hidden(self.runtime, 192, 9, "none")
+
     def test_prune_policy_in_python_is_snapkv(self):
         def decide(view):
             count = int(view.tokens * view.settings.keep) - view.window

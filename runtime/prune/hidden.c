@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Hidden states that wait until there is time: in host memory, or in a private file behind a small
+ * window of it.
+ *
+ * Knows rows and bytes, not what they are of. Invariant: a row is moved by one copy of the stream,
+ * to or from memory that no other row has until that copy is done.
+ */
+
+#include <kvferry/prune.h>
+
+#include "disk_file.h"
+#include "runtime.h"
+
+/* Pinned memory comes in pieces below 1 GiB. */
+#define PIECE_BYTES   ((uint64_t)512 << 20)
+#define WINDOW_BYTES  ((uint64_t)4 << 20)
+#define ROW_BYTES_MAX ((uint64_t)64 << 20)
+
+typedef struct hidden_piece {
+    void *host;   /* as it is freed */
+    char *device; /* as copies see it */
+} hidden_piece;
+
+struct kvf_hidden {
+    kvf_runtime *runtime;
+    size_t row_bytes;
+    uint32_t rows_max;
+    uint32_t piece_rows; /* of each piece but the last */
+    uint32_t piece_count;
+    hidden_piece *pieces; /* of all rows; with a file there is one, the window */
+    bool on_disk;
+    kvf_disk_file file;
+};
+
+/* ---- open and close ---- */
+
+static uint32_t rows_of_piece(uint64_t row_bytes, uint32_t rows_max, bool on_disk)
+{
+    const uint64_t rows = (on_disk ? WINDOW_BYTES : PIECE_BYTES) / row_bytes;
+    return rows < 1 ? 1 : rows < rows_max ? (uint32_t)rows : rows_max;
+}
+
+void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk, kvf_hidden_plan *plan)
+{
+    const uint64_t all = row_bytes * rows_max;
+    *plan = (kvf_hidden_plan){.host_bytes = all};
+    if (!on_disk || all == 0)
+        return;
+    plan->host_bytes = row_bytes * rows_of_piece(row_bytes, rows_max, true);
+    plan->disk_bytes = all;
+}
+
+static kvf_status take_pieces(kvf_hidden *h)
+{
+    for (uint32_t i = 0; i < h->piece_count; i++) {
+        void *device = NULL;
+        const uint32_t rest = h->rows_max - i * h->piece_rows;
+        KVF_TRY(kvf_pinned_alloc(h->runtime, kvf_min_u32(rest, h->piece_rows) * h->row_bytes,
+                                 &h->pieces[i].host, &device));
+        h->pieces[i].device = device;
+    }
+    return KVF_OK;
+}
+
+static kvf_status open_hidden(kvf_hidden *h, const char *disk_path)
+{
+    h->file = (kvf_disk_file){.buffered = -1, .direct = -1};
+    h->piece_rows = rows_of_piece(h->row_bytes, h->rows_max, h->on_disk);
+    h->piece_count = h->on_disk ? 1 : (h->rows_max - 1) / h->piece_rows + 1;
+    h->pieces = kvf_alloc(h->runtime->context, h->piece_count, sizeof *h->pieces);
+    if (!h->pieces)
+        KVF_FAIL(h->runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states of %u rows",
+                 h->rows_max);
+    KVF_TRY(take_pieces(h));
+    return h->on_disk ? kvf_disk_file_open(h->runtime->context, disk_path,
+                                           (uint64_t)h->row_bytes * h->rows_max, &h->file)
+                      : KVF_OK;
+}
+
+kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t rows_max,
+                           const char *disk_path, kvf_hidden **out)
+{
+    *out = NULL;
+    if (row_bytes == 0 || row_bytes > ROW_BYTES_MAX || rows_max == 0)
+        KVF_FAIL(runtime->context, KVF_INVALID,
+                 "row_bytes = %llu, rows_max = %u: a row has 1 to %llu bytes, and there is one or "
+                 "more",
+                 (unsigned long long)row_bytes, rows_max, (unsigned long long)ROW_BYTES_MAX);
+    kvf_hidden *h = kvf_alloc(runtime->context, 1, sizeof *h);
+    if (!h)
+        KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states");
+    h->runtime = runtime;
+    h->row_bytes = row_bytes;
+    h->rows_max = rows_max;
+    h->on_disk = disk_path != NULL;
+    const kvf_status status = open_hidden(h, disk_path);
+    if (status == KVF_OK)
+        *out = h;
+    else
+        kvf_hidden_close(h);
+    return status;
+}
+
+void kvf_hidden_close(kvf_hidden *h)
+{
+    if (!h)
+        return;
+    if (h->on_disk)
+        kvf_disk_file_close(&h->file);
+    for (uint32_t i = 0; h->pieces && i < h->piece_count; i++)
+        kvf_pinned_free(h->runtime, h->pieces[i].host);
+    kvf_free(h->runtime->context, h->pieces);
+    kvf_free(h->runtime->context, h);
+}
+
+/* ---- rows ---- */
+
+/* Rows that lie together. */
+typedef struct hidden_span {
+    uint32_t rows;
+    size_t bytes;
+    char *host, *device;
+    uint64_t offset; /* in the file */
+} hidden_span;
+
+static hidden_span span_at(const kvf_hidden *h, uint32_t first, uint32_t rest)
+{
+    const hidden_piece *piece = &h->pieces[h->on_disk ? 0 : first / h->piece_rows];
+    const uint32_t at = h->on_disk ? 0 : first % h->piece_rows;
+    const uint32_t rows = kvf_min_u32(rest, h->piece_rows - at);
+    return (hidden_span){.rows = rows,
+                         .bytes = rows * h->row_bytes,
+                         .host = (char *)piece->host + at * h->row_bytes,
+                         .device = piece->device + at * h->row_bytes,
+                         .offset = (uint64_t)first * h->row_bytes};
+}
+
+static kvf_status check_rows(const kvf_hidden *h, uint32_t first, uint32_t count,
+                             const void *memory)
+{
+    if (first > h->rows_max || count > h->rows_max - first)
+        KVF_FAIL(h->runtime->context, KVF_INVALID,
+                 "first = %u, count = %u: there is room for %u rows", first, count, h->rows_max);
+    if (!memory && count > 0)
+        KVF_FAIL(h->runtime->context, KVF_INVALID, "rows is NULL with count = %u", count);
+    return KVF_OK;
+}
+
+kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const void *rows,
+                          kvf_stream *stream)
+{
+    const char *from = rows;
+    KVF_TRY(check_rows(h, first, count, rows));
+    for (uint32_t done = 0; done < count;) {
+        const hidden_span s = span_at(h, first + done, count - done);
+        KVF_TRY(kvf_memory_copy(stream, s.device, from + done * h->row_bytes, s.bytes));
+        if (h->on_disk) {
+            KVF_TRY(kvf_stream_wait(stream));
+            KVF_TRY(kvf_disk_file_write(&h->file, h->runtime->context, s.offset, s.bytes, s.host));
+        }
+        done += s.rows;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_hidden_get(kvf_hidden *h, uint32_t first, uint32_t count, void *rows,
+                          kvf_stream *stream)
+{
+    char *to = rows;
+    KVF_TRY(check_rows(h, first, count, rows));
+    for (uint32_t done = 0; done < count;) {
+        const hidden_span s = span_at(h, first + done, count - done);
+        if (h->on_disk)
+            KVF_TRY(kvf_disk_file_read(&h->file, h->runtime->context, s.offset, s.bytes, s.host));
+        KVF_TRY(kvf_memory_copy(stream, to + done * h->row_bytes, s.device, s.bytes));
+        if (h->on_disk)
+            KVF_TRY(kvf_stream_wait(stream));
+        done += s.rows;
+    }
+    return KVF_OK;
+}
