@@ -194,14 +194,22 @@ for policy in 'fastkv --keep 0.2' 'structkv --keep 0.2' pyramidinfer; do
     json s.json 'p["complete"]["whole"] and p["complete"]["tokens"] == 400
         and p["complete"]["rows"] > 0 == p["complete"]["rows_left"] and d["settings"]["sequences_max"] == 3'
 done
+json s.json 'p["complete"]["hidden_disk_bytes"] == 0 < p["complete"]["hidden_host_bytes"]'
+try 0 $run --select full --prune fastkv --keep 0.2 --propagate 0.3 --retention complete --ask three.txt \
+    --emit-ids complete.ids --disk . --host-memory 1M --disk-bundle-bytes 4K --stats s.json
+check 'on disk: later answers are those of the whole document' \
+    sh -c 'tail -n +3 plain.ids >wanted; tail -n +3 complete.ids | cmp - wanted'
+json s.json '(lambda c: c["whole"] and c["hidden_disk_bytes"] == c["hidden_host_bytes"] > 0
+    and c["hidden_disk_bytes"] % (400 * 4) == 0)(p["complete"])'
 try 0 $run --prune fastkv --retention complete --ask two.txt --dry-run; says '^  pruning '; silent
+try 0 $run --prune fastkv --retention complete --ask two.txt --disk . --host-memory 1M --dry-run
+says '^  hidden states on disk '; silent
 try 0 $run --device host -n 9 --prune fastkv --retention complete --complete-share 0.9 --ask three.txt --stats s.json
 json s.json 'p["complete"]["whole"]'
 try 1 $run --prune snapkv --retention complete --ask two.txt; says 'nothing is left to compute'; silent
 try 1 $run --prune gemfilter --retention complete --ask two.txt; says 'starts over'; silent
 try 2 $bad --prune fastkv --retention complete; says 'give --ask, or use kvferry chat'
 try 2 $bad --prune fastkv --retention complete --samples 2; says 'give --ask'
-try 2 $bad --prune fastkv --retention complete --ask x --disk d; says 'leave --disk out'
 try 2 $bad --prune fastkv --complete-share 0.5; says 'needs --retention complete'
 try 2 $bad --complete-share 2; says "complete-share is '2'"
 

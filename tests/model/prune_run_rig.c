@@ -27,12 +27,17 @@ void rig_open_as(rig *r, const rig_shape *shape)
     cc.budget_tokens = shape->budget;
     cc.select = shape->select;
     cc.observe_window = WINDOW;
+    if (shape->on_disk) {
+        cc.disk_path = r->directory;
+        cc.disk_bundle_bytes = 1;
+        cc.host_bytes = 256u << 10;
+    }
     model_rig_cache(r, &cc);
 }
 
 void rig_open(rig *r, kvf_select select, uint32_t budget)
 {
-    rig_open_as(r, &(rig_shape){select, budget, BATCH, BATCH, PROMPT + STEPS});
+    rig_open_as(r, &(rig_shape){select, budget, BATCH, BATCH, PROMPT + STEPS, false});
 }
 
 /* ---- a run and what comes out of it ---- */

@@ -29,6 +29,7 @@ typedef model_rig rig;
 typedef struct rig_shape {
     kvf_select select;
     uint32_t budget, batch, sequences, tokens;
+    bool on_disk; /* with a disk tier in the rig's folder, and few pages in memory */
 } rig_shape;
 
 void rig_open_as(rig *r, const rig_shape *shape);

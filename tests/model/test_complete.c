@@ -2,39 +2,72 @@
 
 /*
  * Completing a pruned prompt: at the end every key and value has the bits of an unpruned prefill of
- * the prompt and of the tokens that were decoded meanwhile; before that, and where it is given up,
- * the sequence says what it says without completing.
+ * the prompt and of the tokens that were decoded meanwhile. Before that, and where it is given up
+ * or its file fails, the sequence says what it says without completing.
  */
 
 #include "completion.h"
 #include "prune_run_rig.h"
+#include "sweep.h"
 
+#include <errno.h>
 #include <kvferry/save.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define SEQUENCES 4u
 #define TOKENS    (PROMPT + 4 * STEPS)
 #define ROW       64u /* head_dim of the rig */
 
+typedef enum place { IN_MEMORY, ROWS_ON_DISK, ALL_ON_DISK } place;
+
 typedef struct scene {
     rig r;
     kvf_prune *prune;
     kvf_completion *completion;
+    int file; /* of the hidden states, on disk */
     uint32_t ids[PROMPT + STEPS];
 } scene;
 
-static void scene_open(scene *s, kvf_select select, const kvf_prune_config *config)
+/* The descriptor that the next open gets. */
+static int next_file(void)
 {
+    const int file = dup(STDERR_FILENO);
+    assert_true(file >= 0);
+    (void)close(file);
+    return file;
+}
+
+static void scene_open_as(scene *s, kvf_select select, const kvf_prune_config *config, place where)
+{
+    const bool on_disk = where != IN_MEMORY;
     kvf_error error;
+    struct stat about;
     const batch b = one_prompt(0, PROMPT);
     rig *r = &s->r;
-    rig_open_as(r, &(rig_shape){select, 64, 1, SEQUENCES, TOKENS});
+    rig_open_as(r, &(rig_shape){select, 64, 1, SEQUENCES, TOKENS, where == ALL_ON_DISK});
     s->prune = rig_open_prune(r, config);
-    if (kvf_completion_open(r->runtime, &r->model, PROMPT, &s->completion, &error) != KVF_OK)
+    s->file = next_file();
+    if (kvf_completion_open(r->runtime, &r->model, PROMPT, on_disk ? r->directory : NULL,
+                            &s->completion, &error) != KVF_OK)
         fail_msg("kvf_completion_open: %s", error.text);
+    if (on_disk) {
+        assert_int_equal(fstat(s->file, &about), 0);
+        assert_int_equal(about.st_size, PROMPT * HIDDEN * sizeof(float));
+        assert_int_equal(about.st_nlink, 0);
+        assert_int_equal(about.st_mode & 0777, 0600);
+    }
     kvf_transformer_keep(r->transformer, s->completion);
     memcpy(s->ids, b.ids[0], PROMPT * sizeof *s->ids);
     for (uint32_t i = 0; i < STEPS; i++)
         s->ids[PROMPT + i] = rig_id(9, i);
+}
+
+static void scene_open(scene *s, kvf_select select, const kvf_prune_config *config)
+{
+    scene_open_as(s, select, config, IN_MEMORY);
 }
 
 static void scene_close(scene *s)
@@ -145,12 +178,12 @@ static kvf_prune_config config_of(const char *name)
 
 /* ---- whole at the end ---- */
 
-static void ends_as_unpruned(const char *name, kvf_select select, uint32_t before)
+static void ends_as_unpruned(const char *name, kvf_select select, uint32_t before, place where)
 {
     static outcome pruned, whole, plain;
     const kvf_prune_config config = config_of(name);
     scene s;
-    scene_open(&s, select, &config);
+    scene_open_as(&s, select, &config, where);
     kvf_sequence *a = prune(&s), *b = create(&s);
     assert_int_equal(kvf_sequence_length(a, 0), PROMPT);
     assert_true(kvf_sequence_length(a, LAYERS - 1) < PROMPT);
@@ -161,7 +194,8 @@ static void ends_as_unpruned(const char *name, kvf_select select, uint32_t befor
     end(&s, STEPS);
     prefill(&s, b, s.ids, PROMPT);
     prefill(&s, b, s.ids + PROMPT, STEPS);
-    expect_same_pages(&s, a, b);
+    if (where != ALL_ON_DISK) /* where a call brings some pages, and others are in the file */
+        expect_same_pages(&s, a, b);
     rig_decode(&s.r, a, &whole);
     rig_decode(&s.r, b, &plain);
     assert_false(outcome_is_same_logits(&pruned, &plain));
@@ -177,14 +211,20 @@ static void every_policy_ends_as_unpruned(void **state)
 {
     static const char *const names[] = {"fastkv", "structkv", "asl", "pyramidinfer"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        ends_as_unpruned(names[i], KVF_SELECT_FULL, (uint32_t)(3 * i));
+        ends_as_unpruned(names[i], KVF_SELECT_FULL, (uint32_t)(3 * i), IN_MEMORY);
+}
+
+static void so_it_is_on_disk(void **state)
+{
+    ends_as_unpruned("fastkv", KVF_SELECT_FULL, 2, ALL_ON_DISK);
+    ends_as_unpruned("pyramidinfer", KVF_SELECT_FULL, 0, ROWS_ON_DISK);
 }
 
 /* Whatever the answer attended to. */
 static void so_does_a_selection(void **state)
 {
-    ends_as_unpruned("fastkv", KVF_SELECT_HYBRID, 1);
-    ends_as_unpruned("fastkv", KVF_SELECT_DYNAMIC, 0);
+    ends_as_unpruned("fastkv", KVF_SELECT_HYBRID, 1, IN_MEMORY);
+    ends_as_unpruned("fastkv", KVF_SELECT_DYNAMIC, 0, IN_MEMORY);
 }
 
 /* ---- in the middle ---- */
@@ -320,6 +360,90 @@ static void a_cut_prompt_can_be_whole(void **state)
     scene_close(&s);
 }
 
+/* ---- a file that fails ---- */
+
+/* From now on no file of this process is written behind so many bytes. Returns the limit so far. */
+static rlim_t limit_files(rlim_t bytes)
+{
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    const rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = bytes;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    return before;
+}
+
+/* A step that meets a failure: the sequence stays pruned. */
+static void expect_step_fails(scene *s, int code, const char *text)
+{
+    rig *r = &s->r;
+    assert_int_equal(kvf_completion_step(s->completion, r->transformer, r->cache, r->stream),
+                     KVF_SYSTEM);
+    assert_int_equal(kvf_runtime_error(r->runtime)->foreign, code);
+    if (!strstr(kvf_runtime_error(r->runtime)->text, text))
+        fail_msg("%s", kvf_runtime_error(r->runtime)->text);
+    assert_null(kvf_completion_of(s->completion));
+}
+
+/* Behind `before` pieces the file loses its bytes, or takes no more. */
+static void fail_behind(scene *s, uint32_t before, bool writes, const outcome *wanted)
+{
+    static outcome got;
+    kvf_sequence *a = prune(s);
+    for (uint32_t i = 0; i < before; i++)
+        step(s);
+    const rlim_t limit = writes ? limit_files(0) : 0;
+    if (!writes)
+        assert_int_equal(ftruncate(s->file, 0), 0);
+    expect_step_fails(s, writes ? EFBIG : EIO,
+                      writes ? "disk_path: writing" : "disk_path: reading");
+    if (writes)
+        limit_files(limit);
+    rig_decode(&s->r, a, &got);
+    assert_true(outcome_is_same_logits(wanted, &got));
+    kvf_sequence_destroy(a);
+    settle(s);
+}
+
+/* Request n fails, for all n: the sequence answers as a pruned one, the next prompt is completed.
+ */
+static void a_file_that_fails_leaves_what_was_pruned(void **state)
+{
+    static outcome wanted, got;
+    const kvf_prune_config config = config_of("fastkv");
+    scene s;
+    scene_open_as(&s, KVF_SELECT_FULL, &config, ROWS_ON_DISK);
+    rig *r = &s.r;
+    (void)signal(SIGXFSZ, SIG_IGN);
+    kvf_sequence *a = prune(&s);
+    const uint32_t pieces =
+        (uint32_t)(kvf_completion_rows(s.completion) / PROMPT * ((PROMPT + CHUNK - 1) / CHUNK));
+    rig_decode(r, a, &wanted);
+    kvf_completion_drop(s.completion, r->transformer);
+    kvf_sequence_destroy(a);
+    settle(&s);
+    for (uint32_t n = 0; n < pieces; n += sweep_step()) {
+        fail_behind(&s, n, false, &wanted);
+        if (n < pieces / 2) /* what the last layer gives is not kept */
+            fail_behind(&s, n, true, &wanted);
+    }
+    sweep_tell_step(pieces, sweep_step());
+    const rlim_t limit = limit_files(0); /* the prompt itself */
+    a = prune(&s);
+    limit_files(limit);
+    assert_null(kvf_completion_of(s.completion));
+    assert_non_null(strstr(kvf_completion_lost(s.completion)->text, "disk_path: writing"));
+    rig_decode(r, a, &got);
+    assert_true(outcome_is_same_logits(&wanted, &got));
+    kvf_sequence_destroy(a);
+    settle(&s);
+    a = prune(&s);
+    assert_null(kvf_completion_lost(s.completion));
+    end(&s, 0);
+    assert_int_equal(kvf_sequence_length(a, LAYERS - 1), PROMPT);
+    scene_close(&s);
+}
+
 /* ---- refused ---- */
 
 static void expect_text(const scene *s, const char *text)
@@ -363,10 +487,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_policy_ends_as_unpruned),
+        cmocka_unit_test(so_it_is_on_disk),
         cmocka_unit_test(so_does_a_selection),
         cmocka_unit_test(pieces_change_nothing_before_the_end),
         cmocka_unit_test(a_save_in_the_middle_is_pruned),
         cmocka_unit_test(a_cut_prompt_can_be_whole),
+        cmocka_unit_test(a_file_that_fails_leaves_what_was_pruned),
         cmocka_unit_test(what_cannot_be_completed_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

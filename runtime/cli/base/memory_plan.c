@@ -67,6 +67,8 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
     if (plan->prune_device_bytes + plan->prune_host_bytes > 0)
         print_row(file, "pruning", plan->prune_device_bytes + plan->prune_host_bytes,
                   "scores, choices and state");
+    if (plan->hidden_disk_bytes)
+        print_row(file, "hidden states on disk", plan->hidden_disk_bytes, "in a private file");
     if (plan->on_gpu)
         print_row(file, "total on the device", device_bytes(plan), "");
     print_row(file, plan->on_gpu ? "total on the host" : "total", cli_memory_plan_total(plan), "");

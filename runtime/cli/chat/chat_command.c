@@ -231,8 +231,10 @@ static kvf_status prefill(conversation *c, const turn *t, size_t from, size_t to
     run->prefilled += *stopped ? 0 : request.count;
     if (*stopped)
         return go_back(c, error);
-    if (t->is_pruned)
+    if (t->is_pruned) {
+        cli_run_complete_note(run);
         c->after.count = 0;
+    }
     return t->is_pruned ? KVF_OK : note_after(c, request.ids, request.count, error);
 }
 

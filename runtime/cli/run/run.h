@@ -196,10 +196,14 @@ void cli_run_prune_close(cli_run *run);
 bool cli_run_completes(const cli_run *run);
 /** Room for the whole form beside the pruned one. */
 void cli_run_complete_reserve(const cli_run *run, kvf_cache_config *cache);
+/** Hidden states, in the memory plan. */
+void cli_run_complete_plan(cli_run *run);
 /** Needs the transformer. */
 KVF_CHECKED kvf_status cli_run_complete_open(cli_run *run, kvf_error *error);
 /** Before the cache is closed. */
 void cli_run_complete_close(cli_run *run);
+/** Behind a prompt: a line if its hidden states could not be written. */
+void cli_run_complete_note(const cli_run *run);
 /** Rows that are not computed. */
 uint64_t cli_run_complete_left(const cli_run *run);
 /** Some rows. @return whether more are left */

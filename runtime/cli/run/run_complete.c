@@ -13,6 +13,11 @@
 #include "progress.h"
 #include "run.h"
 
+static void tell(const char *why)
+{
+    fprintf(stderr, "kvferry: the prompt stays pruned: %s\n", why);
+}
+
 bool cli_run_completes(const cli_run *run)
 {
     return run->options.prune.policy && run->prune_config.retention == KVF_RETENTION_COMPLETE;
@@ -39,6 +44,23 @@ void cli_run_complete_reserve(const cli_run *run, kvf_cache_config *cache)
     cache->host_tokens_max += pruned_tokens(run) + cache->local_tokens + 4u * 64u;
 }
 
+static kvf_hidden_plan hidden_of(const cli_run *run)
+{
+    kvf_hidden_plan plan;
+    kvf_completion_plan(&run->model, cli_run_prompt_tokens(run),
+                        run->options.cache.disk_path != NULL, &plan);
+    return plan;
+}
+
+void cli_run_complete_plan(cli_run *run)
+{
+    if (!cli_run_completes(run))
+        return;
+    const kvf_hidden_plan plan = hidden_of(run);
+    run->plan.prune_host_bytes += plan.host_bytes;
+    run->plan.hidden_disk_bytes = plan.disk_bytes;
+}
+
 kvf_status cli_run_complete_open(cli_run *run, kvf_error *error)
 {
     if (!cli_run_completes(run))
@@ -49,7 +71,7 @@ kvf_status cli_run_complete_open(cli_run *run, kvf_error *error)
                           "between them; leave it out",
                           run->options.complete_share);
     KVF_TRY(kvf_completion_open(run->runtime, &run->model, cli_run_prompt_tokens(run),
-                                &run->completion, error));
+                                run->options.cache.disk_path, &run->completion, error));
     kvf_transformer_keep(run->transformer, run->completion);
     return KVF_OK;
 }
@@ -59,6 +81,13 @@ void cli_run_complete_close(cli_run *run)
     if (run->transformer)
         kvf_transformer_keep(run->transformer, NULL);
     kvf_completion_close(run->completion);
+}
+
+void cli_run_complete_note(const cli_run *run)
+{
+    const kvf_error *lost = run->completion ? kvf_completion_lost(run->completion) : NULL;
+    if (lost)
+        tell(lost->text);
 }
 
 uint64_t cli_run_complete_left(const cli_run *run)
@@ -77,8 +106,7 @@ bool cli_run_complete_step(cli_run *run)
     const kvf_status status =
         kvf_completion_step(run->completion, run->transformer, run->cache, run->stream);
     if (status != KVF_OK)
-        fprintf(stderr, "kvferry: the prompt stays pruned: %s\n",
-                kvf_runtime_error(run->runtime)->text);
+        tell(kvf_runtime_error(run->runtime)->text);
     c->ms += kvf_now_ms() - start;
     c->rows_left = cli_run_complete_left(run);
     return c->rows_left > 0;
@@ -109,8 +137,7 @@ void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count)
     run->complete.ms += kvf_now_ms() - start;
     run->complete.is_whole = status == KVF_OK;
     if (status != KVF_OK)
-        fprintf(stderr, "kvferry: the prompt stays pruned: %s\n",
-                kvf_runtime_error(run->runtime)->text);
+        tell(kvf_runtime_error(run->runtime)->text);
 }
 
 void cli_run_complete_all(cli_run *run)
@@ -139,7 +166,10 @@ void cli_run_complete_write(cli_json *j, const cli_run *run)
     const cli_complete *c = &run->complete;
     if (!cli_run_completes(run))
         return;
+    const kvf_hidden_plan hidden = hidden_of(run);
     cli_json_object(j, "complete");
+    cli_json_integer(j, "hidden_host_bytes", hidden.host_bytes);
+    cli_json_integer(j, "hidden_disk_bytes", hidden.disk_bytes);
     cli_json_bool(j, "whole", c->is_whole);
     cli_json_integer(j, "tokens", c->tokens);
     cli_json_integer(j, "rows", c->rows);

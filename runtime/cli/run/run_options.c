@@ -262,8 +262,6 @@ static const char *completing_problem(const cli_run_options *o)
     if (!o->ask_file && !o->interactive)
         return "--retention complete computes between questions what it left out; give --ask, or "
                "use kvferry chat";
-    if (o->cache.disk_path)
-        return "--retention complete keeps hidden states in memory; leave --disk out";
     return NULL;
 }
 

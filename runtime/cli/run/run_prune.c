@@ -113,9 +113,7 @@ kvf_status cli_run_prune_plan(cli_run *run, kvf_error *error)
     if (status == KVF_OK) {
         run->plan.prune_device_bytes = plan.device_bytes;
         run->plan.prune_host_bytes = plan.host_bytes;
-        if (cli_run_completes(run))
-            run->plan.prune_host_bytes +=
-                kvf_completion_bytes(&run->model, cli_run_prompt_tokens(run));
+        cli_run_complete_plan(run);
     }
     return status;
 }

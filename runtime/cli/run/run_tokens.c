@@ -211,6 +211,7 @@ kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
     run->prefilled = status == KVF_OK && stop == KVF_STOP_LENGTH ? count : reading.done;
     cli_progress_end(&reading.progress);
     run->interrupted = cli_interrupted();
+    cli_run_complete_note(run);
     if (status == KVF_OK && !run->interrupted)
         status = cli_saved_begin(run, error);
     return status == KVF_OK ? cli_run_prune_note(run, error) : status;

@@ -16,76 +16,50 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one reservation: pinned memory comes in pieces below 1 GiB. */
-#define SEGMENT_BYTES ((size_t)512 << 20)
-
-typedef struct segment {
-    void *host;   /* as it is freed */
-    char *device; /* as copies see it */
-} segment;
-
 struct kvf_completion {
-    kvf_runtime *runtime;
-    size_t row_bytes;
+    kvf_hidden *hidden;
     uint32_t tokens_max;
-    uint32_t layers;       /* of the model */
-    uint32_t segment_rows; /* of each segment but the last */
-    uint32_t segment_count;
-    segment *segments;
+    uint32_t layers;        /* of the model */
     kvf_sequence *sequence; /* NULL = nothing is left */
     kvf_sequence *whole;    /* NULL = not begun */
     uint32_t tokens;
     uint32_t first_layer; /* behind the pivot */
     uint32_t layer;       /* that is computed; `layers` = all were */
     uint32_t done;        /* rows of it */
+    kvf_runtime *runtime;
+    kvf_error lost; /* why the last prompt left nothing; status KVF_OK = it did */
 };
 
-static size_t row_bytes(const kvf_model_config *model)
+static uint64_t row_bytes(const kvf_model_config *model)
 {
-    return model->hidden_size * sizeof(float);
+    return (uint64_t)model->hidden_size * sizeof(float);
 }
 
-uint64_t kvf_completion_bytes(const kvf_model_config *model, uint32_t tokens)
+void kvf_completion_plan(const kvf_model_config *model, uint32_t tokens, bool on_disk,
+                         kvf_hidden_plan *plan)
 {
-    return (uint64_t)tokens * row_bytes(model);
+    kvf_hidden_plan_make(row_bytes(model), tokens, on_disk, plan);
 }
 
 /* ---- open and close ---- */
 
-static kvf_status take_segments(kvf_completion *c)
-{
-    for (uint32_t i = 0; i < c->segment_count; i++) {
-        const uint32_t rest = c->tokens_max - i * c->segment_rows;
-        const uint32_t rows = rest < c->segment_rows ? rest : c->segment_rows;
-        void *device = NULL;
-        KVF_TRY(kvf_pinned_alloc(c->runtime, rows * c->row_bytes, &c->segments[i].host, &device));
-        c->segments[i].device = device;
-    }
-    return KVF_OK;
-}
-
 kvf_status kvf_completion_open(kvf_runtime *runtime, const kvf_model_config *model,
-                               uint32_t tokens_max, kvf_completion **out, kvf_error *error)
+                               uint32_t tokens_max, const char *disk_path, kvf_completion **out,
+                               kvf_error *error)
 {
     kvf_completion *c = *out = calloc(1, sizeof *c);
     if (!c)
         return model_out_of_memory(error, sizeof *c, "completing prompts");
     c->runtime = runtime;
-    c->row_bytes = row_bytes(model);
     c->layers = model->layers;
     c->tokens_max = tokens_max;
-    c->segment_rows = (uint32_t)(SEGMENT_BYTES / c->row_bytes);
-    c->segment_count = (tokens_max + c->segment_rows - 1) / c->segment_rows;
-    c->segments = calloc(c->segment_count + 1u, sizeof *c->segments);
-    kvf_status status = KVF_OUT_OF_MEMORY;
-    if (c->segments)
-        status = take_segments(c);
+    const kvf_status status =
+        kvf_hidden_open(runtime, row_bytes(model), tokens_max, disk_path, &c->hidden);
     if (status == KVF_OK)
         return KVF_OK;
     kvf_completion_close(c);
     *out = NULL;
-    return model_fail(error, status, "no memory for hidden states of %u tokens (%llu bytes): %s",
-                      tokens_max, (unsigned long long)kvf_completion_bytes(model, tokens_max),
+    return model_fail(error, status, "hidden states of %u tokens: %s", tokens_max,
                       kvf_runtime_error(runtime)->text);
 }
 
@@ -94,30 +68,11 @@ void kvf_completion_close(kvf_completion *c)
     if (!c)
         return;
     kvf_completion_drop(c, NULL);
-    for (uint32_t i = 0; c->segments && i < c->segment_count; i++)
-        kvf_pinned_free(c->runtime, c->segments[i].host);
-    free(c->segments);
+    kvf_hidden_close(c->hidden);
     free(c);
 }
 
 /* ---- what is kept ---- */
-
-/* Rows first ... of the completion, from or to the hidden states of a step. */
-static kvf_status move_rows(const kvf_completion *c, const transformer_step *s, uint32_t first,
-                            bool keeps)
-{
-    char *hidden = (char *)transformer_hidden_at(s);
-    for (uint32_t i = 0; i < s->rows;) {
-        const uint32_t at = (first + i) % c->segment_rows, rest = s->rows - i;
-        const uint32_t room = c->segment_rows - at, rows = rest < room ? rest : room;
-        char *kept = c->segments[(first + i) / c->segment_rows].device + at * c->row_bytes;
-        char *own = hidden + i * c->row_bytes;
-        KVF_TRY(kvf_memory_copy(s->stream, keeps ? kept : own, keeps ? own : kept,
-                                rows * c->row_bytes));
-        i += rows;
-    }
-    return KVF_OK;
-}
 
 void kvf_transformer_keep(kvf_transformer *t, kvf_completion *completion)
 {
@@ -128,9 +83,16 @@ kvf_status transformer_keep_rows(const transformer_step *s, kvf_sequence *sequen
 {
     kvf_completion *c = s->t->completion;
     kvf_completion_drop(c, s->t);
+    c->lost = (kvf_error){.status = KVF_OK};
     if (s->rows > c->tokens_max)
         return KVF_OK;
-    KVF_TRY(move_rows(c, s, 0, true));
+    const kvf_status status =
+        kvf_hidden_put(c->hidden, 0, s->rows, transformer_hidden_at(s), s->stream);
+    if (status == KVF_SYSTEM) { /* the file: the prompt is answered all the same */
+        c->lost = *kvf_runtime_error(c->runtime);
+        return KVF_OK;
+    }
+    KVF_TRY(status);
     c->sequence = sequence;
     c->tokens = s->rows;
     c->first_layer = c->layer = layer + 1;
@@ -144,6 +106,11 @@ void kvf_completion_drop(kvf_completion *c, kvf_transformer *t)
         kvf_transformer_forget(t);
     kvf_sequence_destroy(c->whole);
     c->whole = c->sequence = NULL;
+}
+
+const kvf_error *kvf_completion_lost(const kvf_completion *c)
+{
+    return c->lost.status == KVF_OK ? NULL : &c->lost;
 }
 
 const kvf_sequence *kvf_completion_of(const kvf_completion *c)
@@ -176,7 +143,7 @@ static kvf_status bring_rows(const kvf_completion *c, const transformer_step *s)
     for (uint32_t i = 0; i < s->rows; i++)
         t->positions[i] = c->done + i;
     KVF_TRY(t->ops->start(s, t->index, t->positions));
-    return move_rows(c, s, c->done, false);
+    return kvf_hidden_get(c->hidden, c->done, s->rows, transformer_hidden_at(s), s->stream);
 }
 
 static kvf_status compute(const kvf_completion *c, const transformer_step *s, kvf_cache *cache)
@@ -197,7 +164,7 @@ static kvf_status compute(const kvf_completion *c, const transformer_step *s, kv
     if (c->layer + 1 == c->layers)
         return KVF_OK;
     KVF_TRY(s->t->ops->output(s, &s->t->layers[c->layer], NULL));
-    return move_rows(c, s, c->done, true);
+    return kvf_hidden_put(c->hidden, c->done, s->rows, transformer_hidden_at(s), s->stream);
 }
 
 /* After an error the sequence is what pruning left. */

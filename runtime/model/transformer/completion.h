@@ -4,7 +4,8 @@
 
 /*
  * What a pruned prompt left out of its deeper layers, computed later: the hidden states of all its
- * tokens at the pivot, kept in host memory, and the work from there on, piece by piece.
+ * tokens at the pivot, kept in host memory or in a file, and the work from there on, piece by
+ * piece.
  *
  * It knows layers and sequences, not when there is time. Invariant: a sequence whose completion is
  * dropped, or failed, is what pruning left; what is enqueued is waited for by each call.
@@ -14,19 +15,29 @@
 
 typedef struct kvf_completion kvf_completion;
 
-/** Bytes for a prompt of so many tokens: their hidden states, which are fp32. */
-uint64_t kvf_completion_bytes(const kvf_model_config *model, uint32_t tokens);
+/** For a prompt of so many tokens: their hidden states, which are fp32. */
+void kvf_completion_plan(const kvf_model_config *model, uint32_t tokens, bool on_disk,
+                         kvf_hidden_plan *plan);
 
-/** Room for one prompt at a time. @return KVF_OK; KVF_OUT_OF_MEMORY, KVF_PIN_FAILED */
+/**
+ * Room for one prompt at a time.
+ *
+ * @param disk_path  folder of a private file for it, or NULL
+ * @return as kvf_hidden_open
+ */
 KVF_CHECKED kvf_status kvf_completion_open(kvf_runtime *runtime, const kvf_model_config *model,
-                                           uint32_t tokens_max, kvf_completion **out,
-                                           kvf_error *error);
+                                           uint32_t tokens_max, const char *disk_path,
+                                           kvf_completion **out, kvf_error *error);
 /** Before the cache is closed. NULL is fine. */
 void kvf_completion_close(kvf_completion *completion);
 
 /** Prompts that are pruned alone leave their hidden states here, each in place of the one before;
- * NULL = nowhere. A prompt of more than tokens_max, or one that no layer shortens, leaves none. */
+ * NULL = nowhere. A prompt of more than tokens_max, one that no layer shortens, or one whose file
+ * cannot be written, leaves none. */
 void kvf_transformer_keep(kvf_transformer *transformer, kvf_completion *completion);
+
+/** Why the file could not be written for the latest prompt, which stays pruned; else NULL. */
+const kvf_error *kvf_completion_lost(const kvf_completion *completion);
 
 /** The sequence that something is left to compute of, or NULL. */
 const kvf_sequence *kvf_completion_of(const kvf_completion *completion);
