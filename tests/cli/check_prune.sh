@@ -204,8 +204,9 @@ json s.json '(lambda c: c["whole"] and c["hidden_disk_bytes"] == c["hidden_host_
 try 0 $run --prune fastkv --retention complete --ask two.txt --dry-run; says '^  pruning '; silent
 try 0 $run --prune fastkv --retention complete --ask two.txt --disk . --host-memory 1M --dry-run
 says '^  hidden states on disk '; silent
-try 0 $run --device host -n 9 --prune fastkv --retention complete --complete-share 0.9 --ask three.txt --stats s.json
-json s.json 'p["complete"]["whole"]'
+try 0 $run -n 9 --prune fastkv --retention complete --ask three.txt --emit-ids plain.ids
+try 0 $run -n 9 --prune fastkv --retention complete --complete-share 0.9 --ask three.txt --emit-ids share.ids --stats s.json
+json s.json 'p["complete"]["whole"]'; check 'the first answer is the same' sh -c 'head -n 9 plain.ids >wanted; head -n 9 share.ids | cmp - wanted'
 try 1 $run --prune snapkv --retention complete --ask two.txt; says 'nothing is left to compute'; silent
 try 1 $run --prune gemfilter --retention complete --ask two.txt; says 'starts over'; silent
 try 2 $bad --prune fastkv --retention complete; says 'give --ask, or use kvferry chat'

@@ -7,6 +7,7 @@
  */
 
 #include "completion.h"
+#include "generate.h"
 #include "prune_run_rig.h"
 #include "sweep.h"
 
@@ -360,6 +361,82 @@ static void a_cut_prompt_can_be_whole(void **state)
     scene_close(&s);
 }
 
+/* ---- while an answer comes ---- */
+
+#define ANSWER 12u
+
+typedef struct between {
+    scene *s;
+    uint32_t pieces; /* before each token */
+    uint32_t ids[ANSWER];
+    uint32_t count;
+} between;
+
+static bool on_token(void *user, uint32_t id, const float *logits)
+{
+    between *b = user;
+    scene *s = b->s;
+    assert_true(logits || kvf_transformer_can_draw(s->r.transformer));
+    assert_int_equal(kvf_transformer_drawing(s->r.transformer), 0);
+    b->ids[b->count++] = id;
+    for (uint32_t i = 0; i < b->pieces && kvf_completion_left(s->completion); i++)
+        step(s);
+    return true;
+}
+
+/* An answer to the pruned prompt, and then what the sequence says. */
+static void answer_between(uint32_t pieces, uint32_t ids[ANSWER], outcome *whole)
+{
+    const kvf_prune_config config = config_of("fastkv");
+    const kvf_sampling_config warm = {
+        .temperature = 20.0, .top_p = 0.95, .top_k = 150, .repetition_penalty = 1.5, .seed = 11};
+    kvf_error error;
+    kvf_sampler *sampler = NULL;
+    scene s;
+    scene_open(&s, KVF_SELECT_FULL, &config);
+    rig *r = &s.r;
+    between b = {.s = &s, .pieces = pieces};
+    model_rig_must(r, kvf_sampler_create(VOCAB, 1, &sampler, &error), "sampler");
+    model_rig_must(r, kvf_sampler_begin(sampler, 0, &warm, &error), "begin");
+    const kvf_session session = {.runtime = r->runtime,
+                                 .transformer = r->transformer,
+                                 .cache = r->cache,
+                                 .stream = r->stream,
+                                 .prune = s.prune};
+    const kvf_decode_request request = {.sequence = prune(&s),
+                                        .tokens = ANSWER,
+                                        .sampler = sampler,
+                                        .token = on_token,
+                                        .user = &b,
+                                        .one_at_a_time = true};
+    kvf_decode_result result = {.step_ms = NULL};
+    if (kvf_generate_decode(&session, &request, &result, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_int_equal(b.count, ANSWER);
+    memcpy(ids, b.ids, sizeof b.ids);
+    assert_true(pieces == 0 || kvf_completion_left(s.completion) == 0);
+    while (kvf_completion_left(s.completion))
+        step(&s);
+    /* The last token was handed out and is not in the sequence. */
+    model_rig_must(
+        r, kvf_completion_end(s.completion, r->transformer, r->cache, ids, ANSWER - 1, r->stream),
+        "kvf_completion_end");
+    rig_decode(r, request.sequence, whole);
+    kvf_sampler_destroy(sampler);
+    scene_close(&s);
+}
+
+/* Pieces between tokens change neither the tokens nor what is there at the end. */
+static void pieces_between_tokens_change_nothing(void **state)
+{
+    static outcome wanted, got;
+    uint32_t plain[ANSWER], with[ANSWER];
+    answer_between(0, plain, &wanted);
+    answer_between(2, with, &got);
+    assert_memory_equal(plain, with, sizeof plain);
+    assert_true(outcome_is_same_logits(&wanted, &got));
+}
+
 /* ---- a file that fails ---- */
 
 /* From now on no file of this process is written behind so many bytes. Returns the limit so far. */
@@ -492,6 +569,7 @@ int main(void)
         cmocka_unit_test(pieces_change_nothing_before_the_end),
         cmocka_unit_test(a_save_in_the_middle_is_pruned),
         cmocka_unit_test(a_cut_prompt_can_be_whole),
+        cmocka_unit_test(pieces_between_tokens_change_nothing),
         cmocka_unit_test(a_file_that_fails_leaves_what_was_pruned),
         cmocka_unit_test(what_cannot_be_completed_is_named),
     };

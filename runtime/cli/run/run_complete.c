@@ -65,11 +65,6 @@ kvf_status cli_run_complete_open(cli_run *run, kvf_error *error)
 {
     if (!cli_run_completes(run))
         return KVF_OK;
-    if (run->options.complete_share > 0.0 && kvf_transformer_can_draw(run->transformer))
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "--complete-share %g: a GPU draws tokens ahead, so nothing is computed "
-                          "between them; leave it out",
-                          run->options.complete_share);
     KVF_TRY(kvf_completion_open(run->runtime, &run->model, cli_run_prompt_tokens(run),
                                 run->options.cache.disk_path, &run->completion, error));
     kvf_transformer_keep(run->transformer, run->completion);

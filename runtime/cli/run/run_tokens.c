@@ -101,6 +101,7 @@ kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, const uint32_t *
         .user = &o,
         .wants_logits = run->options.dump_logits_file != NULL,
         .draft = run->draft,
+        .one_at_a_time = run->options.complete_share > 0.0 && cli_run_complete_left(run) > 0,
     };
     kvf_decode_result result = {.step_ms = run->step_ms + run->step_count};
     kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);

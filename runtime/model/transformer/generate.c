@@ -246,11 +246,12 @@ static kvf_status send(const kvf_session *session, const kvf_decode_request *req
 }
 
 /* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
-static uint32_t steps_at_once(const kvf_session *session)
+static uint32_t steps_at_once(const kvf_session *session, const kvf_decode_request *request)
 {
     const kvf_cache_config *c = kvf_cache_settings(session->cache);
     const size_t heads = (size_t)c->layers * c->kv_heads;
-    return c->head_mask && memchr(c->head_mask, 0, heads) ? 1 : KVF_DRAWS_MAX;
+    const bool keeps_all = c->head_mask && memchr(c->head_mask, 0, heads);
+    return keeps_all || request->one_at_a_time ? 1 : KVF_DRAWS_MAX;
 }
 
 static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request *request,
@@ -260,10 +261,10 @@ static kvf_status draw_loop(const kvf_session *session, const kvf_decode_request
     kvf_transformer *t = session->transformer;
     double before = kvf_now_ms();
     const uint32_t *feed = &first;
+    const uint32_t at_once = steps_at_once(session, request);
     for (uint32_t sent = result->generated;
          result->stop == KVF_STOP_LENGTH && result->generated < request->tokens;) {
-        for (; sent < request->tokens && kvf_transformer_drawing(t) < steps_at_once(session);
-             sent++, feed = NULL)
+        for (; sent < request->tokens && kvf_transformer_drawing(t) < at_once; sent++, feed = NULL)
             KVF_TRY(send(session, request, feed));
         uint32_t id = KVF_SAMPLER_NONE;
         KVF_TRY(kvf_transformer_drawn(t, &id));
