@@ -272,6 +272,12 @@ for policy in fastkv structkv; do
     json s.json "(lambda t: p['chosen_layer'] == t['layer'] and p['settings']['keep'] == t['settings']['keep']
         and p['settings']['propagate'] == t['settings']['propagate'])(json.load(open('asked.json'))['$policy'])"
 done
+json asked.json 'd["fastkv"]["answers"]["asked"] == "end"'
+try 0 $ask --method fastkv --asked after --out after.json
+prints '^full attention answers [4-6] of 6 questions, asked afterwards'; prints '^fastkv: layer [0-2], propagate'
+json after.json '(lambda a: a["asked"] == "after" and a["kept"] >= 0.95 * a["full"])(d["fastkv"]["answers"])'
+cp after.json first.json
+try 0 $ask --method fastkv --asked after --out -; check 'asked afterwards again, the same' cmp first.json out
 try 0 $ask --method fastkv --propagate 0.5 --layers 1..1; prints 'layer 1, propagate 0.5'
 try 1 $ask --layers 0 --propagate 0.1 --out none.json; says 'nothing is written to none.json'
 prints 'no setting keeps 95% of the answers; the best: layer 0'
@@ -292,6 +298,8 @@ try 2 tune --model x --text t --method asl; says 'fastkv, structkv or both'
 try 2 tune --model x --text t --smaples 3; says 'did you mean --samples'
 try 2 tune --model x --text t --method structkv --layers 0..1 --questions 0; says 'layers is for fastkv'
 try 2 tune --model x --text t --questions 0 --hide f; says 'hide needs --questions'
+try 2 tune --model x --text t --questions 0 --asked after; says 'asked needs --questions'
+try 2 tune --model x --text t --asked never; says 'end or after'
 try 2 tune --model x --text t --prune-set beta=3; says 'beta means nothing'
 try 2 tune --model x --text t --tokens 8; says "tokens is '8'"
 try 2 tune --model x --text t stray; says "'stray' belongs to no option"
@@ -336,6 +344,7 @@ spoil 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
 spoil 'd["fastkv"]["scores"] = []' 'fastkv.scores must be a list of 1 to 4 numbers'
 spoil 'd["fastkv"]["scores"][0] = "x"' 'fastkv.scores has "x"'
 spoil 'd["fastkv"] = 3' 'fastkv is'
+spoil 'd["fastkv"]["answers"] = {"asked": "now", "full": 1, "kept": 1, "computed": 1}' 'answers.asked is "now"; it must be end or after'
 spoil 'd["speed"] = 3' 'speed is not known'
 spoil 'd["samples"] = 0' 'samples is 0'
 spoil 'd = [d]' 'kvferry_prune is missing'

@@ -13,6 +13,8 @@
 
 #define FILE_BYTES_MAX (1u << 20)
 
+const char *const cli_asked_names[] = {"end", "after", NULL};
+
 /* ---- fingerprint ---- */
 
 #define FNV_START    14695981039346656037u
@@ -93,13 +95,14 @@ static uint32_t settings_mask(const char *policy)
 
 /* What was found by answers has a share to keep, too. */
 static void write_answered(cli_json *json, const char *policy, const cli_tuned *tuned,
-                           const kvf_prune_config *config)
+                           uint32_t asked, const kvf_prune_config *config)
 {
     const uint32_t kept = cli_setting_bit("keep") | cli_setting_bit("keep_tokens");
     cli_json_object(json, policy);
     cli_json_integer(json, "layer", tuned->layer);
     cli_settings_write(json, "settings", config, settings_mask(policy) | kept);
     cli_json_object(json, "answers");
+    cli_json_text(json, "asked", cli_asked_names[asked]);
     cli_json_integer(json, "full", tuned->full);
     cli_json_integer(json, "kept", tuned->kept);
     cli_json_real(json, "computed", tuned->computed);
@@ -107,11 +110,11 @@ static void write_answered(cli_json *json, const char *policy, const cli_tuned *
     cli_json_end(json, '}');
 }
 
-static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tuned)
+static void write_tuned(cli_json *json, const char *policy, const cli_tuned *tuned, uint32_t asked)
 {
     const kvf_prune_config config = {.settings = tuned->settings};
     if (tuned->keeps) {
-        write_answered(json, policy, tuned, &config);
+        write_answered(json, policy, tuned, asked, &config);
         return;
     }
     if (!tuned->scores)
@@ -144,8 +147,8 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
     cli_json_end(json, '}');
     cli_json_integer(json, "samples", tuning->samples);
     cli_json_integer(json, "tokens", tuning->tokens);
-    write_tuned(json, "fastkv", &tuning->fastkv);
-    write_tuned(json, "structkv", &tuning->structkv);
+    write_tuned(json, "fastkv", &tuning->fastkv, tuning->asked);
+    write_tuned(json, "structkv", &tuning->structkv, tuning->asked);
     cli_json_end(json, '}');
 }
 
@@ -245,12 +248,16 @@ static kvf_status check_figures(const json_value *section, const char *where, co
 
 static kvf_status check_answers(const json_value *section, const char *where, kvf_error *error)
 {
-    static const char *const known[] = {"full", "kept", "computed", NULL};
-    const json_value *answers;
-    char inner[160];
+    static const char *const known[] = {"asked", "full", "kept", "computed", NULL};
+    const json_value *answers, *asked;
+    char inner[160], shown[48];
     uint32_t full = 0, kept = 0;
     snprintf(inner, sizeof inner, "%sanswers.", where);
     KVF_TRY(need_object(section, where, "answers", known, &answers, error));
+    asked = json_get(answers, "asked");
+    if (asked && !json_is_string(asked, "end") && !json_is_string(asked, "after"))
+        return model_fail(error, KVF_CORRUPT, "%sasked is %s; it must be end or after", inner,
+                          json_show(asked, shown, sizeof shown));
     KVF_TRY(need_integer(answers, inner, "full", 1, UINT32_MAX, &full, error));
     return need_integer(answers, inner, "kept", 0, full, &kept, error);
 }

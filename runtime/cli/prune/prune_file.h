@@ -42,9 +42,16 @@ typedef struct cli_tuned {
     double first_share; /* time to the first token, as a share of full attention's */
 } cli_tuned;
 
+/** Where questions were asked: at the end of prompts, or of what was pruned without them. */
+typedef enum cli_asked { CLI_ASKED_END, CLI_ASKED_AFTER } cli_asked;
+
+/** By cli_asked; NULL behind the last. */
+extern const char *const cli_asked_names[];
+
 typedef struct cli_tuning {
     cli_model_print model;
     uint32_t samples, tokens; /* so many pieces of text, of so many tokens each */
+    uint32_t asked;           /* cli_asked */
     cli_tuned fastkv, structkv;
 } cli_tuning;
 

@@ -60,6 +60,7 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     KVF_TRY(cli_tune_read(tune, error));
     if (o->questions > 0)
         KVF_TRY(cli_tune_hide(tune, error));
+    tune->tuning.asked = o->asked;
     if (o->fastkv)
         KVF_TRY(check_method(tune, "fastkv", error));
     return o->structkv ? check_method(tune, "structkv", error) : KVF_OK;
@@ -73,6 +74,16 @@ static uint32_t window_of(const cli_tune *tune)
     cli_tune_config(tune, "structkv", &structkv);
     return fastkv.settings.window > structkv.settings.window ? fastkv.settings.window
                                                              : structkv.settings.window;
+}
+
+static uint32_t longest_question(const cli_tune *tune)
+{
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < tune->question_count; i++) {
+        const uint32_t tokens = tune->questions[i].count - tune->questions[i].body;
+        longest = tokens > longest ? tokens : longest;
+    }
+    return longest;
 }
 
 static kvf_status open_machine(cli_tune *tune, kvf_error *error)
@@ -94,6 +105,13 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
     if (tune->options.questions > 0) {
         config.tokens_max += TUNE_ANSWER_TOKENS_MAX;
         config.select = KVF_SELECT_FULL;
+    }
+    if (tune->options.asked == CLI_ASKED_AFTER) {
+        /* A piece, and a fork with a window, a question and an answer of its own, in blocks of 64
+         * tokens at most. */
+        config.sequences_max = 2;
+        config.host_tokens_max = (uint64_t)config.tokens_max + longest_question(tune) +
+                                 TUNE_ANSWER_TOKENS_MAX + config.local_tokens + 4u * 64u;
     }
     config.observe_window = window_of(tune);
     KVF_TRY(cli_plan_make(&options, &config, &tune->plan, error));

@@ -32,6 +32,7 @@ typedef struct cli_tune_options {
     uint32_t layer_first, layer_last;
     uint32_t samples, tokens;
     uint32_t questions; /* 0 = what the papers measure */
+    uint32_t asked;     /* CLI_ASKED_END, or _AFTER */
     const char *lines_file;
     double goal;             /* share of full attention's answers */
     cli_prune_options prune; /* settings only */
@@ -39,10 +40,12 @@ typedef struct cli_tune_options {
     const char *cublas; /* where it lies; NULL = looked for */
 } cli_tune_options;
 
-/* A line that is hidden, and its prompt: [first, first + count) of cli_tune.prompts. */
+/* A line that is hidden, and its prompt: [first, first + count) of cli_tune.prompts, of which the
+ * first `body` tokens are the piece. */
 typedef struct tune_question {
     char line[512], question[512], answer[128];
-    uint32_t first, count;
+    uint32_t first, count, body;
+    uint32_t piece;
     uint32_t tokens; /* of an answer that is long enough to be judged */
     bool is_right;   /* by full attention */
 } tune_question;

@@ -59,6 +59,9 @@ static const cli_option rows[] = {
     {.is = {"questions", KVF_SETTING_WHOLE, FIELD(questions), .low = 0, .high = 4096,
             .meaning = "lines to hide in the text and to ask for; 0 = measure hidden states and "
                        "attention instead, as the papers do"}},
+    {.is = {"asked", KVF_SETTING_NAME, FIELD(asked), .high = 1, .names = cli_asked_names,
+            .meaning = "where they are asked: at the end of the prompt, where the window knows "
+                       "the question, or after the text was pruned, as of a document"}},
     {.is = {"goal", KVF_SETTING_SHARE, FIELD(goal), .high = 1,
             .meaning = "share of full attention's answers to keep"}},
     {.is = {"hide", TEXT, FIELD(lines_file),
@@ -86,6 +89,8 @@ static bool check_together(const cli_tune_options *o)
         problem = "without questions --layers is for fastkv; structkv looks at all layers";
     else if (o->lines_file && o->questions == 0)
         problem = "--hide needs --questions of at least 1";
+    else if (o->asked != CLI_ASKED_END && o->questions == 0)
+        problem = "--asked needs --questions of at least 1";
     if (problem)
         fprintf(stderr, "kvferry: %s; see kvferry tune --help\n", problem);
     else if (stray)
@@ -108,15 +113,16 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
     c->name = "tune";
     c->usage =
         "usage: kvferry tune --model DIR --text FILE... [OPTION...]\n\n"
-        "Find how to prune a model. Questions are hidden in the text and put at the end of "
-        "prompts; the\nlayer and the shares are the cheapest that keep 95% of full "
-        "attention's answers.\nWith --questions 0, as the papers do: after which layer FastKV "
+        "Find how to prune a model. Lines are hidden in the text and asked for; the layer and the "
+        "shares\nare the cheapest that keep 95% of full attention's answers.\nWith --questions 0, "
+        "as the papers do: after which layer FastKV "
         "changes the last hidden state least,\nand at which layer StructKV's attention turns.";
-    c->notes =
-        "A setting takes one prefill per question, or less where answers are lost; a policy has at "
-        "most\nabout thirty. With --questions 0 the model runs once per piece of text for "
-        "structkv, "
-        "and once\nmore per layer for fastkv.\n";
+    c->notes = "A setting takes one prefill per question (--asked after: per piece of text), or "
+               "less where "
+               "answers\nare lost; a policy has at most about thirty. With --questions 0 the model "
+               "runs once per piece of text for "
+               "structkv, "
+               "and once\nmore per layer for fastkv.\n";
     c->stray = "text is given with --text";
     c->defaults = set_defaults;
     cli_heading(c, "Measurement:");

@@ -3,8 +3,8 @@
 /*
  * Questions that are hidden in pieces of text.
  *
- * Every piece gets lines, evenly from front to back, and every line is asked for at the end of a
- * copy of the piece, as a prompt of its own. The lines are numbers of cities, or those of a file.
+ * Every piece gets lines, evenly from front to back, and every line is asked for behind a copy of
+ * the piece. The lines are numbers of cities, or those of a file.
  * It knows text and tokens, not models. Invariant: a prompt has at most tuning.tokens tokens, and
  * the same text and lines give the same prompts.
  */
@@ -137,6 +137,7 @@ static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_qu
 {
     kvf_token_ids said = {0};
     q->first = (uint32_t)tune->prompts.count;
+    q->body = (uint32_t)body->count;
     KVF_TRY(kvf_token_ids_append(NULL, &tune->prompts, body->ids, body->count, error));
     kvf_status status = encode(tune, "\n\n", q->question, "", &said, error);
     if (status == KVF_OK)
@@ -184,10 +185,18 @@ static kvf_status make_piece(cli_tune *tune, uint32_t piece, kvf_error *error)
                           taken, tune->tuning.tokens);
     kvf_status status = hide(tune, piece, tune->tuning.tokens - taken, &body, error);
     for (uint32_t i = piece; status == KVF_OK && i < tune->question_count;
-         i += tune->tuning.samples)
+         i += tune->tuning.samples) {
+        tune->questions[i].piece = piece;
         status = make_prompt(tune, &body, &tune->questions[i], error);
+    }
     kvf_token_ids_free(NULL, &body);
     return status;
+}
+
+static int by_piece(const void *a, const void *b)
+{
+    const tune_question *x = a, *y = b;
+    return x->first < y->first ? -1 : 1;
 }
 
 kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error)
@@ -203,5 +212,7 @@ kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error)
         make_lines(tune);
     for (uint32_t i = 0; i < tune->tuning.samples && i < tune->question_count; i++)
         KVF_TRY(make_piece(tune, i, error));
+    if (tune->options.asked == CLI_ASKED_AFTER) /* of one piece behind the other */
+        qsort(tune->questions, tune->question_count, sizeof *tune->questions, by_piece);
     return KVF_OK;
 }

@@ -72,8 +72,9 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
     fprintf(file, "%s: %u layers; %u samples of %u tokens\n", tune->options.model,
             tune->model.layers, tune->tuning.samples, tune->tuning.tokens);
     if (tune->question_count)
-        fprintf(file, "full attention answers %u of %u questions\n", tune->full_right,
-                tune->question_count);
+        fprintf(file, "full attention answers %u of %u questions%s\n", tune->full_right,
+                tune->question_count,
+                tune->options.asked == CLI_ASKED_AFTER ? ", asked afterwards" : "");
     print_answers(fastkv, "fastkv", tune->options.goal, file);
     print_answers(structkv, "structkv", tune->options.goal, file);
     if (fastkv->scores) {

@@ -11,8 +11,12 @@
  * not keep is deleted here, and all that is left is attended. Times are those of what was found,
  * in pairs with full attention, so that other work on the machine meets both.
  *
- * It knows settings and answers, not text or files. Invariant: every question is asked on an empty
- * sequence that is gone afterwards.
+ * At the end of a prompt every question has a sequence of its own, and the window knows it. Asked
+ * afterwards, it has a fork of the piece, which was pruned without it; the piece is read once for
+ * questions that follow each other.
+ *
+ * It knows settings and answers, not text or files. Invariant: every question is asked of what was
+ * read with the setting on trial, and nothing else.
  */
 
 #include "common/clock.h"
@@ -44,8 +48,10 @@ typedef struct search {
     kvf_sampler *sampler;
     cli_progress progress;
     uint64_t runs;
-    uint32_t needed;       /* answers */
-    bool has_best, is_fit; /* best is the cheapest that fits, or the one with most answers */
+    kvf_sequence *document; /* a piece, for questions that are asked afterwards; NULL = none */
+    uint32_t piece;         /* which */
+    uint32_t needed;        /* answers */
+    bool has_best, is_fit;  /* best is the cheapest that fits, or the one with most answers */
     trial best;
 } search;
 
@@ -80,30 +86,71 @@ static kvf_status judge(const cli_tune *tune, said *s, const char *answer, kvf_e
     return KVF_OK;
 }
 
-static kvf_status generate(const search *s, kvf_prune *prune, const tune_question *q,
-                           kvf_sequence *sequence, said *out, kvf_error *error)
+static kvf_session session_of(const search *s, kvf_prune *prune)
 {
     const cli_tune *tune = s->tune;
-    const kvf_session session = {.runtime = tune->runtime,
-                                 .transformer = tune->transformer,
-                                 .cache = tune->cache,
-                                 .stream = tune->stream,
-                                 .prune = prune};
-    const uint32_t *ids = tune->prompts.ids + q->first;
-    const uint32_t held_back = kvf_generate_held_back(&session), read = q->count - held_back;
-    const kvf_prefill_request prefill = {.sequence = sequence, .ids = ids, .count = read};
-    const kvf_decode_request decode = {.sequence = sequence,
-                                       .ids = ids + read,
-                                       .count = held_back,
+    return (kvf_session){.runtime = tune->runtime,
+                         .transformer = tune->transformer,
+                         .cache = tune->cache,
+                         .stream = tune->stream,
+                         .prune = prune};
+}
+
+/* `out` gets the first tokens of a prompt. */
+static kvf_status read_tokens(const search *s, kvf_prune *prune, const tune_question *q,
+                              uint32_t count, kvf_sequence **out, kvf_error *error)
+{
+    const cli_tune *tune = s->tune;
+    const kvf_session session = session_of(s, prune);
+    kvf_stop stop;
+    if (kvf_sequence_create(tune->cache, out) != KVF_OK)
+        return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
+    const kvf_prefill_request prefill = {
+        .sequence = *out, .ids = tune->prompts.ids + q->first, .count = count};
+    return kvf_generate_prefill(&session, &prefill, &stop, error);
+}
+
+/* Behind every setting. */
+static void forget_document(search *s)
+{
+    kvf_sequence_destroy(s->document);
+    s->document = NULL;
+}
+
+/* A fork of the piece, which was read without the question. */
+static kvf_status fork_document(search *s, kvf_prune *prune, const tune_question *q,
+                                kvf_sequence **out, kvf_error *error)
+{
+    if (s->document && s->piece != q->piece)
+        forget_document(s);
+    if (!s->document)
+        KVF_TRY(read_tokens(s, prune, q, q->body, &s->document, error));
+    s->piece = q->piece;
+    const kvf_status status = kvf_sequence_fork(s->tune->cache, s->document, s->tune->stream, out);
+    return status == KVF_OK
+               ? KVF_OK
+               : model_fail(error, status, "%s", kvf_runtime_error(s->tune->runtime)->text);
+}
+
+static kvf_status generate(search *s, kvf_prune *prune, const tune_question *q,
+                           kvf_sequence **sequence, said *out, kvf_error *error)
+{
+    const cli_tune *tune = s->tune;
+    const kvf_session session = session_of(s, prune);
+    const bool is_after = tune->options.asked == CLI_ASKED_AFTER;
+    const uint32_t read = is_after ? q->body : q->count - kvf_generate_held_back(&session);
+    const double start = kvf_now_ms();
+    KVF_TRY(is_after ? fork_document(s, prune, q, sequence, error)
+                     : read_tokens(s, prune, q, read, sequence, error));
+    const double read_ms = kvf_now_ms() - start;
+    const kvf_decode_request decode = {.sequence = *sequence,
+                                       .ids = tune->prompts.ids + q->first + read,
+                                       .count = q->count - read,
                                        .tokens = kvf_min_u32(q->tokens, TUNE_ANSWER_TOKENS_MAX),
                                        .sampler = s->sampler,
                                        .token = on_token,
                                        .user = out};
     kvf_decode_result result = {0};
-    kvf_stop stop;
-    const double start = kvf_now_ms();
-    KVF_TRY(kvf_generate_prefill(&session, &prefill, &stop, error));
-    const double read_ms = kvf_now_ms() - start;
     KVF_TRY(kvf_generate_decode(&session, &decode, &result, error));
     out->first_ms = read_ms + result.first_ms;
     return KVF_OK;
@@ -112,12 +159,10 @@ static kvf_status generate(const search *s, kvf_prune *prune, const tune_questio
 static kvf_status ask(search *s, kvf_prune *prune, const tune_question *q, said *out,
                       kvf_error *error)
 {
-    cli_tune *tune = s->tune;
+    const cli_tune *tune = s->tune;
     kvf_sequence *sequence = NULL;
     *out = (said){.count = 0};
-    if (kvf_sequence_create(tune->cache, &sequence) != KVF_OK)
-        return model_fail(error, KVF_OUT_OF_MEMORY, "no sequence could be created");
-    kvf_status status = generate(s, prune, q, sequence, out, error);
+    kvf_status status = generate(s, prune, q, &sequence, out, error);
     (void)!kvf_stream_wait(tune->stream);
     kvf_transformer_forget(tune->transformer);
     kvf_sequence_destroy(sequence);
@@ -163,6 +208,7 @@ static kvf_status measure(search *s, trial *t, kvf_error *error)
         if (is_hopeless(s, t->kept + --left))
             break;
     }
+    forget_document(s);
     kvf_prune_stats_get(prune, &stats);
     t->computed = stats.tokens_full ? (double)stats.tokens_computed / (double)stats.tokens_full : 1;
     kvf_prune_close(prune);
@@ -275,8 +321,10 @@ static kvf_status time_first(search *s, double *share, kvf_error *error)
         if (!q->is_right)
             continue;
         status = ask(s, NULL, q, &full, error);
+        forget_document(s);
         if (status == KVF_OK)
             status = ask(s, prune, q, &pruned, error);
+        forget_document(s);
         shares_of[count++] = pruned.first_ms / full.first_ms;
     }
     kvf_prune_close(prune);
@@ -326,6 +374,7 @@ static kvf_status ask_full(search *s, kvf_error *error)
         q->is_right = out.is_right;
         tune->full_right += q->is_right;
     }
+    forget_document(s);
     if (tune->full_right == 0 && !cli_interrupted())
         return model_fail(error, KVF_INVALID,
                           "full attention answers none of %u questions, so they tell nothing; give "
@@ -357,6 +406,7 @@ kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
         status = search_policy(&s, "fastkv", &tune->tuning.fastkv, error);
     if (status == KVF_OK && o->structkv && !cli_interrupted())
         status = search_policy(&s, "structkv", &tune->tuning.structkv, error);
+    forget_document(&s);
     cli_progress_end(&s.progress);
     kvf_sampler_destroy(s.sampler);
     tune->interrupted = cli_interrupted();
