@@ -4,13 +4,14 @@
 
 usage: prune_complete.py --kvferry PROGRAM [--documents N] [--rounds N] [--out FOLDER]
 
-Documents are those of eval_texts.py in lengths of their own; the model is fetched once
-(real_model.py). Times are CPU seconds of all threads, since other work on a machine changes them
-little, of runs that answer two questions of one word with one token, by turns, less those of such a
-run on a document of one word. So what completing costs is their difference. A first question meets the
-pruned document; a later one the complete one. Answers of both are judged over the same questions: the
-run with `complete` has one more in front, behind which the document is completed. Writes
-prune_complete.md; the text below the mark is kept.
+Documents and questions are those of prune_real.md; the model is fetched once (real_model.py). Times
+are CPU seconds of all threads, since other work on a machine changes them little, of runs that answer
+two questions of one word with one token, by turns, less those of such a run on a document of one word.
+So what completing costs is their difference. A first question meets the pruned document; a later one
+the complete one. Answers of both are judged over the same questions: the run with `complete` has one
+more in front, behind which the document is completed. `run` alone decodes a document's last token as a
+step; `--prune full` has all tokens in the prefill, as a complete document has, so its answers are
+compared token for token. Writes prune_complete.md; the text below the mark is kept.
 """
 import argparse
 import os
@@ -28,11 +29,13 @@ import real_model  # noqa: E402
 from eval_report import ASKED, wilson  # noqa: E402
 
 MARK = "<!-- by hand: what came out -->"
-LENGTHS = [2000, 3000, 4000, 6500]  # tokens
+LENGTHS, NUMBERS = [2150, 2100, 2300, 4700], 13  # as in prune_real.py
 ANSWER = 7  # tokens
 PRUNE = ["--prune", "fastkv", "--prune-layer", "14", "--keep", "0.1", "--propagate", "0.2"]
-FULL, FIRST, LATER = "full prefill", "first question, pruned", "second question, complete"
-OPTIONS = {FULL: [], FIRST: PRUNE, LATER: PRUNE + ["--retention", "complete"]}
+FULL, WHOLE = "full prefill but for the last token, a step", "full prefill of all tokens"
+FIRST, LATER = "first question, pruned", "second question, complete"
+OPTIONS = {FULL: [], WHOLE: ["--prune", "full"], FIRST: PRUNE, LATER: PRUNE + ["--retention", "complete"]}
+TIMED = [FULL, FIRST, LATER]
 
 
 def cpu():
@@ -63,25 +66,37 @@ class Runner:
         path = self.path("questions.txt", "".join(q + "\n" for q in questions))
         return self.run(text, [*options, "--ask", path, "-n", str(tokens)])
 
+    def answers(self, text, questions, options):
+        """(lines of the output, ids of the tokens of each answer)"""
+        path = os.path.join(self.folder, "answer.ids")
+        lines, _ = self.ask(text, questions, ANSWER, [*options, "--emit-ids", path])
+        with open(path, encoding="utf-8") as f:
+            ids = f.read().split()
+        if len(ids) != ANSWER * len(questions):
+            raise RuntimeError("%d tokens for %d questions" % (len(ids), len(questions)))
+        return lines, [ids[i:i + ANSWER] for i in range(0, len(ids), ANSWER)]
+
     def cost(self, text, options):
         return self.ask(text, ["The", "The"], 1, options)[1]
 
 
 def measure_document(runner, index, rounds, idle):
-    """A dictionary of CPU seconds and of how many questions were right."""
-    d = eval_texts.Document(eval_texts.MANUALS[index], LENGTHS[index], 2000 + index, 100)
+    """A dictionary of CPU seconds, and of how many questions were right."""
+    d = eval_texts.Document(eval_texts.MANUALS[index], LENGTHS[index], 2000 + index, 100, NUMBERS)
     tasks = [t for t in d.tasks if t.kind in ASKED]
     tasks.insert(0, tasks[-1])
-    work = {name: [] for name in OPTIONS}
+    work = {name: [] for name in TIMED}
     for _ in range(rounds):
-        for name, options in OPTIONS.items():
-            work[name].append(runner.cost(d.text, options) - idle)
+        for name in TIMED:
+            work[name].append(runner.cost(d.text, OPTIONS[name]) - idle)
     print(index, work, file=sys.stderr)
     found = {"tokens": LENGTHS[index], "questions": len(tasks) - 1, "right": {}}
+    ids = {}
     for name, options in OPTIONS.items():
-        lines, _ = runner.ask(d.text, [t.text for t in tasks], ANSWER, options)
+        lines, ids[name] = runner.answers(d.text, [t.text for t in tasks], options)
         found["right"][name] = sum(t.is_right(line) for t, line in zip(tasks[1:], lines[1:]))
         print(index, name, found["right"][name], file=sys.stderr)
+    found["same"] = sum(a == b for a, b in zip(ids[LATER][1:], ids[WHOLE][1:]))
     found["work"] = {name: statistics.median(times) for name, times in work.items()}
     return found
 
@@ -94,7 +109,7 @@ def share(found, name):
 def markdown(args, found):
     asked = sum(f["questions"] for f in found)
     first = share(found, FIRST)
-    costs = {FULL: (1.0, 1.0), FIRST: (first, first), LATER: (first, share(found, LATER))}
+    costs = {FULL: (1.0, 1.0), WHOLE: None, FIRST: (first, first), LATER: (first, share(found, LATER))}
     lines = ["# First token early, nothing lost", "",
              "Written by `bench/runtime/prune_complete.py --kvferry PROGRAM --documents %d --rounds %d`: %s, "
              "%s, `%s`, everything that is held is attended (`--select full`)." % (
@@ -105,11 +120,13 @@ def markdown(args, found):
                  ", ".join("%.1f" % f["work"][FULL] for f in found)),
              "", "| | right, of %d | 95%% interval | first token | all work on the prompt |" % asked,
              "|---|---|---|---|---|"]
-    for name, (token, work) in costs.items():
+    for name, cost in costs.items():
         right = sum(f["right"][name] for f in found)
         low, high = wilson(right, asked)
-        lines.append("| %s | %d | %.0f%% to %.0f%% | %.2f | %.2f |" % (name, right, 100 * low, 100 * high,
-                                                                  token, work))
+        lines.append("| %s | %d | %.0f%% to %.0f%% | %s |" % (
+            name, right, 100 * low, 100 * high, "%.2f | %.2f" % cost if cost else "- | -"))
+    lines += ["", "Of %d answers of the complete documents %d are those of the full prefill of all tokens, token "
+              "for token." % (asked, sum(f["same"] for f in found))]
     return "\n".join(lines) + "\n\n"
 
 
@@ -126,8 +143,8 @@ def save(path, text):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--kvferry", required=True)
-    p.add_argument("--documents", type=int, default=2, choices=range(1, len(LENGTHS) + 1))
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--documents", type=int, default=3, choices=range(1, len(LENGTHS) + 1))
+    p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--out", default=os.path.join(ROOT, "bench", "results"))
     args = p.parse_args()
     args.kvferry, args.model = os.path.abspath(args.kvferry), real_model.fetch()
