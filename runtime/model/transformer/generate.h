@@ -76,9 +76,9 @@ typedef struct kvf_decode_request {
     bool wants_logits;  /**< tokens come with their logits */
     bool one_at_a_time; /**< no step is enqueued behind a token that is handed out, so that `token`
                            may use the transformer */
-    kvf_draft *draft;   /**< has seen all that the sequence holds and the ids: what it guesses is fed
-                           with the token in front of it, and what the sampler draws otherwise is
-                           taken back. The same tokens as without; NULL = none */
+    kvf_draft *draft; /**< has seen all that the sequence holds and the ids: what it guesses is fed
+                         with the token in front of it, and what the sampler draws otherwise is
+                         taken back. The same tokens as without; NULL = none */
 } kvf_decode_request;
 
 typedef struct kvf_decode_result {
