@@ -160,6 +160,27 @@ static int compare_heads(const void *a, const void *b)
     return x->index < y->index ? -1 : 1;
 }
 
+/* Of `heads` values: `count` lowest ones, or with sign -1 highest ones, get `kind` in the mask. */
+static kvf_status mark_first(const double *values, size_t heads, double sign, size_t count,
+                             uint8_t kind, uint8_t *mask, kvf_error *error)
+{
+    ranked_head *order = model_alloc(NULL, heads * sizeof *order);
+    if (!order)
+        return model_out_of_memory(error, heads * sizeof *order, "a head mask");
+    for (size_t i = 0; i < heads; i++)
+        order[i] = (ranked_head){sign * values[i], (uint32_t)i};
+    qsort(order, heads, sizeof *order, compare_heads);
+    for (size_t i = 0; i < count && i < heads; i++)
+        mask[order[i].index] = kind;
+    model_free(NULL, order);
+    return KVF_OK;
+}
+
+static size_t share_of(double share, size_t heads)
+{
+    return (size_t)floor(share * (double)heads + 0.5);
+}
+
 static kvf_status choose(const mask_reader *r, uint8_t *mask)
 {
     const size_t heads = (size_t)r->layers * r->kv_heads;
@@ -167,16 +188,26 @@ static kvf_status choose(const mask_reader *r, uint8_t *mask)
         mask[i] = r->sparsity >= 0.0 ? 1 : (uint8_t)r->values[i];
     if (r->sparsity < 0.0)
         return KVF_OK;
-    ranked_head *order = model_alloc(NULL, heads * sizeof *order);
-    if (!order)
-        return model_out_of_memory(r->error, heads * sizeof *order, "a head mask");
-    for (size_t i = 0; i < heads; i++)
-        order[i] = (ranked_head){r->values[i], (uint32_t)i};
-    qsort(order, heads, sizeof *order, compare_heads);
-    const size_t streaming = (size_t)floor(r->sparsity * (double)heads + 0.5);
-    for (size_t i = 0; i < streaming && i < heads; i++)
-        mask[order[i].index] = 0;
-    model_free(NULL, order);
+    return mark_first(r->values, heads, 1.0, share_of(r->sparsity, heads), 0, mask, r->error);
+}
+
+kvf_status kvf_head_mask_hottest(const double *heat, uint32_t layers, uint32_t kv_heads,
+                                 double share, uint8_t *mask, kvf_error *error)
+{
+    const size_t heads = (size_t)layers * kv_heads;
+    const size_t hot = share_of(share, heads);
+    memset(mask, 2, heads);
+    return mark_first(heat, heads, -1.0, hot ? hot : 1, 1, mask, error);
+}
+
+kvf_status kvf_head_mask_write(const uint8_t *mask, uint32_t layers, uint32_t kv_heads,
+                               kvf_text *text, kvf_error *error)
+{
+    const size_t heads = (size_t)layers * kv_heads;
+    for (size_t i = 0; i < heads; i++) {
+        const char cell[2] = {(char)('0' + mask[i]), (i + 1) % kv_heads ? '\t' : '\n'};
+        KVF_TRY(kvf_text_append(NULL, text, cell, sizeof cell, error));
+    }
     return KVF_OK;
 }
 

@@ -57,6 +57,31 @@ static kvf_status attend(const decode_run *r, uint32_t layer, const uint32_t *po
     return kvf_decode(r->cache, &args, r->step.stream);
 }
 
+static kvf_status show(const decode_run *r, uint32_t layer)
+{
+    const transformer_step *s = &r->step;
+    const transformer_observer *o = &s->t->observer;
+    const kvf_attention_view view = {.layer = layer,
+                                     .batch = s->rows,
+                                     .sequences = r->sequences,
+                                     .q = s->t->buffers.q,
+                                     .attended = s->t->buffers.attended,
+                                     .hidden = transformer_hidden_at(s),
+                                     .output = &s->t->layers[layer].output};
+    if (!o->see)
+        return KVF_OK;
+    KVF_TRY(kvf_stream_wait(s->stream));
+    return o->see(o->user, &view);
+}
+
+kvf_status kvf_transformer_observe(kvf_transformer *t, kvf_attention_fn see, void *user)
+{
+    if (see && !t->ops->is_host)
+        return KVF_UNSUPPORTED;
+    t->observer = (transformer_observer){see, user};
+    return KVF_OK;
+}
+
 static kvf_status decode_layers(const decode_run *r, const uint32_t *positions)
 {
     const transformer_step *s = &r->step;
@@ -69,6 +94,7 @@ static kvf_status decode_layers(const decode_run *r, const uint32_t *positions)
         const bool is_last = layer + 1 == t->model.layers;
         KVF_TRY(t->ops->project(s, l));
         KVF_TRY(attend(r, layer, positions));
+        KVF_TRY(show(r, layer));
         if (!r->wants_logits && is_last)
             return KVF_OK;
         KVF_TRY(t->ops->output(s, l, l->mlp_norm));

@@ -229,6 +229,28 @@ KVF_CHECKED kvf_status kvf_transformer_drawn(kvf_transformer *transformer, uint3
 /** The rest is not wanted. Wait for the stream first. */
 void kvf_transformer_draw_end(kvf_transformer *transformer);
 
+/** What attention of a layer did in a decode step. Everything is host memory, valid in the call. */
+typedef struct kvf_attention_view {
+    uint32_t layer;
+    uint32_t batch;
+    kvf_sequence *const *sequences; /**< [batch]; the step's tokens are in them */
+    const void *q;                  /**< [batch, query_heads, head_dim] of the model's type */
+    const void *attended;           /**< likewise: what kvf_decode gave */
+    const float *hidden;            /**< [batch, hidden_size] that the layer got */
+    const kvf_linear *output;       /**< what `attended` is multiplied with */
+} kvf_attention_view;
+
+typedef kvf_status (*kvf_attention_fn)(void *user, const kvf_attention_view *view);
+
+/**
+ * From here on show every layer's attention of a decode step, once the stream has come there. What
+ * @p see enqueues on the stream of the step it waits for. NULL = nobody looks. It changes no bit.
+ *
+ * @return KVF_OK; KVF_UNSUPPORTED on a GPU
+ */
+KVF_CHECKED kvf_status kvf_transformer_observe(kvf_transformer *transformer, kvf_attention_fn see,
+                                               void *user);
+
 /** Logits [vocab_size] of row @p row of the last decode, or row 0 of a prefill that wanted them,
  * after the stream was waited for. */
 const float *kvf_transformer_logits(const kvf_transformer *transformer, uint32_t row);

@@ -362,4 +362,5 @@ const transformer_ops transformer_host_ops = {
     .open = host_open,
     .close = host_close,
     .bytes = host_bytes,
+    .is_host = 1,
 };

@@ -62,6 +62,8 @@ struct transformer_ops {
     uint64_t (*bytes)(const kvf_transformer_options *options, uint32_t threads);
     /* 1: a decode step can be recorded. Then ids and positions are taken from fixed places. */
     uint32_t can_record;
+    /* 1: buffers are host memory. */
+    uint32_t is_host;
 };
 
 extern const transformer_ops transformer_host_ops;

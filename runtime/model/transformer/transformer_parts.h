@@ -69,6 +69,12 @@ typedef struct transformer_watch {
     bool stopped; /* it said no */
 } transformer_watch;
 
+/* Who looks at attention. */
+typedef struct transformer_observer {
+    kvf_attention_fn see; /* NULL = nobody */
+    void *user;
+} transformer_observer;
+
 struct kvf_transformer {
     kvf_transformer_options options;
     kvf_model_config model;
@@ -87,6 +93,7 @@ struct kvf_transformer {
     transformer_buffers buffers;
     transformer_recording recording;
     transformer_watch watch;
+    transformer_observer observer;
     struct kvf_completion *completion; /* where rows of pruned prompts are kept, or NULL */
     uint32_t drawing;                  /* steps that were drawn and not taken */
     uint32_t drawn_batch;              /* of the last one */

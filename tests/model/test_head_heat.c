@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The heat of heads: against plain arithmetic on the pages of a cache; that looking changes no bit;
+ * that threads do not either; and that there is none where all tokens are attended anyway.
+ */
+
+#include "head_heat.h"
+#include "layer_ops.h"
+#include "model_rig.h"
+#include "unit.h"
+
+#include <math.h>
+
+enum { LAYERS = 3, HEADS = 2, GROUP = 2, DIM = 64, WIDTH = HEADS * GROUP * DIM, HIDDEN = 128 };
+enum { VOCAB = 200, PROMPT = 300, STEPS = 6, PAGE = 4, SINK = 6, CELLS = LAYERS * HEADS };
+
+typedef struct run {
+    model_rig rig;
+    kvf_head_heat *heat;
+    kvf_sequence *sequence;
+    double expected[CELLS];
+    double heats[CELLS];
+    float logits[STEPS][VOCAB];
+} run;
+
+static uint32_t id_of(uint32_t index)
+{
+    return (index * index * 7u + index * 37u + 5u) % VOCAB;
+}
+
+/* fp32, so that outputs tell small differences. */
+static void run_open(run *r, uint32_t budget, uint32_t threads)
+{
+    kvf_cache_config cc;
+    kvf_error error = {0};
+    *r = (run){0};
+    model_rig_make(&r->rig, &(model_shape){.layers = LAYERS}, threads);
+    r->rig.model.dtype = KVF_FP32;
+    kvf_transformer_options options = model_rig_options(&r->rig);
+    options.chunk_max = 64;
+    options.prompt_max = PROMPT;
+    options.batch_max = 1;
+    model_rig_transformer(&r->rig, &options, &cc);
+    cc.tokens_max = PROMPT + STEPS;
+    cc.page_size = PAGE;
+    cc.sink_tokens = SINK;
+    cc.local_tokens = 16;
+    cc.budget_tokens = budget;
+    model_rig_cache(&r->rig, &cc);
+    assert_int_equal(kvf_head_heat_open(r->rig.runtime, &r->rig.model, r->rig.cache, r->rig.stream,
+                                        &r->heat, &error),
+                     KVF_OK);
+    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "sequence");
+}
+
+static void run_close(run *r)
+{
+    kvf_transformer_forget(r->rig.transformer);
+    kvf_sequence_destroy(r->sequence);
+    kvf_head_heat_close(r->heat);
+    model_rig_close(&r->rig);
+}
+
+/* Steps behind a prompt. */
+static void run_steps(run *r, kvf_attention_fn see, void *user)
+{
+    uint32_t ids[PROMPT];
+    const model_rig *m = &r->rig;
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = id_of(i);
+    model_rig_must(
+        m, kvf_transformer_prefill(m->transformer, m->cache, r->sequence, ids, PROMPT, m->stream),
+        "prefill");
+    model_rig_must(m, kvf_transformer_observe(m->transformer, see, user), "observe");
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const uint32_t id = id_of(PROMPT + step);
+        model_rig_must(
+            m,
+            kvf_transformer_decode(m->transformer, m->cache, &r->sequence, &id, 1, true, m->stream),
+            "decode");
+        model_rig_must(m, kvf_stream_wait(m->stream), "wait");
+        memcpy(r->logits[step], kvf_transformer_logits(m->transformer, 0), sizeof r->logits[step]);
+    }
+    kvf_head_heat_take(r->heat, r->heats);
+}
+
+/* ---- plain arithmetic ---- */
+
+/* One query head over the sink and the newest pages that the budget has room for. */
+static void stream_head(const run *r, const kvf_attention_view *view, uint32_t query_head,
+                        double out[DIM])
+{
+    const uint32_t budget = kvf_cache_settings(r->rig.cache)->budget_tokens;
+    const uint32_t length = kvf_sequence_length(r->sequence, view->layer);
+    const uint32_t pages = (length + PAGE - 1) / PAGE, newest = (budget - SINK) / PAGE;
+    const float *q = (const float *)view->q + (size_t)query_head * DIM;
+    double sum = 0.0;
+    memset(out, 0, DIM * sizeof *out);
+    for (uint32_t token = 0; token < length; token++) {
+        const uint32_t page = token / PAGE;
+        if (page > (SINK - 1) / PAGE && page + newest < pages)
+            continue;
+        const float *k =
+            (const float *)kvf_page_address(r->sequence, view->layer, query_head / GROUP, page) +
+            (size_t)(token % PAGE) * 2 * DIM;
+        double logit = 0.0;
+        for (uint32_t c = 0; c < DIM; c++)
+            logit += (double)q[c] * (double)k[c];
+        const double weight = exp(logit / sqrt(DIM));
+        sum += weight;
+        for (uint32_t c = 0; c < DIM; c++)
+            out[c] += weight * (double)k[DIM + c];
+    }
+    for (uint32_t c = 0; c < DIM; c++)
+        out[c] /= sum;
+}
+
+static kvf_status expect_and_see(void *user, const kvf_attention_view *view)
+{
+    run *r = user;
+    double changed[WIDTH], size = 0.0;
+    float row[WIDTH];
+    for (uint32_t head = 0; head < HEADS * GROUP; head++) {
+        stream_head(r, view, head, changed + head * DIM);
+        for (uint32_t c = head * DIM; c < (head + 1) * DIM; c++)
+            changed[c] = (double)((const float *)view->attended)[c] - changed[c];
+    }
+    for (uint32_t i = 0; i < HIDDEN; i++)
+        size += (double)view->hidden[i] * (double)view->hidden[i];
+    for (uint32_t output = 0; output < view->output->outputs; output++) {
+        kvf_numbers_widen((const char *)view->output->weight +
+                              output * kvf_linear_row_bytes(view->output),
+                          view->output->dtype, WIDTH, row);
+        for (uint32_t head = 0; head < HEADS; head++) {
+            double lost = 0.0;
+            for (uint32_t c = head * GROUP * DIM; c < (head + 1) * GROUP * DIM; c++)
+                lost += (double)row[c] * changed[c];
+            r->expected[view->layer * HEADS + head] += lost * lost / size / STEPS;
+        }
+    }
+    return kvf_head_heat_see(r->heat, view);
+}
+
+static void heat_is_what_streaming_loses(void **state)
+{
+    static run r;
+    run_open(&r, 64, 2);
+    run_steps(&r, expect_and_see, &r);
+    for (uint32_t i = 0; i < CELLS; i++) {
+        if (!(r.expected[i] > 1e-9))
+            fail_msg("cell %u: %g is no heat", i, r.expected[i]);
+        /* Outputs in fp32 differ by 1e-6 of their size, and o - o' is a tenth of that or more. */
+        if (fabs(r.heats[i] - r.expected[i]) > 1e-4 * r.expected[i])
+            fail_msg("cell %u: %g instead of %g", i, r.heats[i], r.expected[i]);
+    }
+    run_close(&r);
+}
+
+static void looking_changes_no_bit(void **state)
+{
+    static run plain, seen;
+    run_open(&plain, 64, 1);
+    run_steps(&plain, NULL, NULL);
+    run_open(&seen, 64, 1);
+    run_steps(&seen, kvf_head_heat_see, seen.heat);
+    assert_memory_equal(plain.logits, seen.logits, sizeof plain.logits);
+    for (uint32_t i = 0; i < CELLS; i++)
+        assert_true(plain.heats[i] == 0.0 && seen.heats[i] > 0.0);
+    run_close(&plain);
+    run_close(&seen);
+}
+
+static void threads_change_no_bit(void **state)
+{
+    static run one, two;
+    run_open(&one, 64, 1);
+    run_steps(&one, kvf_head_heat_see, one.heat);
+    run_open(&two, 64, 3);
+    run_steps(&two, kvf_head_heat_see, two.heat);
+    assert_memory_equal(one.heats, two.heats, sizeof one.heats);
+    run_close(&one);
+    run_close(&two);
+}
+
+static void a_full_budget_has_no_heat(void **state)
+{
+    static run r;
+    run_open(&r, PROMPT + STEPS + 2 * PAGE, 2);
+    run_steps(&r, kvf_head_heat_see, r.heat);
+    for (uint32_t i = 0; i < CELLS; i++)
+        if (r.heats[i] > 1e-10) /* rounding in fp32, squared */
+            fail_msg("cell %u: %g", i, r.heats[i]);
+    run_close(&r);
+}
+
+static void a_gpu_shows_nothing(void **state)
+{
+    run r;
+    run_open(&r, 64, 1);
+    assert_int_equal(kvf_transformer_observe(r.rig.transformer, kvf_head_heat_see, r.heat),
+                     KVF_UNSUPPORTED);
+    assert_int_equal(kvf_transformer_observe(r.rig.transformer, NULL, NULL), KVF_OK);
+    run_close(&r);
+}
+
+int main(void)
+{
+    const char *device = getenv("KVF_TEST_DEVICE");
+    const struct CMUnitTest on_host[] = {
+        cmocka_unit_test(heat_is_what_streaming_loses),
+        cmocka_unit_test(looking_changes_no_bit),
+        cmocka_unit_test(threads_change_no_bit),
+        cmocka_unit_test(a_full_budget_has_no_heat),
+    };
+    const struct CMUnitTest on_gpu[] = {cmocka_unit_test(a_gpu_shows_nothing)};
+    if (device && strcmp(device, "cuda") == 0)
+        return cmocka_run_group_tests(on_gpu, NULL, NULL);
+    return cmocka_run_group_tests(on_host, NULL, NULL);
+}
