@@ -12,6 +12,7 @@
 
 #include "calibration_file.h"
 #include "commands.h"
+#include "head_mask.h"
 #include "interrupt.h"
 #include "run.h"
 
@@ -54,7 +55,8 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     KVF_TRY(kvf_model_config_read(o->model, NULL, &tune->model, error));
     if (tune->model.note[0])
         fprintf(stderr, "kvferry: %s\n", tune->model.note);
-    KVF_TRY(choose_layers(tune, error));
+    if (!o->heads)
+        KVF_TRY(choose_layers(tune, error));
     KVF_TRY(kvf_weights_open(o->model, NULL, &tune->weights, error));
     KVF_TRY(kvf_tokenizer_open(o->model, NULL, &tune->tokenizer, error));
     KVF_TRY(cli_tune_read(tune, error));
@@ -102,7 +104,9 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
     kvf_cache_config_init(&config);
     kvf_transformer_geometry(&options, &config);
     config.tokens_max = tokens;
-    if (tune->options.questions > 0) {
+    if (tune->options.heads) {
+        cli_tune_heads_cache(tune, &config);
+    } else if (tune->options.questions > 0) {
         config.tokens_max += TUNE_ANSWER_TOKENS_MAX;
         config.select = KVF_SELECT_FULL;
     }
@@ -113,7 +117,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
         config.host_tokens_max = (uint64_t)config.tokens_max + longest_question(tune) +
                                  TUNE_ANSWER_TOKENS_MAX + config.local_tokens + 4u * 64u;
     }
-    config.observe_window = window_of(tune);
+    config.observe_window = tune->options.heads ? 0 : window_of(tune);
     KVF_TRY(cli_plan_make(&options, &config, &tune->plan, error));
     if (!cli_memory_plan_check(&tune->plan))
         return model_fail(error, KVF_OUT_OF_MEMORY, "give fewer --tokens");
@@ -138,6 +142,8 @@ static void close_tune(cli_tune *tune)
     free(tune->questions);
     free(tune->pruned);
     free(tune->hidden);
+    free(tune->heat);
+    free(tune->mask);
     free(tune->figures);
     kvf_token_ids_free(NULL, &tune->prompts);
     kvf_token_ids_free(NULL, &tune->pieces);
@@ -145,9 +151,33 @@ static void close_tune(cli_tune *tune)
     kvf_weights_close(tune->weights);
 }
 
-static bool has_result(const cli_tuned *tuned)
+static bool is_found(const cli_tuned *tuned)
 {
     return tuned->scores || tuned->keeps;
+}
+
+static bool has_result(const cli_tune *tune)
+{
+    return tune->options.heads || is_found(&tune->tuning.fastkv) ||
+           is_found(&tune->tuning.structkv);
+}
+
+static kvf_status measure(cli_tune *tune, kvf_error *error)
+{
+    return tune->options.heads           ? cli_tune_heads(tune, error)
+           : tune->options.questions > 0 ? cli_tune_search(tune, error)
+                                         : cli_tune_measure(tune, error);
+}
+
+/* @return false if there is no memory */
+static bool make_result(cli_tune *tune, cli_json *json)
+{
+    if (tune->options.heads)
+        return kvf_head_mask_write(tune->mask, tune->model.layers, tune->model.kv_heads,
+                                   &json->text, NULL) == KVF_OK;
+    cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
+    cli_prune_file_write(json, &tune->tuning);
+    return kvf_text_append(NULL, &json->text, "\n", 1, NULL) == KVF_OK && !json->failed;
 }
 
 /* @return false after a message */
@@ -155,9 +185,7 @@ static bool write_result(cli_tune *tune)
 {
     const char *out = tune->options.out;
     cli_json json = {0};
-    cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
-    cli_prune_file_write(&json, &tune->tuning);
-    bool written = kvf_text_append(NULL, &json.text, "\n", 1, NULL) == KVF_OK && !json.failed;
+    bool written = make_result(tune, &json);
     if (!written)
         fputs("kvferry: no memory for the result\n", stderr);
     else if (strcmp(out, "-") == 0)
@@ -174,19 +202,17 @@ static int measure_and_report(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const bool is_piped = o->out && strcmp(o->out, "-") == 0;
-    const kvf_status status =
-        o->questions > 0 ? cli_tune_search(tune, error) : cli_tune_measure(tune, error);
-    if (status != KVF_OK) {
+    if (measure(tune, error) != KVF_OK) {
         fprintf(stderr, "kvferry: %s\n", error->text);
         return 1;
     }
     if (tune->interrupted)
         return 130;
-    cli_tune_print(tune, is_piped ? stderr : stdout);
+    (o->heads ? cli_tune_heads_print : cli_tune_print)(tune, is_piped ? stderr : stdout);
     bool done = fflush(is_piped ? stderr : stdout) == 0;
     if (!done)
         fputs("kvferry: standard output cannot be written\n", stderr);
-    if (o->out && !has_result(&tune->tuning.fastkv) && !has_result(&tune->tuning.structkv)) {
+    if (o->out && !has_result(tune)) {
         fprintf(stderr, "kvferry: no policy keeps enough, so nothing is written to %s\n", o->out);
         return 1;
     }

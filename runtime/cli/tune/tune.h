@@ -3,12 +3,14 @@
 #define KVF_CLI_TUNE_H
 
 /*
- * `kvferry tune`: how to prune a model, measured on text. What its files share.
+ * `kvferry tune`: how to prune a model, or which of its heads are hot, measured on text. What its
+ * files share.
  *
  * tune_options.c reads the command line, tune_text.c makes pieces of text, tune_questions.c hides
  * questions in them, tune_search.c looks for settings that keep the answers, tune_measure.c
- * measures what the papers do instead, tune_report.c tells, tune.c opens and closes. Invariant: a
- * tune that is zero or half open can be closed.
+ * measures what the papers do instead, tune_report.c tells; tune_heads.c finds hot heads, and
+ * tune_heads_report.c tells of them; tune.c opens and closes. Invariant: a tune that is zero or
+ * half open can be closed.
  */
 
 #include "memory_plan.h"
@@ -28,6 +30,8 @@ typedef struct cli_tune_options {
     const char *out; /* NULL = nothing is written; "-" = standard output */
     uint32_t method; /* one of two, or both */
     bool fastkv, structkv;
+    bool heads; /* none of both: hot heads */
+    double hot_share;
     bool are_layers_given;
     uint32_t layer_first, layer_last;
     uint32_t samples, tokens;
@@ -69,6 +73,9 @@ typedef struct cli_tune {
     uint32_t full_right;    /* questions that full attention answers */
     double *figures;        /* what the arrays of `tuning` lie in */
     float *hidden, *pruned; /* [samples, hidden_size], [hidden_size] */
+    double *heat;           /* [layers, kv_heads] */
+    uint8_t *mask;          /* likewise */
+    uint32_t foreseen;      /* answers */
     cli_tuning tuning;
     bool interrupted;
 } cli_tune;
@@ -88,8 +95,21 @@ KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);
 
+/** The answer as it follows its question, behind @p ids. */
+KVF_CHECKED kvf_status cli_tune_answer(const cli_tune *tune, const tune_question *q,
+                                       kvf_token_ids *ids, kvf_error *error);
+
 /** Ask them; fills tuning. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_search(cli_tune *tune, kvf_error *error);
+
+/** How the cache is, when hot heads are looked for. */
+void cli_tune_heads_cache(const cli_tune *tune, kvf_cache_config *config);
+
+/** Find hot heads; fills heat and mask. @return KVF_OK also when interrupted */
+KVF_CHECKED kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error);
+
+/** What was found, for people: shares, and a map. */
+void cli_tune_heads_print(const cli_tune *tune, FILE *file);
 
 /** Share of a full prefill's tokens that FastKV computes with these settings at this layer: all up
  * to it, few behind it. */

@@ -72,15 +72,42 @@ static const cli_option rows[] = {
     {.is = {"tokens", KVF_SETTING_WHOLE, FIELD(tokens), .low = 16, .high = 1 << 24,
             .meaning = "tokens of a piece"}},
     {.is = {"out", TEXT, FIELD(out),
-            .meaning = "write the result for run --prune-config; - = standard output"}},
+            .meaning = "write the result for run --prune-config, or with --heads for "
+                       "--head-mask; - = standard output"}},
 };
 
-static bool check_together(const cli_tune_options *o)
+static const cli_option of_heads[] = {
+    {.is = {"heads", KVF_SETTING_SWITCH, FIELD(heads),
+            .meaning = "find hot heads instead: those that need what they choose"}},
+    {.is = {"hot-share", KVF_SETTING_SHARE, FIELD(hot_share), .high = 1,
+            .meaning = "share of hot heads; the others are coarse"},
+     .absent = "a third"},
+};
+
+static bool is_given(const cli_command *c, const char *name)
+{
+    return cli_option_find(c, name)->given;
+}
+
+static const char *problem_of_heads(const cli_command *c, const cli_tune_options *o)
+{
+    if (!o->heads)
+        return is_given(c, "hot-share") ? "--hot-share needs --heads" : NULL;
+    if (is_given(c, "method") || is_given(c, "layers") || is_given(c, "goal") ||
+        is_given(c, "asked") || o->prune.values.given)
+        return "--heads looks at all heads of all layers; leave --method, --layers, --goal, "
+               "--asked and settings of pruning out";
+    if (o->runtime.device == KVF_DEVICE_CUDA)
+        return "--heads measures on the host device; leave --device out";
+    return NULL;
+}
+
+static bool check_together(const cli_command *c, const cli_tune_options *o)
 {
     const uint32_t known = (o->fastkv ? cli_settings_of("fastkv") : 0) |
                            (o->structkv ? cli_settings_of("structkv") : 0);
     const kvf_setting *stray = cli_settings_stray(&o->prune.values, known);
-    const char *problem = NULL;
+    const char *problem = problem_of_heads(c, o);
     if (!o->model)
         problem = "--model DIR is needed";
     else if (o->text_count == 0)
@@ -102,8 +129,12 @@ static bool check_together(const cli_tune_options *o)
 static void set_defaults(void *options)
 {
     cli_tune_options *o = options;
-    *o = (cli_tune_options){
-        .samples = 8, .tokens = 2048, .method = 2, .questions = 16, .goal = 0.95};
+    *o = (cli_tune_options){.samples = 8,
+                            .tokens = 2048,
+                            .method = 2,
+                            .questions = 16,
+                            .goal = 0.95,
+                            .hot_share = 1.0 / 3};
     kvf_runtime_config_init(&o->runtime);
     cli_prune_options_init(&o->prune);
 }
@@ -116,23 +147,35 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
         "Find how to prune a model. Lines are hidden in the text and asked for; the layer and the "
         "shares\nare the cheapest that keep 95% of full attention's answers.\nWith --questions 0, "
         "as the papers do: after which layer FastKV "
-        "changes the last hidden state least,\nand at which layer StructKV's attention turns.";
+        "changes the last hidden state least,\nand at which layer StructKV's attention turns.\n"
+        "With --heads find hot heads instead, for --head-mask: those whose output changes most "
+        "when "
+        "they\nattend to first and newest tokens only, over the tokens of answers, or with "
+        "--questions 0 over text.";
     c->notes = "A setting takes one prefill per question (--asked after: per piece of text), or "
                "less where "
                "answers\nare lost; a policy has at most about thirty. With --questions 0 the model "
                "runs once per piece of text for "
                "structkv, "
-               "and once\nmore per layer for fastkv.\n";
+               "and once\nmore per layer for fastkv. With --heads each piece is read once.\n";
     c->stray = "text is given with --text";
     c->defaults = set_defaults;
     cli_heading(c, "Measurement:");
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
+    cli_heading(c, "Hot heads:");
+    cli_add(c, of_heads, sizeof of_heads / sizeof *of_heads, 0);
     cli_heading(c, "Settings, as of kvferry run:");
     cli_prune_add_found_with(c, offsetof(cli_tune_options, prune));
     cli_add_runtime(c, offsetof(cli_tune_options, runtime));
     cli_add_cublas(c, offsetof(cli_tune_options, cublas));
     const int parsed = cli_parse(c, argc, argv, out);
-    out->fastkv = out->method != 1;
-    out->structkv = out->method != 0;
-    return parsed >= 0 ? parsed : check_together(out) ? -1 : 2;
+    out->fastkv = !out->heads && out->method != 1;
+    out->structkv = !out->heads && out->method != 0;
+    if (parsed >= 0)
+        return parsed;
+    if (!check_together(c, out))
+        return 2;
+    if (out->heads)
+        out->runtime.device = KVF_DEVICE_HOST;
+    return -1;
 }

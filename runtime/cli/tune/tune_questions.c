@@ -132,6 +132,12 @@ static kvf_status hide(const cli_tune *tune, uint32_t piece, size_t room, kvf_to
                             : status;
 }
 
+kvf_status cli_tune_answer(const cli_tune *tune, const tune_question *q, kvf_token_ids *ids,
+                           kvf_error *error)
+{
+    return encode(tune, " ", q->answer, "", ids, error);
+}
+
 static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_question *q,
                               kvf_error *error)
 {
@@ -145,7 +151,7 @@ static kvf_status make_prompt(cli_tune *tune, const kvf_token_ids *body, tune_qu
     q->count = (uint32_t)(tune->prompts.count - q->first);
     said.count = 0;
     if (status == KVF_OK)
-        status = encode(tune, " ", q->answer, "", &said, error);
+        status = cli_tune_answer(tune, q, &said, error);
     q->tokens = (uint32_t)said.count + 2; /* one more tells a longer number */
     kvf_token_ids_free(NULL, &said);
     return status;
