@@ -3,11 +3,14 @@
 """What selections cost a real language model: answers and losses under every row of ROWS.
 
 usage: eval.py --build FOLDER [--quick] [--only WORD...] [--out FOLDER] [--report]
+       eval.py --build FOLDER --ruler [--model DIR] [--lengths N...] [--samples N] [--tasks NAME...]
+               [--row 'NAME FIELD=VALUE...']... [--quick] [--out FOLDER] [--report]
 
 Fetches a real model once (real_model.py), makes documents with fixed seeds (eval_texts.py), runs
 eval_selection over all rows, and writes eval.md, eval.json and eval.svg to bench/results/. A row
 that the library refuses is left out and named. The recall model of examples/ has rows of its own.
-What was said so far is in FOLDER/eval/: --report tells of a run that was cut.
+What was said so far is in FOLDER/eval/: --report tells of a run that was cut. With --ruler other
+tasks are asked (eval_ruler_texts.py) of any model, and ruler.md and ruler.json are written.
 """
 import argparse
 import json
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+import eval_ruler
 import eval_texts
 import real_model
 from eval_report import write_results
@@ -140,10 +144,29 @@ def main():
                         "--only, nothing is written without it)")
     parser.add_argument("--report", action="store_true",
                         help="run nothing: tell of the last run, as far as it came")
+    parser.add_argument("--ruler", action="store_true", help="tasks of RULER and MRCR instead")
+    parser.add_argument("--model", help="with --ruler: a Hugging Face folder or GGUF file")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="TOKENS",
+                        help="with --ruler: of prompts with what is generated (%s)"
+                        % " ".join(map(str, eval_ruler.LENGTHS)))
+    parser.add_argument("--samples", type=int, help="with --ruler: prompts of a task and length (%d)"
+                        % eval_ruler.SAMPLES)
+    parser.add_argument("--tasks", nargs="+", metavar="NAME", help="with --ruler: only these")
+    parser.add_argument("--row", action="append", metavar="'NAME FIELD=VALUE...'",
+                        help="with --ruler: one more row, such as 'third head_mask=FILE'")
     args = parser.parse_args()
+    if not args.ruler and (args.model or args.lengths or args.samples or args.tasks or args.row):
+        parser.error("--model, --lengths, --samples, --tasks and --row go with --ruler")
     program = os.path.join(ROOT, args.build, "bench", "model", "eval_selection")
     if not args.report and not os.access(program, os.X_OK):
         sys.exit("eval: %s was not built" % program)
+    results = os.path.join(ROOT, "bench", "results")
+    if args.ruler:
+        try:
+            return eval_ruler.main(args, program, args.model or real_model.fetch(), os.path.join(
+                ROOT, args.build, "eval", "ruler"), results, machine())
+        except FileNotFoundError as missing:
+            sys.exit("eval: %s" % missing)
     try:
         documents = eval_texts.documents(*([3, QUICK_CHARS] if args.quick else []))
         model = None if args.report else real_model.fetch()
@@ -174,9 +197,8 @@ def main():
     facts.update(minutes=round((spent(rows, "seconds") + spent(recall_rows, "seconds")) / 60, 1),
                  cpu_seconds=round(spent(rows, "cpu_seconds") + spent(recall_rows, "cpu_seconds")),
                  verify_every=VERIFY, texts=eval_texts.digest(documents), document_tokens=lengths)
-    out = args.out or (None if args.quick or args.only else
-                       os.path.join(ROOT, "bench", "results"))
-    write_results(facts, documents, rows, recall, recall_rows, out)
+    out = args.out or (None if args.quick or args.only else results)
+    return write_results(facts, documents, rows, recall, recall_rows, out)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ PROGRAM, KVFERRY, EXAMPLES = sys.argv[1:4]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_report  # noqa: E402
+import eval_ruler  # noqa: E402
+import eval_ruler_texts  # noqa: E402
 import eval_texts  # noqa: E402
 
 MODEL = os.path.join(EXAMPLES, "recall", "model")
@@ -106,6 +108,53 @@ def check_report():
     check("escapes", eval_texts.unescaped(eval_texts.escaped("a\\n\n\tb")) == "a\\n\n\tb")
 
 
+def check_ruler(text):
+    """Prompts fill what they should, hold what is asked for, and are always the same."""
+    material, tokens, samples = eval_ruler_texts.Material(text), 700, 2
+    for name in eval_ruler_texts.TASKS:
+        documents = eval_ruler_texts.fitted(
+            material, name, tokens, samples, lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+        again = eval_ruler_texts.fitted(
+            material, name, tokens, samples, lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+        taken = [n + d.tasks[0].tokens
+                 for n, d in zip(eval_ruler.count(PROGRAM, MODEL, documents), documents)]
+        check("%s: %s of %d tokens" % (name, taken, tokens),
+              all(0.85 * tokens < n <= tokens for n in taken))
+        check("%s: the same again" % name, [d.text for d in documents] == [d.text for d in again])
+        check("%s: samples differ" % name, documents[0].text != documents[1].text)
+        for d in documents:
+            task = d.tasks[0]
+            check("%s: what is asked for is there" % name,
+                  all(a in d.text for a in task.answers[name == "mrcr":]))
+            check("%s: all found, nothing found" % name,
+                  task.score(" ".join(task.answers)) == 1.0 and task.score(" - ") == 0.0)
+    four = eval_ruler_texts.RulerTask("", "", ["Abc", "def", "ghi", "jkl"], 1)
+    check("a share of what is expected", four.score(" abc, DEF and gh") == 0.5)
+    mrcr = eval_ruler_texts.MrcrTask("", "", ["QWERTY", "one two three"], 1)
+    check("a reply needs its mark", mrcr.score("one two three") == 0.0 and
+          mrcr.score(" QWERTY one two three User: and") == 1.0 and
+          0.3 < mrcr.score("QWERTY one") < 0.7)
+    try:
+        eval_ruler_texts.fitted(material, "vt", 100, 1,
+                                lambda d: eval_ruler.count(PROGRAM, MODEL, d))
+        check("vt in 100 tokens is refused", False)
+    except ValueError as problem:
+        check("vt in 100 tokens is refused", "does not fit 100" in str(problem))
+
+
+def check_ruler_report():
+    """What is judged, and how much is kept."""
+    def told(full, mine):
+        row = {"score": 0, "attended": 1}
+        return {"judged": sum(full) >= eval_ruler.JUDGED * len(full),
+                "rows": {"full": dict(row, scores=full), "default": dict(row, scores=mine)}}
+
+    runs = [told([1.0, 1.0, 0.5, 0.5], [1.0, 0.5, 0.5, 0.25]), told([0.0, 0.25], [1.0, 1.0])]
+    check("what full attention cannot do is not judged",
+          eval_ruler.judged(runs, "default") == ([1.0, 0.5, 0.5, 0.25], [1.0, 1.0, 0.5, 0.5]))
+    check("three quarters are kept", "| 75.0% |" in eval_ruler.summary(runs)[-1])
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         texts = [generate(folder, 3, 1500), generate(folder, 4, 900)]
@@ -137,7 +186,9 @@ def main():
         moved = int(alone["dynamic"]["stats"]["bytes_to_device"])
         check("selection moves bytes", moved > 0)
         check("the same settings again are told", alone["again"].get("same") == "dynamic")
+        check_ruler(texts[0][0].replace(" . ", ". "))
     check_report()
+    check_ruler_report()
     print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
     return CHECKS.count(False) > 0
 

@@ -5,6 +5,7 @@
  * configuration, with one prefill per document for all of them.
  *
  * usage: eval_selection --model DIR --tasks FILE --configs FILE [--out FILE] [--lanes N]
+ *        eval_selection --model DIR --tasks FILE [--out FILE]        only counts tokens
  *
  * A configuration is a line: a name, a tab, and settings of a cache as FIELD=VALUE, apart by
  * spaces, also head_mask=FILE; what is not said is the library's default. What comes out is one
@@ -16,6 +17,11 @@
  *     stats FIELD=VALUE ...
  *     refused REASON         in place of all these: the library has no such cache
  *     same NAME              likewise: an earlier configuration comes to the same settings
+ *
+ * In front of them stands, and without configurations, which needs no weights, is all:
+ *
+ *     document DOCUMENT TOKENS
+ *     task DOCUMENT TASK TOKENS        that are fed; only without configurations
  *
  * A document ends with a decode step, as in `kvferry run`; every task continues on a fork, and as
  * many as there are lanes are decoded at once, of whatever document. A batch does not change a bit
@@ -510,6 +516,30 @@ static kvf_status read_documents(evaluation *e, kvf_error *error)
     return KVF_OK;
 }
 
+/* Only the tokenizer is read. */
+static kvf_status count_tokens(evaluation *e, kvf_error *error)
+{
+    KVF_TRY(kvf_tokenizer_open(e->model, NULL, &e->tokenizer, error));
+    KVF_TRY(eval_tasks_read(e->tasks_file, e->tokenizer, &e->tasks, error));
+    for (uint32_t i = 0; i < e->tasks.count; i++) {
+        const eval_document *d = &e->tasks.documents[i];
+        fprintf(e->out, "document\t%u\t%zu\n", i, d->ids.count);
+        for (uint32_t t = 0; t < d->count; t++)
+            fprintf(e->out, "task\t%u\t%u\t%zu\n", i, t, d->tasks[t].ids.count);
+    }
+    return KVF_OK;
+}
+
+static kvf_status run_all_configs(evaluation *e, kvf_error *error)
+{
+    e->past = calloc(CONFIGS_MAX, sizeof *e->past);
+    if (!e->past)
+        return model_out_of_memory(error, sizeof *e->past, "configurations");
+    KVF_TRY(open_machine(e, error));
+    KVF_TRY(read_documents(e, error));
+    return run_configs(e, error);
+}
+
 static void close_all(evaluation *e)
 {
     eval_machine *m = &e->machine;
@@ -538,8 +568,8 @@ int main(int argc, char **argv)
         {.name = "--configs", .text = &e.configs_file}, {.name = "--out", .text = &e.out_file},
         {"--lanes", &e.lanes_max, 1, LANES_MAX, NULL},  {0}};
     (void)bench_args_read(argc, argv, table);
-    if (!e.model || !e.tasks_file || !e.configs_file) {
-        fputs("eval_selection: --model, --tasks and --configs are needed\n", stderr);
+    if (!e.model || !e.tasks_file) {
+        fputs("eval_selection: --model and --tasks are needed\n", stderr);
         return 2;
     }
     e.out = e.out_file ? fopen(e.out_file, "w") : stdout;
@@ -548,13 +578,8 @@ int main(int argc, char **argv)
         return 1;
     }
     e.start = kvf_now_seconds();
-    e.past = calloc(CONFIGS_MAX, sizeof *e.past);
-    kvf_status status = e.past ? open_machine(&e, &error)
-                               : model_out_of_memory(&error, sizeof *e.past, "configurations");
-    if (status == KVF_OK)
-        status = read_documents(&e, &error);
-    if (status == KVF_OK)
-        status = run_configs(&e, &error);
+    const kvf_status status =
+        e.configs_file ? run_all_configs(&e, &error) : count_tokens(&e, &error);
     if (status != KVF_OK)
         fprintf(stderr, "eval_selection: %s %s\n", kvf_status_name(status), error.text);
     const bool written = !ferror(e.out) && fclose(e.out) == 0;
