@@ -11,7 +11,7 @@ examples=$2
 . "$(dirname "$0")/checks.sh"
 
 ln -s "$examples/recall/model" model || exit 1
-python3 "$examples/recall/generate.py" document --tokens 4096 --questions 10 --seed 7 --out . || exit 1
+python3 "$examples/recall/generate.py" document --tokens 2048 --questions 6 --seed 7 --out . || exit 1
 # Facts of another document are hidden; those of this one are in its text.
 python3 "$examples/recall/generate.py" document --tokens 600 --questions 4 --seed 3 --out other || exit 1
 python3 - <<'END' || exit 1
@@ -20,7 +20,7 @@ with open("other/document.txt", encoding="utf-8") as f, open("lines.tsv", "w", e
     for m in re.finditer(r"the code of (\w+ \w+) is (\w+ \w+) \.", f.read()):
         to.write("%s\tquestion the code of %s is\t%s\n" % (m[0], m[1], m[2]))
 END
-tune="tune --heads --model model --text document.txt --hide lines.tsv --samples 2 --tokens 1536"
+tune="tune --heads --model model --text document.txt --hide lines.tsv --samples 2 --tokens 896"
 
 # Layer 1 looks for facts; nothing else reaches further than some words.
 LC_ALL=C.UTF-8 "$kvferry" $tune --questions 4 --hot-share 0.25 --out hot.tsv >out 2>err </dev/null
@@ -35,7 +35,7 @@ check 'no line is wider than 80 columns' sh -c '! LC_ALL=C.UTF-8 grep -E "^.{81}
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 >plain.txt 2>err </dev/null
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --head-mask hot.tsv \
     --coarse-share 0 >masked.txt 2>err </dev/null
-check 'ten answers' test "$(wc -l <masked.txt)" -eq 10
+check 'six answers' test "$(wc -l <masked.txt)" -eq 6
 check 'the same answers with the mask' cmp plain.txt masked.txt
 tr 12 21 <hot.tsv >cold.tsv
 "$kvferry" run --model model --prompt-file document.txt --ask questions.txt -n 2 --head-mask cold.tsv \
@@ -48,7 +48,7 @@ LC_ALL=C "$kvferry" $tune --questions 4 --threads 1 --out - >one.tsv 2>one.err <
 check 'threads change nothing' cmp one.tsv three.tsv
 check 'a third of eight is three' test "$(tr -cd 1 <one.tsv | wc -c)" -eq 3
 check 'a map of ASCII where the locale says so' sh -c 'grep -q "@ @$" one.err && ! grep -q "█" one.err'
-text="tune --heads --model model --text document.txt --questions 0 --samples 2 --tokens 1536 --hot-share 0.25"
+text="tune --heads --model model --text document.txt --questions 0 --samples 2 --tokens 896 --hot-share 0.25"
 try 0 $text --out text.tsv; check 'no answers are told of' sh -c '! grep -q foresees out'
 check 'by text at least one of layer 1 is hot' sh -c 'sed -n 2p text.tsv | grep -q 1'
 "$kvferry" $text --threads 1 --out - >again.tsv 2>err </dev/null
