@@ -56,7 +56,7 @@
     PLAIN(move, writeback)                                                                         \
     PLAIN(move, frame)                                                                             \
     PLAIN(move, stamp)                                                                             \
-    PLAIN(cells, write)                                                                            \
+    SIMD(cells, write)                                                                             \
     PLAIN(cells, rows)                                                                             \
     PLAIN(cells, renew)                                                                            \
     PLAIN(cells, note)                                                                             \

@@ -80,7 +80,8 @@ KVF_INLINE uint32_t kvf_cell_tokens(const kvf_paging *p)
  * Key and value to the cell, the code to its group; the token's count of writes rises. If any of
  * the token's keys and values is not finite, its odd bit is set and it is all zeros, so that tokens
  * before it, which do not see it, keep their answers. A slot below 0 is left out, one behind the
- * last cell is left out and counted. No slot is given twice. One task per token. */
+ * last cell is left out and counted. No slot is given twice. A task is KVF_WRITE_TOKENS tokens. */
+#define KVF_WRITE_TOKENS 16u
 typedef struct kvf_write_args {
     const kvf_cells *cells;
     kvf_cell_codes codes;
@@ -93,7 +94,7 @@ typedef struct kvf_write_args {
     size_t v_stride;
     const int64_t *slots; /* [tokens] cell * block_size + token */
 } kvf_write_args;
-KVF_TASKS(write, kvf_write_args, a->tokens)
+KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
 
 /* ---- rows: the caller's tables and lengths as rows, and what is asked of every list ----
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max

@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
-    const dim3 grid(tasks), block(THREADS);
+    const dim3 grid(a->tokens), block(THREADS);
     if (tasks == 0)
         return cudaSuccess;
     switch (a->dtype) {

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVF_KERNELS_CELLS_WRITE_TOKEN_H
+#define KVF_KERNELS_CELLS_WRITE_TOKEN_H
+
+/*
+ * A new token into its cell, all but its codes: for the host forms of `write`.
+ *
+ * Knows nothing of rows.
+ */
+
+#include <string.h>
+
+#include "cells_args.h"
+#include "element.h"
+
+/* Where a token is, once it is there. */
+typedef struct kvf_token_place {
+    uint32_t cell, token;
+    int is_odd; /* it is zeros, and so are its codes */
+} kvf_token_place;
+
+static inline const void *kvf_write_key(const kvf_write_args *a, uint32_t index, uint32_t head)
+{
+    const size_t element = kvf_dtype_bytes(a->dtype);
+    const size_t at = index * a->k_stride + (size_t)head * a->cells->paging.shape.head_dim;
+    return kvf_offset(a->k, at * element);
+}
+
+static inline void kvf_note_odd(uint64_t *odd, uint32_t token, int is_odd)
+{
+    const uint64_t bit = UINT64_C(1) << token;
+    if (is_odd)
+        __atomic_fetch_or(odd, bit, __ATOMIC_RELAXED);
+    else
+        __atomic_fetch_and(odd, ~bit, __ATOMIC_RELAXED);
+}
+
+/* Returns 0 if token `index` of the call is left out. */
+static inline int kvf_write_token(const kvf_write_args *a, uint32_t index, kvf_token_place *place)
+{
+    const kvf_cells *c = a->cells;
+    const kvf_paging *p = &c->paging;
+    const size_t bytes = kvf_row_bytes(&p->shape), element = kvf_dtype_bytes(p->shape.dtype);
+    const int64_t slot = a->slots[index];
+    if (slot < 0)
+        return 0;
+    if ((uint64_t)slot >= kvf_cells_count(c) * p->block_size) {
+        __atomic_fetch_add(&c->counters[a->layer].bad_slots, 1, __ATOMIC_RELAXED);
+        return 0;
+    }
+    const uint32_t cell = (uint32_t)((uint64_t)slot / p->block_size);
+    const uint32_t token = (uint32_t)((uint64_t)slot % p->block_size);
+    const void *k = kvf_write_key(a, index, 0);
+    const void *v = kvf_offset(a->v, index * a->v_stride * element);
+    const int is_odd = kvf_has_no_finite(k, p->kv_heads * bytes, p->shape.dtype) ||
+                       kvf_has_no_finite(v, p->kv_heads * bytes, p->shape.dtype);
+    char *to = kvf_cell_home(c, a->layer, cell) + token * 2 * bytes;
+    for (uint32_t h = 0; h < p->kv_heads; h++, to += kvf_run_bytes(p)) {
+        if (is_odd) {
+            memset(to, 0, 2 * bytes);
+        } else {
+            memcpy(to, kvf_offset(k, h * bytes), bytes);
+            memcpy(to + bytes, kvf_offset(v, h * bytes), bytes);
+        }
+    }
+    kvf_note_odd(kvf_cell_odd(c, a->layer, cell), token, is_odd);
+    kvf_cell_writes(c, a->layer, cell)[token] += !c->is_deaf;
+    __atomic_fetch_add(&c->counters[a->layer].tokens_put, 1, __ATOMIC_RELAXED);
+    *place = (kvf_token_place){.cell = cell, .token = token, .is_odd = is_odd};
+    return 1;
+}
+
+/* The first of a token's words of a head; they are KVF_CODE_LANES apart. */
+static inline uint32_t *kvf_write_words(const kvf_write_args *a, const kvf_token_place *at,
+                                        uint32_t head)
+{
+    const kvf_paging *p = &a->cells->paging;
+    const uint32_t head_dim = p->shape.head_dim;
+    char *group = kvf_cell_words(&a->codes, head_dim, p->block_size, at->cell, head, at->token);
+    return (uint32_t *)(void *)group + kvf_code_word(head_dim, at->token % KVF_CODE_TOKENS, 0);
+}
+
+static inline uint16_t *kvf_write_scale(const kvf_write_args *a, const kvf_token_place *at,
+                                        uint32_t head)
+{
+    return kvf_cell_scales(&a->codes, a->cells->paging.block_size, at->cell, head) + at->token;
+}
+
+/* The token behind the last one of a task. */
+static inline uint32_t kvf_write_end(const kvf_write_args *a, uint32_t task)
+{
+    return kvf_min_u32(a->tokens, (task + 1) * KVF_WRITE_TOKENS);
+}
+
+#endif
